@@ -1,0 +1,10 @@
+//! Every decision of the worker, and nothing else: no I/O, no clock, no async, no randomness, no logging.
+//!
+//! A machine here is a plain struct: events go in with the time they happened at, effects come out, and it says
+//! when it next wants to be woken. `tests/purity` compiles this folder once more under `#![no_std]`, so that an
+//! impure line is a build error.
+
+pub mod id;
+pub mod outcome;
+pub mod refusal;
+pub mod time;

@@ -1,0 +1,105 @@
+//! What a handler may say, and what is reported.
+
+use core::fmt;
+
+/// Why a run ends as an exception. The names are those of the Taskcluster queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    /// The worker has to go; the queue retries the task.
+    WorkerShutdown,
+    /// The payload can never work; no task code ran.
+    MalformedPayload,
+    /// Something the payload declares could not be had, after our own retries.
+    ResourceUnavailable,
+    /// A fault of the worker or of a handler.
+    InternalError,
+    /// The task asked to be run again; the queue retries it.
+    IntermittentTask,
+}
+
+impl Reason {
+    /// The reason as the queue spells it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::WorkerShutdown => "worker-shutdown",
+            Self::MalformedPayload => "malformed-payload",
+            Self::ResourceUnavailable => "resource-unavailable",
+            Self::InternalError => "internal-error",
+            Self::IntermittentTask => "intermittent-task",
+        }
+    }
+}
+
+/// What is reported for a run. Exactly one is accepted for each claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Outcome {
+    /// The task code ran and succeeded.
+    Completed,
+    /// The task code ran and did not succeed.
+    Failed,
+    /// Anything else.
+    Exception(Reason),
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Completed => out.write_str("completed"),
+            Self::Failed => out.write_str("failed"),
+            Self::Exception(reason) => write!(out, "exception ({})", reason.as_str()),
+        }
+    }
+}
+
+/// Why a payload was not started: all that `prepare` may say. No task code has run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Unprepared {
+    /// The payload can never work.
+    Malformed,
+    /// Something it declares cannot be had at present.
+    Unavailable,
+    /// The handler or the host is at fault.
+    Internal,
+}
+
+impl Unprepared {
+    /// The outcome that this is reported as.
+    #[must_use]
+    pub const fn outcome(self) -> Outcome {
+        Outcome::Exception(match self {
+            Self::Malformed => Reason::MalformedPayload,
+            Self::Unavailable => Reason::ResourceUnavailable,
+            Self::Internal => Reason::InternalError,
+        })
+    }
+}
+
+/// How a payload that was started ended: all that `execute` may say. `malformed` is not among them (I21).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Verdict {
+    /// It succeeded.
+    Completed,
+    /// It did not succeed.
+    Failed,
+    /// It did not succeed and asks to be run again.
+    Intermittent,
+    /// It could not be run to its end for want of something it declares.
+    Unavailable,
+    /// The handler broke.
+    Internal,
+}
+
+impl Verdict {
+    /// The outcome that this is reported as.
+    #[must_use]
+    pub const fn outcome(self) -> Outcome {
+        match self {
+            Self::Completed => Outcome::Completed,
+            Self::Failed => Outcome::Failed,
+            Self::Intermittent => Outcome::Exception(Reason::IntermittentTask),
+            Self::Unavailable => Outcome::Exception(Reason::ResourceUnavailable),
+            Self::Internal => Outcome::Exception(Reason::InternalError),
+        }
+    }
+}

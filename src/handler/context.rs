@@ -1,0 +1,130 @@
+//! What a handler is told of its task, and what it may do while it runs.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::domain::id::Run;
+use crate::domain::time::Instant;
+
+use super::artifact::Artifacts;
+use super::log::TaskLog;
+
+/// The task as a handler sees it.
+#[derive(Debug, Clone)]
+pub struct Task {
+    /// Task and attempt.
+    pub run: Run,
+    /// The name of the source in the configuration.
+    pub source: String,
+    /// The whole definition as its creator wrote it, payload included.
+    pub definition: serde_json::Value,
+    /// What a payload process finds in its environment on top of what the handler adds: `TASK_ID`, `RUN_ID` and the like.
+    pub env: BTreeMap<String, String>,
+}
+
+/// Why a payload has to end early.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CancelCause {
+    /// The claim is no longer ours: canceled, resolved elsewhere, or the lease ran out. Nothing will be reported.
+    ClaimLost,
+    /// The worker has to go. `worker-shutdown` will be reported.
+    Shutdown,
+}
+
+/// The order to end early.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cancel {
+    /// Why.
+    pub cause: CancelCause,
+    /// When what is left is killed, on the worker's clock.
+    pub deadline: Instant,
+    /// How long that is from when the order was given.
+    pub grace: std::time::Duration,
+}
+
+/// What a handler is given with a payload. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Context {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    task: Task,
+    workdir: PathBuf,
+    log: TaskLog,
+    artifacts: Artifacts,
+    cancel: watch::Receiver<Option<Cancel>>,
+    lease_ends: watch::Receiver<Instant>,
+}
+
+impl Context {
+    /// Puts a context together. The senders stay with whoever runs the handler.
+    #[must_use]
+    pub fn new(
+        task: Task,
+        workdir: PathBuf,
+        log: TaskLog,
+        artifacts: Artifacts,
+        cancel: watch::Receiver<Option<Cancel>>,
+        lease_ends: watch::Receiver<Instant>,
+    ) -> Self {
+        Self { inner: Arc::new(Inner { task, workdir, log, artifacts, cancel, lease_ends }) }
+    }
+
+    /// The task.
+    #[must_use]
+    pub fn task(&self) -> &Task {
+        &self.inner.task
+    }
+
+    /// The task's own folder. It exists, is empty at the start, and is removed at the end.
+    #[must_use]
+    pub fn workdir(&self) -> &Path {
+        &self.inner.workdir
+    }
+
+    /// The task's log.
+    #[must_use]
+    pub fn log(&self) -> &TaskLog {
+        &self.inner.log
+    }
+
+    /// What the task leaves behind; uploaded by the runtime when the payload has ended.
+    #[must_use]
+    pub fn artifacts(&self) -> &Artifacts {
+        &self.inner.artifacts
+    }
+
+    /// When the claim runs out if it is not extended, on the worker's clock.
+    #[must_use]
+    pub fn lease_ends(&self) -> Instant {
+        *self.inner.lease_ends.borrow()
+    }
+
+    /// The order to end early, if it was given.
+    #[must_use]
+    pub fn cancel(&self) -> Option<Cancel> {
+        *self.inner.cancel.borrow()
+    }
+
+    /// Resolves when the order to end early is given; never, if it is not.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn canceled(&self) -> Cancel {
+        let mut cancel = self.inner.cancel.clone();
+        loop {
+            if let Some(order) = *cancel.borrow_and_update() {
+                return order;
+            }
+            if cancel.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! What runs a payload: the port that users implement.
+//!
+//! In Rust a handler is a [`PayloadHandler`]; a program in any language is one through `program`, and `command` runs
+//! the argument vectors that a task brings. The runtime owns the lease, the log and the report; a handler only says
+//! whether the payload can work, and how it ended.
+
+pub mod artifact;
+pub mod context;
+pub mod log;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use serde::de::DeserializeOwned;
+
+pub use context::{Cancel, CancelCause, Context, Task};
+
+/// Why a payload is not started. Each sentence goes into the task's log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NotPrepared {
+    /// The payload can never work; the sentences say what is wrong and where. Reported as `malformed-payload`.
+    Malformed(Vec<String>),
+    /// Something it declares cannot be had at present. Reported as `resource-unavailable`.
+    Unavailable(String),
+    /// The handler or the host is at fault. Reported as `internal-error`.
+    Internal(String),
+}
+
+/// Why a payload that was started did not succeed. The sentence goes into the task's log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NotCompleted {
+    /// The task's own code failed. Reported as `failed`.
+    Failed(String),
+    /// It failed in a way that the task declared worth another run. Reported as `intermittent-task`.
+    Intermittent(String),
+    /// Something it declares could not be had. Reported as `resource-unavailable`.
+    Unavailable(String),
+    /// The handler broke. Reported as `internal-error`.
+    Internal(String),
+}
+
+/// A kind of payload and how to run it.
+///
+/// A panic in either method becomes `internal-error` and costs no other task anything.
+pub trait PayloadHandler: Send + Sync + 'static {
+    /// The payload's shape. Its JSON Schema is checked before `prepare`, and shown by `journeyman handler schema`.
+    type Payload: DeserializeOwned + schemars::JsonSchema + Send + 'static;
+    /// What `prepare` hands to `execute`; often the payload itself.
+    type Prepared: Send + 'static;
+
+    /// Checks and fetches what the payload declares, before any task code runs.
+    ///
+    /// Dropped when the task has to end early, so it must leave nothing behind that its drop does not clean up.
+    fn prepare(
+        &self,
+        payload: Self::Payload,
+        context: &Context,
+    ) -> impl Future<Output = Result<Self::Prepared, NotPrepared>> + Send;
+
+    /// Runs the payload to its end.
+    ///
+    /// When [`Context::canceled`] resolves, it has until [`Cancel::deadline`] to end what it started; then it is
+    /// dropped, and its drop must end what is left.
+    fn execute(
+        &self,
+        prepared: Self::Prepared,
+        context: &Context,
+    ) -> impl Future<Output = Result<(), NotCompleted>> + Send;
+}
+
+/// A future that a handler made.
+pub type Pending<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// A handler whose types are known only to itself, as the runtime holds it.
+pub trait Handler: Send + Sync + 'static {
+    /// The JSON Schema of the payload.
+    fn schema(&self) -> serde_json::Value;
+
+    /// Checks the payload against the schema, then prepares it.
+    fn prepare<'a>(
+        &'a self,
+        payload: serde_json::Value,
+        context: &'a Context,
+    ) -> Pending<'a, Result<Box<dyn Prepared>, NotPrepared>>;
+}
+
+/// A payload that is ready to be started.
+pub trait Prepared: Send {
+    /// Runs it to its end.
+    fn execute<'a>(self: Box<Self>, context: &'a Context) -> Pending<'a, Result<(), NotCompleted>>;
+}
+
+/// Makes a [`Handler`] of a [`PayloadHandler`].
+pub fn erase<H: PayloadHandler>(handler: H) -> Arc<dyn Handler> {
+    let schema = serde_json::Value::from(schemars::schema_for!(H::Payload));
+    Arc::new(Erased { handler: Arc::new(handler), schema })
+}
+
+struct Erased<H> {
+    handler: Arc<H>,
+    schema: serde_json::Value,
+}

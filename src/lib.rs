@@ -1,0 +1,8 @@
+//! A worker for the queue you already run: claims tasks, runs them with your handler, reclaims in time, and reports
+//! exactly one outcome.
+
+extern crate alloc;
+
+pub mod domain;
+pub mod limits;
+pub mod source;

@@ -1,0 +1,233 @@
+//! Where claims come from: the port that every adapter serves, and what passes through it.
+//!
+//! An adapter is thin. It knows its protocol's bytes and nothing of slots, leases or retries: it makes one call for
+//! each method, within the limits of [`crate::limits`], and answers with a value or a [`Refused`] that says what
+//! the caller must do next. Calls are made concurrently.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::domain::id::{Lane, Run};
+use crate::domain::outcome::Outcome;
+use crate::domain::refusal::Refusal;
+
+/// What a call to a source resolves to.
+pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, Refused>> + Send + 'a>>;
+
+/// A call that did not succeed: what to do next, and a sentence for the log.
+///
+/// The sentence names the operation, its subject and the useful line of the answer. It never holds a credential,
+/// a signature or a payload.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}")]
+pub struct Refused {
+    /// What the caller must do next.
+    pub refusal: Refusal,
+    /// The sentence.
+    pub what: String,
+}
+
+/// The queues behind a source, as [`Source::open`] found them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Opened {
+    /// How many lanes there are; lane 0 is to be polled first.
+    pub lanes: u16,
+    /// How long from when the call was sent this stays usable; `None` is for ever.
+    pub usable_for: Option<Duration>,
+}
+
+/// What one poll brought.
+#[derive(Debug, Default)]
+pub struct Batch {
+    /// Entries that lead to a claim by [`Source::claim`].
+    pub messages: Vec<Message>,
+    /// Entries that nothing can be made of. They cost the rest of the batch nothing.
+    pub undecodable: Vec<Undecodable>,
+    /// Claims that the poll itself made.
+    pub grants: Vec<Grant>,
+}
+
+/// An entry of a queue that may lead to a claim.
+#[derive(Debug, Clone)]
+pub struct Message {
+    /// The lane it came from.
+    pub lane: Lane,
+    /// The queue's own name for the entry; the same each time it is received.
+    pub id: Arc<str>,
+    /// What proves this reception of it (an Azure pop receipt). Never logged.
+    pub receipt: Arc<str>,
+    /// How often it has been received, this time included.
+    pub dequeue_count: u32,
+    /// The run that it is about.
+    pub run: Run,
+}
+
+/// An entry that could not be read.
+#[derive(Debug, Clone)]
+pub struct Undecodable {
+    /// The lane it came from.
+    pub lane: Lane,
+    /// The queue's own name for the entry.
+    pub id: Arc<str>,
+    /// What proves this reception of it. Never logged.
+    pub receipt: Arc<str>,
+    /// How often it has been received, this time included.
+    pub dequeue_count: u32,
+    /// What is wrong with it, without its content.
+    pub what: String,
+}
+
+/// The exclusive right to do one run, as a source granted it.
+#[derive(Debug)]
+pub struct Grant {
+    /// The run.
+    pub run: Run,
+    /// How long the right lasts, counted from when the request was sent.
+    pub lease: Duration,
+    /// The task as its creator wrote it.
+    pub task: serde_json::Value,
+    /// The adapter's own part: credentials and the like.
+    pub claim: Claim,
+}
+
+/// What an adapter needs to know of a claim it granted. Opaque to everyone else; the adapter looks inside by
+/// [`Claim::part`].
+#[derive(Clone)]
+pub struct Claim {
+    run: Run,
+    part: Arc<dyn std::any::Any + Send + Sync>,
+}
+
+impl Claim {
+    /// Wraps an adapter's own part of a claim. Replaceable pieces (credentials) sit behind interior mutability.
+    pub fn new<T: Send + Sync + 'static>(run: Run, part: T) -> Self {
+        Self {
+            run,
+            part: Arc::new(part),
+        }
+    }
+
+    /// The run that the claim is for.
+    #[must_use]
+    pub const fn run(&self) -> &Run {
+        &self.run
+    }
+
+    /// The adapter's own part, where it is of type `T`.
+    #[must_use]
+    pub fn part<T: Send + Sync + 'static>(&self) -> Option<&T> {
+        self.part.downcast_ref()
+    }
+}
+
+impl std::fmt::Debug for Claim {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Claim({})", self.run)
+    }
+}
+
+/// A file that a handler leaves behind, ready to be sent.
+#[derive(Debug)]
+pub struct Artifact {
+    /// Its name, printable ASCII, such as `public/build/target.tar.gz`.
+    pub name: String,
+    /// When it may be thrown away (RFC 3339); `None` is when the task expires.
+    pub expires: Option<String>,
+    /// What it is.
+    pub body: ArtifactBody,
+}
+
+/// What an artifact is.
+#[derive(Debug)]
+pub enum ArtifactBody {
+    /// The content of an open regular file, from offset 0, `bytes` long. Read with positioned reads.
+    File {
+        /// The file.
+        file: Arc<std::fs::File>,
+        /// How many bytes are sent.
+        bytes: u64,
+        /// Its media type.
+        content_type: String,
+    },
+    /// Another artifact of the same run.
+    Link {
+        /// That artifact's name.
+        target: String,
+        /// Its media type.
+        content_type: String,
+    },
+    /// A place elsewhere.
+    Reference {
+        /// The place.
+        url: String,
+        /// Its media type.
+        content_type: String,
+    },
+    /// The reason why a declared artifact is not there.
+    Error {
+        /// One of `file-missing-on-worker`, `invalid-resource-on-worker`, `too-large-file-on-worker`,
+        /// `file-not-readable-on-worker`.
+        reason: &'static str,
+        /// A sentence for the task's author.
+        message: String,
+    },
+}
+
+/// How a source behaves, for the rules that depend on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Manner {
+    /// A poll may be held open by the service until there is something to claim.
+    pub long_poll: bool,
+    /// [`Source::recover`] may find claims whose reply was lost.
+    pub recovers: bool,
+    /// [`Source::canceled`] tells whether a run is still wanted, without touching the lease.
+    pub tells_canceled: bool,
+}
+
+/// A place that hands out claims.
+///
+/// Every call is bounded in time and size by the adapter. Unless a method says otherwise, dropping its future is safe
+/// and leaves at most one unanswered request behind.
+pub trait Source: Send + Sync + 'static {
+    /// One line for logs and status, without secrets: kind, address, queue.
+    fn describe(&self) -> String;
+
+    /// How this source behaves.
+    fn manner(&self) -> Manner;
+
+    /// Finds the lanes. Called before the first poll, before the lanes' time is over, and after [`Refusal::Stale`].
+    fn open(&self) -> Answer<'_, Opened>;
+
+    /// Asks one lane for at most `max` entries, `max` from 1 to 32.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel safe where [`Manner::long_poll`] is set: a claim that the service makes while the future is dropped
+    /// is lost until its lease ends. The runtime never drops it.
+    fn poll(&self, lane: Lane, max: u8) -> Answer<'_, Batch>;
+
+    /// Claims the run that a message is about. Idempotent for the same worker.
+    fn claim<'a>(&'a self, message: &'a Message) -> Answer<'a, Grant>;
+
+    /// Deletes an entry. Already gone is success.
+    fn delete<'a>(&'a self, lane: Lane, id: &'a str, receipt: &'a str) -> Answer<'a, ()>;
+
+    /// Finds the runs that the service counts as claimed by this very worker, except those in `held`, and takes
+    /// each one over with a fresh lease.
+    fn recover<'a>(&'a self, held: &'a [Run]) -> Answer<'a, Vec<Grant>>;
+
+    /// Extends a claim and answers with the new length, counted from when the request was sent. New credentials, where
+    /// the answer brings them, replace the old ones for every later call of the claim.
+    fn reclaim<'a>(&'a self, claim: &'a Claim) -> Answer<'a, Duration>;
+
+    /// Reports the outcome. Repeating the same outcome is safe.
+    fn report<'a>(&'a self, claim: &'a Claim, outcome: Outcome) -> Answer<'a, ()>;
+
+    /// Stores an artifact of the run. Repeating it is safe.
+    fn upload<'a>(&'a self, claim: &'a Claim, artifact: &'a Artifact) -> Answer<'a, ()>;
+
+    /// Whether the run has been resolved by somebody else.
+    fn canceled<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool>;
+}
