@@ -24,3 +24,23 @@ pub const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 pub const REFUSAL_TEXT_BYTES_MAX: usize = 300;
 /// How many lanes (queues of one source) are polled.
 pub const LANES_MAX: usize = 64;
+/// The largest answer of a refused call that is read, to find its useful line.
+pub const ERROR_BODY_BYTES_MAX: usize = 64 << 10;
+/// The longest lease that is believed. Taskcluster grants 20 minutes.
+pub const LEASE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+/// How long before signed URLs end they are renewed, where they live long enough for that.
+pub const SIGNED_URLS_MARGIN: Duration = Duration::from_secs(5 * 60);
+/// The longest wait that a service's `Retry-After` may ask for.
+pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(10 * 60);
+/// How many pages of a listing are read in one go.
+pub const LISTING_PAGES_MAX: usize = 20;
+/// How many entries a page of claimed tasks is asked to have.
+pub const CLAIMED_PAGE_ENTRIES: usize = 100;
+/// Content below this many bytes travels inside the request to the object service, as other Taskcluster clients do it.
+pub const ARTIFACT_INLINE_BYTES_MAX: u64 = 8 << 10;
+/// How much of an artifact is read from its file at a time.
+pub const ARTIFACT_CHUNK_BYTES: usize = 256 << 10;
+/// The slowest upload that is waited for, on top of [`CALL_TIMEOUT`].
+pub const ARTIFACT_BYTES_PER_SECOND_MIN: u64 = 128 << 10;
+/// The longest an upload may take; Taskcluster's upload URLs live 45 minutes.
+pub const ARTIFACT_UPLOAD_TIMEOUT_MAX: Duration = Duration::from_secs(45 * 60);

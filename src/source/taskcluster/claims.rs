@@ -1,0 +1,310 @@
+//! The calls around a claim: getting it, extending it, resolving it, and finding one whose reply was lost.
+
+use std::time::Duration;
+
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use super::api::{Call, Failed, Patience, segment};
+use super::credentials::{Credentials, Swap};
+use super::refuse::{refused, retry};
+use super::wire::{
+    CheckedClaim, Granted, WireClaim, WireClaimed, WireClaimedPage, WireClaims, WireReclaim,
+    WireStatusReply,
+};
+use super::{Dialect, Taskcluster};
+use crate::domain::id::{Lane, Run, TaskId};
+use crate::domain::outcome::Outcome;
+use crate::domain::refusal::Refusal;
+use crate::limits::{CLAIMED_PAGE_ENTRIES, LISTING_PAGES_MAX, POLL_MESSAGES_MAX};
+use crate::source::{Batch, Claim, Grant, Refused, Undecodable};
+
+/// What the adapter keeps of a claim it granted.
+pub(super) struct Part {
+    pub(super) credentials: Swap<Credentials>,
+    /// When the task, and with it everything it leaves behind, may be thrown away.
+    pub(super) task_expires: Option<String>,
+}
+
+impl Taskcluster {
+    /// claimWork: a long poll that claims by itself.
+    pub(super) async fn claim_work(&self, max: u8) -> Result<Batch, Refused> {
+        let operation = format!("claimWork of {}", self.task_queue);
+        let path = format!("/claim-work/{}", segment(&self.task_queue));
+        let mut call = Call::queue(operation.clone(), Method::POST, path).body(json!({
+            "workerGroup": self.worker.group,
+            "workerId": self.worker.id,
+            "tasks": max,
+        }));
+        call.patience = Patience::LongPoll;
+        let reply = self.api.call(call).await?;
+        let date = reply.date_or_now();
+        let claims: WireClaims = reply.json()?;
+        if claims.tasks.len() > POLL_MESSAGES_MAX {
+            let found = claims.tasks.len();
+            return Err(retry(format!(
+                "{operation}: {found} claims came, but only {max} were asked for"
+            )));
+        }
+        let mut batch = Batch::default();
+        for (place, entry) in claims.tasks.into_iter().enumerate() {
+            let checked = serde_json::from_value::<WireClaim>(entry)
+                .map_err(|_| "it is not of the shape of a claim".to_owned())
+                .and_then(|claim| claim.check(&self.worker, date));
+            match checked {
+                Ok(claim) => batch.grants.push(grant(claim)),
+                Err(what) => batch.undecodable.push(Undecodable {
+                    lane: Lane(0),
+                    id: format!("claim {place}").into(),
+                    receipt: "".into(),
+                    dequeue_count: 1,
+                    what: format!("{operation}: {what}"),
+                }),
+            }
+        }
+        Ok(batch)
+    }
+
+    /// claimTask: claims the run that a message is about.
+    pub(super) async fn claim_task(&self, run: &Run) -> Result<Grant, Refused> {
+        let operation = format!("claimTask {run}");
+        let call =
+            Call::queue(operation.clone(), Method::POST, run_path(run, "claim")).body(json!({
+                "workerGroup": self.worker.group,
+                "workerId": self.worker.id,
+            }));
+        let reply = self.api.call(call).await.map_err(lies_in_the_task)?;
+        let date = reply.date_or_now();
+        let claim = reply.json::<WireClaim>()?;
+        let claim = claim
+            .check(&self.worker, date)
+            .map_err(|what| retry(format!("{operation}: {what}")))?;
+        if claim.granted.run != *run {
+            let other = &claim.granted.run;
+            return Err(retry(format!("{operation}: the answer is about {other}")));
+        }
+        Ok(grant(claim))
+    }
+
+    /// reclaimTask with the claim's own credentials, which the answer replaces.
+    pub(super) async fn reclaim_task(&self, claim: &Claim) -> Result<Duration, Refused> {
+        let run = claim.run();
+        let part = part(claim)?;
+        let credentials = part.credentials.load();
+        let granted = self.extend(run, Some(credentials.as_ref())).await?;
+        part.credentials.store(granted.credentials);
+        Ok(granted.lease)
+    }
+
+    async fn extend(&self, run: &Run, signer: Option<&Credentials>) -> Result<Granted, Refused> {
+        let operation = format!("reclaimTask {run}");
+        let mut call = Call::queue(operation.clone(), Method::POST, run_path(run, "reclaim"));
+        if let Some(credentials) = signer {
+            call = call.signed_by(credentials);
+        }
+        let reply = self.api.call(call).await.map_err(never_definite_but_gone)?;
+        let date = reply.date_or_now();
+        let granted = reply
+            .json::<WireReclaim>()?
+            .check(&self.worker, date)
+            .map_err(|what| retry(format!("{operation}: {what}")))?;
+        if granted.run != *run {
+            let other = &granted.run;
+            return Err(retry(format!("{operation}: the answer is about {other}")));
+        }
+        Ok(granted)
+    }
+
+    /// reportCompleted, reportFailed or reportException.
+    pub(super) async fn resolve(&self, claim: &Claim, outcome: Outcome) -> Result<(), Refused> {
+        let run = claim.run();
+        let credentials = part(claim)?.credentials.load();
+        let operation = format!("report of {run} as {outcome}");
+        let call = match outcome {
+            Outcome::Completed => Call::queue(operation, Method::POST, run_path(run, "completed")),
+            Outcome::Failed => Call::queue(operation, Method::POST, run_path(run, "failed")),
+            Outcome::Exception(reason) => {
+                Call::queue(operation, Method::POST, run_path(run, "exception"))
+                    .body(json!({ "reason": reason.as_str() }))
+            }
+        };
+        self.api.call(call.signed_by(&credentials)).await?;
+        Ok(())
+    }
+
+    /// Whether the run is no longer running, or no longer ours.
+    pub(super) async fn is_resolved(&self, claim: &Claim) -> Result<bool, Refused> {
+        let run = claim.run();
+        let path = format!("/task/{}/status", segment(run.task.as_str()));
+        let call = Call::queue(format!("status of {run}"), Method::GET, path);
+        let reply: WireStatusReply = self.api.call(call).await?.json()?;
+        let found = reply
+            .status
+            .runs
+            .iter()
+            .find(|found| found.run_id == run.run);
+        let ours = found.is_some_and(|found| {
+            let group = found.worker_group.as_deref().unwrap_or_default();
+            let id = found.worker_id.as_deref().unwrap_or_default();
+            found.state == "running" && self.worker.is(group, id)
+        });
+        Ok(!ours)
+    }
+
+    /// Finds the runs that the queue counts as claimed by this worker though it does not hold them, and takes them over.
+    pub(super) async fn take_over(&self, held: &[Run]) -> Result<Vec<Grant>, Refused> {
+        match self.dialect {
+            // claimTask is idempotent, and the message comes back: there is nothing to lose.
+            Dialect::Azure => return Ok(Vec::new()),
+            Dialect::ClaimWork => {}
+        }
+        let mut grants = Vec::new();
+        let mut missed = None;
+        for (run, task) in self.orphans(held).await? {
+            match self.adopt(run, task).await {
+                Ok(grant) => grants.push(grant),
+                Err(refused) if refused.refusal == Refusal::Gone => {}
+                Err(refused) => missed = Some(refused),
+            }
+        }
+        // What was missed is found again by the next call; what was taken over must not be dropped for it.
+        match missed {
+            Some(refused) if grants.is_empty() => Err(refused),
+            Some(_) | None => Ok(grants),
+        }
+    }
+
+    async fn adopt(&self, run: Run, task: Option<Value>) -> Result<Grant, Refused> {
+        let granted = self
+            .extend(&run, None)
+            .await
+            .map_err(|refused| self.name_scopes(refused))?;
+        let task = match task {
+            Some(task) => task,
+            None => self.definition(&run.task).await?,
+        };
+        Ok(grant(CheckedClaim { granted, task }))
+    }
+
+    async fn definition(&self, task: &TaskId) -> Result<Value, Refused> {
+        let path = format!("/task/{}", segment(task.as_str()));
+        let call = Call::queue(format!("definition of {task}"), Method::GET, path);
+        self.api.call(call).await?.json()
+    }
+
+    async fn orphans(&self, held: &[Run]) -> Result<Vec<(Run, Option<Value>)>, Refused> {
+        let mut orphans = Vec::new();
+        let mut token = None;
+        for _ in 0..LISTING_PAGES_MAX {
+            let page = self
+                .claimed_page(token.as_deref())
+                .await
+                .map_err(|refused| self.name_scopes(refused))?;
+            let ours = page
+                .tasks
+                .into_iter()
+                .filter(|found| self.worker.is(&found.worker_group, &found.worker_id));
+            for WireClaimed {
+                task_id,
+                run_id,
+                task,
+                ..
+            } in ours
+            {
+                let Some(task_id) = TaskId::parse(&task_id) else {
+                    continue;
+                };
+                let run = Run {
+                    task: task_id,
+                    run: run_id,
+                };
+                if !held.contains(&run) {
+                    orphans.push((run, task));
+                }
+            }
+            token = page.continuation_token;
+            if token.is_none() {
+                break;
+            }
+        }
+        Ok(orphans)
+    }
+
+    async fn claimed_page(&self, token: Option<&str>) -> Result<WireClaimedPage, Refused> {
+        let queue = segment(&self.task_queue);
+        let mut path = format!("/task-queues/{queue}/claimed?limit={CLAIMED_PAGE_ENTRIES}");
+        if let Some(token) = token {
+            path.push_str("&continuationToken=");
+            path.push_str(&urlencoding::encode(token));
+        }
+        let operation = format!("listClaimedTasks of {}", self.task_queue);
+        self.api
+            .call(Call::queue(operation, Method::GET, path))
+            .await?
+            .json()
+    }
+
+    fn name_scopes(&self, mut refused: Refused) -> Refused {
+        if refused.refusal == Refusal::Denied {
+            refused.what = format!(
+                "claims whose reply was lost cannot be taken over: this needs the scopes queue:claimed-list:{} and \
+                 queue:reclaim-task:*, granted to the worker's client or its role ({})",
+                self.task_queue, refused.what
+            );
+        }
+        refused
+    }
+}
+
+/// The adapter's own part of a claim.
+pub(super) fn part(claim: &Claim) -> Result<&Part, Refused> {
+    claim.part::<Part>().ok_or_else(|| {
+        let what = format!("{}: the claim was granted by another source", claim.run());
+        refused(Refusal::Rejected, what)
+    })
+}
+
+fn grant(claim: CheckedClaim) -> Grant {
+    let CheckedClaim { granted, task } = claim;
+    let task_expires = task
+        .get("expires")
+        .and_then(Value::as_str)
+        .map(str::to_owned);
+    let part = Part {
+        credentials: Swap::new(granted.credentials),
+        task_expires,
+    };
+    Grant {
+        claim: Claim::new(granted.run.clone(), part),
+        run: granted.run,
+        lease: granted.lease,
+        task,
+    }
+}
+
+fn run_path(run: &Run, call: &str) -> String {
+    format!(
+        "/task/{}/runs/{}/{call}",
+        segment(run.task.as_str()),
+        run.run
+    )
+}
+
+/// A refused claim that is neither a matter of our credentials, our pace nor our request lies in the task.
+fn lies_in_the_task(failed: Failed) -> Refused {
+    let ours = failed.status == Some(400);
+    let mut refused = Refused::from(failed);
+    if refused.refusal == Refusal::Rejected && !ours {
+        refused.refusal = Refusal::Gone;
+    }
+    refused
+}
+
+/// Only "gone" and "denied" are definite for a reclaim: everything else may succeed the next time.
+fn never_definite_but_gone(failed: Failed) -> Refused {
+    let mut refused = Refused::from(failed);
+    if refused.refusal == Refusal::Rejected {
+        refused.refusal = Refusal::Retry { after: None };
+    }
+    refused
+}

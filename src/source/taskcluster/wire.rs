@@ -1,0 +1,212 @@
+//! The answers of the queue service that the worker reads, and how long a lease they grant.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use secrecy::SecretString;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::credentials::Credentials;
+use crate::domain::id::{Run, TaskId};
+use crate::limits::LEASE_MAX;
+
+/// Credentials as every Taskcluster service hands them out.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct WireCredentials {
+    client_id: String,
+    access_token: SecretString,
+    certificate: Option<SecretString>,
+}
+
+impl WireCredentials {
+    pub(super) fn parse(self) -> Result<Credentials, String> {
+        Credentials::new(
+            &self.client_id,
+            self.access_token,
+            self.certificate.as_ref(),
+        )
+        .map_err(|error| format!("its credentials cannot be used: {error}"))
+    }
+
+    /// How long the certificate says that these last, by the service's own clock alone.
+    fn lifetime(&self) -> Option<Duration> {
+        #[derive(Deserialize)]
+        struct Certificate {
+            start: i64,
+            expiry: i64,
+        }
+        let text = secrecy::ExposeSecret::expose_secret(self.certificate.as_ref()?);
+        let Certificate { start, expiry } = serde_json::from_str(text).ok()?;
+        let lifetime = u64::try_from(expiry.checked_sub(start)?).ok()?;
+        believable(Duration::from_millis(lifetime))
+    }
+}
+
+/// One claim, as claimWork and claimTask answer with it.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct WireClaim {
+    pub(super) status: WireStatus,
+    pub(super) run_id: u32,
+    worker_group: String,
+    worker_id: String,
+    taken_until: Timestamp,
+    pub(super) task: Value,
+    credentials: WireCredentials,
+}
+
+/// The answer to reclaimTask.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct WireReclaim {
+    status: WireStatus,
+    run_id: u32,
+    worker_group: String,
+    worker_id: String,
+    taken_until: Timestamp,
+    credentials: WireCredentials,
+}
+
+/// The answer to claimWork. Entries are read one by one, so that a bad one costs the others nothing.
+#[derive(Deserialize)]
+pub(super) struct WireClaims {
+    pub(super) tasks: Vec<Value>,
+}
+
+/// The part of a task's status that is looked at.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct WireStatus {
+    pub(super) task_id: String,
+    #[serde(default)]
+    pub(super) runs: Vec<WireRun>,
+}
+
+/// The part of a run's status that is looked at.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct WireRun {
+    pub(super) run_id: u32,
+    pub(super) state: String,
+    pub(super) worker_group: Option<String>,
+    pub(super) worker_id: Option<String>,
+}
+
+/// The answer to status.
+#[derive(Deserialize)]
+pub(super) struct WireStatusReply {
+    pub(super) status: WireStatus,
+}
+
+/// A page of the tasks that workers of a queue have claimed.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct WireClaimedPage {
+    pub(super) tasks: Vec<WireClaimed>,
+    pub(super) continuation_token: Option<String>,
+}
+
+/// One of them.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct WireClaimed {
+    pub(super) task_id: String,
+    pub(super) run_id: u32,
+    pub(super) worker_group: String,
+    pub(super) worker_id: String,
+    pub(super) task: Option<Value>,
+}
+
+/// The worker that a claim must be for.
+#[derive(Debug, Clone)]
+pub(super) struct Worker {
+    pub(super) group: String,
+    pub(super) id: String,
+}
+
+impl Worker {
+    pub(super) fn is(&self, group: &str, id: &str) -> bool {
+        self.group == group && self.id == id
+    }
+}
+
+/// A claim whose parts fit each other and what was asked for.
+pub(super) struct Granted {
+    pub(super) run: Run,
+    pub(super) lease: Duration,
+    pub(super) credentials: Credentials,
+}
+
+impl WireClaim {
+    /// Checks a claim that `worker` asked for and that was answered at `date`.
+    pub(super) fn check(self, worker: &Worker, date: Timestamp) -> Result<CheckedClaim, String> {
+        let granted = check(
+            (self.status, self.run_id),
+            worker.is(&self.worker_group, &self.worker_id),
+            self.taken_until,
+            self.credentials,
+            date,
+        )?;
+        Ok(CheckedClaim {
+            granted,
+            task: self.task,
+        })
+    }
+}
+
+/// A checked claim with its task.
+pub(super) struct CheckedClaim {
+    pub(super) granted: Granted,
+    pub(super) task: Value,
+}
+
+impl WireReclaim {
+    /// Checks a reclaim that `worker` asked for and that was answered at `date`.
+    pub(super) fn check(self, worker: &Worker, date: Timestamp) -> Result<Granted, String> {
+        check(
+            (self.status, self.run_id),
+            worker.is(&self.worker_group, &self.worker_id),
+            self.taken_until,
+            self.credentials,
+            date,
+        )
+    }
+}
+
+fn check(
+    (status, run_id): (WireStatus, u32),
+    ours: bool,
+    taken_until: Timestamp,
+    credentials: WireCredentials,
+    date: Timestamp,
+) -> Result<Granted, String> {
+    let task = TaskId::parse(&status.task_id).ok_or("its task id is not one")?;
+    if !ours {
+        return Err(format!("{task}/{run_id} was granted to another worker"));
+    }
+    let lease = lease(taken_until, date, &credentials)
+        .ok_or_else(|| format!("{task}/{run_id} was granted for no believable time"))?;
+    Ok(Granted {
+        run: Run { task, run: run_id },
+        lease,
+        credentials: credentials.parse()?,
+    })
+}
+
+/// How long a claim lasts: `takenUntil` minus the answer's `Date`, so that our own clock plays no part. Where the
+/// certificate tells a shorter time the `Date` is not the queue's (a proxy may write its own), and the shorter one counts.
+fn lease(taken_until: Timestamp, date: Timestamp, by: &WireCredentials) -> Option<Duration> {
+    let by_date = Duration::try_from(taken_until.duration_since(date))
+        .ok()
+        .and_then(believable);
+    match (by_date, by.lifetime()) {
+        (Some(by_date), Some(by_certificate)) => Some(by_date.min(by_certificate)),
+        (by_date, by_certificate) => by_date.or(by_certificate),
+    }
+}
+
+fn believable(lease: Duration) -> Option<Duration> {
+    (!lease.is_zero() && lease <= LEASE_MAX).then_some(lease)
+}
