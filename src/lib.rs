@@ -4,5 +4,6 @@
 extern crate alloc;
 
 pub mod domain;
+pub mod handler;
 pub mod limits;
 pub mod source;

@@ -44,3 +44,30 @@ pub const ARTIFACT_CHUNK_BYTES: usize = 256 << 10;
 pub const ARTIFACT_BYTES_PER_SECOND_MIN: u64 = 128 << 10;
 /// The longest an upload may take; Taskcluster's upload URLs live 45 minutes.
 pub const ARTIFACT_UPLOAD_TIMEOUT_MAX: Duration = Duration::from_secs(45 * 60);
+
+/// How many bytes of a task's log are kept from its start.
+pub const LOG_HEAD_BYTES: u64 = 48 << 20;
+/// How many bytes of a task's log are kept from its end.
+pub const LOG_TAIL_BYTES: u64 = 16 << 20;
+/// The longest line that the worker itself writes into a task's log.
+pub const LOG_NOTE_BYTES_MAX: usize = 4 << 10;
+
+/// How many artifacts a task may declare, and how many its folders may hold in all.
+pub const ARTIFACTS_MAX: usize = 10_000;
+/// The largest artifact; what S3 takes in one request.
+pub const ARTIFACT_BYTES_MAX: u64 = 5 << 30;
+/// The longest name of an artifact.
+pub const ARTIFACT_NAME_BYTES_MAX: usize = 1024;
+/// The longest path of an artifact's file below the task's folder.
+pub const ARTIFACT_PATH_BYTES_MAX: usize = 4096;
+/// How deep the folder of an artifact may nest.
+pub const ARTIFACT_DEPTH_MAX: usize = 32;
+/// The largest artifact whose content a handler hands over in memory, and the sum of all of a task.
+pub const ARTIFACT_INLINE_BYTES_MAX: usize = 1 << 20;
+/// The longest text of an `error` artifact; the queue takes 4096.
+pub const ARTIFACT_MESSAGE_BYTES_MAX: usize = 4096;
+
+/// How many violations of a schema are listed in a task's log.
+pub const VIOLATIONS_MAX: usize = 20;
+/// The longest sentence about one violation.
+pub const VIOLATION_BYTES_MAX: usize = 500;

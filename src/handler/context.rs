@@ -72,7 +72,16 @@ impl Context {
         cancel: watch::Receiver<Option<Cancel>>,
         lease_ends: watch::Receiver<Instant>,
     ) -> Self {
-        Self { inner: Arc::new(Inner { task, workdir, log, artifacts, cancel, lease_ends }) }
+        Self {
+            inner: Arc::new(Inner {
+                task,
+                workdir,
+                log,
+                artifacts,
+                cancel,
+                lease_ends,
+            }),
+        }
     }
 
     /// The task.

@@ -5,14 +5,19 @@
 //! whether the payload can work, and how it ended.
 
 pub mod artifact;
+pub mod beneath;
+pub mod collect;
 pub mod context;
 pub mod log;
+pub mod schema;
 
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
+
+use schema::Checked;
 
 pub use context::{Cancel, CancelCause, Context, Task};
 
@@ -94,10 +99,63 @@ pub trait Prepared: Send {
 /// Makes a [`Handler`] of a [`PayloadHandler`].
 pub fn erase<H: PayloadHandler>(handler: H) -> Arc<dyn Handler> {
     let schema = serde_json::Value::from(schemars::schema_for!(H::Payload));
-    Arc::new(Erased { handler: Arc::new(handler), schema })
+    let checked = Checked::new(schema);
+    let handler = Arc::new(handler);
+    Arc::new(Erased { handler, checked })
 }
 
 struct Erased<H> {
     handler: Arc<H>,
-    schema: serde_json::Value,
+    checked: Result<Checked, schema::Unusable>,
+}
+
+struct Ready<H: PayloadHandler> {
+    handler: Arc<H>,
+    prepared: H::Prepared,
+}
+
+impl<H: PayloadHandler> Handler for Erased<H> {
+    fn schema(&self) -> serde_json::Value {
+        self.checked.as_ref().map_or_else(
+            |unusable| unusable.schema.clone(),
+            |checked| checked.schema().clone(),
+        )
+    }
+
+    fn prepare<'a>(
+        &'a self,
+        payload: serde_json::Value,
+        context: &'a Context,
+    ) -> Pending<'a, Result<Box<dyn Prepared>, NotPrepared>> {
+        Box::pin(async move {
+            let checked = self
+                .checked
+                .as_ref()
+                .map_err(|unusable| NotPrepared::Internal(unusable.to_string()))?;
+            checked.check(&payload)?;
+            // The message of a failure here may quote the payload, so only its place is told.
+            let payload = serde_json::from_value(payload).map_err(|error| not_read::<H>(&error))?;
+            let prepared = self.handler.prepare(payload, context).await?;
+            let handler = Arc::clone(&self.handler);
+            let ready: Box<dyn Prepared> = Box::new(Ready { handler, prepared });
+            Ok(ready)
+        })
+    }
+}
+
+impl<H: PayloadHandler> Prepared for Ready<H> {
+    fn execute<'a>(self: Box<Self>, context: &'a Context) -> Pending<'a, Result<(), NotCompleted>> {
+        Box::pin(async move {
+            let Self { handler, prepared } = *self;
+            handler.execute(prepared, context).await
+        })
+    }
+}
+
+fn not_read<H: PayloadHandler>(error: &serde_json::Error) -> NotPrepared {
+    let kind = std::any::type_name::<H::Payload>();
+    tracing::debug!(kind, category = ?error.classify(), "a payload fits its schema and cannot be read");
+    NotPrepared::Malformed(vec![format!(
+        "payload: it fits the schema, but cannot be read as {kind}"
+    )])
 }

@@ -1,0 +1,344 @@
+//! What a task leaves behind: handlers declare it while they run, and it is opened when they have ended.
+//!
+//! A declaration names a path below the task's folder, not a file: whether it is there, is a regular file, and is small
+//! enough comes out when [`Artifacts::open`] goes through them, one at a time. By then the payload's processes are gone,
+//! but what they left may be arranged to lead elsewhere, so files are opened by [`super::beneath`]. This file uploads
+//! nothing.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io;
+use std::path::{Component, Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::limits::{
+    ARTIFACT_INLINE_BYTES_MAX, ARTIFACT_NAME_BYTES_MAX, ARTIFACT_PATH_BYTES_MAX, ARTIFACTS_MAX,
+};
+
+use super::{collect::Collected, log};
+
+/// Why a declared artifact is not there, in the words of the Taskcluster queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Absent {
+    /// There is no such file.
+    Missing,
+    /// It is no regular file, or the path to it goes through a symbolic link.
+    Irregular,
+    /// It is larger than [`crate::limits::ARTIFACT_BYTES_MAX`].
+    TooLarge,
+    /// The worker may not or cannot read it.
+    Unreadable,
+}
+
+impl Absent {
+    /// The reason as the queue spells it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Missing => "file-missing-on-worker",
+            Self::Irregular => "invalid-resource-on-worker",
+            Self::TooLarge => "too-large-file-on-worker",
+            Self::Unreadable => "file-not-readable-on-worker",
+        }
+    }
+}
+
+/// What a declaration stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum What {
+    /// A regular file.
+    File {
+        /// Below the task's folder.
+        path: PathBuf,
+        /// Its media type; guessed from the path's extension if not given.
+        content_type: Option<String>,
+    },
+    /// Every regular file in a folder and the folders in it, each under the declared name, `/`, and its path there.
+    Directory {
+        /// Below the task's folder.
+        path: PathBuf,
+    },
+    /// Bytes the handler has in memory.
+    Inline {
+        /// The content.
+        bytes: Vec<u8>,
+        /// Its media type.
+        content_type: String,
+    },
+    /// Another artifact of the same run.
+    Link {
+        /// That artifact's name.
+        target: String,
+        /// Its media type.
+        content_type: String,
+    },
+    /// A place elsewhere.
+    Reference {
+        /// The place.
+        url: String,
+        /// Its media type.
+        content_type: String,
+    },
+    /// Something that could not be made.
+    Error {
+        /// Why.
+        reason: Absent,
+        /// A sentence for the task's author.
+        message: String,
+    },
+}
+
+/// Whether a task may succeed without an artifact.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Need {
+    /// A completed task is failed if it is missing.
+    #[default]
+    Required,
+    /// It is left out, with a line in the log.
+    Optional,
+}
+
+/// One thing that a task wants to leave behind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Declaration {
+    /// Printable ASCII, such as `public/build/target.tar.gz`.
+    pub name: String,
+    /// What it is.
+    pub what: What,
+    /// When it may be thrown away (RFC 3339), not later than the task; `None` is when the task expires.
+    pub expires: Option<String>,
+    /// Whether it must be there.
+    pub need: Need,
+}
+
+impl Declaration {
+    /// Declares `what` under `name`: required, and kept as long as the task.
+    pub fn new(name: impl Into<String>, what: What) -> Self {
+        Self {
+            name: name.into(),
+            what,
+            expires: None,
+            need: Need::default(),
+        }
+    }
+
+    /// Sets when it may be thrown away.
+    #[must_use]
+    pub fn expires(mut self, expires: impl Into<String>) -> Self {
+        self.expires = Some(expires.into());
+        self
+    }
+
+    /// Lets the task succeed without it.
+    #[must_use]
+    pub const fn optional(mut self) -> Self {
+        self.need = Need::Optional;
+        self
+    }
+}
+
+/// A declaration that can never become an artifact.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Undeclarable {
+    /// The name does not fit the queue.
+    #[error(
+        "artifact name {0:?}: use 1 to {ARTIFACT_NAME_BYTES_MAX} printable ASCII characters, not starting with '/'"
+    )]
+    Name(String),
+    /// The name belongs to the worker.
+    #[error("artifact name {0:?} is the task's own log; choose another")]
+    Reserved(String),
+    /// The path leads out of the task's folder, or is empty or too long.
+    #[error("artifact path {0:?}: use a path below the task's folder, relative and without '..'")]
+    Path(PathBuf),
+    /// The time is not one.
+    #[error("artifact expires {0:?}: use a time such as 2030-01-31T12:00:00Z")]
+    Expires(String),
+    /// Another declaration has the name.
+    #[error("artifact name {0:?} is declared twice")]
+    Twice(String),
+    /// There are too many.
+    #[error("more than {ARTIFACTS_MAX} artifacts are declared")]
+    TooMany,
+    /// There is too much in memory.
+    #[error(
+        "artifacts handed over in memory exceed {ARTIFACT_INLINE_BYTES_MAX} bytes in all; write a file and declare that"
+    )]
+    TooLarge,
+}
+
+/// The artifacts a task has declared. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct Artifacts {
+    declared: Arc<Mutex<Declared>>,
+}
+
+#[derive(Debug, Default)]
+struct Declared {
+    list: Vec<Declaration>,
+    names: HashSet<String>,
+    inline_bytes: usize,
+}
+
+impl Artifacts {
+    /// None yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Declares a regular file, `path` relative to the task's folder.
+    ///
+    /// # Errors
+    ///
+    /// As [`Artifacts::declare`].
+    pub fn file(
+        &self,
+        name: impl Into<String>,
+        path: impl Into<PathBuf>,
+    ) -> Result<(), Undeclarable> {
+        let (path, content_type) = (path.into(), None);
+        self.declare(Declaration::new(name, What::File { path, content_type }))
+    }
+
+    /// Declares all regular files of a folder, `path` relative to the task's folder.
+    ///
+    /// # Errors
+    ///
+    /// As [`Artifacts::declare`].
+    pub fn directory(
+        &self,
+        name: impl Into<String>,
+        path: impl Into<PathBuf>,
+    ) -> Result<(), Undeclarable> {
+        let path = path.into();
+        self.declare(Declaration::new(name, What::Directory { path }))
+    }
+
+    /// Declares anything.
+    ///
+    /// # Errors
+    ///
+    /// Where it can never become an artifact: the name or the path is not valid, a name comes twice (folders may share
+    /// one), or there are too many.
+    pub fn declare(&self, declaration: Declaration) -> Result<(), Undeclarable> {
+        check(&declaration)?;
+        let mut declared = self.lock();
+        if declared.list.len() >= ARTIFACTS_MAX {
+            return Err(Undeclarable::TooMany);
+        }
+        if let What::Inline { bytes, .. } = &declaration.what {
+            let sum = declared.inline_bytes + bytes.len();
+            if sum > ARTIFACT_INLINE_BYTES_MAX {
+                return Err(Undeclarable::TooLarge);
+            }
+            declared.inline_bytes = sum;
+        }
+        let folder = matches!(declaration.what, What::Directory { .. });
+        if !folder && !declared.names.insert(declaration.name.clone()) {
+            return Err(Undeclarable::Twice(declaration.name));
+        }
+        declared.list.push(declaration);
+        Ok(())
+    }
+
+    /// How many declarations there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.lock().list.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Goes through what is declared, in that order, opening one file at a time; what is declared from here on is not
+    /// part of it. Blocks on the file system, so call it and the iterator off the async threads.
+    ///
+    /// # Errors
+    ///
+    /// Where `workdir` itself cannot be opened and is needed.
+    pub fn open(&self, workdir: &Path) -> io::Result<Collected> {
+        let list = self.lock().list.clone();
+        Collected::new(list, workdir)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Declared> {
+        self.declared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Checks all of a declaration that can be checked without its file.
+///
+/// # Errors
+///
+/// See [`Undeclarable`].
+pub fn check(declaration: &Declaration) -> Result<(), Undeclarable> {
+    check_name(&declaration.name)?;
+    match &declaration.what {
+        What::File { path, .. } | What::Directory { path } => check_path(path)?,
+        What::Link { target, .. } if target != log::BACKING_NAME => check_name(target)?,
+        What::Link { .. } | What::Inline { .. } | What::Reference { .. } | What::Error { .. } => {}
+    }
+    match &declaration.expires {
+        Some(text) if text.parse::<jiff::Timestamp>().is_err() => {
+            Err(Undeclarable::Expires(text.clone()))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Checks an artifact's name.
+///
+/// # Errors
+///
+/// [`Undeclarable::Name`], or [`Undeclarable::Reserved`] for the task's own log.
+pub fn check_name(name: &str) -> Result<(), Undeclarable> {
+    let fits = (1..=ARTIFACT_NAME_BYTES_MAX).contains(&name.len()) && !name.starts_with('/');
+    if !fits || !name.bytes().all(|byte| (b' '..=b'~').contains(&byte)) {
+        return Err(Undeclarable::Name(name.to_owned()));
+    }
+    if name == log::BACKING_NAME || name == log::LIVE_NAME {
+        return Err(Undeclarable::Reserved(name.to_owned()));
+    }
+    Ok(())
+}
+
+fn check_path(path: &Path) -> Result<(), Undeclarable> {
+    let length = path.as_os_str().len();
+    let inside = path
+        .components()
+        .all(|component| matches!(component, Component::Normal(_) | Component::CurDir));
+    let clean = !path.as_os_str().as_encoded_bytes().contains(&0);
+    if inside && clean && (1..=ARTIFACT_PATH_BYTES_MAX).contains(&length) {
+        Ok(())
+    } else {
+        Err(Undeclarable::Path(path.to_owned()))
+    }
+}
+
+/// The media type that a path's extension stands for; `application/octet-stream` where it stands for none.
+#[must_use]
+pub fn content_type(path: &Path) -> String {
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    if extension.is_some_and(|extension| extension.eq_ignore_ascii_case("log")) {
+        return log::CONTENT_TYPE.to_owned();
+    }
+    let guess = mime_guess::from_path(path).first_or_octet_stream();
+    // Browsers take text without a charset for Latin-1.
+    if guess.type_() == mime_guess::mime::TEXT && guess.get_param("charset").is_none() {
+        return format!("{guess}; charset=utf-8");
+    }
+    guess.to_string()
+}
+
+/// A file in memory that holds `bytes`.
+pub(super) fn in_memory(bytes: &[u8]) -> io::Result<File> {
+    use std::os::unix::fs::FileExt;
+    let flags = rustix::fs::MemfdFlags::CLOEXEC;
+    let file = File::from(rustix::fs::memfd_create("artifact", flags)?);
+    file.write_all_at(bytes, 0)?;
+    Ok(file)
+}

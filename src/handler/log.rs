@@ -1,0 +1,401 @@
+//! A task's log: streamed to disk, and capped by keeping its start and its end.
+//!
+//! Nothing is written before the first byte, so a task without a log touches no disk. Bytes go to the file until it
+//! holds [`LogLimits::head_bytes`]; what follows goes round in a second, nameless file of [`LogLimits::tail_bytes`], and
+//! is put behind the head when the log is finished, with a line between them that says how much is missing. A disk that
+//! does not take the log never fails the task and never holds it up: the first error ends the writing, what comes after
+//! is counted, and a line says so.
+//!
+//! This file neither reads the log again nor uploads or redacts it. To follow a log, read the file at
+//! [`TaskLog::path`] as it grows; between the end of the head and the end of the task it does not grow.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::{MemfdFlags, OFlags};
+
+use crate::limits::{LOG_HEAD_BYTES, LOG_NOTE_BYTES_MAX, LOG_TAIL_BYTES};
+
+/// The artifact that a task's log becomes.
+pub const BACKING_NAME: &str = "public/logs/live_backing.log";
+/// The artifact that links to [`BACKING_NAME`].
+pub const LIVE_NAME: &str = "public/logs/live.log";
+/// The media type of both.
+pub const CONTENT_TYPE: &str = "text/plain; charset=utf-8";
+
+/// How much of a log is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogLimits {
+    /// Bytes kept from the start.
+    pub head_bytes: u64,
+    /// Bytes kept from the end.
+    pub tail_bytes: u64,
+}
+
+impl Default for LogLimits {
+    fn default() -> Self {
+        Self {
+            head_bytes: LOG_HEAD_BYTES,
+            tail_bytes: LOG_TAIL_BYTES,
+        }
+    }
+}
+
+/// A log that has been finished: an open file, to be read with positioned reads.
+#[derive(Debug, Clone)]
+pub struct FinishedLog {
+    /// The file.
+    pub file: Arc<File>,
+    /// How many bytes of it are the log.
+    pub bytes: u64,
+}
+
+/// A task's log. Clones write to the same file; a single [`TaskLog::write`] is never torn apart by another.
+#[derive(Debug, Clone)]
+pub struct TaskLog {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    path: PathBuf,
+    limits: LogLimits,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    head: Option<Arc<File>>,
+    head_bytes: u64,
+    ring: Option<File>,
+    /// All that ever went into the ring, overwritten bytes included.
+    ring_bytes: u64,
+    /// All that was ever offered.
+    offered: u64,
+    fault: Option<Fault>,
+    finished: Option<FinishedLog>,
+}
+
+#[derive(Debug)]
+struct Fault {
+    error: io::Error,
+    lost: u64,
+}
+
+impl TaskLog {
+    /// A log that will be at `path`. An existing file there is overwritten; a symbolic link is not followed.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>, limits: LogLimits) -> Self {
+        let (path, state) = (path.into(), Mutex::default());
+        Self {
+            shared: Arc::new(Shared {
+                path,
+                limits,
+                state,
+            }),
+        }
+    }
+
+    /// Where the file is, once something was written.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.shared.path
+    }
+
+    /// Appends bytes as they are. After [`TaskLog::finish`] they are thrown away.
+    ///
+    /// Blocks for as long as the page cache takes them.
+    pub fn write(&self, bytes: &[u8]) {
+        let mut state = self.state();
+        if bytes.is_empty() || state.finished.is_some() {
+            return;
+        }
+        state.offered += bytes.len() as u64;
+        if let Some(fault) = &mut state.fault {
+            fault.lost += bytes.len() as u64;
+            return;
+        }
+        let before = state.stored();
+        if let Err(error) = state.append(bytes, &self.shared) {
+            let taken = state.stored() - before;
+            let lost = bytes.len() as u64 - taken;
+            tracing::warn!(path = %self.path().display(), %error, "a task's log can no longer be written; the task goes on");
+            state.fault = Some(Fault { error, lost });
+        }
+    }
+
+    /// Appends a line of the handler's: the text, then a line end.
+    pub fn line(&self, text: &str) {
+        let mut line = Vec::with_capacity(text.len() + 1);
+        line.extend_from_slice(text.as_bytes());
+        line.push(b'\n');
+        self.write(&line);
+    }
+
+    /// Appends a line of the worker's, marked as such and with the time of day. Control characters are escaped, and
+    /// what is longer than [`LOG_NOTE_BYTES_MAX`] is cut, so that no text can pass for another line.
+    pub fn note(&self, text: &str) {
+        let now = jiff::Timestamp::now();
+        self.line(&format!("[journeyman {now:.3}] {}", printable(text)));
+    }
+
+    /// How many bytes were offered until now.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.state().offered
+    }
+
+    /// How many of these will be missing in the finished log, if nothing more comes.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        let state = self.state();
+        state.overwritten(self.shared.limits) + state.fault.as_ref().map_or(0, |fault| fault.lost)
+    }
+
+    /// Ends the log and hands it over, or `None` where nothing was ever written. May be repeated.
+    ///
+    /// Blocks while the tail (16 MiB by default) is copied behind the head; call it off the async threads where
+    /// [`TaskLog::dropped`] or a large [`TaskLog::bytes`] says that there is a tail.
+    ///
+    /// # Errors
+    ///
+    /// Where not even the line that says what went wrong can be stored anywhere.
+    pub fn finish(&self) -> io::Result<Option<FinishedLog>> {
+        let mut state = self.state();
+        if state.offered == 0 {
+            return Ok(None);
+        }
+        if state.finished.is_none() {
+            state.finished = Some(state.assemble(&self.shared)?);
+            state.ring = None;
+        }
+        Ok(state.finished.clone())
+    }
+
+    /// Deletes the file. Files that are already open stay readable; a file that is not there is a success.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the file system says.
+    pub fn remove(&self) -> io::Result<()> {
+        match std::fs::remove_file(&self.shared.path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    // A panic of another writer leaves counters that are at worst too low; the log goes on.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.shared
+            .state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    const fn stored(&self) -> u64 {
+        self.head_bytes + self.ring_bytes
+    }
+
+    const fn overwritten(&self, limits: LogLimits) -> u64 {
+        self.ring_bytes.saturating_sub(limits.tail_bytes)
+    }
+
+    fn append(&mut self, bytes: &[u8], shared: &Shared) -> io::Result<()> {
+        let room = shared.limits.head_bytes.saturating_sub(self.head_bytes);
+        let (to_head, to_ring) = bytes.split_at(bytes.len().min(as_len(room)));
+        if !to_head.is_empty() {
+            let head = match &self.head {
+                Some(head) => Arc::clone(head),
+                None => Arc::clone(self.head.insert(Arc::new(create(&shared.path)?))),
+            };
+            put(&head, self.head_bytes, to_head, &mut self.head_bytes)?;
+        }
+        self.append_ring(to_ring, shared)
+    }
+
+    fn append_ring(&mut self, mut bytes: &[u8], shared: &Shared) -> io::Result<()> {
+        let size = shared.limits.tail_bytes;
+        if size == 0 {
+            self.ring_bytes += bytes.len() as u64;
+            return Ok(());
+        }
+        // Of a single huge write only the last lap can stay.
+        let skipped = bytes.len().saturating_sub(as_len(size));
+        self.ring_bytes += skipped as u64;
+        bytes = bytes.get(skipped..).unwrap_or_default();
+        while !bytes.is_empty() {
+            let ring = match &self.ring {
+                Some(ring) => ring,
+                None => self.ring.insert(nameless(&shared.path)?),
+            };
+            let place = self.ring_bytes % size;
+            let (lap, rest) = bytes.split_at(bytes.len().min(as_len(size - place)));
+            put(ring, place, lap, &mut self.ring_bytes)?;
+            bytes = rest;
+        }
+        Ok(())
+    }
+
+    fn assemble(&mut self, shared: &Shared) -> io::Result<FinishedLog> {
+        let head = match self.head.take() {
+            Some(head) => head,
+            None => match create(&shared.path) {
+                Ok(file) => Arc::new(file),
+                Err(error) => {
+                    let lost = self.offered;
+                    self.fault.get_or_insert(Fault { error, lost });
+                    Arc::new(in_memory()?)
+                }
+            },
+        };
+        if let Err(error) = self.append_tail(&head, shared.limits) {
+            let lost = self.ring_bytes.min(shared.limits.tail_bytes);
+            self.fault.get_or_insert(Fault { error, lost: 0 }).lost += lost;
+        }
+        let Some(fault) = &self.fault else {
+            return Ok(FinishedLog {
+                file: head,
+                bytes: self.head_bytes,
+            });
+        };
+        let marker = format!(
+            "\n[journeyman] the log ends here: {} bytes could not be stored: {}\n",
+            fault.lost, fault.error
+        );
+        mark(head, self.head_bytes, marker.as_bytes())
+    }
+
+    fn append_tail(&mut self, head: &File, limits: LogLimits) -> io::Result<()> {
+        let overwritten = self.overwritten(limits);
+        if overwritten > 0 {
+            let marker =
+                format!("\n[journeyman] {overwritten} bytes of the log are left out here\n");
+            put(
+                head,
+                self.head_bytes,
+                marker.as_bytes(),
+                &mut self.head_bytes,
+            )?;
+        }
+        let Some(ring) = &self.ring else {
+            return Ok(());
+        };
+        let mut at = overwritten;
+        let mut buffer = vec![0; 1 << 16];
+        while at < self.ring_bytes {
+            let place = at % limits.tail_bytes;
+            let lap = (self.ring_bytes - at).min(limits.tail_bytes - place);
+            let part = buffer.len().min(as_len(lap));
+            let part = buffer.get_mut(..part).unwrap_or_default();
+            ring.read_exact_at(part, place)?;
+            put(head, self.head_bytes, part, &mut self.head_bytes)?;
+            at += part.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+/// Puts the marker behind the log; on a full disk over its last bytes; and if there is no place at all, into memory.
+fn mark(file: Arc<File>, bytes: u64, marker: &[u8]) -> io::Result<FinishedLog> {
+    let (mut end, length) = (bytes, marker.len() as u64);
+    if put(&file, bytes, marker, &mut end).is_ok() {
+        return Ok(FinishedLog { file, bytes: end });
+    }
+    if bytes >= length && file.write_all_at(marker, bytes - length).is_ok() {
+        return Ok(FinishedLog { file, bytes });
+    }
+    let mut content = vec![0; as_len(bytes.min(LOG_NOTE_BYTES_MAX as u64))];
+    if file.read_exact_at(&mut content, 0).is_err() {
+        content.clear();
+    }
+    content.extend_from_slice(marker);
+    let memory = in_memory()?;
+    memory.write_all_at(&content, 0)?;
+    Ok(FinishedLog {
+        file: Arc::new(memory),
+        bytes: content.len() as u64,
+    })
+}
+
+/// Writes all of `bytes` at `at`, and counts in `count` what was taken even where the rest was not.
+fn put(file: &File, at: u64, bytes: &[u8], count: &mut u64) -> io::Result<()> {
+    let mut done = 0;
+    while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
+        match file.write_at(rest, at + done as u64) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(taken) => {
+                done += taken;
+                *count += taken as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn create(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(true);
+    options.mode(0o600);
+    options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
+    match options.open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+            options.open(path)
+        }
+        opened => opened,
+    }
+}
+
+/// A file beside the log that has no name, so that nothing of it is left behind whatever happens.
+fn nameless(log: &Path) -> io::Result<File> {
+    let mut path = log.as_os_str().to_owned();
+    path.push(".tail");
+    let path = PathBuf::from(path);
+    let file = create(&path)?;
+    std::fs::remove_file(&path)?;
+    Ok(file)
+}
+
+fn in_memory() -> io::Result<File> {
+    Ok(File::from(rustix::fs::memfd_create(
+        "task-log",
+        MemfdFlags::CLOEXEC,
+    )?))
+}
+
+fn as_len(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+/// The text on one line, without control characters, and not longer than [`LOG_NOTE_BYTES_MAX`].
+pub(crate) fn printable(text: &str) -> String {
+    let mut out = String::with_capacity(text.len().min(LOG_NOTE_BYTES_MAX));
+    for character in text.chars() {
+        if out.len() + 8 > LOG_NOTE_BYTES_MAX {
+            out.push('…');
+            break;
+        }
+        if character.is_control() {
+            out.extend(character.escape_default());
+        } else {
+            out.push(character);
+        }
+    }
+    out
+}
+
+/// Shortens a text to at most `bytes_max` bytes, and never within a character.
+pub(crate) fn cut(text: &mut String, bytes_max: usize) {
+    let mut end = bytes_max.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.truncate(end);
+}
