@@ -62,8 +62,8 @@ pub const ARTIFACT_NAME_BYTES_MAX: usize = 1024;
 pub const ARTIFACT_PATH_BYTES_MAX: usize = 4096;
 /// How deep the folder of an artifact may nest.
 pub const ARTIFACT_DEPTH_MAX: usize = 32;
-/// The largest artifact whose content a handler hands over in memory, and the sum of all of a task.
-pub const ARTIFACT_INLINE_BYTES_MAX: usize = 1 << 20;
+/// How many bytes of artifacts a task may hand over in memory, all together.
+pub const ARTIFACTS_IN_MEMORY_BYTES_MAX: usize = 1 << 20;
 /// The longest text of an `error` artifact; the queue takes 4096.
 pub const ARTIFACT_MESSAGE_BYTES_MAX: usize = 4096;
 

@@ -12,7 +12,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::limits::{
-    ARTIFACT_INLINE_BYTES_MAX, ARTIFACT_NAME_BYTES_MAX, ARTIFACT_PATH_BYTES_MAX, ARTIFACTS_MAX,
+    ARTIFACT_NAME_BYTES_MAX, ARTIFACT_PATH_BYTES_MAX, ARTIFACTS_IN_MEMORY_BYTES_MAX, ARTIFACTS_MAX,
 };
 
 use super::{collect::Collected, log};
@@ -162,7 +162,7 @@ pub enum Undeclarable {
     TooMany,
     /// There is too much in memory.
     #[error(
-        "artifacts handed over in memory exceed {ARTIFACT_INLINE_BYTES_MAX} bytes in all; write a file and declare that"
+        "artifacts handed over in memory exceed {ARTIFACTS_IN_MEMORY_BYTES_MAX} bytes in all; write a file and declare that"
     )]
     TooLarge,
 }
@@ -229,7 +229,7 @@ impl Artifacts {
         }
         if let What::Inline { bytes, .. } = &declaration.what {
             let sum = declared.inline_bytes + bytes.len();
-            if sum > ARTIFACT_INLINE_BYTES_MAX {
+            if sum > ARTIFACTS_IN_MEMORY_BYTES_MAX {
                 return Err(Undeclarable::TooLarge);
             }
             declared.inline_bytes = sum;
