@@ -16,9 +16,7 @@ impl TaskId {
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let fits = !text.is_empty() && text.len() <= TASK_ID_BYTES_MAX && !text.starts_with('.');
-        let clean = text
-            .bytes()
-            .all(|byte| byte.is_ascii_graphic() && byte != b'/');
+        let clean = text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
         (fits && clean).then(|| Self(text.into()))
     }
 

@@ -4,7 +4,14 @@
 //! when it next wants to be woken. `tests/purity` compiles this folder once more under `#![no_std]`, so that an
 //! impure line is a build error.
 
+pub mod backoff;
+pub mod claim;
 pub mod id;
+pub mod jitter;
+pub mod lease;
 pub mod outcome;
+pub mod poll;
 pub mod refusal;
+pub mod slots;
 pub mod time;
+pub mod worker;

@@ -105,10 +105,7 @@ pub struct Claim {
 impl Claim {
     /// Wraps an adapter's own part of a claim. Replaceable pieces (credentials) sit behind interior mutability.
     pub fn new<T: Send + Sync + 'static>(run: Run, part: T) -> Self {
-        Self {
-            run,
-            part: Arc::new(part),
-        }
+        Self { run, part: Arc::new(part) }
     }
 
     /// The run that the claim is for.

@@ -1,0 +1,679 @@
+//! The life of one claim, from the request to the last word about it.
+//!
+//! This machine knows the lease, the stages and the order of things. It does not know messages, slots or sources;
+//! [`super::worker`] does. What it wants done it appends to a list of [`Act`]s.
+
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use super::backoff::{self, Backoff};
+use super::jitter::Jitter;
+use super::lease::{self, Lease};
+use super::outcome::{Outcome, Reason, Unprepared, Verdict};
+use super::refusal::Refusal;
+use super::time::Instant;
+
+/// How often a claim request without a definite answer is sent in all. The message stays invisible for minutes; these take half of one.
+pub const REQUESTS_MAX: u32 = 6;
+/// The waits between them.
+pub const REQUEST_RETRY: backoff::Policy =
+    backoff::Policy { first: Duration::from_millis(500), max: Duration::from_secs(10) };
+/// The waits between reports without a definite answer.
+pub const REPORT_RETRY: backoff::Policy =
+    backoff::Policy { first: Duration::from_millis(250), max: Duration::from_secs(15) };
+/// What is set aside of a termination's notice for sending the reports.
+pub const REPORT_RESERVE: Duration = Duration::from_secs(3);
+
+/// What the rules of a claim depend on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Policy {
+    /// How long a payload may take to end after it was told to.
+    pub grace: Duration,
+    /// How often to ask whether a run is still wanted; `None` is never.
+    pub check_every: Option<Duration>,
+}
+
+/// Why a claim ended without a report of ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Loss {
+    /// The queue said that it is not ours, or no longer there.
+    Refused,
+    /// The run was found resolved by somebody else.
+    Canceled,
+    /// No extension was granted in time.
+    LeaseOver,
+    /// It was granted too late to be acted on.
+    GrantedLate,
+    /// The worker had to go before it could be reported.
+    NoTime,
+}
+
+/// The last word about a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum End {
+    /// The queue accepted this outcome.
+    Reported(Outcome),
+    /// The queue has another answer already (409 and the like).
+    Superseded(Outcome),
+    /// The queue refuses our report as such; the run will expire.
+    Unreportable(Outcome),
+    /// Given up; nothing is reported from then on.
+    Lost(Loss),
+    /// It was never granted.
+    NotGranted,
+}
+
+/// How the log and the artifacts fared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Settled {
+    /// All is stored.
+    Clean,
+    /// Something that the task declares is not there.
+    Missing,
+    /// Something could not be stored.
+    Unstored,
+}
+
+/// Why a payload is told to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum KillCause {
+    /// The claim is lost; nothing will be reported.
+    ClaimLost(Loss),
+    /// The worker has to go.
+    Shutdown,
+}
+
+/// What a claim wants done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Act {
+    /// Send the claim request.
+    Request,
+    /// Let the handler prepare the payload.
+    Prepare,
+    /// Start the payload.
+    Execute,
+    /// Tell the payload to end, and kill what is left after `grace`. Answered by [`Happening::Ended`] when it is proven gone.
+    Kill {
+        /// Why.
+        cause: KillCause,
+        /// How long it has.
+        grace: Duration,
+    },
+    /// Finish the log, store log and artifacts.
+    Settle,
+    /// Send the outcome.
+    Report {
+        /// What is reported.
+        outcome: Outcome,
+        /// How long the call may take.
+        timeout: Duration,
+    },
+    /// Extend the lease.
+    Reclaim {
+        /// How long the call may take.
+        timeout: Duration,
+    },
+    /// Ask whether the run is still wanted.
+    Check,
+    /// The lease moved; tell the handler.
+    Extended {
+        /// When the claim runs out if it is not extended again.
+        lease_ends: Instant,
+    },
+    /// It is over. Whatever is still in progress for this claim is dropped.
+    Close(End),
+}
+
+/// What happened to a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Happening {
+    /// The request was granted; `sent_at` is from before it was sent.
+    Granted {
+        /// When the request was sent.
+        sent_at: Instant,
+        /// The length of the lease.
+        length: Duration,
+    },
+    /// The request had no definite answer.
+    Unanswered {
+        /// How long the service asked us to wait.
+        after: Option<Duration>,
+    },
+    /// Prepared, or not.
+    Prepared(Result<(), Unprepared>),
+    /// The payload ended, or what was being prepared is gone; no process of it is left.
+    Ended(Verdict),
+    /// Log and artifacts are dealt with.
+    Settled(Settled),
+    /// The answer to a report.
+    Reported(Result<(), Refusal>),
+    /// The answer to a reclaim.
+    Reclaimed {
+        /// When the request was sent.
+        sent_at: Instant,
+        /// The new length.
+        answer: Result<Duration, Refusal>,
+    },
+    /// The answer to a check: whether the run was resolved by somebody else.
+    Checked(Result<bool, Refusal>),
+    /// The worker has to go, at the latest by `deadline`.
+    HandBack {
+        /// When the host goes; `None` is not known.
+        deadline: Option<Instant>,
+    },
+    /// Time passed.
+    Tick,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Requested { retry_at: Option<Instant> },
+    Preparing,
+    Executing,
+    Ending { after: After },
+    Settling { outcome: Outcome, hurry_at: Option<Instant> },
+    Reporting { outcome: Outcome, retry_at: Option<Instant>, settle: Settle },
+    Trailing,
+    Closed,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum After {
+    Report(Outcome),
+    Nothing(Loss),
+}
+
+/// Where log and artifacts stand while the outcome is being reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Settle {
+    Done,
+    UnderWay,
+    Afterwards,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Extension {
+    Due(Instant),
+    UnderWay,
+}
+
+/// One claim.
+#[derive(Debug)]
+pub struct Machine {
+    policy: Policy,
+    stage: Stage,
+    lease: Option<Lease>,
+    extension: Extension,
+    extension_retry: Backoff,
+    retry: Backoff,
+    check_at: Option<Instant>,
+    lost: Option<Loss>,
+    hand_back: Option<Option<Instant>>,
+    reported: Option<Outcome>,
+}
+
+impl Machine {
+    /// A claim that is being asked for; its first act is the request.
+    #[must_use]
+    pub fn requested(policy: Policy, acts: &mut Vec<Act>) -> Self {
+        acts.push(Act::Request);
+        Self::in_stage(policy, Stage::Requested { retry_at: None })
+    }
+
+    /// A claim that a poll or a recovery brought; tell it [`Happening::Granted`] next.
+    #[must_use]
+    pub const fn brought(policy: Policy) -> Self {
+        Self::in_stage(policy, Stage::Requested { retry_at: None })
+    }
+
+    const fn in_stage(policy: Policy, stage: Stage) -> Self {
+        Self {
+            policy,
+            stage,
+            lease: None,
+            extension: Extension::UnderWay,
+            extension_retry: Backoff::NEW,
+            retry: Backoff::NEW,
+            check_at: None,
+            lost: None,
+            hand_back: None,
+            reported: None,
+        }
+    }
+
+    /// Whether the queue has granted it.
+    #[must_use]
+    pub const fn granted(&self) -> bool {
+        self.lease.is_some()
+    }
+
+    /// Whether it is over.
+    #[must_use]
+    pub const fn closed(&self) -> bool {
+        matches!(self.stage, Stage::Closed)
+    }
+
+    /// The lease, once granted.
+    #[must_use]
+    pub const fn lease(&self) -> Option<Lease> {
+        self.lease
+    }
+
+    /// One word for a person: what the claim is doing.
+    #[must_use]
+    pub const fn step(&self) -> &'static str {
+        match self.stage {
+            Stage::Requested { .. } => "claiming",
+            Stage::Preparing => "preparing",
+            Stage::Executing => "running",
+            Stage::Ending { .. } => "ending",
+            Stage::Settling { .. } => "storing",
+            Stage::Reporting { .. } => "reporting",
+            Stage::Trailing => "storing log",
+            Stage::Closed => "closed",
+        }
+    }
+
+    /// Takes in what happened and appends what to do about it.
+    pub fn handle(&mut self, happening: Happening, now: Instant, jitter: &mut Jitter, acts: &mut Vec<Act>) {
+        if self.closed() {
+            return;
+        }
+        match happening {
+            Happening::Granted { sent_at, length } => self.on_granted(sent_at, length, now, jitter, acts),
+            Happening::Unanswered { after } => self.on_unanswered(after, now, jitter, acts),
+            Happening::Prepared(answer) => self.on_prepared(answer, now, acts),
+            Happening::Ended(verdict) => self.on_ended(verdict, now, acts),
+            Happening::Settled(settled) => self.on_settled(settled, now, acts),
+            Happening::Reported(answer) => self.on_reported(answer, now, jitter, acts),
+            Happening::Reclaimed { sent_at, answer } => self.on_reclaimed(sent_at, answer, now, jitter, acts),
+            Happening::Checked(answer) => self.on_checked(answer, now, acts),
+            Happening::HandBack { deadline } => self.on_hand_back(deadline, now, acts),
+            Happening::Tick => {}
+        }
+        self.on_time(now, acts);
+    }
+
+    /// When it next wants [`Happening::Tick`].
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let stage = match self.stage {
+            Stage::Requested { retry_at } | Stage::Reporting { retry_at, .. } => retry_at,
+            Stage::Settling { hurry_at, .. } => hurry_at,
+            Stage::Preparing | Stage::Executing | Stage::Ending { .. } | Stage::Trailing | Stage::Closed => None,
+        };
+        let given_up = self.hand_back.flatten();
+        [stage, self.extension_due(), self.abandon_due(), self.check_due(), given_up].into_iter().flatten().min()
+    }
+
+    fn on_granted(
+        &mut self,
+        sent_at: Instant,
+        length: Duration,
+        now: Instant,
+        jitter: &mut Jitter,
+        acts: &mut Vec<Act>,
+    ) {
+        if self.granted() {
+            return;
+        }
+        let lease = Lease::granted(sent_at, length, self.lease_policy());
+        self.lease = Some(lease);
+        self.retry.reset();
+        if !lease.usable(now) {
+            // I3: the payload is never started, and I1 forbids even a report.
+            self.close(End::Lost(Loss::GrantedLate), acts);
+            return;
+        }
+        self.extension = Extension::Due(lease.reclaim_at(jitter));
+        if self.hand_back.is_some() {
+            self.report(Outcome::Exception(Reason::WorkerShutdown), Settle::Done, now, acts);
+        } else {
+            self.check_at = self.policy.check_every.map(|every| now.plus(every));
+            self.stage = Stage::Preparing;
+            acts.push(Act::Extended { lease_ends: lease.abandon_at() });
+            acts.push(Act::Prepare);
+        }
+    }
+
+    fn on_unanswered(&mut self, after: Option<Duration>, now: Instant, jitter: &mut Jitter, acts: &mut Vec<Act>) {
+        if let Stage::Requested { .. } = self.stage {
+            if self.retry.tries() + 1 < REQUESTS_MAX {
+                let wait = self.retry.wait(REQUEST_RETRY, after, jitter);
+                self.stage = Stage::Requested { retry_at: Some(now.plus(wait)) };
+            } else {
+                self.close(End::NotGranted, acts);
+            }
+        }
+    }
+
+    fn on_prepared(&mut self, answer: Result<(), Unprepared>, now: Instant, acts: &mut Vec<Act>) {
+        if self.stage != Stage::Preparing {
+            return;
+        }
+        match answer {
+            Ok(()) if self.usable(now) => {
+                self.stage = Stage::Executing;
+                acts.push(Act::Execute);
+            }
+            // I3: out of time before it started; there is nothing to kill.
+            Ok(()) => self.close(End::Lost(Loss::LeaseOver), acts),
+            Err(unprepared) => self.settle(unprepared.outcome(), acts),
+        }
+    }
+
+    fn on_ended(&mut self, verdict: Verdict, now: Instant, acts: &mut Vec<Act>) {
+        match self.stage {
+            Stage::Executing | Stage::Preparing => self.settle(verdict.outcome(), acts),
+            // What a payload says after it was told to end does not count: exit 0 on SIGTERM is not success (I21).
+            Stage::Ending { after: After::Report(outcome) } => self.report(outcome, Settle::Afterwards, now, acts),
+            Stage::Ending { after: After::Nothing(loss) } => self.close(End::Lost(loss), acts),
+            Stage::Requested { .. }
+            | Stage::Settling { .. }
+            | Stage::Reporting { .. }
+            | Stage::Trailing
+            | Stage::Closed => {}
+        }
+    }
+
+    fn on_settled(&mut self, settled: Settled, now: Instant, acts: &mut Vec<Act>) {
+        match self.stage {
+            Stage::Settling { outcome, .. } => {
+                let outcome = match (outcome, settled) {
+                    (Outcome::Completed, Settled::Missing) => Outcome::Failed,
+                    (Outcome::Completed, Settled::Unstored) => Outcome::Exception(Reason::ResourceUnavailable),
+                    (outcome, Settled::Clean | Settled::Missing | Settled::Unstored) => outcome,
+                };
+                self.report(outcome, Settle::Done, now, acts);
+            }
+            Stage::Reporting { outcome, retry_at, settle: Settle::UnderWay } => {
+                self.stage = Stage::Reporting { outcome, retry_at, settle: Settle::Done };
+            }
+            Stage::Trailing => self.close_trailing(acts),
+            Stage::Requested { .. }
+            | Stage::Preparing
+            | Stage::Executing
+            | Stage::Ending { .. }
+            | Stage::Reporting { settle: Settle::Done | Settle::Afterwards, .. }
+            | Stage::Closed => {}
+        }
+    }
+
+    fn on_reported(&mut self, answer: Result<(), Refusal>, now: Instant, jitter: &mut Jitter, acts: &mut Vec<Act>) {
+        let Stage::Reporting { outcome, retry_at: None, settle } = self.stage else { return };
+        match answer {
+            Ok(()) => self.after_report(outcome, settle, acts),
+            Err(Refusal::Gone) => self.close(End::Superseded(outcome), acts),
+            Err(Refusal::Rejected) => self.close(End::Unreportable(outcome), acts),
+            // I1: the claim was said to be lost meanwhile, so the report is not repeated.
+            Err(_) if self.lost.is_some() => self.close(End::Lost(self.lost.unwrap_or(Loss::Refused)), acts),
+            Err(Refusal::Denied | Refusal::Stale) => {
+                if let Extension::Due(at) = self.extension {
+                    self.extension = Extension::Due(at.min(now));
+                }
+                self.retry_report(outcome, settle, None, now, jitter);
+            }
+            Err(Refusal::Retry { after } | Refusal::Throttled { after }) => {
+                self.retry_report(outcome, settle, after, now, jitter);
+            }
+        }
+    }
+
+    fn on_reclaimed(
+        &mut self,
+        sent_at: Instant,
+        answer: Result<Duration, Refusal>,
+        now: Instant,
+        jitter: &mut Jitter,
+        acts: &mut Vec<Act>,
+    ) {
+        let Some(lease) = self.lease else { return };
+        if matches!(self.stage, Stage::Trailing) {
+            return;
+        }
+        match answer {
+            Ok(length) => {
+                self.extension_retry.reset();
+                if self.lost.is_some() {
+                    return;
+                }
+                let lease = lease.or_later(Lease::granted(sent_at, length, self.lease_policy()));
+                self.lease = Some(lease);
+                self.extension = Extension::Due(lease.reclaim_at(jitter).max(now));
+                acts.push(Act::Extended { lease_ends: lease.abandon_at() });
+            }
+            Err(Refusal::Gone) => self.lose(Loss::Refused, acts),
+            // I5: nothing but a definite loss ends the run; the local deadline does the rest.
+            Err(Refusal::Retry { after } | Refusal::Throttled { after }) => {
+                self.retry_extension(lease, after, now, jitter);
+            }
+            Err(Refusal::Denied | Refusal::Rejected | Refusal::Stale) => {
+                self.retry_extension(lease, None, now, jitter);
+            }
+        }
+    }
+
+    fn on_checked(&mut self, answer: Result<bool, Refusal>, now: Instant, acts: &mut Vec<Act>) {
+        self.check_at = self.policy.check_every.map(|every| now.plus(every));
+        if answer == Ok(true) {
+            self.lose(Loss::Canceled, acts);
+        }
+    }
+
+    fn on_hand_back(&mut self, deadline: Option<Instant>, now: Instant, acts: &mut Vec<Act>) {
+        let deadline = match (self.hand_back.flatten(), deadline) {
+            (Some(known), Some(new)) => Some(known.min(new)),
+            (known, new) => known.or(new),
+        };
+        self.hand_back = Some(deadline);
+        match self.stage {
+            Stage::Preparing | Stage::Executing => self.end_for_shutdown(deadline, now, acts),
+            Stage::Settling { outcome, .. } => {
+                let hurry_at = deadline.map(|deadline| deadline.minus(REPORT_RESERVE));
+                self.stage = Stage::Settling { outcome, hurry_at };
+            }
+            Stage::Ending { after: After::Report(_) } => self.end_for_shutdown(deadline, now, acts),
+            Stage::Requested { .. }
+            | Stage::Ending { after: After::Nothing(_) }
+            | Stage::Reporting { .. }
+            | Stage::Trailing
+            | Stage::Closed => {}
+        }
+    }
+
+    /// I22: reported before the deadline, or left to expire; never both.
+    fn end_for_shutdown(&mut self, deadline: Option<Instant>, now: Instant, acts: &mut Vec<Act>) {
+        let left = deadline.map_or(Duration::MAX, |deadline| deadline.since(now));
+        let (after, grace) = if left > REPORT_RESERVE {
+            (After::Report(Outcome::Exception(Reason::WorkerShutdown)), self.policy.grace.min(left - REPORT_RESERVE))
+        } else {
+            (After::Nothing(Loss::NoTime), Duration::ZERO)
+        };
+        self.stage = Stage::Ending { after };
+        acts.push(Act::Kill { cause: KillCause::Shutdown, grace });
+    }
+
+    fn on_time(&mut self, now: Instant, acts: &mut Vec<Act>) {
+        if self.hand_back.flatten().is_some_and(|deadline| now >= deadline) && !self.closed() {
+            self.give_up_at_deadline(acts);
+        }
+        if self.abandon_due().is_some_and(|at| now >= at) {
+            self.lose(Loss::LeaseOver, acts);
+        }
+        match self.stage {
+            Stage::Requested { retry_at: Some(at) } if now >= at => {
+                self.stage = Stage::Requested { retry_at: None };
+                acts.push(Act::Request);
+            }
+            Stage::Settling { hurry_at: Some(at), .. } if now >= at => {
+                // What is not stored by now will not be; only another run can still succeed.
+                self.report(Outcome::Exception(Reason::WorkerShutdown), Settle::UnderWay, now, acts);
+            }
+            Stage::Reporting { outcome, retry_at: Some(at), settle } if now >= at => {
+                self.report(outcome, settle, now, acts);
+            }
+            Stage::Requested { .. }
+            | Stage::Preparing
+            | Stage::Executing
+            | Stage::Ending { .. }
+            | Stage::Settling { .. }
+            | Stage::Reporting { .. }
+            | Stage::Trailing
+            | Stage::Closed => {}
+        }
+        if self.extension_due().is_some_and(|at| now >= at) {
+            self.extension = Extension::UnderWay;
+            let timeout = self.lease.map_or(lease::ATTEMPT_MAX, |lease| lease.attempt());
+            acts.push(Act::Reclaim { timeout });
+        }
+        if self.check_due().is_some_and(|at| now >= at) {
+            self.check_at = None;
+            acts.push(Act::Check);
+        }
+    }
+
+    fn give_up_at_deadline(&mut self, acts: &mut Vec<Act>) {
+        match self.stage {
+            Stage::Preparing | Stage::Executing | Stage::Ending { .. } => {
+                self.stage = Stage::Ending { after: After::Nothing(Loss::NoTime) };
+                self.hand_back = Some(None);
+                acts.push(Act::Kill { cause: KillCause::Shutdown, grace: Duration::ZERO });
+            }
+            Stage::Trailing => self.close_trailing(acts),
+            Stage::Requested { .. } | Stage::Settling { .. } | Stage::Reporting { .. } => {
+                self.close(End::Lost(Loss::NoTime), acts);
+            }
+            Stage::Closed => {}
+        }
+    }
+
+    /// The claim is not ours any more. A payload that may be alive is killed; nothing is reported.
+    fn lose(&mut self, loss: Loss, acts: &mut Vec<Act>) {
+        if self.lost.is_some() {
+            return;
+        }
+        self.lost = Some(loss);
+        match self.stage {
+            Stage::Preparing | Stage::Executing => {
+                self.stage = Stage::Ending { after: After::Nothing(loss) };
+                let grace = self.lease.map_or(self.policy.grace, |lease| lease.grace());
+                acts.push(Act::Kill { cause: KillCause::ClaimLost(loss), grace });
+            }
+            Stage::Ending { .. } => {
+                self.stage = Stage::Ending { after: After::Nothing(loss) };
+                let grace = self.lease.map_or(self.policy.grace, |lease| lease.grace());
+                acts.push(Act::Kill { cause: KillCause::ClaimLost(loss), grace });
+            }
+            // A report on its way decides by its answer: the refusal may be the report's own doing.
+            Stage::Reporting { retry_at: None, .. } | Stage::Requested { .. } | Stage::Trailing | Stage::Closed => {}
+            Stage::Settling { .. } | Stage::Reporting { .. } => self.close(End::Lost(loss), acts),
+        }
+    }
+
+    fn settle(&mut self, outcome: Outcome, acts: &mut Vec<Act>) {
+        let hurry_at = self.hand_back.flatten().map(|deadline| deadline.minus(REPORT_RESERVE));
+        self.stage = Stage::Settling { outcome, hurry_at };
+        acts.push(Act::Settle);
+    }
+
+    fn report(&mut self, outcome: Outcome, settle: Settle, now: Instant, acts: &mut Vec<Act>) {
+        if !self.usable(now) {
+            // I1
+            self.close(End::Lost(self.lost.unwrap_or(Loss::LeaseOver)), acts);
+            return;
+        }
+        self.stage = Stage::Reporting { outcome, retry_at: None, settle };
+        let timeout = self.lease.map_or(lease::ATTEMPT_MAX, |lease| lease.attempt());
+        acts.push(Act::Report { outcome, timeout });
+    }
+
+    fn retry_report(
+        &mut self,
+        outcome: Outcome,
+        settle: Settle,
+        after: Option<Duration>,
+        now: Instant,
+        jitter: &mut Jitter,
+    ) {
+        let wait = self.retry.wait(REPORT_RETRY, after, jitter);
+        self.stage = Stage::Reporting { outcome, retry_at: Some(now.plus(wait)), settle };
+    }
+
+    fn retry_extension(&mut self, lease: Lease, after: Option<Duration>, now: Instant, jitter: &mut Jitter) {
+        let wait = self.extension_retry.wait(lease.retry(), None, jitter);
+        // A service that asks for more patience than the lease has is heard only as far as the lease goes (I4).
+        let patience = lease.abandon_at().since(now) / lease::ATTEMPTS_MIN;
+        self.extension = Extension::Due(now.plus(wait.max(after.unwrap_or_default().min(patience))));
+    }
+
+    fn after_report(&mut self, outcome: Outcome, settle: Settle, acts: &mut Vec<Act>) {
+        match settle {
+            Settle::Done => self.close(End::Reported(outcome), acts),
+            Settle::UnderWay => self.trail(outcome),
+            Settle::Afterwards => {
+                self.trail(outcome);
+                acts.push(Act::Settle);
+            }
+        }
+    }
+
+    const fn trail(&mut self, outcome: Outcome) {
+        self.reported = Some(outcome);
+        self.stage = Stage::Trailing;
+    }
+
+    fn close_trailing(&mut self, acts: &mut Vec<Act>) {
+        let end = self.reported.map_or(End::Lost(Loss::NoTime), End::Reported);
+        self.close(end, acts);
+    }
+
+    fn close(&mut self, end: End, acts: &mut Vec<Act>) {
+        self.stage = Stage::Closed;
+        acts.push(Act::Close(end));
+    }
+
+    fn usable(&self, now: Instant) -> bool {
+        self.lost.is_none() && self.lease.is_some_and(|lease| lease.usable(now))
+    }
+
+    const fn lease_policy(&self) -> lease::Policy {
+        lease::Policy { grace: self.policy.grace }
+    }
+
+    /// Whether the lease still matters: from the grant to the answered report (I10).
+    const fn leased(&self) -> bool {
+        match self.stage {
+            Stage::Requested { .. } | Stage::Trailing | Stage::Closed | Stage::Ending { after: After::Nothing(_) } => {
+                false
+            }
+            Stage::Preparing
+            | Stage::Executing
+            | Stage::Ending { after: After::Report(_) }
+            | Stage::Settling { .. }
+            | Stage::Reporting { .. } => self.lost.is_none(),
+        }
+    }
+
+    fn extension_due(&self) -> Option<Instant> {
+        match self.extension {
+            Extension::Due(at) if self.leased() => Some(at),
+            Extension::Due(_) | Extension::UnderWay => None,
+        }
+    }
+
+    fn abandon_due(&self) -> Option<Instant> {
+        self.lease.filter(|_| self.leased()).map(|lease| lease.abandon_at())
+    }
+
+    fn check_due(&self) -> Option<Instant> {
+        match self.stage {
+            Stage::Preparing | Stage::Executing => self.check_at,
+            Stage::Requested { .. }
+            | Stage::Ending { .. }
+            | Stage::Settling { .. }
+            | Stage::Reporting { .. }
+            | Stage::Trailing
+            | Stage::Closed => None,
+        }
+    }
+}

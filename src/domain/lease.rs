@@ -1,0 +1,119 @@
+//! How long a claim may be trusted.
+//!
+//! The queue and the worker do not share a clock, so the queue's `takenUntil` is never compared with ours. Its length is
+//! counted from when the request *was sent*, on a clock that runs through suspend: the queue cannot have started it earlier.
+//! Everything of the claim ends a margin before that, and the margin is strictly greater than what our clock may be
+//! wrong by plus what killing a payload may take. Equal is not enough; the model in `tests/model` shows both halves.
+
+use core::time::Duration;
+
+use super::backoff;
+use super::jitter::Jitter;
+use super::time::Instant;
+
+/// Reclaims that must fit between the first attempt and giving up (I4).
+pub const ATTEMPTS_MIN: u32 = 3;
+/// Our clock's rate error in parts per million; an undisciplined quartz stays below 100.
+pub const CLOCK_DRIFT_PPM: u32 = 500;
+/// How late a timer of ours may fire.
+pub const TIMER_LATENESS: Duration = Duration::from_millis(250);
+/// The margin that a long lease gets.
+pub const MARGIN_MIN: Duration = Duration::from_secs(30);
+/// The longest a single reclaim may take.
+pub const ATTEMPT_MAX: Duration = Duration::from_secs(30);
+
+/// What the rules of a lease depend on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Policy {
+    /// How long a payload may take to end after it was told to, before it is killed.
+    pub grace: Duration,
+}
+
+/// A lease as the worker trusts it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lease {
+    sent_at: Instant,
+    length: Duration,
+    grace: Duration,
+    margin: Duration,
+}
+
+impl Lease {
+    /// The lease that a request sent at `sent_at` was granted.
+    #[must_use]
+    pub fn granted(sent_at: Instant, length: Duration, policy: Policy) -> Self {
+        let grace = policy.grace.min(length / 10);
+        let needed = clock_error(length) + grace;
+        let wished = MARGIN_MIN.max(length / 20).min(length / 4);
+        let margin = wished.max(needed + Duration::from_millis(1));
+        Self { sent_at, length, grace, margin }
+    }
+
+    /// When the queue may give the run to somebody else, at the earliest.
+    #[must_use]
+    pub const fn deadline(&self) -> Instant {
+        self.sent_at.plus(self.length)
+    }
+
+    /// When the claim is given up: nothing is started or reported from here on, and what runs is killed (I1, I2, I3).
+    #[must_use]
+    pub const fn abandon_at(&self) -> Instant {
+        let abandon_at = self.deadline().minus(self.margin);
+        // A lease shorter than its margin was never usable.
+        if abandon_at.since_origin().as_nanos() < self.sent_at.since_origin().as_nanos() {
+            self.sent_at
+        } else {
+            abandon_at
+        }
+    }
+
+    /// Whether the claim may still be acted on.
+    #[must_use]
+    pub fn usable(&self, now: Instant) -> bool {
+        now < self.abandon_at()
+    }
+
+    /// How long a payload has between being told to end and being killed once the claim is lost; at most a tenth of the lease.
+    #[must_use]
+    pub const fn grace(&self) -> Duration {
+        self.grace
+    }
+
+    /// The time between giving up and the deadline.
+    #[must_use]
+    pub const fn margin(&self) -> Duration {
+        self.margin
+    }
+
+    /// How long one reclaim may take.
+    #[must_use]
+    pub fn attempt(&self) -> Duration {
+        (self.length / 24).min(ATTEMPT_MAX)
+    }
+
+    /// The waits between reclaims that brought no definite answer.
+    #[must_use]
+    pub fn retry(&self) -> backoff::Policy {
+        backoff::Policy { first: self.attempt() / 8, max: self.attempt() }
+    }
+
+    /// When to reclaim: at two thirds of the lease, up to a twentieth of it earlier so that many claims made at once do
+    /// not come back at once, and early enough for [`ATTEMPTS_MIN`] attempts (I4).
+    pub fn reclaim_at(&self, jitter: &mut Jitter) -> Instant {
+        let two_thirds = self.sent_at.plus(self.length / 3 * 2).minus(jitter.below(self.length / 20));
+        let attempts = (self.attempt() + self.retry().max) * ATTEMPTS_MIN;
+        two_thirds.min(self.abandon_at().minus(attempts)).max(self.sent_at)
+    }
+
+    /// The later of two leases of the same claim: an extension never shortens (queues never move `takenUntil` back).
+    #[must_use]
+    pub fn or_later(self, extension: Self) -> Self {
+        if extension.abandon_at() > self.abandon_at() { extension } else { self }
+    }
+}
+
+/// The bound on what our clock and timers may be wrong by over `length`.
+#[must_use]
+pub fn clock_error(length: Duration) -> Duration {
+    length / 1_000_000 * CLOCK_DRIFT_PPM + TIMER_LATENESS.min(length / 20)
+}

@@ -1,0 +1,261 @@
+//! When a source is opened, polled and left alone: strictly from the highest lane down, from the top again after a
+//! hit, a short sleep when all are empty, a longer one after trouble (I16).
+
+use core::time::Duration;
+
+use super::backoff::{self, Backoff};
+use super::id::Lane;
+use super::jitter::Jitter;
+use super::refusal::Refusal;
+use super::time::Instant;
+
+/// The waits after a poll or an open that brought no definite answer.
+pub const TROUBLE: backoff::Policy =
+    backoff::Policy { first: Duration::from_millis(500), max: Duration::from_secs(30) };
+/// The waits after a refusal of our credentials or pace.
+pub const DENIED: backoff::Policy = backoff::Policy { first: Duration::from_secs(2), max: Duration::from_secs(120) };
+
+/// How often a recovery without a definite answer is tried before polling goes on without it.
+pub const RECOVERIES_MAX: u32 = 5;
+
+/// What the rules of polling depend on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Policy {
+    /// The sleep when all lanes are empty, up to a fifth shorter by jitter.
+    pub interval: Duration,
+}
+
+/// How a source behaves, as far as polling depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Manner {
+    /// A poll may stay open until there is something to claim.
+    pub long_poll: bool,
+    /// Claims whose reply was lost can be found.
+    pub recovers: bool,
+    /// A run can be looked at without touching its lease.
+    pub tells_canceled: bool,
+}
+
+/// What a source is ready for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ready {
+    /// To be opened.
+    Open,
+    /// To be asked for claims whose reply was lost.
+    Recover,
+    /// To be polled.
+    Poll(Lane),
+    /// Nothing: a call is under way.
+    Busy,
+    /// Nothing before this time.
+    At(Instant),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Closed,
+    Opening,
+    Idle,
+    Polling { sent_at: Instant, lane: Lane },
+    Recovering,
+}
+
+/// One source as seen by the rules.
+#[derive(Debug)]
+pub struct Poller {
+    policy: Policy,
+    manner: Manner,
+    state: State,
+    not_before: Instant,
+    held_until: Instant,
+    lanes: u16,
+    cursor: u16,
+    usable_until: Option<Instant>,
+    recover: bool,
+    trouble: Backoff,
+    denied_open: Backoff,
+    denied_claim: Backoff,
+}
+
+impl Poller {
+    /// A source that was never opened.
+    #[must_use]
+    pub const fn new(policy: Policy, manner: Manner) -> Self {
+        Self {
+            policy,
+            manner,
+            state: State::Closed,
+            not_before: Instant::ORIGIN,
+            held_until: Instant::ORIGIN,
+            lanes: 0,
+            cursor: 0,
+            usable_until: None,
+            recover: manner.recovers,
+            trouble: Backoff::NEW,
+            denied_open: Backoff::NEW,
+            denied_claim: Backoff::NEW,
+        }
+    }
+
+    /// How the source behaves.
+    #[must_use]
+    pub const fn manner(&self) -> Manner {
+        self.manner
+    }
+
+    /// What it is ready for.
+    #[must_use]
+    pub fn ready(&self, now: Instant) -> Ready {
+        let not_before = self.not_before.max(self.held_until);
+        match self.state {
+            State::Opening | State::Polling { .. } | State::Recovering => Ready::Busy,
+            State::Closed | State::Idle if now < not_before => Ready::At(not_before),
+            State::Closed => Ready::Open,
+            State::Idle if self.usable_until.is_some_and(|until| now >= until) => Ready::Open,
+            State::Idle if self.recover => Ready::Recover,
+            State::Idle => Ready::Poll(Lane(self.cursor)),
+        }
+    }
+
+    /// Since when it has been ready; earlier means longer waited.
+    #[must_use]
+    pub const fn waiting_since(&self) -> Instant {
+        self.not_before
+    }
+
+    /// Whether it is still to be asked for claims whose reply was lost.
+    #[must_use]
+    pub const fn wants_recovery(&self) -> bool {
+        self.recover
+    }
+
+    /// Whether a poll is under way.
+    #[must_use]
+    pub const fn polling(&self) -> bool {
+        matches!(self.state, State::Polling { .. } | State::Recovering)
+    }
+
+    /// It is being opened.
+    pub const fn opening(&mut self) {
+        self.state = State::Opening;
+    }
+
+    /// It is being asked for lost claims.
+    pub const fn recovering(&mut self) {
+        self.state = State::Recovering;
+    }
+
+    /// It is being polled.
+    pub const fn poll_sent(&mut self, lane: Lane, now: Instant) {
+        self.state = State::Polling { sent_at: now, lane };
+    }
+
+    /// The lanes were found.
+    pub fn opened(&mut self, lanes: u16, usable_until: Option<Instant>, now: Instant) {
+        self.trouble.reset();
+        self.denied_open.reset();
+        self.state = State::Idle;
+        self.lanes = lanes.max(1);
+        self.cursor = 0;
+        self.usable_until = usable_until;
+        self.not_before = now;
+    }
+
+    /// A poll or a recovery brought `found` entries.
+    pub fn answered(&mut self, found: usize, now: Instant, jitter: &mut Jitter) {
+        self.trouble.reset();
+        if self.manner.long_poll {
+            self.denied_claim.reset();
+        }
+        match core::mem::replace(&mut self.state, State::Idle) {
+            State::Polling { .. } if found > 0 => {
+                self.cursor = 0;
+                self.not_before = now;
+            }
+            State::Polling { sent_at, lane } => {
+                self.cursor = lane.0.saturating_add(1);
+                self.not_before = now;
+                if self.cursor >= self.lanes {
+                    self.cursor = 0;
+                    // Measured from when the poll was sent: a poll that was held open has slept already, and a
+                    // quarantined worker, answered at once, does not spin.
+                    let from = if self.manner.long_poll { sent_at } else { now };
+                    self.not_before = from.plus(self.policy.interval - jitter.below(self.policy.interval / 5)).max(now);
+                }
+            }
+            State::Recovering => {
+                self.recover = false;
+                self.not_before = now;
+            }
+            State::Closed | State::Opening | State::Idle => {}
+        }
+    }
+
+    /// An open, a poll or a recovery was refused. Answers with how many refusals of our credentials there have been in a row.
+    pub fn refused(&mut self, refusal: Refusal, now: Instant, jitter: &mut Jitter) -> u32 {
+        let was = core::mem::replace(&mut self.state, State::Idle);
+        self.cursor = 0;
+        if matches!(was, State::Recovering) {
+            // Optional by nature (its scopes often are not granted): never in the way of polling.
+            let passing = matches!(refusal, Refusal::Retry { .. } | Refusal::Throttled { .. });
+            self.recover = passing && self.trouble.tries() < RECOVERIES_MAX;
+        } else if matches!(was, State::Polling { .. }) && matches!(refusal, Refusal::Retry { .. }) {
+            self.recover = self.manner.recovers;
+        }
+        if matches!(was, State::Opening) || refusal == Refusal::Stale {
+            self.state = State::Closed;
+        }
+        let denied = if matches!(was, State::Opening) { &mut self.denied_open } else { &mut self.denied_claim };
+        let wait = match refusal {
+            Refusal::Retry { after } => self.trouble.wait(TROUBLE, after, jitter),
+            Refusal::Throttled { after } => self.trouble.wait(DENIED, after, jitter),
+            // The first stale URL is routine; one right after an open is trouble.
+            Refusal::Stale if self.trouble.tries() == 0 => {
+                self.trouble.wait(TROUBLE, None, jitter);
+                Duration::ZERO
+            }
+            Refusal::Stale | Refusal::Gone | Refusal::Rejected => self.trouble.wait(TROUBLE, None, jitter),
+            Refusal::Denied if matches!(was, State::Recovering) => Duration::ZERO,
+            Refusal::Denied => denied.wait(DENIED, None, jitter),
+        };
+        let count = if wait > Duration::ZERO && refusal == Refusal::Denied { denied.tries() } else { 0 };
+        self.not_before = now.plus(wait);
+        count
+    }
+
+    /// A claim from this source was answered in a way that shows our credentials are good.
+    pub const fn accepted(&mut self) {
+        self.denied_claim.reset();
+    }
+
+    /// A claim from this source met trouble: leave it alone for a while. Answers as [`Poller::refused`].
+    pub fn hold(&mut self, refusal: Refusal, now: Instant, jitter: &mut Jitter) -> u32 {
+        let (row, policy, after) = match refusal {
+            Refusal::Denied => (&mut self.denied_claim, DENIED, None),
+            Refusal::Throttled { after } => (&mut self.trouble, DENIED, after),
+            Refusal::Retry { after } => (&mut self.trouble, TROUBLE, after),
+            Refusal::Gone | Refusal::Rejected | Refusal::Stale => (&mut self.trouble, TROUBLE, None),
+        };
+        // One wait for all claims of a batch that meet the same trouble.
+        if now >= self.held_until {
+            self.held_until = now.plus(row.wait(policy, after, jitter));
+        }
+        if refusal == Refusal::Denied { row.tries() } else { 0 }
+    }
+
+    /// Its URLs are refused: open it again before the next poll.
+    pub const fn reopen(&mut self) {
+        if matches!(self.state, State::Idle) {
+            self.state = State::Closed;
+        } else {
+            self.usable_until = Some(Instant::ORIGIN);
+        }
+    }
+
+    /// Something became pending: no need to sleep on.
+    pub fn wake(&mut self, now: Instant) {
+        if self.state == State::Idle && self.trouble.tries() == 0 {
+            self.not_before = self.not_before.min(now);
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Claims between the queue's answers and the machine that keeps each one.
+
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use super::{Alert, Brought, Effect, Exit, Held, Mode, Timer, Worker};
+use crate::domain::claim::{Act, End, Happening, KillCause, Machine};
+use crate::domain::id::{Run, SourceId, Token};
+use crate::domain::refusal::Refusal;
+use crate::domain::slots::Slot;
+use crate::domain::time::Instant;
+
+/// Where a claim that nobody sent a message about comes from.
+pub(super) enum Origin {
+    /// A poll of ours, with one of the slots that were taken for it, if one was left.
+    Poll(Option<Slot>),
+    /// An earlier life of this worker.
+    EarlierLife,
+}
+
+impl Worker {
+    pub(super) fn on_brought(
+        &mut self,
+        source: SourceId,
+        brought: Brought,
+        sent_at: Instant,
+        origin: Origin,
+        now: Instant,
+    ) {
+        let Brought { token, run, length } = brought;
+        let (slot, alert) = match origin {
+            Origin::Poll(Some(slot)) => (Some(slot), None),
+            Origin::Poll(None) => (None, Some(Alert::Unasked { run: run.clone() })),
+            Origin::EarlierLife => (None, Some(Alert::LeftOver { run: run.clone() })),
+        };
+        if self.by_run.contains_key(&run) || self.ended.contains(&run) {
+            self.slots.give(slot);
+            self.effects.push_back(Effect::Forget(token));
+            return;
+        }
+        self.effects.extend(alert.map(Effect::Alert));
+        let hand_back = slot.is_none() || self.mode != Mode::Running;
+        self.hold(token, source, run, slot, Machine::brought(self.policy.claim));
+        if hand_back {
+            // Told before the grant, so that the payload is never prepared.
+            self.tell(token, Happening::HandBack { deadline: self.hand_back_deadline() }, now);
+        }
+        self.tell(token, Happening::Granted { sent_at, length }, now);
+    }
+
+    /// Takes a claim in hand.
+    pub(super) fn hold(&mut self, token: Token, source: SourceId, run: Run, slot: Option<Slot>, machine: Machine) {
+        self.by_run.insert(run.clone(), token);
+        self.held.insert(token, Held { source, run, slot, machine, messages: Vec::new(), due: None });
+    }
+
+    pub(super) fn on_claimed(
+        &mut self,
+        claim: Token,
+        sent_at: Instant,
+        answer: Result<Duration, Refusal>,
+        now: Instant,
+    ) {
+        let Some(held) = self.held.get(&claim) else { return };
+        let source = held.source;
+        let Some(feed) = self.feeds.get_mut(usize::from(source.0)) else { return };
+        match answer {
+            Ok(length) => {
+                feed.accepted = true;
+                feed.poller.accepted();
+                self.delete_messages_of(claim);
+                if self.mode != Mode::Running {
+                    let deadline = self.hand_back_deadline();
+                    self.tell(claim, Happening::HandBack { deadline }, now);
+                }
+                self.tell(claim, Happening::Granted { sent_at, length }, now);
+            }
+            // I12: a definite answer about the task settles the message.
+            Err(Refusal::Gone) => {
+                feed.poller.accepted();
+                self.delete_messages_of(claim);
+                self.close(claim, End::NotGranted);
+            }
+            Err(Refusal::Rejected) if feed.accepted => {
+                self.delete_messages_of(claim);
+                self.close(claim, End::NotGranted);
+            }
+            Err(Refusal::Rejected) => {
+                self.close(claim, End::NotGranted);
+                self.drain(Exit::Misconfigured, now);
+            }
+            Err(refusal @ (Refusal::Denied | Refusal::Throttled { .. })) => {
+                let denied = feed.poller.hold(refusal, now, &mut self.jitter);
+                self.close(claim, End::NotGranted);
+                if refusal == Refusal::Denied {
+                    self.on_denied(source, denied, now);
+                } else {
+                    self.effects.push_back(Effect::Alert(Alert::Throttled { source }));
+                }
+            }
+            Err(Refusal::Retry { .. } | Refusal::Stale) => {
+                let after = match answer {
+                    Err(Refusal::Retry { after }) => after,
+                    Ok(_) | Err(_) => None,
+                };
+                feed.poller.hold(Refusal::Retry { after }, now, &mut self.jitter);
+                self.tell(claim, Happening::Unanswered { after }, now);
+            }
+        }
+    }
+
+    fn delete_messages_of(&mut self, claim: Token) {
+        let messages = self.held.get_mut(&claim).map(|held| core::mem::take(&mut held.messages)).unwrap_or_default();
+        for message in messages {
+            self.delete(message);
+        }
+    }
+
+    pub(super) fn tell(&mut self, claim: Token, happening: Happening, now: Instant) {
+        let Some(held) = self.held.get_mut(&claim) else { return };
+        let mut acts = Vec::new();
+        held.machine.handle(happening, now, &mut self.jitter, &mut acts);
+        self.perform(claim, acts, now);
+        self.set_timer(claim);
+    }
+
+    fn set_timer(&mut self, claim: Token) {
+        let Some(held) = self.held.get_mut(&claim) else { return };
+        let due = held.machine.next_deadline();
+        if due == held.due {
+            return;
+        }
+        if let Some(at) = core::mem::replace(&mut held.due, due) {
+            self.timers.remove(&Timer { at, claim });
+        }
+        self.timers.extend(due.map(|at| Timer { at, claim }));
+    }
+
+    /// Wakes the claims whose time has come.
+    pub(super) fn tick_claims(&mut self, now: Instant) {
+        while let Some(timer) = self.timers.first().copied().filter(|timer| now >= timer.at) {
+            self.timers.pop_first();
+            if let Some(held) = self.held.get_mut(&timer.claim) {
+                held.due = None;
+            }
+            self.tell(timer.claim, Happening::Tick, now);
+        }
+    }
+
+    pub(super) fn perform(&mut self, claim: Token, acts: Vec<Act>, now: Instant) {
+        for act in acts {
+            let effect = match act {
+                Act::Request => Effect::Claim(claim),
+                Act::Prepare => Effect::Prepare(claim),
+                Act::Execute => Effect::Execute(claim),
+                Act::Kill { cause, grace } => {
+                    self.note_overlap(claim, cause, now);
+                    Effect::Kill { claim, cause, grace }
+                }
+                Act::Settle => Effect::Settle(claim),
+                Act::Report { outcome, timeout } => Effect::Report { claim, outcome, timeout },
+                Act::Reclaim { timeout } => Effect::Reclaim { claim, timeout },
+                Act::Check => Effect::Check(claim),
+                Act::Extended { lease_ends } => Effect::Extended { claim, lease_ends },
+                Act::Close(end) => {
+                    self.close(claim, end);
+                    continue;
+                }
+            };
+            self.effects.push_back(effect);
+        }
+    }
+
+    /// I7: a payload still alive after its lease (a suspended host, say) may have run beside another worker's.
+    fn note_overlap(&mut self, claim: Token, cause: KillCause, now: Instant) {
+        let Some(held) = self.held.get(&claim) else { return };
+        let late = held.machine.lease().is_some_and(|lease| now >= lease.deadline());
+        if late && matches!(cause, KillCause::ClaimLost(_)) {
+            self.effects.push_back(Effect::Alert(Alert::OverlapPossible { run: held.run.clone() }));
+        }
+    }
+
+    fn close(&mut self, claim: Token, end: End) {
+        let Some(held) = self.held.remove(&claim) else { return };
+        self.by_run.remove(&held.run);
+        if let Some(at) = held.due {
+            self.timers.remove(&Timer { at, claim });
+        }
+        if held.machine.granted() {
+            self.ended.insert(&held.run);
+        }
+        self.slots.give(held.slot);
+        self.effects.push_back(Effect::Close { claim, run: held.run, end });
+        // The messages were not settled: they become visible again.
+        for message in held.messages {
+            self.forget(message);
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! What goes into the worker and what comes out of it.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use crate::domain::claim::{End, KillCause, Settled};
+use crate::domain::id::{Lane, Run, SourceId, Token};
+use crate::domain::outcome::{Outcome, Unprepared, Verdict};
+use crate::domain::refusal::Refusal;
+use crate::domain::time::Instant;
+
+/// A message that can be claimed, as the rules see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    /// Names this reception.
+    pub token: Token,
+    /// Names the entry, at every reception.
+    pub id: Box<str>,
+    /// How often it was received.
+    pub dequeue_count: u32,
+    /// The run it is about; `None` where it cannot be read.
+    pub run: Option<Run>,
+}
+
+/// A claim that a poll or a recovery brought.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Brought {
+    /// Names it from here on.
+    pub token: Token,
+    /// The run.
+    pub run: Run,
+    /// The length of the lease, from when the request was sent.
+    pub length: Duration,
+}
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// The answer to [`Effect::Open`].
+    Opened {
+        /// The source.
+        source: SourceId,
+        /// When it was asked.
+        sent_at: Instant,
+        /// How many lanes there are and how long they stay usable.
+        answer: Result<Lanes, Refusal>,
+    },
+    /// The answer to [`Effect::Poll`].
+    Polled {
+        /// The source.
+        source: SourceId,
+        /// The lane.
+        lane: Lane,
+        /// When it was asked.
+        sent_at: Instant,
+        /// What it brought.
+        answer: Result<Haul, Refusal>,
+    },
+    /// The answer to [`Effect::Recover`].
+    Recovered {
+        /// The source.
+        source: SourceId,
+        /// When it was asked.
+        sent_at: Instant,
+        /// What it brought.
+        answer: Result<Vec<Brought>, Refusal>,
+    },
+    /// The answer to [`Effect::Claim`].
+    Claimed {
+        /// The claim.
+        claim: Token,
+        /// When it was asked.
+        sent_at: Instant,
+        /// The length of the lease.
+        answer: Result<Duration, Refusal>,
+    },
+    /// The answer to [`Effect::Delete`].
+    Deleted {
+        /// The message.
+        message: Token,
+        /// What came of it.
+        answer: Result<(), Refusal>,
+    },
+    /// The answer to [`Effect::Prepare`].
+    Prepared {
+        /// The claim.
+        claim: Token,
+        /// Whether it can be started.
+        answer: Result<(), Unprepared>,
+    },
+    /// The answer to [`Effect::Execute`], or to [`Effect::Kill`]: no process of the payload is left.
+    Ended {
+        /// The claim.
+        claim: Token,
+        /// How it ended.
+        verdict: Verdict,
+    },
+    /// The answer to [`Effect::Settle`].
+    Settled {
+        /// The claim.
+        claim: Token,
+        /// How log and artifacts fared.
+        settled: Settled,
+    },
+    /// The answer to [`Effect::Report`].
+    Reported {
+        /// The claim.
+        claim: Token,
+        /// What came of it.
+        answer: Result<(), Refusal>,
+    },
+    /// The answer to [`Effect::Reclaim`].
+    Reclaimed {
+        /// The claim.
+        claim: Token,
+        /// When it was asked.
+        sent_at: Instant,
+        /// The new length.
+        answer: Result<Duration, Refusal>,
+    },
+    /// The answer to [`Effect::Check`].
+    Checked {
+        /// The claim.
+        claim: Token,
+        /// Whether somebody else resolved the run.
+        answer: Result<bool, Refusal>,
+    },
+    /// Something may have become pending at this source.
+    Wake(SourceId),
+    /// Stop claiming, finish what is held, exit.
+    Drain,
+    /// Stop claiming, hand back what is held, exit, by `deadline` if there is one.
+    HandBack {
+        /// When the host goes.
+        deadline: Option<Instant>,
+    },
+    /// Exit without waiting for anything.
+    Abort,
+    /// Time passed.
+    Tick,
+}
+
+/// The lanes of a source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lanes {
+    /// How many.
+    pub count: u16,
+    /// How long they stay usable from when they were asked for.
+    pub usable_for: Option<Duration>,
+}
+
+/// What a poll brought.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Haul {
+    /// Messages, in the order received.
+    pub messages: Vec<Seen>,
+    /// Claims.
+    pub claims: Vec<Brought>,
+}
+
+/// Something to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Effect {
+    /// Find the lanes of a source.
+    Open(SourceId),
+    /// Ask a lane for at most `max` entries. Never dropped while it is under way.
+    Poll {
+        /// The source.
+        source: SourceId,
+        /// The lane.
+        lane: Lane,
+        /// How many slots were taken for it.
+        max: u8,
+    },
+    /// Find claims whose reply was lost, other than those `held`.
+    Recover {
+        /// The source.
+        source: SourceId,
+        /// What is held already, or ended here.
+        held: Vec<Run>,
+    },
+    /// Claim the run that this message is about. The claim goes by the message's token.
+    Claim(Token),
+    /// Delete a message.
+    Delete(Token),
+    /// This message is not needed any more.
+    Forget(Token),
+    /// Let the handler prepare.
+    Prepare(Token),
+    /// Start the payload.
+    Execute(Token),
+    /// End the payload.
+    Kill {
+        /// The claim.
+        claim: Token,
+        /// Why.
+        cause: KillCause,
+        /// How long it has before it is killed. The earliest of several orders counts.
+        grace: Duration,
+    },
+    /// Finish the log, store log and artifacts.
+    Settle(Token),
+    /// Send the outcome.
+    Report {
+        /// The claim.
+        claim: Token,
+        /// The outcome.
+        outcome: Outcome,
+        /// How long the call may take.
+        timeout: Duration,
+    },
+    /// Extend the lease.
+    Reclaim {
+        /// The claim.
+        claim: Token,
+        /// How long the call may take.
+        timeout: Duration,
+    },
+    /// Ask whether the run is still wanted.
+    Check(Token),
+    /// Tell the handler how long its lease is.
+    Extended {
+        /// The claim.
+        claim: Token,
+        /// When the claim is given up if it is not extended again.
+        lease_ends: Instant,
+    },
+    /// The claim is over; drop what is under way for it.
+    Close {
+        /// The claim.
+        claim: Token,
+        /// The run.
+        run: Run,
+        /// The last word.
+        end: End,
+    },
+    /// Tell the operator.
+    Alert(Alert),
+    /// Exit. Nothing follows.
+    Exit(Exit),
+}
+
+/// Something that an operator should see and that is counted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Alert {
+    /// A message was received more often than the limit (I15: once a message).
+    DequeueCount {
+        /// The message.
+        message: Token,
+        /// The message's own name.
+        id: Box<str>,
+        /// How often.
+        count: u32,
+    },
+    /// A message could not be read and is deleted (I17).
+    Undecodable {
+        /// The message.
+        message: Token,
+        /// The message's own name.
+        id: Box<str>,
+        /// How often it was received.
+        count: u32,
+    },
+    /// A delete failed (I14).
+    DeleteFailed {
+        /// The message.
+        message: Token,
+        /// The message's own name.
+        id: Box<str>,
+        /// How often it was received.
+        count: u32,
+        /// Whether it is tried again.
+        retried: Retried,
+    },
+    /// The queue refuses our credentials.
+    Denied {
+        /// The source.
+        source: SourceId,
+        /// How often in a row.
+        in_a_row: u32,
+    },
+    /// The queue asks us to slow down.
+    Throttled {
+        /// The source.
+        source: SourceId,
+    },
+    /// A run was already in progress elsewhere when our lease was over.
+    OverlapPossible {
+        /// The run.
+        run: Run,
+    },
+    /// A claim of an earlier life of this worker was found; it is handed back.
+    LeftOver {
+        /// The run.
+        run: Run,
+    },
+    /// A poll brought a claim without a free slot; it is handed back.
+    Unasked {
+        /// The run.
+        run: Run,
+    },
+}
+
+/// Whether a failed call is made again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retried {
+    /// It is.
+    Yes,
+    /// That was the last time.
+    No,
+}
+
+/// Why the worker exits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Exit {
+    /// It was drained and everything held was finished.
+    Drained,
+    /// It was told to go and handed back what it held.
+    HandedBack,
+    /// The drain took too long, and the rest was handed back.
+    DrainDeadline,
+    /// The queue never accepted our credentials.
+    CredentialsRefused,
+    /// The queue says that our requests are wrong.
+    Misconfigured,
+    /// It was told to exit at once.
+    Aborted,
+}

@@ -1,0 +1,73 @@
+//! The way out: drain, hand back, exit.
+
+use alloc::vec::Vec;
+
+use super::{Effect, Exit, Mode, Worker};
+use crate::domain::claim::Happening;
+use crate::domain::id::Token;
+use crate::domain::time::Instant;
+
+impl Worker {
+    pub(super) fn drain(&mut self, exit: Exit, now: Instant) {
+        if self.mode == Mode::Running {
+            self.mode = Mode::Draining { since: now };
+            self.exit = exit;
+        }
+    }
+
+    pub(super) fn hand_back(&mut self, deadline: Option<Instant>, now: Instant) {
+        if self.mode == Mode::Running || self.exit == Exit::Drained {
+            self.exit = Exit::HandedBack;
+        }
+        let known = self.hand_back_deadline();
+        let deadline = match (known, deadline) {
+            (Some(known), Some(new)) => Some(known.min(new)),
+            (known, new) => known.or(new),
+        };
+        self.mode = Mode::HandingBack { deadline };
+        let claims: Vec<Token> = self.held.keys().copied().collect();
+        for claim in claims {
+            self.tell(claim, Happening::HandBack { deadline }, now);
+        }
+    }
+
+    pub(super) const fn hand_back_deadline(&self) -> Option<Instant> {
+        match self.mode {
+            Mode::HandingBack { deadline } => deadline,
+            Mode::Running | Mode::Draining { .. } | Mode::Exited => None,
+        }
+    }
+
+    pub(super) fn leave(&mut self, exit: Exit) {
+        self.mode = Mode::Exited;
+        self.effects.push_back(Effect::Exit(exit));
+    }
+
+    pub(super) fn on_tick(&mut self, now: Instant) {
+        self.tick_claims(now);
+        self.tick_deletes(now);
+        if let Mode::Draining { since } = self.mode
+            && self.policy.drain_deadline.is_some_and(|span| now >= since.plus(span))
+        {
+            let exit = if self.exit == Exit::Drained { Exit::DrainDeadline } else { self.exit };
+            self.hand_back(None, now);
+            self.exit = exit;
+        }
+    }
+
+    pub(super) fn proceed(&mut self, now: Instant) {
+        match self.mode {
+            Mode::Running => self.start_polls(now),
+            Mode::Draining { .. } | Mode::HandingBack { .. } => self.maybe_exit(now),
+            Mode::Exited => {}
+        }
+    }
+
+    fn maybe_exit(&mut self, now: Instant) {
+        let out_of_time = self.hand_back_deadline().is_some_and(|deadline| now >= deadline);
+        let polling = self.feeds.iter().any(|feed| feed.poller.polling());
+        if self.held.is_empty() && (out_of_time || (!polling && self.kept.is_empty())) {
+            self.leave(self.exit);
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! The whole worker as one machine: sources, slots, messages, claims and the way out.
+//!
+//! `handle` takes what happened, `next_effect` says what to do, `next_deadline` when to come back. Every effect that starts
+//! a call is answered by exactly one event, whatever becomes of the call; an answer about something already over is ignored.
+
+mod claims;
+mod event;
+mod leave;
+mod messages;
+mod ring;
+mod sources;
+
+use alloc::boxed::Box;
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use super::backoff::{self, Backoff};
+use super::claim::{self, Happening, Machine};
+use super::id::{Run, SourceId, Token};
+use super::jitter::Jitter;
+use super::poll::{self, Poller, Ready};
+use super::slots::{Slot, Slots};
+use super::time::Instant;
+
+pub use event::{Alert, Brought, Effect, Event, Exit, Haul, Lanes, Retried, Seen};
+use ring::Ring;
+
+/// The most that is asked for in one poll; the protocol's own limit.
+pub const POLL_MAX: u32 = 32;
+/// How often a delete is sent in all.
+pub const DELETES_MAX: u32 = 6;
+/// The waits between them; together well within the minutes that a message stays invisible.
+pub const DELETE_RETRY: backoff::Policy =
+    backoff::Policy { first: Duration::from_millis(500), max: Duration::from_secs(10) };
+/// How many messages are remembered as having raised their alert.
+pub const ALERTED_MAX: usize = 4096;
+/// How many ended runs are remembered, so that none is taken up again after a recovery.
+pub const ENDED_MAX: usize = 4096;
+
+/// What the rules depend on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Policy {
+    /// How many claims may be held at once.
+    pub capacity: u32,
+    /// How sources are polled.
+    pub poll: poll::Policy,
+    /// How claims are kept.
+    pub claim: claim::Policy,
+    /// A dequeue count above this raises an alert.
+    pub dequeue_alert: u32,
+    /// How many refusals of our credentials in a row end the worker.
+    pub denied_max: u32,
+    /// How long a drain may take before what is left is handed back; `None` is as long as it takes.
+    pub drain_deadline: Option<Duration>,
+}
+
+/// Where the worker is on its way out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Mode {
+    Running,
+    Draining { since: Instant },
+    HandingBack { deadline: Option<Instant> },
+    Exited,
+}
+
+#[derive(Debug)]
+struct Held {
+    source: SourceId,
+    run: Run,
+    slot: Option<Slot>,
+    machine: Machine,
+    /// The receptions of messages that led here; deleted when the request is answered.
+    messages: Vec<Token>,
+    due: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    source: SourceId,
+    id: Box<str>,
+    dequeue_count: u32,
+    deletion: Deletion,
+    retry: Backoff,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Deletion {
+    NotYet,
+    UnderWay,
+    At(Instant),
+}
+
+#[derive(Debug)]
+struct Feed {
+    poller: Poller,
+    reserved: Vec<Slot>,
+    accepted: bool,
+    started: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Timer {
+    at: Instant,
+    claim: Token,
+}
+
+/// A claim as a person may look at it.
+#[derive(Debug, Clone, Copy)]
+pub struct ClaimView<'a> {
+    /// Names it.
+    pub claim: Token,
+    /// The run.
+    pub run: &'a Run,
+    /// Lease and step.
+    pub machine: &'a Machine,
+}
+
+/// The worker.
+#[derive(Debug)]
+pub struct Worker {
+    policy: Policy,
+    jitter: Jitter,
+    mode: Mode,
+    exit: Exit,
+    slots: Slots,
+    feeds: Vec<Feed>,
+    held: BTreeMap<Token, Held>,
+    by_run: BTreeMap<Run, Token>,
+    kept: BTreeMap<Token, Kept>,
+    /// When each claim wants to be woken.
+    timers: BTreeSet<Timer>,
+    alerted: Ring<Box<str>>,
+    ended: Ring<Run>,
+    effects: VecDeque<Effect>,
+}
+
+impl Worker {
+    /// A worker for these sources, in their order. `seed` decides every jitter.
+    #[must_use]
+    pub fn new(policy: Policy, sources: &[poll::Manner], seed: u64) -> Self {
+        let feed = |manner: &poll::Manner| Feed {
+            poller: Poller::new(policy.poll, *manner),
+            reserved: Vec::new(),
+            accepted: false,
+            started: false,
+        };
+        Self {
+            jitter: Jitter::seeded(seed),
+            mode: Mode::Running,
+            exit: Exit::Drained,
+            slots: Slots::new(policy.capacity),
+            feeds: sources.iter().map(feed).collect(),
+            held: BTreeMap::new(),
+            by_run: BTreeMap::new(),
+            kept: BTreeMap::new(),
+            timers: BTreeSet::new(),
+            alerted: Ring::of(ALERTED_MAX),
+            ended: Ring::of(ENDED_MAX),
+            effects: VecDeque::new(),
+            policy,
+        }
+    }
+
+    /// How many slots nobody holds.
+    #[must_use]
+    pub const fn free(&self) -> u32 {
+        self.slots.free()
+    }
+
+    /// The claims asked for or held.
+    pub fn claims(&self) -> impl Iterator<Item = ClaimView<'_>> {
+        self.held.iter().map(|(claim, held)| ClaimView { claim: *claim, run: &held.run, machine: &held.machine })
+    }
+
+    /// Whether it is on its way out, or gone.
+    #[must_use]
+    pub fn stopping(&self) -> bool {
+        self.mode != Mode::Running
+    }
+
+    /// Takes in what happened. To be called with [`Event::Tick`] at the start and at each [`Worker::next_deadline`].
+    pub fn handle(&mut self, event: Event, now: Instant) {
+        if self.mode == Mode::Exited {
+            return;
+        }
+        match event {
+            Event::Opened { source, sent_at, answer } => self.on_opened(source, sent_at, answer, now),
+            Event::Polled { source, lane: _, sent_at, answer } => self.on_polled(source, sent_at, answer, now),
+            Event::Recovered { source, sent_at, answer } => self.on_recovered(source, sent_at, answer, now),
+            Event::Claimed { claim, sent_at, answer } => self.on_claimed(claim, sent_at, answer, now),
+            Event::Deleted { message, answer } => self.on_deleted(message, answer, now),
+            Event::Prepared { claim, answer } => self.tell(claim, Happening::Prepared(answer), now),
+            Event::Ended { claim, verdict } => self.tell(claim, Happening::Ended(verdict), now),
+            Event::Settled { claim, settled } => self.tell(claim, Happening::Settled(settled), now),
+            Event::Reported { claim, answer } => self.tell(claim, Happening::Reported(answer), now),
+            Event::Reclaimed { claim, sent_at, answer } => {
+                self.tell(claim, Happening::Reclaimed { sent_at, answer }, now);
+            }
+            Event::Checked { claim, answer } => self.tell(claim, Happening::Checked(answer), now),
+            Event::Wake(source) => {
+                if let Some(feed) = self.feeds.get_mut(usize::from(source.0)) {
+                    feed.poller.wake(now);
+                }
+            }
+            Event::Drain => self.drain(Exit::Drained, now),
+            Event::HandBack { deadline } => self.hand_back(deadline, now),
+            Event::Abort => self.leave(Exit::Aborted),
+            Event::Tick => self.on_tick(now),
+        }
+        self.proceed(now);
+    }
+
+    /// The next thing to do, in order.
+    pub fn next_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    /// When it next wants [`Event::Tick`].
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        if self.mode == Mode::Exited {
+            return None;
+        }
+        let claims = self.timers.first().map(|timer| timer.at);
+        let deletes = self.kept.values().filter_map(|kept| kept.deletion.due()).min();
+        let polls = match self.mode {
+            Mode::Running if self.slots.free() > 0 => self.next_poll(),
+            Mode::Running | Mode::Draining { .. } | Mode::HandingBack { .. } | Mode::Exited => None,
+        };
+        let way_out = match self.mode {
+            Mode::Draining { since } => self.policy.drain_deadline.map(|span| since.plus(span)),
+            Mode::HandingBack { deadline } => deadline,
+            Mode::Running | Mode::Exited => None,
+        };
+        [claims, deletes, polls, way_out].into_iter().flatten().min()
+    }
+
+    fn next_poll(&self) -> Option<Instant> {
+        let due = |feed: &Feed| match feed.poller.ready(Instant::ORIGIN) {
+            Ready::At(at) => Some(at),
+            Ready::Open | Ready::Recover | Ready::Poll(_) => Some(Instant::ORIGIN),
+            Ready::Busy => None,
+        };
+        self.feeds.iter().filter_map(due).min()
+    }
+}
+
+impl Deletion {
+    const fn due(self) -> Option<Instant> {
+        match self {
+            Self::At(at) => Some(at),
+            Self::NotYet | Self::UnderWay => None,
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Opening, polling and recovering sources.
+
+use alloc::vec::Vec;
+
+use super::claims::Origin;
+use super::{Alert, Brought, Effect, Exit, Haul, Lanes, POLL_MAX, Worker};
+use crate::domain::id::{Run, SourceId};
+use crate::domain::poll::Ready;
+use crate::domain::refusal::Refusal;
+use crate::domain::time::Instant;
+
+impl Worker {
+    pub(super) fn on_opened(
+        &mut self,
+        source: SourceId,
+        sent_at: Instant,
+        answer: Result<Lanes, Refusal>,
+        now: Instant,
+    ) {
+        let Some(feed) = self.feeds.get_mut(usize::from(source.0)) else { return };
+        match answer {
+            Ok(lanes) => {
+                feed.poller.opened(lanes.count, lanes.usable_for.map(|span| sent_at.plus(span)), now);
+                self.retry_stale_deletes(source, now);
+            }
+            Err(refusal) => self.on_source_refused(source, refusal, now),
+        }
+    }
+
+    pub(super) fn on_polled(
+        &mut self,
+        source: SourceId,
+        sent_at: Instant,
+        answer: Result<Haul, Refusal>,
+        now: Instant,
+    ) {
+        let Some(feed) = self.feeds.get_mut(usize::from(source.0)) else { return };
+        let mut slots = core::mem::take(&mut feed.reserved);
+        match answer {
+            Ok(haul) => {
+                feed.accepted |= feed.poller.manner().long_poll;
+                feed.poller.answered(haul.messages.len() + haul.claims.len(), now, &mut self.jitter);
+                for message in haul.messages {
+                    self.on_message(source, message, &mut slots, now);
+                }
+                for brought in haul.claims {
+                    self.on_brought(source, brought, sent_at, Origin::Poll(slots.pop()), now);
+                }
+            }
+            Err(refusal) => self.on_source_refused(source, refusal, now),
+        }
+        self.slots.give(slots);
+    }
+
+    pub(super) fn on_recovered(
+        &mut self,
+        source: SourceId,
+        sent_at: Instant,
+        answer: Result<Vec<Brought>, Refusal>,
+        now: Instant,
+    ) {
+        let Some(feed) = self.feeds.get_mut(usize::from(source.0)) else { return };
+        match answer {
+            Ok(brought) => {
+                feed.poller.answered(brought.len(), now, &mut self.jitter);
+                // I28: what an earlier life of this worker held may have run already, so it is handed back, never resumed.
+                // What a lost reply of this life granted has not.
+                let fresh = core::mem::replace(&mut feed.started, true);
+                for one in brought {
+                    let origin = if fresh { Origin::Poll(self.slots.take(1).pop()) } else { Origin::EarlierLife };
+                    self.on_brought(source, one, sent_at, origin, now);
+                }
+            }
+            Err(refusal) => {
+                feed.poller.refused(refusal, now, &mut self.jitter);
+                feed.started |= !feed.poller.wants_recovery();
+            }
+        }
+    }
+
+    fn on_source_refused(&mut self, source: SourceId, refusal: Refusal, now: Instant) {
+        let Some(feed) = self.feeds.get_mut(usize::from(source.0)) else { return };
+        let denied = feed.poller.refused(refusal, now, &mut self.jitter);
+        match refusal {
+            Refusal::Denied => self.on_denied(source, denied, now),
+            Refusal::Throttled { .. } => self.effects.push_back(Effect::Alert(Alert::Throttled { source })),
+            Refusal::Rejected if !feed.accepted => self.drain(Exit::Misconfigured, now),
+            Refusal::Retry { .. } | Refusal::Gone | Refusal::Rejected | Refusal::Stale => {}
+        }
+    }
+
+    pub(super) fn on_denied(&mut self, source: SourceId, in_a_row: u32, now: Instant) {
+        self.effects.push_back(Effect::Alert(Alert::Denied { source, in_a_row }));
+        if in_a_row >= self.policy.denied_max {
+            self.drain(Exit::CredentialsRefused, now);
+        }
+    }
+
+    /// Sources that have waited longest come first. Long polls under way at the same time share the free slots.
+    pub(super) fn start_polls(&mut self, now: Instant) {
+        let mut due: Vec<(Instant, usize)> = self
+            .feeds
+            .iter()
+            .enumerate()
+            .filter(|(_, feed)| !matches!(feed.poller.ready(now), Ready::Busy | Ready::At(_)))
+            .map(|(index, feed)| (feed.poller.waiting_since(), index))
+            .collect();
+        due.sort_unstable();
+        let mut waiting = u32::try_from(due.len()).unwrap_or(u32::MAX);
+        for (_, index) in due {
+            self.start(index, waiting, now);
+            waiting -= 1;
+        }
+    }
+
+    fn start(&mut self, index: usize, waiting: u32, now: Instant) {
+        let source = SourceId(u16::try_from(index).unwrap_or(u16::MAX));
+        let Some(feed) = self.feeds.get_mut(index) else { return };
+        match feed.poller.ready(now) {
+            Ready::Open => {
+                feed.poller.opening();
+                self.effects.push_back(Effect::Open(source));
+            }
+            Ready::Recover => {
+                feed.poller.recovering();
+                let held: Vec<Run> = self.by_run.keys().chain(self.ended.iter()).cloned().collect();
+                self.effects.push_back(Effect::Recover { source, held });
+            }
+            Ready::Poll(lane) => {
+                let share = self.slots.free().div_ceil(waiting.max(1)).min(POLL_MAX);
+                if share == 0 {
+                    return;
+                }
+                feed.reserved = self.slots.take(share);
+                feed.poller.poll_sent(lane, now);
+                let max = u8::try_from(share).unwrap_or(u8::MAX);
+                self.effects.push_back(Effect::Poll { source, lane, max });
+            }
+            Ready::Busy | Ready::At(_) => {}
+        }
+    }
+}
