@@ -7,7 +7,7 @@ pub const POLL_BODY_BYTES_MAX: usize = 1 << 20;
 /// The largest JSON answer of a queue that is read; 32 task definitions of about 1 MiB would not fit a fleet's memory.
 pub const JSON_BODY_BYTES_MAX: usize = 16 << 20;
 /// The most entries one poll may bring.
-pub const POLL_MESSAGES_MAX: usize = 32;
+pub const POLL_MESSAGES_MAX: u8 = 32;
 /// How deep XML elements of a poll answer may nest.
 pub const XML_DEPTH_MAX: usize = 16;
 /// How many attributes an XML element of a poll answer may have.
@@ -44,6 +44,8 @@ pub const ARTIFACT_CHUNK_BYTES: usize = 256 << 10;
 pub const ARTIFACT_BYTES_PER_SECOND_MIN: u64 = 128 << 10;
 /// The longest an upload may take; Taskcluster's upload URLs live 45 minutes.
 pub const ARTIFACT_UPLOAD_TIMEOUT_MAX: Duration = Duration::from_secs(45 * 60);
+/// How often an artifact may lead on before its content is reached: a link, a reference, a bucket.
+pub const ARTIFACT_HOPS_MAX: u8 = 4;
 
 /// How many bytes of a task's log are kept from its start.
 pub const LOG_HEAD_BYTES: u64 = 48 << 20;

@@ -16,7 +16,7 @@ use super::{Dialect, Taskcluster};
 use crate::domain::id::{Lane, Run, TaskId};
 use crate::domain::outcome::Outcome;
 use crate::domain::refusal::Refusal;
-use crate::limits::{CLAIMED_PAGE_ENTRIES, LISTING_PAGES_MAX, POLL_MESSAGES_MAX};
+use crate::limits::{CLAIMED_PAGE_ENTRIES, LISTING_PAGES_MAX};
 use crate::source::{Batch, Claim, Grant, Refused, Undecodable};
 
 /// What the adapter keeps of a claim it granted.
@@ -40,7 +40,7 @@ impl Taskcluster {
         let reply = self.api.call(call).await?;
         let date = reply.date_or_now();
         let claims: WireClaims = reply.json()?;
-        if claims.tasks.len() > POLL_MESSAGES_MAX {
+        if claims.tasks.len() > usize::from(max) {
             let found = claims.tasks.len();
             return Err(retry(format!(
                 "{operation}: {found} claims came, but only {max} were asked for"

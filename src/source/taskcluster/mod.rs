@@ -1,20 +1,24 @@
 //! Taskcluster queues as a source, in both dialects: the Azure-style one (signed poll URLs, claimTask) and today's
 //! claimWork. It makes one call for each method and classifies the answer; when to call is decided elsewhere.
 
-#[expect(dead_code, reason = "the artifact calls are on their way")]
 mod api;
-#[expect(dead_code, reason = "the artifact calls are on their way")]
+mod artifact;
+mod azure;
 mod claims;
+mod client;
 mod credentials;
 mod refuse;
 mod wire;
 
 pub use api::{Api, ApiSettings, Timeouts, Unusable};
+pub use client::{Download, Page};
 pub use credentials::{BadCredentials, Credentials};
 
 use crate::domain::id::{Lane, Run};
 use crate::domain::outcome::Outcome;
 use crate::source::{Answer, Artifact, Batch, Claim, Grant, Manner, Message, Opened, Source};
+use azure::Lanes;
+use credentials::Swap;
 use wire::Worker;
 
 /// The longest provisioner, worker type, worker group or worker id, in bytes: that of the Azure-style queue.
@@ -56,9 +60,17 @@ pub struct Settings {
     pub worker_id: String,
     /// Where the content of artifacts is kept.
     pub artifact_storage: ArtifactStorage,
-    /// Hosts, besides the deployment's own, that signed queue URLs may lead to. A leading dot stands for every name
-    /// below it.
+    /// Hosts, besides the deployment's own, that signed queue URLs may lead to; [`Settings::azure_queue_hosts`] is a
+    /// good start. A leading dot stands for every name below it.
     pub queue_hosts: Vec<String>,
+}
+
+impl Settings {
+    /// Where Azure Queue Storage is.
+    #[must_use]
+    pub fn azure_queue_hosts() -> Vec<String> {
+        azure::QUEUE_HOSTS.map(str::to_owned).to_vec()
+    }
 }
 
 /// A Taskcluster queue as a source of claims.
@@ -67,6 +79,9 @@ pub struct Taskcluster {
     dialect: Dialect,
     task_queue: String,
     worker: Worker,
+    artifact_storage: ArtifactStorage,
+    queue_hosts: Vec<String>,
+    lanes: Swap<Lanes>,
 }
 
 impl Taskcluster {
@@ -102,6 +117,9 @@ impl Taskcluster {
                 group: settings.worker_group,
                 id: settings.worker_id,
             },
+            artifact_storage: settings.artifact_storage,
+            queue_hosts: settings.queue_hosts,
+            lanes: Swap::new(Lanes::default()),
         })
     }
 
@@ -148,24 +166,34 @@ impl Source for Taskcluster {
     }
 
     fn open(&self) -> Answer<'_, Opened> {
-        Box::pin(async move {
-            Ok(Opened {
-                lanes: 1,
-                usable_for: None,
-            })
-        })
+        match self.dialect {
+            Dialect::Azure => Box::pin(self.poll_task_urls()),
+            Dialect::ClaimWork => Box::pin(async {
+                Ok(Opened {
+                    lanes: 1,
+                    usable_for: None,
+                })
+            }),
+        }
     }
 
-    fn poll(&self, _lane: Lane, max: u8) -> Answer<'_, Batch> {
-        Box::pin(self.claim_work(max))
+    fn poll(&self, lane: Lane, max: u8) -> Answer<'_, Batch> {
+        match self.dialect {
+            Dialect::Azure => Box::pin(self.receive(lane, max)),
+            Dialect::ClaimWork => Box::pin(self.claim_work(max)),
+        }
     }
 
     fn claim<'a>(&'a self, message: &'a Message) -> Answer<'a, Grant> {
         Box::pin(self.claim_task(&message.run))
     }
 
-    fn delete<'a>(&'a self, _lane: Lane, _id: &'a str, _receipt: &'a str) -> Answer<'a, ()> {
-        Box::pin(async move { Ok(()) })
+    fn delete<'a>(&'a self, lane: Lane, id: &'a str, receipt: &'a str) -> Answer<'a, ()> {
+        match self.dialect {
+            Dialect::Azure => Box::pin(self.delete_message(lane, id, receipt)),
+            // What claimWork hands out is a claim already; there is no entry that stays behind.
+            Dialect::ClaimWork => Box::pin(async { Ok(()) }),
+        }
     }
 
     fn recover<'a>(&'a self, held: &'a [Run]) -> Answer<'a, Vec<Grant>> {
@@ -180,13 +208,8 @@ impl Source for Taskcluster {
         Box::pin(self.resolve(claim, outcome))
     }
 
-    fn upload<'a>(&'a self, claim: &'a Claim, _artifact: &'a Artifact) -> Answer<'a, ()> {
-        Box::pin(async move {
-            Err(refuse::refused(
-                crate::domain::refusal::Refusal::Rejected,
-                format!("{}: artifacts cannot be stored yet", claim.run()),
-            ))
-        })
+    fn upload<'a>(&'a self, claim: &'a Claim, artifact: &'a Artifact) -> Answer<'a, ()> {
+        Box::pin(self.store(claim, artifact))
     }
 
     fn canceled<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool> {

@@ -1,0 +1,377 @@
+//! The poll half of the Azure-style dialect: finding the queues, receiving messages, deleting them.
+
+mod signed_url;
+mod xml;
+
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::alphabet;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use jiff::Timestamp;
+use reqwest::Method;
+use serde::Deserialize;
+use url::Url;
+
+use super::Taskcluster;
+use super::api::{Call, answered, read_body, routable, segment};
+use super::refuse::{Answered, clean, refused, retry, transport};
+use crate::domain::id::{Lane, Run, TaskId};
+use crate::domain::refusal::Refusal;
+use crate::limits::{LANES_MAX, POLL_BODY_BYTES_MAX, POLL_MESSAGES_MAX, SIGNED_URLS_MARGIN};
+use crate::source::{Batch, Message, Opened, Refused, Undecodable};
+use signed_url::Signed;
+use xml::RawMessage;
+
+/// Hosts that signed queue URLs may lead to besides the deployment's own: Azure Queue Storage.
+pub(super) const QUEUE_HOSTS: [&str; 3] = [
+    ".queue.core.windows.net",
+    ".queue.core.usgovcloudapi.net",
+    ".queue.core.chinacloudapi.cn",
+];
+
+/// Standard base64; padding may be missing.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// The queues of a worker type, highest priority first.
+#[derive(Default)]
+pub(super) struct Lanes(Vec<Signed>);
+
+#[derive(Deserialize)]
+struct WireQueues {
+    queues: Vec<WireQueue>,
+    expires: Timestamp,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct WireQueue {
+    signed_poll_url: String,
+    signed_delete_url: String,
+}
+
+/// What a message's text says. Other keys are of no concern.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct WireMessage {
+    task_id: String,
+    run_id: u32,
+}
+
+impl Taskcluster {
+    /// pollTaskUrls: the queues in the order in which they are to be polled.
+    pub(super) async fn poll_task_urls(&self) -> Result<Opened, Refused> {
+        let operation = format!("pollTaskUrls of {}", self.task_queue);
+        let (provisioner, worker_type) = self.queue_parts();
+        let path = format!(
+            "/poll-task-url/{}/{}",
+            segment(provisioner),
+            segment(worker_type)
+        );
+        let call = Call::queue(operation.clone(), Method::GET, path);
+        let reply = self.api.call(call).await?;
+        let date = reply.date_or_now();
+        let WireQueues { queues, expires } = reply.json()?;
+        let count = u16::try_from(queues.len()).unwrap_or(u16::MAX);
+        if count == 0 || usize::from(count) > LANES_MAX {
+            return Err(retry(format!(
+                "{operation}: {count} queues came, and 1 to {LANES_MAX} can be polled"
+            )));
+        }
+        let usable_for = usable_for(expires, date).ok_or_else(|| {
+            retry(format!(
+                "{operation}: the URLs are over already, by the service's own clock"
+            ))
+        })?;
+        let mut lanes = Vec::with_capacity(queues.len());
+        for (place, queue) in queues.into_iter().enumerate() {
+            let lane = Signed::new(queue.signed_poll_url, queue.signed_delete_url)
+                .and_then(|lane| self.allowed(&lane).map(|()| lane))
+                .map_err(|what| retry(format!("{operation}: of queue {place}, {what}")))?;
+            lanes.push(lane);
+        }
+        self.lanes.store(Lanes(lanes));
+        Ok(Opened {
+            lanes: count,
+            usable_for: Some(usable_for),
+        })
+    }
+
+    /// Receives at most `max` messages.
+    pub(super) async fn receive(&self, lane: Lane, max: u8) -> Result<Batch, Refused> {
+        let operation = format!("poll of {} at priority {}", self.task_queue, lane.0);
+        let max = max.clamp(1, POLL_MESSAGES_MAX);
+        let lanes = self.lanes.load();
+        let url = signed(&lanes, lane, &operation)?
+            .poll(max)
+            .map_err(|what| refused(Refusal::Stale, format!("{operation}: its URL {what}")))?;
+        let response = self.ask_storage(&operation, Method::GET, url).await?;
+        if response.status().as_u16() != 200 {
+            let answered = answered(response).await;
+            return Err(by_storage(&operation, &answered));
+        }
+        let body = read_body(&operation, response, POLL_BODY_BYTES_MAX).await?;
+        let unreadable = |what: String| {
+            retry(format!(
+                "{operation}: the answer cannot be read: {what}; is there a proxy in between?"
+            ))
+        };
+        let body = String::from_utf8(body).map_err(|_| unreadable("it is not UTF-8".into()))?;
+        let mut messages = xml::messages(&body).map_err(unreadable)?;
+        // What was not asked for has no slot; it comes back by itself.
+        messages.truncate(usize::from(max));
+        Ok(batch(lane, messages))
+    }
+
+    /// Deletes one reception of a message.
+    pub(super) async fn delete_message(
+        &self,
+        lane: Lane,
+        id: &str,
+        receipt: &str,
+    ) -> Result<(), Refused> {
+        let operation = format!(
+            "delete of message {} of {} at priority {}",
+            clean(id),
+            self.task_queue,
+            lane.0
+        );
+        let lanes = self.lanes.load();
+        let url = signed(&lanes, lane, &operation)?
+            .delete(id, receipt)
+            .map_err(|what| refused(Refusal::Rejected, format!("{operation}: its URL {what}")))?;
+        let response = self.ask_storage(&operation, Method::DELETE, url).await?;
+        if response.status().is_success() {
+            return Ok(());
+        }
+        let answered = answered(response).await;
+        if answered.status == 404 && !answered.content_type.contains("html") {
+            return Ok(());
+        }
+        Err(by_storage(&operation, &answered))
+    }
+
+    async fn ask_storage(
+        &self,
+        operation: &str,
+        method: Method,
+        url: Url,
+    ) -> Result<reqwest::Response, Refused> {
+        self.api
+            .http()
+            .request(method, url)
+            .timeout(self.api.timeouts().call)
+            .send()
+            .await
+            .map_err(|error| transport(operation, error))
+    }
+
+    fn queue_parts(&self) -> (&str, &str) {
+        self.task_queue.split_once('/').unwrap_or_default()
+    }
+
+    /// Whether a queue's URLs lead to where a queue may be.
+    fn allowed(&self, lane: &Signed) -> Result<(), String> {
+        let root = self.api.root();
+        for url in lane.places()? {
+            if root.scheme() == "https" && url.scheme() != "https" {
+                return Err("a URL is not https, though root_url is".into());
+            }
+            let host = url.host_str().unwrap_or_default();
+            let literal = match url.host() {
+                Some(url::Host::Ipv4(address)) => Some(address.into()),
+                Some(url::Host::Ipv6(address)) => Some(address.into()),
+                Some(url::Host::Domain(_)) | None => None,
+            };
+            let named = self
+                .queue_hosts
+                .iter()
+                .any(|allowed| match allowed.strip_prefix('.') {
+                    Some(_) => host.ends_with(allowed.as_str()),
+                    None => host == allowed,
+                });
+            let somewhere = named || root.host_str() == Some(host);
+            if !somewhere || literal.is_some_and(|address| !routable(address)) {
+                return Err(format!(
+                    "a URL leads to {host}, which is neither the deployment's host nor one of queue_hosts; \
+                     add it there if it is right"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How long signed URLs are used: until 5 minutes before they end, by the service's clock; half their life where that is short.
+fn usable_for(expires: Timestamp, date: Timestamp) -> Option<Duration> {
+    let life = Duration::try_from(expires.duration_since(date)).ok()?;
+    let used = life.saturating_sub(SIGNED_URLS_MARGIN).max(life / 2);
+    (!used.is_zero()).then_some(used)
+}
+
+fn signed<'a>(lanes: &'a Lanes, lane: Lane, operation: &str) -> Result<&'a Signed, Refused> {
+    lanes.0.get(usize::from(lane.0)).ok_or_else(|| {
+        refused(
+            Refusal::Stale,
+            format!("{operation}: there is no such queue at present"),
+        )
+    })
+}
+
+/// Classifies an answer of the queue storage.
+fn by_storage(operation: &str, answered: &Answered) -> Refused {
+    let Answered { status, after, .. } = *answered;
+    let refusal = match status {
+        401 | 403 | 404 => Refusal::Stale,
+        429 => Refusal::Throttled { after },
+        408 => Refusal::Retry { after },
+        400..=499 => Refusal::Rejected,
+        _ => Refusal::Retry { after },
+    };
+    let said = std::str::from_utf8(&answered.body)
+        .ok()
+        .and_then(xml::error)
+        .map(|error| {
+            // What follows the first line are ids and, for a bad signature, what was signed.
+            let line = error.message.lines().next().unwrap_or_default();
+            format!(" {}: {}", clean(&error.code), clean(line))
+        });
+    let said = match said {
+        Some(said) => said,
+        None if (300..400).contains(&status) => ", a redirect, which is never followed".into(),
+        None => String::new(),
+    };
+    refused(refusal, format!("{operation}: {status}{said}"))
+}
+
+fn batch(lane: Lane, messages: Vec<RawMessage>) -> Batch {
+    let mut batch = Batch::default();
+    for message in messages {
+        let id = message.id.as_str().into();
+        let receipt = message.receipt.as_str().into();
+        let dequeue_count = message.dequeue_count.trim().parse::<u64>().unwrap_or(1);
+        let dequeue_count = u32::try_from(dequeue_count).unwrap_or(u32::MAX);
+        match decode(&message) {
+            Ok(run) => batch.messages.push(Message {
+                lane,
+                id,
+                receipt,
+                dequeue_count,
+                run,
+            }),
+            Err(what) => batch.undecodable.push(Undecodable {
+                lane,
+                id,
+                receipt,
+                dequeue_count,
+                what: what.into(),
+            }),
+        }
+    }
+    batch
+}
+
+fn decode(message: &RawMessage) -> Result<Run, &'static str> {
+    if message.id.is_empty() || message.receipt.is_empty() {
+        return Err("it has no MessageId or no PopReceipt");
+    }
+    let mut text = message.text.clone();
+    text.retain(|character| !character.is_ascii_whitespace());
+    let json = BASE64.decode(text).map_err(|_| "its text is not base64")?;
+    let named: WireMessage =
+        serde_json::from_slice(&json).map_err(|_| "its text is not JSON with taskId and runId")?;
+    let task = TaskId::parse(&named.task_id).ok_or("its taskId is not one")?;
+    Ok(Run {
+        task,
+        run: named.run_id,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base64::engine::general_purpose::STANDARD;
+
+    fn raw(text: &str) -> RawMessage {
+        RawMessage {
+            id: "i".into(),
+            receipt: "r".into(),
+            dequeue_count: "1".into(),
+            text: text.into(),
+        }
+    }
+
+    fn said(json: &str) -> Result<String, &'static str> {
+        decode(&raw(&STANDARD.encode(json))).map(|run| run.to_string())
+    }
+
+    #[test]
+    fn message_texts_are_decoded_tolerantly() {
+        assert_eq!(
+            said(r#"{"taskId":"a_b-C","runId":3}"#),
+            Ok("a_b-C/3".into())
+        );
+        assert_eq!(
+            said(r#"{"new":[{}],"runId":0,"hintId":"h","taskId":"x"}"#),
+            Ok("x/0".into())
+        );
+        let unpadded = STANDARD.encode(r#"{"taskId":"x","runId":0}  "#);
+        let unpadded = unpadded.trim_end_matches('=');
+        let folded = format!(" {}\r\n{} ", &unpadded[..10], &unpadded[10..]);
+        assert!(decode(&raw(&folded)).is_ok());
+    }
+
+    #[test]
+    fn an_undecodable_message_costs_the_batch_nothing() {
+        let good = STANDARD.encode(r#"{"taskId":"x","runId":0}"#);
+        let bad = [
+            "%%%".to_owned(),
+            String::new(),
+            STANDARD.encode("no json"),
+            STANDARD.encode("[]"),
+            STANDARD.encode(r#"{"taskId":"x"}"#),
+            STANDARD.encode(r#"{"taskId":"x","runId":"0"}"#),
+            STANDARD.encode(r#"{"taskId":"x","runId":-1}"#),
+            STANDARD.encode(r#"{"taskId":"../x","runId":0}"#),
+            STANDARD.encode([0xff, 0xfe]),
+        ];
+        let mut messages: Vec<_> = bad.iter().map(|text| raw(text)).collect();
+        messages.insert(4, raw(&good));
+        messages.push(RawMessage {
+            receipt: String::new(),
+            ..raw(&good)
+        });
+        let batch = batch(Lane(2), messages);
+        assert_eq!(batch.messages.len(), 1);
+        assert_eq!(batch.undecodable.len(), bad.len() + 1);
+        assert!(batch.undecodable.iter().all(|entry| entry.lane == Lane(2)));
+    }
+
+    #[test]
+    fn dequeue_counts_are_never_a_reason_to_drop_a_message() {
+        let count = |text: &str| {
+            let message = RawMessage {
+                dequeue_count: text.into(),
+                ..raw(&STANDARD.encode(r#"{"taskId":"x","runId":0}"#))
+            };
+            batch(Lane(0), vec![message]).messages[0].dequeue_count
+        };
+        assert_eq!(count(" 17 "), 17);
+        assert_eq!(count("99999999999999"), u32::MAX);
+        assert_eq!(count(""), 1);
+    }
+
+    #[test]
+    fn urls_are_renewed_five_minutes_before_they_end() {
+        let at = |text: &str| text.parse::<Timestamp>().unwrap();
+        let life = |expires| usable_for(at(expires), at("2026-11-21T10:00:00Z"));
+        let minutes = |minutes: u64| Some(Duration::from_secs(minutes * 60));
+        assert_eq!(life("2026-11-21T10:30:00.000Z"), minutes(25));
+        assert_eq!(life("2026-11-21T10:04:00Z"), minutes(2));
+        assert_eq!(life("2026-11-21T10:00:00Z"), None);
+        assert_eq!(life("2026-11-21T09:00:00Z"), None);
+    }
+}

@@ -1,0 +1,305 @@
+//! The XML of Azure queues: a list of messages, or an error.
+//!
+//! Hostile input costs at most its own length: no document type, no entity but the predefined ones and character
+//! references, and bounds on depth, attributes and messages. Elements nobody asked for are passed over.
+
+use quick_xml::Reader;
+use quick_xml::escape::resolve_xml_entity;
+use quick_xml::events::{BytesStart, Event};
+
+use crate::limits::{POLL_MESSAGES_MAX, XML_ATTRIBUTES_MAX, XML_DEPTH_MAX};
+
+/// One message as the queue handed it out. Fields that were missing are empty.
+#[derive(Default)]
+pub(super) struct RawMessage {
+    pub(super) id: String,
+    pub(super) receipt: String,
+    pub(super) dequeue_count: String,
+    pub(super) text: String,
+}
+
+/// What an error document says.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct RawError {
+    pub(super) code: String,
+    pub(super) message: String,
+}
+
+/// Reads a `QueueMessagesList`.
+pub(super) fn messages(document: &str) -> Result<Vec<RawMessage>, String> {
+    let mut steps = Steps::new(document);
+    let mut found = Vec::new();
+    let mut root_seen = false;
+    let mut in_message = false;
+    loop {
+        match steps.next()? {
+            Step::Open { depth: 1, name } if name == "QueueMessagesList" && !root_seen => {
+                root_seen = true;
+            }
+            Step::Open { depth: 1, .. } => return Err("it is not a list of messages".into()),
+            Step::Open { depth: 2, name } => {
+                in_message = name == "QueueMessage";
+                if !in_message {
+                    continue;
+                }
+                if found.len() == usize::from(POLL_MESSAGES_MAX) {
+                    return Err(format!("it holds more than {POLL_MESSAGES_MAX} messages"));
+                }
+                found.push(RawMessage::default());
+            }
+            Step::Close {
+                depth: 3,
+                name,
+                text,
+            } if in_message => {
+                let Some(message) = found.last_mut() else {
+                    continue;
+                };
+                match name.as_str() {
+                    "MessageId" => message.id = text,
+                    "PopReceipt" => message.receipt = text,
+                    "DequeueCount" => message.dequeue_count = text,
+                    "MessageText" => message.text = text,
+                    _ => {}
+                }
+            }
+            Step::Open { .. } | Step::Close { .. } => {}
+            Step::End if root_seen => return Ok(found),
+            Step::End => return Err("it holds no list of messages".into()),
+        }
+    }
+}
+
+/// Reads an `Error`; `None` where it is not one.
+pub(super) fn error(document: &str) -> Option<RawError> {
+    let mut steps = Steps::new(document);
+    let mut found = RawError::default();
+    loop {
+        match steps.next().ok()? {
+            Step::Open { depth: 1, name } if name != "Error" => return None,
+            Step::Close {
+                depth: 2,
+                name,
+                text,
+            } => match name.as_str() {
+                "Code" => found.code = text,
+                "Message" => found.message = text,
+                _ => {}
+            },
+            Step::Open { .. } | Step::Close { .. } => {}
+            Step::End => return (!found.code.is_empty()).then_some(found),
+        }
+    }
+}
+
+/// A step through a document. The outermost element has depth 1.
+enum Step {
+    Open {
+        depth: usize,
+        name: String,
+    },
+    /// An element ended; `text` is what stood in it after its last child.
+    Close {
+        depth: usize,
+        name: String,
+        text: String,
+    },
+    End,
+}
+
+struct Steps<'a> {
+    reader: Reader<&'a [u8]>,
+    depth: usize,
+    text: String,
+    /// The second half of a self-closing element.
+    closing: Option<String>,
+}
+
+impl<'a> Steps<'a> {
+    fn new(document: &'a str) -> Self {
+        Self {
+            reader: Reader::from_str(document),
+            depth: 0,
+            text: String::new(),
+            closing: None,
+        }
+    }
+
+    fn next(&mut self) -> Result<Step, String> {
+        if let Some(name) = self.closing.take() {
+            return self.close(name);
+        }
+        loop {
+            let event = self
+                .reader
+                .read_event()
+                .map_err(|_| self.broken("is not well-formed XML"))?;
+            match event {
+                Event::Start(start) => return self.open(&start),
+                Event::Empty(start) => {
+                    self.closing = Some(name(&start));
+                    return self.open(&start);
+                }
+                Event::End(end) => {
+                    return self.close(end.local_name().as_ref().to_owned());
+                }
+                Event::Text(text) => self.text.push_str(&text.xml10_content()),
+                Event::CData(data) => self.text.push_str(&data.xml10_content()),
+                Event::GeneralRef(reference) => {
+                    let character = reference
+                        .resolve_char_ref()
+                        .map_err(|_| self.broken("holds a character reference that is none"))?;
+                    match (character, resolve_xml_entity(&reference)) {
+                        (Some(character), _) => self.text.push(character),
+                        (None, Some(text)) => self.text.push_str(text),
+                        (None, None) => return Err(self.broken("holds an entity")),
+                    }
+                }
+                Event::DocType(_) => return Err(self.broken("holds a document type")),
+                Event::Decl(_) | Event::PI(_) | Event::Comment(_) => {}
+                Event::Eof if self.depth > 0 => return Err(self.broken("breaks off")),
+                Event::Eof => return Ok(Step::End),
+            }
+        }
+    }
+
+    fn open(&mut self, start: &BytesStart<'_>) -> Result<Step, String> {
+        if self.depth == XML_DEPTH_MAX {
+            return Err(self.broken("is nested too deeply"));
+        }
+        let mut attributes = start.attributes();
+        let attributes = attributes.with_checks(false).take(XML_ATTRIBUTES_MAX + 1);
+        if attributes.count() > XML_ATTRIBUTES_MAX {
+            return Err(self.broken("holds an element with too many attributes"));
+        }
+        self.depth += 1;
+        self.text.clear();
+        Ok(Step::Open {
+            depth: self.depth,
+            name: name(start),
+        })
+    }
+
+    fn close(&mut self, name: String) -> Result<Step, String> {
+        let depth = self.depth;
+        self.depth = depth
+            .checked_sub(1)
+            .ok_or_else(|| self.broken("closes what was not opened"))?;
+        Ok(Step::Close {
+            depth,
+            name,
+            text: std::mem::take(&mut self.text),
+        })
+    }
+
+    fn broken(&self, how: &str) -> String {
+        format!("it {how} (at byte {})", self.reader.buffer_position())
+    }
+}
+
+fn name(start: &BytesStart<'_>) -> String {
+    start.local_name().as_ref().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids(document: &str) -> Vec<String> {
+        let found = messages(document).unwrap();
+        found.into_iter().map(|message| message.id).collect()
+    }
+
+    fn refusal(document: &str) -> String {
+        messages(document).err().unwrap()
+    }
+
+    #[test]
+    fn every_spelling_of_an_empty_list_is_empty() {
+        for document in [
+            "<QueueMessagesList/>",
+            "<QueueMessagesList />",
+            "<QueueMessagesList></QueueMessagesList>",
+            "<QueueMessagesList>\r\n  \r\n</QueueMessagesList>\n",
+            "\u{feff}<?xml version=\"1.0\" encoding=\"utf-8\"?><QueueMessagesList/>",
+            "<?xml version=\"1.0\"?><!-- c --><q:QueueMessagesList xmlns:q=\"u\"/>",
+        ] {
+            assert_eq!(ids(document), [""; 0], "{document}");
+        }
+    }
+
+    #[test]
+    fn predefined_and_character_entities_are_decoded() {
+        let found = messages(
+            "<QueueMessagesList><QueueMessage><MessageId>&lt;a&#43;b&#x2f;&amp;&gt;</MessageId>\
+             <PopReceipt><![CDATA[x&y]]></PopReceipt><MessageText/></QueueMessage></QueueMessagesList>",
+        )
+        .unwrap();
+        assert_eq!(found[0].id, "<a+b/&>");
+        assert_eq!(found[0].receipt, "x&y");
+        assert_eq!(found[0].text, "");
+    }
+
+    #[test]
+    fn elements_nobody_asked_for_change_nothing() {
+        let document = "<QueueMessagesList><Other><MessageId>no</MessageId></Other><QueueMessage>\
+             <New><MessageId>no</MessageId></New><MessageId>yes</MessageId><MessageId2>no</MessageId2>\
+             </QueueMessage></QueueMessagesList>";
+        assert_eq!(ids(document), ["yes"]);
+    }
+
+    #[test]
+    fn entity_bombs_and_document_types_are_refused() {
+        let bomb = "<!DOCTYPE l [<!ENTITY a \"aaaa\"><!ENTITY b \"&a;&a;\">]><QueueMessagesList/>";
+        assert!(refusal(bomb).contains("document type"));
+        let entity = "<QueueMessagesList><QueueMessage><MessageId>&b;</MessageId></QueueMessage></QueueMessagesList>";
+        assert!(refusal(entity).contains("entity"));
+    }
+
+    #[test]
+    fn depth_attributes_and_messages_are_bounded() {
+        let deep = format!("<QueueMessagesList>{}", "<a>".repeat(100_000));
+        assert!(refusal(&deep).contains("nested too deeply"));
+        let wide = format!("<QueueMessagesList {}/>", "a=\"b\" ".repeat(1_000_000 / 6));
+        assert!(refusal(&wide).contains("too many attributes"));
+        let many = format!(
+            "<QueueMessagesList>{}</QueueMessagesList>",
+            "<QueueMessage/>".repeat(33)
+        );
+        assert!(refusal(&many).contains("more than 32 messages"));
+    }
+
+    #[test]
+    fn what_is_no_list_is_refused_with_a_reason() {
+        assert!(refusal("").contains("no list"));
+        assert!(refusal("<html><body>502</body></html>").contains("not a list"));
+        assert!(refusal("<Error><Code>x</Code></Error>").contains("not a list"));
+        assert!(refusal("<QueueMessagesList>").contains("breaks off"));
+        assert!(refusal("<QueueMessagesList></Other>").contains("well-formed"));
+        assert!(refusal("<QueueMessagesList/><QueueMessagesList/>").contains("not a list"));
+        assert!(refusal("<QueueMessagesList>&#xD800;</QueueMessagesList>").contains("character"));
+        assert!(refusal("</QueueMessagesList>").starts_with("it "));
+    }
+
+    #[test]
+    fn errors_are_read() {
+        let found = error(
+            "<?xml version=\"1.0\"?>\n<Error>\n <Code>A</Code>\n <Message>b\nRequestId:c</Message></Error>",
+        );
+        let expected = RawError {
+            code: "A".into(),
+            message: "b\nRequestId:c".into(),
+        };
+        assert_eq!(found, Some(expected));
+        assert_eq!(error("<html/>"), None);
+        assert_eq!(error("nothing"), None);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_input_makes_the_parser_panic(document in "(<[/!?]?[a-zQM]{0,3}[ /=\"]{0,2}>?|&#?x?[0-9a-f]{0,4};?|[ \\PC]{0,4}){0,40}") {
+            messages(&document).ok();
+            error(&document).ok_or(()).ok();
+        }
+    }
+}
