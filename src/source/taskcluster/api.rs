@@ -19,8 +19,7 @@ use url::{Position, Url};
 use super::credentials::{Credentials, Swap};
 use super::refuse::{self, Answered, by_service, retry, transport};
 use crate::limits::{
-    CALL_TIMEOUT, CONNECT_TIMEOUT, ERROR_BODY_BYTES_MAX, JSON_BODY_BYTES_MAX, LONG_POLL_TIMEOUT,
-    POOL_IDLE_TIMEOUT,
+    CALL_TIMEOUT, CONNECT_TIMEOUT, ERROR_BODY_BYTES_MAX, JSON_BODY_BYTES_MAX, LONG_POLL_TIMEOUT, POOL_IDLE_TIMEOUT,
 };
 use crate::source::Refused;
 
@@ -57,12 +56,7 @@ pub struct Timeouts {
 
 impl Default for Timeouts {
     fn default() -> Self {
-        Self {
-            connect: CONNECT_TIMEOUT,
-            call: CALL_TIMEOUT,
-            long_poll: LONG_POLL_TIMEOUT,
-            idle: POOL_IDLE_TIMEOUT,
-        }
+        Self { connect: CONNECT_TIMEOUT, call: CALL_TIMEOUT, long_poll: LONG_POLL_TIMEOUT, idle: POOL_IDLE_TIMEOUT }
     }
 }
 
@@ -78,10 +72,7 @@ pub struct Unusable {
 
 impl Unusable {
     pub(super) fn new(setting: &'static str, what: impl Into<String>) -> Self {
-        Self {
-            setting,
-            what: what.into(),
-        }
+        Self { setting, what: what.into() }
     }
 }
 
@@ -176,10 +167,7 @@ pub(super) struct Failed {
 
 impl From<Refused> for Failed {
     fn from(refused: Refused) -> Self {
-        Self {
-            status: None,
-            refused,
-        }
+        Self { status: None, refused }
     }
 }
 
@@ -267,18 +255,12 @@ impl Api {
         let response = self.send(call).await?;
         let date = date(&response);
         let body = read_body(&operation, response, JSON_BODY_BYTES_MAX).await?;
-        Ok(Reply {
-            operation,
-            date,
-            body,
-        })
+        Ok(Reply { operation, date, body })
     }
 
     /// Makes one call and answers with the head of a 2xx or 303 answer; everything else is a refusal.
     pub(super) async fn send(&self, call: Call<'_>) -> Result<Response, Failed> {
-        let Call {
-            operation, body, ..
-        } = &call;
+        let Call { operation, body, .. } = &call;
         let base = match call.service {
             Service::Queue => &self.0.queue,
             Service::Object => &self.0.object,
@@ -300,23 +282,15 @@ impl Api {
             Signer::Own => own.as_ref().as_ref(),
             Signer::With(credentials) => Some(credentials),
         };
-        let authorization =
-            signer.and_then(|who| who.sign(call.method.as_str(), &url, service_time(skew_s)));
-        let mut request = self
-            .0
-            .http
-            .request(call.method.clone(), url)
-            .timeout(timeout);
+        let authorization = signer.and_then(|who| who.sign(call.method.as_str(), &url, service_time(skew_s)));
+        let mut request = self.0.http.request(call.method.clone(), url).timeout(timeout);
         if let Some(value) = authorization {
             request = request.header(AUTHORIZATION, value);
         }
         if let Some(body) = body {
             request = request.json(body);
         }
-        let response = request
-            .send()
-            .await
-            .map_err(|error| transport(operation, error))?;
+        let response = request.send().await.map_err(|error| transport(operation, error))?;
         if response.status().is_success() || response.status().as_u16() == 303 {
             return Ok(response);
         }
@@ -334,10 +308,7 @@ impl Api {
             refused.what.push_str("; ");
             refused.what.push_str(&hint);
         }
-        Failed {
-            status: Some(answered.status),
-            refused,
-        }
+        Failed { status: Some(answered.status), refused }
     }
 
     /// A refused signature may mean that our clock is wrong: the service's own is used from then on. Where that was
@@ -363,48 +334,24 @@ impl Api {
 pub(super) async fn answered(response: Response) -> Answered {
     let header = |name| {
         let value: Option<&reqwest::header::HeaderValue> = response.headers().get(name);
-        value
-            .and_then(|value| value.to_str().ok())
-            .map(str::to_owned)
+        value.and_then(|value| value.to_str().ok()).map(str::to_owned)
     };
     let status = response.status().as_u16();
     let after = refuse::retry_after(header(RETRY_AFTER).as_deref());
     let content_type = header(CONTENT_TYPE).unwrap_or_default();
-    let body = read_body("", response, ERROR_BODY_BYTES_MAX)
-        .await
-        .unwrap_or_default();
-    Answered {
-        status,
-        after,
-        content_type,
-        body,
-    }
+    let body = read_body("", response, ERROR_BODY_BYTES_MAX).await.unwrap_or_default();
+    Answered { status, after, content_type, body }
 }
 
 /// Reads a body up to `bytes_max`; a longer one is refused as soon as that is known.
-pub(super) async fn read_body(
-    operation: &str,
-    mut response: Response,
-    bytes_max: usize,
-) -> Result<Vec<u8>, Refused> {
-    let too_long = || {
-        retry(format!(
-            "{operation}: the answer is longer than {bytes_max} bytes and was not read"
-        ))
-    };
-    let announced = response
-        .headers()
-        .get(CONTENT_LENGTH)
-        .and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+pub(super) async fn read_body(operation: &str, mut response: Response, bytes_max: usize) -> Result<Vec<u8>, Refused> {
+    let too_long = || retry(format!("{operation}: the answer is longer than {bytes_max} bytes and was not read"));
+    let announced = response.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     if announced.is_some_and(|bytes| bytes > bytes_max) {
         return Err(too_long());
     }
     let mut body = Vec::with_capacity(announced.unwrap_or(0));
-    while let Some(chunk) = response
-        .chunk()
-        .await
-        .map_err(|error| transport(operation, error))?
-    {
+    while let Some(chunk) = response.chunk().await.map_err(|error| transport(operation, error))? {
         if body.len() + chunk.len() > bytes_max {
             return Err(too_long());
         }
@@ -416,9 +363,7 @@ pub(super) async fn read_body(
 /// The clock of whoever answered.
 pub(super) fn date(response: &Response) -> Option<Timestamp> {
     let text = response.headers().get(DATE)?.to_str().ok()?;
-    jiff::fmt::rfc2822::parse(text)
-        .ok()
-        .map(|zoned| zoned.timestamp())
+    jiff::fmt::rfc2822::parse(text).ok().map(|zoned| zoned.timestamp())
 }
 
 /// A path segment, every byte but unreserved ones percent-encoded.
@@ -428,16 +373,13 @@ pub(super) fn segment(text: &str) -> impl fmt::Display + '_ {
 
 fn service_time(skew_s: i64) -> SystemTime {
     let now = Timestamp::now();
-    let there = now
-        .checked_add(SignedDuration::from_secs(skew_s))
-        .unwrap_or(now);
+    let there = now.checked_add(SignedDuration::from_secs(skew_s)).unwrap_or(now);
     SystemTime::from(there)
 }
 
 fn base(setting: &'static str, text: &str) -> Result<Url, Unusable> {
     let example = "it should look like https://taskcluster.example.com";
-    let url =
-        Url::parse(text).map_err(|error| Unusable::new(setting, format!("{error}; {example}")))?;
+    let url = Url::parse(text).map_err(|error| Unusable::new(setting, format!("{error}; {example}")))?;
     let plain = matches!(url.scheme(), "http" | "https")
         && url.has_host()
         && url.username().is_empty()
@@ -460,9 +402,7 @@ fn service(root: &Url, name: &str) -> Url {
 
 fn client(settings: &ApiSettings) -> Result<Client, Unusable> {
     // An error says that a provider is installed already, which is what is wanted.
-    rustls::crypto::ring::default_provider()
-        .install_default()
-        .ok();
+    rustls::crypto::ring::default_provider().install_default().ok();
     let timeouts = settings.timeouts;
     let mut builder = Client::builder()
         .user_agent(concat!("journeyman/", env!("CARGO_PKG_VERSION")))
@@ -475,8 +415,7 @@ fn client(settings: &ApiSettings) -> Result<Client, Unusable> {
         .tcp_nodelay(true)
         .dns_resolver(Arc::new(RoutableOnly));
     if let Some(proxy) = &settings.proxy {
-        let proxy = reqwest::Proxy::all(proxy)
-            .map_err(|_| Unusable::new("proxy", "not an address of a proxy"))?;
+        let proxy = reqwest::Proxy::all(proxy).map_err(|_| Unusable::new("proxy", "not an address of a proxy"))?;
         builder = builder.proxy(proxy);
     }
     builder.build().map_err(|error| {
@@ -492,10 +431,7 @@ fn client(settings: &ApiSettings) -> Result<Client, Unusable> {
 pub(super) const fn routable(address: IpAddr) -> bool {
     match address.to_canonical() {
         IpAddr::V4(address) => {
-            !(address.is_link_local()
-                || address.is_unspecified()
-                || address.is_broadcast()
-                || address.is_multicast())
+            !(address.is_link_local() || address.is_unspecified() || address.is_broadcast() || address.is_multicast())
         }
         IpAddr::V6(address) => {
             !(address.is_unicast_link_local()

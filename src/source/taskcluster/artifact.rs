@@ -28,8 +28,7 @@ use super::wire::WireCredentials;
 use super::{ArtifactStorage, Dialect, Taskcluster};
 use crate::domain::refusal::Refusal;
 use crate::limits::{
-    ARTIFACT_BYTES_PER_SECOND_MIN, ARTIFACT_CHUNK_BYTES, ARTIFACT_INLINE_BYTES_MAX,
-    ARTIFACT_UPLOAD_TIMEOUT_MAX,
+    ARTIFACT_BYTES_PER_SECOND_MIN, ARTIFACT_CHUNK_BYTES, ARTIFACT_INLINE_BYTES_MAX, ARTIFACT_UPLOAD_TIMEOUT_MAX,
 };
 use crate::source::{Artifact, ArtifactBody, Claim, Refused};
 
@@ -95,11 +94,7 @@ impl Taskcluster {
         let operation = format!("artifact {} of {run}", clean(&artifact.name));
         let name = segment(&artifact.name);
         let upload = Upload {
-            path: format!(
-                "/task/{}/runs/{}/artifacts/{name}",
-                segment(run.task.as_str()),
-                run.run
-            ),
+            path: format!("/task/{}/runs/{}/artifacts/{name}", segment(run.task.as_str()), run.run),
             expires: expires(artifact, part, &operation)?,
             credentials: part.credentials.load(),
             content: content(&artifact.body),
@@ -107,16 +102,10 @@ impl Taskcluster {
         };
         match (&artifact.body, self.artifact_storage) {
             (ArtifactBody::File { .. }, ArtifactStorage::S3) => self.store_s3(&upload).await,
-            (ArtifactBody::File { .. }, ArtifactStorage::Object) => {
-                self.store_object(&upload).await
+            (ArtifactBody::File { .. }, ArtifactStorage::Object) => self.store_object(&upload).await,
+            (ArtifactBody::Link { target, content_type }, _) => {
+                self.announce_link(&upload, run, target, content_type).await
             }
-            (
-                ArtifactBody::Link {
-                    target,
-                    content_type,
-                },
-                _,
-            ) => self.announce_link(&upload, run, target, content_type).await,
             (ArtifactBody::Reference { url, content_type }, _) => {
                 self.announce_reference(&upload, url, content_type).await
             }
@@ -133,24 +122,13 @@ impl Taskcluster {
     }
 
     /// createArtifact.
-    async fn announce(
-        &self,
-        upload: &Upload<'_>,
-        body: Value,
-    ) -> Result<super::api::Reply, Refused> {
+    async fn announce(&self, upload: &Upload<'_>, body: Value) -> Result<super::api::Reply, Refused> {
         let operation = upload.operation.clone();
-        let call = Call::queue(operation, Method::POST, upload.path.clone())
-            .body(body)
-            .signed_by(&upload.credentials);
+        let call = Call::queue(operation, Method::POST, upload.path.clone()).body(body).signed_by(&upload.credentials);
         Ok(self.api.call(call).await?)
     }
 
-    async fn announce_reference(
-        &self,
-        upload: &Upload<'_>,
-        url: &str,
-        content_type: &str,
-    ) -> Result<(), Refused> {
+    async fn announce_reference(&self, upload: &Upload<'_>, url: &str, content_type: &str) -> Result<(), Refused> {
         let body = json!({
             "storageType": "reference",
             "expires": upload.expires,
@@ -201,10 +179,7 @@ impl Taskcluster {
             "contentType": content.content_type,
         });
         let answer: WireS3 = self.announce(upload, body).await?.json()?;
-        let content_type = answer
-            .content_type
-            .as_deref()
-            .unwrap_or(content.content_type);
+        let content_type = answer.content_type.as_deref().unwrap_or(content.content_type);
         let headers = headers([("content-type", content_type)], &upload.operation)?;
         self.put(upload, content, &answer.put_url, headers).await?;
         Ok(())
@@ -220,26 +195,14 @@ impl Taskcluster {
             "contentType": content.content_type,
         });
         let object: WireObject = self.announce(upload, body).await?.json()?;
-        let WireObject {
-            name,
-            project_id,
-            upload_id,
-            expires,
-            credentials,
-        } = object;
-        let signer = credentials
-            .parse()
-            .map_err(|what| retry(format!("{}: {what}", upload.operation)))?;
+        let WireObject { name, project_id, upload_id, expires, credentials } = object;
+        let signer = credentials.parse().map_err(|what| retry(format!("{}: {what}", upload.operation)))?;
         let operation = &upload.operation;
         let call = |method, step: &str, body: Value| Call {
             service: Service::Object,
-            ..Call::queue(
-                operation.clone(),
-                method,
-                format!("/{step}/{}", segment(&name)),
-            )
-            .body(body)
-            .signed_by(&signer)
+            ..Call::queue(operation.clone(), method, format!("/{step}/{}", segment(&name)))
+                .body(body)
+                .signed_by(&signer)
         };
 
         let inline = read_small(content, operation).await?;
@@ -252,30 +215,14 @@ impl Taskcluster {
         let create = call(Method::PUT, "upload", proposed);
         let chosen: WireUpload = self.api.call(create).await?.json()?;
         let hashes = match (inline, chosen.upload_method) {
-            (
-                Some(data),
-                WireMethod {
-                    data_inline: Some(true),
-                    ..
-                },
-            ) => Hashes::of(&data),
-            (
-                _,
-                WireMethod {
-                    put_url: Some(put), ..
-                },
-            ) => {
-                let given = put
-                    .headers
-                    .iter()
-                    .map(|(name, value)| (name.as_str(), value.as_str().unwrap_or_default()));
+            (Some(data), WireMethod { data_inline: Some(true), .. }) => Hashes::of(&data),
+            (_, WireMethod { put_url: Some(put), .. }) => {
+                let given = put.headers.iter().map(|(name, value)| (name.as_str(), value.as_str().unwrap_or_default()));
                 let headers = headers(given, operation)?;
                 self.put(upload, content, &put.url, headers).await?
             }
             (_, _) => {
-                let what = format!(
-                    "{operation}: the object service chose no way of uploading that was proposed"
-                );
+                let what = format!("{operation}: the object service chose no way of uploading that was proposed");
                 return Err(retry(what));
             }
         };
@@ -284,9 +231,7 @@ impl Taskcluster {
             "uploadId": upload_id,
             "hashes": hashes.hex(),
         });
-        self.api
-            .call(call(Method::POST, "finish-upload", finish))
-            .await?;
+        self.api.call(call(Method::POST, "finish-upload", finish)).await?;
         let call = Call::queue(operation.clone(), Method::PUT, upload.path.clone())
             .body(json!({ "uploadId": upload_id }))
             .signed_by(&upload.credentials);
@@ -303,9 +248,7 @@ impl Taskcluster {
         mut headers: HeaderMap,
     ) -> Result<Hashes, Refused> {
         let operation = &upload.operation;
-        let url = self
-            .upload_url(url)
-            .map_err(|what| retry(format!("{operation}: the upload URL {what}")))?;
+        let url = self.upload_url(url).map_err(|what| retry(format!("{operation}: the upload URL {what}")))?;
         headers.insert(CONTENT_LENGTH, HeaderValue::from(content.bytes));
         let (feed, drain) = tokio::io::duplex(ARTIFACT_CHUNK_BYTES);
         let stream = ReaderStream::with_capacity(drain, ARTIFACT_CHUNK_BYTES);
@@ -332,24 +275,13 @@ impl Taskcluster {
             let refusal = match by_status(status, answered.after) {
                 Refusal::Throttled { after } => Refusal::Throttled { after },
                 Refusal::Rejected if matches!(status, 405 | 411 | 413 | 415) => Refusal::Rejected,
-                Refusal::Retry { .. }
-                | Refusal::Gone
-                | Refusal::Rejected
-                | Refusal::Denied
-                | Refusal::Stale => Refusal::Retry {
-                    after: answered.after,
-                },
+                Refusal::Retry { .. } | Refusal::Gone | Refusal::Rejected | Refusal::Denied | Refusal::Stale => {
+                    Refusal::Retry { after: answered.after }
+                }
             };
-            return Err(refused(
-                refusal,
-                format!("{operation}: the storage answered {status}"),
-            ));
+            return Err(refused(refusal, format!("{operation}: the storage answered {status}")));
         }
-        fed.map_err(|_| {
-            retry(format!(
-                "{operation}: the storage answered before it had everything"
-            ))
-        })
+        fed.map_err(|_| retry(format!("{operation}: the storage answered before it had everything")))
     }
 
     fn upload_url(&self, text: &str) -> Result<Url, String> {
@@ -376,38 +308,22 @@ impl Taskcluster {
 }
 
 fn expires(artifact: &Artifact, part: &Part, operation: &str) -> Result<String, Refused> {
-    artifact
-        .expires
-        .as_ref()
-        .or(part.task_expires.as_ref())
-        .cloned()
-        .ok_or_else(|| {
-            let what = format!("{operation}: neither it nor its task says when it expires");
-            refused(Refusal::Rejected, what)
-        })
+    artifact.expires.as_ref().or(part.task_expires.as_ref()).cloned().ok_or_else(|| {
+        let what = format!("{operation}: neither it nor its task says when it expires");
+        refused(Refusal::Rejected, what)
+    })
 }
 
 fn content(body: &ArtifactBody) -> Option<Content<'_>> {
     match body {
-        ArtifactBody::File {
-            file,
-            bytes,
-            content_type,
-        } => Some(Content {
-            file,
-            bytes: *bytes,
-            content_type,
-        }),
-        ArtifactBody::Link { .. } | ArtifactBody::Reference { .. } | ArtifactBody::Error { .. } => {
-            None
-        }
+        ArtifactBody::File { file, bytes, content_type } => Some(Content { file, bytes: *bytes, content_type }),
+        ArtifactBody::Link { .. } | ArtifactBody::Reference { .. } | ArtifactBody::Error { .. } => None,
     }
 }
 
 fn patience(bytes: u64, call: Duration) -> Duration {
     let sending = Duration::from_secs(bytes / ARTIFACT_BYTES_PER_SECOND_MIN);
-    call.saturating_add(sending)
-        .min(ARTIFACT_UPLOAD_TIMEOUT_MAX)
+    call.saturating_add(sending).min(ARTIFACT_UPLOAD_TIMEOUT_MAX)
 }
 
 fn methods(content: Content<'_>, inline: Option<&[u8]>) -> Value {
@@ -423,18 +339,13 @@ fn methods(content: Content<'_>, inline: Option<&[u8]>) -> Value {
     methods
 }
 
-fn headers<'a>(
-    given: impl IntoIterator<Item = (&'a str, &'a str)>,
-    operation: &str,
-) -> Result<HeaderMap, Refused> {
+fn headers<'a>(given: impl IntoIterator<Item = (&'a str, &'a str)>, operation: &str) -> Result<HeaderMap, Refused> {
     let mut headers = HeaderMap::new();
     for (name, value) in given {
         let name = HeaderName::try_from(name).ok();
         let value = HeaderValue::from_str(value).ok();
         let (Some(name), Some(value)) = (name, value) else {
-            let what = format!(
-                "{operation}: a header for the upload cannot be sent; is its content type one?"
-            );
+            let what = format!("{operation}: a header for the upload cannot be sent; is its content type one?");
             return Err(refused(Refusal::Rejected, what));
         };
         headers.insert(name, value);
@@ -489,9 +400,7 @@ async fn pump(content: Content<'_>, mut feed: DuplexStream) -> Result<Hashes, Un
         let piece = piece(content, at).await.map_err(Unread::File)?;
         hashes.update(&piece);
         at += piece.len() as u64;
-        feed.write_all(&piece)
-            .await
-            .map_err(|_| Unread::Connection)?;
+        feed.write_all(&piece).await.map_err(|_| Unread::Connection)?;
     }
     feed.shutdown().await.map_err(|_| Unread::Connection)?;
     Ok(hashes)
@@ -499,8 +408,7 @@ async fn pump(content: Content<'_>, mut feed: DuplexStream) -> Result<Hashes, Un
 
 async fn piece(content: Content<'_>, at: u64) -> Result<Vec<u8>, String> {
     let left = content.bytes - at;
-    let wanted =
-        usize::try_from(left).map_or(ARTIFACT_CHUNK_BYTES, |left| left.min(ARTIFACT_CHUNK_BYTES));
+    let wanted = usize::try_from(left).map_or(ARTIFACT_CHUNK_BYTES, |left| left.min(ARTIFACT_CHUNK_BYTES));
     let file = Arc::clone(content.file);
     let read = tokio::task::spawn_blocking(move || {
         let mut piece = vec![0; wanted];
@@ -514,9 +422,7 @@ async fn piece(content: Content<'_>, at: u64) -> Result<Vec<u8>, String> {
         .map_err(|error| format!("its file cannot be read: {error}"))?;
     if piece.is_empty() {
         let bytes = content.bytes;
-        return Err(format!(
-            "its file ends at byte {at}, though {bytes} were to be sent; something shortened it"
-        ));
+        return Err(format!("its file ends at byte {at}, though {bytes} were to be sent; something shortened it"));
     }
     Ok(piece)
 }
@@ -529,9 +435,8 @@ async fn read_small(content: Content<'_>, operation: &str) -> Result<Option<Vec<
     let mut data = Vec::new();
     let mut at = 0;
     while at < content.bytes {
-        let piece = piece(content, at)
-            .await
-            .map_err(|what| refused(Refusal::Rejected, format!("{operation}: {what}")))?;
+        let piece =
+            piece(content, at).await.map_err(|what| refused(Refusal::Rejected, format!("{operation}: {what}")))?;
         at += piece.len() as u64;
         data.extend_from_slice(&piece);
     }

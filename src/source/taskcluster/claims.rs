@@ -9,8 +9,7 @@ use super::api::{Call, Failed, Patience, segment};
 use super::credentials::{Credentials, Swap};
 use super::refuse::{refused, retry};
 use super::wire::{
-    CheckedClaim, Granted, WireClaim, WireClaimed, WireClaimedPage, WireClaims, WireReclaim,
-    WireStatusReply,
+    CheckedClaim, Granted, WireClaim, WireClaimed, WireClaimedPage, WireClaims, WireReclaim, WireStatusReply,
 };
 use super::{Dialect, Taskcluster};
 use crate::domain::id::{Lane, Run, TaskId};
@@ -42,9 +41,7 @@ impl Taskcluster {
         let claims: WireClaims = reply.json()?;
         if claims.tasks.len() > usize::from(max) {
             let found = claims.tasks.len();
-            return Err(retry(format!(
-                "{operation}: {found} claims came, but only {max} were asked for"
-            )));
+            return Err(retry(format!("{operation}: {found} claims came, but only {max} were asked for")));
         }
         let mut batch = Batch::default();
         for (place, entry) in claims.tasks.into_iter().enumerate() {
@@ -68,17 +65,14 @@ impl Taskcluster {
     /// claimTask: claims the run that a message is about.
     pub(super) async fn claim_task(&self, run: &Run) -> Result<Grant, Refused> {
         let operation = format!("claimTask {run}");
-        let call =
-            Call::queue(operation.clone(), Method::POST, run_path(run, "claim")).body(json!({
-                "workerGroup": self.worker.group,
-                "workerId": self.worker.id,
-            }));
+        let call = Call::queue(operation.clone(), Method::POST, run_path(run, "claim")).body(json!({
+            "workerGroup": self.worker.group,
+            "workerId": self.worker.id,
+        }));
         let reply = self.api.call(call).await.map_err(lies_in_the_task)?;
         let date = reply.date_or_now();
         let claim = reply.json::<WireClaim>()?;
-        let claim = claim
-            .check(&self.worker, date)
-            .map_err(|what| retry(format!("{operation}: {what}")))?;
+        let claim = claim.check(&self.worker, date).map_err(|what| retry(format!("{operation}: {what}")))?;
         if claim.granted.run != *run {
             let other = &claim.granted.run;
             return Err(retry(format!("{operation}: the answer is about {other}")));
@@ -123,10 +117,8 @@ impl Taskcluster {
         let call = match outcome {
             Outcome::Completed => Call::queue(operation, Method::POST, run_path(run, "completed")),
             Outcome::Failed => Call::queue(operation, Method::POST, run_path(run, "failed")),
-            Outcome::Exception(reason) => {
-                Call::queue(operation, Method::POST, run_path(run, "exception"))
-                    .body(json!({ "reason": reason.as_str() }))
-            }
+            Outcome::Exception(reason) => Call::queue(operation, Method::POST, run_path(run, "exception"))
+                .body(json!({ "reason": reason.as_str() })),
         };
         self.api.call(call.signed_by(&credentials)).await?;
         Ok(())
@@ -138,11 +130,7 @@ impl Taskcluster {
         let path = format!("/task/{}/status", segment(run.task.as_str()));
         let call = Call::queue(format!("status of {run}"), Method::GET, path);
         let reply: WireStatusReply = self.api.call(call).await?.json()?;
-        let found = reply
-            .status
-            .runs
-            .iter()
-            .find(|found| found.run_id == run.run);
+        let found = reply.status.runs.iter().find(|found| found.run_id == run.run);
         let ours = found.is_some_and(|found| {
             let group = found.worker_group.as_deref().unwrap_or_default();
             let id = found.worker_id.as_deref().unwrap_or_default();
@@ -175,10 +163,7 @@ impl Taskcluster {
     }
 
     async fn adopt(&self, run: Run, task: Option<Value>) -> Result<Grant, Refused> {
-        let granted = self
-            .extend(&run, None)
-            .await
-            .map_err(|refused| self.name_scopes(refused))?;
+        let granted = self.extend(&run, None).await.map_err(|refused| self.name_scopes(refused))?;
         let task = match task {
             Some(task) => task,
             None => self.definition(&run.task).await?,
@@ -196,28 +181,13 @@ impl Taskcluster {
         let mut orphans = Vec::new();
         let mut token = None;
         for _ in 0..LISTING_PAGES_MAX {
-            let page = self
-                .claimed_page(token.as_deref())
-                .await
-                .map_err(|refused| self.name_scopes(refused))?;
-            let ours = page
-                .tasks
-                .into_iter()
-                .filter(|found| self.worker.is(&found.worker_group, &found.worker_id));
-            for WireClaimed {
-                task_id,
-                run_id,
-                task,
-                ..
-            } in ours
-            {
+            let page = self.claimed_page(token.as_deref()).await.map_err(|refused| self.name_scopes(refused))?;
+            let ours = page.tasks.into_iter().filter(|found| self.worker.is(&found.worker_group, &found.worker_id));
+            for WireClaimed { task_id, run_id, task, .. } in ours {
                 let Some(task_id) = TaskId::parse(&task_id) else {
                     continue;
                 };
-                let run = Run {
-                    task: task_id,
-                    run: run_id,
-                };
+                let run = Run { task: task_id, run: run_id };
                 if !held.contains(&run) {
                     orphans.push((run, task));
                 }
@@ -238,10 +208,7 @@ impl Taskcluster {
             path.push_str(&urlencoding::encode(token));
         }
         let operation = format!("listClaimedTasks of {}", self.task_queue);
-        self.api
-            .call(Call::queue(operation, Method::GET, path))
-            .await?
-            .json()
+        self.api.call(Call::queue(operation, Method::GET, path)).await?.json()
     }
 
     fn name_scopes(&self, mut refused: Refused) -> Refused {
@@ -266,28 +233,13 @@ pub(super) fn part(claim: &Claim) -> Result<&Part, Refused> {
 
 fn grant(claim: CheckedClaim) -> Grant {
     let CheckedClaim { granted, task } = claim;
-    let task_expires = task
-        .get("expires")
-        .and_then(Value::as_str)
-        .map(str::to_owned);
-    let part = Part {
-        credentials: Swap::new(granted.credentials),
-        task_expires,
-    };
-    Grant {
-        claim: Claim::new(granted.run.clone(), part),
-        run: granted.run,
-        lease: granted.lease,
-        task,
-    }
+    let task_expires = task.get("expires").and_then(Value::as_str).map(str::to_owned);
+    let part = Part { credentials: Swap::new(granted.credentials), task_expires };
+    Grant { claim: Claim::new(granted.run.clone(), part), run: granted.run, lease: granted.lease, task }
 }
 
 fn run_path(run: &Run, call: &str) -> String {
-    format!(
-        "/task/{}/runs/{}/{call}",
-        segment(run.task.as_str()),
-        run.run
-    )
+    format!("/task/{}/runs/{}/{call}", segment(run.task.as_str()), run.run)
 }
 
 /// A refused claim that is neither a matter of our credentials, our pace nor our request lies in the task.

@@ -48,11 +48,7 @@ impl Download {
     ///
     /// Cancel safe: no piece is lost.
     pub async fn piece(&mut self) -> Result<Option<Vec<u8>>, Refused> {
-        let piece = self
-            .response
-            .chunk()
-            .await
-            .map_err(|error| transport(&self.operation, error))?;
+        let piece = self.response.chunk().await.map_err(|error| transport(&self.operation, error))?;
         Ok(piece.map(Vec::from))
     }
 }
@@ -64,8 +60,7 @@ impl Api {
     ///
     /// `Gone` where another task of this id exists, `Rejected` where the definition is not accepted.
     pub async fn create_task(&self, task: &TaskId, definition: Value) -> Result<Value, Refused> {
-        let call =
-            Call::queue(format!("createTask {task}"), Method::PUT, of(task, "")).body(definition);
+        let call = Call::queue(format!("createTask {task}"), Method::PUT, of(task, "")).body(definition);
         self.status_of(call).await
     }
 
@@ -75,12 +70,7 @@ impl Api {
     ///
     /// `Gone` where there is no such task.
     pub async fn task_status(&self, task: &TaskId) -> Result<Value, Refused> {
-        self.status_of(Call::queue(
-            format!("status of {task}"),
-            Method::GET,
-            of(task, "/status"),
-        ))
-        .await
+        self.status_of(Call::queue(format!("status of {task}"), Method::GET, of(task, "/status"))).await
     }
 
     /// cancelTask: answers with the task's status.
@@ -89,12 +79,7 @@ impl Api {
     ///
     /// `Gone` where there is no such task, or where its deadline is over.
     pub async fn cancel_task(&self, task: &TaskId) -> Result<Value, Refused> {
-        self.status_of(Call::queue(
-            format!("cancelTask {task}"),
-            Method::POST,
-            of(task, "/cancel"),
-        ))
-        .await
+        self.status_of(Call::queue(format!("cancelTask {task}"), Method::POST, of(task, "/cancel"))).await
     }
 
     /// rerunTask: answers with the task's status.
@@ -103,12 +88,7 @@ impl Api {
     ///
     /// `Gone` where there is no such task, or where its deadline is over.
     pub async fn rerun_task(&self, task: &TaskId) -> Result<Value, Refused> {
-        self.status_of(Call::queue(
-            format!("rerunTask {task}"),
-            Method::POST,
-            of(task, "/rerun"),
-        ))
-        .await
+        self.status_of(Call::queue(format!("rerunTask {task}"), Method::POST, of(task, "/rerun"))).await
     }
 
     /// task: answers with the definition.
@@ -126,14 +106,9 @@ impl Api {
     /// # Errors
     ///
     /// `Denied` where the scope `queue:pending-list:<task queue>` is missing.
-    pub async fn pending_tasks(
-        &self,
-        task_queue: &str,
-        token: Option<&str>,
-    ) -> Result<Page, Refused> {
+    pub async fn pending_tasks(&self, task_queue: &str, token: Option<&str>) -> Result<Page, Refused> {
         let path = format!("/task-queues/{}/pending", segment(task_queue));
-        self.page(format!("listPendingTasks of {task_queue}"), path, token)
-            .await
+        self.page(format!("listPendingTasks of {task_queue}"), path, token).await
     }
 
     /// listClaimedTasks: one page of the tasks of a queue that workers have claimed.
@@ -141,14 +116,9 @@ impl Api {
     /// # Errors
     ///
     /// `Denied` where the scope `queue:claimed-list:<task queue>` is missing.
-    pub async fn claimed_tasks(
-        &self,
-        task_queue: &str,
-        token: Option<&str>,
-    ) -> Result<Page, Refused> {
+    pub async fn claimed_tasks(&self, task_queue: &str, token: Option<&str>) -> Result<Page, Refused> {
         let path = format!("/task-queues/{}/claimed", segment(task_queue));
-        self.page(format!("listClaimedTasks of {task_queue}"), path, token)
-            .await
+        self.page(format!("listClaimedTasks of {task_queue}"), path, token).await
     }
 
     /// listArtifacts: one page of what a run left behind.
@@ -158,8 +128,7 @@ impl Api {
     /// `Gone` where there is no such run.
     pub async fn artifacts(&self, run: &Run, token: Option<&str>) -> Result<Page, Refused> {
         let path = of(&run.task, &format!("/runs/{}/artifacts", run.run));
-        self.page(format!("listArtifacts of {run}"), path, token)
-            .await
+        self.page(format!("listArtifacts of {run}"), path, token).await
     }
 
     /// getArtifact, followed to where its content is.
@@ -169,24 +138,16 @@ impl Api {
     /// `Gone` where there is no such artifact.
     pub async fn artifact(&self, run: &Run, name: &str) -> Result<Download, Refused> {
         let operation = format!("artifact {} of {run}", super::refuse::clean(name));
-        let path = of(
-            &run.task,
-            &format!("/runs/{}/artifacts/{}", run.run, segment(name)),
-        );
+        let path = of(&run.task, &format!("/runs/{}/artifacts/{}", run.run, segment(name)));
         let call = Call::queue(operation.clone(), Method::GET, path);
         let mut response = self.send(call).await?;
         for _ in 0..ARTIFACT_HOPS_MAX {
             if response.status().as_u16() != 303 {
-                return Ok(Download {
-                    operation,
-                    response,
-                });
+                return Ok(Download { operation, response });
             }
             response = self.hop(&operation, &response).await?;
         }
-        Err(retry(format!(
-            "{operation}: after {ARTIFACT_HOPS_MAX} hops it still leads elsewhere"
-        )))
+        Err(retry(format!("{operation}: after {ARTIFACT_HOPS_MAX} hops it still leads elsewhere")))
     }
 
     /// Goes where an artifact's answer leads: signed within the queue service, unsigned everywhere else.
@@ -197,11 +158,7 @@ impl Api {
             .and_then(|value| value.to_str().ok())
             .and_then(|text| from.url().join(text).ok())
             .filter(|url| self.may_be_read(url))
-            .ok_or_else(|| {
-                retry(format!(
-                    "{operation}: it leads nowhere that may be followed"
-                ))
-            })?;
+            .ok_or_else(|| retry(format!("{operation}: it leads nowhere that may be followed")))?;
         if let Some(path) = url.as_str().strip_prefix(self.queue_base())
             && path.starts_with('/')
         {
@@ -243,19 +200,11 @@ impl Api {
         let mut reply: Value = self.call(call).await?.json()?;
         match reply.get_mut("status").map(Value::take) {
             Some(status) => Ok(status),
-            None => Err(refused(
-                Refusal::Retry { after: None },
-                format!("{operation}: the answer holds no status"),
-            )),
+            None => Err(refused(Refusal::Retry { after: None }, format!("{operation}: the answer holds no status"))),
         }
     }
 
-    async fn page(
-        &self,
-        operation: String,
-        mut path: String,
-        token: Option<&str>,
-    ) -> Result<Page, Refused> {
+    async fn page(&self, operation: String, mut path: String, token: Option<&str>) -> Result<Page, Refused> {
         if let Some(token) = token {
             path.push_str("?continuationToken=");
             path.push_str(&urlencoding::encode(token));
@@ -273,10 +222,7 @@ impl Api {
         let path = format!("/pending/{}", segment(task_queue));
         let call = Call::queue(format!("pendingTasks of {task_queue}"), Method::GET, path);
         let reply: Value = self.call(call).await?.json()?;
-        Ok(reply
-            .get("pendingTasks")
-            .and_then(Value::as_u64)
-            .unwrap_or(0))
+        Ok(reply.get("pendingTasks").and_then(Value::as_u64).unwrap_or(0))
     }
 }
 

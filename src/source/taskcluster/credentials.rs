@@ -62,8 +62,7 @@ impl Credentials {
         certificate: Option<&SecretString>,
         scopes: Option<&[String]>,
     ) -> Result<Self, BadCredentials> {
-        let clean =
-            |byte: u8| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\' || byte == b' ';
+        let clean = |byte: u8| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\' || byte == b' ';
         if client_id.is_empty() || !client_id.bytes().all(clean) {
             return Err(BadCredentials::ClientId);
         }
@@ -74,19 +73,15 @@ impl Credentials {
         if let Some(text) = certificate.map(ExposeSecret::expose_secret)
             && !text.is_empty()
         {
-            let certificate = serde_json::from_str::<Map<String, Value>>(text)
-                .map_err(|_| BadCredentials::Certificate)?;
+            let certificate =
+                serde_json::from_str::<Map<String, Value>>(text).map_err(|_| BadCredentials::Certificate)?;
             ext.insert("certificate".to_owned(), Value::Object(certificate));
         }
         if let Some(scopes) = scopes {
             ext.insert("authorizedScopes".to_owned(), scopes.into());
         }
         let ext = (!ext.is_empty()).then(|| STANDARD.encode(Value::Object(ext).to_string()).into());
-        Ok(Self {
-            client_id: client_id.to_owned(),
-            access_token,
-            ext,
-        })
+        Ok(Self { client_id: client_id.to_owned(), access_token, ext })
     }
 
     /// Who this is; not a secret.
@@ -98,12 +93,8 @@ impl Credentials {
     /// The value of the `Authorization` header for one request made at `at`, with a fresh nonce. `None` where the
     /// URL has no host.
     pub(super) fn sign(&self, method: &str, url: &Url, at: SystemTime) -> Option<HeaderValue> {
-        let key =
-            ::hawk::Key::new(self.access_token.expose_secret().as_bytes(), ::hawk::SHA256).ok()?;
-        let signer = ::hawk::Credentials {
-            id: self.client_id.clone(),
-            key,
-        };
+        let key = ::hawk::Key::new(self.access_token.expose_secret().as_bytes(), ::hawk::SHA256).ok()?;
+        let signer = ::hawk::Credentials { id: self.client_id.clone(), key };
         let path = &url[Position::BeforePath..Position::AfterQuery];
         let host = url.host_str()?;
         let port = url.port_or_known_default()?;
@@ -141,12 +132,7 @@ mod tests {
     use std::time::{Duration, UNIX_EPOCH};
 
     fn temporary() -> Credentials {
-        Credentials::new(
-            "task-client/x/0",
-            "token".into(),
-            Some(&r#"{"version":1,"scopes":["a"]}"#.into()),
-        )
-        .unwrap()
+        Credentials::new("task-client/x/0", "token".into(), Some(&r#"{"version":1,"scopes":["a"]}"#.into())).unwrap()
     }
 
     fn header(value: &HeaderValue) -> ::hawk::Header {
@@ -156,9 +142,7 @@ mod tests {
     #[test]
     fn the_signature_covers_the_query_and_carries_the_certificate() {
         let at = UNIX_EPOCH + Duration::from_secs(1_795_256_444);
-        let url =
-            Url::parse("http://tc.example:8080/api/queue/v1/x?limit=1&continuationToken=a%2Fb")
-                .unwrap();
+        let url = Url::parse("http://tc.example:8080/api/queue/v1/x?limit=1&continuationToken=a%2Fb").unwrap();
         let header = header(&temporary().sign("GET", &url, at).unwrap());
 
         let key = ::hawk::Key::new("token", ::hawk::SHA256).unwrap();

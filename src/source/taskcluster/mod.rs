@@ -103,9 +103,7 @@ impl Taskcluster {
         identifier("task_queue", worker_type, bytes_max)?;
         identifier("worker_group", &settings.worker_group, bytes_max)?;
         identifier("worker_id", &settings.worker_id, bytes_max)?;
-        if settings.dialect == Dialect::Azure
-            && settings.artifact_storage == ArtifactStorage::Object
-        {
+        if settings.dialect == Dialect::Azure && settings.artifact_storage == ArtifactStorage::Object {
             let what = "an Azure-style queue knows no \"object\" artifacts; use \"s3\"";
             return Err(Unusable::new("artifact_storage", what));
         }
@@ -113,10 +111,7 @@ impl Taskcluster {
             api: Api::new(settings.api)?,
             dialect: settings.dialect,
             task_queue: settings.task_queue,
-            worker: Worker {
-                group: settings.worker_group,
-                id: settings.worker_id,
-            },
+            worker: Worker { group: settings.worker_group, id: settings.worker_id },
             artifact_storage: settings.artifact_storage,
             queue_hosts: settings.queue_hosts,
             lanes: Swap::new(Lanes::default()),
@@ -150,30 +145,18 @@ impl Source for Taskcluster {
             Dialect::ClaimWork => "claim-work",
         };
         let root = self.api.root_url();
-        format!(
-            "Taskcluster ({dialect}) at {root}, queue {}",
-            self.task_queue
-        )
+        format!("Taskcluster ({dialect}) at {root}, queue {}", self.task_queue)
     }
 
     fn manner(&self) -> Manner {
         let long_poll = self.dialect == Dialect::ClaimWork;
-        Manner {
-            long_poll,
-            recovers: long_poll,
-            tells_canceled: true,
-        }
+        Manner { long_poll, recovers: long_poll, tells_canceled: true }
     }
 
     fn open(&self) -> Answer<'_, Opened> {
         match self.dialect {
             Dialect::Azure => Box::pin(self.poll_task_urls()),
-            Dialect::ClaimWork => Box::pin(async {
-                Ok(Opened {
-                    lanes: 1,
-                    usable_for: None,
-                })
-            }),
+            Dialect::ClaimWork => Box::pin(async { Ok(Opened { lanes: 1, usable_for: None }) }),
         }
     }
 

@@ -28,10 +28,7 @@ struct ErrorBody {
 
 /// A refusal with its sentence.
 pub(super) fn refused(refusal: Refusal, what: impl Into<String>) -> Refused {
-    Refused {
-        refusal,
-        what: what.into(),
-    }
+    Refused { refusal, what: what.into() }
 }
 
 /// Nothing definite was learnt.
@@ -68,15 +65,12 @@ pub(super) fn by_service(operation: &str, answered: &Answered) -> Refused {
     let parsed: Option<ErrorBody> = serde_json::from_slice(&answered.body).ok();
     let Answered { status, after, .. } = *answered;
     if (300..400).contains(&status) {
-        let what = format!(
-            "{operation}: {status}, a redirect, which is never followed; is root_url what it should be?"
-        );
+        let what =
+            format!("{operation}: {status}, a redirect, which is never followed; is root_url what it should be?");
         return retry(what);
     }
-    let unknown_route = status == 404
-        && parsed
-            .as_ref()
-            .is_some_and(|body| body.code.is_none() && body.error.is_some());
+    let unknown_route =
+        status == 404 && parsed.as_ref().is_some_and(|body| body.code.is_none() && body.error.is_some());
     let by_somebody_else = parsed.is_none() && answered.content_type.contains("html");
     if unknown_route || (by_somebody_else && (400..500).contains(&status)) {
         let said_by = if unknown_route {
@@ -100,11 +94,7 @@ pub(super) fn by_service(operation: &str, answered: &Answered) -> Refused {
         }
         None if !answered.content_type.is_empty() => {
             let kind = clean(&answered.content_type);
-            write!(
-                what,
-                " with a body of {kind}, which is no error of Taskcluster"
-            )
-            .ok();
+            write!(what, " with a body of {kind}, which is no error of Taskcluster").ok();
         }
         None => {}
     }
@@ -159,12 +149,7 @@ mod tests {
     use super::*;
 
     fn answered(status: u16, content_type: &str, body: &str) -> Answered {
-        Answered {
-            status,
-            after: None,
-            content_type: content_type.to_owned(),
-            body: body.into(),
-        }
+        Answered { status, after: None, content_type: content_type.to_owned(), body: body.into() }
     }
 
     #[test]
@@ -172,24 +157,14 @@ mod tests {
         let body = r#"{"code":"RequestConflict","message":"Run 0 was already claimed by another worker.\n\n---\n\n* method: claimTask","requestInfo":{"payload":{"secret":"CANARY"}}}"#;
         let refused = by_service("claimTask T/0", &answered(409, "application/json", body));
         assert_eq!(refused.refusal, Refusal::Gone);
-        assert_eq!(
-            refused.what,
-            "claimTask T/0: 409 RequestConflict: Run 0 was already claimed by another worker."
-        );
+        assert_eq!(refused.what, "claimTask T/0: 409 RequestConflict: Run 0 was already claimed by another worker.");
     }
 
     #[test]
     fn control_characters_are_escaped_and_length_is_bounded() {
-        let nasty = format!(
-            "{{\"code\":\"X\",\"message\":\"a\\u001b[31m\\nb{}\"}}",
-            "z".repeat(5000)
-        );
+        let nasty = format!("{{\"code\":\"X\",\"message\":\"a\\u001b[31m\\nb{}\"}}", "z".repeat(5000));
         let refused = by_service("op", &answered(400, "application/json", &nasty));
-        assert!(
-            refused.what.contains("a\\u{1b}[31m\\nb"),
-            "{}",
-            refused.what
-        );
+        assert!(refused.what.contains("a\\u{1b}[31m\\nb"), "{}", refused.what);
         assert!(refused.what.len() < 400);
         assert!(!refused.what.contains('\u{1b}'));
     }
@@ -213,10 +188,7 @@ mod tests {
     fn a_proxys_page_and_an_unknown_route_are_never_definite() {
         let page = by_service("op", &answered(404, "text/html", "<html>"));
         assert_eq!(page.refusal, Refusal::Retry { after: None });
-        let route = by_service(
-            "op",
-            &answered(404, "application/json", r#"{"error":"Not found"}"#),
-        );
+        let route = by_service("op", &answered(404, "application/json", r#"{"error":"Not found"}"#));
         assert_eq!(route.refusal, Refusal::Retry { after: None });
         let redirect = by_service("op", &answered(301, "", ""));
         assert_eq!(redirect.refusal, Refusal::Retry { after: None });

@@ -22,12 +22,8 @@ pub(super) struct WireCredentials {
 
 impl WireCredentials {
     pub(super) fn parse(self) -> Result<Credentials, String> {
-        Credentials::new(
-            &self.client_id,
-            self.access_token,
-            self.certificate.as_ref(),
-        )
-        .map_err(|error| format!("its credentials cannot be used: {error}"))
+        Credentials::new(&self.client_id, self.access_token, self.certificate.as_ref())
+            .map_err(|error| format!("its credentials cannot be used: {error}"))
     }
 
     /// How long the certificate says that these last, by the service's own clock alone.
@@ -149,10 +145,7 @@ impl WireClaim {
             self.credentials,
             date,
         )?;
-        Ok(CheckedClaim {
-            granted,
-            task: self.task,
-        })
+        Ok(CheckedClaim { granted, task: self.task })
     }
 }
 
@@ -188,19 +181,13 @@ fn check(
     }
     let lease = lease(taken_until, date, &credentials)
         .ok_or_else(|| format!("{task}/{run_id} was granted for no believable time"))?;
-    Ok(Granted {
-        run: Run { task, run: run_id },
-        lease,
-        credentials: credentials.parse()?,
-    })
+    Ok(Granted { run: Run { task, run: run_id }, lease, credentials: credentials.parse()? })
 }
 
 /// How long a claim lasts: `takenUntil` minus the answer's `Date`, so that our own clock plays no part. Where the
 /// certificate tells a shorter time the `Date` is not the queue's (a proxy may write its own), and the shorter one counts.
 fn lease(taken_until: Timestamp, date: Timestamp, by: &WireCredentials) -> Option<Duration> {
-    let by_date = Duration::try_from(taken_until.duration_since(date))
-        .ok()
-        .and_then(believable);
+    let by_date = Duration::try_from(taken_until.duration_since(date)).ok().and_then(believable);
     match (by_date, by.lifetime()) {
         (Some(by_date), Some(by_certificate)) => Some(by_date.min(by_certificate)),
         (by_date, by_certificate) => by_date.or(by_certificate),

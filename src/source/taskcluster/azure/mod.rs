@@ -24,11 +24,8 @@ use signed_url::Signed;
 use xml::RawMessage;
 
 /// Hosts that signed queue URLs may lead to besides the deployment's own: Azure Queue Storage.
-pub(super) const QUEUE_HOSTS: [&str; 3] = [
-    ".queue.core.windows.net",
-    ".queue.core.usgovcloudapi.net",
-    ".queue.core.chinacloudapi.cn",
-];
+pub(super) const QUEUE_HOSTS: [&str; 3] =
+    [".queue.core.windows.net", ".queue.core.usgovcloudapi.net", ".queue.core.chinacloudapi.cn"];
 
 /// Standard base64; padding may be missing.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
@@ -66,26 +63,17 @@ impl Taskcluster {
     pub(super) async fn poll_task_urls(&self) -> Result<Opened, Refused> {
         let operation = format!("pollTaskUrls of {}", self.task_queue);
         let (provisioner, worker_type) = self.queue_parts();
-        let path = format!(
-            "/poll-task-url/{}/{}",
-            segment(provisioner),
-            segment(worker_type)
-        );
+        let path = format!("/poll-task-url/{}/{}", segment(provisioner), segment(worker_type));
         let call = Call::queue(operation.clone(), Method::GET, path);
         let reply = self.api.call(call).await?;
         let date = reply.date_or_now();
         let WireQueues { queues, expires } = reply.json()?;
         let count = u16::try_from(queues.len()).unwrap_or(u16::MAX);
         if count == 0 || usize::from(count) > LANES_MAX {
-            return Err(retry(format!(
-                "{operation}: {count} queues came, and 1 to {LANES_MAX} can be polled"
-            )));
+            return Err(retry(format!("{operation}: {count} queues came, and 1 to {LANES_MAX} can be polled")));
         }
-        let usable_for = usable_for(expires, date).ok_or_else(|| {
-            retry(format!(
-                "{operation}: the URLs are over already, by the service's own clock"
-            ))
-        })?;
+        let usable_for = usable_for(expires, date)
+            .ok_or_else(|| retry(format!("{operation}: the URLs are over already, by the service's own clock")))?;
         let mut lanes = Vec::with_capacity(queues.len());
         for (place, queue) in queues.into_iter().enumerate() {
             let lane = Signed::new(queue.signed_poll_url, queue.signed_delete_url)
@@ -94,10 +82,7 @@ impl Taskcluster {
             lanes.push(lane);
         }
         self.lanes.store(Lanes(lanes));
-        Ok(Opened {
-            lanes: count,
-            usable_for: Some(usable_for),
-        })
+        Ok(Opened { lanes: count, usable_for: Some(usable_for) })
     }
 
     /// Receives at most `max` messages.
@@ -115,9 +100,7 @@ impl Taskcluster {
         }
         let body = read_body(&operation, response, POLL_BODY_BYTES_MAX).await?;
         let unreadable = |what: String| {
-            retry(format!(
-                "{operation}: the answer cannot be read: {what}; is there a proxy in between?"
-            ))
+            retry(format!("{operation}: the answer cannot be read: {what}; is there a proxy in between?"))
         };
         let body = String::from_utf8(body).map_err(|_| unreadable("it is not UTF-8".into()))?;
         let mut messages = xml::messages(&body).map_err(unreadable)?;
@@ -127,18 +110,8 @@ impl Taskcluster {
     }
 
     /// Deletes one reception of a message.
-    pub(super) async fn delete_message(
-        &self,
-        lane: Lane,
-        id: &str,
-        receipt: &str,
-    ) -> Result<(), Refused> {
-        let operation = format!(
-            "delete of message {} of {} at priority {}",
-            clean(id),
-            self.task_queue,
-            lane.0
-        );
+    pub(super) async fn delete_message(&self, lane: Lane, id: &str, receipt: &str) -> Result<(), Refused> {
+        let operation = format!("delete of message {} of {} at priority {}", clean(id), self.task_queue, lane.0);
         let lanes = self.lanes.load();
         let url = signed(&lanes, lane, &operation)?
             .delete(id, receipt)
@@ -154,12 +127,7 @@ impl Taskcluster {
         Err(by_storage(&operation, &answered))
     }
 
-    async fn ask_storage(
-        &self,
-        operation: &str,
-        method: Method,
-        url: Url,
-    ) -> Result<reqwest::Response, Refused> {
+    async fn ask_storage(&self, operation: &str, method: Method, url: Url) -> Result<reqwest::Response, Refused> {
         self.api
             .http()
             .request(method, url)
@@ -186,13 +154,10 @@ impl Taskcluster {
                 Some(url::Host::Ipv6(address)) => Some(address.into()),
                 Some(url::Host::Domain(_)) | None => None,
             };
-            let named = self
-                .queue_hosts
-                .iter()
-                .any(|allowed| match allowed.strip_prefix('.') {
-                    Some(_) => host.ends_with(allowed.as_str()),
-                    None => host == allowed,
-                });
+            let named = self.queue_hosts.iter().any(|allowed| match allowed.strip_prefix('.') {
+                Some(_) => host.ends_with(allowed.as_str()),
+                None => host == allowed,
+            });
             let somewhere = named || root.host_str() == Some(host);
             if !somewhere || literal.is_some_and(|address| !routable(address)) {
                 return Err(format!(
@@ -213,12 +178,10 @@ fn usable_for(expires: Timestamp, date: Timestamp) -> Option<Duration> {
 }
 
 fn signed<'a>(lanes: &'a Lanes, lane: Lane, operation: &str) -> Result<&'a Signed, Refused> {
-    lanes.0.get(usize::from(lane.0)).ok_or_else(|| {
-        refused(
-            Refusal::Stale,
-            format!("{operation}: there is no such queue at present"),
-        )
-    })
+    lanes
+        .0
+        .get(usize::from(lane.0))
+        .ok_or_else(|| refused(Refusal::Stale, format!("{operation}: there is no such queue at present")))
 }
 
 /// Classifies an answer of the queue storage.
@@ -231,14 +194,11 @@ fn by_storage(operation: &str, answered: &Answered) -> Refused {
         400..=499 => Refusal::Rejected,
         _ => Refusal::Retry { after },
     };
-    let said = std::str::from_utf8(&answered.body)
-        .ok()
-        .and_then(xml::error)
-        .map(|error| {
-            // What follows the first line are ids and, for a bad signature, what was signed.
-            let line = error.message.lines().next().unwrap_or_default();
-            format!(" {}: {}", clean(&error.code), clean(line))
-        });
+    let said = std::str::from_utf8(&answered.body).ok().and_then(xml::error).map(|error| {
+        // What follows the first line are ids and, for a bad signature, what was signed.
+        let line = error.message.lines().next().unwrap_or_default();
+        format!(" {}: {}", clean(&error.code), clean(line))
+    });
     let said = match said {
         Some(said) => said,
         None if (300..400).contains(&status) => ", a redirect, which is never followed".into(),
@@ -255,20 +215,8 @@ fn batch(lane: Lane, messages: Vec<RawMessage>) -> Batch {
         let dequeue_count = message.dequeue_count.trim().parse::<u64>().unwrap_or(1);
         let dequeue_count = u32::try_from(dequeue_count).unwrap_or(u32::MAX);
         match decode(&message) {
-            Ok(run) => batch.messages.push(Message {
-                lane,
-                id,
-                receipt,
-                dequeue_count,
-                run,
-            }),
-            Err(what) => batch.undecodable.push(Undecodable {
-                lane,
-                id,
-                receipt,
-                dequeue_count,
-                what: what.into(),
-            }),
+            Ok(run) => batch.messages.push(Message { lane, id, receipt, dequeue_count, run }),
+            Err(what) => batch.undecodable.push(Undecodable { lane, id, receipt, dequeue_count, what: what.into() }),
         }
     }
     batch
@@ -281,13 +229,9 @@ fn decode(message: &RawMessage) -> Result<Run, &'static str> {
     let mut text = message.text.clone();
     text.retain(|character| !character.is_ascii_whitespace());
     let json = BASE64.decode(text).map_err(|_| "its text is not base64")?;
-    let named: WireMessage =
-        serde_json::from_slice(&json).map_err(|_| "its text is not JSON with taskId and runId")?;
+    let named: WireMessage = serde_json::from_slice(&json).map_err(|_| "its text is not JSON with taskId and runId")?;
     let task = TaskId::parse(&named.task_id).ok_or("its taskId is not one")?;
-    Ok(Run {
-        task,
-        run: named.run_id,
-    })
+    Ok(Run { task, run: named.run_id })
 }
 
 #[cfg(test)]
@@ -296,12 +240,7 @@ mod tests {
     use base64::engine::general_purpose::STANDARD;
 
     fn raw(text: &str) -> RawMessage {
-        RawMessage {
-            id: "i".into(),
-            receipt: "r".into(),
-            dequeue_count: "1".into(),
-            text: text.into(),
-        }
+        RawMessage { id: "i".into(), receipt: "r".into(), dequeue_count: "1".into(), text: text.into() }
     }
 
     fn said(json: &str) -> Result<String, &'static str> {
@@ -310,14 +249,8 @@ mod tests {
 
     #[test]
     fn message_texts_are_decoded_tolerantly() {
-        assert_eq!(
-            said(r#"{"taskId":"a_b-C","runId":3}"#),
-            Ok("a_b-C/3".into())
-        );
-        assert_eq!(
-            said(r#"{"new":[{}],"runId":0,"hintId":"h","taskId":"x"}"#),
-            Ok("x/0".into())
-        );
+        assert_eq!(said(r#"{"taskId":"a_b-C","runId":3}"#), Ok("a_b-C/3".into()));
+        assert_eq!(said(r#"{"new":[{}],"runId":0,"hintId":"h","taskId":"x"}"#), Ok("x/0".into()));
         let unpadded = STANDARD.encode(r#"{"taskId":"x","runId":0}  "#);
         let unpadded = unpadded.trim_end_matches('=');
         let folded = format!(" {}\r\n{} ", &unpadded[..10], &unpadded[10..]);
@@ -340,10 +273,7 @@ mod tests {
         ];
         let mut messages: Vec<_> = bad.iter().map(|text| raw(text)).collect();
         messages.insert(4, raw(&good));
-        messages.push(RawMessage {
-            receipt: String::new(),
-            ..raw(&good)
-        });
+        messages.push(RawMessage { receipt: String::new(), ..raw(&good) });
         let batch = batch(Lane(2), messages);
         assert_eq!(batch.messages.len(), 1);
         assert_eq!(batch.undecodable.len(), bad.len() + 1);
@@ -353,10 +283,8 @@ mod tests {
     #[test]
     fn dequeue_counts_are_never_a_reason_to_drop_a_message() {
         let count = |text: &str| {
-            let message = RawMessage {
-                dequeue_count: text.into(),
-                ..raw(&STANDARD.encode(r#"{"taskId":"x","runId":0}"#))
-            };
+            let message =
+                RawMessage { dequeue_count: text.into(), ..raw(&STANDARD.encode(r#"{"taskId":"x","runId":0}"#)) };
             batch(Lane(0), vec![message]).messages[0].dequeue_count
         };
         assert_eq!(count(" 17 "), 17);

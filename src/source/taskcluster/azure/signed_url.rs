@@ -22,17 +22,10 @@ impl Signed {
         exact(&poll).map_err(|what| format!("its signedPollUrl {what}"))?;
         let once = |placeholder| delete.matches(placeholder).count() == 1;
         if !once(MESSAGE_ID) || !once(POP_RECEIPT) {
-            return Err(format!(
-                "its signedDeleteUrl does not hold {MESSAGE_ID} and {POP_RECEIPT} once each"
-            ));
+            return Err(format!("its signedDeleteUrl does not hold {MESSAGE_ID} and {POP_RECEIPT} once each"));
         }
-        let model = exact(&substitute(&delete, "x", "x"))
-            .map_err(|what| format!("its signedDeleteUrl {what}"))?;
-        Ok(Self {
-            poll,
-            delete,
-            model,
-        })
+        let model = exact(&substitute(&delete, "x", "x")).map_err(|what| format!("its signedDeleteUrl {what}"))?;
+        Ok(Self { poll, delete, model })
     }
 
     /// The two places that these URLs lead to.
@@ -51,31 +44,19 @@ impl Signed {
             return Err("cannot be made: the message came without an id or a receipt".into());
         }
         let id = urlencoding::encode(id);
-        let url = exact(&substitute(
-            &self.delete,
-            &id,
-            &urlencoding::encode(receipt),
-        ))?;
-        let keys = |url: &Url| -> Vec<String> {
-            url.query_pairs().map(|(key, _)| key.into_owned()).collect()
-        };
+        let url = exact(&substitute(&self.delete, &id, &urlencoding::encode(receipt)))?;
+        let keys = |url: &Url| -> Vec<String> { url.query_pairs().map(|(key, _)| key.into_owned()).collect() };
         let segments = |url: &Url| url.path().split('/').count();
         let same_place = url.origin() == self.model.origin()
             && segments(&url) == segments(&self.model)
             && keys(&url) == keys(&self.model);
-        if same_place {
-            Ok(url)
-        } else {
-            Err("would lead elsewhere with this message's id or receipt".into())
-        }
+        if same_place { Ok(url) } else { Err("would lead elsewhere with this message's id or receipt".into()) }
     }
 }
 
 fn substitute(template: &str, id: &str, receipt: &str) -> String {
     // Neither value can bring a placeholder along: braces are percent-encoded.
-    template
-        .replacen(MESSAGE_ID, id, 1)
-        .replacen(POP_RECEIPT, receipt, 1)
+    template.replacen(MESSAGE_ID, id, 1).replacen(POP_RECEIPT, receipt, 1)
 }
 
 /// Parses a URL that is sent byte for byte as it was written.
@@ -94,10 +75,7 @@ fn exact(text: &str) -> Result<Url, String> {
     if &url[Position::BeforePath..] == path_and_query {
         Ok(url)
     } else {
-        Err(
-            "holds characters that cannot be sent as they are, which would break its signature"
-                .into(),
-        )
+        Err("holds characters that cannot be sent as they are, which would break its signature".into())
     }
 }
 
@@ -105,9 +83,9 @@ fn exact(text: &str) -> Result<Url, String> {
 mod tests {
     use super::*;
 
-    const POLL: &str =
-        "https://a.queue.core.windows.net/q/messages?visibilitytimeout=300&sig=a%2Fb%2Bc%3D";
-    const DELETE: &str = "https://a.queue.core.windows.net/q/messages/{{messageId}}?popreceipt={{popReceipt}}&sv=1&sig=a%2Fb%2Bc%3D";
+    const POLL: &str = "https://a.queue.core.windows.net/q/messages?visibilitytimeout=300&sig=a%2Fb%2Bc%3D";
+    const DELETE: &str =
+        "https://a.queue.core.windows.net/q/messages/{{messageId}}?popreceipt={{popReceipt}}&sv=1&sig=a%2Fb%2Bc%3D";
 
     fn signed() -> Signed {
         Signed::new(POLL.into(), DELETE.into()).ok().unwrap()
@@ -122,34 +100,21 @@ mod tests {
     #[test]
     fn the_receipt_is_encoded_and_no_other_byte_is_touched() {
         let url = signed().delete("7790fece-964b", "Ag+A/A==").unwrap();
-        let expected = DELETE
-            .replace(MESSAGE_ID, "7790fece-964b")
-            .replace(POP_RECEIPT, "Ag%2BA%2FA%3D%3D");
+        let expected = DELETE.replace(MESSAGE_ID, "7790fece-964b").replace(POP_RECEIPT, "Ag%2BA%2FA%3D%3D");
         assert_eq!(url.as_str(), expected);
     }
 
     #[test]
     fn a_placeholder_inside_a_value_is_not_substituted() {
         let url = signed().delete(POP_RECEIPT, MESSAGE_ID).unwrap();
-        let expected = DELETE
-            .replace(POP_RECEIPT, "%7B%7BmessageId%7D%7D")
-            .replace(MESSAGE_ID, "%7B%7BpopReceipt%7D%7D");
+        let expected =
+            DELETE.replace(POP_RECEIPT, "%7B%7BmessageId%7D%7D").replace(MESSAGE_ID, "%7B%7BpopReceipt%7D%7D");
         assert_eq!(url.as_str(), expected);
     }
 
     #[test]
     fn hostile_ids_and_receipts_lead_nowhere_else() {
-        for id in [
-            "..",
-            ".",
-            "../../other/messages/1",
-            "a?b=c",
-            "a#b",
-            "%2e%2e",
-            "a\nb",
-            "\\..\\x",
-            "",
-        ] {
+        for id in ["..", ".", "../../other/messages/1", "a?b=c", "a#b", "%2e%2e", "a\nb", "\\..\\x", ""] {
             for receipt in ["x&sig=other", "x#y", "/../", "é", " ", "%00", "\0"] {
                 let Ok(url) = signed().delete(id, receipt) else {
                     continue;
@@ -168,11 +133,7 @@ mod tests {
     #[test]
     fn urls_that_would_not_be_sent_as_they_are_get_refused() {
         let with = |poll: &str| Signed::new(poll.into(), DELETE.into()).err();
-        assert!(
-            with("https://h/a/../b?sig=x")
-                .unwrap()
-                .contains("signature")
-        );
+        assert!(with("https://h/a/../b?sig=x").unwrap().contains("signature"));
         assert!(with("https://h/q?sig=a b").unwrap().contains("signature"));
         assert!(with("https://h/q?x#y").unwrap().contains("plain"));
         assert!(with("https://u:p@h/q?x").unwrap().contains("plain"));

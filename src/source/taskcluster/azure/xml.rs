@@ -47,11 +47,7 @@ pub(super) fn messages(document: &str) -> Result<Vec<RawMessage>, String> {
                 }
                 found.push(RawMessage::default());
             }
-            Step::Close {
-                depth: 3,
-                name,
-                text,
-            } if in_message => {
+            Step::Close { depth: 3, name, text } if in_message => {
                 let Some(message) = found.last_mut() else {
                     continue;
                 };
@@ -77,11 +73,7 @@ pub(super) fn error(document: &str) -> Option<RawError> {
     loop {
         match steps.next().ok()? {
             Step::Open { depth: 1, name } if name != "Error" => return None,
-            Step::Close {
-                depth: 2,
-                name,
-                text,
-            } => match name.as_str() {
+            Step::Close { depth: 2, name, text } => match name.as_str() {
                 "Code" => found.code = text,
                 "Message" => found.message = text,
                 _ => {}
@@ -117,12 +109,7 @@ struct Steps<'a> {
 
 impl<'a> Steps<'a> {
     fn new(document: &'a str) -> Self {
-        Self {
-            reader: Reader::from_str(document),
-            depth: 0,
-            text: String::new(),
-            closing: None,
-        }
+        Self { reader: Reader::from_str(document), depth: 0, text: String::new(), closing: None }
     }
 
     fn next(&mut self) -> Result<Step, String> {
@@ -130,10 +117,7 @@ impl<'a> Steps<'a> {
             return self.close(name);
         }
         loop {
-            let event = self
-                .reader
-                .read_event()
-                .map_err(|_| self.broken("is not well-formed XML"))?;
+            let event = self.reader.read_event().map_err(|_| self.broken("is not well-formed XML"))?;
             match event {
                 Event::Start(start) => return self.open(&start),
                 Event::Empty(start) => {
@@ -174,22 +158,13 @@ impl<'a> Steps<'a> {
         }
         self.depth += 1;
         self.text.clear();
-        Ok(Step::Open {
-            depth: self.depth,
-            name: name(start),
-        })
+        Ok(Step::Open { depth: self.depth, name: name(start) })
     }
 
     fn close(&mut self, name: String) -> Result<Step, String> {
         let depth = self.depth;
-        self.depth = depth
-            .checked_sub(1)
-            .ok_or_else(|| self.broken("closes what was not opened"))?;
-        Ok(Step::Close {
-            depth,
-            name,
-            text: std::mem::take(&mut self.text),
-        })
+        self.depth = depth.checked_sub(1).ok_or_else(|| self.broken("closes what was not opened"))?;
+        Ok(Step::Close { depth, name, text: std::mem::take(&mut self.text) })
     }
 
     fn broken(&self, how: &str) -> String {
@@ -262,10 +237,7 @@ mod tests {
         assert!(refusal(&deep).contains("nested too deeply"));
         let wide = format!("<QueueMessagesList {}/>", "a=\"b\" ".repeat(1_000_000 / 6));
         assert!(refusal(&wide).contains("too many attributes"));
-        let many = format!(
-            "<QueueMessagesList>{}</QueueMessagesList>",
-            "<QueueMessage/>".repeat(33)
-        );
+        let many = format!("<QueueMessagesList>{}</QueueMessagesList>", "<QueueMessage/>".repeat(33));
         assert!(refusal(&many).contains("more than 32 messages"));
     }
 
@@ -283,13 +255,9 @@ mod tests {
 
     #[test]
     fn errors_are_read() {
-        let found = error(
-            "<?xml version=\"1.0\"?>\n<Error>\n <Code>A</Code>\n <Message>b\nRequestId:c</Message></Error>",
-        );
-        let expected = RawError {
-            code: "A".into(),
-            message: "b\nRequestId:c".into(),
-        };
+        let found =
+            error("<?xml version=\"1.0\"?>\n<Error>\n <Code>A</Code>\n <Message>b\nRequestId:c</Message></Error>");
+        let expected = RawError { code: "A".into(), message: "b\nRequestId:c".into() };
         assert_eq!(found, Some(expected));
         assert_eq!(error("<html/>"), None);
         assert_eq!(error("nothing"), None);
