@@ -3,7 +3,10 @@
 
 extern crate alloc;
 
+pub mod cli;
+pub mod config;
 pub mod domain;
 pub mod handler;
 pub mod limits;
+pub mod observe;
 pub mod source;

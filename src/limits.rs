@@ -73,3 +73,11 @@ pub const ARTIFACT_MESSAGE_BYTES_MAX: usize = 4096;
 pub const VIOLATIONS_MAX: usize = 20;
 /// The longest sentence about one violation.
 pub const VIOLATION_BYTES_MAX: usize = 500;
+/// The largest configuration file that is read.
+pub const CONFIG_BYTES_MAX: u64 = 1 << 20;
+/// The largest file that is read for a secret.
+pub const SECRET_BYTES_MAX: u64 = 64 << 10;
+/// How many problems of one configuration are shown.
+pub const CONFIG_PROBLEMS_MAX: usize = 20;
+/// How deep tables and lists of a configuration may nest.
+pub const CONFIG_DEPTH_MAX: usize = 16;

@@ -1,1 +1,8 @@
-fn main() {}
+//! From arguments to an exit code; everything else is in the library.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let environment = journeyman::config::Environment::of_process();
+    journeyman::cli::run(std::env::args_os().collect(), &environment).into()
+}

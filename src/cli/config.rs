@@ -1,0 +1,142 @@
+//! `journeyman config`: a configuration to start from, whether one can be used, what is in effect, and the schema.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use super::exit::{Ended, Exit, Failure};
+use super::output;
+use super::settings::{NoFlags, Settings};
+use crate::config::show::{self, Beside};
+use crate::config::{Environment, SCHEMA, reference};
+
+/// What to do with the configuration.
+#[derive(Debug, Subcommand)]
+pub(super) enum ConfigCommand {
+    /// Write a configuration to start from, with every key explained
+    Init(Init),
+    /// Say whether a configuration can be used, and every place that is wrong
+    Check(Check),
+    /// Show the configuration in effect, secrets masked
+    Show(Show),
+    /// Print the schema of the configuration
+    Schema(Schema),
+}
+
+/// `config init`
+#[derive(Debug, Args)]
+pub(super) struct Init {
+    /// Where to write it; standard output where it is not given. A file that is there is never overwritten
+    #[arg(value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    file: Option<PathBuf>,
+}
+
+/// `config check`
+#[derive(Debug, Args)]
+pub(super) struct Check {
+    /// The file, `-` for standard input
+    #[arg(value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    file: Option<PathBuf>,
+    #[command(flatten)]
+    settings: Settings<NoFlags>,
+}
+
+/// `config show`
+#[derive(Debug, Args)]
+pub(super) struct Show {
+    /// Say beside each value where it comes from
+    #[arg(long)]
+    origin: bool,
+    /// How to print it
+    #[arg(short, long, value_enum, default_value_t = ShowFormat::Toml)]
+    output: ShowFormat,
+    #[command(flatten)]
+    settings: Settings<NoFlags>,
+}
+
+/// How `config show` prints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum ShowFormat {
+    /// As it would stand in a file
+    Toml,
+    /// JSON with values and origins
+    Json,
+}
+
+/// `config schema`
+#[derive(Debug, Args)]
+pub(super) struct Schema {
+    /// How to print it
+    #[arg(short, long, value_enum, default_value_t = SchemaFormat::Json)]
+    output: SchemaFormat,
+}
+
+/// How `config schema` prints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum SchemaFormat {
+    /// JSON Schema, for editors
+    Json,
+    /// The table of the README
+    Markdown,
+}
+
+/// Runs it.
+///
+/// # Errors
+///
+/// [`Exit::Config`] where the configuration cannot be used.
+pub(super) fn run(command: ConfigCommand, environment: &Environment) -> Ended {
+    match command {
+        ConfigCommand::Init(init) => write_template(&init),
+        ConfigCommand::Check(check) => {
+            let loaded = check.settings.with_file(check.file).load(environment)?;
+            let name = loaded.document.as_ref().map_or("the built-in configuration", |document| &document.name);
+            let count = |count: usize, noun: &str| format!("{count} {noun}{}", if count == 1 { "" } else { "s" });
+            output::line(&format!(
+                "{name} can be used: {}, {}, capacity {}",
+                count(loaded.config.source.len(), "source"),
+                count(loaded.config.handler.len(), "handler"),
+                loaded.config.worker.capacity
+            ))?;
+            Ok(Exit::Done)
+        }
+        ConfigCommand::Show(given) => {
+            let loaded = given.settings.load(environment)?;
+            let beside = if given.origin { Beside::Origin } else { Beside::Nothing };
+            match given.output {
+                ShowFormat::Toml => output::print(&show::show(&loaded, beside))?,
+                ShowFormat::Json => output::json(&show::json(&loaded))?,
+            }
+            Ok(Exit::Done)
+        }
+        ConfigCommand::Schema(schema) => {
+            match schema.output {
+                SchemaFormat::Json => output::json(&SCHEMA)?,
+                SchemaFormat::Markdown => output::print(&reference::markdown())?,
+            }
+            Ok(Exit::Done)
+        }
+    }
+}
+
+fn write_template(init: &Init) -> Ended {
+    let Some(path) = &init.file else {
+        output::print(&reference::template())?;
+        return Ok(Exit::Done);
+    };
+    let written = std::fs::File::create_new(path)
+        .and_then(|mut file| std::io::Write::write_all(&mut file, reference::template().as_bytes()));
+    match written {
+        Ok(()) => {
+            output::line(&format!(
+                "wrote {}; `journeyman config check {0}` says whether it can be used",
+                path.display()
+            ))?;
+            Ok(Exit::Done)
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            Err(Failure::new(Exit::Unfit, format!("{} is already there and was left as it is", path.display())))
+        }
+        Err(error) => Err(Failure::new(Exit::Unfit, format!("cannot write {}: {error}", path.display()))),
+    }
+}

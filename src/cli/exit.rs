@@ -1,0 +1,140 @@
+//! What the process says when it ends: one list of exit codes for every command, and the failure that carries one.
+
+use std::process::ExitCode;
+
+/// Why the process ended. The numbers are stable; `README.md` shows the same list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Exit {
+    /// Done, drained or stopped as asked.
+    Done = 0,
+    /// The answer is no: a task did not complete, a handler does not keep the contract, a demo did not end as it should.
+    No = 1,
+    /// The command line cannot be understood.
+    Usage = 2,
+    /// The drain deadline was reached, or a second signal came; what was running has been handed back.
+    HandedBack = 14,
+    /// A fault of journeyman itself.
+    Internal = 20,
+    /// This machine cannot do it: a folder, a port, a program.
+    Unfit = 21,
+    /// The configuration cannot be used.
+    Config = 30,
+    /// The queue does not accept our credentials.
+    Denied = 31,
+    /// The queue cannot be reached, or refuses what was asked.
+    Unreachable = 32,
+    /// A repeated signal ended the process at once; what was running was not handed back.
+    Aborted = 40,
+}
+
+impl Exit {
+    /// Every way to end, in the order of the numbers.
+    pub const ALL: [Self; 10] = [
+        Self::Done,
+        Self::No,
+        Self::Usage,
+        Self::HandedBack,
+        Self::Internal,
+        Self::Unfit,
+        Self::Config,
+        Self::Denied,
+        Self::Unreachable,
+        Self::Aborted,
+    ];
+
+    /// The number.
+    #[must_use]
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// What it means, for help texts and the README.
+    #[must_use]
+    pub const fn meaning(self) -> &'static str {
+        match self {
+            Self::Done => "done, drained or stopped as asked",
+            Self::No => "the answer is no: a task did not complete, or a handler does not keep the contract",
+            Self::Usage => "the command line cannot be understood",
+            Self::HandedBack => "the drain deadline or a second signal: running tasks were handed back",
+            Self::Internal => "a fault of journeyman itself",
+            Self::Unfit => "this machine cannot do it: a folder, a port, a program",
+            Self::Config => "the configuration cannot be used",
+            Self::Denied => "the queue does not accept our credentials",
+            Self::Unreachable => "the queue cannot be reached, or refuses what was asked",
+            Self::Aborted => "a third signal: ended at once, tasks were not handed back",
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit.code())
+    }
+}
+
+/// Why a command did not do what was asked: the exit code and what to tell the user.
+#[derive(Debug)]
+pub struct Failure {
+    /// How the process ends.
+    pub exit: Exit,
+    /// What is shown after `error: `; empty where all has been said.
+    pub message: String,
+}
+
+impl Failure {
+    /// A failure with a message.
+    pub fn new(exit: Exit, message: impl Into<String>) -> Self {
+        Self { exit, message: message.into() }
+    }
+
+    /// A failure with the message of an error and its causes.
+    pub fn of(exit: Exit, error: &dyn std::error::Error) -> Self {
+        let mut message = error.to_string();
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            message.push_str(": ");
+            message.push_str(&error.to_string());
+            cause = error.source();
+        }
+        Self { exit, message }
+    }
+}
+
+/// How a command ended.
+pub type Ended = Result<Exit, Failure>;
+
+impl From<crate::config::Problems> for Failure {
+    fn from(problems: crate::config::Problems) -> Self {
+        Self { exit: Exit::Config, message: problems.to_string() }
+    }
+}
+
+impl From<crate::config::secrets::NoSecret> for Failure {
+    fn from(error: crate::config::secrets::NoSecret) -> Self {
+        Self::of(Exit::Config, &error)
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    /// Output that nobody reads any more (`journeyman … | head`) is no failure of ours.
+    fn from(error: std::io::Error) -> Self {
+        if error.kind() == std::io::ErrorKind::BrokenPipe {
+            return Self { exit: Exit::Done, message: String::new() };
+        }
+        Self::of(Exit::Unfit, &error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_exit_code_is_its_own() {
+        let mut codes: Vec<u8> = Exit::ALL.iter().map(|exit| exit.code()).collect();
+        codes.dedup();
+        assert_eq!(codes.len(), Exit::ALL.len());
+        assert!(codes.is_sorted());
+    }
+}

@@ -1,0 +1,78 @@
+//! The command line: from arguments to an exit code. One file a command; what a command does lives elsewhere.
+
+mod config;
+pub mod exit;
+pub mod output;
+pub mod settings;
+
+use std::ffi::OsString;
+
+use clap::{CommandFactory as _, Parser, Subcommand};
+use clap_complete::Shell;
+
+use crate::config::Environment;
+use exit::{Ended, Exit};
+
+/// The whole command line.
+#[derive(Debug, Parser)]
+#[command(
+    name = "journeyman",
+    version,
+    about = "A worker for the queue you already run",
+    long_about = "A worker for the queue you already run: claims tasks, runs them with your handler, reclaims in time, \
+                  and reports exactly one outcome.",
+    after_help = "Try it: journeyman dev --demo",
+    arg_required_else_help = true,
+    propagate_version = false,
+    max_term_width = 110
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Write, check and show the configuration
+    #[command(subcommand)]
+    Config(config::ConfigCommand),
+    /// Print a script that completes this command line in a shell
+    Completions {
+        /// Which shell
+        shell: Shell,
+    },
+}
+
+/// Runs the command line.
+#[must_use]
+pub fn run(arguments: Vec<OsString>, environment: &Environment) -> Exit {
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    match dispatch(cli.command, environment) {
+        Ok(exit) => exit,
+        Err(failure) => {
+            output::failure(&failure.message);
+            failure.exit
+        }
+    }
+}
+
+/// Shows what clap has to say: help and version are answers, the rest is a usage error.
+fn usage(error: &clap::Error) -> Exit {
+    drop(error.print());
+    if error.use_stderr() { Exit::Usage } else { Exit::Done }
+}
+
+fn dispatch(verb: Verb, environment: &Environment) -> Ended {
+    match verb {
+        Verb::Config(command) => config::run(command, environment),
+        Verb::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "journeyman", &mut script);
+            output::print_raw(&script)?;
+            Ok(Exit::Done)
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Configuration: one schema behind a TOML file, the environment and the flags.
+//!
+//! A key `worker.capacity` of the file is `JOURNEYMAN__WORKER__CAPACITY` in the environment and `--capacity` or
+//! `--set worker.capacity=…` on the command line. Built-in values give way to the file, the file to the environment, the
+//! environment to the flags. What cannot be used is refused as a whole, with every place that is wrong.
+
+mod check;
+pub mod environment;
+pub mod problem;
+pub mod reference;
+mod rules;
+pub mod schema;
+pub mod secrets;
+pub mod show;
+mod tree;
+pub mod values;
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use serde_json::Value;
+
+pub use environment::Environment;
+pub use problem::{Document, Origin, Problem, Problems};
+pub use schema::Config;
+
+use problem::Code;
+use tree::{Node, Setting, Spelling};
+
+/// The schema of a configuration, as JSON Schema (2020-12) without references.
+pub static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
+    let settings =
+        schemars::generate::SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
+    Value::from(settings.into_generator().into_root_schema_for::<Config>())
+});
+
+/// A key set by a flag.
+#[derive(Debug, Clone)]
+pub struct Override {
+    /// The dotted key.
+    pub key: String,
+    /// What it is set to.
+    pub value: String,
+    /// The flag as it was written, for messages.
+    pub flag: String,
+}
+
+/// A configuration that can be used, and where each part of it came from.
+#[derive(Debug, Clone)]
+pub struct Loaded {
+    /// The configuration.
+    pub config: Config,
+    /// The file, where there was one.
+    pub document: Option<Document>,
+    /// Where each value that somebody set came from, by its dotted key.
+    pub origins: BTreeMap<String, Origin>,
+}
+
+/// Puts a configuration together.
+///
+/// # Errors
+///
+/// Everything that is wrong with it, each with its place.
+pub fn load(document: Option<Document>, environment: &Environment, overrides: &[Override]) -> Result<Loaded, Problems> {
+    let mut problems = Vec::new();
+    let mut tree = document.as_ref().map_or_else(Node::empty, |document| tree::read_toml(document, &mut problems));
+    if !problems.is_empty() {
+        // What follows a syntax error is read wrongly; to complain about it would hide the cause.
+        return Err(Problems::new(document, problems));
+    }
+    for setting in environment.settings(&mut problems) {
+        tree::lay_over(&mut tree, setting, Spelling::Shouted, &SCHEMA, &mut problems);
+    }
+    for given in overrides {
+        tree::lay_over(&mut tree, given.setting(), Spelling::Exact, &SCHEMA, &mut problems);
+    }
+    let checked = check::check(&tree, &SCHEMA, &mut problems);
+    if !problems.is_empty() {
+        return Err(Problems::new(document, problems));
+    }
+    let config: Config = match serde_json::from_value(checked.value) {
+        Ok(config) => config,
+        Err(error) => {
+            let what =
+                format!("the schema let this pass and the types did not, which is a fault of journeyman: {error}");
+            problems.push(Problem {
+                code: Code::Value,
+                what,
+                origin: Origin::BuiltIn,
+                label: String::new(),
+                help: None,
+            });
+            return Err(Problems::new(document, problems));
+        }
+    };
+    rules::check(&config, &checked.origins, &checked.tables, &mut problems);
+    if problems.is_empty() {
+        Ok(Loaded { config, document, origins: checked.origins })
+    } else {
+        Err(Problems::new(document, problems))
+    }
+}
+
+impl Override {
+    fn setting(&self) -> Setting {
+        Setting {
+            path: self.key.split('.').map(str::to_owned).collect(),
+            text: self.value.clone(),
+            origin: Origin::Flag(self.flag.clone()),
+        }
+    }
+}

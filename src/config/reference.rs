@@ -1,0 +1,201 @@
+//! Every key of the configuration with its type, its default and what it is for, read from the schema: what help texts,
+//! `config init` and the README are made of.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use super::SCHEMA;
+use super::check::{choices, is_secret, type_of, without_null};
+use super::environment::variable;
+use super::values::example_of;
+
+/// One key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Key {
+    /// The dotted key; a part that the user chooses is `NAME`.
+    pub key: String,
+    /// What may stand there, in words.
+    pub kind: String,
+    /// The built-in value as it would stand in a file, where there is one.
+    pub default: Option<String>,
+    /// Whether it has to be set.
+    pub need: Need,
+    /// What it is for.
+    pub about: String,
+}
+
+/// Whether a key has to be set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// It has to.
+    Required,
+    /// It need not.
+    Optional,
+    /// It need not, and can be set from the environment only.
+    Secret,
+}
+
+/// Every key, in the order of the sections.
+#[must_use]
+pub fn keys() -> Vec<Key> {
+    let mut keys = Vec::new();
+    for section in ["worker", "source", "handler", "queue", "log"] {
+        if let Some(schema) = SCHEMA.pointer(&format!("/properties/{section}")) {
+            collect(schema, section, Need::Optional, &mut keys);
+        }
+    }
+    keys
+}
+
+/// The key of that name.
+#[must_use]
+pub fn find(key: &str) -> Option<Key> {
+    keys().into_iter().find(|known| known.key == key)
+}
+
+fn collect(schema: &Value, key: &str, need: Need, keys: &mut Vec<Key>) {
+    if let Some(properties) = schema.get("properties").and_then(Value::as_object) {
+        let required: Vec<&str> =
+            schema.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
+        for (name, schema) in properties {
+            let need = if required.contains(&name.as_str()) { Need::Required } else { Need::Optional };
+            collect(schema, &format!("{key}.{name}"), need, keys);
+        }
+        return;
+    }
+    if let Some(schema) = schema.get("additionalProperties").filter(|schema| schema.is_object()) {
+        return collect(schema, &format!("{key}.NAME"), Need::Optional, keys);
+    }
+    let inner = without_null(schema);
+    keys.push(Key {
+        key: key.to_owned(),
+        kind: kind(inner),
+        default: schema.get("default").filter(|value| !value.is_null()).map(Value::to_string),
+        need: if is_secret(schema) { Need::Secret } else { need },
+        about: one_line(schema.get("description").and_then(Value::as_str).unwrap_or("")),
+    });
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn kind(schema: &Value) -> String {
+    let number = |name: &str| schema.get(name).and_then(Value::as_i64);
+    match type_of(schema) {
+        "integer" => match (number("minimum"), number("maximum")) {
+            (Some(least), Some(most)) if most < i64::from(u32::MAX) => format!("whole number, {least} to {most}"),
+            (Some(least), _) => format!("whole number from {least}"),
+            _ => "whole number".to_owned(),
+        },
+        "array" => "list of texts".to_owned(),
+        "boolean" => "true or false".to_owned(),
+        _ => match choices(schema).as_slice() {
+            [] => match schema.get("format").and_then(Value::as_str) {
+                Some("span") => "time with unit",
+                Some("size") => "bytes with unit",
+                Some("worker-name") => "name",
+                Some("task-queue") => "provisioner/worker-type",
+                Some("web-address") => "web address",
+                Some("listen-address") => "address and port",
+                Some("file") => "path",
+                Some("log-filter") => "level or directives",
+                Some("secret") => "secret",
+                _ => "text",
+            }
+            .to_owned(),
+            choices => choices.iter().map(|choice| format!("\"{choice}\"")).collect::<Vec<_>>().join(", "),
+        },
+    }
+}
+
+/// The reference as a Markdown table, as it stands in the README.
+#[must_use]
+pub fn markdown() -> String {
+    let mut out =
+        String::from("| key | what may stand there | default | what it is for |\n| --- | --- | --- | --- |\n");
+    for key in keys() {
+        let default = match (key.need, &key.default) {
+            (Need::Required, _) => "needed".to_owned(),
+            (Need::Secret, _) | (Need::Optional, None) => String::new(),
+            (Need::Optional, Some(default)) => format!("`{default}`"),
+        };
+        let kind = key.kind.replace("\", \"", "\" or \"");
+        // Writing to a String cannot fail.
+        _ = writeln!(out, "| `{}` | {kind} | {default} | {} |", key.key, key.about);
+    }
+    out
+}
+
+/// A configuration to start from: every key with what it is for; what is not needed is commented out.
+#[must_use]
+pub fn template() -> String {
+    let mut out = String::from(
+        "# Configuration of journeyman. `journeyman config check FILE` says whether it can be used.\n\
+         #\n\
+         # A key `capacity` in [worker] is also JOURNEYMAN__WORKER__CAPACITY in the environment, and\n\
+         # `--capacity` or `--set worker.capacity=…` on the command line. The environment wins over this file, a\n\
+         # flag over both. What is commented out shows the built-in value, or an example where there is none.\n",
+    );
+    let mut section = String::new();
+    for key in keys() {
+        let (table, name) = key.key.rsplit_once('.').unwrap_or(("", &key.key));
+        if table != section {
+            section = table.to_owned();
+            _ = write!(out, "{}", heading(table));
+        }
+        if key.need == Need::Secret {
+            let example = variable(&key.key.replace("NAME", "local"));
+            _ = writeln!(out, "\n# {}\n# {name}: set {example}", key.about);
+            continue;
+        }
+        let (mark, value) = match (table, name) {
+            ("source.NAME", "kind") => ("", "\"taskcluster\"".to_owned()),
+            ("source.NAME", "root_url") => ("", "\"http://127.0.0.1:7070\"".to_owned()),
+            ("source.NAME", "task_queue") => ("", "\"journeyman/local\"".to_owned()),
+            ("handler.NAME", "kind") => ("", "\"command\"".to_owned()),
+            _ => ("# ", key.default.clone().unwrap_or_else(|| sample(&key))),
+        };
+        _ = writeln!(out, "\n# {} ({})\n{mark}{name} = {value}", key.about, key.kind);
+    }
+    out
+}
+
+fn heading(table: &str) -> String {
+    match table {
+        "source.NAME" => "\n# One section for each queue; the name is yours.\n[source.local]\n".to_owned(),
+        "handler.NAME" => "\n# One section for each handler; the name is what a source refers to.\n[handler.command]\n".to_owned(),
+        "queue.clients.NAME" => "\n# One section for each client of the embedded queue; the name is the client id.\n# [queue.clients.worker]\n".to_owned(),
+        table => format!("\n[{table}]\n"),
+    }
+}
+
+fn sample(key: &Key) -> String {
+    let name = key.key.rsplit('.').next().unwrap_or("");
+    match name {
+        "exec" => "[\"/opt/handlers/build\", \"--verbose\"]".to_owned(),
+        "queue_hosts" => "[\".queue.core.windows.net\"]".to_owned(),
+        "env_allow" => "[\"PATH\", \"LANG\"]".to_owned(),
+        "client_id" => "\"worker/build\"".to_owned(),
+        "access_token_file" => "\"/etc/journeyman/access-token\"".to_owned(),
+        "certificate_file" => "\"/etc/journeyman/certificate.json\"".to_owned(),
+        "schema" => "\"/opt/handlers/build.schema.json\"".to_owned(),
+        "base_url" => format!("\"{}/v1\"", example_of("web-address").unwrap_or("")),
+        _ => "\"…\"".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_says_what_it_is_for() {
+        let keys = keys();
+        assert!(keys.len() > 25, "{}", keys.len());
+        for key in keys {
+            assert!(key.about.len() > 8 && key.about.ends_with('.'), "{key:?}");
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! What a configuration must hold beyond the shape of each value: values that have to go together.
+
+use std::collections::BTreeMap;
+
+use super::check::join;
+use super::problem::{Code, Origin, Problem, nearest};
+use super::schema::{ArtifactStorage, COMMAND, Config, Handler, HandlerKind, Protocol, Source};
+use super::values::WORKER_NAME_CHARS_MAX_AZURE;
+
+struct Rules<'a> {
+    origins: &'a BTreeMap<String, Origin>,
+    tables: &'a BTreeMap<String, Origin>,
+    problems: &'a mut Vec<Problem>,
+}
+
+/// Checks what has to go together.
+pub(super) fn check(
+    config: &Config,
+    origins: &BTreeMap<String, Origin>,
+    tables: &BTreeMap<String, Origin>,
+    problems: &mut Vec<Problem>,
+) {
+    let mut rules = Rules { origins, tables, problems };
+    for (name, source) in &config.source {
+        rules.source(config, name, source);
+    }
+    for (name, handler) in &config.handler {
+        rules.handler(name, handler);
+    }
+    for (id, client) in &config.queue.clients {
+        let key = format!("queue.clients.{id}");
+        rules.one_of(&key, "access_token", client.access_token.is_some(), client.access_token_file.is_some());
+        if client.access_token.is_none() && client.access_token_file.is_none() {
+            rules.push(Code::Missing, &key, format!("[{key}] needs `access_token_file`"), "");
+        }
+    }
+}
+
+impl Rules<'_> {
+    fn source(&mut self, config: &Config, name: &str, source: &Source) {
+        let key = format!("source.{name}");
+        self.one_of(&key, "access_token", source.access_token.is_some(), source.access_token_file.is_some());
+        self.one_of(&key, "certificate", source.certificate.is_some(), source.certificate_file.is_some());
+        self.credentials(&key, source);
+        if source.handler != COMMAND && !config.handler.contains_key(&source.handler) {
+            let known = config.handler.keys().map(String::as_str).chain([COMMAND]);
+            let label =
+                nearest(&source.handler, known).map_or_else(String::new, |near| format!("did you mean `{near}`?"));
+            let what = format!("there is no [handler.{}]", source.handler);
+            self.push(Code::Conflict, &join(&key, "handler"), what, &label);
+        }
+        if source.protocol == Protocol::Azure {
+            self.azure(config, &key, source);
+        }
+    }
+
+    fn credentials(&mut self, key: &str, source: &Source) {
+        let token = source.access_token.is_some() || source.access_token_file.is_some();
+        let certificate = source.certificate.is_some() || source.certificate_file.is_some();
+        if source.client_id.is_none() && (token || certificate) {
+            self.push(Code::Missing, key, format!("[{key}] has credentials and no `client_id`"), "");
+        }
+        if source.client_id.is_some() && !token {
+            let what = format!(
+                "[{key}] has a `client_id` and neither `access_token_file` nor {}",
+                super::environment::variable(&join(key, "access_token"))
+            );
+            self.push(Code::Missing, &join(key, "client_id"), what, "");
+        }
+    }
+
+    fn azure(&mut self, config: &Config, key: &str, source: &Source) {
+        if source.artifact_storage == ArtifactStorage::Object {
+            let what = format!("[{key}] with `protocol = \"azure\"` knows no object service");
+            self.push(Code::Conflict, &join(key, "artifact_storage"), what, "did you mean \"s3\"?");
+        }
+        let most = WORKER_NAME_CHARS_MAX_AZURE;
+        let queue = &source.task_queue;
+        let names = [
+            ("worker.id", config.worker.id.fill("h", 1, most)),
+            ("worker.group", config.worker.group.fill("h", 1, most)),
+            (&join(key, "task_queue"), queue.provisioner().to_owned()),
+            (&join(key, "task_queue"), queue.worker_type().to_owned()),
+        ];
+        for (named, text) in names.iter().filter(|(_, text)| text.len() > most) {
+            let what = format!(
+                "\"{text}\" has {} characters, and [{key}] with `protocol = \"azure\"` allows {most}",
+                text.len()
+            );
+            self.push(Code::Value, named, what, "");
+        }
+    }
+
+    fn handler(&mut self, name: &str, handler: &Handler) {
+        let key = format!("handler.{name}");
+        match handler.kind {
+            HandlerKind::Program if handler.exec.is_empty() => {
+                let what = format!("[{key}] is a program and needs `exec`, such as `exec = [\"/opt/handlers/build\"]`");
+                self.push(Code::Missing, &key, what, "");
+            }
+            HandlerKind::Command if !handler.exec.is_empty() || handler.schema.is_some() => {
+                let odd = if handler.exec.is_empty() { "schema" } else { "exec" };
+                let what = format!("[{key}] is of kind `command`, where the task brings what is run, and has `{odd}`");
+                self.push(Code::Conflict, &join(&key, odd), what, "did you mean kind = \"program\"?");
+            }
+            HandlerKind::Program | HandlerKind::Command => {}
+        }
+    }
+
+    fn one_of(&mut self, key: &str, name: &str, value: bool, file: bool) {
+        if value && file {
+            let what = format!("[{key}] has both `{name}` and `{name}_file`; keep one");
+            self.push(Code::Conflict, &join(key, &format!("{name}_file")), what, "");
+        }
+    }
+
+    fn push(&mut self, code: Code, key: &str, what: String, label: &str) {
+        let origin = self.origins.get(key).or_else(|| self.tables.get(key)).cloned().unwrap_or(Origin::BuiltIn);
+        let in_file = matches!(origin, Origin::File(_));
+        self.problems.push(Problem {
+            code,
+            what,
+            origin,
+            label: if in_file { label.to_owned() } else { String::new() },
+            help: Some(label.to_owned()).filter(|label| !in_file && !label.is_empty()),
+        });
+    }
+}

@@ -1,0 +1,265 @@
+//! The shape of a configuration. The doc comments below are what help texts, `config init` and the README show.
+//!
+//! This is the one schema behind the file, the environment and the flags: a key added here exists in all three.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::values::{File, Filter, Listen, Queue as TaskQueue, Secret, Size, Span, Url, WorkerName};
+
+/// A whole configuration.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// This worker.
+    pub worker: Worker,
+    /// Where claims come from, by name.
+    pub source: BTreeMap<String, Source>,
+    /// What runs payloads, by name. `command` exists without being written.
+    pub handler: BTreeMap<String, Handler>,
+    /// The embedded queue (`journeyman queue` and `journeyman dev`).
+    pub queue: Queue,
+    /// Logs.
+    pub log: Log,
+}
+
+/// This worker.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Worker {
+    /// Name of this worker. `{hostname}` and `{pid}` are filled in. At most 38 characters, 22 with `protocol = "azure"`.
+    pub id: WorkerName,
+    /// Group of this worker, often a region. At most 38 characters, 22 with `protocol = "azure"`.
+    pub group: WorkerName,
+    /// How many tasks run at once.
+    #[schemars(range(min = 1, max = 16384))]
+    pub capacity: u16,
+    /// Folder for the files of running tasks and the journal of claims. One worker a folder.
+    pub work_dir: File,
+    /// How long running tasks may go on after the first TERM or INT, before they are handed back.
+    pub drain_deadline: Span,
+    /// How long a payload has between being told to end and being killed.
+    pub cancel_grace: Span,
+    /// A message received more often than this raises one alert.
+    #[schemars(range(min = 1))]
+    pub dequeue_alert: u32,
+    /// How often each running task is asked after, so that a canceled one stops early. `0s` switches it off.
+    pub status_poll: Span,
+    /// How long to rest when every queue is empty and the queue has no long poll; varied by a fifth.
+    pub poll_interval: Span,
+}
+
+impl Default for Worker {
+    fn default() -> Self {
+        Self {
+            id: built_in("{hostname}"),
+            group: built_in("journeyman"),
+            capacity: 1,
+            work_dir: built_in("/var/lib/journeyman/work"),
+            drain_deadline: built_in("1h"),
+            cancel_grace: built_in("10s"),
+            dequeue_alert: 10,
+            status_poll: built_in("10s"),
+            poll_interval: built_in("1s"),
+        }
+    }
+}
+
+/// A place that claims come from.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Source {
+    /// What kind of queue it is.
+    pub kind: SourceKind,
+    /// Which dialect it speaks.
+    #[serde(default)]
+    pub protocol: Protocol,
+    /// Root of the Taskcluster deployment.
+    pub root_url: Url,
+    /// Address of the queue's API where it is not `root_url` + `/api/queue/v1`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base_url: Option<Url>,
+    /// Which tasks to claim: provisioner and worker type.
+    pub task_queue: TaskQueue,
+    /// Who we are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client_id: Option<String>,
+    /// File that holds the access token. Only its owner should be able to read it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access_token_file: Option<File>,
+    /// The access token itself. From the environment only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access_token: Option<Secret>,
+    /// File that holds the certificate of temporary credentials.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate_file: Option<File>,
+    /// The certificate itself. From the environment only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<Secret>,
+    /// Hosts besides that of `root_url` that signed queue addresses may lead to; `.example.com` is every host below it. For `protocol = "azure"` only.
+    #[serde(default)]
+    pub queue_hosts: Vec<String>,
+    /// How artifacts are stored. `protocol = "azure"` knows `s3` only.
+    #[serde(default)]
+    pub artifact_storage: ArtifactStorage,
+    /// Name of the handler that runs this source's tasks.
+    #[serde(default = "command_name")]
+    pub handler: String,
+}
+
+/// The handler that exists without being written.
+pub const COMMAND: &str = "command";
+
+fn command_name() -> String {
+    COMMAND.to_owned()
+}
+
+/// Kinds of queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum SourceKind {
+    /// Taskcluster, and the embedded queue.
+    Taskcluster,
+}
+
+/// Dialects of the Taskcluster queue.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Protocol {
+    /// Signed URLs of Azure-style queues, and `claimTask` for each message.
+    Azure,
+    /// `claimWork`, a long poll that claims.
+    #[default]
+    ClaimWork,
+}
+
+/// Where a Taskcluster keeps artifacts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ArtifactStorage {
+    /// A signed address to put the content to.
+    #[default]
+    S3,
+    /// The object service.
+    Object,
+}
+
+/// Something that runs payloads.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Handler {
+    /// What kind of handler it is.
+    pub kind: HandlerKind,
+    /// The program and its arguments. For `program` only, and needed there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exec: Vec<String>,
+    /// File with the JSON Schema of the payloads. For `program` only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schema: Option<File>,
+    /// Which variables of the worker's own environment a payload sees.
+    #[serde(default)]
+    pub env_allow: Vec<String>,
+    /// The longest time a task may run, whatever it asks for.
+    #[serde(default = "max_run_time")]
+    pub max_run_time: Span,
+}
+
+fn max_run_time() -> Span {
+    built_in("24h")
+}
+
+impl Default for Handler {
+    fn default() -> Self {
+        Self {
+            kind: HandlerKind::Command,
+            exec: Vec::new(),
+            schema: None,
+            env_allow: Vec::new(),
+            max_run_time: max_run_time(),
+        }
+    }
+}
+
+/// Kinds of handler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum HandlerKind {
+    /// Runs the argument vectors that the task brings.
+    Command,
+    /// Runs a program that is given the payload.
+    Program,
+}
+
+/// The embedded queue.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Queue {
+    /// File that holds everything. Artifacts are kept in a folder beside it.
+    pub db: File,
+    /// Where to listen. Port 0 lets the system choose.
+    pub listen: Listen,
+    /// How long a claim lasts.
+    pub claim_timeout: Span,
+    /// Who may call, by client id.
+    pub clients: BTreeMap<String, Client>,
+}
+
+impl Default for Queue {
+    fn default() -> Self {
+        Self {
+            db: built_in("/var/lib/journeyman/queue.db"),
+            listen: built_in("127.0.0.1:7070"),
+            claim_timeout: built_in("20m"),
+            clients: BTreeMap::new(),
+        }
+    }
+}
+
+/// Someone who may call the embedded queue.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Client {
+    /// File that holds the client's access token. Only its owner should be able to read it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access_token_file: Option<File>,
+    /// The access token itself. From the environment only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access_token: Option<Secret>,
+}
+
+/// Logs.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Log {
+    /// How the worker's own log is written.
+    pub format: LogFormat,
+    /// Which lines are written: error, warn, info, debug, trace, or directives such as `info,journeyman::source=debug`.
+    pub level: Filter,
+    /// How much of a task's log is kept: three quarters head, one quarter tail, a marker between.
+    pub task_max: Size,
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self { format: LogFormat::Auto, level: built_in("info"), task_max: built_in("64MiB") }
+    }
+}
+
+/// How a log is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogFormat {
+    /// `human` on a terminal, `json` otherwise.
+    Auto,
+    /// A line a person reads.
+    Human,
+    /// A JSON object a line.
+    Json,
+}
+
+#[expect(clippy::expect_used, reason = "every built-in value is read by a test")]
+fn built_in<T: std::str::FromStr<Err = String>>(text: &str) -> T {
+    text.parse().expect("a built-in value is well formed")
+}

@@ -1,0 +1,3 @@
+//! What the outside sees of a running journeyman.
+
+pub mod log;

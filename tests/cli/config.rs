@@ -1,0 +1,175 @@
+//! What the configuration's errors look like, and that its parts agree with one another.
+
+use std::path::Path;
+
+use crate::support::{Said, beside, golden, journeyman, run};
+
+const CONFIG_INVALID: i32 = 30;
+
+fn check(arguments: &[&str], environment: &[(&str, &str)], input: &str) -> Said {
+    let mut command = journeyman(&beside("config"));
+    command.args(["config", "check"]).args(arguments).envs(environment.iter().copied());
+    run(&mut command, input)
+}
+
+#[test]
+fn each_bad_file_is_refused_with_its_place_and_a_way_out() {
+    let folder = beside("config");
+    let mut cases: Vec<_> = std::fs::read_dir(&folder)
+        .expect("the cases are there")
+        .map(|entry| entry.expect("the folder can be read").path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "toml"))
+        .collect();
+    cases.sort();
+    assert!(cases.len() >= 8, "only {} cases were found", cases.len());
+    for case in cases {
+        let name = case.file_name().and_then(|name| name.to_str()).expect("case names are UTF-8");
+        let said = check(&[name], &[], "");
+        assert_eq!((said.code, said.out.as_str()), (CONFIG_INVALID, ""), "{name}");
+        golden(&case.with_extension("txt"), &said.err);
+    }
+}
+
+#[test]
+fn an_error_in_the_environment_names_the_variable() {
+    let environment = [
+        ("JOURNEYMAN__WORKER__CAPACITTY", "4"),
+        ("JOURNEYMAN__LOG__FORMAT", "jsn"),
+        ("JOURNEYMAN__WORKER__CAPACITY", "four"),
+        ("JOURNEYMAN__WORKER", "4"),
+        ("JOURNEYMAN__LOG__LEVEL__DEEP", "info"),
+    ];
+    let said = check(&["-"], &environment, "");
+    assert_eq!(said.code, CONFIG_INVALID);
+    golden(&beside("config/environment.txt"), &said.err);
+}
+
+#[test]
+fn an_error_in_a_flag_names_the_flag() {
+    let said = check(&["-", "--set", "queue.listn=1", "--set", "worker.capacity=0", "--set", "x"], &[], "");
+    assert_eq!(said.code, 2, "a flag that is no KEY=VALUE is a usage error: {}", said.err);
+    let flags =
+        ["-", "--set", "queue.listn=1", "--set", "worker.capacity=0", "--set", "source.ci.access_token=hunter2"];
+    let said = check(&flags, &[], "");
+    assert_eq!(said.code, CONFIG_INVALID);
+    golden(&beside("config/flags.txt"), &said.err);
+}
+
+#[test]
+fn a_secret_is_never_repeated_by_an_error() {
+    for file in [
+        "[source.ci]\naccess_token = \"hunter2\"",
+        "[source.ci]\nacces_token = \"hunter2\"",
+        "[source]\nci = { access_token = \"hunter2\" }",
+        "[source.ci]\naccess_token = hunter2",
+        "[source.ci]\naccess_token = [\"hunter2\"]",
+        "[queue.clients.a]\naccess_token = \"hunter2\"",
+        "[source.ci]\nroot_url = \"https://me:hunter2@tc.example.com\"",
+        "[source.ci]\nrooturl = \"https://me:hunter2@tc.example.com\"",
+    ] {
+        let said = check(&["-"], &[("JOURNEYMAN__SOURCE__CI__ACCES_TOKEN", "hunter2")], file);
+        assert_eq!(said.code, CONFIG_INVALID, "{file}");
+        assert!(!said.err.contains("hunter2") && !said.out.contains("hunter2"), "{file}\n{}", said.err);
+    }
+}
+
+#[test]
+fn what_init_writes_passes_the_check_and_shows_the_built_in_values() {
+    let empty = tempfile::tempdir().expect("a folder");
+    let template = run(journeyman(empty.path()).args(["config", "init"]), "");
+    assert_eq!(template.code, 0);
+    let said = check(&["-"], &[], &template.out);
+    assert_eq!((said.code, said.err.as_str()), (0, ""));
+    // Every commented key must be valid as well: with the comments taken off, only the examples' meaning may collide.
+    let shown = |input: &str| {
+        let said = run(journeyman(empty.path()).args(["config", "show", "-c", "-", "-o", "json"]), input);
+        let shown: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
+        shown["config"].clone()
+    };
+    let (from_template, built_in) = (shown(&template.out), shown(""));
+    for section in ["worker", "queue", "log"] {
+        assert_eq!(from_template[section], built_in[section], "{section}");
+    }
+}
+
+#[test]
+fn every_line_of_the_template_is_valid_when_its_comment_is_taken_off() {
+    let empty = tempfile::tempdir().expect("a folder");
+    let template = run(journeyman(empty.path()).args(["config", "init"]), "").out;
+    let is_setting = |line: &str| {
+        line.strip_prefix("# ").is_some_and(|rest| {
+            rest.starts_with("[queue.") || rest.split_once(" = ").is_some_and(|(key, _)| !key.contains([' ', '`']))
+        })
+    };
+    let bare: String = template
+        .lines()
+        .map(|line| if is_setting(line) { line.trim_start_matches("# ") } else { line })
+        .map(|line| line.replace("kind = \"command\"", "kind = \"program\""))
+        .flat_map(|line| [line, "\n".to_owned()])
+        .collect();
+    let said = check(&["-"], &[], &bare);
+    assert_eq!((said.code, said.err.as_str()), (0, ""), "{bare}");
+}
+
+#[test]
+fn init_never_overwrites_a_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let first = run(journeyman(folder.path()).args(["config", "init", "journeyman.toml"]), "");
+    assert_eq!(first.code, 0, "{}", first.err);
+    std::fs::write(folder.path().join("journeyman.toml"), "# mine").expect("the file can be written");
+    let second = run(journeyman(folder.path()).args(["config", "init", "journeyman.toml"]), "");
+    assert_eq!(second.code, 21);
+    assert!(second.err.contains("already there"), "{}", second.err);
+    assert_eq!(std::fs::read_to_string(folder.path().join("journeyman.toml")).expect("it is there"), "# mine");
+}
+
+#[test]
+fn a_flag_wins_over_the_environment_and_the_environment_over_the_file() {
+    let file = "[worker]\nid = \"file\"\ngroup = \"file\"\ncapacity = 2\n[source.Ci-1]\nkind = \"taskcluster\"\n\
+                root_url = \"http://a.example\"\ntask_queue = \"a/b\"\n";
+    let mut command = journeyman(&beside("config"));
+    command
+        .args(["config", "show", "-c", "-", "--origin", "--set", "worker.id=flag"])
+        .env("JOURNEYMAN__WORKER__ID", "env")
+        .env("JOURNEYMAN__WORKER__GROUP", "env")
+        .env("JOURNEYMAN__SOURCE__CI_1__CLIENT_ID", "me")
+        .env("JOURNEYMAN__SOURCE__CI_1__ACCESS_TOKEN", "hunter2")
+        .env("JOURNEYMAN__HANDLER__NEW__KIND", "program")
+        .env("JOURNEYMAN__HANDLER__NEW__EXEC", "a,b")
+        .env("JOURNEYMAN__HANDLER__OLD__KIND", "program")
+        .env("JOURNEYMAN__HANDLER__OLD__EXEC", "[\"with, comma\"]");
+    let said = run(&mut command, file);
+    assert_eq!((said.code, said.err.as_str()), (0, ""));
+    golden(&beside("config/origins.txt"), &said.out);
+}
+
+#[test]
+fn a_file_that_is_not_there_says_how_to_make_one() {
+    let said = check(&["nowhere.toml"], &[], "");
+    assert_eq!(said.code, CONFIG_INVALID);
+    assert!(said.err.contains("nowhere.toml") && said.err.contains("config init"), "{}", said.err);
+}
+
+#[test]
+fn the_readme_shows_every_key_as_the_schema_has_it() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    let readme = std::fs::read_to_string(&path).expect("README.md");
+    let (begin, end) = ("<!-- configuration: begin -->\n", "<!-- configuration: end -->");
+    let (head, rest) = readme.split_once(begin).expect("the marker of the table's begin");
+    let (table, tail) = rest.split_once(end).expect("the marker of the table's end");
+    let said = run(journeyman(&beside("config")).args(["config", "schema", "-o", "markdown"]), "");
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, format!("{head}{begin}{}{end}{tail}", said.out)).expect("README.md can be written");
+        return;
+    }
+    assert_eq!(table, said.out, "README.md differs; UPDATE_GOLDEN=1 writes it anew");
+}
+
+#[test]
+fn the_readme_shows_every_exit_code() {
+    let readme = include_str!("../../README.md");
+    for exit in journeyman::cli::exit::Exit::ALL {
+        let row = format!("| {} | {} |", exit.code(), exit.meaning());
+        assert!(readme.contains(&row), "README.md misses: {row}");
+    }
+}
