@@ -1,5 +1,10 @@
 //! The command line as a user meets it: the built binary, its texts, its exit codes.
-#![allow(clippy::disallowed_methods, clippy::expect_used, clippy::unwrap_used, reason = "a test binary; helpers outside of #[test] included")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::expect_used,
+    clippy::unwrap_used,
+    reason = "a test binary; helpers outside of #[test] included"
+)]
 
 mod config;
 mod help;
