@@ -7,6 +7,8 @@ pub mod cli;
 pub mod config;
 pub mod domain;
 pub mod handler;
+pub mod host;
 pub mod limits;
 pub mod observe;
 pub mod source;
+pub mod worker;

@@ -81,3 +81,9 @@ pub const SECRET_BYTES_MAX: u64 = 64 << 10;
 pub const CONFIG_PROBLEMS_MAX: usize = 20;
 /// How deep tables and lists of a configuration may nest.
 pub const CONFIG_DEPTH_MAX: usize = 16;
+/// How many artifacts of a task are uploaded at once.
+pub const UPLOADS_AT_ONCE: usize = 8;
+/// How often an upload without a definite answer is sent in all.
+pub const UPLOAD_TRIES_MAX: u32 = 6;
+/// How long a handler may take beyond the end of a payload's grace before it is dropped.
+pub const KILL_SLACK: Duration = Duration::from_secs(2);

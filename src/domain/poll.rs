@@ -25,14 +25,14 @@ pub struct Policy {
     pub interval: Duration,
 }
 
-/// How a source behaves, as far as polling depends on it.
+/// How a source behaves, for the rules that depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Manner {
-    /// A poll may stay open until there is something to claim.
+    /// A poll may be held open by the service until there is something to claim.
     pub long_poll: bool,
-    /// Claims whose reply was lost can be found.
+    /// The source may be asked for claims whose reply was lost.
     pub recovers: bool,
-    /// A run can be looked at without touching its lease.
+    /// The source tells whether a run is still wanted without touching its lease.
     pub tells_canceled: bool,
 }
 

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use crate::domain::id::Run;
 use crate::domain::time::Instant;
+use crate::host::clock::Clock;
 
 use super::artifact::Artifacts;
 use super::log::TaskLog;
@@ -59,6 +60,7 @@ struct Inner {
     artifacts: Artifacts,
     cancel: watch::Receiver<Option<Cancel>>,
     lease_ends: watch::Receiver<Instant>,
+    clock: Clock,
 }
 
 impl Context {
@@ -71,17 +73,9 @@ impl Context {
         artifacts: Artifacts,
         cancel: watch::Receiver<Option<Cancel>>,
         lease_ends: watch::Receiver<Instant>,
+        clock: Clock,
     ) -> Self {
-        Self {
-            inner: Arc::new(Inner {
-                task,
-                workdir,
-                log,
-                artifacts,
-                cancel,
-                lease_ends,
-            }),
-        }
+        Self { inner: Arc::new(Inner { task, workdir, log, artifacts, cancel, lease_ends, clock }) }
     }
 
     /// The task.
@@ -118,6 +112,35 @@ impl Context {
     #[must_use]
     pub fn cancel(&self) -> Option<Cancel> {
         *self.inner.cancel.borrow()
+    }
+
+    /// Resolves when what is left of the payload is to be killed: at the deadline of the order to end early, which a
+    /// later order may bring forward. Never, if no order is given.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn kill_due(&self) {
+        let mut orders = self.inner.cancel.clone();
+        loop {
+            let order = *orders.borrow_and_update();
+            let due = async {
+                match order {
+                    Some(order) => self.inner.clock.sleep_until(order.deadline).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = due => return,
+                changed = orders.changed() => if changed.is_err() {
+                    // Nobody is left to bring it forward.
+                    match order {
+                        Some(order) => return self.inner.clock.sleep_until(order.deadline).await,
+                        None => std::future::pending::<()>().await,
+                    }
+                },
+            }
+        }
     }
 
     /// Resolves when the order to end early is given; never, if it is not.

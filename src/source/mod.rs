@@ -15,6 +15,8 @@ use crate::domain::id::{Lane, Run};
 use crate::domain::outcome::Outcome;
 use crate::domain::refusal::Refusal;
 
+pub use crate::domain::poll::Manner;
+
 /// What a call to a source resolves to.
 pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, Refused>> + Send + 'a>>;
 
@@ -172,17 +174,6 @@ pub enum ArtifactBody {
         /// A sentence for the task's author.
         message: String,
     },
-}
-
-/// How a source behaves, for the rules that depend on it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Manner {
-    /// A poll may be held open by the service until there is something to claim.
-    pub long_poll: bool,
-    /// [`Source::recover`] may find claims whose reply was lost.
-    pub recovers: bool,
-    /// [`Source::canceled`] tells whether a run is still wanted, without touching the lease.
-    pub tells_canceled: bool,
 }
 
 /// A place that hands out claims.

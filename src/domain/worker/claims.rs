@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::{Alert, Brought, Effect, Exit, Held, Mode, Timer, Worker};
-use crate::domain::claim::{Act, End, Happening, KillCause, Machine};
+use crate::domain::claim::{self, Act, End, Happening, KillCause, Machine};
 use crate::domain::id::{Run, SourceId, Token};
 use crate::domain::refusal::Refusal;
 use crate::domain::slots::Slot;
@@ -40,12 +40,18 @@ impl Worker {
         }
         self.effects.extend(alert.map(Effect::Alert));
         let hand_back = slot.is_none() || self.mode != Mode::Running;
-        self.hold(token, source, run, slot, Machine::brought(self.policy.claim));
+        self.hold(token, source, run, slot, Machine::brought(self.claim_policy(source)));
         if hand_back {
             // Told before the grant, so that the payload is never prepared.
             self.tell(token, Happening::HandBack { deadline: self.hand_back_deadline() }, now);
         }
         self.tell(token, Happening::Granted { sent_at, length }, now);
+    }
+
+    /// The rules for claims of this source.
+    pub(super) fn claim_policy(&self, source: SourceId) -> claim::Policy {
+        let tells = self.feeds.get(usize::from(source.0)).is_some_and(|feed| feed.poller.manner().tells_canceled);
+        claim::Policy { check_every: self.policy.claim.check_every.filter(|_| tells), ..self.policy.claim }
     }
 
     /// Takes a claim in hand.

@@ -38,7 +38,7 @@ impl Worker {
             self.forget(seen.token);
         } else if let Some(slot) = slots.pop() {
             let mut acts = Vec::new();
-            let machine = Machine::requested(self.policy.claim, &mut acts);
+            let machine = Machine::requested(self.claim_policy(source), &mut acts);
             self.hold(seen.token, source, run, Some(slot), machine);
             self.attach(seen.token, seen.token);
             self.perform(seen.token, acts, now);

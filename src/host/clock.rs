@@ -1,0 +1,64 @@
+//! The worker's clock: the host's boot clock, which runs through suspend, or tokio's, which tests can pause.
+
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::domain::time::Instant;
+
+/// How long the worker sleeps at most while it holds claims. Timers stand still while a host is suspended; the boot
+/// clock does not, so a claim that ran out meanwhile is noticed this soon after the host wakes.
+pub const SUSPEND_CHECK: Duration = Duration::from_secs(1);
+
+/// A clock.
+#[derive(Debug, Clone, Copy)]
+pub struct Clock(Kind);
+
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    Boot,
+    Tokio { origin: tokio::time::Instant },
+}
+
+impl Clock {
+    /// The host's clock since it was started, suspend included.
+    #[must_use]
+    pub const fn boot() -> Self {
+        Self(Kind::Boot)
+    }
+
+    /// Tokio's clock from here on, for tests with paused time.
+    #[must_use]
+    pub fn tokio() -> Self {
+        Self(Kind::Tokio { origin: tokio::time::Instant::now() })
+    }
+
+    /// The time.
+    #[must_use]
+    pub fn now(self) -> Instant {
+        match self.0 {
+            Kind::Boot => {
+                let time = clock_gettime(ClockId::Boottime);
+                let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
+                let nanos = u32::try_from(time.tv_nsec).unwrap_or_default();
+                Instant::at(Duration::new(seconds, nanos))
+            }
+            Kind::Tokio { origin } => Instant::at(origin.elapsed()),
+        }
+    }
+
+    /// Waits until `at`, looking at the clock at least every [`SUSPEND_CHECK`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn sleep_until(self, at: Instant) {
+        loop {
+            let left = at.since(self.now());
+            if left.is_zero() {
+                return;
+            }
+            tokio::time::sleep(left.min(SUSPEND_CHECK)).await;
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! This machine, as far as the worker has to know it.
+
+pub mod clock;

@@ -1,0 +1,518 @@
+//! Carries out effects and brings back what happened.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::Arc;
+
+use tokio::sync::{Notify, mpsc};
+use tokio::task::{AbortHandle, JoinSet};
+
+use crate::domain::claim::End;
+use crate::domain::id::{Lane, Run, SourceId, Token};
+use crate::domain::outcome::{Outcome, Reason, Unprepared, Verdict};
+use crate::domain::refusal::Refusal;
+use crate::domain::worker::{self as rules, Alert, Brought, Effect, Event, Exit, Haul, Lanes, Retried, Seen};
+use crate::host::clock::Clock;
+use crate::source::{Batch, Grant, Message, Refused};
+
+use super::calls::{self, Back};
+use super::counters::{Counters, count};
+use super::live::Live;
+use super::settle::Store;
+use super::{Control, Feed, Order, Settings, Worker};
+
+/// What deleting a message takes.
+pub(super) struct Entry {
+    pub(super) lane: Lane,
+    pub(super) id: Arc<str>,
+    pub(super) receipt: Arc<str>,
+    source: usize,
+    message: Option<Arc<Message>>,
+}
+
+pub(super) struct Engine {
+    rules: rules::Worker,
+    settings: Settings,
+    clock: Clock,
+    feeds: Vec<Feed>,
+    orders: mpsc::Receiver<Order>,
+    control: Control,
+    calls: JoinSet<Back>,
+    entries: HashMap<Token, Arc<Entry>>,
+    live: HashMap<Token, Live>,
+    tokens: u64,
+    seed: u64,
+    exit: Option<Exit>,
+}
+
+impl Engine {
+    pub(super) fn start(worker: Worker) -> std::io::Result<Self> {
+        let Worker { settings, feeds, orders, control } = worker;
+        std::fs::create_dir_all(&settings.work_dir)?;
+        let work_dir = settings.work_dir.canonicalize()?;
+        let seed = settings.seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0);
+        let manners: Vec<_> = feeds.iter().map(|feed| feed.source.manner()).collect();
+        let rules = rules::Worker::new(settings.policy(), &manners, seed);
+        Ok(Self {
+            rules,
+            clock: settings.clock,
+            settings: Settings { work_dir, ..settings },
+            feeds,
+            orders,
+            control,
+            calls: JoinSet::new(),
+            entries: HashMap::new(),
+            live: HashMap::new(),
+            tokens: 0,
+            seed,
+            exit: None,
+        })
+    }
+
+    pub(super) async fn run(mut self) -> std::io::Result<Exit> {
+        for feed in &self.feeds {
+            tracing::info!(source = feed.name, "source: {}", feed.source.describe());
+        }
+        let wake: Arc<Notify> = Arc::clone(&self.control.wake);
+        self.happened(Event::Tick);
+        loop {
+            while let Some(effect) = self.rules.next_effect() {
+                self.perform(effect);
+            }
+            if let Some(exit) = self.exit {
+                tracing::info!(?exit, counts = ?self.control.counts(), "the worker exits");
+                return Ok(exit);
+            }
+            let deadline = self.rules.next_deadline();
+            let clock = self.clock;
+            tokio::select! {
+                biased;
+                Some(order) = self.orders.recv() => self.order(order),
+                Some(back) = self.calls.join_next() => self.returned(back),
+                () = async { match deadline {
+                    Some(at) => clock.sleep_until(at).await,
+                    None => std::future::pending().await,
+                } } => self.happened(Event::Tick),
+                () = wake.notified() => {
+                    for source in 0..self.feeds.len() {
+                        self.happened(Event::Wake(source_id(source)));
+                    }
+                }
+            }
+        }
+    }
+
+    fn happened(&mut self, event: Event) {
+        self.rules.handle(event, self.clock.now());
+    }
+
+    fn order(&mut self, order: Order) {
+        let event = match order {
+            Order::Drain => Event::Drain,
+            Order::HandBack { within } => {
+                Event::HandBack { deadline: within.map(|within| self.clock.now().plus(within)) }
+            }
+            Order::Abort => Event::Abort,
+        };
+        tracing::info!(?order, "told to stop");
+        self.happened(event);
+    }
+
+    fn token(&mut self) -> Token {
+        self.tokens += 1;
+        Token(self.tokens)
+    }
+
+    // --- what happened
+
+    fn returned(&mut self, back: Result<Back, tokio::task::JoinError>) {
+        match back {
+            Ok(back) => self.came_back(back),
+            Err(error) if error.is_cancelled() => {}
+            // Every call guards against panics; this would be one of the runtime's own.
+            Err(error) => {
+                count(&self.counters().panics);
+                tracing::error!(%error, "a call of the worker broke; its claim will run out");
+            }
+        }
+    }
+
+    fn came_back(&mut self, back: Back) {
+        let event = match back {
+            Back::Opened { source, sent_at, answer } => {
+                let answer = self
+                    .unless_refused(source, answer)
+                    .map(|opened| Lanes { count: opened.lanes, usable_for: opened.usable_for });
+                Event::Opened { source, sent_at, answer }
+            }
+            Back::Polled { source, lane, sent_at, answer } => {
+                count(&self.counters().polls);
+                let answer = self.unless_refused(source, answer).map(|batch| self.take_in(source, batch));
+                if answer.is_err() {
+                    count(&self.counters().polls_failed);
+                }
+                Event::Polled { source, lane, sent_at, answer }
+            }
+            Back::Recovered { source, sent_at, answer } => {
+                let answer = self.unless_refused(source, answer);
+                let answer = answer.map(|grants| grants.into_iter().map(|grant| self.bring(source, grant)).collect());
+                Event::Recovered { source, sent_at, answer }
+            }
+            Back::Claimed { claim, sent_at, answer } => self.claimed(claim, sent_at, answer),
+            Back::Deleted { message, answer } => {
+                Event::Deleted { message, answer: answer.map_err(|refused| self.note("delete", refused)) }
+            }
+            Back::Prepared { claim, answer } => self.prepared(claim, answer),
+            Back::Ended { claim, verdict } => Event::Ended { claim, verdict },
+            Back::Settled { claim, settled } => Event::Settled { claim, settled },
+            Back::Reported { claim, answer } => {
+                Event::Reported { claim, answer: answer.map_err(|refused| self.note("report", refused)) }
+            }
+            Back::Reclaimed { claim, sent_at, answer } => {
+                count(if answer.is_ok() { &self.counters().reclaims } else { &self.counters().reclaims_failed });
+                Event::Reclaimed { claim, sent_at, answer: answer.map_err(|refused| self.note("reclaim", refused)) }
+            }
+            Back::Checked { claim, answer } => {
+                Event::Checked { claim, answer: answer.map_err(|refused| self.note("status", refused)) }
+            }
+        };
+        self.happened(event);
+    }
+
+    fn unless_refused<T>(&self, source: SourceId, answer: Result<T, Refused>) -> Result<T, Refusal> {
+        answer.map_err(|refused| {
+            let name = self.feeds.get(usize::from(source.0)).map_or("?", |feed| feed.name.as_str());
+            tracing::warn!(source = name, next = ?refused.refusal, "{}", refused.what);
+            refused.refusal
+        })
+    }
+
+    fn note(&self, operation: &str, refused: Refused) -> Refusal {
+        tracing::warn!(operation, next = ?refused.refusal, "{}", refused.what);
+        refused.refusal
+    }
+
+    fn take_in(&mut self, source: SourceId, batch: Batch) -> Haul {
+        let mut haul = Haul::default();
+        for message in batch.messages {
+            let token = self.token();
+            let message = Arc::new(message);
+            haul.messages.push(Seen {
+                token,
+                id: (*message.id).into(),
+                dequeue_count: message.dequeue_count,
+                run: Some(message.run.clone()),
+            });
+            let entry = Entry {
+                lane: message.lane,
+                id: Arc::clone(&message.id),
+                receipt: Arc::clone(&message.receipt),
+                source: usize::from(source.0),
+                message: Some(message),
+            };
+            self.entries.insert(token, Arc::new(entry));
+        }
+        for bad in batch.undecodable {
+            let token = self.token();
+            tracing::error!(message.id = &*bad.id, "a message cannot be read and will be deleted: {}", bad.what);
+            haul.messages.push(Seen { token, id: (*bad.id).into(), dequeue_count: bad.dequeue_count, run: None });
+            let source = usize::from(source.0);
+            let entry = Entry { lane: bad.lane, id: bad.id, receipt: bad.receipt, source, message: None };
+            self.entries.insert(token, Arc::new(entry));
+        }
+        haul.claims = batch.grants.into_iter().map(|grant| self.bring(source, grant)).collect();
+        haul
+    }
+
+    fn bring(&mut self, source: SourceId, grant: Grant) -> Brought {
+        let token = self.token();
+        count(&self.counters().claims);
+        let brought = Brought { token, run: grant.run.clone(), length: grant.lease };
+        let mut live = Live::new(usize::from(source.0));
+        live.granted(grant);
+        self.live.insert(token, live);
+        brought
+    }
+
+    fn claimed(
+        &mut self,
+        claim: Token,
+        sent_at: crate::domain::time::Instant,
+        answer: Result<Grant, Refused>,
+    ) -> Event {
+        let answer = match answer {
+            Ok(grant) => {
+                count(&self.counters().claims);
+                let length = grant.lease;
+                if let Some(live) = self.live.get_mut(&claim) {
+                    live.granted(grant);
+                }
+                Ok(length)
+            }
+            Err(refused) => {
+                count(&self.counters().claims_refused);
+                Err(self.note("claim", refused))
+            }
+        };
+        Event::Claimed { claim, sent_at, answer }
+    }
+
+    fn prepared(&mut self, claim: Token, answer: Result<Box<dyn crate::handler::Prepared>, Unprepared>) -> Event {
+        let Some(live) = self.live.get_mut(&claim) else {
+            return Event::Prepared { claim, answer: Err(Unprepared::Internal) };
+        };
+        if live.killed() {
+            // Told to end while this was on its way: dropping it here is the end.
+            return Event::Ended { claim, verdict: Verdict::Internal };
+        }
+        let answer = answer.map(|prepared| live.prepared = Some(prepared));
+        Event::Prepared { claim, answer }
+    }
+
+    // --- what to do
+
+    fn perform(&mut self, effect: Effect) {
+        match effect {
+            Effect::Open(id) => self.source_call(id, |source, clock| calls::open(source, id, clock)),
+            Effect::Poll { source: id, lane, max } => {
+                self.source_call(id, |source, clock| calls::poll(source, id, lane, max, clock));
+            }
+            Effect::Recover { source: id, held } => {
+                self.source_call(id, |source, clock| calls::recover(source, id, held, clock));
+            }
+            Effect::Claim(claim) => self.claim(claim),
+            Effect::Delete(message) => self.delete(message),
+            Effect::Forget(message) => {
+                self.entries.remove(&message);
+                // A claim that was brought but not taken in hand goes by the same name.
+                if self.live.get(&message).is_some_and(|live| live.message.is_none() && live.job.is_none()) {
+                    self.live.remove(&message);
+                }
+            }
+            Effect::Prepare(claim) => self.prepare(claim),
+            Effect::Execute(claim) => self.execute(claim),
+            Effect::Kill { claim, cause, grace } => {
+                let now = self.clock.now();
+                if let Some(live) = self.live.get_mut(&claim) {
+                    live.kill(cause, grace, now);
+                    if live.prepared.take().is_some() {
+                        self.happened(Event::Ended { claim, verdict: Verdict::Internal });
+                    }
+                }
+            }
+            Effect::Settle(claim) => self.settle(claim),
+            Effect::Report { claim, outcome, timeout } => {
+                self.claim_call(claim, |source, held, _| calls::report(source, claim, held, outcome, timeout));
+            }
+            Effect::Reclaim { claim, timeout } => {
+                self.claim_call(claim, |source, held, clock| calls::reclaim(source, claim, held, timeout, clock));
+            }
+            Effect::Check(claim) => self.claim_call(claim, |source, held, _| calls::check(source, claim, held)),
+            Effect::Extended { claim, lease_ends } => {
+                if let Some(live) = self.live.get(&claim) {
+                    live.extended(lease_ends);
+                }
+            }
+            Effect::Close { claim, run, end } => self.close(claim, &run, end),
+            Effect::Alert(alert) => self.alert(&alert),
+            Effect::Exit(exit) => self.exit = Some(exit),
+        }
+    }
+
+    fn source_call<F, C>(&mut self, id: SourceId, call: C)
+    where
+        C: FnOnce(Arc<dyn crate::source::Source>, Clock) -> F,
+        F: Future<Output = Back> + Send + 'static,
+    {
+        if let Some(feed) = self.feeds.get(usize::from(id.0)) {
+            let future = call(Arc::clone(&feed.source), self.clock);
+            self.calls.spawn(future);
+        }
+    }
+
+    fn claim_call<F, C>(&mut self, claim: Token, call: C)
+    where
+        C: FnOnce(Arc<dyn crate::source::Source>, crate::source::Claim, Clock) -> F,
+        F: Future<Output = Back> + Send + 'static,
+    {
+        let Some(live) = self.live.get_mut(&claim) else { return };
+        let (Some(feed), Some(held)) = (self.feeds.get(live.feed), live.claim.clone()) else { return };
+        let future = call(Arc::clone(&feed.source), held, self.clock);
+        live.keep(self.calls.spawn(future));
+    }
+
+    fn claim(&mut self, claim: Token) {
+        let live = match (self.live.get_mut(&claim), self.entries.get(&claim)) {
+            (Some(live), _) => live,
+            (None, Some(entry)) => {
+                let mut live = Live::new(entry.source);
+                live.message.clone_from(&entry.message);
+                self.live.entry(claim).or_insert(live)
+            }
+            (None, None) => return,
+        };
+        let (Some(feed), Some(message)) = (self.feeds.get(live.feed), live.message.clone()) else { return };
+        self.calls.spawn(calls::claim(Arc::clone(&feed.source), claim, message, self.clock));
+    }
+
+    fn delete(&mut self, message: Token) {
+        let Some(entry) = self.entries.get(&message) else { return };
+        let Some(feed) = self.feeds.get(entry.source) else { return };
+        self.calls.spawn(calls::delete(Arc::clone(&feed.source), message, Arc::clone(entry)));
+    }
+
+    fn prepare(&mut self, claim: Token) {
+        let Some(live) = self.live.get_mut(&claim) else { return };
+        let (Some(feed), Some(held)) = (self.feeds.get(live.feed), live.claim.clone()) else { return };
+        let settings = &self.settings;
+        match live.begin(held.run(), feed, &settings.work_dir, settings.log, self.clock) {
+            Ok(job) => {
+                tracing::info!(claim.run = %held.run(), source = feed.name, "claimed");
+                let payload = job.context.task().definition.get("payload").cloned().unwrap_or_default();
+                let call = calls::prepare(Arc::clone(&feed.handler), claim, payload, job.context);
+                self.calls.spawn(call);
+            }
+            Err(error) => {
+                tracing::error!(claim.run = %held.run(), %error, "the task's folder cannot be made; check `work_dir`, its disk and its owner");
+                self.happened(Event::Prepared { claim, answer: Err(Unprepared::Internal) });
+            }
+        }
+    }
+
+    fn execute(&mut self, claim: Token) {
+        let Some(live) = self.live.get_mut(&claim) else { return };
+        let (Some(prepared), Some(job)) = (live.prepared.take(), live.job.as_ref()) else { return };
+        self.calls.spawn(calls::execute(prepared, claim, job.context.clone()));
+    }
+
+    fn settle(&mut self, claim: Token) {
+        let Some(live) = self.live.get_mut(&claim) else { return };
+        let (Some(feed), Some(held)) = (self.feeds.get(live.feed), live.claim.clone()) else { return };
+        let Some(job) = live.job.clone() else {
+            return self.happened(Event::Settled { claim, settled: crate::domain::claim::Settled::Clean });
+        };
+        if job.context.artifacts().is_empty() && job.context.log().bytes() == 0 {
+            return self.happened(Event::Settled { claim, settled: crate::domain::claim::Settled::Clean });
+        }
+        let store = Store {
+            source: Arc::clone(&feed.source),
+            claim: held,
+            counters: Arc::clone(&self.control.counters),
+            seed: self.seed ^ claim.0,
+        };
+        live.keep(self.calls.spawn(calls::settle(store, claim, job)));
+    }
+
+    fn close(&mut self, claim: Token, run: &Run, end: End) {
+        let Some(live) = self.live.remove(&claim) else { return };
+        live.calls.iter().for_each(AbortHandle::abort);
+        let counters = self.counters();
+        match end {
+            End::Reported(outcome) => {
+                count(match outcome {
+                    Outcome::Completed => &counters.completed,
+                    Outcome::Failed => &counters.failed,
+                    Outcome::Exception(Reason::WorkerShutdown) => &counters.handed_back,
+                    Outcome::Exception(_) => &counters.exceptions,
+                });
+                tracing::info!(claim.run = %run, %outcome, "reported");
+            }
+            End::Superseded(outcome) => {
+                count(&counters.superseded);
+                tracing::warn!(claim.run = %run, %outcome, "resolved by somebody else before it was reported");
+            }
+            End::Unreportable(outcome) => {
+                count(&counters.lost);
+                tracing::error!(claim.run = %run, %outcome, "the queue refuses the report; the run will expire");
+            }
+            End::Lost(loss) => {
+                count(&counters.lost);
+                tracing::warn!(claim.run = %run, ?loss, "claim lost; nothing is reported");
+            }
+            End::NotGranted => tracing::debug!(claim.run = %run, "not granted"),
+        }
+        if let Some(job) = live.job {
+            self.remove(job.folder);
+        }
+    }
+
+    /// Takes a finished task's folder away; off this thread where there is more than two empty folders.
+    fn remove(&mut self, folder: std::path::PathBuf) {
+        if std::fs::remove_dir(folder.join("work")).and_then(|()| std::fs::remove_dir(&folder)).is_ok() {
+            return;
+        }
+        tokio::task::spawn_blocking(move || {
+            if let Err(error) = std::fs::remove_dir_all(&folder) {
+                tracing::warn!(folder = %folder.display(), %error, "a task's folder could not be removed");
+            }
+        });
+    }
+
+    fn alert(&self, alert: &Alert) {
+        let counters = self.counters();
+        let source = |id: SourceId| self.feeds.get(usize::from(id.0)).map_or("?", |feed| feed.name.as_str());
+        match alert {
+            Alert::DequeueCount { id, count: dequeues, .. } => {
+                count(&counters.dequeue_alerts);
+                tracing::error!(
+                    alert = "dequeue-count",
+                    message.id = &**id,
+                    message.dequeue_count = dequeues,
+                    "[alert operator] a message was received {dequeues} times: its task cannot be claimed, or its deletes fail"
+                );
+            }
+            Alert::Undecodable { id, count: dequeues, .. } => {
+                count(&counters.undecodable);
+                tracing::error!(
+                    alert = "undecodable",
+                    message.id = &**id,
+                    message.dequeue_count = dequeues,
+                    "[alert operator] a message that cannot be read is deleted: see who writes to this queue"
+                );
+            }
+            Alert::DeleteFailed { id, count: dequeues, retried, .. } => {
+                count(&counters.deletes_failed);
+                let again = match retried {
+                    Retried::Yes => "it is tried again",
+                    Retried::No => "[alert operator] it will be received again",
+                };
+                tracing::error!(
+                    alert = "delete-failed",
+                    message.id = &**id,
+                    message.dequeue_count = dequeues,
+                    "deleting a message failed; {again}"
+                );
+            }
+            Alert::Denied { source: id, in_a_row } => tracing::error!(
+                alert = "denied",
+                source = source(*id),
+                in_a_row,
+                "[alert operator] the queue refuses our credentials: check client id, token, scopes and clock; nothing is claimed until it does not"
+            ),
+            Alert::Throttled { source: id } => {
+                tracing::warn!(alert = "throttled", source = source(*id), "the queue asks us to slow down");
+            }
+            Alert::OverlapPossible { run } => {
+                count(&counters.overlaps_possible);
+                tracing::error!(
+                    alert = "overlap-possible", claim.run = %run,
+                    "[alert operator] the lease was over before its payload was; another worker may have started it"
+                );
+            }
+            Alert::LeftOver { run } => {
+                tracing::warn!(claim.run = %run, "held by an earlier life of this worker; handed back");
+            }
+            Alert::Unasked { run } => {
+                tracing::warn!(claim.run = %run, "granted without a free slot; handed back");
+            }
+        }
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.control.counters
+    }
+}
+
+fn source_id(index: usize) -> SourceId {
+    SourceId(u16::try_from(index).unwrap_or(u16::MAX))
+}

@@ -1,0 +1,131 @@
+//! What the runtime keeps of one claim: everything that the rules have no use for.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+
+use crate::domain::claim::KillCause;
+use crate::domain::id::Run;
+use crate::domain::time::Instant;
+use crate::handler::artifact::Artifacts;
+use crate::handler::log::{LogLimits, TaskLog};
+use crate::handler::{Cancel, CancelCause, Context, Prepared, Task};
+use crate::source::{Claim, Grant, Message};
+
+use super::Feed;
+use crate::host::clock::Clock;
+
+/// A claim from the request on.
+pub(super) struct Live {
+    pub(super) feed: usize,
+    pub(super) message: Option<Arc<Message>>,
+    pub(super) claim: Option<Claim>,
+    pub(super) prepared: Option<Box<dyn Prepared>>,
+    pub(super) job: Option<Job>,
+    pub(super) calls: Vec<AbortHandle>,
+    definition: serde_json::Value,
+    cancel: watch::Sender<Option<Cancel>>,
+    lease_ends: watch::Sender<Instant>,
+}
+
+/// What exists from the moment a handler is involved.
+#[derive(Debug, Clone)]
+pub(super) struct Job {
+    pub(super) context: Context,
+    pub(super) folder: PathBuf,
+}
+
+impl Live {
+    pub(super) fn new(feed: usize) -> Self {
+        Self {
+            feed,
+            message: None,
+            claim: None,
+            prepared: None,
+            job: None,
+            calls: Vec::new(),
+            definition: serde_json::Value::Null,
+            cancel: watch::Sender::new(None),
+            lease_ends: watch::Sender::new(Instant::ORIGIN),
+        }
+    }
+
+    pub(super) fn granted(&mut self, grant: Grant) {
+        self.definition = grant.task;
+        self.claim = Some(grant.claim);
+    }
+
+    /// Remembers a call, so that it can be dropped when the claim is over.
+    pub(super) fn keep(&mut self, call: AbortHandle) {
+        self.calls.retain(|call| !call.is_finished());
+        self.calls.push(call);
+    }
+
+    /// Makes the task's folder and what the handler is given.
+    pub(super) fn begin(
+        &mut self,
+        run: &Run,
+        feed: &Feed,
+        base: &Path,
+        log: LogLimits,
+        clock: Clock,
+    ) -> std::io::Result<Job> {
+        let folder = base.join(format!("{}_{}", run.task, run.run));
+        match std::fs::remove_dir_all(&folder) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+        let workdir = folder.join("work");
+        std::fs::create_dir_all(&workdir)?;
+        let definition = std::mem::take(&mut self.definition);
+        let mut env = feed.env.clone();
+        env.insert("TASK_ID".to_owned(), run.task.to_string());
+        env.insert("RUN_ID".to_owned(), run.run.to_string());
+        env.insert("TASK_WORKDIR".to_owned(), workdir.display().to_string());
+        if let Some(group) = definition.get("taskGroupId").and_then(serde_json::Value::as_str) {
+            env.insert("TASK_GROUP_ID".to_owned(), group.to_owned());
+        }
+        let task = Task { run: run.clone(), source: feed.name.clone(), definition, env };
+        let context = Context::new(
+            task,
+            workdir,
+            TaskLog::new(folder.join("task.log"), log),
+            Artifacts::new(),
+            self.cancel.subscribe(),
+            self.lease_ends.subscribe(),
+            clock,
+        );
+        let job = Job { context, folder };
+        self.job = Some(job.clone());
+        Ok(job)
+    }
+
+    /// Passes the order to end on to the handler. Of several orders the earliest deadline counts, and a lost claim
+    /// outweighs a shutdown.
+    pub(super) fn kill(&self, cause: KillCause, grace: Duration, now: Instant) {
+        let cause = match cause {
+            KillCause::ClaimLost(_) => CancelCause::ClaimLost,
+            KillCause::Shutdown => CancelCause::Shutdown,
+        };
+        self.cancel.send_modify(|order| {
+            let deadline = now.plus(grace);
+            let new = Cancel { cause, deadline, grace };
+            *order = Some(match *order {
+                None => new,
+                Some(old) if old.deadline <= deadline => Cancel { cause, ..old },
+                Some(_) => new,
+            });
+        });
+    }
+
+    pub(super) fn killed(&self) -> bool {
+        self.cancel.borrow().is_some()
+    }
+
+    pub(super) fn extended(&self, lease_ends: Instant) {
+        self.lease_ends.send_replace(lease_ends);
+    }
+}

@@ -1,0 +1,187 @@
+//! The loop that joins sources, handlers and the rules.
+//!
+//! It decides nothing: it carries out the effects of [`crate::domain::worker`] one by one and brings back what
+//! happened. One task owns the machine; every call runs beside it and ends as one event.
+
+mod calls;
+pub mod counters;
+mod engine;
+mod guard;
+mod live;
+mod settle;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Notify, mpsc};
+
+use crate::domain::worker::Policy;
+use crate::domain::{claim, poll};
+use crate::handler::Handler;
+use crate::handler::log::LogLimits;
+use crate::source::Source;
+
+pub use crate::domain::worker::Exit;
+use crate::host::clock::Clock;
+use counters::{Counters, Counts};
+
+/// How many orders to a worker may wait.
+const ORDERS_MAX: usize = 16;
+
+/// What a worker is made of besides its sources.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// How many tasks run at once. 1 unless set.
+    pub capacity: u32,
+    /// Below this folder each task gets its own; created where it is missing.
+    pub work_dir: PathBuf,
+    /// How long a payload may take to end after it was told to. 10 s.
+    pub cancel_grace: Duration,
+    /// How long a drain may take before what is left is handed back. 1 h; `None` is as long as it takes.
+    pub drain_deadline: Option<Duration>,
+    /// The sleep when nothing is pending, for sources without long polls. 1 s.
+    pub poll_interval: Duration,
+    /// How often to ask whether a running task is still wanted. `None`, which is never, unless set.
+    pub check_every: Option<Duration>,
+    /// A message received more often than this raises an alert. 10.
+    pub dequeue_alert: u32,
+    /// How many refusals of the worker's credentials in a row end it. 10.
+    pub denied_max: u32,
+    /// The caps of a task's log.
+    pub log: LogLimits,
+    /// Decides every jitter. Different for every worker unless set.
+    pub seed: Option<u64>,
+    /// The clock.
+    pub clock: Clock,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            capacity: 1,
+            work_dir: PathBuf::from("journeyman-work"),
+            cancel_grace: Duration::from_secs(10),
+            drain_deadline: Some(Duration::from_secs(60 * 60)),
+            poll_interval: Duration::from_secs(1),
+            check_every: None,
+            dequeue_alert: 10,
+            denied_max: 10,
+            log: LogLimits::default(),
+            seed: None,
+            clock: Clock::boot(),
+        }
+    }
+}
+
+impl Settings {
+    fn policy(&self) -> Policy {
+        Policy {
+            capacity: self.capacity,
+            poll: poll::Policy { interval: self.poll_interval },
+            claim: claim::Policy { grace: self.cancel_grace, check_every: self.check_every },
+            dequeue_alert: self.dequeue_alert,
+            denied_max: self.denied_max,
+            drain_deadline: self.drain_deadline,
+        }
+    }
+}
+
+/// A source, what its tasks are run by, and what their environment holds.
+pub struct Feed {
+    /// The source's name in the configuration.
+    pub name: String,
+    /// The source.
+    pub source: Arc<dyn Source>,
+    /// What runs its payloads.
+    pub handler: Arc<dyn Handler>,
+    /// What every payload of it finds in its environment, such as `TASKCLUSTER_ROOT_URL`.
+    pub env: BTreeMap<String, String>,
+}
+
+/// A worker that has not been started.
+pub struct Worker {
+    settings: Settings,
+    feeds: Vec<Feed>,
+    orders: mpsc::Receiver<Order>,
+    control: Control,
+}
+
+/// Gives orders to a worker and reads its counters. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Control {
+    orders: mpsc::Sender<Order>,
+    wake: Arc<Notify>,
+    counters: Arc<Counters>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Order {
+    Drain,
+    HandBack { within: Option<Duration> },
+    Abort,
+}
+
+impl Worker {
+    /// A worker with these settings and sources, in this order.
+    #[must_use]
+    pub fn new(settings: Settings, feeds: Vec<Feed>) -> Self {
+        let (sender, orders) = mpsc::channel(ORDERS_MAX);
+        let control = Control { orders: sender, wake: Arc::default(), counters: Arc::default() };
+        Self { settings, feeds, orders, control }
+    }
+
+    /// What gives it orders.
+    #[must_use]
+    pub fn control(&self) -> Control {
+        self.control.clone()
+    }
+
+    /// Works until it is told to stop, or cannot go on.
+    ///
+    /// # Errors
+    ///
+    /// Where the work folder cannot be created.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel safe: what runs is killed and its claims are left to expire. Use [`Control::drain`].
+    pub async fn run(self) -> std::io::Result<Exit> {
+        engine::Engine::start(self)?.run().await
+    }
+}
+
+impl Control {
+    /// No new claims; what is held is finished.
+    pub async fn drain(&self) {
+        self.order(Order::Drain).await;
+    }
+
+    /// No new claims; what is held is handed back as `worker-shutdown`, within `within` where that is known.
+    pub async fn hand_back(&self, within: Option<Duration>) {
+        self.order(Order::HandBack { within }).await;
+    }
+
+    /// Exits at once; what runs is killed and its claims are left to expire.
+    pub async fn abort(&self) {
+        self.order(Order::Abort).await;
+    }
+
+    /// Something became pending: poll now.
+    pub fn wake(&self) {
+        self.wake.notify_one();
+    }
+
+    /// The counters.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.counters.read()
+    }
+
+    async fn order(&self, order: Order) {
+        if self.orders.send(order).await.is_err() {
+            tracing::debug!(?order, "the worker has exited already");
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! After the payload: its artifacts and its log go to the source.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::{JoinSet, spawn_blocking};
+
+use crate::domain::backoff::{Backoff, Policy};
+use crate::domain::claim::Settled;
+use crate::domain::jitter::Jitter;
+use crate::domain::refusal::Refusal;
+use crate::handler::collect::{Collected, Item};
+use crate::handler::log::{self, TaskLog};
+use crate::limits::{UPLOAD_TRIES_MAX, UPLOADS_AT_ONCE};
+use crate::source::{Artifact, ArtifactBody, Claim, Source};
+
+use super::counters::{Counters, count};
+use super::live::Job;
+
+const RETRY: Policy = Policy { first: Duration::from_millis(500), max: Duration::from_secs(15) };
+
+/// What uploads go through.
+#[derive(Clone)]
+pub(super) struct Store {
+    pub(super) source: Arc<dyn Source>,
+    pub(super) claim: Claim,
+    pub(super) counters: Arc<Counters>,
+    pub(super) seed: u64,
+}
+
+/// What became of one upload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sent {
+    Stored,
+    Refused,
+    GaveUp,
+}
+
+impl Store {
+    /// Stores the artifacts, then the log that tells how that went.
+    pub(super) async fn settle(self, job: Job) -> Settled {
+        let settled = if job.context.artifacts().is_empty() { Settled::Clean } else { self.artifacts(&job).await };
+        self.log(job.context.log()).await;
+        settled
+    }
+
+    async fn artifacts(&self, job: &Job) -> Settled {
+        let context = job.context.clone();
+        let opened = spawn_blocking(move || context.artifacts().open(context.workdir())).await;
+        let mut items = match opened {
+            Ok(Ok(items)) => items,
+            Ok(Err(error)) => {
+                job.context.log().note(&format!("the task's folder cannot be opened for its artifacts: {error}"));
+                return Settled::Unstored;
+            }
+            Err(_) => return Settled::Unstored,
+        };
+        let mut worst = Settled::Clean;
+        let mut uploads = JoinSet::new();
+        loop {
+            let (rest, item) = match spawn_blocking(move || next(items)).await {
+                Ok(Some((rest, item))) => (rest, item),
+                Ok(None) => break,
+                Err(_) => return Settled::Unstored,
+            };
+            items = rest;
+            let artifact = self.take(item, job.context.log(), &mut worst);
+            if let Some(artifact) = artifact {
+                while uploads.len() >= UPLOADS_AT_ONCE {
+                    worst = worse(worst, finished(uploads.join_next().await));
+                }
+                let (store, log) = (self.clone(), job.context.log().clone());
+                uploads.spawn(async move { store.upload(&artifact, &log).await });
+            }
+        }
+        while let Some(result) = uploads.join_next().await {
+            worst = worse(worst, finished(Some(result)));
+        }
+        worst
+    }
+
+    fn take(&self, item: Item, log: &TaskLog, worst: &mut Settled) -> Option<Artifact> {
+        match item {
+            Item::Found(artifact) => Some(artifact),
+            Item::Missing { error, sentence } => {
+                log.note(&sentence);
+                *worst = worse(*worst, Settled::Missing);
+                error
+            }
+            Item::Skipped { sentence } => {
+                log.note(&sentence);
+                None
+            }
+        }
+    }
+
+    async fn upload(&self, artifact: &Artifact, log: &TaskLog) -> Sent {
+        let (mut backoff, mut jitter) = (Backoff::NEW, Jitter::seeded(self.seed));
+        loop {
+            let refused = match self.source.upload(&self.claim, artifact).await {
+                Ok(()) => {
+                    count(&self.counters.artifacts);
+                    return Sent::Stored;
+                }
+                Err(refused) => refused,
+            };
+            let after = match refused.refusal {
+                Refusal::Retry { after } | Refusal::Throttled { after } => after,
+                Refusal::Stale | Refusal::Denied => None,
+                Refusal::Gone | Refusal::Rejected => {
+                    count(&self.counters.artifacts_failed);
+                    log.note(&format!("artifact {} is refused: {}", artifact.name, refused.what));
+                    tracing::warn!(artifact = artifact.name, error = refused.what, "artifact refused");
+                    return Sent::Refused;
+                }
+            };
+            if backoff.tries() + 1 >= UPLOAD_TRIES_MAX {
+                count(&self.counters.artifacts_failed);
+                log.note(&format!("artifact {} could not be stored: {}", artifact.name, refused.what));
+                tracing::warn!(artifact = artifact.name, error = refused.what, "artifact not stored");
+                return Sent::GaveUp;
+            }
+            tokio::time::sleep(backoff.wait(RETRY, after, &mut jitter)).await;
+        }
+    }
+
+    async fn log(&self, log: &TaskLog) {
+        if log.bytes() == 0 {
+            return;
+        }
+        let finishing = log.clone();
+        let finished = match spawn_blocking(move || finishing.finish()).await {
+            Ok(Ok(Some(finished))) => finished,
+            Ok(Ok(None)) | Err(_) => return,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "a task's log cannot be read back; it is not stored");
+                return;
+            }
+        };
+        let file = ArtifactBody::File {
+            file: finished.file,
+            bytes: finished.bytes,
+            content_type: log::CONTENT_TYPE.to_owned(),
+        };
+        let backing = Artifact { name: log::BACKING_NAME.to_owned(), expires: None, body: file };
+        if self.upload(&backing, log).await == Sent::Stored {
+            let link =
+                ArtifactBody::Link { target: log::BACKING_NAME.to_owned(), content_type: log::CONTENT_TYPE.to_owned() };
+            let live = Artifact { name: log::LIVE_NAME.to_owned(), expires: None, body: link };
+            self.upload(&live, log).await;
+        }
+    }
+}
+
+fn next(mut items: Collected) -> Option<(Collected, Item)> {
+    let item = items.next()?;
+    Some((items, item))
+}
+
+fn finished(result: Option<Result<Sent, tokio::task::JoinError>>) -> Settled {
+    match result {
+        Some(Ok(Sent::Stored)) | None => Settled::Clean,
+        Some(Ok(Sent::Refused)) => Settled::Missing,
+        Some(Ok(Sent::GaveUp) | Err(_)) => Settled::Unstored,
+    }
+}
+
+fn worse(one: Settled, other: Settled) -> Settled {
+    one.max(other)
+}
