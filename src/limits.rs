@@ -46,6 +46,8 @@ pub const ARTIFACT_BYTES_PER_SECOND_MIN: u64 = 128 << 10;
 pub const ARTIFACT_UPLOAD_TIMEOUT_MAX: Duration = Duration::from_secs(45 * 60);
 /// How often an artifact may lead on before its content is reached: a link, a reference, a bucket.
 pub const ARTIFACT_HOPS_MAX: u8 = 4;
+/// The largest artifact that a queue in memory keeps.
+pub const MEMORY_ARTIFACT_BYTES_MAX: usize = 64 << 20;
 
 /// How many bytes of a task's log are kept from its start.
 pub const LOG_HEAD_BYTES: u64 = 48 << 20;

@@ -4,6 +4,7 @@
 //! each method, within the limits of [`crate::limits`], and answers with a value or a [`Refused`] that says what
 //! the caller must do next. Calls are made concurrently.
 
+pub mod memory;
 pub mod taskcluster;
 
 use std::future::Future;
