@@ -89,3 +89,11 @@ pub const UPLOADS_AT_ONCE: usize = 8;
 pub const UPLOAD_TRIES_MAX: u32 = 6;
 /// How long a handler may take beyond the end of a payload's grace before it is dropped.
 pub const KILL_SLACK: Duration = Duration::from_secs(2);
+/// The largest task definition that `journeyman task create` sends.
+pub const TASK_DEFINITION_BYTES_MAX: u64 = 1 << 20;
+/// How many pages of a listing `journeyman task list` reads.
+pub const TASK_LIST_PAGES_MAX: usize = 10;
+/// The first pause of a command that waits for a task.
+pub const TASK_WAIT_POLL_MIN: Duration = Duration::from_millis(50);
+/// The longest pause of a command that waits for a task.
+pub const TASK_WAIT_POLL_MAX: Duration = Duration::from_secs(2);

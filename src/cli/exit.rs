@@ -8,7 +8,8 @@ use std::process::ExitCode;
 pub enum Exit {
     /// Done, drained or stopped as asked.
     Done = 0,
-    /// The answer is no: a task did not complete, a handler does not keep the contract, a demo did not end as it should.
+    /// The answer is no: refused, not found, not completed, a handler that does not keep the contract, a demo that did not
+    /// end as it should.
     No = 1,
     /// The command line cannot be understood.
     Usage = 2,
@@ -22,7 +23,7 @@ pub enum Exit {
     Config = 30,
     /// The queue does not accept our credentials.
     Denied = 31,
-    /// The queue cannot be reached, or refuses what was asked.
+    /// The queue cannot be reached.
     Unreachable = 32,
     /// A repeated signal ended the process at once; what was running was not handed back.
     Aborted = 40,
@@ -54,14 +55,16 @@ impl Exit {
     pub const fn meaning(self) -> &'static str {
         match self {
             Self::Done => "done, drained or stopped as asked",
-            Self::No => "the answer is no: a task did not complete, or a handler does not keep the contract",
+            Self::No => {
+                "the answer is no: refused, not found, not completed, or a handler that does not keep the contract"
+            }
             Self::Usage => "the command line cannot be understood",
             Self::HandedBack => "the drain deadline or a second signal: running tasks were handed back",
             Self::Internal => "a fault of journeyman itself",
             Self::Unfit => "this machine cannot do it: a folder, a port, a program",
             Self::Config => "the configuration cannot be used",
             Self::Denied => "the queue does not accept our credentials",
-            Self::Unreachable => "the queue cannot be reached, or refuses what was asked",
+            Self::Unreachable => "the queue cannot be reached",
             Self::Aborted => "a third signal: ended at once, tasks were not handed back",
         }
     }

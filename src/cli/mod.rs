@@ -3,7 +3,9 @@
 mod config;
 pub mod exit;
 pub mod output;
+pub mod place;
 pub mod settings;
+pub mod task;
 
 use std::ffi::OsString;
 
@@ -11,7 +13,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::config::Environment;
-use exit::{Ended, Exit};
+use exit::{Ended, Exit, Failure};
 
 /// The whole command line.
 #[derive(Debug, Parser)]
@@ -33,6 +35,8 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
+    /// Create, watch, read, cancel and list tasks
+    Task(task::TaskArgs),
     /// Write, check and show the configuration
     #[command(subcommand)]
     Config(config::ConfigCommand),
@@ -67,6 +71,7 @@ fn usage(error: &clap::Error) -> Exit {
 
 fn dispatch(verb: Verb, environment: &Environment) -> Ended {
     match verb {
+        Verb::Task(arguments) => client_runtime()?.block_on(task::run(arguments, environment)),
         Verb::Config(command) => config::run(command, environment),
         Verb::Completions { shell } => {
             let mut script = Vec::new();
@@ -75,4 +80,12 @@ fn dispatch(verb: Verb, environment: &Environment) -> Ended {
             Ok(Exit::Done)
         }
     }
+}
+
+/// A runtime for a command that makes a few calls.
+fn client_runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::new(Exit::Unfit, format!("no runtime can be started: {error}")))
 }

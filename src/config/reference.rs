@@ -181,7 +181,7 @@ fn sample(key: &Key) -> String {
         "access_token_file" => "\"/etc/journeyman/access-token\"".to_owned(),
         "certificate_file" => "\"/etc/journeyman/certificate.json\"".to_owned(),
         "schema" => "\"/opt/handlers/build.schema.json\"".to_owned(),
-        "base_url" => format!("\"{}/v1\"", example_of("web-address").unwrap_or("")),
+        "queue_url" => format!("\"{}/api/queue/v1\"", example_of("web-address").unwrap_or("")),
         _ => "\"…\"".to_owned(),
     }
 }

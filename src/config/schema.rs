@@ -78,9 +78,9 @@ pub struct Source {
     pub protocol: Protocol,
     /// Root of the Taskcluster deployment.
     pub root_url: Url,
-    /// Address of the queue's API where it is not `root_url` + `/api/queue/v1`.
+    /// Address of the queue service where it is not `root_url` + `/api/queue/v1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub base_url: Option<Url>,
+    pub queue_url: Option<Url>,
     /// Which tasks to claim: provisioner and worker type.
     pub task_queue: TaskQueue,
     /// Who we are.

@@ -1,0 +1,224 @@
+//! Which queue a client command talks to, and as whom: flags, the variables that Taskcluster's own tools use, or the
+//! queue that `journeyman dev` has left a note about.
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueHint};
+use serde::{Deserialize, Serialize};
+
+use super::exit::{Exit, Failure};
+use crate::config::values::{Secret, Url};
+use crate::config::{Environment, secrets};
+use crate::domain::refusal::Refusal;
+use crate::source::Refused;
+use crate::source::taskcluster::{Api, ApiSettings, Credentials, Timeouts};
+
+/// Which queue, and as whom.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Which queue")]
+pub struct Place {
+    /// Root of the Taskcluster deployment [env: TASKCLUSTER_ROOT_URL] [default: the queue of `journeyman dev`]
+    #[arg(long, value_name = "URL", global = true, value_hint = ValueHint::Url)]
+    root_url: Option<Url>,
+    /// Who we are [env: TASKCLUSTER_CLIENT_ID]
+    #[arg(long, value_name = "ID", global = true)]
+    client_id: Option<String>,
+    /// File that holds the access token [env: TASKCLUSTER_ACCESS_TOKEN holds the token itself, and
+    /// TASKCLUSTER_CERTIFICATE the certificate of temporary credentials]
+    #[arg(long, value_name = "FILE", global = true, value_hint = ValueHint::FilePath)]
+    access_token_file: Option<PathBuf>,
+}
+
+/// What `journeyman dev` leaves behind for as long as it runs. The file is readable for its owner only.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct DevNote {
+    /// Root of the queue.
+    pub root_url: String,
+    /// Who may call.
+    pub client_id: String,
+    /// The access token, generated for this one process.
+    pub access_token: String,
+    /// The task queues that are served, the first being the default.
+    pub task_queues: Vec<String>,
+    /// The process that wrote it.
+    pub pid: u32,
+}
+
+/// The folder for what is kept between commands.
+#[must_use]
+pub fn state_dir(environment: &Environment) -> PathBuf {
+    let below = |name: &str, rest: &str| environment.get(name).map(|folder| Path::new(folder).join(rest));
+    environment
+        .get("JOURNEYMAN_STATE_DIR")
+        .map(PathBuf::from)
+        .or_else(|| below("XDG_STATE_HOME", "journeyman"))
+        .or_else(|| below("HOME", ".local/state/journeyman"))
+        .unwrap_or_else(|| PathBuf::from("/var/tmp/journeyman"))
+}
+
+impl DevNote {
+    const FILE: &str = "dev.json";
+
+    /// Writes the note, in one step, for its owner only.
+    ///
+    /// # Errors
+    ///
+    /// Where the folder or the file cannot be written.
+    pub fn write(&self, folder: &Path) -> std::io::Result<()> {
+        fs::create_dir_all(folder)?;
+        let fresh = folder.join(format!("{}.{}", Self::FILE, self.pid));
+        let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
+        file.write_all(serde_json::to_string_pretty(self)?.as_bytes())?;
+        fs::rename(fresh, folder.join(Self::FILE))
+    }
+
+    /// Takes the note away if it is still this process's own.
+    pub fn remove(&self, folder: &Path) {
+        if Self::read(folder).is_some_and(|note| note.pid == self.pid) {
+            drop(fs::remove_file(folder.join(Self::FILE)));
+        }
+    }
+
+    /// The note, where there is one.
+    #[must_use]
+    pub fn read(folder: &Path) -> Option<Self> {
+        serde_json::from_str(&fs::read_to_string(folder.join(Self::FILE)).ok()?).ok()
+    }
+}
+
+/// A queue to talk to.
+pub struct Client {
+    /// The calls.
+    pub api: Api,
+    /// The task queue that is meant where none is named.
+    pub task_queue: Option<String>,
+    /// Whether it is the queue of `journeyman dev`.
+    dev: Option<DevNote>,
+}
+
+impl Place {
+    /// Finds the queue and the credentials. Nothing is sent yet.
+    ///
+    /// # Errors
+    ///
+    /// [`Exit::Usage`] where no queue is named and none is found, [`Exit::Config`] where credentials cannot be used.
+    pub fn client(&self, environment: &Environment) -> Result<Client, Failure> {
+        let from_environment = environment.get("TASKCLUSTER_ROOT_URL").map(str::parse::<Url>).transpose();
+        let from_environment = from_environment
+            .map_err(|expected| Failure::new(Exit::Config, format!("TASKCLUSTER_ROOT_URL: expected {expected}")))?;
+        let Some(root_url) = self.root_url.clone().or(from_environment) else {
+            return of_dev(environment);
+        };
+        let credentials = self.credentials(environment)?;
+        Ok(Client { api: api(root_url.as_str(), credentials)?, task_queue: None, dev: None })
+    }
+
+    fn credentials(&self, environment: &Environment) -> Result<Option<Credentials>, Failure> {
+        let client_id = self.client_id.as_deref().or_else(|| environment.get("TASKCLUSTER_CLIENT_ID"));
+        let token = match &self.access_token_file {
+            Some(path) => Some(secrets::read(path, "an access token")?),
+            None => environment.get("TASKCLUSTER_ACCESS_TOKEN").map(Secret::new),
+        };
+        let certificate = environment.get("TASKCLUSTER_CERTIFICATE").map(Secret::new);
+        match (client_id, token) {
+            (Some(client_id), Some(token)) => credentials(client_id, &token, certificate.as_ref()).map(Some),
+            (None, None) => Ok(None),
+            (Some(_), None) => Err(Failure::new(
+                Exit::Config,
+                "there is a client id and no access token; use --access-token-file or TASKCLUSTER_ACCESS_TOKEN",
+            )),
+            (None, Some(_)) => Err(Failure::new(
+                Exit::Config,
+                "there is an access token and no client id; use --client-id or TASKCLUSTER_CLIENT_ID",
+            )),
+        }
+    }
+}
+
+fn of_dev(environment: &Environment) -> Result<Client, Failure> {
+    let Some(note) = DevNote::read(&state_dir(environment)) else {
+        return Err(Failure::new(
+            Exit::Usage,
+            "which queue? `journeyman dev` is not running here; start it in another terminal, or name a deployment with \
+             --root-url or TASKCLUSTER_ROOT_URL",
+        ));
+    };
+    let credentials = credentials(&note.client_id, &Secret::new(&note.access_token), None)?;
+    let api = api(&note.root_url, Some(credentials))?;
+    Ok(Client { api, task_queue: note.task_queues.first().cloned(), dev: Some(note) })
+}
+
+/// Makes a client for a queue.
+///
+/// # Errors
+///
+/// [`Exit::Config`] where no client can be made of it.
+pub fn api(root_url: &str, credentials: Option<Credentials>) -> Result<Api, Failure> {
+    let settings = ApiSettings {
+        root_url: root_url.to_owned(),
+        queue_url: None,
+        credentials,
+        proxy: None,
+        timeouts: Timeouts::default(),
+    };
+    Api::new(settings).map_err(|error| Failure::of(Exit::Config, &error))
+}
+
+/// Makes credentials.
+///
+/// # Errors
+///
+/// [`Exit::Config`] where no request can be signed with them.
+pub fn credentials(client_id: &str, token: &Secret, certificate: Option<&Secret>) -> Result<Credentials, Failure> {
+    let token = token.reveal().to_owned().into();
+    let certificate = certificate.map(|certificate| certificate.reveal().to_owned().into());
+    Credentials::new(client_id, token, certificate.as_ref()).map_err(|error| Failure::of(Exit::Config, &error))
+}
+
+impl Client {
+    /// What a refusal means for the user.
+    #[must_use]
+    pub fn refused(&self, refused: Refused) -> Failure {
+        let exit = match refused.refusal {
+            Refusal::Retry { .. } | Refusal::Throttled { .. } => Exit::Unreachable,
+            Refusal::Denied | Refusal::Stale => Exit::Denied,
+            Refusal::Gone | Refusal::Rejected => Exit::No,
+        };
+        let mut message = refused.what;
+        if let (Exit::Unreachable, Some(note)) = (exit, &self.dev) {
+            let hint = format!("; is the `journeyman dev` with process id {} still running?", note.pid);
+            message.push_str(&hint);
+        }
+        Failure::new(exit, message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn the_note_of_dev_is_for_its_owner_only_and_goes_with_its_own_process() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().join("deep");
+        let note = DevNote {
+            root_url: "http://127.0.0.1:1".into(),
+            client_id: "dev".into(),
+            access_token: "t".into(),
+            task_queues: vec!["dev/command".into()],
+            pid: 1,
+        };
+        note.write(&folder).unwrap();
+        let mode = fs::metadata(folder.join(DevNote::FILE)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        DevNote { pid: 2, ..note.clone() }.remove(&folder);
+        assert_eq!(DevNote::read(&folder).map(|note| note.pid), Some(1));
+        note.remove(&folder);
+        assert!(DevNote::read(&folder).is_none());
+    }
+}

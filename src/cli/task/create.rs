@@ -1,0 +1,252 @@
+//! `journeyman task create`: from a command line, a payload or a whole definition to a task in the queue.
+
+use std::io::Read as _;
+use std::path::Path;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use clap::{Args, ValueEnum};
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Map, Value, json};
+
+use super::super::exit::{Ended, Exit, Failure};
+use super::super::output::{self, Format};
+use super::super::place::Client;
+use super::status::{State, Status};
+use crate::config::values::{Queue, Span};
+use crate::domain::id::TaskId;
+use crate::limits::TASK_DEFINITION_BYTES_MAX;
+
+/// `task create`
+#[derive(Debug, Args)]
+pub struct Create {
+    /// What to run, for the `command` handler: a program and its arguments
+    #[arg(value_name = "PROGRAM", last = true)]
+    program: Vec<String>,
+    /// The payload as JSON, `@FILE` for a file, `-` for standard input
+    #[arg(long, value_name = "JSON", conflicts_with = "program")]
+    payload: Option<String>,
+    /// The whole definition as JSON, `@FILE` for a file, `-` for standard input; what is missing is filled in
+    #[arg(long, value_name = "JSON", conflicts_with_all = ["program", "payload"])]
+    definition: Option<String>,
+    /// Which queue [default: that of `journeyman dev`]
+    #[arg(long, value_name = "PROVISIONER/WORKER-TYPE")]
+    queue: Option<Queue>,
+    /// A name for people
+    #[arg(long)]
+    name: Option<String>,
+    /// Which of the waiting tasks is claimed first
+    #[arg(long, value_enum)]
+    priority: Option<Priority>,
+    /// How often the task may be retried
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(0..=49))]
+    retries: Option<u8>,
+    /// How long the task has from now on until it is given up
+    #[arg(long, value_name = "TIME", default_value = "1h")]
+    deadline: Span,
+    /// How long the program may run
+    #[arg(long, value_name = "TIME", default_value = "10m")]
+    max_run_time: Span,
+    /// The id of the task [default: a fresh one]
+    #[arg(long, value_name = "TASK", value_parser = super::task_id)]
+    task_id: Option<TaskId>,
+    /// Wait until it is resolved; exit code 0 when it completed
+    #[arg(long)]
+    wait: bool,
+    /// How to print it
+    #[arg(short, long, value_enum, default_value_t = Format::Table)]
+    output: Format,
+}
+
+/// Priorities, from the first to be claimed to the last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Priority {
+    /// Before all others
+    Highest,
+    /// 2nd
+    VeryHigh,
+    /// 3rd
+    High,
+    /// 4th
+    Medium,
+    /// 5th
+    Low,
+    /// 6th
+    VeryLow,
+    /// After all others
+    Lowest,
+}
+
+impl Priority {
+    /// The queue's word for it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Highest => "highest",
+            Self::VeryHigh => "very-high",
+            Self::High => "high",
+            Self::Medium => "medium",
+            Self::Low => "low",
+            Self::VeryLow => "very-low",
+            Self::Lowest => "lowest",
+        }
+    }
+}
+
+/// A task id that nobody else has: a random UUID in the 22 characters that Taskcluster writes it in.
+#[must_use]
+#[expect(clippy::expect_used, reason = "the alphabet holds nothing that an id may not")]
+pub fn fresh_id() -> TaskId {
+    let mut bytes = *uuid::Uuid::new_v4().as_bytes();
+    // A leading dash would be taken for a flag.
+    bytes[0] &= 0x7f;
+    TaskId::parse(&URL_SAFE_NO_PAD.encode(bytes)).expect("22 characters of base64 are a task id")
+}
+
+/// Runs it.
+///
+/// # Errors
+///
+/// What the queue refuses, and what cannot be made a definition of.
+pub async fn run(create: Create, client: &Client) -> Ended {
+    let task = create.task_id.clone().unwrap_or_else(fresh_id);
+    let definition = create.definition(client)?;
+    let status = client.api.create_task(&task, definition).await.map_err(|refused| client.refused(refused))?;
+    if !create.wait {
+        match create.output {
+            Format::Table => output::line(task.as_str())?,
+            Format::Json => output::json(&status)?,
+        }
+        return Ok(Exit::Done);
+    }
+    if create.output == Format::Table {
+        output::note(&format!("{task} created, waiting"));
+    }
+    let statuses = super::wait_for(client, std::slice::from_ref(&task), create.deadline).await?;
+    super::show(&statuses, create.output)?;
+    let completed = statuses.iter().all(|status: &Status| status.state == State::Completed);
+    Ok(if completed { Exit::Done } else { Exit::No })
+}
+
+impl Create {
+    fn definition(&self, client: &Client) -> Result<Value, Failure> {
+        let mut definition = match &self.definition {
+            Some(text) => object(&read(text, "definition")?, "definition")?,
+            None => Map::new(),
+        };
+        self.fill_queue(&mut definition, client)?;
+        if !definition.contains_key("payload") {
+            definition.insert("payload".to_owned(), self.payload()?);
+        }
+        let now = Timestamp::now();
+        let deadline = SignedDuration::try_from(self.deadline.0)
+            .ok()
+            .and_then(|span| now.checked_add(span).ok())
+            .ok_or_else(|| Failure::new(Exit::Usage, "--deadline is too far away"))?;
+        let mut fill = |name: &str, value: Value| {
+            definition.entry(name).or_insert(value);
+        };
+        fill("created", json!(stamp(now)));
+        fill("deadline", json!(stamp(deadline)));
+        let name = self.name.clone().or_else(|| self.program.first().cloned());
+        fill(
+            "metadata",
+            json!({
+                "name": name.unwrap_or_else(|| "task".to_owned()),
+                "description": "created by journeyman task create",
+                "owner": "nobody@example.com",
+                "source": "https://example.com/journeyman",
+            }),
+        );
+        if let Some(priority) = self.priority {
+            definition.insert("priority".to_owned(), json!(priority.as_str()));
+        }
+        if let Some(retries) = self.retries {
+            definition.insert("retries".to_owned(), json!(retries));
+        }
+        Ok(Value::Object(definition))
+    }
+
+    /// Both eras understand provisioner id and worker type; a task queue id is today's only.
+    fn fill_queue(&self, definition: &mut Map<String, Value>, client: &Client) -> Result<(), Failure> {
+        let named = ["taskQueueId", "provisionerId", "workerType"].iter().any(|name| definition.contains_key(*name));
+        if named && self.queue.is_none() {
+            return Ok(());
+        }
+        let of_dev = || client.task_queue.as_deref().and_then(|queue| queue.parse().ok());
+        let Some(queue): Option<Queue> = self.queue.clone().or_else(of_dev) else {
+            return Err(Failure::new(Exit::Usage, "which queue? name it with --queue PROVISIONER/WORKER-TYPE"));
+        };
+        definition.remove("taskQueueId");
+        definition.insert("provisionerId".to_owned(), json!(queue.provisioner()));
+        definition.insert("workerType".to_owned(), json!(queue.worker_type()));
+        Ok(())
+    }
+
+    fn payload(&self) -> Result<Value, Failure> {
+        if let Some(text) = &self.payload {
+            return object(&read(text, "payload")?, "payload").map(Value::Object);
+        }
+        if self.program.is_empty() {
+            return Err(Failure::new(
+                Exit::Usage,
+                "what should it do? `journeyman task create -- /bin/echo hello`, or --payload, or --definition",
+            ));
+        }
+        Ok(json!({ "command": [self.program], "maxRunTime": self.max_run_time.0.as_secs().max(1) }))
+    }
+}
+
+/// A time as the queue writes it.
+#[must_use]
+pub fn stamp(time: Timestamp) -> String {
+    time.strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()
+}
+
+fn read(text: &str, what: &str) -> Result<String, Failure> {
+    let from: Box<dyn std::io::Read> = match text.strip_prefix('@') {
+        _ if text == "-" => Box::new(std::io::stdin().lock()),
+        Some(path) => Box::new(
+            std::fs::File::open(Path::new(path))
+                .map_err(|error| Failure::new(Exit::Unfit, format!("cannot read the {what} from {path}: {error}")))?,
+        ),
+        None => return Ok(text.to_owned()),
+    };
+    let mut text = String::new();
+    from.take(TASK_DEFINITION_BYTES_MAX + 1)
+        .read_to_string(&mut text)
+        .map_err(|error| Failure::new(Exit::Unfit, format!("cannot read the {what}: {error}")))?;
+    if text.len() as u64 > TASK_DEFINITION_BYTES_MAX {
+        return Err(Failure::new(Exit::Usage, format!("the {what} is over 1 MiB, which no queue accepts")));
+    }
+    Ok(text)
+}
+
+fn object(text: &str, what: &str) -> Result<Map<String, Value>, Failure> {
+    match serde_json::from_str(text) {
+        Ok(Value::Object(object)) => Ok(object),
+        Ok(_) => Err(Failure::new(Exit::Usage, format!("the {what} has to be a JSON object, {{…}}"))),
+        Err(error) => Err(Failure::new(
+            Exit::Usage,
+            format!("the {what} is not JSON: {error}; a file is named with `@` before its name"),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fresh_id_is_what_taskcluster_calls_a_slug() {
+        for _ in 0..200 {
+            let id = fresh_id();
+            let bytes = id.as_str().as_bytes();
+            assert_eq!(bytes.len(), 22);
+            assert!((b'Q'..=b'T').contains(&bytes[8]), "{id}");
+            assert!(b"CGKOSWaeimquy26-".contains(&bytes[10]), "{id}");
+            assert!(b"AQgw".contains(&bytes[21]), "{id}");
+            assert_ne!(bytes[0], b'-', "{id}");
+        }
+    }
+}
