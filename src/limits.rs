@@ -97,3 +97,23 @@ pub const TASK_LIST_PAGES_MAX: usize = 10;
 pub const TASK_WAIT_POLL_MIN: Duration = Duration::from_millis(50);
 /// The longest pause of a command that waits for a task.
 pub const TASK_WAIT_POLL_MAX: Duration = Duration::from_secs(2);
+/// How long after a payload's end its output is waited for, while something it left behind holds it open.
+pub const PROCESS_DRAIN: Duration = Duration::from_secs(1);
+/// How long processes may take to go after they were killed, and their output to end.
+pub const PROCESS_KILLED_WAIT: Duration = Duration::from_secs(5);
+/// How long before the end of an order's grace a payload is killed, so that its end is seen in time.
+pub const PROCESS_KILL_MARGIN: Duration = Duration::from_secs(2);
+/// How much of a payload's output is read at a time.
+pub const PROCESS_READ_BYTES: usize = 16 << 10;
+/// How long a payload may take to end by itself once it was told to, unless configured.
+pub const PROCESS_GRACE: Duration = Duration::from_secs(10);
+/// How long a program may take to check a payload.
+pub const PROGRAM_CHECK_TIME: Duration = Duration::from_secs(60);
+/// The longest line that a program may send to the worker.
+pub const PROGRAM_LINE_BYTES_MAX: usize = 64 << 10;
+/// How many lines of a program are heeded.
+pub const PROGRAM_LINES_MAX: usize = 20_000;
+/// How many complaints about a program's lines go into the log.
+pub const PROGRAM_COMPLAINTS_MAX: usize = 20;
+/// The largest schema file that is read.
+pub const SCHEMA_BYTES_MAX: u64 = 1 << 20;

@@ -342,3 +342,16 @@ pub(super) fn in_memory(bytes: &[u8]) -> io::Result<File> {
     file.write_all_at(bytes, 0)?;
     Ok(file)
 }
+
+/// Whether an artifact's `expires` is later than that of its task's definition, where both are times.
+#[must_use]
+pub fn outlives(expires: &str, definition: &serde_json::Value) -> bool {
+    let task = definition
+        .get("expires")
+        .and_then(serde_json::Value::as_str);
+    let time = |text: &str| text.parse::<jiff::Timestamp>().ok();
+    match (time(expires), task.and_then(time)) {
+        (Some(artifact), Some(task)) => artifact > task,
+        (None, _) | (_, None) => false,
+    }
+}

@@ -7,7 +7,7 @@
 //! is counted, and a line says so.
 //!
 //! This file neither reads the log again nor uploads or redacts it. To follow a log, read the file at
-//! [`TaskLog::path`] as it grows; between the end of the head and the end of the task it does not grow.
+//! [`TaskLog::path`] as [`TaskLog::grown`] tells; between the end of the head and the end of the task it does not grow.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{MemfdFlags, OFlags};
+use tokio::sync::Notify;
 
 use crate::limits::{LOG_HEAD_BYTES, LOG_NOTE_BYTES_MAX, LOG_TAIL_BYTES};
 
@@ -64,6 +65,7 @@ struct Shared {
     path: PathBuf,
     limits: LogLimits,
     state: Mutex<State>,
+    grown: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -89,12 +91,12 @@ impl TaskLog {
     /// A log that will be at `path`. An existing file there is overwritten; a symbolic link is not followed.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>, limits: LogLimits) -> Self {
-        let (path, state) = (path.into(), Mutex::default());
         Self {
             shared: Arc::new(Shared {
-                path,
+                path: path.into(),
                 limits,
-                state,
+                state: Mutex::default(),
+                grown: Notify::new(),
             }),
         }
     }
@@ -125,6 +127,8 @@ impl TaskLog {
             tracing::warn!(path = %self.path().display(), %error, "a task's log can no longer be written; the task goes on");
             state.fault = Some(Fault { error, lost });
         }
+        drop(state);
+        self.shared.grown.notify_waiters();
     }
 
     /// Appends a line of the handler's: the text, then a line end.
@@ -146,6 +150,26 @@ impl TaskLog {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.state().offered
+    }
+
+    /// Resolves when more than `bytes` were offered, or the log is finished: for those who follow it.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn grown(&self, bytes: u64) {
+        let mut next = std::pin::pin!(self.shared.grown.notified());
+        loop {
+            next.as_mut().enable();
+            {
+                let state = self.state();
+                if state.offered > bytes || state.finished.is_some() {
+                    return;
+                }
+            }
+            next.as_mut().await;
+            next.set(self.shared.grown.notified());
+        }
     }
 
     /// How many of these will be missing in the finished log, if nothing more comes.
@@ -172,6 +196,7 @@ impl TaskLog {
             state.finished = Some(state.assemble(&self.shared)?);
             state.ring = None;
         }
+        self.shared.grown.notify_waiters();
         Ok(state.finished.clone())
     }
 

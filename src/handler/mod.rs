@@ -7,8 +7,12 @@
 pub mod artifact;
 pub mod beneath;
 pub mod collect;
+pub mod command;
 pub mod context;
+pub mod environment;
+mod exit;
 pub mod log;
+pub mod process;
 pub mod schema;
 
 use std::future::Future;

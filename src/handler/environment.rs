@@ -1,0 +1,56 @@
+//! The environment a payload's processes start with. It begins empty: nothing of the worker's own is passed on but what
+//! the operator named.
+
+use std::collections::BTreeMap;
+
+use super::Context;
+
+/// The variables that are passed on unless the operator names others.
+pub const PASSED_ON: [&str; 3] = ["PATH", "LANG", "TZ"];
+/// Where programs are looked for if the worker has no `PATH`.
+pub const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Names and values.
+pub type Variables = BTreeMap<String, String>;
+
+/// Picks the named variables out of the worker's own.
+pub fn pick(names: &[String], worker: impl IntoIterator<Item = (String, String)>) -> Variables {
+    worker
+        .into_iter()
+        .filter(|(name, _)| names.iter().any(|kept| kept == name))
+        .collect()
+}
+
+/// What a process of this task gets before the payload adds its own, each line over the one before: a `PATH`; the
+/// task's folder as `HOME`; what the operator passes on; `TASK_ID`, `RUN_ID` and `TASK_WORKDIR`; what the source adds.
+#[must_use]
+pub fn of_task(passed_on: &Variables, context: &Context) -> Variables {
+    let workdir = context.workdir().to_string_lossy().into_owned();
+    let task = context.task();
+    let mut variables = Variables::new();
+    let mut set = |name: &str, value: String| variables.insert(name.to_owned(), value);
+    set("PATH", PATH_DEFAULT.to_owned());
+    set("HOME", workdir.clone());
+    for (name, value) in passed_on {
+        set(name, value.clone());
+    }
+    set("TASK_ID", task.run.task.to_string());
+    set("RUN_ID", task.run.run.to_string());
+    for (name, value) in &task.env {
+        set(name, value.clone());
+    }
+    set("TASK_WORKDIR", workdir);
+    variables
+}
+
+/// Why a variable cannot be set, if it cannot.
+#[must_use]
+pub fn unusable(name: &str, value: &str) -> Option<&'static str> {
+    if name.is_empty() || name.contains('=') {
+        Some("a name must not be empty or hold '='")
+    } else if name.contains('\0') || value.contains('\0') {
+        Some("NUL bytes cannot be passed on")
+    } else {
+        None
+    }
+}

@@ -1,0 +1,413 @@
+//! Payload processes: started in a group of their own, and ended as a group.
+//!
+//! The leader's exit does not end a payload: its group must be empty. Until then the leader is left unreaped, so that the
+//! group's number cannot belong to anybody else when it is signaled. Standard output and error are one pipe, read as
+//! bytes into the task's log in the order they were written; nothing is held back, so a line without end costs nothing.
+//!
+//! What a payload moves out of its group (`setsid`) is not seen and not ended here. That takes a container around the
+//! task, such as a control group, which is the host's business.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use command_fds::{CommandFdExt, FdMapping};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal};
+use tokio::net::unix::pipe;
+use tokio::process::{Child, ChildStdin, Command};
+use tokio::time::{sleep, timeout};
+
+use crate::limits::{PROCESS_DRAIN, PROCESS_KILL_MARGIN, PROCESS_KILLED_WAIT, PROCESS_READ_BYTES};
+
+use super::environment::{PATH_DEFAULT, Variables};
+use super::exit::{self, Exit};
+use super::log::TaskLog;
+use super::{Cancel, Context};
+
+/// What is to be started.
+#[derive(Debug)]
+pub struct Launch<'a> {
+    /// The program and its arguments.
+    pub argv: &'a [String],
+    /// The whole environment.
+    pub env: &'a Variables,
+    /// The folder it starts in.
+    pub workdir: &'a Path,
+    /// What it can read.
+    pub input: Input,
+    /// What it finds as descriptor 3.
+    pub channel: Option<OwnedFd>,
+}
+
+/// What a process finds as standard input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Input {
+    /// Nothing.
+    Null,
+    /// What is written to [`Running::input`].
+    Pipe,
+}
+
+/// How long a process may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    /// Until it is told to end; `None` is as long as the claim lasts.
+    pub run_time: Option<Duration>,
+    /// From then until it is killed.
+    pub grace: Duration,
+}
+
+/// How the leader of a group ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Status {
+    /// By itself.
+    Code(i32),
+    /// By a signal.
+    Signal(i32),
+    /// Not at all, although it was killed.
+    Stuck,
+}
+
+impl std::fmt::Display for Status {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Code(code) => write!(out, "exit status {code}"),
+            Self::Signal(number) => match Signal::from_named_raw(*number) {
+                Some(signal) => write!(out, "{signal:?}"),
+                None => write!(out, "signal {number}"),
+            },
+            Self::Stuck => out.write_str("not ended although it was killed"),
+        }
+    }
+}
+
+/// Why a payload ended when it did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// Its leader exited.
+    Itself,
+    /// It had used up its time.
+    RunTime,
+    /// The task had to end early.
+    Canceled(Cancel),
+}
+
+/// How a payload ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ended {
+    /// What became of its leader.
+    pub status: Status,
+    /// Why it ended.
+    pub cause: Cause,
+    /// Lines for the task's log about what it left behind.
+    pub remarks: Vec<String>,
+    /// Processes of its group that are still there, although they were killed.
+    pub survivors: Vec<u32>,
+}
+
+/// A started process. Dropping it kills its group.
+#[derive(Debug)]
+pub struct Running {
+    // Dropped before the child, which is reaped afterwards: see `Group`.
+    group: Group,
+    child: Child,
+    exit: Exit,
+    output: pipe::Receiver,
+    /// Where its standard input is written, if it has one.
+    pub input: Option<ChildStdin>,
+}
+
+/// A process group whose leader has not been reaped.
+#[derive(Debug)]
+struct Group {
+    leader: Pid,
+    reaped: bool,
+}
+
+impl Group {
+    fn signal(&self, signal: Signal) {
+        if self.reaped {
+            return;
+        }
+        match rustix::process::kill_process_group(self.leader, signal) {
+            Ok(()) | Err(Errno::SRCH) => {}
+            Err(error) => {
+                tracing::warn!(group = self.leader.as_raw_pid(), ?signal, %error, "a payload's group cannot be signaled");
+            }
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.signal(Signal::KILL);
+    }
+}
+
+impl Running {
+    /// Starts a process.
+    ///
+    /// # Errors
+    ///
+    /// What the operating system said; nothing is left running then.
+    pub fn start(launch: Launch<'_>) -> io::Result<Self> {
+        let (program, arguments) = launch
+            .argv
+            .split_first()
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no program is named"))?;
+        let (output, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        let mut command = Command::new(locate(program, launch.env, launch.workdir)?);
+        command
+            .as_std_mut()
+            .env_clear()
+            .envs(launch.env)
+            .current_dir(launch.workdir)
+            .args(arguments);
+        command
+            .arg0(program)
+            .process_group(0)
+            .kill_on_drop(true)
+            .stdin(match launch.input {
+                Input::Null => Stdio::null(),
+                Input::Pipe => Stdio::piped(),
+            })
+            .stdout(writer.try_clone()?)
+            .stderr(writer);
+        if let Some(parent_fd) = launch.channel {
+            let mapping = FdMapping {
+                parent_fd,
+                child_fd: 3,
+            };
+            command
+                .fd_mappings(vec![mapping])
+                .map_err(io::Error::other)?;
+        }
+        let mut child = command.spawn()?;
+        // The command holds our copies of the writing ends.
+        drop(command);
+        let leader = child
+            .id()
+            .and_then(|id| Pid::from_raw(id.cast_signed()))
+            .ok_or(Errno::SRCH)?;
+        let group = Group {
+            leader,
+            reaped: false,
+        };
+        Ok(Self {
+            group,
+            exit: Exit::of(leader)?,
+            output: pipe::Receiver::from_owned_fd(output)?,
+            input: child.stdin.take(),
+            child,
+        })
+    }
+
+    /// The number of the group, which is that of its leader.
+    #[must_use]
+    pub const fn group(&self) -> i32 {
+        self.group.leader.as_raw_pid()
+    }
+
+    /// Sees the payload to its end: by itself, or by TERM, the grace, and KILL to the whole group.
+    ///
+    /// # Errors
+    ///
+    /// Where the exit status cannot be had.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future kills the group.
+    pub async fn finish(mut self, bounds: Bounds, context: &Context) -> io::Result<Ended> {
+        let log = context.log();
+        let mut pump = Pump {
+            output: &self.output,
+            log,
+            state: Flow::Open,
+        };
+        let mut remarks = Vec::new();
+        let cause = pump.during(cause(&mut self.exit, bounds, context)).await;
+        if cause == Cause::Itself {
+            if timeout(PROCESS_DRAIN, pump.drain()).await.is_err() {
+                remarks.push(
+                    "processes left in the background held the output open; they were killed"
+                        .to_owned(),
+                );
+            }
+        } else {
+            self.group.signal(Signal::TERM);
+            let gone = exit::group_gone(&mut self.exit, self.group.leader);
+            let grace = grace(cause, bounds.grace);
+            if pump.during(timeout(grace, gone)).await.is_err() {
+                remarks.push(format!(
+                    "not ended {} after it was told to, and killed",
+                    shown(grace)
+                ));
+            }
+        }
+        self.group.signal(Signal::KILL);
+        let dead = timeout(PROCESS_KILLED_WAIT, self.exit.seen());
+        let status = match pump.during(dead).await {
+            Ok(()) => {
+                let status = self.child.wait().await?;
+                self.group.reaped = true;
+                status_of(status)
+            }
+            Err(_) => Status::Stuck,
+        };
+        if timeout(PROCESS_DRAIN, pump.drain()).await.is_err() {
+            remarks.push("a process outside the payload's group holds the output open; what it writes is no longer read".to_owned());
+        }
+        let survivors = exit::survivors(self.group.leader, PROCESS_KILLED_WAIT).await;
+        if !survivors.is_empty() {
+            remarks.push(format!("processes that could not be killed: {survivors:?}"));
+        }
+        Ok(Ended {
+            status,
+            cause,
+            remarks,
+            survivors,
+        })
+    }
+}
+
+async fn cause(exit: &mut Exit, bounds: Bounds, context: &Context) -> Cause {
+    let over = async {
+        match bounds.run_time {
+            Some(span) => sleep(span).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        biased;
+        () = exit.seen() => Cause::Itself,
+        order = context.canceled() => Cause::Canceled(order),
+        () = over => Cause::RunTime,
+    }
+}
+
+/// An order's own grace may be shorter than ours, and at its end we are no longer there to see anything.
+fn grace(cause: Cause, configured: Duration) -> Duration {
+    match cause {
+        Cause::Itself | Cause::RunTime => configured,
+        Cause::Canceled(order) => {
+            let margin = PROCESS_KILL_MARGIN.min(order.grace / 4);
+            configured.min(order.grace - margin)
+        }
+    }
+}
+
+fn status_of(status: std::process::ExitStatus) -> Status {
+    use std::os::unix::process::ExitStatusExt;
+    match (status.code(), status.signal()) {
+        (Some(code), _) => Status::Code(code),
+        (None, Some(signal)) => Status::Signal(signal),
+        (None, None) => Status::Stuck,
+    }
+}
+
+/// A span for a reader, such as `1.250s`.
+#[must_use]
+pub fn shown(span: Duration) -> String {
+    format!("{:.3}s", span.as_secs_f64())
+}
+
+/// Moves output into the log.
+struct Pump<'a> {
+    output: &'a pipe::Receiver,
+    log: &'a TaskLog,
+    state: Flow,
+}
+
+#[derive(PartialEq)]
+enum Flow {
+    Open,
+    Ended,
+}
+
+impl Pump<'_> {
+    /// Until nobody can write any more.
+    ///
+    /// Cancel safe: nothing is read that is not written to the log at once.
+    async fn drain(&mut self) {
+        while self.state == Flow::Open {
+            if self.output.readable().await.is_err() {
+                self.state = Flow::Ended;
+                return;
+            }
+            self.read();
+        }
+    }
+
+    /// While something else happens.
+    async fn during<T>(&mut self, other: impl Future<Output = T>) -> T {
+        let mut other = std::pin::pin!(other);
+        loop {
+            tokio::select! {
+                biased;
+                out = &mut other => return out,
+                () = self.drain(), if self.state == Flow::Open => {}
+            }
+        }
+    }
+
+    // The buffer lives on the stack for the length of this call, so a payload that is silent costs no memory.
+    fn read(&mut self) {
+        let mut buffer = [0; PROCESS_READ_BYTES];
+        match self.output.try_read(&mut buffer) {
+            Ok(0) => self.state = Flow::Ended,
+            Ok(taken) => self.log.write(buffer.get(..taken).unwrap_or_default()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => {
+                self.log
+                    .note(&format!("the output can no longer be read: {error}"));
+                self.state = Flow::Ended;
+            }
+        }
+    }
+}
+
+/// Finds a program as a shell would: a name in `PATH`, a path from the folder it starts in.
+///
+/// # Errors
+///
+/// `NotFound` or `PermissionDenied`, naming the program and where it was looked for.
+pub fn locate(program: &str, env: &Variables, workdir: &Path) -> io::Result<PathBuf> {
+    let places: Vec<PathBuf> = if program.contains('/') {
+        vec![workdir.join(program)]
+    } else {
+        let path = env.get("PATH").map_or(PATH_DEFAULT, String::as_str);
+        let folders = path.split(':').filter(|folder| !folder.is_empty());
+        folders
+            .map(|folder| workdir.join(folder).join(program))
+            .collect()
+    };
+    let mut kind = io::ErrorKind::NotFound;
+    for place in places {
+        match judge(&place) {
+            Ok(()) => return Ok(place),
+            Err(io::ErrorKind::PermissionDenied) => kind = io::ErrorKind::PermissionDenied,
+            Err(_) => {}
+        }
+    }
+    let what = match (kind, program.contains('/')) {
+        (io::ErrorKind::PermissionDenied, _) => {
+            format!("{program}: it is there, but cannot be executed")
+        }
+        (_, true) => format!("{program}: there is no such file"),
+        (_, false) => format!("{program}: there is no such program in PATH"),
+    };
+    Err(io::Error::new(kind, what))
+}
+
+fn judge(place: &Path) -> Result<(), io::ErrorKind> {
+    use std::os::unix::fs::PermissionsExt;
+    let about = std::fs::metadata(place).map_err(|error| error.kind())?;
+    if about.is_file() && about.permissions().mode() & 0o111 != 0 {
+        Ok(())
+    } else {
+        Err(io::ErrorKind::PermissionDenied)
+    }
+}

@@ -1,0 +1,371 @@
+use std::fs;
+use std::os::unix::fs::{FileExt, symlink};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use journeyman::handler::artifact::{Absent, Artifacts, Declaration, Undeclarable, What};
+use journeyman::handler::beneath::Walk;
+use journeyman::handler::collect::Item;
+use journeyman::source::{Artifact, ArtifactBody};
+
+const WALKS: [Walk; 2] = [Walk::Kernel, Walk::Components];
+
+fn collect(artifacts: &Artifacts, workdir: &Path, walk: Walk) -> Vec<Item> {
+    artifacts.open(workdir).unwrap().walk(walk).collect()
+}
+
+fn reason(item: &Item) -> &'static str {
+    match item {
+        Item::Missing {
+            error:
+                Some(Artifact {
+                    body: ArtifactBody::Error { reason, .. },
+                    ..
+                }),
+            ..
+        } => reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn content(artifact: &Artifact) -> Vec<u8> {
+    let ArtifactBody::File { file, bytes, .. } = &artifact.body else {
+        panic!("{artifact:?}")
+    };
+    let mut content = vec![0; usize::try_from(*bytes).unwrap()];
+    file.read_exact_at(&mut content, 0).unwrap();
+    content
+}
+
+#[test]
+fn a_folder_brings_its_files_in_order_under_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir_all(folder.path().join("out/b/c")).unwrap();
+    for file in ["out/z.json", "out/a.log", "out/b/c/deep.html"] {
+        fs::write(folder.path().join(file), file).unwrap();
+    }
+    for walk in WALKS {
+        let artifacts = Artifacts::new();
+        artifacts.directory("public/out", "out").unwrap();
+        let items = collect(&artifacts, folder.path(), walk);
+        let found: Vec<(String, String)> = items
+            .iter()
+            .map(|item| match item {
+                Item::Found(Artifact {
+                    name,
+                    body: ArtifactBody::File { content_type, .. },
+                    ..
+                }) => (name.clone(), content_type.clone()),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        let expected = [
+            ("public/out/a.log", "text/plain; charset=utf-8"),
+            ("public/out/b/c/deep.html", "text/html; charset=utf-8"),
+            ("public/out/z.json", "application/json"),
+        ];
+        assert_eq!(
+            found,
+            expected.map(|(name, kind)| (name.to_owned(), kind.to_owned()))
+        );
+    }
+}
+
+#[test]
+fn what_is_not_a_regular_file_becomes_an_error_with_its_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir(at("folder")).unwrap();
+    fs::write(at("file"), "x").unwrap();
+    symlink("/etc/passwd", at("absolute-link")).unwrap();
+    symlink("file", at("inner-link")).unwrap();
+    symlink("/etc", at("folder-link")).unwrap();
+    symlink("loop", at("loop")).unwrap();
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        at("pipe"),
+        rustix::fs::FileType::Fifo,
+        0o600.into(),
+        0,
+    )
+    .unwrap();
+    let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+    fs::File::create(at("huge"))
+        .unwrap()
+        .set_len((5 << 30) + 1)
+        .unwrap();
+    for walk in WALKS {
+        for (path, expected) in [
+            ("nothing", Absent::Missing),
+            ("nothing/below", Absent::Missing),
+            ("file/below", Absent::Missing),
+            ("folder", Absent::Irregular),
+            ("absolute-link", Absent::Irregular),
+            ("inner-link", Absent::Irregular),
+            ("loop", Absent::Irregular),
+            ("pipe", Absent::Irregular),
+            ("socket", Absent::Irregular),
+            ("huge", Absent::TooLarge),
+        ] {
+            let artifacts = Artifacts::new();
+            artifacts.file("public/x", path).unwrap();
+            let items = collect(&artifacts, folder.path(), walk);
+            assert_eq!(reason(&items[0]), expected.as_str(), "{path} by {walk:?}");
+        }
+        let artifacts = Artifacts::new();
+        artifacts.file("public/x", "folder-link/passwd").unwrap();
+        artifacts.directory("public/y", "folder-link").unwrap();
+        artifacts.directory("public/z", "file").unwrap();
+        for item in collect(&artifacts, folder.path(), walk) {
+            assert!(matches!(item, Item::Missing { .. }), "{item:?} by {walk:?}");
+        }
+    }
+}
+
+#[test]
+fn a_farm_of_links_leads_nowhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let farm = folder.path().join("farm");
+    fs::create_dir(&farm).unwrap();
+    symlink(".", farm.join("p")).unwrap();
+    symlink("../../..", farm.join("up")).unwrap();
+    symlink("p/p/p/up", farm.join("L")).unwrap();
+    symlink("/proc/self/root/etc/passwd", farm.join("magic")).unwrap();
+    fs::write(farm.join("honest"), "x").unwrap();
+    for walk in WALKS {
+        let artifacts = Artifacts::new();
+        artifacts.directory("public/farm", "farm").unwrap();
+        let items = collect(&artifacts, folder.path(), walk);
+        let found: Vec<&str> = items
+            .iter()
+            .filter_map(|item| match item {
+                Item::Found(artifact) => Some(artifact.name.as_str()),
+                Item::Missing { .. } | Item::Skipped { .. } => None,
+            })
+            .collect();
+        assert_eq!((found, items.len()), (vec!["public/farm/honest"], 5));
+    }
+}
+
+#[test]
+fn a_folder_swapped_for_a_link_at_any_moment_never_leads_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let secret = tempfile::tempdir().unwrap();
+    fs::write(secret.path().join("f"), "secret").unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir(at("real")).unwrap();
+    fs::write(at("real/f"), "public").unwrap();
+    symlink(secret.path(), at("link")).unwrap();
+    fs::create_dir(at("d")).unwrap();
+    fs::write(at("d/f"), "public").unwrap();
+    let stop = AtomicBool::new(false);
+    let mut seen = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                // Exchanges what `d` is with what `link` is, in one step, and back.
+                rustix::fs::renameat_with(
+                    rustix::fs::CWD,
+                    at("d"),
+                    rustix::fs::CWD,
+                    at("link"),
+                    rustix::fs::RenameFlags::EXCHANGE,
+                )
+                .unwrap();
+            }
+        });
+        for round in 0..20_000 {
+            let artifacts = Artifacts::new();
+            artifacts.file("public/f", "d/f").unwrap();
+            for item in collect(&artifacts, folder.path(), WALKS[round % 2]) {
+                if let Item::Found(artifact) = item {
+                    assert_eq!(content(&artifact), b"public");
+                    seen += 1;
+                }
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(
+        seen > 0,
+        "the race was never won by the honest side, so nothing was shown"
+    );
+}
+
+#[test]
+fn an_optional_artifact_is_left_out_with_a_sentence() {
+    let folder = tempfile::tempdir().unwrap();
+    let artifacts = Artifacts::new();
+    let path = "nothing".into();
+    artifacts
+        .declare(
+            Declaration::new(
+                "public/x",
+                What::File {
+                    path,
+                    content_type: None,
+                },
+            )
+            .optional(),
+        )
+        .unwrap();
+    let items = collect(&artifacts, folder.path(), Walk::Kernel);
+    assert!(
+        matches!(&items[0], Item::Skipped { sentence } if sentence == "artifact public/x: nothing: there is no such file or folder"),
+        "{items:?}"
+    );
+}
+
+#[test]
+fn folders_may_be_merged_and_what_is_declared_by_name_wins() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["one", "two"] {
+        fs::create_dir(folder.path().join(name)).unwrap();
+        fs::write(folder.path().join(name).join("same"), name).unwrap();
+        fs::write(folder.path().join(name).join("named"), name).unwrap();
+    }
+    let artifacts = Artifacts::new();
+    artifacts.directory("public", "one").unwrap();
+    artifacts.directory("public", "two").unwrap();
+    artifacts.file("public/named", "two/named").unwrap();
+    let items = collect(&artifacts, folder.path(), Walk::Kernel);
+    let found: Vec<(&str, Vec<u8>)> = items
+        .iter()
+        .filter_map(|item| match item {
+            Item::Found(artifact) => Some((artifact.name.as_str(), content(artifact))),
+            Item::Missing { .. } | Item::Skipped { .. } => None,
+        })
+        .collect();
+    assert_eq!(
+        found,
+        [
+            ("public/same", b"one".to_vec()),
+            ("public/named", b"two".to_vec())
+        ]
+    );
+    assert_eq!(items.len(), 5);
+}
+
+#[test]
+fn names_from_a_folder_that_no_queue_takes_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("out")).unwrap();
+    fs::write(folder.path().join("out/bell\u{7}"), "x").unwrap();
+    let artifacts = Artifacts::new();
+    artifacts.directory("public", "out").unwrap();
+    let items = collect(&artifacts, folder.path(), Walk::Kernel);
+    assert!(
+        matches!(&items[0], Item::Missing { error: None, .. }),
+        "{items:?}"
+    );
+}
+
+#[test]
+fn folders_that_nest_too_deep_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let deep: std::path::PathBuf = std::iter::repeat_n("d", 40).collect();
+    fs::create_dir_all(folder.path().join(&deep)).unwrap();
+    let artifacts = Artifacts::new();
+    artifacts.directory("public", "d").unwrap();
+    let items = collect(&artifacts, folder.path(), Walk::Kernel);
+    assert!(
+        matches!(&items[..], [Item::Missing { sentence, .. }] if sentence.contains("nest deeper than 32")),
+        "{items:?}"
+    );
+}
+
+#[test]
+fn more_files_than_the_bound_are_told_and_not_collected() {
+    let folder = tempfile::tempdir().unwrap();
+    for number in 0..10_050 {
+        fs::File::create(folder.path().join(number.to_string())).unwrap();
+    }
+    let artifacts = Artifacts::new();
+    artifacts.directory("public", ".").unwrap();
+    let items = collect(&artifacts, folder.path(), Walk::Kernel);
+    assert!(
+        matches!(&items[..], [Item::Missing { sentence, .. }] if sentence.contains("more than 10000")),
+        "{} items",
+        items.len()
+    );
+}
+
+#[test]
+fn what_needs_no_file_passes_through() {
+    let artifacts = Artifacts::new();
+    let content_type = "application/json".to_owned();
+    artifacts
+        .declare(Declaration::new(
+            "public/in",
+            What::Inline {
+                bytes: b"{}".to_vec(),
+                content_type: content_type.clone(),
+            },
+        ))
+        .unwrap();
+    artifacts
+        .declare(
+            Declaration::new(
+                "public/to",
+                What::Link {
+                    target: "public/in".to_owned(),
+                    content_type,
+                },
+            )
+            .expires("2029-01-01T00:00:00Z"),
+        )
+        .unwrap();
+    let items = collect(&artifacts, Path::new("/does/not/exist"), Walk::Kernel);
+    assert!(matches!(&items[0], Item::Found(artifact) if content(artifact) == b"{}"));
+    assert!(
+        matches!(&items[1], Item::Found(Artifact { expires: Some(_), body: ArtifactBody::Link { target, .. }, .. }) if target == "public/in")
+    );
+}
+
+#[test]
+fn declarations_are_checked_and_counted() {
+    let artifacts = Artifacts::new();
+    let long = "x".repeat(1025);
+    for name in ["", "/public/x", "public/\n", "naïve", &long] {
+        assert!(
+            matches!(artifacts.file(name, "x"), Err(Undeclarable::Name(_))),
+            "{name}"
+        );
+    }
+    for path in ["", "/x", "../x", "a/../../x", "nul\0"] {
+        assert!(
+            matches!(artifacts.file("public/x", path), Err(Undeclarable::Path(_))),
+            "{path}"
+        );
+    }
+    assert!(matches!(
+        artifacts.file("public/logs/live_backing.log", "x"),
+        Err(Undeclarable::Reserved(_))
+    ));
+    artifacts.file("public/x", "x").unwrap();
+    assert!(matches!(
+        artifacts.file("public/x", "y"),
+        Err(Undeclarable::Twice(_))
+    ));
+    let big = |name: &str| {
+        Declaration::new(
+            name,
+            What::Inline {
+                bytes: vec![0; 600 << 10],
+                content_type: "x/y".to_owned(),
+            },
+        )
+    };
+    artifacts.declare(big("public/big1")).unwrap();
+    assert_eq!(
+        artifacts.declare(big("public/big2")),
+        Err(Undeclarable::TooLarge)
+    );
+    for number in artifacts.len()..10_000 {
+        artifacts.file(format!("public/n{number}"), "x").unwrap();
+    }
+    assert_eq!(
+        artifacts.file("public/one-more", "x"),
+        Err(Undeclarable::TooMany)
+    );
+}

@@ -1,0 +1,155 @@
+//! A context to run handlers in, and the senders that a runtime would hold.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use journeyman::domain::id::{Run, TaskId};
+use journeyman::domain::time::Instant;
+use journeyman::handler::artifact::Artifacts;
+use journeyman::handler::log::{LogLimits, TaskLog};
+use journeyman::handler::{Cancel, CancelCause, Context, Handler, NotCompleted, NotPrepared, Task};
+use rustix::fs::{CWD, FileType, mknodat};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::io::AsyncReadExt;
+use tokio::net::unix::pipe;
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+/// How long anything may take that a test waits for.
+const BOUND: Duration = Duration::from_secs(30);
+
+/// How a payload went: refused before anything of it ran, or run.
+#[derive(Debug)]
+pub(crate) enum Went {
+    Refused(NotPrepared),
+    Ran(Result<(), NotCompleted>),
+}
+
+pub(crate) struct Bench {
+    _folder: TempDir,
+    pub(crate) context: Context,
+    cancel: watch::Sender<Option<Cancel>>,
+    _lease: watch::Sender<Instant>,
+}
+
+impl Bench {
+    pub(crate) fn new() -> Self {
+        Self::with_limits(LogLimits::default())
+    }
+
+    pub(crate) fn with_limits(limits: LogLimits) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let workdir = folder.path().join("task");
+        std::fs::create_dir(&workdir).unwrap();
+        let task = Task {
+            run: Run {
+                task: TaskId::parse("fN1SbArXTPSVFNUvaOlinQ").unwrap(),
+                run: 3,
+            },
+            source: "local".to_owned(),
+            definition: json!({"expires": "2030-01-01T00:00:00.000Z", "metadata": {"name": "a task"}, "payload": {"secret": 1}}),
+            env: BTreeMap::from([(
+                "TASKCLUSTER_ROOT_URL".to_owned(),
+                "http://localhost".to_owned(),
+            )]),
+        };
+        let (cancel, canceled) = watch::channel(None);
+        let (lease, lease_ends) = watch::channel(Instant::ORIGIN);
+        let log = TaskLog::new(folder.path().join("live_backing.log"), limits);
+        let context = Context::new(task, workdir, log, Artifacts::new(), canceled, lease_ends);
+        Self {
+            _folder: folder,
+            context,
+            cancel,
+            _lease: lease,
+        }
+    }
+
+    pub(crate) fn workdir(&self) -> &Path {
+        self.context.workdir()
+    }
+
+    /// The log as it would be uploaded.
+    pub(crate) fn log(&self) -> String {
+        String::from_utf8_lossy(&read(&self.context)).into_owned()
+    }
+
+    pub(crate) fn cancel(&self, grace: Duration) {
+        let order = Cancel {
+            cause: CancelCause::Shutdown,
+            deadline: Instant::ORIGIN.plus(grace),
+            grace,
+        };
+        self.cancel.send_replace(Some(order));
+    }
+
+    /// Prepares and executes, as the runtime does.
+    pub(crate) async fn run(&self, handler: &dyn Handler, payload: Value) -> Went {
+        match handler.prepare(payload, &self.context).await {
+            Err(refused) => Went::Refused(refused),
+            Ok(ready) => Went::Ran(ready.execute(&self.context).await),
+        }
+    }
+
+    /// Resolves when the log holds `text`: the payload says by it that it has got somewhere.
+    pub(crate) async fn logged(&self, text: &str) {
+        let log = self.context.log();
+        let seen = async {
+            loop {
+                let bytes = log.bytes();
+                if std::fs::read_to_string(log.path()).is_ok_and(|log| log.contains(text)) {
+                    return;
+                }
+                log.grown(bytes).await;
+            }
+        };
+        timeout(BOUND, seen)
+            .await
+            .expect("the payload never said so");
+    }
+
+    /// A named pipe in the task's folder that payloads keep open for as long as they live.
+    pub(crate) fn alive(&self) -> Alive {
+        let path = self.workdir().join("alive");
+        mknodat(CWD, &path, FileType::Fifo, 0o600.into(), 0).unwrap();
+        Alive(pipe::OpenOptions::new().open_receiver(path).unwrap())
+    }
+}
+
+pub(crate) struct Alive(pipe::Receiver);
+
+impl Alive {
+    /// Resolves when no process has the pipe open any more.
+    pub(crate) async fn gone(mut self) {
+        let mut rest = Vec::new();
+        let end = timeout(BOUND, self.0.read_to_end(&mut rest));
+        end.await.expect("a payload lives on").unwrap();
+    }
+}
+
+pub(crate) fn read(context: &Context) -> Vec<u8> {
+    use std::os::unix::fs::FileExt;
+    let Some(finished) = context.log().finish().unwrap() else {
+        return Vec::new();
+    };
+    let mut bytes = vec![0; usize::try_from(finished.bytes).unwrap()];
+    finished.file.read_exact_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+/// Whether a process runs; one that ended and was not reaped does not.
+pub(crate) fn runs(process: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{process}/stat"))
+        .is_ok_and(|stat| !stat.rsplit(") ").next().unwrap().starts_with(['Z', 'X']))
+}
+
+/// The number that a payload wrote into a file of its folder.
+pub(crate) fn number_in(path: &Path) -> u32 {
+    std::fs::read_to_string(path)
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap()
+}

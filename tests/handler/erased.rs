@@ -1,0 +1,93 @@
+use journeyman::handler::{Context, NotCompleted, NotPrepared, PayloadHandler, erase};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::bench::{Bench, Went};
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Greeting {
+    name: String,
+    #[serde(default)]
+    #[schemars(range(max = 3))]
+    times: u8,
+}
+
+struct Greet;
+
+impl PayloadHandler for Greet {
+    type Payload = Greeting;
+    type Prepared = Greeting;
+
+    async fn prepare(&self, payload: Greeting, _: &Context) -> Result<Greeting, NotPrepared> {
+        Ok(payload)
+    }
+
+    async fn execute(&self, greeting: Greeting, context: &Context) -> Result<(), NotCompleted> {
+        for _ in 0..=greeting.times {
+            context.log().line(&format!("hello {}", greeting.name));
+        }
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_payload_that_fits_is_prepared_and_run() {
+    let bench = Bench::new();
+    let went = bench
+        .run(&*erase(Greet), json!({"name": "you", "times": 1}))
+        .await;
+    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    assert_eq!(bench.log(), "hello you\nhello you\n");
+}
+
+#[tokio::test]
+async fn every_violation_is_listed_with_its_path_and_without_the_value() {
+    let bench = Bench::new();
+    let went = bench
+        .run(
+            &*erase(Greet),
+            json!({"name": ["hunter2"], "times": 9, "nmae": "hunter2"}),
+        )
+        .await;
+    let Went::Refused(NotPrepared::Malformed(sentences)) = went else {
+        panic!("{went:?}")
+    };
+    let all = sentences.join("\n");
+    assert_eq!(sentences.len(), 3, "{all}");
+    assert!(
+        sentences
+            .iter()
+            .any(|line| line.starts_with("payload/name: ")),
+        "{all}"
+    );
+    assert!(
+        sentences
+            .iter()
+            .any(|line| line.starts_with("payload/times: ")),
+        "{all}"
+    );
+    assert!(all.contains("nmae"), "{all}");
+    assert!(!all.contains("hunter2"), "{all}");
+}
+
+#[tokio::test]
+async fn a_payload_with_endless_violations_is_answered_briefly() {
+    let bench = Bench::new();
+    let handler = erase(journeyman::handler::command::Command::default());
+    let payload = json!({"maxRunTime": 1, "command": vec![json!(1); 5000]});
+    let went = bench.run(&*handler, payload).await;
+    let Went::Refused(NotPrepared::Malformed(sentences)) = went else {
+        panic!("{went:?}")
+    };
+    assert_eq!(sentences.len(), 21);
+    assert!(sentences.iter().all(|line| line.len() <= 500));
+}
+
+#[test]
+fn the_schema_is_shown_as_it_is_checked() {
+    let schema = erase(Greet).schema();
+    assert_eq!(schema["properties"]["times"]["maximum"], 3);
+    assert_eq!(schema["additionalProperties"], false);
+}

@@ -1,0 +1,189 @@
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use journeyman::handler::log::{FinishedLog, LogLimits, TaskLog};
+use proptest::prelude::*;
+
+const SMALL: LogLimits = LogLimits {
+    head_bytes: 50,
+    tail_bytes: 30,
+};
+
+fn content(finished: &FinishedLog) -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(finished.bytes).unwrap()];
+    finished.file.read_exact_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+fn text(log: &TaskLog) -> String {
+    String::from_utf8(content(&log.finish().unwrap().unwrap())).unwrap()
+}
+
+fn left_out(bytes: usize) -> Vec<u8> {
+    format!("\n[journeyman] {bytes} bytes of the log are left out here\n").into_bytes()
+}
+
+proptest! {
+    #[test]
+    fn a_log_is_its_head_a_marker_and_its_tail_to_the_byte(
+        writes in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..90), 0..12),
+        head in 0..120_usize,
+        tail in 0..60_usize,
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let limits = LogLimits { head_bytes: head as u64, tail_bytes: tail as u64 };
+        let log = TaskLog::new(folder.path().join("log"), limits);
+        for write in &writes {
+            log.write(write);
+        }
+        let all = writes.concat();
+        let dropped = all.len().saturating_sub(head + tail);
+        prop_assert_eq!(log.bytes(), all.len() as u64);
+        prop_assert_eq!(log.dropped(), dropped as u64);
+        let expected = if dropped == 0 {
+            all.clone()
+        } else {
+            [&all[..head], &left_out(dropped), &all[all.len() - tail..]].concat()
+        };
+        let finished = log.finish().unwrap();
+        prop_assert_eq!(finished.as_ref().map(content).unwrap_or_default(), expected);
+        prop_assert_eq!(finished.is_some(), !all.is_empty());
+    }
+}
+
+#[test]
+fn a_task_that_logs_nothing_touches_no_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = TaskLog::new(folder.path().join("logs/log"), SMALL);
+    log.write(b"");
+    assert!(log.finish().unwrap().is_none());
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn the_head_can_be_followed_while_it_grows_and_the_tail_leaves_no_file_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = TaskLog::new(folder.path().join("logs/log"), SMALL);
+    log.line("first");
+    assert_eq!(std::fs::read_to_string(log.path()).unwrap(), "first\n");
+    log.write(&[b'x'; 200]);
+    assert_eq!(std::fs::read(log.path()).unwrap().len(), 50);
+    assert_eq!(
+        std::fs::read_dir(folder.path().join("logs"))
+            .unwrap()
+            .count(),
+        1
+    );
+}
+
+#[test]
+fn finishing_again_gives_the_same_log_and_later_writes_are_thrown_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = TaskLog::new(folder.path().join("log"), SMALL);
+    log.line("all there is");
+    let first = text(&log);
+    log.line("too late");
+    assert_eq!(text(&log), first);
+}
+
+#[test]
+fn a_removed_log_is_gone_and_one_that_never_was_is_no_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = TaskLog::new(folder.path().join("log"), SMALL);
+    log.remove().unwrap();
+    log.line("something");
+    log.remove().unwrap();
+    assert!(!log.path().exists());
+    assert_eq!(text(&log), "something\n");
+}
+
+#[test]
+fn a_full_disk_costs_the_log_and_says_so_and_nothing_else() {
+    let log = TaskLog::new(Path::new("/dev/full"), SMALL);
+    log.line("one");
+    log.line("two");
+    assert_eq!(log.dropped(), 8);
+    let text = text(&log);
+    assert!(text.contains("8 bytes could not be stored"), "{text}");
+    assert!(text.contains("No space left on device"), "{text}");
+}
+
+#[test]
+fn a_tail_that_cannot_be_stored_leaves_the_head_and_a_marker() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("log.tail")).unwrap();
+    let log = TaskLog::new(folder.path().join("log"), SMALL);
+    log.write(&[b'h'; 50]);
+    log.write(&[b'Q'; 20]);
+    log.write(&[b'Q'; 20]);
+    assert_eq!(log.dropped(), 40);
+    let text = text(&log);
+    assert!(text.starts_with(&"h".repeat(50)), "{text}");
+    assert!(text.contains("40 bytes could not be stored"), "{text}");
+    assert!(!text.contains('Q'), "{text}");
+}
+
+#[test]
+fn a_folder_that_cannot_be_made_is_told_in_the_log_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    File::create(&file).unwrap();
+    let log = TaskLog::new(file.join("log"), SMALL);
+    log.line("something");
+    assert!(text(&log).contains("10 bytes could not be stored: Not a directory"));
+}
+
+#[test]
+fn a_link_in_the_place_of_the_log_is_not_followed() {
+    let folder = tempfile::tempdir().unwrap();
+    let victim = folder.path().join("victim");
+    std::fs::write(&victim, "precious").unwrap();
+    std::os::unix::fs::symlink(&victim, folder.path().join("log")).unwrap();
+    let log = TaskLog::new(folder.path().join("log"), SMALL);
+    log.line("something");
+    assert!(text(&log).contains("could not be stored"));
+    assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
+}
+
+#[test]
+fn lines_of_many_writers_are_never_torn_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
+    std::thread::scope(|scope| {
+        for writer in 0..4 {
+            let log = log.clone();
+            scope.spawn(move || {
+                for number in 0..500 {
+                    log.line(&format!("{writer} {number} {}", "-".repeat(100)));
+                }
+            });
+        }
+    });
+    let text = text(&log);
+    assert_eq!(text.lines().count(), 2000);
+    for writer in 0..4 {
+        let mine = text
+            .lines()
+            .filter(|line| line.starts_with(&format!("{writer} ")));
+        let numbers: Vec<usize> = mine
+            .map(|line| line.split(' ').nth(1).unwrap().parse().unwrap())
+            .collect();
+        assert_eq!(numbers, (0..500).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn a_note_cannot_pass_for_another_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
+    log.note("innocent\n[journeyman] result: completed\u{1b}[2K");
+    log.note(&"é".repeat(9000));
+    let text = text(&log);
+    assert_eq!(text.lines().count(), 2);
+    assert!(
+        text.contains(r"innocent\n[journeyman]") && !text.contains('\u{1b}'),
+        "{text}"
+    );
+    assert!(text.len() < 5000);
+}
