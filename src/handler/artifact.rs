@@ -11,9 +11,7 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::limits::{
-    ARTIFACT_NAME_BYTES_MAX, ARTIFACT_PATH_BYTES_MAX, ARTIFACTS_IN_MEMORY_BYTES_MAX, ARTIFACTS_MAX,
-};
+use crate::limits::{ARTIFACT_NAME_BYTES_MAX, ARTIFACT_PATH_BYTES_MAX, ARTIFACTS_IN_MEMORY_BYTES_MAX, ARTIFACTS_MAX};
 
 use super::{collect::Collected, log};
 
@@ -114,12 +112,7 @@ pub struct Declaration {
 impl Declaration {
     /// Declares `what` under `name`: required, and kept as long as the task.
     pub fn new(name: impl Into<String>, what: What) -> Self {
-        Self {
-            name: name.into(),
-            what,
-            expires: None,
-            need: Need::default(),
-        }
+        Self { name: name.into(), what, expires: None, need: Need::default() }
     }
 
     /// Sets when it may be thrown away.
@@ -192,11 +185,7 @@ impl Artifacts {
     /// # Errors
     ///
     /// As [`Artifacts::declare`].
-    pub fn file(
-        &self,
-        name: impl Into<String>,
-        path: impl Into<PathBuf>,
-    ) -> Result<(), Undeclarable> {
+    pub fn file(&self, name: impl Into<String>, path: impl Into<PathBuf>) -> Result<(), Undeclarable> {
         let (path, content_type) = (path.into(), None);
         self.declare(Declaration::new(name, What::File { path, content_type }))
     }
@@ -206,11 +195,7 @@ impl Artifacts {
     /// # Errors
     ///
     /// As [`Artifacts::declare`].
-    pub fn directory(
-        &self,
-        name: impl Into<String>,
-        path: impl Into<PathBuf>,
-    ) -> Result<(), Undeclarable> {
+    pub fn directory(&self, name: impl Into<String>, path: impl Into<PathBuf>) -> Result<(), Undeclarable> {
         let path = path.into();
         self.declare(Declaration::new(name, What::Directory { path }))
     }
@@ -283,9 +268,7 @@ pub fn check(declaration: &Declaration) -> Result<(), Undeclarable> {
         What::Link { .. } | What::Inline { .. } | What::Reference { .. } | What::Error { .. } => {}
     }
     match &declaration.expires {
-        Some(text) if text.parse::<jiff::Timestamp>().is_err() => {
-            Err(Undeclarable::Expires(text.clone()))
-        }
+        Some(text) if text.parse::<jiff::Timestamp>().is_err() => Err(Undeclarable::Expires(text.clone())),
         Some(_) | None => Ok(()),
     }
 }
@@ -308,9 +291,7 @@ pub fn check_name(name: &str) -> Result<(), Undeclarable> {
 
 fn check_path(path: &Path) -> Result<(), Undeclarable> {
     let length = path.as_os_str().len();
-    let inside = path
-        .components()
-        .all(|component| matches!(component, Component::Normal(_) | Component::CurDir));
+    let inside = path.components().all(|component| matches!(component, Component::Normal(_) | Component::CurDir));
     let clean = !path.as_os_str().as_encoded_bytes().contains(&0);
     if inside && clean && (1..=ARTIFACT_PATH_BYTES_MAX).contains(&length) {
         Ok(())
@@ -346,9 +327,7 @@ pub(super) fn in_memory(bytes: &[u8]) -> io::Result<File> {
 /// Whether an artifact's `expires` is later than that of its task's definition, where both are times.
 #[must_use]
 pub fn outlives(expires: &str, definition: &serde_json::Value) -> bool {
-    let task = definition
-        .get("expires")
-        .and_then(serde_json::Value::as_str);
+    let task = definition.get("expires").and_then(serde_json::Value::as_str);
     let time = |text: &str| text.parse::<jiff::Timestamp>().ok();
     match (time(expires), task.and_then(time)) {
         (Some(artifact), Some(task)) => artifact > task,

@@ -31,9 +31,7 @@ pub enum Kind {
 
 impl Kind {
     const fn flags(self) -> OFlags {
-        let common = OFlags::RDONLY
-            .union(OFlags::CLOEXEC)
-            .union(OFlags::NOFOLLOW);
+        let common = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
         match self {
             Self::File => common.union(OFlags::NONBLOCK).union(OFlags::NOCTTY),
             Self::Folder => common.union(OFlags::DIRECTORY),
@@ -47,11 +45,7 @@ impl Kind {
 ///
 /// Whatever the file system says; a symbolic link is not followed.
 pub fn root(folder: &Path) -> io::Result<OwnedFd> {
-    Ok(rustix::fs::open(
-        folder,
-        Kind::Folder.flags(),
-        Mode::empty(),
-    )?)
+    Ok(rustix::fs::open(folder, Kind::Folder.flags(), Mode::empty())?)
 }
 
 /// Opens `path` below `root`. An empty path and `.` are `root` itself.
@@ -61,14 +55,9 @@ pub fn root(folder: &Path) -> io::Result<OwnedFd> {
 /// `ELOOP` or `ENOTDIR` where a component is a symbolic link, `EXDEV` where the path leads out, and whatever else the
 /// file system says.
 pub fn open(root: BorrowedFd<'_>, path: &Path, kind: Kind, walk: Walk) -> io::Result<OwnedFd> {
-    let path = if path.as_os_str().is_empty() {
-        Path::new(".")
-    } else {
-        path
-    };
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     if walk == Walk::Kernel {
-        let resolve =
-            ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         // The kernel gives up with EAGAIN when something is renamed meanwhile; by component it cannot happen.
         match rustix::fs::openat2(root, path, kind.flags(), Mode::empty(), resolve) {
             Err(Errno::NOSYS | Errno::PERM | Errno::AGAIN) => {}

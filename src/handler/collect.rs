@@ -13,9 +13,7 @@ use std::sync::Arc;
 use rustix::fs::{Dir, FileType};
 use rustix::io::Errno;
 
-use crate::limits::{
-    ARTIFACT_BYTES_MAX, ARTIFACT_DEPTH_MAX, ARTIFACT_MESSAGE_BYTES_MAX, ARTIFACTS_MAX,
-};
+use crate::limits::{ARTIFACT_BYTES_MAX, ARTIFACT_DEPTH_MAX, ARTIFACT_MESSAGE_BYTES_MAX, ARTIFACTS_MAX};
 use crate::source::{Artifact, ArtifactBody};
 
 use super::artifact::{self, Absent, Declaration, Need, What};
@@ -71,29 +69,13 @@ struct Refused {
 
 impl Collected {
     pub(super) fn new(list: Vec<Declaration>, workdir: &Path) -> io::Result<Self> {
-        let on_disk = |declaration: &Declaration| {
-            matches!(declaration.what, What::File { .. } | What::Directory { .. })
-        };
-        let root = list
-            .iter()
-            .any(on_disk)
-            .then(|| beneath::root(workdir))
-            .transpose()?;
+        let on_disk =
+            |declaration: &Declaration| matches!(declaration.what, What::File { .. } | What::Directory { .. });
+        let root = list.iter().any(on_disk).then(|| beneath::root(workdir)).transpose()?;
         // A declared file wins over one of the same name that a folder brings along.
-        let folder =
-            |declaration: &&Declaration| !matches!(declaration.what, What::Directory { .. });
-        let seen = list
-            .iter()
-            .filter(folder)
-            .map(|declaration| declaration.name.clone())
-            .collect();
-        Ok(Self {
-            declared: list.into_iter(),
-            root,
-            open: Vec::new(),
-            seen,
-            walk: Walk::Kernel,
-        })
+        let folder = |declaration: &&Declaration| !matches!(declaration.what, What::Directory { .. });
+        let seen = list.iter().filter(folder).map(|declaration| declaration.name.clone()).collect();
+        Ok(Self { declared: list.into_iter(), root, open: Vec::new(), seen, walk: Walk::Kernel })
     }
 
     /// Chooses how paths are walked; [`Walk::Kernel`] unless told.
@@ -104,30 +86,13 @@ impl Collected {
     }
 
     fn declared(&mut self, declaration: Declaration) -> Option<Item> {
-        let Declaration {
-            name,
-            what,
-            expires,
-            need,
-        } = declaration;
-        let found = |name, expires, body| {
-            Some(Item::Found(Artifact {
-                name,
-                expires,
-                body,
-            }))
-        };
+        let Declaration { name, what, expires, need } = declaration;
+        let found = |name, expires, body| Some(Item::Found(Artifact { name, expires, body }));
         let (path, kind, content_type) = match what {
             What::File { path, content_type } => (path, Kind::File, content_type),
             What::Directory { path } => (path, Kind::Folder, None),
-            What::Link {
-                target,
-                content_type,
-            } => {
-                let body = ArtifactBody::Link {
-                    target,
-                    content_type,
-                };
+            What::Link { target, content_type } => {
+                let body = ArtifactBody::Link { target, content_type };
                 return found(name, expires, body);
             }
             What::Reference { url, content_type } => {
@@ -136,20 +101,9 @@ impl Collected {
             What::Error { reason, message } => {
                 return found(name, expires, told(reason, message));
             }
-            What::Inline {
-                bytes,
-                content_type,
-            } => return Some(inline(name, expires, &bytes, content_type)),
+            What::Inline { bytes, content_type } => return Some(inline(name, expires, &bytes, content_type)),
         };
-        self.open.push(Entry {
-            name,
-            path,
-            kind,
-            depth: 0,
-            content_type,
-            expires,
-            need,
-        });
+        self.open.push(Entry { name, path, kind, depth: 0, content_type, expires, need });
         None
     }
 
@@ -175,18 +129,11 @@ impl Collected {
             let why = format!("it has {bytes} bytes, and {ARTIFACT_BYTES_MAX} is the most");
             return refuse(Absent::TooLarge, why);
         }
-        let content_type = entry
-            .content_type
-            .clone()
-            .unwrap_or_else(|| artifact::content_type(&entry.path));
+        let content_type = entry.content_type.clone().unwrap_or_else(|| artifact::content_type(&entry.path));
         Ok(Artifact {
             name: entry.name.clone(),
             expires: entry.expires.clone(),
-            body: ArtifactBody::File {
-                file: Arc::new(file),
-                bytes,
-                content_type,
-            },
+            body: ArtifactBody::File { file: Arc::new(file), bytes, content_type },
         })
     }
 
@@ -220,8 +167,7 @@ impl Collected {
         let Some(root) = &self.root else {
             return refuse(Absent::Unreadable, "the task's folder is not open");
         };
-        beneath::open(root.as_fd(), &entry.path, entry.kind, self.walk)
-            .map_err(|error| judge(&error, entry.kind))
+        beneath::open(root.as_fd(), &entry.path, entry.kind, self.walk).map_err(|error| judge(&error, entry.kind))
     }
 }
 
@@ -237,11 +183,7 @@ impl Entry {
             name: format!("{}/{}", self.name, name.to_string_lossy()),
             path: self.path.join(name),
             // Only a hint: what is opened is judged again by its descriptor.
-            kind: if kind == FileType::Directory {
-                Kind::Folder
-            } else {
-                Kind::File
-            },
+            kind: if kind == FileType::Directory { Kind::Folder } else { Kind::File },
             depth: self.depth + 1,
             ..self.clone()
         }
@@ -278,10 +220,7 @@ impl Collected {
         if let Err(error) = artifact::check_name(&entry.name) {
             let sentence = format!("{error}; the file is not uploaded");
             return Some(match entry.need {
-                Need::Required => Item::Missing {
-                    error: None,
-                    sentence,
-                },
+                Need::Required => Item::Missing { error: None, sentence },
                 Need::Optional => Item::Skipped { sentence },
             });
         }
@@ -297,9 +236,8 @@ impl Collected {
 
 fn kind_of(folder: &OwnedFd, item: &rustix::fs::DirEntry) -> FileType {
     let flags = rustix::fs::AtFlags::SYMLINK_NOFOLLOW;
-    rustix::fs::statat(folder, item.file_name(), flags).map_or(FileType::Unknown, |about| {
-        FileType::from_raw_mode(about.st_mode)
-    })
+    rustix::fs::statat(folder, item.file_name(), flags)
+        .map_or(FileType::Unknown, |about| FileType::from_raw_mode(about.st_mode))
 }
 
 fn inline(name: String, expires: Option<String>, bytes: &[u8], content_type: String) -> Item {
@@ -307,54 +245,30 @@ fn inline(name: String, expires: Option<String>, bytes: &[u8], content_type: Str
         Ok(file) => Item::Found(Artifact {
             name,
             expires,
-            body: ArtifactBody::File {
-                file: Arc::new(file),
-                bytes: bytes.len() as u64,
-                content_type,
-            },
+            body: ArtifactBody::File { file: Arc::new(file), bytes: bytes.len() as u64, content_type },
         }),
         Err(error) => {
             let sentence = format!("artifact {name}: {error}");
             let body = told(Absent::Unreadable, sentence.clone());
-            Item::Missing {
-                error: Some(Artifact {
-                    name,
-                    expires,
-                    body,
-                }),
-                sentence,
-            }
+            Item::Missing { error: Some(Artifact { name, expires, body }), sentence }
         }
     }
 }
 
 fn absent(entry: Entry, refused: Refused) -> Item {
-    let Entry {
-        name,
-        path,
-        expires,
-        need,
-        ..
-    } = entry;
+    let Entry { name, path, expires, need, .. } = entry;
     let sentence = format!("artifact {name}: {}: {}", path.display(), refused.why);
     if need == Need::Optional {
         return Item::Skipped { sentence };
     }
     let body = told(refused.absent, sentence.clone());
-    let error = artifact::check_name(&name).is_ok().then_some(Artifact {
-        name,
-        expires,
-        body,
-    });
+    let error = artifact::check_name(&name).is_ok().then_some(Artifact { name, expires, body });
     Item::Missing { error, sentence }
 }
 
 fn told(reason: Absent, mut message: String) -> ArtifactBody {
     log::cut(&mut message, ARTIFACT_MESSAGE_BYTES_MAX);
-    ArtifactBody::Error {
-        reason: reason.as_str(),
-        message,
-    }
+    ArtifactBody::Error { reason: reason.as_str(), message }
 }
 
 fn refuse<T>(absent: Absent, why: impl Into<String>) -> Result<T, Refused> {
@@ -374,10 +288,7 @@ fn judge(error: &io::Error, kind: Kind) -> Refused {
             Kind::File => (Absent::Missing, "a part of the path is no folder"),
             Kind::Folder => (Absent::Irregular, "it is not a folder"),
         },
-        Some(Errno::LOOP) => (
-            Absent::Irregular,
-            "the path goes through a symbolic link, which is not followed",
-        ),
+        Some(Errno::LOOP) => (Absent::Irregular, "the path goes through a symbolic link, which is not followed"),
         Some(Errno::XDEV) => (Absent::Irregular, "the path leads out of the task's folder"),
         Some(Errno::NXIO | Errno::NODEV) => (Absent::Irregular, "it is not a regular file"),
         Some(Errno::ACCESS | Errno::PERM) => (Absent::Unreadable, "permission denied"),

@@ -39,12 +39,7 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self {
-            env: Variables::new(),
-            run_time_default: None,
-            max_run_time: None,
-            grace: PROCESS_GRACE,
-        }
+        Self { env: Variables::new(), run_time_default: None, max_run_time: None, grace: PROCESS_GRACE }
     }
 }
 
@@ -140,10 +135,7 @@ impl Command {
     fn run_time(&self, asked: Option<u32>, wrong: &mut Vec<String>) -> Duration {
         let asked = asked.map(|seconds| Duration::from_secs(seconds.into()));
         let Some(run_time) = asked.or(self.settings.run_time_default) else {
-            wrong.push(
-                "payload/maxRunTime: give the time in seconds; this worker has no default"
-                    .to_owned(),
-            );
+            wrong.push("payload/maxRunTime: give the time in seconds; this worker has no default".to_owned());
             return Duration::ZERO;
         };
         if let Some(most) = self.settings.max_run_time.filter(|most| run_time > *most) {
@@ -171,9 +163,7 @@ impl PayloadHandler for Command {
         }
         for (number, argv) in payload.command.iter().enumerate() {
             if argv.iter().any(|argument| argument.contains('\0')) {
-                wrong.push(format!(
-                    "payload/command/{number}: NUL bytes cannot be passed on"
-                ));
+                wrong.push(format!("payload/command/{number}: NUL bytes cannot be passed on"));
             }
         }
         let artifacts = artifacts(payload.artifacts, context, &mut wrong);
@@ -187,13 +177,7 @@ impl PayloadHandler for Command {
         if !wrong.is_empty() {
             return Err(NotPrepared::Malformed(wrong));
         }
-        Ok(Ready {
-            commands: payload.command,
-            env,
-            run_time,
-            artifacts,
-            retry: payload.on_exit_status.retry,
-        })
+        Ok(Ready { commands: payload.command, env, run_time, artifacts, retry: payload.on_exit_status.retry })
     }
 
     async fn execute(&self, ready: Ready, context: &Context) -> Result<(), NotCompleted> {
@@ -211,21 +195,13 @@ impl PayloadHandler for Command {
             Ok(()) => "completed",
             Err(_) => "not completed",
         };
-        log.note(&format!(
-            "result: {result} after {}",
-            shown(started.elapsed())
-        ));
+        log.note(&format!("result: {result} after {}", shown(started.elapsed())));
         outcome
     }
 }
 
 impl Command {
-    async fn run(
-        &self,
-        ready: &Ready,
-        context: &Context,
-        started: Instant,
-    ) -> Result<(), NotCompleted> {
+    async fn run(&self, ready: &Ready, context: &Context, started: Instant) -> Result<(), NotCompleted> {
         for (number, argv) in ready.commands.iter().enumerate() {
             let left = ready.run_time.saturating_sub(started.elapsed());
             let ended = self.one(number, argv, ready, left, context).await?;
@@ -245,29 +221,17 @@ impl Command {
         let log = context.log();
         log.note(&format!("executing command {number}: {}", as_typed(argv)));
         let began = Instant::now();
-        let launch = Launch {
-            argv,
-            env: &ready.env,
-            workdir: context.workdir(),
-            input: Input::Null,
-            channel: None,
-        };
+        let launch = Launch { argv, env: &ready.env, workdir: context.workdir(), input: Input::Null, channel: None };
         let running = Running::start(launch).map_err(|error| not_started(number, &error))?;
-        let bounds = Bounds {
-            run_time: Some(left),
-            grace: self.settings.grace,
-        };
-        let ended = running.finish(bounds, context).await.map_err(|error| {
-            NotCompleted::Internal(format!("command {number}: its end was not seen: {error}"))
-        })?;
+        let bounds = Bounds { run_time: Some(left), grace: self.settings.grace };
+        let ended = running
+            .finish(bounds, context)
+            .await
+            .map_err(|error| NotCompleted::Internal(format!("command {number}: its end was not seen: {error}")))?;
         for remark in &ended.remarks {
             log.note(&format!("command {number}: {remark}"));
         }
-        log.note(&format!(
-            "command {number}: {}, after {}",
-            ended.status,
-            shown(began.elapsed())
-        ));
+        log.note(&format!("command {number}: {}, after {}", ended.status, shown(began.elapsed())));
         Ok(ended)
     }
 }
@@ -282,17 +246,12 @@ fn judge(number: usize, ended: &Ended, ready: &Ready) -> Result<(), NotCompleted
     }
     let failed = |text: String| Err(NotCompleted::Failed(format!("command {number}: {text}")));
     match (ended.cause, ended.status) {
-        (Cause::RunTime, _) => failed(format!(
-            "stopped after maxRunTime, {} s",
-            ready.run_time.as_secs()
-        )),
+        (Cause::RunTime, _) => failed(format!("stopped after maxRunTime, {} s", ready.run_time.as_secs())),
         (Cause::Canceled(order), _) => failed(ordered(order.cause).to_owned()),
         (Cause::Itself, Status::Code(0)) => Ok(()),
-        (Cause::Itself, Status::Code(code)) if ready.retry.contains(&code) => {
-            Err(NotCompleted::Intermittent(format!(
-                "command {number}: exit status {code}, which the task wants to be retried"
-            )))
-        }
+        (Cause::Itself, Status::Code(code)) if ready.retry.contains(&code) => Err(NotCompleted::Intermittent(format!(
+            "command {number}: exit status {code}, which the task wants to be retried"
+        ))),
         (Cause::Itself, status) => failed(status.to_string()),
     }
 }
@@ -319,9 +278,7 @@ fn not_started(number: usize, error: &io::Error) -> NotCompleted {
         Errno::ISDIR,
     ];
     match error.raw_os_error() {
-        Some(code) if of_task.iter().all(|errno| errno.raw_os_error() != code) => {
-            NotCompleted::Internal(sentence)
-        }
+        Some(code) if of_task.iter().all(|errno| errno.raw_os_error() != code) => NotCompleted::Internal(sentence),
         Some(_) | None => NotCompleted::Failed(sentence),
     }
 }
@@ -337,9 +294,7 @@ fn artifacts(wanted: Vec<Wanted>, context: &Context, wrong: &mut Vec<String>) ->
         } else if let Some(expires) = &declaration.expires
             && artifact::outlives(expires, &context.task().definition)
         {
-            wrong.push(format!(
-                "payload/artifacts/{number}/expires: it is later than the task's own expires"
-            ));
+            wrong.push(format!("payload/artifacts/{number}/expires: it is later than the task's own expires"));
         }
         declarations.push(declaration);
     }
@@ -349,24 +304,12 @@ fn artifacts(wanted: Vec<Wanted>, context: &Context, wrong: &mut Vec<String>) ->
 fn declaration(wanted: Wanted) -> Declaration {
     let path = PathBuf::from(&wanted.path);
     let what = match wanted.kind {
-        Kind::File => What::File {
-            path,
-            content_type: wanted.content_type,
-        },
+        Kind::File => What::File { path, content_type: wanted.content_type },
         Kind::Directory => What::Directory { path },
     };
     let name = wanted.name.unwrap_or(wanted.path);
-    let need = if wanted.optional {
-        Need::Optional
-    } else {
-        Need::Required
-    };
-    Declaration {
-        name,
-        what,
-        expires: wanted.expires,
-        need,
-    }
+    let need = if wanted.optional { Need::Optional } else { Need::Required };
+    Declaration { name, what, expires: wanted.expires, need }
 }
 
 /// An argument vector as somebody would type it into a shell.
@@ -395,13 +338,7 @@ mod tests {
     #[test]
     fn what_the_host_cannot_give_is_not_the_tasks_fault() {
         let error = |errno: Errno| io::Error::from_raw_os_error(errno.raw_os_error());
-        assert!(matches!(
-            not_started(0, &error(Errno::AGAIN)),
-            NotCompleted::Internal(_)
-        ));
-        assert!(matches!(
-            not_started(0, &error(Errno::NOEXEC)),
-            NotCompleted::Failed(_)
-        ));
+        assert!(matches!(not_started(0, &error(Errno::AGAIN)), NotCompleted::Internal(_)));
+        assert!(matches!(not_started(0, &error(Errno::NOEXEC)), NotCompleted::Failed(_)));
     }
 }

@@ -108,6 +108,12 @@ impl Context {
         *self.inner.lease_ends.borrow()
     }
 
+    /// How long it is until `then`; zero where that has passed.
+    #[must_use]
+    pub fn left(&self, then: Instant) -> std::time::Duration {
+        then.since(self.inner.clock.now())
+    }
+
     /// The order to end early, if it was given.
     #[must_use]
     pub fn cancel(&self) -> Option<Cancel> {

@@ -15,10 +15,7 @@ pub type Variables = BTreeMap<String, String>;
 
 /// Picks the named variables out of the worker's own.
 pub fn pick(names: &[String], worker: impl IntoIterator<Item = (String, String)>) -> Variables {
-    worker
-        .into_iter()
-        .filter(|(name, _)| names.iter().any(|kept| kept == name))
-        .collect()
+    worker.into_iter().filter(|(name, _)| names.iter().any(|kept| kept == name)).collect()
 }
 
 /// What a process of this task gets before the payload adds its own, each line over the one before: a `PATH`; the

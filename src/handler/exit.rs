@@ -34,10 +34,7 @@ impl Exit {
     /// Linux 5.3, and in some sandboxes).
     pub(super) fn of(child: Pid) -> io::Result<Self> {
         match descriptor(child) {
-            Ok(descriptor) => Ok(Self {
-                child,
-                by: By::Descriptor(descriptor),
-            }),
+            Ok(descriptor) => Ok(Self { child, by: By::Descriptor(descriptor) }),
             Err(_) => Self::by_signal(child),
         }
     }
@@ -140,11 +137,7 @@ async fn gone(process: u32) {
 fn members(group: Pid) -> io::Result<Vec<u32>> {
     let mut members = Vec::new();
     for entry in std::fs::read_dir("/proc")? {
-        let Some(process) = entry?
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse().ok())
-        else {
+        let Some(process) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
         let Ok(stat) = std::fs::read_to_string(format!("/proc/{process}/stat")) else {
@@ -185,10 +178,7 @@ mod tests {
 
     #[tokio::test]
     async fn where_the_kernel_has_no_descriptors_the_signal_tells_of_the_end() {
-        let mut child = tokio::process::Command::new("cat")
-            .stdin(std::process::Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child = tokio::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
         let pid = Pid::from_raw(child.id().unwrap().cast_signed()).unwrap();
         let mut exit = Exit::by_signal(pid).unwrap();
         assert!(!ended(pid));

@@ -38,10 +38,7 @@ pub struct LogLimits {
 
 impl Default for LogLimits {
     fn default() -> Self {
-        Self {
-            head_bytes: LOG_HEAD_BYTES,
-            tail_bytes: LOG_TAIL_BYTES,
-        }
+        Self { head_bytes: LOG_HEAD_BYTES, tail_bytes: LOG_TAIL_BYTES }
     }
 }
 
@@ -91,14 +88,7 @@ impl TaskLog {
     /// A log that will be at `path`. An existing file there is overwritten; a symbolic link is not followed.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>, limits: LogLimits) -> Self {
-        Self {
-            shared: Arc::new(Shared {
-                path: path.into(),
-                limits,
-                state: Mutex::default(),
-                grown: Notify::new(),
-            }),
-        }
+        Self { shared: Arc::new(Shared { path: path.into(), limits, state: Mutex::default(), grown: Notify::new() }) }
     }
 
     /// Where the file is, once something was written.
@@ -214,10 +204,7 @@ impl TaskLog {
 
     // A panic of another writer leaves counters that are at worst too low; the log goes on.
     fn state(&self) -> MutexGuard<'_, State> {
-        self.shared
-            .state
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -283,29 +270,18 @@ impl State {
             self.fault.get_or_insert(Fault { error, lost: 0 }).lost += lost;
         }
         let Some(fault) = &self.fault else {
-            return Ok(FinishedLog {
-                file: head,
-                bytes: self.head_bytes,
-            });
+            return Ok(FinishedLog { file: head, bytes: self.head_bytes });
         };
-        let marker = format!(
-            "\n[journeyman] the log ends here: {} bytes could not be stored: {}\n",
-            fault.lost, fault.error
-        );
+        let marker =
+            format!("\n[journeyman] the log ends here: {} bytes could not be stored: {}\n", fault.lost, fault.error);
         mark(head, self.head_bytes, marker.as_bytes())
     }
 
     fn append_tail(&mut self, head: &File, limits: LogLimits) -> io::Result<()> {
         let overwritten = self.overwritten(limits);
         if overwritten > 0 {
-            let marker =
-                format!("\n[journeyman] {overwritten} bytes of the log are left out here\n");
-            put(
-                head,
-                self.head_bytes,
-                marker.as_bytes(),
-                &mut self.head_bytes,
-            )?;
+            let marker = format!("\n[journeyman] {overwritten} bytes of the log are left out here\n");
+            put(head, self.head_bytes, marker.as_bytes(), &mut self.head_bytes)?;
         }
         let Some(ring) = &self.ring else {
             return Ok(());
@@ -341,10 +317,7 @@ fn mark(file: Arc<File>, bytes: u64, marker: &[u8]) -> io::Result<FinishedLog> {
     content.extend_from_slice(marker);
     let memory = in_memory()?;
     memory.write_all_at(&content, 0)?;
-    Ok(FinishedLog {
-        file: Arc::new(memory),
-        bytes: content.len() as u64,
-    })
+    Ok(FinishedLog { file: Arc::new(memory), bytes: content.len() as u64 })
 }
 
 /// Writes all of `bytes` at `at`, and counts in `count` what was taken even where the rest was not.
@@ -389,10 +362,7 @@ fn nameless(log: &Path) -> io::Result<File> {
 }
 
 fn in_memory() -> io::Result<File> {
-    Ok(File::from(rustix::fs::memfd_create(
-        "task-log",
-        MemfdFlags::CLOEXEC,
-    )?))
+    Ok(File::from(rustix::fs::memfd_create("task-log", MemfdFlags::CLOEXEC)?))
 }
 
 fn as_len(bytes: u64) -> usize {

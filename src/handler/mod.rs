@@ -120,10 +120,7 @@ struct Ready<H: PayloadHandler> {
 
 impl<H: PayloadHandler> Handler for Erased<H> {
     fn schema(&self) -> serde_json::Value {
-        self.checked.as_ref().map_or_else(
-            |unusable| unusable.schema.clone(),
-            |checked| checked.schema().clone(),
-        )
+        self.checked.as_ref().map_or_else(|unusable| unusable.schema.clone(), |checked| checked.schema().clone())
     }
 
     fn prepare<'a>(
@@ -132,10 +129,7 @@ impl<H: PayloadHandler> Handler for Erased<H> {
         context: &'a Context,
     ) -> Pending<'a, Result<Box<dyn Prepared>, NotPrepared>> {
         Box::pin(async move {
-            let checked = self
-                .checked
-                .as_ref()
-                .map_err(|unusable| NotPrepared::Internal(unusable.to_string()))?;
+            let checked = self.checked.as_ref().map_err(|unusable| NotPrepared::Internal(unusable.to_string()))?;
             checked.check(&payload)?;
             // The message of a failure here may quote the payload, so only its place is told.
             let payload = serde_json::from_value(payload).map_err(|error| not_read::<H>(&error))?;
@@ -159,7 +153,5 @@ impl<H: PayloadHandler> Prepared for Ready<H> {
 fn not_read<H: PayloadHandler>(error: &serde_json::Error) -> NotPrepared {
     let kind = std::any::type_name::<H::Payload>();
     tracing::debug!(kind, category = ?error.classify(), "a payload fits its schema and cannot be read");
-    NotPrepared::Malformed(vec![format!(
-        "payload: it fits the schema, but cannot be read as {kind}"
-    )])
+    NotPrepared::Malformed(vec![format!("payload: it fits the schema, but cannot be read as {kind}")])
 }

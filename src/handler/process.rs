@@ -160,12 +160,7 @@ impl Running {
             .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no program is named"))?;
         let (output, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let mut command = Command::new(locate(program, launch.env, launch.workdir)?);
-        command
-            .as_std_mut()
-            .env_clear()
-            .envs(launch.env)
-            .current_dir(launch.workdir)
-            .args(arguments);
+        command.as_std_mut().env_clear().envs(launch.env).current_dir(launch.workdir).args(arguments);
         command
             .arg0(program)
             .process_group(0)
@@ -177,25 +172,14 @@ impl Running {
             .stdout(writer.try_clone()?)
             .stderr(writer);
         if let Some(parent_fd) = launch.channel {
-            let mapping = FdMapping {
-                parent_fd,
-                child_fd: 3,
-            };
-            command
-                .fd_mappings(vec![mapping])
-                .map_err(io::Error::other)?;
+            let mapping = FdMapping { parent_fd, child_fd: 3 };
+            command.fd_mappings(vec![mapping]).map_err(io::Error::other)?;
         }
         let mut child = command.spawn()?;
         // The command holds our copies of the writing ends.
         drop(command);
-        let leader = child
-            .id()
-            .and_then(|id| Pid::from_raw(id.cast_signed()))
-            .ok_or(Errno::SRCH)?;
-        let group = Group {
-            leader,
-            reaped: false,
-        };
+        let leader = child.id().and_then(|id| Pid::from_raw(id.cast_signed())).ok_or(Errno::SRCH)?;
+        let group = Group { leader, reaped: false };
         Ok(Self {
             group,
             exit: Exit::of(leader)?,
@@ -222,29 +206,19 @@ impl Running {
     /// Dropping the future kills the group.
     pub async fn finish(mut self, bounds: Bounds, context: &Context) -> io::Result<Ended> {
         let log = context.log();
-        let mut pump = Pump {
-            output: &self.output,
-            log,
-            state: Flow::Open,
-        };
+        let mut pump = Pump { output: &self.output, log, state: Flow::Open };
         let mut remarks = Vec::new();
         let cause = pump.during(cause(&mut self.exit, bounds, context)).await;
         if cause == Cause::Itself {
             if timeout(PROCESS_DRAIN, pump.drain()).await.is_err() {
-                remarks.push(
-                    "processes left in the background held the output open; they were killed"
-                        .to_owned(),
-                );
+                remarks.push("processes left in the background held the output open; they were killed".to_owned());
             }
         } else {
             self.group.signal(Signal::TERM);
             let gone = exit::group_gone(&mut self.exit, self.group.leader);
-            let grace = grace(cause, bounds.grace);
+            let grace = grace(cause, bounds.grace, context);
             if pump.during(timeout(grace, gone)).await.is_err() {
-                remarks.push(format!(
-                    "not ended {} after it was told to, and killed",
-                    shown(grace)
-                ));
+                remarks.push(format!("not ended {} after it was told to, and killed", shown(grace)));
             }
         }
         self.group.signal(Signal::KILL);
@@ -258,18 +232,16 @@ impl Running {
             Err(_) => Status::Stuck,
         };
         if timeout(PROCESS_DRAIN, pump.drain()).await.is_err() {
-            remarks.push("a process outside the payload's group holds the output open; what it writes is no longer read".to_owned());
+            remarks.push(
+                "a process outside the payload's group holds the output open; what it writes is no longer read"
+                    .to_owned(),
+            );
         }
         let survivors = exit::survivors(self.group.leader, PROCESS_KILLED_WAIT).await;
         if !survivors.is_empty() {
             remarks.push(format!("processes that could not be killed: {survivors:?}"));
         }
-        Ok(Ended {
-            status,
-            cause,
-            remarks,
-            survivors,
-        })
+        Ok(Ended { status, cause, remarks, survivors })
     }
 }
 
@@ -288,13 +260,13 @@ async fn cause(exit: &mut Exit, bounds: Bounds, context: &Context) -> Cause {
     }
 }
 
-/// An order's own grace may be shorter than ours, and at its end we are no longer there to see anything.
-fn grace(cause: Cause, configured: Duration) -> Duration {
+/// What an order leaves may be shorter than the grace, and at its end we are no longer there to see anything.
+fn grace(cause: Cause, configured: Duration, context: &Context) -> Duration {
     match cause {
         Cause::Itself | Cause::RunTime => configured,
         Cause::Canceled(order) => {
-            let margin = PROCESS_KILL_MARGIN.min(order.grace / 4);
-            configured.min(order.grace - margin)
+            let left = context.left(order.deadline);
+            configured.min(left - PROCESS_KILL_MARGIN.min(left / 4))
         }
     }
 }
@@ -361,8 +333,7 @@ impl Pump<'_> {
             Ok(taken) => self.log.write(buffer.get(..taken).unwrap_or_default()),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
-                self.log
-                    .note(&format!("the output can no longer be read: {error}"));
+                self.log.note(&format!("the output can no longer be read: {error}"));
                 self.state = Flow::Ended;
             }
         }
@@ -380,9 +351,7 @@ pub fn locate(program: &str, env: &Variables, workdir: &Path) -> io::Result<Path
     } else {
         let path = env.get("PATH").map_or(PATH_DEFAULT, String::as_str);
         let folders = path.split(':').filter(|folder| !folder.is_empty());
-        folders
-            .map(|folder| workdir.join(folder).join(program))
-            .collect()
+        folders.map(|folder| workdir.join(folder).join(program)).collect()
     };
     let mut kind = io::ErrorKind::NotFound;
     for place in places {

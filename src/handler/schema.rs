@@ -35,10 +35,7 @@ impl Checked {
     pub fn new(schema: Value) -> Result<Self, Unusable> {
         match jsonschema::validator_for(&schema) {
             Ok(validator) => Ok(Self { schema, validator }),
-            Err(error) => Err(Unusable {
-                what: error.to_string(),
-                schema,
-            }),
+            Err(error) => Err(Unusable { what: error.to_string(), schema }),
         }
     }
 
@@ -66,10 +63,6 @@ impl Checked {
             cut(&mut sentence, VIOLATION_BYTES_MAX);
             violations.push(sentence);
         }
-        if violations.is_empty() {
-            Ok(())
-        } else {
-            Err(NotPrepared::Malformed(violations))
-        }
+        if violations.is_empty() { Ok(()) } else { Err(NotPrepared::Malformed(violations)) }
     }
 }

@@ -16,22 +16,13 @@ fn collect(artifacts: &Artifacts, workdir: &Path, walk: Walk) -> Vec<Item> {
 
 fn reason(item: &Item) -> &'static str {
     match item {
-        Item::Missing {
-            error:
-                Some(Artifact {
-                    body: ArtifactBody::Error { reason, .. },
-                    ..
-                }),
-            ..
-        } => reason,
+        Item::Missing { error: Some(Artifact { body: ArtifactBody::Error { reason, .. }, .. }), .. } => reason,
         other => panic!("{other:?}"),
     }
 }
 
 fn content(artifact: &Artifact) -> Vec<u8> {
-    let ArtifactBody::File { file, bytes, .. } = &artifact.body else {
-        panic!("{artifact:?}")
-    };
+    let ArtifactBody::File { file, bytes, .. } = &artifact.body else { panic!("{artifact:?}") };
     let mut content = vec![0; usize::try_from(*bytes).unwrap()];
     file.read_exact_at(&mut content, 0).unwrap();
     content
@@ -51,11 +42,9 @@ fn a_folder_brings_its_files_in_order_under_its_name() {
         let found: Vec<(String, String)> = items
             .iter()
             .map(|item| match item {
-                Item::Found(Artifact {
-                    name,
-                    body: ArtifactBody::File { content_type, .. },
-                    ..
-                }) => (name.clone(), content_type.clone()),
+                Item::Found(Artifact { name, body: ArtifactBody::File { content_type, .. }, .. }) => {
+                    (name.clone(), content_type.clone())
+                }
                 other => panic!("{other:?}"),
             })
             .collect();
@@ -64,10 +53,7 @@ fn a_folder_brings_its_files_in_order_under_its_name() {
             ("public/out/b/c/deep.html", "text/html; charset=utf-8"),
             ("public/out/z.json", "application/json"),
         ];
-        assert_eq!(
-            found,
-            expected.map(|(name, kind)| (name.to_owned(), kind.to_owned()))
-        );
+        assert_eq!(found, expected.map(|(name, kind)| (name.to_owned(), kind.to_owned())));
     }
 }
 
@@ -81,19 +67,9 @@ fn what_is_not_a_regular_file_becomes_an_error_with_its_reason() {
     symlink("file", at("inner-link")).unwrap();
     symlink("/etc", at("folder-link")).unwrap();
     symlink("loop", at("loop")).unwrap();
-    rustix::fs::mknodat(
-        rustix::fs::CWD,
-        at("pipe"),
-        rustix::fs::FileType::Fifo,
-        0o600.into(),
-        0,
-    )
-    .unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, at("pipe"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
     let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
-    fs::File::create(at("huge"))
-        .unwrap()
-        .set_len((5 << 30) + 1)
-        .unwrap();
+    fs::File::create(at("huge")).unwrap().set_len((5 << 30) + 1).unwrap();
     for walk in WALKS {
         for (path, expected) in [
             ("nothing", Absent::Missing),
@@ -186,10 +162,7 @@ fn a_folder_swapped_for_a_link_at_any_moment_never_leads_out() {
         }
         stop.store(true, Ordering::Relaxed);
     });
-    assert!(
-        seen > 0,
-        "the race was never won by the honest side, so nothing was shown"
-    );
+    assert!(seen > 0, "the race was never won by the honest side, so nothing was shown");
 }
 
 #[test]
@@ -197,18 +170,7 @@ fn an_optional_artifact_is_left_out_with_a_sentence() {
     let folder = tempfile::tempdir().unwrap();
     let artifacts = Artifacts::new();
     let path = "nothing".into();
-    artifacts
-        .declare(
-            Declaration::new(
-                "public/x",
-                What::File {
-                    path,
-                    content_type: None,
-                },
-            )
-            .optional(),
-        )
-        .unwrap();
+    artifacts.declare(Declaration::new("public/x", What::File { path, content_type: None }).optional()).unwrap();
     let items = collect(&artifacts, folder.path(), Walk::Kernel);
     assert!(
         matches!(&items[0], Item::Skipped { sentence } if sentence == "artifact public/x: nothing: there is no such file or folder"),
@@ -236,13 +198,7 @@ fn folders_may_be_merged_and_what_is_declared_by_name_wins() {
             Item::Missing { .. } | Item::Skipped { .. } => None,
         })
         .collect();
-    assert_eq!(
-        found,
-        [
-            ("public/same", b"one".to_vec()),
-            ("public/named", b"two".to_vec())
-        ]
-    );
+    assert_eq!(found, [("public/same", b"one".to_vec()), ("public/named", b"two".to_vec())]);
     assert_eq!(items.len(), 5);
 }
 
@@ -254,10 +210,7 @@ fn names_from_a_folder_that_no_queue_takes_are_told() {
     let artifacts = Artifacts::new();
     artifacts.directory("public", "out").unwrap();
     let items = collect(&artifacts, folder.path(), Walk::Kernel);
-    assert!(
-        matches!(&items[0], Item::Missing { error: None, .. }),
-        "{items:?}"
-    );
+    assert!(matches!(&items[0], Item::Missing { error: None, .. }), "{items:?}");
 }
 
 #[test]
@@ -297,22 +250,13 @@ fn what_needs_no_file_passes_through() {
     artifacts
         .declare(Declaration::new(
             "public/in",
-            What::Inline {
-                bytes: b"{}".to_vec(),
-                content_type: content_type.clone(),
-            },
+            What::Inline { bytes: b"{}".to_vec(), content_type: content_type.clone() },
         ))
         .unwrap();
     artifacts
         .declare(
-            Declaration::new(
-                "public/to",
-                What::Link {
-                    target: "public/in".to_owned(),
-                    content_type,
-                },
-            )
-            .expires("2029-01-01T00:00:00Z"),
+            Declaration::new("public/to", What::Link { target: "public/in".to_owned(), content_type })
+                .expires("2029-01-01T00:00:00Z"),
         )
         .unwrap();
     let items = collect(&artifacts, Path::new("/does/not/exist"), Walk::Kernel);
@@ -327,45 +271,20 @@ fn declarations_are_checked_and_counted() {
     let artifacts = Artifacts::new();
     let long = "x".repeat(1025);
     for name in ["", "/public/x", "public/\n", "naïve", &long] {
-        assert!(
-            matches!(artifacts.file(name, "x"), Err(Undeclarable::Name(_))),
-            "{name}"
-        );
+        assert!(matches!(artifacts.file(name, "x"), Err(Undeclarable::Name(_))), "{name}");
     }
     for path in ["", "/x", "../x", "a/../../x", "nul\0"] {
-        assert!(
-            matches!(artifacts.file("public/x", path), Err(Undeclarable::Path(_))),
-            "{path}"
-        );
+        assert!(matches!(artifacts.file("public/x", path), Err(Undeclarable::Path(_))), "{path}");
     }
-    assert!(matches!(
-        artifacts.file("public/logs/live_backing.log", "x"),
-        Err(Undeclarable::Reserved(_))
-    ));
+    assert!(matches!(artifacts.file("public/logs/live_backing.log", "x"), Err(Undeclarable::Reserved(_))));
     artifacts.file("public/x", "x").unwrap();
-    assert!(matches!(
-        artifacts.file("public/x", "y"),
-        Err(Undeclarable::Twice(_))
-    ));
-    let big = |name: &str| {
-        Declaration::new(
-            name,
-            What::Inline {
-                bytes: vec![0; 600 << 10],
-                content_type: "x/y".to_owned(),
-            },
-        )
-    };
+    assert!(matches!(artifacts.file("public/x", "y"), Err(Undeclarable::Twice(_))));
+    let big =
+        |name: &str| Declaration::new(name, What::Inline { bytes: vec![0; 600 << 10], content_type: "x/y".to_owned() });
     artifacts.declare(big("public/big1")).unwrap();
-    assert_eq!(
-        artifacts.declare(big("public/big2")),
-        Err(Undeclarable::TooLarge)
-    );
+    assert_eq!(artifacts.declare(big("public/big2")), Err(Undeclarable::TooLarge));
     for number in artifacts.len()..10_000 {
         artifacts.file(format!("public/n{number}"), "x").unwrap();
     }
-    assert_eq!(
-        artifacts.file("public/one-more", "x"),
-        Err(Undeclarable::TooMany)
-    );
+    assert_eq!(artifacts.file("public/one-more", "x"), Err(Undeclarable::TooMany));
 }

@@ -9,6 +9,7 @@ use journeyman::domain::time::Instant;
 use journeyman::handler::artifact::Artifacts;
 use journeyman::handler::log::{LogLimits, TaskLog};
 use journeyman::handler::{Cancel, CancelCause, Context, Handler, NotCompleted, NotPrepared, Task};
+use journeyman::host::clock::Clock;
 use rustix::fs::{CWD, FileType, mknodat};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -31,6 +32,7 @@ pub(crate) struct Bench {
     _folder: TempDir,
     pub(crate) context: Context,
     cancel: watch::Sender<Option<Cancel>>,
+    clock: Clock,
     _lease: watch::Sender<Instant>,
 }
 
@@ -44,27 +46,17 @@ impl Bench {
         let workdir = folder.path().join("task");
         std::fs::create_dir(&workdir).unwrap();
         let task = Task {
-            run: Run {
-                task: TaskId::parse("fN1SbArXTPSVFNUvaOlinQ").unwrap(),
-                run: 3,
-            },
+            run: Run { task: TaskId::parse("fN1SbArXTPSVFNUvaOlinQ").unwrap(), run: 3 },
             source: "local".to_owned(),
             definition: json!({"expires": "2030-01-01T00:00:00.000Z", "metadata": {"name": "a task"}, "payload": {"secret": 1}}),
-            env: BTreeMap::from([(
-                "TASKCLUSTER_ROOT_URL".to_owned(),
-                "http://localhost".to_owned(),
-            )]),
+            env: BTreeMap::from([("TASKCLUSTER_ROOT_URL".to_owned(), "http://localhost".to_owned())]),
         };
+        let clock = Clock::tokio();
         let (cancel, canceled) = watch::channel(None);
-        let (lease, lease_ends) = watch::channel(Instant::ORIGIN);
+        let (lease, lease_ends) = watch::channel(clock.now().plus(Duration::from_secs(1200)));
         let log = TaskLog::new(folder.path().join("live_backing.log"), limits);
-        let context = Context::new(task, workdir, log, Artifacts::new(), canceled, lease_ends);
-        Self {
-            _folder: folder,
-            context,
-            cancel,
-            _lease: lease,
-        }
+        let context = Context::new(task, workdir, log, Artifacts::new(), canceled, lease_ends, clock);
+        Self { _folder: folder, context, cancel, clock, _lease: lease }
     }
 
     pub(crate) fn workdir(&self) -> &Path {
@@ -77,11 +69,7 @@ impl Bench {
     }
 
     pub(crate) fn cancel(&self, grace: Duration) {
-        let order = Cancel {
-            cause: CancelCause::Shutdown,
-            deadline: Instant::ORIGIN.plus(grace),
-            grace,
-        };
+        let order = Cancel { cause: CancelCause::Shutdown, deadline: self.clock.now().plus(grace), grace };
         self.cancel.send_replace(Some(order));
     }
 
@@ -105,9 +93,7 @@ impl Bench {
                 log.grown(bytes).await;
             }
         };
-        timeout(BOUND, seen)
-            .await
-            .expect("the payload never said so");
+        timeout(BOUND, seen).await.expect("the payload never said so");
     }
 
     /// A named pipe in the task's folder that payloads keep open for as long as they live.
@@ -147,9 +133,5 @@ pub(crate) fn runs(process: u32) -> bool {
 
 /// The number that a payload wrote into a file of its folder.
 pub(crate) fn number_in(path: &Path) -> u32 {
-    std::fs::read_to_string(path)
-        .unwrap()
-        .trim()
-        .parse()
-        .unwrap()
+    std::fs::read_to_string(path).unwrap().trim().parse().unwrap()
 }

@@ -10,11 +10,7 @@ use serde_json::{Value, json};
 use crate::bench::{Bench, Went};
 
 fn handler() -> std::sync::Arc<dyn Handler> {
-    let worker = [
-        ("PATH", "/usr/bin:/bin"),
-        ("CANARY", "leaked"),
-        ("LANG", "C.UTF-8"),
-    ];
+    let worker = [("PATH", "/usr/bin:/bin"), ("CANARY", "leaked"), ("LANG", "C.UTF-8")];
     let names = environment::PASSED_ON.map(str::to_owned);
     let worker = worker.map(|(name, value)| (name.to_owned(), value.to_owned()));
     erase(Command::new(Settings {
@@ -26,10 +22,7 @@ fn handler() -> std::sync::Arc<dyn Handler> {
 }
 
 fn sh(scripts: &[&str]) -> Value {
-    let command: Vec<Value> = scripts
-        .iter()
-        .map(|script| json!(["sh", "-c", script]))
-        .collect();
+    let command: Vec<Value> = scripts.iter().map(|script| json!(["sh", "-c", script])).collect();
     json!({"command": command, "maxRunTime": 60})
 }
 
@@ -47,21 +40,13 @@ async fn refused(payload: Value) -> Vec<String> {
 #[tokio::test]
 async fn commands_run_in_turn_and_the_log_tells_what_ran() {
     let bench = Bench::new();
-    let went = bench
-        .run(&*handler(), sh(&["echo one >file", "cat file; echo two"]))
-        .await;
+    let went = bench.run(&*handler(), sh(&["echo one >file", "cat file; echo two"])).await;
     assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
     let log = bench.log();
-    let lines: Vec<&str> = log
-        .lines()
-        .map(|line| line.split_once("Z] ").map_or(line, |(_, rest)| rest))
-        .collect();
+    let lines: Vec<&str> = log.lines().map(|line| line.split_once("Z] ").map_or(line, |(_, rest)| rest)).collect();
     assert_eq!(lines[0], "task fN1SbArXTPSVFNUvaOlinQ/3");
     assert_eq!(lines[1], "executing command 0: sh -c 'echo one >file'");
-    assert!(
-        lines[2].starts_with("command 0: exit status 0, after 0."),
-        "{log}"
-    );
+    assert!(lines[2].starts_with("command 0: exit status 0, after 0."), "{log}");
     assert_eq!(lines[4..6], ["one", "two"]);
     assert!(lines[7].starts_with("result: completed after "), "{log}");
 }
@@ -70,9 +55,7 @@ async fn commands_run_in_turn_and_the_log_tells_what_ran() {
 async fn the_first_command_that_fails_ends_the_task() {
     let bench = Bench::new();
     let went = bench.run(&*handler(), sh(&["exit 3", "echo never"])).await;
-    let Went::Ran(Err(NotCompleted::Failed(sentence))) = went else {
-        panic!("{went:?}")
-    };
+    let Went::Ran(Err(NotCompleted::Failed(sentence))) = went else { panic!("{went:?}") };
     assert_eq!(sentence, "command 0: exit status 3");
     assert!(!bench.log().contains("never\n"));
 }
@@ -81,9 +64,7 @@ async fn the_first_command_that_fails_ends_the_task() {
 async fn a_command_that_dies_of_a_signal_failed() {
     let bench = Bench::new();
     let went = bench.run(&*handler(), sh(&["kill -SEGV $$"])).await;
-    let Went::Ran(Err(NotCompleted::Failed(sentence))) = went else {
-        panic!("{went:?}")
-    };
+    let Went::Ran(Err(NotCompleted::Failed(sentence))) = went else { panic!("{went:?}") };
     assert!(sentence.contains("SEGV"), "{sentence}");
 }
 
@@ -93,10 +74,7 @@ async fn a_status_that_the_task_wants_retried_is_intermittent() {
     let mut payload = sh(&["exit 75"]);
     payload["onExitStatus"] = json!({"retry": [75]});
     let went = bench.run(&*handler(), payload).await;
-    assert!(
-        matches!(went, Went::Ran(Err(NotCompleted::Intermittent(_)))),
-        "{went:?}"
-    );
+    assert!(matches!(went, Went::Ran(Err(NotCompleted::Intermittent(_)))), "{went:?}");
 }
 
 #[tokio::test]
@@ -105,9 +83,7 @@ async fn past_max_run_time_the_task_failed_even_if_it_exits_with_zero() {
     let mut payload = sh(&["trap 'exit 0' TERM; while :; do sleep 0.05; done"]);
     payload["maxRunTime"] = json!(1);
     let went = bench.run(&*handler(), payload).await;
-    let Went::Ran(Err(NotCompleted::Failed(sentence))) = went else {
-        panic!("{went:?}")
-    };
+    let Went::Ran(Err(NotCompleted::Failed(sentence))) = went else { panic!("{went:?}") };
     assert_eq!(sentence, "command 0: stopped after maxRunTime, 1 s");
 }
 
@@ -120,10 +96,7 @@ async fn an_order_to_end_is_obeyed_and_no_further_command_is_started() {
         bench.logged("ready").await;
         bench.cancel(Duration::from_secs(20));
     });
-    assert!(
-        matches!(went, Went::Ran(Err(NotCompleted::Failed(_)))),
-        "{went:?}"
-    );
+    assert!(matches!(went, Went::Ran(Err(NotCompleted::Failed(_)))), "{went:?}");
     assert!(!bench.log().contains("never\n"));
 }
 
@@ -143,25 +116,12 @@ async fn the_environment_is_the_tasks_and_nothing_of_the_workers() {
     names.sort_unstable();
     assert_eq!(
         names,
-        [
-            "GREETING",
-            "HOME",
-            "LANG",
-            "PATH",
-            "RUN_ID",
-            "TASKCLUSTER_ROOT_URL",
-            "TASK_ID",
-            "TASK_WORKDIR"
-        ]
+        ["GREETING", "HOME", "LANG", "PATH", "RUN_ID", "TASKCLUSTER_ROOT_URL", "TASK_ID", "TASK_WORKDIR"]
     );
     let workdir = bench.workdir().display();
-    for line in [
-        "GREETING=a=b c",
-        "LANG=xx",
-        "RUN_ID=3",
-        &format!("TASK_WORKDIR={workdir}"),
-        &format!("HOME={workdir}"),
-    ] {
+    for line in
+        ["GREETING=a=b c", "LANG=xx", "RUN_ID=3", &format!("TASK_WORKDIR={workdir}"), &format!("HOME={workdir}")]
+    {
         assert!(log.contains(line), "{line} is not in {log}");
     }
 }
@@ -172,64 +132,35 @@ async fn keys_that_are_not_known_are_violations() {
     payload["mounts"] = json!([]);
     payload["onExitStatus"] = json!({"purgeCaches": [1]});
     let sentences = refused(payload).await;
+    assert!(sentences.iter().any(|line| line.contains("mounts")), "{sentences:?}");
     assert!(
-        sentences.iter().any(|line| line.contains("mounts")),
-        "{sentences:?}"
-    );
-    assert!(
-        sentences
-            .iter()
-            .any(|line| line.contains("purgeCaches") && line.starts_with("payload/onExitStatus")),
+        sentences.iter().any(|line| line.contains("purgeCaches") && line.starts_with("payload/onExitStatus")),
         "{sentences:?}"
     );
 }
 
 #[tokio::test]
 async fn empty_commands_are_violations() {
-    assert!(
-        refused(json!({"command": [], "maxRunTime": 1})).await[0].starts_with("payload/command: ")
-    );
-    assert!(
-        refused(json!({"command": [["true"], []], "maxRunTime": 1})).await[0]
-            .starts_with("payload/command/1: ")
-    );
+    assert!(refused(json!({"command": [], "maxRunTime": 1})).await[0].starts_with("payload/command: "));
+    assert!(refused(json!({"command": [["true"], []], "maxRunTime": 1})).await[0].starts_with("payload/command/1: "));
 }
 
 #[tokio::test]
 async fn a_time_that_is_missing_or_too_long_is_refused() {
     let sentences = refused(json!({"command": [["true"]]})).await;
-    assert!(
-        sentences[0].starts_with("payload/maxRunTime: give the time"),
-        "{sentences:?}"
-    );
+    assert!(sentences[0].starts_with("payload/maxRunTime: give the time"), "{sentences:?}");
     let sentences = refused(json!({"command": [["true"]], "maxRunTime": 3601})).await;
-    assert_eq!(
-        sentences,
-        ["payload/maxRunTime: 3601 s is more than the 3600 s this worker allows"]
-    );
+    assert_eq!(sentences, ["payload/maxRunTime: 3601 s is more than the 3600 s this worker allows"]);
 }
 
 #[tokio::test]
 async fn a_first_program_that_is_not_there_is_refused_and_a_later_one_fails() {
     let sentences = refused(json!({"command": [["no-such-program"]], "maxRunTime": 9})).await;
-    assert_eq!(
-        sentences,
-        ["payload/command/0: no-such-program: there is no such program in PATH"]
-    );
+    assert_eq!(sentences, ["payload/command/0: no-such-program: there is no such program in PATH"]);
     let bench = Bench::new();
-    let went = bench
-        .run(
-            &*handler(),
-            json!({"command": [["true"], ["./made-by-nobody"]], "maxRunTime": 9}),
-        )
-        .await;
-    let Went::Ran(Err(NotCompleted::Failed(sentence))) = went else {
-        panic!("{went:?}")
-    };
-    assert_eq!(
-        sentence,
-        "command 1 could not be started: ./made-by-nobody: there is no such file"
-    );
+    let went = bench.run(&*handler(), json!({"command": [["true"], ["./made-by-nobody"]], "maxRunTime": 9})).await;
+    let Went::Ran(Err(NotCompleted::Failed(sentence))) = went else { panic!("{went:?}") };
+    assert_eq!(sentence, "command 1 could not be started: ./made-by-nobody: there is no such file");
 }
 
 #[tokio::test]
@@ -247,10 +178,7 @@ async fn artifacts_that_can_never_be_are_refused() {
     let sentences = refused(payload).await;
     assert_eq!(sentences.len(), 7, "{sentences:#?}");
     for (number, sentence) in sentences.iter().enumerate() {
-        assert!(
-            sentence.starts_with(&format!("payload/artifacts/{number}")),
-            "{sentence}"
-        );
+        assert!(sentence.starts_with(&format!("payload/artifacts/{number}")), "{sentence}");
     }
 }
 
@@ -258,26 +186,17 @@ async fn artifacts_that_can_never_be_are_refused() {
 async fn artifacts_are_kept_even_if_the_task_failed() {
     let bench = Bench::new();
     let mut payload = sh(&["echo kept >out.txt; exit 1"]);
-    payload["artifacts"] = json!([{"type": "file", "path": "out.txt"}, {"type": "file", "path": "gone", "name": "public/gone"}]);
+    payload["artifacts"] =
+        json!([{"type": "file", "path": "out.txt"}, {"type": "file", "path": "gone", "name": "public/gone"}]);
     let went = bench.run(&*handler(), payload).await;
-    assert!(
-        matches!(went, Went::Ran(Err(NotCompleted::Failed(_)))),
-        "{went:?}"
-    );
-    let items: Vec<Item> = bench
-        .context
-        .artifacts()
-        .open(bench.workdir())
-        .unwrap()
-        .collect();
+    assert!(matches!(went, Went::Ran(Err(NotCompleted::Failed(_)))), "{went:?}");
+    let items: Vec<Item> = bench.context.artifacts().open(bench.workdir()).unwrap().collect();
     assert!(
         matches!(&items[0], Item::Found(artifact) if artifact.name == "out.txt"
         && matches!(&artifact.body, ArtifactBody::File { bytes: 5, content_type, .. } if content_type == "text/plain; charset=utf-8")),
         "{items:?}"
     );
-    assert!(
-        matches!(&items[1], Item::Missing { error: Some(artifact), .. } if artifact.name == "public/gone")
-    );
+    assert!(matches!(&items[1], Item::Missing { error: Some(artifact), .. } if artifact.name == "public/gone"));
 }
 
 #[tokio::test]

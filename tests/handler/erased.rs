@@ -35,9 +35,7 @@ impl PayloadHandler for Greet {
 #[tokio::test]
 async fn a_payload_that_fits_is_prepared_and_run() {
     let bench = Bench::new();
-    let went = bench
-        .run(&*erase(Greet), json!({"name": "you", "times": 1}))
-        .await;
+    let went = bench.run(&*erase(Greet), json!({"name": "you", "times": 1})).await;
     assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
     assert_eq!(bench.log(), "hello you\nhello you\n");
 }
@@ -45,29 +43,12 @@ async fn a_payload_that_fits_is_prepared_and_run() {
 #[tokio::test]
 async fn every_violation_is_listed_with_its_path_and_without_the_value() {
     let bench = Bench::new();
-    let went = bench
-        .run(
-            &*erase(Greet),
-            json!({"name": ["hunter2"], "times": 9, "nmae": "hunter2"}),
-        )
-        .await;
-    let Went::Refused(NotPrepared::Malformed(sentences)) = went else {
-        panic!("{went:?}")
-    };
+    let went = bench.run(&*erase(Greet), json!({"name": ["hunter2"], "times": 9, "nmae": "hunter2"})).await;
+    let Went::Refused(NotPrepared::Malformed(sentences)) = went else { panic!("{went:?}") };
     let all = sentences.join("\n");
     assert_eq!(sentences.len(), 3, "{all}");
-    assert!(
-        sentences
-            .iter()
-            .any(|line| line.starts_with("payload/name: ")),
-        "{all}"
-    );
-    assert!(
-        sentences
-            .iter()
-            .any(|line| line.starts_with("payload/times: ")),
-        "{all}"
-    );
+    assert!(sentences.iter().any(|line| line.starts_with("payload/name: ")), "{all}");
+    assert!(sentences.iter().any(|line| line.starts_with("payload/times: ")), "{all}");
     assert!(all.contains("nmae"), "{all}");
     assert!(!all.contains("hunter2"), "{all}");
 }
@@ -78,9 +59,7 @@ async fn a_payload_with_endless_violations_is_answered_briefly() {
     let handler = erase(journeyman::handler::command::Command::default());
     let payload = json!({"maxRunTime": 1, "command": vec![json!(1); 5000]});
     let went = bench.run(&*handler, payload).await;
-    let Went::Refused(NotPrepared::Malformed(sentences)) = went else {
-        panic!("{went:?}")
-    };
+    let Went::Refused(NotPrepared::Malformed(sentences)) = went else { panic!("{went:?}") };
     assert_eq!(sentences.len(), 21);
     assert!(sentences.iter().all(|line| line.len() <= 500));
 }

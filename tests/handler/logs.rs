@@ -5,10 +5,7 @@ use std::path::Path;
 use journeyman::handler::log::{FinishedLog, LogLimits, TaskLog};
 use proptest::prelude::*;
 
-const SMALL: LogLimits = LogLimits {
-    head_bytes: 50,
-    tail_bytes: 30,
-};
+const SMALL: LogLimits = LogLimits { head_bytes: 50, tail_bytes: 30 };
 
 fn content(finished: &FinishedLog) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(finished.bytes).unwrap()];
@@ -69,12 +66,7 @@ fn the_head_can_be_followed_while_it_grows_and_the_tail_leaves_no_file_behind() 
     assert_eq!(std::fs::read_to_string(log.path()).unwrap(), "first\n");
     log.write(&[b'x'; 200]);
     assert_eq!(std::fs::read(log.path()).unwrap().len(), 50);
-    assert_eq!(
-        std::fs::read_dir(folder.path().join("logs"))
-            .unwrap()
-            .count(),
-        1
-    );
+    assert_eq!(std::fs::read_dir(folder.path().join("logs")).unwrap().count(), 1);
 }
 
 #[test]
@@ -163,12 +155,8 @@ fn lines_of_many_writers_are_never_torn_apart() {
     let text = text(&log);
     assert_eq!(text.lines().count(), 2000);
     for writer in 0..4 {
-        let mine = text
-            .lines()
-            .filter(|line| line.starts_with(&format!("{writer} ")));
-        let numbers: Vec<usize> = mine
-            .map(|line| line.split(' ').nth(1).unwrap().parse().unwrap())
-            .collect();
+        let mine = text.lines().filter(|line| line.starts_with(&format!("{writer} ")));
+        let numbers: Vec<usize> = mine.map(|line| line.split(' ').nth(1).unwrap().parse().unwrap()).collect();
         assert_eq!(numbers, (0..500).collect::<Vec<_>>());
     }
 }
@@ -181,9 +169,6 @@ fn a_note_cannot_pass_for_another_line() {
     log.note(&"é".repeat(9000));
     let text = text(&log);
     assert_eq!(text.lines().count(), 2);
-    assert!(
-        text.contains(r"innocent\n[journeyman]") && !text.contains('\u{1b}'),
-        "{text}"
-    );
+    assert!(text.contains(r"innocent\n[journeyman]") && !text.contains('\u{1b}'), "{text}");
     assert!(text.len() < 5000);
 }

@@ -7,21 +7,12 @@ use journeyman::handler::process::{Bounds, Cause, Ended, Input, Launch, Running,
 
 use crate::bench::{Bench, number_in, read, runs};
 
-const LONG: Bounds = Bounds {
-    run_time: Some(Duration::from_secs(60)),
-    grace: Duration::from_secs(30),
-};
+const LONG: Bounds = Bounds { run_time: Some(Duration::from_secs(60)), grace: Duration::from_secs(30) };
 
 fn start(bench: &Bench, argv: &[&str]) -> io::Result<Running> {
     let argv: Vec<String> = argv.iter().map(|&argument| argument.to_owned()).collect();
     let env = environment::of_task(&environment::Variables::new(), &bench.context);
-    Running::start(Launch {
-        argv: &argv,
-        env: &env,
-        workdir: bench.workdir(),
-        input: Input::Null,
-        channel: None,
-    })
+    Running::start(Launch { argv: &argv, env: &env, workdir: bench.workdir(), input: Input::Null, channel: None })
 }
 
 async fn run(bench: &Bench, script: &str, bounds: Bounds) -> Ended {
@@ -32,16 +23,8 @@ async fn run(bench: &Bench, script: &str, bounds: Bounds) -> Ended {
 #[tokio::test]
 async fn both_outputs_come_in_the_order_they_were_written() {
     let bench = Bench::new();
-    let ended = run(
-        &bench,
-        "for i in 1 2 3 4; do echo out $i; echo err $i >&2; done",
-        LONG,
-    )
-    .await;
-    assert_eq!(
-        (ended.status, ended.cause),
-        (Status::Code(0), Cause::Itself)
-    );
+    let ended = run(&bench, "for i in 1 2 3 4; do echo out $i; echo err $i >&2; done", LONG).await;
+    assert_eq!((ended.status, ended.cause), (Status::Code(0), Cause::Itself));
     let expected: String = (1..5).map(|i| format!("out {i}\nerr {i}\n")).collect();
     assert_eq!(bench.log(), expected);
 }
@@ -49,15 +32,7 @@ async fn both_outputs_come_in_the_order_they_were_written() {
 #[tokio::test]
 async fn a_process_leads_its_own_group_and_has_nothing_to_read() {
     let bench = Bench::new();
-    let running = start(
-        &bench,
-        &[
-            "sh",
-            "-c",
-            "cat; ps -o pgid= -p $$ || cut -d' ' -f5 /proc/$$/stat",
-        ],
-    )
-    .unwrap();
+    let running = start(&bench, &["sh", "-c", "cat; ps -o pgid= -p $$ || cut -d' ' -f5 /proc/$$/stat"]).unwrap();
     let group = running.group();
     running.finish(LONG, &bench.context).await.unwrap();
     assert_eq!(bench.log().trim(), group.to_string());
@@ -66,20 +41,10 @@ async fn a_process_leads_its_own_group_and_has_nothing_to_read() {
 #[tokio::test]
 async fn a_background_child_that_holds_the_output_is_ended_and_what_it_wrote_is_kept() {
     let bench = Bench::new();
-    let ended = run(
-        &bench,
-        "(echo from behind; echo $$ >/dev/null; exec sleep 600) & echo $! >pid; echo done",
-        LONG,
-    )
-    .await;
+    let ended =
+        run(&bench, "(echo from behind; echo $$ >/dev/null; exec sleep 600) & echo $! >pid; echo done", LONG).await;
     assert_eq!(ended.status, Status::Code(0));
-    assert!(
-        ended
-            .remarks
-            .iter()
-            .any(|remark| remark.contains("held the output open")),
-        "{ended:?}"
-    );
+    assert!(ended.remarks.iter().any(|remark| remark.contains("held the output open")), "{ended:?}");
     assert_eq!(ended.survivors, Vec::<u32>::new());
     assert!(!runs(number_in(&bench.workdir().join("pid"))));
     let log = bench.log();
@@ -91,10 +56,7 @@ async fn a_silent_child_of_a_child_in_the_group_does_not_outlive_the_payload() {
     let bench = Bench::new();
     let script = "( (sh -c 'echo $$ >pid; exec sleep 600' >/dev/null 2>&1 &) & ); while [ ! -s pid ]; do :; done";
     let ended = run(&bench, script, LONG).await;
-    assert_eq!(
-        (ended.status, ended.survivors),
-        (Status::Code(0), Vec::new())
-    );
+    assert_eq!((ended.status, ended.survivors), (Status::Code(0), Vec::new()));
     assert!(!runs(number_in(&bench.workdir().join("pid"))));
 }
 
@@ -102,10 +64,7 @@ async fn a_silent_child_of_a_child_in_the_group_does_not_outlive_the_payload() {
 async fn a_process_that_ignores_the_order_to_end_is_killed_after_its_grace() {
     let bench = Bench::new();
     let script = "trap '' TERM; echo ready; while :; do sleep 0.05; done";
-    let bounds = Bounds {
-        grace: Duration::from_millis(300),
-        ..LONG
-    };
+    let bounds = Bounds { grace: Duration::from_millis(300), ..LONG };
     let running = start(&bench, &["sh", "-c", script]).unwrap();
     let (ended, ()) = tokio::join!(running.finish(bounds, &bench.context), async {
         bench.logged("ready").await;
@@ -114,10 +73,7 @@ async fn a_process_that_ignores_the_order_to_end_is_killed_after_its_grace() {
     let ended = ended.unwrap();
     assert_eq!(ended.status, Status::Signal(9));
     assert!(matches!(ended.cause, Cause::Canceled(_)));
-    assert!(
-        ended.remarks.iter().any(|remark| remark.contains("killed")),
-        "{ended:?}"
-    );
+    assert!(ended.remarks.iter().any(|remark| remark.contains("killed")), "{ended:?}");
 }
 
 #[tokio::test]
@@ -145,24 +101,15 @@ async fn the_rest_of_a_group_keeps_the_grace_when_its_leader_is_gone() {
         bench.cancel(Duration::from_secs(20));
     });
     assert_eq!(ended.unwrap().status, Status::Signal(15));
-    assert_eq!(
-        std::fs::read_to_string(bench.workdir().join("saved")).unwrap(),
-        "saved\n"
-    );
+    assert_eq!(std::fs::read_to_string(bench.workdir().join("saved")).unwrap(), "saved\n");
 }
 
 #[tokio::test]
 async fn a_payload_past_its_time_is_ended() {
     let bench = Bench::new();
-    let bounds = Bounds {
-        run_time: Some(Duration::from_millis(50)),
-        ..LONG
-    };
+    let bounds = Bounds { run_time: Some(Duration::from_millis(50)), ..LONG };
     let ended = run(&bench, "exec sleep 600", bounds).await;
-    assert_eq!(
-        (ended.status, ended.cause),
-        (Status::Signal(15), Cause::RunTime)
-    );
+    assert_eq!((ended.status, ended.cause), (Status::Signal(15), Cause::RunTime));
 }
 
 #[tokio::test]
@@ -180,18 +127,10 @@ async fn dropping_a_running_payload_kills_its_whole_group() {
 
 #[tokio::test]
 async fn a_line_without_end_goes_to_the_log_as_it_is() {
-    let limits = LogLimits {
-        head_bytes: 1 << 20,
-        tail_bytes: 1 << 20,
-    };
+    let limits = LogLimits { head_bytes: 1 << 20, tail_bytes: 1 << 20 };
     let bench = Bench::with_limits(limits);
     let bytes = 64 << 20;
-    let ended = run(
-        &bench,
-        &format!("head -c {bytes} /dev/zero | tr '\\0' x"),
-        LONG,
-    )
-    .await;
+    let ended = run(&bench, &format!("head -c {bytes} /dev/zero | tr '\\0' x"), LONG).await;
     assert_eq!(ended.status, Status::Code(0));
     assert_eq!(bench.context.log().bytes(), bytes);
     assert_eq!(bench.context.log().dropped(), bytes - (2 << 20));
@@ -204,13 +143,7 @@ async fn what_leaves_the_group_is_not_waited_for_but_survives() {
     let bench = Bench::new();
     let script = "setsid sh -c 'echo $$ >pid; exec sleep 600' & while [ ! -s pid ]; do :; done";
     let ended = run(&bench, script, LONG).await;
-    assert!(
-        ended
-            .remarks
-            .iter()
-            .any(|remark| remark.contains("outside the payload's group")),
-        "{ended:?}"
-    );
+    assert!(ended.remarks.iter().any(|remark| remark.contains("outside the payload's group")), "{ended:?}");
     let pid = number_in(&bench.workdir().join("pid"));
     assert!(runs(pid));
     rustix::process::kill_process(
@@ -224,16 +157,10 @@ async fn what_leaves_the_group_is_not_waited_for_but_survives() {
 async fn a_program_that_is_not_there_is_named() {
     let bench = Bench::new();
     let error = start(&bench, &["no-such-program"]).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "no-such-program: there is no such program in PATH"
-    );
+    assert_eq!(error.to_string(), "no-such-program: there is no such program in PATH");
     let error = start(&bench, &["./here"]).unwrap_err();
     assert_eq!(error.to_string(), "./here: there is no such file");
     std::fs::write(bench.workdir().join("here"), "").unwrap();
     let error = start(&bench, &["./here"]).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "./here: it is there, but cannot be executed"
-    );
+    assert_eq!(error.to_string(), "./here: it is there, but cannot be executed");
 }
