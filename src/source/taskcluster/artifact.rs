@@ -51,31 +51,31 @@ struct Upload<'a> {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct WireS3 {
-    put_url: String,
+pub(super) struct WireS3 {
+    pub(super) put_url: String,
     content_type: Option<String>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct WireObject {
+pub(super) struct WireObject {
     name: String,
     project_id: String,
     upload_id: String,
     expires: String,
-    credentials: WireCredentials,
+    pub(super) credentials: WireCredentials,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct WireUpload {
-    upload_method: WireMethod,
+pub(super) struct WireUpload {
+    pub(super) upload_method: WireMethod,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct WireMethod {
-    data_inline: Option<bool>,
+pub(super) struct WireMethod {
+    pub(super) data_inline: Option<bool>,
     put_url: Option<WirePutUrl>,
 }
 

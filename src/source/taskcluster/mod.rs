@@ -10,6 +10,13 @@ mod credentials;
 mod refuse;
 mod wire;
 
+#[cfg(test)]
+#[allow(unreachable_pub, reason = "shared with the test binaries")]
+#[path = "../../../tests/support/exchange.rs"]
+mod exchange;
+#[cfg(test)]
+mod recorded;
+
 pub use api::{Api, ApiSettings, Timeouts, Unusable};
 pub use client::{Download, Page};
 pub use credentials::{BadCredentials, Credentials};

@@ -38,7 +38,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 pub(super) struct Lanes(Vec<Signed>);
 
 #[derive(Deserialize)]
-struct WireQueues {
+pub(super) struct WireQueues {
     queues: Vec<WireQueue>,
     expires: Timestamp,
 }
@@ -232,6 +232,38 @@ fn decode(message: &RawMessage) -> Result<Run, &'static str> {
     let named: WireMessage = serde_json::from_slice(&json).map_err(|_| "its text is not JSON with taskId and runId")?;
     let task = TaskId::parse(&named.task_id).ok_or("its taskId is not one")?;
     Ok(Run { task, run: named.run_id })
+}
+
+/// What the rest of the tests need to read a recorded pollTaskUrls.
+#[cfg(test)]
+pub(super) fn check_recorded(queues: WireQueues, date: Timestamp) {
+    let minutes = usable_for(queues.expires, date).map(|life| life.as_secs() / 60);
+    assert_eq!(minutes, Some(25));
+    assert_eq!(queues.queues.len(), 7);
+    for queue in queues.queues {
+        let signed = Signed::new(queue.signed_poll_url, queue.signed_delete_url).ok().unwrap();
+        assert!(signed.poll(32).is_ok() && signed.delete("id", "re+ce/ipt=").is_ok());
+    }
+}
+
+/// What a recorded answer of a storage queue is taken for.
+#[cfg(test)]
+pub(super) fn read_recorded(method: &str, body: &str, answered: &Answered) -> String {
+    match (method, answered.status) {
+        (_, 200) => format!("{} messages", count_recorded(body)),
+        ("DELETE", 204 | 404) => "deleted".into(),
+        _ => {
+            let refused = by_storage("op", answered);
+            assert!(!refused.what.contains("RequestId") && !refused.what.contains("sig="), "{}", refused.what);
+            format!("{:?}", refused.refusal)
+        }
+    }
+}
+
+/// How many messages a recorded list holds.
+#[cfg(test)]
+pub(super) fn count_recorded(document: &str) -> usize {
+    xml::messages(document).unwrap().len()
 }
 
 #[cfg(test)]
