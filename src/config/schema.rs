@@ -159,11 +159,22 @@ pub struct Handler {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schema: Option<File>,
     /// Which variables of the worker's own environment a payload sees.
-    #[serde(default)]
+    #[serde(default = "passed_on")]
     pub env_allow: Vec<String>,
     /// The longest time a task may run, whatever it asks for.
     #[serde(default = "max_run_time")]
     pub max_run_time: Span,
+    /// How long the processes of a task have to end after they were told to, before they are killed.
+    #[serde(default = "grace")]
+    pub grace: Span,
+}
+
+fn passed_on() -> Vec<String> {
+    ["PATH", "LANG", "TZ"].map(str::to_owned).to_vec()
+}
+
+fn grace() -> Span {
+    built_in("10s")
 }
 
 fn max_run_time() -> Span {
@@ -176,8 +187,9 @@ impl Default for Handler {
             kind: HandlerKind::Command,
             exec: Vec::new(),
             schema: None,
-            env_allow: Vec::new(),
+            env_allow: passed_on(),
             max_run_time: max_run_time(),
+            grace: grace(),
         }
     }
 }
