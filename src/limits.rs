@@ -111,6 +111,10 @@ pub const PROCESS_GRACE: Duration = Duration::from_secs(10);
 pub const PROGRAM_CHECK_TIME: Duration = Duration::from_secs(60);
 /// The longest line that a program may send to the worker.
 pub const PROGRAM_LINE_BYTES_MAX: usize = 64 << 10;
+/// How many bytes of a program's lines are read at a time.
+pub const PROGRAM_READ_BYTES: usize = 8 << 10;
+/// How many reasons a program may give for refusing a payload.
+pub const PROGRAM_REASONS_MAX: usize = 20;
 /// How many lines of a program are heeded.
 pub const PROGRAM_LINES_MAX: usize = 20_000;
 /// How many complaints about a program's lines go into the log.

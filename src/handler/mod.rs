@@ -6,13 +6,16 @@
 
 pub mod artifact;
 pub mod beneath;
+pub mod check;
 pub mod collect;
 pub mod command;
 pub mod context;
 pub mod environment;
 mod exit;
 pub mod log;
+pub mod message;
 pub mod process;
+pub mod program;
 pub mod schema;
 
 use std::future::Future;

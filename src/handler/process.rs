@@ -95,6 +95,15 @@ pub enum Cause {
     Canceled(Cancel),
 }
 
+/// How much it takes to end a payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effort {
+    /// It ended, or did as it was told within its grace.
+    None,
+    /// It, or a part of it, was killed.
+    Killed,
+}
+
 /// How a payload ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ended {
@@ -102,6 +111,8 @@ pub struct Ended {
     pub status: Status,
     /// Why it ended.
     pub cause: Cause,
+    /// How much it took to end it.
+    pub effort: Effort,
     /// Lines for the task's log about what it left behind.
     pub remarks: Vec<String>,
     /// Processes of its group that are still there, although they were killed.
@@ -207,10 +218,11 @@ impl Running {
     pub async fn finish(mut self, bounds: Bounds, context: &Context) -> io::Result<Ended> {
         let log = context.log();
         let mut pump = Pump { output: &self.output, log, state: Flow::Open };
-        let mut remarks = Vec::new();
+        let (mut remarks, mut effort) = (Vec::new(), Effort::None);
         let cause = pump.during(cause(&mut self.exit, bounds, context)).await;
         if cause == Cause::Itself {
             if timeout(PROCESS_DRAIN, pump.drain()).await.is_err() {
+                effort = Effort::Killed;
                 remarks.push("processes left in the background held the output open; they were killed".to_owned());
             }
         } else {
@@ -218,6 +230,7 @@ impl Running {
             let gone = exit::group_gone(&mut self.exit, self.group.leader);
             let grace = grace(cause, bounds.grace, context);
             if pump.during(timeout(grace, gone)).await.is_err() {
+                effort = Effort::Killed;
                 remarks.push(format!("not ended {} after it was told to, and killed", shown(grace)));
             }
         }
@@ -241,7 +254,7 @@ impl Running {
         if !survivors.is_empty() {
             remarks.push(format!("processes that could not be killed: {survivors:?}"));
         }
-        Ok(Ended { status, cause, remarks, survivors })
+        Ok(Ended { status, cause, effort, remarks, survivors })
     }
 }
 

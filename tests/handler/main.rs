@@ -10,7 +10,9 @@
 
 mod artifacts;
 mod bench;
+mod checks;
 mod commands;
 mod erased;
 mod logs;
 mod processes;
+mod programs;

@@ -1,0 +1,323 @@
+//! What a program says to the worker while it runs: JSON objects, one a line, on its descriptor 3.
+//!
+//! Every line is taken by itself. One that is too long, is no JSON or says nothing known is told in the task's log and
+//! changes nothing; so does one more than [`PROGRAM_LINES_MAX`]. No line can fail the task: that is what the exit status
+//! is for.
+
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use crate::limits::{PROGRAM_COMPLAINTS_MAX, PROGRAM_LINE_BYTES_MAX, PROGRAM_LINES_MAX, PROGRAM_REASONS_MAX};
+
+use super::Context;
+use super::artifact::{Absent, Declaration, Need, What, content_type, outlives};
+
+/// One line. Further keys are ignored, so that a newer program can talk to an older worker.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(tag = "type", rename_all = "lowercase", rename_all_fields = "camelCase")]
+pub enum Message {
+    /// A file of the task's folder is to be kept.
+    Artifact {
+        /// Its name as an artifact.
+        name: String,
+        /// Where it is, below the task's folder.
+        path: PathBuf,
+        /// Its media type; guessed from the extension if not given.
+        #[serde(default)]
+        content_type: Option<String>,
+        /// When it may be thrown away; with the task if not given.
+        #[serde(default)]
+        expires: Option<String>,
+        /// Lets the task succeed without it.
+        #[serde(default)]
+        optional: bool,
+    },
+    /// All files in a folder of the task's folder, and below, are to be kept.
+    Directory {
+        /// What their names begin with.
+        name: String,
+        /// Where it is, below the task's folder.
+        path: PathBuf,
+        /// When they may be thrown away; with the task if not given.
+        #[serde(default)]
+        expires: Option<String>,
+        /// Lets the task succeed without it.
+        #[serde(default)]
+        optional: bool,
+    },
+    /// A small JSON value is to be kept, without a file.
+    Result {
+        /// Its name as an artifact.
+        #[serde(default = "result_name")]
+        name: String,
+        /// The value.
+        value: serde_json::Value,
+    },
+    /// Another name for an artifact.
+    Link {
+        /// The other name.
+        name: String,
+        /// The artifact it leads to.
+        artifact: String,
+        /// Its media type; guessed from the artifact's extension if not given.
+        #[serde(default)]
+        content_type: Option<String>,
+    },
+    /// A place elsewhere.
+    Reference {
+        /// Its name as an artifact.
+        name: String,
+        /// The place.
+        url: String,
+        /// Its media type.
+        #[serde(default)]
+        content_type: Option<String>,
+    },
+    /// An artifact that could not be made.
+    Error {
+        /// Its name.
+        name: String,
+        /// Why, for the task's author.
+        message: String,
+    },
+    /// A new part of the work begins.
+    Step {
+        /// Its name.
+        name: String,
+    },
+    /// How far it has got.
+    Progress {
+        /// How much is done.
+        done: u64,
+        /// Of how much, if that is known.
+        #[serde(default)]
+        total: Option<u64>,
+        /// A word about it.
+        #[serde(default)]
+        text: Option<String>,
+    },
+    /// Why the payload is refused; of a check only.
+    Reason {
+        /// What is wrong, and where.
+        text: String,
+    },
+}
+
+fn result_name() -> String {
+    "public/result.json".to_owned()
+}
+
+/// Splits a stream into lines, and keeps no more of one than [`PROGRAM_LINE_BYTES_MAX`].
+#[derive(Debug, Default)]
+pub struct Lines {
+    partial: Vec<u8>,
+    /// The line at hand is longer than the bound; the rest of it is dropped.
+    over: bool,
+}
+
+/// A line as it was cut out of the stream.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Line<'a> {
+    /// Whole.
+    Whole(&'a [u8]),
+    /// Longer than the bound; its content is gone.
+    TooLong,
+}
+
+impl Lines {
+    /// Takes bytes and hands out the lines that they complete.
+    pub fn push(&mut self, bytes: &[u8], mut line: impl FnMut(Line<'_>)) {
+        let mut rest = bytes;
+        while let Some(end) = rest.iter().position(|&byte| byte == b'\n') {
+            let (head, tail) = rest.split_at(end);
+            self.keep(head);
+            self.end(&mut line);
+            rest = tail.get(1..).unwrap_or_default();
+        }
+        self.keep(rest);
+    }
+
+    /// Hands out what is left when nothing more comes.
+    pub fn end(&mut self, mut line: impl FnMut(Line<'_>)) {
+        if self.over {
+            line(Line::TooLong);
+        } else if !self.partial.is_empty() {
+            line(Line::Whole(&self.partial));
+        }
+        self.over = false;
+        self.partial.clear();
+    }
+
+    fn keep(&mut self, bytes: &[u8]) {
+        if self.over || self.partial.len() + bytes.len() > PROGRAM_LINE_BYTES_MAX {
+            self.over = true;
+            self.partial.clear();
+        } else {
+            self.partial.extend_from_slice(bytes);
+        }
+    }
+}
+
+/// Heeds the lines of one run of a program.
+#[derive(Debug)]
+pub struct Listener<'a> {
+    context: &'a Context,
+    lines: Lines,
+    heard: Heard,
+}
+
+/// What a run of a program told, apart from what went into its context.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Told {
+    /// Why the payload is refused.
+    pub reasons: Vec<String>,
+    /// How many lines were not understood.
+    pub ignored: usize,
+}
+
+#[derive(Debug, Default)]
+struct Heard {
+    lines: usize,
+    complaints: usize,
+    reasons: Vec<String>,
+}
+
+impl<'a> Listener<'a> {
+    /// Declares artifacts in `context`, and writes to its log.
+    #[must_use]
+    pub fn new(context: &'a Context) -> Self {
+        Self { context, lines: Lines::default(), heard: Heard::default() }
+    }
+
+    /// Takes bytes as they come.
+    pub fn push(&mut self, bytes: &[u8]) {
+        let Self { context, lines, heard } = self;
+        lines.push(bytes, |line| heard.line(&line, context));
+    }
+
+    /// Takes the end, and hands out what was told.
+    #[must_use]
+    pub fn finish(mut self) -> Told {
+        let Self { context, lines, heard } = &mut self;
+        lines.end(|line| heard.line(&line, context));
+        Told { reasons: self.heard.reasons, ignored: self.heard.complaints }
+    }
+}
+
+impl Heard {
+    fn line(&mut self, line: &Line<'_>, context: &Context) {
+        self.lines += 1;
+        if self.lines > PROGRAM_LINES_MAX {
+            if self.lines == PROGRAM_LINES_MAX + 1 {
+                context
+                    .log()
+                    .note(&format!("more than {PROGRAM_LINES_MAX} lines on descriptor 3; the rest is ignored"));
+            }
+            return;
+        }
+        let wrong = match line {
+            Line::TooLong => format!("longer than {PROGRAM_LINE_BYTES_MAX} bytes"),
+            Line::Whole(bytes) => match serde_json::from_slice(bytes) {
+                Ok(message) => match self.message(message, context) {
+                    Ok(()) => return,
+                    Err(wrong) => wrong,
+                },
+                Err(error) => error.to_string(),
+            },
+        };
+        self.complaints += 1;
+        if self.complaints <= PROGRAM_COMPLAINTS_MAX {
+            context.log().note(&format!("descriptor 3, line {}, is ignored: {wrong}", self.lines));
+        } else if self.complaints == PROGRAM_COMPLAINTS_MAX + 1 {
+            context.log().note("descriptor 3: further lines are ignored without a word");
+        }
+    }
+
+    fn message(&mut self, message: Message, context: &Context) -> Result<(), String> {
+        let octets = || "application/octet-stream".to_owned();
+        let (name, what, expires, optional) = match message {
+            Message::Artifact { name, path, content_type, expires, optional } => {
+                (name, What::File { path, content_type }, expires, optional)
+            }
+            Message::Directory { name, path, expires, optional } => (name, What::Directory { path }, expires, optional),
+            Message::Result { name, value } => {
+                let bytes = value.to_string().into_bytes();
+                (name, What::Inline { bytes, content_type: "application/json".to_owned() }, None, false)
+            }
+            Message::Link { name, artifact, content_type: given } => {
+                let content_type = given.unwrap_or_else(|| content_type(artifact.as_ref()));
+                (name, What::Link { target: artifact, content_type }, None, false)
+            }
+            Message::Reference { name, url, content_type } => {
+                (name, What::Reference { url, content_type: content_type.unwrap_or_else(octets) }, None, false)
+            }
+            Message::Error { name, message } => (name, What::Error { reason: Absent::Missing, message }, None, false),
+            Message::Step { name } => {
+                context.log().note(&format!("step: {name}"));
+                return Ok(());
+            }
+            Message::Progress { done, total, text } => {
+                context.log().note(&progress(done, total, text.as_deref()));
+                return Ok(());
+            }
+            Message::Reason { text } => {
+                if self.reasons.len() < PROGRAM_REASONS_MAX {
+                    self.reasons.push(text);
+                }
+                return Ok(());
+            }
+        };
+        let need = if optional { Need::Optional } else { Need::Required };
+        declare(Declaration { name, what, expires, need }, context)
+    }
+}
+
+fn declare(mut declaration: Declaration, context: &Context) -> Result<(), String> {
+    let definition = &context.task().definition;
+    if declaration.expires.as_ref().is_some_and(|expires| outlives(expires, definition)) {
+        context.log().note(&format!("artifact {}: kept as long as the task, and no longer", declaration.name));
+        declaration.expires = None;
+    }
+    context.artifacts().declare(declaration).map_err(|error| error.to_string())
+}
+
+fn progress(done: u64, total: Option<u64>, text: Option<&str>) -> String {
+    let total = total.map(|total| format!(" of {total}")).unwrap_or_default();
+    let text = text.map(|text| format!(": {text}")).unwrap_or_default();
+    format!("progress: {done}{total}{text}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split(chunks: &[&[u8]]) -> Vec<String> {
+        let (mut lines, mut out) = (Lines::default(), Vec::new());
+        let mut take = |line: Line<'_>| {
+            out.push(match line {
+                Line::Whole(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+                Line::TooLong => "too long".to_owned(),
+            });
+        };
+        for chunk in chunks {
+            lines.push(chunk, &mut take);
+        }
+        lines.end(&mut take);
+        out
+    }
+
+    #[test]
+    fn lines_come_out_however_the_stream_is_cut() {
+        assert_eq!(split(&[b"ab", b"c\n\nd", b"e\nf"]), ["abc", "de", "f"]);
+        assert_eq!(split(&[b"abc\n", b""]), ["abc"]);
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_is_dropped_whole_and_the_next_one_counts() {
+        let chunk = vec![b'x'; PROGRAM_LINE_BYTES_MAX];
+        assert_eq!(split(&[&chunk, b"y", &chunk, b"\nnext\n"]), ["too long", "next"]);
+        assert_eq!(split(&[&chunk, b"\n"])[0].len(), PROGRAM_LINE_BYTES_MAX);
+        assert_eq!(split(&[&chunk, b"y"]), ["too long"]);
+    }
+}

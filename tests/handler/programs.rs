@@ -1,0 +1,274 @@
+use std::path::Path;
+use std::time::Duration;
+
+use journeyman::handler::collect::Item;
+use journeyman::handler::program::{Misconfigured, Program, Settings};
+use journeyman::handler::{NotCompleted, NotPrepared};
+use journeyman::source::{Artifact, ArtifactBody};
+use serde_json::{Value, json};
+
+use crate::bench::{Bench, Went, number_in, runs};
+
+/// A shell script as a handler; it finds the document on its standard input.
+fn script(script: &str) -> Settings {
+    Settings::new("test", ["sh", "-c", script].map(str::to_owned).to_vec())
+}
+
+async fn run_with(bench: &Bench, settings: Settings, payload: Value) -> Went {
+    bench.run(&Program::new(settings).unwrap(), payload).await
+}
+
+async fn run(bench: &Bench, text: &str) -> Went {
+    run_with(bench, script(text), json!({"a": 1})).await
+}
+
+fn example(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/handlers").join(name).to_str().unwrap().to_owned()
+}
+
+fn artifacts(bench: &Bench) -> Vec<Artifact> {
+    let collected = bench.context.artifacts().open(bench.workdir()).unwrap();
+    collected
+        .map(|item| match item {
+            Item::Found(artifact) => artifact,
+            other => panic!("{other:?}"),
+        })
+        .collect()
+}
+
+fn content(artifact: &Artifact) -> String {
+    use std::io::Read;
+    match &artifact.body {
+        ArtifactBody::File { file, .. } => {
+            let mut text = String::new();
+            (&**file).read_to_string(&mut text).unwrap();
+            text
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_program_reads_its_document_and_ends_with_its_input() {
+    let bench = Bench::new();
+    let went = run(&bench, "cat >document; wc -l <document").await;
+    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    let text = std::fs::read_to_string(bench.workdir().join("document")).unwrap();
+    let mut document: Value = serde_json::from_str(&text).unwrap();
+    let lease = document["lease"]["secondsLeft"].take().as_f64().unwrap();
+    assert!((1190.0..=1200.0).contains(&lease), "{lease}");
+    assert_eq!(
+        document,
+        json!({
+            "protocol": "stdio-json/1", "phase": "run", "payload": {"a": 1}, "attempt": 3, "source": "local",
+            "taskId": "fN1SbArXTPSVFNUvaOlinQ", "lease": {"secondsLeft": null}, "workdir": bench.workdir(),
+            "task": {"expires": "2030-01-01T00:00:00.000Z", "metadata": {"name": "a task"}},
+        })
+    );
+}
+
+#[tokio::test]
+async fn the_exit_status_is_the_outcome_by_its_name() {
+    for (exit, expected) in [
+        ("0", "Ran(Ok(()))"),
+        ("$JOURNEYMAN_EXIT_FAILED", "Ran(Err(Failed("),
+        ("$JOURNEYMAN_EXIT_RETRY", "Ran(Err(Intermittent("),
+        ("$JOURNEYMAN_EXIT_UNAVAILABLE", "Ran(Err(Unavailable("),
+        ("$JOURNEYMAN_EXIT_INTERNAL", "Ran(Err(Internal("),
+        ("$JOURNEYMAN_EXIT_MALFORMED", "Ran(Err(Failed("),
+        ("42", "Ran(Err(Failed("),
+    ] {
+        let bench = Bench::new();
+        let went = format!("{:?}", run(&bench, &format!("exit {exit}")).await);
+        assert!(went.starts_with(expected), "{exit}: {went}");
+    }
+    let went = format!("{:?}", run(&Bench::new(), "kill -KILL $$").await);
+    assert!(went.starts_with("Ran(Err(Failed("), "{went}");
+}
+
+#[tokio::test]
+async fn lines_on_descriptor_3_become_artifacts_and_log_lines() {
+    let bench = Bench::new();
+    let went = run(
+        &bench,
+        r#"echo data >out.csv; mkdir dir; echo x >dir/x
+        echo '{"type":"artifact","name":"public/out.csv","path":"out.csv","expires":"2029-01-01T00:00:00Z"}' >&3
+        echo '{"type":"directory","name":"public/dir","path":"dir","expires":"2031-01-01T00:00:00Z"}' >&3
+        echo '{"type":"result","value":{"n":[1,2]}}' >&3
+        echo '{"type":"link","name":"public/latest.csv","artifact":"public/out.csv"}' >&3
+        echo '{"type":"reference","name":"public/site","url":"https://example.com/"}' >&3
+        printf '%s\n' '{"type":"step","name":"two\nlines","newer":"key"}' >&3
+        printf '{"type":"progress","done":1,"total":2,"text":"half"}' >&3"#,
+    )
+    .await;
+    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    let artifacts = artifacts(&bench);
+    let names: Vec<&str> = artifacts.iter().map(|artifact| artifact.name.as_str()).collect();
+    assert_eq!(names, ["public/out.csv", "public/dir/x", "public/result.json", "public/latest.csv", "public/site"]);
+    assert_eq!(artifacts[0].expires.as_deref(), Some("2029-01-01T00:00:00Z"));
+    assert_eq!(artifacts[1].expires, None);
+    assert_eq!(content(&artifacts[2]), r#"{"n":[1,2]}"#);
+    let log = bench.log();
+    for line in [r"step: two\nlines", "progress: 1 of 2: half", "public/dir: kept as long as the task"] {
+        assert!(log.contains(line), "{line} is not in {log}");
+    }
+}
+
+#[tokio::test]
+async fn lines_that_mean_nothing_are_told_and_change_nothing() {
+    let bench = Bench::new();
+    let went = run(
+        &bench,
+        r#"echo nonsense >&3; echo '{"type":"unheard-of"}' >&3; echo '{"type":"artifact","name":"x","path":"../x"}' >&3
+        head -c 70000 /dev/zero | tr '\0' x >&3; echo >&3
+        echo '{"type":"step","name":"still heard"}' >&3"#,
+    )
+    .await;
+    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    let log = bench.log();
+    for number in 1..=4 {
+        assert!(log.contains(&format!("descriptor 3, line {number}, is ignored: ")), "{log}");
+    }
+    assert!(log.contains("step: still heard"), "{log}");
+    assert!(bench.context.artifacts().is_empty());
+}
+
+#[tokio::test]
+async fn a_flood_of_lines_is_heard_up_to_its_bound() {
+    let bench = Bench::new();
+    let went = run(&bench, r#"yes '{"type":"link","name":"a","artifact":"b"}' | head -n 100000 >&3"#).await;
+    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    let log = bench.log();
+    assert!(log.contains("more than 20000 lines"), "{log}");
+    assert!(log.lines().count() < 30, "{log}");
+    assert_eq!(bench.context.artifacts().len(), 1);
+}
+
+#[tokio::test]
+async fn a_program_that_never_reads_is_not_waited_for() {
+    let bench = Bench::new();
+    let payload = json!({"text": "x".repeat(4 << 20)});
+    let went = run_with(&bench, script("exit 0"), payload.clone()).await;
+    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    // Neither is one that first says more than a pipe holds, and reads afterwards.
+    let talkative =
+        r#"yes '{"type":"step","name":"s"}' | head -n 9000 >&3; head -c 1000000 /dev/zero; cat >in; wc -c <in"#;
+    let bench = Bench::new();
+    let went = run_with(&bench, script(talkative), payload).await;
+    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    assert!(number_in_log(&bench) > 4 << 20);
+}
+
+fn number_in_log(bench: &Bench) -> usize {
+    let log = bench.log();
+    log.rsplit(|character: char| !character.is_ascii_digit()).find(|part| !part.is_empty()).unwrap().parse().unwrap()
+}
+
+#[tokio::test]
+async fn a_child_in_the_background_holds_up_neither_log_nor_descriptor_3() {
+    let bench = Bench::new();
+    let went = run(&bench, r#"sleep 600 & echo $! >pid; echo '{"type":"step","name":"s"}' >&3"#).await;
+    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    assert!(!runs(number_in(&bench.workdir().join("pid"))));
+    assert!(bench.log().contains("step: s"));
+}
+
+#[tokio::test]
+async fn a_program_past_its_time_failed() {
+    let bench = Bench::new();
+    let settings = Settings { max_run_time: Some(Duration::from_millis(50)), ..script("exec sleep 600") };
+    let went = run_with(&bench, settings, json!({})).await;
+    assert!(matches!(went, Went::Ran(Err(NotCompleted::Failed(_)))), "{went:?}");
+}
+
+#[tokio::test]
+async fn nothing_of_the_workers_environment_is_passed_on() {
+    let bench = Bench::new();
+    // Cargo sets this one for the tests, so it is there to be leaked.
+    assert!(std::env::vars().any(|(name, _)| name == "CARGO_MANIFEST_DIR"));
+    let went = run(&bench, "env").await;
+    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    let log = bench.log();
+    assert!(!log.contains("CARGO"), "{log}");
+    assert!(log.contains("TASK_ID=fN1SbArXTPSVFNUvaOlinQ") && log.contains("JOURNEYMAN_PHASE=run"), "{log}");
+}
+
+#[tokio::test]
+async fn a_check_refuses_before_anything_runs_and_says_why() {
+    let bench = Bench::new();
+    let check = r#"[ "$JOURNEYMAN_PHASE" = check ] || exit 1
+        grep -q '"a":1' || { echo '{"type":"reason","text":"payload/a: must be 1"}' >&3; exit $JOURNEYMAN_EXIT_MALFORMED; }"#;
+    let settings = Settings { check: Some(["sh", "-c", check].map(str::to_owned).to_vec()), ..script("echo it ran") };
+    let went = run_with(&bench, settings.clone(), json!({"a": 2})).await;
+    let Went::Refused(NotPrepared::Malformed(reasons)) = went else { panic!("{went:?}") };
+    assert_eq!(reasons, ["payload/a: must be 1"]);
+    assert!(!bench.log().contains("it ran"));
+    let bench = Bench::new();
+    let went = run_with(&bench, settings, json!({"a": 1})).await;
+    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    assert_eq!(bench.log(), "it ran\n");
+}
+
+#[tokio::test]
+async fn a_check_that_breaks_is_not_the_payloads_fault() {
+    for (check, expected) in
+        [("exit 3", "Refused(Internal("), ("exit $JOURNEYMAN_EXIT_UNAVAILABLE", "Refused(Unavailable(")]
+    {
+        let settings = Settings { check: Some(["sh", "-c", check].map(str::to_owned).to_vec()), ..script("true") };
+        let went = format!("{:?}", run_with(&Bench::new(), settings, json!({})).await);
+        assert!(went.starts_with(expected), "{check}: {went}");
+    }
+}
+
+#[tokio::test]
+async fn a_program_that_is_not_there_is_the_hosts_fault() {
+    let settings = Settings::new("gone", vec!["/no/such/handler".to_owned()]);
+    let went = run_with(&Bench::new(), settings, json!({})).await;
+    let Went::Refused(NotPrepared::Internal(sentence)) = went else { panic!("{went:?}") };
+    assert_eq!(sentence, "handler gone: /no/such/handler: there is no such file");
+}
+
+#[test]
+fn a_handler_that_cannot_be_is_told_when_it_is_configured() {
+    let empty = Program::new(Settings::new("x", Vec::new())).unwrap_err();
+    assert!(matches!(empty, Misconfigured::Empty { key: "exec", .. }));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("schema.json");
+    for (text, what) in
+        [("{", "EOF"), (r#"{"type":"nonsense"}"#, "nonsense"), (r#"{"$ref":"http://127.0.0.1:1/x"}"#, "127.0.0.1")]
+    {
+        std::fs::write(&path, text).unwrap();
+        let error = Program::new(Settings { schema: Some(path.clone()), ..script("true") }).unwrap_err().to_string();
+        assert!(error.contains(what) && error.contains("schema.json"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn the_example_in_python_counts_words() {
+    let settings = Settings {
+        check: Some(vec![example("word_count.py")]),
+        ..Settings::new("words", vec![example("word_count.py")])
+    };
+    let bench = Bench::new();
+    let went = run_with(&bench, settings.clone(), json!({"text": "to be or not to be"})).await;
+    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}\n{}", bench.log());
+    let artifacts = artifacts(&bench);
+    assert_eq!(content(&artifacts[0]), "2\tto\n2\tbe\n1\tor\n1\tnot\n");
+    let result: Value = serde_json::from_str(&content(&artifacts[1])).unwrap();
+    assert_eq!(result, json!({"different": 4, "words": 6}));
+    assert!(bench.log().contains("6 words, 4 different ones"));
+    let went = run_with(&Bench::new(), settings, json!({"txet": "x"})).await;
+    assert!(matches!(went, Went::Refused(NotPrepared::Malformed(_))), "{went:?}");
+}
+
+#[tokio::test]
+async fn the_example_in_shell_renders_a_page() {
+    let schema = Some(example("render.schema.json").into());
+    let settings = Settings { schema, ..Settings::new("render", vec![example("render.sh")]) };
+    let bench = Bench::new();
+    let went = run_with(&bench, settings.clone(), json!({"title": "Hello"})).await;
+    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}\n{}", bench.log());
+    assert!(content(&artifacts(&bench)[0]).contains("<h1>Hello</h1>"));
+    let went = run_with(&Bench::new(), settings, json!({"title": "<script>"})).await;
+    assert!(matches!(went, Went::Refused(NotPrepared::Malformed(_))), "{went:?}");
+}
