@@ -1,0 +1,257 @@
+//! The poll half of the Azure-style dialect: what goes over the wire, and what each answer asks for.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use journeyman::domain::id::Lane;
+use journeyman::domain::refusal::Refusal;
+use journeyman::source::Source as _;
+use journeyman::source::taskcluster::{Dialect, Settings, Taskcluster};
+use serde_json::{Value, json};
+
+use crate::gremlin::{Act, Gremlin, answer, json as say};
+use crate::support::{CANARY, discreet, run, settings, source};
+
+const RETRY: Refusal = Refusal::Retry { after: None };
+
+fn urls(base: &str, lane: usize, key: &str) -> Value {
+    let signature = format!("sv=2015-04-05&se=2026-11-21T10%3A54%3A04Z&sp=p&sig={CANARY}%2B{key}%2F%3D");
+    json!({
+        "signedPollUrl": format!("{base}/acc/q-{lane}/messages?visibilitytimeout=300&{signature}"),
+        "signedDeleteUrl":
+            format!("{base}/acc/q-{lane}/messages/{{{{messageId}}}}?popreceipt={{{{popReceipt}}}}&{signature}"),
+    })
+}
+
+fn queues_by(base: &str, lanes: usize, key: &str) -> Act {
+    let expires = (jiff::Timestamp::now() + jiff::SignedDuration::from_secs(1800)).to_string();
+    let queues: Vec<_> = (0..lanes).map(|lane| urls(base, lane, key)).collect();
+    say(200, &json!({ "queues": queues, "expires": expires }))
+}
+
+/// pollTaskUrls with this many queues, all of them at `base`.
+pub(crate) fn queues(base: &str, lanes: usize) -> Act {
+    queues_by(base, lanes, "k1")
+}
+
+/// A source that has found its queues.
+pub(crate) async fn opened(gremlin: &Gremlin) -> Taskcluster {
+    let source = source(&gremlin.url(), Dialect::Azure);
+    source.open().await.expect("the queues are found");
+    source
+}
+
+fn message(id: &str, receipt: &str, text: &str) -> String {
+    format!(
+        "<QueueMessage><MessageId>{id}</MessageId><PopReceipt>{receipt}</PopReceipt>\
+         <DequeueCount>3</DequeueCount><MessageText>{text}</MessageText></QueueMessage>"
+    )
+}
+
+fn list(messages: &[String]) -> Act {
+    let body = format!("\u{feff}<?xml version=\"1.0\"?><QueueMessagesList>{}</QueueMessagesList>", messages.concat());
+    answer(200, "application/xml", body)
+}
+
+fn about(task: &str) -> String {
+    STANDARD.encode(json!({ "taskId": task, "runId": 0, "hintId": "h" }).to_string())
+}
+
+fn storage_error(status: u16, code: &str) -> Act {
+    let body = format!("<Error><Code>{code}</Code><Message>Said.\nString to sign: {CANARY}</Message></Error>");
+    answer(status, "application/xml", body)
+}
+
+#[tokio::test]
+async fn queues_are_found_in_order_and_used_until_five_minutes_before_they_end() {
+    let gremlin = Gremlin::start(|url| vec![queues(url, 7)]).await;
+    let found = source(&gremlin.url(), Dialect::Azure).open().await.expect("the queues are found");
+    assert_eq!(found.lanes, 7);
+    let seconds = found.usable_for.expect("they end").as_secs();
+    assert!((1499..=1500).contains(&seconds), "{seconds}");
+    assert_eq!(gremlin.asked()[0].line, "GET /api/queue/v1/poll-task-url/prov/wt HTTP/1.1");
+}
+
+#[tokio::test]
+async fn the_number_of_messages_is_appended_and_no_byte_of_the_url_is_touched() {
+    let gremlin = Gremlin::start(|url| vec![queues(url, 2), list(&[])]).await;
+    let source = opened(&gremlin).await;
+    source.poll(Lane(1), 7).await.expect("the list is read");
+    source.poll(Lane(0), 200).await.expect("the list is read");
+    let path =
+        "/acc/q-1/messages?visibilitytimeout=300&sv=2015-04-05&se=2026-11-21T10%3A54%3A04Z&sp=p&sig=CANARY%2Bk1%2F%3D";
+    let asked = gremlin.asked();
+    assert_eq!(asked[1].line, format!("GET {path}&numofmessages=7 HTTP/1.1"));
+    assert!(asked[2].line.ends_with("&numofmessages=32 HTTP/1.1"));
+    assert_eq!(asked[1].header("authorization"), None);
+}
+
+#[tokio::test]
+async fn a_batch_keeps_its_order_its_receipts_and_its_doubles() {
+    let twice = message("m-1", "AgAA+/==", &about("A"));
+    let batch = [twice.clone(), message("m-2", "r", "!!!"), message("m-3", "&lt;r&#43;&gt;", &about("B")), twice];
+    let gremlin = Gremlin::start(|url| vec![queues(url, 1), list(&batch)]).await;
+    let batch = opened(&gremlin).await.poll(Lane(0), 4).await.expect("the list is read");
+    let seen: Vec<_> = batch.messages.iter().map(|message| (&*message.id, &*message.receipt, &message.run)).collect();
+    let (a, b) = (run("A", 0), run("B", 0));
+    assert_eq!(seen, [("m-1", "AgAA+/==", &a), ("m-3", "<r+>", &b), ("m-1", "AgAA+/==", &a)]);
+    assert_eq!(batch.messages[0].dequeue_count, 3);
+    assert_eq!(batch.undecodable.len(), 1);
+    assert_eq!(&*batch.undecodable[0].id, "m-2");
+}
+
+#[tokio::test]
+async fn more_messages_than_asked_for_are_left_to_come_back() {
+    let batch: Vec<_> = (0..6).map(|number| message(&format!("m-{number}"), "r", &about("A"))).collect();
+    let gremlin = Gremlin::start(|url| vec![queues(url, 1), list(&batch)]).await;
+    let batch = opened(&gremlin).await.poll(Lane(0), 4).await.expect("the list is read");
+    assert_eq!(batch.messages.len(), 4);
+}
+
+#[tokio::test]
+async fn each_refusal_of_a_poll_asks_for_the_right_thing() {
+    let expected = [
+        (400, "OutOfRangeQueryParameterValue", Refusal::Rejected),
+        (403, "AuthenticationFailed", Refusal::Stale),
+        (404, "QueueNotFound", Refusal::Stale),
+        (429, "TooManyRequests", Refusal::Throttled { after: None }),
+        (500, "InternalError", RETRY),
+        (503, "ServerBusy", RETRY),
+    ];
+    for (status, code, refusal) in expected {
+        let gremlin = Gremlin::start(|url| vec![queues(url, 1), storage_error(status, code)]).await;
+        let refused = discreet(opened(&gremlin).await.poll(Lane(0), 1).await);
+        assert_eq!(refused.refusal, refusal, "{refused}");
+        assert_eq!(refused.what, format!("poll of prov/wt at priority 0: {status} {code}: Said."));
+    }
+}
+
+#[tokio::test]
+async fn a_lane_that_was_never_found_is_stale() {
+    let source = source("http://127.0.0.1:1", Dialect::Azure);
+    assert_eq!(discreet(source.poll(Lane(0), 1).await).refusal, Refusal::Stale);
+    assert_eq!(discreet(source.delete(Lane(0), "i", "r").await).refusal, Refusal::Stale);
+}
+
+#[tokio::test]
+async fn a_delete_puts_id_and_encoded_receipt_in_their_places_and_touches_no_other_byte() {
+    let gremlin = Gremlin::start(|url| vec![queues(url, 1), answer(204, "", "")]).await;
+    opened(&gremlin).await.delete(Lane(0), "7790fece-964b", "AgAA+b/A==").await.expect("it is deleted");
+    let rest = "sv=2015-04-05&se=2026-11-21T10%3A54%3A04Z&sp=p&sig=CANARY%2Bk1%2F%3D";
+    let path = format!("/acc/q-0/messages/7790fece-964b?popreceipt=AgAA%2Bb%2FA%3D%3D&{rest}");
+    let asked = gremlin.asked().remove(1);
+    assert_eq!(asked.line, format!("DELETE {path} HTTP/1.1"));
+    assert_eq!(asked.header("authorization"), None);
+    assert!(asked.body.is_empty());
+}
+
+#[tokio::test]
+async fn each_answer_to_a_delete_asks_for_the_right_thing() {
+    let expected = [
+        (200, "", Ok(())),
+        (204, "", Ok(())),
+        (404, "MessageNotFound", Ok(())),
+        (400, "PopReceiptMismatch", Err(Refusal::Rejected)),
+        (403, "AuthenticationFailed", Err(Refusal::Stale)),
+        (429, "TooManyRequests", Err(Refusal::Throttled { after: None })),
+        (500, "InternalError", Err(RETRY)),
+    ];
+    for (status, code, expected) in expected {
+        let gremlin = Gremlin::start(|url| vec![queues(url, 1), storage_error(status, code)]).await;
+        let answer = opened(&gremlin).await.delete(Lane(0), "i", "r").await;
+        if expected.is_ok() {
+            assert!(answer.is_ok(), "{status}");
+        } else {
+            assert_eq!(discreet(answer).refusal, expected.expect_err("a refusal"), "{status}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_proxys_page_does_not_pass_for_a_deleted_message() {
+    let gremlin = Gremlin::start(|url| vec![queues(url, 1), answer(404, "text/html", "<html>?</html>")]).await;
+    assert_eq!(discreet(opened(&gremlin).await.delete(Lane(0), "i", "r").await).refusal, Refusal::Stale);
+}
+
+#[tokio::test]
+async fn a_delete_after_the_urls_were_renewed_uses_the_new_one_with_the_old_receipt() {
+    let script = |url: &str| {
+        vec![
+            queues_by(url, 1, "k1"),
+            storage_error(403, "AuthenticationFailed"),
+            queues_by(url, 1, "k2"),
+            answer(204, "", ""),
+        ]
+    };
+    let gremlin = Gremlin::start(script).await;
+    let source = opened(&gremlin).await;
+    assert_eq!(discreet(source.delete(Lane(0), "i", "r+").await).refusal, Refusal::Stale);
+    source.open().await.expect("the queues are found again");
+    source.delete(Lane(0), "i", "r+").await.expect("it is deleted");
+    let lines: Vec<_> = gremlin.asked().into_iter().map(|asked| asked.line).collect();
+    assert!(lines[1].contains("popreceipt=r%2B&") && lines[1].contains("%2Bk1%2F"), "{}", lines[1]);
+    assert!(lines[3].contains("popreceipt=r%2B&") && lines[3].contains("%2Bk2%2F"), "{}", lines[3]);
+}
+
+#[tokio::test]
+async fn urls_that_lead_where_no_queue_is_are_refused() {
+    let expires = "2099-01-01T00:00:00Z";
+    for elsewhere in [
+        "http://169.254.169.254",
+        "http://[::ffff:a9fe:a9fe]",
+        "http://2852039166",
+        "http://example.com",
+        "https://queue.core.windows.net.example.com",
+        "http://127.0.0.1.example.com",
+        "http://user:pw@127.0.0.1",
+        "file:///etc",
+        "gopher://127.0.0.1",
+        "",
+    ] {
+        let queues = json!({ "queues": [urls(elsewhere, 0, "k")], "expires": expires });
+        let gremlin = Gremlin::start(|_| vec![say(200, &queues)]).await;
+        let refused = discreet(source(&gremlin.url(), Dialect::Azure).open().await);
+        assert_eq!(refused.refusal, RETRY, "{elsewhere}: {refused}");
+        assert_eq!(gremlin.asked().len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn hosts_of_azure_and_named_ones_are_accepted() {
+    let open = |base: &'static str, hosts: Vec<String>| async move {
+        let queues = json!({ "queues": [urls(base, 0, "k")], "expires": "2099-01-01T00:00:00Z" });
+        let gremlin = Gremlin::start(|_| vec![say(200, &queues)]).await;
+        let mut settings = settings(&gremlin.url(), Dialect::Azure);
+        settings.queue_hosts = hosts;
+        Taskcluster::new(settings).expect("the settings are good").open().await.is_ok()
+    };
+    assert!(open("https://acc.queue.core.windows.net", Settings::azure_queue_hosts()).await);
+    assert!(open("http://storage.internal:10001", vec!["storage.internal".into()]).await);
+    assert!(!open("http://storage.internal:10001", vec![".internal.example".into()]).await);
+    assert!(!open("https://acc.queue.core.windows.net", Vec::new()).await);
+    // Not even by name: that is where a cloud keeps a host's own credentials.
+    assert!(!open("http://169.254.169.254", vec!["169.254.169.254".into()]).await);
+}
+
+#[tokio::test]
+async fn answers_of_poll_task_urls_that_nothing_can_be_polled_with_are_tried_again() {
+    let pair = urls("http://127.0.0.1", 0, "k");
+    let bare = json!({ "signedPollUrl": "http://127.0.0.1/q?s", "signedDeleteUrl": "http://127.0.0.1/q?s" });
+    let far = "2099-01-01T00:00:00Z";
+    for body in [
+        json!({ "queues": [], "expires": far }),
+        json!({ "queues": vec![pair.clone(); 65], "expires": far }),
+        json!({ "queues": [pair], "expires": "2001-01-01T00:00:00Z" }),
+        json!({ "queues": [bare], "expires": far }),
+        json!({ "expires": far }),
+    ] {
+        let gremlin = Gremlin::start(|_| vec![say(200, &body)]).await;
+        let refused = discreet(source(&gremlin.url(), Dialect::Azure).open().await);
+        assert_eq!(refused.refusal, RETRY, "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn there_is_nothing_to_recover_where_claims_are_idempotent() {
+    let source = source("http://127.0.0.1:1", Dialect::Azure);
+    assert!(source.recover(&[]).await.expect("no call is made").is_empty());
+}

@@ -1,0 +1,322 @@
+//! What is signed and sent around a claim, and what each answer asks for.
+
+use std::time::Duration;
+
+use journeyman::domain::id::Lane;
+use journeyman::domain::outcome::{Outcome, Reason};
+use journeyman::domain::refusal::Refusal;
+use journeyman::source::taskcluster::{Dialect, Taskcluster};
+use journeyman::source::{Message, Source as _};
+use serde_json::json;
+
+use crate::gremlin::{Asked, Gremlin, answer_with, date, json as say};
+use crate::support::{CANARY, claim, claimed, discreet, error, poll, reclaim, run, settings, source};
+
+const RETRY: Refusal = Refusal::Retry { after: None };
+
+fn signer(asked: &Asked) -> hawk::Header {
+    let value = asked.header("authorization").expect("the request is signed");
+    value.strip_prefix("Hawk ").expect("by Hawk").parse().expect("as Hawk has it")
+}
+
+fn message() -> Message {
+    Message { lane: Lane(0), id: "i".into(), receipt: "r".into(), dequeue_count: 1, run: run("T", 0) }
+}
+
+#[tokio::test]
+async fn a_poll_asks_for_what_is_free_and_brings_claims() {
+    let (gremlin, _, claim) = claimed(|_| vec![]).await;
+    assert_eq!(claim.run(), &run("T", 0));
+    let asked = &gremlin.asked()[0];
+    assert_eq!(asked.line, "POST /api/queue/v1/claim-work/prov%2Fwt HTTP/1.1");
+    assert_eq!(asked.json(), json!({ "workerGroup": "wg", "workerId": "w1", "tasks": 4 }));
+    assert_eq!(asked.header("content-type"), Some("application/json"));
+    let signer = signer(asked);
+    assert_eq!(signer.id.as_deref(), Some("worker/own"));
+    let key = hawk::Key::new(format!("{CANARY}-own-token"), hawk::SHA256).expect("a key");
+    let path = "/api/queue/v1/claim-work/prov%2Fwt";
+    let request = hawk::RequestBuilder::new("POST", "127.0.0.1", gremlin.address.port(), path).request();
+    assert!(request.validate_header(&signer, &key, Duration::from_secs(60)));
+}
+
+#[tokio::test]
+async fn a_claim_that_is_not_one_costs_the_others_nothing() {
+    let mut foreign = claim("F", 0);
+    foreign["workerId"] = json!("w2");
+    let mut timeless = claim("L", 0);
+    timeless["takenUntil"] = json!("2001-01-01T00:00:00Z");
+    timeless["credentials"].as_object_mut().expect("an object").remove("certificate");
+    let tasks = json!({ "tasks": [foreign, { "x": 1 }, claim("T", 0), timeless] });
+    let gremlin = Gremlin::start(|_| vec![say(200, &tasks)]).await;
+    let batch = poll(&source(&gremlin.url(), Dialect::ClaimWork)).await.expect("the poll is answered");
+    assert_eq!(batch.grants.len(), 1);
+    assert_eq!(batch.undecodable.len(), 3);
+    assert!(!format!("{:?}", batch.undecodable).contains(CANARY));
+    assert!(batch.undecodable[0].what.contains("another worker"), "{:?}", batch.undecodable);
+}
+
+#[tokio::test]
+async fn more_claims_than_asked_for_are_not_taken() {
+    let tasks: Vec<_> = (0..5).map(|run| claim("T", run)).collect();
+    let gremlin = Gremlin::start(|_| vec![say(200, &json!({ "tasks": tasks }))]).await;
+    let refused = discreet(poll(&source(&gremlin.url(), Dialect::ClaimWork)).await);
+    assert_eq!(refused.refusal, RETRY);
+    assert!(refused.what.contains("only 4 were asked for"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_lease_is_counted_on_the_services_clock_alone() {
+    for shift_s in [-3 * 3600, 0, 3 * 3600] {
+        let mut granted = claim("T", 0);
+        let until = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(shift_s + 1200);
+        granted["takenUntil"] = json!(until.to_string());
+        granted["credentials"].as_object_mut().expect("an object").remove("certificate");
+        let body = json!({ "tasks": [granted] }).to_string();
+        let headers = [("content-type", "application/json"), ("date", &date(shift_s))];
+        let gremlin = Gremlin::start(|_| vec![answer_with(200, &headers, body)]).await;
+        let batch = poll(&source(&gremlin.url(), Dialect::ClaimWork)).await.expect("the poll is answered");
+        let lease = batch.grants[0].lease.as_secs();
+        assert!((1199..=1201).contains(&lease), "{lease} s with a clock {shift_s} s apart");
+    }
+}
+
+#[tokio::test]
+async fn a_signature_refused_for_our_clock_is_made_by_the_services_from_then_on() {
+    let said = json!({ "code": "AuthenticationFailed", "message": "Unauthorized: Stale timestamp" }).to_string();
+    let headers = [("content-type", "application/json"), ("date", &date(3 * 3600))];
+    let stale = answer_with(401, &headers, said);
+    let gremlin = Gremlin::start(|_| vec![stale.clone(), stale.clone(), stale]).await;
+    let source = source(&gremlin.url(), Dialect::ClaimWork);
+    for hinted in [true, false, true] {
+        let refused = discreet(poll(&source).await);
+        assert_eq!(refused.refusal, Refusal::Denied);
+        assert_eq!(refused.what.contains("this host's clock is"), hinted, "{refused}");
+    }
+    let signed: Vec<_> = gremlin.asked().iter().map(|asked| signer(asked).ts.expect("a time")).collect();
+    let ahead = signed[1].duration_since(signed[0]).expect("the second is later").as_secs();
+    assert!((3 * 3600 - 60..=3 * 3600 + 60).contains(&ahead), "{ahead}");
+    // That did not help, so ours is used again.
+    assert!(signed[2] < signed[1]);
+}
+
+#[tokio::test]
+async fn a_claim_of_a_message_carries_who_we_are() {
+    let gremlin = Gremlin::start(|_| vec![say(200, &claim("T", 0))]).await;
+    let grant = source(&gremlin.url(), Dialect::Azure).claim(&message()).await.expect("it is granted");
+    assert_eq!(grant.run, run("T", 0));
+    let asked = &gremlin.asked()[0];
+    assert_eq!(asked.line, "POST /api/queue/v1/task/T/runs/0/claim HTTP/1.1");
+    assert_eq!(asked.json(), json!({ "workerGroup": "wg", "workerId": "w1" }));
+}
+
+#[tokio::test]
+async fn each_refusal_of_a_claim_asks_for_the_right_thing() {
+    let expected = [
+        (400, Refusal::Rejected),
+        (401, Refusal::Denied),
+        (403, Refusal::Denied),
+        (404, Refusal::Gone),
+        (408, RETRY),
+        (409, Refusal::Gone),
+        (410, Refusal::Gone),
+        (413, Refusal::Gone),
+        (424, Refusal::Gone),
+        (429, Refusal::Throttled { after: None }),
+        (500, RETRY),
+        (503, RETRY),
+    ];
+    for (status, refusal) in expected {
+        let gremlin = Gremlin::start(|_| vec![error(status, "Code")]).await;
+        let refused = discreet(source(&gremlin.url(), Dialect::Azure).claim(&message()).await);
+        assert_eq!(refused.refusal, refusal, "{status}: {refused}");
+        assert_eq!(refused.what, format!("claimTask T/0: {status} Code: It is so."));
+    }
+}
+
+#[tokio::test]
+async fn a_grant_of_something_else_is_not_taken() {
+    let mut foreign = claim("T", 0);
+    foreign["workerGroup"] = json!("other");
+    for body in [claim("U", 0), claim("T", 1), foreign, json!({}), json!([])] {
+        let gremlin = Gremlin::start(|_| vec![say(200, &body)]).await;
+        let refused = discreet(source(&gremlin.url(), Dialect::Azure).claim(&message()).await);
+        assert_eq!(refused.refusal, RETRY, "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn a_reclaim_replaces_the_credentials_of_every_later_call() {
+    let done = json!({ "status": { "taskId": "T" } });
+    let script = vec![say(200, &reclaim("T", 0, "second")), say(200, &reclaim("T", 0, "third")), say(200, &done)];
+    let (gremlin, source, claim) = claimed(|_| script).await;
+    for _ in 0..2 {
+        let lease = source.reclaim(&claim).await.expect("it is granted").as_secs();
+        assert!((1199..=1200).contains(&lease), "{lease}");
+    }
+    source.report(&claim, Outcome::Completed).await.expect("it is accepted");
+    let signers: Vec<_> = gremlin.asked()[1..].iter().map(|asked| signer(asked).id.expect("an id")).collect();
+    assert_eq!(signers, ["task-client/first", "task-client/second", "task-client/third"]);
+    let asked = gremlin.asked();
+    assert_eq!(asked[1].line, "POST /api/queue/v1/task/T/runs/0/reclaim HTTP/1.1");
+    assert!(asked[1].body.is_empty());
+    assert!(signer(&asked[1]).ext.is_some());
+}
+
+#[tokio::test]
+async fn each_refusal_of_a_reclaim_is_definite_only_where_the_run_is_gone() {
+    let expected = [
+        (400, RETRY),
+        (401, Refusal::Denied),
+        (403, Refusal::Denied),
+        (404, Refusal::Gone),
+        (409, Refusal::Gone),
+        (413, RETRY),
+        (429, Refusal::Throttled { after: None }),
+        (500, RETRY),
+    ];
+    for (status, refusal) in expected {
+        let (gremlin, source, claim) = claimed(|_| vec![error(status, "Code")]).await;
+        let refused = discreet(source.reclaim(&claim).await);
+        assert_eq!(refused.refusal, refusal, "{status}: {refused}");
+        // Whatever the answer, nobody else's credentials are tried behind the caller's back.
+        assert_eq!(gremlin.asked().len(), 2);
+    }
+}
+
+#[tokio::test]
+async fn each_outcome_is_reported_in_the_queues_words() {
+    let exception = |reason| (Outcome::Exception(reason), "exception");
+    let outcomes = [
+        (Outcome::Completed, "completed"),
+        (Outcome::Failed, "failed"),
+        exception(Reason::WorkerShutdown),
+        exception(Reason::MalformedPayload),
+        exception(Reason::ResourceUnavailable),
+        exception(Reason::InternalError),
+        exception(Reason::IntermittentTask),
+    ];
+    for (outcome, call) in outcomes {
+        let (gremlin, source, claim) = claimed(|_| vec![say(200, &json!({ "status": {} }))]).await;
+        source.report(&claim, outcome).await.expect("it is accepted");
+        let asked = gremlin.asked().remove(1);
+        assert_eq!(asked.line, format!("POST /api/queue/v1/task/T/runs/0/{call} HTTP/1.1"));
+        match outcome {
+            Outcome::Exception(reason) => assert_eq!(asked.json(), json!({ "reason": reason.as_str() })),
+            Outcome::Completed | Outcome::Failed => assert!(asked.body.is_empty()),
+        }
+    }
+}
+
+#[tokio::test]
+async fn each_refusal_of_a_report_asks_for_the_right_thing() {
+    let expected =
+        [(400, Refusal::Rejected), (401, Refusal::Denied), (404, Refusal::Gone), (409, Refusal::Gone), (500, RETRY)];
+    for (status, refusal) in expected {
+        let (_gremlin, source, claim) = claimed(|_| vec![error(status, "Code")]).await;
+        let refused = discreet(source.report(&claim, Outcome::Failed).await);
+        assert_eq!(refused.refusal, refusal, "{status}: {refused}");
+    }
+}
+
+#[tokio::test]
+async fn a_run_that_is_not_running_for_us_is_canceled() {
+    let seen = |state: &str, id: &str| json!({ "runId": 0, "state": state, "workerGroup": "wg", "workerId": id });
+    let expected = [(seen("running", "w1"), false), (seen("running", "w2"), true), (seen("exception", "w1"), true)];
+    for (run, canceled) in expected {
+        let status = json!({ "status": { "taskId": "T", "runs": [run] } });
+        let (gremlin, source, claim) = claimed(|_| vec![say(200, &status)]).await;
+        assert_eq!(source.canceled(&claim).await.expect("it is answered"), canceled);
+        assert_eq!(gremlin.asked()[1].line, "GET /api/queue/v1/task/T/status HTTP/1.1");
+    }
+    let (_gremlin, source, claim) = claimed(|_| vec![error(404, "ResourceNotFound")]).await;
+    assert_eq!(discreet(source.canceled(&claim).await).refusal, Refusal::Gone);
+}
+
+fn listed(task: &str, id: &str) -> serde_json::Value {
+    json!({ "taskId": task, "runId": 0, "workerGroup": "wg", "workerId": id, "task": { "payload": {} } })
+}
+
+#[tokio::test]
+async fn a_claim_whose_reply_was_lost_is_found_page_by_page_and_taken_over() {
+    let token = "a/b+c&d=";
+    let first = json!({ "tasks": [listed("A", "w2"), listed("H", "w1")], "continuationToken": token });
+    let mut bare = listed("O", "w1");
+    bare.as_object_mut().expect("an object").remove("task");
+    let script = vec![
+        say(200, &first),
+        say(200, &json!({ "tasks": [bare, listed("G", "w1")] })),
+        say(200, &reclaim("O", 0, "adopted")),
+        say(200, &json!({ "payload": "of O" })),
+        error(409, "RequestConflict"),
+    ];
+    let gremlin = Gremlin::start(|_| script).await;
+    let source = source(&gremlin.url(), Dialect::ClaimWork);
+    let grants = source.recover(&[run("H", 0)]).await.expect("it is answered");
+    assert_eq!(grants.len(), 1);
+    assert_eq!((&grants[0].run, &grants[0].task["payload"]), (&run("O", 0), &json!("of O")));
+    let asked = gremlin.asked();
+    let base = "/api/queue/v1/task-queues/prov%2Fwt/claimed?limit=100";
+    assert_eq!(asked[0].line, format!("GET {base} HTTP/1.1"));
+    let second = format!("{base}&continuationToken=a%2Fb%2Bc%26d%3D");
+    assert_eq!(asked[1].line, format!("GET {second} HTTP/1.1"));
+    let key = hawk::Key::new(format!("{CANARY}-own-token"), hawk::SHA256).expect("a key");
+    let request = hawk::RequestBuilder::new("GET", "127.0.0.1", gremlin.address.port(), &second).request();
+    assert!(request.validate_header(&signer(&asked[1]), &key, Duration::from_secs(60)), "the query is signed");
+    assert_eq!(signer(&asked[2]).id.as_deref(), Some("worker/own"));
+    assert_eq!(asked[3].line, "GET /api/queue/v1/task/O HTTP/1.1");
+    assert_eq!(asked.len(), 5);
+}
+
+#[tokio::test]
+async fn what_was_taken_over_is_kept_though_another_could_not_be() {
+    let page = json!({ "tasks": [listed("O", "w1"), listed("P", "w1")] });
+    let script = vec![say(200, &page), say(200, &reclaim("O", 0, "adopted")), error(500, "InternalServerError")];
+    let gremlin = Gremlin::start(|_| script).await;
+    let grants = source(&gremlin.url(), Dialect::ClaimWork).recover(&[]).await.expect("it is answered");
+    assert_eq!(grants.len(), 1);
+}
+
+#[tokio::test]
+async fn a_listing_that_never_ends_is_left() {
+    let page = json!({ "tasks": [], "continuationToken": "again" });
+    let gremlin = Gremlin::start(|_| vec![say(200, &page)]).await;
+    let grants = source(&gremlin.url(), Dialect::ClaimWork).recover(&[]).await.expect("it is answered");
+    assert!(grants.is_empty());
+    assert_eq!(gremlin.asked().len(), journeyman::limits::LISTING_PAGES_MAX);
+}
+
+#[tokio::test]
+async fn missing_scopes_for_taking_over_are_named() {
+    let page = json!({ "tasks": [listed("O", "w1")] });
+    for script in [vec![error(403, "InsufficientScopes")], vec![say(200, &page), error(403, "InsufficientScopes")]] {
+        let gremlin = Gremlin::start(|_| script).await;
+        let refused = discreet(source(&gremlin.url(), Dialect::ClaimWork).recover(&[]).await);
+        assert_eq!(refused.refusal, Refusal::Denied);
+        assert!(refused.what.contains("queue:claimed-list:prov/wt"), "{refused}");
+        assert!(refused.what.contains("queue:reclaim-task:*"), "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn settings_that_break_the_protocols_limits_are_refused_by_name() {
+    let long = "x".repeat(23);
+    let refusal = |change: &dyn Fn(&mut journeyman::source::taskcluster::Settings)| {
+        let mut settings = settings("http://127.0.0.1:1", Dialect::Azure);
+        change(&mut settings);
+        Taskcluster::new(settings).err().expect("the settings are refused").to_string()
+    };
+    assert!(refusal(&|settings| settings.worker_id.clone_from(&long)).starts_with("worker_id: "));
+    assert!(refusal(&|settings| settings.worker_group = "a b".into()).starts_with("worker_group: "));
+    assert!(refusal(&|settings| settings.task_queue = "one".into()).starts_with("task_queue: "));
+    assert!(refusal(&|settings| settings.api.root_url = "tc.example.com".into()).starts_with("root_url: "));
+    assert!(refusal(&|settings| settings.api.root_url = "http://u:p@h".into()).starts_with("root_url: "));
+    let mut modern = settings("http://127.0.0.1:1", Dialect::ClaimWork);
+    modern.worker_id = long;
+    assert!(Taskcluster::new(modern).is_ok());
+}
+
+#[tokio::test]
+async fn what_describes_a_source_holds_no_secret() {
+    let described = source("http://127.0.0.1:1", Dialect::ClaimWork).describe();
+    assert_eq!(described, "Taskcluster (claim-work) at http://127.0.0.1:1, queue prov/wt");
+}

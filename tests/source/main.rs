@@ -1,0 +1,12 @@
+//! The Taskcluster source against a server that misbehaves, and what it sends, byte for byte.
+#![allow(missing_docs, reason = "tests are named by what they show")]
+#![allow(clippy::expect_used, clippy::panic, reason = "a test that cannot go on fails")]
+
+#[path = "../support/gremlin.rs"]
+mod gremlin;
+
+mod azure;
+mod claims;
+mod faults;
+mod support;
+mod uploads;

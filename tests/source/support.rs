@@ -1,0 +1,128 @@
+//! What the tests of this room share: sources that talk to a gremlin, and answers as a queue gives them.
+
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use journeyman::domain::id::{Run, TaskId};
+use journeyman::source::taskcluster::{
+    ApiSettings, ArtifactStorage, Credentials, Dialect, Settings, Taskcluster, Timeouts,
+};
+use journeyman::source::{Batch, Claim, Grant, Refused, Source as _};
+use serde_json::{Value, json};
+
+use crate::gremlin::{self, Act, Gremlin};
+
+/// Part of every secret of these tests; it must never be seen in a text of ours.
+pub(crate) const CANARY: &str = "CANARY";
+
+pub(crate) fn settings(root_url: &str, dialect: Dialect) -> Settings {
+    let token = format!("{CANARY}-own-token");
+    Settings {
+        api: ApiSettings {
+            root_url: root_url.to_owned(),
+            queue_url: None,
+            credentials: Credentials::new("worker/own", token.into(), None).ok(),
+            proxy: None,
+            timeouts: Timeouts::default(),
+        },
+        dialect,
+        task_queue: "prov/wt".into(),
+        worker_group: "wg".into(),
+        worker_id: "w1".into(),
+        artifact_storage: ArtifactStorage::S3,
+        queue_hosts: Vec::new(),
+    }
+}
+
+pub(crate) fn source(root_url: &str, dialect: Dialect) -> Taskcluster {
+    Taskcluster::new(settings(root_url, dialect)).expect("the settings are good")
+}
+
+/// As [`source`], giving up soon: for answers that never come to an end.
+pub(crate) fn impatient(root_url: &str, dialect: Dialect) -> Taskcluster {
+    let mut settings = settings(root_url, dialect);
+    let soon = Duration::from_millis(200);
+    settings.api.timeouts = Timeouts { call: soon, long_poll: soon, ..Timeouts::default() };
+    Taskcluster::new(settings).expect("the settings are good")
+}
+
+pub(crate) fn run(task: &str, run: u32) -> Run {
+    Run { task: TaskId::parse(task).expect("a good id"), run }
+}
+
+fn in_seconds(seconds: i64) -> String {
+    (Timestamp::now() + SignedDuration::from_secs(seconds)).to_string()
+}
+
+/// A claim as the queue grants it for 20 minutes from now.
+pub(crate) fn claim(task: &str, run: u32) -> Value {
+    let mut claim = reclaim(task, run, "first");
+    claim["task"] = json!({ "payload": {}, "expires": "2030-01-01T00:00:00.000Z" });
+    claim
+}
+
+/// A reclaim as the queue grants it for 20 minutes from now, with credentials of this name.
+pub(crate) fn reclaim(task: &str, run: u32, credentials: &str) -> Value {
+    json!({
+        "status": { "taskId": task, "runs": [] },
+        "runId": run,
+        "workerGroup": "wg",
+        "workerId": "w1",
+        "takenUntil": in_seconds(1200),
+        "credentials": {
+            "clientId": format!("task-client/{credentials}"),
+            "accessToken": format!("{CANARY}-{credentials}"),
+            "certificate": format!("{{\"version\":1,\"signature\":\"{CANARY}\",\"start\":0,\"expiry\":1200000}}"),
+        },
+    })
+}
+
+/// An error as every Taskcluster service words it.
+pub(crate) fn error(status: u16, code: &str) -> Act {
+    let message = format!("It is so.\n\n---\n\n* statusCode: {status}");
+    let info = json!({ "payload": { "secret": CANARY } });
+    gremlin::json(status, &json!({ "code": code, "message": message, "requestInfo": info }))
+}
+
+/// Claims run `T/0` from a gremlin that plays `then` afterwards.
+pub(crate) async fn claimed(then: impl FnOnce(&str) -> Vec<Act>) -> (Gremlin, Taskcluster, Claim) {
+    claimed_by(then, |_| {}).await
+}
+
+/// As [`claimed`], with other settings.
+pub(crate) async fn claimed_by(
+    then: impl FnOnce(&str) -> Vec<Act>,
+    change: impl FnOnce(&mut Settings),
+) -> (Gremlin, Taskcluster, Claim) {
+    let gremlin = Gremlin::start(|url| {
+        let mut script = vec![gremlin::json(200, &json!({ "tasks": [claim("T", 0)] }))];
+        script.extend(then(url));
+        script
+    })
+    .await;
+    let mut settings = settings(&gremlin.url(), Dialect::ClaimWork);
+    change(&mut settings);
+    let source = Taskcluster::new(settings).expect("the settings are good");
+    let grant = only(poll(&source).await.expect("the poll is answered"));
+    (gremlin, source, grant.claim)
+}
+
+pub(crate) fn only(mut batch: Batch) -> Grant {
+    assert_eq!((batch.grants.len(), batch.undecodable.len()), (1, 0), "{batch:?}");
+    batch.grants.remove(0)
+}
+
+pub(crate) async fn poll(source: &Taskcluster) -> Result<Batch, Refused> {
+    source.poll(journeyman::domain::id::Lane(0), 4).await
+}
+
+/// Checks that a refusal gives nothing away, and hands it on.
+pub(crate) fn discreet<T>(answer: Result<T, Refused>) -> Refused {
+    let refused = answer.err().expect("the call is refused");
+    let shown = format!("{refused} {refused:?}");
+    for secret in [CANARY, "sig=", "requestInfo"] {
+        assert!(!shown.contains(secret), "{shown}");
+    }
+    assert!(!refused.what.contains(['\n', '\r', '\u{1b}']), "{shown}");
+    refused
+}

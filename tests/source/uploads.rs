@@ -1,0 +1,222 @@
+//! How artifacts are announced and sent.
+
+use std::io::Write as _;
+use std::sync::Arc;
+
+use journeyman::domain::refusal::Refusal;
+use journeyman::source::taskcluster::ArtifactStorage;
+use journeyman::source::{Artifact, ArtifactBody, Source as _};
+use serde_json::json;
+use sha2::Digest as _;
+
+use crate::gremlin::{Act, Gremlin, answer, json as say};
+use crate::support::{CANARY, claimed, claimed_by, discreet, error};
+
+const RETRY: Refusal = Refusal::Retry { after: None };
+
+fn file(content: &[u8]) -> ArtifactBody {
+    let mut file = tempfile::tempfile().expect("a file can be made");
+    file.write_all(content).expect("a file can be written");
+    ArtifactBody::File { file: Arc::new(file), bytes: content.len() as u64, content_type: "text/x; a=\"b\"".into() }
+}
+
+fn artifact(body: ArtifactBody) -> Artifact {
+    Artifact { name: "public/a b.txt".into(), expires: None, body }
+}
+
+fn s3(url: &str, place: &str) -> Act {
+    let put_url = format!("{url}/bucket/{place}?X-Amz-Signature={CANARY}");
+    say(200, &json!({ "storageType": "s3", "contentType": "text/x; a=\"b\"", "putUrl": put_url }))
+}
+
+fn large() -> Vec<u8> {
+    (0..700_001_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+}
+
+#[tokio::test]
+async fn a_file_goes_to_a_fresh_url_each_time_whole_and_with_its_length_and_type() {
+    let script = |url: &str| vec![s3(url, "first"), error(503, "SlowDown"), s3(url, "second"), answer(200, "", "")];
+    let (gremlin, source, claim) = claimed(script).await;
+    let content = large();
+    let artifact = artifact(file(&content));
+    assert_eq!(discreet(source.upload(&claim, &artifact).await).refusal, RETRY);
+    source.upload(&claim, &artifact).await.expect("it is stored");
+    let asked = gremlin.asked();
+    let line = "POST /api/queue/v1/task/T/runs/0/artifacts/public%2Fa%20b.txt HTTP/1.1";
+    assert_eq!((asked[1].line.as_str(), asked[3].line.as_str()), (line, line));
+    let expires = "2030-01-01T00:00:00.000Z";
+    assert_eq!(asked[1].json(), json!({ "storageType": "s3", "expires": expires, "contentType": "text/x; a=\"b\"" }));
+    assert!(asked[2].line.starts_with("PUT /bucket/first?X-Amz-Signature="));
+    let put = &asked[4];
+    assert!(put.line.starts_with("PUT /bucket/second?X-Amz-Signature="));
+    assert_eq!(put.header("content-length"), Some("700001"));
+    assert_eq!(put.header("transfer-encoding"), None);
+    assert_eq!(put.header("content-type"), Some("text/x; a=\"b\""));
+    assert_eq!(put.header("authorization"), None);
+    assert!(put.body == content, "the content arrived whole");
+}
+
+#[tokio::test]
+async fn an_empty_file_is_sent_as_one() {
+    let (gremlin, source, claim) = claimed(|url| vec![s3(url, "x"), answer(200, "", "")]).await;
+    source.upload(&claim, &artifact(file(b""))).await.expect("it is stored");
+    let put = gremlin.asked().remove(2);
+    assert_eq!((put.header("content-length"), put.body.len()), (Some("0"), 0));
+}
+
+#[tokio::test]
+async fn a_file_that_became_shorter_is_said_so() {
+    let (_gremlin, source, claim) = claimed(|url| vec![s3(url, "x"), Act::Silence]).await;
+    let ArtifactBody::File { file, bytes, content_type } = file(b"0123456789") else { unreachable!() };
+    file.set_len(4).expect("a file can be cut");
+    let refused = discreet(source.upload(&claim, &artifact(ArtifactBody::File { file, bytes, content_type })).await);
+    assert_eq!(refused.refusal, Refusal::Rejected);
+    assert!(refused.what.contains("ends at byte 4, though 10"), "{refused}");
+}
+
+#[tokio::test]
+async fn each_refusal_of_storage_asks_for_the_right_thing() {
+    let throttled = Refusal::Throttled { after: None };
+    for (status, refusal) in [
+        (400, RETRY),
+        (403, RETRY),
+        (404, RETRY),
+        (413, Refusal::Rejected),
+        (429, throttled),
+        (500, RETRY),
+        (301, RETRY),
+    ] {
+        let (_gremlin, source, claim) = claimed(|url| vec![s3(url, "x"), answer(status, "", CANARY)]).await;
+        let refused = discreet(source.upload(&claim, &artifact(file(b"x"))).await);
+        assert_eq!(refused.refusal, refusal, "{status}: {refused}");
+    }
+}
+
+#[tokio::test]
+async fn each_refusal_of_an_announcement_asks_for_the_right_thing() {
+    for (status, refusal) in
+        [(400, Refusal::Rejected), (403, Refusal::Denied), (404, Refusal::Gone), (409, Refusal::Gone), (500, RETRY)]
+    {
+        let (_gremlin, source, claim) = claimed(|_| vec![error(status, "Code")]).await;
+        let refused = discreet(source.upload(&claim, &artifact(file(b"x"))).await);
+        assert_eq!(refused.refusal, refusal, "{status}: {refused}");
+        assert!(refused.what.starts_with("artifact public/a b.txt of T/0: "), "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn an_upload_url_that_leads_to_the_hosts_own_credentials_is_refused() {
+    let bad = say(200, &json!({ "putUrl": "http://169.254.169.254/latest", "contentType": "text/plain" }));
+    let (_gremlin, source, claim) = claimed(|_| vec![bad]).await;
+    let refused = discreet(source.upload(&claim, &artifact(file(b"x"))).await);
+    assert!(refused.what.contains("may not be spoken to"), "{refused}");
+}
+
+#[tokio::test]
+async fn links_references_and_errors_are_announced_alone() {
+    let link = ArtifactBody::Link { target: "public/b".into(), content_type: "text/plain".into() };
+    let reference = ArtifactBody::Reference { url: "https://x.example".into(), content_type: "text/plain".into() };
+    let missing = ArtifactBody::Error { reason: "file-missing-on-worker", message: "It is not there.".into() };
+    let expires = "2030-01-01T00:00:00.000Z";
+    let text = "text/plain";
+    let expected = [
+        (link, json!({ "storageType": "link", "expires": expires, "contentType": text, "artifact": "public/b" })),
+        (
+            reference,
+            json!({ "storageType": "reference", "expires": expires, "contentType": text, "url": "https://x.example" }),
+        ),
+        (
+            missing,
+            json!({ "storageType": "error", "expires": expires, "reason": "file-missing-on-worker", "message": "It is not there." }),
+        ),
+    ];
+    for (body, expected) in expected {
+        let (gremlin, source, claim) = claimed(|_| vec![say(200, &json!({}))]).await;
+        source.upload(&claim, &artifact(body)).await.expect("it is stored");
+        let asked = gremlin.asked();
+        assert_eq!(asked.len(), 2);
+        assert_eq!(asked[1].json(), expected);
+    }
+}
+
+#[tokio::test]
+async fn an_artifact_may_say_itself_when_it_expires() {
+    let (gremlin, source, claim) = claimed(|url| vec![s3(url, "x"), answer(200, "", "")]).await;
+    let mut artifact = artifact(file(b"x"));
+    artifact.expires = Some("2027-01-01T00:00:00Z".into());
+    source.upload(&claim, &artifact).await.expect("it is stored");
+    assert_eq!(gremlin.asked()[1].json()["expires"], "2027-01-01T00:00:00Z");
+}
+
+fn object(script: Vec<Act>) -> impl FnOnce(&str) -> Vec<Act> {
+    let announced = json!({
+        "storageType": "object",
+        "name": "t/T/0/public/a b.txt",
+        "projectId": "none",
+        "uploadId": "U",
+        "expires": "2030-01-01T00:00:00.000Z",
+        "credentials": { "clientId": "upload", "accessToken": CANARY },
+    });
+    move |_| [vec![say(200, &announced)], script].concat()
+}
+
+fn hashes(content: &[u8]) -> serde_json::Value {
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    json!({ "sha256": hex(&sha2::Sha256::digest(content)), "sha512": hex(&sha2::Sha512::digest(content)) })
+}
+
+async fn stored_object(script: Vec<Act>, content: &[u8]) -> (Gremlin, Result<(), journeyman::source::Refused>) {
+    let by_object = |settings: &mut journeyman::source::taskcluster::Settings| {
+        settings.artifact_storage = ArtifactStorage::Object;
+    };
+    let (gremlin, source, claim) = claimed_by(object(script), by_object).await;
+    let answer = source.upload(&claim, &artifact(file(content))).await;
+    (gremlin, answer)
+}
+
+#[tokio::test]
+async fn a_small_object_travels_inside_the_request() {
+    let inline = say(200, &json!({ "uploadMethod": { "dataInline": true } }));
+    let script = vec![inline, say(200, &json!({})), answer(204, "", "")];
+    let (gremlin, stored) = stored_object(script, b"hello object").await;
+    stored.expect("it is stored");
+    let asked = gremlin.asked();
+    assert_eq!(asked[2].line, "PUT /api/object/v1/upload/t%2FT%2F0%2Fpublic%2Fa%20b.txt HTTP/1.1");
+    let proposed = &asked[2].json()["proposedUploadMethods"];
+    assert_eq!(proposed["dataInline"]["objectData"], "aGVsbG8gb2JqZWN0");
+    assert_eq!(proposed["putUrl"]["contentLength"], 12);
+    assert!(asked[2].header("authorization").expect("it is signed").contains("id=\"upload\""));
+    assert_eq!(asked[3].line, "POST /api/object/v1/finish-upload/t%2FT%2F0%2Fpublic%2Fa%20b.txt HTTP/1.1");
+    let finish = json!({ "projectId": "none", "uploadId": "U", "hashes": hashes(b"hello object") });
+    assert_eq!(asked[3].json(), finish);
+    assert_eq!(asked[4].line, "PUT /api/queue/v1/task/T/runs/0/artifacts/public%2Fa%20b.txt HTTP/1.1");
+    assert_eq!(asked[4].json(), json!({ "uploadId": "U" }));
+    assert!(asked[4].header("authorization").expect("it is signed").contains("task-client/first"));
+}
+
+#[tokio::test]
+async fn a_large_object_is_put_where_the_object_service_says() {
+    let storage = Gremlin::start(|_| vec![answer(200, "", "")]).await;
+    let put_url = json!({
+        "url": format!("{}/bucket?sig={CANARY}", storage.url()),
+        "expires": "2030-01-01T00:00:00Z",
+        "headers": { "content-type": "text/x", "x-amz-meta": "y" },
+    });
+    let chosen = say(200, &json!({ "uploadMethod": { "putUrl": put_url } }));
+    let content = large();
+    let (gremlin, stored) = stored_object(vec![chosen, say(200, &json!({})), answer(204, "", "")], &content).await;
+    stored.expect("it is stored");
+    let put = storage.asked().remove(0);
+    assert!(put.body == content, "the content arrived whole");
+    assert_eq!((put.header("content-type"), put.header("x-amz-meta")), (Some("text/x"), Some("y")));
+    assert_eq!(put.header("authorization"), None);
+    let asked = gremlin.asked();
+    assert_eq!(asked[2].json()["proposedUploadMethods"].get("dataInline"), None);
+    assert_eq!(asked[3].json()["hashes"], hashes(&content));
+}
+
+#[tokio::test]
+async fn an_object_that_nobody_takes_is_tried_again() {
+    let (_gremlin, stored) = stored_object(vec![say(200, &json!({ "uploadMethod": {} }))], b"x").await;
+    assert_eq!(discreet(stored).refusal, RETRY);
+}

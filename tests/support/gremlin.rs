@@ -1,0 +1,211 @@
+//! A server that answers as a script says, faults included, and keeps what it was asked, byte for byte.
+//!
+//! Raw TCP, so that what goes over the wire is neither parsed nor tidied up. One request a connection; the acts of the
+//! script are played in order, and the last one for every request after it.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+/// What is done with one request.
+#[derive(Debug, Clone)]
+pub(crate) enum Act {
+    /// Answer with these bytes and close.
+    Say(Vec<u8>),
+    /// Answer with these bytes, then reset the connection.
+    SayAndReset(Vec<u8>),
+    /// Answer with these bytes, then one more byte every few milliseconds, for ever.
+    SayAndDrip(Vec<u8>),
+    /// Answer with these bytes, then more as fast as they are taken, for ever.
+    SayAndFlood(Vec<u8>),
+    /// Never answer.
+    Silence,
+}
+
+/// A request as it came.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Asked {
+    /// The request line.
+    pub(crate) line: String,
+    /// The headers, names in lower case.
+    pub(crate) headers: Vec<(String, String)>,
+    /// The body.
+    pub(crate) body: Vec<u8>,
+}
+
+impl Asked {
+    /// A header's value, by its name in lower case.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
+    }
+
+    /// The body as JSON.
+    pub(crate) fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.body).expect("the request's body is JSON")
+    }
+}
+
+/// A running server. It ends when it is dropped.
+pub(crate) struct Gremlin {
+    /// Where it listens.
+    pub(crate) address: SocketAddr,
+    shared: Arc<Shared>,
+    _tasks: JoinSet<()>,
+}
+
+#[derive(Default)]
+struct Shared {
+    script: Mutex<Vec<Act>>,
+    asked: Mutex<Vec<Asked>>,
+    sent: AtomicU64,
+}
+
+impl Gremlin {
+    /// Starts a server on a free port of the loopback address. The script is made with its address at hand.
+    pub(crate) async fn start(script: impl FnOnce(&str) -> Vec<Act>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a loopback port is free");
+        let address = listener.local_addr().expect("a bound socket has an address");
+        let shared = Arc::new(Shared::default());
+        *shared.script.lock().unwrap_or_else(PoisonError::into_inner) = script(&format!("http://{address}"));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(listen(listener, Arc::clone(&shared)));
+        Self { address, shared, _tasks: tasks }
+    }
+
+    /// Its address as a URL.
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Everything it was asked so far.
+    pub(crate) fn asked(&self) -> Vec<Asked> {
+        self.shared.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// How many bytes it got rid of.
+    pub(crate) fn sent(&self) -> u64 {
+        self.shared.sent.load(Ordering::Relaxed)
+    }
+}
+
+/// The address of a port on which nobody listens.
+pub(crate) async fn nobody() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a loopback port is free");
+    format!("http://{}", listener.local_addr().expect("a bound socket has an address"))
+}
+
+/// An answer in full: status, one more header or none, content type, body, and the time of now as `Date`.
+pub(crate) fn answer(status: u16, content_type: &str, body: impl AsRef<[u8]>) -> Act {
+    answer_with(status, &[("content-type", content_type), ("date", &date(0))], body)
+}
+
+/// An answer in full with these headers.
+pub(crate) fn answer_with(status: u16, headers: &[(&str, &str)], body: impl AsRef<[u8]>) -> Act {
+    let body = body.as_ref();
+    let mut bytes = head(status, headers);
+    bytes.truncate(bytes.len() - 2);
+    bytes.extend(format!("content-length: {}\r\n\r\n", body.len()).bytes());
+    bytes.extend(body);
+    Act::Say(bytes)
+}
+
+/// A JSON answer.
+pub(crate) fn json(status: u16, body: &serde_json::Value) -> Act {
+    answer(status, "application/json; charset=utf-8", body.to_string())
+}
+
+/// The head of an answer alone, with the empty line behind it.
+pub(crate) fn head(status: u16, headers: &[(&str, &str)]) -> Vec<u8> {
+    let mut head = format!("HTTP/1.1 {status} Said\r\nconnection: close\r\n");
+    for (name, value) in headers {
+        head.push_str(&format!("{name}: {value}\r\n"));
+    }
+    head.push_str("\r\n");
+    head.into_bytes()
+}
+
+/// The time of now, shifted, as a `Date` header tells it.
+pub(crate) fn date(shift_s: i64) -> String {
+    let at = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(shift_s);
+    at.strftime("%a, %d %b %Y %H:%M:%S GMT").to_string()
+}
+
+async fn listen(listener: TcpListener, shared: Arc<Shared>) {
+    let mut connections = JoinSet::new();
+    while let Ok((stream, _)) = listener.accept().await {
+        connections.spawn(serve(stream, Arc::clone(&shared)));
+    }
+}
+
+async fn serve(mut stream: TcpStream, shared: Arc<Shared>) {
+    let Some(asked) = read(&mut stream).await else { return };
+    let act = {
+        let mut all = shared.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let script = shared.script.lock().unwrap_or_else(PoisonError::into_inner);
+        let act = script.get(all.len()).or_else(|| script.last()).cloned();
+        all.push(asked);
+        act
+    };
+    let count = |bytes: usize| shared.sent.fetch_add(bytes as u64, Ordering::Relaxed);
+    match act {
+        Some(Act::Say(bytes)) => {
+            if stream.write_all(&bytes).await.is_ok() {
+                count(bytes.len());
+            }
+            stream.shutdown().await.ok();
+        }
+        Some(Act::SayAndReset(bytes)) => {
+            stream.write_all(&bytes).await.ok();
+            stream.set_zero_linger().ok();
+        }
+        Some(Act::SayAndDrip(bytes)) => {
+            let mut pace = tokio::time::interval(Duration::from_millis(5));
+            let mut alive = stream.write_all(&bytes).await.is_ok();
+            while alive {
+                pace.tick().await;
+                alive = stream.write_all(b" ").await.is_ok();
+            }
+        }
+        Some(Act::SayAndFlood(bytes)) => {
+            let flood = vec![b' '; 64 << 10];
+            let mut alive = stream.write_all(&bytes).await.is_ok();
+            while alive {
+                alive = stream.write_all(&flood).await.is_ok();
+                count(flood.len());
+            }
+        }
+        Some(Act::Silence) | None => {
+            let mut rest = [0; 1];
+            // Ends when the client gives up.
+            stream.read_exact(&mut rest).await.ok();
+        }
+    }
+}
+
+async fn read(stream: &mut TcpStream) -> Option<Asked> {
+    let mut bytes = Vec::new();
+    let mut byte = [0; 1];
+    while !bytes.ends_with(b"\r\n\r\n") {
+        if stream.read(&mut byte).await.ok()? == 0 {
+            return None;
+        }
+        bytes.push(byte[0]);
+    }
+    let head = String::from_utf8(bytes).ok()?;
+    let mut lines = head.lines();
+    let line = lines.next()?.to_owned();
+    let headers: Vec<_> = lines
+        .filter_map(|line| line.split_once(": "))
+        .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
+        .collect();
+    let mut asked = Asked { line, headers, body: Vec::new() };
+    let length = asked.header("content-length").and_then(|text| text.parse().ok()).unwrap_or(0);
+    asked.body = vec![0; length];
+    stream.read_exact(&mut asked.body).await.ok()?;
+    Some(asked)
+}
