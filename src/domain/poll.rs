@@ -123,12 +123,6 @@ impl Poller {
         self.not_before
     }
 
-    /// Whether it is still to be asked for claims whose reply was lost.
-    #[must_use]
-    pub const fn wants_recovery(&self) -> bool {
-        self.recover
-    }
-
     /// Whether a poll is under way.
     #[must_use]
     pub const fn polling(&self) -> bool {

@@ -64,9 +64,9 @@ impl Worker {
     }
 
     fn maybe_exit(&mut self, now: Instant) {
-        let out_of_time = self.hand_back_deadline().is_some_and(|deadline| now >= deadline);
+        self.overdue |= self.hand_back_deadline().is_some_and(|deadline| now >= deadline);
         let polling = self.feeds.iter().any(|feed| feed.poller.polling());
-        if self.held.is_empty() && (out_of_time || (!polling && self.kept.is_empty())) {
+        if self.held.is_empty() && (self.overdue || (!polling && self.kept.is_empty())) {
             self.leave(self.exit);
         }
     }

@@ -123,6 +123,8 @@ pub struct Worker {
     jitter: Jitter,
     mode: Mode,
     exit: Exit,
+    /// The hand back's deadline has passed: only payloads are waited for.
+    overdue: bool,
     slots: Slots,
     feeds: Vec<Feed>,
     held: BTreeMap<Token, Held>,
@@ -149,6 +151,7 @@ impl Worker {
             jitter: Jitter::seeded(seed),
             mode: Mode::Running,
             exit: Exit::Drained,
+            overdue: false,
             slots: Slots::new(policy.capacity),
             feeds: sources.iter().map(feed).collect(),
             held: BTreeMap::new(),
@@ -230,7 +233,7 @@ impl Worker {
         };
         let way_out = match self.mode {
             Mode::Draining { since } => self.policy.drain_deadline.map(|span| since.plus(span)),
-            Mode::HandingBack { deadline } => deadline,
+            Mode::HandingBack { deadline } => deadline.filter(|_| !self.overdue),
             Mode::Running | Mode::Exited => None,
         };
         [claims, deletes, polls, way_out].into_iter().flatten().min()

@@ -1,10 +1,12 @@
 //! Opening, polling and recovering sources.
 
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use super::claims::Origin;
 use super::{Alert, Brought, Effect, Exit, Haul, Lanes, POLL_MAX, Worker};
-use crate::domain::id::{Run, SourceId};
+use crate::domain::id::{Run, SourceId, Token};
 use crate::domain::poll::Ready;
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
@@ -40,8 +42,15 @@ impl Worker {
             Ok(haul) => {
                 feed.accepted |= feed.poller.manner().long_poll;
                 feed.poller.answered(haul.messages.len() + haul.claims.len(), now, &mut self.jitter);
+                // I13: of several receptions of one message in a batch, the last one has the valid receipt.
+                let latest: BTreeMap<Box<str>, Token> =
+                    haul.messages.iter().map(|message| (message.id.clone(), message.token)).collect();
                 for message in haul.messages {
-                    self.on_message(source, message, &mut slots, now);
+                    if latest.get(&message.id) == Some(&message.token) {
+                        self.on_message(source, message, &mut slots, now);
+                    } else {
+                        self.effects.push_back(Effect::Forget(message.token));
+                    }
                 }
                 for brought in haul.claims {
                     self.on_brought(source, brought, sent_at, Origin::Poll(slots.pop()), now);
@@ -73,7 +82,6 @@ impl Worker {
             }
             Err(refusal) => {
                 feed.poller.refused(refusal, now, &mut self.jitter);
-                feed.started |= !feed.poller.wants_recovery();
             }
         }
     }

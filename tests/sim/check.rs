@@ -1,0 +1,330 @@
+//! The invariants, judged from what the worker was told and did, and from what the queue knows. Each has its number.
+
+use std::time::Duration;
+
+use journeyman::domain::claim::{End, Loss};
+use journeyman::domain::id::{Lane, Token};
+use journeyman::domain::lease::{self, Lease};
+use journeyman::domain::outcome::{Outcome, Reason};
+use journeyman::domain::refusal::Refusal;
+use journeyman::domain::time::Instant;
+use journeyman::domain::worker::{Alert, Brought, Effect, Exit, Haul};
+
+use crate::host::{DEQUEUE_ALERT, Track};
+use crate::queue::{How, State};
+use crate::world::World;
+
+/// How late a timer of the simulated host may fire.
+const LATE: Duration = Duration::from_millis(250);
+
+impl World {
+    fn held(&self, invariant: &str, holds: bool, what: impl FnOnce() -> String) {
+        if !holds {
+            let tail = self.trace.as_ref().map_or(String::new(), |trace| trace[trace.len().saturating_sub(60)..].join("\n"));
+            panic!(
+                "{tail}\n{invariant} is violated with seed {} at {} ms: {}\nsee it with JOURNEYMAN_SIM_SEED={} JOURNEYMAN_SIM_SEEDS=1 JOURNEYMAN_SIM_TRACE=1",
+                self.seed,
+                self.now,
+                what(),
+                self.seed
+            );
+        }
+    }
+
+    pub fn check_effect(&mut self, host: usize, effect: &Effect) {
+        match effect {
+            Effect::Poll { lane, max, .. } => self.check_poll(host, *lane, *max),
+            Effect::Claim(claim) => self.check_claim(host, *claim),
+            Effect::Delete(message) => self.check_delete(host, *message),
+            Effect::Prepare(claim) => {
+                let track = &self.hosts[host].claims[claim];
+                self.held("I28", !track.left_over, || format!("prepared what an earlier life held: {track:?}"));
+            }
+            Effect::Execute(claim) => self.check_execute(host, *claim),
+            Effect::Report { claim, outcome, .. } => self.check_report(host, *claim, *outcome),
+            Effect::Reclaim { claim, timeout } => self.check_reclaim(host, *claim, *timeout),
+            Effect::Close { claim, end, .. } => self.check_close(host, *claim, *end),
+            Effect::Alert(alert) => self.check_alert(host, alert),
+            Effect::Open(_)
+            | Effect::Recover { .. }
+            | Effect::Forget(_)
+            | Effect::Kill { .. }
+            | Effect::Settle(_)
+            | Effect::Check(_)
+            | Effect::Extended { .. }
+            | Effect::Exit(_) => {}
+        }
+    }
+
+    fn check_poll(&mut self, host: usize, lane: Lane, max: u8) {
+        let expected = self.hosts[host].next_lane;
+        self.held("I16", lane.0 <= expected, || format!("host {host} polls lane {lane:?} before lane {expected} was empty"));
+        self.held("I22", self.hosts[host].stop.is_none(), || format!("host {host} polls after it was told to stop"));
+        self.held("I8", (1..=32).contains(&max), || format!("host {host} asks for {max}"));
+    }
+
+    fn check_claim(&mut self, host: usize, claim: Token) {
+        let Some(run) = self.hosts[host].entries.get(&claim).and_then(|entry| entry.run.clone()) else {
+            let again = self.hosts[host].claims.contains_key(&claim);
+            return self.held("I6", again, || format!("host {host} claims {claim:?}, which no message is about"));
+        };
+        let twice = self.hosts[host].claims.iter().any(|(token, track)| *token != claim && track.run == run);
+        self.held("I6", !twice, || format!("host {host} has a claim of {run} in progress already"));
+        self.hosts[host].claims.entry(claim).or_insert_with(|| Track::new(run));
+    }
+
+    fn check_delete(&mut self, host: usize, message: Token) {
+        let host_state = &self.hosts[host];
+        let Some(entry) = host_state.entries.get(&message) else {
+            return self.held("I13", false, || format!("host {host} deletes {message:?}, which it has forgotten"));
+        };
+        let settled = entry.run.as_ref().is_none_or(|run| host_state.definite.contains(run));
+        self.held("I12", settled, || format!("host {host} deletes {entry:?} without a definite answer"));
+        let latest = host_state.receipts.get(&entry.id) == Some(&entry.receipt);
+        self.held("I13", latest, || format!("host {host} uses an old receipt: {entry:?}"));
+    }
+
+    fn check_execute(&mut self, host: usize, claim: Token) {
+        let now = self.hosts[host].local(self.now);
+        let grace = self.hosts[host].policy.claim.grace;
+        let track = &self.hosts[host].claims[&claim];
+        let run = track.run.clone();
+        let last = track.leased_at.zip(track.lease).map(|(sent_at, lease)| {
+            track.last_moment(sent_at, lease.deadline().since(sent_at), grace)
+        });
+        self.held("I3", last.is_some_and(|last| now < last), || format!("host {host} starts {run} too late: {track:?}"));
+        self.held("I25", !track.executed, || format!("host {host} starts {run} again"));
+        self.held("I6", !self.hosts[host].executed.contains(&run), || format!("host {host} starts {run} a second time"));
+        if let Some(other) = self.other_alive(&run.task, host) {
+            let excused = self.hosts[other].claims.values().any(|track| track.run.task == run.task && track.suspended);
+            // A task somebody canceled or a worker lost is on its way to be killed; its lease was not extended.
+            self.held("I7", excused, || format!("{run} runs at host {other} and now at host {host}"));
+        }
+        let track = self.hosts[host].claims.get_mut(&claim).expect("a claim");
+        track.executed = true;
+        self.hosts[host].executed.insert(run);
+    }
+
+    fn check_report(&mut self, host: usize, claim: Token, outcome: Outcome) {
+        let now = self.hosts[host].local(self.now);
+        let grace = self.hosts[host].policy.claim.grace;
+        let track = &self.hosts[host].claims[&claim];
+        let last = track.leased_at.zip(track.lease).map(|(sent_at, lease)| {
+            track.last_moment(sent_at, lease.deadline().since(sent_at), grace)
+        });
+        self.held("I1", last.is_some_and(|last| now < last), || format!("host {host} reports too late: {track:?}"));
+        self.held("I1", !track.told_gone && !track.told_canceled, || format!("host {host} reports a lost claim: {track:?}"));
+        self.held("I9", !track.answered, || format!("host {host} reports again after an answer: {track:?}"));
+        self.held("I26", track.alive_since.is_none(), || format!("host {host} reports while the payload lives: {track:?}"));
+        let says = |reason| outcome == Outcome::Exception(reason);
+        let ran = track.executed;
+        self.held("I21", !says(Reason::MalformedPayload) || !ran, || format!("malformed after it ran: {track:?}"));
+        let by_itself = ran && !track.killed;
+        let of_task = matches!(outcome, Outcome::Completed | Outcome::Failed) || says(Reason::IntermittentTask);
+        self.held("I21", !of_task || by_itself, || format!("{outcome} although it did not end by itself: {track:?}"));
+        let same = track.outcome.is_none_or(|before| before == outcome);
+        self.held("I22", same, || format!("two outcomes for one claim: {outcome} after {track:?}"));
+        let track = self.hosts[host].claims.get_mut(&claim).expect("a claim");
+        track.reports += 1;
+        track.outcome = Some(outcome);
+    }
+
+    fn check_reclaim(&mut self, host: usize, claim: Token, timeout: Duration) {
+        let now = self.hosts[host].local(self.now);
+        let Some(track) = self.hosts[host].claims.get(&claim) else { return };
+        let Some(lease) = track.lease else { return };
+        self.held("I10", !track.answered, || format!("host {host} extends after the report was answered: {track:?}"));
+        let room = lease.abandon_at().since(now) + LATE >= timeout * 2 * lease::ATTEMPTS_MIN;
+        let on_time = track.leased_at.is_some() && !track.suspended && track.told_first;
+        self.held("I4", room || !on_time, || format!("host {host} extends too late for three attempts: {track:?}"));
+        self.hosts[host].claims.get_mut(&claim).expect("a claim").told_first = false;
+    }
+
+    fn check_close(&mut self, host: usize, claim: Token, end: End) {
+        let now = self.hosts[host].local(self.now);
+        let Some(track) = self.hosts[host].claims.get(&claim) else { return };
+        self.held("I26", track.alive_since.is_none(), || format!("host {host} closes with a living payload: {track:?}"));
+        match end {
+            End::Lost(Loss::Refused) => {
+                self.held("I5", track.told_gone, || format!("host {host} gives up without a refusal: {track:?}"));
+            }
+            End::Lost(Loss::Canceled) => {
+                self.held("I5", track.told_canceled, || format!("host {host} gives up without being told: {track:?}"));
+            }
+            End::Lost(Loss::LeaseOver | Loss::GrantedLate) => {
+                let over = track.lease.is_some_and(|lease| now >= lease.abandon_at());
+                self.held("I5", over, || format!("host {host} gives up before its time: {track:?}"));
+                let calm = self.calm && track.granted_calm && !track.suspended;
+                self.held("I10", !calm, || format!("host {host} loses a lease in the calm: {track:?}"));
+            }
+            End::Lost(Loss::NoTime) => {
+                let due = self.hosts[host].stop.is_some_and(|stop| stop.deadline.is_some());
+                self.held("I22", due, || format!("host {host} leaves a claim without being out of time: {track:?}"));
+            }
+            End::Reported(outcome) => {
+                let ours = self.queue.state(&track.run);
+                let agreed = ours == Some(State::Done { how: How::Reported(outcome), host: Some(host) });
+                self.held("I9", agreed, || format!("reported {outcome}, but the queue has {ours:?}"));
+            }
+            End::Superseded(_) | End::Unreportable(_) | End::NotGranted => {}
+        }
+    }
+
+    fn check_alert(&mut self, host: usize, alert: &Alert) {
+        match alert {
+            Alert::DequeueCount { id, count, .. } => {
+                let new = self.hosts[host].alerted.insert(id.parse().expect("a number"));
+                self.held("I15", new && *count > DEQUEUE_ALERT, || format!("host {host} alerts again for {id}: {count}"));
+            }
+            Alert::DeleteFailed { .. } => self.hosts[host].delete_alerts += 1,
+            Alert::LeftOver { run } => {
+                let claims = self.hosts[host].claims.values().filter(|track| track.run == *run).count();
+                self.held("I28", claims > 0, || format!("{run} is no claim of host {host}"));
+            }
+            Alert::Unasked { run } => {
+                if let Some(track) = self.hosts[host].claims.values_mut().find(|track| track.run == *run) {
+                    track.unasked = true;
+                }
+            }
+            Alert::Undecodable { .. }
+            | Alert::Denied { .. }
+            | Alert::Throttled { .. }
+            | Alert::OverlapPossible { .. } => {}
+        }
+    }
+
+    pub fn check_capacity(&self, host: usize) {
+        let state = &self.hosts[host];
+        let claims = state.claims.values().filter(|track| !track.left_over && !track.unasked).count();
+        let taken = u32::try_from(claims).expect("few") + state.reserved;
+        self.held("I8", taken <= state.capacity, || format!("host {host} holds {taken} of {}", state.capacity));
+        let free = state.worker.as_ref().map_or(0, |worker| worker.free());
+        self.held("I8", free + taken == state.capacity, || format!("host {host} lost a slot: {free} free, {taken} taken"));
+        self.held("I14", state.deletes_failed == state.delete_alerts, || format!("host {host} hid a failed delete"));
+    }
+
+    /// I2: nothing runs when somebody else may start it, unless this host was asleep (I7).
+    pub fn check_outlived(&self, host: usize, claim: Token) {
+        let track = &self.hosts[host].claims[&claim];
+        let in_time = match self.queue.state(&track.run) {
+            Some(State::Running { taken_until, .. }) => self.now <= taken_until,
+            Some(State::Done { how: How::ClaimExpired, .. }) | None => false,
+            Some(State::Done { how: How::Reported(_) | How::Canceled, .. } | State::Pending) => true,
+        };
+        self.held("I2", in_time || track.suspended, || format!("host {host}: a payload outlives its claim: {track:?}"));
+    }
+
+    /// I23: at a hand back every payload is told at once.
+    pub fn check_all_told(&self, host: usize) {
+        for track in self.hosts[host].claims.values() {
+            let told = track.alive_since.is_none() || track.killed;
+            self.held("I23", told, || format!("host {host} hands back without telling {track:?}"));
+        }
+    }
+
+    pub fn check_exit(&self, host: usize, exit: Exit) {
+        let state = &self.hosts[host];
+        let expected = state.expected_exits().contains(&exit);
+        self.held("I24", expected, || format!("host {host} exits with {exit:?}, told to stop: {}", state.ever_stopped));
+        let alive = state.claims.values().filter(|track| track.alive_since.is_some()).count();
+        let left = exit == Exit::Aborted || alive == 0;
+        self.held("I26", left, || format!("host {host} exits with {alive} payloads alive"));
+        if let Some(deadline) = state.stop.and_then(|stop| stop.deadline)
+            && exit != Exit::Aborted
+        {
+            let now = state.local(self.now);
+            let late = now.since(deadline);
+            let asleep = state.suspended_until > 0;
+            self.held("I22", late <= Duration::from_secs(2) || asleep, || format!("host {host} exits {late:?} too late"));
+        }
+    }
+
+    // --- what the worker is told
+
+    pub fn check_polled(&mut self, host: usize, lane: Lane, answer: &Result<Haul, Refusal>) {
+        let state = &mut self.hosts[host];
+        let lanes = state.lanes();
+        state.next_lane = match answer {
+            Ok(haul) if haul.messages.is_empty() && haul.claims.is_empty() => (lane.0 + 1) % lanes,
+            Ok(_) | Err(_) => 0,
+        };
+        if let Ok(haul) = answer {
+            state.accepted |= !state.azure;
+            self.note_grants(host, &haul.claims);
+        }
+    }
+
+    pub fn check_recovered(&mut self, host: usize, answer: &Result<Vec<Brought>, Refusal>) {
+        let Ok(brought) = answer else { return };
+        let first = self.hosts[host].recoveries == 0;
+        self.hosts[host].recoveries += 1;
+        for one in brought {
+            if let Some(track) = self.hosts[host].claims.get_mut(&one.token) {
+                track.left_over = first;
+            }
+        }
+        self.note_grants(host, brought);
+    }
+
+    fn note_grants(&mut self, host: usize, brought: &[Brought]) {
+        let grace = self.hosts[host].policy.claim.grace;
+        let (sent_at, now) = (self.sent_at, self.hosts[host].local(self.now));
+        for one in brought {
+            if let Some(track) = self.hosts[host].claims.get_mut(&one.token) {
+                track.leased(sent_at, one.length, grace, now);
+            }
+        }
+    }
+
+    pub fn check_claimed(&mut self, host: usize, claim: Token, sent_at: Instant, answer: Result<Duration, Refusal>) {
+        let (calm, now) = (self.calm, self.hosts[host].local(self.now));
+        let state = &mut self.hosts[host];
+        let grace = state.policy.claim.grace;
+        let Some(track) = state.claims.get_mut(&claim) else { return };
+        match answer {
+            Ok(length) => {
+                state.definite.insert(track.run.clone());
+                state.accepted = true;
+                track.granted_calm = calm;
+                track.leased(sent_at, length, grace, now);
+            }
+            Err(Refusal::Gone) => {
+                state.definite.insert(track.run.clone());
+            }
+            Err(Refusal::Rejected) if state.accepted => {
+                state.definite.insert(track.run.clone());
+            }
+            Err(Refusal::Rejected | Refusal::Denied | Refusal::Retry { .. } | Refusal::Throttled { .. } | Refusal::Stale) => {}
+        }
+    }
+
+    pub fn check_deleted(&mut self, host: usize, message: Token, answer: Result<(), Refusal>) {
+        let known = self.hosts[host].entries.contains_key(&message);
+        if known && !matches!(answer, Ok(()) | Err(Refusal::Gone)) {
+            self.hosts[host].deletes_failed += 1;
+        }
+    }
+
+    pub fn check_reclaimed(&mut self, host: usize, claim: Token, sent_at: Instant, answer: Result<Duration, Refusal>) {
+        let (grace, now) = (self.hosts[host].policy.claim.grace, self.hosts[host].local(self.now));
+        let Some(track) = self.hosts[host].claims.get_mut(&claim) else { return };
+        match answer {
+            Ok(length) => track.leased(sent_at, length, grace, now),
+            Err(Refusal::Gone) => track.told_gone = true,
+            Err(_) => {}
+        }
+    }
+}
+
+impl Track {
+    /// Notes what a reply granted, whatever the rules make of it.
+    fn leased(&mut self, sent_at: Instant, length: Duration, grace: Duration, now: Instant) {
+        let lease = Lease::granted(sent_at, length, lease::Policy { grace });
+        if self.lease.is_none_or(|known| lease.abandon_at() > known.abandon_at()) {
+            self.lease = Some(lease);
+            self.leased_at = Some(sent_at);
+            // A reply that took its time leaves no room; then the extension is due at once.
+            self.told_first = lease.abandon_at().since(now) >= lease.attempt() * 2 * lease::ATTEMPTS_MIN;
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! A worker host: the rules under test, its own clock, its payloads, and what the checker remembers of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use journeyman::domain::claim;
+use journeyman::domain::id::{Run, Token};
+use journeyman::domain::lease::{self, Lease};
+use journeyman::domain::outcome::{Outcome, Verdict};
+use journeyman::domain::poll;
+use journeyman::domain::time::Instant;
+use journeyman::domain::worker::{Exit, Policy, Worker};
+
+use crate::queue::LANES;
+use crate::rng::Rng;
+
+pub const DEQUEUE_ALERT: u32 = 10;
+pub const DENIED_MAX: u32 = 6;
+
+#[derive(Debug)]
+pub struct Host {
+    pub azure: bool,
+    pub capacity: u32,
+    pub policy: Policy,
+    pub ppm: i64,
+    offset: u64,
+    pub life: u32,
+    pub worker: Option<Worker>,
+    pub suspended_until: u64,
+    pub wake: u64,
+    tokens: u64,
+    pub entries: BTreeMap<Token, Received>,
+    pub claims: BTreeMap<Token, Track>,
+    pub receipts: BTreeMap<u64, u64>,
+    pub definite: BTreeSet<Run>,
+    pub executed: BTreeSet<Run>,
+    pub next_lane: u16,
+    pub reserved: u32,
+    pub accepted: bool,
+    pub stop: Option<Stop>,
+    pub ever_stopped: bool,
+    pub deletes_failed: u64,
+    pub delete_alerts: u64,
+    pub alerted: BTreeSet<u64>,
+    pub quarantined_until: u64,
+    pub partitioned_until: u64,
+    pub recoveries: u32,
+    pub request_good: Option<bool>,
+}
+
+#[derive(Debug, Clone)]
+pub struct Received {
+    pub id: u64,
+    pub receipt: u64,
+    pub run: Option<Run>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Stop {
+    pub deadline: Option<Instant>,
+}
+
+/// What the checker knows of one claim, kept apart from what the rules know.
+#[derive(Debug)]
+pub struct Track {
+    pub run: Run,
+    pub lease: Option<Lease>,
+    pub leased_at: Option<Instant>,
+    pub told_gone: bool,
+    pub told_canceled: bool,
+    pub executed: bool,
+    pub alive_since: Option<u64>,
+    pub suspended: bool,
+    pub killed: bool,
+    pub ended: bool,
+    pub ignores_term: bool,
+    pub verdict: Option<Verdict>,
+    pub reports: u32,
+    pub answered: bool,
+    pub left_over: bool,
+    pub unasked: bool,
+    pub outcome: Option<Outcome>,
+    pub granted_calm: bool,
+    /// Whether no extension was asked for since the last one was granted.
+    pub told_first: bool,
+}
+
+impl Track {
+    pub fn new(run: Run) -> Self {
+        Self {
+            run,
+            lease: None,
+            leased_at: None,
+            told_gone: false,
+            told_canceled: false,
+            executed: false,
+            alive_since: None,
+            suspended: false,
+            killed: false,
+            ended: false,
+            ignores_term: false,
+            verdict: None,
+            reports: 0,
+            answered: false,
+            left_over: false,
+            unasked: false,
+            outcome: None,
+            granted_calm: false,
+            told_first: false,
+        }
+    }
+
+    /// The latest moment at which anything may be started or sent, worked out from the reply and not from the rules.
+    pub fn last_moment(&self, sent_at: Instant, length: Duration, grace: Duration) -> Instant {
+        let needed = lease::clock_error(length) + grace.min(length / 10);
+        sent_at.plus(length).minus(needed)
+    }
+}
+
+impl Host {
+    pub fn new(lease_ms: u64, rng: &mut Rng) -> Self {
+        let azure = rng.chance(60);
+        let capacity = u32::try_from(rng.between(1, 5)).expect("small");
+        let policy = Policy {
+            capacity,
+            poll: poll::Policy { interval: Duration::from_millis(rng.between(lease_ms / 20, lease_ms / 4)) },
+            claim: claim::Policy {
+                grace: Duration::from_millis(rng.between(0, 20_000)),
+                check_every: rng.chance(40).then(|| Duration::from_millis(lease_ms / 5)),
+            },
+            dequeue_alert: DEQUEUE_ALERT,
+            denied_max: DENIED_MAX,
+            drain_deadline: rng.chance(70).then(|| Duration::from_millis(rng.between(1_000, lease_ms * 2))),
+        };
+        Self {
+            azure,
+            capacity,
+            policy,
+            ppm: 0,
+            offset: rng.below(1_000_000_000),
+            life: 0,
+            worker: None,
+            suspended_until: 0,
+            wake: 0,
+            tokens: 0,
+            entries: BTreeMap::new(),
+            claims: BTreeMap::new(),
+            receipts: BTreeMap::new(),
+            definite: BTreeSet::new(),
+            executed: BTreeSet::new(),
+            next_lane: 0,
+            reserved: 0,
+            accepted: false,
+            stop: None,
+            ever_stopped: false,
+            deletes_failed: 0,
+            delete_alerts: 0,
+            alerted: BTreeSet::new(),
+            quarantined_until: 0,
+            partitioned_until: 0,
+            recoveries: 0,
+            request_good: None,
+        }
+    }
+
+    pub fn lanes(&self) -> u16 {
+        if self.azure { LANES } else { 1 }
+    }
+
+    pub fn start(&mut self, rng: &mut Rng) {
+        self.stopped();
+        self.life += 1;
+        let manner = poll::Manner { long_poll: !self.azure, recovers: !self.azure, tells_canceled: true };
+        self.worker = Some(Worker::new(self.policy.clone(), &[manner], rng.bits()));
+    }
+
+    /// The process is gone, and with it all that it knew.
+    pub fn stopped(&mut self) {
+        self.worker = None;
+        self.entries.clear();
+        self.claims.clear();
+        self.receipts.clear();
+        self.definite.clear();
+        self.executed.clear();
+        self.next_lane = 0;
+        self.reserved = 0;
+        self.accepted = false;
+        self.stop = None;
+        self.ever_stopped = false;
+        self.alerted.clear();
+        self.deletes_failed = 0;
+        self.delete_alerts = 0;
+        self.recoveries = 0;
+        self.request_good = None;
+    }
+
+    pub fn token(&mut self) -> Token {
+        self.tokens += 1;
+        Token(self.tokens)
+    }
+
+    /// This host's clock at a true time.
+    pub fn local(&self, now: u64) -> Instant {
+        let micros = i128::from(now) * 1_000;
+        let off = micros * i128::from(self.ppm) / 1_000_000;
+        let local = u64::try_from(micros + off).expect("after the origin") + self.offset * 1_000;
+        Instant::at(Duration::from_micros(local))
+    }
+
+    /// The true time at which this host's clock shows `local`, rounded up.
+    pub fn truth(&self, local: Instant) -> u64 {
+        let micros = i128::try_from(local.since_origin().as_micros()).expect("fits") + 1 - i128::from(self.offset) * 1_000;
+        let truth = micros * 1_000_000 / (1_000_000 + i128::from(self.ppm));
+        u64::try_from(truth.max(0) / 1_000).expect("fits") + 1
+    }
+
+    pub fn expected_exits(&self) -> &'static [Exit] {
+        if self.ever_stopped {
+            &[
+                Exit::Drained,
+                Exit::HandedBack,
+                Exit::DrainDeadline,
+                Exit::Aborted,
+                Exit::CredentialsRefused,
+                Exit::Misconfigured,
+            ]
+        } else {
+            &[Exit::CredentialsRefused, Exit::Misconfigured]
+        }
+    }
+}

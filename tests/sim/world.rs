@@ -1,0 +1,901 @@
+//! Virtual time, the network between hosts and queue, and everything that goes wrong. A safety phase with faults, then
+//! a liveness phase without: by its end every task is resolved and every message gone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use journeyman::domain::claim::Settled;
+use journeyman::domain::id::{Lane, Run, SourceId, TaskId, Token};
+use journeyman::domain::outcome::{Outcome, Unprepared, Verdict};
+use journeyman::domain::refusal::Refusal;
+use journeyman::domain::time::Instant;
+use journeyman::domain::worker::{Brought, Effect, Event, Exit, Haul, Lanes, Seen};
+
+use crate::faults::{ALL, Fault, Tally};
+use crate::host::{Host, Received, Stop, Track};
+use crate::queue::{Queue, State};
+use crate::rng::Rng;
+
+const CALL_TIMEOUT: u64 = 30_000;
+/// The real service holds a poll for 20 s of a lease of 1200 s.
+const LONG_POLL_SHARE: u64 = 60;
+const LONG_POLL_TIMEOUT: u64 = 60_000;
+const EVENTS_MAX: u64 = 2_000_000;
+
+#[derive(Debug, Clone)]
+pub enum Call {
+    Open,
+    Poll { lane: Lane, max: u8 },
+    Recover { held: Vec<Run> },
+    Claim { claim: Token, run: Run },
+    Delete { message: Token, id: u64, receipt: u64 },
+    Reclaim { claim: Token, run: Run },
+    Report { claim: Token, run: Run, outcome: Outcome },
+    Check { claim: Token, run: Run },
+}
+
+/// What the queue says to a call.
+#[derive(Debug, Clone)]
+pub enum Answer {
+    Opened,
+    Entries(Vec<Received>, Vec<u32>),
+    Granted(Vec<(Run, Duration)>),
+    Length(Duration),
+    Done,
+    Canceled(bool),
+}
+
+impl Answer {
+    fn expect_length(self) -> Duration {
+        match self {
+            Self::Length(length) => length,
+            other => unreachable!("{other:?}"),
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Request {
+    host: usize,
+    life: u32,
+    call: Call,
+    sent_at: Instant,
+    /// When the caller stops waiting.
+    gives_up: u64,
+    back: Back,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Back {
+    After(u64),
+    Lost,
+    /// The connection breaks instead of a reply.
+    Broken(u64),
+}
+
+#[derive(Debug)]
+enum Happens {
+    Arrive(Request),
+    Reply { request: Request, answer: Result<Answer, Refusal> },
+    Wake { host: usize, life: u32, wake: u64 },
+    PreparedAt { host: usize, life: u32, claim: Token, answer: Result<(), Unprepared> },
+    EndedAt { host: usize, life: u32, claim: Token, verdict: Verdict },
+    SettledAt { host: usize, life: u32, claim: Token, settled: Settled },
+    LongPollOver { id: u64 },
+    Expiry { run: Run },
+    Create,
+    Cancel,
+    Incident { host: usize, fault: Fault },
+    Start { host: usize },
+    Calm,
+}
+
+#[derive(Debug)]
+pub struct World {
+    pub seed: u64,
+    pub now: u64,
+    rng: Rng,
+    pub queue: Queue,
+    pub hosts: Vec<Host>,
+    agenda: BTreeMap<(u64, u64), Happens>,
+    order: u64,
+    enabled: BTreeSet<Fault>,
+    pub calm: bool,
+    pub tally: Tally,
+    waiters: BTreeMap<u64, Request>,
+    errors_until: u64,
+    forbidden_until: u64,
+    stale: BTreeSet<usize>,
+    alive: BTreeMap<TaskId, BTreeSet<usize>>,
+    pub trace: Option<Vec<String>>,
+    events: u64,
+    /// When the request was sent whose reply is being delivered.
+    pub sent_at: Instant,
+}
+
+impl World {
+    pub fn new(seed: u64, trace: bool) -> Self {
+        let mut rng = Rng::new(seed);
+        let lease_ms = rng.pick(&[20_000, 60_000, 300_000, 1_200_000]);
+        let hosts = rng.between(1, 3);
+        let hosts = (0..hosts).map(|_| Host::new(lease_ms, &mut rng)).collect();
+        let share = rng.pick(&[0, 20, 50, 90]);
+        let enabled = ALL.iter().copied().filter(|_| rng.chance(share)).collect();
+        let mut world = Self {
+            seed,
+            now: 0,
+            rng,
+            queue: Queue::new(lease_ms),
+            hosts,
+            agenda: BTreeMap::new(),
+            order: 0,
+            enabled,
+            calm: false,
+            tally: Tally::default(),
+            waiters: BTreeMap::new(),
+            errors_until: 0,
+            forbidden_until: 0,
+            stale: BTreeSet::new(),
+            alive: BTreeMap::new(),
+            trace: trace.then(Vec::new),
+            events: 0,
+            sent_at: Instant::ORIGIN,
+        };
+        world.plan();
+        world
+    }
+
+    fn plan(&mut self) {
+        let span = self.queue.lease_ms * 5;
+        for host in 0..self.hosts.len() {
+            let fast = if self.hit(Fault::ClockFast, 50) { 500 } else { 0 };
+            let slow = if self.hit(Fault::ClockSlow, 50) { -500 } else { 0 };
+            self.hosts[host].ppm = if fast != 0 { fast } else { slow };
+            let at = self.rng.below(5_000);
+            self.at(at, Happens::Start { host });
+        }
+        for _ in 0..self.rng.between(3, 12) {
+            let at = self.rng.below(span);
+            self.at(at, Happens::Create);
+        }
+        if self.enabled.contains(&Fault::TaskCanceled) {
+            let at = self.rng.below(span);
+            self.at(at, Happens::Cancel);
+        }
+        let incidents = [
+            Fault::Crash,
+            Fault::Suspend,
+            Fault::Drain,
+            Fault::HandBackNoDeadline,
+            Fault::HandBack120s,
+            Fault::HandBack30s,
+            Fault::HandBackNow,
+            Fault::SecondSignal,
+            Fault::Abort,
+            Fault::QueueRestart,
+            Fault::Quarantine,
+            Fault::PartitionedReplies,
+            Fault::InternalErrorForMinutes,
+            Fault::ForbiddenForAWhile,
+            Fault::UrlsExpired,
+            Fault::Undecodable,
+            Fault::UnknownTask,
+            Fault::HighDequeueCount,
+        ];
+        for fault in incidents {
+            if self.enabled.contains(&fault) {
+                for _ in 0..self.rng.between(0, 2) {
+                    let host = usize::try_from(self.rng.below(self.hosts.len() as u64)).expect("small");
+                    let at = self.rng.below(span);
+                    self.at(at, Happens::Incident { host, fault });
+                }
+            }
+        }
+        self.at(span, Happens::Calm);
+    }
+
+    fn at(&mut self, at: u64, what: Happens) {
+        self.order += 1;
+        self.agenda.insert((at.max(self.now), self.order), what);
+    }
+
+    fn note(&mut self, what: impl FnOnce() -> String) {
+        if let Some(trace) = &mut self.trace {
+            let line = format!("{:>9}.{:03}  {}", self.now / 1_000, self.now % 1_000, what());
+            trace.push(line);
+        }
+    }
+
+    /// Whether an enabled fault strikes now.
+    fn hit(&mut self, fault: Fault, percent: u64) -> bool {
+        let strikes = !self.calm && self.enabled.contains(&fault) && self.rng.chance(percent);
+        if strikes {
+            self.tally.count(fault);
+            self.note(|| format!("fault {fault:?}"));
+        }
+        strikes
+    }
+
+    /// Runs to the end of the liveness phase.
+    pub fn run(&mut self) {
+        while let Some(((at, _), happens)) = self.agenda.pop_first() {
+            self.now = at;
+            self.events += 1;
+            let tail = || self.trace.as_ref().map_or(String::new(), |trace| trace[trace.len().saturating_sub(40)..].join("\n"));
+            assert!(self.events < EVENTS_MAX, "{}\nseed {}: no end after {EVENTS_MAX} events", tail(), self.seed);
+            self.happen(happens);
+            if self.calm && self.done() {
+                return;
+            }
+        }
+        panic!("seed {}: nothing left to happen, and not done", self.seed);
+    }
+
+    fn done(&mut self) -> bool {
+        let limit = self.queue.lease_ms * 5 + 40 * self.queue.lease_ms + 12 * 3_600_000;
+        // Messages are for the hosts that speak of them; without one, nobody takes them away.
+        let tidy = self.queue.entries.is_empty() || self.hosts.iter().all(|host| !host.azure);
+        let done = self.queue.unresolved() == 0 && tidy;
+        assert!(done || self.now < limit, "{}\nseed {}: not all tasks resolved in the calm: {:?}", self.trace.as_ref().map_or(String::new(), |trace| trace.join("\n")), self.seed, self.queue);
+        done && self.hosts.iter().all(|host| host.claims.is_empty())
+    }
+
+    fn suspended(&self, host: usize) -> Option<u64> {
+        let until = self.hosts[host].suspended_until;
+        (until > self.now).then_some(until)
+    }
+
+    fn happen(&mut self, happens: Happens) {
+        let concerned = match &happens {
+            Happens::Reply { request, .. } => Some((request.host, request.life)),
+            Happens::Wake { host, life, .. }
+            | Happens::PreparedAt { host, life, .. }
+            | Happens::EndedAt { host, life, .. }
+            | Happens::SettledAt { host, life, .. } => Some((*host, *life)),
+            Happens::Arrive(_)
+            | Happens::LongPollOver { .. }
+            | Happens::Expiry { .. }
+            | Happens::Create
+            | Happens::Cancel
+            | Happens::Incident { .. }
+            | Happens::Start { .. }
+            | Happens::Calm => None,
+        };
+        if let Some((host, life)) = concerned {
+            if self.hosts[host].life != life || self.hosts[host].worker.is_none() {
+                return;
+            }
+            if let Some(until) = self.suspended(host) {
+                return self.at(until, happens);
+            }
+        }
+        match happens {
+            Happens::Arrive(request) => self.arrive(request),
+            Happens::Reply { request, answer } => self.reply(request, answer),
+            Happens::Wake { host, wake, .. } => {
+                if self.hosts[host].wake == wake {
+                    self.tell(host, Event::Tick);
+                }
+            }
+            Happens::PreparedAt { host, claim, answer, .. } => {
+                if self.hosts[host].claims.get(&claim).is_some_and(|track| !track.killed) {
+                    self.tell(host, Event::Prepared { claim, answer });
+                }
+            }
+            Happens::EndedAt { host, claim, verdict, .. } => self.payload_ended(host, claim, verdict),
+            Happens::SettledAt { host, claim, settled, .. } => self.tell(host, Event::Settled { claim, settled }),
+            Happens::LongPollOver { id } => {
+                if let Some(request) = self.waiters.remove(&id) {
+                    self.send_back(request, Ok(Answer::Granted(Vec::new())));
+                }
+            }
+            Happens::Expiry { run } => {
+                self.queue.expire(&run, self.now);
+                self.serve_waiters();
+            }
+            Happens::Create => {
+                let lane = u16::try_from(self.rng.below(3)).expect("small");
+                let retries = u32::try_from(self.rng.between(0, 5)).expect("small");
+                let task = self.queue.create(lane, retries, self.now);
+                self.note(|| format!("created {task} in lane {lane}"));
+                self.serve_waiters();
+            }
+            Happens::Cancel => {
+                let tasks: Vec<TaskId> = self.queue.tasks.keys().cloned().collect();
+                if let Some(task) = tasks.first() {
+                    self.tally.count(Fault::TaskCanceled);
+                    self.note(|| format!("canceled {task}"));
+                    self.queue.cancel(task, self.now);
+                }
+            }
+            Happens::Incident { host, fault } => self.incident(host, fault),
+            Happens::Start { host } if self.hosts[host].worker.is_some() => {}
+            Happens::Start { host } => {
+                let mut rng = self.rng.clone();
+                self.hosts[host].start(&mut rng);
+                self.rng = rng;
+                self.note(|| format!("host {host} starts"));
+                self.tell(host, Event::Tick);
+            }
+            Happens::Calm => self.become_calm(),
+        }
+    }
+
+    fn become_calm(&mut self) {
+        self.calm = true;
+        self.note(|| "calm".to_owned());
+        self.errors_until = 0;
+        self.forbidden_until = 0;
+        for host in 0..self.hosts.len() {
+            self.hosts[host].quarantined_until = 0;
+            self.hosts[host].partitioned_until = 0;
+            if self.hosts[host].worker.is_none() {
+                self.at(self.now, Happens::Start { host });
+            }
+        }
+    }
+
+    fn incident(&mut self, host: usize, fault: Fault) {
+        self.tally.count(fault);
+        self.note(|| format!("incident {fault:?} at host {host}"));
+        match fault {
+            Fault::Crash => self.stop_host(host),
+            Fault::Suspend => {
+                let until = self.now + self.rng.between(1_000, self.queue.lease_ms * 2);
+                self.hosts[host].suspended_until = until;
+                for track in self.hosts[host].claims.values_mut() {
+                    track.suspended = true;
+                }
+            }
+            Fault::Drain => self.tell_stop(host, Event::Drain, None),
+            Fault::HandBackNoDeadline => self.tell_stop(host, Event::HandBack { deadline: None }, None),
+            Fault::HandBack120s => self.hand_back(host, 120),
+            Fault::HandBack30s => self.hand_back(host, 30),
+            Fault::HandBackNow => self.hand_back(host, 0),
+            Fault::SecondSignal => {
+                self.tell_stop(host, Event::Drain, None);
+                self.tell_stop(host, Event::HandBack { deadline: None }, None);
+            }
+            Fault::Abort => self.tell_stop(host, Event::Abort, None),
+            Fault::QueueRestart => {
+                for (_, request) in std::mem::take(&mut self.waiters) {
+                    self.send_back(request, Err(Refusal::Retry { after: None }));
+                }
+            }
+            Fault::Quarantine => self.hosts[host].quarantined_until = self.now + self.rng.between(1_000, 600_000),
+            Fault::PartitionedReplies => {
+                self.hosts[host].partitioned_until = self.now + self.rng.between(1_000, self.queue.lease_ms * 2);
+            }
+            Fault::InternalErrorForMinutes => self.errors_until = self.now + self.rng.between(1_000, 300_000),
+            Fault::ForbiddenForAWhile => self.forbidden_until = self.now + self.rng.between(1_000, 1_000_000),
+            Fault::UrlsExpired => {
+                self.stale.insert(host);
+            }
+            Fault::Undecodable => self.queue.put(0, None, 0, self.now),
+            Fault::UnknownTask => {
+                let task = TaskId::parse("nobody").expect("a task id");
+                self.queue.put(1, Some(Run { task, run: 0 }), 0, self.now);
+            }
+            Fault::HighDequeueCount => {
+                let task = TaskId::parse("nobody-either").expect("a task id");
+                self.queue.put(2, Some(Run { task, run: 0 }), crate::host::DEQUEUE_ALERT, self.now);
+            }
+            other => unreachable!("{other:?} is no incident"),
+        }
+    }
+
+    fn hand_back(&mut self, host: usize, seconds: u64) {
+        let deadline = self.hosts[host].local(self.now).plus(Duration::from_secs(seconds));
+        self.tell_stop(host, Event::HandBack { deadline: Some(deadline) }, Some(deadline));
+    }
+
+    fn tell_stop(&mut self, host: usize, event: Event, deadline: Option<Instant>) {
+        if self.hosts[host].worker.is_none() || self.suspended(host).is_some() {
+            return;
+        }
+        let earlier = self.hosts[host].stop.and_then(|stop| stop.deadline);
+        let deadline = [earlier, deadline].into_iter().flatten().min();
+        self.hosts[host].stop = Some(Stop { deadline });
+        self.hosts[host].ever_stopped = true;
+        let at_once = matches!(event, Event::HandBack { .. });
+        self.tell(host, event);
+        if at_once {
+            self.check_all_told(host);
+        }
+    }
+
+    /// The process is gone without a word; its payloads with it. It is started again some time later.
+    fn stop_host(&mut self, host: usize) {
+        if self.hosts[host].worker.is_none() {
+            return;
+        }
+        for track in self.hosts[host].claims.values() {
+            if track.alive_since.is_some()
+                && let Some(hosts) = self.alive.get_mut(&track.run.task)
+            {
+                hosts.remove(&host);
+            }
+        }
+        self.hosts[host].stopped();
+        self.hosts[host].life += 1;
+        let again = self.now + self.rng.between(100, 60_000);
+        self.at(again, Happens::Start { host });
+    }
+
+    pub fn exited(&mut self, host: usize, exit: Exit) {
+        self.note(|| format!("host {host} exits: {exit:?}"));
+        self.check_exit(host, exit);
+        self.stop_host(host);
+    }
+
+    // --- the host
+
+    pub fn tell(&mut self, host: usize, event: Event) {
+        let now = self.hosts[host].local(self.now);
+        if self.trace.is_some() {
+            let next = self.hosts[host].worker.as_ref().and_then(|worker| worker.next_deadline());
+            let line = format!("host {host} <- {event:?} at {now:?}, due {next:?}");
+            self.note(|| line);
+        }
+        let Some(worker) = self.hosts[host].worker.as_mut() else { return };
+        worker.handle(event, now);
+        let life = self.hosts[host].life;
+        while let Some(effect) = self.hosts[host].worker.as_mut().and_then(journeyman::domain::worker::Worker::next_effect) {
+            if self.trace.is_some() {
+                let line = format!("host {host} -> {effect:?}");
+                self.note(|| line);
+            }
+            self.check_effect(host, &effect);
+            self.perform(host, effect);
+            if self.hosts[host].life != life {
+                return;
+            }
+        }
+        self.check_capacity(host);
+        self.set_wake(host);
+    }
+
+    fn set_wake(&mut self, host: usize) {
+        let late = if self.hit(Fault::TimerLate, 5) { self.rng.below(self.queue.lease_ms / 20).min(240) } else { 0 };
+        let Some(at) = self.hosts[host].worker.as_ref().and_then(journeyman::domain::worker::Worker::next_deadline) else { return };
+        self.hosts[host].wake += 1;
+        let (life, wake) = (self.hosts[host].life, self.hosts[host].wake);
+        let at = self.hosts[host].truth(at) + late;
+        self.at(at, Happens::Wake { host, life, wake });
+    }
+
+    fn perform(&mut self, host: usize, effect: Effect) {
+        let run_of = |world: &Self, claim: Token| world.hosts[host].claims.get(&claim).map(|track| track.run.clone());
+        match effect {
+            Effect::Open(_) => self.send(host, Call::Open, CALL_TIMEOUT),
+            Effect::Poll { lane, max, .. } => {
+                self.hosts[host].reserved += u32::from(max);
+                let timeout = if self.hosts[host].azure { CALL_TIMEOUT } else { LONG_POLL_TIMEOUT };
+                self.send(host, Call::Poll { lane, max }, timeout);
+            }
+            Effect::Recover { held, .. } => self.send(host, Call::Recover { held }, CALL_TIMEOUT),
+            Effect::Claim(claim) => {
+                let run = run_of(self, claim).expect("check_effect made the track");
+                self.send(host, Call::Claim { claim, run }, CALL_TIMEOUT);
+            }
+            Effect::Delete(message) => {
+                let Received { id, receipt, .. } = self.hosts[host].entries[&message].clone();
+                self.send(host, Call::Delete { message, id, receipt }, CALL_TIMEOUT);
+            }
+            Effect::Forget(token) => {
+                // Either a message, or a claim that was brought and not taken in hand.
+                if self.hosts[host].entries.remove(&token).is_none() {
+                    self.hosts[host].claims.remove(&token);
+                }
+            }
+            Effect::Prepare(claim) => self.prepare(host, claim),
+            Effect::Execute(claim) => self.execute(host, claim),
+            Effect::Kill { claim, grace, .. } => self.kill(host, claim, grace),
+            Effect::Settle(claim) => self.settle(host, claim),
+            Effect::Report { claim, outcome, timeout } => {
+                if let Some(run) = run_of(self, claim) {
+                    self.send(host, Call::Report { claim, run, outcome }, millis(timeout));
+                }
+            }
+            Effect::Reclaim { claim, timeout } => {
+                if let Some(run) = run_of(self, claim) {
+                    self.send(host, Call::Reclaim { claim, run }, millis(timeout));
+                }
+            }
+            Effect::Check(claim) => {
+                if let Some(run) = run_of(self, claim) {
+                    self.send(host, Call::Check { claim, run }, CALL_TIMEOUT);
+                }
+            }
+            Effect::Extended { .. } | Effect::Alert(_) => {}
+            Effect::Close { claim, .. } => {
+                self.hosts[host].claims.remove(&claim);
+            }
+            Effect::Exit(exit) => self.exited(host, exit),
+        }
+    }
+
+    fn prepare(&mut self, host: usize, claim: Token) {
+        let mut took = self.rng.between(0, 2_000);
+        if self.hit(Fault::SlowPrepare, 10) {
+            took = self.rng.between(0, self.queue.lease_ms * 2);
+        }
+        let answer = if self.hit(Fault::Malformed, 10) {
+            Err(Unprepared::Malformed)
+        } else if self.hit(Fault::Unavailable, 5) {
+            Err(Unprepared::Unavailable)
+        } else {
+            Ok(())
+        };
+        let life = self.hosts[host].life;
+        self.at(self.now + took, Happens::PreparedAt { host, life, claim, answer });
+    }
+
+    fn execute(&mut self, host: usize, claim: Token) {
+        let ignores_term = self.hit(Fault::IgnoresTerm, 20);
+        let never_ends = self.hit(Fault::NeverEnds, 5);
+        let took = if self.rng.chance(50) { self.rng.below(3_000) } else { self.rng.below(self.queue.lease_ms * 2) };
+        let verdict = if self.hit(Fault::Panics, 5) {
+            Verdict::Internal
+        } else if self.hit(Fault::Intermittent, 10) {
+            Verdict::Intermittent
+        } else {
+            self.rng.pick(&[Verdict::Completed, Verdict::Completed, Verdict::Completed, Verdict::Failed])
+        };
+        let (now, life) = (self.now, self.hosts[host].life);
+        let track = self.hosts[host].claims.get_mut(&claim).expect("a claim");
+        track.alive_since = Some(now);
+        track.ignores_term = ignores_term;
+        let task = track.run.task.clone();
+        self.alive.entry(task).or_default().insert(host);
+        // Nothing runs for ever: a canceled task of this kind is noticed by its worker, any other has a limit of its own.
+        let took = if never_ends { self.queue.lease_ms * 12 } else { took };
+        self.at(now + took, Happens::EndedAt { host, life, claim, verdict });
+    }
+
+    fn kill(&mut self, host: usize, claim: Token, grace: Duration) {
+        let Some(track) = self.hosts[host].claims.get_mut(&claim) else { return };
+        track.killed = true;
+        let took = if track.ignores_term { millis(grace) } else { self.rng.below(millis(grace) + 1) };
+        let took = if self.hosts[host].claims[&claim].alive_since.is_some() { took } else { 0 };
+        let life = self.hosts[host].life;
+        self.at(self.now + took, Happens::EndedAt { host, life, claim, verdict: Verdict::Failed });
+    }
+
+    fn payload_ended(&mut self, host: usize, claim: Token, verdict: Verdict) {
+        let Some(track) = self.hosts[host].claims.get_mut(&claim) else { return };
+        if std::mem::replace(&mut track.ended, true) {
+            return;
+        }
+        track.verdict = Some(verdict);
+        let task = track.run.task.clone();
+        if track.alive_since.is_some() {
+            self.check_outlived(host, claim);
+            self.alive.entry(task).or_default().remove(&host);
+            self.hosts[host].claims.get_mut(&claim).expect("a claim").alive_since = None;
+        }
+        self.tell(host, Event::Ended { claim, verdict });
+    }
+
+    fn settle(&mut self, host: usize, claim: Token) {
+        let mut took = self.rng.between(0, 500);
+        if self.hit(Fault::SlowSettle, 10) {
+            took = self.rng.between(0, self.queue.lease_ms * 2);
+        }
+        let settled = if self.hit(Fault::ArtifactMissing, 5) {
+            Settled::Missing
+        } else if self.hit(Fault::ArtifactUnstored, 5) {
+            Settled::Unstored
+        } else {
+            Settled::Clean
+        };
+        let life = self.hosts[host].life;
+        self.at(self.now + took, Happens::SettledAt { host, life, claim, settled });
+    }
+
+    // --- the network
+
+    fn send(&mut self, host: usize, call: Call, timeout: u64) {
+        let sent_at = self.hosts[host].local(self.now);
+        let gives_up = self.now + timeout;
+        let mut request =
+            Request { host, life: self.hosts[host].life, call, sent_at, gives_up, back: Back::After(self.rng.between(1, 40)) };
+        let mut there = self.rng.between(1, 40);
+        let instantly = [Fault::Refused, Fault::DnsFailure, Fault::TlsFailure];
+        for fault in instantly {
+            if self.hit(fault, 2) {
+                return self.at(self.now + 1, Happens::Reply { request, answer: Err(Refusal::Retry { after: None }) });
+            }
+        }
+        if self.hit(Fault::BlackHole, 2) {
+            return self.at(gives_up, Happens::Reply { request, answer: Err(Refusal::Retry { after: None }) });
+        }
+        if self.hit(Fault::ReplyLost, 3) || self.now < self.hosts[host].partitioned_until {
+            request.back = Back::Lost;
+        } else if self.hit(Fault::ResetMidBody, 3) || self.hit(Fault::Proxy504AfterCommit, 2) {
+            request.back = Back::Broken(self.rng.between(1, 5_000));
+        } else if self.hit(Fault::InternalErrorAfterCommit, 3) {
+            request.back = Back::Broken(10);
+        } else if self.hit(Fault::SlowReply, 3) {
+            request.back = Back::After(self.rng.between(1, 120_000));
+        }
+        if self.hit(Fault::LateRequest, 2) {
+            there = timeout + self.rng.between(1, 60_000);
+            request.back = Back::Lost;
+        }
+        if there >= timeout || request.back == Back::Lost {
+            self.at(gives_up, Happens::Reply { request: request.clone(), answer: Err(Refusal::Retry { after: None }) });
+        }
+        self.at(self.now + there, Happens::Arrive(request));
+    }
+
+    fn send_back(&mut self, request: Request, answer: Result<Answer, Refusal>) {
+        let silent = Err(Refusal::Retry { after: None });
+        match request.back {
+            // The caller was told already, when its patience ended.
+            Back::Lost => {}
+            Back::Broken(took) => {
+                let at = (self.now + took).min(request.gives_up);
+                self.at(at, Happens::Reply { request, answer: silent });
+            }
+            Back::After(took) if self.now + took >= request.gives_up => {
+                self.at(request.gives_up, Happens::Reply { request, answer: silent });
+            }
+            Back::After(took) => self.at(self.now + took, Happens::Reply { request, answer }),
+        }
+    }
+
+    fn arrive(&mut self, request: Request) {
+        if let Some(refusal) = self.service_fault(&request) {
+            return self.send_back(request, Err(refusal));
+        }
+        let host = request.host;
+        let answer = match request.call.clone() {
+            Call::Open => {
+                self.stale.remove(&host);
+                Ok(Answer::Opened)
+            }
+            Call::Poll { lane, max } if self.hosts[host].azure => Ok(self.receive(lane, max)),
+            Call::Poll { max, .. } => return self.claim_work(request, max),
+            Call::Recover { held } => {
+                let mut granted = Vec::new();
+                for run in self.queue.claimed_by(host).into_iter().filter(|run| !held.contains(run)) {
+                    if let Ok(Answer::Length(length)) = self.length(|queue, now| queue.reclaim(host, &run, now)) {
+                        granted.push((run, length));
+                    }
+                }
+                Ok(Answer::Granted(granted))
+            }
+            Call::Claim { run, .. } => self.length(|queue, now| queue.claim(host, &run, now)),
+            Call::Delete { id, receipt, .. } => {
+                let deleted = !self.hit(Fault::DeleteMismatch, 3) && self.queue.delete(id, receipt);
+                if deleted { Ok(Answer::Done) } else { Err(Refusal::Rejected) }
+            }
+            Call::Reclaim { run, .. } => self.length(|queue, now| queue.reclaim(host, &run, now)),
+            Call::Report { run, outcome, .. } => {
+                self.queue.report(host, &run, outcome, self.now).map(|()| Answer::Done).map_err(|()| Refusal::Gone)
+            }
+            Call::Check { run, .. } => {
+                let ours = matches!(self.queue.state(&run), Some(State::Running { host: owner, .. }) if owner == host);
+                Ok(Answer::Canceled(!ours))
+            }
+        };
+        self.watch_expiries(&request, &answer);
+        self.send_back(request, answer);
+        self.serve_waiters();
+    }
+
+    /// What the service refuses before it does anything.
+    fn service_fault(&mut self, request: &Request) -> Option<Refusal> {
+        let host = request.host;
+        if self.now < self.errors_until || self.hit(Fault::InternalErrorBeforeCommit, 2) || self.hit(Fault::Proxy502, 2) {
+            return Some(Refusal::Retry { after: None });
+        }
+        if self.hit(Fault::Html200, 1) || self.hit(Fault::Redirect, 1) {
+            return Some(Refusal::Retry { after: None });
+        }
+        if self.hit(Fault::TooManyRequests, 1) {
+            return Some(Refusal::Throttled { after: None });
+        }
+        if self.hit(Fault::TooManyRequestsWithRetryAfter, 1) {
+            return Some(Refusal::Throttled { after: Some(Duration::from_secs(self.rng.between(1, 120))) });
+        }
+        let azure = self.hosts[host].azure;
+        match request.call {
+            Call::Delete { .. } if self.hit(Fault::DeleteForbidden, 3) => return Some(Refusal::Stale),
+            Call::Delete { .. } => return None,
+            Call::Poll { .. } if azure => {
+                let stale = self.stale.contains(&host) || self.hit(Fault::QueueNotFound, 1);
+                return stale.then_some(Refusal::Stale);
+            }
+            Call::Claim { .. } if self.now < self.hosts[host].quarantined_until => {
+                return Some(Refusal::Retry { after: None });
+            }
+            Call::Claim { .. } if self.misconfigured(host) => return Some(Refusal::Rejected),
+            Call::Open | Call::Poll { .. } | Call::Recover { .. } | Call::Claim { .. } => {}
+            Call::Reclaim { .. } | Call::Report { .. } | Call::Check { .. } => {}
+        }
+        if self.now < self.forbidden_until || self.hit(Fault::UnauthorizedOnce, 1) {
+            return Some(Refusal::Denied);
+        }
+        None
+    }
+
+    /// A worker whose own requests are wrong: from its first claim to its last.
+    fn misconfigured(&mut self, host: usize) -> bool {
+        if self.hosts[host].request_good.is_none() {
+            let good = !self.hit(Fault::WorkerRequestRejected, 5);
+            self.hosts[host].request_good = Some(good);
+        }
+        self.hosts[host].request_good == Some(false)
+    }
+
+    fn receive(&mut self, lane: Lane, max: u8) -> Answer {
+        let more = usize::from(self.hit(Fault::MoreThanAsked, 3));
+        let mut entries = self.queue.receive(lane.0, usize::from(max) + more, self.now);
+        if !entries.is_empty() && self.hit(Fault::SameMessageTwice, 10) {
+            let mut again = entries[0].clone();
+            let stored = self.queue.entries.get_mut(&again.id).expect("just received");
+            stored.receipt += 1_000_000_000;
+            again.receipt = stored.receipt;
+            entries.push(again);
+        }
+        let counts = entries.iter().map(|entry| entry.dequeues).collect();
+        let received = entries.into_iter().map(|entry| Received { id: entry.id, receipt: entry.receipt, run: entry.run });
+        Answer::Entries(received.collect(), counts)
+    }
+
+    fn claim_work(&mut self, request: Request, max: u8) {
+        let more = usize::from(self.hit(Fault::ClaimWorkUnasked, 2));
+        let quarantined = self.now < self.hosts[request.host].quarantined_until;
+        let runs = if quarantined { Vec::new() } else { self.queue.claim_work(request.host, usize::from(max) + more, self.now) };
+        if runs.is_empty() {
+            self.order += 1;
+            let id = self.order;
+            self.waiters.insert(id, request);
+            return self.at(self.now + self.queue.lease_ms / LONG_POLL_SHARE, Happens::LongPollOver { id });
+        }
+        let answer = Ok(self.granted(runs));
+        self.watch_expiries(&request, &answer);
+        self.send_back(request, answer);
+    }
+
+    fn serve_waiters(&mut self) {
+        for (id, request) in std::mem::take(&mut self.waiters) {
+            let Call::Poll { max, .. } = request.call else { continue };
+            let connected = self.hosts[request.host].life == request.life && self.now < request.gives_up;
+            if !connected {
+                continue;
+            }
+            let quarantined = self.now < self.hosts[request.host].quarantined_until;
+            let runs = if quarantined { Vec::new() } else { self.queue.claim_work(request.host, usize::from(max), self.now) };
+            if runs.is_empty() {
+                self.waiters.insert(id, request);
+                continue;
+            }
+            let answer = Ok(self.granted(runs));
+            self.watch_expiries(&request, &answer);
+            self.send_back(request, answer);
+        }
+    }
+
+    /// The resolver looks at each claim when it should be over, up to 5 s late as the real one does.
+    fn watch_expiries(&mut self, request: &Request, answer: &Result<Answer, Refusal>) {
+        let runs: Vec<Run> = match (&request.call, answer) {
+            (Call::Claim { run, .. } | Call::Reclaim { run, .. }, Ok(Answer::Length(_))) => vec![run.clone()],
+            (_, Ok(Answer::Granted(granted))) => granted.iter().map(|(run, _)| run.clone()).collect(),
+            _ => Vec::new(),
+        };
+        for run in runs {
+            if let Some(State::Running { taken_until, .. }) = self.queue.state(&run) {
+                let late = self.rng.below(5_000);
+                self.at(taken_until + late, Happens::Expiry { run });
+            }
+        }
+    }
+
+    /// What an adapter makes of `takenUntil` and a `Date` of whole seconds: never more than is left.
+    fn left(&self, until: u64) -> Duration {
+        Duration::from_millis(until.saturating_sub(self.now / 1_000 * 1_000 + 1_000))
+    }
+
+    fn length(&mut self, ask: impl FnOnce(&mut Queue, u64) -> Result<u64, ()>) -> Result<Answer, Refusal> {
+        let until = ask(&mut self.queue, self.now).map_err(|()| Refusal::Gone)?;
+        Ok(Answer::Length(self.left(until)))
+    }
+
+    fn granted(&self, runs: Vec<Run>) -> Answer {
+        let length = self.left(self.now + self.queue.lease_ms);
+        Answer::Granted(runs.into_iter().map(|run| (run, length)).collect())
+    }
+
+    // --- replies
+
+    fn reply(&mut self, request: Request, answer: Result<Answer, Refusal>) {
+        let Request { host, call, sent_at, .. } = request;
+        self.sent_at = sent_at;
+        let event = match call {
+            Call::Open => {
+                let usable_for = Some(Duration::from_millis(self.queue.lease_ms * 2));
+                let count = self.hosts[host].lanes();
+                self.hosts[host].next_lane = 0;
+                let answer = answer.map(|_| Lanes { count, usable_for });
+                Event::Opened { source: SourceId(0), sent_at, answer }
+            }
+            Call::Poll { lane, max } => {
+                self.hosts[host].reserved -= u32::from(max);
+                let answer = answer.map(|answer| self.haul(host, answer));
+                self.check_polled(host, lane, &answer);
+                Event::Polled { source: SourceId(0), lane, sent_at, answer }
+            }
+            Call::Recover { .. } => {
+                let answer = answer.map(|answer| self.haul(host, answer).claims);
+                self.check_recovered(host, &answer);
+                Event::Recovered { source: SourceId(0), sent_at, answer }
+            }
+            Call::Claim { claim, .. } => {
+                let answer = answer.map(|answer| answer.expect_length());
+                self.check_claimed(host, claim, sent_at, answer);
+                Event::Claimed { claim, sent_at, answer }
+            }
+            Call::Delete { message, .. } => {
+                let answer = answer.map(|_| ());
+                self.check_deleted(host, message, answer);
+                Event::Deleted { message, answer }
+            }
+            Call::Reclaim { claim, .. } => {
+                let answer = answer.map(|answer| answer.expect_length());
+                self.check_reclaimed(host, claim, sent_at, answer);
+                Event::Reclaimed { claim, sent_at, answer }
+            }
+            Call::Report { claim, .. } => {
+                let answer = answer.map(|_| ());
+                if let Some(track) = self.hosts[host].claims.get_mut(&claim) {
+                    track.answered |= matches!(answer, Ok(()) | Err(Refusal::Gone | Refusal::Rejected));
+                }
+                Event::Reported { claim, answer }
+            }
+            Call::Check { claim, .. } => {
+                let answer = answer.map(|answer| matches!(answer, Answer::Canceled(true)));
+                if let Some(track) = self.hosts[host].claims.get_mut(&claim) {
+                    track.told_canceled |= answer == Ok(true);
+                }
+                Event::Checked { claim, answer }
+            }
+        };
+        self.tell(host, event);
+    }
+
+    fn haul(&mut self, host: usize, answer: Answer) -> Haul {
+        let mut haul = Haul::default();
+        match answer {
+            Answer::Entries(entries, counts) => {
+                for (entry, dequeue_count) in entries.into_iter().zip(counts) {
+                    let token = self.hosts[host].token();
+                    haul.messages.push(Seen { token, id: entry.id.to_string().into(), dequeue_count, run: entry.run.clone() });
+                    self.hosts[host].receipts.insert(entry.id, entry.receipt);
+                    self.hosts[host].entries.insert(token, entry);
+                }
+            }
+            Answer::Granted(granted) => {
+                for (run, length) in granted {
+                    let token = self.hosts[host].token();
+                    let mut track = Track::new(run.clone());
+                    track.granted_calm = self.calm;
+                    self.hosts[host].claims.insert(token, track);
+                    haul.claims.push(Brought { token, run, length });
+                }
+            }
+            Answer::Opened | Answer::Length(_) | Answer::Done | Answer::Canceled(_) => unreachable!("no haul"),
+        }
+        haul
+    }
+
+    pub fn other_alive(&self, task: &TaskId, host: usize) -> Option<usize> {
+        self.alive.get(task)?.iter().copied().find(|other| *other != host)
+    }
+}
+
+pub fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).expect("fits")
+}
