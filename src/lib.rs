@@ -10,5 +10,6 @@ pub mod handler;
 pub mod host;
 pub mod limits;
 pub mod observe;
+pub mod queue;
 pub mod source;
 pub mod worker;

@@ -121,3 +121,77 @@ pub const PROGRAM_LINES_MAX: usize = 20_000;
 pub const PROGRAM_COMPLAINTS_MAX: usize = 20;
 /// The largest schema file that is read.
 pub const SCHEMA_BYTES_MAX: u64 = 1 << 20;
+/// How many runs a task of the embedded queue may have.
+pub const QUEUE_RUNS_MAX: usize = 50;
+/// How far into the future a deadline may lie.
+pub const QUEUE_DEADLINE_MAX: Duration = Duration::from_secs(5 * 24 * 3600);
+/// How far the clocks of the embedded queue and its callers may differ.
+pub const QUEUE_DRIFT: Duration = Duration::from_secs(15 * 60);
+/// How far out of its time a certificate is still accepted.
+pub const QUEUE_CERTIFICATE_DRIFT: Duration = Duration::from_secs(5 * 60);
+/// How long a certificate may last.
+pub const QUEUE_CERTIFICATE_LIFE_MAX: Duration = Duration::from_secs(31 * 24 * 3600);
+/// How many tasks one task may depend on.
+pub const QUEUE_DEPENDENCIES_MAX: usize = 1_000;
+/// How long a claim lasts, unless configured.
+pub const QUEUE_CLAIM_TIMEOUT: Duration = Duration::from_secs(1200);
+/// How long after its end a claim is resolved, unless configured.
+pub const QUEUE_CLAIM_DELAY: Duration = Duration::from_secs(5);
+/// How long after its deadline a task is resolved, unless configured.
+pub const QUEUE_DEADLINE_DELAY: Duration = Duration::from_secs(5);
+/// How long signed poll URLs are accepted, unless configured.
+pub const QUEUE_POLL_URL_LIFE: Duration = Duration::from_secs(30 * 60);
+/// How long a received message is hidden, unless configured.
+pub const QUEUE_VISIBILITY: Duration = Duration::from_secs(300);
+/// The longest that a message may be hidden.
+pub const QUEUE_VISIBILITY_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
+/// How long a request for work is held while there is none.
+pub const QUEUE_LONG_POLL: Duration = Duration::from_secs(20);
+/// How many requests for work are held at once.
+pub const QUEUE_LONG_POLLS_MAX: usize = 4_096;
+/// How many requests for work may wait in one task queue.
+pub const QUEUE_WAITERS_MAX: usize = 4_096;
+/// How many connections the embedded queue serves at once.
+pub const QUEUE_CONNECTIONS_MAX: usize = 8_192;
+/// How long a connection to the embedded queue may stay without a byte moving.
+pub const QUEUE_IDLE_MAX: Duration = Duration::from_secs(90);
+/// The largest request body, artifacts aside.
+pub const QUEUE_BODY_BYTES_MAX: usize = 10 << 20;
+/// How long a request body may take to come, artifacts aside.
+pub const QUEUE_BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// The largest artifact that is stored, unless configured.
+pub const QUEUE_ARTIFACT_BYTES_MAX: u64 = 4 << 30;
+/// How many jobs may wait for the store.
+pub const QUEUE_JOBS_MAX: usize = 4_096;
+/// How many jobs share a commit.
+pub const QUEUE_BATCH_MAX: usize = 512;
+/// How many prepared statements are kept.
+pub const QUEUE_STATEMENTS_MAX: usize = 64;
+/// How many tasks past their deadline a request for work looks beyond.
+pub const QUEUE_CLAIM_SCAN_MAX: usize = 256;
+/// How many entries a round of a resolver deals with.
+pub const QUEUE_SWEEP_MAX: usize = 512;
+/// How often expired tasks and artifacts are looked for.
+pub const QUEUE_SWEEP_EVERY: Duration = Duration::from_secs(600);
+/// How many entries a page of a listing has at most.
+pub const QUEUE_PAGE_MAX: usize = 1_000;
+/// How many workers the embedded queue remembers.
+pub const QUEUE_WORKERS_MAX: usize = 10_000;
+/// How many of a worker's latest claims are remembered.
+pub const QUEUE_WORKER_TASKS_MAX: usize = 20;
+/// How long the embedded queue waits for calls under way when it is stopped.
+pub const QUEUE_STOP_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long after an exception artifacts of the run are still taken.
+pub const QUEUE_LATE_ARTIFACTS: Duration = Duration::from_secs(25 * 60);
+/// How long the address that an artifact is put to is accepted.
+pub const QUEUE_PUT_URL_LIFE: Duration = Duration::from_secs(45 * 60);
+/// How long the address that an artifact is got from is accepted.
+pub const QUEUE_GET_URL_LIFE: Duration = Duration::from_secs(30 * 60);
+/// The largest object that may come within a call.
+pub const QUEUE_INLINE_BYTES_MAX: usize = 1 << 20;
+/// How long the next piece of an artifact may take to come.
+pub const QUEUE_CHUNK_TIMEOUT: Duration = Duration::from_secs(60);
+/// How much of a stored artifact is read at a time.
+pub const QUEUE_READ_BYTES: usize = 64 << 10;
+/// How long a request for work is held while too many others already are.
+pub const QUEUE_CROWDED_POLL: Duration = Duration::from_secs(1);

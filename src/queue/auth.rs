@@ -1,0 +1,409 @@
+//! Who calls: Hawk signatures, temporary credentials and their certificates, and the credentials made for a claim.
+//!
+//! Everything is verified without a look-up: a certificate is signed with its issuer's token, and the token of a
+//! temporary credential follows from it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE_NO_PAD};
+use hawk::mac::Mac;
+use hawk::{Bewit, Header, Key, PayloadHasher, RequestBuilder, SHA256};
+use secrecy::{ExposeSecret, SecretString};
+use serde::{Deserialize, Serialize};
+
+use super::clock::Millis;
+use super::fault::{Code, Fault};
+use super::scopes::{Asks, Era, holds, holds_all, refusal};
+use crate::limits::{QUEUE_CERTIFICATE_DRIFT, QUEUE_CERTIFICATE_LIFE_MAX, QUEUE_DRIFT};
+
+/// Whether callers must prove who they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Auth {
+    /// Every call is signed by a configured client, or by credentials that follow from one.
+    #[default]
+    Checked,
+    /// Everybody may do everything. For a loopback address and trusted users only.
+    Open,
+}
+
+/// A client that may call the queue.
+#[derive(Debug, Clone)]
+pub struct Client {
+    /// Its name, such as `worker` or `project/ci/fleet`.
+    pub client_id: String,
+    /// Its secret.
+    pub access_token: SecretString,
+    /// What it may do; a scope that ends in `*` covers all that start like it.
+    pub scopes: Vec<String>,
+}
+
+/// The issuer of the credentials that the queue itself makes.
+const ISSUER: &str = "static/taskcluster/queue";
+
+/// The name that `CertificateFields::start` and its kin are signed under.
+const CERTIFICATE_VERSION: u8 = 1;
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Certificate {
+    version: u8,
+    scopes: Vec<String>,
+    start: i64,
+    expiry: i64,
+    seed: String,
+    signature: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    issuer: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Ext {
+    certificate: Option<Certificate>,
+    authorized_scopes: Option<Vec<String>>,
+}
+
+/// Temporary credentials as they are handed out.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Credentials {
+    client_id: String,
+    access_token: String,
+    certificate: String,
+}
+
+/// A caller who has been recognised, or nobody.
+#[derive(Debug, Clone)]
+pub(crate) struct Caller {
+    client: Option<Arc<str>>,
+    scopes: Arc<[String]>,
+}
+
+impl Caller {
+    /// Refuses a caller who lacks what is asked for.
+    pub(crate) fn must(&self, asks: &Asks, era: Era) -> Result<(), Fault> {
+        match refusal(asks, &self.scopes, self.client.as_deref(), era) {
+            None => Ok(()),
+            Some(told) => Err(Fault::new(Code::InsufficientScopes, told)),
+        }
+    }
+
+    pub(crate) fn must_have(&self, scope: String) -> Result<(), Fault> {
+        if holds(&self.scopes, &scope) {
+            return Ok(());
+        }
+        self.must(&Asks::Scope(scope), Era::Modern)
+    }
+}
+
+/// The parts of a request that a signature covers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Signed<'a> {
+    pub(crate) method: &'a str,
+    /// Path and query as they were sent.
+    pub(crate) target: &'a str,
+    /// The `Host` header.
+    pub(crate) host: &'a str,
+    pub(crate) authorization: Option<&'a str>,
+    pub(crate) content_type: &'a str,
+    pub(crate) body: &'a [u8],
+}
+
+/// Every secret of the queue: those of its clients and its own.
+pub(crate) struct Keyring {
+    auth: Auth,
+    clients: HashMap<String, Client>,
+    own: SecretString,
+    anonymous: Arc<[String]>,
+    everything: Arc<[String]>,
+    /// Host and port under which the queue is known outside, where a proxy hides them.
+    public: Option<Address>,
+}
+
+/// A host name without port, and the port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Address {
+    pub(crate) host: String,
+    pub(crate) port: u16,
+}
+
+fn denied(told: impl Into<String>) -> Fault {
+    Fault::new(Code::AuthenticationFailed, told)
+}
+
+/// HMAC-SHA256. It cannot fail for the keys and data there are; an empty answer would match nothing.
+pub(crate) fn hmac(key: &[u8], data: &[u8]) -> Vec<u8> {
+    Key::new(key, SHA256).and_then(|key| key.sign(data)).unwrap_or_default()
+}
+
+/// Whether two signatures are the same, in a time that does not tell where they differ.
+pub(crate) fn same_bytes(left: Vec<u8>, right: Vec<u8>) -> bool {
+    !left.is_empty() && Mac::from(left) == Mac::from(right)
+}
+
+/// A random name of 22 characters.
+pub(crate) fn slugid() -> String {
+    URL_SAFE_NO_PAD.encode(uuid::Uuid::new_v4().as_bytes())
+}
+
+impl Keyring {
+    pub(crate) fn new(
+        auth: Auth,
+        clients: &[Client],
+        own: SecretString,
+        anonymous: &[String],
+        public: Option<Address>,
+    ) -> Self {
+        let clients = clients.iter().map(|client| (client.client_id.clone(), client.clone()));
+        Self {
+            auth,
+            clients: clients.collect(),
+            own,
+            anonymous: anonymous.into(),
+            everything: Arc::from(["*".to_owned()]),
+            public,
+        }
+    }
+
+    /// Signs something only the queue itself will verify, for one purpose.
+    pub(crate) fn sign(&self, purpose: &str, text: &str) -> Vec<u8> {
+        hmac(self.own.expose_secret().as_bytes(), format!("{purpose}\n{text}").as_bytes())
+    }
+
+    /// Makes temporary credentials.
+    pub(crate) fn issue(&self, client_id: String, scopes: Vec<String>, start: Millis, expiry: Millis) -> Credentials {
+        let token = self.own.expose_secret();
+        let mut certificate = Certificate {
+            version: CERTIFICATE_VERSION,
+            scopes,
+            start: start.0,
+            expiry: expiry.0,
+            seed: slugid() + &slugid(),
+            signature: String::new(),
+            issuer: Some(ISSUER.to_owned()),
+        };
+        certificate.signature = STANDARD.encode(signature(token, &certificate, &client_id));
+        Credentials {
+            client_id,
+            access_token: URL_SAFE_NO_PAD.encode(hmac(token.as_bytes(), certificate.seed.as_bytes())),
+            certificate: serde_json::to_string(&certificate).unwrap_or_default(),
+        }
+    }
+
+    /// Finds out who made a request. A request without a signature is nobody's, which is not an error.
+    pub(crate) fn recognise(&self, request: &Signed<'_>, now: Millis) -> Result<Caller, Fault> {
+        if self.auth == Auth::Open {
+            let scopes = Arc::clone(&self.everything);
+            return Ok(Caller { client: Some("open".into()), scopes });
+        }
+        let bewit = request
+            .target
+            .split_once('?')
+            .and_then(|(_, query)| query.split('&').find_map(|pair| pair.strip_prefix("bewit=")));
+        match (request.authorization, bewit) {
+            (Some(header), _) => self.by_header(request, header, now),
+            (None, Some(bewit)) => self.by_bewit(request, bewit, now),
+            (None, None) => Ok(Caller { client: None, scopes: Arc::clone(&self.anonymous) }),
+        }
+    }
+
+    fn by_header(&self, request: &Signed<'_>, header: &str, now: Millis) -> Result<Caller, Fault> {
+        let header: Header = header
+            .strip_prefix("Hawk ")
+            .filter(|rest| short_number(rest.split_once("ts=\"").map(|(_, rest)| rest)))
+            .and_then(|rest| rest.parse().ok())
+            .ok_or_else(|| denied("Unauthorized: Bad header format"))?;
+        let id = header.id.clone().ok_or_else(|| denied("Unauthorized: Missing attributes"))?;
+        let rights = self.rights(&id, header.ext.as_deref(), now)?;
+        let key = Key::new(rights.token.as_bytes(), SHA256).map_err(|_| denied("Unauthorized: Bad credentials"))?;
+        // The time is held against our own clock below, so that its refusal has a name of its own.
+        let anytime = Duration::from_secs(u64::from(u32::MAX) * 4);
+        let fits = self.addresses(request.host).any(|at| {
+            RequestBuilder::new(request.method, &at.host, at.port, request.target)
+                .request()
+                .validate_header(&header, &key, anytime)
+        });
+        if !fits {
+            return Err(denied("Unauthorized: Bad mac"));
+        }
+        let sent = header.ts.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
+        let sent = Millis(0).plus(sent);
+        if sent.until(now).max(now.until(sent)) > QUEUE_DRIFT {
+            return Err(denied("Unauthorized: Stale timestamp"));
+        }
+        if let Some(hash) = header.hash {
+            check_hash(request, hash)?;
+        }
+        Ok(rights.caller)
+    }
+
+    fn by_bewit(&self, request: &Signed<'_>, text: &str, now: Millis) -> Result<Caller, Fault> {
+        let plain = URL_SAFE_NO_PAD.decode(text.trim_end_matches('=')).unwrap_or_default();
+        let plain = String::from_utf8_lossy(&plain);
+        let bewit: Bewit<'_> = short_number(plain.split_once('\\').map(|(_, rest)| rest))
+            .then(|| text.parse().ok())
+            .flatten()
+            .ok_or_else(|| denied("Unauthorized: Invalid bewit encoding"))?;
+        let rights = self.rights(bewit.id(), bewit.ext(), now)?;
+        let key = Key::new(rights.token.as_bytes(), SHA256).map_err(|_| denied("Unauthorized: Bad credentials"))?;
+        let bare = without_bewit(request.target);
+        let fits = self
+            .addresses(request.host)
+            .any(|at| RequestBuilder::new("GET", &at.host, at.port, &bare).request().validate_bewit(&bewit, &key));
+        if request.method == "GET" && fits {
+            return Ok(rights.caller);
+        }
+        Err(denied("Unauthorized: Bad mac"))
+    }
+
+    fn addresses(&self, host: &str) -> impl Iterator<Item = Address> {
+        let own = parse_host(host, 80);
+        own.into_iter().chain(self.public.clone())
+    }
+
+    /// The scopes and the secret of an issuer by name.
+    fn issuer(&self, name: &str) -> Result<Issuer<'_>, Fault> {
+        if name == ISSUER {
+            return Ok(Issuer { token: self.own.expose_secret(), scopes: &self.everything });
+        }
+        let client =
+            self.clients.get(name).ok_or_else(|| denied(format!("Unauthorized: Client ID {name} is not known")))?;
+        Ok(Issuer { token: client.access_token.expose_secret(), scopes: &client.scopes })
+    }
+
+    fn rights(&self, id: &str, ext: Option<&str>, now: Millis) -> Result<Rights, Fault> {
+        let ext = match ext {
+            Some(text) if !text.is_empty() => read_ext(text)?,
+            Some(_) | None => Ext::default(),
+        };
+        let (token, mut scopes) = match ext.certificate {
+            None if id == ISSUER => return Err(denied("Unauthorized: Client ID is not known")),
+            None => {
+                let client = self.issuer(id)?;
+                (client.token.to_owned(), client.scopes.to_vec())
+            }
+            Some(certificate) => self.by_certificate(id, certificate, now)?,
+        };
+        if let Some(narrowed) = ext.authorized_scopes {
+            if !holds_all(&scopes, &narrowed) {
+                return Err(denied("ext.authorizedScopes oversteps the scopes of the credentials that carry it"));
+            }
+            scopes = narrowed;
+        }
+        scopes.extend(self.anonymous.iter().cloned());
+        let caller = Caller { client: Some(id.into()), scopes: scopes.into() };
+        Ok(Rights { token, caller })
+    }
+
+    fn by_certificate(&self, id: &str, certificate: Certificate, now: Millis) -> Result<(String, Vec<String>), Fault> {
+        let named = certificate.issuer.as_deref();
+        let issuer_id = named.unwrap_or(id);
+        if certificate.version != CERTIFICATE_VERSION {
+            return Err(denied("ext.certificate.version must be 1"));
+        }
+        if certificate.seed.len() != 44 {
+            return Err(denied("ext.certificate.seed must be 44 characters"));
+        }
+        if named == Some(id) {
+            return Err(denied("ext.certificate.issuer must differ from the supplied clientId"));
+        }
+        if Millis(certificate.start) > now.plus(QUEUE_CERTIFICATE_DRIFT) {
+            return Err(denied("ext.certificate.start > now"));
+        }
+        if Millis(certificate.expiry) < now.minus(QUEUE_CERTIFICATE_DRIFT) {
+            return Err(denied("ext.certificate.expiry < now"));
+        }
+        if Millis(certificate.start).until(Millis(certificate.expiry)) > QUEUE_CERTIFICATE_LIFE_MAX {
+            return Err(denied("ext.certificate cannot last longer than 31 days!"));
+        }
+        let issuer = self.issuer(issuer_id)?;
+        let create = format!("auth:create-client:{id}");
+        if named.is_some() && !holds(issuer.scopes, &create) {
+            return Err(denied(format!(
+                "ext.certificate issuer `{issuer_id}` doesn't have `{create}` for supplied clientId."
+            )));
+        }
+        if !holds_all(issuer.scopes, &certificate.scopes) {
+            return Err(denied(format!(
+                "ext.certificate issuer `{issuer_id}` doesn't satisfiy all certificate scopes"
+            )));
+        }
+        let signed = STANDARD.decode(&certificate.signature).unwrap_or_default();
+        if !same_bytes(signature(issuer.token, &certificate, id), signed) {
+            return Err(denied("ext.certificate.signature is not valid"));
+        }
+        let key = hmac(issuer.token.as_bytes(), certificate.seed.as_bytes());
+        Ok((URL_SAFE_NO_PAD.encode(key), certificate.scopes))
+    }
+}
+
+struct Issuer<'a> {
+    token: &'a str,
+    scopes: &'a [String],
+}
+
+struct Rights {
+    token: String,
+    caller: Caller,
+}
+
+fn signature(token: &str, certificate: &Certificate, client_id: &str) -> Vec<u8> {
+    let named = certificate
+        .issuer
+        .as_ref()
+        .map_or_else(String::new, |issuer| format!("clientId:{client_id}\nissuer:{issuer}\n"));
+    let text = format!(
+        "version:{}\n{named}seed:{}\nstart:{}\nexpiry:{}\nscopes:\n{}",
+        certificate.version,
+        certificate.seed,
+        certificate.start,
+        certificate.expiry,
+        certificate.scopes.join("\n"),
+    );
+    hmac(token.as_bytes(), text.as_bytes())
+}
+
+fn read_ext(text: &str) -> Result<Ext, Fault> {
+    let bytes =
+        STANDARD.decode(text).or_else(|_| STANDARD_NO_PAD.decode(text)).or_else(|_| URL_SAFE_NO_PAD.decode(text));
+    let read = bytes.ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    read.ok_or_else(|| denied("Failed to parse ext"))
+}
+
+fn check_hash(request: &Signed<'_>, sent: Vec<u8>) -> Result<(), Fault> {
+    let media = request.content_type.split(';').next().unwrap_or_default().trim();
+    let media = media.to_ascii_lowercase();
+    let ours = PayloadHasher::hash(media, SHA256, request.body).unwrap_or_default();
+    if same_bytes(ours.clone(), sent) {
+        return Ok(());
+    }
+    // The braces are literally in the service's own text.
+    Err(denied(format!(
+        "Invalid payload hash: {{{{hash}}}}\nComputed payload hash: {}\nThis happens when your request carries a \
+         signed hash of the payload and the hash doesn't match the hash we've computed on the server-side.",
+        STANDARD.encode(ours)
+    )))
+}
+
+/// Whether a text starts with a number of seconds that a clock can hold; the library adds any number to one.
+fn short_number(text: Option<&str>) -> bool {
+    text.is_some_and(|text| text.bytes().take_while(u8::is_ascii_digit).count() <= 11)
+}
+
+fn without_bewit(target: &str) -> String {
+    let Some((path, query)) = target.split_once('?') else { return target.to_owned() };
+    let rest: Vec<_> = query.split('&').filter(|pair| !pair.starts_with("bewit=")).collect();
+    if rest.is_empty() { path.to_owned() } else { format!("{path}?{}", rest.join("&")) }
+}
+
+/// Reads `host`, `host:port` or `[v6]:port`.
+pub(crate) fn parse_host(text: &str, default_port: u16) -> Option<Address> {
+    let (host, port) = match text.rsplit_once(':') {
+        Some((host, port)) if !port.contains(']') => (host, port.parse().ok()?),
+        Some(_) | None => (text, default_port),
+    };
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    (!host.is_empty()).then(|| Address { host: host.to_owned(), port })
+}

@@ -1,0 +1,274 @@
+//! Whether a request body has the form its call asks for, and the words of what is wrong with it. Pure.
+//!
+//! The words are those of the JSON Schema validator behind the real service, since clients show them to people.
+
+use serde_json::{Map, Value};
+
+use super::clock::Millis;
+use super::scopes::Era;
+
+/// Whether a property must be there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Need {
+    Must,
+    May,
+}
+
+/// What a property may hold.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Kind {
+    /// Letters, digits, `-` and `_`, from 1 to so many.
+    Name(usize),
+    /// Letters, digits and `._/-`, from 1 to so many.
+    Project(usize),
+    /// Text of at most so many characters.
+    Text(usize),
+    /// `provisionerId/workerType`.
+    QueueId,
+    /// A whole number within bounds, both included.
+    Whole(i64, i64),
+    /// One of these words.
+    Choice(&'static [&'static str]),
+    /// An RFC 3339 timestamp.
+    Time,
+    /// A slugid.
+    Slug,
+    /// An object of any content.
+    Object,
+    /// A list of texts of at most so many characters.
+    Texts(usize),
+    /// A list of slugids.
+    Slugs,
+    /// An object with these properties.
+    Form(&'static [Field]),
+}
+
+/// A property of a request body.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Field {
+    pub(crate) name: &'static str,
+    pub(crate) need: Need,
+    pub(crate) kind: Kind,
+}
+
+pub(crate) const fn must(name: &'static str, kind: Kind) -> Field {
+    Field { name, need: Need::Must, kind }
+}
+
+pub(crate) const fn may(name: &'static str, kind: Kind) -> Field {
+    Field { name, need: Need::May, kind }
+}
+
+/// What is wrong with `body`, a line for each finding; empty where it is as it should be.
+pub(crate) fn findings(body: &Map<String, Value>, fields: &[Field], era: Era) -> Vec<String> {
+    let mut found = Vec::new();
+    form("data", body, fields, era, &mut found);
+    found
+}
+
+/// The refusal's text for a body that does not match the schema of that name.
+pub(crate) fn told(root: &str, schema: &str, found: &[String]) -> String {
+    let mut text =
+        format!("\nSchema Validation Failed!\nRejecting Schema: {root}/schemas/queue/v1/{schema}.json#\nErrors:");
+    for line in found {
+        text.push_str("\n  * ");
+        text.push_str(line);
+    }
+    text
+}
+
+fn form(at: &str, body: &Map<String, Value>, fields: &[Field], era: Era, found: &mut Vec<String>) {
+    let (lacks, extra) = match era {
+        Era::Legacy => ("should have required property", "should NOT have additional properties"),
+        Era::Modern => ("must have required property", "must NOT have additional properties"),
+    };
+    for field in fields {
+        if field.need == Need::Must && !body.contains_key(field.name) {
+            found.push(format!("{at} {lacks} '{}'", field.name));
+        }
+    }
+    for name in body.keys() {
+        if !fields.iter().any(|field| field.name == name) {
+            found.push(format!("{at} {extra}"));
+        }
+    }
+    for field in fields {
+        if let Some(value) = body.get(field.name) {
+            property(&format!("{at}/{}", field.name), value, field.kind, era, found);
+        }
+    }
+}
+
+fn property(at: &str, value: &Value, kind: Kind, era: Era, found: &mut Vec<String>) {
+    if let Kind::Form(fields) = kind
+        && let Value::Object(inner) = value
+    {
+        form(at, inner, fields, era, found);
+        return;
+    }
+    let wrong = match kind {
+        Kind::Name(max) => text(value, 1, max, is_name, "^([a-zA-Z0-9-_]*)$"),
+        Kind::Project(max) => text(value, 1, max, is_project, "^([a-zA-Z0-9._/-]*)$"),
+        Kind::Text(max) => text(value, 0, max, |_| true, ""),
+        Kind::QueueId => text(value, 1, 77, is_queue_id, "^[a-zA-Z0-9-_]{1,38}/[a-zA-Z0-9-_]{1,38}$"),
+        Kind::Slug => text(value, 22, 22, is_slug, SLUG_PATTERN),
+        Kind::Whole(min, max) => whole(value, min, max),
+        Kind::Choice(words) => choice(value, words),
+        Kind::Time => time(value),
+        Kind::Object | Kind::Form(_) => (!value.is_object()).then(|| "must be object".to_owned()),
+        Kind::Texts(max) => return list(at, value, found, |item| text(item, 0, max, is_ascii, "^[ -~]*$")),
+        Kind::Slugs => return list(at, value, found, |item| text(item, 22, 22, is_slug, SLUG_PATTERN)),
+    };
+    if let Some(wrong) = wrong {
+        let wrong = match era {
+            Era::Legacy => wrong.replace("must", "should"),
+            Era::Modern => wrong,
+        };
+        found.push(format!("{at} {wrong}"));
+    }
+}
+
+fn list(at: &str, value: &Value, found: &mut Vec<String>, wrong: impl Fn(&Value) -> Option<String>) {
+    let Value::Array(items) = value else {
+        found.push(format!("{at} must be array"));
+        return;
+    };
+    for (index, item) in items.iter().enumerate() {
+        if let Some(wrong) = wrong(item) {
+            found.push(format!("{at}/{index} {wrong}"));
+        }
+    }
+}
+
+fn text(value: &Value, min: usize, max: usize, fits: impl Fn(&str) -> bool, pattern: &str) -> Option<String> {
+    let Value::String(text) = value else { return Some("must be string".to_owned()) };
+    let length = text.chars().count();
+    if length > max {
+        return Some(format!("must NOT have more than {max} characters"));
+    }
+    if length < min {
+        return Some(format!("must NOT have fewer than {min} characters"));
+    }
+    (!fits(text)).then(|| format!("must match pattern \"{pattern}\""))
+}
+
+fn whole(value: &Value, min: i64, max: i64) -> Option<String> {
+    let Some(number) = value.as_i64() else { return Some("must be integer".to_owned()) };
+    if number > max {
+        return Some(format!("must be <= {max}"));
+    }
+    (number < min).then(|| format!("must be >= {min}"))
+}
+
+fn choice(value: &Value, words: &[&str]) -> Option<String> {
+    let known = value.as_str().is_some_and(|text| words.contains(&text));
+    (!known).then(|| "must be equal to one of the allowed values".to_owned())
+}
+
+fn time(value: &Value) -> Option<String> {
+    let Value::String(text) = value else { return Some("must be string".to_owned()) };
+    Millis::parse(text).is_none().then(|| "must match format \"date-time\"".to_owned())
+}
+
+const SLUG_PATTERN: &str = "^[A-Za-z0-9_-]{8}[Q-T][A-Za-z0-9_-][CGKOSWaeimquy26-][A-Za-z0-9_-]{10}[AQgw]$";
+
+/// A slugid: a UUID of version 4 in 22 characters.
+pub(crate) fn is_slug(text: &str) -> bool {
+    let bytes = text.as_bytes();
+    bytes.len() == 22
+        && is_name(text)
+        && (b'Q'..=b'T').contains(&bytes[8])
+        && b"CGKOSWaeimquy26-".contains(&bytes[10])
+        && b"AQgw".contains(&bytes[21])
+}
+
+/// Letters, digits, `-` and `_`.
+pub(crate) fn is_name(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
+}
+
+fn is_project(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._/-".contains(&byte))
+}
+
+fn is_ascii(text: &str) -> bool {
+    text.bytes().all(|byte| (b' '..=b'~').contains(&byte))
+}
+
+/// `provisionerId/workerType`, each a name of 1 to 38 characters.
+pub(crate) fn is_queue_id(text: &str) -> bool {
+    text.split_once('/').is_some_and(|(left, right)| {
+        [left, right].into_iter().all(|part| (1..=38).contains(&part.len()) && is_name(part))
+    })
+}
+
+/// The pattern of slugids, for refusals.
+pub(crate) const fn slug_pattern() -> &'static str {
+    SLUG_PATTERN
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const FIELDS: &[Field] = &[
+        must("workerGroup", Kind::Name(38)),
+        must("workerId", Kind::Name(38)),
+        may("tasks", Kind::Whole(1, 32)),
+        may("when", Kind::Time),
+        may("inner", Kind::Form(&[must("name", Kind::Text(3))])),
+    ];
+
+    fn found(body: &Value, era: Era) -> Vec<String> {
+        findings(body.as_object().unwrap(), FIELDS, era)
+    }
+
+    #[test]
+    fn each_finding_is_told_in_the_validators_words() {
+        let body = json!({
+            "workerGroup": "x".repeat(39), "workerId": "a b", "tasks": 33, "when": "noon",
+            "inner": {"name": "long", "other": 1}, "spare": true,
+        });
+        assert_eq!(
+            found(&body, Era::Modern),
+            [
+                "data must NOT have additional properties",
+                "data/workerGroup must NOT have more than 38 characters",
+                "data/workerId must match pattern \"^([a-zA-Z0-9-_]*)$\"",
+                "data/tasks must be <= 32",
+                "data/when must match format \"date-time\"",
+                "data/inner must NOT have additional properties",
+                "data/inner/name must NOT have more than 3 characters",
+            ]
+        );
+    }
+
+    #[test]
+    fn the_older_service_says_should() {
+        let body = json!({"workerGroup": "wg"});
+        assert_eq!(found(&body, Era::Legacy), ["data should have required property 'workerId'"]);
+        assert_eq!(found(&body, Era::Modern), ["data must have required property 'workerId'"]);
+    }
+
+    #[test]
+    fn a_fitting_body_has_no_findings() {
+        let body = json!({"workerGroup": "wg", "workerId": "w-1", "tasks": 32});
+        assert_eq!(found(&body, Era::Modern), Vec::<String>::new());
+        assert_eq!(
+            found(&json!({"workerGroup": 1, "workerId": "w", "tasks": 0.5}), Era::Modern),
+            ["data/workerGroup must be string", "data/tasks must be integer",]
+        );
+    }
+
+    #[test]
+    fn a_slugid_is_told_from_what_only_looks_like_one() {
+        assert!(is_slug("XJOIQcqPRgykTZR_00-b1w"));
+        assert!(!is_slug("XJOIQcqPAgykTZR_00-b1w"));
+        assert!(!is_slug("XJOIQcqPRgykTZR_00-b1"));
+        assert!(is_queue_id("test-prov/test-wt"));
+        assert!(!is_queue_id("test-prov"));
+        assert!(!is_queue_id("a/b/c"));
+    }
+}

@@ -1,0 +1,146 @@
+//! Wall-clock time as the queue keeps it: whole milliseconds, and the text forms the protocol shows them in.
+//!
+//! The protocol's times are points on the wall clock, so this is one of the few places that may read it. Tests hand
+//! in a clock that they move themselves.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use jiff::fmt::temporal::DateTimePrinter;
+use serde::{Deserialize, Serialize};
+
+static PRINTER: DateTimePrinter = DateTimePrinter::new().precision(Some(3));
+
+/// A point in time, in milliseconds since 1970.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct Millis(pub(crate) i64);
+
+impl Millis {
+    /// Reads an RFC 3339 timestamp; a finer fraction is cut to milliseconds, as JavaScript's `Date` does.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let stamp: Timestamp = text.parse().ok()?;
+        Some(Self(stamp.as_nanosecond().div_euclid(1_000_000).try_into().ok()?))
+    }
+
+    pub(crate) fn plus(self, span: Duration) -> Self {
+        Self(self.0.saturating_add(span.as_millis().try_into().unwrap_or(i64::MAX)))
+    }
+
+    pub(crate) fn minus(self, span: Duration) -> Self {
+        Self(self.0.saturating_sub(span.as_millis().try_into().unwrap_or(i64::MAX)))
+    }
+
+    /// How long until `later`; zero where it has passed.
+    pub(crate) fn until(self, later: Self) -> Duration {
+        Duration::from_millis(later.0.saturating_sub(self.0).try_into().unwrap_or(0))
+    }
+
+    fn stamp(self) -> Timestamp {
+        Timestamp::from_millisecond(self.0).unwrap_or(Timestamp::MAX)
+    }
+
+    /// `2026-11-21T10:20:44.810Z`, the form of every time but one.
+    pub(crate) fn iso(self) -> String {
+        PRINTER.timestamp_to_string(&self.stamp())
+    }
+
+    /// `2026-11-21T10:20:44.81+00:00`: how `takenUntil` of a fresh claim is shown, zeros of the fraction dropped.
+    pub(crate) fn iso_offset(self) -> String {
+        let text = self.iso();
+        let bare = text.trim_end_matches('Z');
+        let cut = bare.trim_end_matches('0').trim_end_matches('.');
+        let kept = if self.0 % 1000 == 0 { &bare[..bare.len().saturating_sub(4)] } else { cut };
+        format!("{kept}+00:00")
+    }
+
+    /// `2026-11-21T10:20:44Z`: whole seconds, as signed URLs carry them.
+    pub(crate) fn iso_seconds(self) -> String {
+        let text = self.iso();
+        format!("{}Z", text.get(..19).unwrap_or_default())
+    }
+
+    /// Seconds with as much of a fraction as there is, as JavaScript prints the number.
+    pub(crate) fn seconds_text(self) -> String {
+        let (seconds, rest) = (self.0.div_euclid(1000), self.0.rem_euclid(1000));
+        if rest == 0 {
+            return seconds.to_string();
+        }
+        format!("{seconds}.{rest:03}").trim_end_matches('0').to_owned()
+    }
+
+    /// `Sat, 21 Nov 2026 10:01:40 GMT`.
+    pub(crate) fn http_date(self) -> String {
+        jiff::fmt::rfc2822::DateTimePrinter::new().timestamp_to_rfc9110_string(&self.stamp()).unwrap_or_default()
+    }
+
+    /// The same moment a calendar year later.
+    pub(crate) fn plus_year(self) -> Self {
+        let later = self.stamp().to_zoned(jiff::tz::TimeZone::UTC).checked_add(jiff::Span::new().years(1));
+        later.map_or(self, |zoned| Self(zoned.timestamp().as_millisecond()))
+    }
+}
+
+/// Where the queue's time comes from.
+#[derive(Debug, Clone, Default)]
+pub struct Clock(Option<Arc<AtomicI64>>);
+
+impl Clock {
+    /// The host's wall clock.
+    #[must_use]
+    pub const fn wall() -> Self {
+        Self(None)
+    }
+
+    /// A clock that stands still until [`Clock::advance`] is called, starting so many milliseconds after 1970.
+    #[must_use]
+    pub fn manual(unix_millis: i64) -> Self {
+        Self(Some(Arc::new(AtomicI64::new(unix_millis))))
+    }
+
+    /// Moves a manual clock forward. A wall clock is left as it is.
+    pub fn advance(&self, span: Duration) {
+        if let Some(millis) = &self.0 {
+            millis.fetch_add(span.as_millis().try_into().unwrap_or(i64::MAX), Ordering::SeqCst);
+        }
+    }
+
+    /// Milliseconds since 1970, by this clock.
+    #[must_use]
+    pub fn unix_millis(&self) -> i64 {
+        self.now().0
+    }
+
+    pub(crate) fn now(&self) -> Millis {
+        self.0
+            .as_ref()
+            .map_or_else(|| Millis(Timestamp::now().as_millisecond()), |millis| Millis(millis.load(Ordering::SeqCst)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fresh_claims_time_drops_the_zeros_of_its_fraction() {
+        let at = |text| Millis::parse(text).unwrap().iso_offset();
+        assert_eq!(at("2026-11-21T10:40:45.009Z"), "2026-11-21T10:40:45.009+00:00");
+        assert_eq!(at("2026-11-21T10:40:45.280Z"), "2026-11-21T10:40:45.28+00:00");
+        assert_eq!(at("2026-11-21T10:40:40.000Z"), "2026-11-21T10:40:40+00:00");
+    }
+
+    #[test]
+    fn times_are_shown_with_three_digits_and_read_back_whatever_their_shape() {
+        let at = Millis::parse("2026-11-21T10:20:44.8+00:00").unwrap();
+        assert_eq!(at.iso(), "2026-11-21T10:20:44.800Z");
+        assert_eq!(at.iso_seconds(), "2026-11-21T10:20:44Z");
+        assert_eq!(at.http_date(), "Sat, 21 Nov 2026 10:20:44 GMT");
+        assert_eq!(at.plus_year().iso(), "2027-11-21T10:20:44.800Z");
+        assert_eq!(Millis(1_795_256_666_220).seconds_text(), "1795256666.22");
+        assert_eq!(Millis(1_795_256_666_000).seconds_text(), "1795256666");
+        assert_eq!(Millis::parse("yesterday"), None);
+    }
+}

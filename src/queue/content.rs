@@ -1,0 +1,286 @@
+//! The content of artifacts: the signed places it is put to and got from, and the files behind them.
+//!
+//! An upload is streamed into a file of its own and takes its name once it is whole and on disk, so a reader sees
+//! nothing or all of it.
+
+use std::path::PathBuf;
+use std::pin::Pin;
+
+use axum::body::{Body, HttpBody as _};
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::request::Parts;
+use axum::http::{HeaderValue, Response, StatusCode};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256, Sha512};
+use tokio::fs::File;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::time::timeout;
+use tokio_util::io::ReaderStream;
+
+use super::App;
+use super::auth::same_bytes;
+use super::clock::Millis;
+use super::fault::{Fault, no_such_route};
+use super::files;
+use super::route::query_param;
+use crate::limits::{QUEUE_CHUNK_TIMEOUT, QUEUE_GET_URL_LIFE, QUEUE_READ_BYTES};
+
+/// Where the content of artifacts is put and got.
+pub(crate) const PREFIX: &str = "/artifact-store/";
+
+/// The artifact that a place is for.
+pub(crate) struct Target {
+    pub(crate) task: String,
+    pub(crate) run: u32,
+    pub(crate) name: String,
+}
+
+impl Target {
+    fn path(&self) -> String {
+        let name: Vec<_> = self.name.split('/').map(urlencoding::encode).collect();
+        format!("{}/{}/{}", self.task, self.run, name.join("/"))
+    }
+
+    /// Reads what [`Target::path`] wrote. No part of it becomes a file name unhashed but a task id.
+    fn parse(path: &str) -> Option<Self> {
+        let mut parts = path.splitn(3, '/');
+        let (task, run, name) = (parts.next()?, parts.next()?.parse().ok()?, parts.next()?);
+        let name = urlencoding::decode(name).ok()?.into_owned();
+        super::check::is_slug(task).then(|| Self { task: task.to_owned(), run, name })
+    }
+
+    fn file(&self, app: &App) -> PathBuf {
+        app.artifacts.join(files::place(&self.task, self.run, &self.name))
+    }
+}
+
+fn signature(app: &App, verb: &str, path: &str, content_type: &str, end: &str) -> Vec<u8> {
+    app.keys.sign("artifact", &format!("{verb}\n{path}\n{content_type}\n{end}"))
+}
+
+fn signed(app: &App, verb: &str, path: &str, content_type: &str, end: Millis) -> String {
+    let (end, encode) = (end.0.to_string(), urlencoding::encode);
+    let signature = URL_SAFE_NO_PAD.encode(signature(app, verb, path, content_type, &end));
+    let content_type = encode(content_type);
+    format!("{}{PREFIX}{path}?type={content_type}&end={end}&sig={signature}", app.root)
+}
+
+/// Where the content of an artifact is to be put, until then.
+pub(crate) fn put_url(app: &App, target: &Target, content_type: &str, end: Millis) -> String {
+    signed(app, "PUT", &target.path(), content_type, end)
+}
+
+/// Where the content of an artifact can be got for a while.
+pub(crate) fn get_url(app: &App, target: &Target, content_type: &str) -> String {
+    let end = app.now().plus(QUEUE_GET_URL_LIFE);
+    signed(app, "GET", &target.path(), content_type, end)
+}
+
+fn answer(status: StatusCode, body: impl Into<Body>) -> Response<Body> {
+    let mut answer = Response::new(body.into());
+    *answer.status_mut() = status;
+    answer
+}
+
+/// Answers a request on a signed place; `path` is what follows the prefix.
+pub(crate) async fn serve(app: &App, parts: &Parts, path: &str, body: Body) -> Response<Body> {
+    let query = parts.uri.query().unwrap_or_default();
+    let part = |name: &str| query_param(query, name).unwrap_or_default();
+    let (content_type, end) = (part("type"), part("end"));
+    let verb = if parts.method == "HEAD" { "GET" } else { parts.method.as_str() };
+    let given = URL_SAFE_NO_PAD.decode(part("sig")).unwrap_or_default();
+    let fits = same_bytes(signature(app, verb, path, &content_type, &end), given);
+    let in_time = end.parse().is_ok_and(|end| app.now() < Millis(end));
+    if !fits || !in_time {
+        return answer(
+            StatusCode::FORBIDDEN,
+            "the address is not signed, or its time is over; ask the queue for a new one\n",
+        );
+    }
+    let Some(target) = Target::parse(path) else { return no_such_route() };
+    match verb {
+        "PUT" => {
+            let sent = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+            if sent != Some(content_type.as_str()) {
+                return answer(StatusCode::FORBIDDEN, "the content type is not the one that was signed\n");
+            }
+            put(app, &target, body).await
+        }
+        "GET" => get(app, &target, &content_type).await,
+        _ => answer(StatusCode::METHOD_NOT_ALLOWED, "an artifact is put and got, nothing else\n"),
+    }
+}
+
+/// Why content was not stored.
+enum Failed {
+    TooLarge,
+    /// The client stopped sending.
+    Cut,
+    Disk(std::io::Error),
+}
+
+impl From<std::io::Error> for Failed {
+    fn from(error: std::io::Error) -> Self {
+        Self::Disk(error)
+    }
+}
+
+async fn put(app: &App, target: &Target, body: Body) -> Response<Body> {
+    match receive(app, target, body).await {
+        Ok(()) => answer(StatusCode::OK, Body::empty()),
+        Err(Failed::TooLarge) => {
+            let told = format!("an artifact may have at most {} bytes here\n", app.artifact_bytes_max);
+            answer(StatusCode::PAYLOAD_TOO_LARGE, told)
+        }
+        Err(Failed::Cut) => answer(StatusCode::BAD_REQUEST, "the content was cut short\n"),
+        Err(Failed::Disk(error)) => {
+            tracing::error!(%error, task = target.task, "an artifact could not be stored");
+            answer(StatusCode::SERVICE_UNAVAILABLE, "the artifact could not be stored; try again\n")
+        }
+    }
+}
+
+/// A file on its way to its name; removed again where it does not get there.
+struct Draft {
+    path: PathBuf,
+    file: File,
+}
+
+impl Draft {
+    async fn make(app: &App) -> std::io::Result<Self> {
+        let folder = app.artifacts.join("incoming");
+        tokio::fs::create_dir_all(&folder).await?;
+        let path = folder.join(uuid::Uuid::new_v4().to_string());
+        let file = File::create_new(&path).await?;
+        Ok(Self { path, file })
+    }
+
+    async fn settle(mut self, app: &App, target: &Target) -> std::io::Result<()> {
+        self.file.flush().await?;
+        self.file.sync_all().await?;
+        let path = target.file(app);
+        if let Some(folder) = path.parent() {
+            tokio::fs::create_dir_all(folder).await?;
+        }
+        tokio::fs::rename(&self.path, &path).await?;
+        if let Some(folder) = path.parent() {
+            File::open(folder).await?.sync_all().await?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        // Gone already where it was settled.
+        std::fs::remove_file(&self.path).ok();
+    }
+}
+
+async fn receive(app: &App, target: &Target, mut body: Body) -> Result<(), Failed> {
+    if body.size_hint().lower() > app.artifact_bytes_max {
+        return Err(Failed::TooLarge);
+    }
+    let mut draft = Draft::make(app).await?;
+    let mut length = 0_u64;
+    loop {
+        let next = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx));
+        let frame = match timeout(QUEUE_CHUNK_TIMEOUT, next).await {
+            Ok(Some(Ok(frame))) => frame,
+            Ok(None) => break,
+            Ok(Some(Err(_))) | Err(_) => return Err(Failed::Cut),
+        };
+        if let Ok(data) = frame.into_data() {
+            length = length.saturating_add(data.len() as u64);
+            if length > app.artifact_bytes_max {
+                return Err(Failed::TooLarge);
+            }
+            draft.file.write_all(&data).await?;
+        }
+    }
+    Ok(draft.settle(app, target).await?)
+}
+
+async fn get(app: &App, target: &Target, content_type: &str) -> Response<Body> {
+    let Ok(file) = File::open(target.file(app)).await else {
+        return answer(StatusCode::NOT_FOUND, "nothing was put there\n");
+    };
+    let length = file.metadata().await.map(|about| about.len()).ok();
+    let mut found = answer(StatusCode::OK, Body::from_stream(ReaderStream::with_capacity(file, QUEUE_READ_BYTES)));
+    let headers = found.headers_mut();
+    if let Ok(value) = HeaderValue::from_str(content_type) {
+        headers.insert(CONTENT_TYPE, value);
+    }
+    if let Some(length) = length {
+        headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
+    }
+    found
+}
+
+fn target(task: &str, run: u32, name: &str) -> Target {
+    Target { task: task.to_owned(), run, name: name.to_owned() }
+}
+
+/// Stores content that came within a call.
+pub(crate) async fn store(app: &App, task: &str, run: u32, name: &str, bytes: &[u8]) -> Result<(), Fault> {
+    let written = async {
+        let mut draft = Draft::make(app).await?;
+        draft.file.write_all(bytes).await?;
+        draft.settle(app, &target(task, run, name)).await
+    };
+    written.await.map_err(|error| incident(&error))
+}
+
+fn incident(error: &std::io::Error) -> Fault {
+    let incident = uuid::Uuid::new_v4();
+    tracing::error!(%error, %incident, "the content of an artifact could not be stored or read");
+    Fault::internal(&incident)
+}
+
+/// Whether an artifact has content.
+pub(crate) async fn is_stored(app: &App, task: &str, run: u32, name: &str) -> bool {
+    tokio::fs::try_exists(target(task, run, name).file(app)).await.unwrap_or(false)
+}
+
+/// Holds the content against the digests that its uploader names.
+pub(crate) async fn check_hashes(
+    app: &App,
+    task: &str,
+    run: u32,
+    name: &str,
+    hashes: &Map<String, Value>,
+) -> Result<(), Fault> {
+    let path = target(task, run, name).file(app);
+    let digests = digests(path).await.map_err(|error| incident(&error))?;
+    for (kind, ours) in [("sha256", digests.sha256), ("sha512", digests.sha512)] {
+        let theirs = hashes.get(kind).and_then(Value::as_str);
+        if theirs.is_some_and(|theirs| !theirs.eq_ignore_ascii_case(&ours)) {
+            return Err(Fault::input(format!("the object's {kind} is not the one that was given")));
+        }
+    }
+    Ok(())
+}
+
+struct Digests {
+    sha256: String,
+    sha512: String,
+}
+
+async fn digests(path: PathBuf) -> std::io::Result<Digests> {
+    let mut file = File::open(path).await?;
+    let (mut short, mut long) = (Sha256::new(), Sha512::new());
+    let mut chunk = vec![0_u8; QUEUE_READ_BYTES];
+    loop {
+        let length = file.read(&mut chunk).await?;
+        let read = chunk.get(..length).unwrap_or_default();
+        if read.is_empty() {
+            break;
+        }
+        short.update(read);
+        long.update(read);
+    }
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(Digests { sha256: hex(&short.finalize()), sha512: hex(&long.finalize()) })
+}

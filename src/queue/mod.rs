@@ -1,0 +1,335 @@
+//! The embedded queue: both dialects of the Taskcluster queue API, served by one process from one file.
+//!
+//! It is for one machine. Its address, its file and its artifacts live where it runs; there is no second node to take
+//! over. What it has answered survives a crash of the process and of the host. Where one machine is not enough, run a
+//! Taskcluster and point the same worker at it.
+
+mod api;
+mod artifacts;
+mod auth;
+mod azure;
+mod check;
+mod clock;
+mod content;
+mod definition;
+mod fault;
+mod files;
+mod http;
+mod listener;
+mod route;
+mod rules;
+mod scopes;
+mod store;
+mod view;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use secrecy::SecretString;
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::task::JoinHandle;
+
+pub use self::auth::{Auth, Client};
+pub use self::clock::Clock;
+pub use self::store::OpenError;
+
+use self::auth::Keyring;
+use self::clock::Millis;
+use self::listener::Bounded;
+use self::store::{Knobs, Store};
+use crate::limits::{
+    QUEUE_ARTIFACT_BYTES_MAX, QUEUE_CLAIM_DELAY, QUEUE_CLAIM_TIMEOUT, QUEUE_DEADLINE_DELAY, QUEUE_LONG_POLL,
+    QUEUE_LONG_POLLS_MAX, QUEUE_POLL_URL_LIFE, QUEUE_STOP_TIMEOUT, QUEUE_VISIBILITY,
+};
+
+/// Where the queue keeps its tasks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Db {
+    /// In this file, made where it is missing, and in two more beside it while the queue runs.
+    File(PathBuf),
+    /// In memory: gone when the queue stops. For tests.
+    Memory,
+}
+
+/// How a queue is run. Start from [`Settings::new`] and change what differs.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Where the tasks are kept.
+    pub db: Db,
+    /// The folder that the content of artifacts is kept in; made where it is missing.
+    pub artifacts: PathBuf,
+    /// Where to listen; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Whether callers must prove who they are.
+    pub auth: Auth,
+    /// Who may call, and what each may do.
+    pub clients: Vec<Client>,
+    /// What a caller without a signature may do, and every other caller too.
+    pub anonymous_scopes: Vec<String>,
+    /// The address under which clients reach the queue, where a proxy stands before it: `https://host[:port]`.
+    pub public_root_url: Option<String>,
+    /// How long a claim lasts.
+    pub claim_timeout: Duration,
+    /// How long after its end a claim is resolved as `claim-expired`. Until then a late reclaim is accepted.
+    pub claim_delay: Duration,
+    /// How long after its deadline a task is resolved as `deadline-exceeded`. Until then a report is accepted.
+    pub deadline_delay: Duration,
+    /// How long a request for work is held while there is none.
+    pub long_poll: Duration,
+    /// How long the signed poll URLs of the older dialect are accepted.
+    pub poll_url_life: Duration,
+    /// How long a message that was received is hidden, as those URLs ask for it.
+    pub visibility: Duration,
+    /// The largest artifact that is stored, in bytes.
+    pub artifact_bytes_max: u64,
+    /// Where the time comes from.
+    pub clock: Clock,
+}
+
+impl Settings {
+    /// The settings of a queue on a free loopback port: callers are checked, and there are no clients yet.
+    #[must_use]
+    pub fn new(db: Db, artifacts: PathBuf) -> Self {
+        Self {
+            db,
+            artifacts,
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            auth: Auth::Checked,
+            clients: Vec::new(),
+            anonymous_scopes: vec!["queue:get-artifact:public/*".to_owned()],
+            public_root_url: None,
+            claim_timeout: QUEUE_CLAIM_TIMEOUT,
+            claim_delay: QUEUE_CLAIM_DELAY,
+            deadline_delay: QUEUE_DEADLINE_DELAY,
+            long_poll: QUEUE_LONG_POLL,
+            poll_url_life: QUEUE_POLL_URL_LIFE,
+            visibility: QUEUE_VISIBILITY,
+            artifact_bytes_max: QUEUE_ARTIFACT_BYTES_MAX,
+            clock: Clock::wall(),
+        }
+    }
+}
+
+/// Why a queue did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Its file cannot be used.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// Its address cannot be listened on.
+    #[error("the queue cannot listen on {address}; is something else listening there?")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// Its folder for artifacts cannot be made.
+    #[error("the queue's folder for artifacts, {path}, cannot be made")]
+    Folder {
+        /// The folder.
+        path: String,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// The public address is not one.
+    #[error("the queue's public address {0:?} is not of the form https://host[:port]")]
+    PublicUrl(String),
+    /// Opening the file was interrupted.
+    #[error("opening the queue's file was interrupted")]
+    Interrupted,
+}
+
+/// What every request needs.
+pub(crate) struct App {
+    pub(crate) store: Store,
+    pub(crate) keys: Keyring,
+    /// The address before `/api/…`, without a slash at its end.
+    pub(crate) root: String,
+    pub(crate) clock: Clock,
+    pub(crate) long_poll: Duration,
+    pub(crate) poll_life: Duration,
+    pub(crate) visibility: Duration,
+    pub(crate) artifacts: PathBuf,
+    pub(crate) artifact_bytes_max: u64,
+    pub(crate) long_polls: Semaphore,
+    stop: watch::Receiver<Stop>,
+    started: Millis,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stop {
+    NotYet,
+    Now,
+}
+
+impl App {
+    pub(crate) fn now(&self) -> Millis {
+        self.clock.now()
+    }
+
+    pub(crate) fn uptime(&self) -> Duration {
+        self.started.until(self.now())
+    }
+
+    /// Resolves when the queue is to stop.
+    pub(crate) async fn stopped(&self) {
+        // Where the sender is gone, the queue has been dropped.
+        self.stop.clone().wait_for(|stop| *stop == Stop::Now).await.ok();
+    }
+}
+
+/// A queue that runs. Dropping it stops it without waiting; [`Running::stop`] waits.
+#[derive(Debug)]
+pub struct Running {
+    address: SocketAddr,
+    root: String,
+    stop: watch::Sender<Stop>,
+    pending: watch::Receiver<u64>,
+    store: Option<Store>,
+    ended: oneshot::Receiver<()>,
+    server: JoinHandle<()>,
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("Store")
+    }
+}
+
+/// Opens the file, listens, and serves until the queue is stopped.
+///
+/// # Errors
+///
+/// Where the file, the folder or the address cannot be had; the text says which and what to do.
+pub async fn start(settings: Settings) -> Result<Running, StartError> {
+    let folder = settings.artifacts.clone();
+    std::fs::create_dir_all(&folder)
+        .map_err(|source| StartError::Folder { path: folder.display().to_string(), source })?;
+    let path = match &settings.db {
+        Db::File(path) => Some(path.clone()),
+        Db::Memory => None,
+    };
+    let opened = tokio::task::spawn_blocking(move || store::open(path.as_deref()))
+        .await
+        .map_err(|_| StartError::Interrupted)??;
+    let own = SecretString::from(opened.own_secret()?);
+    let failed = |source| StartError::Listen { address: settings.listen, source };
+    let listener = TcpListener::bind(settings.listen).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    let root = match &settings.public_root_url {
+        Some(url) => url.trim_end_matches('/').to_owned(),
+        None => format!("http://{address}"),
+    };
+    let public = settings.public_root_url.as_deref().map(public_address).transpose()?;
+    let knobs = Knobs {
+        claim_timeout: settings.claim_timeout,
+        claim_delay: settings.claim_delay,
+        deadline_delay: settings.deadline_delay,
+        clock: settings.clock.clone(),
+        artifacts: folder.clone(),
+    };
+    let (store, ended) = opened.start(knobs, tokio::runtime::Handle::current())?;
+    let (stop, stopping) = watch::channel(Stop::NotYet);
+    let keys = Keyring::new(settings.auth, &settings.clients, own, &settings.anonymous_scopes, public);
+    let started = settings.clock.now();
+    let app = Arc::new(App {
+        store: store.clone(),
+        keys,
+        root: root.clone(),
+        clock: settings.clock,
+        long_poll: settings.long_poll,
+        poll_life: settings.poll_url_life,
+        visibility: settings.visibility,
+        artifacts: folder,
+        artifact_bytes_max: settings.artifact_bytes_max,
+        long_polls: Semaphore::new(QUEUE_LONG_POLLS_MAX),
+        stop: stopping.clone(),
+        started,
+    });
+    let pending = store.pending();
+    let server = serve(listener, app, stopping);
+    Ok(Running { address, root, stop, pending, store: Some(store), ended, server })
+}
+
+fn serve(listener: TcpListener, app: Arc<App>, stopping: watch::Receiver<Stop>) -> JoinHandle<()> {
+    let routes = axum::Router::new().fallback(http::serve).with_state(app);
+    let body = async move {
+        let mut stopping = stopping;
+        let until = async move {
+            stopping.wait_for(|stop| *stop == Stop::Now).await.ok();
+        };
+        let served = axum::serve(Bounded::new(listener), routes).with_graceful_shutdown(until);
+        if let Err(error) = served.await {
+            tracing::error!(%error, "the queue's server has ended");
+        }
+    };
+    #[expect(clippy::disallowed_methods, reason = "owned by Running, which aborts and awaits it")]
+    tokio::spawn(body)
+}
+
+fn public_address(url: &str) -> Result<auth::Address, StartError> {
+    let wrong = || StartError::PublicUrl(url.to_owned());
+    let (scheme, rest) = url.split_once("://").ok_or_else(wrong)?;
+    let port = match scheme {
+        "https" => 443,
+        "http" => 80,
+        _ => return Err(wrong()),
+    };
+    let host = rest.split('/').next().unwrap_or_default();
+    auth::parse_host(host, port).ok_or_else(wrong)
+}
+
+impl Running {
+    /// The address that is listened on.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The `rootUrl` for clients, without a slash at its end.
+    #[must_use]
+    pub fn root_url(&self) -> &str {
+        &self.root
+    }
+
+    /// A number that grows each time something has become pending, for a worker in the same process to wait on.
+    #[must_use]
+    pub fn pending(&self) -> watch::Receiver<u64> {
+        self.pending.clone()
+    }
+
+    /// Lets claims and deadlines be looked at now. With a clock that was moved by hand, this is when it is noticed.
+    pub async fn tick(&self) {
+        if let Some(store) = &self.store {
+            store.tick().await;
+        }
+    }
+
+    /// Stops: long polls are answered, calls under way end, the file is closed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future stops without waiting.
+    pub async fn stop(mut self) {
+        self.stop.send_replace(Stop::Now);
+        if tokio::time::timeout(QUEUE_STOP_TIMEOUT, &mut self.server).await.is_err() {
+            tracing::warn!("calls were still under way when the queue was stopped");
+            self.server.abort();
+            (&mut self.server).await.ok();
+        }
+        self.store = None;
+        if tokio::time::timeout(QUEUE_STOP_TIMEOUT, &mut self.ended).await.is_err() {
+            tracing::warn!("the queue's file was still in use when the queue was stopped");
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop.send_replace(Stop::Now);
+    }
+}

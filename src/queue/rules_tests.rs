@@ -1,0 +1,235 @@
+use super::*;
+
+const LENGTH: Duration = Duration::from_secs(1200);
+
+fn task(retries: u8) -> Task {
+    let mut task = Task {
+        task_id: "XJOIQcqPRgykTZR_00-b1w".to_owned(),
+        queue: "p/w".to_owned(),
+        scheduler: "-".to_owned(),
+        project: "none".to_owned(),
+        group: "XJOIQcqPRgykTZR_00-b1w".to_owned(),
+        priority: Priority::Lowest,
+        deadline: Millis(3_600_000),
+        expires: Millis(7_200_000),
+        retries,
+        retries_left: retries,
+        runs: Vec::new(),
+    };
+    assert_eq!(task.schedule(Millis(1)), Did::Change);
+    task
+}
+
+fn worker(id: &str) -> Worker {
+    Worker { group: "wg".to_owned(), id: id.to_owned() }
+}
+
+fn running(retries: u8) -> Task {
+    let mut task = task(retries);
+    assert_eq!(task.claim(0, &worker("w1"), Via::ClaimTask, Millis(10), LENGTH), Ok(Did::Change));
+    task
+}
+
+#[test]
+fn a_claim_repeated_by_the_same_worker_is_the_same_claim() {
+    let mut task = running(0);
+    let before = task.clone();
+    assert_eq!(task.claim(0, &worker("w1"), Via::ClaimTask, Millis(500), LENGTH), Ok(Did::Nothing));
+    assert_eq!(task, before);
+    assert_eq!(task.claim(0, &worker("w2"), Via::ClaimTask, Millis(500), LENGTH), Err(No::Taken));
+    assert_eq!(task.claim(5, &worker("w1"), Via::ClaimTask, Millis(500), LENGTH), Err(No::Unknown));
+}
+
+#[test]
+fn a_claim_of_claim_work_cannot_be_repeated_by_claim_task() {
+    let mut task = task(0);
+    assert_eq!(task.claim(0, &worker("w1"), Via::ClaimWork, Millis(10), LENGTH), Ok(Did::Change));
+    assert_eq!(task.claim(0, &worker("w1"), Via::ClaimTask, Millis(11), LENGTH), Err(No::Taken));
+}
+
+#[test]
+fn nothing_is_claimed_or_reclaimed_at_or_after_the_deadline_but_a_report_still_counts() {
+    let mut task = running(0);
+    let deadline = task.deadline;
+    assert_eq!(task.claim(0, &worker("w1"), Via::ClaimTask, deadline, LENGTH), Err(No::Deadline));
+    assert_eq!(task.reclaim(0, deadline, LENGTH), Err(No::Deadline));
+    assert_eq!(task.report(0, Ending::Completed, deadline.plus(LENGTH)), Ok(Did::Change));
+}
+
+#[test]
+fn a_reclaim_after_taken_until_counts_until_somebody_has_resolved_the_run() {
+    let mut task = running(1);
+    let late = Millis(10).plus(LENGTH).plus(Duration::from_secs(1));
+    assert_eq!(task.reclaim(0, late, LENGTH), Ok(late.plus(LENGTH)));
+    let later = late.plus(LENGTH);
+    assert_eq!(task.expire_claim(later), Did::Change);
+    assert_eq!(task.reclaim(0, later, LENGTH), Err(No::NotRunning));
+    assert_eq!(task.runs[0].ending, Some(Ending::ClaimExpired));
+    assert_eq!(task.runs[1].origin, Origin::Retry);
+    assert_eq!(task.runs[1].scheduled, task.runs[0].resolved.unwrap());
+    assert_eq!(task.retries_left, 0);
+}
+
+#[test]
+fn a_reclaim_never_moves_the_end_of_a_claim_backwards() {
+    let mut task = running(0);
+    let until = task.runs[0].taken_until.unwrap();
+    assert_eq!(task.reclaim(0, Millis(20), Duration::from_secs(1)), Ok(until));
+}
+
+#[test]
+fn a_claim_does_not_expire_early() {
+    let mut task = running(1);
+    assert_eq!(task.expire_claim(Millis(9).plus(LENGTH)), Did::Nothing);
+}
+
+#[test]
+fn only_shutdown_intermittent_and_expiry_are_retried_and_only_while_retries_are_left() {
+    for (ending, origin) in [
+        (Ending::WorkerShutdown, Some(Origin::Retry)),
+        (Ending::IntermittentTask, Some(Origin::TaskRetry)),
+        (Ending::MalformedPayload, None),
+        (Ending::ResourceUnavailable, None),
+        (Ending::InternalError, None),
+        (Ending::Superseded, None),
+    ] {
+        let mut task = running(1);
+        assert_eq!(task.report_exception(0, ending, Millis(50)), Ok(Did::Change));
+        assert_eq!(task.runs.get(1).map(|run| run.origin), origin, "{ending:?}");
+        assert_eq!(task.retries_left, u8::from(origin.is_none()));
+
+        let mut last = running(0);
+        assert_eq!(last.report_exception(0, ending, Millis(50)), Ok(Did::Change));
+        assert_eq!(last.runs.len(), 1, "{ending:?} without retries left");
+        assert!(!last.is_open());
+    }
+}
+
+#[test]
+fn the_same_report_again_is_accepted_and_another_one_is_not() {
+    let mut done = running(1);
+    assert_eq!(done.report(0, Ending::Completed, Millis(50)), Ok(Did::Change));
+    assert_eq!(done.report(0, Ending::Completed, Millis(60)), Ok(Did::Nothing));
+    assert_eq!(done.report(0, Ending::Failed, Millis(60)), Err(No::OtherEnd));
+    assert_eq!(done.report_exception(0, Ending::InternalError, Millis(60)), Err(No::NotRunning));
+
+    let mut left = running(1);
+    assert_eq!(left.report_exception(0, Ending::WorkerShutdown, Millis(50)), Ok(Did::Change));
+    assert_eq!(left.report_exception(0, Ending::WorkerShutdown, Millis(60)), Ok(Did::Nothing));
+    assert_eq!(left.report_exception(0, Ending::InternalError, Millis(60)), Err(No::NotRunning));
+    assert_eq!(left.report(0, Ending::Completed, Millis(60)), Err(No::OtherEnd));
+    assert_eq!(left.runs.len(), 2);
+}
+
+#[test]
+fn an_outcome_of_a_pending_run_is_refused() {
+    let mut task = task(1);
+    assert_eq!(task.report(0, Ending::Completed, Millis(5)), Err(No::OtherEnd));
+    assert_eq!(task.report_exception(0, Ending::WorkerShutdown, Millis(5)), Err(No::NotRunning));
+    assert_eq!(task.report(3, Ending::Completed, Millis(5)), Err(No::Unknown));
+}
+
+#[test]
+fn cancel_resolves_what_is_open_and_leaves_what_is_resolved() {
+    let mut task = running(3);
+    assert_eq!(task.cancel(Millis(50)), Ok(Did::Change));
+    assert_eq!(task.runs[0].ending, Some(Ending::Canceled));
+    assert_eq!(task.runs.len(), 1);
+    assert_eq!(task.cancel(Millis(60)), Ok(Did::Nothing));
+    assert_eq!(task.cancel(task.deadline.plus(LENGTH)), Err(No::Deadline));
+
+    let mut bare = task.clone();
+    bare.runs.clear();
+    assert_eq!(bare.cancel(Millis(50)), Ok(Did::Change));
+    assert_eq!(bare.runs[0].origin, Origin::Exception);
+    assert_eq!(bare.state_str(), "exception");
+}
+
+#[test]
+fn a_rerun_gives_the_retries_back_and_stops_at_fifty_runs() {
+    let mut task = running(49);
+    assert_eq!(task.rerun(Millis(20)), Ok(Did::Nothing));
+    assert_eq!(task.cancel(Millis(50)), Ok(Did::Change));
+    assert_eq!(task.rerun(Millis(60)), Ok(Did::Change));
+    assert_eq!(task.retries_left, 48);
+    while task.runs.len() < QUEUE_RUNS_MAX {
+        assert_eq!(task.cancel(Millis(70)), Ok(Did::Change));
+        assert_eq!(task.rerun(Millis(80)), Ok(Did::Change));
+    }
+    assert_eq!(task.cancel(Millis(90)), Ok(Did::Change));
+    assert_eq!(task.rerun(Millis(95)), Err(No::TooManyRuns));
+    assert_eq!(task.rerun(task.deadline.plus(LENGTH)), Err(No::Deadline));
+}
+
+#[test]
+fn a_report_for_a_run_that_was_rerun_since_is_refused() {
+    let mut task = running(0);
+    assert_eq!(task.report(0, Ending::Failed, Millis(50)), Ok(Did::Change));
+    assert_eq!(task.rerun(Millis(60)), Ok(Did::Change));
+    assert_eq!(task.report(0, Ending::Failed, Millis(70)), Err(No::NotRunning));
+    assert_eq!(task.reclaim(0, Millis(70), LENGTH), Err(No::NotRunning));
+}
+
+#[test]
+fn a_claim_nobody_heard_of_is_undone_without_a_trace() {
+    let mut task = task(2);
+    let before = task.clone();
+    task.claim(0, &worker("w1"), Via::ClaimWork, Millis(10), LENGTH).unwrap();
+    assert_eq!(task.unclaim(0), Did::Change);
+    assert_eq!(task, before);
+    assert_eq!(task.unclaim(0), Did::Nothing);
+}
+
+#[test]
+fn the_deadline_ends_a_task_without_a_retry() {
+    let mut task = running(3);
+    assert_eq!(task.expire_deadline(Millis(100)), Did::Nothing);
+    assert_eq!(task.expire_deadline(task.deadline), Did::Change);
+    assert_eq!(task.runs.len(), 1);
+    assert_eq!(task.runs[0].ending, Some(Ending::DeadlineExceeded));
+}
+
+/// Any sequence of calls keeps what the protocol promises: one open run at most, and that the last; a bounded number of
+/// runs; a resolved run stays as it was.
+mod any_sequence {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn keeps_one_open_run_and_never_rewrites_a_resolved_one(
+            retries in 0_u8..=49,
+            calls in proptest::collection::vec((0_u8..9, 0_u32..4, 0_i64..2_000_000), 0..120),
+        ) {
+            let mut task = task(retries);
+            let mut now = Millis(10);
+            for (call, back, wait) in calls {
+                now = Millis(now.0 + wait);
+                let before = task.clone();
+                let last = u32::try_from(task.runs.len() - 1).unwrap();
+                let run = last.saturating_sub(back);
+                match call {
+                    0 => { task.claim(run, &worker("w1"), Via::ClaimTask, now, LENGTH).ok(); }
+                    1 => { task.claim(run, &worker("w2"), Via::ClaimWork, now, LENGTH).ok(); }
+                    2 => { task.reclaim(run, now, LENGTH).ok(); }
+                    3 => { task.report(run, Ending::Completed, now).ok(); }
+                    4 => { task.report_exception(run, Ending::WorkerShutdown, now).ok(); }
+                    5 => { task.cancel(now).ok(); }
+                    6 => { task.rerun(now).ok(); }
+                    7 => { task.expire_claim(now); }
+                    _ => { task.expire_deadline(now); }
+                }
+                prop_assert!(task.runs.len() <= QUEUE_RUNS_MAX);
+                prop_assert!(task.retries_left <= retries);
+                let (_, earlier) = task.runs.split_last().unwrap();
+                prop_assert!(earlier.iter().all(|run| run.state.is_resolved()));
+                for (old, new) in before.runs.iter().zip(&task.runs) {
+                    if old.state.is_resolved() {
+                        prop_assert_eq!(old, new);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! What the store keeps in memory of the open tasks: who waits, whose claim ends when, whose deadline comes when.
+//!
+//! It can be rebuilt from the tables at any time, and holds nothing that they do not.
+
+use std::collections::{BTreeSet, HashMap};
+
+use super::super::clock::Millis;
+use super::super::rules::{State, Task};
+
+/// The place of a pending run in its queue: urgency first, then age.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    /// 0 is the most urgent.
+    urgency: u8,
+    since: Millis,
+    pub(super) id: i64,
+}
+
+/// Where a task belongs in the index.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Position {
+    pending: Option<(String, Place)>,
+    claim: Option<(Millis, i64)>,
+    deadline: Option<(Millis, i64)>,
+}
+
+impl Position {
+    pub(super) fn of(id: i64, task: &Task) -> Self {
+        let last = task.runs.last();
+        let pending = last.filter(|run| run.state == State::Pending).map(|run| {
+            let urgency = u8::MAX - task.priority.rank();
+            (task.queue.clone(), Place { urgency, since: run.scheduled, id })
+        });
+        let claim =
+            last.filter(|run| run.state == State::Running).and_then(|run| run.taken_until).map(|until| (until, id));
+        let deadline = task.is_open().then_some((task.deadline, id));
+        Self { pending, claim, deadline }
+    }
+
+    /// The queue in which the task waits.
+    pub(super) fn waits_in(&self) -> Option<&str> {
+        self.pending.as_ref().map(|(queue, _)| queue.as_str())
+    }
+}
+
+/// A task that moved.
+#[derive(Debug)]
+pub(super) struct Move {
+    pub(super) from: Position,
+    pub(super) to: Position,
+}
+
+/// The open tasks, in the orders that are asked for.
+#[derive(Debug, Default)]
+pub(super) struct Index {
+    pending: HashMap<String, BTreeSet<Place>>,
+    claims: BTreeSet<(Millis, i64)>,
+    deadlines: BTreeSet<(Millis, i64)>,
+}
+
+impl Index {
+    pub(super) fn apply(&mut self, moved: Move) {
+        if let Some((queue, place)) = moved.from.pending
+            && let Some(lane) = self.pending.get_mut(&queue)
+        {
+            lane.remove(&place);
+            if lane.is_empty() {
+                self.pending.remove(&queue);
+            }
+        }
+        if let Some(claim) = moved.from.claim {
+            self.claims.remove(&claim);
+        }
+        if let Some(deadline) = moved.from.deadline {
+            self.deadlines.remove(&deadline);
+        }
+        if let Some((queue, place)) = moved.to.pending {
+            self.pending.entry(queue).or_default().insert(place);
+        }
+        self.claims.extend(moved.to.claim);
+        self.deadlines.extend(moved.to.deadline);
+    }
+
+    /// The tasks that wait in a queue, the next one first.
+    pub(super) fn waiting(&self, queue: &str) -> impl Iterator<Item = &Place> {
+        self.pending.get(queue).into_iter().flatten()
+    }
+
+    pub(super) fn count(&self, queue: &str) -> usize {
+        self.pending.get(queue).map_or(0, BTreeSet::len)
+    }
+
+    /// Tasks whose claim ended at `now` or before.
+    pub(super) fn claims_due(&self, now: Millis, most: usize) -> Vec<i64> {
+        due(&self.claims, now, most)
+    }
+
+    /// Tasks whose deadline was at `now` or before.
+    pub(super) fn deadlines_due(&self, now: Millis, most: usize) -> Vec<i64> {
+        due(&self.deadlines, now, most)
+    }
+
+    pub(super) fn next_claim_end(&self) -> Option<Millis> {
+        self.claims.first().map(|(at, _)| *at)
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Millis> {
+        self.deadlines.first().map(|(at, _)| *at)
+    }
+
+    /// The tasks under a claim.
+    pub(super) fn claimed(&self) -> impl Iterator<Item = i64> {
+        self.claims.iter().map(|(_, id)| *id)
+    }
+}
+
+fn due(set: &BTreeSet<(Millis, i64)>, now: Millis, most: usize) -> Vec<i64> {
+    let reached = set.iter().take_while(|(at, _)| *at <= now);
+    reached.take(most).map(|(_, id)| *id).collect()
+}

@@ -1,0 +1,462 @@
+//! What a job sees of the store: the tables, the index, and the moves it has made so far.
+//!
+//! A job runs alone, inside a savepoint. Its moves reach the index once all its statements have succeeded.
+
+use rusqlite::{Connection, OptionalExtension, Row, params};
+
+use super::super::clock::Millis;
+use super::super::definition::{Definition, MESSAGE_LIFE_MAX, same};
+use super::super::fault::Fault;
+use super::super::rules::{Did, No, Priority, RunRecord, State, Task, Via, Worker};
+use super::index::{Index, Move, Position};
+use super::workers::Workers;
+use super::{Knobs, Trouble};
+use crate::limits::{QUEUE_CLAIM_SCAN_MAX, QUEUE_SWEEP_MAX};
+
+/// A task with its row's number, and where it stood when it was read.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    pub(crate) id: i64,
+    pub(crate) task: Task,
+    from: Position,
+}
+
+/// A run that a worker has just been given.
+#[derive(Debug)]
+pub(crate) struct Given {
+    pub(crate) task: Task,
+    pub(crate) run: u32,
+    pub(crate) taken_until: Millis,
+    pub(crate) definition: String,
+    pub(crate) scopes: Vec<String>,
+}
+
+/// An entry of a listing of tasks.
+#[derive(Debug)]
+pub(crate) struct Listed {
+    pub(crate) task: Task,
+    pub(crate) definition: String,
+}
+
+/// A page of a listing.
+#[derive(Debug)]
+pub(crate) struct Page<T> {
+    pub(crate) items: Vec<T>,
+    /// Where the next page starts; `None` where there is none.
+    pub(crate) next: Option<String>,
+}
+
+/// The store, as one job sees it.
+pub(crate) struct Room<'a> {
+    pub(super) conn: &'a Connection,
+    pub(super) index: &'a mut Index,
+    pub(crate) workers: &'a mut Workers,
+    pub(crate) knobs: &'a Knobs,
+    pub(crate) now: Millis,
+    pub(super) moves: Vec<Move>,
+    /// Queues in which something has become pending.
+    pub(super) woken: Vec<String>,
+    /// Files that nothing refers to any more once this is committed.
+    pub(super) orphans: Vec<String>,
+}
+
+type Done<T> = Result<T, Trouble>;
+
+impl Room<'_> {
+    /// A task by its name.
+    pub(crate) fn find(&self, task_id: &str) -> Done<Option<Kept>> {
+        let mut found = self.conn.prepare_cached(&select("WHERE task_id = ?1"))?;
+        Ok(found.query_row([task_id], read).optional()?)
+    }
+
+    /// A task by its name, or the usual refusal.
+    pub(crate) fn need(&self, task_id: &str) -> Done<Kept> {
+        self.find(task_id)?.ok_or_else(|| Fault::no_task(task_id).into())
+    }
+
+    fn by_id(&self, id: i64) -> Done<Option<Kept>> {
+        let mut found = self.conn.prepare_cached(&select("WHERE id = ?1"))?;
+        Ok(found.query_row([id], read).optional()?)
+    }
+
+    /// Writes a changed task back, and does what follows from the change.
+    pub(crate) fn keep(&mut self, kept: Kept) -> Done<Task> {
+        let Kept { id, task, from } = kept;
+        self.conn
+            .prepare_cached("UPDATE tasks SET retries_left = ?2, runs = ?3, open = ?4 WHERE id = ?1")?
+            .execute(params![id, task.retries_left, runs_text(&task)?, task.is_open()])?;
+        self.moved(id, &task, from)?;
+        if !task.is_open() {
+            self.resolved(&task)?;
+        }
+        Ok(task)
+    }
+
+    fn moved(&mut self, id: i64, task: &Task, from: Position) -> Done<()> {
+        let to = Position::of(id, task);
+        if let (Some(queue), Some((run, record))) = (to.waits_in(), task.pending())
+            && to.waits_in() != from.waits_in()
+        {
+            self.woken.push(queue.to_owned());
+            self.put_message(task, run, record.scheduled)?;
+        }
+        self.moves.push(Move { from, to });
+        Ok(())
+    }
+
+    /// Stores a new task. The same definition again finds the task as it is.
+    pub(crate) fn create(&mut self, made: Definition) -> Done<Task> {
+        if let Some(kept) = self.find(&made.task.task_id)? {
+            if !same(&made.json, &self.definition(kept.id)?) {
+                return Err(Fault::conflict(format!(
+                    "taskId `{}` already used by another task.\n\
+                     This could be the result of faulty idempotency!",
+                    made.task.task_id
+                ))
+                .into());
+            }
+            return Ok(kept.task);
+        }
+        let mut task = made.task;
+        let waits = self.unmet(&made.dependencies, &made.json, &task.task_id)?;
+        if !waits {
+            task.schedule(self.now);
+        }
+        self.conn
+            .prepare_cached(
+                "INSERT INTO tasks (task_id, queue, scheduler, project, task_group, priority, deadline, expires, \
+                 retries, retries_left, runs, open) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
+            )?
+            .execute(params![
+                task.task_id,
+                task.queue,
+                task.scheduler,
+                task.project,
+                task.group,
+                task.priority.rank(),
+                task.deadline.0,
+                task.expires.0,
+                task.retries,
+                task.retries_left,
+                runs_text(&task)?,
+                true,
+            ])?;
+        let id = self.conn.last_insert_rowid();
+        let scopes = serde_json::to_string(&made.scopes).map_err(Trouble::json)?;
+        self.conn
+            .prepare_cached("INSERT INTO definitions (id, scopes, json) VALUES (?1, ?2, ?3)")?
+            .execute(params![id, scopes, made.json])?;
+        if waits {
+            for needs in &made.dependencies {
+                self.conn
+                    .prepare_cached("INSERT OR IGNORE INTO dependencies (needs, id) VALUES (?1, ?2)")?
+                    .execute(params![needs, id])?;
+            }
+        }
+        self.moved(id, &task, Position::default())?;
+        Ok(task)
+    }
+
+    /// Whether a task has to wait for others. Each of them must exist.
+    fn unmet(&self, needed: &[String], definition: &str, own: &str) -> Done<bool> {
+        let any_end = definition.contains(r#""requires":"all-resolved""#);
+        let mut waits = false;
+        for needs in needed {
+            if needs == own {
+                waits = true;
+                continue;
+            }
+            let Some(kept) = self.find(needs)? else {
+                return Err(Fault::input(format!("`task.dependencies` references non-existing tasks: {needs}")).into());
+            };
+            waits |= !met(&kept.task, any_end);
+        }
+        Ok(waits)
+    }
+
+    /// Schedules what waited for a task that is now resolved.
+    fn resolved(&mut self, task: &Task) -> Done<()> {
+        let waiting: Vec<i64> = self
+            .conn
+            .prepare_cached("SELECT id FROM dependencies WHERE needs = ?1")?
+            .query_map([&task.task_id], |row| row.get(0))?
+            .collect::<Result<_, _>>()?;
+        for id in waiting {
+            let Some(mut kept) = self.by_id(id)?.filter(|kept| kept.task.runs.is_empty()) else {
+                continue;
+            };
+            let definition = self.definition(id)?;
+            let needed: Needed = serde_json::from_str(&definition).map_err(Trouble::json)?;
+            if !self.unmet(&needed.dependencies, &definition, &kept.task.task_id)? {
+                self.conn.prepare_cached("DELETE FROM dependencies WHERE id = ?1")?.execute([id])?;
+                kept.task.schedule(self.now);
+                self.keep(kept)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The definition of a task, as JSON text.
+    pub(crate) fn definition(&self, id: i64) -> Done<String> {
+        let mut found = self.conn.prepare_cached("SELECT json FROM definitions WHERE id = ?1")?;
+        Ok(found.query_row([id], |row| row.get(0))?)
+    }
+
+    /// The scopes that a task's own definition grants it.
+    pub(crate) fn scopes(&self, id: i64) -> Done<Vec<String>> {
+        let mut found = self.conn.prepare_cached("SELECT scopes FROM definitions WHERE id = ?1")?;
+        let text: String = found.query_row([id], |row| row.get(0))?;
+        serde_json::from_str(&text).map_err(Trouble::json)
+    }
+
+    /// Claims one run, as `claimTask` does.
+    pub(crate) fn claim(&mut self, mut kept: Kept, run: u32, worker: &Worker) -> Done<Result<Given, No>> {
+        let (now, length) = (self.now, self.knobs.claim_timeout);
+        match kept.task.claim(run, worker, Via::ClaimTask, now, length) {
+            Err(no) => Ok(Err(no)),
+            Ok(did) => self.give(kept, run, did).map(Ok),
+        }
+    }
+
+    fn give(&mut self, kept: Kept, run: u32, did: Did) -> Done<Given> {
+        let definition = self.definition(kept.id)?;
+        let scopes = self.scopes(kept.id)?;
+        let task = match did {
+            Did::Nothing => kept.task,
+            Did::Change => self.keep(kept)?,
+        };
+        let record = task.runs.get(run as usize);
+        if let Some(worker) = record.and_then(|record| record.worker.as_ref()) {
+            self.workers.claimed(&task.queue, worker, &task.task_id, run, self.now);
+        }
+        let taken_until = record.and_then(|record| record.taken_until).unwrap_or_default();
+        Ok(Given { run, taken_until, definition, scopes, task })
+    }
+
+    /// Claims what is pending in a queue, the most urgent and then the oldest first, as `claimWork` does.
+    pub(crate) fn claim_work(&mut self, queue: &str, worker: &Worker, most: usize) -> Done<Vec<Given>> {
+        let next: Vec<i64> =
+            self.index.waiting(queue).take(most + QUEUE_CLAIM_SCAN_MAX).map(|place| place.id).collect();
+        let (now, length) = (self.now, self.knobs.claim_timeout);
+        let mut given = Vec::new();
+        for id in next {
+            if given.len() >= most {
+                break;
+            }
+            let Some(mut kept) = self.by_id(id)? else { continue };
+            let Some((run, _)) = kept.task.pending() else { continue };
+            // Past its deadline: the resolver has yet to come by.
+            let Ok(did) = kept.task.claim(run, worker, Via::ClaimWork, now, length) else {
+                continue;
+            };
+            let made = self.give(kept, run, did)?;
+            self.drop_message(&made.task.task_id, made.run)?;
+            given.push(made);
+        }
+        Ok(given)
+    }
+
+    /// Takes back claims whose answer nobody received.
+    pub(super) fn unclaim(&mut self, task_id: &str, run: u32) -> Done<()> {
+        if let Some(mut kept) = self.find(task_id)?
+            && kept.task.unclaim(run) == Did::Change
+        {
+            self.keep(kept)?;
+        }
+        Ok(())
+    }
+
+    /// Ends claims and tasks whose time is over, `late` after it was.
+    pub(super) fn expire(&mut self) -> Done<()> {
+        let (claims, deadlines) = (self.claims_due(), self.deadlines_due());
+        for id in deadlines {
+            if let Some(mut kept) = self.by_id(id)?
+                && kept.task.expire_deadline(self.now) == Did::Change
+            {
+                self.keep(kept)?;
+            }
+        }
+        for id in claims {
+            if let Some(mut kept) = self.by_id(id)?
+                && kept.task.expire_claim(self.now) == Did::Change
+            {
+                self.keep(kept)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn claims_due(&self) -> Vec<i64> {
+        self.index.claims_due(self.now.minus(self.knobs.claim_delay), QUEUE_SWEEP_MAX)
+    }
+
+    fn deadlines_due(&self) -> Vec<i64> {
+        self.index.deadlines_due(self.now.minus(self.knobs.deadline_delay), QUEUE_SWEEP_MAX)
+    }
+
+    /// How many runs wait in a queue.
+    pub(crate) fn count_pending(&self, queue: &str) -> usize {
+        self.index.count(queue)
+    }
+
+    /// The pending tasks of a queue, the next one first.
+    pub(crate) fn list_pending(&self, queue: &str, after: usize, most: usize) -> Done<Page<Listed>> {
+        let ids: Vec<i64> = self.index.waiting(queue).skip(after).take(most + 1).map(|place| place.id).collect();
+        self.listed(ids, after, most, |_| true)
+    }
+
+    /// The tasks of a queue that a worker holds a claim on, the one that ends first at the top.
+    pub(crate) fn list_claimed(&self, queue: &str, after: usize, most: usize) -> Done<Page<Listed>> {
+        let ids: Vec<i64> = self
+            .conn
+            .prepare_cached("SELECT id FROM tasks WHERE open = 1 AND queue = ?1 ORDER BY id")?
+            .query_map([queue], |row| row.get(0))?
+            .collect::<Result<_, _>>()?;
+        let held: std::collections::HashSet<i64> = self.index.claimed().collect();
+        let ids = ids.into_iter().filter(|id| held.contains(id)).skip(after).take(most + 1);
+        self.listed(ids.collect(), after, most, |task| task.last().is_some_and(|(_, run)| run.state == State::Running))
+    }
+
+    /// Every task, the newest first, below row `before`.
+    pub(crate) fn list_all(&self, before: i64, most: usize) -> Done<Page<Listed>> {
+        let ids: Vec<i64> = self
+            .conn
+            .prepare_cached("SELECT id FROM tasks WHERE id < ?1 ORDER BY id DESC LIMIT ?2")?
+            .query_map(params![before, i64::try_from(most + 1).unwrap_or(i64::MAX)], |row| row.get(0))?
+            .collect::<Result<_, _>>()?;
+        let last = ids.get(most.saturating_sub(1)).copied();
+        let mut page = self.listed(ids, 0, most, |_| true)?;
+        page.next = page.next.and(last).map(|id| id.to_string());
+        Ok(page)
+    }
+
+    fn listed(
+        &self,
+        mut ids: Vec<i64>,
+        after: usize,
+        most: usize,
+        wanted: impl Fn(&Task) -> bool,
+    ) -> Done<Page<Listed>> {
+        let next = (ids.len() > most).then(|| (after + most).to_string());
+        ids.truncate(most);
+        let mut items = Vec::with_capacity(ids.len());
+        for id in ids {
+            if let Some(kept) = self.by_id(id)?.filter(|kept| wanted(&kept.task)) {
+                items.push(Listed { definition: self.definition(id)?, task: kept.task });
+            }
+        }
+        Ok(Page { items, next })
+    }
+
+    /// Until when a worker is barred from claiming, where it is.
+    pub(crate) fn quarantined(&self, queue: &str, worker: &Worker) -> Done<Option<Millis>> {
+        let mut found = self.conn.prepare_cached(
+            "SELECT until FROM quarantines WHERE queue = ?1 AND worker_group = ?2 AND worker_id = ?3",
+        )?;
+        let until = found.query_row([queue, &worker.group, &worker.id], |row| row.get(0)).optional()?;
+        Ok(until.map(Millis))
+    }
+
+    pub(crate) fn is_quarantined(&self, queue: &str, worker: &Worker) -> Done<bool> {
+        Ok(self.quarantined(queue, worker)?.is_some_and(|until| until > self.now))
+    }
+
+    /// Bars a worker from claiming until then; a time in the past lifts it.
+    pub(crate) fn quarantine(&mut self, queue: &str, worker: &Worker, until: Millis) -> Done<()> {
+        self.conn.prepare_cached("INSERT OR REPLACE INTO quarantines VALUES (?1, ?2, ?3, ?4)")?.execute(params![
+            queue,
+            worker.group,
+            worker.id,
+            until.0
+        ])?;
+        self.workers.seen(queue, worker, self.now);
+        Ok(())
+    }
+
+    /// Forgets tasks past their `expires`, with all that belongs to them.
+    pub(super) fn sweep(&mut self) -> Done<()> {
+        let gone: Vec<(i64, String)> = self
+            .conn
+            .prepare_cached("SELECT id, task_id FROM tasks WHERE expires <= ?1 LIMIT ?2")?
+            .query_map(params![self.now.0, sweep_max()], |row| Ok((row.get(0)?, row.get(1)?)))?
+            .collect::<Result<_, _>>()?;
+        for (id, task_id) in gone {
+            if let Some(kept) = self.by_id(id)? {
+                self.moves.push(Move { from: kept.from, to: Position::default() });
+            }
+            for table in ["tasks", "definitions", "dependencies"] {
+                self.conn.prepare_cached(&format!("DELETE FROM {table} WHERE id = ?1"))?.execute([id])?;
+            }
+            for table in ["messages", "artifacts"] {
+                self.conn.prepare_cached(&format!("DELETE FROM {table} WHERE task_id = ?1"))?.execute([&task_id])?;
+            }
+            self.orphans.push(task_id);
+        }
+        self.sweep_artifacts()?;
+        self.conn
+            .prepare_cached("DELETE FROM messages WHERE id IN (SELECT id FROM messages WHERE expires <= ?1 LIMIT ?2)")?
+            .execute(params![self.now.0, sweep_max()])?;
+        Ok(())
+    }
+
+    /// How long a message about a task is kept.
+    pub(super) fn message_end(&self, task: &Task) -> Millis {
+        task.deadline.min(self.now.plus(MESSAGE_LIFE_MAX))
+    }
+}
+
+pub(super) fn sweep_max() -> i64 {
+    i64::try_from(QUEUE_SWEEP_MAX).unwrap_or(i64::MAX)
+}
+
+#[derive(serde::Deserialize)]
+struct Needed {
+    dependencies: Vec<String>,
+}
+
+fn met(task: &Task, any_end: bool) -> bool {
+    task.last().is_some_and(|(_, run)| match run.state {
+        State::Completed => true,
+        State::Failed | State::Exception => any_end,
+        State::Pending | State::Running => false,
+    })
+}
+
+fn runs_text(task: &Task) -> Done<String> {
+    serde_json::to_string(&task.runs).map_err(Trouble::json)
+}
+
+pub(super) fn select(condition: &str) -> String {
+    format!(
+        "SELECT id, task_id, queue, scheduler, project, task_group, priority, deadline, expires, retries, \
+         retries_left, runs FROM tasks {condition}"
+    )
+}
+
+pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<Kept> {
+    let id = row.get(0)?;
+    let runs = row.get_ref(11)?.as_str()?;
+    let runs: Vec<RunRecord> = serde_json::from_str(runs)
+        .map_err(|error| rusqlite::Error::FromSqlConversionFailure(11, rusqlite::types::Type::Text, Box::new(error)))?;
+    let task = Task {
+        task_id: row.get(1)?,
+        queue: row.get(2)?,
+        scheduler: row.get(3)?,
+        project: row.get(4)?,
+        group: row.get(5)?,
+        priority: Priority::from_rank(row.get(6)?).unwrap_or(Priority::Lowest),
+        deadline: Millis(row.get(7)?),
+        expires: Millis(row.get(8)?),
+        retries: row.get(9)?,
+        retries_left: row.get(10)?,
+        runs,
+    };
+    let from = Position::of(id, &task);
+    Ok(Kept { id, task, from })
+}
+
+impl Kept {
+    pub(super) fn position(self) -> Position {
+        self.from
+    }
+}
