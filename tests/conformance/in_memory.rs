@@ -1,0 +1,121 @@
+//! The queue in memory, in both of its styles, on a clock that is moved by hand.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use journeyman::domain::id::{Lane, Run, TaskId};
+use journeyman::domain::time::Instant;
+use journeyman::source::Source;
+use journeyman::source::memory::{End, Queue, Settings, State, StoredBody, Style};
+use serde_json::json;
+
+use crate::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
+
+const LEASE: Duration = Duration::from_secs(60);
+const HIDDEN: Duration = Duration::from_secs(30);
+
+pub(crate) fn adapter() -> Adapter {
+    let messages = InMemory { style: Style::Messages { hidden: HIDDEN } };
+    let claims = InMemory { style: Style::Claims { patience: Duration::from_secs(20) } };
+    Adapter::Present { rigs: vec![Box::new(messages), Box::new(claims)] }
+}
+
+struct InMemory {
+    style: Style,
+}
+
+impl Rig for InMemory {
+    fn name(&self) -> String {
+        match self.style {
+            Style::Messages { .. } => "memory, messages".into(),
+            Style::Claims { .. } => "memory, claims".into(),
+        }
+    }
+
+    fn can(&self, need: Need) -> bool {
+        let messages = matches!(self.style, Style::Messages { .. });
+        match need {
+            Need::Claims | Need::LeaseEnd | Need::Artifacts | Need::Links => true,
+            Need::Messages | Need::Redelivery | Need::Garbage => messages,
+            Need::Waits | Need::Recovery => !messages,
+        }
+    }
+
+    fn bench(&self) -> Fut<'static, Arc<dyn Bench>> {
+        let style = self.style;
+        Box::pin(async move {
+            let seconds = Arc::new(AtomicU64::new(1000));
+            let clock = Arc::clone(&seconds);
+            let settings = Settings { style, lease: LEASE, ..Settings::default() };
+            let now = move || Instant::at(Duration::from_secs(clock.load(Ordering::SeqCst)));
+            let bench = InMemoryBench { queue: Queue::new(settings, Arc::new(now)), seconds };
+            Arc::new(bench) as Arc<dyn Bench>
+        })
+    }
+}
+
+struct InMemoryBench {
+    queue: Queue,
+    seconds: Arc<AtomicU64>,
+}
+
+fn shown(state: State) -> String {
+    match state {
+        State::Pending => "pending".into(),
+        State::Running => "running".into(),
+        State::Resolved(End::ClaimExpired) => "exception/claim-expired".into(),
+        State::Resolved(End::Canceled) => "exception/canceled".into(),
+        State::Resolved(End::Reported(outcome)) => outcome.to_string().replace(" (", "/").replace(')', ""),
+    }
+}
+
+impl Bench for InMemoryBench {
+    fn source(&self, worker: &str) -> Arc<dyn Source> {
+        Arc::new(self.queue.source(worker))
+    }
+
+    fn create(&self, spec: Spec) -> Fut<'_, TaskId> {
+        Box::pin(async move {
+            let task = TaskId::parse(&uuid::Uuid::new_v4().simple().to_string()).expect("a good id");
+            let definition = json!({ "priority": spec.priority, "retries": spec.retries, "payload": spec.payload });
+            self.queue.create(task.clone(), definition).expect("the id is fresh");
+            task
+        })
+    }
+
+    fn cancel<'a>(&'a self, task: &'a TaskId) -> Fut<'a, ()> {
+        Box::pin(async { self.queue.cancel(task) })
+    }
+
+    fn states<'a>(&'a self, task: &'a TaskId) -> Fut<'a, Vec<String>> {
+        Box::pin(async { self.queue.states(task).into_iter().map(shown).collect() })
+    }
+
+    fn artifact<'a>(&'a self, run: &'a Run, name: &'a str) -> Fut<'a, Vec<u8>> {
+        Box::pin(async move {
+            let mut name = name.to_owned();
+            loop {
+                match self.queue.artifact(run, &name).expect("it was stored").what {
+                    StoredBody::Content(content) => return content,
+                    StoredBody::Link(target) => name = target,
+                    other @ (StoredBody::Reference(_) | StoredBody::Error { .. }) => panic!("{name} is {other:?}"),
+                }
+            }
+        })
+    }
+
+    fn garbage(&self) -> Fut<'_, ()> {
+        Box::pin(async { self.queue.put_unreadable(Lane(6)) })
+    }
+
+    fn pass(&self, span: Span) -> Fut<'_, ()> {
+        let span = match span {
+            Span::MostOfALease => LEASE * 2 / 3,
+            Span::ALease => LEASE,
+            Span::AHiding => HIDDEN,
+        };
+        self.seconds.fetch_add(span.as_secs(), Ordering::SeqCst);
+        Box::pin(async {})
+    }
+}

@@ -1,0 +1,188 @@
+//! A Taskcluster queue service, whoever runs it: cases create their own tasks there, in a task queue of their own.
+
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+use journeyman::domain::id::{Run, TaskId};
+use journeyman::source::Source;
+use journeyman::source::taskcluster::{
+    Api, ApiSettings, ArtifactStorage, Credentials, Dialect, Settings, Taskcluster, Timeouts,
+};
+use serde_json::{Value, json};
+
+use crate::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
+
+/// A real service, named by the environment.
+pub(crate) fn adapter() -> Adapter {
+    let variable = |name: &str| std::env::var(format!("JOURNEYMAN_TEST_{name}")).ok().filter(|value| !value.is_empty());
+    let all = (variable("ROOT_URL"), variable("CLIENT_ID"), variable("ACCESS_TOKEN"), variable("PROTOCOL"));
+    let (Some(root_url), Some(client_id), Some(access_token), Some(protocol)) = all else {
+        let why = "JOURNEYMAN_TEST_ROOT_URL, _CLIENT_ID, _ACCESS_TOKEN and _PROTOCOL name no service".into();
+        return Adapter::Absent { name: "real service", why, needed: false };
+    };
+    let certificate = variable("CERTIFICATE").map(Into::into);
+    let credentials =
+        Credentials::new(&client_id, access_token.into(), certificate.as_ref()).expect("the credentials can sign");
+    let dialect = match protocol.as_str() {
+        "azure" => Dialect::Azure,
+        "claim-work" => Dialect::ClaimWork,
+        other => panic!("JOURNEYMAN_TEST_PROTOCOL is {other:?}; it should be azure or claim-work"),
+    };
+    let task_queue = variable("TASK_QUEUE");
+    let rig = RealService { service: Service { root_url, credentials, dialect }, task_queue };
+    Adapter::Present { rigs: vec![Box::new(rig)] }
+}
+
+struct RealService {
+    service: Service,
+    /// The task queue to use, where the credentials allow no other. Cases then share it, one after the other.
+    task_queue: Option<String>,
+}
+
+impl Rig for RealService {
+    fn name(&self) -> String {
+        "real service".into()
+    }
+
+    fn can(&self, need: Need) -> bool {
+        let azure = self.service.dialect == Dialect::Azure;
+        match need {
+            Need::Claims | Need::Artifacts | Need::Links => true,
+            Need::Messages => azure,
+            Need::Waits | Need::Recovery => !azure,
+            // 20 minutes each; a worker's own tests cover them with a clock.
+            Need::LeaseEnd | Need::Redelivery | Need::Garbage => false,
+        }
+    }
+
+    fn bench(&self) -> Fut<'static, Arc<dyn Bench>> {
+        let task_queue = self.task_queue.clone().unwrap_or_else(fresh_task_queue);
+        let bench = self.service.bench(task_queue);
+        Box::pin(async move { Arc::new(bench) as Arc<dyn Bench> })
+    }
+}
+
+/// A service and who we are there.
+#[derive(Clone)]
+pub(crate) struct Service {
+    pub(crate) root_url: String,
+    pub(crate) credentials: Credentials,
+    pub(crate) dialect: Dialect,
+}
+
+/// A task queue that nobody else uses.
+pub(crate) fn fresh_task_queue() -> String {
+    let fresh = uuid::Uuid::new_v4().simple().to_string();
+    format!("jm-test/{}", &fresh[..16])
+}
+
+impl Service {
+    fn api(&self) -> ApiSettings {
+        ApiSettings {
+            root_url: self.root_url.clone(),
+            queue_url: None,
+            credentials: Some(self.credentials.clone()),
+            proxy: None,
+            timeouts: Timeouts::default(),
+        }
+    }
+
+    /// A bench on this task queue.
+    pub(crate) fn bench(&self, task_queue: String) -> ServiceBench {
+        let api = Api::new(self.api()).expect("the address is good");
+        ServiceBench { service: self.clone(), api, task_queue }
+    }
+}
+
+pub(crate) struct ServiceBench {
+    service: Service,
+    api: Api,
+    task_queue: String,
+}
+
+fn slugid() -> TaskId {
+    use base64::Engine as _;
+    let mut bytes = *uuid::Uuid::new_v4().as_bytes();
+    // A slug never starts with a dash.
+    bytes[0] &= 0x7f;
+    TaskId::parse(&base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(bytes)).expect("a good id")
+}
+
+impl Bench for ServiceBench {
+    fn source(&self, worker: &str) -> Arc<dyn Source> {
+        let settings = Settings {
+            api: self.service.api(),
+            dialect: self.service.dialect,
+            task_queue: self.task_queue.clone(),
+            worker_group: "conformance".into(),
+            worker_id: worker.into(),
+            artifact_storage: ArtifactStorage::S3,
+            queue_hosts: Settings::azure_queue_hosts(),
+        };
+        Arc::new(Taskcluster::new(settings).expect("the settings are good"))
+    }
+
+    fn create(&self, spec: Spec) -> Fut<'_, TaskId> {
+        Box::pin(async move {
+            let task = slugid();
+            let (provisioner, worker_type) = self.task_queue.split_once('/').expect("it has two parts");
+            let at = |hours| (Timestamp::now() + SignedDuration::from_hours(hours)).to_string();
+            let metadata = json!({
+                "name": "conformance",
+                "description": "a case of journeyman's conformance suite",
+                "owner": "nobody@example.com",
+                "source": "https://example.com/",
+            });
+            let definition = json!({
+                "provisionerId": provisioner,
+                "workerType": worker_type,
+                "priority": spec.priority,
+                "retries": spec.retries,
+                "created": at(0),
+                "deadline": at(1),
+                "expires": at(2),
+                "payload": spec.payload,
+                "metadata": metadata,
+            });
+            self.api.create_task(&task, definition).await.expect("it is created");
+            task
+        })
+    }
+
+    fn cancel<'a>(&'a self, task: &'a TaskId) -> Fut<'a, ()> {
+        Box::pin(async {
+            self.api.cancel_task(task).await.expect("it is canceled");
+        })
+    }
+
+    fn states<'a>(&'a self, task: &'a TaskId) -> Fut<'a, Vec<String>> {
+        Box::pin(async {
+            let status = self.api.task_status(task).await.expect("it is known");
+            let text = |run: &Value, key| run.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+            let shown = |run: &Value| match text(run, "state").as_str() {
+                "exception" => format!("exception/{}", text(run, "reasonResolved")),
+                state => state.to_owned(),
+            };
+            status["runs"].as_array().expect("it has runs").iter().map(shown).collect()
+        })
+    }
+
+    fn artifact<'a>(&'a self, run: &'a Run, name: &'a str) -> Fut<'a, Vec<u8>> {
+        Box::pin(async move {
+            let mut download = self.api.artifact(run, name).await.expect("it was stored");
+            let mut content = Vec::new();
+            while let Some(piece) = download.piece().await.expect("it can be read") {
+                content.extend(piece);
+            }
+            content
+        })
+    }
+
+    fn garbage(&self) -> Fut<'_, ()> {
+        panic!("nobody can do this to a real service");
+    }
+
+    fn pass(&self, span: Span) -> Fut<'_, ()> {
+        panic!("{span:?} cannot be made to pass at a real service");
+    }
+}
