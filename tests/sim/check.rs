@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{End, Loss};
+use journeyman::domain::claim::{End, KillCause, Loss};
 use journeyman::domain::id::{Lane, Token};
 use journeyman::domain::lease::{self, Lease};
 use journeyman::domain::outcome::{Outcome, Reason};
@@ -43,12 +43,17 @@ impl World {
             Effect::Execute(claim) => self.check_execute(host, *claim),
             Effect::Report { claim, outcome, .. } => self.check_report(host, *claim, *outcome),
             Effect::Reclaim { claim, timeout } => self.check_reclaim(host, *claim, *timeout),
+            Effect::Kill { claim, cause: KillCause::ClaimLost(_), .. } => {
+                if let Some(track) = self.hosts[host].claims.get_mut(claim) {
+                    track.given_up = true;
+                }
+            }
+            Effect::Kill { cause: KillCause::Shutdown, .. } => {}
             Effect::Close { claim, end, .. } => self.check_close(host, *claim, *end),
             Effect::Alert(alert) => self.check_alert(host, alert),
             Effect::Open(_)
             | Effect::Recover { .. }
             | Effect::Forget(_)
-            | Effect::Kill { .. }
             | Effect::Settle(_)
             | Effect::Check(_)
             | Effect::Extended { .. }
@@ -154,7 +159,11 @@ impl World {
             End::Lost(Loss::LeaseOver | Loss::GrantedLate) => {
                 let over = track.lease.is_some_and(|lease| now >= lease.abandon_at());
                 self.held("I5", over, || format!("host {host} gives up before its time: {track:?}"));
-                let calm = self.calm && track.granted_calm && !track.suspended;
+                // A claim that an earlier life made is granted again with what is left of it.
+                let whole = track.lease.zip(track.leased_at).is_some_and(|(lease, sent_at)| {
+                    lease.deadline().since(sent_at).as_millis() > u128::from(self.queue.lease_ms / 2)
+                });
+                let calm = self.calm && track.granted_calm && !track.suspended && whole;
                 self.held("I10", !calm, || format!("host {host} loses a lease in the calm: {track:?}"));
             }
             End::Lost(Loss::NoTime) => {
@@ -277,7 +286,7 @@ impl World {
     }
 
     pub fn check_claimed(&mut self, host: usize, claim: Token, sent_at: Instant, answer: Result<Duration, Refusal>) {
-        let (calm, now) = (self.calm, self.hosts[host].local(self.now));
+        let (calm, now) = (self.sent_in_calm(host, sent_at), self.hosts[host].local(self.now));
         let state = &mut self.hosts[host];
         let grace = state.policy.claim.grace;
         let Some(track) = state.claims.get_mut(&claim) else { return };
@@ -320,7 +329,8 @@ impl Track {
     /// Notes what a reply granted, whatever the rules make of it.
     fn leased(&mut self, sent_at: Instant, length: Duration, grace: Duration, now: Instant) {
         let lease = Lease::granted(sent_at, length, lease::Policy { grace });
-        if self.lease.is_none_or(|known| lease.abandon_at() > known.abandon_at()) {
+        // What was given up stays given up, even if the extension was on its way.
+        if !self.given_up && self.lease.is_none_or(|known| lease.abandon_at() > known.abandon_at()) {
             self.lease = Some(lease);
             self.leased_at = Some(sent_at);
             // A reply that took its time leaves no room; then the extension is due at once.

@@ -83,6 +83,7 @@ pub struct Track {
     pub granted_calm: bool,
     /// Whether no extension was asked for since the last one was granted.
     pub told_first: bool,
+    pub given_up: bool,
 }
 
 impl Track {
@@ -107,6 +108,7 @@ impl Track {
             outcome: None,
             granted_calm: false,
             told_first: false,
+            given_up: false,
         }
     }
 

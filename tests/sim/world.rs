@@ -101,6 +101,7 @@ pub struct World {
     order: u64,
     enabled: BTreeSet<Fault>,
     pub calm: bool,
+    calm_at: u64,
     pub tally: Tally,
     waiters: BTreeMap<u64, Request>,
     errors_until: u64,
@@ -131,6 +132,7 @@ impl World {
             order: 0,
             enabled,
             calm: false,
+            calm_at: 0,
             tally: Tally::default(),
             waiters: BTreeMap::new(),
             errors_until: 0,
@@ -323,6 +325,7 @@ impl World {
 
     fn become_calm(&mut self) {
         self.calm = true;
+        self.calm_at = self.now;
         self.note(|| "calm".to_owned());
         self.errors_until = 0;
         self.forbidden_until = 0;
@@ -881,7 +884,7 @@ impl World {
                 for (run, length) in granted {
                     let token = self.hosts[host].token();
                     let mut track = Track::new(run.clone());
-                    track.granted_calm = self.calm;
+                    track.granted_calm = self.sent_in_calm(host, self.sent_at);
                     self.hosts[host].claims.insert(token, track);
                     haul.claims.push(Brought { token, run, length });
                 }
@@ -889,6 +892,10 @@ impl World {
             Answer::Opened | Answer::Length(_) | Answer::Done | Answer::Canceled(_) => unreachable!("no haul"),
         }
         haul
+    }
+
+    pub fn sent_in_calm(&self, host: usize, sent_at: Instant) -> bool {
+        self.calm && sent_at >= self.hosts[host].local(self.calm_at)
     }
 
     pub fn other_alive(&self, task: &TaskId, host: usize) -> Option<usize> {
