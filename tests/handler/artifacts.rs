@@ -123,6 +123,14 @@ fn a_farm_of_links_leads_nowhere() {
     }
 }
 
+struct StopAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn a_folder_swapped_for_a_link_at_any_moment_never_leads_out() {
     let folder = tempfile::tempdir().unwrap();
@@ -137,6 +145,8 @@ fn a_folder_swapped_for_a_link_at_any_moment_never_leads_out() {
     let stop = AtomicBool::new(false);
     let mut seen = 0;
     std::thread::scope(|scope| {
+        // Also when an assertion fails, or the other thread would never end.
+        let _stop = StopAtEnd(&stop);
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 // Exchanges what `d` is with what `link` is, in one step, and back.
@@ -160,7 +170,6 @@ fn a_folder_swapped_for_a_link_at_any_moment_never_leads_out() {
                 }
             }
         }
-        stop.store(true, Ordering::Relaxed);
     });
     assert!(seen > 0, "the race was never won by the honest side, so nothing was shown");
 }

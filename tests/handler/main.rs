@@ -13,6 +13,7 @@ mod bench;
 mod checks;
 mod commands;
 mod erased;
+mod examples;
 mod logs;
 mod processes;
 mod programs;

@@ -1,0 +1,86 @@
+//! A handler of one's own in Rust, and a worker around it: `cargo run --example greet`.
+//!
+//! The queue is in memory here. With another source in its place, the same handler works for a real one.
+
+use std::sync::Arc;
+
+use journeyman::domain::id::TaskId;
+use journeyman::handler::{Context, NotCompleted, NotPrepared, PayloadHandler, erase};
+use journeyman::host::clock::Clock;
+use journeyman::source::memory::{Queue, State};
+use journeyman::worker::{Feed, Settings, Worker};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use tokio::sync::Notify;
+
+/// What a task says. The worker checks its payload against this before the handler sees it.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Greeting {
+    /// Who is greeted.
+    name: String,
+}
+
+struct Greet {
+    greeted: Arc<Notify>,
+}
+
+impl PayloadHandler for Greet {
+    type Payload = Greeting;
+    type Prepared = Greeting;
+
+    async fn prepare(&self, greeting: Greeting, _: &Context) -> Result<Greeting, NotPrepared> {
+        if greeting.name.is_empty() {
+            return Err(NotPrepared::Malformed(vec!["payload/name: nobody is named".to_owned()]));
+        }
+        Ok(greeting)
+    }
+
+    async fn execute(&self, greeting: Greeting, context: &Context) -> Result<(), NotCompleted> {
+        let failed = |error: &dyn std::error::Error| NotCompleted::Failed(error.to_string());
+        context.log().line(&format!("hello, {}", greeting.name));
+        std::fs::write(context.workdir().join("card.txt"), greeting.name).map_err(|error| failed(&error))?;
+        context.artifacts().file("public/card.txt", "card.txt").map_err(|error| failed(&error))?;
+        self.greeted.notify_one();
+        Ok(())
+    }
+}
+
+/// Runs one task, and answers with the states of its runs.
+pub(crate) async fn greet(
+    name: &str,
+    work_dir: std::path::PathBuf,
+) -> Result<(Queue, Vec<State>), Box<dyn std::error::Error>> {
+    let clock = Clock::boot();
+    let queue = Queue::new(Default::default(), Arc::new(move || clock.now()));
+    let task = TaskId::parse("greeting-1").ok_or("not a task id")?;
+    queue.create(task.clone(), serde_json::json!({"payload": {"name": name}}))?;
+
+    let greeted = Arc::new(Notify::new());
+    let feed = Feed {
+        name: "memory".to_owned(),
+        source: Arc::new(queue.source("greeter")),
+        handler: erase(Greet { greeted: Arc::clone(&greeted) }),
+        env: Default::default(),
+    };
+    let worker = Worker::new(Settings { work_dir, ..Settings::default() }, vec![feed]);
+    let control = worker.control();
+    let enough = async {
+        greeted.notified().await;
+        control.drain().await;
+    };
+    let (exit, ()) = tokio::join!(worker.run(), enough);
+    tracing::info!(exit = ?exit?, "the worker is done");
+    let states = queue.states(&task);
+    Ok((queue, states))
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    tracing_subscriber::fmt().init();
+    let work_dir = std::env::temp_dir().join(format!("greet-{}", std::process::id()));
+    let (_, states) = greet("you", work_dir.clone()).await?;
+    tracing::info!(?states, "that is how it went");
+    std::fs::remove_dir_all(work_dir)?;
+    Ok(())
+}

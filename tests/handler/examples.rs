@@ -1,0 +1,23 @@
+//! The example of a handler in Rust, as it stands in `examples/`.
+
+#[path = "../../examples/greet.rs"]
+#[expect(dead_code, reason = "its main is run by `cargo run --example greet`")]
+mod example;
+
+use journeyman::domain::id::{Run, TaskId};
+use journeyman::domain::outcome::Outcome;
+use journeyman::source::memory::{End, State, StoredBody};
+
+#[tokio::test]
+async fn the_example_in_rust_greets_and_leaves_a_card() {
+    let folder = tempfile::tempdir().unwrap();
+    let (queue, states) = example::greet("Ada", folder.path().to_owned()).await.unwrap();
+    assert_eq!(states, [State::Resolved(End::Reported(Outcome::Completed))]);
+    let run = Run { task: TaskId::parse("greeting-1").unwrap(), run: 0 };
+    let body = |name: &str| match queue.artifact(&run, name).unwrap().what {
+        StoredBody::Content(bytes) => String::from_utf8(bytes).unwrap(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(body("public/card.txt"), "Ada");
+    assert_eq!(body("public/logs/live_backing.log"), "hello, Ada\n");
+}
