@@ -42,8 +42,8 @@ pub const ARTIFACT_INLINE_BYTES_MAX: u64 = 8 << 10;
 pub const ARTIFACT_CHUNK_BYTES: usize = 256 << 10;
 /// The slowest upload that is waited for, on top of [`CALL_TIMEOUT`].
 pub const ARTIFACT_BYTES_PER_SECOND_MIN: u64 = 128 << 10;
-/// The longest an upload may take; Taskcluster's upload URLs live 45 minutes.
-pub const ARTIFACT_UPLOAD_TIMEOUT_MAX: Duration = Duration::from_secs(45 * 60);
+/// The longest an artifact may be on its way; Taskcluster's upload URLs live 45 minutes.
+pub const ARTIFACT_TRANSFER_TIMEOUT_MAX: Duration = Duration::from_secs(45 * 60);
 /// How often an artifact may lead on before its content is reached: a link, a reference, a bucket.
 pub const ARTIFACT_HOPS_MAX: u8 = 4;
 /// The largest artifact that a queue in memory keeps.

@@ -105,7 +105,7 @@ async fn an_unknown_run_is_gone(bench: Arc<dyn Bench>) {
     let source = bench.source("w1");
     let task = bench.create(Spec::default()).await;
     let known = receive(&*source, 1).await.remove(0);
-    let nobody = TaskId::parse("AAAAAAAAAAAAAAAAAAAAAA").expect("a good id");
+    let nobody = TaskId::parse("S2NL7euHSXSb2_FRd4pI_g").expect("a good id");
     for run in [Run { task, run: 7 }, Run { task: nobody, run: 0 }] {
         let message = Message { run, ..known.clone() };
         assert_eq!(refusal(source.claim(&message).await), Refusal::Gone);

@@ -20,6 +20,7 @@ mod gremlin;
 mod azurite;
 mod bench;
 mod cases;
+mod embedded;
 mod in_memory;
 mod service;
 
@@ -29,6 +30,7 @@ use std::time::Duration;
 
 use bench::{Adapter, Bench};
 use cases::CASES;
+use journeyman::source::taskcluster::Dialect;
 
 /// No case takes longer, unless it waits for a real lease to end.
 const CASE_TIMEOUT: Duration = Duration::from_secs(120);
@@ -40,7 +42,13 @@ fn main() -> ExitCode {
 }
 
 async fn run(filter: &str) -> ExitCode {
-    let adapters = [in_memory::adapter(), azurite::adapter(), service::adapter()];
+    let adapters = [
+        in_memory::adapter(),
+        embedded::adapter(Dialect::Azure),
+        embedded::adapter(Dialect::ClaimWork),
+        azurite::adapter(),
+        service::adapter(),
+    ];
     let all = adapters.len();
     let (mut ran, mut passed) = (0, 0);
     let mut failed = Vec::new();

@@ -135,6 +135,7 @@ async fn a_redirect_is_never_followed() {
         assert!(elsewhere.asked().is_empty(), "{status} was followed");
         for refused in refusals {
             assert_eq!(refused.refusal, RETRY, "{status}: {refused}");
+            assert!(refused.what.contains("redirect, which is never followed"), "{refused}");
         }
     }
 }

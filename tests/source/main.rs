@@ -7,6 +7,7 @@ mod gremlin;
 
 mod azure;
 mod claims;
+mod client;
 mod faults;
 mod support;
 mod uploads;

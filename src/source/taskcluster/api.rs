@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use jiff::{SignedDuration, Timestamp};
 use reqwest::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, DATE, RETRY_AFTER};
-use reqwest::{Client, Method, Response};
+use reqwest::{Client, Method, RequestBuilder, Response};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use url::{Position, Url};
@@ -19,7 +19,8 @@ use url::{Position, Url};
 use super::credentials::{Credentials, Swap};
 use super::refuse::{self, Answered, by_service, retry, transport};
 use crate::limits::{
-    CALL_TIMEOUT, CONNECT_TIMEOUT, ERROR_BODY_BYTES_MAX, JSON_BODY_BYTES_MAX, LONG_POLL_TIMEOUT, POOL_IDLE_TIMEOUT,
+    ARTIFACT_TRANSFER_TIMEOUT_MAX, CALL_TIMEOUT, CONNECT_TIMEOUT, ERROR_BODY_BYTES_MAX, JSON_BODY_BYTES_MAX,
+    LONG_POLL_TIMEOUT, POOL_IDLE_TIMEOUT,
 };
 use crate::source::Refused;
 
@@ -112,6 +113,8 @@ pub(super) enum Signer<'a> {
 pub(super) enum Patience {
     Call,
     LongPoll,
+    /// The head of the answer comes as soon as that of a call; its body may take as long as a transfer.
+    Transfer,
 }
 
 /// One call of a service.
@@ -258,7 +261,8 @@ impl Api {
         Ok(Reply { operation, date, body })
     }
 
-    /// Makes one call and answers with the head of a 2xx or 303 answer; everything else is a refusal.
+    /// Makes one call and answers with the head of a 2xx answer, or of a 303 one to a transfer; everything else is a
+    /// refusal.
     pub(super) async fn send(&self, call: Call<'_>) -> Result<Response, Failed> {
         let Call { operation, body, .. } = &call;
         let base = match call.service {
@@ -275,6 +279,7 @@ impl Api {
         let timeout = match call.patience {
             Patience::Call => self.0.timeouts.call,
             Patience::LongPoll => self.0.timeouts.long_poll,
+            Patience::Transfer => ARTIFACT_TRANSFER_TIMEOUT_MAX,
         };
         let skew_s = self.0.skew_s.load(Ordering::Relaxed);
         let own = self.0.own.load();
@@ -290,11 +295,23 @@ impl Api {
         if let Some(body) = body {
             request = request.json(body);
         }
-        let response = request.send().await.map_err(|error| transport(operation, error))?;
-        if response.status().is_success() || response.status().as_u16() == 303 {
+        let response = match call.patience {
+            Patience::Call | Patience::LongPoll => request.send().await.map_err(|error| transport(operation, error))?,
+            Patience::Transfer => self.head(operation, request).await?,
+        };
+        let leads_on = call.patience == Patience::Transfer && response.status().as_u16() == 303;
+        if response.status().is_success() || leads_on {
             return Ok(response);
         }
         Err(self.refusal(operation, response, skew_s).await)
+    }
+
+    /// Sends a request whose answer's head may take no longer than a call, though its body may.
+    pub(super) async fn head(&self, operation: &str, request: RequestBuilder) -> Result<Response, Refused> {
+        match tokio::time::timeout(self.0.timeouts.call, request.send()).await {
+            Ok(sent) => sent.map_err(|error| transport(operation, error)),
+            Err(_) => Err(retry(format!("{operation}: no answer in time"))),
+        }
     }
 
     async fn refusal(&self, operation: &str, response: Response, skew_s: i64) -> Failed {
@@ -350,7 +367,7 @@ pub(super) async fn read_body(operation: &str, mut response: Response, bytes_max
     if announced.is_some_and(|bytes| bytes > bytes_max) {
         return Err(too_long());
     }
-    let mut body = Vec::with_capacity(announced.unwrap_or(0));
+    let mut body = Vec::with_capacity(announced.unwrap_or(0).min(ERROR_BODY_BYTES_MAX));
     while let Some(chunk) = response.chunk().await.map_err(|error| transport(operation, error))? {
         if body.len() + chunk.len() > bytes_max {
             return Err(too_long());

@@ -28,7 +28,7 @@ use super::wire::WireCredentials;
 use super::{ArtifactStorage, Dialect, Taskcluster};
 use crate::domain::refusal::Refusal;
 use crate::limits::{
-    ARTIFACT_BYTES_PER_SECOND_MIN, ARTIFACT_CHUNK_BYTES, ARTIFACT_INLINE_BYTES_MAX, ARTIFACT_UPLOAD_TIMEOUT_MAX,
+    ARTIFACT_BYTES_PER_SECOND_MIN, ARTIFACT_CHUNK_BYTES, ARTIFACT_INLINE_BYTES_MAX, ARTIFACT_TRANSFER_TIMEOUT_MAX,
 };
 use crate::source::{Artifact, ArtifactBody, Claim, Refused};
 
@@ -323,7 +323,7 @@ fn content(body: &ArtifactBody) -> Option<Content<'_>> {
 
 fn patience(bytes: u64, call: Duration) -> Duration {
     let sending = Duration::from_secs(bytes / ARTIFACT_BYTES_PER_SECOND_MIN);
-    call.saturating_add(sending).min(ARTIFACT_UPLOAD_TIMEOUT_MAX)
+    call.saturating_add(sending).min(ARTIFACT_TRANSFER_TIMEOUT_MAX)
 }
 
 fn methods(content: Content<'_>, inline: Option<&[u8]>) -> Value {

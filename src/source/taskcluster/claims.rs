@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::api::{Call, Failed, Patience, segment};
 use super::credentials::{Credentials, Swap};
-use super::refuse::{refused, retry};
+use super::refuse::{clean, refused, retry};
 use super::wire::{
     CheckedClaim, Granted, WireClaim, WireClaimed, WireClaimedPage, WireClaims, WireReclaim, WireStatusReply,
 };
@@ -44,7 +44,8 @@ impl Taskcluster {
             return Err(retry(format!("{operation}: {found} claims came, but only {max} were asked for")));
         }
         let mut batch = Batch::default();
-        for (place, entry) in claims.tasks.into_iter().enumerate() {
+        for entry in claims.tasks {
+            let named = name(&entry);
             let checked = serde_json::from_value::<WireClaim>(entry)
                 .map_err(|_| "it is not of the shape of a claim".to_owned())
                 .and_then(|claim| claim.check(&self.worker, date));
@@ -52,7 +53,7 @@ impl Taskcluster {
                 Ok(claim) => batch.grants.push(grant(claim)),
                 Err(what) => batch.undecodable.push(Undecodable {
                     lane: Lane(0),
-                    id: format!("claim {place}").into(),
+                    id: named.into(),
                     receipt: "".into(),
                     dequeue_count: 1,
                     what: format!("{operation}: {what}"),
@@ -236,6 +237,13 @@ fn grant(claim: CheckedClaim) -> Grant {
     let task_expires = task.get("expires").and_then(Value::as_str).map(str::to_owned);
     let part = Part { credentials: Swap::new(granted.credentials), task_expires };
     Grant { claim: Claim::new(granted.run.clone(), part), run: granted.run, lease: granted.lease, task }
+}
+
+/// What to call a claim that may not be one.
+fn name(entry: &Value) -> String {
+    let task = entry.pointer("/status/taskId").and_then(Value::as_str).unwrap_or("a nameless task");
+    let run = entry.get("runId").and_then(Value::as_u64);
+    run.map_or_else(|| clean(task), |run| format!("{}/{run}", clean(task)))
 }
 
 fn run_path(run: &Run, call: &str) -> String {

@@ -1,17 +1,18 @@
 //! The calls of people and their tools: creating, watching, canceling and listing tasks, and reading artifacts.
 
 use std::fmt;
+use std::time::Duration;
 
 use reqwest::{Method, Response};
 use serde::Deserialize;
 use serde_json::Value;
 use url::Url;
 
-use super::api::{Api, Call, answered, routable, segment};
+use super::api::{Api, Call, Patience, answered, routable, segment};
 use super::refuse::{by_status, refused, retry, transport};
 use crate::domain::id::{Run, TaskId};
 use crate::domain::refusal::Refusal;
-use crate::limits::ARTIFACT_HOPS_MAX;
+use crate::limits::{ARTIFACT_HOPS_MAX, ARTIFACT_TRANSFER_TIMEOUT_MAX};
 use crate::source::Refused;
 
 /// A page of a listing.
@@ -29,6 +30,8 @@ pub struct Page {
 pub struct Download {
     operation: String,
     response: Response,
+    /// How long the next piece may take.
+    patience: Duration,
 }
 
 impl fmt::Debug for Download {
@@ -42,14 +45,17 @@ impl Download {
     ///
     /// # Errors
     ///
-    /// Where the connection breaks off or the whole takes longer than an ordinary call may.
+    /// `Retry` where the connection breaks off, or where the next piece takes longer than an ordinary call may.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe: no piece is lost.
     pub async fn piece(&mut self) -> Result<Option<Vec<u8>>, Refused> {
-        let piece = self.response.chunk().await.map_err(|error| transport(&self.operation, error))?;
-        Ok(piece.map(Vec::from))
+        match tokio::time::timeout(self.patience, self.response.chunk()).await {
+            Ok(Ok(piece)) => Ok(piece.map(Vec::from)),
+            Ok(Err(error)) => Err(transport(&self.operation, error)),
+            Err(_) => Err(retry(format!("{}: its content stopped coming", self.operation))),
+        }
     }
 }
 
@@ -139,11 +145,11 @@ impl Api {
     pub async fn artifact(&self, run: &Run, name: &str) -> Result<Download, Refused> {
         let operation = format!("artifact {} of {run}", super::refuse::clean(name));
         let path = of(&run.task, &format!("/runs/{}/artifacts/{}", run.run, segment(name)));
-        let call = Call::queue(operation.clone(), Method::GET, path);
-        let mut response = self.send(call).await?;
+        let mut response = self.send(transfer(&operation, path)).await?;
         for _ in 0..ARTIFACT_HOPS_MAX {
             if response.status().as_u16() != 303 {
-                return Ok(Download { operation, response });
+                let patience = self.timeouts().call;
+                return Ok(Download { operation, response, patience });
             }
             response = self.hop(&operation, &response).await?;
         }
@@ -160,18 +166,12 @@ impl Api {
             .filter(|url| self.may_be_read(url))
             .ok_or_else(|| retry(format!("{operation}: it leads nowhere that may be followed")))?;
         if let Some(path) = url.as_str().strip_prefix(self.queue_base())
-            && path.starts_with('/')
+            && path.starts_with("/task/")
         {
-            let call = Call::queue(operation.to_owned(), Method::GET, path.to_owned());
-            return Ok(self.send(call).await?);
+            return Ok(self.send(transfer(operation, path.to_owned())).await?);
         }
-        let response = self
-            .http()
-            .get(url)
-            .timeout(self.timeouts().call)
-            .send()
-            .await
-            .map_err(|error| transport(operation, error))?;
+        let request = self.http().get(url).timeout(ARTIFACT_TRANSFER_TIMEOUT_MAX);
+        let response = self.head(operation, request).await?;
         if response.status().is_success() || response.status().as_u16() == 303 {
             return Ok(response);
         }
@@ -224,6 +224,10 @@ impl Api {
         let reply: Value = self.call(call).await?.json()?;
         Ok(reply.get("pendingTasks").and_then(Value::as_u64).unwrap_or(0))
     }
+}
+
+fn transfer(operation: &str, path: String) -> Call<'static> {
+    Call { patience: Patience::Transfer, ..Call::queue(operation.to_owned(), Method::GET, path) }
 }
 
 fn of(task: &TaskId, rest: &str) -> String {

@@ -53,7 +53,7 @@ fn read(exchange: &Exchange, ids: &[&str]) -> &'static str {
     let last = path.split('?').next().unwrap().rsplit('/').next().unwrap();
     let lease = |granted: Result<std::time::Duration, String>| {
         let seconds = granted.unwrap().as_secs();
-        assert!((14..=1200).contains(&seconds), "{seconds}");
+        assert!((13..=1200).contains(&seconds), "{seconds}");
     };
     match (exchange.method.as_str(), last) {
         _ if path.contains("/claim-work/") => {

@@ -11,6 +11,9 @@ use super::credentials::Credentials;
 use crate::domain::id::{Run, TaskId};
 use crate::limits::LEASE_MAX;
 
+/// How finely a `Date` header tells the time.
+const DATE_STEP: Duration = Duration::from_secs(1);
+
 /// Credentials as every Taskcluster service hands them out.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -187,7 +190,10 @@ fn check(
 /// How long a claim lasts: `takenUntil` minus the answer's `Date`, so that our own clock plays no part. Where the
 /// certificate tells a shorter time the `Date` is not the queue's (a proxy may write its own), and the shorter one counts.
 fn lease(taken_until: Timestamp, date: Timestamp, by: &WireCredentials) -> Option<Duration> {
-    let by_date = Duration::try_from(taken_until.duration_since(date)).ok().and_then(believable);
+    let by_date = Duration::try_from(taken_until.duration_since(date)).ok().and_then(believable).map(|lease| {
+        // A `Date` is cut to whole seconds, so it may be up to one second old.
+        lease.saturating_sub(DATE_STEP).max(lease / 2)
+    });
     match (by_date, by.lifetime()) {
         (Some(by_date), Some(by_certificate)) => Some(by_date.min(by_certificate)),
         (by_date, by_certificate) => by_date.or(by_certificate),

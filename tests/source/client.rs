@@ -1,0 +1,129 @@
+//! The calls of people and their tools.
+
+use journeyman::domain::refusal::Refusal;
+use journeyman::source::taskcluster::{Api, Dialect};
+use serde_json::json;
+
+use crate::gremlin::{Act, Gremlin, answer, answer_with, head, json as say};
+use crate::support::{discreet, error, run, settings};
+
+fn api(root_url: &str) -> Api {
+    Api::new(settings(root_url, Dialect::ClaimWork).api).expect("the settings are good")
+}
+
+fn leads_to(place: &str) -> Act {
+    answer_with(303, &[("location", place)], "{}")
+}
+
+async fn content(api: &Api, name: &str) -> Vec<u8> {
+    let mut download = api.artifact(&run("T", 0), name).await.expect("it is there");
+    let mut content = Vec::new();
+    while let Some(piece) = download.piece().await.expect("it can be read") {
+        content.extend(piece);
+    }
+    content
+}
+
+#[tokio::test]
+async fn tasks_are_created_watched_and_canceled_by_the_services_calls() {
+    let status = json!({ "status": { "taskId": "T", "state": "pending" } });
+    let gremlin = Gremlin::start(|_| vec![say(200, &status)]).await;
+    let (api, run) = (api(&gremlin.url()), run("T", 0));
+    let definition = json!({ "payload": {} });
+    assert_eq!(api.create_task(&run.task, definition.clone()).await.expect("it is created")["state"], "pending");
+    api.task_status(&run.task).await.expect("it is known");
+    api.cancel_task(&run.task).await.expect("it is canceled");
+    api.rerun_task(&run.task).await.expect("it is run again");
+    let asked = gremlin.asked();
+    let lines: Vec<_> = asked.iter().map(|asked| asked.line.as_str()).collect();
+    let base = "/api/queue/v1/task/T";
+    assert_eq!(
+        lines,
+        [
+            format!("PUT {base} HTTP/1.1"),
+            format!("GET {base}/status HTTP/1.1"),
+            format!("POST {base}/cancel HTTP/1.1"),
+            format!("POST {base}/rerun HTTP/1.1"),
+        ]
+    );
+    assert_eq!(asked[0].json(), definition);
+}
+
+#[tokio::test]
+async fn an_artifact_is_followed_to_its_content_and_only_the_service_sees_a_signature() {
+    let storage = Gremlin::start(|_| vec![answer(200, "text/plain", "the log")]).await;
+    let place = format!("{}/bucket/x?sig=y", storage.url());
+    let script = |url: &str| {
+        let other = format!("{url}/api/queue/v1/task/T/runs/0/artifacts/private%2Flog");
+        vec![leads_to(&other), leads_to(&place)]
+    };
+    let gremlin = Gremlin::start(script).await;
+    assert_eq!(content(&api(&gremlin.url()), "public/a b").await, b"the log");
+    let asked = gremlin.asked();
+    assert_eq!(asked[0].line, "GET /api/queue/v1/task/T/runs/0/artifacts/public%2Fa%20b HTTP/1.1");
+    assert!(asked.iter().all(|asked| asked.header("authorization").is_some()));
+    assert_eq!(storage.asked()[0].line, "GET /bucket/x?sig=y HTTP/1.1");
+    assert_eq!(storage.asked()[0].header("authorization"), None);
+}
+
+#[tokio::test]
+async fn an_artifact_that_leads_in_circles_or_to_the_hosts_credentials_is_not_followed() {
+    let circle = Gremlin::start(|url| vec![leads_to(&format!("{url}/api/queue/v1/task/T/runs/0/artifacts/x"))]).await;
+    let refused = discreet(api(&circle.url()).artifact(&run("T", 0), "x").await);
+    assert!(refused.what.contains("hops"), "{refused}");
+    assert!(circle.asked().len() <= 6);
+    for place in ["http://169.254.169.254/latest/meta-data", "http://[fe80::1]/", "file:///etc/passwd", "http://"] {
+        let gremlin = Gremlin::start(|_| vec![leads_to(place)]).await;
+        let refused = discreet(api(&gremlin.url()).artifact(&run("T", 0), "x").await);
+        assert!(refused.what.contains("leads nowhere"), "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn content_that_breaks_off_is_not_taken_for_whole() {
+    let mut short = head(200, &[("content-length", "100")]);
+    short.extend(b"half");
+    let gremlin = Gremlin::start(|_| vec![Act::Say(short)]).await;
+    let api = api(&gremlin.url());
+    let mut download = api.artifact(&run("T", 0), "x").await.expect("it begins");
+    let refused = loop {
+        match download.piece().await {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("half of it passed for all"),
+            Err(refused) => break refused,
+        }
+    };
+    assert_eq!(refused.refusal, Refusal::Retry { after: None });
+}
+
+#[tokio::test]
+async fn listings_are_paged() {
+    let script = vec![
+        say(200, &json!({ "tasks": [{ "taskId": "A" }], "continuationToken": "t&u" })),
+        say(200, &json!({ "tasks": [] })),
+        say(200, &json!({ "artifacts": [{ "name": "x" }] })),
+        say(200, &json!({ "pendingTasks": 7 })),
+    ];
+    let gremlin = Gremlin::start(|_| script).await;
+    let api = api(&gremlin.url());
+    let page = api.pending_tasks("prov/wt", None).await.expect("it is answered");
+    assert_eq!(page.entries.len(), 1);
+    let last = api.claimed_tasks("prov/wt", page.continuation_token.as_deref()).await.expect("it is answered");
+    assert!(last.continuation_token.is_none());
+    assert_eq!(api.artifacts(&run("T", 1), None).await.expect("it is answered").entries[0]["name"], "x");
+    assert_eq!(api.pending_count("prov/wt").await.expect("it is answered"), 7);
+    let lines: Vec<_> = gremlin.asked().into_iter().map(|asked| asked.line).collect();
+    assert_eq!(lines[1], "GET /api/queue/v1/task-queues/prov%2Fwt/claimed?continuationToken=t%26u HTTP/1.1");
+    assert_eq!(lines[3], "GET /api/queue/v1/pending/prov%2Fwt HTTP/1.1");
+}
+
+#[tokio::test]
+async fn each_refusal_is_told_in_the_services_words() {
+    for (status, refusal) in
+        [(400, Refusal::Rejected), (403, Refusal::Denied), (404, Refusal::Gone), (409, Refusal::Gone)]
+    {
+        let gremlin = Gremlin::start(|_| vec![error(status, "Code")]).await;
+        let refused = discreet(api(&gremlin.url()).task_status(&run("T", 0).task).await);
+        assert_eq!((refused.refusal, refused.what), (refusal, format!("status of T: {status} Code: It is so.")));
+    }
+}
