@@ -20,7 +20,8 @@ const LATE: Duration = Duration::from_millis(250);
 impl World {
     fn held(&self, invariant: &str, holds: bool, what: impl FnOnce() -> String) {
         if !holds {
-            let tail = self.trace.as_ref().map_or(String::new(), |trace| trace[trace.len().saturating_sub(60)..].join("\n"));
+            let tail =
+                self.trace.as_ref().map_or(String::new(), |trace| trace[trace.len().saturating_sub(60)..].join("\n"));
             panic!(
                 "{tail}\n{invariant} is violated with seed {} at {} ms: {}\nsee it with JOURNEYMAN_SIM_SEED={} JOURNEYMAN_SIM_SEEDS=1 JOURNEYMAN_SIM_TRACE=1",
                 self.seed,
@@ -63,7 +64,9 @@ impl World {
 
     fn check_poll(&mut self, host: usize, lane: Lane, max: u8) {
         let expected = self.hosts[host].next_lane;
-        self.held("I16", lane.0 <= expected, || format!("host {host} polls lane {lane:?} before lane {expected} was empty"));
+        self.held("I16", lane.0 <= expected, || {
+            format!("host {host} polls lane {lane:?} before lane {expected} was empty")
+        });
         self.held("I22", self.hosts[host].stop.is_none(), || format!("host {host} polls after it was told to stop"));
         self.held("I8", (1..=32).contains(&max), || format!("host {host} asks for {max}"));
     }
@@ -94,12 +97,17 @@ impl World {
         let grace = self.hosts[host].policy.claim.grace;
         let track = &self.hosts[host].claims[&claim];
         let run = track.run.clone();
-        let last = track.leased_at.zip(track.lease).map(|(sent_at, lease)| {
-            track.last_moment(sent_at, lease.deadline().since(sent_at), grace)
+        let last = track
+            .leased_at
+            .zip(track.lease)
+            .map(|(sent_at, lease)| track.last_moment(sent_at, lease.deadline().since(sent_at), grace));
+        self.held("I3", last.is_some_and(|last| now < last), || {
+            format!("host {host} starts {run} too late: {track:?}")
         });
-        self.held("I3", last.is_some_and(|last| now < last), || format!("host {host} starts {run} too late: {track:?}"));
         self.held("I25", !track.executed, || format!("host {host} starts {run} again"));
-        self.held("I6", !self.hosts[host].executed.contains(&run), || format!("host {host} starts {run} a second time"));
+        self.held("I6", !self.hosts[host].executed.contains(&run), || {
+            format!("host {host} starts {run} a second time")
+        });
         if let Some(other) = self.other_alive(&run.task, host) {
             let excused = self.hosts[other].claims.values().any(|track| track.run.task == run.task && track.suspended);
             // A task somebody canceled or a worker lost is on its way to be killed; its lease was not extended.
@@ -114,13 +122,18 @@ impl World {
         let now = self.hosts[host].local(self.now);
         let grace = self.hosts[host].policy.claim.grace;
         let track = &self.hosts[host].claims[&claim];
-        let last = track.leased_at.zip(track.lease).map(|(sent_at, lease)| {
-            track.last_moment(sent_at, lease.deadline().since(sent_at), grace)
-        });
+        let last = track
+            .leased_at
+            .zip(track.lease)
+            .map(|(sent_at, lease)| track.last_moment(sent_at, lease.deadline().since(sent_at), grace));
         self.held("I1", last.is_some_and(|last| now < last), || format!("host {host} reports too late: {track:?}"));
-        self.held("I1", !track.told_gone && !track.told_canceled, || format!("host {host} reports a lost claim: {track:?}"));
+        self.held("I1", !track.told_gone && !track.told_canceled, || {
+            format!("host {host} reports a lost claim: {track:?}")
+        });
         self.held("I9", !track.answered, || format!("host {host} reports again after an answer: {track:?}"));
-        self.held("I26", track.alive_since.is_none(), || format!("host {host} reports while the payload lives: {track:?}"));
+        self.held("I26", track.alive_since.is_none(), || {
+            format!("host {host} reports while the payload lives: {track:?}")
+        });
         let says = |reason| outcome == Outcome::Exception(reason);
         let ran = track.executed;
         self.held("I21", !says(Reason::MalformedPayload) || !ran, || format!("malformed after it ran: {track:?}"));
@@ -148,7 +161,9 @@ impl World {
     fn check_close(&mut self, host: usize, claim: Token, end: End) {
         let now = self.hosts[host].local(self.now);
         let Some(track) = self.hosts[host].claims.get(&claim) else { return };
-        self.held("I26", track.alive_since.is_none(), || format!("host {host} closes with a living payload: {track:?}"));
+        self.held("I26", track.alive_since.is_none(), || {
+            format!("host {host} closes with a living payload: {track:?}")
+        });
         match end {
             End::Lost(Loss::Refused) => {
                 self.held("I5", track.told_gone, || format!("host {host} gives up without a refusal: {track:?}"));
@@ -183,7 +198,9 @@ impl World {
         match alert {
             Alert::DequeueCount { id, count, .. } => {
                 let new = self.hosts[host].alerted.insert(id.parse().expect("a number"));
-                self.held("I15", new && *count > DEQUEUE_ALERT, || format!("host {host} alerts again for {id}: {count}"));
+                self.held("I15", new && *count > DEQUEUE_ALERT, || {
+                    format!("host {host} alerts again for {id}: {count}")
+                });
             }
             Alert::DeleteFailed { .. } => self.hosts[host].delete_alerts += 1,
             Alert::LeftOver { run } => {
@@ -208,7 +225,9 @@ impl World {
         let taken = u32::try_from(claims).expect("few") + state.reserved;
         self.held("I8", taken <= state.capacity, || format!("host {host} holds {taken} of {}", state.capacity));
         let free = state.worker.as_ref().map_or(0, |worker| worker.free());
-        self.held("I8", free + taken == state.capacity, || format!("host {host} lost a slot: {free} free, {taken} taken"));
+        self.held("I8", free + taken == state.capacity, || {
+            format!("host {host} lost a slot: {free} free, {taken} taken")
+        });
         self.held("I14", state.deletes_failed == state.delete_alerts, || format!("host {host} hid a failed delete"));
     }
 
@@ -244,7 +263,9 @@ impl World {
             let now = state.local(self.now);
             let late = now.since(deadline);
             let asleep = state.suspended_until > 0;
-            self.held("I22", late <= Duration::from_secs(2) || asleep, || format!("host {host} exits {late:?} too late"));
+            self.held("I22", late <= Duration::from_secs(2) || asleep, || {
+                format!("host {host} exits {late:?} too late")
+            });
         }
     }
 
@@ -303,7 +324,13 @@ impl World {
             Err(Refusal::Rejected) if state.accepted => {
                 state.definite.insert(track.run.clone());
             }
-            Err(Refusal::Rejected | Refusal::Denied | Refusal::Retry { .. } | Refusal::Throttled { .. } | Refusal::Stale) => {}
+            Err(
+                Refusal::Rejected
+                | Refusal::Denied
+                | Refusal::Retry { .. }
+                | Refusal::Throttled { .. }
+                | Refusal::Stale,
+            ) => {}
         }
     }
 

@@ -211,7 +211,8 @@ impl Host {
 
     /// The true time at which this host's clock shows `local`, rounded up.
     pub fn truth(&self, local: Instant) -> u64 {
-        let micros = i128::try_from(local.since_origin().as_micros()).expect("fits") + 1 - i128::from(self.offset) * 1_000;
+        let micros =
+            i128::try_from(local.since_origin().as_micros()).expect("fits") + 1 - i128::from(self.offset) * 1_000;
         let truth = micros * 1_000_000 / (1_000_000 + i128::from(self.ppm));
         u64::try_from(truth.max(0) / 1_000).expect("fits") + 1
     }

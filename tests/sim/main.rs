@@ -56,7 +56,9 @@ fn workers_under_every_fault_lose_nothing_and_report_once() {
     let days = virtual_ms.into_inner() / 86_400_000;
     let kinds = tally.0.len();
     let rarest = tally.0.iter().min_by_key(|(_, count)| **count);
-    println!("simulation: {seeds} seeds, {days} days of virtual time, {kinds} kinds of fault, rarest {rarest:?}, 0 lost");
+    println!(
+        "simulation: {seeds} seeds, {days} days of virtual time, {kinds} kinds of fault, rarest {rarest:?}, 0 lost"
+    );
     if seeds >= 300 {
         let missing: Vec<_> = ALL.iter().filter(|fault| !tally.0.contains_key(fault)).collect();
         assert!(missing.is_empty(), "faults that never struck: {missing:?}");

@@ -185,7 +185,8 @@ impl Queue {
     fn resolve(&mut self, run: &Run, how: How, host: Option<usize>, now: u64) {
         self.set(run, State::Done { how, host });
         let retried = match how {
-            How::Reported(Outcome::Exception(Reason::WorkerShutdown | Reason::IntermittentTask)) | How::ClaimExpired => true,
+            How::Reported(Outcome::Exception(Reason::WorkerShutdown | Reason::IntermittentTask))
+            | How::ClaimExpired => true,
             How::Reported(_) | How::Canceled => false,
         };
         let task = self.tasks.get_mut(&run.task).expect("the task exists");

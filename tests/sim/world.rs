@@ -223,7 +223,9 @@ impl World {
         while let Some(((at, _), happens)) = self.agenda.pop_first() {
             self.now = at;
             self.events += 1;
-            let tail = || self.trace.as_ref().map_or(String::new(), |trace| trace[trace.len().saturating_sub(40)..].join("\n"));
+            let tail = || {
+                self.trace.as_ref().map_or(String::new(), |trace| trace[trace.len().saturating_sub(40)..].join("\n"))
+            };
             assert!(self.events < EVENTS_MAX, "{}\nseed {}: no end after {EVENTS_MAX} events", tail(), self.seed);
             self.happen(happens);
             if self.calm && self.done() {
@@ -238,7 +240,13 @@ impl World {
         // Messages are for the hosts that speak of them; without one, nobody takes them away.
         let tidy = self.queue.entries.is_empty() || self.hosts.iter().all(|host| !host.azure);
         let done = self.queue.unresolved() == 0 && tidy;
-        assert!(done || self.now < limit, "{}\nseed {}: not all tasks resolved in the calm: {:?}", self.trace.as_ref().map_or(String::new(), |trace| trace.join("\n")), self.seed, self.queue);
+        assert!(
+            done || self.now < limit,
+            "{}\nseed {}: not all tasks resolved in the calm: {:?}",
+            self.trace.as_ref().map_or(String::new(), |trace| trace.join("\n")),
+            self.seed,
+            self.queue
+        );
         done && self.hosts.iter().all(|host| host.claims.is_empty())
     }
 
@@ -443,7 +451,9 @@ impl World {
         let Some(worker) = self.hosts[host].worker.as_mut() else { return };
         worker.handle(event, now);
         let life = self.hosts[host].life;
-        while let Some(effect) = self.hosts[host].worker.as_mut().and_then(journeyman::domain::worker::Worker::next_effect) {
+        while let Some(effect) =
+            self.hosts[host].worker.as_mut().and_then(journeyman::domain::worker::Worker::next_effect)
+        {
             if self.trace.is_some() {
                 let line = format!("host {host} -> {effect:?}");
                 self.note(|| line);
@@ -460,7 +470,10 @@ impl World {
 
     fn set_wake(&mut self, host: usize) {
         let late = if self.hit(Fault::TimerLate, 5) { self.rng.below(self.queue.lease_ms / 20).min(240) } else { 0 };
-        let Some(at) = self.hosts[host].worker.as_ref().and_then(journeyman::domain::worker::Worker::next_deadline) else { return };
+        let Some(at) = self.hosts[host].worker.as_ref().and_then(journeyman::domain::worker::Worker::next_deadline)
+        else {
+            return;
+        };
         self.hosts[host].wake += 1;
         let (life, wake) = (self.hosts[host].life, self.hosts[host].wake);
         let at = self.hosts[host].truth(at) + late;
@@ -601,8 +614,14 @@ impl World {
     fn send(&mut self, host: usize, call: Call, timeout: u64) {
         let sent_at = self.hosts[host].local(self.now);
         let gives_up = self.now + timeout;
-        let mut request =
-            Request { host, life: self.hosts[host].life, call, sent_at, gives_up, back: Back::After(self.rng.between(1, 40)) };
+        let mut request = Request {
+            host,
+            life: self.hosts[host].life,
+            call,
+            sent_at,
+            gives_up,
+            back: Back::After(self.rng.between(1, 40)),
+        };
         let mut there = self.rng.between(1, 40);
         let instantly = [Fault::Refused, Fault::DnsFailure, Fault::TlsFailure];
         for fault in instantly {
@@ -691,7 +710,8 @@ impl World {
     /// What the service refuses before it does anything.
     fn service_fault(&mut self, request: &Request) -> Option<Refusal> {
         let host = request.host;
-        if self.now < self.errors_until || self.hit(Fault::InternalErrorBeforeCommit, 2) || self.hit(Fault::Proxy502, 2) {
+        if self.now < self.errors_until || self.hit(Fault::InternalErrorBeforeCommit, 2) || self.hit(Fault::Proxy502, 2)
+        {
             return Some(Refusal::Retry { after: None });
         }
         if self.hit(Fault::Html200, 1) || self.hit(Fault::Redirect, 1) {
@@ -744,14 +764,19 @@ impl World {
             entries.push(again);
         }
         let counts = entries.iter().map(|entry| entry.dequeues).collect();
-        let received = entries.into_iter().map(|entry| Received { id: entry.id, receipt: entry.receipt, run: entry.run });
+        let received =
+            entries.into_iter().map(|entry| Received { id: entry.id, receipt: entry.receipt, run: entry.run });
         Answer::Entries(received.collect(), counts)
     }
 
     fn claim_work(&mut self, request: Request, max: u8) {
         let more = usize::from(self.hit(Fault::ClaimWorkUnasked, 2));
         let quarantined = self.now < self.hosts[request.host].quarantined_until;
-        let runs = if quarantined { Vec::new() } else { self.queue.claim_work(request.host, usize::from(max) + more, self.now) };
+        let runs = if quarantined {
+            Vec::new()
+        } else {
+            self.queue.claim_work(request.host, usize::from(max) + more, self.now)
+        };
         if runs.is_empty() {
             self.order += 1;
             let id = self.order;
@@ -771,7 +796,8 @@ impl World {
                 continue;
             }
             let quarantined = self.now < self.hosts[request.host].quarantined_until;
-            let runs = if quarantined { Vec::new() } else { self.queue.claim_work(request.host, usize::from(max), self.now) };
+            let runs =
+                if quarantined { Vec::new() } else { self.queue.claim_work(request.host, usize::from(max), self.now) };
             if runs.is_empty() {
                 self.waiters.insert(id, request);
                 continue;
@@ -875,7 +901,12 @@ impl World {
             Answer::Entries(entries, counts) => {
                 for (entry, dequeue_count) in entries.into_iter().zip(counts) {
                     let token = self.hosts[host].token();
-                    haul.messages.push(Seen { token, id: entry.id.to_string().into(), dequeue_count, run: entry.run.clone() });
+                    haul.messages.push(Seen {
+                        token,
+                        id: entry.id.to_string().into(),
+                        dequeue_count,
+                        run: entry.run.clone(),
+                    });
                     self.hosts[host].receipts.insert(entry.id, entry.receipt);
                     self.hosts[host].entries.insert(token, entry);
                 }

@@ -1,0 +1,283 @@
+//! The older dialect: signed URLs, messages, receipts. What the storage service answers is recorded in
+//! `fixtures/azure-queue`; ours has the same statuses, codes and elements.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+
+use super::client::{Answer, Api};
+use super::place::Place;
+
+/// A message as a poll brings it.
+struct Message {
+    id: String,
+    receipt: String,
+    dequeued: u32,
+    visible: String,
+    body: Value,
+}
+
+impl Message {
+    fn task(&self) -> &str {
+        self.body["taskId"].as_str().expect("a message names a task")
+    }
+}
+
+/// The signed URLs of one queue.
+struct Urls {
+    poll: String,
+    delete: String,
+}
+
+impl Urls {
+    fn delete(&self, id: &str, receipt: &str) -> String {
+        self.delete.replacen("{{messageId}}", id, 1).replacen("{{popReceipt}}", receipt, 1)
+    }
+}
+
+async fn urls(api: &Api) -> Vec<Urls> {
+    let reply = api.get("poll-task-url/lp/lw").await.expect(200);
+    let text = |entry: &Value, name: &str| entry[name].as_str().expect("a URL is text").to_owned();
+    let entries = reply["queues"].as_array().expect("a list of queues");
+    let urls =
+        entries.iter().map(|entry| Urls { poll: text(entry, "signedPollUrl"), delete: text(entry, "signedDeleteUrl") });
+    urls.collect()
+}
+
+async fn raw(api: &Api, method: &str, url: &str) -> Answer {
+    let method = reqwest::Method::from_bytes(method.as_bytes()).expect("a method");
+    api.send(api.http.request(method, url)).await
+}
+
+fn element<'a>(xml: &'a str, name: &str) -> &'a str {
+    let (_, rest) = xml.split_once(&format!("<{name}>")).unwrap_or_else(|| panic!("no {name} in {xml}"));
+    rest.split_once(&format!("</{name}>")).expect("an element ends").0
+}
+
+async fn poll(api: &Api, url: &str) -> Vec<Message> {
+    let answer = raw(api, "GET", url).await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    assert_eq!(answer.headers["content-type"], "application/xml");
+    answer
+        .text
+        .split("<QueueMessage>")
+        .skip(1)
+        .map(|xml| Message {
+            id: element(xml, "MessageId").to_owned(),
+            receipt: element(xml, "PopReceipt").to_owned(),
+            dequeued: element(xml, "DequeueCount").parse().expect("a count is a number"),
+            visible: element(xml, "TimeNextVisible").to_owned(),
+            body: serde_json::from_slice(&STANDARD.decode(element(xml, "MessageText")).expect("base64")).expect("JSON"),
+        })
+        .collect()
+}
+
+/// The status and code of a refusal, held against the recorded one of that name.
+fn assert_recorded(answer: &Answer, recorded: &str) {
+    let path = format!("{}/fixtures/azure-queue/{recorded}.http.txt", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let head = text.lines().find_map(|line| line.strip_prefix("< HTTP/1.1 ")).expect("a status line");
+    assert!(head.starts_with(&answer.status.to_string()), "{recorded}: {} {}", answer.status, answer.text);
+    let code = text.lines().find_map(|line| line.strip_prefix("< x-ms-error-code: "));
+    assert_eq!(answer.headers.get("x-ms-error-code").map(|code| code.to_str().expect("text")), code, "{recorded}");
+    let body = text[text.find("\n< ").expect("an answer")..].split_once("\n\n").map_or("", |(_, body)| body);
+    assert_eq!(bare(&answer.text), bare(body), "{recorded}");
+}
+
+/// A body without the id and the time of its request, and without what a test chose itself.
+fn bare(xml: &str) -> String {
+    let own = ["RequestId:", "Time:", "  <QueryParameterValue>"];
+    let lines = xml.trim().lines().map(|line| match own.iter().find(|start| line.starts_with(*start)) {
+        Some(start) => (*start).to_owned() + line.split_once("</Message>").map_or("", |_| "</Message>"),
+        None => line.to_owned(),
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+#[tokio::test]
+async fn seven_queues_are_signed_for_half_an_hour_the_most_urgent_first() {
+    let place = Place::new().await;
+    let reply = place.api.get("poll-task-url/lp/lw").await.expect(200);
+    let first = reply["queues"][0]["signedPollUrl"].as_str().expect("a URL");
+    let (path, query) = first.split_once('?').expect("a query");
+    assert!(path.ends_with("/queue-bj5kzlu3ip4tismbqvlg2kug-zpjh5g3wy6wyllr7g3f6pdsu-7/messages"), "{path}");
+    let names: Vec<_> = query.split('&').filter_map(|pair| pair.split_once('=')).map(|(name, _)| name).collect();
+    assert_eq!(names, ["visibilitytimeout", "sv", "se", "sp", "spr", "sig", "st"]);
+    assert!(
+        query.starts_with("visibilitytimeout=300&sv=2015-04-05&se=2026-11-21T10%3A50%3A44Z&sp=p&spr=https%2Chttp&sig=")
+    );
+    assert!(query.ends_with("&st=2026-11-21T10%3A05%3A44Z"), "{query}");
+    assert_eq!(reply["expires"], "2026-11-21T10:50:44.549Z");
+    let last = reply["queues"][6]["signedDeleteUrl"].as_str().expect("a URL");
+    assert!(last.contains("-1/messages/{{messageId}}?popreceipt={{popReceipt}}&sv="), "{last}");
+    place.running.stop().await;
+}
+
+#[tokio::test]
+async fn every_pending_run_has_one_message_and_its_claim_and_delete_are_the_workers_business() {
+    let place = Place::new().await;
+    let api = &place.api;
+    // One task is there before anybody asks for the URLs, one comes after.
+    let early = api.create("lp/lw", json!({"priority": "high"})).await;
+    let urls = urls(api).await;
+    let late = api.create("lp/lw", json!({"priority": "high"})).await;
+    let high = &urls[2];
+    let found = poll(api, &format!("{}&numofmessages=32", high.poll)).await;
+    assert_eq!(found.iter().map(Message::task).collect::<Vec<_>>(), [early.as_str(), late.as_str()]);
+    assert_eq!((found[0].dequeued, &found[0].body["runId"]), (1, &json!(0)));
+    assert_eq!(found[0].visible, "Sat, 21 Nov 2026 10:25:44 GMT");
+    for other in [0, 1, 3, 4, 5, 6] {
+        assert!(poll(api, &urls[other].poll).await.is_empty());
+    }
+    let body = json!({"workerGroup": "wg", "workerId": "w1"});
+    api.post(&format!("task/{early}/runs/0/claim"), body.clone()).await.expect(200);
+    let delete = high.delete(&found[0].id, &urlencoding::encode(&found[0].receipt));
+    let answer = raw(api, "DELETE", &delete).await;
+    assert_recorded(&answer, "04-delete-ok");
+    assert_recorded(&raw(api, "DELETE", &delete).await, "05-delete-again-404");
+    // A retry is a new pending run, so a new message.
+    let again = json!({"reason": "worker-shutdown"});
+    api.post(&format!("task/{early}/runs/0/exception"), again).await.expect(200);
+    let found = poll(api, &high.poll).await;
+    assert_eq!((found[0].task(), &found[0].body["runId"]), (early.as_str(), &json!(1)));
+    place.running.stop().await;
+}
+
+#[tokio::test]
+async fn an_empty_queue_is_told_in_one_element() {
+    let place = Place::new().await;
+    let answer = raw(&place.api, "GET", &urls(&place.api).await[0].poll).await;
+    assert_recorded(&answer, "01-empty");
+    assert!(answer.headers.contains_key("x-ms-request-id") && answer.headers.contains_key("date"));
+    place.running.stop().await;
+}
+
+#[tokio::test]
+async fn a_received_message_is_hidden_comes_back_and_then_only_its_last_receipt_counts() {
+    let place = Place::new().await;
+    let api = &place.api;
+    let lowest = urls(api).await.remove(6);
+    let task = api.create("lp/lw", json!({})).await;
+    let first = poll(api, &lowest.poll).await.remove(0);
+    assert!(poll(api, &lowest.poll).await.is_empty());
+    place.advance(301).await;
+    let second = poll(api, &lowest.poll).await.remove(0);
+    assert_eq!((second.task(), second.dequeued, &second.id), (task.as_str(), 2, &first.id));
+    let stale = lowest.delete(&first.id, &urlencoding::encode(&first.receipt));
+    assert_recorded(&raw(api, "DELETE", &stale).await, "11-delete-stale-popreceipt-after-redelivery");
+    // A receipt outlives the time that its message was hidden, as long as nobody received it again.
+    place.advance(301).await;
+    let fresh = lowest.delete(&second.id, &urlencoding::encode(&second.receipt));
+    assert_recorded(&raw(api, "DELETE", &fresh).await, "04-delete-ok");
+    place.running.stop().await;
+}
+
+#[tokio::test]
+async fn a_receipt_with_a_bare_plus_is_refused_and_slashes_and_equals_signs_are_not() {
+    let place = Place::new().await;
+    let api = &place.api;
+    let lowest = urls(api).await.remove(6);
+    for _ in 0..32 {
+        api.create("lp/lw", json!({})).await;
+    }
+    let (mut plus, mut slash) = (false, false);
+    // Receipts are random; a hundred rounds of 32 hold both kinds with any luck there is.
+    for _ in 0..100 {
+        let url = lowest.poll.replace("visibilitytimeout=300", "visibilitytimeout=1");
+        for message in poll(api, &format!("{url}&numofmessages=32")).await {
+            assert!(message.receipt.starts_with("AgAAAAMAAAAAAAAA") && message.receipt.ends_with('='));
+            let raw_url = lowest.delete(&message.id, &message.receipt);
+            if message.receipt.contains('+') && !plus {
+                plus = true;
+                assert_recorded(&raw(api, "DELETE", &raw_url).await, "06-delete-UNENCODED-popreceipt-pluseq");
+                let encoded = lowest.delete(&message.id, &urlencoding::encode(&message.receipt));
+                assert_recorded(&raw(api, "DELETE", &encoded).await, "06-delete-encoded-popreceipt-pluseq");
+            } else if message.receipt.contains('/') && !message.receipt.contains('+') && !slash {
+                slash = true;
+                assert_recorded(&raw(api, "DELETE", &raw_url).await, "06-delete-UNENCODED-popreceipt-slasheq");
+            }
+        }
+        if plus && slash {
+            break;
+        }
+        place.advance(2).await;
+    }
+    assert!(plus && slash, "no receipt with a plus, or none with a slash, in 100 rounds");
+    place.running.stop().await;
+}
+
+#[tokio::test]
+async fn a_url_that_was_tampered_with_or_is_out_of_its_time_is_refused() {
+    let place = Place::new().await;
+    let api = &place.api;
+    let urls = urls(api).await;
+    let url = &urls[0].poll;
+    let refused = |recorded: &'static str, url: String| async move {
+        assert_recorded(&raw(api, "GET", &url).await, recorded);
+    };
+    refused("14-sas-bad-signature-403", url.replace("&sig=", "&sig=AB")).await;
+    refused("14-sas-bad-signature-403", url.replace("&sp=p", "&sp=pau")).await;
+    refused("14-sas-bad-signature-403", url.replace("se=2026", "se=2036")).await;
+    refused("14-sas-bad-signature-403", url.replace("-7/messages", "-6/messages")).await;
+    refused("14-sas-bad-signature-403", url.replace("&sv=2015-04-05", "")).await;
+    refused("17-visibilitytimeout-too-large", url.replace("timeout=300", "timeout=800000")).await;
+    refused("08-numofmessages-33", format!("{url}&numofmessages=33")).await;
+    refused("09-numofmessages-0", format!("{url}&numofmessages=0")).await;
+    assert_recorded(&raw(api, "POST", url).await, "15-sas-wrong-permission");
+    let wrong = urls[0].delete("555af783-2fcb-4126-a3cd-42af2c6fe133", "x");
+    assert_recorded(&raw(api, "DELETE", &wrong).await, "05-delete-again-404");
+    place.advance(1_801).await;
+    refused("12-sas-expired-403", url.clone()).await;
+    place.running.stop().await;
+}
+
+#[tokio::test]
+async fn a_wrong_receipt_is_refused_and_the_message_stays() {
+    let place = Place::new().await;
+    let api = &place.api;
+    let lowest = urls(api).await.remove(6);
+    api.create("lp/lw", json!({})).await;
+    let found = poll(api, &lowest.poll).await.remove(0);
+    let wrong = raw(api, "DELETE", &lowest.delete(&found.id, "AgAAAAMAAAAAAAAAYYmdgp953QE%3D")).await;
+    assert_recorded(&wrong, "03-delete-wrong-popreceipt");
+    place.advance(301).await;
+    assert_eq!(poll(api, &lowest.poll).await.len(), 1);
+    place.running.stop().await;
+}
+
+#[tokio::test]
+async fn work_taken_by_todays_dialect_has_no_message_left_in_the_older_one() {
+    let place = Place::new().await;
+    let api = &place.api;
+    let lowest = urls(api).await.remove(6);
+    let task = api.create("lp/lw", json!({})).await;
+    let found = poll(api, &lowest.poll).await.remove(0);
+    assert_eq!(api.claim_work("lp/lw", "w2", 1).await.len(), 1);
+    let body = json!({"workerGroup": "wg", "workerId": "w1"});
+    let (code, line) = api.post(&format!("task/{task}/runs/0/claim"), body).await.refusal(409);
+    assert_eq!((code.as_str(), line.as_str()), ("RequestConflict", "Run 0 was already claimed by another worker."));
+    let delete = lowest.delete(&found.id, &urlencoding::encode(&found.receipt));
+    assert_recorded(&raw(api, "DELETE", &delete).await, "05-delete-again-404");
+    place.running.stop().await;
+}
+
+#[tokio::test]
+async fn the_same_workers_claim_can_be_repeated_and_stays_the_same() {
+    let place = Place::new().await;
+    let api = &place.api;
+    let task = api.create("lp/lw", json!({})).await;
+    let claim = |id: &str| api_claim(api.clone(), task.clone(), id.to_owned());
+    let first = claim("w1").await.expect(200);
+    place.advance(60).await;
+    let again = claim("w1").await.expect(200);
+    assert_eq!(first["takenUntil"], again["takenUntil"]);
+    assert_eq!(claim("w2").await.refusal(409).0, "RequestConflict");
+    // Its credentials are good for what the claim is for.
+    let worker = api.with(&again["credentials"]);
+    worker.bare_post(&format!("task/{task}/runs/0/reclaim")).await.expect(200);
+    place.running.stop().await;
+}
+
+async fn api_claim(api: Api, task: String, worker: String) -> Answer {
+    api.post(&format!("task/{task}/runs/0/claim"), json!({"workerGroup": "wg", "workerId": worker})).await
+}

@@ -1,0 +1,212 @@
+//! What was answered is there after a kill: the queue runs in a process of its own, is killed without warning while
+//! calls are under way, and is started again on the same file.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, Stdio};
+
+use journeyman::queue::{Client, Clock, Db, Settings, start};
+use serde_json::json;
+use tokio::task::JoinSet;
+
+use super::client::{Api, http, slugid};
+use super::place::Place;
+
+const DB: &str = "JOURNEYMAN_TEST_QUEUE_DB";
+
+/// The queue's process. Not a test of its own: `Killed::start` starts this binary again with this name.
+#[test]
+#[ignore = "it is started by the others, as a process of its own"]
+fn the_queue_that_is_killed() {
+    #[expect(clippy::disallowed_methods, reason = "the one way to tell a child its file")]
+    let Ok(db) = std::env::var(DB) else { return };
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime.block_on(async {
+        let artifacts = Path::new(&db).with_extension("artifacts");
+        let mut settings = Settings::new(Db::File(db.into()), artifacts);
+        let scopes = vec!["*".to_owned()];
+        settings.clients = vec![Client { client_id: "root".to_owned(), access_token: "x".into(), scopes }];
+        let running = start(settings).await.expect("the queue starts");
+        println!("\nLISTENS {}", running.root_url());
+        std::future::pending::<()>().await;
+    });
+}
+
+struct Killed {
+    child: Child,
+    api: Api,
+}
+
+impl Killed {
+    fn start(db: &Path) -> Self {
+        let own = std::env::current_exe().expect("the test's own program");
+        #[expect(clippy::disallowed_methods, reason = "a test may wait for its child")]
+        let mut child = std::process::Command::new(own)
+            .args(["--exact", "durable::the_queue_that_is_killed", "--ignored", "--nocapture"])
+            .env(DB, db)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the queue's process starts");
+        let lines = BufReader::new(child.stdout.take().expect("its output")).lines();
+        let root = lines
+            .map_while(Result::ok)
+            .find_map(|line| line.strip_prefix("LISTENS ").map(str::to_owned))
+            .expect("it says where it listens");
+        let api = Api {
+            root,
+            id: "root".to_owned(),
+            token: "x".to_owned(),
+            certificate: None,
+            authorized_scopes: None,
+            clock: Clock::wall(),
+            http: http(),
+            skew: 0,
+        };
+        Self { child, api }
+    }
+
+    fn kill(mut self) {
+        self.child.kill().expect("it can be killed");
+        self.child.wait().expect("it ends");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_answered_before_a_kill_is_there_after_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let db = folder.path().join("queue.db");
+    let queue = Killed::start(&db);
+    let api = queue.api.clone();
+    // Eight callers create, claim and report until the queue is gone; each notes what it was told.
+    let mut callers = JoinSet::new();
+    for caller in 0..8 {
+        callers.spawn(busy(api.clone(), caller));
+    }
+    // Somebody's 40th task is there: the queue is in the middle of it.
+    while api.get("task-queues/p%2Fw0/claimed?limit=1000").await.expect(200)["tasks"].as_array().map_or(0, Vec::len)
+        < 20
+    {}
+    queue.kill();
+    let mut told = Vec::new();
+    while let Some(notes) = callers.join_next().await {
+        told.extend(notes.expect("a caller does not panic"));
+    }
+    assert!(told.len() > 40, "only {} answers came before the kill", told.len());
+    let again = Killed::start(&db);
+    for Told { task, state } in told {
+        let now = again.api.status(&task).await["state"].as_str().unwrap_or_default().to_owned();
+        // What was under way when the queue was killed may have happened too.
+        let may = match state {
+            "pending" => ["pending", "running", "running"],
+            "running" => ["running", "completed", "completed"],
+            _ => ["completed"; 3],
+        };
+        assert!(may.contains(&now.as_str()), "{task} was told to be {state} and is {now}");
+    }
+    // And it goes on: what is pending can be claimed.
+    again.api.create("p/other", json!({})).await;
+    assert_eq!(again.api.claim_work("p/other", "w1", 1).await.len(), 1);
+    again.kill();
+}
+
+struct Told {
+    task: String,
+    state: &'static str,
+}
+
+/// Creates, claims and reports until an answer fails to come. Every second claim is left running.
+async fn busy(api: Api, caller: usize) -> Vec<Told> {
+    let queue = format!("p/w{caller}");
+    let mut told: Vec<Told> = Vec::new();
+    for round in 0.. {
+        let task = slugid();
+        let body = api.definition(&queue, json!({}));
+        if !answered(&api, "PUT", &format!("task/{task}"), Some(body)).await {
+            break;
+        }
+        told.push(Told { task: task.clone(), state: "pending" });
+        let claim = json!({"workerGroup": "wg", "workerId": "w1"});
+        if !answered(&api, "POST", &format!("task/{task}/runs/0/claim"), Some(claim)).await {
+            break;
+        }
+        let last = told.last_mut().expect("it was just pushed");
+        last.state = "running";
+        if round % 2 == 0 {
+            if !answered(&api, "POST", &format!("task/{task}/runs/0/completed"), None).await {
+                break;
+            }
+            last.state = "completed";
+        }
+    }
+    told
+}
+
+async fn answered(api: &Api, method: &str, path: &str, body: Option<serde_json::Value>) -> bool {
+    let path = format!("/api/queue/v1/{path}");
+    let header = api.header(method, &path, None);
+    let sent = api.request(method, &path, body.as_ref()).header("authorization", header).send().await;
+    match sent {
+        Ok(answer) => {
+            assert_eq!(answer.status(), 200);
+            answer.bytes().await.is_ok()
+        }
+        Err(_) => false,
+    }
+}
+
+#[tokio::test]
+async fn a_second_queue_on_the_same_file_is_refused_with_a_reason() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let db = Db::File(folder.path().join("queue.db"));
+    let first = Place::with(|settings| settings.db = db.clone()).await;
+    let second = start(Settings::new(db, folder.path().join("artifacts"))).await;
+    let told = second.expect_err("the file is in use").to_string();
+    assert!(told.contains("is another queue running on it"), "{told}");
+    first.running.stop().await;
+}
+
+#[tokio::test]
+async fn a_queue_started_again_knows_its_tasks_its_claims_and_its_credentials() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let db = Db::File(folder.path().join("queue.db"));
+    let first = Place::with(|settings| settings.db = db.clone()).await;
+    first.api.get("poll-task-url/p/w").await.expect(200);
+    let pending = first.api.create("p/w", json!({"priority": "low"})).await;
+    let running = first.api.create("p/w", json!({"priority": "high"})).await;
+    let claims = first.api.claim_work("p/w", "w1", 1).await;
+    first.running.stop().await;
+
+    let second = Place::with(|settings| settings.db = db.clone()).await;
+    let worker = second.api.with(&claims[0]["credentials"]);
+    worker.bare_post(&format!("task/{running}/runs/0/reclaim")).await.expect(200);
+    assert_eq!(second.api.get("pending/p%2Fw").await.expect(200)["pendingTasks"], 1);
+    assert_eq!(second.api.claim_work("p/w", "w2", 1).await[0]["status"]["taskId"], pending.as_str());
+    second.advance(1_206).await;
+    for task in [&running, &pending] {
+        assert_eq!(second.api.status(task).await["runs"][0]["reasonResolved"], "claim-expired");
+    }
+    second.running.stop().await;
+}
+
+#[tokio::test]
+async fn many_calls_share_a_commit_and_each_gets_its_own_answer() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let db = Db::File(folder.path().join("queue.db"));
+    let place = Place::with(|settings| settings.db = db).await;
+    let taken = place.api.create("p/w", json!({})).await;
+    let mut calls = JoinSet::new();
+    for call in 0..64 {
+        let (api, taken) = (place.api.clone(), taken.clone());
+        calls.spawn(async move {
+            // Every fourth call is refused, in the midst of those that are not.
+            let task = if call % 4 == 0 { taken } else { slugid() };
+            let body = api.definition("p/w", json!({"retries": 1}));
+            api.queue("PUT", &format!("task/{task}"), Some(&body)).await.status
+        });
+    }
+    let statuses = calls.join_all().await;
+    assert_eq!(statuses.iter().filter(|status| **status == 409).count(), 16);
+    assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 48);
+    assert_eq!(place.api.get("pending/p%2Fw").await.expect(200)["pendingTasks"], 49);
+    place.running.stop().await;
+}

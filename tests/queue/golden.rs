@@ -1,0 +1,355 @@
+//! The answers of a real Taskcluster, recorded, against ours: the same requests get the same statuses and bodies, but
+//! for ids and times.
+//!
+//! Each test sends the recorded requests again, in the order they were recorded in, with the clock at the time of the
+//! recording.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::client::{Answer, Api, iso};
+use super::place::Place;
+use super::record::{Record, alike};
+
+const MODERN: &str = "taskcluster";
+const LEGACY: &str = "taskcluster-legacy";
+const TASK: &str = "XJOIQcqPRgykTZR_00-b1w";
+
+/// Fails with both sides spread over lines. The order of properties is no difference.
+fn assert_same(name: &str, ours: &Value, recorded: &Value) {
+    assert!(ours == recorded, "{name}\nours: {ours:#}\nrecorded: {recorded:#}");
+}
+
+/// Sends a recorded request and holds the answer against the recorded one.
+async fn replay(api: &Api, folder: &str, name: &str) -> Value {
+    replay_changed(api, folder, name, |_| {}).await
+}
+
+async fn replay_changed(api: &Api, folder: &str, name: &str, change: impl FnOnce(&mut Value)) -> Value {
+    let record = Record::read(folder, name);
+    let mut body = record.request.clone();
+    if let Some(body) = &mut body {
+        change(body);
+    }
+    let answer = api.call(&record.method, &record.path, body.as_ref()).await;
+    check(&record, &answer)
+}
+
+fn check(record: &Record, answer: &Answer) -> Value {
+    assert_eq!(answer.status, record.status, "{}: {}", record.name, answer.text);
+    for name in ["content-type", "cache-control", "www-authenticate", "x-taskcluster-artifact-storage-type"] {
+        let ours = answer.headers.get(name).map(|value| value.to_str().expect("a header is text"));
+        assert_eq!(ours, record.header(name), "{}: {name}", record.name);
+    }
+    let mut ours = alike(&answer.text);
+    let recorded = alike(&record.answer);
+    if record.name.starts_with(LEGACY) {
+        newer_properties_aside(&mut ours, &recorded);
+    }
+    assert_same(&record.name, &ours, &recorded);
+    if answer.text.is_empty() { Value::Null } else { answer.json() }
+}
+
+/// The older service knew nothing of these three; every task here has them.
+fn newer_properties_aside(ours: &mut Value, recorded: &Value) {
+    for part in ["status", "task"] {
+        let known = recorded[part].as_object();
+        let (Some(Value::Object(fields)), Some(known)) = (ours.get_mut(part), known) else { continue };
+        for newer in ["taskQueueId", "projectId", "priority"] {
+            if !known.contains_key(newer) {
+                fields.remove(newer);
+            }
+        }
+    }
+    // A fresh claim's time has today's shape.
+    if let (Some(ours), "<time Z>") = (ours.get_mut("takenUntil"), recorded["takenUntil"].as_str().unwrap_or_default())
+    {
+        *ours = "<time Z>".into();
+    }
+}
+
+/// A queue whose clock stands at the creation of a recorded task, and that task created.
+async fn with_recorded_task() -> Place {
+    let place = Place::new().await;
+    // A task whose first claim has expired, as the recorded queue held one.
+    let old = place.api.definition("test-prov/test-wt", json!({"retries": 1}));
+    place.api.queue("PUT", "task/D3Ff2-QbREOJq4OwRPbddA", Some(&old)).await.expect(200);
+    assert_eq!(place.api.claim_work("test-prov/test-wt", "w1", 1).await.len(), 1);
+    place.advance(1_205).await;
+    place.clock.advance(Duration::ZERO);
+    place
+}
+
+fn shifted(body: &mut Value, millis: i64) {
+    for name in ["created", "deadline", "expires", "quarantineUntil"] {
+        if let Some(text) = body[name].as_str() {
+            let at: jiff::Timestamp = text.parse().expect("a recorded time");
+            body[name] = iso(at.as_millisecond() + millis).into();
+        }
+    }
+}
+
+const LATER: i64 = 1_205_000;
+
+#[tokio::test]
+async fn a_tasks_way_through_its_runs_is_answered_as_recorded() {
+    let place = with_recorded_task().await;
+    let api = &place.api;
+    let later = |body: &mut Value| shifted(body, LATER);
+    replay_changed(api, MODERN, "01-createTask", later).await;
+    replay_changed(api, MODERN, "02-createTask-409", later).await;
+    let claims = replay(api, MODERN, "03-claimWork").await;
+    let worker = api.with(&claims["tasks"][0]["credentials"]);
+    let again = replay(&worker, MODERN, "04-reclaimTask").await;
+    replay(api, MODERN, "05-reclaim-rootcreds").await;
+    let worker = api.with(&again["credentials"]);
+    artifacts(&place, &worker).await;
+    replay(&worker, MODERN, "12-exception-badreason-400").await;
+    replay(&worker, MODERN, "13-exception-worker-shutdown").await;
+    replay(&worker, MODERN, "14-completed-after-exception-409").await;
+    replay(&worker, MODERN, "15-reclaim-resolved-409").await;
+    let second = api.claim_work("test-prov/test-wt", "w1", 1).await;
+    replay(api, MODERN, "16-cancelTask").await;
+    replay(&api.with(&second[0]["credentials"]), MODERN, "17-reclaim-canceled-409").await;
+    place.running.stop().await;
+}
+
+async fn artifacts(place: &Place, worker: &Api) {
+    let later = |body: &mut Value| shifted(body, LATER);
+    replay_changed(worker, MODERN, "06-createArtifact-s3", later).await;
+    replay_changed(worker, MODERN, "06-createArtifact-redirect", later).await;
+    replay_changed(worker, MODERN, "06-createArtifact-link", later).await;
+    replay_changed(worker, MODERN, "06-createArtifact-error", later).await;
+    let made = replay_changed(worker, MODERN, "06-createArtifact-object", later).await;
+    let upload = made["uploadId"].clone();
+    let with_upload = |body: &mut Value| {
+        shifted(body, LATER);
+        body["uploadId"] = upload.clone();
+    };
+    let uploader = worker.with(&made["credentials"]);
+    replay_changed(&uploader, MODERN, "07-object-createUpload", with_upload).await;
+    replay_changed(&uploader, MODERN, "08-object-finishUpload", with_upload).await;
+    replay_changed(worker, MODERN, "09-finishArtifact", with_upload).await;
+    replay(&place.api, MODERN, "10-listArtifacts").await;
+    for kind in ["error", "link", "object", "redirect", "s3"] {
+        replay(&place.api, MODERN, &format!("11-getArtifact-{kind}")).await;
+    }
+}
+
+#[tokio::test]
+async fn reports_and_what_comes_too_late_are_answered_as_recorded() {
+    let place = Place::new().await;
+    let api = &place.api;
+    for (task, outcome) in [("XmjgIv3RQwuFVhTBSE3Vqg", "completed"), ("QTtWeMJJRYCa5rOK27KBJQ", "failed")] {
+        let body = api.definition("test-prov/test-wt", json!({}));
+        api.queue("PUT", &format!("task/{task}"), Some(&body)).await.expect(200);
+        let claims = api.claim_work("test-prov/test-wt", "w1", 1).await;
+        let worker = api.with(&claims[0]["credentials"]);
+        replay(&worker, MODERN, &format!("18-report-{outcome}")).await;
+        replay(&worker, MODERN, &format!("19-artifact-after-{outcome}-409")).await;
+    }
+    replay(api, MODERN, "26-task-404").await;
+    replay(api, MODERN, "27-route-404").await;
+    replay(api, MODERN, "28-run-404").await;
+    place.running.stop().await;
+}
+
+#[tokio::test]
+async fn a_caller_who_may_not_or_asks_wrongly_is_refused_as_recorded() {
+    let place = Place::new().await;
+    let api = &place.api;
+    let record = Record::read(MODERN, "20-noauth");
+    check(&record, &api.send(api.request(&record.method, &record.path, record.request.as_ref())).await);
+    let wrong = Api { token: "not-the-token".to_owned(), ..api.clone() };
+    replay(&wrong, MODERN, "21-badmac-401").await;
+    replay(&Api { skew: -3 * 3600, ..api.clone() }, MODERN, "22-clockskew-401").await;
+    let narrow = Api { authorized_scopes: Some(Vec::new()), ..api.clone() };
+    replay(&narrow, MODERN, "23-insufficient-403").await;
+    replay(api, MODERN, "24-tasks33-400").await;
+    replay(api, MODERN, "25-longgroup-400").await;
+    let record = Record::read(MODERN, "63-bad-payload-hash");
+    let header = api.header(&record.method, &record.path, Some(b"another payload's hash"));
+    let request = api.request(&record.method, &record.path, record.request.as_ref());
+    let mut answer = api.send(request.header("authorization", header)).await;
+    // The computed hash is that of our body's bytes, which are spaced otherwise than the recorded ones.
+    let ours =
+        answer.text.split("payload hash: ").nth(2).expect("the hash is told").get(..44).expect("44 letters").to_owned();
+    answer.text = answer.text.replace(&ours, "cXMd+PXvGGBIcHnihUU2zvOjkvNecLD6z+eD6LnbUVs=");
+    check(&record, &answer);
+    place.running.stop().await;
+}
+
+#[tokio::test]
+async fn claims_and_tasks_whose_time_is_over_are_answered_as_recorded() {
+    let place = Place::with(|settings| settings.claim_timeout = Duration::from_secs(15)).await;
+    let api = &place.api;
+    let body = api.definition("exp-prov/exp-wt", json!({"retries": 1}));
+    api.queue("PUT", "task/YKJh9czOSimODCq0pKlqVQ", Some(&body)).await.expect(200);
+    let first = api.claim_work("exp-prov/exp-wt", "w1", 1).await;
+    place.advance(20).await;
+    let worker = api.with(&first[0]["credentials"]);
+    replay(&worker, MODERN, "40-reclaim-expired-creds").await;
+    replay(api, MODERN, "41-reclaim-claim-expired-409").await;
+    let second = api.claim_work("exp-prov/exp-wt", "w1", 1).await;
+    // After `takenUntil`, and before the resolver comes by.
+    place.advance(16).await;
+    replay(&api.with(&second[0]["credentials"]), MODERN, "42-reclaim-just-after-takenUntil").await;
+
+    let short = json!({"deadline": iso(place.clock.unix_millis() + 6_000)});
+    let body = api.definition("exp-prov/exp-wt", short);
+    api.queue("PUT", "task/IO0gLgbpTB24OqcM1qFafA", Some(&body)).await.expect(200);
+    let third = api.claim_work("exp-prov/exp-wt", "w1", 1).await;
+    place.advance(7).await;
+    let worker = api.with(&third[0]["credentials"]);
+    replay(&worker, MODERN, "43-reclaim-past-deadline-409").await;
+    replay(&worker, MODERN, "44-completed-past-deadline").await;
+    place.running.stop().await;
+}
+
+#[tokio::test]
+async fn quarantine_and_listings_are_answered_as_recorded() {
+    let place = Place::new().await;
+    let api = &place.api;
+    // As many claims as the recorded worker had made.
+    for _ in 0..10 {
+        api.create("exp-prov/exp-wt", json!({})).await;
+    }
+    assert_eq!(api.claim_work("exp-prov/exp-wt", "w1", 32).await.len(), 10);
+    let run_1 = |value: &mut Value| value["recentTasks"][8]["runId"] = 1.into();
+    let record = Record::read(MODERN, "45-quarantine");
+    let answer = api.call(&record.method, &record.path, record.request.as_ref()).await;
+    let mut body = answer.json();
+    run_1(&mut body);
+    check(&record, &Answer { text: body.to_string(), ..answer });
+    replay(api, MODERN, "46-claimWork-quarantined").await;
+    replay(api, MODERN, "48-pendingTasks").await;
+
+    let lifted = json!({"quarantineUntil": iso(place.clock.unix_millis() - 3_600_000)});
+    api.queue("PUT", "provisioners/exp-prov/worker-types/exp-wt/workers/wg/w1", Some(&lifted)).await.expect(200);
+    api.create("exp-prov/exp-wt", json!({})).await;
+    assert_eq!(api.claim_work("exp-prov/exp-wt", "w1", 1).await.len(), 1);
+    let record = Record::read(MODERN, "47-getWorker");
+    let answer = api.call(&record.method, &record.path, None).await;
+    let mut body = answer.json();
+    run_1(&mut body);
+    check(&record, &Answer { text: body.to_string(), ..answer });
+
+    let body = api.definition("misc-p/misc-w", json!({}));
+    api.queue("PUT", "task/fmcn_3sRTXiAb5fbzhKjHw", Some(&body)).await.expect(200);
+    api.claim_work("misc-p/misc-w", "m1", 1).await;
+    replay(api, MODERN, "60-listClaimedTasks").await;
+    let body = api.definition("misc-p/misc-w2", json!({}));
+    api.queue("PUT", "task/GhusDcSGS26T_qe46oyyFQ", Some(&body)).await.expect(200);
+    replay(api, MODERN, "61-claimTask-modern").await;
+    replay(api, MODERN, "62-claimWork-no-tasks").await;
+    place.running.stop().await;
+}
+
+#[tokio::test]
+async fn artifacts_that_conflict_or_outlive_their_task_are_refused_as_recorded() {
+    let place = Place::new().await;
+    let api = &place.api;
+    let body = api.definition("misc-p/misc-w3", json!({}));
+    api.queue("PUT", "task/Ak_2atYeRf2BrdoYgdFwww", Some(&body)).await.expect(200);
+    let claims = api.claim_work("misc-p/misc-w3", "m1", 1).await;
+    let worker = api.with(&claims[0]["credentials"]);
+    let first = Record::read(MODERN, "64-artifact-conflict-409").request.map(|mut body| {
+        body["contentType"] = "text/plain".into();
+        body
+    });
+    let path = "task/Ak_2atYeRf2BrdoYgdFwww/runs/0/artifacts/public%2Fx";
+    worker.queue("POST", path, first.as_ref()).await.expect(200);
+    replay(&worker, MODERN, "64-artifact-conflict-409").await;
+    replay(&worker, MODERN, "65-artifact-expires-400").await;
+    place.running.stop().await;
+}
+
+#[tokio::test]
+async fn the_older_dialect_is_answered_as_recorded() {
+    let place = Place::new().await;
+    let api = &place.api;
+    // Two minutes and a half after most of the others.
+    place.advance(200).await;
+    let urls = api.get("poll-task-url/lp/lw").await.expect(200);
+    let recorded = alike(&Record::read(LEGACY, "01-pollTaskUrls").answer);
+    assert_eq!(urls["queues"].as_array().map(Vec::len), recorded["queues"].as_array().map(Vec::len));
+    replay(api, LEGACY, "02-createTask").await;
+    let claim = replay(api, LEGACY, "04-claimTask").await;
+    replay(api, LEGACY, "05-claimTask-other-worker-409").await;
+    replay(api, LEGACY, "06-claimTask-run-404").await;
+    replay(api, LEGACY, "07-claimTask-task-404").await;
+    replay(api, LEGACY, "08-claimTask-400").await;
+    let record = Record::read(LEGACY, "09-claimTask-noauth");
+    let bare = Place::with(|settings| settings.anonymous_scopes.clear()).await;
+    bare.advance(200).await;
+    replay(&bare.api, LEGACY, "02-createTask").await;
+    let request = bare.api.request(&record.method, &record.path, record.request.as_ref());
+    check(&record, &bare.api.send(request).await);
+    bare.running.stop().await;
+    let worker = api.with(&claim["credentials"]);
+    let again = replay(&worker, LEGACY, "10-reclaimTask").await;
+    let worker = api.with(&again["credentials"]);
+    replay(&worker, LEGACY, "11-exception-superseded").await;
+    replay(&worker, LEGACY, "12-reclaim-resolved-409").await;
+    canceled_and_late(&place).await;
+    outcomes(&place).await;
+    place.running.stop().await;
+}
+
+async fn legacy_task(api: &Api, task: &str, change: Value) {
+    let body = api.definition("lp/lw", change);
+    api.queue("PUT", &format!("task/{task}"), Some(&body)).await.expect(200);
+}
+
+async fn canceled_and_late(place: &Place) {
+    let api = &place.api;
+    legacy_task(api, "chhnAKzjTVOTGgoR9D03Iw", json!({})).await;
+    api.bare_post("task/chhnAKzjTVOTGgoR9D03Iw/cancel").await.expect(200);
+    replay(api, LEGACY, "13-claimTask-cancelled-409").await;
+    let soon = iso(place.clock.unix_millis() + 1_000);
+    legacy_task(api, "Tss-0xFDRN2BhRfowoeOIQ", json!({"deadline": soon})).await;
+    place.advance(2).await;
+    replay(api, LEGACY, "14-claimTask-past-deadline-409").await;
+    legacy_task(api, "U1aSqV4RTTqjrz2asLFlyA", json!({})).await;
+    let until = json!({"quarantineUntil": iso(place.clock.unix_millis() + 3_600_000)});
+    let bar = "provisioners/lp/worker-types/lw/workers/wg/w1";
+    api.queue("PUT", bar, Some(&until)).await.expect(200);
+    replay(api, LEGACY, "16-claimTask-quarantined").await;
+    let lifted = json!({"quarantineUntil": iso(place.clock.unix_millis() - 1)});
+    api.queue("PUT", bar, Some(&lifted)).await.expect(200);
+}
+
+async fn outcomes(place: &Place) {
+    let api = &place.api;
+    for (task, name) in [
+        ("VO4k-t0-RsOE7f8dO9mD-g", "17-completed"),
+        ("HdSTJZgOQCiK689IBrckQw", "17-failed"),
+        ("Cjyg-S7QRfChvP-5uh8zPw", "17-exception"),
+    ] {
+        legacy_task(api, task, json!({"retries": 2})).await;
+        let worker = legacy_claim(api, task).await;
+        replay(&worker, LEGACY, name).await;
+    }
+    legacy_task(api, "fXgwoYOVTE67QdMSDn1T9Q", json!({})).await;
+    let worker = legacy_claim(api, "fXgwoYOVTE67QdMSDn1T9Q").await;
+    place.advance(1_206).await;
+    replay(&worker, LEGACY, "18-reclaim-after-claim-expired").await;
+}
+
+async fn legacy_claim(api: &Api, task: &str) -> Api {
+    let body = json!({"workerGroup": "wg", "workerId": "w1"});
+    let claim = api.post(&format!("task/{task}/runs/0/claim"), body).await.expect(200);
+    api.with(&claim["credentials"])
+}
+
+#[tokio::test]
+async fn the_recorded_task_is_the_one_that_is_created() {
+    // The guard of this file: what is compared is not empty, and a difference is seen.
+    let record = Record::read(MODERN, "01-createTask");
+    assert!(record.path.ends_with(TASK) && record.answer.len() > 500 && record.request.is_some());
+    let seen = alike(&record.answer);
+    assert_eq!(seen["status"]["taskId"], "<slug>");
+    assert_eq!(seen["status"]["runs"][0]["scheduled"], "<time Z>");
+    assert_eq!(seen["status"]["state"], "pending");
+}

@@ -1,0 +1,60 @@
+//! A queue of a test's own.
+
+use std::time::Duration;
+
+use journeyman::queue::{Client, Clock, Db, Running, Settings, start};
+use tempfile::TempDir;
+
+use super::client::{Api, http};
+
+/// A running queue, its clock, and a client that may do everything.
+pub(crate) struct Place {
+    pub(crate) running: Running,
+    pub(crate) clock: Clock,
+    pub(crate) api: Api,
+    pub(crate) folder: TempDir,
+}
+
+/// 2026-11-21T10:20:44.549Z, when most of the exchanges were recorded.
+pub(crate) const RECORDED: i64 = 1_795_256_444_549;
+
+pub(crate) const ROOT: &str = "static/journeyman/root";
+const TOKEN: &str = "a-token-of-44-characters-or-any-other-number";
+
+impl Place {
+    /// A queue in memory, at the recorded time, changed from the usual by `change`.
+    pub(crate) async fn with(change: impl FnOnce(&mut Settings)) -> Self {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let clock = Clock::manual(RECORDED);
+        let mut settings = Settings::new(Db::Memory, folder.path().join("artifacts"));
+        settings.clients =
+            vec![Client { client_id: ROOT.to_owned(), access_token: TOKEN.into(), scopes: vec!["*".to_owned()] }];
+        settings.clock = clock.clone();
+        // Long enough to tell a wait from an answer, short enough for a test that waits one out.
+        settings.long_poll = Duration::from_millis(200);
+        change(&mut settings);
+        let clock = settings.clock.clone();
+        let running = start(settings).await.expect("the queue starts");
+        let api = Api {
+            root: running.root_url().to_owned(),
+            id: ROOT.to_owned(),
+            token: TOKEN.to_owned(),
+            certificate: None,
+            authorized_scopes: None,
+            clock: clock.clone(),
+            http: http(),
+            skew: 0,
+        };
+        Self { running, clock, api, folder }
+    }
+
+    pub(crate) async fn new() -> Self {
+        Self::with(|_| {}).await
+    }
+
+    /// Moves the clock and lets the queue notice.
+    pub(crate) async fn advance(&self, seconds: u64) {
+        self.clock.advance(Duration::from_secs(seconds));
+        self.running.tick().await;
+    }
+}
