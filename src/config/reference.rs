@@ -175,6 +175,7 @@ fn sample(key: &Key) -> String {
     let name = key.key.rsplit('.').next().unwrap_or("");
     match name {
         "exec" => "[\"/opt/handlers/build\", \"--verbose\"]".to_owned(),
+        "check" => "[\"/opt/handlers/build\", \"--check\"]".to_owned(),
         "queue_hosts" => "[\".queue.core.windows.net\"]".to_owned(),
         "env_allow" => "[\"PATH\", \"LANG\"]".to_owned(),
         "client_id" => "\"worker/build\"".to_owned(),

@@ -98,8 +98,14 @@ impl Rules<'_> {
                 let what = format!("[{key}] is a program and needs `exec`, such as `exec = [\"/opt/handlers/build\"]`");
                 self.push(Code::Missing, &key, what, "");
             }
-            HandlerKind::Command if !handler.exec.is_empty() || handler.schema.is_some() => {
-                let odd = if handler.exec.is_empty() { "schema" } else { "exec" };
+            HandlerKind::Command
+                if !handler.exec.is_empty() || !handler.check.is_empty() || handler.schema.is_some() =>
+            {
+                let odd = match (handler.exec.is_empty(), handler.check.is_empty()) {
+                    (false, _) => "exec",
+                    (true, false) => "check",
+                    (true, true) => "schema",
+                };
                 let what = format!("[{key}] is of kind `command`, where the task brings what is run, and has `{odd}`");
                 self.push(Code::Conflict, &join(&key, odd), what, "did you mean kind = \"program\"?");
             }

@@ -155,6 +155,9 @@ pub struct Handler {
     /// The program and its arguments. For `program` only, and needed there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exec: Vec<String>,
+    /// The program and its arguments that checks a payload before `exec` is run with it. For `program` only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub check: Vec<String>,
     /// File with the JSON Schema of the payloads. For `program` only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schema: Option<File>,
@@ -186,6 +189,7 @@ impl Default for Handler {
         Self {
             kind: HandlerKind::Command,
             exec: Vec::new(),
+            check: Vec::new(),
             schema: None,
             env_allow: passed_on(),
             max_run_time: max_run_time(),

@@ -204,6 +204,12 @@ impl Command {
     async fn run(&self, ready: &Ready, context: &Context, started: Instant) -> Result<(), NotCompleted> {
         for (number, argv) in ready.commands.iter().enumerate() {
             let left = ready.run_time.saturating_sub(started.elapsed());
+            if let Some(order) = context.cancel() {
+                return Err(too_late(number, Cause::Canceled(order), ready));
+            }
+            if left.is_zero() {
+                return Err(too_late(number, Cause::RunTime, ready));
+            }
             let ended = self.one(number, argv, ready, left, context).await?;
             judge(number, &ended, ready)?;
         }
@@ -244,16 +250,23 @@ fn judge(number: usize, ended: &Ended, ready: &Ready) -> Result<(), NotCompleted
             ended.survivors
         )));
     }
-    let failed = |text: String| Err(NotCompleted::Failed(format!("command {number}: {text}")));
     match (ended.cause, ended.status) {
-        (Cause::RunTime, _) => failed(format!("stopped after maxRunTime, {} s", ready.run_time.as_secs())),
-        (Cause::Canceled(order), _) => failed(ordered(order.cause).to_owned()),
+        (cause @ (Cause::RunTime | Cause::Canceled(_)), _) => Err(too_late(number, cause, ready)),
         (Cause::Itself, Status::Code(0)) => Ok(()),
         (Cause::Itself, Status::Code(code)) if ready.retry.contains(&code) => Err(NotCompleted::Intermittent(format!(
             "command {number}: exit status {code}, which the task wants to be retried"
         ))),
-        (Cause::Itself, status) => failed(status.to_string()),
+        (Cause::Itself, status) => Err(NotCompleted::Failed(format!("command {number}: {status}"))),
     }
+}
+
+/// A command that was stopped, or was not even started.
+fn too_late(number: usize, cause: Cause, ready: &Ready) -> NotCompleted {
+    let why = match cause {
+        Cause::Canceled(order) => ordered(order.cause).to_owned(),
+        Cause::Itself | Cause::RunTime => format!("stopped after maxRunTime, {} s", ready.run_time.as_secs()),
+    };
+    NotCompleted::Failed(format!("command {number}: {why}"))
 }
 
 pub(super) const fn ordered(cause: CancelCause) -> &'static str {

@@ -205,3 +205,22 @@ async fn a_variable_that_cannot_be_set_is_refused() {
     payload["env"] = json!({"A=B": "x", "": "y", "C": "nul\u{0}"});
     assert_eq!(refused(payload).await.len(), 3);
 }
+
+#[tokio::test]
+async fn nothing_is_started_once_the_order_to_end_was_given() {
+    let bench = Bench::new();
+    bench.cancel(Duration::from_secs(20));
+    let went = bench.run(&*handler(), sh(&["touch ran"])).await;
+    assert!(matches!(went, Went::Ran(Err(NotCompleted::Failed(_)))), "{went:?}");
+    assert!(!bench.workdir().join("ran").exists());
+}
+
+#[tokio::test]
+async fn all_commands_together_have_one_max_run_time() {
+    let bench = Bench::new();
+    let mut payload = sh(&["sleep 0.7", "sleep 0.7"]);
+    payload["maxRunTime"] = json!(1);
+    let went = bench.run(&*handler(), payload).await;
+    let Went::Ran(Err(NotCompleted::Failed(sentence))) = went else { panic!("{went:?}") };
+    assert_eq!(sentence, "command 1: stopped after maxRunTime, 1 s");
+}
