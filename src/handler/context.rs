@@ -114,6 +114,12 @@ impl Context {
         then.since(self.inner.clock.now())
     }
 
+    /// As [`Context::lease_ends`], to wait for its changes.
+    #[must_use]
+    pub fn lease(&self) -> watch::Receiver<Instant> {
+        self.inner.lease_ends.clone()
+    }
+
     /// The order to end early, if it was given.
     #[must_use]
     pub fn cancel(&self) -> Option<Cancel> {

@@ -77,7 +77,7 @@ pub struct Settings {
     pub claim_delay: Duration,
     /// How long after its deadline a task is resolved as `deadline-exceeded`. Until then a report is accepted.
     pub deadline_delay: Duration,
-    /// How long a request for work is held while there is none.
+    /// How long a request for work is held while there is none; at most a tenth of `claim_timeout`.
     pub long_poll: Duration,
     /// How long the signed poll URLs of the older dialect are accepted.
     pub poll_url_life: Duration,
@@ -241,7 +241,8 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
         keys,
         root: root.clone(),
         clock: settings.clock,
-        long_poll: settings.long_poll,
+        // A worker counts its lease from when it asked, so a poll must not be held for much of one.
+        long_poll: settings.long_poll.min(settings.claim_timeout / 10),
         poll_life: settings.poll_url_life,
         visibility: settings.visibility,
         artifacts: folder,

@@ -1,0 +1,55 @@
+//! Hours of a worker's life in virtual time, on a queue in memory.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use journeyman::domain::id::TaskId;
+use journeyman::domain::outcome::Outcome;
+use journeyman::handler;
+use journeyman::host::clock::Clock;
+use journeyman::source::memory::{End, Queue, Settings as QueueSettings, State, Style};
+use journeyman::worker::{Exit, Feed, Settings, Worker};
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use crate::scripted::{Scripted, Told};
+
+async fn a_task_of_ten_hours(style: Style) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let clock = Clock::tokio();
+    let settings = QueueSettings { style, ..QueueSettings::default() };
+    let queue = Queue::new(settings, Arc::new(move || clock.now()));
+    let task = TaskId::parse("long").expect("a task id");
+    queue.create(task.clone(), json!({"payload": {"do": "sleep", "seconds": 36_000}})).expect("created");
+    let (sender, mut told) = mpsc::channel(8);
+    let settings = Settings { work_dir: folder.path().into(), clock, drain_deadline: None, ..Settings::default() };
+    let feed = Feed {
+        name: "memory".into(),
+        source: Arc::new(queue.source("worker")),
+        handler: handler::erase(Scripted(sender)),
+        env: BTreeMap::new(),
+    };
+    let worker = Worker::new(settings, vec![feed]);
+    let control = worker.control();
+    let counts = control.clone();
+    let watch = async {
+        assert!(matches!(told.recv().await, Some(Told::Started(_))));
+        control.drain().await;
+    };
+    let (exit, ()) = tokio::join!(worker.run(), watch);
+    assert_eq!(exit.expect("it ran"), Exit::Drained);
+    assert_eq!(queue.states(&task), [State::Resolved(End::Reported(Outcome::Completed))]);
+    let reclaims = counts.counts().reclaims;
+    assert!((45..=50).contains(&reclaims), "at two thirds of 20 minutes, up to a twentieth earlier: {reclaims}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_of_ten_hours_keeps_its_claim_by_claims() {
+    a_task_of_ten_hours(Style::Claims { patience: Duration::from_secs(20) }).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_of_ten_hours_keeps_its_claim_by_messages() {
+    a_task_of_ten_hours(Style::Messages { hidden: Duration::from_secs(300) }).await;
+}

@@ -1,0 +1,169 @@
+//! What becomes of tasks, end to end, against the embedded queue in both dialects.
+
+use std::time::Duration;
+
+use journeyman::handler::CancelCause;
+use journeyman::source::taskcluster::Dialect;
+use journeyman::worker::Exit;
+use serde_json::json;
+
+use crate::scripted::Told;
+use crate::service::Service;
+
+const LONG: Duration = Duration::from_secs(1200);
+
+async fn every_outcome(dialect: Dialect) {
+    let service = Service::start(dialect, LONG).await;
+    let completes = service.create("completes", json!({"do": "leave"})).await;
+    let fails = service.create("fails", json!({"do": "fail"})).await;
+    let panics = service.create("panics", json!({"do": "panic"})).await;
+    let again = service.create("again", json!({"do": "retry-later"})).await;
+    let malformed = service.create("malformed", json!({"do": "dance", "wildly": 1})).await;
+    let (worker, mut told) = service.worker("worker", |_| {});
+    let control = worker.control();
+    let counts = control.clone();
+    let watch = async {
+        // Four that run, and the second run of the one that asks for it; then drain.
+        for _ in 0..5 {
+            assert!(matches!(told.recv().await, Some(Told::Started(_))));
+        }
+        control.drain().await;
+    };
+    let (exit, ()) = tokio::join!(worker.run(), watch);
+    assert_eq!(exit.expect("it ran"), Exit::Drained);
+    assert_eq!(service.states(&completes).await, ["completed"]);
+    assert_eq!(service.states(&fails).await, ["failed"]);
+    assert_eq!(service.states(&panics).await, ["internal-error"]);
+    let states = service.states(&again).await;
+    assert_eq!(states[..2], ["intermittent-task", "intermittent-task"], "{states:?}");
+    assert_eq!(service.states(&malformed).await, ["malformed-payload"]);
+    assert_eq!(service.text(&completes, 0, "public/out.txt").await, "made by the task");
+    assert!(service.text(&completes, 0, "public/logs/live_backing.log").await.contains("hello from the task"));
+    assert!(service.text(&completes, 0, "public/logs/live.log").await.contains("hello from the task"));
+    let log = service.text(&malformed, 0, "public/logs/live_backing.log").await;
+    assert!(log.contains("malformed") && log.contains("no task code was run"), "{log}");
+    let counts = counts.counts();
+    assert_eq!((counts.completed, counts.failed, counts.lost), (1, 1, 0), "{counts:?}");
+}
+
+#[tokio::test]
+async fn every_outcome_is_reported_once_by_claim_work() {
+    every_outcome(Dialect::ClaimWork).await;
+}
+
+#[tokio::test]
+async fn every_outcome_is_reported_once_by_azure_messages() {
+    every_outcome(Dialect::Azure).await;
+}
+
+#[tokio::test]
+async fn a_claim_is_extended_while_its_task_runs() {
+    let service = Service::start(Dialect::ClaimWork, Duration::from_secs(2)).await;
+    let task = service.create("extended", json!({"do": "extensions", "times": 3})).await;
+    let (worker, mut told) = service.worker("worker", |_| {});
+    let control = worker.control();
+    let counts = control.clone();
+    let watch = async {
+        assert!(matches!(told.recv().await, Some(Told::Started(_))));
+        control.drain().await;
+    };
+    let (exit, ()) = tokio::join!(worker.run(), watch);
+    assert_eq!(exit.expect("it ran"), Exit::Drained);
+    assert_eq!(service.states(&task).await, ["completed"]);
+    assert!(counts.counts().reclaims >= 3, "{:?}", counts.counts());
+}
+
+#[tokio::test]
+async fn a_worker_that_has_to_go_hands_its_task_back() {
+    for dialect in [Dialect::ClaimWork, Dialect::Azure] {
+        let service = Service::start(dialect, LONG).await;
+        let task = service.create("handed-back", json!({"do": "wait"})).await;
+        let (worker, mut told) = service.worker("worker", |_| {});
+        let control = worker.control();
+        let watch = async {
+            let started = told.recv().await;
+            assert!(matches!(started, Some(Told::Started(_))));
+            control.hand_back(None).await;
+            told.recv().await
+        };
+        let (exit, order) = tokio::join!(worker.run(), watch);
+        assert_eq!(exit.expect("it ran"), Exit::HandedBack);
+        assert_eq!(order, Some(Told::Canceled(format!("{task}/0"), CancelCause::Shutdown)));
+        assert_handed_back(&service.states(&task).await, 1);
+    }
+}
+
+#[tokio::test]
+async fn a_canceled_task_stops_within_a_check_and_nothing_is_reported() {
+    let service = Service::start(Dialect::ClaimWork, LONG).await;
+    let task = service.create("canceled", json!({"do": "wait"})).await;
+    let (worker, mut told) =
+        service.worker("worker", |settings| settings.check_every = Some(Duration::from_millis(50)));
+    let control = worker.control();
+    let counts = control.clone();
+    let watch = async {
+        assert!(matches!(told.recv().await, Some(Told::Started(_))));
+        service.api().cancel_task(&task).await.expect("canceled");
+        let order = told.recv().await;
+        control.drain().await;
+        order
+    };
+    let (exit, order) = tokio::join!(worker.run(), watch);
+    assert_eq!(exit.expect("it ran"), Exit::Drained);
+    assert_eq!(order, Some(Told::Canceled(format!("{task}/0"), CancelCause::ClaimLost)));
+    assert_eq!(service.states(&task).await, ["canceled"]);
+    assert_eq!(counts.counts().lost, 1);
+}
+
+#[tokio::test]
+async fn a_task_ends_before_its_lease_when_the_queue_is_gone() {
+    let service = Service::start(Dialect::ClaimWork, Duration::from_secs(2)).await;
+    service.create("abandoned", json!({"do": "wait"})).await;
+    let (worker, mut told) = service.worker("worker", |_| {});
+    let control = worker.control();
+    let watch = async {
+        assert!(matches!(told.recv().await, Some(Told::Started(_))));
+        service.queue.stop().await;
+        let order = told.recv().await;
+        control.drain().await;
+        order
+    };
+    let (exit, order) = tokio::join!(worker.run(), watch);
+    assert_eq!(exit.expect("it ran"), Exit::Drained);
+    assert!(matches!(order, Some(Told::Canceled(_, CancelCause::ClaimLost))), "{order:?}");
+}
+
+#[tokio::test]
+async fn what_a_worker_held_when_it_died_is_handed_back_at_its_next_start() {
+    let service = Service::start(Dialect::ClaimWork, LONG).await;
+    let task = service.create("orphan", json!({"do": "wait"})).await;
+    let (worker, mut told) = service.worker("worker", |_| {});
+    let control = worker.control();
+    let watch = async {
+        assert!(matches!(told.recv().await, Some(Told::Started(_))));
+        control.abort().await;
+    };
+    let (exit, ()) = tokio::join!(worker.run(), watch);
+    assert_eq!(exit.expect("it ran"), Exit::Aborted);
+    assert_eq!(service.states(&task).await, ["running"]);
+    let (worker, mut told) = service.worker("worker", |_| {});
+    let control = worker.control();
+    let watch = async {
+        let started = told.recv().await;
+        control.hand_back(None).await;
+        started
+    };
+    let (exit, started) = tokio::join!(worker.run(), watch);
+    assert_eq!(exit.expect("it ran"), Exit::HandedBack);
+    assert_eq!(started, Some(Told::Started(format!("{task}/1"))), "the first run is never taken up again");
+    assert_handed_back(&service.states(&task).await, 2);
+}
+
+/// Handed back at least so often and waiting for somebody else. The poll that is still open when a worker is told to go may
+/// bring the task once more, and it is handed back at once.
+fn assert_handed_back(states: &[String], times: usize) {
+    let (last, before) = states.split_last().expect("a run");
+    assert_eq!(last, "pending", "{states:?}");
+    assert!(before.iter().all(|state| state == "worker-shutdown"), "{states:?}");
+    assert!((times..=times + 1).contains(&before.len()), "{states:?}");
+}

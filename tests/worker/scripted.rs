@@ -1,0 +1,85 @@
+//! A handler that does what a task's payload says, and tells the test what happens.
+
+use std::time::Duration;
+
+use journeyman::handler::{CancelCause, Context, NotCompleted, NotPrepared, PayloadHandler};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use tokio::sync::mpsc;
+
+/// What a task is told to do.
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", tag = "do", deny_unknown_fields)]
+pub enum Script {
+    Complete,
+    Fail,
+    Panic,
+    RetryLater,
+    /// Leaves a file and a line in the log behind.
+    Leave,
+    /// Runs until it is told to end.
+    Wait,
+    /// Runs until its lease was extended so many times.
+    Extensions {
+        times: u32,
+    },
+    /// Runs for so long, on tokio's clock.
+    Sleep {
+        seconds: u64,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Told {
+    Started(String),
+    Canceled(String, CancelCause),
+}
+
+pub struct Scripted(pub mpsc::Sender<Told>);
+
+impl PayloadHandler for Scripted {
+    type Payload = Script;
+    type Prepared = Script;
+
+    async fn prepare(&self, payload: Script, _: &Context) -> Result<Script, NotPrepared> {
+        Ok(payload)
+    }
+
+    async fn execute(&self, script: Script, context: &Context) -> Result<(), NotCompleted> {
+        let run = context.task().run.to_string();
+        self.0.send(Told::Started(run.clone())).await.expect("the test listens");
+        let work = async {
+            match script {
+                Script::Complete => Ok(()),
+                Script::Fail => Err(NotCompleted::Failed("as told".into())),
+                Script::Panic => panic!("as told"),
+                Script::RetryLater => Err(NotCompleted::Intermittent("as told".into())),
+                Script::Leave => {
+                    context.log().line("hello from the task");
+                    std::fs::write(context.workdir().join("out.txt"), "made by the task").expect("written");
+                    context.artifacts().file("public/out.txt", "out.txt").expect("declared");
+                    Ok(())
+                }
+                Script::Wait => std::future::pending().await,
+                Script::Extensions { times } => {
+                    let mut lease = context.lease();
+                    for _ in 0..times {
+                        lease.changed().await.expect("the lease is kept");
+                    }
+                    Ok(())
+                }
+                Script::Sleep { seconds } => {
+                    tokio::time::sleep(Duration::from_secs(seconds)).await;
+                    Ok(())
+                }
+            }
+        };
+        tokio::select! {
+            result = work => result,
+            order = context.canceled() => {
+                self.0.send(Told::Canceled(run, order.cause)).await.expect("the test listens");
+                Err(NotCompleted::Failed("told to end".into()))
+            }
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! An embedded queue on a free port, and workers of it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use journeyman::domain::id::{Run, TaskId};
+use journeyman::handler;
+use journeyman::queue::{self, Client, Db};
+use journeyman::source::taskcluster::{
+    Api, ApiSettings, ArtifactStorage, Credentials, Dialect, Settings as SourceSettings, Taskcluster, Timeouts,
+};
+use journeyman::worker::{Feed, Settings, Worker};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use crate::scripted::{Scripted, Told};
+
+pub struct Service {
+    pub queue: queue::Running,
+    pub folder: tempfile::TempDir,
+    pub dialect: Dialect,
+}
+
+pub const TASK_QUEUE: &str = "test/worker";
+
+impl Service {
+    pub async fn start(dialect: Dialect, claim_timeout: Duration) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut settings = queue::Settings::new(Db::Memory, folder.path().join("artifacts"));
+        settings.claim_timeout = claim_timeout;
+        settings.long_poll = Duration::from_millis(500);
+        settings.clients = vec![Client {
+            client_id: "tester".into(),
+            access_token: "secret-token".to_owned().into(),
+            scopes: vec!["*".into()],
+        }];
+        let queue = queue::start(settings).await.expect("the queue starts");
+        Self { queue, folder, dialect }
+    }
+
+    pub fn api(&self) -> Api {
+        Api::new(self.settings()).expect("usable settings")
+    }
+
+    fn settings(&self) -> ApiSettings {
+        let token = "secret-token".to_owned().into();
+        ApiSettings {
+            root_url: self.queue.root_url().to_owned(),
+            queue_url: None,
+            credentials: Some(Credentials::new("tester", token, None).expect("credentials")),
+            proxy: None,
+            timeouts: Timeouts::default(),
+        }
+    }
+
+    pub async fn create(&self, name: &str, payload: Value) -> TaskId {
+        // A slugid whose first eight characters are the name.
+        let id = format!("{name:A<8.8}QACAAAAAAAAAAA");
+        let task = TaskId::parse(&id).expect("a task id");
+        let now = Timestamp::now();
+        let later = now.saturating_add(SignedDuration::from_hours(1)).expect("a time");
+        let definition = json!({
+            "taskQueueId": TASK_QUEUE, "created": now.to_string(), "deadline": later.to_string(),
+            "payload": payload, "metadata": {"name": name, "description": "d", "owner": "o@example.com", "source": "https://example.com"},
+        });
+        self.api().create_task(&task, definition).await.expect("created");
+        task
+    }
+
+    pub async fn states(&self, task: &TaskId) -> Vec<String> {
+        let status = self.api().task_status(task).await.expect("a status");
+        let word = |run: &Value, key: &str| run.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let runs = status["runs"].as_array().expect("runs");
+        runs.iter()
+            .map(|run| match word(run, "reasonResolved") {
+                reason if word(run, "state") == "exception" => reason,
+                _ => word(run, "state"),
+            })
+            .collect()
+    }
+
+    pub async fn text(&self, task: &TaskId, run: u32, name: &str) -> String {
+        let run = Run { task: task.clone(), run };
+        let mut download = self.api().artifact(&run, name).await.expect("an artifact");
+        let mut bytes = Vec::new();
+        while let Some(piece) = download.piece().await.expect("a piece") {
+            bytes.extend(piece);
+        }
+        String::from_utf8(bytes).expect("text")
+    }
+
+    pub fn worker(&self, id: &str, change: impl FnOnce(&mut Settings)) -> (Worker, mpsc::Receiver<Told>) {
+        let (sender, told) = mpsc::channel(64);
+        let source = Taskcluster::new(SourceSettings {
+            api: self.settings(),
+            dialect: self.dialect,
+            task_queue: TASK_QUEUE.into(),
+            worker_group: "group".into(),
+            worker_id: id.into(),
+            artifact_storage: ArtifactStorage::S3,
+            queue_hosts: Vec::new(),
+        });
+        let mut settings = Settings {
+            capacity: 8,
+            work_dir: self.folder.path().join(id),
+            cancel_grace: Duration::from_secs(2),
+            poll_interval: Duration::from_millis(50),
+            ..Settings::default()
+        };
+        change(&mut settings);
+        let feed = Feed {
+            name: "ci".into(),
+            source: Arc::new(source.expect("usable settings")),
+            handler: handler::erase(Scripted(sender)),
+            env: BTreeMap::new(),
+        };
+        (Worker::new(settings, vec![feed]), told)
+    }
+}
