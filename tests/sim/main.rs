@@ -4,7 +4,12 @@
 //! `JOURNEYMAN_SIM_SEEDS` says how many histories (300 unless set), `JOURNEYMAN_SIM_SEED` where to start,
 //! `JOURNEYMAN_SIM_TRACE=1` keeps what happened for the message of a violation.
 
-#![expect(unreachable_pub, reason = "a test binary has no outside")]
+#![expect(
+    unreachable_pub,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test binary has no outside, and its panics are failures"
+)]
 
 mod check;
 mod faults;

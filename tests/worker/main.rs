@@ -1,6 +1,11 @@
 //! The worker as a whole: rules, loop, a real source, a real queue, and handlers.
 
-#![expect(unreachable_pub, reason = "a test binary has no outside")]
+#![expect(
+    unreachable_pub,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test binary has no outside, and its panics are failures"
+)]
 
 mod long;
 mod outcomes;
