@@ -195,3 +195,11 @@ pub const QUEUE_CHUNK_TIMEOUT: Duration = Duration::from_secs(60);
 pub const QUEUE_READ_BYTES: usize = 64 << 10;
 /// How long a request for work is held while too many others already are.
 pub const QUEUE_CROWDED_POLL: Duration = Duration::from_secs(1);
+/// How long a worker that was told to end at once may take before the process ends anyway.
+pub const ABORT_WAIT: Duration = Duration::from_secs(5);
+/// How long the tasks of `journeyman dev --demo` may take, all together.
+pub const DEMO_TIME_MAX: Duration = Duration::from_secs(120);
+/// How often the demo looks at its tasks.
+pub const DEMO_REDRAW: Duration = Duration::from_millis(150);
+/// How much of a log the demo reads.
+pub const DEMO_LOG_BYTES_MAX: usize = 4 << 20;

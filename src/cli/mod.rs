@@ -1,11 +1,17 @@
 //! The command line: from arguments to an exit code. One file a command; what a command does lives elsewhere.
 
+mod assemble;
 mod config;
+mod dev;
 pub mod exit;
+mod handler;
 pub mod output;
 pub mod place;
+mod queue;
 pub mod settings;
+mod signals;
 pub mod task;
+mod worker;
 
 use std::ffi::OsString;
 
@@ -35,8 +41,17 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
+    /// Run queue and worker in one process, to try things out
+    Dev(Box<dev::DevArgs>),
+    /// Claim and run tasks until told to go
+    Worker(worker::WorkerArgs),
+    /// Serve the embedded queue
+    Queue(queue::QueueArgs),
     /// Create, watch, read, cancel and list tasks
     Task(task::TaskArgs),
+    /// Show and test handlers
+    #[command(subcommand)]
+    Handler(handler::HandlerCommand),
     /// Write, check and show the configuration
     #[command(subcommand)]
     Config(config::ConfigCommand),
@@ -71,7 +86,11 @@ fn usage(error: &clap::Error) -> Exit {
 
 fn dispatch(verb: Verb, environment: &Environment) -> Ended {
     match verb {
+        Verb::Dev(arguments) => server_runtime()?.block_on(dev::run(*arguments, environment)),
+        Verb::Queue(arguments) => server_runtime()?.block_on(queue::run(arguments, environment)),
+        Verb::Worker(arguments) => server_runtime()?.block_on(worker::run(arguments, environment)),
         Verb::Task(arguments) => client_runtime()?.block_on(task::run(arguments, environment)),
+        Verb::Handler(command) => client_runtime()?.block_on(handler::run(command, environment)),
         Verb::Config(command) => config::run(command, environment),
         Verb::Completions { shell } => {
             let mut script = Vec::new();
@@ -85,6 +104,14 @@ fn dispatch(verb: Verb, environment: &Environment) -> Ended {
 /// A runtime for a command that makes a few calls.
 fn client_runtime() -> Result<tokio::runtime::Runtime, Failure> {
     tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::new(Exit::Unfit, format!("no runtime can be started: {error}")))
+}
+
+/// A runtime for what runs for long.
+fn server_runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .map_err(|error| Failure::new(Exit::Unfit, format!("no runtime can be started: {error}")))

@@ -1,6 +1,5 @@
 //! The flags that set keys of the configuration, made from the schema: name, what it is for, variable and default.
 
-use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
@@ -17,10 +16,12 @@ use crate::limits::CONFIG_BYTES_MAX;
 pub struct Flag {
     name: &'static str,
     key: &'static str,
+    /// What the command takes where nobody says, if that is not what the schema says.
+    own_default: Option<&'static str>,
 }
 
 const fn flag(name: &'static str, key: &'static str) -> Flag {
-    Flag { name, key }
+    Flag { name, key, own_default: None }
 }
 
 const LOG: [Flag; 2] = [flag("log-format", "log.format"), flag("log-level", "log.level")];
@@ -72,9 +73,10 @@ pub struct DevFlags;
 
 impl Flags for DevFlags {
     const LIST: &'static [Flag] = &[
-        flag("capacity", "worker.capacity"),
+        Flag { own_default: Some("4"), ..flag("capacity", "worker.capacity") },
         flag("drain-deadline", "worker.drain_deadline"),
         flag("cancel-grace", "worker.cancel_grace"),
+        Flag { own_default: Some("500ms"), ..flag("status-poll", "worker.status_poll") },
         flag("log-task-max", "log.task_max"),
         LOG[0],
         LOG[1],
@@ -127,11 +129,21 @@ impl<F: Flags> clap::Args for Settings<F> {
 
 fn of_key(flag: &Flag) -> Arg {
     let key = reference::find(flag.key);
-    let (about, default) = key.map(|key| (key.about, key.default)).unwrap_or_default();
+    let (about, kind, default) = key.map(|key| (key.about, key.kind, key.default)).unwrap_or_default();
+    let default = flag.own_default.map(str::to_owned).or(default);
     let default = default.map_or_else(String::new, |default| format!(" [default: {}]", default.trim_matches('"')));
+    let value = match kind.as_str() {
+        "time with unit" => "TIME",
+        "bytes with unit" => "SIZE",
+        "path" => "PATH",
+        "name" => "NAME",
+        "address and port" => "ADDRESS",
+        number if number.starts_with("whole number") => "COUNT",
+        _ => "WORD",
+    };
     Arg::new(flag.key)
         .long(flag.name)
-        .value_name("VALUE")
+        .value_name(value)
         .help(format!("{about} [env: {}]{default}", environment::variable(flag.key)))
         .help_heading("Configuration")
 }
@@ -220,10 +232,4 @@ fn unreadable(path: &Path, error: &std::io::Error) -> Failure {
         help: Some("`journeyman config init FILE` writes one to start from".to_owned()),
     };
     Failure::new(Exit::Config, Problems::new(None, vec![problem]).to_string())
-}
-
-/// The variables that a set of flags can also be set by, for tests that hold help texts against the schema.
-#[must_use]
-pub fn variables<F: Flags>() -> BTreeMap<&'static str, String> {
-    F::LIST.iter().map(|flag| (flag.name, environment::variable(flag.key))).collect()
 }

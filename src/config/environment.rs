@@ -40,6 +40,12 @@ impl Environment {
         self.0.get(std::ffi::OsStr::new(name))?.to_str().filter(|value| !value.is_empty())
     }
 
+    /// Every variable that is UTF-8, with its value.
+    pub fn pairs(&self) -> impl Iterator<Item = (String, String)> {
+        let text = |text: &OsString| text.to_str().map(str::to_owned);
+        self.0.iter().filter_map(move |(name, value)| text(name).zip(text(value)))
+    }
+
     /// The settings in it. Variables that are ours and cannot be read become problems.
     pub(super) fn settings(&self, problems: &mut Vec<Problem>) -> Vec<Setting> {
         let mut settings = Vec::new();

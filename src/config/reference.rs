@@ -175,7 +175,10 @@ fn sample(key: &Key) -> String {
     let name = key.key.rsplit('.').next().unwrap_or("");
     match name {
         "exec" => "[\"/opt/handlers/build\", \"--verbose\"]".to_owned(),
+        "artifacts" => "\"/var/lib/journeyman/queue.db-artifacts\"".to_owned(),
+        "public_root_url" => "\"https://queue.example.com\"".to_owned(),
         "check" => "[\"/opt/handlers/build\", \"--check\"]".to_owned(),
+        "default_run_time" => "\"1h\"".to_owned(),
         "queue_hosts" => "[\".queue.core.windows.net\"]".to_owned(),
         "env_allow" => "[\"PATH\", \"LANG\"]".to_owned(),
         "client_id" => "\"worker/build\"".to_owned(),

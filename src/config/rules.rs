@@ -98,18 +98,25 @@ impl Rules<'_> {
                 let what = format!("[{key}] is a program and needs `exec`, such as `exec = [\"/opt/handlers/build\"]`");
                 self.push(Code::Missing, &key, what, "");
             }
-            HandlerKind::Command
-                if !handler.exec.is_empty() || !handler.check.is_empty() || handler.schema.is_some() =>
-            {
-                let odd = match (handler.exec.is_empty(), handler.check.is_empty()) {
-                    (false, _) => "exec",
-                    (true, false) => "check",
-                    (true, true) => "schema",
-                };
-                let what = format!("[{key}] is of kind `command`, where the task brings what is run, and has `{odd}`");
-                self.push(Code::Conflict, &join(&key, odd), what, "did you mean kind = \"program\"?");
+            HandlerKind::Command => {
+                let set = [
+                    ("exec", !handler.exec.is_empty()),
+                    ("check", !handler.check.is_empty()),
+                    ("schema", handler.schema.is_some()),
+                ];
+                for (odd, _) in set.iter().filter(|(_, set)| *set) {
+                    let what =
+                        format!("[{key}] is of kind `command`, where the task brings what is run, and has `{odd}`");
+                    self.push(Code::Conflict, &join(&key, odd), what, "did you mean kind = \"program\"?");
+                }
             }
-            HandlerKind::Program | HandlerKind::Command => {}
+            HandlerKind::Program if handler.default_run_time.is_some() => {
+                let what = format!(
+                    "[{key}] is of kind `program`, whose tasks do not say how long they run; use `max_run_time`"
+                );
+                self.push(Code::Conflict, &join(&key, "default_run_time"), what, "");
+            }
+            HandlerKind::Program => {}
         }
     }
 

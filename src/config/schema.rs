@@ -45,6 +45,9 @@ pub struct Worker {
     /// A message received more often than this raises one alert.
     #[schemars(range(min = 1))]
     pub dequeue_alert: u32,
+    /// How many times in a row the queue may refuse our credentials before the worker ends.
+    #[schemars(range(min = 1))]
+    pub denied_max: u32,
     /// How often each running task is asked after, so that a canceled one stops early. `0s` switches it off.
     pub status_poll: Span,
     /// How long to rest when every queue is empty and the queue has no long poll; varied by a fifth.
@@ -61,6 +64,7 @@ impl Default for Worker {
             drain_deadline: built_in("1h"),
             cancel_grace: built_in("10s"),
             dequeue_alert: 10,
+            denied_max: 10,
             status_poll: built_in("10s"),
             poll_interval: built_in("1s"),
         }
@@ -98,7 +102,7 @@ pub struct Source {
     /// The certificate itself. From the environment only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<Secret>,
-    /// Hosts besides that of `root_url` that signed queue addresses may lead to; `.example.com` is every host below it. For `protocol = "azure"` only.
+    /// Hosts besides that of `root_url` that signed queue addresses may lead to, on top of Azure's own; `.example.com` is every host below it. For `protocol = "azure"` only.
     #[serde(default)]
     pub queue_hosts: Vec<String>,
     /// How artifacts are stored. `protocol = "azure"` knows `s3` only.
@@ -151,11 +155,12 @@ pub enum ArtifactStorage {
 #[serde(deny_unknown_fields)]
 pub struct Handler {
     /// What kind of handler it is.
+    #[serde(default)]
     pub kind: HandlerKind,
     /// The program and its arguments. For `program` only, and needed there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exec: Vec<String>,
-    /// The program and its arguments that checks a payload before `exec` is run with it. For `program` only.
+    /// A program that checks a payload before it is run. For `program` only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub check: Vec<String>,
     /// File with the JSON Schema of the payloads. For `program` only.
@@ -167,6 +172,9 @@ pub struct Handler {
     /// The longest time a task may run, whatever it asks for.
     #[serde(default = "max_run_time")]
     pub max_run_time: Span,
+    /// How long a task may run that does not say. Tasks of `command` have to say where this is not set. For `command` only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub default_run_time: Option<Span>,
     /// How long the processes of a task have to end after they were told to, before they are killed.
     #[serde(default = "grace")]
     pub grace: Span,
@@ -193,18 +201,20 @@ impl Default for Handler {
             schema: None,
             env_allow: passed_on(),
             max_run_time: max_run_time(),
+            default_run_time: None,
             grace: grace(),
         }
     }
 }
 
 /// Kinds of handler.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum HandlerKind {
     /// Runs the argument vectors that the task brings.
     Command,
     /// Runs a program that is given the payload.
+    #[default]
     Program,
 }
 
@@ -212,12 +222,20 @@ pub enum HandlerKind {
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Queue {
-    /// File that holds everything. Artifacts are kept in a folder beside it.
+    /// File that holds everything but the content of artifacts.
     pub db: File,
+    /// Folder for the content of artifacts [built-in: beside `db`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub artifacts: Option<File>,
     /// Where to listen. Port 0 lets the system choose.
     pub listen: Listen,
     /// How long a claim lasts.
     pub claim_timeout: Span,
+    /// Root under which clients reach the queue where a proxy stands before it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub public_root_url: Option<Url>,
+    /// Whether callers have to prove who they are.
+    pub auth: Auth,
     /// Who may call, by client id.
     pub clients: BTreeMap<String, Client>,
 }
@@ -227,10 +245,23 @@ impl Default for Queue {
         Self {
             db: built_in("/var/lib/journeyman/queue.db"),
             listen: built_in("127.0.0.1:7070"),
+            artifacts: None,
             claim_timeout: built_in("20m"),
+            public_root_url: None,
+            auth: Auth::Checked,
             clients: BTreeMap::new(),
         }
     }
+}
+
+/// Whether callers of the embedded queue have to prove who they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Auth {
+    /// Every call is signed by a client.
+    Checked,
+    /// Everybody may do everything. For a loopback address and trusted users only.
+    Open,
 }
 
 /// Someone who may call the embedded queue.
@@ -243,6 +274,13 @@ pub struct Client {
     /// The access token itself. From the environment only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_token: Option<Secret>,
+    /// What the client may do. A scope that ends in `*` covers all that start like it.
+    #[serde(default = "every_scope")]
+    pub scopes: Vec<String>,
+}
+
+fn every_scope() -> Vec<String> {
+    vec!["*".to_owned()]
 }
 
 /// Logs.

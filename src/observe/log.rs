@@ -9,6 +9,7 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
+use crate::config::Environment;
 use crate::config::schema::{Log, LogFormat};
 
 /// Whether lines may be coloured.
@@ -18,6 +19,12 @@ pub enum Color {
     Auto,
     /// Not at all.
     Never,
+}
+
+/// What the environment says about colours: any `NO_COLOR` means none.
+#[must_use]
+pub fn color(environment: &Environment) -> Color {
+    if environment.get("NO_COLOR").is_some() { Color::Never } else { Color::Auto }
 }
 
 /// Starts logging for the whole process. A second call changes nothing.

@@ -8,4 +8,5 @@
 
 mod config;
 mod help;
+mod running;
 mod support;

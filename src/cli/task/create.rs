@@ -124,6 +124,9 @@ pub async fn run(create: Create, client: &Client) -> Ended {
     }
     let statuses = super::wait_for(client, std::slice::from_ref(&task), create.deadline).await?;
     super::show(&statuses, create.output)?;
+    if create.output == Format::Table && statuses.iter().any(|status| status.state != State::Completed) {
+        output::note(&format!("`journeyman task log {task}` shows why"));
+    }
     let completed = statuses.iter().all(|status: &Status| status.state == State::Completed);
     Ok(if completed { Exit::Done } else { Exit::No })
 }
@@ -203,7 +206,12 @@ pub fn stamp(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()
 }
 
-fn read(text: &str, what: &str) -> Result<String, Failure> {
+/// Reads a JSON text as it is given on a command line: itself, `@FILE`, or `-` for standard input.
+///
+/// # Errors
+///
+/// What cannot be read or is too large.
+pub(in crate::cli) fn read(text: &str, what: &str) -> Result<String, Failure> {
     let from: Box<dyn std::io::Read> = match text.strip_prefix('@') {
         _ if text == "-" => Box::new(std::io::stdin().lock()),
         Some(path) => Box::new(

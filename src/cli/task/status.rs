@@ -2,7 +2,9 @@
 
 use std::fmt::Write as _;
 
-use jiff::{SpanRound, Timestamp, Unit};
+use std::time::Duration;
+
+use jiff::{SignedDuration, SpanRound, Timestamp, Unit};
 use serde_json::Value;
 
 /// How a task is.
@@ -51,7 +53,8 @@ pub struct RunStatus {
     pub reason: Option<String>,
     /// Who has it.
     pub worker: Option<String>,
-    started: Option<Timestamp>,
+    /// When it was started.
+    pub started: Option<Timestamp>,
     resolved: Option<Timestamp>,
     /// Until when it is claimed.
     pub taken_until: Option<Timestamp>,
@@ -101,6 +104,23 @@ impl Status {
         matches!(self.state, State::Completed | State::Failed | State::Exception)
     }
 
+    /// State and, while it runs, how long the claim lasts from `now`.
+    #[must_use]
+    pub fn in_short(&self, now: Timestamp) -> String {
+        let claimed = self.runs.last().filter(|run| run.state == State::Running).and_then(|run| run.taken_until);
+        match claimed {
+            Some(until) => format!("running, claim ends in {} s", until.duration_since(now).as_secs().max(0)),
+            None => self.in_words(),
+        }
+    }
+
+    /// State and, where that says more, the reason.
+    #[must_use]
+    pub fn in_words(&self) -> String {
+        let reason = self.runs.last().and_then(|run| run.reason.as_ref()).filter(|reason| **reason != self.state_text);
+        reason.map_or_else(|| self.state_text.clone(), |reason| format!("{} {reason}", self.state_text))
+    }
+
     /// For a person.
     #[must_use]
     pub fn describe(&self) -> String {
@@ -115,6 +135,14 @@ impl Status {
 }
 
 impl RunStatus {
+    /// Whether it was claimed for longer than one claim of this length.
+    #[must_use]
+    pub fn was_extended(&self, claim: Duration) -> bool {
+        let (Some(started), Some(until)) = (self.started, self.taken_until) else { return false };
+        SignedDuration::try_from(claim)
+            .is_ok_and(|claim| until.duration_since(started) > claim + SignedDuration::from_secs(1))
+    }
+
     fn read(raw: &Value) -> Self {
         let text = |name: &str| raw.get(name).and_then(Value::as_str);
         let time = |name: &str| text(name).and_then(|text| text.parse().ok());

@@ -1,0 +1,171 @@
+//! Makes a worker of a configuration: its sources, the handlers they name, and the limits it keeps to.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::exit::{Exit, Failure};
+use super::place;
+use crate::config::schema::{
+    ArtifactStorage, COMMAND, Config, Handler as HandlerConfig, HandlerKind, Protocol, Source,
+};
+use crate::config::secrets::Credentials;
+use crate::config::values::{Size, WORKER_NAME_CHARS_MAX, WORKER_NAME_CHARS_MAX_AZURE};
+use crate::config::{Environment, schema};
+use crate::handler::log::LogLimits;
+use crate::handler::{self, Handler, command, environment, program};
+use crate::source::taskcluster::{self, ApiSettings, Dialect, Taskcluster, Timeouts};
+use crate::worker::{Feed, Settings, Worker};
+
+/// How this worker is called where it claims.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Name {
+    /// Its group.
+    pub group: String,
+    /// Its id within the group.
+    pub id: String,
+}
+
+impl Name {
+    /// The name with the host's name and the process id filled in, within the limit of the narrowest protocol in use.
+    #[must_use]
+    pub(super) fn of(config: &Config) -> Self {
+        let azure = config.source.values().any(|source| source.protocol == Protocol::Azure);
+        let most = if azure { WORKER_NAME_CHARS_MAX_AZURE } else { WORKER_NAME_CHARS_MAX };
+        let system = rustix::system::uname();
+        let hostname = system.nodename().to_string_lossy();
+        let fill = |name: &crate::config::values::WorkerName| name.fill(&hostname, std::process::id(), most);
+        Self { group: fill(&config.worker.group), id: fill(&config.worker.id) }
+    }
+}
+
+/// Makes a worker.
+///
+/// # Errors
+///
+/// [`Exit::Config`] where a secret cannot be read, or where a source or a handler cannot be made.
+pub(super) fn worker(config: &Config, environment: &Environment) -> Result<Worker, Failure> {
+    if config.source.is_empty() {
+        return Err(Failure::new(
+            Exit::Config,
+            "there is no [source.NAME], so there is nothing to work for; `journeyman config init journeyman.toml` writes \
+             one to start from, and `journeyman dev` needs none",
+        ));
+    }
+    let name = Name::of(config);
+    let mut handlers = BTreeMap::new();
+    let mut feeds = Vec::new();
+    for (source_name, source) in &config.source {
+        let handler = match handlers.get(&source.handler) {
+            Some(handler) => Arc::clone(handler),
+            None => {
+                let handler = handler(config, &source.handler, environment)?;
+                handlers.insert(source.handler.clone(), Arc::clone(&handler));
+                handler
+            }
+        };
+        feeds.push(feed(source_name, source, &name, handler)?);
+    }
+    Ok(Worker::new(settings(config), feeds))
+}
+
+/// The worker's own settings.
+#[must_use]
+pub(super) fn settings(config: &Config) -> Settings {
+    let worker = &config.worker;
+    Settings {
+        capacity: worker.capacity.into(),
+        work_dir: worker.work_dir.0.clone(),
+        cancel_grace: worker.cancel_grace.0,
+        drain_deadline: Some(worker.drain_deadline.0),
+        poll_interval: worker.poll_interval.0,
+        check_every: Some(worker.status_poll.0).filter(|every| !every.is_zero()),
+        dequeue_alert: worker.dequeue_alert,
+        denied_max: worker.denied_max,
+        log: log_limits(config.log.task_max),
+        ..Settings::default()
+    }
+}
+
+/// Three quarters are kept from the start, one quarter from the end.
+#[must_use]
+pub(super) const fn log_limits(most: Size) -> LogLimits {
+    let tail_bytes = most.0 / 4;
+    LogLimits { head_bytes: most.0 - tail_bytes, tail_bytes }
+}
+
+fn feed(source_name: &str, source: &Source, name: &Name, handler: Arc<dyn Handler>) -> Result<Feed, Failure> {
+    let credentials = Credentials::of_source(source)?
+        .map(|own| place::credentials(&own.client_id, &own.access_token, own.certificate.as_ref()))
+        .transpose()?;
+    let mut queue_hosts = taskcluster::Settings::azure_queue_hosts();
+    queue_hosts.extend(source.queue_hosts.iter().cloned());
+    let settings = taskcluster::Settings {
+        api: ApiSettings {
+            root_url: source.root_url.as_str().to_owned(),
+            queue_url: source.queue_url.as_ref().map(|url| url.as_str().to_owned()),
+            credentials,
+            proxy: None,
+            timeouts: Timeouts::default(),
+        },
+        dialect: match source.protocol {
+            Protocol::Azure => Dialect::Azure,
+            Protocol::ClaimWork => Dialect::ClaimWork,
+        },
+        task_queue: source.task_queue.to_string(),
+        worker_group: name.group.clone(),
+        worker_id: name.id.clone(),
+        artifact_storage: match source.artifact_storage {
+            ArtifactStorage::S3 => taskcluster::ArtifactStorage::S3,
+            ArtifactStorage::Object => taskcluster::ArtifactStorage::Object,
+        },
+        queue_hosts,
+    };
+    let env = BTreeMap::from([
+        ("TASKCLUSTER_ROOT_URL".to_owned(), source.root_url.as_str().to_owned()),
+        ("TASKCLUSTER_WORKER_GROUP".to_owned(), name.group.clone()),
+        ("TASKCLUSTER_WORKER_ID".to_owned(), name.id.clone()),
+    ]);
+    let source = Taskcluster::new(settings)
+        .map_err(|error| Failure::new(Exit::Config, format!("source.{source_name}.{error}")))?;
+    Ok(Feed { name: source_name.to_owned(), source: Arc::new(source), handler, env })
+}
+
+/// Makes the handler of that name. `command` exists without being configured.
+///
+/// # Errors
+///
+/// [`Exit::Config`] where it cannot be made.
+pub(super) fn handler(config: &Config, name: &str, environment: &Environment) -> Result<Arc<dyn Handler>, Failure> {
+    let built_in = HandlerConfig::default();
+    let wanted = match config.handler.get(name) {
+        Some(handler) => handler,
+        None if name == COMMAND => &built_in,
+        None => return Err(Failure::new(Exit::Config, format!("there is no [handler.{name}]"))),
+    };
+    match wanted.kind {
+        HandlerKind::Command => Ok(handler::erase(command::Command::new(of_command(wanted, environment)))),
+        HandlerKind::Program => program(name, wanted, environment),
+    }
+}
+
+fn of_command(wanted: &schema::Handler, environment: &Environment) -> command::Settings {
+    command::Settings {
+        env: environment::pick(&wanted.env_allow, environment.pairs()),
+        run_time_default: wanted.default_run_time.map(|span| span.0),
+        max_run_time: Some(wanted.max_run_time.0),
+        grace: wanted.grace.0,
+    }
+}
+
+fn program(name: &str, wanted: &HandlerConfig, environment: &Environment) -> Result<Arc<dyn Handler>, Failure> {
+    let settings = program::Settings {
+        check: Some(wanted.check.clone()).filter(|check| !check.is_empty()),
+        schema: wanted.schema.as_ref().map(|file| file.0.clone()),
+        env: environment::pick(&wanted.env_allow, environment.pairs()),
+        max_run_time: Some(wanted.max_run_time.0),
+        grace: wanted.grace.0,
+        ..program::Settings::new(name, wanted.exec.clone())
+    };
+    let made = program::Program::new(settings).map_err(|error| Failure::of(Exit::Config, &error))?;
+    Ok(Arc::new(made))
+}

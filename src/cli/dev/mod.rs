@@ -1,0 +1,276 @@
+//! `journeyman dev`: queue and worker in one process, on the loopback address, for trying things out.
+//!
+//! Every handler is served under a task queue of its own, `dev/NAME`. What it keeps lies in a folder that goes with it,
+//! unless a file is named.
+
+mod demo;
+mod screen;
+mod tasks;
+
+use std::fs;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+
+use super::exit::{Ended, Exit, Failure};
+use super::place::{DevNote, state_dir};
+use super::settings::{DevFlags, Settings};
+use super::{assemble, output, signals, worker};
+use crate::config::schema::{
+    ArtifactStorage, COMMAND, Config, Handler, HandlerKind, LogFormat, Protocol, Source, SourceKind,
+};
+use crate::config::values::{self, Listen, Queue as TaskQueue, Secret, Span};
+use crate::config::{Environment, Loaded};
+use crate::observe::log;
+use crate::queue::{self, Client, Db};
+use crate::worker::Control;
+
+/// `journeyman dev`
+#[derive(Debug, Args)]
+pub(in crate::cli) struct DevArgs {
+    /// Create a dozen varied tasks, show them until they are resolved, and end
+    #[arg(long)]
+    demo: bool,
+    /// Serve this program as a handler, under the task queue `dev/NAME`
+    #[arg(long = "handler", value_name = "NAME=PROGRAM", value_parser = program)]
+    handlers: Vec<Program>,
+    /// Which dialect the worker speaks with the queue
+    #[arg(long, value_enum, default_value_t = Dialect::ClaimWork)]
+    protocol: Dialect,
+    /// Where to listen; port 0 lets the system choose
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
+    listen: Listen,
+    /// Keep the queue in this file [default: a folder that goes with this process]
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    db: Option<PathBuf>,
+    /// How long a claim lasts [default: 20m, 9s with --demo]
+    #[arg(long, value_name = "TIME")]
+    claim_timeout: Option<Span>,
+    #[command(flatten)]
+    settings: Settings<DevFlags>,
+}
+
+/// A program that becomes a handler.
+#[derive(Debug, Clone)]
+struct Program {
+    name: String,
+    exec: Vec<String>,
+}
+
+fn program(text: &str) -> Result<Program, String> {
+    let (name, path) = text.split_once('=').ok_or("expected NAME=PROGRAM, such as greet=./greet.py")?;
+    format!("dev/{name}").parse::<TaskQueue>().map_err(|what| format!("the name has to be {what}"))?;
+    if path.is_empty() {
+        return Err("the program is missing after the `=`".to_owned());
+    }
+    Ok(Program { name: name.to_owned(), exec: vec![path.to_owned()] })
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Dialect {
+    /// Signed URLs of Azure-style queues, and claimTask for each message
+    Azure,
+    /// claimWork, a long poll that claims
+    ClaimWork,
+}
+
+/// How many tasks run at once where nobody says.
+const CAPACITY: u16 = 4;
+/// How long a claim lasts where nobody says.
+const CLAIM_TIMEOUT: Duration = Duration::from_secs(20 * 60);
+/// How long the queue holds a request for work; a drain waits for the one under way.
+const LONG_POLL: Duration = Duration::from_secs(2);
+/// How often running tasks are asked after where nobody says.
+const STATUS_POLL: Duration = Duration::from_millis(500);
+/// Who calls.
+const CLIENT_ID: &str = "dev";
+
+/// Runs it.
+///
+/// # Errors
+///
+/// A configuration that cannot be used; a file, folder or address that cannot be had.
+pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -> Ended {
+    let Loaded { mut config, origins, .. } = arguments.settings.load(environment)?;
+    let set = |key: &str| origins.contains_key(key);
+    if !set("worker.capacity") {
+        config.worker.capacity = CAPACITY;
+    }
+    if !set("worker.status_poll") {
+        config.worker.status_poll = Span(STATUS_POLL);
+    }
+    let room = Room::make()?;
+    if arguments.demo {
+        demo::configure(&mut config, &room.0, set)?;
+    } else if !set("log.format") {
+        config.log.format = LogFormat::Human;
+    }
+    log::start(&config.log, log::color(environment));
+    for program in &arguments.handlers {
+        let handler = Handler { kind: HandlerKind::Program, exec: program.exec.clone(), ..Handler::default() };
+        config.handler.insert(program.name.clone(), handler);
+    }
+    if !config.source.is_empty() {
+        output::note("note: dev works for its own queue only; the sources of the configuration are not used");
+    }
+    let dev = Dev::start(&arguments, config, &room.0).await?;
+    let note = dev.note();
+    let state = state_dir(environment);
+    note.write(&state)
+        .map_err(|error| Failure::new(Exit::Unfit, format!("cannot write to {}: {error}", state.display())))?;
+    let ended = if arguments.demo { demo::run(dev, environment).await } else { serve(dev, environment).await };
+    note.remove(&state);
+    ended
+}
+
+async fn serve(dev: Dev, environment: &Environment) -> Ended {
+    dev.introduce()?;
+    let worker = assemble::worker(&dev.config, environment)?;
+    let control = worker.control();
+    let obey = signals::obey(control.clone())
+        .map_err(|error| Failure::new(Exit::Unfit, format!("no signals can be received: {error}")))?;
+    let ended = tokio::select! {
+        ended = worker::until_gone(worker, obey) => ended,
+        () = dev.wake(control) => Err(Failure::new(Exit::Internal, "the queue has ended by itself")),
+    };
+    dev.queue.stop().await;
+    ended
+}
+
+/// A folder that goes with this process.
+struct Room(PathBuf);
+
+impl Room {
+    fn make() -> Result<Self, Failure> {
+        let path = std::env::temp_dir().join(format!("journeyman-dev-{}", uuid::Uuid::new_v4().simple()));
+        fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .map_err(|error| Failure::new(Exit::Unfit, format!("cannot make {}: {error}", path.display())))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.0) {
+            tracing::warn!(path = %self.0.display(), %error, "this folder could not be removed");
+        }
+    }
+}
+
+/// A queue that runs, and what a worker for it is made of.
+struct Dev {
+    queue: queue::Running,
+    config: Config,
+    token: Secret,
+    protocol: Protocol,
+}
+
+impl Dev {
+    async fn start(arguments: &DevArgs, mut config: Config, room: &Path) -> Result<Self, Failure> {
+        let token = Secret::new(&format!("{}{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple()));
+        let queue = start_queue(arguments, &token, room).await?;
+        let protocol = match arguments.protocol {
+            Dialect::Azure => Protocol::Azure,
+            Dialect::ClaimWork => Protocol::ClaimWork,
+        };
+        config.handler.entry(COMMAND.to_owned()).or_insert_with(|| Handler {
+            default_run_time: Some(Span(Duration::from_secs(3600))),
+            ..Handler::default()
+        });
+        config.worker.work_dir = values::File(room.join("work"));
+        config.source = config
+            .handler
+            .keys()
+            .map(|name| source(name, protocol, queue.root_url(), &token).map(|source| (name.clone(), source)))
+            .collect::<Result<_, _>>()?;
+        Ok(Self { queue, config, token, protocol })
+    }
+
+    fn note(&self) -> DevNote {
+        let queues = self.config.source.values().map(|source| source.task_queue.to_string());
+        let (first, rest): (Vec<_>, Vec<_>) = queues.partition(|queue| *queue == format!("dev/{COMMAND}"));
+        DevNote {
+            root_url: self.queue.root_url().to_owned(),
+            client_id: CLIENT_ID.to_owned(),
+            access_token: self.token.reveal().to_owned(),
+            task_queues: first.into_iter().chain(rest).collect(),
+            pid: std::process::id(),
+        }
+    }
+
+    fn introduce(&self) -> std::io::Result<()> {
+        let note = self.note();
+        let dialect = match self.protocol {
+            Protocol::Azure => "azure",
+            Protocol::ClaimWork => "claim-work",
+        };
+        output::print(&format!(
+            "queue   {} ({dialect})\nworker  {} at once, for {}\n\nIn another terminal:\n  \
+             journeyman task create --wait -- /bin/echo hello\n  journeyman task log TASK\n\n\
+             Ctrl-C finishes what runs and ends; twice hands it back.\n\n",
+            note.root_url,
+            self.config.worker.capacity,
+            note.task_queues.join(", "),
+        ))
+    }
+
+    /// Wakes the worker whenever something has become pending. Resolves when the queue is gone.
+    async fn wake(&self, control: Control) {
+        let mut pending = self.queue.pending();
+        while pending.changed().await.is_ok() {
+            control.wake();
+        }
+    }
+}
+
+async fn start_queue(arguments: &DevArgs, token: &Secret, room: &Path) -> Result<queue::Running, Failure> {
+    let claim_timeout = match (&arguments.claim_timeout, arguments.demo) {
+        (Some(span), _) => span.0,
+        (None, true) => demo::CLAIM_TIMEOUT,
+        (None, false) => CLAIM_TIMEOUT,
+    };
+    let db = arguments.db.clone().unwrap_or_else(|| room.join("queue.db"));
+    let artifacts = match &arguments.db {
+        Some(db) => PathBuf::from(format!("{}-artifacts", db.display())),
+        None => room.join("artifacts"),
+    };
+    let client = Client {
+        client_id: CLIENT_ID.to_owned(),
+        access_token: token.reveal().to_owned().into(),
+        scopes: vec!["*".to_owned()],
+    };
+    let settings = queue::Settings {
+        listen: arguments.listen.0,
+        clients: vec![client],
+        claim_timeout,
+        long_poll: LONG_POLL,
+        ..queue::Settings::new(Db::File(db), artifacts)
+    };
+    queue::start(settings).await.map_err(|error| Failure::of(Exit::Unfit, &error))
+}
+
+fn source(handler: &str, protocol: Protocol, root_url: &str, token: &Secret) -> Result<Source, Failure> {
+    let root_url = root_url.parse().map_err(|what| Failure::new(Exit::Internal, what))?;
+    let task_queue = format!("dev/{handler}")
+        .parse()
+        .map_err(|what| Failure::new(Exit::Config, format!("[handler.{handler}] cannot be served by dev: {what}")))?;
+    Ok(Source {
+        kind: SourceKind::Taskcluster,
+        protocol,
+        root_url,
+        queue_url: None,
+        task_queue,
+        client_id: Some(CLIENT_ID.to_owned()),
+        access_token_file: None,
+        access_token: Some(token.clone()),
+        certificate_file: None,
+        certificate: None,
+        queue_hosts: Vec::new(),
+        artifact_storage: ArtifactStorage::S3,
+        handler: handler.to_owned(),
+    })
+}

@@ -1,0 +1,64 @@
+//! `journeyman worker`: claims and runs tasks until it is told to go.
+
+use std::future::Future;
+
+use clap::Args;
+
+use super::exit::{Ended, Exit, Failure};
+use super::settings::{Settings, WorkerFlags};
+use super::{assemble, signals};
+use crate::config::Environment;
+use crate::limits::ABORT_WAIT;
+use crate::observe::log;
+use crate::worker::{self, Worker};
+
+/// `journeyman worker`
+#[derive(Debug, Args)]
+pub(super) struct WorkerArgs {
+    #[command(flatten)]
+    settings: Settings<WorkerFlags>,
+}
+
+/// Runs it.
+///
+/// # Errors
+///
+/// A configuration that cannot be used, a work folder that cannot be made.
+pub(super) async fn run(arguments: WorkerArgs, environment: &Environment) -> Ended {
+    let loaded = arguments.settings.load(environment)?;
+    log::start(&loaded.config.log, log::color(environment));
+    let worker = assemble::worker(&loaded.config, environment)?;
+    let obey = signals::obey(worker.control())
+        .map_err(|error| Failure::new(Exit::Unfit, format!("no signals can be received: {error}")))?;
+    until_gone(worker, obey).await
+}
+
+/// Runs a worker while `obey` gives it orders.
+///
+/// # Errors
+///
+/// A work folder that cannot be made.
+pub(super) async fn until_gone(worker: Worker, obey: impl Future<Output = ()>) -> Ended {
+    let mut running = Box::pin(worker.run());
+    let gone = tokio::select! {
+        gone = &mut running => Some(gone),
+        () = obey => tokio::time::timeout(ABORT_WAIT, &mut running).await.ok(),
+    };
+    match gone {
+        None => Ok(Exit::Aborted),
+        Some(Ok(why)) => Ok(exit(why)),
+        Some(Err(error)) => Err(Failure::new(Exit::Unfit, format!("the work folder cannot be used: {error}"))),
+    }
+}
+
+/// What the end of a worker means for whoever started the process.
+#[must_use]
+pub(super) const fn exit(why: worker::Exit) -> Exit {
+    match why {
+        worker::Exit::Drained => Exit::Done,
+        worker::Exit::HandedBack | worker::Exit::DrainDeadline => Exit::HandedBack,
+        worker::Exit::CredentialsRefused => Exit::Denied,
+        worker::Exit::Misconfigured => Exit::Config,
+        worker::Exit::Aborted => Exit::Aborted,
+    }
+}

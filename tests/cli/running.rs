@@ -1,0 +1,299 @@
+//! Commands that run for a while, as processes: `dev`, `queue` and `worker`, with signals and with the task commands
+//! beside them. Nothing here waits for a time; it waits for what a process says.
+
+use std::io::BufReader;
+use std::path::Path;
+use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::support::{Said, journeyman, run};
+
+/// A process that is killed when the test is over.
+struct Server {
+    child: Child,
+    out: BufReader<ChildStdout>,
+    err: BufReader<ChildStderr>,
+    said: String,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+impl Server {
+    fn start(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
+        let out = BufReader::new(child.stdout.take().expect("stdout is piped"));
+        let err = BufReader::new(child.stderr.take().expect("stderr is piped"));
+        Self { child, out, err, said: String::new() }
+    }
+
+    /// Reads standard output to the first line that holds `words`.
+    fn prints(&mut self, words: &str) {
+        self.said.push_str(&until(&mut self.out, words));
+    }
+
+    /// Reads the log to the first line that holds `words`, and answers with that line.
+    fn logs(&mut self, words: &str) -> String {
+        let read = until(&mut self.err, words);
+        self.said.push_str(&read);
+        read.lines().last().unwrap_or_default().to_owned()
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, signal).expect("the process is there");
+    }
+
+    fn ends(mut self) -> Said {
+        let mut err = std::mem::take(&mut self.said);
+        let mut out = String::new();
+        std::io::Read::read_to_string(&mut self.err, &mut err).expect("the log is UTF-8");
+        std::io::Read::read_to_string(&mut self.out, &mut out).expect("stdout is UTF-8");
+        let code = self.child.wait().expect("it ends").code().unwrap_or(-1);
+        Said { code, out, err }
+    }
+}
+
+fn until(from: &mut impl std::io::BufRead, words: &str) -> String {
+    let mut read = String::new();
+    loop {
+        let at = read.len();
+        let more = from.read_line(&mut read).expect("it is UTF-8");
+        assert!(more > 0, "it ended without saying {words:?}:\n{read}");
+        if read[at..].contains(words) {
+            return read;
+        }
+    }
+}
+
+fn dev(folder: &Path, arguments: &[&str]) -> Server {
+    let mut command = journeyman(folder);
+    command.env("TMPDIR", folder).env("NO_COLOR", "1").arg("dev").args(arguments);
+    let mut server = Server::start(&mut command);
+    server.prints("Ctrl-C");
+    server
+}
+
+fn task(folder: &Path, arguments: &[&str]) -> Said {
+    run(journeyman(folder).arg("task").args(arguments), "")
+}
+
+fn demo_ends_well(protocol: &str) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut command = journeyman(folder.path());
+    let said = run(command.env("TMPDIR", folder.path()).args(["dev", "--demo", "--protocol", protocol]), "");
+    assert_eq!((said.code, said.err.as_str()), (0, ""), "{}", said.out);
+    assert!(said.out.contains("14 of 14 ended as they should"), "{}", said.out);
+    assert_eq!(left(folder.path()), Vec::<String>::new());
+}
+
+#[test]
+fn the_demo_ends_as_it_should_and_leaves_nothing_behind() {
+    demo_ends_well("claim-work");
+}
+
+#[test]
+fn the_demo_ends_as_it_should_with_azure_style_queues() {
+    demo_ends_well("azure");
+}
+
+fn left(folder: &Path) -> Vec<String> {
+    let name =
+        |entry: std::io::Result<std::fs::DirEntry>| entry.expect("a name").file_name().into_string().expect("UTF-8");
+    let mut left: Vec<_> = std::fs::read_dir(folder).expect("the folder is there").map(name).collect();
+    left.retain(|name| name != ".local");
+    left
+}
+
+#[test]
+fn tasks_are_created_watched_read_listed_and_canceled_against_dev() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let server = dev(here, &[]);
+
+    let completed = task(here, &["create", "--wait", "--", "/bin/sh", "-c", "echo hello"]);
+    assert_eq!(completed.code, 0, "{}", completed.err);
+    let id = completed.out.split_whitespace().next().expect("the id").to_owned();
+    let log = task(here, &["log", &id]);
+    assert!(log.code == 0 && log.out.contains("hello\n"), "{}{}", log.out, log.err);
+    let status = task(here, &["status", &id, "-o", "json"]);
+    let status: serde_json::Value = serde_json::from_str(&status.out).expect("JSON");
+    assert_eq!((&status["taskId"], &status["state"]), (&id.into(), &"completed".into()));
+
+    let failed = task(here, &["create", "--wait", "--", "/bin/false"]);
+    assert_eq!(failed.code, 1, "{}", failed.out);
+    let malformed = task(here, &["create", "--wait", "--payload", "{\"command\": 3}"]);
+    assert!(malformed.code == 1 && malformed.out.contains("malformed-payload"), "{}", malformed.out);
+
+    let sleeper = task(here, &["create", "--", "/bin/sleep", "600"]).out.trim().to_owned();
+    let listed = task(here, &["list"]);
+    assert!(listed.code == 0 && listed.out.contains(&sleeper), "{}", listed.out);
+    assert_eq!(task(here, &["log", &sleeper]).code, 1);
+    assert_eq!(task(here, &["cancel", &sleeper]).code, 0);
+    let waited = task(here, &["wait", &sleeper]);
+    assert!(waited.code == 1 && waited.out.contains("canceled"), "{}", waited.out);
+
+    assert_eq!(task(here, &["status", "AAAAAAAASAAAAAAAAAAAAA"]).code, 1, "a task that is not there");
+    assert_eq!(task(here, &["create"]).code, 2, "nothing to do");
+    assert_eq!(task(here, &["create", "--payload", "{"]).code, 2, "no JSON");
+
+    server.signal(Signal::INT);
+    let said = server.ends();
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert_eq!(left(here), Vec::<String>::new());
+    let gone = task(here, &["list"]);
+    assert!(gone.code == 2 && gone.err.contains("journeyman dev"), "{}", gone.err);
+}
+
+#[test]
+fn a_program_named_on_the_command_line_is_served_as_a_handler() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/handlers/word_count.py");
+    let server = dev(folder.path(), &["--handler", &format!("count={}", program.display())]);
+    let payload = ["create", "--wait", "--queue", "dev/count", "--payload", "{\"text\": \"to be or not to be\"}"];
+    let said = task(folder.path(), &payload);
+    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+    let id = said.out.split_whitespace().next().expect("the id");
+    let log = task(folder.path(), &["log", id]);
+    assert!(log.out.contains("6 words, 4 different ones"), "{}", log.out);
+    server.signal(Signal::TERM);
+    assert_eq!(server.ends().code, 0);
+}
+
+/// A task that says so when it runs, and does not end when it is told to.
+fn start_stubborn_task(server: &mut Server, folder: &Path) {
+    let stubborn = "trap '' TERM; while :; do sleep 1; done";
+    let created = task(folder, &["create", "--", "/bin/sh", "-c", stubborn]);
+    assert_eq!(created.code, 0, "{}", created.err);
+    server.logs("claimed");
+}
+
+#[test]
+fn the_first_signal_drains_and_the_second_hands_back() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut server = dev(folder.path(), &["--cancel-grace", "100ms", "--set", "handler.command.kind=command"]);
+    let created = task(folder.path(), &["create", "--", "/bin/sleep", "600"]);
+    assert_eq!(created.code, 0, "{}", created.err);
+    server.logs("claimed");
+    server.signal(Signal::TERM);
+    server.logs("draining");
+    server.signal(Signal::TERM);
+    server.logs("handing back");
+    let said = server.ends();
+    assert_eq!(said.code, 14, "{}", said.err);
+    assert!(said.err.contains("worker-shutdown"), "{}", said.err);
+}
+
+#[test]
+fn a_quit_hands_back_at_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut server = dev(folder.path(), &[]);
+    task(folder.path(), &["create", "--", "/bin/sleep", "600"]);
+    server.logs("claimed");
+    server.signal(Signal::QUIT);
+    let said = server.ends();
+    assert_eq!(said.code, 14, "{}", said.err);
+    assert!(said.err.contains("worker-shutdown") && !said.err.contains("draining"), "{}", said.err);
+}
+
+#[test]
+fn the_third_signal_ends_it_at_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut server = dev(folder.path(), &["--cancel-grace", "1h", "--set", "handler.command.kind=command"]);
+    start_stubborn_task(&mut server, folder.path());
+    for said in ["draining", "handing back", "ending at once"] {
+        server.signal(Signal::TERM);
+        server.logs(said);
+    }
+    let said = server.ends();
+    assert_eq!(said.code, 40, "{}", said.err);
+}
+
+/// A queue with the client `me`, and its root.
+fn queue(folder: &Path) -> (Server, String) {
+    let mut command = journeyman(folder);
+    command
+        .args(["queue", "--db", "queue.db", "--listen", "127.0.0.1:0"])
+        .env("JOURNEYMAN__QUEUE__CLIENTS__ME__ACCESS_TOKEN", "a-token-for-tests");
+    let mut queue = Server::start(&mut command);
+    let line: serde_json::Value =
+        serde_json::from_str(&queue.logs("root_url")).expect("a log that nobody watches is JSON");
+    let root = line["root_url"].as_str().expect("the root").to_owned();
+    (queue, root)
+}
+
+fn worker(folder: &Path, root: &str, token: &str) -> Command {
+    let config = format!(
+        "[source.ci]\nkind = \"taskcluster\"\nroot_url = \"{root}\"\ntask_queue = \"build/linux\"\n\
+         client_id = \"me\"\naccess_token_file = \"token\"\n[worker]\nwork_dir = \"work\"\n"
+    );
+    std::fs::write(folder.join("journeyman.toml"), config).expect("the file can be written");
+    std::fs::write(folder.join("token"), token).expect("the file can be written");
+    let mut command = journeyman(folder);
+    command.arg("worker");
+    command
+}
+
+#[test]
+fn a_queue_and_a_worker_work_together_as_processes_of_their_own() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let (queue, root) = queue(here);
+    let mut worker = Server::start(&mut worker(here, &root, "a-token-for-tests\n"));
+    let created = run(
+        journeyman(here)
+            .args(["task", "create", "--wait", "--queue", "build/linux", "--", "/bin/echo", "hello"])
+            .env("TASKCLUSTER_ROOT_URL", &root)
+            .env("TASKCLUSTER_CLIENT_ID", "me")
+            .env("TASKCLUSTER_ACCESS_TOKEN", "a-token-for-tests"),
+        "",
+    );
+    assert_eq!(created.code, 0, "{}{}", created.out, created.err);
+    let unsigned =
+        run(journeyman(here).args(["task", "create", "--queue", "a/b", "--root-url", &root, "--", "/bin/true"]), "");
+    assert_eq!(unsigned.code, 31, "{}", unsigned.err);
+    worker.logs("claimed");
+    // The queue answers the long poll that the worker's drain waits for.
+    worker.signal(Signal::TERM);
+    worker.logs("draining");
+    queue.signal(Signal::TERM);
+    let said = worker.ends();
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert!(!said.err.contains("a-token-for-tests"));
+    assert_eq!(queue.ends().code, 0);
+}
+
+#[test]
+fn a_worker_whose_credentials_are_never_accepted_ends_and_says_so() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (_queue, root) = queue(folder.path());
+    let said = run(worker(folder.path(), &root, "the-wrong-token").args(["--set", "worker.denied_max=2"]), "");
+    assert_eq!(said.code, 31, "{}", said.err);
+    assert!(!said.err.contains("the-wrong-token"));
+}
+
+#[test]
+fn what_cannot_be_started_ends_with_the_code_that_says_why() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let code = |arguments: &[&str]| run(journeyman(here).args(arguments), "").code;
+    assert_eq!(code(&["worker"]), 30, "no source");
+    assert_eq!(code(&["worker", "--capacity", "none"]), 30, "a bad value");
+    assert_eq!(code(&["worker", "--nonsense"]), 2, "no such flag");
+    assert_eq!(code(&["queue"]), 30, "nobody could call");
+    assert_eq!(code(&["queue", "--set", "queue.auth=open", "--db", "/proc/none/queue.db"]), 21, "no such folder");
+    assert_eq!(code(&["dev", "--handler", "nonsense"]), 2, "no NAME=PROGRAM");
+    assert_eq!(code(&["task", "list", "--root-url", "http://127.0.0.1:9", "--queue", "a/b"]), 32, "nobody listens");
+    assert_eq!(code(&["handler", "schema", "nonsense"]), 30, "no such handler");
+    let token = here.join("empty");
+    std::fs::write(&token, "").expect("the file can be written");
+    let source = "[source.ci]\nkind = \"taskcluster\"\nroot_url = \"http://127.0.0.1:9\"\ntask_queue = \"a/b\"\n\
+                  client_id = \"me\"\naccess_token_file = \"empty\"\n";
+    std::fs::write(here.join("journeyman.toml"), source).expect("the file can be written");
+    assert_eq!(code(&["worker"]), 30, "an empty secret");
+}
