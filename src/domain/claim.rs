@@ -338,7 +338,8 @@ impl Machine {
 
     fn on_unanswered(&mut self, after: Option<Duration>, now: Instant, jitter: &mut Jitter, acts: &mut Vec<Act>) {
         if let Stage::Requested { .. } = self.stage {
-            if self.retry.tries() + 1 < REQUESTS_MAX {
+            // I22: on the way out no request is sent any more, not even again.
+            if self.hand_back.is_none() && self.retry.tries() + 1 < REQUESTS_MAX {
                 let wait = self.retry.wait(REQUEST_RETRY, after, jitter);
                 self.stage = Stage::Requested { retry_at: Some(now.plus(wait)) };
             } else {
@@ -364,7 +365,9 @@ impl Machine {
 
     fn on_ended(&mut self, verdict: Verdict, now: Instant, acts: &mut Vec<Act>) {
         match self.stage {
-            Stage::Executing | Stage::Preparing => self.settle(verdict.outcome(), acts),
+            Stage::Executing => self.settle(verdict.outcome(), acts),
+            // I21: nothing was started, so that nothing can have completed or failed.
+            Stage::Preparing => self.settle(Unprepared::Internal.outcome(), acts),
             // What a payload says after it was told to end does not count: exit 0 on SIGTERM is not success (I21).
             Stage::Ending { after: After::Report(outcome) } => self.report(outcome, Settle::Afterwards, now, acts),
             Stage::Ending { after: After::Nothing(loss) } => self.close(End::Lost(loss), acts),
@@ -432,15 +435,18 @@ impl Machine {
             return;
         }
         match answer {
+            Ok(_) if self.lost.is_some() => {}
             Ok(length) => {
-                self.extension_retry.reset();
-                if self.lost.is_some() {
+                let extended = lease.or_later(Lease::granted(sent_at, length, self.lease_policy()));
+                if extended == lease {
+                    // Nothing was gained: asked again like after any other answer that settles nothing, not at once.
+                    self.retry_extension(lease, None, now, jitter);
                     return;
                 }
-                let lease = lease.or_later(Lease::granted(sent_at, length, self.lease_policy()));
-                self.lease = Some(lease);
-                self.extension = Extension::Due(lease.reclaim_at(jitter).max(now));
-                acts.push(Act::Extended { lease_ends: lease.abandon_at() });
+                self.extension_retry.reset();
+                self.lease = Some(extended);
+                self.extension = Extension::Due(extended.reclaim_at(jitter).max(now));
+                acts.push(Act::Extended { lease_ends: extended.abandon_at() });
             }
             Err(Refusal::Gone) => self.lose(Loss::Refused, acts),
             // I5: nothing but a definite loss ends the run; the local deadline does the rest.
@@ -473,7 +479,8 @@ impl Machine {
                 self.stage = Stage::Settling { outcome, hurry_at };
             }
             Stage::Ending { after: After::Report(_) } => self.end_for_shutdown(deadline, now, acts),
-            Stage::Requested { .. }
+            Stage::Requested { retry_at: Some(_) } => self.close(End::NotGranted, acts),
+            Stage::Requested { retry_at: None }
             | Stage::Ending { after: After::Nothing(_) }
             | Stage::Reporting { .. }
             | Stage::Trailing
@@ -494,7 +501,7 @@ impl Machine {
     }
 
     fn on_time(&mut self, now: Instant, acts: &mut Vec<Act>) {
-        if self.hand_back.flatten().is_some_and(|deadline| now >= deadline) && !self.closed() {
+        if self.out_of_time(now) && !self.closed() {
             self.give_up_at_deadline(acts);
         }
         if self.abandon_due().is_some_and(|at| now >= at) {
@@ -582,6 +589,11 @@ impl Machine {
             self.close(End::Lost(self.lost.unwrap_or(Loss::LeaseOver)), acts);
             return;
         }
+        if self.out_of_time(now) {
+            // I22
+            self.close(End::Lost(Loss::NoTime), acts);
+            return;
+        }
         self.stage = Stage::Reporting { outcome, retry_at: None, settle };
         let timeout = self.lease.map_or(lease::ATTEMPT_MAX, |lease| lease.attempt());
         acts.push(Act::Report { outcome, timeout });
@@ -630,6 +642,10 @@ impl Machine {
     fn close(&mut self, end: End, acts: &mut Vec<Act>) {
         self.stage = Stage::Closed;
         acts.push(Act::Close(end));
+    }
+
+    fn out_of_time(&self, now: Instant) -> bool {
+        self.hand_back.flatten().is_some_and(|deadline| now >= deadline)
     }
 
     fn usable(&self, now: Instant) -> bool {

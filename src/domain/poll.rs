@@ -68,11 +68,13 @@ pub struct Poller {
     state: State,
     not_before: Instant,
     held_until: Instant,
+    woken: bool,
     lanes: u16,
     cursor: u16,
     usable_until: Option<Instant>,
     recover: bool,
     trouble: Backoff,
+    trouble_claim: Backoff,
     denied_open: Backoff,
     denied_claim: Backoff,
 }
@@ -87,11 +89,13 @@ impl Poller {
             state: State::Closed,
             not_before: Instant::ORIGIN,
             held_until: Instant::ORIGIN,
+            woken: false,
             lanes: 0,
             cursor: 0,
             usable_until: None,
             recover: manner.recovers,
             trouble: Backoff::NEW,
+            trouble_claim: Backoff::NEW,
             denied_open: Backoff::NEW,
             denied_claim: Backoff::NEW,
         }
@@ -141,17 +145,22 @@ impl Poller {
 
     /// It is being polled.
     pub const fn poll_sent(&mut self, lane: Lane, now: Instant) {
+        if lane.0 == 0 {
+            self.woken = false;
+        }
         self.state = State::Polling { sent_at: now, lane };
     }
 
     /// The lanes were found.
+    ///
+    /// Trouble is over when a poll is answered, not here: URLs that are refused as soon as they are made would be
+    /// fetched in a busy loop. For the same reason they are believed for one sleep at least, however short they live.
     pub fn opened(&mut self, lanes: u16, usable_until: Option<Instant>, now: Instant) {
-        self.trouble.reset();
         self.denied_open.reset();
         self.state = State::Idle;
         self.lanes = lanes.max(1);
         self.cursor = 0;
-        self.usable_until = usable_until;
+        self.usable_until = usable_until.map(|until| until.max(now.plus(self.policy.interval)));
         self.not_before = now;
     }
 
@@ -171,6 +180,9 @@ impl Poller {
                 self.not_before = now;
                 if self.cursor >= self.lanes {
                     self.cursor = 0;
+                    if self.woken {
+                        return;
+                    }
                     // Measured from when the poll was sent: a poll that was held open has slept already, and a
                     // quarantined worker, answered at once, does not spin.
                     let from = if self.manner.long_poll { sent_at } else { now };
@@ -220,15 +232,22 @@ impl Poller {
     /// A claim from this source was answered in a way that shows our credentials are good.
     pub const fn accepted(&mut self) {
         self.denied_claim.reset();
+        self.trouble_claim.reset();
+    }
+
+    /// There is no slot for the poll it is ready for. The round is over: what a higher lane said is out of date by the
+    /// time there is one (I16).
+    pub const fn passed_over(&mut self) {
+        self.cursor = 0;
     }
 
     /// A claim from this source met trouble: leave it alone for a while. Answers as [`Poller::refused`].
     pub fn hold(&mut self, refusal: Refusal, now: Instant, jitter: &mut Jitter) -> u32 {
         let (row, policy, after) = match refusal {
             Refusal::Denied => (&mut self.denied_claim, DENIED, None),
-            Refusal::Throttled { after } => (&mut self.trouble, DENIED, after),
-            Refusal::Retry { after } => (&mut self.trouble, TROUBLE, after),
-            Refusal::Gone | Refusal::Rejected | Refusal::Stale => (&mut self.trouble, TROUBLE, None),
+            Refusal::Throttled { after } => (&mut self.trouble_claim, DENIED, after),
+            Refusal::Retry { after } => (&mut self.trouble_claim, TROUBLE, after),
+            Refusal::Gone | Refusal::Rejected | Refusal::Stale => (&mut self.trouble_claim, TROUBLE, None),
         };
         // One wait for all claims of a batch that meet the same trouble.
         if now >= self.held_until {
@@ -248,7 +267,8 @@ impl Poller {
 
     /// Something became pending: no need to sleep on.
     pub fn wake(&mut self, now: Instant) {
-        if self.state == State::Idle && self.trouble.tries() == 0 {
+        self.woken = true;
+        if self.state == State::Idle && self.trouble.tries() == 0 && self.denied_claim.tries() == 0 {
             self.not_before = self.not_before.min(now);
         }
     }

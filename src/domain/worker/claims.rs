@@ -3,8 +3,8 @@
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use super::{Alert, Brought, Effect, Exit, Held, Mode, Timer, Worker};
-use crate::domain::claim::{self, Act, End, Happening, KillCause, Machine};
+use super::{Alert, Brought, Effect, Exit, Held, Mode, Overlap, Timer, Worker};
+use crate::domain::claim::{self, Act, End, Happening, Machine};
 use crate::domain::id::{Run, SourceId, Token};
 use crate::domain::refusal::Refusal;
 use crate::domain::slots::Slot;
@@ -57,7 +57,10 @@ impl Worker {
     /// Takes a claim in hand.
     pub(super) fn hold(&mut self, token: Token, source: SourceId, run: Run, slot: Option<Slot>, machine: Machine) {
         self.by_run.insert(run.clone(), token);
-        self.held.insert(token, Held { source, run, slot, machine, messages: Vec::new(), due: None });
+        self.held.insert(
+            token,
+            Held { source, run, slot, machine, overlap: Overlap::Unsaid, messages: Vec::new(), due: None },
+        );
     }
 
     pub(super) fn on_claimed(
@@ -160,7 +163,7 @@ impl Worker {
                 Act::Prepare => Effect::Prepare(claim),
                 Act::Execute => Effect::Execute(claim),
                 Act::Kill { cause, grace } => {
-                    self.note_overlap(claim, cause, now);
+                    self.note_overlap(claim, now);
                     Effect::Kill { claim, cause, grace }
                 }
                 Act::Settle => Effect::Settle(claim),
@@ -177,11 +180,13 @@ impl Worker {
         }
     }
 
-    /// I7: a payload still alive after its lease (a suspended host, say) may have run beside another worker's.
-    fn note_overlap(&mut self, claim: Token, cause: KillCause, now: Instant) {
-        let Some(held) = self.held.get(&claim) else { return };
+    /// I7: a payload still alive after its lease (a suspended host, a kill that took too long) may have run beside
+    /// another worker's.
+    pub(super) fn note_overlap(&mut self, claim: Token, now: Instant) {
+        let Some(held) = self.held.get_mut(&claim) else { return };
         let late = held.machine.lease().is_some_and(|lease| now >= lease.deadline());
-        if late && matches!(cause, KillCause::ClaimLost(_)) {
+        if late && held.overlap == Overlap::Unsaid {
+            held.overlap = Overlap::Said;
             self.effects.push_back(Effect::Alert(Alert::OverlapPossible { run: held.run.clone() }));
         }
     }

@@ -12,6 +12,12 @@ impl Worker {
         if self.mode == Mode::Running {
             self.mode = Mode::Draining { since: now };
             self.exit = exit;
+            // I22: what is not granted yet is handed back when it is, and not asked for again.
+            let asked: Vec<Token> =
+                self.held.iter().filter(|(_, held)| !held.machine.granted()).map(|(claim, _)| *claim).collect();
+            for claim in asked {
+                self.tell(claim, Happening::HandBack { deadline: None }, now);
+            }
         }
     }
 
@@ -58,7 +64,10 @@ impl Worker {
     pub(super) fn proceed(&mut self, now: Instant) {
         match self.mode {
             Mode::Running => self.start_polls(now),
-            Mode::Draining { .. } | Mode::HandingBack { .. } => self.maybe_exit(now),
+            Mode::Draining { .. } | Mode::HandingBack { .. } => {
+                self.open_for_deletes(now);
+                self.maybe_exit(now);
+            }
             Mode::Exited => {}
         }
     }

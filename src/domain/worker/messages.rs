@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::{Alert, DELETE_RETRY, DELETES_MAX, Deletion, Effect, Kept, Mode, Retried, Seen, Worker};
+use super::{Alert, DELETE_RETRY, DELETES_MAX, Deletion, Effect, Entry, Kept, Mode, Retried, Seen, Worker};
 use crate::domain::backoff::Backoff;
 use crate::domain::claim::Machine;
 use crate::domain::id::{SourceId, Token};
@@ -12,8 +12,9 @@ use crate::domain::time::Instant;
 
 impl Worker {
     pub(super) fn on_message(&mut self, source: SourceId, seen: Seen, slots: &mut Vec<Slot>, now: Instant) {
-        self.replace_reception(&seen.id);
-        if seen.dequeue_count > self.policy.dequeue_alert && self.alerted.insert(&seen.id) {
+        self.replace_reception(source, &seen.id);
+        let entry = Entry { source, id: seen.id.clone() };
+        if seen.dequeue_count > self.policy.dequeue_alert && self.alerted.insert(&entry) {
             let alert = Alert::DequeueCount { message: seen.token, id: seen.id.clone(), count: seen.dequeue_count };
             self.effects.push_back(Effect::Alert(alert));
         }
@@ -33,6 +34,10 @@ impl Worker {
         };
         if let Some(token) = self.by_run.get(&run).copied() {
             self.attach(token, seen.token);
+        } else if self.ended.contains(&run) {
+            // I12, I25: it was granted to us and is over here. Were it asked for again before it is over at the queue,
+            // it would be granted again, and executed twice.
+            self.delete(seen.token);
         } else if self.mode != Mode::Running {
             // Left alone: it becomes visible again, to another worker.
             self.forget(seen.token);
@@ -58,9 +63,9 @@ impl Worker {
     }
 
     /// I13: once a message was received again, its earlier receipt is never used again.
-    fn replace_reception(&mut self, id: &str) {
-        let earlier: Vec<Token> =
-            self.kept.iter().filter(|(_, kept)| *kept.id == *id).map(|(token, _)| *token).collect();
+    fn replace_reception(&mut self, source: SourceId, id: &str) {
+        let same = |kept: &Kept| kept.source == source && *kept.id == *id;
+        let earlier: Vec<Token> = self.kept.iter().filter(|(_, kept)| same(kept)).map(|(token, _)| *token).collect();
         for token in earlier {
             self.forget(token);
         }

@@ -70,9 +70,17 @@ struct Held {
     run: Run,
     slot: Option<Slot>,
     machine: Machine,
+    overlap: Overlap,
     /// The receptions of messages that led here; deleted when the request is answered.
     messages: Vec<Token>,
     due: Option<Instant>,
+}
+
+/// An entry of a queue, at every reception. Two sources may use the same names.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Entry {
+    source: SourceId,
+    id: Box<str>,
 }
 
 #[derive(Debug)]
@@ -82,6 +90,13 @@ struct Kept {
     dequeue_count: u32,
     deletion: Deletion,
     retry: Backoff,
+}
+
+/// Whether the operator was told of a payload that may have outlived its claim (I7).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Overlap {
+    Unsaid,
+    Said,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,7 +147,7 @@ pub struct Worker {
     kept: BTreeMap<Token, Kept>,
     /// When each claim wants to be woken.
     timers: BTreeSet<Timer>,
-    alerted: Ring<Box<str>>,
+    alerted: Ring<Entry>,
     ended: Ring<Run>,
     effects: VecDeque<Effect>,
 }
@@ -194,7 +209,10 @@ impl Worker {
             Event::Claimed { claim, sent_at, answer } => self.on_claimed(claim, sent_at, answer, now),
             Event::Deleted { message, answer } => self.on_deleted(message, answer, now),
             Event::Prepared { claim, answer } => self.tell(claim, Happening::Prepared(answer), now),
-            Event::Ended { claim, verdict } => self.tell(claim, Happening::Ended(verdict), now),
+            Event::Ended { claim, verdict } => {
+                self.note_overlap(claim, now);
+                self.tell(claim, Happening::Ended(verdict), now);
+            }
             Event::Settled { claim, settled } => self.tell(claim, Happening::Settled(settled), now),
             Event::Reported { claim, answer } => self.tell(claim, Happening::Reported(answer), now),
             Event::Reclaimed { claim, sent_at, answer } => {

@@ -121,6 +121,18 @@ impl Worker {
         }
     }
 
+    /// On the way out a source is opened only where a delete waits for its URLs.
+    pub(super) fn open_for_deletes(&mut self, now: Instant) {
+        for (index, feed) in self.feeds.iter_mut().enumerate() {
+            let source = SourceId(u16::try_from(index).unwrap_or(u16::MAX));
+            let waits = self.kept.values().any(|kept| kept.source == source && kept.deletion.due().is_some());
+            if waits && feed.poller.ready(now) == Ready::Open {
+                feed.poller.opening();
+                self.effects.push_back(Effect::Open(source));
+            }
+        }
+    }
+
     fn start(&mut self, index: usize, waiting: u32, now: Instant) {
         let source = SourceId(u16::try_from(index).unwrap_or(u16::MAX));
         let Some(feed) = self.feeds.get_mut(index) else { return };
@@ -137,6 +149,7 @@ impl Worker {
             Ready::Poll(lane) => {
                 let share = self.slots.free().div_ceil(waiting.max(1)).min(POLL_MAX);
                 if share == 0 {
+                    feed.poller.passed_over();
                     return;
                 }
                 feed.reserved = self.slots.take(share);

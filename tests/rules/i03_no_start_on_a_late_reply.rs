@@ -1,0 +1,64 @@
+//! I3: a claim reply that is processed at or after `abandon_at` never starts the payload.
+
+use std::time::Duration;
+
+use journeyman::domain::claim::{Act, End, Happening, Loss};
+use journeyman::domain::lease::{self, Lease};
+
+use crate::support::{GRACE, LEASE, One, Reclaims, at};
+
+fn abandon_at() -> journeyman::domain::time::Instant {
+    Lease::granted(at(0), LEASE, lease::Policy { grace: GRACE }).abandon_at()
+}
+
+#[test]
+fn i03_a_grant_that_arrives_too_late_is_given_up_without_a_word() {
+    let mut one = One::requested();
+    let acts = one.happens_at(abandon_at(), Happening::Granted { sent_at: at(0), length: LEASE });
+    assert_eq!(acts, [Act::Close(End::Lost(Loss::GrantedLate))]);
+}
+
+#[test]
+fn i03_a_grant_that_arrives_just_in_time_is_prepared() {
+    let mut one = One::requested();
+    let now = abandon_at().minus(Duration::from_nanos(1));
+    let acts = one.happens_at(now, Happening::Granted { sent_at: at(0), length: LEASE });
+    assert!(acts.contains(&Act::Prepare), "{acts:?}");
+}
+
+#[test]
+fn i03_the_lease_counts_from_when_the_request_was_sent() {
+    let mut one = One::requested();
+    one.happens_at(at(100), Happening::Granted { sent_at: at(40), length: LEASE });
+    assert_eq!(one.abandon_at(), abandon_at().plus(Duration::from_secs(40)));
+}
+
+#[test]
+fn i03_a_payload_that_is_prepared_too_late_is_never_started() {
+    let mut one = One::preparing();
+    let acts = one.happens_at(abandon_at(), Happening::Prepared(Ok(())));
+    assert_eq!(acts, [Act::Close(End::Lost(Loss::LeaseOver))]);
+}
+
+#[test]
+fn i03_a_payload_that_is_prepared_just_in_time_is_started() {
+    let mut one = One::preparing();
+    let acts = one.happens_at(abandon_at().minus(Duration::from_nanos(1)), Happening::Prepared(Ok(())));
+    assert_eq!(acts.first(), Some(&Act::Execute));
+}
+
+#[test]
+fn i03_a_lease_without_length_is_given_up_at_once() {
+    let mut one = One::requested();
+    let acts = one.happens(Happening::Granted { sent_at: at(0), length: Duration::ZERO });
+    assert_eq!(acts, [Act::Close(End::Lost(Loss::GrantedLate))]);
+}
+
+#[test]
+fn i03_a_late_grant_is_not_handed_back_either() {
+    let mut one = One::requested();
+    one.happens(Happening::HandBack { deadline: None });
+    let acts = one.happens_at(abandon_at(), Happening::Granted { sent_at: at(0), length: LEASE });
+    assert_eq!(acts, [Act::Close(End::Lost(Loss::GrantedLate))]);
+    assert_eq!(one.pass_to(at(10_000), Reclaims::Silent), []);
+}

@@ -1,0 +1,66 @@
+//! I5: a transient failure to extend never ends a run by itself; a definite one always does.
+
+use journeyman::domain::claim::{Act, Happening, KillCause, Loss};
+use journeyman::domain::refusal::Refusal;
+
+use crate::support::{LEASE, One, RETRY, Reclaims, at, secs};
+
+const NOT_DEFINITE: [Refusal; 5] =
+    [RETRY, Refusal::Throttled { after: None }, Refusal::Denied, Refusal::Rejected, Refusal::Stale];
+
+#[test]
+fn i05_a_run_survives_trouble_up_to_its_lease_and_an_extension_heals_it() {
+    for refusal in NOT_DEFINITE {
+        let mut one = One::executing();
+        let acts = one.pass_to(one.abandon_at().minus(secs(1)), Reclaims::Refused(refusal));
+        assert!(acts.iter().all(|act| matches!(act, Act::Reclaim { .. })), "{refusal:?}: {acts:?}");
+        assert!(acts.len() > 3, "{refusal:?}: {acts:?}");
+        one.happens(Happening::Reclaimed { sent_at: one.now, answer: Ok(LEASE) });
+        let later = one.now.plus(LEASE / 2);
+        assert!(one.pass_to(later, Reclaims::Silent).is_empty());
+    }
+}
+
+#[test]
+fn i05_a_definite_refusal_ends_the_run() {
+    for mut one in [One::preparing(), One::executing()] {
+        let acts = one.happens(Happening::Reclaimed { sent_at: at(0), answer: Err(Refusal::Gone) });
+        assert!(matches!(acts[..], [Act::Kill { cause: KillCause::ClaimLost(Loss::Refused), .. }]), "{acts:?}");
+    }
+}
+
+#[test]
+fn i05_a_refused_look_at_the_run_ends_nothing() {
+    for refusal in NOT_DEFINITE.into_iter().chain([Refusal::Gone]) {
+        let mut one = One::executing();
+        assert_eq!(one.happens(Happening::Checked(Err(refusal))), []);
+    }
+    let mut one = One::executing();
+    assert_eq!(one.happens(Happening::Checked(Ok(false))), []);
+}
+
+#[test]
+fn i05_a_run_is_looked_at_as_often_as_asked_for_and_only_while_it_can_be_stopped() {
+    let policy = journeyman::domain::claim::Policy { check_every: Some(secs(5)), ..crate::support::claim_policy() };
+    let mut one = One::preparing_under(policy);
+    assert_eq!(one.pass_to(at(4), Reclaims::Silent), []);
+    assert_eq!(one.pass_to(at(5), Reclaims::Silent), [Act::Check]);
+    assert_eq!(one.pass_to(at(60), Reclaims::Silent), [], "one look at a time");
+    one.happens(Happening::Checked(Ok(false)));
+    assert_eq!(one.happens(Happening::Prepared(Ok(()))), [Act::Execute]);
+    assert_eq!(one.pass_to(at(65), Reclaims::Silent), [Act::Check]);
+    one.happens(Happening::Checked(Ok(false)));
+    one.happens(Happening::Ended(journeyman::domain::outcome::Verdict::Completed));
+    assert_eq!(one.pass_to(at(300), Reclaims::Silent), []);
+}
+
+#[test]
+fn i05_the_waits_between_reclaims_start_over_after_a_success() {
+    let mut one = One::executing();
+    one.pass_to(at(1000), Reclaims::Refused(RETRY));
+    one.happens(Happening::Reclaimed { sent_at: at(1000), answer: Ok(LEASE) });
+    one.pass_to(at(2000), Reclaims::Silent);
+    one.happens(Happening::Reclaimed { sent_at: at(2000), answer: Err(RETRY) });
+    let wait = one.machine.next_deadline().expect("held").since(one.now);
+    assert!(wait <= one.machine.lease().expect("granted").retry().first, "{wait:?}");
+}

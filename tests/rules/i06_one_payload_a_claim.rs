@@ -1,0 +1,108 @@
+//! I6: at most one live payload a claim, and at most one claim in progress for a run in one worker.
+
+use journeyman::domain::claim::{Act, Happening};
+use journeyman::domain::outcome::Verdict;
+use journeyman::domain::worker::{Effect, Event};
+
+use crate::support::{Bench, CLAIMS, LEASE, MESSAGES, One, at, claims, deletes, policy, run};
+
+#[test]
+fn i06_a_second_answer_to_anything_starts_nothing() {
+    let mut one = One::executing();
+    assert_eq!(one.happens(Happening::Prepared(Ok(()))), []);
+    assert_eq!(one.happens(Happening::Granted { sent_at: at(0), length: LEASE }), []);
+    let mut one = One::settling();
+    assert_eq!(one.happens(Happening::Prepared(Ok(()))), []);
+    assert_eq!(one.happens(Happening::Ended(Verdict::Failed)), []);
+}
+
+#[test]
+fn i06_a_payload_told_to_end_is_not_started_by_a_late_preparation() {
+    let mut one = One::preparing();
+    assert!(matches!(one.happens(Happening::HandBack { deadline: None })[..], [Act::Kill { .. }]));
+    assert_eq!(one.happens(Happening::Prepared(Ok(()))), []);
+}
+
+#[test]
+fn i06_two_messages_about_one_run_in_one_batch_make_one_claim_and_both_are_deleted() {
+    let mut bench = Bench::messages(4, 1);
+    let (first, second) = (bench.seen("m1", "T"), bench.seen("m2", "T"));
+    let (claim, other) = (first.token, second.token);
+    assert_eq!(claims(&bench.hit(vec![first, second])), 1);
+    let effects = bench.claimed(claim, Ok(LEASE));
+    assert!(effects.contains(&Effect::Delete(claim)) && effects.contains(&Effect::Delete(other)), "{effects:?}");
+}
+
+#[test]
+fn i06_the_same_message_twice_in_one_batch_makes_one_claim_and_one_delete() {
+    let mut bench = Bench::messages(4, 1);
+    let (first, again) = (bench.seen("m1", "T"), bench.seen("m1", "T"));
+    let (earlier, latest) = (first.token, again.token);
+    let effects = bench.hit(vec![first, again]);
+    assert_eq!(claims(&effects), 1);
+    assert!(effects.contains(&Effect::Claim(latest)) && effects.contains(&Effect::Forget(earlier)), "{effects:?}");
+    let effects = bench.claimed(latest, Ok(LEASE));
+    assert!(effects.contains(&Effect::Delete(latest)), "{effects:?}");
+    assert_eq!(deletes(&effects), 1);
+    assert_eq!(bench.worker.free(), 0, "three slots wait in the next poll, one is held");
+}
+
+#[test]
+fn i06_a_message_about_a_run_in_hand_is_settled_by_the_claim_at_every_step() {
+    let mut bench = Bench::messages(1, 1);
+    let seen = bench.seen("m1", "T");
+    let claim = seen.token;
+    let mut steps = vec![bench.hit(vec![seen])];
+    let again = |bench: &mut Bench, id: &str| {
+        // The only slot is held, so that this message came with an answer that was on its way.
+        let seen = bench.seen(id, "T");
+        let token = seen.token;
+        let effects = bench.hit(vec![seen]);
+        assert_eq!(claims(&effects), 0, "{effects:?}");
+        (token, effects.contains(&Effect::Delete(token)))
+    };
+    let (waiting, deleted) = again(&mut bench, "m2");
+    assert!(!deleted, "nothing definite is known yet");
+    let granted = bench.claimed(claim, Ok(LEASE));
+    assert!(granted.contains(&Effect::Delete(waiting)), "{granted:?}");
+    steps.push(granted);
+    for (id, event) in [
+        ("m3", Event::Prepared { claim, answer: Ok(()) }),
+        ("m4", Event::Ended { claim, verdict: Verdict::Completed }),
+        ("m5", Event::Settled { claim, settled: journeyman::domain::claim::Settled::Clean }),
+    ] {
+        assert!(again(&mut bench, id).1, "before {event:?}");
+        steps.push(bench.happens(event));
+    }
+    assert!(again(&mut bench, "m6").1);
+    steps.push(bench.happens(Event::Reported { claim, answer: Ok(()) }));
+    let executed = steps.iter().flatten().filter(|effect| matches!(effect, Effect::Execute(_))).count();
+    assert_eq!(executed, 1);
+}
+
+#[test]
+fn i06_a_run_in_hand_that_a_poll_or_a_recovery_brings_again_is_not_taken_twice() {
+    let mut bench = Bench::claims(3);
+    let (first, twin) = (bench.grant("T"), bench.grant("T"));
+    let (kept, dropped) = (first.token, twin.token);
+    let effects = bench.brought(vec![first, twin]);
+    assert!(effects.contains(&Effect::Prepare(kept)) && effects.contains(&Effect::Forget(dropped)), "{effects:?}");
+    assert_eq!(bench.worker.claims().count(), 1);
+}
+
+#[test]
+fn i06_a_run_that_one_source_holds_is_not_claimed_through_another() {
+    let mut bench = Bench::new(policy(4), &[MESSAGES, CLAIMS]);
+    bench.tick();
+    bench.opened(0, 1);
+    bench.opened(1, 1);
+    bench.recovered(1, Ok(Vec::new()));
+    let claim = bench.preparing("m1", "T");
+    let twin = bench.grant("T");
+    let token = twin.token;
+    let haul = journeyman::domain::worker::Haul { messages: Vec::new(), claims: vec![twin] };
+    let effects = bench.polled(1, 0, Ok(haul));
+    assert!(effects.contains(&Effect::Forget(token)), "{effects:?}");
+    let held: Vec<_> = bench.worker.claims().map(|view| (view.claim, view.run.clone())).collect();
+    assert_eq!(held, [(claim, run("T"))]);
+}

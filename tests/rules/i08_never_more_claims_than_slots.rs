@@ -1,0 +1,127 @@
+//! I8: a slot is taken before a claim is asked for, and comes back exactly once.
+
+use journeyman::domain::id::SourceId;
+use journeyman::domain::refusal::Refusal;
+use journeyman::domain::slots::Slots;
+use journeyman::domain::worker::{Alert, Effect, Haul};
+
+use crate::support::{Bench, CLAIMS, MESSAGES, RETRY, claims, policy, polls, run, secs};
+
+#[test]
+fn i08_slots_are_neither_made_nor_lost() {
+    let mut slots = Slots::new(3);
+    let held = slots.take(5);
+    assert_eq!((held.len(), slots.free(), slots.capacity()), (3, 0, 3));
+    assert!(slots.take(1).is_empty());
+    slots.give(held);
+    assert_eq!(slots.free(), 3);
+}
+
+#[test]
+fn i08_a_poll_asks_for_the_free_slots_and_for_no_more_than_32() {
+    let max = |capacity| match Bench::new(policy(capacity), &[MESSAGES]) {
+        mut bench => {
+            bench.tick();
+            match bench.opened(0, 1)[..] {
+                [Effect::Poll { max, .. }] => max,
+                _ => 0,
+            }
+        }
+    };
+    assert_eq!((max(0), max(1), max(31), max(32), max(33), max(1000)), (0, 1, 31, 32, 32, 32));
+}
+
+#[test]
+fn i08_more_messages_than_slots_are_left_to_others() {
+    let mut bench = Bench::messages(2, 1);
+    let seen: Vec<_> = (0..5).map(|n| bench.seen(&format!("m{n}"), &format!("T{n}"))).collect();
+    let effects = bench.hit(seen);
+    assert_eq!(claims(&effects), 2);
+    assert_eq!(effects.iter().filter(|effect| matches!(effect, Effect::Forget(_))).count(), 3);
+    assert_eq!(polls(&effects), 0, "no slot, no poll");
+}
+
+#[test]
+fn i08_every_way_a_claim_can_end_gives_its_slot_back() {
+    for answer in
+        [Err(Refusal::Gone), Err(Refusal::Denied), Err(Refusal::Throttled { after: None }), Err(Refusal::Rejected)]
+    {
+        let mut bench = Bench::messages(1, 1);
+        let seen = bench.seen("m1", "T");
+        let claim = seen.token;
+        bench.hit(vec![seen]);
+        bench.claimed(claim, answer);
+        bench.pass(secs(600));
+        assert_eq!(bench.worker.claims().count(), 0, "{answer:?}");
+        let polling = polls(&bench.tick()) == 0 && bench.worker.free() == 0;
+        assert!(polling || bench.worker.stopping() && bench.worker.free() == 1, "{answer:?}");
+    }
+}
+
+#[test]
+fn i08_a_claim_that_is_never_answered_definitely_is_given_up_after_six_requests() {
+    let mut bench = Bench::messages(1, 1);
+    let seen = bench.seen("m1", "T");
+    let claim = seen.token;
+    let mut effects = bench.hit(vec![seen]);
+    let mut requests = claims(&effects);
+    while claims(&effects) > 0 {
+        effects = bench.claimed(claim, Err(RETRY));
+        effects.extend(bench.pass(secs(15)));
+        requests += claims(&effects);
+    }
+    assert_eq!(requests, 6);
+    assert_eq!(bench.worker.claims().count(), 0);
+}
+
+#[test]
+fn i08_a_poll_that_fails_or_is_empty_gives_its_slots_back() {
+    for answer in [Ok(Haul::default()), Err(RETRY), Err(Refusal::Denied), Err(Refusal::Stale), Err(Refusal::Gone)] {
+        let mut bench = Bench::messages(3, 1);
+        assert_eq!(bench.worker.free(), 0);
+        let effects = bench.polled(0, 0, answer.clone());
+        assert_eq!(bench.worker.free(), 3, "{answer:?}: {effects:?}");
+    }
+}
+
+#[test]
+fn i08_two_sources_share_the_slots_and_take_turns() {
+    let mut bench = Bench::new(policy(1), &[CLAIMS, CLAIMS]);
+    bench.tick();
+    for source in 0..2 {
+        bench.opened(source, 1);
+        bench.recovered(source, Ok(Vec::new()));
+    }
+    let mut asked = Vec::new();
+    let mut source = 0;
+    for _ in 0..6 {
+        bench.now = bench.now.plus(secs(20));
+        for effect in bench.polled(source, 0, Ok(Haul::default())) {
+            if let Effect::Poll { source: SourceId(next), .. } = effect {
+                asked.push(next);
+                source = next;
+            }
+        }
+    }
+    assert_eq!(asked, [1, 0, 1, 0, 1, 0]);
+}
+
+#[test]
+fn i08_a_claim_that_nobody_asked_for_is_handed_back_and_not_started() {
+    let mut bench = Bench::claims(1);
+    let (first, second) = (bench.grant("T1"), bench.grant("T2"));
+    let token = second.token;
+    let effects = bench.brought(vec![first, second]);
+    assert!(effects.contains(&Effect::Alert(Alert::Unasked { run: run("T2") })), "{effects:?}");
+    assert!(!effects.contains(&Effect::Prepare(token)));
+    assert!(effects.iter().any(|effect| matches!(effect, Effect::Report { claim, .. } if *claim == token)));
+}
+
+#[test]
+fn i08_a_finished_run_makes_room_for_the_next_poll() {
+    let mut bench = Bench::messages(1, 1);
+    let claim = bench.executing("m1", "T");
+    assert_eq!(polls(&bench.pass(secs(600))), 0);
+    let effects = bench.completes(claim);
+    assert_eq!(polls(&effects), 1, "{effects:?}");
+}

@@ -1,0 +1,58 @@
+//! I9: the worker stops sending after the first definite answer to its report.
+
+use journeyman::domain::claim::{Act, End, Happening};
+use journeyman::domain::outcome::Outcome;
+use journeyman::domain::refusal::Refusal;
+
+use crate::support::{LEASE, One, RETRY, Reclaims, at, secs};
+
+#[test]
+fn i09_each_definite_answer_closes_the_claim_and_nothing_follows() {
+    for (answer, end) in [
+        (Ok(()), End::Reported(Outcome::Completed)),
+        (Err(Refusal::Gone), End::Superseded(Outcome::Completed)),
+        (Err(Refusal::Rejected), End::Unreportable(Outcome::Completed)),
+    ] {
+        let mut one = One::reporting();
+        assert_eq!(one.happens(Happening::Reported(answer)), [Act::Close(end)]);
+        assert_eq!(one.machine.next_deadline(), None);
+        assert_eq!(one.pass_to(at(10 * LEASE.as_secs()), Reclaims::Granted), []);
+        assert_eq!(one.happens(Happening::Reported(Err(RETRY))), []);
+    }
+}
+
+#[test]
+fn i09_an_answer_that_settles_nothing_repeats_the_same_outcome() {
+    for refusal in [RETRY, Refusal::Throttled { after: None }, Refusal::Denied, Refusal::Stale] {
+        let mut one = One::reporting();
+        let acts = one.happens(Happening::Reported(Err(refusal)));
+        assert!(!acts.iter().any(|act| matches!(act, Act::Report { .. })), "{acts:?}");
+        let acts = one.pass_to(at(20), Reclaims::Granted);
+        let reports: Vec<_> = acts.iter().filter(|act| matches!(act, Act::Report { .. })).collect();
+        assert!(matches!(reports[..], [Act::Report { outcome: Outcome::Completed, .. }]), "{acts:?}");
+    }
+}
+
+#[test]
+fn i09_a_service_that_asks_for_patience_gets_it() {
+    let mut one = One::reporting();
+    one.happens(Happening::Reported(Err(Refusal::Throttled { after: Some(secs(120)) })));
+    assert_eq!(one.pass_to(at(119), Reclaims::Granted), []);
+    assert!(matches!(one.pass_to(at(120), Reclaims::Granted)[..], [Act::Report { .. }]));
+}
+
+#[test]
+fn i09_refused_credentials_are_renewed_by_a_reclaim_before_the_report_is_repeated() {
+    for refusal in [Refusal::Denied, Refusal::Stale] {
+        let mut one = One::reporting();
+        let acts = one.happens(Happening::Reported(Err(refusal)));
+        assert!(matches!(acts[..], [Act::Reclaim { .. }]), "{acts:?}");
+    }
+}
+
+#[test]
+fn i09_a_second_answer_is_ignored() {
+    let mut one = One::reporting();
+    one.happens(Happening::Reported(Err(RETRY)));
+    assert_eq!(one.happens(Happening::Reported(Err(Refusal::Gone))), [], "no report is on its way");
+}

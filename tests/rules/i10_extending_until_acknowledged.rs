@@ -1,0 +1,48 @@
+//! I10: extending goes on until the outcome is acknowledged, not merely sent.
+
+use journeyman::domain::claim::{Act, Happening, Settled};
+use journeyman::domain::outcome::Verdict;
+
+use crate::support::{LEASE, One, RETRY, Reclaims, at};
+
+fn reclaims(acts: &[Act]) -> usize {
+    acts.iter().filter(|act| matches!(act, Act::Reclaim { .. })).count()
+}
+
+#[test]
+fn i10_a_claim_is_extended_in_every_step_up_to_the_answer() {
+    let ending = || {
+        let mut one = One::executing();
+        one.happens(Happening::HandBack { deadline: None });
+        one
+    };
+    for mut one in [One::preparing(), One::executing(), ending(), One::settling(), One::reporting()] {
+        let step = one.machine.step();
+        let acts = one.pass_to(at(5 * LEASE.as_secs()), Reclaims::Granted);
+        assert!(reclaims(&acts) >= 6, "{step}: {acts:?}");
+        assert!(!one.machine.closed(), "{step}");
+    }
+}
+
+#[test]
+fn i10_a_report_without_an_answer_is_repeated_for_as_long_as_the_claim_can_be_extended() {
+    let mut one = One::reporting();
+    let mut reports = 0;
+    for _ in 0..1000 {
+        one.happens(Happening::Reported(Err(RETRY)));
+        let next = one.machine.next_deadline().expect("held");
+        let acts = one.pass_to(next, Reclaims::Granted);
+        reports += acts.iter().filter(|act| matches!(act, Act::Report { .. })).count();
+    }
+    assert!(one.now > at(2 * LEASE.as_secs()) && reports > 200, "{reports} by {:?}", one.now);
+}
+
+#[test]
+fn i10_nothing_is_extended_once_the_answer_is_there() {
+    let mut one = One::executing();
+    one.happens(Happening::HandBack { deadline: None });
+    one.happens(Happening::Ended(Verdict::Failed));
+    assert_eq!(one.happens(Happening::Reported(Ok(()))), [Act::Settle]);
+    assert_eq!(one.pass_to(at(5 * LEASE.as_secs()), Reclaims::Granted), []);
+    assert!(matches!(one.happens(Happening::Settled(Settled::Clean))[..], [Act::Close(_)]));
+}

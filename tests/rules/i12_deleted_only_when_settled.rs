@@ -1,0 +1,111 @@
+//! I12: a message is deleted if its claim request was answered definitely, and only then.
+
+use journeyman::domain::refusal::Refusal;
+use journeyman::domain::worker::{Effect, Event, Exit};
+
+use crate::support::{Bench, LEASE, RETRY, claims, deletes, secs};
+
+/// The answer to the claim, on a worker that has had one granted before.
+fn answered(answer: Result<std::time::Duration, Refusal>) -> (Vec<Effect>, Bench) {
+    let mut bench = Bench::messages(2, 1);
+    let (first, second) = (bench.seen("m0", "T0"), bench.seen("m1", "T1"));
+    let (before, claim) = (first.token, second.token);
+    bench.hit(vec![first, second]);
+    bench.claimed(before, Ok(LEASE));
+    bench.deleted(before, Ok(()));
+    let effects = bench.claimed(claim, answer);
+    (effects, bench)
+}
+
+#[test]
+fn i12_granted_or_refused_for_a_reason_in_the_task_deletes() {
+    for answer in [Ok(LEASE), Err(Refusal::Gone), Err(Refusal::Rejected)] {
+        let (effects, bench) = answered(answer);
+        assert_eq!(deletes(&effects), 1, "{answer:?}: {effects:?}");
+        assert!(!bench.worker.stopping(), "{answer:?}");
+    }
+}
+
+#[test]
+fn i12_trouble_of_ours_keeps_the_message() {
+    for refusal in [Refusal::Denied, Refusal::Throttled { after: None }] {
+        let (effects, _) = answered(Err(refusal));
+        assert_eq!(deletes(&effects), 0, "{refusal:?}: {effects:?}");
+        assert!(effects.iter().any(|effect| matches!(effect, Effect::Forget(_))), "{effects:?}");
+    }
+}
+
+#[test]
+fn i12_no_definite_answer_keeps_the_message_and_asks_again() {
+    for refusal in [RETRY, Refusal::Stale] {
+        let (effects, mut bench) = answered(Err(refusal));
+        assert_eq!((deletes(&effects), claims(&effects)), (0, 0), "{refusal:?}: {effects:?}");
+        assert_eq!(claims(&bench.pass(secs(1))), 1, "{refusal:?}");
+    }
+}
+
+#[test]
+fn i12_a_message_whose_claim_never_got_an_answer_is_left_to_others() {
+    let (mut effects, mut bench) = answered(Err(RETRY));
+    let mut all = Vec::new();
+    while let Some(Effect::Claim(claim)) =
+        effects.iter().chain(&bench.pass(secs(15))).find(|e| claims(std::slice::from_ref(e)) == 1)
+    {
+        effects = bench.claimed(*claim, Err(RETRY));
+        all.extend(effects.clone());
+    }
+    assert_eq!(deletes(&all), 0);
+    assert_eq!(all.iter().filter(|effect| matches!(effect, Effect::Forget(_))).count(), 1);
+}
+
+#[test]
+fn i12_a_bad_request_before_any_claim_was_granted_deletes_nothing_and_ends_the_worker() {
+    let mut bench = Bench::messages(2, 1);
+    let (first, second) = (bench.seen("m0", "T0"), bench.seen("m1", "T1"));
+    let tokens = [first.token, second.token];
+    let mut effects = bench.hit(vec![first, second]);
+    for token in tokens {
+        effects.extend(bench.claimed(token, Err(Refusal::Rejected)));
+    }
+    assert_eq!(deletes(&effects), 0, "{effects:?}");
+    assert_eq!(effects.last(), Some(&Effect::Exit(Exit::Misconfigured)));
+}
+
+#[test]
+fn i12_a_bad_request_counts_for_its_own_source_alone() {
+    let mut bench = Bench::new(crate::support::policy(4), &[crate::support::MESSAGES; 2]);
+    bench.tick();
+    bench.opened(0, 1);
+    bench.opened(1, 1);
+    let claim = bench.preparing("m0", "T0");
+    bench.deleted(claim, Ok(()));
+    let seen = bench.seen("m1", "T1");
+    let other = seen.token;
+    let haul = journeyman::domain::worker::Haul { messages: vec![seen], claims: Vec::new() };
+    bench.polled(1, 0, Ok(haul));
+    let effects = bench.claimed(other, Err(Refusal::Rejected));
+    assert_eq!(deletes(&effects), 0, "{effects:?}");
+    assert!(bench.worker.stopping());
+}
+
+#[test]
+fn i12_a_run_that_was_granted_here_and_is_over_settles_its_message_without_another_claim() {
+    let mut bench = Bench::messages(1, 1);
+    let claim = bench.executing("m1", "T");
+    bench.completes(claim);
+    let seen = bench.seen("m2", "T");
+    let token = seen.token;
+    let effects = bench.hit(vec![seen]);
+    assert_eq!(claims(&effects), 0, "{effects:?}");
+    assert!(effects.contains(&Effect::Delete(token)), "{effects:?}");
+}
+
+#[test]
+fn i12_during_a_drain_a_new_message_is_left_alone() {
+    let mut bench = Bench::messages(1, 1);
+    bench.happens(Event::Drain);
+    let seen = bench.seen("m1", "T");
+    let token = seen.token;
+    let effects = bench.hit(vec![seen]);
+    assert_eq!(effects, [Effect::Forget(token), Effect::Exit(Exit::Drained)]);
+}

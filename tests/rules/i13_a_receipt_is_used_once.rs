@@ -1,0 +1,90 @@
+//! I13: a delete uses the reception it belongs to, and none that was followed by another. (The bytes are the adapters'.)
+
+use journeyman::domain::id::Token;
+use journeyman::domain::refusal::Refusal;
+use journeyman::domain::worker::{Effect, Haul};
+
+use crate::support::{Bench, LEASE, MESSAGES, RETRY, deletes, policy, secs};
+
+fn deleted(effects: &[Effect]) -> Vec<Token> {
+    let token = |effect: &Effect| if let Effect::Delete(token) = effect { Some(*token) } else { None };
+    effects.iter().filter_map(token).collect()
+}
+
+#[test]
+fn i13_a_message_received_again_is_never_deleted_by_its_earlier_receipt() {
+    let mut bench = Bench::messages(2, 1);
+    let claim = bench.preparing("m1", "T");
+    bench.deleted(claim, Err(RETRY));
+    let again = bench.seen("m1", "T");
+    let latest = again.token;
+    let effects = bench.hit(vec![again]);
+    assert_eq!(deleted(&effects), [latest]);
+    assert!(effects.contains(&Effect::Forget(claim)), "{effects:?}");
+    assert_eq!(deletes(&bench.pass(secs(600))), 0, "the retry of the earlier receipt is off");
+    assert_eq!(bench.deleted(claim, Err(RETRY)), [], "nor does a late answer bring it back");
+}
+
+#[test]
+fn i13_a_claim_that_waits_for_its_answer_takes_the_latest_receipt() {
+    let mut bench = Bench::messages(2, 1);
+    let seen = bench.seen("m1", "T");
+    let claim = seen.token;
+    bench.hit(vec![seen]);
+    let again = bench.seen("m1", "T");
+    let latest = again.token;
+    bench.hit(vec![again]);
+    assert_eq!(deleted(&bench.claimed(claim, Ok(LEASE))), [latest]);
+}
+
+#[test]
+fn i13_an_unreadable_message_received_again_is_deleted_by_its_latest_receipt() {
+    let mut bench = Bench::messages(2, 1);
+    let (mut first, mut again) = (bench.seen("m1", "T"), bench.seen("m1", "T"));
+    first.run = None;
+    again.run = None;
+    let latest = again.token;
+    bench.hit(vec![first]);
+    assert_eq!(deleted(&bench.hit(vec![again])), [latest]);
+    assert_eq!(bench.deleted(latest, Ok(())), [Effect::Forget(latest)]);
+}
+
+#[test]
+fn i13_messages_of_two_sources_that_share_a_name_are_two_messages() {
+    let mut bench = Bench::new(policy(4), &[MESSAGES; 2]);
+    bench.tick();
+    bench.opened(0, 1);
+    bench.opened(1, 1);
+    let mine = bench.preparing("1", "T0");
+    bench.deleted(mine, Err(RETRY));
+    let other = bench.seen("1", "T1");
+    let effects = bench.polled(1, 0, Ok(Haul { messages: vec![other], claims: Vec::new() }));
+    assert!(!effects.contains(&Effect::Forget(mine)), "{effects:?}");
+    assert_eq!(deleted(&bench.pass(secs(1))), [mine]);
+}
+
+#[test]
+fn i13_a_refused_url_is_fetched_anew_and_then_the_delete_is_repeated() {
+    for refusal in [Refusal::Stale, Refusal::Denied] {
+        let mut bench = Bench::messages(1, 1);
+        let claim = bench.preparing("m1", "T");
+        let effects = bench.deleted(claim, Err(refusal));
+        assert!(effects.contains(&Effect::Open(journeyman::domain::id::SourceId(0))), "{refusal:?}: {effects:?}");
+        bench.opened(0, 1);
+        assert_eq!(deleted(&bench.tick()), [claim], "{refusal:?}");
+    }
+}
+
+#[test]
+fn i13_a_refused_url_is_fetched_anew_during_a_drain_too() {
+    let mut bench = Bench::messages(1, 1);
+    let claim = bench.executing("m1", "T");
+    bench.completes(claim);
+    let claim = bench.preparing("m2", "T2");
+    bench.happens(journeyman::domain::worker::Event::Drain);
+    let effects = bench.deleted(claim, Err(Refusal::Stale));
+    assert!(effects.contains(&Effect::Open(journeyman::domain::id::SourceId(0))), "{effects:?}");
+    bench.opened(0, 1);
+    let effects = bench.tick();
+    assert_eq!(deleted(&effects), [claim], "{effects:?}");
+}

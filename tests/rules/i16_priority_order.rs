@@ -1,0 +1,171 @@
+//! I16: lanes are asked strictly in the order given; a lower one only after every higher one answered "empty" in the same round.
+
+use journeyman::domain::id::{Lane, SourceId};
+use journeyman::domain::refusal::Refusal;
+use journeyman::domain::worker::{Effect, Event, Lanes};
+
+use crate::support::{Bench, CLAIMS, MESSAGES, RETRY, at, policy, polls, secs};
+
+fn lane(effects: &[Effect]) -> Option<u16> {
+    effects.iter().find_map(|effect| if let Effect::Poll { lane, .. } = effect { Some(lane.0) } else { None })
+}
+
+#[test]
+fn i16_empty_lanes_are_asked_one_after_the_other_and_then_the_worker_sleeps() {
+    let mut bench = Bench::messages(1, 3);
+    assert_eq!(lane(&bench.empty(0)), Some(1));
+    assert_eq!(lane(&bench.empty(1)), Some(2));
+    assert_eq!(lane(&bench.empty(2)), None);
+    let wakes = bench.worker.next_deadline().expect("it sleeps, and wakes");
+    assert!(wakes > at(0).plus(secs(1) * 4 / 5) && wakes <= at(1), "{wakes:?}");
+    assert_eq!(lane(&bench.pass(secs(1))), Some(0));
+}
+
+#[test]
+fn i16_after_a_hit_the_worker_asks_from_the_top_at_once() {
+    let mut bench = Bench::messages(4, 3);
+    bench.empty(0);
+    let seen = bench.seen("m1", "T");
+    let effects = bench.polled(0, 1, Ok(journeyman::domain::worker::Haul { messages: vec![seen], claims: vec![] }));
+    assert_eq!(lane(&effects), Some(0));
+}
+
+#[test]
+fn i16_after_trouble_the_worker_waits_and_asks_from_the_top() {
+    for refusal in [RETRY, Refusal::Throttled { after: None }, Refusal::Gone, Refusal::Rejected, Refusal::Denied] {
+        let mut bench = Bench::messages(4, 3);
+        bench.empty(0);
+        // Accepted before, so that a rejection is not taken for a wrong configuration.
+        assert_eq!(lane(&bench.polled(0, 1, Err(refusal))), None, "{refusal:?}");
+        let first = bench.pass(secs(5));
+        assert!(bench.worker.stopping() || lane(&first) == Some(0), "{refusal:?}: {first:?}");
+    }
+}
+
+#[test]
+fn i16_lanes_passed_over_for_want_of_a_slot_are_asked_from_the_top_later() {
+    let mut bench = Bench::new(policy(1), &[MESSAGES, CLAIMS]);
+    bench.tick();
+    bench.opened(0, 2);
+    bench.opened(1, 1);
+    bench.recovered(1, Ok(Vec::new()));
+    // Source 0 says "empty" on lane 0; the only slot goes to source 1, which has waited longer, for ten minutes.
+    bench.now = at(1);
+    let effects = bench.empty(0);
+    assert!(matches!(effects[..], [Effect::Poll { source: SourceId(1), .. }]), "{effects:?}");
+    bench.now = at(600);
+    let effects = bench.polled(1, 0, Ok(Default::default()));
+    let asked = effects.iter().find(|effect| matches!(effect, Effect::Poll { source: SourceId(0), .. }));
+    assert!(matches!(asked, Some(Effect::Poll { lane: Lane(0), .. })), "{effects:?}");
+}
+
+#[test]
+fn i16_one_poll_at_a_time_for_a_source() {
+    let mut bench = Bench::messages(4, 3);
+    assert_eq!(polls(&bench.pass(secs(3600))), 0, "the first one is not answered yet");
+}
+
+#[test]
+fn i16_a_wake_up_ends_the_sleep_but_not_the_wait_after_trouble() {
+    let wake = Event::Wake(SourceId(0));
+    let mut bench = Bench::messages(1, 1);
+    assert_eq!(lane(&bench.empty(0)), None);
+    assert_eq!(lane(&bench.happens(wake.clone())), Some(0));
+    for refusal in [RETRY, Refusal::Throttled { after: None }, Refusal::Denied] {
+        let mut bench = Bench::messages(1, 1);
+        bench.polled(0, 0, Err(refusal));
+        assert_eq!(bench.happens(wake.clone()), [], "{refusal:?}");
+    }
+}
+
+#[test]
+fn i16_a_wake_up_during_a_poll_is_not_lost() {
+    let wake = Event::Wake(SourceId(0));
+    let mut bench = Bench::messages(1, 2);
+    bench.empty(0);
+    bench.happens(wake);
+    assert_eq!(lane(&bench.empty(1)), Some(0), "asked again at once");
+    assert_eq!(lane(&bench.empty(0)), Some(1));
+    assert_eq!(lane(&bench.empty(1)), None, "and then it sleeps");
+}
+
+#[test]
+fn i16_a_held_poll_has_slept_already() {
+    let mut bench = Bench::claims(1);
+    bench.now = bench.now.plus(secs(20));
+    let event = Event::Polled { source: SourceId(0), lane: Lane(0), sent_at: at(0), answer: Ok(Default::default()) };
+    assert_eq!(polls(&bench.happens(event)), 1);
+    // One that is answered at once, as a quarantined worker's is, does not spin.
+    assert_eq!(polls(&bench.empty(0)), 0);
+    assert_eq!(polls(&bench.pass(secs(1))), 1);
+}
+
+#[test]
+fn i16_urls_are_fetched_anew_before_they_end() {
+    let mut bench = Bench::new(policy(1), &[MESSAGES]);
+    bench.tick();
+    let answer = Ok(Lanes { count: 1, usable_for: Some(secs(60)) });
+    bench.happens(Event::Opened { source: SourceId(0), sent_at: at(0), answer });
+    bench.now = at(60);
+    assert_eq!(bench.empty(0), []);
+    assert_eq!(bench.pass(secs(1)), [Effect::Open(SourceId(0))]);
+}
+
+#[test]
+fn i16_urls_that_never_last_are_not_fetched_in_a_busy_loop() {
+    let mut bench = Bench::new(policy(1), &[MESSAGES]);
+    let mut effects = bench.tick();
+    let (mut opens, mut asked) = (0, 0);
+    while bench.now < at(60) {
+        assert!(opens + asked < 1000, "{opens} opens and {asked} polls by {:?}", bench.now);
+        if effects.contains(&Effect::Open(SourceId(0))) {
+            opens += 1;
+            let answer = Ok(Lanes { count: 1, usable_for: Some(secs(0)) });
+            effects = bench.happens(Event::Opened { source: SourceId(0), sent_at: bench.now, answer });
+        } else if polls(&effects) > 0 {
+            asked += 1;
+            effects = bench.empty(0);
+        } else {
+            effects = bench.pass(secs(1));
+        }
+    }
+    assert!(asked > 10, "they are used while they last: {asked} polls");
+}
+
+#[test]
+fn i16_urls_that_are_refused_again_and_again_are_not_fetched_in_a_busy_loop() {
+    let mut bench = Bench::messages(1, 1);
+    let mut effects = bench.polled(0, 0, Err(Refusal::Stale));
+    assert_eq!(effects, [Effect::Open(SourceId(0))], "the first time is routine");
+    let mut opens = 1;
+    while bench.now < at(60) {
+        assert!(opens < 1000, "{opens} opens by {:?}", bench.now);
+        if effects.contains(&Effect::Open(SourceId(0))) {
+            opens += 1;
+            effects = bench.opened(0, 1);
+        } else if polls(&effects) > 0 {
+            effects = bench.polled(0, 0, Err(Refusal::Stale));
+        } else {
+            effects = bench.pass(secs(1));
+        }
+    }
+    assert!(opens < 20, "{opens}");
+}
+
+#[test]
+fn i16_claims_that_are_throttled_slow_the_polls_down_more_and_more() {
+    let mut bench = Bench::messages(1, 1);
+    let mut waits = Vec::new();
+    for n in 0..8 {
+        let seen = bench.seen(&format!("m{n}"), &format!("T{n}"));
+        let claim = seen.token;
+        bench.hit(vec![seen]);
+        let held_at = bench.now;
+        let mut effects = bench.claimed(claim, Err(Refusal::Throttled { after: None }));
+        while polls(&effects) == 0 {
+            effects = bench.pass(secs(1));
+        }
+        waits.push(bench.now.since(held_at));
+    }
+    assert!(waits[0] <= secs(3) && waits[7] >= secs(60), "{waits:?}");
+}

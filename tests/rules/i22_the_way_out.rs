@@ -1,0 +1,274 @@
+//! I22: told to go, every claim is either resolved `worker-shutdown` in time or left to expire, and nothing new is claimed.
+
+use std::time::Duration;
+
+use journeyman::domain::claim::{Act, End, Happening, KillCause, Loss, REPORT_RESERVE, Settled};
+use journeyman::domain::outcome::{Outcome, Reason, Verdict};
+use journeyman::domain::refusal::Refusal;
+use journeyman::domain::worker::{Effect, Event, Exit};
+
+use crate::support::{Bench, GRACE, LEASE, One, RETRY, Reclaims, at, claims, policy, polls, run, secs};
+
+const SHUTDOWN: Outcome = Outcome::Exception(Reason::WorkerShutdown);
+
+fn notice(secs: u64) -> Happening {
+    Happening::HandBack { deadline: Some(at(secs)) }
+}
+
+#[test]
+fn i22_with_time_enough_a_payload_is_ended_and_reported() {
+    for mut one in [One::preparing(), One::executing()] {
+        assert_eq!(one.happens(notice(120)), [Act::Kill { cause: KillCause::Shutdown, grace: GRACE }]);
+        let acts = one.happens(Happening::Ended(Verdict::Failed));
+        assert!(matches!(acts[..], [Act::Report { outcome: SHUTDOWN, .. }]), "{acts:?}");
+    }
+}
+
+#[test]
+fn i22_the_grace_shrinks_with_the_notice() {
+    let mut one = One::executing();
+    let grace = secs(8) - REPORT_RESERVE;
+    assert_eq!(one.happens(notice(8)), [Act::Kill { cause: KillCause::Shutdown, grace }]);
+}
+
+#[test]
+fn i22_without_time_for_a_report_the_claim_is_left_to_expire() {
+    let mut one = One::executing();
+    assert_eq!(one.happens(notice(3)), [Act::Kill { cause: KillCause::Shutdown, grace: Duration::ZERO }]);
+    assert_eq!(one.happens(Happening::Ended(Verdict::Completed)), [Act::Close(End::Lost(Loss::NoTime))]);
+}
+
+#[test]
+fn i22_a_payload_that_ends_too_late_is_not_reported() {
+    let mut one = One::executing();
+    one.happens(notice(20));
+    let acts = one.pass_to(at(20), Reclaims::Silent);
+    assert_eq!(acts, [Act::Kill { cause: KillCause::Shutdown, grace: Duration::ZERO }]);
+    assert_eq!(one.happens(Happening::Ended(Verdict::Completed)), [Act::Close(End::Lost(Loss::NoTime))]);
+}
+
+#[test]
+fn i22_nothing_is_reported_at_the_deadline_itself() {
+    let mut one = One::executing();
+    one.happens(notice(20));
+    let acts = one.happens_at(at(20), Happening::Ended(Verdict::Completed));
+    assert_eq!(acts, [Act::Close(End::Lost(Loss::NoTime))]);
+
+    let mut one = One::settling();
+    one.happens(notice(20));
+    let acts = one.happens_at(at(20), Happening::Settled(Settled::Clean));
+    assert_eq!(acts, [Act::Close(End::Lost(Loss::NoTime))]);
+
+    let mut one = One::requested();
+    one.happens(notice(20));
+    let acts = one.happens_at(at(20), Happening::Granted { sent_at: at(1), length: LEASE });
+    assert_eq!(acts, [Act::Close(End::Lost(Loss::NoTime))]);
+}
+
+#[test]
+fn i22_a_finished_payload_keeps_its_outcome_if_its_artifacts_are_stored_in_time() {
+    let mut one = One::settling();
+    one.happens(notice(60));
+    let acts = one.happens_at(at(56), Happening::Settled(Settled::Clean));
+    assert!(matches!(acts[..], [Act::Report { outcome: Outcome::Completed, .. }]), "{acts:?}");
+}
+
+#[test]
+fn i22_artifacts_that_are_not_stored_in_time_turn_a_success_into_a_hand_back() {
+    let mut one = One::settling();
+    one.happens(notice(60));
+    assert_eq!(one.pass_to(at(56), Reclaims::Silent), []);
+    let acts = one.pass_to(at(57), Reclaims::Silent);
+    assert!(matches!(acts[..], [Act::Report { outcome: SHUTDOWN, .. }]), "{acts:?}");
+    assert_eq!(one.happens(Happening::Reported(Ok(()))), [], "what is being stored may go on until the host goes");
+    assert_eq!(one.happens(Happening::Settled(Settled::Clean)), [Act::Close(End::Reported(SHUTDOWN))]);
+}
+
+#[test]
+fn i22_a_log_that_is_not_stored_by_the_deadline_does_not_hold_the_worker() {
+    let mut one = One::executing();
+    one.happens(notice(60));
+    one.happens(Happening::Ended(Verdict::Failed));
+    assert_eq!(one.happens(Happening::Reported(Ok(()))), [Act::Settle]);
+    assert_eq!(one.pass_to(at(60), Reclaims::Silent), [Act::Close(End::Reported(SHUTDOWN))]);
+}
+
+#[test]
+fn i22_an_unanswered_report_is_given_up_at_the_deadline() {
+    let mut one = One::reporting();
+    one.happens(notice(60));
+    assert_eq!(one.pass_to(at(60), Reclaims::Silent), [Act::Close(End::Lost(Loss::NoTime))]);
+}
+
+#[test]
+fn i22_the_earlier_of_two_deadlines_counts() {
+    let mut one = One::settling();
+    one.happens(notice(60));
+    one.happens(notice(30));
+    one.happens(Happening::HandBack { deadline: None });
+    one.happens(notice(90));
+    let acts = one.pass_to(at(30), Reclaims::Silent);
+    assert!(matches!(acts[..], [Act::Report { .. }, Act::Close(End::Lost(Loss::NoTime))]), "{acts:?}");
+    assert_eq!(one.now, at(30));
+}
+
+#[test]
+fn i22_a_grant_that_arrives_on_the_way_out_is_handed_back_and_never_prepared() {
+    for order in [Event::Drain, Event::HandBack { deadline: None }, Event::HandBack { deadline: Some(at(60)) }] {
+        let mut bench = Bench::messages(1, 1);
+        let seen = bench.seen("m1", "T");
+        let claim = seen.token;
+        bench.hit(vec![seen]);
+        assert_eq!(bench.happens(order.clone()), []);
+        let effects = bench.claimed(claim, Ok(LEASE));
+        assert!(effects.contains(&Effect::Delete(claim)), "{order:?}: {effects:?}");
+        let handed_back = |effect: &Effect| matches!(effect, Effect::Report { outcome: SHUTDOWN, claim: token, .. } if *token == claim);
+        assert!(effects.iter().any(handed_back), "{order:?}: {effects:?}");
+        assert!(!effects.contains(&Effect::Prepare(claim)));
+        bench.deleted(claim, Ok(()));
+        let effects = bench.happens(Event::Reported { claim, answer: Ok(()) });
+        assert!(matches!(effects.last(), Some(Effect::Exit(_))), "{order:?}: {effects:?}");
+    }
+}
+
+#[test]
+fn i22_a_claim_request_without_an_answer_is_not_sent_again_on_the_way_out() {
+    for order in [Event::Drain, Event::HandBack { deadline: None }] {
+        // It waits for its next attempt when the order comes.
+        let mut bench = Bench::messages(1, 1);
+        let seen = bench.seen("m1", "T");
+        let claim = seen.token;
+        bench.hit(vec![seen]);
+        bench.claimed(claim, Err(RETRY));
+        let mut effects = bench.happens(order.clone());
+        effects.extend(bench.pass(secs(60)));
+        assert_eq!(claims(&effects), 0, "{order:?}: {effects:?}");
+        assert!(effects.contains(&Effect::Close { claim, run: run("T"), end: End::NotGranted }), "{effects:?}");
+        assert!(effects.contains(&Effect::Forget(claim)), "{effects:?}");
+        assert!(matches!(effects.last(), Some(Effect::Exit(_))), "{order:?}: {effects:?}");
+
+        // It is on its way when the order comes.
+        let mut bench = Bench::messages(1, 1);
+        let seen = bench.seen("m1", "T");
+        let claim = seen.token;
+        bench.hit(vec![seen]);
+        bench.happens(order.clone());
+        let mut effects = bench.claimed(claim, Err(RETRY));
+        effects.extend(bench.pass(secs(60)));
+        assert_eq!(claims(&effects), 0, "{order:?}: {effects:?}");
+        assert!(matches!(effects.last(), Some(Effect::Exit(_))), "{order:?}: {effects:?}");
+    }
+}
+
+#[test]
+fn i22_nothing_is_polled_or_claimed_after_the_order() {
+    for order in [Event::Drain, Event::HandBack { deadline: None }] {
+        let mut bench = Bench::messages(4, 2);
+        let claim = bench.executing("m1", "T");
+        let mut effects = bench.happens(order.clone());
+        let seen = bench.seen("m2", "T2");
+        effects.extend(bench.hit(vec![seen]));
+        effects.extend(bench.happens(Event::Wake(journeyman::domain::id::SourceId(0))));
+        effects.extend(bench.pass(secs(60)));
+        assert_eq!((claims(&effects), polls(&effects)), (0, 0), "{order:?}: {effects:?}");
+        assert!(bench.worker.claims().any(|view| view.claim == claim));
+    }
+}
+
+#[test]
+fn i22_a_drain_lets_payloads_finish_and_reports_their_outcome() {
+    let mut bench = Bench::messages(1, 1);
+    let claim = bench.executing("m1", "T");
+    assert_eq!(bench.happens(Event::Drain), []);
+    assert_eq!(bench.pass(secs(600)), []);
+    let effects = bench.completes(claim);
+    assert!(effects.iter().any(|effect| matches!(effect, Effect::Report { outcome: Outcome::Completed, .. })));
+    assert_eq!(effects.last(), Some(&Effect::Exit(Exit::Drained)));
+}
+
+#[test]
+fn i22_a_drain_that_takes_too_long_hands_back() {
+    let mut bench = Bench::new(
+        journeyman::domain::worker::Policy { drain_deadline: Some(secs(300)), ..policy(1) },
+        &[crate::support::MESSAGES],
+    );
+    bench.tick();
+    bench.opened(0, 1);
+    let claim = bench.executing("m1", "T");
+    bench.happens(Event::Drain);
+    assert_eq!(bench.pass(secs(299)), []);
+    let effects = bench.pass(secs(1));
+    assert_eq!(effects, [Effect::Kill { claim, cause: KillCause::Shutdown, grace: GRACE }]);
+    bench.happens(Event::Ended { claim, verdict: Verdict::Failed });
+    bench.happens(Event::Reported { claim, answer: Ok(()) });
+    let effects = bench.happens(Event::Settled { claim, settled: Settled::Clean });
+    assert_eq!(effects.last(), Some(&Effect::Exit(Exit::DrainDeadline)));
+}
+
+#[test]
+fn i22_a_long_poll_under_way_is_waited_for_and_what_it_brings_is_handed_back() {
+    let mut bench = Bench::claims(2);
+    assert_eq!(bench.happens(Event::Drain), []);
+    let grant = bench.grant("T");
+    let claim = grant.token;
+    let effects = bench.brought(vec![grant]);
+    assert!(matches!(effects[..], [Effect::Report { outcome: SHUTDOWN, .. }]), "{effects:?}");
+    let effects = bench.happens(Event::Reported { claim, answer: Ok(()) });
+    assert_eq!(effects.last(), Some(&Effect::Exit(Exit::Drained)));
+}
+
+#[test]
+fn i22_past_the_deadline_the_worker_waits_for_the_payload_only_and_without_spinning() {
+    let mut bench = Bench::messages(2, 1);
+    let claim = bench.executing("m1", "T");
+    bench.happens(Event::HandBack { deadline: Some(at(30)) });
+    let effects = bench.pass(secs(30));
+    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Exit(_))), "{effects:?}");
+    assert!(bench.worker.next_deadline().is_none_or(|next| next > bench.now), "nothing is due");
+    let effects = bench.happens(Event::Ended { claim, verdict: Verdict::Failed });
+    assert_eq!(effects.last(), Some(&Effect::Exit(Exit::HandedBack)), "a poll under way does not hold it: {effects:?}");
+}
+
+#[test]
+fn i22_what_a_poll_brings_past_the_deadline_is_left_to_expire() {
+    let mut bench = Bench::claims(2);
+    let first = bench.grant("T1");
+    let executing = first.token;
+    bench.brought(vec![first]);
+    bench.happens(Event::Prepared { claim: executing, answer: Ok(()) });
+    bench.happens(Event::HandBack { deadline: Some(at(30)) });
+    bench.pass(secs(30));
+    let late = bench.grant("T2");
+    let claim = late.token;
+    let effects = bench.brought(vec![late]);
+    assert_eq!(effects, [Effect::Close { claim, run: run("T2"), end: End::Lost(Loss::NoTime) }]);
+}
+
+#[test]
+fn i22_an_abort_exits_at_once_and_nothing_follows() {
+    let mut bench = Bench::messages(2, 1);
+    let claim = bench.executing("m1", "T");
+    assert_eq!(bench.happens(Event::Abort), [Effect::Exit(Exit::Aborted)]);
+    assert_eq!(bench.worker.next_deadline(), None);
+    for event in [
+        Event::Ended { claim, verdict: Verdict::Failed },
+        Event::Drain,
+        Event::HandBack { deadline: None },
+        Event::Abort,
+        Event::Tick,
+    ] {
+        assert_eq!(bench.happens(event), []);
+    }
+}
+
+#[test]
+fn i22_a_definite_answer_during_the_way_out_still_settles_its_message() {
+    let mut bench = Bench::messages(1, 1);
+    let seen = bench.seen("m1", "T");
+    let claim = seen.token;
+    bench.hit(vec![seen]);
+    bench.happens(Event::HandBack { deadline: None });
+    let effects = bench.claimed(claim, Err(Refusal::Gone));
+    assert!(effects.contains(&Effect::Delete(claim)), "{effects:?}");
+    assert_eq!(bench.deleted(claim, Ok(())).last(), Some(&Effect::Exit(Exit::HandedBack)));
+}

@@ -1,0 +1,27 @@
+//! I23: between the notice and the last report nothing waits for anything but the payloads' own end; reports go in parallel.
+
+use journeyman::domain::outcome::Verdict;
+use journeyman::domain::worker::{Effect, Event};
+
+use crate::support::{Bench, GRACE, at};
+
+#[test]
+fn i23_all_payloads_are_told_at_once_and_each_one_is_reported_when_it_ends() {
+    let mut bench = Bench::messages(32, 1);
+    let seen: Vec<_> = (0..32).map(|n| bench.seen(&format!("m{n}"), &format!("T{n}"))).collect();
+    let held: Vec<_> = seen.iter().map(|seen| seen.token).collect();
+    bench.hit(seen);
+    for claim in &held {
+        bench.claimed(*claim, Ok(crate::support::LEASE));
+        bench.deleted(*claim, Ok(()));
+        bench.happens(Event::Prepared { claim: *claim, answer: Ok(()) });
+    }
+    let effects = bench.happens(Event::HandBack { deadline: Some(at(120)) });
+    let kills = effects.iter().filter(|effect| matches!(effect, Effect::Kill { grace: GRACE, .. })).count();
+    assert_eq!(kills, 32);
+    bench.now = bench.now.plus(GRACE);
+    for claim in held {
+        let effects = bench.happens(Event::Ended { claim, verdict: Verdict::Failed });
+        assert!(matches!(effects[..], [Effect::Report { .. }]), "reported at once, before its log: {effects:?}");
+    }
+}

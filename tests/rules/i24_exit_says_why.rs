@@ -1,0 +1,114 @@
+//! I24: why the worker exits is a function of what stopped it; the first cause counts, and a hand back outranks a drain.
+
+use journeyman::domain::refusal::Refusal;
+use journeyman::domain::worker::{Alert, Effect, Event, Exit};
+
+use crate::support::{Bench, CLAIMS, MESSAGES, at, policy, secs};
+
+fn exit_after(events: Vec<Event>) -> Option<Exit> {
+    let mut bench = Bench::messages(1, 1);
+    let mut effects: Vec<Effect> = events.into_iter().flat_map(|event| bench.happens(event)).collect();
+    effects.extend(bench.empty(0));
+    effects.into_iter().find_map(|effect| if let Effect::Exit(exit) = effect { Some(exit) } else { None })
+}
+
+#[test]
+fn i24_each_order_has_its_exit_and_the_stronger_one_wins() {
+    let hand_back = || Event::HandBack { deadline: None };
+    assert_eq!(exit_after(vec![]), None);
+    assert_eq!(exit_after(vec![Event::Drain]), Some(Exit::Drained));
+    assert_eq!(exit_after(vec![hand_back()]), Some(Exit::HandedBack));
+    assert_eq!(exit_after(vec![Event::Drain, hand_back()]), Some(Exit::HandedBack));
+    assert_eq!(exit_after(vec![hand_back(), Event::Drain]), Some(Exit::HandedBack));
+    assert_eq!(exit_after(vec![Event::Drain, hand_back(), Event::Abort]), Some(Exit::Aborted));
+}
+
+#[test]
+fn i24_a_wrong_configuration_stays_the_cause_whatever_is_ordered_later() {
+    for order in [Event::Drain, Event::HandBack { deadline: Some(at(60)) }, Event::HandBack { deadline: None }] {
+        let mut bench = Bench::messages(2, 1);
+        let (first, second) = (bench.seen("m1", "T1"), bench.seen("m2", "T2"));
+        let claims = [first.token, second.token];
+        bench.hit(vec![first, second]);
+        bench.claimed(claims[0], Err(Refusal::Rejected));
+        bench.happens(order);
+        let effects = bench.claimed(claims[1], Err(Refusal::Rejected));
+        assert_eq!(effects.last(), Some(&Effect::Exit(Exit::Misconfigured)));
+    }
+}
+
+#[test]
+fn i24_credentials_that_are_refused_again_and_again_end_the_worker() {
+    for manner in [MESSAGES, CLAIMS] {
+        let mut bench = Bench::new(policy(1), &[manner]);
+        let mut effects = bench.tick();
+        let mut denied = 0;
+        while !effects.iter().any(|effect| matches!(effect, Effect::Exit(_))) {
+            assert!(denied < 50);
+            if effects.contains(&Effect::Open(journeyman::domain::id::SourceId(0))) {
+                denied += 1;
+                let source = journeyman::domain::id::SourceId(0);
+                effects = bench.happens(Event::Opened { source, sent_at: bench.now, answer: Err(Refusal::Denied) });
+            } else {
+                effects = bench.pass(secs(1));
+            }
+        }
+        assert_eq!(denied, 5);
+        assert_eq!(effects.last(), Some(&Effect::Exit(Exit::CredentialsRefused)));
+        assert!(bench.now > at(10), "and it waits in between: {:?}", bench.now);
+    }
+}
+
+#[test]
+fn i24_claims_that_are_denied_again_and_again_end_the_worker_and_a_grant_starts_the_count_anew() {
+    let mut bench = Bench::messages(1, 1);
+    let mut counts = Vec::new();
+    for n in 0..12 {
+        let seen = bench.seen(&format!("m{n}"), &format!("T{n}"));
+        let claim = seen.token;
+        bench.hit(vec![seen]);
+        let answer = if n == 3 { Err(Refusal::Gone) } else { Err(Refusal::Denied) };
+        let effects = bench.claimed(claim, answer);
+        let polled = effects.iter().any(|effect| matches!(effect, Effect::Poll { .. }));
+        for effect in effects {
+            if let Effect::Alert(Alert::Denied { in_a_row, .. }) = effect {
+                counts.push(in_a_row);
+            }
+        }
+        bench.deleted(claim, Ok(()));
+        if bench.worker.stopping() {
+            break;
+        }
+        if polled {
+            continue;
+        }
+        bench.pass_until(|effect| matches!(effect, Effect::Poll { .. }));
+    }
+    assert_eq!(counts, [1, 2, 3, 1, 2, 3, 4, 5]);
+    assert!(bench.worker.stopping());
+}
+
+#[test]
+fn i24_a_batch_of_claims_denied_together_counts_once() {
+    let mut bench = Bench::messages(8, 1);
+    let seen: Vec<_> = (0..8).map(|n| bench.seen(&format!("m{n}"), &format!("T{n}"))).collect();
+    let held: Vec<_> = seen.iter().map(|seen| seen.token).collect();
+    bench.hit(seen);
+    for claim in held {
+        bench.claimed(claim, Err(Refusal::Denied));
+    }
+    assert!(!bench.worker.stopping());
+}
+
+#[test]
+fn i24_a_recovery_that_is_not_granted_ends_nothing() {
+    for refusal in [Refusal::Denied, Refusal::Rejected, Refusal::Gone] {
+        let mut bench = Bench::new(policy(1), &[CLAIMS]);
+        bench.tick();
+        bench.opened(0, 1);
+        let mut effects = bench.recovered(0, Err(refusal));
+        effects.extend(bench.pass(secs(2)));
+        assert!(effects.iter().any(|effect| matches!(effect, Effect::Poll { .. })), "{refusal:?}: {effects:?}");
+        assert!(!bench.worker.stopping());
+    }
+}

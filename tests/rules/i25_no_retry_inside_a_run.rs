@@ -1,0 +1,69 @@
+//! I25: the number of retries is the queue's: a payload is never executed twice within one run.
+
+use journeyman::domain::refusal::Refusal;
+use journeyman::domain::worker::{ENDED_MAX, Effect, Event};
+
+use crate::support::{Bench, LEASE, RETRY, claims, secs};
+
+#[test]
+fn i25_a_run_that_was_given_up_here_is_not_taken_up_again_by_its_message() {
+    let mut bench = Bench::messages(1, 1);
+    let claim = bench.executing("m1", "T");
+    bench.pass(LEASE - secs(50));
+    bench.happens(Event::Ended { claim, verdict: journeyman::domain::outcome::Verdict::Failed });
+    assert_eq!(bench.worker.claims().count(), 0);
+    // The queue would still grant it to us: by its clock the claim is not over yet.
+    let seen = bench.seen("m1", "T");
+    assert_eq!(claims(&bench.hit(vec![seen])), 0);
+}
+
+#[test]
+fn i25_a_run_that_ended_here_is_not_taken_up_again_by_a_poll_or_a_recovery() {
+    let mut bench = Bench::claims(1);
+    let grant = bench.grant("T");
+    let claim = grant.token;
+    bench.brought(vec![grant]);
+    bench.happens(Event::Prepared { claim, answer: Ok(()) });
+    let effects = bench.completes(claim);
+    assert!(effects.iter().any(|effect| matches!(effect, Effect::Poll { .. })), "{effects:?}");
+    let again = bench.grant("T");
+    let token = again.token;
+    assert!(bench.brought(vec![again]).contains(&Effect::Forget(token)));
+
+    let effects = bench.polled(0, 0, Err(RETRY));
+    assert_eq!(effects, []);
+    let recover = bench.pass(secs(2));
+    let asked =
+        recover.iter().find_map(|effect| if let Effect::Recover { held, .. } = effect { Some(held) } else { None });
+    assert_eq!(asked.map(Vec::len), Some(1), "it says what it needs not be told: {recover:?}");
+}
+
+#[test]
+fn i25_a_claim_that_was_never_granted_may_be_asked_for_again() {
+    let mut bench = Bench::messages(1, 1);
+    let seen = bench.seen("m1", "T");
+    let claim = seen.token;
+    bench.hit(vec![seen]);
+    bench.claimed(claim, Err(Refusal::Throttled { after: None }));
+    bench.pass_until(|effect| matches!(effect, Effect::Poll { .. }));
+    let again = bench.seen("m1", "T");
+    assert_eq!(claims(&bench.hit(vec![again])), 1);
+}
+
+#[test]
+fn i25_the_memory_of_ended_runs_is_bounded() {
+    let mut bench = Bench::claims(1);
+    for n in 0..=ENDED_MAX {
+        let grant = bench.grant(&format!("T{n}"));
+        let claim = grant.token;
+        bench.brought(vec![grant]);
+        bench.happens(Event::Reclaimed { claim, sent_at: bench.now, answer: Err(Refusal::Gone) });
+        bench.happens(Event::Ended { claim, verdict: journeyman::domain::outcome::Verdict::Internal });
+    }
+    bench.polled(0, 0, Err(RETRY));
+    let recover = bench.pass(secs(2));
+    let asked = recover
+        .iter()
+        .find_map(|effect| if let Effect::Recover { held, .. } = effect { Some(held.len()) } else { None });
+    assert_eq!(asked, Some(ENDED_MAX));
+}

@@ -1,0 +1,297 @@
+//! Benches to put the machines on: time is a number, effects are a list.
+
+use std::time::Duration;
+
+use journeyman::domain::claim::{self, Act, Happening, Machine};
+use journeyman::domain::id::{Lane, Run, SourceId, TaskId, Token};
+use journeyman::domain::jitter::Jitter;
+use journeyman::domain::outcome::Verdict;
+use journeyman::domain::poll::{self, Manner};
+use journeyman::domain::refusal::Refusal;
+use journeyman::domain::time::Instant;
+use journeyman::domain::worker::{Brought, Effect, Event, Haul, Lanes, Policy, Seen, Worker};
+
+pub(crate) const LEASE: Duration = Duration::from_secs(1200);
+pub(crate) const GRACE: Duration = Duration::from_secs(10);
+pub(crate) const RETRY: Refusal = Refusal::Retry { after: None };
+
+/// Messages first, then claims; nothing optional.
+pub(crate) const MESSAGES: Manner = Manner { long_poll: false, recovers: false, tells_canceled: false };
+/// Claims straight from the poll, and all options.
+pub(crate) const CLAIMS: Manner = Manner { long_poll: true, recovers: true, tells_canceled: true };
+
+pub(crate) fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+pub(crate) fn at(secs: u64) -> Instant {
+    Instant::at(Duration::from_secs(secs))
+}
+
+pub(crate) fn run(name: &str) -> Run {
+    Run { task: TaskId::parse(name).expect("a test's task id"), run: 0 }
+}
+
+pub(crate) fn claim_policy() -> claim::Policy {
+    claim::Policy { grace: GRACE, check_every: None }
+}
+
+pub(crate) fn policy(capacity: u32) -> Policy {
+    Policy {
+        capacity,
+        poll: poll::Policy { interval: secs(1) },
+        claim: claim_policy(),
+        dequeue_alert: 10,
+        denied_max: 5,
+        drain_deadline: None,
+    }
+}
+
+/// One claim on the bench.
+pub(crate) struct One {
+    pub(crate) machine: Machine,
+    pub(crate) now: Instant,
+    jitter: Jitter,
+}
+
+impl One {
+    /// A claim that was asked for at 0 s.
+    pub(crate) fn requested() -> Self {
+        let mut acts = Vec::new();
+        let machine = Machine::requested(claim_policy(), &mut acts);
+        assert_eq!(acts, [Act::Request]);
+        Self { machine, now: at(0), jitter: Jitter::seeded(1) }
+    }
+
+    /// A claim granted at once for [`LEASE`], being prepared.
+    pub(crate) fn preparing() -> Self {
+        Self::preparing_under(claim_policy())
+    }
+
+    pub(crate) fn preparing_under(policy: claim::Policy) -> Self {
+        let mut one = Self { machine: Machine::brought(policy), now: at(0), jitter: Jitter::seeded(1) };
+        let acts = one.happens(Happening::Granted { sent_at: at(0), length: LEASE });
+        assert!(acts.contains(&Act::Prepare), "{acts:?}");
+        one
+    }
+
+    pub(crate) fn executing() -> Self {
+        let mut one = Self::preparing();
+        assert_eq!(one.happens(Happening::Prepared(Ok(()))), [Act::Execute]);
+        one
+    }
+
+    pub(crate) fn settling() -> Self {
+        let mut one = Self::executing();
+        assert_eq!(one.happens(Happening::Ended(Verdict::Completed)), [Act::Settle]);
+        one
+    }
+
+    pub(crate) fn reporting() -> Self {
+        let mut one = Self::settling();
+        let acts = one.happens(Happening::Settled(claim::Settled::Clean));
+        assert!(matches!(acts[..], [Act::Report { .. }]), "{acts:?}");
+        one
+    }
+
+    pub(crate) fn happens(&mut self, happening: Happening) -> Vec<Act> {
+        let mut acts = Vec::new();
+        self.machine.handle(happening, self.now, &mut self.jitter, &mut acts);
+        acts
+    }
+
+    pub(crate) fn happens_at(&mut self, now: Instant, happening: Happening) -> Vec<Act> {
+        self.now = now;
+        self.happens(happening)
+    }
+
+    /// Lets time pass, waking the machine whenever it asks for it; reclaims are granted when asked for if `extended`.
+    pub(crate) fn pass_to(&mut self, until: Instant, reclaims: Reclaims) -> Vec<Act> {
+        let mut all = Vec::new();
+        loop {
+            let next = self.machine.next_deadline().unwrap_or(until).min(until).max(self.now);
+            let acts = self.happens_at(next, Happening::Tick);
+            let reclaim = acts.iter().any(|act| matches!(act, Act::Reclaim { .. }));
+            all.extend(acts);
+            let answer = match reclaims {
+                Reclaims::Granted => Some(Ok(LEASE)),
+                Reclaims::Refused(refusal) => Some(Err(refusal)),
+                Reclaims::Silent => None,
+            };
+            if let Some(answer) = answer.filter(|_| reclaim) {
+                all.extend(self.happens(Happening::Reclaimed { sent_at: next, answer }));
+            }
+            if next >= until {
+                return all;
+            }
+        }
+    }
+
+    pub(crate) fn abandon_at(&self) -> Instant {
+        self.machine.lease().expect("a granted claim").abandon_at()
+    }
+}
+
+/// What the queue says to every reclaim.
+#[derive(Clone, Copy)]
+pub(crate) enum Reclaims {
+    Granted,
+    Refused(Refusal),
+    Silent,
+}
+
+/// A whole worker on the bench.
+pub(crate) struct Bench {
+    pub(crate) worker: Worker,
+    pub(crate) now: Instant,
+    tokens: u64,
+}
+
+impl Bench {
+    pub(crate) fn new(policy: Policy, sources: &[Manner]) -> Self {
+        Self { worker: Worker::new(policy, sources, 7), now: at(0), tokens: 0 }
+    }
+
+    /// One source of messages with `lanes` lanes, opened; its first poll is under way.
+    pub(crate) fn messages(capacity: u32, lanes: u16) -> Self {
+        let mut bench = Self::new(policy(capacity), &[MESSAGES]);
+        assert_eq!(bench.tick(), [Effect::Open(SourceId(0))]);
+        let polls = bench.opened(0, lanes);
+        assert!(matches!(polls[..], [Effect::Poll { lane: Lane(0), .. }]), "{polls:?}");
+        bench
+    }
+
+    /// One source of claims, opened and asked for what an earlier life left; its first poll is under way.
+    pub(crate) fn claims(capacity: u32) -> Self {
+        let mut bench = Self::new(policy(capacity), &[CLAIMS]);
+        bench.tick();
+        let recover = bench.opened(0, 1);
+        assert!(matches!(recover[..], [Effect::Recover { .. }]), "{recover:?}");
+        let polls = bench.recovered(0, Ok(Vec::new()));
+        assert!(matches!(polls[..], [Effect::Poll { .. }]), "{polls:?}");
+        bench
+    }
+
+    pub(crate) fn token(&mut self) -> Token {
+        self.tokens += 1;
+        Token(self.tokens)
+    }
+
+    pub(crate) fn happens(&mut self, event: Event) -> Vec<Effect> {
+        self.worker.handle(event, self.now);
+        std::iter::from_fn(|| self.worker.next_effect()).collect()
+    }
+
+    pub(crate) fn tick(&mut self) -> Vec<Effect> {
+        self.happens(Event::Tick)
+    }
+
+    /// Lets `span` pass, waking the worker whenever it asks for it.
+    pub(crate) fn pass(&mut self, span: Duration) -> Vec<Effect> {
+        let until = self.now.plus(span);
+        let mut all = Vec::new();
+        for _ in 0..2_000 {
+            self.now = self.worker.next_deadline().unwrap_or(until).min(until).max(self.now);
+            all.extend(self.tick());
+            if self.now >= until {
+                return all;
+            }
+        }
+        panic!("the worker wakes itself without end at {:?}", self.now);
+    }
+
+    /// Lets time pass second by second until such an effect appears, for ten minutes at most.
+    pub(crate) fn pass_until(&mut self, wanted: impl Fn(&Effect) -> bool) -> Vec<Effect> {
+        for _ in 0..600 {
+            let effects = self.pass(secs(1));
+            if effects.iter().any(&wanted) {
+                return effects;
+            }
+        }
+        panic!("it did not happen in ten minutes");
+    }
+
+    pub(crate) fn opened(&mut self, source: u16, lanes: u16) -> Vec<Effect> {
+        let answer = Ok(Lanes { count: lanes, usable_for: None });
+        self.happens(Event::Opened { source: SourceId(source), sent_at: self.now, answer })
+    }
+
+    pub(crate) fn polled(&mut self, source: u16, lane: u16, answer: Result<Haul, Refusal>) -> Vec<Effect> {
+        let (source, lane) = (SourceId(source), Lane(lane));
+        self.happens(Event::Polled { source, lane, sent_at: self.now, answer })
+    }
+
+    pub(crate) fn empty(&mut self, lane: u16) -> Vec<Effect> {
+        self.polled(0, lane, Ok(Haul::default()))
+    }
+
+    pub(crate) fn hit(&mut self, messages: Vec<Seen>) -> Vec<Effect> {
+        self.polled(0, 0, Ok(Haul { messages, claims: Vec::new() }))
+    }
+
+    pub(crate) fn brought(&mut self, claims: Vec<Brought>) -> Vec<Effect> {
+        self.polled(0, 0, Ok(Haul { messages: Vec::new(), claims }))
+    }
+
+    pub(crate) fn recovered(&mut self, source: u16, answer: Result<Vec<Brought>, Refusal>) -> Vec<Effect> {
+        self.happens(Event::Recovered { source: SourceId(source), sent_at: self.now, answer })
+    }
+
+    pub(crate) fn seen(&mut self, id: &str, name: &str) -> Seen {
+        Seen { token: self.token(), id: id.into(), dequeue_count: 1, run: Some(run(name)) }
+    }
+
+    pub(crate) fn grant(&mut self, name: &str) -> Brought {
+        Brought { token: self.token(), run: run(name), length: LEASE }
+    }
+
+    pub(crate) fn claimed(&mut self, claim: Token, answer: Result<Duration, Refusal>) -> Vec<Effect> {
+        self.happens(Event::Claimed { claim, sent_at: self.now, answer })
+    }
+
+    pub(crate) fn deleted(&mut self, message: Token, answer: Result<(), Refusal>) -> Vec<Effect> {
+        self.happens(Event::Deleted { message, answer })
+    }
+
+    /// A message is received and its claim granted; answers with the claim, which is being prepared.
+    pub(crate) fn preparing(&mut self, id: &str, name: &str) -> Token {
+        let seen = self.seen(id, name);
+        let claim = seen.token;
+        assert!(self.hit(vec![seen]).contains(&Effect::Claim(claim)));
+        let effects = self.claimed(claim, Ok(LEASE));
+        assert!(effects.contains(&Effect::Prepare(claim)), "{effects:?}");
+        claim
+    }
+
+    /// As [`Bench::preparing`], and its message is gone and its payload runs.
+    pub(crate) fn executing(&mut self, id: &str, name: &str) -> Token {
+        let claim = self.preparing(id, name);
+        self.deleted(claim, Ok(()));
+        let effects = self.happens(Event::Prepared { claim, answer: Ok(()) });
+        assert!(effects.contains(&Effect::Execute(claim)), "{effects:?}");
+        claim
+    }
+
+    /// From an executing claim to its accepted report.
+    pub(crate) fn completes(&mut self, claim: Token) -> Vec<Effect> {
+        let mut all = self.happens(Event::Ended { claim, verdict: Verdict::Completed });
+        all.extend(self.happens(Event::Settled { claim, settled: claim::Settled::Clean }));
+        all.extend(self.happens(Event::Reported { claim, answer: Ok(()) }));
+        all
+    }
+}
+
+/// Whether any of them is a claim request.
+pub(crate) fn claims(effects: &[Effect]) -> usize {
+    effects.iter().filter(|effect| matches!(effect, Effect::Claim(_))).count()
+}
+
+/// How many deletes are among them.
+pub(crate) fn deletes(effects: &[Effect]) -> usize {
+    effects.iter().filter(|effect| matches!(effect, Effect::Delete(_))).count()
+}
+
+/// How many polls are among them.
+pub(crate) fn polls(effects: &[Effect]) -> usize {
+    effects.iter().filter(|effect| matches!(effect, Effect::Poll { .. })).count()
+}
