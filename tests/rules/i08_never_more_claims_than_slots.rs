@@ -19,13 +19,12 @@ fn i08_slots_are_neither_made_nor_lost() {
 
 #[test]
 fn i08_a_poll_asks_for_the_free_slots_and_for_no_more_than_32() {
-    let max = |capacity| match Bench::new(policy(capacity), &[MESSAGES]) {
-        mut bench => {
-            bench.tick();
-            match bench.opened(0, 1)[..] {
-                [Effect::Poll { max, .. }] => max,
-                _ => 0,
-            }
+    let max = |capacity| {
+        let mut bench = Bench::new(policy(capacity), &[MESSAGES]);
+        bench.tick();
+        match bench.opened(0, 1)[..] {
+            [Effect::Poll { max, .. }] => max,
+            _ => 0,
         }
     };
     assert_eq!((max(0), max(1), max(31), max(32), max(33), max(1000)), (0, 1, 31, 32, 32, 32));
