@@ -219,7 +219,14 @@ fn queue(folder: &Path) -> (Server, String) {
     let mut command = journeyman(folder);
     command
         .args(["queue", "--db", "queue.db", "--listen", "127.0.0.1:0"])
-        .env("JOURNEYMAN__QUEUE__CLIENTS__ME__ACCESS_TOKEN", "a-token-for-tests");
+        .env("JOURNEYMAN__QUEUE__CLIENTS__ME__ACCESS_TOKEN", "a-token-for-tests")
+        .env("JOURNEYMAN__QUEUE__CLIENTS__CLAIM_WORK__ACCESS_TOKEN", "a-token-for-tests")
+        .env("JOURNEYMAN__QUEUE__CLIENTS__CLAIM_WORK__SCOPES", "queue:claim-work:build/linux,queue:worker-id:g/w")
+        .env("JOURNEYMAN__QUEUE__CLIENTS__AZURE__ACCESS_TOKEN", "a-token-for-tests")
+        .env(
+            "JOURNEYMAN__QUEUE__CLIENTS__AZURE__SCOPES",
+            "queue:poll-task-urls:build/linux,queue:claim-task:build/linux,queue:worker-id:g/w",
+        );
     let mut queue = Server::start(&mut command);
     let line: serde_json::Value =
         serde_json::from_str(&queue.logs("root_url")).expect("a log that nobody watches is JSON");
@@ -266,6 +273,67 @@ fn a_queue_and_a_worker_work_together_as_processes_of_their_own() {
     assert_eq!(said.code, 0, "{}", said.err);
     assert!(!said.err.contains("a-token-for-tests"));
     assert_eq!(queue.ends().code, 0);
+}
+
+/// The scopes that README.md names for each dialect are enough.
+#[test]
+fn a_worker_needs_no_more_scopes_than_the_readme_names() {
+    for (protocol, client) in [("claim-work", "claim_work"), ("azure", "azure")] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let here = folder.path();
+        let (queue, root) = queue(here);
+        let mut worker = worker(here, &root, "a-token-for-tests");
+        worker.args(["--id", "w", "--group", "g", "--set", &format!("source.ci.client_id={client}")]);
+        worker.args(["--set", &format!("source.ci.protocol={protocol}")]);
+        let worker = Server::start(&mut worker);
+        let script = "echo kept > kept.txt";
+        let payload = serde_json::json!({
+            "command": [["/bin/sh", "-c", script]],
+            "maxRunTime": 60,
+            "artifacts": [{ "type": "file", "name": "public/kept.txt", "path": "kept.txt" }],
+        });
+        let created = run(
+            journeyman(here)
+                .args(["task", "create", "--wait", "--queue", "build/linux", "--payload", &payload.to_string()])
+                .env("TASKCLUSTER_ROOT_URL", &root)
+                .env("TASKCLUSTER_CLIENT_ID", "me")
+                .env("TASKCLUSTER_ACCESS_TOKEN", "a-token-for-tests"),
+            "",
+        );
+        assert_eq!(created.code, 0, "{protocol}: {}{}", created.out, created.err);
+        worker.signal(Signal::TERM);
+        queue.signal(Signal::TERM);
+        assert_eq!(worker.ends().code, 0, "{protocol}");
+    }
+}
+
+#[test]
+fn the_programs_in_the_readme_keep_the_contract() {
+    let readme = include_str!("../../README.md");
+    let mut seen = 0;
+    for (name, begins) in [("greet.sh", "```sh\n#!/bin/sh\n"), ("greet.py", "```python\n#!/usr/bin/env python3\n")] {
+        let from = readme.find(begins).unwrap_or_else(|| panic!("README.md shows {name}"));
+        let text = &readme[from + begins.find('\n').expect("a line") + 1..];
+        let text = &text[..text.find("```").expect("the end of the block")];
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).expect("it can be written");
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("it is ours");
+        let said = run(
+            journeyman(folder.path()).args([
+                "handler",
+                "test",
+                "--payload",
+                "{\"whom\":\"world\"}",
+                &format!("./{name}"),
+            ]),
+            "",
+        );
+        assert_eq!(said.code, 0, "{name}\n{}", said.out);
+        assert!(said.out.contains("ok        completes a good payload"), "{name}\n{}", said.out);
+        seen += 1;
+    }
+    assert_eq!(seen, 2);
 }
 
 #[test]
