@@ -480,7 +480,8 @@ async fn list_pending(app: &App, input: Input) -> Answer {
 }
 
 async fn list_claimed(app: &App, input: Input) -> Answer {
-    let (queue, most, after) = (input.queue(), input.page_size()?, offset(&input));
+    let (queue, most) = (input.queue(), input.page_size()?);
+    let after = input.page_start().and_then(|start| start.parse().ok()).unwrap_or(0);
     input.caller.must_have(format!("queue:claimed-list:{queue}"))?;
     let page = app.store.call(move |room| room.list_claimed(&queue, after, most)).await?;
     Ok(Reply::ok(view::listing(&page, view::claimed_entry)))

@@ -3,6 +3,7 @@
 //! It can be rebuilt from the tables at any time, and holds nothing that they do not.
 
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Bound;
 
 use super::super::clock::Millis;
 use super::super::rules::{State, Task};
@@ -20,8 +21,16 @@ pub(super) struct Place {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Position {
     pending: Option<(String, Place)>,
-    claim: Option<(Millis, i64)>,
+    claim: Option<Held>,
     deadline: Option<(Millis, i64)>,
+}
+
+/// A task under a claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Held {
+    queue: String,
+    until: Millis,
+    id: i64,
 }
 
 impl Position {
@@ -31,8 +40,11 @@ impl Position {
             let urgency = u8::MAX - task.priority.rank();
             (task.queue.clone(), Place { urgency, since: run.scheduled, id })
         });
-        let claim =
-            last.filter(|run| run.state == State::Running).and_then(|run| run.taken_until).map(|until| (until, id));
+        let claim = last.filter(|run| run.state == State::Running).and_then(|run| run.taken_until).map(|until| Held {
+            queue: task.queue.clone(),
+            until,
+            id,
+        });
         let deadline = task.is_open().then_some((task.deadline, id));
         Self { pending, claim, deadline }
     }
@@ -55,21 +67,18 @@ pub(super) struct Move {
 pub(super) struct Index {
     pending: HashMap<String, BTreeSet<Place>>,
     claims: BTreeSet<(Millis, i64)>,
+    claimed: HashMap<String, BTreeSet<i64>>,
     deadlines: BTreeSet<(Millis, i64)>,
 }
 
 impl Index {
     pub(super) fn apply(&mut self, moved: Move) {
-        if let Some((queue, place)) = moved.from.pending
-            && let Some(lane) = self.pending.get_mut(&queue)
-        {
-            lane.remove(&place);
-            if lane.is_empty() {
-                self.pending.remove(&queue);
-            }
+        if let Some((queue, place)) = moved.from.pending {
+            take_out(&mut self.pending, &queue, &place);
         }
-        if let Some(claim) = moved.from.claim {
-            self.claims.remove(&claim);
+        if let Some(Held { queue, until, id }) = moved.from.claim {
+            self.claims.remove(&(until, id));
+            take_out(&mut self.claimed, &queue, &id);
         }
         if let Some(deadline) = moved.from.deadline {
             self.deadlines.remove(&deadline);
@@ -77,7 +86,10 @@ impl Index {
         if let Some((queue, place)) = moved.to.pending {
             self.pending.entry(queue).or_default().insert(place);
         }
-        self.claims.extend(moved.to.claim);
+        if let Some(Held { queue, until, id }) = moved.to.claim {
+            self.claims.insert((until, id));
+            self.claimed.entry(queue).or_default().insert(id);
+        }
         self.deadlines.extend(moved.to.deadline);
     }
 
@@ -108,9 +120,20 @@ impl Index {
         self.deadlines.first().map(|(at, _)| *at)
     }
 
-    /// The tasks under a claim.
-    pub(super) fn claimed(&self) -> impl Iterator<Item = i64> {
-        self.claims.iter().map(|(_, id)| *id)
+    /// The tasks of a queue that are under a claim, in the order they were created in, from the one after `after`.
+    pub(super) fn claimed(&self, queue: &str, after: i64) -> impl Iterator<Item = i64> {
+        let above = (Bound::Excluded(after), Bound::Unbounded);
+        self.claimed.get(queue).into_iter().flat_map(move |held| held.range(above)).copied()
+    }
+}
+
+/// Takes an entry out of its queue's set, and the set with it where it was the last.
+fn take_out<T: Ord>(sets: &mut HashMap<String, BTreeSet<T>>, queue: &str, entry: &T) {
+    if let Some(set) = sets.get_mut(queue) {
+        set.remove(entry);
+        if set.is_empty() {
+            sets.remove(queue);
+        }
     }
 }
 

@@ -64,7 +64,7 @@ impl Room<'_> {
         Ok(found.query_row([base], |row| row.get(0)).optional()?)
     }
 
-    fn has_messages(&self, queue: &str) -> Done<bool> {
+    pub(super) fn has_messages(&self, queue: &str) -> Done<bool> {
         let mut found = self.conn.prepare_cached("SELECT 1 FROM message_queues WHERE queue = ?1")?;
         Ok(found.exists([queue])?)
     }

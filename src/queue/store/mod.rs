@@ -394,7 +394,7 @@ impl Keeper {
 
     fn batch(&mut self, batch: Vec<Work>) {
         let mut answers = Answers::default();
-        if let Err(error) = self.conn.execute_batch("BEGIN IMMEDIATE") {
+        if let Err(error) = self.mark("BEGIN IMMEDIATE") {
             return refuse_all(batch, &error);
         }
         self.take_back(&mut answers);
@@ -408,7 +408,7 @@ impl Keeper {
         }
         self.resolve(&mut answers);
         self.serve_waiters(&mut answers);
-        let committed = self.conn.execute_batch("COMMIT");
+        let committed = self.mark("COMMIT");
         if let Err(error) = &committed {
             tracing::error!(%error, "the queue's file could not be written; calls are refused and retried by their callers");
             self.roll_back();
@@ -435,7 +435,7 @@ impl Keeper {
         answers: &mut Answers,
         work: impl FnOnce(&mut Room<'_>) -> Result<T, Trouble>,
     ) -> Result<T, Fault> {
-        let begun = self.savepoint("SAVEPOINT job");
+        let begun = self.mark("SAVEPOINT job");
         let mut room = Room {
             conn: &self.conn,
             index: &mut self.index,
@@ -449,7 +449,7 @@ impl Keeper {
         let end = begun.map_err(Trouble::from).and_then(|()| work(&mut room));
         let (moves, woken, orphans) = (room.moves, room.woken, room.orphans);
         let end = end.and_then(|done| {
-            self.savepoint("RELEASE job")?;
+            self.mark("RELEASE job")?;
             Ok(done)
         });
         match end {
@@ -473,7 +473,7 @@ impl Keeper {
         }
     }
 
-    fn savepoint(&self, statement: &str) -> rusqlite::Result<()> {
+    fn mark(&self, statement: &str) -> rusqlite::Result<()> {
         self.conn.prepare_cached(statement)?.execute([]).map(drop)
     }
 
@@ -601,3 +601,6 @@ fn refuse_all(batch: Vec<Work>, error: &rusqlite::Error) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -238,6 +238,7 @@ impl Room<'_> {
         let next: Vec<i64> =
             self.index.waiting(queue).take(most + QUEUE_CLAIM_SCAN_MAX).map(|place| place.id).collect();
         let (now, length) = (self.now, self.knobs.claim_timeout);
+        let messages = self.has_messages(queue)?;
         let mut given = Vec::new();
         for id in next {
             if given.len() >= most {
@@ -250,7 +251,9 @@ impl Room<'_> {
                 continue;
             };
             let made = self.give(kept, run, did)?;
-            self.drop_message(&made.task.task_id, made.run)?;
+            if messages {
+                self.drop_message(&made.task.task_id, made.run)?;
+            }
             given.push(made);
         }
         Ok(given)
@@ -302,19 +305,16 @@ impl Room<'_> {
     /// The pending tasks of a queue, the next one first.
     pub(crate) fn list_pending(&self, queue: &str, after: usize, most: usize) -> Done<Page<Listed>> {
         let ids: Vec<i64> = self.index.waiting(queue).skip(after).take(most + 1).map(|place| place.id).collect();
-        self.listed(ids, after, most, |_| true)
+        self.listed(ids, after, most)
     }
 
-    /// The tasks of a queue that a worker holds a claim on, the one that ends first at the top.
-    pub(crate) fn list_claimed(&self, queue: &str, after: usize, most: usize) -> Done<Page<Listed>> {
-        let ids: Vec<i64> = self
-            .conn
-            .prepare_cached("SELECT id FROM tasks WHERE open = 1 AND queue = ?1 ORDER BY id")?
-            .query_map([queue], |row| row.get(0))?
-            .collect::<Result<_, _>>()?;
-        let held: std::collections::HashSet<i64> = self.index.claimed().collect();
-        let ids = ids.into_iter().filter(|id| held.contains(id)).skip(after).take(most + 1);
-        self.listed(ids.collect(), after, most, |task| task.last().is_some_and(|(_, run)| run.state == State::Running))
+    /// The tasks of a queue that a worker holds a claim on, the oldest first, from the row after `after`.
+    pub(crate) fn list_claimed(&self, queue: &str, after: i64, most: usize) -> Done<Page<Listed>> {
+        let ids: Vec<i64> = self.index.claimed(queue, after).take(most + 1).collect();
+        let last = ids.get(most.saturating_sub(1)).copied();
+        let mut page = self.listed(ids, 0, most)?;
+        page.next = page.next.and(last).map(|id| id.to_string());
+        Ok(page)
     }
 
     /// Every task, the newest first, below row `before`.
@@ -325,23 +325,17 @@ impl Room<'_> {
             .query_map(params![before, i64::try_from(most + 1).unwrap_or(i64::MAX)], |row| row.get(0))?
             .collect::<Result<_, _>>()?;
         let last = ids.get(most.saturating_sub(1)).copied();
-        let mut page = self.listed(ids, 0, most, |_| true)?;
+        let mut page = self.listed(ids, 0, most)?;
         page.next = page.next.and(last).map(|id| id.to_string());
         Ok(page)
     }
 
-    fn listed(
-        &self,
-        mut ids: Vec<i64>,
-        after: usize,
-        most: usize,
-        wanted: impl Fn(&Task) -> bool,
-    ) -> Done<Page<Listed>> {
+    fn listed(&self, mut ids: Vec<i64>, after: usize, most: usize) -> Done<Page<Listed>> {
         let next = (ids.len() > most).then(|| (after + most).to_string());
         ids.truncate(most);
         let mut items = Vec::with_capacity(ids.len());
         for id in ids {
-            if let Some(kept) = self.by_id(id)?.filter(|kept| wanted(&kept.task)) {
+            if let Some(kept) = self.by_id(id)? {
                 items.push(Listed { definition: self.definition(id)?, task: kept.task });
             }
         }
