@@ -1,0 +1,157 @@
+//! kill -9 of the worker and of the queue, again and again, at lines of their logs: no task is lost, and each ends with
+//! one accepted outcome.
+
+#![expect(
+    unreachable_pub,
+    clippy::expect_used,
+    clippy::disallowed_methods,
+    reason = "a test binary has no outside, and starts processes"
+)]
+
+mod process;
+
+use std::path::Path;
+
+use jiff::{SignedDuration, Timestamp};
+use journeyman::domain::id::TaskId;
+use journeyman::source::taskcluster::{Api, ApiSettings, Credentials, Timeouts};
+use process::{Process, TOKEN};
+use serde_json::{Value, json};
+
+const TASK_QUEUE: &str = "crash/test";
+
+fn api(root_url: &str) -> Api {
+    let credentials = Credentials::new("tester", TOKEN.to_owned().into(), None).expect("credentials");
+    Api::new(ApiSettings {
+        root_url: root_url.to_owned(),
+        queue_url: None,
+        credentials: Some(credentials),
+        proxy: None,
+        timeouts: Timeouts::default(),
+    })
+    .expect("usable settings")
+}
+
+/// A task that says in a file of its own that it was started, and is done in a moment.
+fn definition(folder: &Path) -> Value {
+    let now = Timestamp::now();
+    let deadline = now.saturating_add(SignedDuration::from_hours(1)).expect("a time");
+    let started = folder.join("started");
+    let script = format!("echo $TASK_ID/$RUN_ID >> {}; echo done", started.display());
+    json!({
+        "taskQueueId": TASK_QUEUE, "created": now.to_string(), "deadline": deadline.to_string(), "retries": 40,
+        "payload": {"command": [["sh", "-c", script]], "maxRunTime": 60},
+        "metadata": {"name": "n", "description": "d", "owner": "o@example.com", "source": "https://example.com"},
+    })
+}
+
+/// Adds so many tasks to those there are.
+async fn create(api: &Api, folder: &Path, count: usize, tasks: &mut Vec<TaskId>) {
+    for _ in 0..count {
+        let task = TaskId::parse(&format!("crash{:03}QACAAAAAAAAAAA", tasks.len())).expect("a task id");
+        api.create_task(&task, definition(folder)).await.expect("created");
+        tasks.push(task);
+    }
+}
+
+/// A task's status. A connection that a killed queue leaves behind breaks at its next use, once.
+async fn status(api: &Api, task: &TaskId) -> Value {
+    match api.task_status(task).await {
+        Ok(status) => status,
+        Err(_) => api.task_status(task).await.expect("a status"),
+    }
+}
+
+/// One outcome was accepted for each task, by its last run, and every earlier run was given back or ran out.
+async fn check(api: &Api, tasks: &[TaskId]) -> usize {
+    let mut runs = 0;
+    for task in tasks {
+        let status = status(api, task).await;
+        let list = status["runs"].as_array().expect("runs");
+        let (last, before) = list.split_last().expect("a run");
+        assert_eq!(last["state"], "completed", "{task}: {status}");
+        for run in before {
+            let reason = run["reasonResolved"].as_str().unwrap_or_default();
+            assert!(matches!(reason, "claim-expired" | "worker-shutdown"), "{task}: {status}");
+        }
+        runs += list.len();
+    }
+    runs
+}
+
+/// Starts workers until every task is resolved, and kills each but the last at another line of its log.
+async fn workers_die(protocol: &str) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut queue = Process::queue(folder.path(), "127.0.0.1:0");
+    let root_url = root_url(&mut queue);
+    let api = api(&root_url);
+    let mut tasks = Vec::new();
+    let mut kills = 0;
+    for line in 2..14 {
+        // Each task makes at least two lines, so there are always enough to be killed at.
+        create(&api, folder.path(), line, &mut tasks).await;
+        let mut worker = Process::worker(folder.path(), &root_url, protocol);
+        worker.lines(line);
+        worker.kill();
+        kills += 1;
+    }
+    finish(folder.path(), &root_url, protocol, &api, &tasks).await;
+    let runs = check(&api, &tasks).await;
+    println!("crash: {kills} workers killed ({protocol}), {} tasks in {runs} runs, 0 lost", tasks.len());
+}
+
+/// A worker that is left alone until every task is resolved.
+async fn finish(folder: &Path, root_url: &str, protocol: &str, api: &Api, tasks: &[TaskId]) {
+    let mut worker = Process::worker(folder, root_url, protocol);
+    loop {
+        let mut open = 0;
+        for task in tasks {
+            let status = status(api, task).await;
+            open += usize::from(matches!(status["state"].as_str(), Some("pending" | "running")));
+        }
+        if open == 0 {
+            return;
+        }
+        worker.until("\"reported\"").expect("the worker goes on");
+    }
+}
+
+fn root_url(queue: &mut Process) -> String {
+    let line = queue.until("the queue listens").expect("the queue starts");
+    let line: Value = serde_json::from_str(&line).expect("a line of JSON");
+    let found = line.pointer("/fields/root_url").or_else(|| line.get("root_url")).and_then(Value::as_str);
+    found.expect("an address").to_owned()
+}
+
+#[tokio::test]
+async fn a_worker_killed_at_any_line_loses_nothing_by_claim_work() {
+    workers_die("claim-work").await;
+}
+
+#[tokio::test]
+async fn a_worker_killed_at_any_line_loses_nothing_by_azure_messages() {
+    workers_die("azure").await;
+}
+
+#[tokio::test]
+async fn a_queue_killed_at_any_line_of_its_worker_loses_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut queue = Process::queue(folder.path(), "127.0.0.1:0");
+    let root_url = root_url(&mut queue);
+    let listen = root_url.trim_start_matches("http://").to_owned();
+    let api = api(&root_url);
+    let mut tasks = Vec::new();
+    create(&api, folder.path(), 80, &mut tasks).await;
+    let mut worker = Process::worker(folder.path(), &root_url, "claim-work");
+    let kills = 8;
+    for lines in 3..3 + kills {
+        worker.lines(lines);
+        queue.kill();
+        queue = Process::queue(folder.path(), &listen);
+        queue.until("the queue listens").expect("the queue starts again on its port");
+    }
+    drop(worker);
+    finish(folder.path(), &root_url, "claim-work", &api, &tasks).await;
+    let runs = check(&api, &tasks).await;
+    println!("crash: queue killed {kills} times, {} tasks in {runs} runs, 0 lost", tasks.len());
+}

@@ -1,0 +1,102 @@
+//! The built binary as processes that are killed at a chosen line of their log.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, ChildStderr, Command, Stdio};
+
+/// The client that the queue knows.
+pub const TOKEN: &str = "crash-test-token";
+
+/// A process whose log is read line by line. Killed when dropped.
+pub struct Process {
+    child: Child,
+    log: std::io::Lines<BufReader<ChildStderr>>,
+    pub said: Vec<String>,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+impl Process {
+    fn start(folder: &Path, arguments: &[&str], variables: &[Variable<'_>]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
+        command.args(arguments).env_clear().current_dir(folder);
+        command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        for variable in variables {
+            command.env(variable.name, variable.value);
+        }
+        let mut child =
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts");
+        let log = BufReader::new(child.stderr.take().expect("stderr is piped")).lines();
+        Self { child, log, said: Vec::new() }
+    }
+
+    /// The queue on `listen`, with claims of 3 seconds.
+    pub fn queue(folder: &Path, listen: &str) -> Self {
+        let variables = [
+            Variable { name: "JOURNEYMAN__QUEUE__CLIENTS__TESTER__ACCESS_TOKEN", value: TOKEN },
+            Variable { name: "JOURNEYMAN__QUEUE__CLAIM_TIMEOUT", value: "3s" },
+            Variable { name: "JOURNEYMAN__QUEUE__LISTEN", value: listen },
+            Variable { name: "JOURNEYMAN__QUEUE__DB", value: "queue.db" },
+        ];
+        Self::start(folder, &["queue", "--log-format", "json"], &variables)
+    }
+
+    /// A worker of the queue at `root_url`, of the same name at every start.
+    pub fn worker(folder: &Path, root_url: &str, protocol: &str) -> Self {
+        let variables = [
+            Variable { name: "JOURNEYMAN__WORKER__ID", value: "crash" },
+            Variable { name: "JOURNEYMAN__WORKER__CAPACITY", value: "4" },
+            Variable { name: "JOURNEYMAN__WORKER__WORK_DIR", value: "work" },
+            Variable { name: "JOURNEYMAN__WORKER__POLL_INTERVAL", value: "100ms" },
+            Variable { name: "JOURNEYMAN__SOURCE__CI__KIND", value: "taskcluster" },
+            Variable { name: "JOURNEYMAN__SOURCE__CI__PROTOCOL", value: protocol },
+            Variable { name: "JOURNEYMAN__SOURCE__CI__ROOT_URL", value: root_url },
+            Variable { name: "JOURNEYMAN__SOURCE__CI__TASK_QUEUE", value: super::TASK_QUEUE },
+            Variable { name: "JOURNEYMAN__SOURCE__CI__CLIENT_ID", value: "tester" },
+            Variable { name: "JOURNEYMAN__SOURCE__CI__ACCESS_TOKEN", value: TOKEN },
+        ];
+        Self::start(folder, &["worker", "--log-format", "json", "--log-level", "info"], &variables)
+    }
+
+    /// Reads the log to a line that holds `words`, and answers with it; `None` where the process ended before.
+    pub fn until(&mut self, words: &str) -> Option<String> {
+        while let Some(line) = self.line() {
+            if line.contains(words) {
+                return Some(line);
+            }
+        }
+        None
+    }
+
+    /// Reads so many lines of the log; fewer where the process ended before.
+    pub fn lines(&mut self, count: usize) {
+        for _ in 0..count {
+            if self.line().is_none() {
+                return;
+            }
+        }
+    }
+
+    fn line(&mut self) -> Option<String> {
+        let line = self.log.next()?.expect("the log is UTF-8");
+        self.said.push(line.clone());
+        Some(line)
+    }
+
+    /// kill -9, and waits until it is gone.
+    pub fn kill(mut self) -> Vec<String> {
+        self.child.kill().expect("it can be killed");
+        self.child.wait().expect("it is gone");
+        std::mem::take(&mut self.said)
+    }
+}
+
+struct Variable<'a> {
+    name: &'a str,
+    value: &'a str,
+}
