@@ -1,0 +1,209 @@
+//! A worker whose queue misbehaves for minutes, in virtual time.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use journeyman::domain::id::{Lane, Run, TaskId};
+use journeyman::domain::outcome::Outcome;
+use journeyman::domain::refusal::Refusal;
+use journeyman::handler;
+use journeyman::host::clock::Clock;
+use journeyman::source::memory::{End, Memory, Queue, Settings as QueueSettings, State};
+use journeyman::source::{Answer, Artifact, Batch, Claim, Grant, Manner, Message, Opened, Refused, Source};
+use journeyman::worker::{Exit, Feed, Settings, Worker};
+use serde_json::json;
+use tokio::sync::{mpsc, watch};
+
+use crate::scripted::{Scripted, Told};
+
+/// How a queue misbehaves at present.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mood {
+    Well,
+    /// Every call gets this.
+    Refuses(Refusal),
+    /// Polls are answered at once, with nothing.
+    Quarantines,
+    /// Every call panics.
+    Breaks,
+}
+
+struct Moody {
+    inner: Memory,
+    mood: watch::Receiver<Mood>,
+    polls: Arc<AtomicU64>,
+}
+
+impl Moody {
+    fn unless_moody<'a, T: Send + 'a>(&'a self, answer: Answer<'a, T>) -> Answer<'a, T> {
+        let mood = *self.mood.borrow();
+        Box::pin(async move {
+            match mood {
+                Mood::Refuses(refusal) => Err(Refused { refusal, what: "out of sorts".into() }),
+                Mood::Breaks => panic!("out of its mind"),
+                Mood::Well | Mood::Quarantines => answer.await,
+            }
+        })
+    }
+}
+
+impl Source for Moody {
+    fn describe(&self) -> String {
+        "moody".into()
+    }
+    fn manner(&self) -> Manner {
+        self.inner.manner()
+    }
+    fn open(&self) -> Answer<'_, Opened> {
+        self.unless_moody(self.inner.open())
+    }
+    fn poll(&self, lane: Lane, max: u8) -> Answer<'_, Batch> {
+        self.polls.fetch_add(1, Ordering::Relaxed);
+        if *self.mood.borrow() == Mood::Quarantines {
+            return Box::pin(async { Ok(Batch::default()) });
+        }
+        self.unless_moody(self.inner.poll(lane, max))
+    }
+    fn claim<'a>(&'a self, message: &'a Message) -> Answer<'a, Grant> {
+        self.unless_moody(self.inner.claim(message))
+    }
+    fn delete<'a>(&'a self, lane: Lane, id: &'a str, receipt: &'a str) -> Answer<'a, ()> {
+        self.unless_moody(self.inner.delete(lane, id, receipt))
+    }
+    fn recover<'a>(&'a self, held: &'a [Run]) -> Answer<'a, Vec<Grant>> {
+        self.unless_moody(self.inner.recover(held))
+    }
+    fn reclaim<'a>(&'a self, claim: &'a Claim) -> Answer<'a, Duration> {
+        self.unless_moody(self.inner.reclaim(claim))
+    }
+    fn report<'a>(&'a self, claim: &'a Claim, outcome: Outcome) -> Answer<'a, ()> {
+        self.unless_moody(self.inner.report(claim, outcome))
+    }
+    fn upload<'a>(&'a self, claim: &'a Claim, artifact: &'a Artifact) -> Answer<'a, ()> {
+        self.unless_moody(self.inner.upload(claim, artifact))
+    }
+    fn canceled<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool> {
+        self.unless_moody(self.inner.canceled(claim))
+    }
+}
+
+struct Scene {
+    queue: Queue,
+    mood: watch::Sender<Mood>,
+    polls: Arc<AtomicU64>,
+    told: mpsc::Receiver<Told>,
+    worker: Worker,
+    _folder: tempfile::TempDir,
+}
+
+impl Scene {
+    fn new(mood: Mood) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let clock = Clock::tokio();
+        let queue = Queue::new(QueueSettings::default(), Arc::new(move || clock.now()));
+        let (mood, moods) = watch::channel(mood);
+        let (sender, told) = mpsc::channel(8);
+        let polls = Arc::<AtomicU64>::default();
+        let source = Moody { inner: queue.source("worker"), mood: moods, polls: Arc::clone(&polls) };
+        let settings = Settings { work_dir: folder.path().into(), clock, drain_deadline: None, ..Settings::default() };
+        let feed = Feed {
+            name: "moody".into(),
+            source: Arc::new(source),
+            handler: handler::erase(Scripted(sender)),
+            env: BTreeMap::new(),
+        };
+        Self { queue, mood, polls, told, worker: Worker::new(settings, vec![feed]), _folder: folder }
+    }
+
+    fn create(&self, seconds: u64) -> TaskId {
+        let task = TaskId::parse("task").expect("a task id");
+        self.queue.create(task.clone(), json!({"payload": {"do": "sleep", "seconds": seconds}})).expect("created");
+        task
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn credentials_that_are_never_accepted_end_the_worker() {
+    let scene = Scene::new(Mood::Refuses(Refusal::Denied));
+    let began = tokio::time::Instant::now();
+    assert_eq!(scene.worker.run().await.expect("it ran"), Exit::CredentialsRefused);
+    let took = began.elapsed();
+    assert!(
+        (Duration::from_secs(60)..Duration::from_secs(1800)).contains(&took),
+        "patient, but not for ever: {took:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_are_wrong_end_the_worker_at_once() {
+    let scene = Scene::new(Mood::Refuses(Refusal::Rejected));
+    assert_eq!(scene.worker.run().await.expect("it ran"), Exit::Misconfigured);
+    assert!(scene.polls.load(Ordering::Relaxed) <= 1);
+}
+
+async fn trouble_for(mood: Mood, trouble: Duration) {
+    let mut scene = Scene::new(Mood::Well);
+    let task = scene.create(3600);
+    let control = scene.worker.control();
+    let watch = async {
+        assert!(matches!(scene.told.recv().await, Some(Told::Started(_))));
+        // Over the first reclaim, at about 13 minutes.
+        tokio::time::sleep(Duration::from_secs(12 * 60)).await;
+        scene.mood.send_replace(mood);
+        tokio::time::sleep(trouble).await;
+        scene.mood.send_replace(Mood::Well);
+        control.drain().await;
+    };
+    let (exit, ()) = tokio::join!(scene.worker.run(), watch);
+    assert_eq!(exit.expect("it ran"), Exit::Drained);
+    assert_eq!(scene.queue.states(&task), [State::Resolved(End::Reported(Outcome::Completed))], "{mood:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn minutes_of_any_trouble_cost_a_running_task_nothing() {
+    let trouble = [
+        Mood::Refuses(Refusal::Retry { after: None }),
+        Mood::Refuses(Refusal::Retry { after: Some(Duration::from_secs(3600)) }),
+        Mood::Refuses(Refusal::Throttled { after: None }),
+        Mood::Refuses(Refusal::Denied),
+        Mood::Refuses(Refusal::Rejected),
+        Mood::Breaks,
+    ];
+    for mood in trouble {
+        trouble_for(mood, Duration::from_secs(5 * 60)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_report_is_repeated_until_it_is_answered() {
+    let mut scene = Scene::new(Mood::Well);
+    let task = scene.create(60);
+    let control = scene.worker.control();
+    let watch = async {
+        assert!(matches!(scene.told.recv().await, Some(Told::Started(_))));
+        control.drain().await;
+        scene.mood.send_replace(Mood::Refuses(Refusal::Retry { after: None }));
+        tokio::time::sleep(Duration::from_secs(10 * 60)).await;
+        scene.mood.send_replace(Mood::Well);
+    };
+    let (exit, ()) = tokio::join!(scene.worker.run(), watch);
+    assert_eq!(exit.expect("it ran"), Exit::Drained);
+    assert_eq!(scene.queue.states(&task), [State::Resolved(End::Reported(Outcome::Completed))]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_quarantined_worker_polls_calmly() {
+    let scene = Scene::new(Mood::Quarantines);
+    let control = scene.worker.control();
+    let polls = Arc::clone(&scene.polls);
+    let watch = async {
+        tokio::time::sleep(Duration::from_secs(100)).await;
+        control.drain().await;
+    };
+    let (exit, ()) = tokio::join!(scene.worker.run(), watch);
+    assert_eq!(exit.expect("it ran"), Exit::Drained);
+    let polls = polls.load(Ordering::Relaxed);
+    assert!((90..=130).contains(&polls), "once a second, up to a fifth earlier: {polls} in 100 s");
+}
