@@ -13,7 +13,7 @@ use crate::limits::KILL_SLACK;
 use crate::source::{Answer, Batch, Claim, Grant, Opened, Refused, Source};
 
 use super::guard::{Panicked, guarded};
-use super::live::Job;
+use super::live::{Entry, Job};
 use super::settle::Store;
 use crate::host::clock::Clock;
 
@@ -57,7 +57,7 @@ pub(super) async fn claim(
     Back::Claimed { claim, sent_at, answer: call("claim", source.claim(&message)).await }
 }
 
-pub(super) async fn delete(source: Arc<dyn Source>, message: Token, entry: Arc<super::engine::Entry>) -> Back {
+pub(super) async fn delete(source: Arc<dyn Source>, message: Token, entry: Arc<Entry>) -> Back {
     let answer = call("delete", source.delete(entry.lane, &entry.id, &entry.receipt)).await;
     Back::Deleted { message, answer }
 }

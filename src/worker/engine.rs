@@ -8,27 +8,18 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
 
 use crate::domain::claim::End;
-use crate::domain::id::{Lane, Run, SourceId, Token};
+use crate::domain::id::{Run, SourceId, Token};
 use crate::domain::outcome::{Outcome, Reason, Unprepared, Verdict};
 use crate::domain::refusal::Refusal;
 use crate::domain::worker::{self as rules, Alert, Brought, Effect, Event, Exit, Haul, Lanes, Retried, Seen};
 use crate::host::clock::Clock;
-use crate::source::{Batch, Grant, Message, Refused};
+use crate::source::{Batch, Grant, Refused};
 
 use super::calls::{self, Back};
 use super::counters::{Counters, count};
-use super::live::Live;
+use super::live::{Entry, Live};
 use super::settle::Store;
 use super::{Control, Feed, Order, Settings, Worker};
-
-/// What deleting a message takes.
-pub(super) struct Entry {
-    pub(super) lane: Lane,
-    pub(super) id: Arc<str>,
-    pub(super) receipt: Arc<str>,
-    source: usize,
-    message: Option<Arc<Message>>,
-}
 
 pub(super) struct Engine {
     rules: rules::Worker,

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use crate::domain::claim::KillCause;
-use crate::domain::id::Run;
+use crate::domain::id::{Lane, Run};
 use crate::domain::time::Instant;
 use crate::handler::artifact::Artifacts;
 use crate::handler::log::{LogLimits, TaskLog};
@@ -17,6 +17,15 @@ use crate::source::{Claim, Grant, Message};
 
 use super::Feed;
 use crate::host::clock::Clock;
+
+/// What claiming or deleting a message takes.
+pub(super) struct Entry {
+    pub(super) lane: Lane,
+    pub(super) id: Arc<str>,
+    pub(super) receipt: Arc<str>,
+    pub(super) source: usize,
+    pub(super) message: Option<Arc<Message>>,
+}
 
 /// A claim from the request on.
 pub(super) struct Live {
