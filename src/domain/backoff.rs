@@ -17,7 +17,7 @@ pub struct Policy {
 }
 
 /// A row of waits in progress.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Backoff {
     tries: u32,
 }

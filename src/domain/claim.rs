@@ -25,7 +25,7 @@ pub const REPORT_RETRY: backoff::Policy =
 pub const REPORT_RESERVE: Duration = Duration::from_secs(3);
 
 /// What the rules of a claim depend on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Policy {
     /// How long a payload may take to end after it was told to.
     pub grace: Duration,
@@ -165,7 +165,7 @@ pub enum Happening {
     Tick,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Stage {
     Requested { retry_at: Option<Instant> },
     Preparing,
@@ -177,28 +177,28 @@ enum Stage {
     Closed,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum After {
     Report(Outcome),
     Nothing(Loss),
 }
 
 /// Where log and artifacts stand while the outcome is being reported.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Settle {
     Done,
     UnderWay,
     Afterwards,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Extension {
     Due(Instant),
     UnderWay,
 }
 
-/// One claim.
-#[derive(Debug)]
+/// One claim. Two that are equal behave the same from here on.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Machine {
     policy: Policy,
     stage: Stage,
@@ -302,7 +302,7 @@ impl Machine {
             Stage::Settling { hurry_at, .. } => hurry_at,
             Stage::Preparing | Stage::Executing | Stage::Ending { .. } | Stage::Trailing | Stage::Closed => None,
         };
-        let given_up = self.hand_back.flatten();
+        let given_up = self.hand_back.flatten().filter(|_| !self.closed());
         [stage, self.extension_due(), self.abandon_due(), self.check_due(), given_up].into_iter().flatten().min()
     }
 
@@ -369,6 +369,7 @@ impl Machine {
             // I21: nothing was started, so that nothing can have completed or failed.
             Stage::Preparing => self.settle(Unprepared::Internal.outcome(), acts),
             // What a payload says after it was told to end does not count: exit 0 on SIGTERM is not success (I21).
+            // The outcome goes before the log: the host may be gone soon (I23).
             Stage::Ending { after: After::Report(outcome) } => self.report(outcome, Settle::Afterwards, now, acts),
             Stage::Ending { after: After::Nothing(loss) } => self.close(End::Lost(loss), acts),
             Stage::Requested { .. }
@@ -404,6 +405,7 @@ impl Machine {
 
     fn on_reported(&mut self, answer: Result<(), Refusal>, now: Instant, jitter: &mut Jitter, acts: &mut Vec<Act>) {
         let Stage::Reporting { outcome, retry_at: None, settle } = self.stage else { return };
+        // I9: the first definite answer is the last word.
         match answer {
             Ok(()) => self.after_report(outcome, settle, acts),
             Err(Refusal::Gone) => self.close(End::Superseded(outcome), acts),

@@ -30,7 +30,7 @@ pub struct Policy {
 }
 
 /// A lease as the worker trusts it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Lease {
     sent_at: Instant,
     length: Duration,

@@ -2,7 +2,7 @@
 //!
 //! A machine here is a plain struct: events go in with the time they happened at, effects come out, and it says
 //! when it next wants to be woken. `tests/purity` compiles this folder once more under `#![no_std]`, so that an
-//! impure line is a build error.
+//! impure line is a build error. No machine is kept across a wait, so that no call can hold up another (I11).
 
 pub mod backoff;
 pub mod claim;

@@ -7,6 +7,10 @@
     reason = "a test that meets what it does not expect ends there"
 )]
 
+mod any_claim;
+mod any_worker;
+mod arithmetic;
+mod i00_architecture;
 mod i01_no_outcome_after_the_lease;
 mod i02_no_payload_outlives_its_claim;
 mod i03_no_start_on_a_late_reply;

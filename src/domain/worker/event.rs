@@ -311,7 +311,7 @@ pub enum Retried {
     No,
 }
 
-/// Why the worker exits.
+/// Why the worker exits (I24): the first cause counts, but that a hand back outranks a drain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Exit {
     /// It was drained and everything held was finished.

@@ -1,0 +1,344 @@
+//! The whole worker under everything that may be answered, in any order: what is taken is given back, what comes in is
+//! settled, a wake that was asked for changes something, and told to go it goes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use journeyman::domain::claim::Settled;
+use journeyman::domain::id::{Lane, Run, SourceId, TaskId, Token};
+use journeyman::domain::jitter::Jitter;
+use journeyman::domain::outcome::{Unprepared, Verdict};
+use journeyman::domain::poll::Manner;
+use journeyman::domain::refusal::Refusal;
+use journeyman::domain::time::Instant;
+use journeyman::domain::worker::{Alert, Brought, Effect, Event, Haul, Lanes, Policy, Seen, Worker};
+
+use crate::support::{CLAIMS, MESSAGES, policy};
+
+const CAPACITY: u32 = 3;
+
+/// A call under way.
+#[derive(Debug, Clone)]
+struct Call {
+    effect: Effect,
+    sent_at: Instant,
+}
+
+/// The world around a worker; `dice` decides everything it does.
+struct World {
+    worker: Worker,
+    dice: Jitter,
+    now: Instant,
+    calls: Vec<Call>,
+    tokens: u64,
+    /// Receptions that were not forgotten.
+    messages: BTreeSet<Token>,
+    /// Claims that were neither forgotten nor closed.
+    claims: BTreeSet<Token>,
+    /// A deadline was given: what is not settled by then stays so.
+    hurried: bool,
+    /// Slots that wait in a poll, by source.
+    polling: BTreeMap<SourceId, u32>,
+    /// Claims that hold no slot.
+    slotless: BTreeSet<Run>,
+    executed: BTreeSet<Run>,
+    exited: bool,
+    calm: bool,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut dice = Jitter::seeded(seed);
+        let policy = Policy {
+            drain_deadline: (dice.bits() % 2 == 0).then_some(Duration::from_secs(40)),
+            denied_max: 50,
+            ..policy(CAPACITY)
+        };
+        let mixed = Manner { recovers: true, ..MESSAGES };
+        let sources = [MESSAGES, CLAIMS, mixed];
+        let sources = &sources[..1 + usize::try_from(dice.bits() % 3).expect("small")];
+        Self {
+            worker: Worker::new(policy, sources, seed),
+            dice,
+            now: Instant::ORIGIN,
+            calls: Vec::new(),
+            tokens: 0,
+            messages: BTreeSet::new(),
+            claims: BTreeSet::new(),
+            hurried: false,
+            polling: BTreeMap::new(),
+            slotless: BTreeSet::new(),
+            executed: BTreeSet::new(),
+            exited: false,
+            calm: false,
+        }
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.dice.bits() % n
+    }
+
+    fn happens(&mut self, event: Event) -> bool {
+        self.worker.handle(event, self.now);
+        let mut any = false;
+        while let Some(effect) = self.worker.next_effect() {
+            any = true;
+            self.sees(effect);
+        }
+        self.slots_add_up();
+        any
+    }
+
+    fn sees(&mut self, effect: Effect) {
+        assert!(!self.exited, "after the exit: {effect:?}");
+        match &effect {
+            Effect::Poll { source, max, .. } => {
+                assert!(*max > 0 && !self.worker.stopping(), "{effect:?}");
+                assert_eq!(self.polling.insert(*source, u32::from(*max)), None, "two polls at once");
+            }
+            Effect::Claim(token) => {
+                assert!(self.messages.contains(token) || self.claims.contains(token), "{effect:?} of what is over");
+                self.claims.insert(*token);
+            }
+            Effect::Delete(token) => assert!(self.messages.contains(token), "{effect:?} of what is forgotten"),
+            Effect::Forget(token) => {
+                if !self.messages.remove(token) {
+                    assert!(self.claims.remove(token), "{effect:?} twice");
+                }
+                self.calls.retain(|call| call.effect != Effect::Delete(*token));
+                return;
+            }
+            Effect::Close { claim, run, .. } => {
+                assert!(self.claims.remove(claim), "{effect:?} twice");
+                self.calls.retain(|call| subject(&call.effect) != Some(*claim));
+                self.slotless.remove(run);
+                return;
+            }
+            Effect::Alert(Alert::Unasked { run } | Alert::LeftOver { run }) => {
+                self.slotless.insert(run.clone());
+                return;
+            }
+            Effect::Execute(token) => {
+                let run = self.worker.claims().find(|view| view.claim == *token).map(|view| view.run.clone());
+                assert!(self.executed.insert(run.expect("a held claim")), "I25: executed twice");
+            }
+            Effect::Kill { claim, .. } => {
+                // The preparation or the payload is what answers.
+                let claim = *claim;
+                let lives =
+                    |call: &Call| call.effect == Effect::Prepare(claim) || call.effect == Effect::Execute(claim);
+                for call in self.calls.iter_mut().filter(|call| lives(call)) {
+                    call.effect = effect.clone();
+                }
+                return;
+            }
+            Effect::Alert(_) | Effect::Extended { .. } => return,
+            Effect::Exit(_) => {
+                self.exited = true;
+                return;
+            }
+            Effect::Open(_)
+            | Effect::Recover { .. }
+            | Effect::Prepare(_)
+            | Effect::Settle(_)
+            | Effect::Report { .. }
+            | Effect::Reclaim { .. }
+            | Effect::Check(_) => {}
+        }
+        self.calls.push(Call { effect, sent_at: self.now });
+    }
+
+    /// I8
+    fn slots_add_up(&self) {
+        if self.exited {
+            return;
+        }
+        let held = self.worker.claims().filter(|view| !self.slotless.contains(view.run)).count();
+        let polling: u32 = self.polling.values().sum();
+        let held = u32::try_from(held).expect("few");
+        assert_eq!(self.worker.free() + polling + held, CAPACITY, "{polling} in polls, {held} held");
+    }
+
+    fn refusal(&mut self) -> Refusal {
+        let after = (self.below(4) == 0).then(|| Duration::from_secs(self.dice.bits() % 60));
+        match self.below(9) {
+            0 => Refusal::Gone,
+            1 if !self.calm => Refusal::Rejected,
+            2 => Refusal::Denied,
+            3 => Refusal::Stale,
+            4 => Refusal::Throttled { after },
+            _ => Refusal::Retry { after },
+        }
+    }
+
+    fn answer<T>(&mut self, value: T) -> Result<T, Refusal> {
+        if self.calm || self.below(3) > 0 { Ok(value) } else { Err(self.refusal()) }
+    }
+
+    fn run(&mut self) -> Run {
+        let task = TaskId::parse(&format!("T{}", self.below(30))).expect("a task id");
+        Run { task, run: 0 }
+    }
+
+    fn token(&mut self) -> Token {
+        self.tokens += 1;
+        Token(self.tokens)
+    }
+
+    fn length(&mut self) -> Duration {
+        Duration::from_secs(self.below(120))
+    }
+
+    fn haul(&mut self, long_poll: bool, max: u64) -> Haul {
+        let mut haul = Haul::default();
+        if self.calm {
+            return haul;
+        }
+        for _ in 0..self.below(max + 2) {
+            if long_poll {
+                let run = self.run();
+                haul.claims.push(self.bring(run));
+            } else {
+                let run = (self.below(8) > 0).then(|| self.run());
+                let id = format!("m{}", self.below(12)).into();
+                let token = self.token();
+                self.messages.insert(token);
+                haul.messages.push(Seen { token, id, dequeue_count: 9 + u32::from(self.below(4) > 2), run });
+            }
+        }
+        haul
+    }
+
+    fn bring(&mut self, run: Run) -> Brought {
+        let token = self.token();
+        self.claims.insert(token);
+        Brought { token, run, length: self.length() }
+    }
+
+    /// Answers one call, whichever.
+    fn reply(&mut self) {
+        if self.calls.is_empty() {
+            return;
+        }
+        let index = usize::try_from(self.below(self.calls.len() as u64)).expect("few");
+        let Call { effect, sent_at } = self.calls.swap_remove(index);
+        let length = self.length();
+        let event = match effect {
+            Effect::Open(source) => {
+                let lanes = Lanes { count: 2, usable_for: (self.below(2) == 0).then_some(length) };
+                Event::Opened { source, sent_at, answer: self.answer(lanes) }
+            }
+            Effect::Poll { source, lane: Lane(lane), max } => {
+                self.polling.remove(&source);
+                let haul = self.haul(source == SourceId(1), u64::from(max));
+                let answer = if haul == Haul::default() { self.answer(haul) } else { Ok(haul) };
+                Event::Polled { source, lane: Lane(lane), sent_at, answer }
+            }
+            Effect::Recover { source, held } => {
+                let asked = if self.calm { 0 } else { self.below(3) };
+                let mut runs: BTreeSet<_> = (0..asked).map(|_| self.run()).collect();
+                runs.retain(|run| !held.contains(run));
+                let answer = self.answer(());
+                let answer = answer.map(|()| runs.into_iter().map(|run| self.bring(run)).collect());
+                Event::Recovered { source, sent_at, answer }
+            }
+            Effect::Claim(claim) => Event::Claimed { claim, sent_at, answer: self.answer(length) },
+            Effect::Delete(message) => Event::Deleted { message, answer: self.answer(()) },
+            Effect::Prepare(claim) => {
+                let answer = if self.below(5) == 0 { Err(Unprepared::Malformed) } else { Ok(()) };
+                Event::Prepared { claim, answer }
+            }
+            Effect::Execute(claim) | Effect::Kill { claim, .. } => Event::Ended { claim, verdict: Verdict::Completed },
+            Effect::Settle(claim) => Event::Settled { claim, settled: Settled::Clean },
+            Effect::Report { claim, .. } => Event::Reported { claim, answer: self.answer(()) },
+            Effect::Reclaim { claim, .. } => Event::Reclaimed { claim, sent_at, answer: self.answer(length) },
+            Effect::Check(claim) => {
+                let canceled = self.below(4) == 0;
+                Event::Checked { claim, answer: self.answer(canceled) }
+            }
+            Effect::Forget(_) | Effect::Extended { .. } | Effect::Close { .. } | Effect::Alert(_) | Effect::Exit(_) => {
+                return;
+            }
+        };
+        self.happens(event);
+    }
+
+    fn wake(&mut self) {
+        let Some(due) = self.worker.next_deadline() else { return };
+        self.now = self.now.max(due);
+        let acted = self.happens(Event::Tick);
+        let next = self.worker.next_deadline();
+        assert!(next.is_none_or(|next| next > self.now), "due again at once at {:?}, acted: {acted}", self.now);
+    }
+
+    fn order(&mut self) {
+        let deadline = (self.below(2) == 0).then(|| self.now.plus(Duration::from_secs(self.dice.bits() % 60)));
+        let order = self.below(3);
+        self.hurried |= order == 1 && deadline.is_some();
+        let event = match order {
+            0 => Event::Drain,
+            1 => Event::HandBack { deadline },
+            _ => Event::Wake(SourceId(0)),
+        };
+        self.happens(event);
+    }
+}
+
+fn subject(effect: &Effect) -> Option<Token> {
+    match effect {
+        Effect::Claim(claim)
+        | Effect::Prepare(claim)
+        | Effect::Execute(claim)
+        | Effect::Settle(claim)
+        | Effect::Check(claim)
+        | Effect::Report { claim, .. }
+        | Effect::Reclaim { claim, .. }
+        | Effect::Kill { claim, .. } => Some(*claim),
+        _ => None,
+    }
+}
+
+fn lives(seed: u64) {
+    let mut world = World::new(seed);
+    world.happens(Event::Tick);
+    for _ in 0..400 {
+        if world.exited {
+            return;
+        }
+        match world.below(20) {
+            0..=11 => world.reply(),
+            12..=17 => world.wake(),
+            18 => {
+                world.now = world.now.plus(Duration::from_millis(world.dice.bits() % 20_000));
+                world.happens(Event::Tick);
+            }
+            _ if world.below(12) == 0 => world.order(),
+            _ => {}
+        }
+    }
+    // The faults end: everything that is under way is answered, and the worker is told to go.
+    world.calm = true;
+    world.happens(Event::Drain);
+    for _ in 0..2_000 {
+        if world.exited {
+            assert_eq!(world.worker.claims().count(), 0);
+            assert_eq!(world.worker.next_deadline(), None);
+            assert!(world.hurried || world.messages.is_empty(), "never settled: {:?}", world.messages);
+            assert!(world.claims.is_empty(), "never closed: {:?}", world.claims);
+            return;
+        }
+        if world.calls.is_empty() { world.wake() } else { world.reply() }
+    }
+    panic!("it never exits: {:?}, {:?}", world.worker, world.calls);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    #[test]
+    fn a_worker_keeps_its_slots_never_spins_and_always_goes(seed in any::<u64>()) {
+        lives(seed);
+    }
+}
