@@ -52,7 +52,7 @@ impl World {
     fn new(seed: u64) -> Self {
         let mut dice = Jitter::seeded(seed);
         let policy = Policy {
-            drain_deadline: (dice.bits() % 2 == 0).then_some(Duration::from_secs(40)),
+            drain_deadline: dice.bits().is_multiple_of(2).then_some(Duration::from_secs(40)),
             denied_max: 50,
             ..policy(CAPACITY)
         };
