@@ -36,7 +36,7 @@ pub struct Worker {
     /// How many tasks run at once.
     #[schemars(range(min = 1, max = 16384))]
     pub capacity: u16,
-    /// Folder for the files of running tasks and the journal of claims. One worker a folder.
+    /// Folder for the files of running tasks. One worker a folder.
     pub work_dir: File,
     /// How long running tasks may go on after the first TERM or INT, before they are handed back.
     pub drain_deadline: Span,

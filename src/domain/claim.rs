@@ -462,7 +462,13 @@ impl Machine {
     }
 
     fn on_checked(&mut self, answer: Result<bool, Refusal>, now: Instant, acts: &mut Vec<Act>) {
-        self.check_at = self.policy.check_every.map(|every| now.plus(every));
+        self.check_at = match answer {
+            // Not allowed to ask: a convenience we do without. The reclaim will tell.
+            Err(Refusal::Denied | Refusal::Rejected) => None,
+            Ok(_) | Err(Refusal::Retry { .. } | Refusal::Throttled { .. } | Refusal::Gone | Refusal::Stale) => {
+                self.policy.check_every.map(|every| now.plus(every))
+            }
+        };
         if answer == Ok(true) {
             self.lose(Loss::Canceled, acts);
         }
