@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use tracing_subscriber::filter::LevelFilter;
 
 /// A value written as text. The error of [`Text::read`] is the end of a sentence: "expected …".
 trait Text: Sized {
@@ -339,7 +340,8 @@ impl Text for Filter {
         let expected =
             "error, warn, info, debug, trace or off, or directives such as \"info,journeyman::source=debug\"";
         // Without this check any single word would be taken for the name of a module.
-        let level = |word: &str| word.parse::<tracing_subscriber::filter::LevelFilter>().is_ok();
+        // An empty word would pass for a level.
+        let level = |word: &str| !word.is_empty() && word.parse::<LevelFilter>().is_ok();
         let plain = text.split(',').all(|part| match part.rsplit_once('=') {
             Some((target, word)) => !target.trim().is_empty() && level(word.trim()),
             None => level(part.trim()),
