@@ -55,7 +55,7 @@ pub struct Batch {
 }
 
 /// An entry of a queue that may lead to a claim.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Message {
     /// The lane it came from.
     pub lane: Lane,
@@ -69,8 +69,20 @@ pub struct Message {
     pub run: Run,
 }
 
+impl std::fmt::Debug for Message {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Message({} about {}, received {} times)", self.id, self.run, self.dequeue_count)
+    }
+}
+
+impl std::fmt::Debug for Undecodable {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Undecodable({}, received {} times: {})", self.id, self.dequeue_count, self.what)
+    }
+}
+
 /// An entry that could not be read.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Undecodable {
     /// The lane it came from.
     pub lane: Lane,

@@ -161,7 +161,7 @@ impl Bench for AzuriteBench {
 
     fn create(&self, _spec: Spec) -> Fut<'_, TaskId> {
         Box::pin(async {
-            let task = format!("task-{}", self.created.fetch_add(1, Ordering::Relaxed));
+            let task = format!("task-{:03}QACAAAAAAAAAAA", self.created.fetch_add(1, Ordering::Relaxed));
             let said = json!({ "taskId": task, "runId": 0, "hintId": "h" }).to_string();
             self.put(&STANDARD.encode(said)).await;
             TaskId::parse(&task).expect("a good id")

@@ -5,6 +5,7 @@
     unreachable_pub,
     clippy::expect_used,
     clippy::disallowed_methods,
+    clippy::print_stdout,
     reason = "a test binary has no outside, and starts processes"
 )]
 

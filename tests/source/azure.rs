@@ -52,7 +52,13 @@ fn list(messages: &[String]) -> Act {
     answer(200, "application/xml", body)
 }
 
+/// A slugid that starts with this.
+fn slugid(start: &str) -> String {
+    format!("{start:A<8}QACAAAAAAAAAAA")
+}
+
 fn about(task: &str) -> String {
+    let task = slugid(task);
     STANDARD.encode(json!({ "taskId": task, "runId": 0, "hintId": "h" }).to_string())
 }
 
@@ -92,7 +98,7 @@ async fn a_batch_keeps_its_order_its_receipts_and_its_doubles() {
     let gremlin = Gremlin::start(|url| vec![queues(url, 1), list(&batch)]).await;
     let batch = opened(&gremlin).await.poll(Lane(0), 4).await.expect("the list is read");
     let seen: Vec<_> = batch.messages.iter().map(|message| (&*message.id, &*message.receipt, &message.run)).collect();
-    let (a, b) = (run("A", 0), run("B", 0));
+    let (a, b) = (run(&slugid("A"), 0), run(&slugid("B"), 0));
     assert_eq!(seen, [("m-1", "AgAA+/==", &a), ("m-3", "<r+>", &b), ("m-1", "AgAA+/==", &a)]);
     assert_eq!(batch.messages[0].dequeue_count, 3);
     assert_eq!(batch.undecodable.len(), 1);

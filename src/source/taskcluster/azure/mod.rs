@@ -230,8 +230,21 @@ fn decode(message: &RawMessage) -> Result<Run, &'static str> {
     text.retain(|character| !character.is_ascii_whitespace());
     let json = BASE64.decode(text).map_err(|_| "its text is not base64")?;
     let named: WireMessage = serde_json::from_slice(&json).map_err(|_| "its text is not JSON with taskId and runId")?;
-    let task = TaskId::parse(&named.task_id).ok_or("its taskId is not one")?;
+    // claimTask answers 400 to any other, which would read as a fault of our own configuration.
+    let slugid = is_slugid(&named.task_id).then_some(&named.task_id);
+    let task = slugid.and_then(|id| TaskId::parse(id)).ok_or("its taskId is no slugid")?;
     Ok(Run { task, run: named.run_id })
+}
+
+/// Whether the service takes this for a task id: a UUID of version 4 in URL-safe base64.
+fn is_slugid(text: &str) -> bool {
+    let bytes = text.as_bytes();
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+    bytes.len() == 22
+        && bytes.iter().all(plain)
+        && matches!(bytes[8], b'Q'..=b'T')
+        && b"CGKOSWaeimquy26-".contains(&bytes[10])
+        && b"AQgw".contains(&bytes[21])
 }
 
 /// What the rest of the tests need to read a recorded pollTaskUrls.
@@ -281,9 +294,12 @@ mod tests {
 
     #[test]
     fn message_texts_are_decoded_tolerantly() {
-        assert_eq!(said(r#"{"taskId":"a_b-C","runId":3}"#), Ok("a_b-C/3".into()));
-        assert_eq!(said(r#"{"new":[{}],"runId":0,"hintId":"h","taskId":"x"}"#), Ok("x/0".into()));
-        let unpadded = STANDARD.encode(r#"{"taskId":"x","runId":0}  "#);
+        assert_eq!(said(r#"{"taskId":"S2NL7euHSXSb2_FRd4pI_g","runId":3}"#), Ok("S2NL7euHSXSb2_FRd4pI_g/3".into()));
+        assert_eq!(
+            said(r#"{"new":[{}],"runId":0,"hintId":"h","taskId":"S2NL7euHSXSb2_FRd4pI_g"}"#),
+            Ok("S2NL7euHSXSb2_FRd4pI_g/0".into())
+        );
+        let unpadded = STANDARD.encode(r#"{"taskId":"S2NL7euHSXSb2_FRd4pI_g","runId":0}  "#);
         let unpadded = unpadded.trim_end_matches('=');
         let folded = format!(" {}\r\n{} ", &unpadded[..10], &unpadded[10..]);
         assert!(decode(&raw(&folded)).is_ok());
@@ -291,16 +307,17 @@ mod tests {
 
     #[test]
     fn an_undecodable_message_costs_the_batch_nothing() {
-        let good = STANDARD.encode(r#"{"taskId":"x","runId":0}"#);
+        let good = STANDARD.encode(r#"{"taskId":"S2NL7euHSXSb2_FRd4pI_g","runId":0}"#);
         let bad = [
             "%%%".to_owned(),
             String::new(),
             STANDARD.encode("no json"),
             STANDARD.encode("[]"),
-            STANDARD.encode(r#"{"taskId":"x"}"#),
-            STANDARD.encode(r#"{"taskId":"x","runId":"0"}"#),
-            STANDARD.encode(r#"{"taskId":"x","runId":-1}"#),
+            STANDARD.encode(r#"{"taskId":"S2NL7euHSXSb2_FRd4pI_g"}"#),
+            STANDARD.encode(r#"{"taskId":"S2NL7euHSXSb2_FRd4pI_g","runId":"0"}"#),
+            STANDARD.encode(r#"{"taskId":"S2NL7euHSXSb2_FRd4pI_g","runId":-1}"#),
             STANDARD.encode(r#"{"taskId":"../x","runId":0}"#),
+            STANDARD.encode(r#"{"taskId":"no-slugid-but-22-bytes","runId":0}"#),
             STANDARD.encode([0xff, 0xfe]),
         ];
         let mut messages: Vec<_> = bad.iter().map(|text| raw(text)).collect();
@@ -315,8 +332,10 @@ mod tests {
     #[test]
     fn dequeue_counts_are_never_a_reason_to_drop_a_message() {
         let count = |text: &str| {
-            let message =
-                RawMessage { dequeue_count: text.into(), ..raw(&STANDARD.encode(r#"{"taskId":"x","runId":0}"#)) };
+            let message = RawMessage {
+                dequeue_count: text.into(),
+                ..raw(&STANDARD.encode(r#"{"taskId":"S2NL7euHSXSb2_FRd4pI_g","runId":0}"#))
+            };
             batch(Lane(0), vec![message]).messages[0].dequeue_count
         };
         assert_eq!(count(" 17 "), 17);
