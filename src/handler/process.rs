@@ -229,7 +229,16 @@ impl Running {
             self.group.signal(Signal::TERM);
             let gone = exit::group_gone(&mut self.exit, self.group.leader);
             let grace = grace(cause, bounds.grace, context);
-            if pump.during(timeout(grace, gone)).await.is_err() {
+            // An order may come, or be brought forward, while we wait.
+            let ended = async {
+                tokio::select! {
+                    biased;
+                    () = gone => true,
+                    () = sleep(grace) => false,
+                    () = context.kill_due() => false,
+                }
+            };
+            if !pump.during(ended).await {
                 effort = Effort::Killed;
                 remarks.push(format!("not ended {} after it was told to, and killed", shown(grace)));
             }

@@ -77,6 +77,23 @@ async fn a_process_that_ignores_the_order_to_end_is_killed_after_its_grace() {
 }
 
 #[tokio::test]
+async fn a_nearer_order_cuts_the_grace_of_an_earlier_one_short() {
+    let bench = Bench::new();
+    let script = "trap 'echo told' TERM; echo ready; while :; do sleep 0.05; done";
+    let bounds = Bounds { grace: Duration::from_secs(3600), ..LONG };
+    let running = start(&bench, &["sh", "-c", script]).unwrap();
+    let orders = async {
+        bench.logged("ready").await;
+        bench.cancel(Duration::from_secs(3600));
+        bench.logged("told").await;
+        bench.cancel(Duration::ZERO);
+    };
+    let both = async { tokio::join!(running.finish(bounds, &bench.context), orders) };
+    let (ended, ()) = tokio::time::timeout(Duration::from_secs(30), both).await.expect("it does not wait for an hour");
+    assert_eq!(ended.unwrap().status, Status::Signal(9));
+}
+
+#[tokio::test]
 async fn a_process_that_obeys_is_not_waited_for_any_longer() {
     let bench = Bench::new();
     let script = "trap 'echo cleaned up; exit 7' TERM; echo ready; while :; do sleep 0.05; done";
