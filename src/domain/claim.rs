@@ -586,8 +586,7 @@ impl Machine {
     }
 
     fn settle(&mut self, outcome: Outcome, acts: &mut Vec<Act>) {
-        let hurry_at = self.hand_back.flatten().map(|deadline| deadline.minus(REPORT_RESERVE));
-        self.stage = Stage::Settling { outcome, hurry_at };
+        self.stage = Stage::Settling { outcome, hurry_at: None };
         acts.push(Act::Settle);
     }
 

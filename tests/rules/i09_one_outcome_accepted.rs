@@ -34,6 +34,21 @@ fn i09_an_answer_that_settles_nothing_repeats_the_same_outcome() {
 }
 
 #[test]
+fn i09_the_waits_between_reports_do_not_count_the_requests_before_the_grant() {
+    let mut one = One::requested();
+    for _ in 0..4 {
+        one.happens(Happening::Unanswered { after: None });
+        one.pass_to(one.now.plus(secs(10)), Reclaims::Silent);
+    }
+    one.happens(Happening::Granted { sent_at: one.now, length: LEASE });
+    one.happens(Happening::Prepared(Err(journeyman::domain::outcome::Unprepared::Malformed)));
+    one.happens(Happening::Settled(journeyman::domain::claim::Settled::Clean));
+    one.happens(Happening::Reported(Err(RETRY)));
+    let wait = one.machine.next_deadline().expect("it is repeated").since(one.now);
+    assert!(wait <= journeyman::domain::claim::REPORT_RETRY.first, "{wait:?}");
+}
+
+#[test]
 fn i09_a_service_that_asks_for_patience_gets_it() {
     let mut one = One::reporting();
     one.happens(Happening::Reported(Err(Refusal::Throttled { after: Some(secs(120)) })));

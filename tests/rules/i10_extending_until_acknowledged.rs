@@ -46,3 +46,17 @@ fn i10_nothing_is_extended_once_the_answer_is_there() {
     assert_eq!(one.pass_to(at(5 * LEASE.as_secs()), Reclaims::Granted), []);
     assert!(matches!(one.happens(Happening::Settled(Settled::Clean))[..], [Act::Close(_)]));
 }
+
+#[test]
+fn i10_a_late_answer_to_a_reclaim_moves_nothing_once_the_claim_is_over() {
+    let extended = Happening::Reclaimed { sent_at: at(1), answer: Ok(LEASE) };
+    let mut trailing = One::executing();
+    trailing.happens(Happening::HandBack { deadline: None });
+    trailing.happens(Happening::Ended(Verdict::Failed));
+    trailing.happens(Happening::Reported(Ok(())));
+    assert_eq!(trailing.happens(extended), []);
+
+    let mut lost = One::executing();
+    lost.happens(Happening::Checked(Ok(true)));
+    assert_eq!(lost.happens(extended), []);
+}

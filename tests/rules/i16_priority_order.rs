@@ -169,3 +169,34 @@ fn i16_claims_that_are_throttled_slow_the_polls_down_more_and_more() {
     }
     assert!(waits[0] <= secs(3) && waits[7] >= secs(60), "{waits:?}");
 }
+
+#[test]
+fn i16_a_claim_that_is_granted_ends_the_slowing_down() {
+    let mut bench = Bench::messages(1, 1);
+    let throttled = |bench: &mut Bench, id: &str| {
+        let seen = bench.seen(id, id);
+        let claim = seen.token;
+        bench.hit(vec![seen]);
+        bench.claimed(claim, Err(Refusal::Throttled { after: None }));
+        let from = bench.now;
+        bench.pass_until(|effect| matches!(effect, Effect::Poll { .. }));
+        bench.now.since(from)
+    };
+    for id in ["m1", "m2", "m3", "m4"] {
+        throttled(&mut bench, id);
+    }
+    let claim = bench.executing("m5", "T5");
+    bench.completes(claim);
+    assert!(throttled(&mut bench, "m6") <= secs(3));
+}
+
+#[test]
+fn i16_urls_refused_during_a_poll_are_fetched_anew_after_it() {
+    let mut bench = Bench::messages(2, 1);
+    let claim = bench.preparing("m1", "T");
+    let effects = bench.deleted(claim, Err(Refusal::Stale));
+    assert!(!effects.contains(&Effect::Open(SourceId(0))), "a poll is under way: {effects:?}");
+    let mut effects = bench.empty(0);
+    effects.extend(bench.pass(secs(1)));
+    assert!(effects.contains(&Effect::Open(SourceId(0))), "{effects:?}");
+}

@@ -112,3 +112,63 @@ fn i24_a_recovery_that_is_not_granted_ends_nothing() {
         assert!(!bench.worker.stopping());
     }
 }
+
+#[test]
+fn i24_requests_that_are_wrong_from_the_start_end_the_worker_and_later_ones_do_not() {
+    // Opening, and polling where the poll is what claims.
+    let mut bench = Bench::new(policy(1), &[MESSAGES]);
+    bench.tick();
+    let source = journeyman::domain::id::SourceId(0);
+    let rejected = Event::Opened { source, sent_at: at(0), answer: Err(Refusal::Rejected) };
+    assert_eq!(bench.happens(rejected), [Effect::Exit(Exit::Misconfigured)]);
+
+    let mut bench = Bench::claims(1);
+    assert_eq!(bench.polled(0, 0, Err(Refusal::Rejected)), [Effect::Exit(Exit::Misconfigured)]);
+
+    let mut bench = Bench::claims(1);
+    bench.empty(0);
+    bench.pass(secs(1));
+    bench.polled(0, 0, Err(Refusal::Rejected));
+    assert!(!bench.worker.stopping(), "one was accepted before");
+}
+
+#[test]
+fn i24_a_drain_that_takes_too_long_keeps_its_cause() {
+    let limited = journeyman::domain::worker::Policy { drain_deadline: Some(secs(5)), ..policy(2) };
+    let mut bench = Bench::new(limited, &[MESSAGES; 2]);
+    bench.tick();
+    bench.opened(0, 1);
+    bench.opened(1, 1);
+    let claim = bench.executing("m1", "T");
+    bench.polled(1, 0, Err(Refusal::Rejected));
+    assert!(bench.worker.stopping());
+    bench.pass(secs(5));
+    bench.empty(0);
+    bench.happens(Event::Ended { claim, verdict: journeyman::domain::outcome::Verdict::Failed });
+    bench.happens(Event::Reported { claim, answer: Ok(()) });
+    let effects = bench.happens(Event::Settled { claim, settled: journeyman::domain::claim::Settled::Clean });
+    assert_eq!(effects.last(), Some(&Effect::Exit(Exit::Misconfigured)));
+}
+
+#[test]
+fn i24_urls_that_were_given_start_the_count_of_refusals_anew() {
+    let mut bench = Bench::new(policy(1), &[MESSAGES]);
+    let source = journeyman::domain::id::SourceId(0);
+    bench.tick();
+    let mut counts = Vec::new();
+    for answer in [false, false, true, false] {
+        if answer {
+            bench.opened(0, 1);
+            bench.polled(0, 0, Err(Refusal::Stale));
+            continue;
+        }
+        let effects = bench.happens(Event::Opened { source, sent_at: bench.now, answer: Err(Refusal::Denied) });
+        let count = |effect: &Effect| match effect {
+            Effect::Alert(Alert::Denied { in_a_row, .. }) => Some(*in_a_row),
+            _ => None,
+        };
+        counts.extend(effects.iter().find_map(count));
+        bench.pass_until(|effect| *effect == Effect::Open(source));
+    }
+    assert_eq!(counts, [1, 2, 1]);
+}
