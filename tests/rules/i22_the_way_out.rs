@@ -272,3 +272,12 @@ fn i22_a_definite_answer_during_the_way_out_still_settles_its_message() {
     assert!(effects.contains(&Effect::Delete(claim)), "{effects:?}");
     assert_eq!(bench.deleted(claim, Ok(())).last(), Some(&Effect::Exit(Exit::HandedBack)));
 }
+
+#[test]
+fn i22_artifacts_stored_while_the_hurried_report_is_under_way_leave_nothing_to_wait_for() {
+    let mut one = One::settling();
+    one.happens(notice(60));
+    one.pass_to(at(57), Reclaims::Silent);
+    assert_eq!(one.happens(Happening::Settled(Settled::Clean)), []);
+    assert_eq!(one.happens(Happening::Reported(Ok(()))), [Act::Close(End::Reported(SHUTDOWN))]);
+}
