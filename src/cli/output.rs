@@ -26,7 +26,7 @@ pub fn print(text: &str) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// As [`print`].
+/// As [`print()`].
 pub fn print_raw(bytes: &[u8]) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(bytes)?;
@@ -37,7 +37,7 @@ pub fn print_raw(bytes: &[u8]) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// As [`print`].
+/// As [`print()`].
 pub fn line(text: &str) -> io::Result<()> {
     print(&format!("{text}\n"))
 }
@@ -46,7 +46,7 @@ pub fn line(text: &str) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// As [`print`].
+/// As [`print()`].
 pub fn json(value: &serde_json::Value) -> io::Result<()> {
     line(&format!("{value:#}"))
 }
