@@ -40,6 +40,8 @@ pub const CLAIMED_PAGE_ENTRIES: usize = 100;
 pub const ARTIFACT_INLINE_BYTES_MAX: u64 = 8 << 10;
 /// How much of an artifact is read from its file at a time.
 pub const ARTIFACT_CHUNK_BYTES: usize = 256 << 10;
+/// Content up to this many bytes is sent from memory in one piece.
+pub const ARTIFACT_WHOLE_BYTES_MAX: u64 = 64 << 10;
 /// The slowest upload that is waited for, on top of [`CALL_TIMEOUT`].
 pub const ARTIFACT_BYTES_PER_SECOND_MIN: u64 = 128 << 10;
 /// The longest an artifact may be on its way; Taskcluster's upload URLs live 45 minutes.
@@ -53,6 +55,8 @@ pub const MEMORY_ARTIFACT_BYTES_MAX: usize = 64 << 20;
 pub const LOG_HEAD_BYTES: u64 = 48 << 20;
 /// How many bytes of a task's log are kept from its end.
 pub const LOG_TAIL_BYTES: u64 = 16 << 20;
+/// The longest log that is finished without another thread's help.
+pub const LOG_FINISH_BYTES_INLINE: u64 = 64 << 10;
 /// The longest line that the worker itself writes into a task's log.
 pub const LOG_NOTE_BYTES_MAX: usize = 4 << 10;
 

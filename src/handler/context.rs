@@ -1,8 +1,9 @@
 //! What a handler is told of its task, and what it may do while it runs.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use tokio::sync::watch;
 
@@ -56,6 +57,8 @@ pub struct Context {
 struct Inner {
     task: Task,
     workdir: PathBuf,
+    /// How making it went; empty until somebody asked for it.
+    made: OnceLock<io::Result<()>>,
     log: TaskLog,
     artifacts: Artifacts,
     cancel: watch::Receiver<Option<Cancel>>,
@@ -64,7 +67,8 @@ struct Inner {
 }
 
 impl Context {
-    /// Puts a context together. The senders stay with whoever runs the handler.
+    /// Puts a context together. `workdir` is made when it is first asked for. The senders stay with whoever runs the
+    /// handler.
     #[must_use]
     pub fn new(
         task: Task,
@@ -75,7 +79,9 @@ impl Context {
         lease_ends: watch::Receiver<Instant>,
         clock: Clock,
     ) -> Self {
-        Self { inner: Arc::new(Inner { task, workdir, log, artifacts, cancel, lease_ends, clock }) }
+        Self {
+            inner: Arc::new(Inner { task, workdir, made: OnceLock::new(), log, artifacts, cancel, lease_ends, clock }),
+        }
     }
 
     /// The task.
@@ -84,10 +90,19 @@ impl Context {
         &self.inner.task
     }
 
-    /// The task's own folder. It exists, is empty at the start, and is removed at the end.
+    /// The task's own folder. It is empty at the start, and removed at the end.
+    ///
+    /// It is made by the first call, so that a handler without files costs the disk nothing. Where it cannot be made the
+    /// task ends as `internal-error`, whatever its handler says.
     #[must_use]
     pub fn workdir(&self) -> &Path {
+        self.inner.made.get_or_init(|| std::fs::create_dir_all(&self.inner.workdir));
         &self.inner.workdir
+    }
+
+    /// How making the folder went; `None` where nobody asked for it.
+    pub(crate) fn folder_made(&self) -> Option<&io::Result<()>> {
+        self.inner.made.get()
     }
 
     /// The task's log.

@@ -112,6 +112,9 @@ pub(super) async fn prepare(
         answer = guarded(handler.prepare(payload, &context)) => answer,
     };
     let log = context.log();
+    if folder_missing(&context) {
+        return Back::Prepared { claim, answer: Err(Unprepared::Internal) };
+    }
     let answer = match answer {
         Ok(Ok(prepared)) => Ok(prepared),
         Ok(Err(NotPrepared::Malformed(sentences))) => {
@@ -154,8 +157,19 @@ async fn overdue(context: &Context) {
     tokio::time::sleep(KILL_SLACK).await;
 }
 
+/// Whether the handler asked for a folder that could not be made: then nothing it says is about the task.
+fn folder_missing(context: &Context) -> bool {
+    let Some(Err(error)) = context.folder_made() else { return false };
+    let run = &context.task().run;
+    tracing::error!(claim.run = %run, %error, "the task's folder cannot be made; check `work_dir`, its disk and its owner");
+    true
+}
+
 fn verdict(ended: Result<Result<(), NotCompleted>, Panicked>, context: &Context) -> Verdict {
     let log = context.log();
+    if folder_missing(context) {
+        return Verdict::Internal;
+    }
     match ended {
         Ok(Ok(())) => Verdict::Completed,
         Ok(Err(NotCompleted::Failed(sentence))) => {
@@ -198,4 +212,89 @@ async fn call<T>(operation: &str, answer: Answer<'_, T>) -> Result<T, Refused> {
         let what = format!("{operation}: the source panicked");
         Err(Refused { refusal: Refusal::Retry { after: None }, what })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::id::TaskId;
+    use crate::handler::artifact::Artifacts;
+    use crate::handler::log::{LogLimits, TaskLog};
+    use crate::handler::{PayloadHandler, Task, erase};
+    use std::path::Path;
+    use tokio::sync::watch;
+
+    /// Says that all is well, and uses its folder or not.
+    struct Content {
+        uses: Uses,
+    }
+
+    #[derive(PartialEq)]
+    enum Uses {
+        InPrepare,
+        InExecute,
+        Never,
+    }
+
+    impl PayloadHandler for Content {
+        type Payload = serde_json::Value;
+        type Prepared = ();
+
+        async fn prepare(&self, _: serde_json::Value, context: &Context) -> Result<(), NotPrepared> {
+            if self.uses == Uses::InPrepare {
+                assert!(context.workdir().is_absolute());
+            }
+            Ok(())
+        }
+
+        async fn execute(&self, (): (), context: &Context) -> Result<(), NotCompleted> {
+            if self.uses == Uses::InExecute {
+                assert!(context.workdir().is_absolute());
+            }
+            Ok(())
+        }
+    }
+
+    fn context(workdir: &Path) -> Context {
+        let run = Run { task: TaskId::parse("fN1SbArXTPSVFNUvaOlinQ").unwrap(), run: 0 };
+        let task = Task { run, source: "s".into(), definition: serde_json::Value::Null, env: Default::default() };
+        let log = TaskLog::new(workdir.with_extension("log"), LogLimits::default());
+        let (cancel, lease_ends) = (watch::channel(None).1, watch::channel(Instant::ORIGIN).1);
+        Context::new(task, workdir.to_owned(), log, Artifacts::new(), cancel, lease_ends, Clock::boot())
+    }
+
+    async fn prepared(uses: Uses, context: &Context) -> Result<Box<dyn Prepared>, Unprepared> {
+        let handler = erase(Content { uses });
+        let back = prepare(handler, Token(1), serde_json::Value::Null, context.clone()).await;
+        let Back::Prepared { answer, .. } = back else { panic!("it answers whether it is prepared") };
+        answer
+    }
+
+    async fn ended(uses: Uses, context: &Context) -> Verdict {
+        let Ok(prepared) = prepared(uses, context).await else { panic!("it is prepared") };
+        let back = execute(prepared, Token(1), context.clone()).await;
+        let Back::Ended { verdict, .. } = back else { panic!("it answers how it ended") };
+        verdict
+    }
+
+    #[tokio::test]
+    async fn a_task_whose_folder_cannot_be_made_ends_as_the_workers_fault() {
+        let base = tempfile::tempdir().unwrap();
+        let blocked = base.path().join("a file");
+        std::fs::write(&blocked, "").unwrap();
+        let workdir = blocked.join("work");
+        assert_eq!(prepared(Uses::InPrepare, &context(&workdir)).await.err(), Some(Unprepared::Internal));
+        assert_eq!(ended(Uses::InExecute, &context(&workdir)).await, Verdict::Internal);
+        assert_eq!(ended(Uses::Never, &context(&workdir)).await, Verdict::Completed);
+    }
+
+    #[tokio::test]
+    async fn a_folder_is_made_when_it_is_asked_for_and_not_before() {
+        let base = tempfile::tempdir().unwrap();
+        let workdir = base.path().join("task").join("work");
+        assert_eq!(ended(Uses::Never, &context(&workdir)).await, Verdict::Completed);
+        assert!(!base.path().join("task").exists());
+        assert_eq!(ended(Uses::InExecute, &context(&workdir)).await, Verdict::Completed);
+        assert!(workdir.is_dir());
+    }
 }

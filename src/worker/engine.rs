@@ -423,20 +423,8 @@ impl Engine {
             End::NotGranted => tracing::debug!(claim.run = %run, "not granted"),
         }
         if let Some(job) = live.job {
-            self.remove(job.folder);
+            remove(job);
         }
-    }
-
-    /// Takes a finished task's folder away; off this thread where there is more than two empty folders.
-    fn remove(&mut self, folder: std::path::PathBuf) {
-        if std::fs::remove_dir(folder.join("work")).and_then(|()| std::fs::remove_dir(&folder)).is_ok() {
-            return;
-        }
-        tokio::task::spawn_blocking(move || {
-            if let Err(error) = std::fs::remove_dir_all(&folder) {
-                tracing::warn!(folder = %folder.display(), %error, "a task's folder could not be removed");
-            }
-        });
     }
 
     fn alert(&self, alert: &Alert) {
@@ -506,4 +494,25 @@ impl Engine {
 
 fn source_id(index: usize) -> SourceId {
     SourceId(u16::try_from(index).unwrap_or(u16::MAX))
+}
+
+/// Takes away what a finished task leaves on the disk, if there is anything. Off this thread: a disk may take its time
+/// to free blocks, and the leases of all other tasks are kept here.
+fn remove(job: super::live::Job) {
+    let (folder, log) = (job.context.folder_made().is_some(), job.context.log().bytes() > 0);
+    if !folder && !log {
+        return;
+    }
+    tokio::task::spawn_blocking(move || {
+        let told = |removed: std::io::Result<()>| match removed {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                tracing::warn!(folder = %job.folder.display(), %error, "what a task left could not be removed");
+            }
+            Ok(()) | Err(_) => {}
+        };
+        if folder {
+            told(std::fs::remove_dir_all(&job.folder));
+        }
+        told(job.context.log().remove());
+    });
 }

@@ -44,6 +44,7 @@ pub(super) struct Live {
 #[derive(Debug, Clone)]
 pub(super) struct Job {
     pub(super) context: Context,
+    /// The task's folder, which is there if the context says that it was made.
     pub(super) folder: PathBuf,
 }
 
@@ -73,7 +74,7 @@ impl Live {
         self.calls.push(call);
     }
 
-    /// Makes the task's folder and what the handler is given.
+    /// Clears what an earlier run of the same name left, and makes what the handler is given.
     pub(super) fn begin(
         &mut self,
         run: &Run,
@@ -82,13 +83,13 @@ impl Live {
         log: LogLimits,
         clock: Clock,
     ) -> std::io::Result<Job> {
-        let folder = base.join(format!("{}_{}", run.task, run.run));
-        match std::fs::remove_dir_all(&folder) {
+        let name = format!("{}_{}", run.task, run.run);
+        let (workdir, log) = (base.join(&name), TaskLog::new(base.join(format!("{name}.log")), log));
+        log.remove()?;
+        match std::fs::remove_dir_all(&workdir) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
             Ok(()) | Err(_) => {}
         }
-        let workdir = folder.join("work");
-        std::fs::create_dir_all(&workdir)?;
         let definition = std::mem::take(&mut self.definition);
         let mut env = feed.env.clone();
         env.insert("TASK_ID".to_owned(), run.task.to_string());
@@ -98,10 +99,11 @@ impl Live {
             env.insert("TASK_GROUP_ID".to_owned(), group.to_owned());
         }
         let task = Task { run: run.clone(), source: feed.name.clone(), definition, env };
+        let folder = workdir.clone();
         let context = Context::new(
             task,
             workdir,
-            TaskLog::new(folder.join("task.log"), log),
+            log,
             Artifacts::new(),
             self.cancel.subscribe(),
             self.lease_ends.subscribe(),

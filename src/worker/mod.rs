@@ -148,7 +148,16 @@ impl Worker {
     ///
     /// Not cancel safe: what runs is killed and its claims are left to expire. Use [`Control::drain`].
     pub async fn run(self) -> std::io::Result<Exit> {
-        engine::Engine::start(self)?.run().await
+        let engine = engine::Engine::start(self)?;
+        // On one of the runtime's own threads, where the calls that it starts and hears from are a queue away and not a
+        // wake-up of another thread.
+        let mut running = tokio::task::JoinSet::new();
+        running.spawn(engine.run());
+        match running.join_next().await {
+            Some(Ok(exit)) => exit,
+            Some(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Some(Err(_)) | None => Err(std::io::Error::other("the runtime was shut down under the worker")),
+        }
     }
 }
 

@@ -10,8 +10,8 @@ use crate::domain::claim::Settled;
 use crate::domain::jitter::Jitter;
 use crate::domain::refusal::Refusal;
 use crate::handler::collect::{Collected, Item};
-use crate::handler::log::{self, TaskLog};
-use crate::limits::{UPLOAD_TRIES_MAX, UPLOADS_AT_ONCE};
+use crate::handler::log::{self, FinishedLog, TaskLog};
+use crate::limits::{LOG_FINISH_BYTES_INLINE, UPLOAD_TRIES_MAX, UPLOADS_AT_ONCE};
 use crate::source::{Artifact, ArtifactBody, Claim, Source};
 
 use super::counters::{Counters, count};
@@ -128,11 +128,10 @@ impl Store {
         if log.bytes() == 0 {
             return;
         }
-        let finishing = log.clone();
-        let finished = match spawn_blocking(move || finishing.finish()).await {
-            Ok(Ok(Some(finished))) => finished,
-            Ok(Ok(None)) | Err(_) => return,
-            Ok(Err(error)) => {
+        let finished = match finish(log).await {
+            Ok(Some(finished)) => finished,
+            Ok(None) => return,
+            Err(error) => {
                 tracing::warn!(%error, "a task's log cannot be read back; it is not stored");
                 return;
             }
@@ -150,6 +149,15 @@ impl Store {
             self.upload(&live, log).await;
         }
     }
+}
+
+/// A short log is finished on the spot: that is quicker than asking another thread to.
+async fn finish(log: &TaskLog) -> std::io::Result<Option<FinishedLog>> {
+    if log.bytes() <= LOG_FINISH_BYTES_INLINE {
+        return log.finish();
+    }
+    let log = log.clone();
+    spawn_blocking(move || log.finish()).await.map_err(std::io::Error::other)?
 }
 
 fn next(mut items: Collected) -> Option<(Collected, Item)> {
