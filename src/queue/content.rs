@@ -3,7 +3,9 @@
 //! An upload is streamed into a file of its own and takes its name once it is whole and on disk, so a reader sees
 //! nothing or all of it.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 
 use axum::body::{Body, HttpBody as _};
@@ -14,8 +16,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256, Sha512};
-use tokio::fs::File;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::AsyncReadExt as _;
 use tokio::time::timeout;
 use tokio_util::io::ReaderStream;
 
@@ -118,11 +119,11 @@ enum Failed {
     TooLarge,
     /// The client stopped sending.
     Cut,
-    Disk(std::io::Error),
+    Disk(io::Error),
 }
 
-impl From<std::io::Error> for Failed {
-    fn from(error: std::io::Error) -> Self {
+impl From<io::Error> for Failed {
+    fn from(error: io::Error) -> Self {
         Self::Disk(error)
     }
 }
@@ -142,33 +143,30 @@ async fn put(app: &App, target: &Target, body: Body) -> Response<Body> {
     }
 }
 
-/// A file on its way to its name; removed again where it does not get there.
+/// A file on its way to its name; removed again where it does not get there. Blocks, so it is used off the async
+/// threads, in as few steps as there are.
 struct Draft {
     path: PathBuf,
     file: File,
 }
 
 impl Draft {
-    async fn make(app: &App) -> std::io::Result<Self> {
-        let folder = app.artifacts.join("incoming");
-        tokio::fs::create_dir_all(&folder).await?;
+    fn make(artifacts: &Path) -> io::Result<Self> {
+        let folder = artifacts.join("incoming");
         let path = folder.join(uuid::Uuid::new_v4().to_string());
-        let file = File::create_new(&path).await?;
+        let file = unless_missing(|| File::create_new(&path), &folder)?;
         Ok(Self { path, file })
     }
 
-    async fn settle(mut self, app: &App, target: &Target) -> std::io::Result<()> {
-        self.file.flush().await?;
-        self.file.sync_all().await?;
-        let path = target.file(app);
-        if let Some(folder) = path.parent() {
-            tokio::fs::create_dir_all(folder).await?;
-        }
-        tokio::fs::rename(&self.path, &path).await?;
-        if let Some(folder) = path.parent() {
-            File::open(folder).await?.sync_all().await?;
-        }
-        Ok(())
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes)
+    }
+
+    fn settle(self, path: &Path) -> io::Result<()> {
+        self.file.sync_all()?;
+        let Some(folder) = path.parent() else { return Err(io::ErrorKind::InvalidInput.into()) };
+        unless_missing(|| std::fs::rename(&self.path, path), folder)?;
+        File::open(folder)?.sync_all()
     }
 }
 
@@ -179,12 +177,36 @@ impl Drop for Draft {
     }
 }
 
+/// Tries again with the folder made, where it was missing.
+fn unless_missing<T>(act: impl Fn() -> io::Result<T>, folder: &Path) -> io::Result<T> {
+    match act() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            std::fs::create_dir_all(folder)?;
+            act()
+        }
+        done => done,
+    }
+}
+
+async fn blocking<T: Send + 'static>(act: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+    tokio::task::spawn_blocking(act).await.map_err(io::Error::other)?
+}
+
+async fn written(draft: Option<Draft>, bytes: Vec<u8>, artifacts: PathBuf) -> io::Result<Draft> {
+    blocking(move || {
+        let mut draft = draft.map_or_else(|| Draft::make(&artifacts), Ok)?;
+        draft.write(&bytes)?;
+        Ok(draft)
+    })
+    .await
+}
+
+/// Receives content piece by piece. What is small, as most logs are, is written in one step when it is complete.
 async fn receive(app: &App, target: &Target, mut body: Body) -> Result<(), Failed> {
     if body.size_hint().lower() > app.artifact_bytes_max {
         return Err(Failed::TooLarge);
     }
-    let mut draft = Draft::make(app).await?;
-    let mut length = 0_u64;
+    let (mut draft, mut held, mut length) = (None, Vec::new(), 0_u64);
     loop {
         let next = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx));
         let frame = match timeout(QUEUE_CHUNK_TIMEOUT, next).await {
@@ -197,14 +219,28 @@ async fn receive(app: &App, target: &Target, mut body: Body) -> Result<(), Faile
             if length > app.artifact_bytes_max {
                 return Err(Failed::TooLarge);
             }
-            draft.file.write_all(&data).await?;
+            held.extend_from_slice(&data);
+            if held.len() >= QUEUE_READ_BYTES {
+                draft = Some(written(draft, std::mem::take(&mut held), app.artifacts.clone()).await?);
+            }
         }
     }
-    Ok(draft.settle(app, target).await?)
+    Ok(settle(app, target, draft, held).await?)
+}
+
+/// Writes what is left and gives the file its name.
+async fn settle(app: &App, target: &Target, draft: Option<Draft>, rest: Vec<u8>) -> io::Result<()> {
+    let (artifacts, path) = (app.artifacts.clone(), target.file(app));
+    blocking(move || {
+        let mut draft = draft.map_or_else(|| Draft::make(&artifacts), Ok)?;
+        draft.write(&rest)?;
+        draft.settle(&path)
+    })
+    .await
 }
 
 async fn get(app: &App, target: &Target, content_type: &str) -> Response<Body> {
-    let Ok(file) = File::open(target.file(app)).await else {
+    let Ok(file) = tokio::fs::File::open(target.file(app)).await else {
         return answer(StatusCode::NOT_FOUND, "nothing was put there\n");
     };
     let length = file.metadata().await.map(|about| about.len()).ok();
@@ -225,15 +261,11 @@ fn target(task: &str, run: u32, name: &str) -> Target {
 
 /// Stores content that came within a call.
 pub(crate) async fn store(app: &App, task: &str, run: u32, name: &str, bytes: &[u8]) -> Result<(), Fault> {
-    let written = async {
-        let mut draft = Draft::make(app).await?;
-        draft.file.write_all(bytes).await?;
-        draft.settle(app, &target(task, run, name)).await
-    };
-    written.await.map_err(|error| incident(&error))
+    let written = settle(app, &target(task, run, name), None, bytes.to_vec()).await;
+    written.map_err(|error| incident(&error))
 }
 
-fn incident(error: &std::io::Error) -> Fault {
+fn incident(error: &io::Error) -> Fault {
     let incident = uuid::Uuid::new_v4();
     tracing::error!(%error, %incident, "the content of an artifact could not be stored or read");
     Fault::internal(&incident)
@@ -268,8 +300,8 @@ struct Digests {
     sha512: String,
 }
 
-async fn digests(path: PathBuf) -> std::io::Result<Digests> {
-    let mut file = File::open(path).await?;
+async fn digests(path: PathBuf) -> io::Result<Digests> {
+    let mut file = tokio::fs::File::open(path).await?;
     let (mut short, mut long) = (Sha256::new(), Sha512::new());
     let mut chunk = vec![0_u8; QUEUE_READ_BYTES];
     loop {

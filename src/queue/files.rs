@@ -8,7 +8,7 @@ use sha2::{Digest as _, Sha256};
 pub(crate) fn place(task: &str, run: u32, name: &str) -> String {
     let digest = Sha256::digest(name.as_bytes());
     let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{task}/{run}/{hex}")
+    format!("{task}/{run}-{hex}")
 }
 
 /// Removes a file, or a task's whole folder. What is not there is no trouble; anything else is told in the log.

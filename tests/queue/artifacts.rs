@@ -186,7 +186,7 @@ async fn an_expired_artifact_is_gone_with_its_content() {
     let made = run.declare("public/x", json!({"storageType": "s3", "contentType": "text/plain"})).await.expect(200);
     let url = made["putUrl"].as_str().expect("an address").to_owned();
     assert_eq!(put(&place.api, &url, "text/plain", b"x".to_vec()).await.status, 200);
-    let folder = place.folder.path().join("artifacts").join(&run.task).join("0");
+    let folder = place.folder.path().join("artifacts").join(&run.task);
     let stored = || std::fs::read_dir(&folder).map_or(0, Iterator::count);
     assert_eq!(stored(), 1);
     place.advance(601).await;

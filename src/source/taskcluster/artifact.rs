@@ -29,6 +29,7 @@ use super::{ArtifactStorage, Dialect, Taskcluster};
 use crate::domain::refusal::Refusal;
 use crate::limits::{
     ARTIFACT_BYTES_PER_SECOND_MIN, ARTIFACT_CHUNK_BYTES, ARTIFACT_INLINE_BYTES_MAX, ARTIFACT_TRANSFER_TIMEOUT_MAX,
+    ARTIFACT_WHOLE_BYTES_MAX,
 };
 use crate::source::{Artifact, ArtifactBody, Claim, Refused};
 
@@ -250,16 +251,22 @@ impl Taskcluster {
         let operation = &upload.operation;
         let url = self.upload_url(url).map_err(|what| retry(format!("{operation}: the upload URL {what}")))?;
         headers.insert(CONTENT_LENGTH, HeaderValue::from(content.bytes));
-        let (feed, drain) = tokio::io::duplex(ARTIFACT_CHUNK_BYTES);
-        let stream = ReaderStream::with_capacity(drain, ARTIFACT_CHUNK_BYTES);
-        let request = self
-            .api
-            .http()
-            .put(url)
-            .headers(headers)
-            .timeout(patience(content.bytes, self.api.timeouts().call))
-            .body(Body::wrap_stream(stream));
-        let (fed, sent) = tokio::join!(pump(content, feed), request.send());
+        let request = self.api.http().put(url).headers(headers);
+        let request = request.timeout(patience(content.bytes, self.api.timeouts().call));
+        let (fed, sent) = if content.bytes <= ARTIFACT_WHOLE_BYTES_MAX {
+            // Most logs are this small: one read, no pipe.
+            match whole(content).await {
+                Ok(data) => {
+                    let hashes = Hashes::of(&data);
+                    (Ok(hashes), request.body(data).send().await)
+                }
+                Err(what) => return Err(refused(Refusal::Rejected, format!("{operation}: {what}"))),
+            }
+        } else {
+            let (feed, drain) = tokio::io::duplex(ARTIFACT_CHUNK_BYTES);
+            let stream = ReaderStream::with_capacity(drain, ARTIFACT_CHUNK_BYTES);
+            tokio::join!(pump(content, feed), request.body(Body::wrap_stream(stream)).send())
+        };
         let response = match (&fed, sent) {
             (Err(Unread::File(what)), _) => {
                 let what = format!("{operation}: {what}");
@@ -432,13 +439,19 @@ async fn read_small(content: Content<'_>, operation: &str) -> Result<Option<Vec<
     if content.bytes >= ARTIFACT_INLINE_BYTES_MAX {
         return Ok(None);
     }
-    let mut data = Vec::new();
-    let mut at = 0;
-    while at < content.bytes {
-        let piece =
-            piece(content, at).await.map_err(|what| refused(Refusal::Rejected, format!("{operation}: {what}")))?;
-        at += piece.len() as u64;
-        data.extend_from_slice(&piece);
-    }
+    let data = whole(content).await.map_err(|what| refused(Refusal::Rejected, format!("{operation}: {what}")))?;
     Ok(Some(data))
+}
+
+async fn whole(content: Content<'_>) -> Result<Vec<u8>, String> {
+    let mut data = Vec::new();
+    while (data.len() as u64) < content.bytes {
+        let next = piece(content, data.len() as u64).await?;
+        if data.is_empty() {
+            data = next;
+        } else {
+            data.extend_from_slice(&next);
+        }
+    }
+    Ok(data)
 }

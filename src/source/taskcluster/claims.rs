@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use reqwest::Method;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::api::{Call, Failed, Patience, segment};
@@ -45,15 +46,14 @@ impl Taskcluster {
         }
         let mut batch = Batch::default();
         for entry in claims.tasks {
-            let named = name(&entry);
-            let checked = serde_json::from_value::<WireClaim>(entry)
+            let checked = serde_json::from_str::<WireClaim>(entry.get())
                 .map_err(|_| "it is not of the shape of a claim".to_owned())
                 .and_then(|claim| claim.check(&self.worker, date));
             match checked {
                 Ok(claim) => batch.grants.push(grant(claim)),
                 Err(what) => batch.undecodable.push(Undecodable {
                     lane: Lane(0),
-                    id: named.into(),
+                    id: name(&entry).into(),
                     receipt: "".into(),
                     dequeue_count: 1,
                     what: format!("{operation}: {what}"),
@@ -240,7 +240,8 @@ fn grant(claim: CheckedClaim) -> Grant {
 }
 
 /// What to call a claim that may not be one.
-fn name(entry: &Value) -> String {
+fn name(entry: &RawValue) -> String {
+    let entry: Value = serde_json::from_str(entry.get()).unwrap_or_default();
     let task = entry.pointer("/status/taskId").and_then(Value::as_str).unwrap_or("a nameless task");
     let run = entry.get("runId").and_then(Value::as_u64);
     run.map_or_else(|| clean(task), |run| format!("{}/{run}", clean(task)))

@@ -10,7 +10,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use reqwest::header::HeaderValue;
 use secrecy::{ExposeSecret, SecretString};
-use serde_json::{Map, Value};
+use serde::Serialize;
+use serde_json::value::RawValue;
 use url::{Position, Url};
 
 /// A Taskcluster client: permanent, or temporary with a certificate. Deliberately without `Debug`.
@@ -69,18 +70,16 @@ impl Credentials {
         if access_token.expose_secret().is_empty() {
             return Err(BadCredentials::AccessToken);
         }
-        let mut ext = Map::new();
-        if let Some(text) = certificate.map(ExposeSecret::expose_secret)
-            && !text.is_empty()
-        {
-            let certificate =
-                serde_json::from_str::<Map<String, Value>>(text).map_err(|_| BadCredentials::Certificate)?;
-            ext.insert("certificate".to_owned(), Value::Object(certificate));
-        }
-        if let Some(scopes) = scopes {
-            ext.insert("authorizedScopes".to_owned(), scopes.into());
-        }
-        let ext = (!ext.is_empty()).then(|| STANDARD.encode(Value::Object(ext).to_string()).into());
+        let certificate = match certificate.map(ExposeSecret::expose_secret) {
+            Some(text) if !text.is_empty() => Some(object(text).ok_or(BadCredentials::Certificate)?),
+            Some(_) | None => None,
+        };
+        let ext = Ext { certificate, authorized_scopes: scopes };
+        let ext = match ext {
+            Ext { certificate: None, authorized_scopes: None } => None,
+            ext => Some(serde_json::to_vec(&ext).map_err(|_| BadCredentials::Certificate)?),
+        };
+        let ext = ext.map(|text| STANDARD.encode(text).into());
         Ok(Self { client_id: client_id.to_owned(), access_token, ext })
     }
 
@@ -109,6 +108,21 @@ impl Credentials {
     }
 }
 
+/// What a signature carries besides the request.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Ext<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    certificate: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    authorized_scopes: Option<&'a [String]>,
+}
+
+/// The text of a JSON object, as it came: claims bring a certificate each, and none of them is ours to change.
+fn object(text: &str) -> Option<&RawValue> {
+    serde_json::from_str::<&RawValue>(text).ok().filter(|value| value.get().starts_with('{'))
+}
+
 /// A value that is replaced as a whole while others read it.
 pub(super) struct Swap<T>(RwLock<Arc<T>>);
 
@@ -129,6 +143,7 @@ impl<T> Swap<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::Value;
     use std::time::{Duration, UNIX_EPOCH};
 
     fn temporary() -> Credentials {

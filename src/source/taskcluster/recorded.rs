@@ -58,7 +58,7 @@ fn read(exchange: &Exchange, ids: &[&str]) -> &'static str {
     match (exchange.method.as_str(), last) {
         _ if path.contains("/claim-work/") => {
             for entry in json::<WireClaims>(exchange).tasks {
-                let claim: WireClaim = serde_json::from_value(entry).unwrap();
+                let claim: WireClaim = serde_json::from_str(entry.get()).unwrap();
                 lease(claim.check(&worker("w1"), date).map(|claim| claim.granted.lease));
             }
             "claims"
@@ -147,7 +147,7 @@ fn the_lease_of_a_recorded_claim_is_twenty_minutes_by_the_services_own_clock() {
     let leases: Vec<u64> = json::<WireClaims>(&exchange)
         .tasks
         .into_iter()
-        .map(|entry| serde_json::from_value::<WireClaim>(entry).unwrap())
+        .map(|entry| serde_json::from_str::<WireClaim>(entry.get()).unwrap())
         .map(|claim| claim.check(&worker("w1"), date(&exchange)).unwrap().granted.lease.as_secs())
         .collect();
     assert_eq!(leases, [1199, 1199]);

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use secrecy::SecretString;
 use serde::Deserialize;
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::credentials::Credentials;
 use crate::domain::id::{Run, TaskId};
@@ -71,7 +72,7 @@ pub(super) struct WireReclaim {
 /// The answer to claimWork. Entries are read one by one, so that a bad one costs the others nothing.
 #[derive(Deserialize)]
 pub(super) struct WireClaims {
-    pub(super) tasks: Vec<Value>,
+    pub(super) tasks: Vec<Box<RawValue>>,
 }
 
 /// The part of a task's status that is looked at.
