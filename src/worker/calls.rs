@@ -32,6 +32,22 @@ pub(super) enum Back {
     Checked { claim: Token, answer: Result<bool, Refused> },
 }
 
+impl Back {
+    /// The claim that the call was about.
+    pub(super) const fn claim(&self) -> Option<Token> {
+        match self {
+            Self::Claimed { claim, .. }
+            | Self::Prepared { claim, .. }
+            | Self::Ended { claim, .. }
+            | Self::Settled { claim, .. }
+            | Self::Reported { claim, .. }
+            | Self::Reclaimed { claim, .. }
+            | Self::Checked { claim, .. } => Some(*claim),
+            Self::Opened { .. } | Self::Polled { .. } | Self::Recovered { .. } | Self::Deleted { .. } => None,
+        }
+    }
+}
+
 pub(super) async fn open(source: Arc<dyn Source>, id: SourceId, clock: Clock) -> Back {
     let sent_at = clock.now();
     Back::Opened { source: id, sent_at, answer: call("open", source.open()).await }

@@ -129,6 +129,9 @@ impl Engine {
     }
 
     fn came_back(&mut self, back: Back) {
+        if let Some(live) = back.claim().and_then(|claim| self.live.get_mut(&claim)) {
+            live.let_go();
+        }
         let event = match back {
             Back::Opened { source, sent_at, answer } => {
                 let answer = self

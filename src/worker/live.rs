@@ -70,8 +70,12 @@ impl Live {
 
     /// Remembers a call, so that it can be dropped when the claim is over.
     pub(super) fn keep(&mut self, call: AbortHandle) {
-        self.calls.retain(|call| !call.is_finished());
         self.calls.push(call);
+    }
+
+    /// Lets go of calls that have come back: each holds as much memory as the call itself took.
+    pub(super) fn let_go(&mut self) {
+        self.calls.retain(|call| !call.is_finished());
     }
 
     /// Clears what an earlier run of the same name left, and makes what the handler is given.
@@ -138,5 +142,22 @@ impl Live {
 
     pub(super) fn extended(&self, lease_ends: Instant) {
         self.lease_ends.send_replace(lease_ends);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::task::JoinSet;
+
+    #[tokio::test]
+    async fn only_calls_under_way_are_held() {
+        let (mut live, mut calls) = (Live::new(0), JoinSet::new());
+        live.keep(calls.spawn(async {}));
+        calls.join_next().await.unwrap().unwrap();
+        live.keep(calls.spawn(std::future::pending()));
+        live.let_go();
+        assert_eq!(live.calls.len(), 1);
+        assert!(!live.calls[0].is_finished());
     }
 }
