@@ -21,6 +21,8 @@ pub const REQUEST_RETRY: backoff::Policy =
 /// The waits between reports without a definite answer.
 pub const REPORT_RETRY: backoff::Policy =
     backoff::Policy { first: Duration::from_millis(250), max: Duration::from_secs(15) };
+/// How long a hand back waits for a poll at most; a poll itself ends sooner.
+pub const POLL_OUT_MAX: Duration = Duration::from_secs(90);
 /// What is set aside of a termination's notice for sending the reports.
 pub const REPORT_RESERVE: Duration = Duration::from_secs(3);
 
@@ -161,6 +163,10 @@ pub enum Happening {
         /// When the host goes; `None` is not known.
         deadline: Option<Instant>,
     },
+    /// A poll is under way that would bring this very task back as soon as it is handed back: hand it back after.
+    PollOut,
+    /// That poll is over.
+    PollOver,
     /// Time passed.
     Tick,
 }
@@ -191,6 +197,13 @@ enum Settle {
     Afterwards,
 }
 
+/// Whether a poll is under way that would bring back what is handed back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Poll {
+    Out,
+    Over,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Extension {
     Due(Instant),
@@ -209,6 +222,7 @@ pub struct Machine {
     check_at: Option<Instant>,
     lost: Option<Loss>,
     hand_back: Option<Option<Instant>>,
+    poll: Poll,
     reported: Option<Outcome>,
 }
 
@@ -237,6 +251,7 @@ impl Machine {
             check_at: None,
             lost: None,
             hand_back: None,
+            poll: Poll::Over,
             reported: None,
         }
     }
@@ -289,6 +304,8 @@ impl Machine {
             Happening::Reclaimed { sent_at, answer } => self.on_reclaimed(sent_at, answer, now, jitter, acts),
             Happening::Checked(answer) => self.on_checked(answer, now, acts),
             Happening::HandBack { deadline } => self.on_hand_back(deadline, now, acts),
+            Happening::PollOut => self.poll = Poll::Out,
+            Happening::PollOver => self.on_poll_over(now),
             Happening::Tick => {}
         }
         self.on_time(now, acts);
@@ -601,9 +618,28 @@ impl Machine {
             self.close(End::Lost(Loss::NoTime), acts);
             return;
         }
+        if let Some(until) = self.waits_for_poll(outcome, now) {
+            self.stage = Stage::Reporting { outcome, retry_at: Some(until), settle };
+            return;
+        }
         self.stage = Stage::Reporting { outcome, retry_at: None, settle };
         let timeout = self.lease.map_or(lease::ATTEMPT_MAX, |lease| lease.attempt());
         acts.push(Act::Report { outcome, timeout });
+    }
+
+    /// Until when a hand back waits, so that our own poll does not take the task again and cost it another retry. Once only.
+    fn waits_for_poll(&mut self, outcome: Outcome, now: Instant) -> Option<Instant> {
+        let out = core::mem::replace(&mut self.poll, Poll::Over) == Poll::Out;
+        let longest = now.plus(POLL_OUT_MAX);
+        let until = self.hand_back.flatten().map_or(longest, |deadline| deadline.minus(REPORT_RESERVE).min(longest));
+        (out && outcome == Outcome::Exception(Reason::WorkerShutdown) && until > now).then_some(until)
+    }
+
+    const fn on_poll_over(&mut self, now: Instant) {
+        self.poll = Poll::Over;
+        if let Stage::Reporting { outcome, retry_at: Some(_), settle } = self.stage {
+            self.stage = Stage::Reporting { outcome, retry_at: Some(now), settle };
+        }
     }
 
     fn retry_report(

@@ -133,6 +133,12 @@ impl Poller {
         matches!(self.state, State::Polling { .. } | State::Recovering)
     }
 
+    /// Whether a poll is under way that the service answers as soon as something is pending.
+    #[must_use]
+    pub const fn waiting_for_work(&self) -> bool {
+        self.manner.long_poll && matches!(self.state, State::Polling { .. })
+    }
+
     /// It is being opened.
     pub const fn opening(&mut self) {
         self.state = State::Opening;

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use super::{Effect, Exit, Mode, Worker};
 use crate::domain::claim::Happening;
-use crate::domain::id::Token;
+use crate::domain::id::{SourceId, Token};
 use crate::domain::time::Instant;
 
 impl Worker {
@@ -31,9 +31,24 @@ impl Worker {
             (known, new) => known.or(new),
         };
         self.mode = Mode::HandingBack { deadline };
-        let claims: Vec<Token> = self.held.keys().copied().collect();
-        for claim in claims {
+        let claims: Vec<(Token, SourceId)> = self.held.iter().map(|(claim, held)| (*claim, held.source)).collect();
+        for (claim, source) in claims {
+            if self.feeds.get(usize::from(source.0)).is_some_and(|feed| feed.poller.waiting_for_work()) {
+                self.tell(claim, Happening::PollOut, now);
+            }
             self.tell(claim, Happening::HandBack { deadline }, now);
+        }
+    }
+
+    /// A poll has ended: what waited for it is handed back.
+    pub(super) fn release(&mut self, source: SourceId, now: Instant) {
+        if !matches!(self.mode, Mode::HandingBack { .. }) {
+            return;
+        }
+        let of_source = self.held.iter().filter(|(_, held)| held.source == source);
+        let claims: Vec<Token> = of_source.map(|(claim, _)| *claim).collect();
+        for claim in claims {
+            self.tell(claim, Happening::PollOver, now);
         }
     }
 

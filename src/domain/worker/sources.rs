@@ -59,6 +59,7 @@ impl Worker {
             Err(refusal) => self.on_source_refused(source, refusal, now),
         }
         self.slots.give(slots);
+        self.release(source, now);
     }
 
     pub(super) fn on_recovered(
