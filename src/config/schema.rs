@@ -29,7 +29,7 @@ pub struct Config {
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Worker {
-    /// Name of this worker. `{hostname}` and `{pid}` are filled in. At most 38 characters, 22 with `protocol = "azure"`.
+    /// Name of this worker, its own within its group: the queue tells workers apart by it. `{hostname}` and `{pid}` are filled in. At most 38 characters, 22 with `protocol = "azure"`.
     pub id: WorkerName,
     /// Group of this worker, often a region. At most 38 characters, 22 with `protocol = "azure"`.
     pub group: WorkerName,

@@ -112,7 +112,12 @@ pub struct Declaration {
 impl Declaration {
     /// Declares `what` under `name`: required, and kept as long as the task.
     pub fn new(name: impl Into<String>, what: What) -> Self {
-        Self { name: name.into(), what, expires: None, need: Need::default() }
+        let mut name = name.into();
+        if matches!(what, What::Directory { .. }) {
+            // The names of its files go on with a slash of their own.
+            name.truncate(name.trim_end_matches('/').len());
+        }
+        Self { name, what, expires: None, need: Need::default() }
     }
 
     /// Sets when it may be thrown away.
@@ -135,7 +140,7 @@ impl Declaration {
 pub enum Undeclarable {
     /// The name does not fit the queue.
     #[error(
-        "artifact name {0:?}: use 1 to {ARTIFACT_NAME_BYTES_MAX} printable ASCII characters, not starting with '/'"
+        "artifact name {0:?}: use 1 to {ARTIFACT_NAME_BYTES_MAX} printable ASCII characters, and no empty, '.' or '..' part between slashes"
     )]
     Name(String),
     /// The name belongs to the worker.
@@ -279,8 +284,10 @@ pub fn check(declaration: &Declaration) -> Result<(), Undeclarable> {
 ///
 /// [`Undeclarable::Name`], or [`Undeclarable::Reserved`] for the task's own log.
 pub fn check_name(name: &str) -> Result<(), Undeclarable> {
-    let fits = (1..=ARTIFACT_NAME_BYTES_MAX).contains(&name.len()) && !name.starts_with('/');
-    if !fits || !name.bytes().all(|byte| (b' '..=b'~').contains(&byte)) {
+    let fits = (1..=ARTIFACT_NAME_BYTES_MAX).contains(&name.len());
+    // An address with such a segment is rewritten on its way, and would lead elsewhere.
+    let plain = name.split('/').all(|segment| !matches!(segment, "" | "." | ".."));
+    if !fits || !plain || !name.bytes().all(|byte| (b' '..=b'~').contains(&byte)) {
         return Err(Undeclarable::Name(name.to_owned()));
     }
     if name == log::BACKING_NAME || name == log::LIVE_NAME {

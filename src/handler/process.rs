@@ -76,7 +76,7 @@ impl std::fmt::Display for Status {
         match self {
             Self::Code(code) => write!(out, "exit status {code}"),
             Self::Signal(number) => match Signal::from_named_raw(*number) {
-                Some(signal) => write!(out, "{signal:?}"),
+                Some(signal) => out.write_str(&format!("{signal:?}").trim_matches('"').replace("Signal::", "SIG")),
                 None => write!(out, "signal {number}"),
             },
             Self::Stuck => out.write_str("not ended although it was killed"),

@@ -1,3 +1,4 @@
 //! This machine, as far as the worker has to know it.
 
 pub mod clock;
+pub(crate) mod folder;

@@ -13,6 +13,7 @@ use crate::domain::outcome::{Outcome, Reason, Unprepared, Verdict};
 use crate::domain::refusal::Refusal;
 use crate::domain::worker::{self as rules, Alert, Brought, Effect, Event, Exit, Haul, Lanes, Retried, Seen};
 use crate::host::clock::Clock;
+use crate::host::folder::WorkFolder;
 use crate::source::{Batch, Grant, Refused};
 
 use super::calls::{self, Back};
@@ -24,6 +25,7 @@ use super::{Control, Feed, Order, Settings, Worker};
 pub(super) struct Engine {
     rules: rules::Worker,
     settings: Settings,
+    folder: WorkFolder,
     clock: Clock,
     feeds: Vec<Feed>,
     orders: mpsc::Receiver<Order>,
@@ -39,15 +41,15 @@ pub(super) struct Engine {
 impl Engine {
     pub(super) fn start(worker: Worker) -> std::io::Result<Self> {
         let Worker { settings, feeds, orders, control } = worker;
-        std::fs::create_dir_all(&settings.work_dir)?;
-        let work_dir = settings.work_dir.canonicalize()?;
+        let folder = WorkFolder::take(&settings.work_dir)?;
         let seed = settings.seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0);
         let manners: Vec<_> = feeds.iter().map(|feed| feed.source.manner()).collect();
         let rules = rules::Worker::new(settings.policy(), &manners, seed);
         Ok(Self {
             rules,
             clock: settings.clock,
-            settings: Settings { work_dir, ..settings },
+            settings,
+            folder,
             feeds,
             orders,
             control,
@@ -359,7 +361,7 @@ impl Engine {
         let Some(live) = self.live.get_mut(&claim) else { return };
         let (Some(feed), Some(held)) = (self.feeds.get(live.feed), live.claim.clone()) else { return };
         let settings = &self.settings;
-        match live.begin(held.run(), feed, &settings.work_dir, settings.log, self.clock) {
+        match live.begin(held.run(), feed, self.folder.tasks(), settings.log, self.clock) {
             Ok(job) => {
                 tracing::info!(claim.run = %held.run(), source = feed.name, "claimed");
                 let payload = job.context.task().definition.get("payload").cloned().unwrap_or_default();

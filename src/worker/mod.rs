@@ -35,7 +35,8 @@ const ORDERS_MAX: usize = 16;
 pub struct Settings {
     /// How many tasks run at once. 1 unless set.
     pub capacity: u32,
-    /// Below this folder each task gets its own; created where it is missing.
+    /// Below this folder each task gets its own; created where it is missing. One worker a folder, and what a killed worker
+    /// left in it is removed.
     pub work_dir: PathBuf,
     /// How long a payload may take to end after it was told to. 10 s.
     pub cancel_grace: Duration,
@@ -142,7 +143,7 @@ impl Worker {
     ///
     /// # Errors
     ///
-    /// Where the work folder cannot be created.
+    /// Where the work folder cannot be had, or another worker uses it.
     ///
     /// # Cancel safety
     ///
