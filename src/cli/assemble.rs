@@ -1,6 +1,7 @@
 //! Makes a worker of a configuration: its sources, the handlers they name, and the limits it keeps to.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use super::exit::{Exit, Failure};
@@ -12,7 +13,7 @@ use crate::config::secrets::Credentials;
 use crate::config::values::{Size, WORKER_NAME_CHARS_MAX, WORKER_NAME_CHARS_MAX_AZURE};
 use crate::config::{Environment, schema};
 use crate::handler::log::LogLimits;
-use crate::handler::{self, Handler, command, environment, program};
+use crate::handler::{self, Handler, command, environment, process, program};
 use crate::source::taskcluster::{self, ApiSettings, Dialect, Taskcluster, Timeouts};
 use crate::worker::{Feed, Settings, Worker};
 
@@ -166,6 +167,12 @@ fn program(name: &str, wanted: &HandlerConfig, environment: &Environment) -> Res
         grace: wanted.grace.0,
         ..program::Settings::new(name, wanted.exec.clone())
     };
+    let env = settings.env.clone();
     let made = program::Program::new(settings).map_err(|error| Failure::of(Exit::Config, &error))?;
+    // Found out here, it costs no task anything; found out later, every task that is claimed.
+    for named in [&wanted.exec, &wanted.check].into_iter().filter_map(|arguments| arguments.first()) {
+        process::locate(named, &env, Path::new(""))
+            .map_err(|error| Failure::new(Exit::Unfit, format!("handler {name}: {error}")))?;
+    }
     Ok(Arc::new(made))
 }

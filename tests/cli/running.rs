@@ -151,6 +151,15 @@ fn tasks_are_created_watched_read_listed_and_canceled_against_dev() {
 }
 
 #[test]
+fn a_program_that_is_not_there_is_said_before_it_costs_a_task() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut command = journeyman(folder.path());
+    let said = run(command.env("TMPDIR", folder.path()).args(["dev", "--handler", "x=./nosuch"]), "");
+    assert_eq!(said.code, 21, "{}", said.err);
+    assert!(said.err.contains("handler x: ") && said.err.contains("there is no such file"), "{}", said.err);
+}
+
+#[test]
 fn a_program_named_on_the_command_line_is_served_as_a_handler() {
     let folder = tempfile::tempdir().expect("a folder");
     let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/handlers/word_count.py");
