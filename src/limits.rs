@@ -89,10 +89,10 @@ pub const CONFIG_PROBLEMS_MAX: usize = 20;
 pub const CONFIG_DEPTH_MAX: usize = 16;
 /// How many artifacts of a task are uploaded at once.
 pub const UPLOADS_AT_ONCE: usize = 8;
-/// How often an upload without a definite answer is sent in all.
-pub const UPLOAD_TRIES_MAX: u32 = 6;
+/// How long an upload without a definite answer is tried again; the lease is extended meanwhile.
+pub const UPLOAD_PATIENCE: Duration = Duration::from_secs(10 * 60);
 /// How long a handler may take beyond the end of a payload's grace before it is dropped.
-pub const KILL_SLACK: Duration = Duration::from_secs(2);
+pub const KILL_SLACK: Duration = crate::domain::lease::KILL_SLACK;
 /// The largest task definition that `journeyman task create` sends.
 pub const TASK_DEFINITION_BYTES_MAX: u64 = 1 << 20;
 /// How many pages of a listing `journeyman task list` reads.
@@ -207,3 +207,5 @@ pub const DEMO_TIME_MAX: Duration = Duration::from_secs(120);
 pub const DEMO_REDRAW: Duration = Duration::from_millis(150);
 /// How much of a log the demo reads.
 pub const DEMO_LOG_BYTES_MAX: usize = 4 << 20;
+/// The shortest sleep between polls that may be set.
+pub const POLL_INTERVAL_MIN: Duration = Duration::from_millis(50);

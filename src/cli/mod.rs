@@ -14,11 +14,13 @@ pub mod task;
 mod worker;
 
 use std::ffi::OsString;
+use std::future::Future;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::config::Environment;
+use crate::limits::ABORT_WAIT;
 use exit::{Ended, Exit, Failure};
 
 /// The whole command line.
@@ -86,9 +88,9 @@ fn usage(error: &clap::Error) -> Exit {
 
 fn dispatch(verb: Verb, environment: &Environment) -> Ended {
     match verb {
-        Verb::Dev(arguments) => server_runtime()?.block_on(dev::run(*arguments, environment)),
-        Verb::Queue(arguments) => server_runtime()?.block_on(queue::run(arguments, environment)),
-        Verb::Worker(arguments) => server_runtime()?.block_on(worker::run(arguments, environment)),
+        Verb::Dev(arguments) => serve(dev::run(*arguments, environment)),
+        Verb::Queue(arguments) => serve(queue::run(arguments, environment)),
+        Verb::Worker(arguments) => serve(worker::run(arguments, environment)),
         Verb::Task(arguments) => client_runtime()?.block_on(task::run(arguments, environment)),
         Verb::Handler(command) => client_runtime()?.block_on(handler::run(command, environment)),
         Verb::Config(command) => config::run(command, environment),
@@ -99,6 +101,14 @@ fn dispatch(verb: Verb, environment: &Environment) -> Ended {
             Ok(Exit::Done)
         }
     }
+}
+
+/// Runs what runs for long, and waits no longer for its blocking calls (a name look-up, a hung disk) than [`ABORT_WAIT`].
+fn serve(command: impl Future<Output = Ended>) -> Ended {
+    let runtime = server_runtime()?;
+    let ended = runtime.block_on(command);
+    runtime.shutdown_timeout(ABORT_WAIT);
+    ended
 }
 
 /// A runtime for a command that makes a few calls.

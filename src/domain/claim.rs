@@ -21,8 +21,10 @@ pub const REQUEST_RETRY: backoff::Policy =
 /// The waits between reports without a definite answer.
 pub const REPORT_RETRY: backoff::Policy =
     backoff::Policy { first: Duration::from_millis(250), max: Duration::from_secs(15) };
-/// How long a hand back waits for a poll at most; a poll itself ends sooner.
-pub const POLL_OUT_MAX: Duration = Duration::from_secs(90);
+/// How long a hand back waits for a poll at most. The service holds one for 20 s; behind a slow proxy it is not worth the wait.
+pub const POLL_OUT_MAX: Duration = Duration::from_secs(25);
+/// How long log and artifacts may take after the report.
+pub const TRAIL_MAX: Duration = Duration::from_secs(60);
 /// What is set aside of a termination's notice for sending the reports.
 pub const REPORT_RESERVE: Duration = Duration::from_secs(3);
 
@@ -201,6 +203,7 @@ enum Settle {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Poll {
     Out,
+    Awaited,
     Over,
 }
 
@@ -224,6 +227,7 @@ pub struct Machine {
     hand_back: Option<Option<Instant>>,
     poll: Poll,
     reported: Option<Outcome>,
+    trail_until: Option<Instant>,
 }
 
 impl Machine {
@@ -253,6 +257,7 @@ impl Machine {
             hand_back: None,
             poll: Poll::Over,
             reported: None,
+            trail_until: None,
         }
     }
 
@@ -304,7 +309,8 @@ impl Machine {
             Happening::Reclaimed { sent_at, answer } => self.on_reclaimed(sent_at, answer, now, jitter, acts),
             Happening::Checked(answer) => self.on_checked(answer, now, acts),
             Happening::HandBack { deadline } => self.on_hand_back(deadline, now, acts),
-            Happening::PollOut => self.poll = Poll::Out,
+            Happening::PollOut if self.poll == Poll::Over => self.poll = Poll::Out,
+            Happening::PollOut => {}
             Happening::PollOver => self.on_poll_over(now),
             Happening::Tick => {}
         }
@@ -317,7 +323,8 @@ impl Machine {
         let stage = match self.stage {
             Stage::Requested { retry_at } | Stage::Reporting { retry_at, .. } => retry_at,
             Stage::Settling { hurry_at, .. } => hurry_at,
-            Stage::Preparing | Stage::Executing | Stage::Ending { .. } | Stage::Trailing | Stage::Closed => None,
+            Stage::Trailing => self.trail_until,
+            Stage::Preparing | Stage::Executing | Stage::Ending { .. } | Stage::Closed => None,
         };
         let given_up = self.hand_back.flatten().filter(|_| !self.closed());
         [stage, self.extension_due(), self.abandon_due(), self.check_due(), given_up].into_iter().flatten().min()
@@ -424,7 +431,7 @@ impl Machine {
         let Stage::Reporting { outcome, retry_at: None, settle } = self.stage else { return };
         // I9: the first definite answer is the last word.
         match answer {
-            Ok(()) => self.after_report(outcome, settle, acts),
+            Ok(()) => self.after_report(outcome, settle, now, acts),
             Err(Refusal::Gone) => self.close(End::Superseded(outcome), acts),
             Err(Refusal::Rejected) => self.close(End::Unreportable(outcome), acts),
             // I1: the claim was said to be lost meanwhile, so the report is not repeated.
@@ -505,9 +512,13 @@ impl Machine {
             }
             Stage::Ending { after: After::Report(_) } => self.end_for_shutdown(deadline, now, acts),
             Stage::Requested { retry_at: Some(_) } => self.close(End::NotGranted, acts),
+            Stage::Reporting { outcome, retry_at: Some(at), settle } => {
+                let latest = deadline.map_or(at, |deadline| deadline.minus(REPORT_RESERVE).max(now).min(at));
+                self.stage = Stage::Reporting { outcome, retry_at: Some(latest), settle };
+            }
             Stage::Requested { retry_at: None }
             | Stage::Ending { after: After::Nothing(_) }
-            | Stage::Reporting { .. }
+            | Stage::Reporting { retry_at: None, .. }
             | Stage::Trailing
             | Stage::Closed => {}
         }
@@ -544,6 +555,7 @@ impl Machine {
             Stage::Reporting { outcome, retry_at: Some(at), settle } if now >= at => {
                 self.report(outcome, settle, now, acts);
             }
+            Stage::Trailing if self.trail_until.is_some_and(|at| now >= at) => self.close_trailing(acts),
             Stage::Requested { .. }
             | Stage::Preparing
             | Stage::Executing
@@ -629,15 +641,19 @@ impl Machine {
 
     /// Until when a hand back waits, so that our own poll does not take the task again and cost it another retry. Once only.
     fn waits_for_poll(&mut self, outcome: Outcome, now: Instant) -> Option<Instant> {
-        let out = core::mem::replace(&mut self.poll, Poll::Over) == Poll::Out;
+        let out = self.poll == Poll::Out;
         let longest = now.plus(POLL_OUT_MAX);
         let until = self.hand_back.flatten().map_or(longest, |deadline| deadline.minus(REPORT_RESERVE).min(longest));
-        (out && outcome == Outcome::Exception(Reason::WorkerShutdown) && until > now).then_some(until)
+        let waits = out && outcome == Outcome::Exception(Reason::WorkerShutdown) && until > now;
+        self.poll = if waits { Poll::Awaited } else { Poll::Over };
+        waits.then_some(until)
     }
 
-    const fn on_poll_over(&mut self, now: Instant) {
-        self.poll = Poll::Over;
-        if let Stage::Reporting { outcome, retry_at: Some(_), settle } = self.stage {
+    fn on_poll_over(&mut self, now: Instant) {
+        let awaited = core::mem::replace(&mut self.poll, Poll::Over) == Poll::Awaited;
+        if let Stage::Reporting { outcome, retry_at: Some(_), settle } = self.stage
+            && awaited
+        {
             self.stage = Stage::Reporting { outcome, retry_at: Some(now), settle };
         }
     }
@@ -661,19 +677,20 @@ impl Machine {
         self.extension = Extension::Due(now.plus(wait.max(after.unwrap_or_default().min(patience))));
     }
 
-    fn after_report(&mut self, outcome: Outcome, settle: Settle, acts: &mut Vec<Act>) {
+    fn after_report(&mut self, outcome: Outcome, settle: Settle, now: Instant, acts: &mut Vec<Act>) {
         match settle {
             Settle::Done => self.close(End::Reported(outcome), acts),
-            Settle::UnderWay => self.trail(outcome),
+            Settle::UnderWay => self.trail(outcome, now),
             Settle::Afterwards => {
-                self.trail(outcome);
+                self.trail(outcome, now);
                 acts.push(Act::Settle);
             }
         }
     }
 
-    const fn trail(&mut self, outcome: Outcome) {
+    const fn trail(&mut self, outcome: Outcome, now: Instant) {
         self.reported = Some(outcome);
+        self.trail_until = Some(now.plus(TRAIL_MAX));
         self.stage = Stage::Trailing;
     }
 

@@ -19,6 +19,8 @@ pub const CLOCK_DRIFT_PPM: u32 = 500;
 pub const TIMER_LATENESS: Duration = Duration::from_millis(250);
 /// The margin that a long lease gets.
 pub const MARGIN_MIN: Duration = Duration::from_secs(30);
+/// How long after a payload's grace its handler is dropped, and what is left goes with it.
+pub const KILL_SLACK: Duration = Duration::from_millis(500);
 /// The longest a single reclaim may take.
 pub const ATTEMPT_MAX: Duration = Duration::from_secs(30);
 
@@ -43,7 +45,7 @@ impl Lease {
     #[must_use]
     pub fn granted(sent_at: Instant, length: Duration, policy: Policy) -> Self {
         let grace = policy.grace.min(length / 10);
-        let needed = clock_error(length) + grace;
+        let needed = clock_error(length) + grace + KILL_SLACK.min(length / 40);
         let wished = MARGIN_MIN.max(length / 20).min(length / 4);
         let margin = wished.max(needed + Duration::from_millis(1));
         Self { sent_at, length, grace, margin }

@@ -21,6 +21,7 @@ use crate::domain::worker::Policy;
 use crate::domain::{claim, poll};
 use crate::handler::Handler;
 use crate::handler::log::LogLimits;
+use crate::limits::POLL_INTERVAL_MIN;
 use crate::source::Source;
 
 pub use crate::domain::worker::Exit;
@@ -80,7 +81,7 @@ impl Settings {
     fn policy(&self) -> Policy {
         Policy {
             capacity: self.capacity,
-            poll: poll::Policy { interval: self.poll_interval },
+            poll: poll::Policy { interval: self.poll_interval.max(POLL_INTERVAL_MIN) },
             claim: claim::Policy { grace: self.cancel_grace, check_every: self.check_every },
             dequeue_alert: self.dequeue_alert,
             denied_max: self.denied_max,

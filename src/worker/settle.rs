@@ -11,7 +11,7 @@ use crate::domain::jitter::Jitter;
 use crate::domain::refusal::Refusal;
 use crate::handler::collect::{Collected, Item};
 use crate::handler::log::{self, FinishedLog, TaskLog};
-use crate::limits::{LOG_FINISH_BYTES_INLINE, UPLOAD_TRIES_MAX, UPLOADS_AT_ONCE};
+use crate::limits::{LOG_FINISH_BYTES_INLINE, UPLOAD_PATIENCE, UPLOADS_AT_ONCE};
 use crate::source::{Artifact, ArtifactBody, Claim, Source};
 
 use super::counters::{Counters, count};
@@ -96,6 +96,7 @@ impl Store {
 
     async fn upload(&self, artifact: &Artifact, log: &TaskLog) -> Sent {
         let (mut backoff, mut jitter) = (Backoff::NEW, Jitter::seeded(self.seed));
+        let began = tokio::time::Instant::now();
         loop {
             let refused = match self.source.upload(&self.claim, artifact).await {
                 Ok(()) => {
@@ -114,7 +115,7 @@ impl Store {
                     return Sent::Refused;
                 }
             };
-            if backoff.tries() + 1 >= UPLOAD_TRIES_MAX {
+            if began.elapsed() >= UPLOAD_PATIENCE {
                 count(&self.counters.artifacts_failed);
                 log.note(&format!("artifact {} could not be stored: {}", artifact.name, refused.what));
                 tracing::warn!(artifact = artifact.name, error = refused.what, "artifact not stored");

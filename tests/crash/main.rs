@@ -113,7 +113,7 @@ async fn finish(folder: &Path, root_url: &str, protocol: &str, api: &Api, tasks:
         if open == 0 {
             return;
         }
-        worker.until("\"reported\"").expect("the worker goes on");
+        worker.until_a_claim_ends();
     }
 }
 

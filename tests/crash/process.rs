@@ -35,11 +35,11 @@ impl Process {
         Self { child, log, said: Vec::new() }
     }
 
-    /// The queue on `listen`, with claims of 3 seconds.
+    /// The queue on `listen`, with claims of 5 seconds.
     pub fn queue(folder: &Path, listen: &str) -> Self {
         let variables = [
             Variable { name: "JOURNEYMAN__QUEUE__CLIENTS__TESTER__ACCESS_TOKEN", value: TOKEN },
-            Variable { name: "JOURNEYMAN__QUEUE__CLAIM_TIMEOUT", value: "3s" },
+            Variable { name: "JOURNEYMAN__QUEUE__CLAIM_TIMEOUT", value: "5s" },
             Variable { name: "JOURNEYMAN__QUEUE__LISTEN", value: listen },
             Variable { name: "JOURNEYMAN__QUEUE__DB", value: "queue.db" },
         ];
@@ -71,6 +71,17 @@ impl Process {
             }
         }
         None
+    }
+
+    /// Reads the log to the end of a claim, whichever end that is.
+    pub fn until_a_claim_ends(&mut self) {
+        let ends = ["\"reported\"", "claim lost", "resolved by somebody else"];
+        loop {
+            let line = self.line().expect("the worker goes on");
+            if ends.iter().any(|end| line.contains(end)) {
+                return;
+            }
+        }
     }
 
     /// Reads so many lines of the log; fewer where the process ended before.

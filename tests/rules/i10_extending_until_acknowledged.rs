@@ -1,6 +1,6 @@
 //! I10: extending goes on until the outcome is acknowledged, not merely sent.
 
-use journeyman::domain::claim::{Act, Happening, Settled};
+use journeyman::domain::claim::{Act, End, Happening, Settled, TRAIL_MAX};
 use journeyman::domain::outcome::Verdict;
 
 use crate::support::{LEASE, One, RETRY, Reclaims, at};
@@ -43,8 +43,19 @@ fn i10_nothing_is_extended_once_the_answer_is_there() {
     one.happens(Happening::HandBack { deadline: None });
     one.happens(Happening::Ended(Verdict::Failed));
     assert_eq!(one.happens(Happening::Reported(Ok(()))), [Act::Settle]);
-    assert_eq!(one.pass_to(at(5 * LEASE.as_secs()), Reclaims::Granted), []);
+    let soon = one.now.plus(TRAIL_MAX / 2);
+    assert_eq!(one.pass_to(soon, Reclaims::Granted), []);
     assert!(matches!(one.happens(Happening::Settled(Settled::Clean))[..], [Act::Close(_)]));
+}
+
+#[test]
+fn i10_what_is_stored_after_the_report_has_its_time() {
+    let mut one = One::executing();
+    one.happens(Happening::HandBack { deadline: None });
+    one.happens(Happening::Ended(Verdict::Failed));
+    assert_eq!(one.happens(Happening::Reported(Ok(()))), [Act::Settle]);
+    let acts = one.pass_to(at(5 * LEASE.as_secs()), Reclaims::Granted);
+    assert!(matches!(acts[..], [Act::Close(End::Reported(_))]), "{acts:?}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{Act, End, Happening, KillCause, Loss, REPORT_RESERVE, Settled};
+use journeyman::domain::claim::{Act, End, Happening, KillCause, Loss, POLL_OUT_MAX, REPORT_RESERVE, Settled};
 use journeyman::domain::outcome::{Outcome, Reason, Verdict};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{Effect, Event, Exit};
@@ -280,4 +280,36 @@ fn i22_artifacts_stored_while_the_hurried_report_is_under_way_leave_nothing_to_w
     one.pass_to(at(57), Reclaims::Silent);
     assert_eq!(one.happens(Happening::Settled(Settled::Clean)), []);
     assert_eq!(one.happens(Happening::Reported(Ok(()))), [Act::Close(End::Reported(SHUTDOWN))]);
+}
+
+#[test]
+fn i22_a_hand_back_waits_for_the_poll_that_would_take_the_task_again() {
+    let mut one = One::executing();
+    one.happens(Happening::PollOut);
+    one.happens(Happening::HandBack { deadline: None });
+    assert_eq!(one.happens(Happening::Ended(Verdict::Failed)), []);
+    assert!(matches!(one.happens(Happening::PollOver)[..], [Act::Report { .. }]));
+}
+
+#[test]
+fn i22_a_hand_back_waits_for_no_poll_into_the_last_seconds_even_if_these_are_named_later() {
+    let mut one = One::executing();
+    one.happens(Happening::PollOut);
+    one.happens(Happening::HandBack { deadline: None });
+    assert_eq!(one.happens(Happening::Ended(Verdict::Failed)), []);
+    let deadline = one.now.plus(secs(10));
+    one.happens(Happening::PollOut);
+    assert_eq!(one.happens(Happening::HandBack { deadline: Some(deadline) }), []);
+    let acts = one.pass_to(deadline.minus(secs(1)), Reclaims::Silent);
+    assert!(matches!(acts[..], [Act::Report { .. }]), "{acts:?}");
+}
+
+#[test]
+fn i22_a_hand_back_waits_for_no_poll_longer_than_its_limit() {
+    let mut one = One::executing();
+    one.happens(Happening::PollOut);
+    one.happens(Happening::HandBack { deadline: None });
+    assert_eq!(one.happens(Happening::Ended(Verdict::Failed)), []);
+    let acts = one.pass_to(one.now.plus(POLL_OUT_MAX), Reclaims::Silent);
+    assert!(matches!(acts[..], [Act::Report { .. }]), "{acts:?}");
 }

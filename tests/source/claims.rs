@@ -247,8 +247,8 @@ async fn a_claim_whose_reply_was_lost_is_found_page_by_page_and_taken_over() {
     let script = vec![
         say(200, &first),
         say(200, &json!({ "tasks": [bare, listed("G", "w1")] })),
-        say(200, &reclaim("O", 0, "adopted")),
         say(200, &json!({ "payload": "of O" })),
+        say(200, &reclaim("O", 0, "adopted")),
         error(409, "RequestConflict"),
     ];
     let gremlin = Gremlin::start(|_| script).await;
@@ -264,8 +264,8 @@ async fn a_claim_whose_reply_was_lost_is_found_page_by_page_and_taken_over() {
     let key = hawk::Key::new(format!("{CANARY}-own-token"), hawk::SHA256).expect("a key");
     let request = hawk::RequestBuilder::new("GET", "127.0.0.1", gremlin.address.port(), &second).request();
     assert!(request.validate_header(&signer(&asked[1]), &key, Duration::from_secs(60)), "the query is signed");
-    assert_eq!(signer(&asked[2]).id.as_deref(), Some("worker/own"));
-    assert_eq!(asked[3].line, "GET /api/queue/v1/task/O HTTP/1.1");
+    assert_eq!(asked[2].line, "GET /api/queue/v1/task/O HTTP/1.1");
+    assert_eq!(signer(&asked[3]).id.as_deref(), Some("worker/own"));
     assert_eq!(asked.len(), 5);
 }
 

@@ -131,13 +131,17 @@ impl Taskcluster {
         let path = format!("/task/{}/status", segment(run.task.as_str()));
         let call = Call::queue(format!("status of {run}"), Method::GET, path);
         let reply: WireStatusReply = self.api.call(call).await?.json()?;
-        let found = reply.status.runs.iter().find(|found| found.run_id == run.run);
-        let ours = found.is_some_and(|found| {
-            let group = found.worker_group.as_deref().unwrap_or_default();
-            let id = found.worker_id.as_deref().unwrap_or_default();
-            found.state == "running" && self.worker.is(group, id)
-        });
-        Ok(!ours)
+        let Some(found) = reply.status.runs.iter().find(|found| found.run_id == run.run) else {
+            return Err(retry(format!("status of {run}: the answer does not tell of this run")));
+        };
+        let group = found.worker_group.as_deref().unwrap_or_default();
+        let id = found.worker_id.as_deref().unwrap_or_default();
+        match found.state.as_str() {
+            "running" => Ok(!self.worker.is(group, id)),
+            "completed" | "failed" | "exception" => Ok(true),
+            // Ours by its grant, so an answer that says otherwise is older than that.
+            state => Err(retry(format!("status of {run}: the answer says {state:?}"))),
+        }
     }
 
     /// Finds the runs that the queue counts as claimed by this worker though it does not hold them, and takes them over.
@@ -164,11 +168,12 @@ impl Taskcluster {
     }
 
     async fn adopt(&self, run: Run, task: Option<Value>) -> Result<Grant, Refused> {
-        let granted = self.extend(&run, None).await.map_err(|refused| self.name_scopes(refused))?;
+        // Before the lease is renewed: an orphan that cannot be run had better expire soon.
         let task = match task {
             Some(task) => task,
             None => self.definition(&run.task).await?,
         };
+        let granted = self.extend(&run, None).await.map_err(|refused| self.name_scopes(refused))?;
         Ok(grant(CheckedClaim { granted, task }))
     }
 

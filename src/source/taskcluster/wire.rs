@@ -202,5 +202,6 @@ fn lease(taken_until: Timestamp, date: Timestamp, by: &WireCredentials) -> Optio
 }
 
 fn believable(lease: Duration) -> Option<Duration> {
-    (!lease.is_zero() && lease <= LEASE_MAX).then_some(lease)
+    // A longer one is believed for so long; refusing it would strand the claim.
+    (!lease.is_zero()).then(|| lease.min(LEASE_MAX))
 }
