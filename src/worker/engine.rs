@@ -18,6 +18,7 @@ use crate::source::{Batch, Grant, Refused};
 
 use super::calls::{self, Back};
 use super::counters::{Counters, count};
+use super::guard::discard;
 use super::live::{Entry, Live};
 use super::settle::Store;
 use super::{Control, Feed, Order, Settings, Worker};
@@ -259,6 +260,7 @@ impl Engine {
         };
         if live.killed() {
             // Told to end while this was on its way: dropping it here is the end.
+            discard(answer);
             return Event::Ended { claim, verdict: Verdict::Internal };
         }
         let answer = answer.map(|prepared| live.prepared = Some(prepared));
@@ -291,7 +293,8 @@ impl Engine {
                 let now = self.clock.now();
                 if let Some(live) = self.live.get_mut(&claim) {
                     live.kill(cause, grace, now);
-                    if live.prepared.take().is_some() {
+                    if let Some(prepared) = live.prepared.take() {
+                        discard(prepared);
                         self.happened(Event::Ended { claim, verdict: Verdict::Internal });
                     }
                 }

@@ -111,6 +111,7 @@ struct Feed {
     poller: Poller,
     reserved: Vec<Slot>,
     accepted: bool,
+    polled: bool,
     started: bool,
 }
 
@@ -160,6 +161,7 @@ impl Worker {
             poller: Poller::new(policy.poll, *manner),
             reserved: Vec::new(),
             accepted: false,
+            polled: false,
             started: false,
         };
         Self {

@@ -41,6 +41,7 @@ impl Worker {
         match answer {
             Ok(haul) => {
                 feed.accepted |= feed.poller.manner().long_poll;
+                feed.polled = true;
                 feed.poller.answered(haul.messages.len() + haul.claims.len(), now, &mut self.jitter);
                 // I13: of several receptions of one message in a batch, the last one has the valid receipt.
                 let latest: BTreeMap<Box<str>, Token> =
@@ -93,7 +94,8 @@ impl Worker {
         match refusal {
             Refusal::Denied => self.on_denied(source, denied, now),
             Refusal::Throttled { .. } => self.effects.push_back(Effect::Alert(Alert::Throttled { source })),
-            Refusal::Rejected if !feed.accepted => self.drain(Exit::Misconfigured, now),
+            // A poll that worked before shows that our requests are right; this one met something passing.
+            Refusal::Rejected if !feed.accepted && !feed.polled => self.drain(Exit::Misconfigured, now),
             Refusal::Retry { .. } | Refusal::Gone | Refusal::Rejected | Refusal::Stale => {}
         }
     }

@@ -265,7 +265,12 @@ impl Taskcluster {
         } else {
             let (feed, drain) = tokio::io::duplex(ARTIFACT_CHUNK_BYTES);
             let stream = ReaderStream::with_capacity(drain, ARTIFACT_CHUNK_BYTES);
-            tokio::join!(pump(content, feed), request.body(Body::wrap_stream(stream)).send())
+            let both = async { tokio::join!(pump(content, feed), request.body(Body::wrap_stream(stream)).send()) };
+            // A storage that answers early and then stops reading would leave the pump waiting for ever.
+            match tokio::time::timeout(patience(content.bytes, self.api.timeouts().call), both).await {
+                Ok(both) => both,
+                Err(_) => return Err(retry(format!("{operation}: the storage took too long"))),
+            }
         };
         let response = match (&fed, sent) {
             (Err(Unread::File(what)), _) => {
