@@ -118,7 +118,7 @@ async fn each_refusal_of_a_claim_asks_for_the_right_thing() {
         (401, Refusal::Denied),
         (403, Refusal::Denied),
         (404, Refusal::Gone),
-        (408, RETRY),
+        (408, Refusal::Throttled { after: None }),
         (409, Refusal::Gone),
         (410, Refusal::Gone),
         (413, Refusal::Gone),

@@ -106,8 +106,9 @@ pub(super) const fn by_status(status: u16, after: Option<Duration>) -> Refusal {
     match status {
         401 | 403 => Refusal::Denied,
         404 | 409 | 410 => Refusal::Gone,
-        408 | 425 => Refusal::Retry { after },
-        429 => Refusal::Throttled { after },
+        425 => Refusal::Retry { after },
+        // 408: the service gave up on us; as with 429, it is our pace that has to change.
+        408 | 429 => Refusal::Throttled { after },
         400..=499 => Refusal::Rejected,
         _ => Refusal::Retry { after },
     }
@@ -176,7 +177,7 @@ mod tests {
         assert_eq!(told(401), Refusal::Denied);
         assert_eq!(told(403), Refusal::Denied);
         assert_eq!(told(404), Refusal::Gone);
-        assert_eq!(told(408), Refusal::Retry { after: None });
+        assert_eq!(told(408), Refusal::Throttled { after: None });
         assert_eq!(told(409), Refusal::Gone);
         assert_eq!(told(413), Refusal::Rejected);
         assert_eq!(told(429), Refusal::Throttled { after: None });
