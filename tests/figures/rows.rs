@@ -176,7 +176,10 @@ impl Lab {
             limit: limit.clone(),
             load,
         };
-        Ok(vec![row("long poll over loopback", &long_poll), row("woken in the same process", &in_process)])
+        Ok(vec![
+            row("long poll over loopback", &long_poll),
+            row("woken in the same process (azure, last of 7 queues)", &in_process),
+        ])
     }
 
     async fn starts(&self, client: &Client, worker: &mut Process) -> Done<Spans> {
