@@ -110,7 +110,7 @@ fn a_farm_of_links_leads_nowhere() {
     fs::write(farm.join("honest"), "x").unwrap();
     for walk in WALKS {
         let artifacts = Artifacts::new();
-        artifacts.directory("public/farm", "farm").unwrap();
+        artifacts.directory("public/links", "farm").unwrap();
         let items = collect(&artifacts, folder.path(), walk);
         let found: Vec<&str> = items
             .iter()
@@ -119,7 +119,7 @@ fn a_farm_of_links_leads_nowhere() {
                 Item::Missing { .. } | Item::Skipped { .. } => None,
             })
             .collect();
-        assert_eq!((found, items.len()), (vec!["public/farm/honest"], 5));
+        assert_eq!((found, items.len()), (vec!["public/links/honest"], 5));
     }
 }
 

@@ -3,6 +3,8 @@
 //! This machine knows the lease, the stages and the order of things. It does not know messages, slots or sources;
 //! [`super::worker`] does. What it wants done it appends to a list of [`Act`]s.
 
+mod event;
+
 use alloc::vec::Vec;
 use core::time::Duration;
 
@@ -12,6 +14,8 @@ use super::lease::{self, Lease};
 use super::outcome::{Outcome, Reason, Unprepared, Verdict};
 use super::refusal::Refusal;
 use super::time::Instant;
+
+pub use event::{Act, End, Happening, KillCause, Loss, Settled};
 
 /// How often a claim request without a definite answer is sent in all. The message stays invisible for minutes; these take half of one.
 pub const REQUESTS_MAX: u32 = 6;
@@ -35,142 +39,6 @@ pub struct Policy {
     pub grace: Duration,
     /// How often to ask whether a run is still wanted; `None` is never.
     pub check_every: Option<Duration>,
-}
-
-/// Why a claim ended without a report of ours.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Loss {
-    /// The queue said that it is not ours, or no longer there.
-    Refused,
-    /// The run was found resolved by somebody else.
-    Canceled,
-    /// No extension was granted in time.
-    LeaseOver,
-    /// It was granted too late to be acted on.
-    GrantedLate,
-    /// The worker had to go before it could be reported.
-    NoTime,
-}
-
-/// The last word about a claim.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum End {
-    /// The queue accepted this outcome.
-    Reported(Outcome),
-    /// The queue has another answer already (409 and the like).
-    Superseded(Outcome),
-    /// The queue refuses our report as such; the run will expire.
-    Unreportable(Outcome),
-    /// Given up; nothing is reported from then on.
-    Lost(Loss),
-    /// It was never granted.
-    NotGranted,
-}
-
-/// How the log and the artifacts fared.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Settled {
-    /// All is stored.
-    Clean,
-    /// Something that the task declares is not there.
-    Missing,
-    /// Something could not be stored.
-    Unstored,
-}
-
-/// Why a payload is told to end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum KillCause {
-    /// The claim is lost; nothing will be reported.
-    ClaimLost(Loss),
-    /// The worker has to go.
-    Shutdown,
-}
-
-/// What a claim wants done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Act {
-    /// Send the claim request.
-    Request,
-    /// Let the handler prepare the payload.
-    Prepare,
-    /// Start the payload.
-    Execute,
-    /// Tell the payload to end, and kill what is left after `grace`. Answered by [`Happening::Ended`] when it is proven gone.
-    Kill {
-        /// Why.
-        cause: KillCause,
-        /// How long it has.
-        grace: Duration,
-    },
-    /// Finish the log, store log and artifacts.
-    Settle,
-    /// Send the outcome.
-    Report {
-        /// What is reported.
-        outcome: Outcome,
-        /// How long the call may take.
-        timeout: Duration,
-    },
-    /// Extend the lease.
-    Reclaim {
-        /// How long the call may take.
-        timeout: Duration,
-    },
-    /// Ask whether the run is still wanted.
-    Check,
-    /// The lease moved; tell the handler.
-    Extended {
-        /// When the claim runs out if it is not extended again.
-        lease_ends: Instant,
-    },
-    /// It is over. Whatever is still in progress for this claim is dropped.
-    Close(End),
-}
-
-/// What happened to a claim.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Happening {
-    /// The request was granted; `sent_at` is from before it was sent.
-    Granted {
-        /// When the request was sent.
-        sent_at: Instant,
-        /// The length of the lease.
-        length: Duration,
-    },
-    /// The request had no definite answer.
-    Unanswered {
-        /// How long the service asked us to wait.
-        after: Option<Duration>,
-    },
-    /// Prepared, or not.
-    Prepared(Result<(), Unprepared>),
-    /// The payload ended, or what was being prepared is gone; no process of it is left.
-    Ended(Verdict),
-    /// Log and artifacts are dealt with.
-    Settled(Settled),
-    /// The answer to a report.
-    Reported(Result<(), Refusal>),
-    /// The answer to a reclaim.
-    Reclaimed {
-        /// When the request was sent.
-        sent_at: Instant,
-        /// The new length.
-        answer: Result<Duration, Refusal>,
-    },
-    /// The answer to a check: whether the run was resolved by somebody else.
-    Checked(Result<bool, Refusal>),
-    /// The worker has to go, at the latest by `deadline`.
-    HandBack {
-        /// When the host goes; `None` is not known.
-        deadline: Option<Instant>,
-    },
-    /// A poll is under way that would bring this very task back as soon as it is handed back: hand it back after.
-    PollOut,
-    /// That poll is over.
-    PollOver,
-    /// Time passed.
-    Tick,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
