@@ -13,6 +13,10 @@ pub enum Exit {
     No = 1,
     /// The command line cannot be understood.
     Usage = 2,
+    /// There was nothing to do for as long as `exit_when_idle` says.
+    Idle = 10,
+    /// `max_tasks` or `max_uptime` was reached.
+    Limit = 13,
     /// The drain deadline was reached, or a second signal came; what was running has been handed back.
     HandedBack = 14,
     /// A fault of journeyman itself.
@@ -31,10 +35,12 @@ pub enum Exit {
 
 impl Exit {
     /// Every way to end, in the order of the numbers.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::Done,
         Self::No,
         Self::Usage,
+        Self::Idle,
+        Self::Limit,
         Self::HandedBack,
         Self::Internal,
         Self::Unfit,
@@ -59,6 +65,8 @@ impl Exit {
                 "the answer is no: refused, not found, not completed, or a handler that does not keep the contract"
             }
             Self::Usage => "the command line cannot be understood",
+            Self::Idle => "nothing to do for as long as `exit_when_idle` says",
+            Self::Limit => "`max_tasks` or `max_uptime` was reached",
             Self::HandedBack => "the drain deadline or a second signal: running tasks were handed back",
             Self::Internal => "a fault of journeyman itself",
             Self::Unfit => "this machine cannot do it: a folder, a port, a program",

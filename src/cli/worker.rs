@@ -56,6 +56,8 @@ pub(super) async fn until_gone(worker: Worker, obey: impl Future<Output = ()>) -
 pub(super) const fn exit(why: worker::Exit) -> Exit {
     match why {
         worker::Exit::Drained => Exit::Done,
+        worker::Exit::Idle => Exit::Idle,
+        worker::Exit::Limit => Exit::Limit,
         worker::Exit::HandedBack | worker::Exit::DrainDeadline => Exit::HandedBack,
         worker::Exit::CredentialsRefused => Exit::Denied,
         worker::Exit::Misconfigured => Exit::Config,

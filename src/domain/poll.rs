@@ -107,6 +107,11 @@ impl Poller {
         self.manner
     }
 
+    /// The rules changed.
+    pub const fn reconfigure(&mut self, policy: Policy) {
+        self.policy = policy;
+    }
+
     /// What it is ready for.
     #[must_use]
     pub fn ready(&self, now: Instant) -> Ready {

@@ -13,13 +13,15 @@ pub struct Slot(());
 pub struct Slots {
     free: u32,
     capacity: u32,
+    /// Slots in use that are over when they come back.
+    owed: u32,
 }
 
 impl Slots {
     /// As many slots as `capacity`, all free.
     #[must_use]
     pub const fn new(capacity: u32) -> Self {
-        Self { free: capacity, capacity }
+        Self { free: capacity, capacity, owed: 0 }
     }
 
     /// How many are free.
@@ -34,6 +36,14 @@ impl Slots {
         self.capacity
     }
 
+    /// Changes how many there are. Where too many are in use, they are over as they come back.
+    pub fn resize(&mut self, capacity: u32) {
+        let used = (self.capacity + self.owed).saturating_sub(self.free);
+        self.capacity = capacity;
+        self.free = capacity.saturating_sub(used);
+        self.owed = used.saturating_sub(capacity);
+    }
+
     /// Takes up to `most` slots.
     pub fn take(&mut self, most: u32) -> Vec<Slot> {
         let taken = most.min(self.free);
@@ -44,7 +54,11 @@ impl Slots {
     /// Takes slots back.
     pub fn give(&mut self, slots: impl IntoIterator<Item = Slot>) {
         for Slot(()) in slots {
-            self.free += 1;
+            if self.owed > 0 {
+                self.owed -= 1;
+            } else {
+                self.free += 1;
+            }
         }
         debug_assert!(self.free <= self.capacity, "a slot was given back twice");
     }

@@ -24,7 +24,7 @@ use crate::handler::log::LogLimits;
 use crate::limits::POLL_INTERVAL_MIN;
 use crate::source::Source;
 
-pub use crate::domain::worker::Exit;
+pub use crate::domain::worker::{Claiming, Exit, Hold, Least, Stay};
 use crate::host::clock::Clock;
 use counters::{Counters, Counts};
 
@@ -51,6 +51,10 @@ pub struct Settings {
     pub dequeue_alert: u32,
     /// How many refusals of the worker's credentials in a row end it. 10.
     pub denied_max: u32,
+    /// When it leaves by itself. Never.
+    pub stay: Stay,
+    /// What the host must have left for claiming to go on. No bounds.
+    pub least: Least,
     /// The caps of a task's log.
     pub log: LogLimits,
     /// Decides every jitter. Different for every worker unless set.
@@ -70,6 +74,8 @@ impl Default for Settings {
             check_every: None,
             dequeue_alert: 10,
             denied_max: 10,
+            stay: Stay::default(),
+            least: Least::default(),
             log: LogLimits::default(),
             seed: None,
             clock: Clock::boot(),
@@ -86,6 +92,8 @@ impl Settings {
             dequeue_alert: self.dequeue_alert,
             denied_max: self.denied_max,
             drain_deadline: self.drain_deadline,
+            stay: self.stay,
+            least: self.least,
         }
     }
 }

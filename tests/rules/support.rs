@@ -9,7 +9,7 @@ use journeyman::domain::outcome::Verdict;
 use journeyman::domain::poll::{self, Manner};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::time::Instant;
-use journeyman::domain::worker::{Brought, Effect, Event, Haul, Lanes, Policy, Seen, Worker};
+use journeyman::domain::worker::{Brought, Effect, Event, Haul, Lanes, Least, Policy, Seen, Stay, Worker};
 
 pub(crate) const LEASE: Duration = Duration::from_secs(1200);
 pub(crate) const GRACE: Duration = Duration::from_secs(10);
@@ -44,6 +44,8 @@ pub(crate) fn policy(capacity: u32) -> Policy {
         dequeue_alert: 10,
         denied_max: 5,
         drain_deadline: None,
+        stay: Stay::default(),
+        least: Least::default(),
     }
 }
 

@@ -9,7 +9,7 @@ use journeyman::domain::lease::{self, Lease};
 use journeyman::domain::outcome::{Outcome, Verdict};
 use journeyman::domain::poll;
 use journeyman::domain::time::Instant;
-use journeyman::domain::worker::{Exit, Policy, Worker};
+use journeyman::domain::worker::{Exit, Least, Policy, Stay, Worker};
 
 use crate::queue::LANES;
 use crate::rng::Rng;
@@ -133,6 +133,8 @@ impl Host {
             dequeue_alert: DEQUEUE_ALERT,
             denied_max: DENIED_MAX,
             drain_deadline: rng.chance(70).then(|| Duration::from_millis(rng.between(1_000, lease_ms * 2))),
+            stay: Stay::default(),
+            least: Least::default(),
         };
         Self {
             azure,

@@ -40,6 +40,9 @@ impl Worker {
         }
         self.effects.extend(alert.map(Effect::Alert));
         let hand_back = slot.is_none() || self.mode != Mode::Running;
+        if slot.is_some() {
+            self.staying.granted();
+        }
         self.hold(token, source, run, slot, Machine::brought(self.claim_policy(source)));
         if hand_back {
             // Told before the grant, so that the payload is never prepared.
@@ -77,6 +80,7 @@ impl Worker {
             Ok(length) => {
                 feed.accepted = true;
                 feed.poller.accepted();
+                self.staying.granted();
                 self.delete_messages_of(claim);
                 if self.mode != Mode::Running {
                     let deadline = self.hand_back_deadline();

@@ -10,6 +10,8 @@ use crate::domain::outcome::{Outcome, Unprepared, Verdict};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 
+use super::{Policy, Room};
+
 /// A message that can be claimed, as the rules see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
@@ -128,6 +130,17 @@ pub enum Event {
     },
     /// Something may have become pending at this source.
     Wake(SourceId),
+    /// Ask for nothing until then, or until [`Event::Resume`]; what is held goes on.
+    Pause {
+        /// Until when, if that is known.
+        until: Option<Instant>,
+    },
+    /// Ask again.
+    Resume,
+    /// What the host has left.
+    Measured(Room),
+    /// The rules changed.
+    Reconfigured(Box<Policy>),
     /// Stop claiming, finish what is held, exit.
     Drain,
     /// Stop claiming, hand back what is held, exit, by `deadline` if there is one.
@@ -318,6 +331,10 @@ pub enum Exit {
     Drained,
     /// It was told to go and handed back what it held.
     HandedBack,
+    /// It had nothing to do for as long as it stays then.
+    Idle,
+    /// It has had as many tasks, or as much time, as it was to have.
+    Limit,
     /// The drain took too long, and the rest was handed back.
     DrainDeadline,
     /// The queue never accepted our credentials.

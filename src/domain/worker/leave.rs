@@ -22,7 +22,7 @@ impl Worker {
     }
 
     pub(super) fn hand_back(&mut self, deadline: Option<Instant>, now: Instant) {
-        if self.mode == Mode::Running || self.exit == Exit::Drained {
+        if self.mode == Mode::Running || matches!(self.exit, Exit::Drained | Exit::Idle | Exit::Limit) {
             self.exit = Exit::HandedBack;
         }
         let known = self.hand_back_deadline();
@@ -78,7 +78,7 @@ impl Worker {
 
     pub(super) fn proceed(&mut self, now: Instant) {
         match self.mode {
-            Mode::Running => self.start_polls(now),
+            Mode::Running => self.stay(now),
             Mode::Draining { .. } | Mode::HandingBack { .. } => {
                 self.open_for_deletes(now);
                 self.maybe_exit(now);

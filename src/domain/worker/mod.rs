@@ -9,6 +9,7 @@ mod leave;
 mod messages;
 mod ring;
 mod sources;
+mod stay;
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -25,6 +26,8 @@ use super::time::Instant;
 
 pub use event::{Alert, Brought, Effect, Event, Exit, Haul, Lanes, Retried, Seen};
 use ring::Ring;
+use stay::Staying;
+pub use stay::{Claiming, Hold, Least, Room, Stay};
 
 /// The most that is asked for in one poll; the protocol's own limit.
 pub const POLL_MAX: u32 = 32;
@@ -53,6 +56,10 @@ pub struct Policy {
     pub denied_max: u32,
     /// How long a drain may take before what is left is handed back; `None` is as long as it takes.
     pub drain_deadline: Option<Duration>,
+    /// When it leaves by itself.
+    pub stay: Stay,
+    /// What the host must have left for claiming to go on.
+    pub least: Least,
 }
 
 /// Where the worker is on its way out.
@@ -141,6 +148,7 @@ pub struct Worker {
     exit: Exit,
     /// The hand back's deadline has passed: only payloads are waited for.
     overdue: bool,
+    staying: Staying,
     slots: Slots,
     feeds: Vec<Feed>,
     held: BTreeMap<Token, Held>,
@@ -169,6 +177,7 @@ impl Worker {
             mode: Mode::Running,
             exit: Exit::Drained,
             overdue: false,
+            staying: Staying::default(),
             slots: Slots::new(policy.capacity),
             feeds: sources.iter().map(feed).collect(),
             held: BTreeMap::new(),
@@ -199,6 +208,15 @@ impl Worker {
         self.mode != Mode::Running
     }
 
+    /// The rules changed. What is held keeps the rules that it was taken in hand under.
+    fn reconfigure(&mut self, policy: Policy) {
+        self.slots.resize(policy.capacity);
+        for feed in &mut self.feeds {
+            feed.poller.reconfigure(policy.poll);
+        }
+        self.policy = policy;
+    }
+
     /// Takes in what happened. To be called with [`Event::Tick`] at the start and at each [`Worker::next_deadline`].
     pub fn handle(&mut self, event: Event, now: Instant) {
         if self.mode == Mode::Exited {
@@ -226,6 +244,10 @@ impl Worker {
                     feed.poller.wake(now);
                 }
             }
+            Event::Pause { until } => self.pause(until),
+            Event::Resume => self.resume(),
+            Event::Measured(room) => self.on_room(room),
+            Event::Reconfigured(policy) => self.reconfigure(*policy),
             Event::Drain => self.drain(Exit::Drained, now),
             Event::HandBack { deadline } => self.hand_back(deadline, now),
             Event::Abort => self.leave(Exit::Aborted),
@@ -247,14 +269,12 @@ impl Worker {
         }
         let claims = self.timers.first().map(|timer| timer.at);
         let deletes = self.kept.values().filter_map(|kept| kept.deletion.due()).min();
-        let polls = match self.mode {
-            Mode::Running if self.slots.free() > 0 => self.next_poll(),
-            Mode::Running | Mode::Draining { .. } | Mode::HandingBack { .. } | Mode::Exited => None,
-        };
+        let polls = if self.may_poll() { self.next_poll() } else { None };
         let way_out = match self.mode {
             Mode::Draining { since } => self.policy.drain_deadline.map(|span| since.plus(span)),
             Mode::HandingBack { deadline } => deadline.filter(|_| !self.overdue),
-            Mode::Running | Mode::Exited => None,
+            Mode::Running => self.next_stay(),
+            Mode::Exited => None,
         };
         [claims, deletes, polls, way_out].into_iter().flatten().min()
     }

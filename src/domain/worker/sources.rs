@@ -78,7 +78,11 @@ impl Worker {
                 // What a lost reply of this life granted has not.
                 let fresh = core::mem::replace(&mut feed.started, true);
                 for one in brought {
-                    let origin = if fresh { Origin::Poll(self.slots.take(1).pop()) } else { Origin::EarlierLife };
+                    let origin = if fresh {
+                        Origin::Poll(self.slots.take(1.min(self.allowance())).pop())
+                    } else {
+                        Origin::EarlierLife
+                    };
                     self.on_brought(source, one, sent_at, origin, now);
                 }
             }
@@ -138,6 +142,7 @@ impl Worker {
 
     fn start(&mut self, index: usize, waiting: u32, now: Instant) {
         let source = SourceId(u16::try_from(index).unwrap_or(u16::MAX));
+        let allowed = self.allowance();
         let Some(feed) = self.feeds.get_mut(index) else { return };
         match feed.poller.ready(now) {
             Ready::Open => {
@@ -150,7 +155,7 @@ impl Worker {
                 self.effects.push_back(Effect::Recover { source, held });
             }
             Ready::Poll(lane) => {
-                let share = self.slots.free().div_ceil(waiting.max(1)).min(POLL_MAX);
+                let share = self.slots.free().div_ceil(waiting.max(1)).min(POLL_MAX).min(allowed);
                 if share == 0 {
                     feed.poller.passed_over();
                     return;

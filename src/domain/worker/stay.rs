@@ -1,0 +1,230 @@
+//! How long a worker stays, and when it asks for nothing although it could: paused, or its host is short of something.
+//!
+//! Leaving because of a limit is decided between polls alone. A worker whose limit is reached starts no poll any more; what
+//! the polls under way still bring is executed, and only when all of them are back does the drain begin. So no claim is
+//! ever caught between the decision and the exit.
+
+use core::time::Duration;
+
+use super::{Exit, Mode, Worker};
+use crate::domain::time::Instant;
+
+/// When a worker leaves by itself. `None` everywhere is never.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stay {
+    /// After holding nothing for so long. The time it is paused does not count.
+    pub idle_exit: Option<Duration>,
+    /// After so many claims.
+    pub max_tasks: Option<u64>,
+    /// After so long in all.
+    pub max_uptime: Option<Duration>,
+}
+
+/// What the host must have left for claiming to go on. Zero is no bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Least {
+    /// Bytes free in the work folder's file system.
+    pub disk: u64,
+    /// Bytes of memory that can be had.
+    pub memory: u64,
+}
+
+/// What the host has left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// Bytes free in the work folder's file system; `None` where it cannot be told.
+    pub disk: Option<u64>,
+    /// Bytes of memory that can be had; `None` where it cannot be told.
+    pub memory: Option<u64>,
+}
+
+/// Why nothing is asked for although slots are free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Hold {
+    /// Somebody said so.
+    Paused {
+        /// Until when; `None` is until they say otherwise.
+        until: Option<Instant>,
+    },
+    /// Too little disk is free.
+    Disk {
+        /// Bytes that are free.
+        free: u64,
+        /// Bytes that there must be.
+        least: u64,
+    },
+    /// Too little memory can be had.
+    Memory {
+        /// Bytes that can be had.
+        free: u64,
+        /// Bytes that there must be.
+        least: u64,
+    },
+}
+
+/// What a worker does about claiming, for a person who wonders.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Claiming {
+    /// It asks, or waits for the next time to ask.
+    Asking,
+    /// Every slot is taken.
+    Full,
+    /// It could, and does not.
+    Held(Hold),
+    /// A limit of its own is reached; it leaves when its polls are back.
+    Leaving(Exit),
+    /// It finishes what it holds, since then.
+    Draining {
+        /// Since when.
+        since: Instant,
+        /// When the rest is handed back.
+        deadline: Option<Instant>,
+    },
+    /// It hands back what it holds.
+    HandingBack {
+        /// When the host goes.
+        deadline: Option<Instant>,
+    },
+    /// It has exited.
+    Exited,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Staying {
+    began: Option<Instant>,
+    /// Since when nothing has been held.
+    idle: Option<Instant>,
+    granted: u64,
+    paused: Option<Option<Instant>>,
+    short: Option<Hold>,
+    leaving: Option<Exit>,
+}
+
+impl Staying {
+    /// A claim was granted to be executed.
+    pub(super) const fn granted(&mut self) {
+        self.granted += 1;
+    }
+
+    fn hold(&self) -> Option<Hold> {
+        self.paused.map(|until| Hold::Paused { until }).or(self.short)
+    }
+
+    const fn busy(&mut self) {
+        self.idle = None;
+    }
+}
+
+impl Least {
+    fn short(&self, room: Room) -> Option<Hold> {
+        match room {
+            Room { disk: Some(free), .. } if free < self.disk => Some(Hold::Disk { free, least: self.disk }),
+            Room { memory: Some(free), .. } if free < self.memory => Some(Hold::Memory { free, least: self.memory }),
+            Room { .. } => None,
+        }
+    }
+}
+
+impl Worker {
+    /// What it does about claiming, and why.
+    #[must_use]
+    pub fn claiming(&self) -> Claiming {
+        match self.mode {
+            Mode::Draining { since } => {
+                Claiming::Draining { since, deadline: self.policy.drain_deadline.map(|span| since.plus(span)) }
+            }
+            Mode::HandingBack { deadline } => Claiming::HandingBack { deadline },
+            Mode::Exited => Claiming::Exited,
+            Mode::Running => match (self.staying.leaving, self.staying.hold()) {
+                (Some(exit), _) => Claiming::Leaving(exit),
+                (None, Some(hold)) => Claiming::Held(hold),
+                (None, None) if self.full() => Claiming::Full,
+                (None, None) => Claiming::Asking,
+            },
+        }
+    }
+
+    fn full(&self) -> bool {
+        self.slots.free() == 0 && self.feeds.iter().all(|feed| feed.reserved.is_empty())
+    }
+
+    pub(super) const fn pause(&mut self, until: Option<Instant>) {
+        self.staying.paused = Some(until);
+    }
+
+    pub(super) const fn resume(&mut self) {
+        self.staying.paused = None;
+        self.staying.idle = None;
+    }
+
+    pub(super) fn on_room(&mut self, room: Room) {
+        self.staying.short = self.policy.least.short(room);
+    }
+
+    /// How many more claims may be asked for.
+    pub(super) fn allowance(&self) -> u32 {
+        let Some(most) = self.policy.stay.max_tasks else { return u32::MAX };
+        let asked = self.feeds.iter().map(|feed| feed.reserved.len()).sum::<usize>()
+            + self.held.values().filter(|held| held.slot.is_some() && !held.machine.granted()).count();
+        let spoken_for = self.staying.granted.saturating_add(asked as u64);
+        u32::try_from(most.saturating_sub(spoken_for)).unwrap_or(u32::MAX)
+    }
+
+    /// What there is to do about claiming, now.
+    pub(super) fn stay(&mut self, now: Instant) {
+        let began = *self.staying.began.get_or_insert(now);
+        if self.staying.paused.flatten().is_some_and(|until| now >= until) {
+            self.resume();
+        }
+        if !self.held.is_empty() || self.staying.paused.is_some() {
+            self.staying.busy();
+        }
+        let idle = if self.held.is_empty() { Some(*self.staying.idle.get_or_insert(now)) } else { None };
+        let stay = self.policy.stay;
+        let over = |since: Instant, span: Option<Duration>| span.is_some_and(|span| now >= since.plus(span));
+        let overstayed = over(began, stay.max_uptime);
+        self.staying.leaving = if overstayed || stay.max_tasks.is_some_and(|most| self.staying.granted >= most) {
+            Some(Exit::Limit)
+        } else if self.staying.paused.is_none() && idle.is_some_and(|since| over(since, stay.idle_exit)) {
+            Some(Exit::Idle)
+        } else {
+            None
+        };
+        match self.staying.leaving {
+            // The last task of a worker that has had its number may take as long as it takes.
+            Some(exit) if self.between_polls() && (overstayed || self.held.is_empty()) => {
+                self.drain(exit, now);
+                self.proceed(now);
+            }
+            Some(_) => {}
+            None if self.staying.hold().is_none() => self.start_polls(now),
+            None => {}
+        }
+    }
+
+    /// Whether nothing is under way that may still bring a claim.
+    fn between_polls(&self) -> bool {
+        self.feeds.iter().all(|feed| !feed.poller.polling())
+            && self.held.values().all(|held| held.machine.granted() || held.slot.is_none())
+    }
+
+    /// When claiming changes by itself.
+    pub(super) fn next_stay(&self) -> Option<Instant> {
+        if self.staying.leaving.is_some() {
+            return None;
+        }
+        let uptime = self.staying.began.zip(self.policy.stay.max_uptime).map(|(began, span)| began.plus(span));
+        let idle = self.staying.idle.filter(|_| self.staying.paused.is_none() && self.held.is_empty());
+        let idle = idle.zip(self.policy.stay.idle_exit).map(|(since, span)| since.plus(span));
+        [uptime, idle, self.staying.paused.flatten()].into_iter().flatten().min()
+    }
+
+    /// Whether a poll may be started.
+    pub(super) fn may_poll(&self) -> bool {
+        self.mode == Mode::Running
+            && self.staying.leaving.is_none()
+            && self.staying.hold().is_none()
+            && self.slots.free() > 0
+            && self.allowance() > 0
+    }
+}

@@ -1,0 +1,195 @@
+//! How long a worker stays, and when it asks for nothing: leaving is decided between polls alone, and no claim is ever
+//! caught between the decision and the exit (I22, I24).
+
+use std::time::Duration;
+
+use journeyman::domain::claim::End;
+use journeyman::domain::id::SourceId;
+use journeyman::domain::outcome::{Outcome, Reason};
+use journeyman::domain::worker::{Claiming, Effect, Event, Exit, Haul, Hold, Least, Policy, Room, Stay};
+
+use crate::support::{Bench, CLAIMS, MESSAGES, at, claims, policy, polls, secs};
+
+fn staying(capacity: u32, stay: Stay) -> Bench {
+    let mut bench = Bench::new(Policy { stay, ..policy(capacity) }, &[CLAIMS]);
+    bench.tick();
+    bench.opened(0, 1);
+    bench.recovered(0, Ok(Vec::new()));
+    bench
+}
+
+fn exits(effects: &[Effect]) -> Option<Exit> {
+    effects.iter().find_map(|effect| if let Effect::Exit(exit) = effect { Some(*exit) } else { None })
+}
+
+const IDLE: Stay = Stay { idle_exit: Some(Duration::from_secs(60)), max_tasks: None, max_uptime: None };
+
+#[test]
+fn i24_an_idle_worker_leaves_when_its_poll_is_back_and_not_before() {
+    let mut bench = staying(1, IDLE);
+    let effects = bench.pass(secs(90));
+    assert_eq!(exits(&effects), None, "its poll is under way");
+    assert_eq!(bench.worker.claiming(), Claiming::Leaving(Exit::Idle));
+    assert_eq!(exits(&bench.empty(0)), Some(Exit::Idle));
+}
+
+#[test]
+fn i22_a_claim_that_the_last_poll_of_an_idle_worker_brings_is_executed_and_the_worker_stays() {
+    let mut bench = staying(1, IDLE);
+    bench.pass(secs(90));
+    let grant = bench.grant("T1");
+    let claim = grant.token;
+    let effects = bench.brought(vec![grant]);
+    assert!(effects.contains(&Effect::Prepare(claim)), "{effects:?}");
+    assert!(!bench.worker.stopping());
+    bench.happens(Event::Prepared { claim, answer: Ok(()) });
+    let effects = bench.completes(claim);
+    assert_eq!(polls(&effects), 1, "idleness begins anew: {effects:?}");
+    assert_eq!(exits(&bench.pass(secs(59))), None);
+}
+
+#[test]
+fn i24_an_idle_worker_of_several_sources_leaves_when_all_polls_are_back() {
+    let mut bench = Bench::new(Policy { stay: IDLE, ..policy(4) }, &[CLAIMS, CLAIMS]);
+    bench.tick();
+    for source in 0..2 {
+        bench.opened(source, 1);
+        bench.recovered(source, Ok(Vec::new()));
+    }
+    bench.pass(secs(1));
+    let shared = bench.polled(0, 0, Ok(Haul::default()));
+    assert_eq!(polls(&shared), 2, "{shared:?}");
+    bench.pass(secs(61));
+    let effects = bench.polled(0, 0, Ok(Haul::default()));
+    assert_eq!((polls(&effects), exits(&effects)), (0, None), "no poll is started, the other one is out: {effects:?}");
+    assert_eq!(exits(&bench.polled(1, 0, Ok(Haul::default()))), Some(Exit::Idle));
+}
+
+#[test]
+fn i24_a_paused_worker_is_not_idle() {
+    let mut bench = staying(1, IDLE);
+    bench.happens(Event::Pause { until: None });
+    bench.empty(0);
+    let effects = bench.pass(secs(600));
+    assert_eq!((polls(&effects), exits(&effects)), (0, None));
+    assert_eq!(bench.worker.claiming(), Claiming::Held(Hold::Paused { until: None }));
+    assert_eq!(polls(&bench.happens(Event::Resume)), 1);
+    assert_eq!(exits(&bench.pass(secs(59))), None);
+    bench.pass(secs(2));
+    assert_eq!(exits(&bench.empty(0)), Some(Exit::Idle));
+}
+
+#[test]
+fn i24_a_pause_with_an_end_ends_by_itself_and_what_is_held_goes_on_meanwhile() {
+    let mut bench = Bench::messages(2, 1);
+    let claim = bench.executing("m1", "T1");
+    bench.happens(Event::Pause { until: Some(at(100)) });
+    bench.empty(0);
+    let effects = bench.pass(secs(99));
+    assert_eq!(polls(&effects), 0, "{effects:?}");
+    assert!(bench.completes(claim).iter().any(|effect| matches!(effect, Effect::Close { .. })));
+    assert_eq!(polls(&bench.pass(secs(2))), 1);
+    assert_eq!(bench.worker.claiming(), Claiming::Asking);
+}
+
+#[test]
+fn i08_never_more_claims_than_max_tasks_are_asked_for_and_the_last_ones_are_finished() {
+    let stay = Stay { max_tasks: Some(3), ..Stay::default() };
+    let drain_deadline = Some(secs(10));
+    let mut bench = Bench::new(Policy { stay, drain_deadline, ..policy(2) }, &[MESSAGES]);
+    bench.tick();
+    let effects = bench.opened(0, 1);
+    assert!(effects.contains(&Effect::Poll { source: SourceId(0), lane: journeyman::domain::id::Lane(0), max: 2 }));
+    let first = bench.executing("m1", "T1");
+    let second = bench.executing("m2", "T2");
+    bench.completes(first);
+    let effects = bench.empty(0);
+    assert_eq!(exits(&effects), None);
+    let asked = bench.pass(secs(1));
+    assert!(asked.iter().any(|effect| matches!(effect, Effect::Poll { max: 1, .. })), "{asked:?}");
+    bench.completes(second);
+    let third = bench.executing("m3", "T3");
+    bench.empty(0);
+    assert_eq!(bench.worker.claiming(), Claiming::Leaving(Exit::Limit));
+    let effects = bench.pass(secs(60));
+    assert_eq!((polls(&effects), exits(&effects)), (0, None), "the last task takes as long as it takes");
+    assert_eq!(exits(&bench.completes(third)), Some(Exit::Limit));
+}
+
+#[test]
+fn i08_a_claim_that_was_refused_does_not_count_as_a_task() {
+    let stay = Stay { max_tasks: Some(1), ..Stay::default() };
+    let mut bench = Bench::new(Policy { stay, ..policy(4) }, &[MESSAGES]);
+    bench.tick();
+    bench.opened(0, 1);
+    let seen = bench.seen("m1", "T1");
+    let claim = seen.token;
+    assert_eq!(claims(&bench.hit(vec![seen])), 1);
+    let effects = bench.claimed(claim, Err(journeyman::domain::refusal::Refusal::Gone));
+    assert!(!bench.worker.stopping());
+    assert_eq!(polls(&effects), 1, "{effects:?}");
+}
+
+#[test]
+fn i22_a_worker_that_has_been_up_long_enough_drains_when_its_poll_is_back() {
+    let stay = Stay { max_uptime: Some(secs(100)), ..Stay::default() };
+    let mut bench = staying(2, stay);
+    let (grant, late) = (bench.grant("T1"), bench.grant("T2"));
+    let (claim, last) = (grant.token, late.token);
+    bench.brought(vec![grant]);
+    bench.happens(Event::Prepared { claim, answer: Ok(()) });
+    bench.pass(secs(101));
+    assert!(!bench.worker.stopping(), "its poll may still bring a claim");
+    let effects = bench.brought(vec![late]);
+    assert!(effects.contains(&Effect::Prepare(last)), "and what it brings is executed: {effects:?}");
+    assert!(bench.worker.stopping());
+    bench.happens(Event::Prepared { claim: last, answer: Ok(()) });
+    assert_eq!(exits(&bench.completes(claim)), None);
+    assert_eq!(exits(&bench.completes(last)), Some(Exit::Limit));
+}
+
+#[test]
+fn i24_a_hand_back_outranks_a_limit() {
+    let mut bench = staying(1, Stay { max_tasks: Some(1), ..Stay::default() });
+    let grant = bench.grant("T1");
+    let claim = grant.token;
+    bench.brought(vec![grant]);
+    bench.happens(Event::Prepared { claim, answer: Ok(()) });
+    bench.happens(Event::HandBack { deadline: None });
+    bench.happens(Event::Ended { claim, verdict: journeyman::domain::outcome::Verdict::Failed });
+    let effects = bench.happens(Event::Reported { claim, answer: Ok(()) });
+    let closed = Effect::Settle(claim);
+    assert!(effects.contains(&closed), "{effects:?}");
+    let effects = bench.happens(Event::Settled { claim, settled: journeyman::domain::claim::Settled::Clean });
+    let end = End::Reported(Outcome::Exception(Reason::WorkerShutdown));
+    assert!(
+        effects.iter().any(|effect| matches!(effect, Effect::Close { end: seen, .. } if *seen == end)),
+        "{effects:?}"
+    );
+    assert_eq!(exits(&effects), Some(Exit::HandedBack));
+}
+
+#[test]
+fn a_host_that_is_short_of_disk_or_memory_asks_for_nothing_until_it_is_not() {
+    let least = Least { disk: 1000, memory: 500 };
+    let mut bench = Bench::new(Policy { least, ..policy(1) }, &[MESSAGES]);
+    bench.happens(Event::Measured(Room { disk: Some(999), memory: Some(1) }));
+    assert_eq!(bench.worker.claiming(), Claiming::Held(Hold::Disk { free: 999, least: 1000 }));
+    assert_eq!(bench.pass(secs(600)), []);
+    bench.happens(Event::Measured(Room { disk: Some(1000), memory: Some(499) }));
+    assert_eq!(bench.worker.claiming(), Claiming::Held(Hold::Memory { free: 499, least: 500 }));
+    assert_eq!(bench.tick(), []);
+    assert_eq!(bench.happens(Event::Measured(Room { disk: None, memory: None })), [Effect::Open(SourceId(0))]);
+}
+
+#[test]
+fn i08_fewer_slots_take_effect_as_tasks_end_and_more_at_once() {
+    let mut bench = Bench::messages(2, 1);
+    let first = bench.executing("m1", "T1");
+    bench.executing("m2", "T2");
+    bench.happens(Event::Reconfigured(Box::new(policy(1))));
+    assert_eq!(polls(&bench.completes(first)), 0, "one of one slots is in use");
+    assert_eq!(bench.worker.claiming(), Claiming::Full);
+    let effects = bench.happens(Event::Reconfigured(Box::new(policy(3))));
+    assert!(effects.iter().any(|effect| matches!(effect, Effect::Poll { max: 2, .. })), "{effects:?}");
+}
