@@ -1,6 +1,7 @@
 use serde_json::json;
 use tokio::runtime::Handle;
 
+use super::super::clock::Clock;
 use super::super::definition;
 use super::super::rules::Worker;
 use super::*;

@@ -1,0 +1,115 @@
+//! Opening the file: its settings, its tables, what of it is kept in memory, and the start of the thread that owns it.
+
+use std::path::Path;
+
+use rusqlite::Connection;
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::index::{Index, Move, Position};
+use super::keeper::Keeper;
+use super::room::{read, select};
+use super::{Knobs, Store};
+use crate::limits::{QUEUE_JOBS_MAX, QUEUE_STATEMENTS_MAX};
+
+/// What is wrong with the file that the queue is to be kept in.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The file cannot be used.
+    #[error("the queue's file {path} cannot be opened; is another queue running on it, and is its folder writable?")]
+    File {
+        /// The file.
+        path: String,
+        /// What SQLite says.
+        source: rusqlite::Error,
+    },
+    /// A newer journeyman has written the file.
+    #[error(
+        "the queue's file {path} has format {found}, and this journeyman knows format {FORMAT} at most; use a newer one"
+    )]
+    Format {
+        /// The file.
+        path: String,
+        /// The file's format.
+        found: i64,
+    },
+    /// The thread that owns the file could not be started.
+    #[error("the thread of the queue's store could not be started")]
+    Thread(#[source] std::io::Error),
+}
+
+/// The version of the tables.
+const FORMAT: i64 = 1;
+
+/// The queue's file, opened.
+pub(crate) struct Opened {
+    pub(super) conn: Connection,
+    pub(super) index: Index,
+}
+
+/// Opens the file, or a database in memory.
+pub(crate) fn open(path: Option<&Path>) -> Result<Opened, OpenError> {
+    let shown = path.map_or_else(|| ":memory:".to_owned(), |path| path.display().to_string());
+    let failed = |source| OpenError::File { path: shown.clone(), source };
+    let conn = match path {
+        Some(path) => Connection::open(path),
+        None => Connection::open_in_memory(),
+    }
+    .map_err(failed)?;
+    let prepare = || -> rusqlite::Result<i64> {
+        conn.set_prepared_statement_cache_capacity(QUEUE_STATEMENTS_MAX);
+        // Held for as long as we live, so that a second queue on the same file is refused at its start.
+        conn.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
+        conn.pragma_update(None, "journal_mode", "WAL")?;
+        conn.pragma_update(None, "synchronous", "FULL")?;
+        conn.execute_batch("BEGIN IMMEDIATE")?;
+        let mut format = conn.pragma_query_value(None, "user_version", |row| row.get(0))?;
+        if format == 0 {
+            conn.execute_batch(include_str!("schema.sql"))?;
+            conn.pragma_update(None, "user_version", FORMAT)?;
+            format = FORMAT;
+        }
+        conn.execute_batch("COMMIT")?;
+        Ok(format)
+    };
+    let found = prepare().map_err(failed)?;
+    if found > FORMAT {
+        return Err(OpenError::Format { path: shown, found });
+    }
+    let index = rebuild(&conn).map_err(failed)?;
+    Ok(Opened { conn, index })
+}
+
+impl Opened {
+    /// The queue's own secret; made when the file is.
+    pub(crate) fn own_secret(&self) -> Result<String, OpenError> {
+        let failed = |source| OpenError::File { path: "(open)".to_owned(), source };
+        let fresh = format!("{}{}", super::super::auth::slugid(), super::super::auth::slugid());
+        self.conn.execute("INSERT OR IGNORE INTO meta (key, value) VALUES ('secret', ?1)", [fresh]).map_err(failed)?;
+        self.conn.query_row("SELECT value FROM meta WHERE key = 'secret'", [], |row| row.get(0)).map_err(failed)
+    }
+
+    /// Starts the thread that owns the file.
+    pub(crate) fn start(self, knobs: Knobs, runtime: Handle) -> Result<(Store, oneshot::Receiver<()>), OpenError> {
+        let (jobs, inbox) = mpsc::channel(QUEUE_JOBS_MAX);
+        let (news, pending) = watch::channel(0);
+        let (ended, end) = oneshot::channel();
+        let keeper = Keeper::new(self, knobs, jobs.downgrade(), news);
+        let body = move || {
+            keeper.work(inbox, &runtime);
+            ended.send(()).ok();
+        };
+        std::thread::Builder::new().name("queue-store".to_owned()).spawn(body).map_err(OpenError::Thread)?;
+        Ok((Store { jobs, pending }, end))
+    }
+}
+
+/// Reads the open tasks into memory.
+pub(super) fn rebuild(conn: &Connection) -> rusqlite::Result<Index> {
+    let mut index = Index::default();
+    let mut open = conn.prepare(&select("WHERE open = 1"))?;
+    for kept in open.query_map([], read)? {
+        index.apply(Move { from: Position::default(), to: kept?.position() });
+    }
+    Ok(index)
+}
