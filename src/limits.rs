@@ -209,3 +209,11 @@ pub const DEMO_REDRAW: Duration = Duration::from_millis(150);
 pub const DEMO_LOG_BYTES_MAX: usize = 4 << 20;
 /// The shortest sleep between polls that may be set.
 pub const POLL_INTERVAL_MIN: Duration = Duration::from_millis(50);
+/// The shortest time between two questions after a running task that may be set; zero is off.
+pub const STATUS_POLL_MIN: Duration = Duration::from_millis(100);
+/// The shortest run time that may be set; payloads count theirs in seconds.
+pub const RUN_TIME_MIN: Duration = Duration::from_secs(1);
+/// The shortest claim that may be set; of a shorter one nothing is left once its margin is taken off.
+pub const CLAIM_TIMEOUT_MIN: Duration = Duration::from_secs(1);
+/// The least of a task's log that may be kept: the marker between head and tail and a few lines.
+pub const TASK_LOG_BYTES_MIN: u64 = 1 << 10;

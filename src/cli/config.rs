@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::exit::{Ended, Exit, Failure};
-use super::output;
-use super::settings::{NoFlags, Settings};
+use super::settings::{self, NoFlags, Settings};
+use super::{inspect, output};
 use crate::config::show::{self, Beside};
-use crate::config::{Environment, SCHEMA, reference};
+use crate::config::{Environment, Problems, SCHEMA, reference};
 
 /// What to do with the configuration.
 #[derive(Debug, Subcommand)]
@@ -37,6 +37,9 @@ pub(super) struct Check {
     /// The file, `-` for standard input
     #[arg(value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     file: Option<PathBuf>,
+    /// Do not look at the files and programs that it names: it is for another machine
+    #[arg(long)]
+    no_files: bool,
     #[command(flatten)]
     settings: Settings<NoFlags>,
 }
@@ -88,20 +91,10 @@ pub(super) enum SchemaFormat {
 pub(super) fn run(command: ConfigCommand, environment: &Environment) -> Ended {
     match command {
         ConfigCommand::Init(init) => write_template(&init),
-        ConfigCommand::Check(check) => {
-            let loaded = check.settings.with_file(check.file).load(environment)?;
-            let name = loaded.document.as_ref().map_or("the built-in configuration", |document| &document.name);
-            let count = |count: usize, noun: &str| format!("{count} {noun}{}", if count == 1 { "" } else { "s" });
-            output::line(&format!(
-                "{name} can be used: {}, {}, capacity {}",
-                count(loaded.config.source.len(), "source"),
-                count(loaded.config.handler.len(), "handler"),
-                loaded.config.worker.capacity
-            ))?;
-            Ok(Exit::Done)
-        }
+        ConfigCommand::Check(check) => say_whether_usable(check, environment),
         ConfigCommand::Show(given) => {
             let loaded = given.settings.load(environment)?;
+            settings::note_warnings(&loaded);
             let beside = if given.origin { Beside::Origin } else { Beside::Nothing };
             match given.output {
                 ShowFormat::Toml => output::print(&show::show(&loaded, beside))?,
@@ -117,6 +110,27 @@ pub(super) fn run(command: ConfigCommand, environment: &Environment) -> Ended {
             Ok(Exit::Done)
         }
     }
+}
+
+fn say_whether_usable(check: Check, environment: &Environment) -> Ended {
+    let mut loaded = check.settings.with_file(check.file).load(environment)?;
+    if !check.no_files {
+        loaded.warnings.extend(inspect::inspect(&loaded, environment));
+    }
+    let problems = Problems::new(loaded.document.clone(), loaded.warnings.clone());
+    if problems.errors() > 0 {
+        return Err(problems.into());
+    }
+    settings::note_warnings(&loaded);
+    let name = loaded.document.as_ref().map_or("the built-in configuration", |document| &document.name);
+    let count = |count: usize, noun: &str| format!("{count} {noun}{}", if count == 1 { "" } else { "s" });
+    output::line(&format!(
+        "{name} can be used: {}, {}, capacity {}",
+        count(loaded.config.source.len(), "source"),
+        count(loaded.config.handler.len(), "handler"),
+        loaded.config.worker.capacity
+    ))?;
+    Ok(Exit::Done)
 }
 
 fn write_template(init: &Init) -> Ended {

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand, ValueHint};
 use serde_json::Value;
 
 use super::exit::{Ended, Exit, Failure};
-use super::settings::{NoFlags, Settings};
+use super::settings::{self, NoFlags, Settings};
 use super::task::create::read;
 use super::{assemble, output};
 use crate::config::Environment;
@@ -66,6 +66,7 @@ pub(super) async fn run(command: HandlerCommand, environment: &Environment) -> E
     match command {
         HandlerCommand::Schema(schema) => {
             let loaded = schema.settings.load(environment)?;
+            settings::note_warnings(&loaded);
             let handler = assemble::handler(&loaded.config, &schema.name, environment)?;
             output::json(&handler.schema())?;
             Ok(Exit::Done)

@@ -5,6 +5,7 @@ mod config;
 mod dev;
 pub mod exit;
 mod handler;
+mod inspect;
 pub mod output;
 pub mod place;
 mod queue;

@@ -10,6 +10,7 @@ use clap::{Args, ValueHint};
 use serde::{Deserialize, Serialize};
 
 use super::exit::{Exit, Failure};
+use crate::config::environment::STATE_VARIABLE;
 use crate::config::values::{Secret, Url};
 use crate::config::{Environment, secrets};
 use crate::domain::refusal::Refusal;
@@ -52,7 +53,7 @@ pub struct DevNote {
 pub fn state_dir(environment: &Environment) -> PathBuf {
     let below = |name: &str, rest: &str| environment.get(name).map(|folder| Path::new(folder).join(rest));
     environment
-        .get("JOURNEYMAN_STATE_DIR")
+        .get(STATE_VARIABLE)
         .map(PathBuf::from)
         .or_else(|| below("XDG_STATE_HOME", "journeyman"))
         .or_else(|| below("HOME", ".local/state/journeyman"))

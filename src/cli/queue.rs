@@ -6,7 +6,7 @@ use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::exit::{Ended, Exit, Failure};
-use super::settings::{QueueFlags, Settings};
+use super::settings::{self, QueueFlags, Settings};
 use crate::config::{Environment, schema, secrets};
 use crate::observe::log;
 use crate::queue::{self, Auth, Client, Db};
@@ -26,6 +26,7 @@ pub(super) struct QueueArgs {
 pub(super) async fn run(arguments: QueueArgs, environment: &Environment) -> Ended {
     let loaded = arguments.settings.load(environment)?;
     log::start(&loaded.config.log, log::color(environment));
+    settings::log_warnings(&loaded);
     let config = &loaded.config.queue;
     if config.clients.is_empty() && config.auth == schema::Auth::Checked {
         return Err(Failure::new(

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint};
 
 use super::exit::{Exit, Failure};
+use crate::config::environment::FILE_VARIABLE;
 use crate::config::problem::{Code, Origin, Problem};
 use crate::config::{self, Document, Environment, Loaded, Override, Problems, environment, reference};
 use crate::limits::CONFIG_BYTES_MAX;
@@ -99,8 +100,6 @@ pub struct Settings<F: Flags> {
     flags: PhantomData<F>,
 }
 
-/// Names the configuration file where no flag does.
-const FILE_VARIABLE: &str = "JOURNEYMAN_CONFIG";
 /// Where a configuration is looked for, in this order, where nobody names one.
 const FILES: [&str; 2] = ["journeyman.toml", "/etc/journeyman/journeyman.toml"];
 
@@ -133,8 +132,8 @@ fn of_key(flag: &Flag) -> Arg {
     let default = flag.own_default.map(str::to_owned).or(default);
     let default = default.map_or_else(String::new, |default| format!(" [default: {}]", default.trim_matches('"')));
     let value = match kind.as_str() {
-        "time with unit" => "TIME",
-        "bytes with unit" => "SIZE",
+        time if time.starts_with("time with unit") => "TIME",
+        size if size.starts_with("bytes with unit") => "SIZE",
         "path" => "PATH",
         "name" => "NAME",
         "address and port" => "ADDRESS",
@@ -209,6 +208,20 @@ impl<F: Flags> Settings<F> {
             Ok(text) => Ok(Some(Document::new(&path, &text))),
             Err(error) => Err(unreadable(&path, &error)),
         }
+    }
+}
+
+/// Writes what is perhaps not as it was meant into the worker's own log.
+pub fn log_warnings(loaded: &Loaded) {
+    for warning in &loaded.warnings {
+        tracing::warn!("{}; {}", warning.what, warning.help.as_deref().unwrap_or_default());
+    }
+}
+
+/// Shows on standard error what is perhaps not as it was meant.
+pub fn note_warnings(loaded: &Loaded) {
+    if !loaded.warnings.is_empty() {
+        super::output::note(&Problems::new(loaded.document.clone(), loaded.warnings.clone()).to_string());
     }
 }
 

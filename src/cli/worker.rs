@@ -5,7 +5,7 @@ use std::future::Future;
 use clap::Args;
 
 use super::exit::{Ended, Exit, Failure};
-use super::settings::{Settings, WorkerFlags};
+use super::settings::{self, Settings, WorkerFlags};
 use super::{assemble, signals};
 use crate::config::Environment;
 use crate::limits::ABORT_WAIT;
@@ -27,6 +27,7 @@ pub(super) struct WorkerArgs {
 pub(super) async fn run(arguments: WorkerArgs, environment: &Environment) -> Ended {
     let loaded = arguments.settings.load(environment)?;
     log::start(&loaded.config.log, log::color(environment));
+    settings::log_warnings(&loaded);
     let worker = assemble::worker(&loaded.config, environment)?;
     let obey = signals::obey(worker.control())
         .map_err(|error| Failure::new(Exit::Unfit, format!("no signals can be received: {error}")))?;

@@ -9,7 +9,7 @@ use serde_json::{Map, Number, Value};
 
 use super::problem::{Code, Origin, Problem, holds_password, nearest};
 use super::tree::{Content, Entry, Node, Typed};
-use super::values::{check_format, example_of};
+use super::values::{check_format, check_least, example_of};
 
 /// What a tree becomes.
 #[derive(Debug)]
@@ -262,7 +262,9 @@ fn fits(value: &Value, schema: &Value) -> Result<(), String> {
             if !choices.is_empty() && !choices.contains(&text.as_str()) {
                 return Err(quoted(&choices));
             }
-            check_format(format_of(schema), text)
+            check_format(format_of(schema), text)?;
+            let said = |name: &str| schema.get(name).and_then(Value::as_str);
+            said("x-least").map_or(Ok(()), |least| check_least(format_of(schema), text, least, said("x-zero")))
         }
         Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => Ok(()),
     }

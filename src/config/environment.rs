@@ -5,11 +5,20 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
-use super::problem::{Code, Origin, Problem};
+use super::problem::{Code, Origin, Problem, nearest};
+use super::reference;
 use super::tree::{Setting, shout};
 
-/// What every variable of ours starts with.
+/// What every variable that sets a key starts with.
 pub const PREFIX: &str = "JOURNEYMAN__";
+/// What every variable of ours starts with.
+const NAME: &str = "JOURNEYMAN_";
+/// Names the configuration file where no flag does.
+pub const FILE_VARIABLE: &str = "JOURNEYMAN_CONFIG";
+/// Names the folder for what is kept between commands.
+pub const STATE_VARIABLE: &str = "JOURNEYMAN_STATE_DIR";
+/// What a payload finds in its environment, which may run this program in turn, and what tests are told by.
+const OTHERS: [&str; 6] = ["EXIT_", "HANDLER", "PHASE", "PROTOCOL", "TEST_", "SIM_"];
 
 /// The environment of this process.
 #[derive(Clone, Default)]
@@ -70,8 +79,105 @@ impl Environment {
     }
 }
 
+impl Environment {
+    /// The variables that look like ours and set nothing. They stop nobody: a cluster may define some for a purpose of
+    /// its own, as Kubernetes does for every service.
+    pub(super) fn unheeded(&self) -> Vec<Problem> {
+        let rest = |name: &str| name.strip_prefix(NAME).filter(|rest| !rest.starts_with('_')).map(str::to_owned);
+        let ours = self.0.keys().filter_map(|name| name.to_str()).filter_map(|name| Some((name, rest(name)?)));
+        ours.filter(|(name, rest)| !is_known(name, rest))
+            .map(|(name, rest)| Problem {
+                code: Code::Unheeded,
+                what: format!("the variable {name} sets nothing"),
+                origin: Origin::Env(name.to_owned()),
+                label: String::new(),
+                help: Some(meant(name, &rest).map_or_else(
+                    || format!("variables that set keys start with `{PREFIX}`, such as {PREFIX}WORKER__CAPACITY"),
+                    |meant| format!("did you mean `{meant}`?"),
+                )),
+            })
+            .collect()
+    }
+}
+
+fn is_known(name: &str, rest: &str) -> bool {
+    let of_kubernetes = rest.split('_').any(|word| word == "PORT") || rest.ends_with("SERVICE_HOST");
+    [FILE_VARIABLE, STATE_VARIABLE].contains(&name)
+        || OTHERS
+            .iter()
+            .any(|other| rest.strip_prefix(other).is_some_and(|rest| other.ends_with('_') || rest.is_empty()))
+        || of_kubernetes
+}
+
+/// The variable that was meant: the same words with other underscores, or else the nearest.
+fn meant(name: &str, rest: &str) -> Option<String> {
+    let words = rest.replace("__", "_");
+    let keys: Vec<String> = reference::keys().into_iter().map(|key| variable(&key.key)).collect();
+    let same = keys.iter().filter_map(|key| fill(key, &words));
+    if let Some(same) = same.max_by_key(|(fixed, _)| *fixed).map(|(_, name)| name) {
+        return Some(same);
+    }
+    let fixed = keys.iter().map(String::as_str).filter(|key| !key.contains(CHOSEN));
+    nearest(name, fixed.chain([FILE_VARIABLE, STATE_VARIABLE])).map(str::to_owned)
+}
+
+/// The part of a variable that the user chooses.
+const CHOSEN: &str = "__NAME__";
+
+/// The variable `key` for these words, and how many of its letters are not the user's own; `None` where it has others.
+fn fill(key: &str, words: &str) -> Option<(usize, String)> {
+    let single = |text: &str| text.trim_start_matches(PREFIX).replace("__", "_");
+    let Some((head, tail)) = key.split_once(CHOSEN) else {
+        return (single(key) == words).then(|| (key.len(), key.to_owned()));
+    };
+    let chosen = words.strip_prefix(&single(head))?.strip_prefix('_')?.strip_suffix(tail)?.strip_suffix('_')?;
+    (!chosen.is_empty()).then(|| (head.len() + tail.len(), format!("{head}__{chosen}__{tail}")))
+}
+
 /// The variable that sets a key, such as `JOURNEYMAN__WORKER__CAPACITY` for `worker.capacity`.
 #[must_use]
 pub fn variable(key: &str) -> String {
     format!("{PREFIX}{}", shout(&key.replace('.', "__")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn help(name: &str) -> Option<String> {
+        Environment::of(&[(name, "1")]).unheeded().into_iter().next().and_then(|problem| problem.help)
+    }
+
+    #[test]
+    fn a_variable_with_other_underscores_is_told_the_right_ones() {
+        for (name, meant) in [
+            ("JOURNEYMAN_WORKER_CAPACITY", "JOURNEYMAN__WORKER__CAPACITY"),
+            ("JOURNEYMAN_WORKER__POLL_INTERVAL", "JOURNEYMAN__WORKER__POLL_INTERVAL"),
+            ("JOURNEYMAN_WORKER_POLL_INTERVALL", "JOURNEYMAN__WORKER__POLL_INTERVAL"),
+            ("JOURNEYMAN_SOURCE_CI_ROOT_URL", "JOURNEYMAN__SOURCE__CI__ROOT_URL"),
+            ("JOURNEYMAN_SOURCE_CI_LARGE_ACCESS_TOKEN_FILE", "JOURNEYMAN__SOURCE__CI_LARGE__ACCESS_TOKEN_FILE"),
+            ("JOURNEYMAN_QUEUE_CLIENTS_ME_ACCESS_TOKEN", "JOURNEYMAN__QUEUE__CLIENTS__ME__ACCESS_TOKEN"),
+            ("JOURNEYMAN_CONFIG_FILE", "JOURNEYMAN_CONFIG"),
+        ] {
+            assert_eq!(help(name), Some(format!("did you mean `{meant}`?")), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_variable_that_is_known_or_is_for_something_else_is_left_alone() {
+        for name in [
+            "JOURNEYMAN_CONFIG",
+            "JOURNEYMAN_STATE_DIR",
+            "JOURNEYMAN__WORKER__CAPACITY",
+            "JOURNEYMAN_TEST_AZURITE",
+            "JOURNEYMAN_SIM_SEEDS",
+            "JOURNEYMAN_EXIT_FAILED",
+            "JOURNEYMAN_PHASE",
+            "JOURNEYMAN_SERVICE_HOST",
+            "JOURNEYMAN_PORT_7070_TCP_ADDR",
+            "JOURNEYMANS_FRIEND",
+        ] {
+            assert_eq!(help(name), None, "{name}");
+        }
+    }
 }

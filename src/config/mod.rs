@@ -54,6 +54,8 @@ pub struct Loaded {
     pub document: Option<Document>,
     /// Where each value that somebody set came from, by its dotted key.
     pub origins: BTreeMap<String, Origin>,
+    /// What is perhaps not as it was meant.
+    pub warnings: Vec<Problem>,
 }
 
 /// Puts a configuration together.
@@ -64,9 +66,11 @@ pub struct Loaded {
 pub fn load(document: Option<Document>, environment: &Environment, overrides: &[Override]) -> Result<Loaded, Problems> {
     let mut problems = Vec::new();
     let mut tree = document.as_ref().map_or_else(Node::empty, |document| tree::read_toml(document, &mut problems));
+    let warnings = environment.unheeded();
+    let refused = |document, problems: Vec<Problem>| Problems::new(document, [problems, warnings.clone()].concat());
     if !problems.is_empty() {
         // What follows a syntax error is read wrongly; to complain about it would hide the cause.
-        return Err(Problems::new(document, problems));
+        return Err(refused(document, problems));
     }
     for setting in environment.settings(&mut problems) {
         tree::lay_over(&mut tree, setting, Spelling::Shouted, &SCHEMA, &mut problems);
@@ -76,7 +80,7 @@ pub fn load(document: Option<Document>, environment: &Environment, overrides: &[
     }
     let checked = check::check(&tree, &SCHEMA, &mut problems);
     if !problems.is_empty() {
-        return Err(Problems::new(document, problems));
+        return Err(refused(document, problems));
     }
     let config: Config = match serde_json::from_value(checked.value) {
         Ok(config) => config,
@@ -90,14 +94,14 @@ pub fn load(document: Option<Document>, environment: &Environment, overrides: &[
                 label: String::new(),
                 help: None,
             });
-            return Err(Problems::new(document, problems));
+            return Err(refused(document, problems));
         }
     };
     rules::check(&config, &checked.origins, &checked.tables, &mut problems);
     if problems.is_empty() {
-        Ok(Loaded { config, document, origins: checked.origins })
+        Ok(Loaded { config, document, origins: checked.origins, warnings })
     } else {
-        Err(Problems::new(document, problems))
+        Err(refused(document, problems))
     }
 }
 

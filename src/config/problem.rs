@@ -28,6 +28,21 @@ pub enum Code {
     Exposed,
     /// Two values do not go together.
     Conflict,
+    /// A file or a program that is named cannot be used on this machine.
+    Unusable,
+    /// A variable looks like one of ours and sets nothing. A warning.
+    Unheeded,
+    /// Every user of this machine can read a secret's file. A warning.
+    Open,
+}
+
+/// How much a problem matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// The configuration cannot be used.
+    Error,
+    /// It can, and is perhaps not what was meant.
+    Warning,
 }
 
 impl Code {
@@ -43,6 +58,26 @@ impl Code {
             Self::Missing => "JM-CFG-006",
             Self::Exposed => "JM-CFG-007",
             Self::Conflict => "JM-CFG-008",
+            Self::Unusable => "JM-CFG-009",
+            Self::Unheeded => "JM-CFG-010",
+            Self::Open => "JM-CFG-011",
+        }
+    }
+
+    /// How much it matters.
+    #[must_use]
+    pub const fn severity(self) -> Severity {
+        match self {
+            Self::Unheeded | Self::Open => Severity::Warning,
+            Self::Unreadable
+            | Self::Syntax
+            | Self::Type
+            | Self::Unknown
+            | Self::Value
+            | Self::Missing
+            | Self::Exposed
+            | Self::Conflict
+            | Self::Unusable => Severity::Error,
         }
     }
 }
@@ -124,22 +159,24 @@ pub struct Problems {
 }
 
 impl Problems {
-    /// Puts problems in the order a reader meets them: the file from its top, then environment, then flags.
+    /// Puts problems in the order a reader meets them: the file from its top, then environment, then flags; and warnings
+    /// after all that.
     #[must_use]
     pub fn new(document: Option<Document>, mut list: Vec<Problem>) -> Self {
-        list.sort_by_key(|problem| match &problem.origin {
+        let place = |problem: &Problem| match &problem.origin {
             Origin::File(span) => (0, span.start, String::new()),
             Origin::BuiltIn => (1, 0, String::new()),
             Origin::Env(name) => (2, 0, name.clone()),
             Origin::Flag(name) => (3, 0, name.clone()),
-        });
+        };
+        list.sort_by_key(|problem| (problem.code.severity(), place(problem)));
         Self { document, list }
     }
 
-    /// How many there are.
+    /// How many there are that keep the configuration from being used.
     #[must_use]
-    pub fn count(&self) -> usize {
-        self.list.len()
+    pub fn errors(&self) -> usize {
+        self.list.iter().filter(|problem| problem.code.severity() == Severity::Error).count()
     }
 
     /// The problems in reading order.
@@ -149,7 +186,11 @@ impl Problems {
     }
 
     fn write_one(&self, problem: &Problem, out: &mut String) -> fmt::Result {
-        writeln!(out, "error[{}]: {}", problem.code.as_str(), problem.what)?;
+        let severity = match problem.code.severity() {
+            Severity::Error => "error",
+            Severity::Warning => "warning",
+        };
+        writeln!(out, "{severity}[{}]: {}", problem.code.as_str(), problem.what)?;
         let mut margin = 2;
         match (&problem.origin, &self.document) {
             (Origin::File(span), Some(document)) => {
@@ -218,13 +259,15 @@ impl fmt::Display for Problems {
             self.write_one(problem, &mut text)?;
             text.push('\n');
         }
-        let count = self.list.len();
-        let hidden = count.saturating_sub(CONFIG_PROBLEMS_MAX);
+        let hidden = self.list.len().saturating_sub(CONFIG_PROBLEMS_MAX);
         if hidden > 0 {
             writeln!(text, "… and {hidden} more")?;
         }
-        let noun = if count == 1 { "problem" } else { "problems" };
-        write!(text, "{count} {noun} in the configuration; nothing was started")?;
+        match self.errors() {
+            0 => text.truncate(text.trim_end().len()),
+            1 => text.push_str("1 problem in the configuration; nothing was started"),
+            count => write!(text, "{count} problems in the configuration; nothing was started")?,
+        }
         out.write_str(&text)
     }
 }

@@ -92,21 +92,32 @@ fn kind(schema: &Value) -> String {
         "array" => "list of texts".to_owned(),
         "boolean" => "true or false".to_owned(),
         _ => match choices(schema).as_slice() {
-            [] => match schema.get("format").and_then(Value::as_str) {
-                Some("span") => "time with unit",
-                Some("size") => "bytes with unit",
-                Some("worker-name") => "name",
-                Some("task-queue") => "provisioner/worker-type",
-                Some("web-address") => "web address",
-                Some("listen-address") => "address and port",
-                Some("file") => "path",
-                Some("log-filter") => "level or directives",
-                Some("secret") => "secret",
-                _ => "text",
-            }
-            .to_owned(),
+            [] => with_least(
+                schema,
+                match schema.get("format").and_then(Value::as_str) {
+                    Some("span") => "time with unit",
+                    Some("size") => "bytes with unit",
+                    Some("worker-name") => "name",
+                    Some("task-queue") => "provisioner/worker-type",
+                    Some("web-address") => "web address",
+                    Some("listen-address") => "address and port",
+                    Some("file") => "path",
+                    Some("log-filter") => "level or directives",
+                    Some("secret") => "secret",
+                    _ => "text",
+                },
+            ),
             choices => choices.iter().map(|choice| format!("\"{choice}\"")).collect::<Vec<_>>().join(", "),
         },
+    }
+}
+
+fn with_least(schema: &Value, kind: &str) -> String {
+    let said = |name: &str| schema.get(name).and_then(Value::as_str);
+    match (said("x-least"), said("x-zero")) {
+        (Some(least), Some(_)) => format!("{kind}, from {least}, or 0s"),
+        (Some(least), None) => format!("{kind}, from {least}"),
+        (None, _) => kind.to_owned(),
     }
 }
 

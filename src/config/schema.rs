@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::values::{File, Filter, Listen, Queue as TaskQueue, Secret, Size, Span, Url, WorkerName};
+use crate::limits::{CLAIM_TIMEOUT_MIN, POLL_INTERVAL_MIN, RUN_TIME_MIN, STATUS_POLL_MIN, TASK_LOG_BYTES_MIN};
 
 /// A whole configuration.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
@@ -49,8 +50,10 @@ pub struct Worker {
     #[schemars(range(min = 1))]
     pub denied_max: u32,
     /// How often each running task is asked after, so that a canceled one stops early. `0s` switches it off.
+    #[schemars(extend("x-least" = Span(STATUS_POLL_MIN), "x-zero" = "off"))]
     pub status_poll: Span,
     /// How long to rest when every queue is empty and the queue has no long poll; varied by a fifth.
+    #[schemars(extend("x-least" = Span(POLL_INTERVAL_MIN)))]
     pub poll_interval: Span,
 }
 
@@ -171,9 +174,11 @@ pub struct Handler {
     pub env_allow: Vec<String>,
     /// The longest time a task may run, whatever it asks for.
     #[serde(default = "max_run_time")]
+    #[schemars(extend("x-least" = Span(RUN_TIME_MIN)))]
     pub max_run_time: Span,
     /// How long a task may run that does not say. Tasks of `command` have to say where this is not set. For `command` only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-least" = Span(RUN_TIME_MIN)))]
     pub default_run_time: Option<Span>,
     /// How long the processes of a task have to end after they were told to, before they are killed.
     #[serde(default = "grace")]
@@ -230,6 +235,7 @@ pub struct Queue {
     /// Where to listen. Port 0 lets the system choose.
     pub listen: Listen,
     /// How long a claim lasts.
+    #[schemars(extend("x-least" = Span(CLAIM_TIMEOUT_MIN)))]
     pub claim_timeout: Span,
     /// Root under which clients reach the queue where a proxy stands before it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -292,6 +298,7 @@ pub struct Log {
     /// Which lines are written: error, warn, info, debug, trace, or directives such as `info,journeyman::source=debug`.
     pub level: Filter,
     /// How much of a task's log is kept: three quarters head, one quarter tail, a marker between.
+    #[schemars(extend("x-least" = Size(TASK_LOG_BYTES_MIN)))]
     pub task_max: Size,
 }
 

@@ -68,6 +68,12 @@ pub fn of_client(client: &Client) -> Result<Option<Secret>, NoSecret> {
     one(client.access_token.as_ref(), client.access_token_file.as_ref(), "an access token")
 }
 
+/// Whether every user of this machine may read a file. A group is not meant: services are given secrets that way.
+#[must_use]
+pub fn is_open(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|meta| meta.permissions().mode() & 0o004 != 0)
+}
+
 fn one(value: Option<&Secret>, file: Option<&values::File>, what: &'static str) -> Result<Option<Secret>, NoSecret> {
     match (value, file) {
         (Some(secret), _) => Ok(Some(secret.clone())),
@@ -85,10 +91,8 @@ pub fn read(path: &Path, what: &'static str) -> Result<Secret, NoSecret> {
     let unreadable = |source| NoSecret::Unreadable { what, path: path.to_owned(), source };
     let unusable = |fault| NoSecret::Unusable { what, path: path.to_owned(), fault };
     let file = File::open(path).map_err(unreadable)?;
-    if let Ok(meta) = file.metadata()
-        && meta.permissions().mode() & 0o044 != 0
-    {
-        tracing::warn!(path = %path.display(), "others can read this secret; chmod 600 hides it");
+    if is_open(path) {
+        tracing::warn!(path = %path.display(), "every user of this machine can read this secret; chmod 600 hides it");
     }
     let mut text = String::new();
     file.take(SECRET_BYTES_MAX + 1).read_to_string(&mut text).map_err(unreadable)?;

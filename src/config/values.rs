@@ -92,9 +92,43 @@ macro_rules! text_value {
 
 text_value!(Span, Size, WorkerName, Queue, Url, Listen, File, Filter, Secret);
 
+/// Checks a text that is well formed against the least that its key allows, which is written in the same way; `zero` is
+/// what the schema says of nothing at all, where that has a meaning of its own.
+///
+/// # Errors
+///
+/// The end of a sentence: what was expected.
+pub(super) fn check_least(format: &str, text: &str, least: &str, zero: Option<&str>) -> Result<(), String> {
+    let magnitude = |text: &str| match format {
+        Span::FORMAT => Span::read(text).map(|span| span.0.as_nanos()).ok(),
+        Size::FORMAT => Size::read(text).map(|size| size.0.into()).ok(),
+        _ => None,
+    };
+    let (Some(given), Some(bound)) = (magnitude(text), magnitude(least)) else { return Ok(()) };
+    match zero {
+        _ if given >= bound => Ok(()),
+        Some(_) if given == 0 => Ok(()),
+        Some(meaning) => Err(format!("\"{least}\" or more, or \"0s\", which is {meaning}")),
+        None => Err(format!("\"{least}\" or more")),
+    }
+}
+
 /// A length of time, such as `15m`, `1h 30m` or `500ms`. At most a hundred days.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span(pub Duration);
+
+impl Span {
+    /// Reads a length of time of at least `least`.
+    ///
+    /// # Errors
+    ///
+    /// The end of a sentence: what was expected.
+    pub fn read_from(text: &str, least: Duration) -> Result<Self, String> {
+        let span = Self::read(text)?;
+        check_least(Self::FORMAT, text, &Self(least).write(), None)?;
+        Ok(span)
+    }
+}
 
 const SPAN_MAX: Duration = Duration::from_secs(100 * 24 * 3600);
 

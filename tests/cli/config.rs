@@ -31,6 +31,57 @@ fn each_bad_file_is_refused_with_its_place_and_a_way_out() {
 }
 
 #[test]
+fn what_is_not_there_is_no_matter_for_another_machine() {
+    let said = check(&["--no-files", "not-there.toml"], &[], "");
+    assert_eq!((said.code, said.err.as_str()), (0, ""));
+    assert!(said.out.contains("not-there.toml can be used: 2 sources, 2 handlers"), "{}", said.out);
+}
+
+#[test]
+fn a_secret_that_every_user_can_read_is_a_warning_and_its_content_is_never_shown() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = "[queue.clients.me]\naccess_token_file = \"token\"\n";
+    let token = folder.path().join("token");
+    for (mode, warned) in [(0o600, false), (0o640, false), (0o604, true)] {
+        std::fs::write(&token, "hunter2\n").expect("the file can be written");
+        std::fs::set_permissions(&token, std::os::unix::fs::PermissionsExt::from_mode(mode)).expect("it is ours");
+        let said = run(journeyman(folder.path()).args(["config", "check", "-"]), file);
+        assert_eq!(said.code, 0, "{mode:o}: {}", said.err);
+        assert_eq!(
+            said.err.contains("warning[JM-CFG-011]: `queue.clients.me.access_token_file`"),
+            warned,
+            "{}",
+            said.err
+        );
+        assert_eq!(said.err.contains("standard input:2:21") && said.err.contains("chmod 600 token"), warned);
+        assert!(!said.err.contains("hunter2") && !said.out.contains("hunter2"), "{}", said.err);
+    }
+}
+
+#[test]
+fn a_variable_that_sets_nothing_is_a_warning_with_the_one_that_was_meant() {
+    let variables = [("JOURNEYMAN_WORKER_CAPACITY", "4"), ("JOURNEYMAN_TEST_ROOT_URL", "x"), ("JOURNEYMAN_CONFIG", "")];
+    let said = check(&["-"], &variables, "");
+    assert_eq!((said.code, said.out.as_str()), (0, "standard input can be used: 0 sources, 0 handlers, capacity 1\n"));
+    golden(&beside("config/unheeded.txt"), &said.err);
+
+    let said = check(&["-"], &variables, "[worker]\ncapacity = 0\n");
+    assert_eq!(said.code, CONFIG_INVALID);
+    let (error, warning) = (said.err.find("error[JM-CFG-005]"), said.err.find("warning[JM-CFG-010]"));
+    assert!(error == Some(0) && warning > error && said.err.contains("\n1 problem in"), "{}", said.err);
+}
+
+#[test]
+fn the_worker_says_in_its_log_that_a_variable_sets_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut command = journeyman(folder.path());
+    let said = run(command.args(["worker"]).env("JOURNEYMAN_WORKER_CAPACITY", "4"), "");
+    let line: serde_json::Value = serde_json::from_str(said.err.lines().next().unwrap_or_default()).expect("JSON");
+    let message = "the variable JOURNEYMAN_WORKER_CAPACITY sets nothing; did you mean `JOURNEYMAN__WORKER__CAPACITY`?";
+    assert_eq!((&line["level"], &line["message"]), (&"WARN".into(), &message.into()));
+}
+
+#[test]
 fn an_error_in_the_environment_names_the_variable() {
     let environment = [
         ("JOURNEYMAN__WORKER__CAPACITTY", "4"),
@@ -109,7 +160,7 @@ fn every_line_of_the_template_is_valid_when_its_comment_is_taken_off() {
         .map(|line| line.replace("kind = \"command\"", "kind = \"program\""))
         .flat_map(|line| [line, "\n".to_owned()])
         .collect();
-    let said = check(&["-"], &[], &bare);
+    let said = check(&["--no-files", "-"], &[], &bare);
     assert_eq!((said.code, said.err.as_str()), (0, ""), "{bare}");
 }
 

@@ -151,6 +151,36 @@ fn tasks_are_created_watched_read_listed_and_canceled_against_dev() {
 }
 
 #[test]
+fn the_log_of_a_task_without_one_says_why_and_what_to_do() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let server = dev(here, &[]);
+    let create = |arguments: &[&str]| {
+        let created = task(here, &[&["create"], arguments].concat());
+        assert_eq!(created.code, 0, "{}", created.err);
+        created.out.trim().to_owned()
+    };
+    let refused = |arguments: &[&str], words: &[&str]| {
+        let said = task(here, &[&["log"], arguments].concat());
+        let all = words.iter().all(|words| said.err.contains(words));
+        assert!((said.code, said.out.as_str()) == (1, "") && all, "{words:?} in {}", said.err);
+    };
+    // Nobody works for this queue.
+    let waits = create(&["--queue", "dev/nobody", "--", "/bin/true"]);
+    refused(&[&waits], &["is pending", "no worker of dev/nobody", "--wait"]);
+    refused(&[&waits, "--run", "3"], &["no run 3"]);
+    assert_eq!(task(here, &["cancel", &waits]).code, 0);
+    refused(&[&waits], &["exception (canceled) before a worker started it"]);
+    let definition = serde_json::json!({
+        "provisionerId": "dev", "workerType": "nobody", "dependencies": [&waits], "payload": {},
+    });
+    let blocked = create(&["--definition", &definition.to_string()]);
+    refused(&[&blocked], &["is unscheduled", "depends on"]);
+    server.signal(Signal::INT);
+    assert_eq!(server.ends().code, 0);
+}
+
+#[test]
 fn a_program_that_is_not_there_is_said_before_it_costs_a_task() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut command = journeyman(folder.path());

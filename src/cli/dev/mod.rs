@@ -23,6 +23,7 @@ use crate::config::schema::{
 };
 use crate::config::values::{self, Listen, Queue as TaskQueue, Secret, Span};
 use crate::config::{Environment, Loaded};
+use crate::limits::CLAIM_TIMEOUT_MIN;
 use crate::observe::log;
 use crate::queue::{self, Client, Db};
 use crate::worker::Control;
@@ -45,8 +46,8 @@ pub(in crate::cli) struct DevArgs {
     /// Keep the queue in this file [default: a folder that goes with this process]
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     db: Option<PathBuf>,
-    /// How long a claim lasts [default: 20m, 9s with --demo]
-    #[arg(long, value_name = "TIME")]
+    /// How long a claim lasts [default: 20m]
+    #[arg(long, value_name = "TIME", value_parser = claim_timeout, conflicts_with = "demo")]
     claim_timeout: Option<Span>,
     #[command(flatten)]
     settings: Settings<DevFlags>,
@@ -66,6 +67,10 @@ fn program(text: &str) -> Result<Program, String> {
         return Err("the program is missing after the `=`".to_owned());
     }
     Ok(Program { name: name.to_owned(), exec: vec![path.to_owned()] })
+}
+
+fn claim_timeout(text: &str) -> Result<Span, String> {
+    Span::read_from(text, CLAIM_TIMEOUT_MIN).map_err(|expected| format!("expected {expected}"))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

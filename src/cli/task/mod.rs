@@ -184,16 +184,14 @@ async fn read_log(client: &Client, log: &Log) -> Ended {
     }
     let status = client.api.task_status(&log.task).await.map_err(|refused| client.refused(refused))?;
     let status = Status::read(&status);
+    let absent = || Failure::new(Exit::No, status.why_no_log(log.run));
     let Some(run) = log.run.or_else(|| status.runs.last().map(|run| run.number)) else {
-        return Err(Failure::new(Exit::No, format!("{} has not run yet", log.task)));
+        return Err(absent());
     };
     let run = Run { task: log.task.clone(), run };
     let mut download = match client.api.artifact(&run, LOG).await {
         Ok(download) => download,
-        Err(Refused { refusal: Refusal::Gone, .. }) => {
-            let what = format!("{run} has no log yet: it is stored when the run ends. --wait waits for it");
-            return Err(Failure::new(Exit::No, what));
-        }
+        Err(Refused { refusal: Refusal::Gone, .. }) => return Err(absent()),
         Err(refused) => return Err(client.refused(refused)),
     };
     while let Some(piece) = download.piece().await.map_err(|refused| client.refused(refused))? {

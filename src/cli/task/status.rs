@@ -121,6 +121,49 @@ impl Status {
         reason.map_or_else(|| self.state_text.clone(), |reason| format!("{} {reason}", self.state_text))
     }
 
+    /// Why a run, or the last one, has no log, and what to do about it.
+    #[must_use]
+    pub fn why_no_log(&self, run: Option<u32>) -> String {
+        let (task, queue) = (&self.task, &self.queue);
+        let wanted = match run {
+            Some(number) => self.runs.iter().find(|run| run.number == number),
+            None => self.runs.last(),
+        };
+        let Some(found) = wanted else {
+            return match (run, self.state, self.runs.last()) {
+                (Some(number), _, Some(last)) => {
+                    format!("{task} has no run {number}; its last is {}", last.number)
+                }
+                (_, State::Unscheduled, _) => format!(
+                    "{task} is unscheduled: it waits for the tasks it depends on, or to be scheduled, and has no run yet"
+                ),
+                _ => format!("{task} is {} and never ran, so there is no log", self.in_words()),
+            };
+        };
+        let earlier = match found.number.checked_sub(1) {
+            Some(before) => format!("; `--run {before}` shows the run before it"),
+            None => String::new(),
+        };
+        let (run, words) = (format!("{task}/{}", found.number), found.in_words());
+        match found.state {
+            State::Pending | State::Unscheduled => format!(
+                "{run} is pending: no worker of {queue} has claimed it yet. Is one running? --wait waits for its log{earlier}"
+            ),
+            State::Running => {
+                format!("{run} is running, and its log is stored when it ends. --wait waits for that{earlier}")
+            }
+            State::Exception if found.started.is_none() => {
+                format!("{run} ended as {words} before a worker started it, so there is no log{earlier}")
+            }
+            State::Exception => format!(
+                "{run} ended as {words} and has no log: its worker is stopping it and may still store one, or was lost{earlier}"
+            ),
+            State::Completed | State::Failed | State::Other => {
+                format!("{run} is {words} and has no log: its worker stored none, or it has expired{earlier}")
+            }
+        }
+    }
+
     /// For a person.
     #[must_use]
     pub fn describe(&self) -> String {
@@ -159,12 +202,16 @@ impl RunStatus {
         }
     }
 
-    fn describe(&self) -> String {
-        let mut out = self.state_text.clone();
-        // Writing to a String cannot fail.
-        if let Some(reason) = self.reason.as_ref().filter(|reason| **reason != self.state_text) {
-            _ = write!(out, " ({reason})");
+    fn in_words(&self) -> String {
+        match self.reason.as_ref().filter(|reason| **reason != self.state_text) {
+            Some(reason) => format!("{} ({reason})", self.state_text),
+            None => self.state_text.clone(),
         }
+    }
+
+    fn describe(&self) -> String {
+        let mut out = self.in_words();
+        // Writing to a String cannot fail.
         if let Some(worker) = &self.worker {
             _ = write!(out, "  on {worker}");
         }
@@ -184,6 +231,42 @@ impl RunStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn why_there_is_no_log_says_what_is_so_and_what_to_do() {
+        let why = |state: &str, runs: Value, run: Option<u32>| {
+            let raw = serde_json::json!({ "taskId": "abc", "taskQueueId": "a/b", "state": state, "runs": runs });
+            Status::read(&raw).why_no_log(run)
+        };
+        let run = |state: &str, started: Option<&str>, reason: Option<&str>| serde_json::json!({ "runId": 0, "state": state, "started": started, "reasonResolved": reason });
+        let began = Some("2026-11-21T10:20:44.5Z");
+        let second = serde_json::json!({ "runId": 1, "state": "pending" });
+        for (text, words) in [
+            (why("unscheduled", serde_json::json!([]), None), &["is unscheduled", "depends on"][..]),
+            (why("exception", serde_json::json!([]), None), &["abc is exception and never ran"]),
+            (why("pending", serde_json::json!([run("pending", None, None)]), None), &["no worker of a/b", "--wait"]),
+            (why("running", serde_json::json!([run("running", began, None)]), None), &["abc/0 is running", "--wait"]),
+            (
+                why("exception", serde_json::json!([run("exception", None, Some("canceled"))]), None),
+                &["exception (canceled) before a worker started it"],
+            ),
+            (
+                why("exception", serde_json::json!([run("exception", began, Some("claim-expired"))]), None),
+                &["exception (claim-expired)", "may still store one, or was lost"],
+            ),
+            (
+                why("completed", serde_json::json!([run("completed", began, Some("completed"))]), None),
+                &["abc/0 is completed and has no log", "expired"],
+            ),
+            (
+                why("pending", serde_json::json!([run("exception", began, Some("claim-expired")), second]), None),
+                &["abc/1 is pending", "`--run 0` shows the run before it"],
+            ),
+            (why("running", serde_json::json!([run("running", began, None)]), Some(7)), &["no run 7; its last is 0"]),
+        ] {
+            assert!(words.iter().all(|words| text.contains(words)), "{text}");
+        }
+    }
 
     #[test]
     fn a_status_of_either_era_is_read() {

@@ -1,0 +1,113 @@
+//! Whether the files and programs that a configuration names can be used on this machine, as far as can be seen without
+//! starting anything. Everything that is wrong is found at once; nothing is run, and no secret is part of a message.
+
+use std::path::Path;
+
+use super::place;
+use crate::config::problem::{Code, Origin, Problem};
+use crate::config::schema::{Client, Handler, HandlerKind, Source};
+use crate::config::secrets::{self, Credentials, NoSecret};
+use crate::config::values::File;
+use crate::config::{Environment, Loaded};
+use crate::handler::program::{self, Misconfigured};
+use crate::handler::{environment, process};
+
+/// Looks at everything that is named.
+#[must_use]
+pub(super) fn inspect(loaded: &Loaded, environment: &Environment) -> Vec<Problem> {
+    let mut inspection = Inspection { loaded, environment, problems: Vec::new() };
+    for (name, source) in &loaded.config.source {
+        inspection.source(&format!("source.{name}"), source);
+    }
+    for (name, handler) in &loaded.config.handler {
+        inspection.handler(name, handler);
+    }
+    for (id, client) in &loaded.config.queue.clients {
+        inspection.client(&format!("queue.clients.{id}"), client);
+    }
+    let work_dir = &loaded.config.worker.work_dir.0;
+    if work_dir.exists() && !work_dir.is_dir() {
+        inspection.unusable("worker.work_dir", format!("{} is not a folder", work_dir.display()), "name a folder");
+    }
+    inspection.problems
+}
+
+struct Inspection<'a> {
+    loaded: &'a Loaded,
+    environment: &'a Environment,
+    problems: Vec<Problem>,
+}
+
+impl Inspection<'_> {
+    fn source(&mut self, key: &str, source: &Source) {
+        let before = self.problems.len();
+        self.secret(&format!("{key}.access_token_file"), source.access_token_file.as_ref(), "an access token");
+        self.secret(&format!("{key}.certificate_file"), source.certificate_file.as_ref(), "a certificate");
+        if self.problems[before..].iter().any(|problem| problem.code == Code::Unusable) {
+            return;
+        }
+        let Ok(Some(own)) = Credentials::of_source(source) else { return };
+        if let Err(failure) = place::credentials(&own.client_id, &own.access_token, own.certificate.as_ref()) {
+            self.unusable(&format!("{key}.client_id"), format!("[{key}] cannot sign: {}", failure.message), "");
+        }
+    }
+
+    fn client(&mut self, key: &str, client: &Client) {
+        self.secret(&format!("{key}.access_token_file"), client.access_token_file.as_ref(), "an access token");
+    }
+
+    fn secret(&mut self, key: &str, file: Option<&File>, holds: &'static str) {
+        let Some(File(path)) = file else { return };
+        match secrets::read(path, holds) {
+            Ok(_) if secrets::is_open(path) => self.push(
+                Code::Open,
+                key,
+                format!("every user of this machine can read {}, which holds {holds}", path.display()),
+                &format!("`chmod 600 {}` hides it", path.display()),
+            ),
+            Ok(_) => {}
+            Err(NoSecret::Unreadable { source, .. }) => self.unusable(
+                key,
+                format!("cannot read {holds} from {}: {source}", path.display()),
+                "put it there, readable for the user that journeyman runs as",
+            ),
+            Err(error @ NoSecret::Unusable { .. }) => {
+                self.unusable(key, error.to_string(), "it has to hold that and nothing else");
+            }
+        }
+    }
+
+    fn handler(&mut self, name: &str, handler: &Handler) {
+        match handler.kind {
+            HandlerKind::Command => {}
+            HandlerKind::Program => self.program(name, handler),
+        }
+    }
+
+    fn program(&mut self, name: &str, handler: &Handler) {
+        let env = environment::pick(&handler.env_allow, self.environment.pairs());
+        for (key, arguments) in [("exec", &handler.exec), ("check", &handler.check)] {
+            let Some(program) = arguments.first() else { continue };
+            if let Err(error) = process::locate(program, &env, Path::new("")) {
+                let help = "a program is a file that may be executed, or a name that is found in PATH";
+                self.unusable(&format!("handler.{name}.{key}"), error.to_string(), help);
+            }
+        }
+        let schema = handler.schema.as_ref().map(|file| file.0.clone());
+        let settings = program::Settings { schema, ..program::Settings::new(name, vec!["-".to_owned()]) };
+        if let Err(Misconfigured::Schema { path, what, .. }) = program::Program::new(settings) {
+            let what = format!("cannot use {}: {what}", path.display());
+            self.unusable(&format!("handler.{name}.schema"), what, "it has to be a file that holds a JSON Schema");
+        }
+    }
+
+    fn unusable(&mut self, key: &str, what: String, help: &str) {
+        self.push(Code::Unusable, key, what, help);
+    }
+
+    fn push(&mut self, code: Code, key: &str, what: String, help: &str) {
+        let origin = self.loaded.origins.get(key).cloned().unwrap_or(Origin::BuiltIn);
+        let help = Some(help.to_owned()).filter(|help| !help.is_empty());
+        self.problems.push(Problem { code, what: format!("`{key}`: {what}"), origin, label: String::new(), help });
+    }
+}
