@@ -207,6 +207,8 @@ pub const DEMO_TIME_MAX: Duration = Duration::from_secs(120);
 pub const DEMO_REDRAW: Duration = Duration::from_millis(150);
 /// How much of a log the demo reads.
 pub const DEMO_LOG_BYTES_MAX: usize = 4 << 20;
+/// How long before the host goes running tasks are handed back, unless configured.
+pub const NOTICE_MARGIN: Duration = Duration::from_secs(15);
 /// The shortest sleep between polls that may be set.
 pub const POLL_INTERVAL_MIN: Duration = Duration::from_millis(50);
 /// The shortest time between two questions after a running task that may be set; zero is off.

@@ -15,6 +15,8 @@ pub enum Exit {
     Usage = 2,
     /// There was nothing to do for as long as `exit_when_idle` says.
     Idle = 10,
+    /// The host is taken away: a spot notice, a preemption, a shutdown; what was running has finished or was handed back.
+    HostGoes = 12,
     /// `max_tasks` or `max_uptime` was reached.
     Limit = 13,
     /// The drain deadline was reached, or a second signal came; what was running has been handed back.
@@ -35,11 +37,12 @@ pub enum Exit {
 
 impl Exit {
     /// Every way to end, in the order of the numbers.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Done,
         Self::No,
         Self::Usage,
         Self::Idle,
+        Self::HostGoes,
         Self::Limit,
         Self::HandedBack,
         Self::Internal,
@@ -66,6 +69,7 @@ impl Exit {
             }
             Self::Usage => "the command line cannot be understood",
             Self::Idle => "nothing to do for as long as `exit_when_idle` says",
+            Self::HostGoes => "the host is taken away (spot notice, preemption): tasks finished or were handed back",
             Self::Limit => "`max_tasks` or `max_uptime` was reached",
             Self::HandedBack => "the drain deadline or a second signal: running tasks were handed back",
             Self::Internal => "a fault of journeyman itself",

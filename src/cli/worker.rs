@@ -60,6 +60,7 @@ pub(super) const fn exit(why: worker::Exit) -> Exit {
         worker::Exit::Idle => Exit::Idle,
         worker::Exit::Limit => Exit::Limit,
         worker::Exit::HandedBack | worker::Exit::DrainDeadline => Exit::HandedBack,
+        worker::Exit::HostGoes => Exit::HostGoes,
         worker::Exit::CredentialsRefused => Exit::Denied,
         worker::Exit::Misconfigured => Exit::Config,
         worker::Exit::Aborted => Exit::Aborted,

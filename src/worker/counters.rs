@@ -59,6 +59,10 @@ counters! {
     artifacts,
     /// Artifacts that could not be stored.
     artifacts_failed,
+    /// Notices that the host goes.
+    notices,
+    /// Hints that the host may have to go.
+    hints,
     /// Panics of handlers and adapters.
     panics,
 }

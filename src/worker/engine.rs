@@ -106,6 +106,8 @@ impl Engine {
             Order::HandBack { within } => {
                 Event::HandBack { deadline: within.map(|within| self.clock.now().plus(within)) }
             }
+            Order::Terminate { deadline } => Event::Terminate { deadline },
+            Order::Retire => Event::Retire,
             Order::Abort => Event::Abort,
         };
         tracing::info!(?order, "told to stop");

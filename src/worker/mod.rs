@@ -17,16 +17,17 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc};
 
+use crate::domain::time::Instant;
 use crate::domain::worker::Policy;
 use crate::domain::{claim, poll};
 use crate::handler::Handler;
 use crate::handler::log::LogLimits;
-use crate::limits::POLL_INTERVAL_MIN;
+use crate::limits::{NOTICE_MARGIN, POLL_INTERVAL_MIN};
 use crate::source::Source;
 
-pub use crate::domain::worker::{Claiming, Exit, Hold, Least, Stay};
+pub use crate::domain::worker::{Claiming, Exit, Hold, Least, Noticed, Stay};
 use crate::host::clock::Clock;
-use counters::{Counters, Counts};
+use counters::{Counters, Counts, count};
 
 /// How many orders to a worker may wait.
 const ORDERS_MAX: usize = 16;
@@ -43,6 +44,8 @@ pub struct Settings {
     pub cancel_grace: Duration,
     /// How long a drain may take before what is left is handed back. 1 h; `None` is as long as it takes.
     pub drain_deadline: Option<Duration>,
+    /// What becomes of running tasks once it is known when the host goes. They may finish until 15 s before.
+    pub noticed: Noticed,
     /// The sleep when nothing is pending, for sources without long polls. 1 s.
     pub poll_interval: Duration,
     /// How often to ask whether a running task is still wanted. `None`, which is never, unless set.
@@ -70,6 +73,7 @@ impl Default for Settings {
             work_dir: PathBuf::from("journeyman-work"),
             cancel_grace: Duration::from_secs(10),
             drain_deadline: Some(Duration::from_secs(60 * 60)),
+            noticed: Noticed::MayFinish { margin: NOTICE_MARGIN },
             poll_interval: Duration::from_secs(1),
             check_every: None,
             dequeue_alert: 10,
@@ -94,6 +98,7 @@ impl Settings {
             drain_deadline: self.drain_deadline,
             stay: self.stay,
             least: self.least,
+            noticed: self.noticed,
         }
     }
 }
@@ -130,6 +135,8 @@ pub struct Control {
 enum Order {
     Drain,
     HandBack { within: Option<Duration> },
+    Terminate { deadline: Option<Instant> },
+    Retire,
     Abort,
 }
 
@@ -180,6 +187,24 @@ impl Control {
     /// No new claims; what is held is handed back as `worker-shutdown`, within `within` where that is known.
     pub async fn hand_back(&self, within: Option<Duration>) {
         self.order(Order::HandBack { within }).await;
+    }
+
+    /// The host goes at `deadline`, on the clock of [`Settings::clock`]: no new claims, and what runs finishes or is handed
+    /// back before, as [`Settings::noticed`] says. Without a deadline everything is handed back at once. Of several
+    /// deadlines the earliest counts.
+    pub async fn terminate(&self, deadline: Option<Instant>) {
+        count(&self.counters.notices);
+        self.order(Order::Terminate { deadline }).await;
+    }
+
+    /// The host may have to go before long: drains, and exits as for a host that goes.
+    pub async fn retire(&self) {
+        self.order(Order::Retire).await;
+    }
+
+    /// Counts a hint that the host may have to go, whatever is made of it.
+    pub fn hinted(&self) {
+        count(&self.counters.hints);
     }
 
     /// Exits at once; what runs is killed and its claims are left to expire.

@@ -275,11 +275,13 @@ impl World {
 
     fn order(&mut self) {
         let deadline = (self.below(2) == 0).then(|| self.now.plus(Duration::from_secs(self.dice.bits() % 60)));
-        let order = self.below(3);
-        self.hurried |= order == 1 && deadline.is_some();
+        let order = self.below(5);
+        self.hurried |= matches!(order, 1 | 2) && deadline.is_some();
         let event = match order {
             0 => Event::Drain,
             1 => Event::HandBack { deadline },
+            2 => Event::Terminate { deadline },
+            3 => Event::Retire,
             _ => Event::Wake(SourceId(0)),
         };
         self.happens(event);

@@ -1,21 +1,43 @@
 //! I23: between the notice and the last report nothing waits for anything but the payloads' own end; reports go in parallel.
 
+use journeyman::domain::claim::REPORT_RESERVE;
 use journeyman::domain::outcome::Verdict;
 use journeyman::domain::worker::{Effect, Event};
 
-use crate::support::{Bench, GRACE, at};
+use crate::support::{Bench, GRACE, LEASE, MARGIN, at, secs};
 
-#[test]
-fn i23_all_payloads_are_told_at_once_and_each_one_is_reported_when_it_ends() {
-    let mut bench = Bench::messages(32, 1);
+fn thirty_two(bench: &mut Bench) -> Vec<journeyman::domain::id::Token> {
     let seen: Vec<_> = (0..32).map(|n| bench.seen(&format!("m{n}"), &format!("T{n}"))).collect();
     let held: Vec<_> = seen.iter().map(|seen| seen.token).collect();
     bench.hit(seen);
     for claim in &held {
-        bench.claimed(*claim, Ok(crate::support::LEASE));
+        bench.claimed(*claim, Ok(LEASE));
         bench.deleted(*claim, Ok(()));
         bench.happens(Event::Prepared { claim: *claim, answer: Ok(()) });
     }
+    held
+}
+
+#[test]
+fn i23_at_the_end_of_a_notice_all_payloads_are_told_at_once_and_have_their_grace_and_their_report() {
+    let mut bench = Bench::messages(32, 1);
+    let held = thirty_two(&mut bench);
+    bench.happens(Event::Terminate { deadline: Some(at(120)) });
+    let effects = bench.pass(secs(120) - MARGIN);
+    let kills = effects.iter().filter(|effect| matches!(effect, Effect::Kill { grace: GRACE, .. })).count();
+    assert_eq!((kills, bench.now), (32, at(120).minus(MARGIN)));
+    bench.now = bench.now.plus(GRACE);
+    assert!(at(120).since(bench.now) >= REPORT_RESERVE, "those that use all of it can still be reported");
+    for claim in held {
+        let effects = bench.happens(Event::Ended { claim, verdict: Verdict::Failed });
+        assert!(matches!(effects[..], [Effect::Report { .. }]), "{effects:?}");
+    }
+}
+
+#[test]
+fn i23_all_payloads_are_told_at_once_and_each_one_is_reported_when_it_ends() {
+    let mut bench = Bench::messages(32, 1);
+    let held = thirty_two(&mut bench);
     let effects = bench.happens(Event::HandBack { deadline: Some(at(120)) });
     let kills = effects.iter().filter(|effect| matches!(effect, Effect::Kill { grace: GRACE, .. })).count();
     assert_eq!(kills, 32);

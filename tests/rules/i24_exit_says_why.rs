@@ -24,8 +24,23 @@ fn i24_each_order_has_its_exit_and_the_stronger_one_wins() {
 }
 
 #[test]
+fn i24_the_hosts_end_outranks_what_was_ordered_before_and_after_it() {
+    let goes = |deadline| Event::Terminate { deadline };
+    for end in [goes(None), goes(Some(at(60)))] {
+        for order in [Event::Drain, Event::HandBack { deadline: None }] {
+            assert_eq!(exit_after(vec![end.clone(), order.clone()]), Some(Exit::HostGoes));
+            assert_eq!(exit_after(vec![order, end.clone()]), Some(Exit::HostGoes));
+        }
+        assert_eq!(exit_after(vec![end, Event::Abort]), Some(Exit::Aborted));
+    }
+    assert_eq!(exit_after(vec![Event::Retire, Event::Drain]), Some(Exit::HostGoes));
+}
+
+#[test]
 fn i24_a_wrong_configuration_stays_the_cause_whatever_is_ordered_later() {
-    for order in [Event::Drain, Event::HandBack { deadline: Some(at(60)) }, Event::HandBack { deadline: None }] {
+    let notice = Event::Terminate { deadline: Some(at(60)) };
+    for order in [Event::Drain, Event::HandBack { deadline: Some(at(60)) }, Event::HandBack { deadline: None }, notice]
+    {
         let mut bench = Bench::messages(2, 1);
         let (first, second) = (bench.seen("m1", "T1"), bench.seen("m2", "T2"));
         let claims = [first.token, second.token];

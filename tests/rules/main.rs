@@ -29,6 +29,7 @@ mod i15_one_alert_a_message;
 mod i16_priority_order;
 mod i17_unreadable_messages;
 mod i21_verdicts_and_outcomes;
+mod i22_the_hosts_end;
 mod i22_the_way_out;
 mod i23_hand_back_is_quick;
 mod i24_exit_says_why;

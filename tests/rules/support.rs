@@ -9,10 +9,12 @@ use journeyman::domain::outcome::Verdict;
 use journeyman::domain::poll::{self, Manner};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::time::Instant;
-use journeyman::domain::worker::{Brought, Effect, Event, Haul, Lanes, Least, Policy, Seen, Stay, Worker};
+use journeyman::domain::worker::{Brought, Effect, Event, Haul, Lanes, Least, Noticed, Policy, Seen, Stay, Worker};
 
 pub(crate) const LEASE: Duration = Duration::from_secs(1200);
 pub(crate) const GRACE: Duration = Duration::from_secs(10);
+/// More than [`GRACE`] and the time for a report.
+pub(crate) const MARGIN: Duration = Duration::from_secs(15);
 pub(crate) const RETRY: Refusal = Refusal::Retry { after: None };
 
 /// Messages first, then claims; nothing optional.
@@ -46,6 +48,7 @@ pub(crate) fn policy(capacity: u32) -> Policy {
         drain_deadline: None,
         stay: Stay::default(),
         least: Least::default(),
+        noticed: Noticed::MayFinish { margin: MARGIN },
     }
 }
 

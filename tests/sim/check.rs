@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{End, KillCause, Loss};
+use journeyman::domain::claim::{End, KillCause, Loss, REPORT_RESERVE};
 use journeyman::domain::id::{Lane, Token};
 use journeyman::domain::lease::{self, Lease};
 use journeyman::domain::outcome::{Outcome, Reason};
@@ -49,7 +49,7 @@ impl World {
                     track.given_up = true;
                 }
             }
-            Effect::Kill { cause: KillCause::Shutdown, .. } => {}
+            Effect::Kill { claim, cause: KillCause::Shutdown, .. } => self.check_shutdown(host, *claim),
             Effect::Close { claim, end, .. } => self.check_close(host, *claim, *end),
             Effect::Alert(alert) => self.check_alert(host, alert),
             Effect::Open(_)
@@ -247,6 +247,28 @@ impl World {
         for track in self.hosts[host].claims.values() {
             let told = track.alive_since.is_none() || track.killed;
             self.held("I23", told, || format!("host {host} hands back without telling {track:?}"));
+        }
+    }
+
+    /// I22: a notice is used as long as it may be, and what has not started is not held up by what has.
+    fn check_shutdown(&self, host: usize, claim: Token) {
+        let (state, now) = (&self.hosts[host], self.hosts[host].local(self.now));
+        let Some(track) = state.claims.get(&claim).filter(|track| track.executed) else { return };
+        let Some(stop) = state.stop else { return };
+        let from = stop.hand_back_from;
+        // A wake-up is worked out to the millisecond above.
+        let due = from.is_some_and(|from| now.plus(Duration::from_millis(1)) >= from);
+        self.held("I22", due, || format!("host {host} ends before it has to, {now:?} before {from:?}: {track:?}"));
+    }
+
+    /// I22: when the host goes, everything was told to end while there was time for a report.
+    pub fn check_told_in_time(&self, host: usize) {
+        let state = &self.hosts[host];
+        let Some(deadline) = state.stop.and_then(|stop| stop.deadline) else { return };
+        let late = state.local(self.now) >= deadline.minus(REPORT_RESERVE).plus(LATE * 2);
+        for track in state.claims.values().filter(|_| late && state.suspended_until == 0) {
+            let told = track.alive_since.is_none() || track.killed;
+            self.held("I22", told, || format!("host {host} is about to go and did not tell {track:?}"));
         }
     }
 

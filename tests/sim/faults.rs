@@ -23,7 +23,7 @@ faults! {
     TaskCanceled, QueueRestart, Quarantine, ClaimWorkUnasked, WorkerRequestRejected,
     // The host.
     Crash, Suspend, TimerLate, ClockFast, ClockSlow, Drain, HandBackNoDeadline, HandBack120s, HandBack30s, HandBackNow,
-    SecondSignal, Abort,
+    SecondSignal, Abort, SpotNotice120s, SpotNotice30s, SpotNoticeWithoutTime, SpotNoticeThenSignal, EarlierNotice, HostAtRisk,
     // The payload.
     IgnoresTerm, NeverEnds, Malformed, Unavailable, Panics, Intermittent, SlowPrepare, ArtifactMissing, ArtifactUnstored,
     SlowSettle,

@@ -9,7 +9,7 @@ use journeyman::domain::lease::{self, Lease};
 use journeyman::domain::outcome::{Outcome, Verdict};
 use journeyman::domain::poll;
 use journeyman::domain::time::Instant;
-use journeyman::domain::worker::{Exit, Least, Policy, Stay, Worker};
+use journeyman::domain::worker::{Event, Exit, Least, Noticed, Policy, Stay, Worker};
 
 use crate::queue::LANES;
 use crate::rng::Rng;
@@ -58,6 +58,8 @@ pub struct Received {
 #[derive(Debug, Clone, Copy)]
 pub struct Stop {
     pub deadline: Option<Instant>,
+    /// Before this nothing that runs may be told to end; `None` is never.
+    pub hand_back_from: Option<Instant>,
 }
 
 /// What the checker knows of one claim, kept apart from what the rules know.
@@ -132,6 +134,11 @@ impl Host {
             },
             dequeue_alert: DEQUEUE_ALERT,
             denied_max: DENIED_MAX,
+            noticed: if rng.chance(80) {
+                Noticed::MayFinish { margin: Duration::from_millis(rng.pick(&[0, 5_000, 15_000, 60_000])) }
+            } else {
+                Noticed::HandedBack
+            },
             drain_deadline: rng.chance(70).then(|| Duration::from_millis(rng.between(1_000, lease_ms * 2))),
             stay: Stay::default(),
             least: Least::default(),
@@ -164,6 +171,23 @@ impl Host {
             partitioned_until: 0,
             recoveries: 0,
             request_good: None,
+        }
+    }
+
+    /// From when on an order allows to hand back what runs, worked out from the order and not from the rules.
+    pub fn hand_back_from(&self, order: &Event, now: Instant) -> Option<Instant> {
+        let drained = self.policy.drain_deadline.map(|span| now.plus(span));
+        match order {
+            Event::Drain | Event::Retire => drained,
+            Event::Terminate { deadline: Some(deadline) } => {
+                let needed = self.policy.claim.grace + claim::REPORT_RESERVE;
+                let margin = match self.policy.noticed {
+                    Noticed::MayFinish { margin } => margin.max(needed),
+                    Noticed::HandedBack => Duration::MAX,
+                };
+                drained.into_iter().chain([deadline.minus(margin)]).min()
+            }
+            _ => Some(now),
         }
     }
 
@@ -225,6 +249,7 @@ impl Host {
                 Exit::Drained,
                 Exit::HandedBack,
                 Exit::DrainDeadline,
+                Exit::HostGoes,
                 Exit::Aborted,
                 Exit::CredentialsRefused,
                 Exit::Misconfigured,

@@ -174,6 +174,12 @@ impl World {
             Fault::HandBackNow,
             Fault::SecondSignal,
             Fault::Abort,
+            Fault::SpotNotice120s,
+            Fault::SpotNotice30s,
+            Fault::SpotNoticeWithoutTime,
+            Fault::SpotNoticeThenSignal,
+            Fault::EarlierNotice,
+            Fault::HostAtRisk,
             Fault::QueueRestart,
             Fault::Quarantine,
             Fault::PartitionedReplies,
@@ -368,6 +374,15 @@ impl World {
                 self.tell_stop(host, Event::HandBack { deadline: None }, None);
             }
             Fault::Abort => self.tell_stop(host, Event::Abort, None),
+            Fault::SpotNotice120s => self.notice(host, 120),
+            Fault::SpotNotice30s => self.notice(host, 30),
+            Fault::SpotNoticeWithoutTime => self.tell_stop(host, Event::Terminate { deadline: None }, None),
+            Fault::SpotNoticeThenSignal => {
+                self.notice(host, 120);
+                self.tell_stop(host, Event::Drain, None);
+            }
+            Fault::EarlierNotice => [600, 90, 300].into_iter().for_each(|seconds| self.notice(host, seconds)),
+            Fault::HostAtRisk => self.tell_stop(host, Event::Retire, None),
             Fault::QueueRestart => {
                 for (_, request) in std::mem::take(&mut self.waiters) {
                     self.send_back(request, Err(Refusal::Retry { after: None }));
@@ -400,13 +415,26 @@ impl World {
         self.tell_stop(host, Event::HandBack { deadline: Some(deadline) }, Some(deadline));
     }
 
+    fn notice(&mut self, host: usize, seconds: u64) {
+        let deadline = self.hosts[host].local(self.now).plus(Duration::from_secs(seconds));
+        self.tell_stop(host, Event::Terminate { deadline: Some(deadline) }, Some(deadline));
+    }
+
     fn tell_stop(&mut self, host: usize, event: Event, deadline: Option<Instant>) {
         if self.hosts[host].worker.is_none() || self.suspended(host).is_some() {
             return;
         }
-        let earlier = self.hosts[host].stop.and_then(|stop| stop.deadline);
-        let deadline = [earlier, deadline].into_iter().flatten().min();
-        self.hosts[host].stop = Some(Stop { deadline });
+        let before = self.hosts[host].stop;
+        let deadline = [before.and_then(|stop| stop.deadline), deadline].into_iter().flatten().min();
+        // A worker that the queue refuses has begun to drain by itself, at a time of its own.
+        let refused = before.is_none() && self.hosts[host].worker.as_ref().is_some_and(|worker| worker.stopping());
+        let from = if refused {
+            Some(Instant::ORIGIN)
+        } else {
+            self.hosts[host].hand_back_from(&event, self.hosts[host].local(self.now))
+        };
+        let hand_back_from = [before.and_then(|stop| stop.hand_back_from), from].into_iter().flatten().min();
+        self.hosts[host].stop = Some(Stop { deadline, hand_back_from });
         self.hosts[host].ever_stopped = true;
         let at_once = matches!(event, Event::HandBack { .. });
         self.tell(host, event);
@@ -465,6 +493,7 @@ impl World {
             }
         }
         self.check_capacity(host);
+        self.check_told_in_time(host);
         self.set_wake(host);
     }
 

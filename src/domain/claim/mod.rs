@@ -32,6 +32,9 @@ pub const TRAIL_MAX: Duration = Duration::from_secs(60);
 /// What is set aside of a termination's notice for sending the reports.
 pub const REPORT_RESERVE: Duration = Duration::from_secs(3);
 
+/// How many reports that are not answered must fit before a termination's deadline.
+pub const REPORTS_MIN: u32 = 3;
+
 /// What the rules of a claim depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Policy {
@@ -133,6 +136,12 @@ impl Machine {
     #[must_use]
     pub const fn granted(&self) -> bool {
         self.lease.is_some()
+    }
+
+    /// Whether its payload has been started.
+    #[must_use]
+    pub const fn started(&self) -> bool {
+        !matches!(self.stage, Stage::Requested { .. } | Stage::Preparing)
     }
 
     /// Whether it is over.
@@ -503,8 +512,14 @@ impl Machine {
             return;
         }
         self.stage = Stage::Reporting { outcome, retry_at: None, settle };
+        acts.push(Act::Report { outcome, timeout: self.report_timeout(now) });
+    }
+
+    /// How long a report may take. A call that hangs must leave a termination's last seconds time for others (I22).
+    fn report_timeout(&self, now: Instant) -> Duration {
         let timeout = self.lease.map_or(lease::ATTEMPT_MAX, |lease| lease.attempt());
-        acts.push(Act::Report { outcome, timeout });
+        let left = self.hand_back.flatten().map(|deadline| deadline.since(now) / REPORTS_MIN);
+        left.map_or(timeout, |left| timeout.min(left.max(REPORT_RESERVE / REPORTS_MIN)))
     }
 
     /// Until when a hand back waits, so that our own poll does not take the task again and cost it another retry. Once only.

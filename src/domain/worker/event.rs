@@ -148,6 +148,14 @@ pub enum Event {
         /// When the host goes.
         deadline: Option<Instant>,
     },
+    /// The host goes. Nothing new is claimed, what has not started is handed back, and what runs may go on as the policy
+    /// says. The earliest deadline counts, and nothing takes it back.
+    Terminate {
+        /// When; where that is not known everything is handed back at once.
+        deadline: Option<Instant>,
+    },
+    /// The host may have to go before long: drain, and exit as for a host that goes.
+    Retire,
     /// Exit without waiting for anything.
     Abort,
     /// Time passed.
@@ -324,7 +332,7 @@ pub enum Retried {
     No,
 }
 
-/// Why the worker exits (I24): the first cause counts, but that a hand back outranks a drain.
+/// Why the worker exits (I24): the first cause counts, but that a hand back outranks a drain, and the host's end both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Exit {
     /// It was drained and everything held was finished.
@@ -337,6 +345,8 @@ pub enum Exit {
     Limit,
     /// The drain took too long, and the rest was handed back.
     DrainDeadline,
+    /// The host is taken away; what it held was finished or handed back.
+    HostGoes,
     /// The queue never accepted our credentials.
     CredentialsRefused,
     /// The queue says that our requests are wrong.

@@ -1,9 +1,9 @@
-//! The way out: drain, hand back, exit.
+//! The way out: drain, hand back, the host's end, exit.
 
 use alloc::vec::Vec;
 
-use super::{Effect, Exit, Mode, Worker};
-use crate::domain::claim::Happening;
+use super::{Effect, Exit, Mode, Noticed, Worker};
+use crate::domain::claim::{Happening, Machine, REPORT_RESERVE};
 use crate::domain::id::{SourceId, Token};
 use crate::domain::time::Instant;
 
@@ -25,13 +25,55 @@ impl Worker {
         if self.mode == Mode::Running || matches!(self.exit, Exit::Drained | Exit::Idle | Exit::Limit) {
             self.exit = Exit::HandedBack;
         }
-        let known = self.hand_back_deadline();
-        let deadline = match (known, deadline) {
-            (Some(known), Some(new)) => Some(known.min(new)),
-            (known, new) => known.or(new),
-        };
+        let deadline = [self.hand_back_deadline(), deadline].into_iter().flatten().min();
         self.mode = Mode::HandingBack { deadline };
-        let claims: Vec<(Token, SourceId)> = self.held.iter().map(|(claim, held)| (*claim, held.source)).collect();
+        self.hand_back_those(|_| true, deadline, now);
+    }
+
+    /// The host goes. Its time is used: what has not started has nothing to lose and is handed back at once, what runs may
+    /// finish until there is just time left to end it and to report it (I22).
+    pub(super) fn terminate(&mut self, deadline: Option<Instant>, now: Instant) {
+        let exit = match self.exit {
+            Exit::Drained | Exit::HandedBack | Exit::DrainDeadline | Exit::Idle | Exit::Limit => Exit::HostGoes,
+            Exit::HostGoes | Exit::CredentialsRefused | Exit::Misconfigured | Exit::Aborted => self.exit,
+        };
+        let news = match (self.host_goes, deadline) {
+            (Some(known), Some(deadline)) => deadline < known,
+            (None, _) | (_, None) => true,
+        };
+        if news {
+            self.host_goes = deadline.or(self.host_goes);
+            let at_once = self.hand_back_at().is_none_or(|at| now >= at);
+            if deadline.is_none() || at_once || matches!(self.mode, Mode::HandingBack { .. }) {
+                self.hand_back(deadline, now);
+            } else {
+                self.drain(exit, now);
+                self.hand_back_those(|machine| !machine.started(), deadline, now);
+            }
+        }
+        self.exit = exit;
+    }
+
+    /// When what still runs has to be told to end, if it is known when the host goes.
+    fn hand_back_at(&self) -> Option<Instant> {
+        match self.policy.noticed {
+            Noticed::MayFinish { margin } => {
+                let needed = self.policy.claim.grace.saturating_add(REPORT_RESERVE);
+                self.host_goes.map(|deadline| deadline.minus(margin.max(needed)))
+            }
+            Noticed::HandedBack => None,
+        }
+    }
+
+    /// When a drain that began at `since` turns into a hand back.
+    pub(super) fn drain_ends(&self, since: Instant) -> Option<Instant> {
+        let limit = self.policy.drain_deadline.map(|span| since.plus(span));
+        [limit, self.hand_back_at()].into_iter().flatten().min()
+    }
+
+    fn hand_back_those(&mut self, which: impl Fn(&Machine) -> bool, deadline: Option<Instant>, now: Instant) {
+        let those = self.held.iter().filter(|(_, held)| which(&held.machine));
+        let claims: Vec<(Token, SourceId)> = those.map(|(claim, held)| (*claim, held.source)).collect();
         for (claim, source) in claims {
             if self.feeds.get(usize::from(source.0)).is_some_and(|feed| feed.poller.waiting_for_work()) {
                 self.tell(claim, Happening::PollOut, now);
@@ -42,7 +84,7 @@ impl Worker {
 
     /// A poll has ended: what waited for it is handed back.
     pub(super) fn release(&mut self, source: SourceId, now: Instant) {
-        if !matches!(self.mode, Mode::HandingBack { .. }) {
+        if self.mode == Mode::Running {
             return;
         }
         let of_source = self.held.iter().filter(|(_, held)| held.source == source);
@@ -55,7 +97,7 @@ impl Worker {
     pub(super) const fn hand_back_deadline(&self) -> Option<Instant> {
         match self.mode {
             Mode::HandingBack { deadline } => deadline,
-            Mode::Running | Mode::Draining { .. } | Mode::Exited => None,
+            Mode::Running | Mode::Draining { .. } | Mode::Exited => self.host_goes,
         }
     }
 
@@ -68,7 +110,7 @@ impl Worker {
         self.tick_claims(now);
         self.tick_deletes(now);
         if let Mode::Draining { since } = self.mode
-            && self.policy.drain_deadline.is_some_and(|span| now >= since.plus(span))
+            && self.drain_ends(since).is_some_and(|at| now >= at)
         {
             let exit = if self.exit == Exit::Drained { Exit::DrainDeadline } else { self.exit };
             self.hand_back(None, now);

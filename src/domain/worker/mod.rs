@@ -60,6 +60,21 @@ pub struct Policy {
     pub stay: Stay,
     /// What the host must have left for claiming to go on.
     pub least: Least,
+    /// What becomes of running payloads once it is known when the host goes.
+    pub noticed: Noticed,
+}
+
+/// What becomes of running payloads once it is known when the host goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Noticed {
+    /// They may finish. What still runs this long before the host goes is handed back; earlier where grace and reports need
+    /// more.
+    MayFinish {
+        /// How long before.
+        margin: Duration,
+    },
+    /// They are handed back at once.
+    HandedBack,
 }
 
 /// Where the worker is on its way out.
@@ -146,6 +161,8 @@ pub struct Worker {
     jitter: Jitter,
     mode: Mode,
     exit: Exit,
+    /// When the host goes, by the earliest notice.
+    host_goes: Option<Instant>,
     /// The hand back's deadline has passed: only payloads are waited for.
     overdue: bool,
     staying: Staying,
@@ -176,6 +193,7 @@ impl Worker {
             jitter: Jitter::seeded(seed),
             mode: Mode::Running,
             exit: Exit::Drained,
+            host_goes: None,
             overdue: false,
             staying: Staying::default(),
             slots: Slots::new(policy.capacity),
@@ -250,6 +268,8 @@ impl Worker {
             Event::Reconfigured(policy) => self.reconfigure(*policy),
             Event::Drain => self.drain(Exit::Drained, now),
             Event::HandBack { deadline } => self.hand_back(deadline, now),
+            Event::Terminate { deadline } => self.terminate(deadline, now),
+            Event::Retire => self.drain(Exit::HostGoes, now),
             Event::Abort => self.leave(Exit::Aborted),
             Event::Tick => self.on_tick(now),
         }
@@ -271,7 +291,7 @@ impl Worker {
         let deletes = self.kept.values().filter_map(|kept| kept.deletion.due()).min();
         let polls = if self.may_poll() { self.next_poll() } else { None };
         let way_out = match self.mode {
-            Mode::Draining { since } => self.policy.drain_deadline.map(|span| since.plus(span)),
+            Mode::Draining { since } => self.drain_ends(since),
             Mode::HandingBack { deadline } => deadline.filter(|_| !self.overdue),
             Mode::Running => self.next_stay(),
             Mode::Exited => None,

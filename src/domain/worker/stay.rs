@@ -130,9 +130,7 @@ impl Worker {
     #[must_use]
     pub fn claiming(&self) -> Claiming {
         match self.mode {
-            Mode::Draining { since } => {
-                Claiming::Draining { since, deadline: self.policy.drain_deadline.map(|span| since.plus(span)) }
-            }
+            Mode::Draining { since } => Claiming::Draining { since, deadline: self.drain_ends(since) },
             Mode::HandingBack { deadline } => Claiming::HandingBack { deadline },
             Mode::Exited => Claiming::Exited,
             Mode::Running => match (self.staying.leaving, self.staying.hold()) {

@@ -1,0 +1,237 @@
+//! I22, where the host is taken away: the whole notice is used, and everything is said before it is over.
+
+use std::time::Duration;
+
+use journeyman::domain::claim::{Act, End, Happening, KillCause, Loss, REPORT_RESERVE, REPORTS_MIN, Settled};
+use journeyman::domain::id::Token;
+use journeyman::domain::outcome::{Outcome, Reason, Verdict};
+use journeyman::domain::worker::{Effect, Event, Exit, Noticed, Policy};
+
+use crate::support::{Bench, CLAIMS, GRACE, LEASE, MARGIN, MESSAGES, One, RETRY, at, claims, policy, polls, secs};
+
+const SHUTDOWN: Outcome = Outcome::Exception(Reason::WorkerShutdown);
+
+fn goes_at(seconds: u64) -> Event {
+    Event::Terminate { deadline: Some(at(seconds)) }
+}
+
+fn killed(effects: &[Effect], claim: Token) -> bool {
+    effects.iter().any(|effect| matches!(effect, Effect::Kill { claim: token, .. } if *token == claim))
+}
+
+fn reported(effects: &[Effect], claim: Token) -> Option<Outcome> {
+    effects.iter().find_map(|effect| match effect {
+        Effect::Report { claim: token, outcome, .. } if *token == claim => Some(*outcome),
+        _ => None,
+    })
+}
+
+#[test]
+fn i22_a_running_payload_goes_on_until_the_margin_before_the_host_goes() {
+    let mut bench = Bench::messages(1, 1);
+    let claim = bench.executing("m1", "T");
+    assert_eq!(bench.happens(goes_at(120)), []);
+    assert_eq!(bench.pass(secs(120) - MARGIN - secs(1)), [], "none of the notice is wasted");
+    let effects = bench.pass(secs(1));
+    assert_eq!(effects, [Effect::Kill { claim, cause: KillCause::Shutdown, grace: GRACE }]);
+    let effects = bench.happens(Event::Ended { claim, verdict: Verdict::Failed });
+    assert_eq!(reported(&effects, claim), Some(SHUTDOWN));
+    bench.happens(Event::Reported { claim, answer: Ok(()) });
+    bench.empty(0);
+    let effects = bench.happens(Event::Settled { claim, settled: Settled::Clean });
+    assert_eq!(effects.last(), Some(&Effect::Exit(Exit::HostGoes)));
+}
+
+#[test]
+fn i22_a_payload_that_finishes_within_the_notice_keeps_its_outcome_and_the_worker_goes_early() {
+    let mut bench = Bench::messages(1, 1);
+    let claim = bench.executing("m1", "T");
+    bench.empty(0);
+    bench.happens(goes_at(120));
+    bench.pass(secs(60));
+    let effects = bench.completes(claim);
+    assert_eq!(reported(&effects, claim), Some(Outcome::Completed));
+    assert_eq!(effects.last(), Some(&Effect::Exit(Exit::HostGoes)), "at 60 s and not at 120 s");
+}
+
+#[test]
+fn i22_a_grace_longer_than_the_margin_has_its_time_nevertheless() {
+    let noticed = Noticed::MayFinish { margin: Duration::ZERO };
+    let mut bench = Bench::new(Policy { noticed, ..policy(1) }, &[MESSAGES]);
+    bench.tick();
+    bench.opened(0, 1);
+    let claim = bench.executing("m1", "T");
+    bench.happens(goes_at(120));
+    assert_eq!(bench.pass(secs(120) - GRACE - REPORT_RESERVE - secs(1)), []);
+    assert_eq!(bench.pass(secs(1)), [Effect::Kill { claim, cause: KillCause::Shutdown, grace: GRACE }]);
+}
+
+#[test]
+fn i22_a_notice_shorter_than_the_margin_hands_back_at_once() {
+    let mut bench = Bench::messages(1, 1);
+    let claim = bench.executing("m1", "T");
+    assert_eq!(
+        bench.happens(goes_at(8)),
+        [Effect::Kill { claim, cause: KillCause::Shutdown, grace: secs(8) - REPORT_RESERVE }]
+    );
+}
+
+#[test]
+fn i22_a_host_that_goes_at_an_unknown_time_hands_back_at_once() {
+    let mut bench = Bench::messages(1, 1);
+    let claim = bench.executing("m1", "T");
+    let effects = bench.happens(Event::Terminate { deadline: None });
+    assert_eq!(effects, [Effect::Kill { claim, cause: KillCause::Shutdown, grace: GRACE }]);
+    bench.empty(0);
+    bench.happens(Event::Ended { claim, verdict: Verdict::Failed });
+    bench.happens(Event::Reported { claim, answer: Ok(()) });
+    let effects = bench.happens(Event::Settled { claim, settled: Settled::Clean });
+    assert_eq!(effects.last(), Some(&Effect::Exit(Exit::HostGoes)));
+}
+
+#[test]
+fn i22_where_it_is_wanted_running_payloads_are_handed_back_at_the_notice() {
+    let mut bench = Bench::new(Policy { noticed: Noticed::HandedBack, ..policy(1) }, &[MESSAGES]);
+    bench.tick();
+    bench.opened(0, 1);
+    let claim = bench.executing("m1", "T");
+    assert_eq!(bench.happens(goes_at(120)), [Effect::Kill { claim, cause: KillCause::Shutdown, grace: GRACE }]);
+}
+
+#[test]
+fn i22_what_has_not_started_is_handed_back_at_the_notice_and_never_started() {
+    let mut bench = Bench::messages(3, 1);
+    let (preparing, asked) = (bench.seen("m1", "T1"), bench.seen("m2", "T2"));
+    let (first, second) = (preparing.token, asked.token);
+    bench.hit(vec![preparing, asked]);
+    bench.claimed(first, Ok(LEASE));
+    assert!(killed(&bench.happens(goes_at(120)), first));
+    // Prepared meanwhile: the payload is not started all the same.
+    let effects = bench.happens(Event::Prepared { claim: first, answer: Ok(()) });
+    assert!(!effects.contains(&Effect::Execute(first)), "{effects:?}");
+    let effects = bench.happens(Event::Ended { claim: first, verdict: Verdict::Internal });
+    assert_eq!(reported(&effects, first), Some(SHUTDOWN));
+    let effects = bench.claimed(second, Ok(LEASE));
+    assert_eq!(reported(&effects, second), Some(SHUTDOWN), "{effects:?}");
+    assert!(!effects.contains(&Effect::Prepare(second)));
+}
+
+#[test]
+fn i22_nothing_is_polled_or_claimed_from_the_notice_on() {
+    let mut bench = Bench::messages(4, 2);
+    bench.executing("m1", "T");
+    let mut effects = bench.happens(goes_at(120));
+    let seen = bench.seen("m2", "T2");
+    effects.extend(bench.hit(vec![seen]));
+    effects.extend(bench.happens(Event::Wake(journeyman::domain::id::SourceId(0))));
+    effects.extend(bench.pass(secs(60)));
+    assert_eq!((claims(&effects), polls(&effects)), (0, 0), "{effects:?}");
+}
+
+#[test]
+fn i22_what_a_long_poll_brings_after_the_notice_is_handed_back() {
+    let mut bench = Bench::claims(4);
+    bench.happens(goes_at(120));
+    let grant = bench.grant("T");
+    let claim = grant.token;
+    let effects = bench.brought(vec![grant]);
+    assert_eq!(reported(&effects, claim), Some(SHUTDOWN), "{effects:?}");
+    let effects = bench.happens(Event::Reported { claim, answer: Ok(()) });
+    assert_eq!(effects.last(), Some(&Effect::Exit(Exit::HostGoes)));
+}
+
+#[test]
+fn i22_what_has_not_started_waits_for_the_long_poll_that_would_take_it_again() {
+    let mut bench = Bench::new(policy(4), &[CLAIMS]);
+    bench.tick();
+    bench.opened(0, 1);
+    bench.recovered(0, Ok(Vec::new()));
+    let grant = bench.grant("T");
+    let claim = grant.token;
+    let effects = bench.brought(vec![grant]);
+    assert_eq!(polls(&effects), 1, "the next poll is under way: {effects:?}");
+    bench.happens(goes_at(120));
+    let effects = bench.happens(Event::Ended { claim, verdict: Verdict::Internal });
+    assert_eq!(reported(&effects, claim), None, "it would come straight back: {effects:?}");
+    let effects = bench.empty(0);
+    assert_eq!(reported(&effects, claim), Some(SHUTDOWN), "{effects:?}");
+}
+
+#[test]
+fn i22_the_earliest_notice_counts_whatever_the_others_say() {
+    for notices in [[60, 120, 60], [120, 60, 90]] {
+        let mut bench = Bench::messages(1, 1);
+        let claim = bench.executing("m1", "T");
+        for seconds in notices {
+            assert_eq!(bench.happens(goes_at(seconds)), [], "{notices:?}");
+        }
+        assert_eq!(bench.pass(secs(60) - MARGIN - secs(1)), [], "{notices:?}");
+        assert!(killed(&bench.pass(secs(1)), claim), "{notices:?}");
+    }
+}
+
+#[test]
+fn i22_a_notice_shortens_a_drain_and_a_hand_back_under_way() {
+    let mut bench = Bench::messages(1, 1);
+    let claim = bench.executing("m1", "T");
+    bench.happens(Event::Drain);
+    assert_eq!(bench.happens(goes_at(60)), []);
+    assert!(killed(&bench.pass(secs(60) - MARGIN), claim));
+
+    let mut bench = Bench::messages(1, 1);
+    let claim = bench.executing("m1", "T");
+    bench.happens(Event::HandBack { deadline: None });
+    let effects = bench.happens(goes_at(8));
+    let grace = secs(8) - REPORT_RESERVE;
+    assert_eq!(effects, [Effect::Kill { claim, cause: KillCause::Shutdown, grace }]);
+}
+
+#[test]
+fn i22_a_signal_within_the_notice_changes_nothing_and_a_second_one_hands_back() {
+    let mut bench = Bench::messages(1, 1);
+    let claim = bench.executing("m1", "T");
+    bench.happens(goes_at(120));
+    assert_eq!(bench.happens(Event::Drain), [], "systemd tells everybody when the host goes");
+    assert_eq!(bench.pass(secs(30)), []);
+    assert!(killed(&bench.happens(Event::HandBack { deadline: None }), claim));
+    bench.happens(Event::Ended { claim, verdict: Verdict::Failed });
+    bench.happens(Event::Reported { claim, answer: Err(RETRY) });
+    let effects = bench.pass(secs(90));
+    let closed = |effect: &Effect| matches!(effect, Effect::Close { end: End::Lost(Loss::NoTime), .. });
+    assert!(effects.iter().any(closed), "the host still goes at its time: {effects:?}");
+}
+
+#[test]
+fn i22_a_drain_deadline_before_the_hosts_end_still_counts() {
+    let mut bench = Bench::new(Policy { drain_deadline: Some(secs(30)), ..policy(1) }, &[MESSAGES]);
+    bench.tick();
+    bench.opened(0, 1);
+    let claim = bench.executing("m1", "T");
+    bench.happens(goes_at(600));
+    assert_eq!(bench.pass(secs(29)), []);
+    assert!(killed(&bench.pass(secs(1)), claim));
+}
+
+#[test]
+fn i22_every_report_fits_before_the_host_goes_even_if_a_call_hangs() {
+    let mut one = One::executing();
+    one.happens(Happening::HandBack { deadline: Some(at(15)) });
+    one.now = at(6);
+    let acts = one.happens(Happening::Ended(Verdict::Failed));
+    let [Act::Report { outcome: SHUTDOWN, timeout }] = acts[..] else { panic!("{acts:?}") };
+    assert_eq!(timeout, secs(9) / REPORTS_MIN);
+    one.now = at(6).plus(timeout);
+    assert_eq!(one.happens(Happening::Reported(Err(RETRY))), []);
+    let acts = one.pass_to(at(11), crate::support::Reclaims::Silent);
+    assert!(matches!(acts[..], [Act::Report { outcome: SHUTDOWN, .. }]), "{acts:?}");
+}
+
+#[test]
+fn i22_a_host_that_may_have_to_go_is_drained_and_says_why() {
+    let mut bench = Bench::messages(1, 1);
+    let claim = bench.executing("m1", "T");
+    bench.empty(0);
+    assert_eq!(bench.happens(Event::Retire), []);
+    bench.pass(secs(600));
+    assert_eq!(bench.completes(claim).last(), Some(&Effect::Exit(Exit::HostGoes)));
+}
