@@ -177,6 +177,12 @@ pub const QUEUE_CLAIM_SCAN_MAX: usize = 256;
 pub const QUEUE_SWEEP_MAX: usize = 512;
 /// How often expired tasks and artifacts are looked for.
 pub const QUEUE_SWEEP_EVERY: Duration = Duration::from_secs(600);
+/// How long the embedded queue may go without looking at its clock.
+pub const QUEUE_LOOK_EVERY: Duration = Duration::from_secs(30);
+/// The shortest rest between two attempts at what is due.
+pub const QUEUE_REST_MIN: Duration = Duration::from_millis(10);
+/// The longest rest after failures of the queue's file; each failure doubles the rest.
+pub const QUEUE_REST_MAX: Duration = Duration::from_secs(30);
 /// How many entries a page of a listing has at most.
 pub const QUEUE_PAGE_MAX: usize = 1_000;
 /// How many workers the embedded queue remembers.

@@ -40,9 +40,15 @@ pub(super) async fn run(arguments: QueueArgs, environment: &Environment) -> Ende
     let mut int = signal(SignalKind::interrupt()).map_err(failed)?;
     let running = queue::start(settings(config)?).await.map_err(|error| Failure::of(Exit::Unfit, &error))?;
     tracing::info!(root_url = running.root_url(), db = %config.db, "the queue listens; it is for one machine");
-    tokio::select! {
-        _ = term.recv() => {}
-        _ = int.recv() => {}
+    let failed = tokio::select! {
+        _ = term.recv() => None,
+        _ = int.recv() => None,
+        failed = running.failed() => Some(failed),
+    };
+    if let Some(failed) = failed {
+        tracing::error!(error = %failed, "the queue ends");
+        // Without a stop in good order: there is nothing left that could be kept.
+        return Err(Failure::of(Exit::Internal, &failed));
     }
     tracing::info!("the queue stops");
     running.stop().await;

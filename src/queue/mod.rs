@@ -29,7 +29,7 @@ use std::time::Duration;
 
 use secrecy::SecretString;
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 
 pub use self::auth::{Auth, Client};
@@ -39,7 +39,8 @@ pub use self::store::OpenError;
 use self::auth::Keyring;
 use self::clock::Millis;
 use self::listener::Bounded;
-use self::store::{Knobs, Store};
+use self::store::open::Started;
+use self::store::{Knobs, Life, Store};
 use crate::limits::{
     QUEUE_ARTIFACT_BYTES_MAX, QUEUE_CLAIM_DELAY, QUEUE_CLAIM_TIMEOUT, QUEUE_DEADLINE_DELAY, QUEUE_LONG_POLL,
     QUEUE_LONG_POLLS_MAX, QUEUE_POLL_URL_LIFE, QUEUE_STOP_TIMEOUT, QUEUE_VISIBILITY,
@@ -143,6 +144,17 @@ pub enum StartError {
     Interrupted,
 }
 
+/// Why a queue that runs can no longer do its work. What it has answered is in its file; start it again.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Failed {
+    /// Its file cannot be written or read.
+    #[error("the queue's file can no longer be used: {0}; look at its disk, and start the queue again")]
+    File(String),
+    /// A fault of journeyman itself.
+    #[error("the queue's store has ended in a panic, which its log shows; start the queue again")]
+    Panic,
+}
+
 /// What every request needs.
 pub(crate) struct App {
     pub(crate) store: Store,
@@ -190,7 +202,7 @@ pub struct Running {
     stop: watch::Sender<Stop>,
     pending: watch::Receiver<u64>,
     store: Option<Store>,
-    ended: oneshot::Receiver<()>,
+    life: watch::Receiver<Life>,
     server: JoinHandle<()>,
 }
 
@@ -232,7 +244,7 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
         clock: settings.clock.clone(),
         artifacts: folder.clone(),
     };
-    let (store, ended) = opened.start(knobs, tokio::runtime::Handle::current())?;
+    let Started { store, life } = opened.start(knobs, tokio::runtime::Handle::current())?;
     let (stop, stopping) = watch::channel(Stop::NotYet);
     let keys = Keyring::new(settings.auth, &settings.clients, own, &settings.anonymous_scopes, public);
     let started = settings.clock.now();
@@ -253,7 +265,7 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
     });
     let pending = store.pending();
     let server = serve(listener, app, stopping);
-    Ok(Running { address, root, stop, pending, store: Some(store), ended, server })
+    Ok(Running { address, root, stop, pending, store: Some(store), life, server })
 }
 
 fn serve(listener: TcpListener, app: Arc<App>, stopping: watch::Receiver<Stop>) -> JoinHandle<()> {
@@ -310,6 +322,22 @@ impl Running {
         }
     }
 
+    /// Resolves when the queue can no longer do its work, and says why. A queue that was stopped has not failed.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped and asked again.
+    pub fn failed(&self) -> impl Future<Output = Failed> + Send + use<> {
+        let mut life = self.life.clone();
+        async move {
+            match gone(&mut life).await {
+                Ok(Life::Failed(what)) => Failed::File(what),
+                Ok(Life::Works | Life::Closed) => std::future::pending().await,
+                Err(_) => Failed::Panic,
+            }
+        }
+    }
+
     /// Stops: long polls are answered, calls under way end, the file is closed.
     ///
     /// # Cancel safety
@@ -323,10 +351,15 @@ impl Running {
             (&mut self.server).await.ok();
         }
         self.store = None;
-        if tokio::time::timeout(QUEUE_STOP_TIMEOUT, &mut self.ended).await.is_err() {
+        if tokio::time::timeout(QUEUE_STOP_TIMEOUT, gone(&mut self.life)).await.is_err() {
             tracing::warn!("the queue's file was still in use when the queue was stopped");
         }
     }
+}
+
+/// Resolves when the store's thread has ended.
+async fn gone(life: &mut watch::Receiver<Life>) -> Result<Life, watch::error::RecvError> {
+    life.wait_for(|life| *life != Life::Works).await.map(|life| life.clone())
 }
 
 impl Drop for Running {

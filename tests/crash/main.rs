@@ -46,10 +46,14 @@ fn definition(folder: &Path) -> Value {
     })
 }
 
+fn crash_id(number: usize) -> String {
+    format!("crash{number:03}QACAAAAAAAAAAA")
+}
+
 /// Adds so many tasks to those there are.
 async fn create(api: &Api, folder: &Path, count: usize, tasks: &mut Vec<TaskId>) {
     for _ in 0..count {
-        let task = TaskId::parse(&format!("crash{:03}QACAAAAAAAAAAA", tasks.len())).expect("a task id");
+        let task = TaskId::parse(&crash_id(tasks.len())).expect("a task id");
         api.create_task(&task, definition(folder)).await.expect("created");
         tasks.push(task);
     }
@@ -155,4 +159,37 @@ async fn a_queue_killed_at_any_line_of_its_worker_loses_nothing() {
     finish(folder.path(), &root_url, "claim-work", &api, &tasks).await;
     let runs = check(&api, &tasks).await;
     println!("crash: queue killed {kills} times, {} tasks in {runs} runs, 0 lost", tasks.len());
+}
+
+#[tokio::test]
+async fn a_queue_whose_file_can_no_longer_be_written_says_so_and_ends_with_20() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut queue = Process::narrow_queue(folder.path());
+    let api = api(&root_url(&mut queue));
+    let mut created = 0;
+    while api
+        .create_task(&TaskId::parse(&crash_id(created)).expect("a task id"), definition(folder.path()))
+        .await
+        .is_ok()
+    {
+        created += 1;
+    }
+    assert_eq!(queue.end(), Some(20), "{:?}", queue.said);
+    assert!(queue.said.iter().any(|line| line.contains("can no longer be used")), "{:?}", queue.said);
+    // What was acknowledged is there when it is started again.
+    let mut queue = Process::queue(folder.path(), "127.0.0.1:0");
+    let api = self::api(&root_url(&mut queue));
+    for number in 0..created {
+        let task = TaskId::parse(&crash_id(number)).expect("a task id");
+        assert_eq!(status(&api, &task).await["state"], "pending");
+    }
+    assert!(created > 0, "the limit is too narrow for this test");
+}
+
+#[test]
+fn dev_ends_with_20_when_its_queue_does() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut dev = Process::narrow_demo(folder.path());
+    assert_eq!(dev.end(), Some(20), "{:?}", dev.said);
+    assert!(dev.said.iter().any(|line| line.contains("can no longer be used")), "{:?}", dev.said);
 }

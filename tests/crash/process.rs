@@ -21,9 +21,25 @@ impl Drop for Process {
     }
 }
 
+const PROGRAM: &str = env!("CARGO_BIN_EXE_journeyman");
+
+/// A shell's line that starts the program with no file allowed to grow beyond this many blocks of 512 bytes, and each
+/// attempt an error of the write.
+const NARROW: &str = r#"trap '' XFSZ; ulimit -f 400; exec "$0" "$@""#;
+
 impl Process {
     fn start(folder: &Path, arguments: &[&str], variables: &[Variable<'_>]) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
+        Self::spawn(Command::new(PROGRAM), folder, arguments, variables)
+    }
+
+    /// As `start`, on a file system that refuses what would make a file large.
+    fn start_narrow(folder: &Path, arguments: &[&str], variables: &[Variable<'_>]) -> Self {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", NARROW, PROGRAM]);
+        Self::spawn(shell, folder, arguments, variables)
+    }
+
+    fn spawn(mut command: Command, folder: &Path, arguments: &[&str], variables: &[Variable<'_>]) -> Self {
         command.args(arguments).env_clear().current_dir(folder);
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
         for variable in variables {
@@ -37,13 +53,18 @@ impl Process {
 
     /// The queue on `listen`, with claims of 5 seconds.
     pub fn queue(folder: &Path, listen: &str) -> Self {
-        let variables = [
-            Variable { name: "JOURNEYMAN__QUEUE__CLIENTS__TESTER__ACCESS_TOKEN", value: TOKEN },
-            Variable { name: "JOURNEYMAN__QUEUE__CLAIM_TIMEOUT", value: "5s" },
-            Variable { name: "JOURNEYMAN__QUEUE__LISTEN", value: listen },
-            Variable { name: "JOURNEYMAN__QUEUE__DB", value: "queue.db" },
-        ];
-        Self::start(folder, &["queue", "--log-format", "json"], &variables)
+        Self::start(folder, &["queue", "--log-format", "json"], &queue_variables(listen))
+    }
+
+    /// The queue, whose file can no longer be written after a while.
+    pub fn narrow_queue(folder: &Path) -> Self {
+        Self::start_narrow(folder, &["queue", "--log-format", "json"], &queue_variables("127.0.0.1:0"))
+    }
+
+    /// Queue and worker in one process, with the demo's tasks; the queue's file can no longer be written after a while.
+    pub fn narrow_demo(folder: &Path) -> Self {
+        let variables = [Variable { name: "JOURNEYMAN__LOG__LEVEL", value: "info" }];
+        Self::start_narrow(folder, &["dev", "--demo", "--db", "queue.db"], &variables)
     }
 
     /// A worker of the queue at `root_url`, of the same name at every start.
@@ -99,12 +120,27 @@ impl Process {
         Some(line)
     }
 
+    /// Reads the log to its end, and answers with the exit code.
+    pub fn end(&mut self) -> Option<i32> {
+        while self.line().is_some() {}
+        self.child.wait().expect("it is gone").code()
+    }
+
     /// kill -9, and waits until it is gone.
     pub fn kill(mut self) -> Vec<String> {
         self.child.kill().expect("it can be killed");
         self.child.wait().expect("it is gone");
         std::mem::take(&mut self.said)
     }
+}
+
+fn queue_variables(listen: &str) -> [Variable<'_>; 4] {
+    [
+        Variable { name: "JOURNEYMAN__QUEUE__CLIENTS__TESTER__ACCESS_TOKEN", value: TOKEN },
+        Variable { name: "JOURNEYMAN__QUEUE__CLAIM_TIMEOUT", value: "5s" },
+        Variable { name: "JOURNEYMAN__QUEUE__LISTEN", value: listen },
+        Variable { name: "JOURNEYMAN__QUEUE__DB", value: "queue.db" },
+    ]
 }
 
 struct Variable<'a> {

@@ -10,6 +10,7 @@ mod tasks;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::time::Duration;
 
 use clap::Args;
@@ -125,7 +126,16 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
     let state = state_dir(environment);
     note.write(&state)
         .map_err(|error| Failure::new(Exit::Unfit, format!("cannot write to {}: {error}", state.display())))?;
-    let ended = if arguments.demo { demo::run(dev, environment).await } else { serve(dev, environment).await };
+    let mut failed = pin!(dev.queue.failed());
+    let work = async { if arguments.demo { demo::run(dev, environment).await } else { serve(dev, environment).await } };
+    let ended = tokio::select! {
+        ended = work => match tokio::time::timeout(Duration::ZERO, &mut failed).await {
+            // What else went wrong follows from the queue's end.
+            Ok(failed) if ended.is_err() => Err(Failure::of(Exit::Internal, &failed)),
+            Ok(_) | Err(_) => ended,
+        },
+        failed = &mut failed => Err(Failure::of(Exit::Internal, &failed)),
+    };
     note.remove(&state);
     ended
 }

@@ -6,18 +6,19 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rusqlite::Connection;
+use rusqlite::{Connection, ErrorCode};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::super::clock::Millis;
 use super::super::fault::Fault;
+use super::health::{Health, is_fatal};
 use super::index::Index;
 use super::open::{Opened, rebuild};
 use super::room::{Given, Room};
 use super::workers::Workers;
-use super::{Found, Grants, Job, Knobs, Trouble, Waiter, Work, lost};
-use crate::limits::{QUEUE_BATCH_MAX, QUEUE_SWEEP_EVERY, QUEUE_WAITERS_MAX};
+use super::{Found, Grants, Job, Knobs, Life, Trouble, Waiter, Work, lost};
+use crate::limits::{QUEUE_BATCH_MAX, QUEUE_LOOK_EVERY, QUEUE_REST_MIN, QUEUE_SWEEP_EVERY, QUEUE_WAITERS_MAX};
 
 /// The thread's own state.
 pub(super) struct Keeper {
@@ -30,7 +31,24 @@ pub(super) struct Keeper {
     back: Arc<Mutex<Vec<(String, u32)>>>,
     jobs: mpsc::WeakSender<Work>,
     news: watch::Sender<u64>,
+    alive: watch::Sender<Life>,
     swept: Option<Millis>,
+    health: Health,
+    /// The error that ends the queue once the batch has been answered.
+    fatal: Option<rusqlite::Error>,
+}
+
+/// How things stood before a batch.
+struct Before {
+    failures: u32,
+    changes: u64,
+}
+
+/// Whether a batch has reached the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Committed {
+    Yes,
+    No,
 }
 
 /// What is answered once the transaction has ended.
@@ -54,7 +72,13 @@ struct Served {
 }
 
 impl Keeper {
-    pub(super) fn new(opened: Opened, knobs: Knobs, jobs: mpsc::WeakSender<Work>, news: watch::Sender<u64>) -> Self {
+    pub(super) fn new(
+        opened: Opened,
+        knobs: Knobs,
+        jobs: mpsc::WeakSender<Work>,
+        news: watch::Sender<u64>,
+        alive: watch::Sender<Life>,
+    ) -> Self {
         Self {
             conn: opened.conn,
             index: opened.index,
@@ -64,18 +88,25 @@ impl Keeper {
             back: Arc::default(),
             jobs,
             news,
+            alive,
             swept: None,
+            health: Health::default(),
+            fatal: None,
         }
     }
 
     /// Works until the last handle on the store is gone.
-    pub(super) fn work(mut self, mut inbox: mpsc::Receiver<Work>, runtime: &Handle) {
+    ///
+    /// # Errors
+    ///
+    /// Where the file can no longer be trusted. Every call that waited for it has been refused.
+    pub(super) fn work(mut self, mut inbox: mpsc::Receiver<Work>, runtime: &Handle) -> rusqlite::Result<()> {
         loop {
             let pause = self.pause();
             let came = runtime.block_on(async { tokio::time::timeout(pause, inbox.recv()).await });
             let first = match came {
                 Ok(Some(work)) => Some(work),
-                Ok(None) => return,
+                Ok(None) => return Ok(()),
                 Err(_) => None,
             };
             let mut batch: Vec<Work> = first.into_iter().collect();
@@ -84,7 +115,7 @@ impl Keeper {
             {
                 batch.push(work);
             }
-            self.batch(batch);
+            self.batch(batch)?;
         }
     }
 
@@ -100,18 +131,27 @@ impl Keeper {
     }
 
     /// How long the thread may sleep unless somebody wakes it.
-    fn pause(&self) -> Duration {
+    pub(super) fn pause(&self) -> Duration {
+        if self.health.failures() > 0 {
+            return self.health.rest();
+        }
         let now = self.knobs.clock.now();
         let sweep = self.swept.map_or(now, |at| at.plus(QUEUE_SWEEP_EVERY));
         let next = self.next_end().map_or(sweep, |end| end.min(sweep));
-        // A resolver that could not do its work must not spin.
-        now.until(next).max(Duration::from_millis(10))
+        // The wall clock may step, and the timer stands still while the host sleeps.
+        now.until(next).clamp(QUEUE_REST_MIN, QUEUE_LOOK_EVERY)
     }
 
-    fn batch(&mut self, batch: Vec<Work>) {
+    pub(super) fn batch(&mut self, batch: Vec<Work>) -> rusqlite::Result<()> {
         let mut answers = Answers::default();
+        let before = Before { failures: self.health.failures(), changes: self.conn.total_changes() };
         if let Err(error) = self.mark("BEGIN IMMEDIATE") {
-            return refuse_all(batch, &error);
+            let end = self.sick(error);
+            if let Err(error) = &end {
+                self.alive.send_replace(Life::Failed(error.to_string()));
+            }
+            refuse_all(batch);
+            return end;
         }
         self.take_back(&mut answers);
         for work in batch {
@@ -124,25 +164,58 @@ impl Keeper {
         }
         self.resolve(&mut answers);
         self.serve_waiters(&mut answers);
-        let committed = self.mark("COMMIT");
-        if let Err(error) = &committed {
-            tracing::error!(%error, "the queue's file could not be written; calls are refused and retried by their callers");
-            self.roll_back();
+        let ended = match self.fatal.take() {
+            Some(error) => Err(error),
+            None => self.mark("COMMIT"),
+        };
+        let Err(error) = ended else {
+            self.answer(answers, Committed::Yes);
+            self.note_success(before);
+            return Ok(());
+        };
+        let back = self.roll_back();
+        let end = self.sick(error).and(back);
+        if let Err(error) = &end {
+            // Before anybody is refused, so that whoever is knows why.
+            self.alive.send_replace(Life::Failed(error.to_string()));
         }
-        self.answer(answers, committed.is_ok());
+        self.answer(answers, Committed::No);
+        end
+    }
+
+    /// Notes that the file failed us, and tells of it where that is news.
+    ///
+    /// # Errors
+    ///
+    /// The same error, where it ends the queue.
+    fn sick(&mut self, error: rusqlite::Error) -> rusqlite::Result<()> {
+        if is_fatal(&error) {
+            return Err(error);
+        }
+        if self.health.failed() {
+            tracing::error!(
+                %error,
+                "the queue's file takes no changes; calls are refused until it does. Is its disk full?"
+            );
+        }
+        Ok(())
+    }
+
+    fn note_success(&mut self, before: Before) {
+        // A batch that only read says nothing about a full disk.
+        let changed = self.conn.total_changes() > before.changes;
+        if changed && self.health.failures() == before.failures && self.health.well() {
+            tracing::info!("the queue's file takes changes again");
+        }
     }
 
     /// Forgets what a failed transaction has left in memory.
-    fn roll_back(&mut self) {
-        if !self.conn.is_autocommit()
-            && let Err(error) = self.conn.execute_batch("ROLLBACK")
-        {
-            tracing::error!(%error, "the queue's file could not be rolled back");
+    fn roll_back(&mut self) -> rusqlite::Result<()> {
+        if !self.conn.is_autocommit() {
+            self.conn.execute_batch("ROLLBACK")?;
         }
-        match rebuild(&self.conn) {
-            Ok(index) => self.index = index,
-            Err(error) => tracing::error!(%error, "the queue's file could not be read back"),
-        }
+        self.index = rebuild(&self.conn)?;
+        Ok(())
     }
 
     /// Runs one piece of work in a savepoint of its own, so that its failure costs nobody else.
@@ -150,7 +223,11 @@ impl Keeper {
         &mut self,
         answers: &mut Answers,
         work: impl FnOnce(&mut Room<'_>) -> Result<T, Trouble>,
-    ) -> Result<T, Fault> {
+    ) -> Result<T, Trouble> {
+        // Some errors, such as a full disk, end the whole transaction. What follows would then be committed alone.
+        if self.fatal.is_some() || self.conn.is_autocommit() {
+            return Err(lost().into());
+        }
         let begun = self.mark("SAVEPOINT job");
         let mut room = Room {
             conn: &self.conn,
@@ -176,16 +253,33 @@ impl Keeper {
                 Ok(done)
             }
             Err(trouble) => {
-                let undone = self.conn.execute_batch("ROLLBACK TO job; RELEASE job");
-                Err(match trouble {
-                    Trouble::Fault(fault) => *fault,
-                    Trouble::Sql(error) => {
-                        let incident = uuid::Uuid::new_v4();
-                        tracing::error!(%error, ?undone, %incident, "a call on the queue's file failed");
-                        Fault::internal(&incident)
-                    }
-                })
+                if !self.conn.is_autocommit() {
+                    self.conn.execute_batch("ROLLBACK TO job; RELEASE job")?;
+                }
+                Err(trouble)
             }
+        }
+    }
+
+    /// What a caller is told of the trouble that its job met.
+    fn refusal(&mut self, trouble: Trouble) -> Fault {
+        let error = match trouble {
+            Trouble::Fault(fault) => return *fault,
+            Trouble::Sql(error) => error,
+        };
+        let incident = uuid::Uuid::new_v4();
+        if error.sqlite_error_code() == Some(ErrorCode::DiskFull) || is_fatal(&error) {
+            self.unfit(error);
+        } else {
+            tracing::error!(%error, %incident, "a call on the queue's file failed");
+        }
+        Fault::internal(&incident)
+    }
+
+    /// Notes an error of the file itself, which ends the queue at the end of the batch where it is of that kind.
+    fn unfit(&mut self, error: rusqlite::Error) {
+        if let Err(error) = self.sick(error) {
+            self.fatal.get_or_insert(error);
         }
     }
 
@@ -197,7 +291,7 @@ impl Keeper {
         if !job.is_wanted() {
             return;
         }
-        let end = self.alone(answers, |room| job.run(room));
+        let end = self.alone(answers, |room| job.run(room)).map_err(|trouble| self.refusal(trouble));
         answers.jobs.push(Answer { job, end });
     }
 
@@ -213,6 +307,7 @@ impl Keeper {
             }
             room.claim_work(&queue, &worker, most).map(Some)
         });
+        let found = found.map_err(|trouble| self.refusal(trouble));
         if found.as_ref().is_ok_and(|found| found.as_ref().is_some_and(Vec::is_empty)) {
             let line = self.waiters.entry(queue.clone()).or_default();
             line.retain(|waiter| !waiter.reply.is_closed());
@@ -245,6 +340,7 @@ impl Keeper {
                     }
                     room.claim_work(&queue, &waiter.worker, waiter.most).map(Some)
                 });
+                let found = found.map_err(|trouble| self.refusal(trouble));
                 if found.as_ref().is_ok_and(|found| found.as_ref().is_some_and(Vec::is_empty)) {
                     if let Some(line) = self.waiters.get_mut(&queue) {
                         line.push_front(waiter);
@@ -259,24 +355,35 @@ impl Keeper {
     fn take_back(&mut self, answers: &mut Answers) {
         let back = std::mem::take(&mut *self.back.lock().unwrap_or_else(PoisonError::into_inner));
         for (task_id, run) in back {
-            // A failure is in the log, and the claim ends by itself in time.
-            self.alone(answers, |room| room.unclaim(&task_id, run)).ok();
+            // Where that fails, the claim ends by itself in time.
+            let done = self.alone(answers, |room| room.unclaim(&task_id, run));
+            self.note(done);
         }
     }
 
     fn resolve(&mut self, answers: &mut Answers) {
-        // A failure is in the log, and the next round tries again.
+        // What fails is tried again with the next batch, or after a rest.
         if self.is_due() {
-            self.alone(answers, |room| room.expire()).ok();
+            let done = self.alone(answers, |room| room.expire());
+            self.note(done);
         }
         let now = self.knobs.clock.now();
         if self.swept.is_none_or(|at| at.plus(QUEUE_SWEEP_EVERY) <= now) {
-            self.alone(answers, |room| room.sweep()).ok();
+            let done = self.alone(answers, |room| room.sweep());
+            self.note(done);
             self.swept = Some(now);
         }
     }
 
-    fn answer(&mut self, answers: Answers, committed: bool) {
+    /// Notes how work that nobody waits for has ended.
+    fn note(&mut self, done: Result<(), Trouble>) {
+        if let Err(Trouble::Sql(error)) = done {
+            self.unfit(error);
+        }
+    }
+
+    fn answer(&mut self, answers: Answers, committed: Committed) {
+        let committed = committed == Committed::Yes;
         if committed && !answers.woken.is_empty() {
             self.news.send_modify(|count| *count += 1);
         }
@@ -305,8 +412,7 @@ impl Keeper {
     }
 }
 
-fn refuse_all(batch: Vec<Work>, error: &rusqlite::Error) {
-    tracing::error!(%error, "the queue's file could not be locked for writing");
+fn refuse_all(batch: Vec<Work>) {
     for work in batch {
         match work {
             Work::Job(job) => job.answer(Err(lost())),

@@ -5,10 +5,11 @@
 //! that flushes 500 times a second still serves thousands of calls.
 
 pub(crate) mod artifacts;
+mod health;
 mod index;
 mod keeper;
 pub(crate) mod messages;
-mod open;
+pub(crate) mod open;
 pub(crate) mod room;
 mod workers;
 
@@ -156,6 +157,16 @@ enum Work {
 pub(crate) struct Store {
     jobs: mpsc::Sender<Work>,
     pending: watch::Receiver<u64>,
+}
+
+/// How the thread that owns the file does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Life {
+    Works,
+    /// The last handle is gone, and the file is closed.
+    Closed,
+    /// The file can no longer be trusted, as this says.
+    Failed(String),
 }
 
 /// The answer of a store that could not do what it was asked.

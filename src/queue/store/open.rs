@@ -4,12 +4,12 @@ use std::path::Path;
 
 use rusqlite::Connection;
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 
 use super::index::{Index, Move, Position};
 use super::keeper::Keeper;
 use super::room::{read, select};
-use super::{Knobs, Store};
+use super::{Knobs, Life, Store};
 use crate::limits::{QUEUE_JOBS_MAX, QUEUE_STATEMENTS_MAX};
 
 /// What is wrong with the file that the queue is to be kept in.
@@ -80,6 +80,13 @@ pub(crate) fn open(path: Option<&Path>) -> Result<Opened, OpenError> {
     Ok(Opened { conn, index })
 }
 
+/// A store at work.
+pub(crate) struct Started {
+    pub(crate) store: Store,
+    /// How its thread does. Where the thread panics, the sender goes without a last word.
+    pub(crate) life: watch::Receiver<Life>,
+}
+
 impl Opened {
     /// The queue's own secret; made when the file is.
     pub(crate) fn own_secret(&self) -> Result<String, OpenError> {
@@ -90,17 +97,19 @@ impl Opened {
     }
 
     /// Starts the thread that owns the file.
-    pub(crate) fn start(self, knobs: Knobs, runtime: Handle) -> Result<(Store, oneshot::Receiver<()>), OpenError> {
+    pub(crate) fn start(self, knobs: Knobs, runtime: Handle) -> Result<Started, OpenError> {
         let (jobs, inbox) = mpsc::channel(QUEUE_JOBS_MAX);
         let (news, pending) = watch::channel(0);
-        let (ended, end) = oneshot::channel();
-        let keeper = Keeper::new(self, knobs, jobs.downgrade(), news);
+        let (alive, life) = watch::channel(Life::Works);
+        let keeper = Keeper::new(self, knobs, jobs.downgrade(), news, alive.clone());
         let body = move || {
-            keeper.work(inbox, &runtime);
-            ended.send(()).ok();
+            // What went wrong has been told by then.
+            if keeper.work(inbox, &runtime).is_ok() {
+                alive.send_replace(Life::Closed);
+            }
         };
         std::thread::Builder::new().name("queue-store".to_owned()).spawn(body).map_err(OpenError::Thread)?;
-        Ok((Store { jobs, pending }, end))
+        Ok(Started { store: Store { jobs, pending }, life })
     }
 }
 

@@ -1,10 +1,13 @@
 use serde_json::json;
 use tokio::runtime::Handle;
 
-use super::super::clock::Clock;
+use super::super::clock::{Clock, Millis};
 use super::super::definition;
 use super::super::rules::Worker;
+use super::keeper::Keeper;
+use super::open::Started;
 use super::*;
+use crate::limits::{QUEUE_REST_MAX, QUEUE_REST_MIN};
 
 fn knobs(clock: Clock) -> Knobs {
     let second = Duration::from_secs(1);
@@ -17,22 +20,57 @@ fn knobs(clock: Clock) -> Knobs {
     }
 }
 
-fn store() -> Store {
+fn started() -> Started {
     let opened = open(None).unwrap();
-    opened.start(knobs(Clock::manual(1_795_256_444_549)), Handle::current()).unwrap().0
+    opened.start(knobs(Clock::manual(NOW)), Handle::current()).unwrap()
 }
 
+fn store() -> Store {
+    started().store
+}
+
+const NOW: i64 = 1_795_256_444_549;
+
 async fn create(store: &Store, task: &str) {
+    let task = task.to_owned();
+    store.call(move |room| create_in(room, &task)).await.unwrap();
+}
+
+fn create_in(room: &mut Room<'_>, task: &str) -> Result<(), Trouble> {
     let body = json!({
         "taskQueueId": "p/w", "created": "2026-11-21T10:20:44.549Z", "deadline": "2026-11-21T11:20:44.549Z",
         "payload": {}, "metadata": {"name": "n", "description": "d", "owner": "o", "source": "s"},
     });
-    let task = task.to_owned();
-    let made = move |room: &mut Room<'_>| {
-        let made = definition::draft(&task, body.to_string().as_bytes(), "")?.finish(room.now)?;
-        room.create(made)
-    };
-    store.call(made).await.unwrap();
+    let made = definition::draft(task, body.to_string().as_bytes(), "")?.finish(Millis(NOW))?;
+    room.create(made).map(drop)
+}
+
+fn keeper(clock: &Clock) -> Keeper {
+    let (jobs, _) = mpsc::channel(1);
+    Keeper::new(
+        open(None).unwrap(),
+        knobs(clock.clone()),
+        jobs.downgrade(),
+        watch::channel(0).0,
+        watch::channel(Life::Works).0,
+    )
+}
+
+type Reply<T> = oneshot::Receiver<Result<T, Fault>>;
+
+fn job<T: Send + 'static>(work: impl Send + 'static + FnOnce(&mut Room<'_>) -> Result<T, Trouble>) -> (Work, Reply<T>) {
+    let (reply, answer) = oneshot::channel();
+    (Work::Job(Box::new(Call { work: Some(work), done: None, reply })), answer)
+}
+
+/// A batch of one job, on the test's own thread.
+fn run<T: Send + 'static>(
+    keeper: &mut Keeper,
+    work: impl Send + 'static + FnOnce(&mut Room<'_>) -> Result<T, Trouble>,
+) -> Result<T, Fault> {
+    let (work, mut answer) = job(work);
+    keeper.batch(vec![work]).unwrap();
+    answer.try_recv().unwrap()
 }
 
 fn worker() -> Worker {
@@ -127,4 +165,68 @@ async fn a_commit_that_fails_refuses_its_calls_and_leaves_memory_as_the_file_is(
     assert!(refused.unwrap_err().message.contains("incidentId"));
     assert_eq!(pending(&store).await, 1);
     assert_eq!(found(&store).await.take().len(), 1);
+}
+
+#[tokio::test]
+async fn a_panic_of_the_thread_is_seen_from_outside() {
+    let Started { store, mut life } = started();
+    let refused = store.call(|_| -> Result<(), Trouble> { panic!("a fault of ours, for this test") }).await;
+    assert!(refused.unwrap_err().message.contains("incidentId"));
+    assert!(life.wait_for(|life| *life != Life::Works).await.is_err(), "the sender went without a last word");
+}
+
+#[test]
+fn an_error_that_leaves_the_file_in_doubt_ends_the_thread_and_refuses_its_whole_batch() {
+    let mut keeper = keeper(&Clock::manual(NOW));
+    let corrupt = || rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT), None);
+    let (works, mut answer) = job(|room| create_in(room, "XJOIQcqPRgykTZR_00-b1w"));
+    let (fails, mut refusal) = job(move |_| Err::<(), _>(corrupt().into()));
+    assert_eq!(keeper.batch(vec![works, fails]).unwrap_err(), corrupt());
+    assert!(refusal.try_recv().unwrap().is_err());
+    assert!(answer.try_recv().unwrap().is_err(), "it was not committed");
+    assert_eq!(run(&mut keeper, |room| Ok(room.count_pending("p/w"))).unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_full_disk_refuses_what_writes_and_passes() {
+    let store = store();
+    create(&store, "XJOIQcqPRgykTZR_00-b1w").await;
+    let limit = |pages: &'static str| {
+        store.call(move |room| Ok(room.conn.execute_batch(&format!("PRAGMA max_page_count = {pages}"))?))
+    };
+    limit("1").await.unwrap();
+    // The quarantines' table is empty: long names make it grow beyond its first page.
+    let long = "x".repeat(9_000);
+    let group = long.clone();
+    let write = move |room: &mut Room<'_>| {
+        room.quarantine("p/w", &Worker { group: group.clone(), id: "w".to_owned() }, room.now)
+    };
+    assert!(store.call(write.clone()).await.unwrap_err().message.contains("incidentId"));
+    assert_eq!(pending(&store).await, 1);
+    limit("1073741823").await.unwrap();
+    store.call(write).await.unwrap();
+    assert_eq!(found(&store).await.take().len(), 1);
+}
+
+#[tokio::test]
+async fn what_is_due_and_fails_is_left_alone_for_longer_each_time_and_done_once_it_can_be() {
+    let clock = Clock::manual(NOW);
+    let mut keeper = keeper(&clock);
+    let made = |room: &mut Room<'_>| {
+        room.conn.execute_batch("CREATE TRIGGER no BEFORE UPDATE ON tasks BEGIN SELECT RAISE(FAIL, 'no'); END")?;
+        create_in(room, "XJOIQcqPRgykTZR_00-b1w")
+    };
+    run(&mut keeper, made).unwrap();
+    clock.advance(Duration::from_secs(3_700));
+    let mut rests = Vec::new();
+    for _ in 0..20 {
+        run(&mut keeper, |_| Ok(())).unwrap();
+        rests.push(keeper.pause());
+    }
+    assert!(rests.is_sorted(), "{rests:?}");
+    assert_eq!((rests[0], rests[19]), (QUEUE_REST_MIN, QUEUE_REST_MAX));
+    run(&mut keeper, |room| Ok(room.conn.execute_batch("DROP TRIGGER no")?)).unwrap();
+    assert!(keeper.pause() > QUEUE_REST_MIN);
+    let open = run(&mut keeper, |room| Ok(room.count_pending("p/w"))).unwrap();
+    assert_eq!(open, 0, "the task is past its deadline");
 }
