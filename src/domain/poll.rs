@@ -73,6 +73,7 @@ pub struct Poller {
     cursor: u16,
     usable_until: Option<Instant>,
     recover: bool,
+    recoveries: Backoff,
     trouble: Backoff,
     trouble_claim: Backoff,
     denied_open: Backoff,
@@ -94,6 +95,7 @@ impl Poller {
             cursor: 0,
             usable_until: None,
             recover: manner.recovers,
+            recoveries: Backoff::NEW,
             trouble: Backoff::NEW,
             trouble_claim: Backoff::NEW,
             denied_open: Backoff::NEW,
@@ -175,11 +177,15 @@ impl Poller {
         self.not_before = now;
     }
 
-    /// A poll or a recovery brought `found` entries.
+    /// A poll brought `found` entries, or a recovery has found all there was.
     pub fn answered(&mut self, found: usize, now: Instant, jitter: &mut Jitter) {
-        self.trouble.reset();
-        if self.manner.long_poll {
-            self.denied_claim.reset();
+        // A recovery says nothing of polls: were it to end their row of waits, polls that fail would be made at full speed
+        // where recoveries succeed.
+        if matches!(self.state, State::Polling { .. }) {
+            self.trouble.reset();
+            if self.manner.long_poll {
+                self.denied_claim.reset();
+            }
         }
         match core::mem::replace(&mut self.state, State::Idle) {
             State::Polling { .. } if found > 0 => {
@@ -202,6 +208,7 @@ impl Poller {
             }
             State::Recovering => {
                 self.recover = false;
+                self.recoveries.reset();
                 self.not_before = now;
             }
             State::Closed | State::Opening | State::Idle => {}
@@ -213,11 +220,11 @@ impl Poller {
         let was = core::mem::replace(&mut self.state, State::Idle);
         self.cursor = 0;
         if matches!(was, State::Recovering) {
-            // Optional by nature (its scopes often are not granted): never in the way of polling.
-            let passing = matches!(refusal, Refusal::Retry { .. } | Refusal::Throttled { .. });
-            self.recover = passing && self.trouble.tries() < RECOVERIES_MAX;
-        } else if matches!(was, State::Polling { .. }) && matches!(refusal, Refusal::Retry { .. }) {
-            self.recover = self.manner.recovers;
+            self.recovery_refused(refusal, now, jitter);
+            return 0;
+        }
+        if matches!(was, State::Polling { .. }) && matches!(refusal, Refusal::Retry { .. }) {
+            self.look_for_lost();
         }
         if matches!(was, State::Opening) || refusal == Refusal::Stale {
             self.state = State::Closed;
@@ -232,12 +239,35 @@ impl Poller {
                 Duration::ZERO
             }
             Refusal::Stale | Refusal::Gone | Refusal::Rejected => self.trouble.wait(TROUBLE, None, jitter),
-            Refusal::Denied if matches!(was, State::Recovering) => Duration::ZERO,
             Refusal::Denied => denied.wait(DENIED, None, jitter),
         };
-        let count = if wait > Duration::ZERO && refusal == Refusal::Denied { denied.tries() } else { 0 };
+        let count = if refusal == Refusal::Denied { denied.tries() } else { 0 };
         self.not_before = now.plus(wait);
         count
+    }
+
+    /// Optional by nature (its scopes often are not granted): never in the way of polling for long.
+    fn recovery_refused(&mut self, refusal: Refusal, now: Instant, jitter: &mut Jitter) {
+        let wait = match refusal {
+            Refusal::Retry { after } => self.recoveries.wait(TROUBLE, after, jitter),
+            Refusal::Throttled { after } => self.recoveries.wait(DENIED, after, jitter),
+            Refusal::Gone | Refusal::Rejected | Refusal::Stale => self.recoveries.wait(TROUBLE, None, jitter),
+            Refusal::Denied => Duration::ZERO,
+        };
+        let passing = matches!(refusal, Refusal::Retry { .. } | Refusal::Throttled { .. });
+        self.recover = passing && self.recoveries.tries() < RECOVERIES_MAX;
+        if !self.recover {
+            self.recoveries.reset();
+        }
+        if refusal == Refusal::Stale {
+            self.state = State::Closed;
+        }
+        self.not_before = now.plus(wait);
+    }
+
+    /// Something was claimed that did not reach us: to be looked for before the next poll, where the source can be asked.
+    pub const fn look_for_lost(&mut self) {
+        self.recover = self.manner.recovers;
     }
 
     /// A claim from this source was answered in a way that shows our credentials are good.

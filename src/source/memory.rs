@@ -17,7 +17,8 @@ use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 use crate::limits::MEMORY_ARTIFACT_BYTES_MAX;
 use crate::source::{
-    Answer, Artifact, ArtifactBody, Batch, Claim, Grant, Manner, Message, Opened, Refused, Source, Undecodable,
+    Answer, Artifact, ArtifactBody, Batch, Claim, Grant, Manner, Message, Opened, Recovered, Refused, Source,
+    Undecodable,
 };
 
 /// The priorities of tasks, highest first; each is a lane.
@@ -539,6 +540,10 @@ impl Source for Memory {
         "queue in memory".into()
     }
 
+    fn deployment(&self) -> String {
+        format!("memory at {:p}", Arc::as_ptr(&self.queue.0))
+    }
+
     fn manner(&self) -> Manner {
         let claims = matches!(self.queue.0.settings.style, Style::Claims { .. });
         Manner { long_poll: claims, recovers: claims, tells_canceled: true }
@@ -581,11 +586,11 @@ impl Source for Memory {
         })
     }
 
-    fn recover<'a>(&'a self, held: &'a [Run]) -> Answer<'a, Vec<Grant>> {
+    fn recover<'a>(&'a self, held: &'a [Run]) -> Answer<'a, Recovered> {
         Box::pin(async {
             match self.queue.0.settings.style {
-                Style::Messages { .. } => Ok(Vec::new()),
-                Style::Claims { .. } => Ok(self.adopt(held)),
+                Style::Messages { .. } => Ok(Recovered::default()),
+                Style::Claims { .. } => Ok(Recovered { grants: self.adopt(held), missed: None }),
             }
         })
     }

@@ -48,10 +48,20 @@ pub struct Opened {
 pub struct Batch {
     /// Entries that lead to a claim by [`Source::claim`].
     pub messages: Vec<Message>,
-    /// Entries that nothing can be made of. They cost the rest of the batch nothing.
+    /// Entries that nothing can be made of; where the poll itself claims, claims of ours that cannot be read. They cost the
+    /// rest of the batch nothing.
     pub undecodable: Vec<Undecodable>,
     /// Claims that the poll itself made.
     pub grants: Vec<Grant>,
+}
+
+/// What a recovery found.
+#[derive(Debug, Default)]
+pub struct Recovered {
+    /// Claims that were taken over.
+    pub grants: Vec<Grant>,
+    /// Why others could not be, if there are any. The next call finds them again.
+    pub missed: Option<Refused>,
 }
 
 /// An entry of a queue that may lead to a claim.
@@ -197,6 +207,10 @@ pub trait Source: Send + Sync + 'static {
     /// One line for logs and status, without secrets: kind, address, queue.
     fn describe(&self) -> String;
 
+    /// Names the service behind it, such as by its address. Sources of equal names speak of the same runs: what one of
+    /// them has claimed, another neither claims again nor takes over.
+    fn deployment(&self) -> String;
+
     /// How this source behaves.
     fn manner(&self) -> Manner;
 
@@ -218,8 +232,8 @@ pub trait Source: Send + Sync + 'static {
     fn delete<'a>(&'a self, lane: Lane, id: &'a str, receipt: &'a str) -> Answer<'a, ()>;
 
     /// Finds the runs that the service counts as claimed by this very worker, except those in `held`, and takes
-    /// each one over with a fresh lease.
-    fn recover<'a>(&'a self, held: &'a [Run]) -> Answer<'a, Vec<Grant>>;
+    /// each one over with a fresh lease. Refused where none could be.
+    fn recover<'a>(&'a self, held: &'a [Run]) -> Answer<'a, Recovered>;
 
     /// Extends a claim and answers with the new length, counted from when the request was sent. New credentials, where
     /// the answer brings them, replace the old ones for every later call of the claim.

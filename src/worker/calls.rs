@@ -10,7 +10,7 @@ use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 use crate::handler::{Context, Handler, NotCompleted, NotPrepared, Prepared};
 use crate::limits::KILL_SLACK;
-use crate::source::{Answer, Batch, Claim, Grant, Opened, Refused, Source};
+use crate::source::{Answer, Batch, Claim, Grant, Opened, Recovered, Refused, Source};
 
 use super::guard::{Panicked, guarded};
 use super::live::{Entry, Job};
@@ -21,7 +21,7 @@ use crate::host::clock::Clock;
 pub(super) enum Back {
     Opened { source: SourceId, sent_at: Instant, answer: Result<Opened, Refused> },
     Polled { source: SourceId, lane: Lane, sent_at: Instant, answer: Result<Batch, Refused> },
-    Recovered { source: SourceId, sent_at: Instant, answer: Result<Vec<Grant>, Refused> },
+    Recovered { source: SourceId, sent_at: Instant, answer: Result<Recovered, Refused> },
     Claimed { claim: Token, sent_at: Instant, answer: Result<Grant, Refused> },
     Deleted { message: Token, answer: Result<(), Refused> },
     Prepared { claim: Token, answer: Result<Box<dyn Prepared>, Unprepared> },

@@ -8,13 +8,15 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
 
 use crate::domain::claim::End;
-use crate::domain::id::{Run, SourceId, Token};
+use crate::domain::id::{Deployment, Run, SourceId, Token};
 use crate::domain::outcome::{Outcome, Reason, Unprepared, Verdict};
 use crate::domain::refusal::Refusal;
-use crate::domain::worker::{self as rules, Alert, Brought, Effect, Event, Exit, Haul, Lanes, Retried, Seen};
+use crate::domain::worker::{
+    self as rules, Alert, Brought, Effect, Event, Exit, Found, Haul, Lanes, Place, Retried, Seen,
+};
 use crate::host::clock::Clock;
 use crate::host::folder::WorkFolder;
-use crate::source::{Batch, Grant, Refused};
+use crate::source::{Batch, Grant, Recovered, Refused};
 
 use super::calls::{self, Back};
 use super::counters::{Counters, count};
@@ -44,8 +46,7 @@ impl Engine {
         let Worker { settings, feeds, orders, control } = worker;
         let folder = WorkFolder::take(&settings.work_dir)?;
         let seed = settings.seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0);
-        let manners: Vec<_> = feeds.iter().map(|feed| feed.source.manner()).collect();
-        let rules = rules::Worker::new(settings.policy(), &manners, seed);
+        let rules = rules::Worker::new(settings.policy(), &places(&feeds), seed);
         Ok(Self {
             rules,
             clock: settings.clock,
@@ -153,8 +154,7 @@ impl Engine {
                 Event::Polled { source, lane, sent_at, answer }
             }
             Back::Recovered { source, sent_at, answer } => {
-                let answer = self.unless_refused(source, answer);
-                let answer = answer.map(|grants| grants.into_iter().map(|grant| self.bring(source, grant)).collect());
+                let answer = self.unless_refused(source, answer).map(|found| self.found(source, found));
                 Event::Recovered { source, sent_at, answer }
             }
             Back::Claimed { claim, sent_at, answer } => self.claimed(claim, sent_at, answer),
@@ -179,11 +179,16 @@ impl Engine {
     }
 
     fn unless_refused<T>(&self, source: SourceId, answer: Result<T, Refused>) -> Result<T, Refusal> {
-        answer.map_err(|refused| {
-            let name = self.feeds.get(usize::from(source.0)).map_or("?", |feed| feed.name.as_str());
-            tracing::warn!(source = name, next = ?refused.refusal, "{}", refused.what);
-            refused.refusal
-        })
+        answer.map_err(|refused| self.refusal(source, refused))
+    }
+
+    fn refusal(&self, source: SourceId, refused: Refused) -> Refusal {
+        tracing::warn!(source = self.name(source), next = ?refused.refusal, "{}", refused.what);
+        refused.refusal
+    }
+
+    fn name(&self, source: SourceId) -> &str {
+        self.feeds.get(usize::from(source.0)).map_or("?", |feed| feed.name.as_str())
     }
 
     fn note(&self, operation: &str, refused: Refused) -> Refusal {
@@ -213,7 +218,12 @@ impl Engine {
         }
         for bad in batch.undecodable {
             let token = self.token();
-            tracing::error!(message.id = &*bad.id, "a message cannot be read and will be deleted: {}", bad.what);
+            tracing::error!(
+                source = self.name(source),
+                message.id = &*bad.id,
+                "what a poll brought cannot be read: {}",
+                bad.what
+            );
             haul.messages.push(Seen { token, id: (*bad.id).into(), dequeue_count: bad.dequeue_count, run: None });
             let source = usize::from(source.0);
             let entry = Entry { lane: bad.lane, id: bad.id, receipt: bad.receipt, source, message: None };
@@ -221,6 +231,11 @@ impl Engine {
         }
         haul.claims = batch.grants.into_iter().map(|grant| self.bring(source, grant)).collect();
         haul
+    }
+
+    fn found(&mut self, source: SourceId, found: Recovered) -> Found {
+        let missed = found.missed.map(|refused| self.refusal(source, refused));
+        Found { claims: found.grants.into_iter().map(|grant| self.bring(source, grant)).collect(), missed }
     }
 
     fn bring(&mut self, source: SourceId, grant: Grant) -> Brought {
@@ -366,18 +381,11 @@ impl Engine {
         let Some(live) = self.live.get_mut(&claim) else { return };
         let (Some(feed), Some(held)) = (self.feeds.get(live.feed), live.claim.clone()) else { return };
         let settings = &self.settings;
-        match live.begin(held.run(), feed, self.folder.tasks(), settings.log, self.clock) {
-            Ok(job) => {
-                tracing::info!(claim.run = %held.run(), source = feed.name, "claimed");
-                let payload = job.context.task().definition.get("payload").cloned().unwrap_or_default();
-                let call = calls::prepare(Arc::clone(&feed.handler), claim, payload, job.context);
-                self.calls.spawn(call);
-            }
-            Err(error) => {
-                tracing::error!(claim.run = %held.run(), %error, "the task's folder cannot be made; check `work_dir`, its disk and its owner");
-                self.happened(Event::Prepared { claim, answer: Err(Unprepared::Internal) });
-            }
-        }
+        let job = live.begin(claim, held.run(), feed, self.folder.tasks(), settings.log, self.clock);
+        tracing::info!(claim.run = %held.run(), source = feed.name, "claimed");
+        let payload = job.context.task().definition.get("payload").cloned().unwrap_or_default();
+        let call = calls::prepare(Arc::clone(&feed.handler), claim, payload, job.context);
+        self.calls.spawn(call);
     }
 
     fn execute(&mut self, claim: Token) {
@@ -405,7 +413,8 @@ impl Engine {
     }
 
     fn close(&mut self, claim: Token, run: &Run, end: End) {
-        let Some(live) = self.live.remove(&claim) else { return };
+        let Some(mut live) = self.live.remove(&claim) else { return };
+        discard(live.prepared.take());
         live.calls.iter().for_each(AbortHandle::abort);
         let counters = self.counters();
         match end {
@@ -439,7 +448,7 @@ impl Engine {
 
     fn alert(&self, alert: &Alert) {
         let counters = self.counters();
-        let source = |id: SourceId| self.feeds.get(usize::from(id.0)).map_or("?", |feed| feed.name.as_str());
+        let source = |id: SourceId| self.name(id);
         match alert {
             Alert::DequeueCount { id, count: dequeues, .. } => {
                 count(&counters.dequeue_alerts);
@@ -457,6 +466,15 @@ impl Engine {
                     message.id = &**id,
                     message.dequeue_count = dequeues,
                     "[alert operator] a message that cannot be read is deleted: see who writes to this queue"
+                );
+            }
+            Alert::Unreadable { source: id, id: claim } => {
+                count(&counters.undecodable);
+                tracing::error!(
+                    alert = "unreadable-claim",
+                    source = source(*id),
+                    claim = &**claim,
+                    "[alert operator] the queue claimed a task for us in words that cannot be read: it is looked for by its listing of claims, where the scopes allow it, and runs again when its claim is over otherwise"
                 );
             }
             Alert::DeleteFailed { id, count: dequeues, retried, .. } => {
@@ -500,6 +518,18 @@ impl Engine {
     fn counters(&self) -> &Counters {
         &self.control.counters
     }
+}
+
+/// The sources as the rules know them: equal names are one deployment.
+fn places(feeds: &[Feed]) -> Vec<Place> {
+    let names: Vec<String> = feeds.iter().map(|feed| feed.source.deployment()).collect();
+    let first = |name: &String| names.iter().position(|other| other == name).unwrap_or_default();
+    let number = |name: &String| Deployment(u16::try_from(first(name)).unwrap_or(u16::MAX));
+    feeds
+        .iter()
+        .zip(&names)
+        .map(|(feed, name)| Place { manner: feed.source.manner(), deployment: number(name) })
+        .collect()
 }
 
 fn source_id(index: usize) -> SourceId {

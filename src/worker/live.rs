@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use crate::domain::claim::KillCause;
-use crate::domain::id::{Lane, Run};
+use crate::domain::id::{Lane, Run, Token};
 use crate::domain::time::Instant;
 use crate::handler::artifact::Artifacts;
 use crate::handler::log::{LogLimits, TaskLog};
@@ -78,22 +78,19 @@ impl Live {
         self.calls.retain(|call| !call.is_finished());
     }
 
-    /// Clears what an earlier run of the same name left, and makes what the handler is given.
+    /// Makes what the handler is given, and touches no disk. The folder's name is no other claim's: two deployments may use
+    /// one name for two tasks, and what an earlier claim left may still be on its way out.
     pub(super) fn begin(
         &mut self,
+        claim: Token,
         run: &Run,
         feed: &Feed,
         base: &Path,
         log: LogLimits,
         clock: Clock,
-    ) -> std::io::Result<Job> {
-        let name = format!("{}_{}", run.task, run.run);
+    ) -> Job {
+        let name = format!("{}_{}_{}", run.task, run.run, claim.0);
         let (workdir, log) = (base.join(&name), TaskLog::new(base.join(format!("{name}.log")), log));
-        log.remove()?;
-        match std::fs::remove_dir_all(&workdir) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-            Ok(()) | Err(_) => {}
-        }
         let definition = std::mem::take(&mut self.definition);
         let mut env = feed.env.clone();
         env.insert("TASK_ID".to_owned(), run.task.to_string());
@@ -115,7 +112,7 @@ impl Live {
         );
         let job = Job { context, folder };
         self.job = Some(job.clone());
-        Ok(job)
+        job
     }
 
     /// Passes the order to end on to the handler. Of several orders the earliest deadline counts, and a lost claim

@@ -9,7 +9,7 @@ use std::time::Duration;
 use journeyman::domain::id::{Lane, Run};
 use journeyman::domain::outcome::Outcome;
 use journeyman::domain::poll::Manner;
-use journeyman::source::{Answer, Artifact, Batch, Claim, Grant, Message, Opened, Source};
+use journeyman::source::{Answer, Artifact, Batch, Claim, Grant, Message, Opened, Recovered, Source};
 
 use crate::roles::now;
 
@@ -93,6 +93,10 @@ impl Source for Through {
         self.source.describe()
     }
 
+    fn deployment(&self) -> String {
+        self.source.deployment()
+    }
+
     fn manner(&self) -> Manner {
         self.source.manner()
     }
@@ -121,7 +125,7 @@ impl Source for Through {
         self.source.delete(lane, id, receipt)
     }
 
-    fn recover<'a>(&'a self, held: &'a [Run]) -> Answer<'a, Vec<Grant>> {
+    fn recover<'a>(&'a self, held: &'a [Run]) -> Answer<'a, Recovered> {
         self.source.recover(held)
     }
 

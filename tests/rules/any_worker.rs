@@ -7,13 +7,13 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use journeyman::domain::claim::Settled;
-use journeyman::domain::id::{Lane, Run, SourceId, TaskId, Token};
+use journeyman::domain::id::{Deployment, Lane, Run, SourceId, TaskId, Token};
 use journeyman::domain::jitter::Jitter;
 use journeyman::domain::outcome::{Unprepared, Verdict};
 use journeyman::domain::poll::Manner;
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::time::Instant;
-use journeyman::domain::worker::{Alert, Brought, Effect, Event, Haul, Lanes, Policy, Seen, Worker};
+use journeyman::domain::worker::{Alert, Brought, Effect, Event, Found, Haul, Lanes, Place, Policy, Seen, Worker};
 
 use crate::support::{CLAIMS, MESSAGES, policy};
 
@@ -59,8 +59,10 @@ impl World {
         let mixed = Manner { recovers: true, ..MESSAGES };
         let sources = [MESSAGES, CLAIMS, mixed];
         let sources = &sources[..1 + usize::try_from(dice.bits() % 3).expect("small")];
+        let place = |manner: &Manner| Place { manner: *manner, deployment: Deployment(0) };
+        let places: Vec<_> = sources.iter().map(place).collect();
         Self {
-            worker: Worker::new(policy, sources, seed),
+            worker: Worker::new(policy, &places, seed),
             dice,
             now: Instant::ORIGIN,
             calls: Vec::new(),
@@ -241,7 +243,9 @@ impl World {
                 let mut runs: BTreeSet<_> = (0..asked).map(|_| self.run()).collect();
                 runs.retain(|run| !held.contains(run));
                 let answer = self.answer(());
-                let answer = answer.map(|()| runs.into_iter().map(|run| self.bring(run)).collect());
+                let missed = (!self.calm && self.below(4) == 0).then(|| self.refusal());
+                let answer =
+                    answer.map(|()| Found { claims: runs.into_iter().map(|run| self.bring(run)).collect(), missed });
                 Event::Recovered { source, sent_at, answer }
             }
             Effect::Claim(claim) => Event::Claimed { claim, sent_at, answer: self.answer(length) },

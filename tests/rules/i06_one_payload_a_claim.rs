@@ -1,10 +1,11 @@
 //! I6: at most one live payload a claim, and at most one claim in progress for a run in one worker.
 
 use journeyman::domain::claim::{Act, Happening};
+use journeyman::domain::id::{Deployment, SourceId};
 use journeyman::domain::outcome::Verdict;
-use journeyman::domain::worker::{Effect, Event};
+use journeyman::domain::worker::{Effect, Event, Haul, Place};
 
-use crate::support::{Bench, CLAIMS, LEASE, MESSAGES, One, at, claims, deletes, policy, run};
+use crate::support::{Bench, CLAIMS, LEASE, MESSAGES, One, RETRY, at, claims, deletes, policy, run};
 
 #[test]
 fn i06_a_second_answer_to_anything_starts_nothing() {
@@ -100,9 +101,53 @@ fn i06_a_run_that_one_source_holds_is_not_claimed_through_another() {
     let claim = bench.preparing("m1", "T");
     let twin = bench.grant("T");
     let token = twin.token;
-    let haul = journeyman::domain::worker::Haul { messages: Vec::new(), claims: vec![twin] };
+    let haul = Haul { messages: Vec::new(), claims: vec![twin] };
     let effects = bench.polled(1, 0, Ok(haul));
     assert!(effects.contains(&Effect::Forget(token)), "{effects:?}");
     let held: Vec<_> = bench.worker.claims().map(|view| (view.claim, view.run.clone())).collect();
     assert_eq!(held, [(claim, run("T"))]);
+}
+
+/// A source of messages and one of claims, each of its own deployment, both opened; the second was asked for what was left.
+fn strangers() -> Bench {
+    let place = |manner, deployment| Place { manner, deployment: Deployment(deployment) };
+    let mut bench = Bench::of(policy(12), &[place(MESSAGES, 0), place(CLAIMS, 1)]);
+    bench.tick();
+    bench.opened(0, 1);
+    bench.opened(1, 1);
+    bench.recovered(1, Ok(Vec::new()));
+    bench
+}
+
+#[test]
+fn i06_a_run_of_another_deployment_is_another_run_whatever_its_name() {
+    let mut bench = strangers();
+    let ours = bench.executing("m1", "T");
+    let namesake = bench.grant("T");
+    let theirs = namesake.token;
+    let haul = |claims| Ok(Haul { messages: Vec::new(), claims });
+    let effects = bench.polled(1, 0, haul(vec![namesake]));
+    assert!(effects.contains(&Effect::Prepare(theirs)), "{effects:?}");
+    // Nor is it taken for one that has ended here.
+    bench.completes(ours);
+    let seen = bench.seen("m2", "U");
+    let second = seen.token;
+    assert!(bench.hit(vec![seen]).contains(&Effect::Claim(second)));
+    bench.claimed(second, Ok(LEASE));
+    let ended = bench.grant("U");
+    let token = ended.token;
+    assert!(bench.polled(1, 0, haul(vec![ended])).contains(&Effect::Prepare(token)));
+}
+
+#[test]
+fn i06_a_recovery_is_told_of_the_runs_of_its_own_deployment() {
+    let mut bench = strangers();
+    let ours = bench.executing("m1", "Ended");
+    bench.completes(ours);
+    bench.preparing("m2", "Held");
+    let grant = bench.grant("Theirs");
+    bench.polled(1, 0, Ok(Haul { messages: Vec::new(), claims: vec![grant] }));
+    bench.polled(1, 0, Err(RETRY));
+    let effects = bench.pass_until(|effect| matches!(effect, Effect::Recover { .. }));
+    assert!(effects.contains(&Effect::Recover { source: SourceId(1), held: vec![run("Theirs")] }), "{effects:?}");
 }

@@ -1,6 +1,9 @@
 //! I17: a message that cannot be read never stops the poller; it is said once and deleted, and costs its batch nothing.
 
-use journeyman::domain::worker::{Alert, Effect};
+use std::time::Duration;
+
+use journeyman::domain::id::SourceId;
+use journeyman::domain::worker::{Alert, Effect, Haul};
 
 use crate::support::{Bench, claims, polls};
 
@@ -27,4 +30,44 @@ fn i17_a_batch_of_nothing_else_does_not_stop_the_poller() {
     let effects = bench.hit(seen);
     assert_eq!(polls(&effects), 1, "{effects:?}");
     assert_eq!(bench.worker.claims().count(), 0);
+}
+
+#[test]
+fn i17_claims_that_cannot_be_read_are_said_looked_for_and_not_asked_for_at_full_speed() {
+    let mut bench = Bench::claims(2);
+    let (mut lost, mut waits, mut effects) = (0, Vec::new(), Vec::new());
+    let mut asked_at = bench.now;
+    while lost < 6 {
+        let mut bad = bench.seen("T/0", "T");
+        bad.run = None;
+        let token = bad.token;
+        let answer = bench.hit(vec![bad]);
+        let said = Effect::Alert(Alert::Unreadable { source: SourceId(0), id: "T/0".into() });
+        assert!(answer.contains(&said) && answer.contains(&Effect::Forget(token)), "{answer:?}");
+        lost += 1;
+        effects.extend(answer);
+        while polls(&effects) == 0 {
+            if effects.iter().any(|effect| matches!(effect, Effect::Recover { .. })) {
+                effects = bench.recovered(0, Ok(Vec::new()));
+            } else {
+                effects = bench.pass(Duration::from_millis(100));
+            }
+        }
+        waits.push(bench.now.since(asked_at));
+        asked_at = bench.now;
+        effects.clear();
+    }
+    assert!(waits.is_sorted_by(|one, next| *next * 2 > *one) && waits[5] > Duration::from_secs(6), "{waits:?}");
+}
+
+#[test]
+fn i17_what_could_not_be_read_is_looked_for_though_the_rest_of_the_answer_could() {
+    let mut bench = Bench::claims(3);
+    let mut bad = bench.seen("U/0", "U");
+    bad.run = None;
+    let grant = bench.grant("T");
+    let claim = grant.token;
+    let effects = bench.polled(0, 0, Ok(Haul { messages: vec![bad], claims: vec![grant] }));
+    assert!(effects.contains(&Effect::Prepare(claim)), "{effects:?}");
+    assert!(effects.iter().any(|effect| matches!(effect, Effect::Recover { .. })), "{effects:?}");
 }

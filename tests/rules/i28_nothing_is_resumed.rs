@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use journeyman::domain::claim::{End, Loss};
+use journeyman::domain::id::SourceId;
 use journeyman::domain::outcome::{Outcome, Reason};
-use journeyman::domain::worker::{Alert, Brought, Effect, Event};
+use journeyman::domain::poll::RECOVERIES_MAX;
+use journeyman::domain::worker::{Alert, Brought, Effect, Event, Found};
 
 use crate::support::{Bench, CLAIMS, RETRY, policy, run, secs};
 
@@ -72,4 +74,39 @@ fn i28_while_the_start_could_not_be_looked_at_everything_found_later_is_an_earli
     let effects = bench.recovered(0, Ok(vec![found]));
     assert!(!effects.contains(&Effect::Prepare(claim)), "{effects:?}");
     assert!(effects.iter().any(|effect| matches!(effect, Effect::Report { outcome: SHUTDOWN, .. })), "{effects:?}");
+}
+
+fn partly(bench: &mut Bench, claims: Vec<Brought>) -> Vec<Effect> {
+    let answer = Ok(Found { claims, missed: Some(RETRY) });
+    bench.happens(Event::Recovered { source: SourceId(0), sent_at: bench.now, answer })
+}
+
+#[test]
+fn i28_what_a_recovery_missed_is_looked_for_again_and_not_for_ever() {
+    let mut bench = started();
+    let found = bench.grant("T");
+    let mut effects = partly(&mut bench, vec![found]);
+    let reported = |effect: &Effect| matches!(effect, Effect::Report { outcome: SHUTDOWN, .. });
+    assert!(effects.iter().any(reported), "what was found is handed back: {effects:?}");
+    let mut tries = 1;
+    while !effects.iter().any(|effect| matches!(effect, Effect::Poll { .. })) {
+        effects = bench.pass_until(|effect| matches!(effect, Effect::Recover { .. } | Effect::Poll { .. }));
+        if effects.iter().any(|effect| matches!(effect, Effect::Recover { .. })) {
+            tries += 1;
+            effects.extend(partly(&mut bench, Vec::new()));
+        }
+    }
+    assert_eq!(tries, RECOVERIES_MAX);
+}
+
+#[test]
+fn i28_what_a_first_recovery_missed_is_still_an_earlier_lifes() {
+    let mut bench = started();
+    partly(&mut bench, Vec::new());
+    bench.pass_until(|effect| matches!(effect, Effect::Recover { .. }));
+    let found = bench.grant("T");
+    let claim = found.token;
+    let effects = bench.recovered(0, Ok(vec![found]));
+    assert!(effects.contains(&Effect::Alert(Alert::LeftOver { run: run("T") })), "{effects:?}");
+    assert!(!effects.contains(&Effect::Prepare(claim)));
 }

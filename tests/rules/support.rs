@@ -3,13 +3,15 @@
 use std::time::Duration;
 
 use journeyman::domain::claim::{self, Act, Happening, Machine};
-use journeyman::domain::id::{Lane, Run, SourceId, TaskId, Token};
+use journeyman::domain::id::{Deployment, Lane, Run, SourceId, TaskId, Token};
 use journeyman::domain::jitter::Jitter;
 use journeyman::domain::outcome::Verdict;
 use journeyman::domain::poll::{self, Manner};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::time::Instant;
-use journeyman::domain::worker::{Brought, Effect, Event, Haul, Lanes, Least, Noticed, Policy, Seen, Stay, Worker};
+use journeyman::domain::worker::{
+    Brought, Effect, Event, Found, Haul, Lanes, Least, Noticed, Place, Policy, Seen, Stay, Worker,
+};
 
 pub(crate) const LEASE: Duration = Duration::from_secs(1200);
 pub(crate) const GRACE: Duration = Duration::from_secs(10);
@@ -154,7 +156,14 @@ pub(crate) struct Bench {
 
 impl Bench {
     pub(crate) fn new(policy: Policy, sources: &[Manner]) -> Self {
-        Self { worker: Worker::new(policy, sources, 7), now: at(0), tokens: 0 }
+        let places: Vec<_> =
+            sources.iter().map(|manner| Place { manner: *manner, deployment: Deployment(0) }).collect();
+        Self::of(policy, &places)
+    }
+
+    /// Sources of these deployments.
+    pub(crate) fn of(policy: Policy, places: &[Place]) -> Self {
+        Self { worker: Worker::new(policy, places, 7), now: at(0), tokens: 0 }
     }
 
     /// One source of messages with `lanes` lanes, opened; its first poll is under way.
@@ -239,6 +248,7 @@ impl Bench {
     }
 
     pub(crate) fn recovered(&mut self, source: u16, answer: Result<Vec<Brought>, Refusal>) -> Vec<Effect> {
+        let answer = answer.map(|claims| Found { claims, missed: None });
         self.happens(Event::Recovered { source: SourceId(source), sent_at: self.now, answer })
     }
 

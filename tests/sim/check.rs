@@ -8,7 +8,7 @@ use journeyman::domain::lease::{self, Lease};
 use journeyman::domain::outcome::{Outcome, Reason};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::time::Instant;
-use journeyman::domain::worker::{Alert, Brought, Effect, Exit, Haul};
+use journeyman::domain::worker::{Alert, Brought, Effect, Exit, Found, Haul};
 
 use crate::host::{DEQUEUE_ALERT, Track};
 use crate::queue::{How, State};
@@ -213,6 +213,7 @@ impl World {
                 }
             }
             Alert::Undecodable { .. }
+            | Alert::Unreadable { .. }
             | Alert::Denied { .. }
             | Alert::Throttled { .. }
             | Alert::OverlapPossible { .. } => {}
@@ -306,10 +307,10 @@ impl World {
         }
     }
 
-    pub fn check_recovered(&mut self, host: usize, answer: &Result<Vec<Brought>, Refusal>) {
-        let Ok(brought) = answer else { return };
+    pub fn check_recovered(&mut self, host: usize, answer: &Result<Found, Refusal>) {
+        let Ok(Found { claims: brought, missed }) = answer else { return };
         let first = self.hosts[host].recoveries == 0;
-        self.hosts[host].recoveries += 1;
+        self.hosts[host].recoveries += u32::from(missed.is_none());
         for one in brought {
             if let Some(track) = self.hosts[host].claims.get_mut(&one.token) {
                 track.left_over = first;

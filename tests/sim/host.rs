@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use journeyman::domain::claim;
-use journeyman::domain::id::{Run, Token};
+use journeyman::domain::id::{Deployment, Run, Token};
 use journeyman::domain::lease::{self, Lease};
 use journeyman::domain::outcome::{Outcome, Verdict};
 use journeyman::domain::poll;
 use journeyman::domain::time::Instant;
-use journeyman::domain::worker::{Event, Exit, Least, Noticed, Policy, Stay, Worker};
+use journeyman::domain::worker::{Event, Exit, Least, Noticed, Place, Policy, Stay, Worker};
 
 use crate::queue::LANES;
 use crate::rng::Rng;
@@ -199,7 +199,8 @@ impl Host {
         self.stopped();
         self.life += 1;
         let manner = poll::Manner { long_poll: !self.azure, recovers: !self.azure, tells_canceled: true };
-        self.worker = Some(Worker::new(self.policy.clone(), &[manner], rng.bits()));
+        let place = Place { manner, deployment: Deployment(0) };
+        self.worker = Some(Worker::new(self.policy.clone(), &[place], rng.bits()));
     }
 
     /// The process is gone, and with it all that it knew.

@@ -9,7 +9,7 @@ use journeyman::domain::id::{Lane, Run, SourceId, TaskId, Token};
 use journeyman::domain::outcome::{Outcome, Unprepared, Verdict};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::time::Instant;
-use journeyman::domain::worker::{Brought, Effect, Event, Exit, Haul, Lanes, Seen};
+use journeyman::domain::worker::{Brought, Effect, Event, Exit, Found, Haul, Lanes, Seen};
 
 use crate::faults::{ALL, Fault, Tally};
 use crate::host::{Host, Received, Stop, Track};
@@ -40,6 +40,8 @@ pub enum Answer {
     Opened,
     Entries(Vec<Received>, Vec<u32>),
     Granted(Vec<(Run, Duration)>),
+    /// As `Granted`, and there is more that could not be.
+    Partly(Vec<(Run, Duration)>),
     Length(Duration),
     Done,
     Canceled(bool),
@@ -112,6 +114,8 @@ pub struct World {
     events: u64,
     /// When the request was sent whose reply is being delivered.
     pub sent_at: Instant,
+    /// Whether that request was a poll.
+    sent_poll: bool,
 }
 
 impl World {
@@ -142,6 +146,7 @@ impl World {
             trace: trace.then(Vec::new),
             events: 0,
             sent_at: Instant::ORIGIN,
+            sent_poll: false,
         };
         world.plan();
         world
@@ -710,12 +715,20 @@ impl World {
             Call::Poll { max, .. } => return self.claim_work(request, max),
             Call::Recover { held } => {
                 let mut granted = Vec::new();
+                let mut missed = false;
                 for run in self.queue.claimed_by(host).into_iter().filter(|run| !held.contains(run)) {
-                    if let Ok(Answer::Length(length)) = self.length(|queue, now| queue.reclaim(host, &run, now)) {
+                    if self.hit(Fault::RecoveryPartly, 30) {
+                        missed = true;
+                    } else if let Ok(Answer::Length(length)) = self.length(|queue, now| queue.reclaim(host, &run, now))
+                    {
                         granted.push((run, length));
                     }
                 }
-                Ok(Answer::Granted(granted))
+                match granted.is_empty() {
+                    _ if !missed => Ok(Answer::Granted(granted)),
+                    true => Err(Refusal::Retry { after: None }),
+                    false => Ok(Answer::Partly(granted)),
+                }
             }
             Call::Claim { run, .. } => self.length(|queue, now| queue.claim(host, &run, now)),
             Call::Delete { id, receipt, .. } => {
@@ -841,7 +854,9 @@ impl World {
     fn watch_expiries(&mut self, request: &Request, answer: &Result<Answer, Refusal>) {
         let runs: Vec<Run> = match (&request.call, answer) {
             (Call::Claim { run, .. } | Call::Reclaim { run, .. }, Ok(Answer::Length(_))) => vec![run.clone()],
-            (_, Ok(Answer::Granted(granted))) => granted.iter().map(|(run, _)| run.clone()).collect(),
+            (_, Ok(Answer::Granted(granted) | Answer::Partly(granted))) => {
+                granted.iter().map(|(run, _)| run.clone()).collect()
+            }
             _ => Vec::new(),
         };
         for run in runs {
@@ -882,12 +897,14 @@ impl World {
             }
             Call::Poll { lane, max } => {
                 self.hosts[host].reserved -= u32::from(max);
+                self.sent_poll = true;
                 let answer = answer.map(|answer| self.haul(host, answer));
+                self.sent_poll = false;
                 self.check_polled(host, lane, &answer);
                 Event::Polled { source: SourceId(0), lane, sent_at, answer }
             }
             Call::Recover { .. } => {
-                let answer = answer.map(|answer| self.haul(host, answer).claims);
+                let answer = answer.map(|answer| self.found(host, answer));
                 self.check_recovered(host, &answer);
                 Event::Recovered { source: SourceId(0), sent_at, answer }
             }
@@ -924,6 +941,14 @@ impl World {
         self.tell(host, event);
     }
 
+    fn found(&mut self, host: usize, answer: Answer) -> Found {
+        let (answer, missed) = match answer {
+            Answer::Partly(granted) => (Answer::Granted(granted), Some(Refusal::Retry { after: None })),
+            other => (other, None),
+        };
+        Found { claims: self.haul(host, answer).claims, missed }
+    }
+
     fn haul(&mut self, host: usize, answer: Answer) -> Haul {
         let mut haul = Haul::default();
         match answer {
@@ -941,7 +966,13 @@ impl World {
                 }
             }
             Answer::Granted(granted) => {
+                let unread = self.sent_poll && !granted.is_empty() && self.hit(Fault::ClaimUnreadable, 5);
                 for (run, length) in granted {
+                    if unread {
+                        let token = self.hosts[host].token();
+                        haul.messages.push(Seen { token, id: run.to_string().into(), dequeue_count: 1, run: None });
+                        continue;
+                    }
                     let token = self.hosts[host].token();
                     let mut track = Track::new(run.clone());
                     track.granted_calm = self.sent_in_calm(host, self.sent_at);
@@ -949,7 +980,9 @@ impl World {
                     haul.claims.push(Brought { token, run, length });
                 }
             }
-            Answer::Opened | Answer::Length(_) | Answer::Done | Answer::Canceled(_) => unreachable!("no haul"),
+            Answer::Opened | Answer::Partly(_) | Answer::Length(_) | Answer::Done | Answer::Canceled(_) => {
+                unreachable!("no haul")
+            }
         }
         haul
     }

@@ -58,9 +58,12 @@ async fn a_claim_that_is_not_one_costs_the_others_nothing() {
 }
 
 #[tokio::test]
-async fn more_claims_than_asked_for_are_not_taken() {
-    let tasks: Vec<_> = (0..5).map(|run| claim("T", run)).collect();
-    let gremlin = Gremlin::start(|_| vec![say(200, &json!({ "tasks": tasks }))]).await;
+async fn more_claims_than_asked_for_are_brought_up_to_the_protocols_limit() {
+    let tasks = |count| (0..count).map(|run| claim("T", run)).collect::<Vec<_>>();
+    let gremlin = Gremlin::start(|_| vec![say(200, &json!({ "tasks": tasks(5) }))]).await;
+    let batch = poll(&source(&gremlin.url(), Dialect::ClaimWork)).await.expect("the poll is answered");
+    assert_eq!(batch.grants.len(), 5, "none is dropped: the rules hand the fifth back");
+    let gremlin = Gremlin::start(|_| vec![say(200, &json!({ "tasks": tasks(33) }))]).await;
     let refused = discreet(poll(&source(&gremlin.url(), Dialect::ClaimWork)).await);
     assert_eq!(refused.refusal, RETRY);
     assert!(refused.what.contains("only 4 were asked for"), "{refused}");
@@ -253,7 +256,7 @@ async fn a_claim_whose_reply_was_lost_is_found_page_by_page_and_taken_over() {
     ];
     let gremlin = Gremlin::start(|_| script).await;
     let source = source(&gremlin.url(), Dialect::ClaimWork);
-    let grants = source.recover(&[run("H", 0)]).await.expect("it is answered");
+    let grants = source.recover(&[run("H", 0)]).await.expect("it is answered").grants;
     assert_eq!(grants.len(), 1);
     assert_eq!((&grants[0].run, &grants[0].task["payload"]), (&run("O", 0), &json!("of O")));
     let asked = gremlin.asked();
@@ -274,15 +277,16 @@ async fn what_was_taken_over_is_kept_though_another_could_not_be() {
     let page = json!({ "tasks": [listed("O", "w1"), listed("P", "w1")] });
     let script = vec![say(200, &page), say(200, &reclaim("O", 0, "adopted")), error(500, "InternalServerError")];
     let gremlin = Gremlin::start(|_| script).await;
-    let grants = source(&gremlin.url(), Dialect::ClaimWork).recover(&[]).await.expect("it is answered");
-    assert_eq!(grants.len(), 1);
+    let found = source(&gremlin.url(), Dialect::ClaimWork).recover(&[]).await.expect("it is answered");
+    assert_eq!(found.grants.len(), 1);
+    assert_eq!(found.missed.expect("it says so").refusal, RETRY);
 }
 
 #[tokio::test]
 async fn a_listing_that_never_ends_is_left() {
     let page = json!({ "tasks": [], "continuationToken": "again" });
     let gremlin = Gremlin::start(|_| vec![say(200, &page)]).await;
-    let grants = source(&gremlin.url(), Dialect::ClaimWork).recover(&[]).await.expect("it is answered");
+    let grants = source(&gremlin.url(), Dialect::ClaimWork).recover(&[]).await.expect("it is answered").grants;
     assert!(grants.is_empty());
     assert_eq!(gremlin.asked().len(), journeyman::limits::LISTING_PAGES_MAX);
 }

@@ -11,7 +11,7 @@ use journeyman::domain::refusal::Refusal;
 use journeyman::handler;
 use journeyman::host::clock::Clock;
 use journeyman::source::memory::{End, Memory, Queue, Settings as QueueSettings, State};
-use journeyman::source::{Answer, Artifact, Batch, Claim, Grant, Manner, Message, Opened, Refused, Source};
+use journeyman::source::{Answer, Artifact, Batch, Claim, Grant, Manner, Message, Opened, Recovered, Refused, Source};
 use journeyman::worker::{Exit, Feed, Settings, Worker};
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
@@ -53,6 +53,9 @@ impl Source for Moody {
     fn describe(&self) -> String {
         "moody".into()
     }
+    fn deployment(&self) -> String {
+        self.inner.deployment()
+    }
     fn manner(&self) -> Manner {
         self.inner.manner()
     }
@@ -72,7 +75,7 @@ impl Source for Moody {
     fn delete<'a>(&'a self, lane: Lane, id: &'a str, receipt: &'a str) -> Answer<'a, ()> {
         self.unless_moody(self.inner.delete(lane, id, receipt))
     }
-    fn recover<'a>(&'a self, held: &'a [Run]) -> Answer<'a, Vec<Grant>> {
+    fn recover<'a>(&'a self, held: &'a [Run]) -> Answer<'a, Recovered> {
         self.unless_moody(self.inner.recover(held))
     }
     fn reclaim<'a>(&'a self, claim: &'a Claim) -> Answer<'a, Duration> {

@@ -3,9 +3,9 @@
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use super::{Alert, Brought, Effect, Exit, Held, Mode, Overlap, Timer, Worker};
+use super::{Alert, Brought, Effect, Exit, Held, Mode, Overlap, Timer, Work, Worker};
 use crate::domain::claim::{self, Act, End, Happening, Machine};
-use crate::domain::id::{Run, SourceId, Token};
+use crate::domain::id::{Deployment, Run, SourceId, Token};
 use crate::domain::refusal::Refusal;
 use crate::domain::slots::Slot;
 use crate::domain::time::Instant;
@@ -33,7 +33,8 @@ impl Worker {
             Origin::Poll(None) => (None, Some(Alert::Unasked { run: run.clone() })),
             Origin::EarlierLife => (None, Some(Alert::LeftOver { run: run.clone() })),
         };
-        if self.by_run.contains_key(&run) || self.ended.contains(&run) {
+        let work = self.work(source, &run);
+        if self.by_run.contains_key(&work) || self.ended.contains(&work) {
             self.slots.give(slot);
             self.effects.push_back(Effect::Forget(token));
             return;
@@ -51,6 +52,13 @@ impl Worker {
         self.tell(token, Happening::Granted { sent_at, length }, now);
     }
 
+    /// A run that this source speaks of, apart from those of other deployments.
+    pub(super) fn work(&self, source: SourceId, run: &Run) -> Work {
+        let feed = self.feeds.get(usize::from(source.0));
+        let deployment = feed.map_or(Deployment(u16::MAX), |feed| feed.deployment);
+        Work { deployment, run: run.clone() }
+    }
+
     /// The rules for claims of this source.
     pub(super) fn claim_policy(&self, source: SourceId) -> claim::Policy {
         let tells = self.feeds.get(usize::from(source.0)).is_some_and(|feed| feed.poller.manner().tells_canceled);
@@ -59,7 +67,8 @@ impl Worker {
 
     /// Takes a claim in hand.
     pub(super) fn hold(&mut self, token: Token, source: SourceId, run: Run, slot: Option<Slot>, machine: Machine) {
-        self.by_run.insert(run.clone(), token);
+        let work = self.work(source, &run);
+        self.by_run.insert(work, token);
         self.held.insert(
             token,
             Held { source, run, slot, machine, overlap: Overlap::Unsaid, messages: Vec::new(), due: None },
@@ -197,12 +206,13 @@ impl Worker {
 
     fn close(&mut self, claim: Token, end: End) {
         let Some(held) = self.held.remove(&claim) else { return };
-        self.by_run.remove(&held.run);
+        let work = self.work(held.source, &held.run);
+        self.by_run.remove(&work);
         if let Some(at) = held.due {
             self.timers.remove(&Timer { at, claim });
         }
         if held.machine.granted() {
-            self.ended.insert(&held.run);
+            self.ended.insert(&work);
         }
         self.slots.give(held.slot);
         self.effects.push_back(Effect::Close { claim, run: held.run, end });

@@ -66,7 +66,7 @@ pub enum Event {
         /// When it was asked.
         sent_at: Instant,
         /// What it brought.
-        answer: Result<Vec<Brought>, Refusal>,
+        answer: Result<Found, Refusal>,
     },
     /// The answer to [`Effect::Claim`].
     Claimed {
@@ -169,6 +169,15 @@ pub struct Lanes {
     pub count: u16,
     /// How long they stay usable from when they were asked for.
     pub usable_for: Option<Duration>,
+}
+
+/// What a recovery brought.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Found {
+    /// Claims that were taken over.
+    pub claims: Vec<Brought>,
+    /// Why others could not be; `None` where there are none.
+    pub missed: Option<Refusal>,
 }
 
 /// What a poll brought.
@@ -282,6 +291,13 @@ pub enum Alert {
         id: Box<str>,
         /// How often it was received.
         count: u32,
+    },
+    /// A poll made a claim whose answer could not be read. It is looked for by a recovery, or runs out.
+    Unreadable {
+        /// The source.
+        source: SourceId,
+        /// What could be read of its name.
+        id: Box<str>,
     },
     /// A delete failed (I14).
     DeleteFailed {

@@ -18,13 +18,13 @@ use core::time::Duration;
 
 use super::backoff::{self, Backoff};
 use super::claim::{self, Happening, Machine};
-use super::id::{Run, SourceId, Token};
+use super::id::{Deployment, Run, SourceId, Token};
 use super::jitter::Jitter;
 use super::poll::{self, Poller, Ready};
 use super::slots::{Slot, Slots};
 use super::time::Instant;
 
-pub use event::{Alert, Brought, Effect, Event, Exit, Haul, Lanes, Retried, Seen};
+pub use event::{Alert, Brought, Effect, Event, Exit, Found, Haul, Lanes, Retried, Seen};
 use ring::Ring;
 use stay::Staying;
 pub use stay::{Claiming, Hold, Least, Room, Stay};
@@ -128,8 +128,25 @@ enum Deletion {
     At(Instant),
 }
 
+/// A run, wherever it is heard of. Two deployments may use the same names for different tasks.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Work {
+    deployment: Deployment,
+    run: Run,
+}
+
+/// A source as the rules know it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// How it behaves.
+    pub manner: poll::Manner,
+    /// The service behind it.
+    pub deployment: Deployment,
+}
+
 #[derive(Debug)]
 struct Feed {
+    deployment: Deployment,
     poller: Poller,
     reserved: Vec<Slot>,
     accepted: bool,
@@ -169,21 +186,22 @@ pub struct Worker {
     slots: Slots,
     feeds: Vec<Feed>,
     held: BTreeMap<Token, Held>,
-    by_run: BTreeMap<Run, Token>,
+    by_run: BTreeMap<Work, Token>,
     kept: BTreeMap<Token, Kept>,
     /// When each claim wants to be woken.
     timers: BTreeSet<Timer>,
     alerted: Ring<Entry>,
-    ended: Ring<Run>,
+    ended: Ring<Work>,
     effects: VecDeque<Effect>,
 }
 
 impl Worker {
     /// A worker for these sources, in their order. `seed` decides every jitter.
     #[must_use]
-    pub fn new(policy: Policy, sources: &[poll::Manner], seed: u64) -> Self {
-        let feed = |manner: &poll::Manner| Feed {
-            poller: Poller::new(policy.poll, *manner),
+    pub fn new(policy: Policy, sources: &[Place], seed: u64) -> Self {
+        let feed = |place: &Place| Feed {
+            deployment: place.deployment,
+            poller: Poller::new(policy.poll, place.manner),
             reserved: Vec::new(),
             accepted: false,
             polled: false,

@@ -5,7 +5,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use super::claims::Origin;
-use super::{Alert, Brought, Effect, Exit, Haul, Lanes, POLL_MAX, Worker};
+use super::{Alert, Effect, Exit, Found, Haul, Lanes, POLL_MAX, Work, Worker};
 use crate::domain::id::{Run, SourceId, Token};
 use crate::domain::poll::Ready;
 use crate::domain::refusal::Refusal;
@@ -40,14 +40,27 @@ impl Worker {
         let mut slots = core::mem::take(&mut feed.reserved);
         match answer {
             Ok(haul) => {
-                feed.accepted |= feed.poller.manner().long_poll;
+                let claims = feed.poller.manner().long_poll;
+                feed.accepted |= claims;
                 feed.polled = true;
-                feed.poller.answered(haul.messages.len() + haul.claims.len(), now, &mut self.jitter);
+                let lost = if claims { haul.messages.len() } else { 0 };
+                if lost > 0 && haul.claims.is_empty() {
+                    // Each further poll may cost one more claim: no faster than after any other trouble.
+                    feed.poller.refused(Refusal::Retry { after: None }, now, &mut self.jitter);
+                } else {
+                    feed.poller.answered(haul.messages.len() + haul.claims.len(), now, &mut self.jitter);
+                }
+                if lost > 0 {
+                    feed.poller.look_for_lost();
+                }
                 // I13: of several receptions of one message in a batch, the last one has the valid receipt.
                 let latest: BTreeMap<Box<str>, Token> =
                     haul.messages.iter().map(|message| (message.id.clone(), message.token)).collect();
                 for message in haul.messages {
-                    if latest.get(&message.id) == Some(&message.token) {
+                    if claims {
+                        self.effects.push_back(Effect::Alert(Alert::Unreadable { source, id: message.id }));
+                        self.effects.push_back(Effect::Forget(message.token));
+                    } else if latest.get(&message.id) == Some(&message.token) {
                         self.on_message(source, message, &mut slots, now);
                     } else {
                         self.effects.push_back(Effect::Forget(message.token));
@@ -67,17 +80,25 @@ impl Worker {
         &mut self,
         source: SourceId,
         sent_at: Instant,
-        answer: Result<Vec<Brought>, Refusal>,
+        answer: Result<Found, Refusal>,
         now: Instant,
     ) {
         let Some(feed) = self.feeds.get_mut(usize::from(source.0)) else { return };
         match answer {
-            Ok(brought) => {
-                feed.poller.answered(brought.len(), now, &mut self.jitter);
+            Ok(Found { claims, missed }) => {
                 // I28: what an earlier life of this worker held may have run already, so it is handed back, never resumed.
                 // What a lost reply of this life granted has not.
-                let fresh = core::mem::replace(&mut feed.started, true);
-                for one in brought {
+                let fresh = feed.started;
+                match missed {
+                    None => {
+                        feed.started = true;
+                        feed.poller.answered(claims.len(), now, &mut self.jitter);
+                    }
+                    Some(refusal) => {
+                        feed.poller.refused(refusal, now, &mut self.jitter);
+                    }
+                }
+                for one in claims {
                     let origin = if fresh {
                         Origin::Poll(self.slots.take(1.min(self.allowance())).pop())
                     } else {
@@ -151,7 +172,9 @@ impl Worker {
             }
             Ready::Recover => {
                 feed.poller.recovering();
-                let held: Vec<Run> = self.by_run.keys().chain(self.ended.iter()).cloned().collect();
+                let ours = |work: &&Work| work.deployment == feed.deployment;
+                let known = self.by_run.keys().chain(self.ended.iter()).filter(ours);
+                let held: Vec<Run> = known.map(|work| work.run.clone()).collect();
                 self.effects.push_back(Effect::Recover { source, held });
             }
             Ready::Poll(lane) => {

@@ -16,8 +16,8 @@ use super::{Dialect, Taskcluster};
 use crate::domain::id::{Lane, Run, TaskId};
 use crate::domain::outcome::Outcome;
 use crate::domain::refusal::Refusal;
-use crate::limits::{CLAIMED_PAGE_ENTRIES, LISTING_PAGES_MAX};
-use crate::source::{Batch, Claim, Grant, Refused, Undecodable};
+use crate::limits::{CLAIMED_PAGE_ENTRIES, LISTING_PAGES_MAX, POLL_MESSAGES_MAX};
+use crate::source::{Batch, Claim, Grant, Recovered, Refused, Undecodable};
 
 /// What the adapter keeps of a claim it granted.
 pub(super) struct Part {
@@ -40,7 +40,8 @@ impl Taskcluster {
         let reply = self.api.call(call).await?;
         let date = reply.date_or_now();
         let claims: WireClaims = reply.json()?;
-        if claims.tasks.len() > usize::from(max) {
+        // More than was asked for is claimed all the same: dropped here, it would be nobody's until its claim is over.
+        if claims.tasks.len() > usize::from(POLL_MESSAGES_MAX) {
             let found = claims.tasks.len();
             return Err(retry(format!("{operation}: {found} claims came, but only {max} were asked for")));
         }
@@ -145,10 +146,10 @@ impl Taskcluster {
     }
 
     /// Finds the runs that the queue counts as claimed by this worker though it does not hold them, and takes them over.
-    pub(super) async fn take_over(&self, held: &[Run]) -> Result<Vec<Grant>, Refused> {
+    pub(super) async fn take_over(&self, held: &[Run]) -> Result<Recovered, Refused> {
         match self.dialect {
             // claimTask is idempotent, and the message comes back: there is nothing to lose.
-            Dialect::Azure => return Ok(Vec::new()),
+            Dialect::Azure => return Ok(Recovered::default()),
             Dialect::ClaimWork => {}
         }
         let mut grants = Vec::new();
@@ -163,7 +164,7 @@ impl Taskcluster {
         // What was missed is found again by the next call; what was taken over must not be dropped for it.
         match missed {
             Some(refused) if grants.is_empty() => Err(refused),
-            Some(_) | None => Ok(grants),
+            missed => Ok(Recovered { grants, missed }),
         }
     }
 

@@ -23,7 +23,7 @@ pub use credentials::{BadCredentials, Credentials};
 
 use crate::domain::id::{Lane, Run};
 use crate::domain::outcome::Outcome;
-use crate::source::{Answer, Artifact, Batch, Claim, Grant, Manner, Message, Opened, Source};
+use crate::source::{Answer, Artifact, Batch, Claim, Grant, Manner, Message, Opened, Recovered, Source};
 use azure::Lanes;
 use credentials::Swap;
 use wire::Worker;
@@ -155,6 +155,10 @@ impl Source for Taskcluster {
         format!("Taskcluster ({dialect}) at {root}, queue {}", self.task_queue)
     }
 
+    fn deployment(&self) -> String {
+        self.api.queue_base().to_owned()
+    }
+
     fn manner(&self) -> Manner {
         let long_poll = self.dialect == Dialect::ClaimWork;
         Manner { long_poll, recovers: long_poll, tells_canceled: true }
@@ -186,7 +190,7 @@ impl Source for Taskcluster {
         }
     }
 
-    fn recover<'a>(&'a self, held: &'a [Run]) -> Answer<'a, Vec<Grant>> {
+    fn recover<'a>(&'a self, held: &'a [Run]) -> Answer<'a, Recovered> {
         Box::pin(self.take_over(held))
     }
 
