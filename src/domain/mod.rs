@@ -9,6 +9,7 @@ pub mod claim;
 pub mod id;
 pub mod jitter;
 pub mod lease;
+pub mod notice;
 pub mod outcome;
 pub mod poll;
 pub mod refusal;
