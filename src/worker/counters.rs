@@ -45,6 +45,8 @@ counters! {
     handed_back,
     /// Runs that the queue had resolved before our report.
     superseded,
+    /// Claims given up after a report that was not answered.
+    unconfirmed,
     /// Claims given up without a report.
     lost,
     /// Claims whose payload may have run beside another worker's.

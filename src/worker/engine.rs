@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
 
-use crate::domain::claim::End;
+use crate::domain::claim::{End, Loss};
 use crate::domain::id::{Deployment, Run, SourceId, Token};
 use crate::domain::outcome::{Outcome, Reason, Unprepared, Verdict};
 use crate::domain::refusal::Refusal;
@@ -429,11 +429,25 @@ impl Engine {
             }
             End::Superseded(outcome) => {
                 count(&counters.superseded);
-                tracing::warn!(claim.run = %run, %outcome, "resolved by somebody else before it was reported");
+                tracing::warn!(claim.run = %run, %outcome, "the queue has an outcome for it already; ours is not taken");
             }
             End::Unreportable(outcome) => {
                 count(&counters.lost);
                 tracing::error!(claim.run = %run, %outcome, "the queue refuses the report; the run will expire");
+            }
+            End::Unconfirmed { outcome, loss: loss @ (Loss::Refused | Loss::Canceled) } => {
+                count(&counters.unconfirmed);
+                tracing::warn!(
+                    claim.run = %run, %outcome, ?loss,
+                    "the report was not answered, and the queue says that the claim is over: most likely by this report"
+                );
+            }
+            End::Unconfirmed { outcome, loss } => {
+                count(&counters.unconfirmed);
+                tracing::warn!(
+                    claim.run = %run, %outcome, ?loss,
+                    "the report was not answered before the claim was given up; whether it was accepted is not known"
+                );
             }
             End::Lost(loss) => {
                 count(&counters.lost);

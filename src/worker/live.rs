@@ -118,17 +118,15 @@ impl Live {
     /// Passes the order to end on to the handler. Of several orders the earliest deadline counts, and a lost claim
     /// outweighs a shutdown.
     pub(super) fn kill(&self, cause: KillCause, grace: Duration, now: Instant) {
-        let cause = match cause {
-            KillCause::ClaimLost(_) => CancelCause::ClaimLost,
-            KillCause::Shutdown => CancelCause::Shutdown,
-        };
         self.cancel.send_modify(|order| {
             let deadline = now.plus(grace);
-            let new = Cancel { cause, deadline, grace };
+            let cause = match (order.map(|order| order.cause), cause) {
+                (Some(CancelCause::ClaimLost), _) | (_, KillCause::ClaimLost(_)) => CancelCause::ClaimLost,
+                (Some(CancelCause::Shutdown) | None, KillCause::Shutdown) => CancelCause::Shutdown,
+            };
             *order = Some(match *order {
-                None => new,
                 Some(old) if old.deadline <= deadline => Cancel { cause, ..old },
-                Some(_) => new,
+                Some(_) | None => Cancel { cause, deadline, grace },
             });
         });
     }
@@ -146,6 +144,26 @@ impl Live {
 mod tests {
     use super::*;
     use tokio::task::JoinSet;
+
+    #[test]
+    fn of_several_orders_a_lost_claim_and_the_earliest_deadline_count() {
+        let at = |secs| Instant::at(Duration::from_secs(secs));
+        let (lost, shutdown) = (KillCause::ClaimLost(crate::domain::claim::Loss::Refused), KillCause::Shutdown);
+        for (orders, deadline, grace) in [
+            ([(shutdown, 0, 30), (lost, 1, 10)], at(11), 10),
+            ([(shutdown, 0, 5), (lost, 1, 10)], at(5), 5),
+            ([(lost, 0, 10), (shutdown, 1, 30)], at(10), 10),
+            ([(lost, 0, 10), (shutdown, 1, 0)], at(1), 0),
+        ] {
+            let live = Live::new(0);
+            for (cause, now, grace) in orders {
+                live.kill(cause, Duration::from_secs(grace), at(now));
+            }
+            let grace = Duration::from_secs(grace);
+            let order = Some(Cancel { cause: CancelCause::ClaimLost, deadline, grace });
+            assert_eq!(*live.cancel.borrow(), order, "{orders:?}");
+        }
+    }
 
     #[tokio::test]
     async fn only_calls_under_way_are_held() {

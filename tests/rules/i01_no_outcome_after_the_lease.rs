@@ -10,6 +10,11 @@ use crate::support::{GRACE, LEASE, One, RETRY, Reclaims, at};
 
 const NANO: Duration = Duration::from_nanos(1);
 
+/// A report of success without an answer, and then a loss: it is not said that nothing was reported.
+fn unconfirmed(loss: Loss) -> End {
+    End::Unconfirmed { outcome: Outcome::Completed, loss }
+}
+
 #[test]
 fn i01_an_outcome_is_still_sent_just_before_the_lease_is_given_up() {
     let mut one = One::settling();
@@ -30,7 +35,7 @@ fn i01_a_report_is_not_repeated_once_the_lease_is_given_up() {
     one.now = one.abandon_at().minus(NANO);
     assert!(!one.happens(Happening::Reported(Err(RETRY))).iter().any(|act| matches!(act, Act::Report { .. })));
     let acts = one.pass_to(at(LEASE.as_secs()), Reclaims::Silent);
-    assert_eq!(acts, [Act::Close(End::Lost(Loss::LeaseOver))]);
+    assert_eq!(acts, [Act::Close(unconfirmed(Loss::LeaseOver))]);
 }
 
 #[test]
@@ -38,8 +43,8 @@ fn i01_a_report_on_its_way_when_the_lease_ends_decides_by_its_answer_and_is_not_
     for (answer, end) in [
         (Ok(()), End::Reported(Outcome::Completed)),
         (Err(Refusal::Gone), End::Superseded(Outcome::Completed)),
-        (Err(RETRY), End::Lost(Loss::LeaseOver)),
-        (Err(Refusal::Denied), End::Lost(Loss::LeaseOver)),
+        (Err(RETRY), unconfirmed(Loss::LeaseOver)),
+        (Err(Refusal::Denied), unconfirmed(Loss::LeaseOver)),
     ] {
         let mut one = One::reporting();
         let acts = one.pass_to(one.abandon_at(), Reclaims::Silent);
@@ -56,11 +61,11 @@ fn i01_a_lost_claim_is_never_reported_whatever_stage_it_was_in() {
 
     let mut waiting = One::reporting();
     waiting.happens(Happening::Reported(Err(RETRY)));
-    assert_eq!(waiting.happens(lost), [Act::Close(End::Lost(Loss::Refused))]);
+    assert_eq!(waiting.happens(lost), [Act::Close(unconfirmed(Loss::Refused))]);
 
     let mut sent = One::reporting();
     assert_eq!(sent.happens(lost), []);
-    assert_eq!(sent.happens(Happening::Reported(Err(RETRY))), [Act::Close(End::Lost(Loss::Refused))]);
+    assert_eq!(sent.happens(Happening::Reported(Err(RETRY))), [Act::Close(unconfirmed(Loss::Refused))]);
 
     let mut executing = One::executing();
     assert!(matches!(executing.happens(lost)[..], [Act::Kill { .. }]));

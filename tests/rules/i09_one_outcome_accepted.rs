@@ -1,6 +1,6 @@
 //! I9: the worker stops sending after the first definite answer to its report.
 
-use journeyman::domain::claim::{Act, End, Happening};
+use journeyman::domain::claim::{Act, End, Happening, Loss};
 use journeyman::domain::outcome::Outcome;
 use journeyman::domain::refusal::Refusal;
 
@@ -70,4 +70,14 @@ fn i09_a_second_answer_is_ignored() {
     let mut one = One::reporting();
     one.happens(Happening::Reported(Err(RETRY)));
     assert_eq!(one.happens(Happening::Reported(Err(Refusal::Gone))), [], "no report is on its way");
+}
+
+#[test]
+fn i09_a_loss_after_a_report_that_was_not_answered_is_not_said_to_have_reported_nothing() {
+    let mut one = One::reporting();
+    one.happens(Happening::Reported(Err(RETRY)));
+    // The report was accepted and its answer lost: the queue says of the next reclaim that the run is over.
+    let acts = one.happens(Happening::Reclaimed { sent_at: at(0), answer: Err(Refusal::Gone) });
+    let end = End::Unconfirmed { outcome: Outcome::Completed, loss: Loss::Refused };
+    assert_eq!(acts, [Act::Close(end)]);
 }

@@ -197,7 +197,8 @@ fn i22_a_signal_within_the_notice_changes_nothing_and_a_second_one_hands_back() 
     bench.happens(Event::Ended { claim, verdict: Verdict::Failed });
     bench.happens(Event::Reported { claim, answer: Err(RETRY) });
     let effects = bench.pass(secs(90));
-    let closed = |effect: &Effect| matches!(effect, Effect::Close { end: End::Lost(Loss::NoTime), .. });
+    let closed =
+        |effect: &Effect| matches!(effect, Effect::Close { end: End::Unconfirmed { loss: Loss::NoTime, .. }, .. });
     assert!(effects.iter().any(closed), "the host still goes at its time: {effects:?}");
 }
 

@@ -97,7 +97,8 @@ fn i22_a_log_that_is_not_stored_by_the_deadline_does_not_hold_the_worker() {
 fn i22_an_unanswered_report_is_given_up_at_the_deadline() {
     let mut one = One::reporting();
     one.happens(notice(60));
-    assert_eq!(one.pass_to(at(60), Reclaims::Silent), [Act::Close(End::Lost(Loss::NoTime))]);
+    let end = End::Unconfirmed { outcome: Outcome::Completed, loss: Loss::NoTime };
+    assert_eq!(one.pass_to(at(60), Reclaims::Silent), [Act::Close(end)]);
 }
 
 #[test]
@@ -108,7 +109,10 @@ fn i22_the_earlier_of_two_deadlines_counts() {
     one.happens(Happening::HandBack { deadline: None });
     one.happens(notice(90));
     let acts = one.pass_to(at(30), Reclaims::Silent);
-    assert!(matches!(acts[..], [Act::Report { .. }, Act::Close(End::Lost(Loss::NoTime))]), "{acts:?}");
+    assert!(
+        matches!(acts[..], [Act::Report { .. }, Act::Close(End::Unconfirmed { loss: Loss::NoTime, .. })]),
+        "{acts:?}"
+    );
     assert_eq!(one.now, at(30));
 }
 

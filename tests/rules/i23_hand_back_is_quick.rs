@@ -1,10 +1,10 @@
 //! I23: between the notice and the last report nothing waits for anything but the payloads' own end; reports go in parallel.
 
-use journeyman::domain::claim::REPORT_RESERVE;
-use journeyman::domain::outcome::Verdict;
+use journeyman::domain::claim::{Act, End, Happening, REPORT_RESERVE, SETTLE_MAX, TRAIL_MAX};
+use journeyman::domain::outcome::{Outcome, Reason, Unprepared, Verdict};
 use journeyman::domain::worker::{Effect, Event};
 
-use crate::support::{Bench, GRACE, LEASE, MARGIN, at, secs};
+use crate::support::{Bench, GRACE, LEASE, MARGIN, One, Reclaims, at, secs};
 
 fn thirty_two(bench: &mut Bench) -> Vec<journeyman::domain::id::Token> {
     let seen: Vec<_> = (0..32).map(|n| bench.seen(&format!("m{n}"), &format!("T{n}"))).collect();
@@ -46,4 +46,28 @@ fn i23_all_payloads_are_told_at_once_and_each_one_is_reported_when_it_ends() {
         let effects = bench.happens(Event::Ended { claim, verdict: Verdict::Failed });
         assert!(matches!(effects[..], [Effect::Report { .. }]), "reported at once, before its log: {effects:?}");
     }
+}
+
+#[test]
+fn i23_storing_that_never_ends_holds_no_report_up_though_nobody_says_when_the_host_goes() {
+    let mut one = One::settling();
+    assert_eq!(one.happens(Happening::HandBack { deadline: None }), []);
+    one.now = at(30);
+    assert_eq!(one.happens(Happening::HandBack { deadline: None }), [], "told again, it gets no more time");
+    let acts = one.pass_to(at(0).plus(SETTLE_MAX), Reclaims::Granted);
+    let shutdown = Outcome::Exception(Reason::WorkerShutdown);
+    assert!(matches!(acts[..], [Act::Report { outcome, .. }] if outcome == shutdown), "{acts:?}");
+    assert_eq!(one.happens(Happening::Reported(Ok(()))), []);
+    let acts = one.pass_to(one.now.plus(TRAIL_MAX), Reclaims::Silent);
+    assert_eq!(acts, [Act::Close(End::Reported(shutdown))]);
+}
+
+#[test]
+fn i23_an_exception_that_cannot_be_stored_in_time_stays_what_it_is() {
+    let mut one = One::preparing();
+    assert_eq!(one.happens(Happening::Prepared(Err(Unprepared::Malformed))), [Act::Settle]);
+    one.happens(Happening::HandBack { deadline: None });
+    let acts = one.pass_to(at(0).plus(SETTLE_MAX), Reclaims::Granted);
+    let malformed = Outcome::Exception(Reason::MalformedPayload);
+    assert!(matches!(acts[..], [Act::Report { outcome, .. }] if outcome == malformed), "{acts:?}");
 }

@@ -164,14 +164,24 @@ impl World {
         self.held("I26", track.alive_since.is_none(), || {
             format!("host {host} closes with a living payload: {track:?}")
         });
+        // What is said to have been reported without an answer was, and nothing else is.
+        let unanswered = track.reports > 0 && !track.answered;
         match end {
-            End::Lost(Loss::Refused) => {
+            End::Unconfirmed { .. } => {
+                self.held("I9", unanswered, || format!("never reported, or answered: {track:?}"))
+            }
+            End::Lost(_) => self.held("I9", track.reports == 0, || format!("reported, and said to be lost: {track:?}")),
+            _ => {}
+        }
+        match end {
+            End::Lost(Loss::Refused) | End::Unconfirmed { loss: Loss::Refused, .. } => {
                 self.held("I5", track.told_gone, || format!("host {host} gives up without a refusal: {track:?}"));
             }
-            End::Lost(Loss::Canceled) => {
+            End::Lost(Loss::Canceled) | End::Unconfirmed { loss: Loss::Canceled, .. } => {
                 self.held("I5", track.told_canceled, || format!("host {host} gives up without being told: {track:?}"));
             }
-            End::Lost(Loss::LeaseOver | Loss::GrantedLate) => {
+            End::Lost(Loss::LeaseOver | Loss::GrantedLate)
+            | End::Unconfirmed { loss: Loss::LeaseOver | Loss::GrantedLate, .. } => {
                 let over = track.lease.is_some_and(|lease| now >= lease.abandon_at());
                 self.held("I5", over, || format!("host {host} gives up before its time: {track:?}"));
                 // A claim that an earlier life made is granted again with what is left of it.
@@ -181,7 +191,7 @@ impl World {
                 let calm = self.calm && track.granted_calm && !track.suspended && whole;
                 self.held("I10", !calm, || format!("host {host} loses a lease in the calm: {track:?}"));
             }
-            End::Lost(Loss::NoTime) => {
+            End::Lost(Loss::NoTime) | End::Unconfirmed { loss: Loss::NoTime, .. } => {
                 let due = self.hosts[host].stop.is_some_and(|stop| stop.deadline.is_some());
                 self.held("I22", due, || format!("host {host} leaves a claim without being out of time: {track:?}"));
             }

@@ -30,8 +30,16 @@ pub enum End {
     Superseded(Outcome),
     /// The queue refuses our report as such; the run will expire.
     Unreportable(Outcome),
-    /// Given up; nothing is reported from then on.
+    /// Given up; nothing was reported, and nothing is from then on.
     Lost(Loss),
+    /// A report was sent, and the claim was given up before an answer to it came. Where the queue had said that the claim is
+    /// over, it was most likely this report that ended it.
+    Unconfirmed {
+        /// What was reported.
+        outcome: Outcome,
+        /// Why it was given up.
+        loss: Loss,
+    },
     /// It was never granted.
     NotGranted,
 }

@@ -29,6 +29,8 @@ pub const REPORT_RETRY: backoff::Policy =
 pub const POLL_OUT_MAX: Duration = Duration::from_secs(25);
 /// How long log and artifacts may take after the report.
 pub const TRAIL_MAX: Duration = Duration::from_secs(60);
+/// How long log and artifacts may still take before the report once the worker has to go, where nobody says when.
+pub const SETTLE_MAX: Duration = Duration::from_secs(60);
 /// What is set aside of a termination's notice for sending the reports.
 pub const REPORT_RESERVE: Duration = Duration::from_secs(3);
 
@@ -97,6 +99,8 @@ pub struct Machine {
     lost: Option<Loss>,
     hand_back: Option<Option<Instant>>,
     poll: Poll,
+    /// What was reported, answered or not.
+    sent: Option<Outcome>,
     reported: Option<Outcome>,
     trail_until: Option<Instant>,
 }
@@ -127,6 +131,7 @@ impl Machine {
             lost: None,
             hand_back: None,
             poll: Poll::Over,
+            sent: None,
             reported: None,
             trail_until: None,
         }
@@ -383,9 +388,10 @@ impl Machine {
         self.hand_back = Some(deadline);
         match self.stage {
             Stage::Preparing | Stage::Executing => self.end_for_shutdown(deadline, now, acts),
-            Stage::Settling { outcome, .. } => {
-                let hurry_at = deadline.map(|deadline| deadline.minus(REPORT_RESERVE));
-                self.stage = Stage::Settling { outcome, hurry_at };
+            Stage::Settling { outcome, hurry_at } => {
+                let longest = now.plus(SETTLE_MAX);
+                let latest = deadline.map_or(longest, |deadline| deadline.minus(REPORT_RESERVE).min(longest));
+                self.stage = Stage::Settling { outcome, hurry_at: Some(hurry_at.map_or(latest, |at| at.min(latest))) };
             }
             Stage::Ending { after: After::Report(_) } => self.end_for_shutdown(deadline, now, acts),
             Stage::Requested { retry_at: Some(_) } => self.close(End::NotGranted, acts),
@@ -425,9 +431,13 @@ impl Machine {
                 self.stage = Stage::Requested { retry_at: None };
                 acts.push(Act::Request);
             }
-            Stage::Settling { hurry_at: Some(at), .. } if now >= at => {
-                // What is not stored by now will not be; only another run can still succeed.
-                self.report(Outcome::Exception(Reason::WorkerShutdown), Settle::UnderWay, now, acts);
+            Stage::Settling { outcome, hurry_at: Some(at) } if now >= at => {
+                // What is not stored by now will not be; only another run can still succeed. An exception needs nothing stored.
+                let outcome = match outcome {
+                    Outcome::Completed | Outcome::Failed => Outcome::Exception(Reason::WorkerShutdown),
+                    Outcome::Exception(_) => outcome,
+                };
+                self.report(outcome, Settle::UnderWay, now, acts);
             }
             Stage::Reporting { outcome, retry_at: Some(at), settle } if now >= at => {
                 self.report(outcome, settle, now, acts);
@@ -512,6 +522,7 @@ impl Machine {
             return;
         }
         self.stage = Stage::Reporting { outcome, retry_at: None, settle };
+        self.sent = Some(outcome);
         acts.push(Act::Report { outcome, timeout: self.report_timeout(now) });
     }
 
@@ -584,6 +595,10 @@ impl Machine {
 
     fn close(&mut self, end: End, acts: &mut Vec<Act>) {
         self.stage = Stage::Closed;
+        let end = match (end, self.sent) {
+            (End::Lost(loss), Some(outcome)) => End::Unconfirmed { outcome, loss },
+            (end, _) => end,
+        };
         acts.push(Act::Close(end));
     }
 
