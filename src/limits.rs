@@ -145,6 +145,10 @@ pub const QUEUE_CLAIM_DELAY: Duration = Duration::from_secs(5);
 pub const QUEUE_DEADLINE_DELAY: Duration = Duration::from_secs(5);
 /// How long signed poll URLs are accepted, unless configured.
 pub const QUEUE_POLL_URL_LIFE: Duration = Duration::from_secs(30 * 60);
+/// The shortest life of signed poll URLs.
+pub const QUEUE_POLL_URL_LIFE_MIN: Duration = Duration::from_secs(1);
+/// The shortest that messages may be hidden; the storage service counts in seconds.
+pub const QUEUE_VISIBILITY_MIN: Duration = Duration::from_secs(1);
 /// How long a received message is hidden, unless configured.
 pub const QUEUE_VISIBILITY: Duration = Duration::from_secs(300);
 /// The longest that a message may be hidden.
@@ -159,7 +163,33 @@ pub const QUEUE_WAITERS_MAX: usize = 4_096;
 pub const QUEUE_CONNECTIONS_MAX: usize = 8_192;
 /// How long a connection to the embedded queue may stay without a byte moving.
 pub const QUEUE_IDLE_MAX: Duration = Duration::from_secs(90);
-/// The largest request body, artifacts aside.
+/// How many connections may be open whose caller has not proved itself.
+pub const QUEUE_STRANGERS_MAX: usize = 64;
+/// How long a connection may stay open whose caller does not prove itself; longer than a request for work is held.
+pub const QUEUE_STRANGER_TIME_MAX: Duration = Duration::from_secs(30);
+/// How long the next connection waits for a stranger to go before all of them are told to.
+pub const QUEUE_CROWD_PATIENCE: Duration = Duration::from_secs(1);
+/// How long to wait before the next attempt to accept a connection.
+pub const QUEUE_ACCEPT_REST: Duration = Duration::from_millis(100);
+/// The largest head of a request; a certificate with its scopes is in it.
+pub const QUEUE_HEAD_BYTES_MAX: usize = 32 << 10;
+/// How many headers a request may have.
+pub const QUEUE_HEAD_LINES_MAX: usize = 100;
+/// How much of a connection is read ahead.
+pub const QUEUE_BUFFER_BYTES_MAX: usize = QUEUE_HEAD_BYTES_MAX;
+/// The largest body of most calls.
+pub const QUEUE_SMALL_BODY_BYTES_MAX: usize = 64 << 10;
+/// The largest body of a caller who has not proved itself.
+pub const QUEUE_STRANGER_BODY_BYTES_MAX: usize = 16 << 10;
+/// The largest body of a call that carries an object, in base64.
+pub const QUEUE_INLINE_BODY_BYTES_MAX: usize = 2 << 20;
+/// How many bytes of bodies are held at once; who comes with more is told to try again.
+pub const QUEUE_BODIES_BYTES_MAX: usize = 64 << 20;
+/// How much of a refused body is read on, so that its sender reads the refusal.
+pub const QUEUE_DISCARD_BYTES_MAX: usize = 16 << 20;
+/// How long a refused body is read on.
+pub const QUEUE_DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
+/// The largest body of `createTask`.
 pub const QUEUE_BODY_BYTES_MAX: usize = 10 << 20;
 /// How long a request body may take to come, artifacts aside.
 pub const QUEUE_BODY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -201,6 +231,8 @@ pub const QUEUE_GET_URL_LIFE: Duration = Duration::from_secs(30 * 60);
 pub const QUEUE_INLINE_BYTES_MAX: usize = 1 << 20;
 /// How long the next piece of an artifact may take to come.
 pub const QUEUE_CHUNK_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long an artifact may take to come, all in all; its address lives no longer.
+pub const QUEUE_UPLOAD_TIMEOUT: Duration = QUEUE_PUT_URL_LIFE;
 /// How much of a stored artifact is read at a time.
 pub const QUEUE_READ_BYTES: usize = 64 << 10;
 /// How long a request for work is held while too many others already are.

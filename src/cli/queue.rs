@@ -9,7 +9,7 @@ use super::exit::{Ended, Exit, Failure};
 use super::settings::{self, QueueFlags, Settings};
 use crate::config::{Environment, schema, secrets};
 use crate::observe::log;
-use crate::queue::{self, Auth, Client, Db};
+use crate::queue::{self, Auth, Client, Db, StartError};
 
 /// `journeyman queue`
 #[derive(Debug, Args)]
@@ -38,7 +38,7 @@ pub(super) async fn run(arguments: QueueArgs, environment: &Environment) -> Ende
     let failed = |error| Failure::new(Exit::Unfit, format!("no signals can be received: {error}"));
     let mut term = signal(SignalKind::terminate()).map_err(failed)?;
     let mut int = signal(SignalKind::interrupt()).map_err(failed)?;
-    let running = queue::start(settings(config)?).await.map_err(|error| Failure::of(Exit::Unfit, &error))?;
+    let running = queue::start(settings(config)?).await.map_err(|error| refused(&error))?;
     tracing::info!(root_url = running.root_url(), db = %config.db, "the queue listens; it is for one machine");
     let failed = tokio::select! {
         _ = term.recv() => None,
@@ -53,6 +53,16 @@ pub(super) async fn run(arguments: QueueArgs, environment: &Environment) -> Ende
     tracing::info!("the queue stops");
     running.stop().await;
     Ok(Exit::Done)
+}
+
+fn refused(error: &StartError) -> Failure {
+    let exit = match error {
+        StartError::Open(_) | StartError::TooShort { .. } | StartError::PublicUrl(_) => Exit::Config,
+        StartError::File(_) | StartError::Listen { .. } | StartError::Folder { .. } | StartError::Interrupted => {
+            Exit::Unfit
+        }
+    };
+    Failure::of(exit, error)
 }
 
 fn settings(config: &schema::Queue) -> Result<queue::Settings, Failure> {
@@ -74,6 +84,7 @@ fn settings(config: &schema::Queue) -> Result<queue::Settings, Failure> {
         auth: match config.auth {
             schema::Auth::Checked => Auth::Checked,
             schema::Auth::Open => Auth::Open,
+            schema::Auth::OpenToNetwork => Auth::OpenToNetwork,
         },
         clients,
         public_root_url: config.public_root_url.as_ref().map(|url| url.as_str().to_owned()),

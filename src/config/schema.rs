@@ -268,6 +268,8 @@ pub enum Auth {
     Checked,
     /// Everybody may do everything. For a loopback address and trusted users only.
     Open,
+    /// Everybody who can reach the address may do everything.
+    OpenToNetwork,
 }
 
 /// Someone who may call the embedded queue.

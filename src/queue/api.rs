@@ -1,6 +1,8 @@
 //! The calls of the queue's API that concern tasks, claims and workers: each checks its body, asks the store, and
 //! shows the answer.
 
+use std::sync::Arc;
+
 use axum::http::StatusCode;
 use serde_json::{Map, Value, json};
 use tokio::time::timeout;
@@ -8,6 +10,7 @@ use tokio::time::timeout;
 use super::App;
 use super::artifacts;
 use super::auth::Caller;
+use super::body::Held;
 use super::check::{self, Field, Kind, may, must};
 use super::clock::Millis;
 use super::definition;
@@ -25,7 +28,7 @@ pub(crate) struct Input {
     pub(crate) route: Route,
     pub(crate) query: String,
     pub(crate) caller: Caller,
-    pub(crate) body: Vec<u8>,
+    pub(crate) body: Arc<Held>,
 }
 
 /// What a call answers with.

@@ -25,8 +25,11 @@ pub enum Auth {
     /// Every call is signed by a configured client, or by credentials that follow from one.
     #[default]
     Checked,
-    /// Everybody may do everything. For a loopback address and trusted users only.
+    /// Everybody may do everything. For a loopback address and trusted users only; a queue that others could reach is
+    /// not started so.
     Open,
+    /// Everybody who can reach the queue may do everything, whatever address it listens on.
+    OpenToNetwork,
 }
 
 /// A client that may call the queue.
@@ -90,6 +93,11 @@ impl Caller {
         }
     }
 
+    /// Whether it is anybody at all.
+    pub(crate) const fn is_known(&self) -> bool {
+        self.client.is_some()
+    }
+
     pub(crate) fn must_have(&self, scope: String) -> Result<(), Fault> {
         if holds(&self.scopes, &scope) {
             return Ok(());
@@ -107,8 +115,14 @@ pub(crate) struct Signed<'a> {
     /// The `Host` header.
     pub(crate) host: &'a str,
     pub(crate) authorization: Option<&'a str>,
-    pub(crate) content_type: &'a str,
-    pub(crate) body: &'a [u8],
+}
+
+/// What the head of a request has proved.
+#[derive(Debug)]
+pub(crate) struct Recognised {
+    pub(crate) caller: Caller,
+    /// The hash that the body must have, where the caller has signed one.
+    pub(crate) hash: Option<Vec<u8>>,
 }
 
 /// Every secret of the queue: those of its clients and its own.
@@ -192,11 +206,13 @@ impl Keyring {
         }
     }
 
-    /// Finds out who made a request. A request without a signature is nobody's, which is not an error.
-    pub(crate) fn recognise(&self, request: &Signed<'_>, now: Millis) -> Result<Caller, Fault> {
-        if self.auth == Auth::Open {
+    /// Finds out who made a request, by its head alone. A request without a signature is nobody's, which is not an
+    /// error.
+    pub(crate) fn recognise(&self, request: &Signed<'_>, now: Millis) -> Result<Recognised, Fault> {
+        let unhashed = |caller| Recognised { caller, hash: None };
+        if matches!(self.auth, Auth::Open | Auth::OpenToNetwork) {
             let scopes = Arc::clone(&self.everything);
-            return Ok(Caller { client: Some("open".into()), scopes });
+            return Ok(unhashed(Caller { client: Some("open".into()), scopes }));
         }
         let bewit = request
             .target
@@ -204,12 +220,12 @@ impl Keyring {
             .and_then(|(_, query)| query.split('&').find_map(|pair| pair.strip_prefix("bewit=")));
         match (request.authorization, bewit) {
             (Some(header), _) => self.by_header(request, header, now),
-            (None, Some(bewit)) => self.by_bewit(request, bewit, now),
-            (None, None) => Ok(Caller { client: None, scopes: Arc::clone(&self.anonymous) }),
+            (None, Some(bewit)) => self.by_bewit(request, bewit, now).map(unhashed),
+            (None, None) => Ok(unhashed(Caller { client: None, scopes: Arc::clone(&self.anonymous) })),
         }
     }
 
-    fn by_header(&self, request: &Signed<'_>, header: &str, now: Millis) -> Result<Caller, Fault> {
+    fn by_header(&self, request: &Signed<'_>, header: &str, now: Millis) -> Result<Recognised, Fault> {
         let header: Header = header
             .strip_prefix("Hawk ")
             .filter(|rest| short_number(rest.split_once("ts=\"").map(|(_, rest)| rest)))
@@ -233,10 +249,7 @@ impl Keyring {
         if sent.until(now).max(now.until(sent)) > QUEUE_DRIFT {
             return Err(denied("Unauthorized: Stale timestamp"));
         }
-        if let Some(hash) = header.hash {
-            check_hash(request, hash)?;
-        }
-        Ok(rights.caller)
+        Ok(Recognised { caller: rights.caller, hash: header.hash })
     }
 
     fn by_bewit(&self, request: &Signed<'_>, text: &str, now: Millis) -> Result<Caller, Fault> {
@@ -372,10 +385,11 @@ fn read_ext(text: &str) -> Result<Ext, Fault> {
     read.ok_or_else(|| denied("Failed to parse ext"))
 }
 
-fn check_hash(request: &Signed<'_>, sent: Vec<u8>) -> Result<(), Fault> {
-    let media = request.content_type.split(';').next().unwrap_or_default().trim();
+/// Holds a body against the hash that its sender has signed.
+pub(crate) fn check_hash(content_type: &str, body: &[u8], sent: Vec<u8>) -> Result<(), Fault> {
+    let media = content_type.split(';').next().unwrap_or_default().trim();
     let media = media.to_ascii_lowercase();
-    let ours = PayloadHasher::hash(media, SHA256, request.body).unwrap_or_default();
+    let ours = PayloadHasher::hash(media, SHA256, body).unwrap_or_default();
     if same_bytes(ours.clone(), sent) {
         return Ok(());
     }

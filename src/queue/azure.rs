@@ -20,6 +20,7 @@ use super::clock::Millis;
 use super::route::query_param;
 use super::rules::Priority;
 use super::scopes::{Asks, Era};
+use super::server::Seat;
 use super::store::messages::{Deleted, Received};
 use crate::limits::{POLL_MESSAGES_MAX, QUEUE_DRIFT, QUEUE_VISIBILITY_MAX};
 
@@ -194,11 +195,11 @@ impl Refusal {
 }
 
 /// Answers a request on a queue of messages; `path` is what follows `/azure/`.
-pub(crate) async fn answer(app: &App, method: &str, path: &str, query: &str) -> Response<Body> {
+pub(crate) async fn answer(app: &App, seat: &Seat, method: &str, path: &str, query: &str) -> Response<Body> {
     let request = uuid::Uuid::new_v4().to_string();
     let answered = match path.split('/').collect::<Vec<_>>().as_slice() {
-        [queue, "messages"] => messages(app, method, queue, query).await,
-        [queue, "messages", name] => message(app, method, queue, name, query).await,
+        [queue, "messages"] => messages(app, seat, method, queue, query).await,
+        [queue, "messages", name] => message(app, seat, method, queue, name, query).await,
         _ => Err(Refusal::QueueNotFound),
     };
     let mut answer = match answered {
@@ -260,8 +261,9 @@ struct Lane {
     rank: u8,
 }
 
-async fn authorized(app: &App, name: &str, query: &str) -> Result<Lane, Refusal> {
+async fn authorized(app: &App, seat: &Seat, name: &str, query: &str) -> Result<Lane, Refusal> {
     let access = Access::verified(app, name, query).ok_or(Refusal::AuthenticationFailed)?;
+    seat.prove();
     if access.permissions != "p" || query_param(query, "peekonly").is_some() {
         return Err(Refusal::PermissionMismatch);
     }
@@ -283,8 +285,8 @@ fn number(query: &str, name: &'static str, default: u64, max: u64) -> Result<u64
     }
 }
 
-async fn messages(app: &App, method: &str, name: &str, query: &str) -> Result<Option<String>, Refusal> {
-    let lane = authorized(app, name, query).await?;
+async fn messages(app: &App, seat: &Seat, method: &str, name: &str, query: &str) -> Result<Option<String>, Refusal> {
+    let lane = authorized(app, seat, name, query).await?;
     match method {
         "GET" => {}
         // A signed URL may receive and delete, nothing else.
@@ -332,8 +334,15 @@ fn list(received: &[Received]) -> String {
     xml
 }
 
-async fn message(app: &App, method: &str, queue: &str, name: &str, query: &str) -> Result<Option<String>, Refusal> {
-    let lane = authorized(app, queue, query).await?;
+async fn message(
+    app: &App,
+    seat: &Seat,
+    method: &str,
+    queue: &str,
+    name: &str,
+    query: &str,
+) -> Result<Option<String>, Refusal> {
+    let lane = authorized(app, seat, queue, query).await?;
     match method {
         "DELETE" => {}
         "PUT" => return Err(Refusal::PermissionMismatch),

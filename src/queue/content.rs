@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 
 use axum::body::{Body, HttpBody as _};
-use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, Response, StatusCode};
 use base64::Engine as _;
@@ -26,7 +26,8 @@ use super::clock::Millis;
 use super::fault::{Fault, no_such_route};
 use super::files;
 use super::route::query_param;
-use crate::limits::{QUEUE_CHUNK_TIMEOUT, QUEUE_GET_URL_LIFE, QUEUE_READ_BYTES};
+use super::server::Seat;
+use crate::limits::{QUEUE_CHUNK_TIMEOUT, QUEUE_GET_URL_LIFE, QUEUE_READ_BYTES, QUEUE_UPLOAD_TIMEOUT};
 
 /// Where the content of artifacts is put and got.
 pub(crate) const PREFIX: &str = "/artifact-store/";
@@ -86,7 +87,7 @@ fn answer(status: StatusCode, body: impl Into<Body>) -> Response<Body> {
 }
 
 /// Answers a request on a signed place; `path` is what follows the prefix.
-pub(crate) async fn serve(app: &App, parts: &Parts, path: &str, body: Body) -> Response<Body> {
+pub(crate) async fn serve(app: &App, seat: &Seat, parts: &Parts, path: &str, body: Body) -> Response<Body> {
     let query = parts.uri.query().unwrap_or_default();
     let part = |name: &str| query_param(query, name).unwrap_or_default();
     let (content_type, end) = (part("type"), part("end"));
@@ -100,6 +101,7 @@ pub(crate) async fn serve(app: &App, parts: &Parts, path: &str, body: Body) -> R
             "the address is not signed, or its time is over; ask the queue for a new one\n",
         );
     }
+    seat.prove();
     let Some(target) = Target::parse(path) else { return no_such_route() };
     match verb {
         "PUT" => {
@@ -129,7 +131,14 @@ impl From<io::Error> for Failed {
 }
 
 async fn put(app: &App, target: &Target, body: Body) -> Response<Body> {
-    match receive(app, target, body).await {
+    // What is held of it before it goes to its file.
+    let Ok(_share) = app.bodies.take(2 * QUEUE_READ_BYTES) else {
+        let mut busy = answer(StatusCode::SERVICE_UNAVAILABLE, "too many uploads at once; try again in a moment\n");
+        busy.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        return busy;
+    };
+    let received = timeout(QUEUE_UPLOAD_TIMEOUT, receive(app, target, body)).await;
+    match received.unwrap_or(Err(Failed::Cut)) {
         Ok(()) => answer(StatusCode::OK, Body::empty()),
         Err(Failed::TooLarge) => {
             let told = format!("an artifact may have at most {} bytes here\n", app.artifact_bytes_max);

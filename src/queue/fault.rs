@@ -21,6 +21,7 @@ pub(crate) enum Code {
     ResourceExpired,
     InputTooLarge,
     InternalServerError,
+    ServiceUnavailable,
 }
 
 impl Code {
@@ -37,6 +38,7 @@ impl Code {
             Self::ResourceExpired => "ResourceExpired",
             Self::InputTooLarge => "InputTooLarge",
             Self::InternalServerError => "InternalServerError",
+            Self::ServiceUnavailable => "ServiceUnavailable",
         }
     }
 
@@ -52,6 +54,7 @@ impl Code {
             Self::ResourceExpired => StatusCode::GONE,
             Self::InputTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::InternalServerError => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::ServiceUnavailable => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 }
@@ -138,6 +141,9 @@ pub(crate) fn told(fault: Fault, asked: Asked<'_>, now: Millis) -> Response<Body
     if code == Code::AuthenticationFailed {
         let hawk = HeaderValue::from_static("hawk");
         answer.headers_mut().insert(header::WWW_AUTHENTICATE, hawk);
+    }
+    if code == Code::ServiceUnavailable {
+        answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
     }
     answer
 }

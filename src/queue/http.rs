@@ -1,53 +1,79 @@
-//! Requests in, answers out: finds the call, reads the body within its bound, recognises the caller, tells refusals.
+//! Requests in, answers out: finds the call, recognises the caller by the head alone, reads the body within its bound,
+//! tells refusals.
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use axum::body::{Body, to_bytes};
-use axum::extract::State;
-use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
+use axum::body::Body;
+use axum::http::header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST};
 use axum::http::request::Parts;
 use axum::http::{HeaderName, HeaderValue, Request, Response};
 use serde_json::Value;
-use tokio::time::timeout;
 
 use super::App;
 use super::api::{self, Input, Reply};
-use super::auth::Signed;
+use super::auth::{Recognised, Signed, check_hash};
+use super::body::{self, From, Held};
 use super::fault::{self, Asked, Code, Fault, json_answer};
 use super::route::{self, Call, Route};
+use super::server::Seat;
 use super::view::body_value;
-use crate::limits::{QUEUE_BODY_BYTES_MAX, QUEUE_BODY_TIMEOUT};
 
 /// Answers any request.
-pub(super) async fn serve(State(app): State<Arc<App>>, request: Request<Body>) -> Response<Body> {
+pub(super) async fn serve(app: &App, seat: &Seat, request: Request<Body>) -> Response<Body> {
     let (parts, body) = request.into_parts();
+    let mut answer = find(app, seat, &parts, body).await;
+    if seat.is_strangers() {
+        answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    answer
+}
+
+async fn find(app: &App, seat: &Seat, parts: &Parts, body: Body) -> Response<Body> {
     let path = parts.uri.path();
     let query = parts.uri.query().unwrap_or_default();
     let method = parts.method.as_str();
     if let Some(rest) = path.strip_prefix("/azure/") {
-        return super::azure::answer(&app, method, rest, query).await;
+        return super::azure::answer(app, seat, method, rest, query).await;
     }
     if let Some(rest) = path.strip_prefix(super::content::PREFIX) {
-        return super::content::serve(&app, &parts, rest, body).await;
+        return super::content::serve(app, seat, parts, rest, body).await;
     }
     let route = path
         .strip_prefix("/api/queue/v1/")
         .and_then(|rest| route::queue(method, rest))
         .or_else(|| path.strip_prefix("/api/object/v1/").and_then(|rest| route::object(method, rest)));
     match route {
-        Some(route) => call(&app, &parts, route, body).await,
+        Some(route) => call(app, seat, parts, route, body).await,
         None => fault::no_such_route(),
     }
 }
 
-async fn call(app: &App, parts: &Parts, route: Route, body: Body) -> Response<Body> {
+async fn call(app: &App, seat: &Seat, parts: &Parts, route: Route, body: Body) -> Response<Body> {
     let shown = Shown { method: route.call.name(), params: route.shown() };
-    let body = match read(body).await {
-        Ok(body) => body,
-        Err(fault) => return shown.told(app, fault, &[]),
+    let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
+    let signed = Signed {
+        method: parts.method.as_str(),
+        target,
+        host: header(parts, HOST).unwrap_or_default(),
+        authorization: header(parts, AUTHORIZATION),
     };
-    match attempt(app, parts, route, &body).await {
+    let recognised = app.keys.recognise(&signed, app.now());
+    let from = match &recognised {
+        Ok(Recognised { caller, .. }) if caller.is_known() => {
+            seat.prove();
+            From::Known
+        }
+        Ok(_) | Err(_) => From::Stranger,
+    };
+    let read = body::read(body, &parts.headers, body::bytes_max(route.call, from), &app.bodies).await;
+    let (recognised, body) = match (recognised, read) {
+        (Ok(recognised), Ok(body)) => (recognised, Arc::new(body)),
+        (Ok(_), Err(fault)) => return shown.told(app, fault, &[]),
+        // A refusal repeats the body as far as it was read.
+        (Err(fault), read) => return shown.told(app, fault, &read.unwrap_or_default()),
+    };
+    match attempt(app, parts, route, recognised, &body).await {
         Ok(reply) => answered(reply),
         Err(fault) => shown.told(app, fault, &body),
     }
@@ -69,46 +95,30 @@ impl Shown {
     }
 }
 
-async fn read(body: Body) -> Result<Vec<u8>, Fault> {
-    match timeout(QUEUE_BODY_TIMEOUT, to_bytes(body, QUEUE_BODY_BYTES_MAX)).await {
-        Ok(Ok(bytes)) => Ok(bytes.into()),
-        Ok(Err(_)) => Err(Fault::new(
-            Code::InputTooLarge,
-            format!("Request body too large, or cut short; at most {QUEUE_BODY_BYTES_MAX} bytes are read"),
-        )),
-        Err(_) => Err(Fault::new(
-            Code::MalformedPayload,
-            format!("The request's body did not come within {} s", QUEUE_BODY_TIMEOUT.as_secs()),
-        )),
-    }
-}
-
 fn header(parts: &Parts, name: impl axum::http::header::AsHeaderName) -> Option<&str> {
     parts.headers.get(name).and_then(|value| value.to_str().ok())
 }
 
-async fn attempt(app: &App, parts: &Parts, route: Route, body: &[u8]) -> Result<Reply, Fault> {
+async fn attempt(
+    app: &App,
+    parts: &Parts,
+    route: Route,
+    recognised: Recognised,
+    body: &Arc<Held>,
+) -> Result<Reply, Fault> {
     let content_type = header(parts, CONTENT_TYPE).unwrap_or_default();
+    let Recognised { caller, hash } = recognised;
     check_json(route.call, content_type, body)?;
-    let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
-    let caller = app.keys.recognise(
-        &Signed {
-            method: parts.method.as_str(),
-            target,
-            host: header(parts, HOST).unwrap_or_default(),
-            authorization: header(parts, AUTHORIZATION),
-            content_type,
-            body,
-        },
-        app.now(),
-    )?;
+    if let Some(hash) = hash {
+        check_hash(content_type, body, hash)?;
+    }
     let found = route.findings();
     if !found.is_empty() {
         let told = format!("Invalid URL patterns:\n{}", found.join("\n"));
         return Err(Fault::new(Code::InvalidRequestArguments, told));
     }
     let query = parts.uri.query().unwrap_or_default().to_owned();
-    api::answer(app, Input { route, query, caller, body: body.to_vec() }).await
+    api::answer(app, Input { route, query, caller, body: Arc::clone(body) }).await
 }
 
 /// A body must be a JSON object, and say that it is JSON. A large one is looked at by its own call alone.

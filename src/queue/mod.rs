@@ -8,17 +8,19 @@ mod api;
 mod artifacts;
 mod auth;
 mod azure;
+mod body;
 mod check;
 mod clock;
+mod connection;
 mod content;
 mod definition;
 mod fault;
 mod files;
 mod http;
-mod listener;
 mod route;
 mod rules;
 mod scopes;
+mod server;
 mod store;
 mod view;
 
@@ -37,13 +39,14 @@ pub use self::clock::Clock;
 pub use self::store::OpenError;
 
 use self::auth::Keyring;
+use self::body::Budget;
 use self::clock::Millis;
-use self::listener::Bounded;
 use self::store::open::Started;
 use self::store::{Knobs, Life, Store};
 use crate::limits::{
-    QUEUE_ARTIFACT_BYTES_MAX, QUEUE_CLAIM_DELAY, QUEUE_CLAIM_TIMEOUT, QUEUE_DEADLINE_DELAY, QUEUE_LONG_POLL,
-    QUEUE_LONG_POLLS_MAX, QUEUE_POLL_URL_LIFE, QUEUE_STOP_TIMEOUT, QUEUE_VISIBILITY,
+    CLAIM_TIMEOUT_MIN, QUEUE_ARTIFACT_BYTES_MAX, QUEUE_CLAIM_DELAY, QUEUE_CLAIM_TIMEOUT, QUEUE_DEADLINE_DELAY,
+    QUEUE_LONG_POLL, QUEUE_LONG_POLLS_MAX, QUEUE_POLL_URL_LIFE, QUEUE_POLL_URL_LIFE_MIN, QUEUE_STOP_TIMEOUT,
+    QUEUE_VISIBILITY, QUEUE_VISIBILITY_MIN,
 };
 
 /// Where the queue keeps its tasks.
@@ -119,7 +122,7 @@ impl Settings {
 pub enum StartError {
     /// Its file cannot be used.
     #[error(transparent)]
-    Open(#[from] OpenError),
+    File(#[from] OpenError),
     /// Its address cannot be listened on.
     #[error("the queue cannot listen on {address}; is something else listening there?")]
     Listen {
@@ -139,6 +142,22 @@ pub enum StartError {
     /// The public address is not one.
     #[error("the queue's public address {0:?} is not of the form https://host[:port]")]
     PublicUrl(String),
+    /// Everybody who can reach its address could do everything.
+    #[error(
+        "the queue is open to everybody and its address, {0}, can be reached from outside; keep callers checked, or \
+         listen on 127.0.0.1, or say `auth = \"open-to-network\"` if that is what you want"
+    )]
+    Open(String),
+    /// A length of time is too short to work with.
+    #[error("the queue's {name} is {given:?}; at least {least:?} is needed")]
+    TooShort {
+        /// Which it is.
+        name: &'static str,
+        /// What it is.
+        given: Duration,
+        /// The least it may be.
+        least: Duration,
+    },
     /// Opening the file was interrupted.
     #[error("opening the queue's file was interrupted")]
     Interrupted,
@@ -168,6 +187,7 @@ pub(crate) struct App {
     pub(crate) artifacts: PathBuf,
     pub(crate) artifact_bytes_max: u64,
     pub(crate) long_polls: Semaphore,
+    pub(crate) bodies: Budget,
     stop: watch::Receiver<Stop>,
     started: Millis,
 }
@@ -218,6 +238,7 @@ impl std::fmt::Debug for Store {
 ///
 /// Where the file, the folder or the address cannot be had; the text says which and what to do.
 pub async fn start(settings: Settings) -> Result<Running, StartError> {
+    check(&settings)?;
     let folder = settings.artifacts.clone();
     std::fs::create_dir_all(&folder)
         .map_err(|source| StartError::Folder { path: folder.display().to_string(), source })?;
@@ -260,28 +281,38 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
         artifacts: folder,
         artifact_bytes_max: settings.artifact_bytes_max,
         long_polls: Semaphore::new(QUEUE_LONG_POLLS_MAX),
+        bodies: Budget::new(),
         stop: stopping.clone(),
         started,
     });
     let pending = store.pending();
-    let server = serve(listener, app, stopping);
+    #[expect(clippy::disallowed_methods, reason = "owned by Running, which aborts and awaits it")]
+    let server = tokio::spawn(server::serve(listener, app, stopping));
     Ok(Running { address, root, stop, pending, store: Some(store), life, server })
 }
 
-fn serve(listener: TcpListener, app: Arc<App>, stopping: watch::Receiver<Stop>) -> JoinHandle<()> {
-    let routes = axum::Router::new().fallback(http::serve).with_state(app);
-    let body = async move {
-        let mut stopping = stopping;
-        let until = async move {
-            stopping.wait_for(|stop| *stop == Stop::Now).await.ok();
-        };
-        let served = axum::serve(Bounded::new(listener), routes).with_graceful_shutdown(until);
-        if let Err(error) = served.await {
-            tracing::error!(%error, "the queue's server has ended");
+/// Refuses what would run and do harm.
+fn check(settings: &Settings) -> Result<(), StartError> {
+    let outside = settings.public_root_url.clone().or_else(|| {
+        let address = settings.listen;
+        (!address.ip().to_canonical().is_loopback()).then(|| address.to_string())
+    });
+    match (settings.auth, outside) {
+        (Auth::Open, Some(address)) => return Err(StartError::Open(address)),
+        (Auth::OpenToNetwork, _) => {
+            tracing::warn!("everybody who can reach this queue may do everything: it checks no caller");
         }
-    };
-    #[expect(clippy::disallowed_methods, reason = "owned by Running, which aborts and awaits it")]
-    tokio::spawn(body)
+        (Auth::Open, None) | (Auth::Checked, _) => {}
+    }
+    let spans = [
+        ("claim_timeout", settings.claim_timeout, CLAIM_TIMEOUT_MIN),
+        ("poll_url_life", settings.poll_url_life, QUEUE_POLL_URL_LIFE_MIN),
+        ("visibility", settings.visibility, QUEUE_VISIBILITY_MIN),
+    ];
+    match spans.into_iter().find(|(_, given, least)| given < least) {
+        Some((name, given, least)) => Err(StartError::TooShort { name, given, least }),
+        None => Ok(()),
+    }
 }
 
 fn public_address(url: &str) -> Result<auth::Address, StartError> {

@@ -11,3 +11,4 @@ mod golden;
 mod life;
 mod place;
 mod record;
+mod strangers;

@@ -1,59 +1,27 @@
-//! Connections: so many at once, and each closed when nothing has moved on it for a while.
+//! A connection's bytes: it is closed when nothing has moved on it for a while.
 
 use std::io;
-use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use axum::serve::Listener;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
-use crate::limits::{QUEUE_CONNECTIONS_MAX, QUEUE_IDLE_MAX};
+use crate::limits::QUEUE_IDLE_MAX;
 
-/// Accepts so many connections at a time; the others wait in the system's own queue.
-pub(super) struct Bounded {
-    listener: TcpListener,
-    seats: Arc<Semaphore>,
-}
-
-impl Bounded {
-    pub(super) fn new(listener: TcpListener) -> Self {
-        Self { listener, seats: Arc::new(Semaphore::new(QUEUE_CONNECTIONS_MAX)) }
-    }
-}
-
-impl Listener for Bounded {
-    type Io = Seated;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
-        let seat = Arc::clone(&self.seats).acquire_owned().await.ok();
-        let (stream, from) = Listener::accept(&mut self.listener).await;
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "a connection's small writes will be delayed");
-        }
-        let idle = Box::pin(tokio::time::sleep(QUEUE_IDLE_MAX));
-        (Seated { stream, idle, moved: Instant::now(), _seat: seat }, from)
-    }
-
-    fn local_addr(&self) -> io::Result<Self::Addr> {
-        self.listener.local_addr()
-    }
-}
-
-/// A connection that holds its seat.
-pub(super) struct Seated {
+/// A connection that ends by itself when it idles.
+pub(super) struct Watched {
     stream: TcpStream,
     idle: Pin<Box<Sleep>>,
     moved: Instant,
-    _seat: Option<OwnedSemaphorePermit>,
 }
 
-impl Seated {
+impl Watched {
+    pub(super) fn new(stream: TcpStream) -> Self {
+        Self { stream, idle: Box::pin(tokio::time::sleep(QUEUE_IDLE_MAX)), moved: Instant::now() }
+    }
+
     /// Notes whether something moved; an error where nothing has for too long.
     fn watch<T>(&mut self, polled: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
         if polled.is_ready() {
@@ -71,7 +39,7 @@ impl Seated {
     }
 }
 
-impl AsyncRead for Seated {
+impl AsyncRead for Watched {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let polled = Pin::new(&mut this.stream).poll_read(cx, buf);
@@ -79,7 +47,7 @@ impl AsyncRead for Seated {
     }
 }
 
-impl AsyncWrite for Seated {
+impl AsyncWrite for Watched {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let polled = Pin::new(&mut this.stream).poll_write(cx, buf);
