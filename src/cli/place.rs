@@ -63,31 +63,71 @@ pub fn state_dir(environment: &Environment) -> PathBuf {
 impl DevNote {
     const FILE: &str = "dev.json";
 
-    /// Writes the note, in one step, for its owner only.
-    ///
-    /// # Errors
-    ///
-    /// Where the folder or the file cannot be written.
-    pub fn write(&self, folder: &Path) -> std::io::Result<()> {
-        fs::create_dir_all(folder)?;
-        let fresh = folder.join(format!("{}.{}", Self::FILE, self.pid));
-        let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
-        file.write_all(serde_json::to_string_pretty(self)?.as_bytes())?;
-        fs::rename(fresh, folder.join(Self::FILE))
-    }
-
-    /// Takes the note away if it is still this process's own.
-    pub fn remove(&self, folder: &Path) {
-        if Self::read(folder).is_some_and(|note| note.pid == self.pid) {
-            drop(fs::remove_file(folder.join(Self::FILE)));
-        }
-    }
-
     /// The note, where there is one.
     #[must_use]
     pub fn read(folder: &Path) -> Option<Self> {
         serde_json::from_str(&fs::read_to_string(folder.join(Self::FILE)).ok()?).ok()
     }
+}
+
+/// The place for the note, which one process has at a time. Dropping it takes the note away.
+#[derive(Debug)]
+pub struct NotePlace {
+    folder: PathBuf,
+    /// Locked for as long as the process lives, however it ends.
+    _lock: fs::File,
+}
+
+impl NotePlace {
+    /// The file that is locked. It is never removed, so that two processes cannot lock two files of its name.
+    const LOCK: &str = "dev.lock";
+
+    /// Takes the place.
+    ///
+    /// # Errors
+    ///
+    /// [`Exit::Unfit`] where the folder cannot be used, or where another process has the place.
+    pub fn take(folder: &Path) -> Result<Self, Failure> {
+        let failed = |error| Failure::new(Exit::Unfit, format!("cannot write to {}: {error}", folder.display()));
+        fs::create_dir_all(folder).map_err(failed)?;
+        let lock = fs::File::create(folder.join(Self::LOCK)).map_err(failed)?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Self { folder: folder.to_owned(), _lock: lock }),
+            Err(fs::TryLockError::WouldBlock) => Err(taken(folder)),
+            Err(fs::TryLockError::Error(error)) => Err(failed(error)),
+        }
+    }
+
+    /// Writes the note, in one step, for its owner only.
+    ///
+    /// # Errors
+    ///
+    /// [`Exit::Unfit`] where it cannot be written.
+    pub fn write(&self, note: &DevNote) -> Result<(), Failure> {
+        let fresh = self.folder.join(format!("{}.fresh", DevNote::FILE));
+        let text = serde_json::to_string_pretty(note).map_err(std::io::Error::other);
+        let mut options = fs::OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        text.and_then(|text| options.open(&fresh)?.write_all(text.as_bytes()))
+            .and_then(|()| fs::rename(&fresh, self.folder.join(DevNote::FILE)))
+            .map_err(|error| Failure::new(Exit::Unfit, format!("cannot write to {}: {error}", self.folder.display())))
+    }
+}
+
+impl Drop for NotePlace {
+    fn drop(&mut self) {
+        drop(fs::remove_file(self.folder.join(DevNote::FILE)));
+    }
+}
+
+fn taken(folder: &Path) -> Failure {
+    let which =
+        DevNote::read(folder).map_or_else(String::new, |note| format!(" (process id {}, {})", note.pid, note.root_url));
+    let what = format!(
+        "another `journeyman dev` is running{which}, and `journeyman task` finds one at a time; end that one, or set \
+         {STATE_VARIABLE} to another folder for this one and for the `journeyman task` commands that mean it"
+    );
+    Failure::new(Exit::Unfit, what)
 }
 
 /// A queue to talk to.
@@ -204,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_note_of_dev_is_for_its_owner_only_and_goes_with_its_own_process() {
+    fn the_note_of_dev_is_for_its_owner_only_and_one_process_has_its_place() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().join("deep");
         let note = DevNote {
@@ -214,12 +254,15 @@ mod tests {
             task_queues: vec!["dev/command".into()],
             pid: 1,
         };
-        note.write(&folder).unwrap();
+        let place = NotePlace::take(&folder).unwrap();
+        place.write(&note).unwrap();
         let mode = fs::metadata(folder.join(DevNote::FILE)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        DevNote { pid: 2, ..note.clone() }.remove(&folder);
+        let second = NotePlace::take(&folder).unwrap_err();
+        assert!(second.message.contains("process id 1, http://127.0.0.1:1"), "{}", second.message);
         assert_eq!(DevNote::read(&folder).map(|note| note.pid), Some(1));
-        note.remove(&folder);
+        drop(place);
         assert!(DevNote::read(&folder).is_none());
+        NotePlace::take(&folder).unwrap();
     }
 }

@@ -1,11 +1,9 @@
 //! What signals ask of a worker: the first TERM or INT drains, the second hands back, the third ends it at once; QUIT
 //! hands back.
 
-use std::future::Future;
-use std::io;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use tokio::signal::unix::{SignalKind, signal};
-
+use super::exit::{Exit, Failure};
 use crate::worker::Control;
 
 /// A signal that asks a worker to go.
@@ -42,27 +40,57 @@ impl Ladder {
     }
 }
 
-/// Listens from now on. The future turns signals into orders; it resolves once the last step was ordered.
-///
-/// # Errors
-///
-/// Where no handler can be installed.
-///
-/// # Cancel safety
-///
-/// Cancel safe; signals are then no longer answered.
-pub(super) fn obey(control: Control) -> io::Result<impl Future<Output = ()>> {
-    let mut term = signal(SignalKind::terminate())?;
-    let mut int = signal(SignalKind::interrupt())?;
-    let mut quit = signal(SignalKind::quit())?;
-    Ok(async move {
+/// The signals that ask a worker to go, from when it was made. One that comes before somebody waits for it is kept.
+#[derive(Debug)]
+pub(super) struct Signals {
+    term: Signal,
+    int: Signal,
+    quit: Signal,
+}
+
+impl Signals {
+    /// Listens from now on; the process no longer ends by itself at one of them.
+    ///
+    /// # Errors
+    ///
+    /// [`Exit::Unfit`] where no handler can be installed.
+    pub(super) fn listen() -> Result<Self, Failure> {
+        let kept = |kind| {
+            signal(kind).map_err(|error| Failure::new(Exit::Unfit, format!("no signals can be received: {error}")))
+        };
+        Ok(Self {
+            term: kept(SignalKind::terminate())?,
+            int: kept(SignalKind::interrupt())?,
+            quit: kept(SignalKind::quit())?,
+        })
+    }
+
+    /// Waits for the next.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub(super) async fn next(&mut self) {
+        self.receive().await;
+    }
+
+    async fn receive(&mut self) -> Received {
+        tokio::select! {
+            _ = self.term.recv() => Received { name: "TERM", asked: Asked::Leave },
+            _ = self.int.recv() => Received { name: "INT", asked: Asked::Leave },
+            _ = self.quit.recv() => Received { name: "QUIT", asked: Asked::LeaveNow },
+        }
+    }
+
+    /// Turns signals into orders, and resolves once the last step was ordered.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe; signals are then no longer answered.
+    pub(super) async fn obey(mut self, control: Control) {
         let mut ladder = Ladder::default();
         loop {
-            let (name, asked) = tokio::select! {
-                _ = term.recv() => ("TERM", Asked::Leave),
-                _ = int.recv() => ("INT", Asked::Leave),
-                _ = quit.recv() => ("QUIT", Asked::LeaveNow),
-            };
+            let Received { name, asked } = self.receive().await;
             match ladder.climb(asked) {
                 Step::Drain => {
                     tracing::info!(
@@ -85,7 +113,12 @@ pub(super) fn obey(control: Control) -> io::Result<impl Future<Output = ()>> {
                 }
             }
         }
-    })
+    }
+}
+
+struct Received {
+    name: &'static str,
+    asked: Asked,
 }
 
 #[cfg(test)]

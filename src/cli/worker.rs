@@ -4,9 +4,10 @@ use std::future::Future;
 
 use clap::Args;
 
+use super::assemble;
 use super::exit::{Ended, Exit, Failure};
 use super::settings::{self, Settings, WorkerFlags};
-use super::{assemble, signals};
+use super::signals::Signals;
 use crate::config::Environment;
 use crate::limits::ABORT_WAIT;
 use crate::observe::log;
@@ -29,8 +30,7 @@ pub(super) async fn run(arguments: WorkerArgs, environment: &Environment) -> End
     log::start(&loaded.config.log, log::color(environment));
     settings::log_warnings(&loaded);
     let worker = assemble::worker(&loaded.config, environment)?;
-    let obey = signals::obey(worker.control())
-        .map_err(|error| Failure::new(Exit::Unfit, format!("no signals can be received: {error}")))?;
+    let obey = Signals::listen()?.obey(worker.control());
     until_gone(worker, obey).await
 }
 

@@ -7,6 +7,8 @@
 )]
 
 mod config;
+mod dev;
 mod help;
 mod running;
+mod server;
 mod support;

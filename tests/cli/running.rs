@@ -1,114 +1,12 @@
-//! Commands that run for a while, as processes: `dev`, `queue` and `worker`, with signals and with the task commands
-//! beside them. Nothing here waits for a time; it waits for what a process says.
+//! `dev`, `queue` and `worker` as processes, with signals and with the task commands beside them.
 
-use std::io::BufReader;
 use std::path::Path;
-use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
+use std::process::Command;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
-use crate::support::{Said, journeyman, run};
-
-/// A process that is killed when the test is over.
-struct Server {
-    child: Child,
-    out: BufReader<ChildStdout>,
-    err: BufReader<ChildStderr>,
-    said: String,
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
-    }
-}
-
-impl Server {
-    fn start(command: &mut Command) -> Self {
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
-        let out = BufReader::new(child.stdout.take().expect("stdout is piped"));
-        let err = BufReader::new(child.stderr.take().expect("stderr is piped"));
-        Self { child, out, err, said: String::new() }
-    }
-
-    /// Reads standard output to the first line that holds `words`.
-    fn prints(&mut self, words: &str) {
-        self.said.push_str(&until(&mut self.out, words));
-    }
-
-    /// Reads the log to the first line that holds `words`, and answers with that line.
-    fn logs(&mut self, words: &str) -> String {
-        let read = until(&mut self.err, words);
-        self.said.push_str(&read);
-        read.lines().last().unwrap_or_default().to_owned()
-    }
-
-    fn signal(&self, signal: Signal) {
-        let pid = Pid::from_child(&self.child);
-        kill_process(pid, signal).expect("the process is there");
-    }
-
-    fn ends(mut self) -> Said {
-        let mut err = std::mem::take(&mut self.said);
-        let mut out = String::new();
-        std::io::Read::read_to_string(&mut self.err, &mut err).expect("the log is UTF-8");
-        std::io::Read::read_to_string(&mut self.out, &mut out).expect("stdout is UTF-8");
-        let code = self.child.wait().expect("it ends").code().unwrap_or(-1);
-        Said { code, out, err }
-    }
-}
-
-fn until(from: &mut impl std::io::BufRead, words: &str) -> String {
-    let mut read = String::new();
-    loop {
-        let at = read.len();
-        let more = from.read_line(&mut read).expect("it is UTF-8");
-        assert!(more > 0, "it ended without saying {words:?}:\n{read}");
-        if read[at..].contains(words) {
-            return read;
-        }
-    }
-}
-
-fn dev(folder: &Path, arguments: &[&str]) -> Server {
-    let mut command = journeyman(folder);
-    command.env("TMPDIR", folder).env("NO_COLOR", "1").arg("dev").args(arguments);
-    let mut server = Server::start(&mut command);
-    server.prints("Ctrl-C");
-    server
-}
-
-fn task(folder: &Path, arguments: &[&str]) -> Said {
-    run(journeyman(folder).arg("task").args(arguments), "")
-}
-
-fn demo_ends_well(protocol: &str) {
-    let folder = tempfile::tempdir().expect("a folder");
-    let mut command = journeyman(folder.path());
-    let said = run(command.env("TMPDIR", folder.path()).args(["dev", "--demo", "--protocol", protocol]), "");
-    assert_eq!((said.code, said.err.as_str()), (0, ""), "{}", said.out);
-    assert!(said.out.contains("14 of 14 ended as they should"), "{}", said.out);
-    assert_eq!(left(folder.path()), Vec::<String>::new());
-}
-
-#[test]
-fn the_demo_ends_as_it_should_and_leaves_nothing_behind() {
-    demo_ends_well("claim-work");
-}
-
-#[test]
-fn the_demo_ends_as_it_should_with_azure_style_queues() {
-    demo_ends_well("azure");
-}
-
-fn left(folder: &Path) -> Vec<String> {
-    let name =
-        |entry: std::io::Result<std::fs::DirEntry>| entry.expect("a name").file_name().into_string().expect("UTF-8");
-    let mut left: Vec<_> = std::fs::read_dir(folder).expect("the folder is there").map(name).collect();
-    left.retain(|name| name != ".local");
-    left
-}
+use crate::server::{Server, dev, left, task};
+use crate::support::{journeyman, run};
 
 #[test]
 fn tasks_are_created_watched_read_listed_and_canceled_against_dev() {

@@ -4,7 +4,7 @@
 use std::fs;
 use std::future::Future;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::time::Duration;
 
@@ -14,9 +14,10 @@ use tokio::time::Instant;
 
 use super::super::exit::{Ended, Exit, Failure};
 use super::super::place;
+use super::super::signals::Signals;
 use super::super::task::create::{fresh_id, stamp};
 use super::super::task::{self, status};
-use super::super::{assemble, output, signals, worker};
+use super::super::{assemble, output, worker};
 use super::screen::{Judged, Row, Screen};
 use super::tasks::{self, DemoTask, GREET, GREET_PROGRAM, Proof};
 use super::{CLIENT_ID, Dev};
@@ -29,8 +30,11 @@ use crate::source::Refused;
 use crate::source::taskcluster::Api;
 use status::{State, Status};
 
-/// How long a claim lasts in the demo: short enough that one is seen being reclaimed.
-pub(super) const CLAIM_TIMEOUT: Duration = Duration::from_secs(9);
+/// How long a claim lasts in the demo: short enough that one is seen being reclaimed, which is at half of so short a claim,
+/// and long enough that a machine may stand still for a quarter of it before a claim is lost.
+pub(super) const CLAIM_TIMEOUT: Duration = Duration::from_secs(20);
+/// The file in the demo's room that the long task waits for. It is made when its claim is seen extended.
+const RECLAIMED: &str = "reclaimed";
 /// How much of a task's log is kept in the demo: little enough that one is seen being cut.
 const LOG_MAX: &str = "1MiB";
 
@@ -47,6 +51,8 @@ pub(super) fn configure(config: &mut Config, room: &Path, set: impl Fn(&str) -> 
         // The table is drawn over what a log would write between.
         config.log.level = "error".parse().map_err(built_in)?;
     }
+    // The demo is the same everywhere.
+    config.handler.clear();
     let path = room.join("greet.sh");
     fs::write(&path, GREET_PROGRAM)
         .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o700)))
@@ -57,9 +63,9 @@ pub(super) fn configure(config: &mut Config, room: &Path, set: impl Fn(&str) -> 
 }
 
 /// Runs the demo to its end.
-pub(super) async fn run(dev: Dev, environment: &Environment) -> Ended {
+pub(super) async fn run(dev: Dev, room: &Path, mut signals: Signals, environment: &Environment) -> Ended {
     let api = place::api(dev.queue.root_url(), Some(place::credentials(CLIENT_ID, &dev.token, None)?))?;
-    let mut demo = Demo::new(api, environment);
+    let mut demo = Demo::new(api, room.join(RECLAIMED), environment);
     output::line(&format!(
         "queue {}, {} tasks at once, claims of {} s",
         dev.queue.root_url(),
@@ -67,12 +73,16 @@ pub(super) async fn run(dev: Dev, environment: &Environment) -> Ended {
         CLAIM_TIMEOUT.as_secs()
     ))?;
     // All of them wait before the first is claimed, so that the priorities decide.
-    demo.create().await?;
+    tokio::select! {
+        created = demo.create() => created?,
+        () = signals.next() => {
+            dev.queue.stop().await;
+            return Err(Failure::new(Exit::No, "ended before the first task was run"));
+        }
+    }
     let worker = assemble::worker(&dev.config, environment)?;
     let control = worker.control();
-    let obey = signals::obey(control.clone())
-        .map_err(|error| Failure::new(Exit::Unfit, format!("no signals can be received: {error}")))?;
-    let mut worker = pin!(worker::until_gone(worker, obey));
+    let mut worker = pin!(worker::until_gone(worker, signals.obey(control.clone())));
     let ended = tokio::select! {
         gone = &mut worker => gone.map(|_| Exit::No),
         shown = demo.show() => shown,
@@ -99,6 +109,8 @@ async fn finish(ended: Ended, worker: impl Future<Output = Ended>) -> Ended {
 
 struct Demo {
     api: Api,
+    /// See [`RECLAIMED`].
+    reclaimed: PathBuf,
     tasks: Vec<(TaskId, DemoTask)>,
     rows: Vec<Row>,
     screen: Screen,
@@ -108,8 +120,8 @@ struct Demo {
 }
 
 impl Demo {
-    fn new(api: Api, environment: &Environment) -> Self {
-        let tasks: Vec<_> = tasks::tasks().into_iter().map(|task| (fresh_id(), task)).collect();
+    fn new(api: Api, reclaimed: PathBuf, environment: &Environment) -> Self {
+        let tasks: Vec<_> = tasks::tasks(&reclaimed).into_iter().map(|task| (fresh_id(), task)).collect();
         let row = |(_, task): &(TaskId, DemoTask)| Row {
             name: task.name,
             shows: task.shows,
@@ -118,7 +130,7 @@ impl Demo {
         };
         let rows: Vec<_> = tasks.iter().map(row).collect();
         let screen = Screen::new(environment, rows.len());
-        Self { api, tasks, rows, screen, began: Instant::now(), took: Duration::ZERO }
+        Self { api, reclaimed, tasks, rows, screen, began: Instant::now(), took: Duration::ZERO }
     }
 
     async fn create(&self) -> Result<(), Failure> {
@@ -173,6 +185,10 @@ impl Demo {
         if task.proof == Proof::Canceled && status.state == State::Running && !*canceled {
             self.api.cancel_task(id).await.map_err(refused)?;
             *canceled = true;
+        }
+        let extended = || status.runs.last().is_some_and(|run| run.was_extended(CLAIM_TIMEOUT));
+        if task.proof == Proof::Reclaimed && status.state == State::Running && extended() {
+            fs::write(&self.reclaimed, "").map_err(|error| Failure::of(Exit::Unfit, &error))?;
         }
         if status.is_resolved() {
             // What the proof needs of other tasks may not be there yet; then it is looked at again.

@@ -16,9 +16,10 @@ use std::time::Duration;
 use clap::Args;
 
 use super::exit::{Ended, Exit, Failure};
-use super::place::{DevNote, state_dir};
-use super::settings::{DevFlags, Settings};
-use super::{assemble, output, signals, worker};
+use super::place::{DevNote, NotePlace, state_dir};
+use super::settings::{self, DevFlags, Settings};
+use super::signals::Signals;
+use super::{assemble, output, worker};
 use crate::config::schema::{
     ArtifactStorage, COMMAND, Config, Handler, HandlerKind, LogFormat, Protocol, Source, SourceKind,
 };
@@ -36,7 +37,7 @@ pub(in crate::cli) struct DevArgs {
     #[arg(long)]
     demo: bool,
     /// Serve this program as a handler, under the task queue `dev/NAME`
-    #[arg(long = "handler", value_name = "NAME=PROGRAM", value_parser = program)]
+    #[arg(long = "handler", value_name = "NAME=PROGRAM", value_parser = program, conflicts_with = "demo")]
     handlers: Vec<Program>,
     /// Which dialect the worker speaks with the queue
     #[arg(long, value_enum, default_value_t = Dialect::ClaimWork)]
@@ -64,6 +65,9 @@ struct Program {
 fn program(text: &str) -> Result<Program, String> {
     let (name, path) = text.split_once('=').ok_or("expected NAME=PROGRAM, such as greet=./greet.py")?;
     format!("dev/{name}").parse::<TaskQueue>().map_err(|what| format!("the name has to be {what}"))?;
+    if name == COMMAND {
+        return Err("`command` is built in and runs what tasks bring; give the program another name".to_owned());
+    }
     if path.is_empty() {
         return Err("the program is missing after the `=`".to_owned());
     }
@@ -99,7 +103,9 @@ const CLIENT_ID: &str = "dev";
 ///
 /// A configuration that cannot be used; a file, folder or address that cannot be had.
 pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -> Ended {
-    let Loaded { mut config, origins, .. } = arguments.settings.load(environment)?;
+    let loaded = arguments.settings.load(environment)?;
+    settings::note_warnings(&loaded);
+    let Loaded { mut config, origins, .. } = loaded;
     let set = |key: &str| origins.contains_key(key);
     if !set("worker.capacity") {
         config.worker.capacity = CAPACITY;
@@ -107,47 +113,70 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
     if !set("worker.status_poll") {
         config.worker.status_poll = Span(STATUS_POLL);
     }
-    let room = Room::make()?;
+    // From here on there is something to clean up, which a signal must not prevent.
+    let signals = Signals::listen()?;
     if arguments.demo {
+        let room = Room::make()?;
         demo::configure(&mut config, &room.0, set)?;
-    } else if !set("log.format") {
+        log::start(&config.log, log::color(environment));
+        let dev = Dev::start(&arguments, config, &room.0).await?;
+        let failed = dev.queue.failed();
+        return unless(failed, demo::run(dev, &room.0, signals, environment)).await;
+    }
+    // The demo is over before anybody could look for its note, and must not be in the way of a `dev` that stays.
+    let place = NotePlace::take(&state_dir(environment))?;
+    let room = Room::make()?;
+    if !set("log.format") {
         config.log.format = LogFormat::Human;
     }
     log::start(&config.log, log::color(environment));
-    for program in &arguments.handlers {
-        let handler = Handler { kind: HandlerKind::Program, exec: program.exec.clone(), ..Handler::default() };
-        config.handler.insert(program.name.clone(), handler);
-    }
+    serve_programs(&arguments.handlers, &mut config)?;
     if !config.source.is_empty() {
         output::note("note: dev works for its own queue only; the sources of the configuration are not used");
     }
     let dev = Dev::start(&arguments, config, &room.0).await?;
-    let note = dev.note();
-    let state = state_dir(environment);
-    note.write(&state)
-        .map_err(|error| Failure::new(Exit::Unfit, format!("cannot write to {}: {error}", state.display())))?;
-    let mut failed = pin!(dev.queue.failed());
-    let work = async { if arguments.demo { demo::run(dev, environment).await } else { serve(dev, environment).await } };
-    let ended = tokio::select! {
+    place.write(&dev.note())?;
+    let failed = dev.queue.failed();
+    unless(failed, serve(dev, signals, environment)).await
+}
+
+/// Works as long as the queue does.
+async fn unless<E: std::error::Error>(failed: impl Future<Output = E>, work: impl Future<Output = Ended>) -> Ended {
+    let mut failed = pin!(failed);
+    tokio::select! {
         ended = work => match tokio::time::timeout(Duration::ZERO, &mut failed).await {
             // What else went wrong follows from the queue's end.
             Ok(failed) if ended.is_err() => Err(Failure::of(Exit::Internal, &failed)),
             Ok(_) | Err(_) => ended,
         },
         failed = &mut failed => Err(Failure::of(Exit::Internal, &failed)),
-    };
-    note.remove(&state);
-    ended
+    }
 }
 
-async fn serve(dev: Dev, environment: &Environment) -> Ended {
+/// Adds the programs of the command line to the handlers of the configuration.
+fn serve_programs(programs: &[Program], config: &mut Config) -> Result<(), Failure> {
+    for (at, program) in programs.iter().enumerate() {
+        let name = &program.name;
+        if programs[..at].iter().any(|earlier| earlier.name == *name) {
+            return Err(Failure::new(
+                Exit::Usage,
+                format!("--handler names `{name}` twice; give each program its own"),
+            ));
+        }
+        let handler = Handler { kind: HandlerKind::Program, exec: program.exec.clone(), ..Handler::default() };
+        if config.handler.insert(name.clone(), handler).is_some() {
+            output::note(&format!("note: --handler {name}=… stands in for [handler.{name}] of the configuration"));
+        }
+    }
+    Ok(())
+}
+
+async fn serve(dev: Dev, signals: Signals, environment: &Environment) -> Ended {
     dev.introduce()?;
     let worker = assemble::worker(&dev.config, environment)?;
     let control = worker.control();
-    let obey = signals::obey(control.clone())
-        .map_err(|error| Failure::new(Exit::Unfit, format!("no signals can be received: {error}")))?;
     let ended = tokio::select! {
-        ended = worker::until_gone(worker, obey) => ended,
+        ended = worker::until_gone(worker, signals.obey(control.clone())) => ended,
         () = dev.wake(control) => Err(Failure::new(Exit::Internal, "the queue has ended by itself")),
     };
     dev.queue.stop().await;

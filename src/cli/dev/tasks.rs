@@ -1,5 +1,7 @@
 //! The tasks of the demo: what each shows, and how it has to end. Pure: nothing here calls a queue.
 
+use std::path::Path;
+
 use serde_json::{Value, json};
 
 use super::super::task::status::{State, Status};
@@ -70,8 +72,9 @@ pub(super) enum Proof {
 const COMPLETED: End = End { state: State::Completed, reason: "completed", runs: 1 };
 const FAILED: End = End { state: State::Failed, reason: "failed", runs: 1 };
 
-/// The tasks, in the order they are created in.
-pub(super) fn tasks() -> Vec<DemoTask> {
+/// The tasks, in the order they are created in. The long one waits for the file `reclaimed`.
+pub(super) fn tasks(reclaimed: &Path) -> Vec<DemoTask> {
+    let until_reclaimed = "until [ -e \"$0\" ]; do sleep 0.1; done";
     vec![
         task("patient", "lowest priority, created first", shell("echo last"), COMPLETED, Proof::None).at("lowest"),
         task(
@@ -114,7 +117,13 @@ pub(super) fn tasks() -> Vec<DemoTask> {
             COMPLETED,
             Proof::Artifacts(&["public/a.txt", "public/out/one", "public/out/deep/two"]),
         ),
-        task("long", "outlives its claim, so it is reclaimed", shell("sleep 11"), COMPLETED, Proof::Reclaimed),
+        task(
+            "long",
+            "runs until its claim has been extended",
+            command(&[&["/bin/sh", "-c", until_reclaimed, &reclaimed.to_string_lossy()]]),
+            COMPLETED,
+            Proof::Reclaimed,
+        ),
         task(
             "too-long",
             "runs past its maxRunTime of 2 s",
@@ -201,7 +210,7 @@ mod tests {
 
     #[test]
     fn the_demo_has_a_dozen_tasks_and_every_name_once() {
-        let tasks = tasks();
+        let tasks = tasks(Path::new("reclaimed"));
         let names: std::collections::BTreeSet<_> = tasks.iter().map(|task| task.name).collect();
         assert_eq!(names.len(), tasks.len());
         assert!(tasks.len() >= 12);

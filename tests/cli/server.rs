@@ -1,0 +1,91 @@
+//! Commands that run for a while, as processes. Nothing here waits for a time; it waits for what a process says.
+
+use std::io::BufReader;
+use std::path::Path;
+use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::support::{Said, journeyman, run};
+
+/// A process that is killed when the test is over.
+pub(crate) struct Server {
+    child: Child,
+    out: BufReader<ChildStdout>,
+    err: BufReader<ChildStderr>,
+    said: String,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+impl Server {
+    pub(crate) fn start(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
+        let out = BufReader::new(child.stdout.take().expect("stdout is piped"));
+        let err = BufReader::new(child.stderr.take().expect("stderr is piped"));
+        Self { child, out, err, said: String::new() }
+    }
+
+    /// Reads standard output to the first line that holds `words`.
+    pub(crate) fn prints(&mut self, words: &str) {
+        self.said.push_str(&until(&mut self.out, words));
+    }
+
+    /// Reads the log to the first line that holds `words`, and answers with that line.
+    pub(crate) fn logs(&mut self, words: &str) -> String {
+        let read = until(&mut self.err, words);
+        self.said.push_str(&read);
+        read.lines().last().unwrap_or_default().to_owned()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, signal).expect("the process is there");
+    }
+
+    pub(crate) fn ends(mut self) -> Said {
+        let mut err = std::mem::take(&mut self.said);
+        let mut out = String::new();
+        std::io::Read::read_to_string(&mut self.err, &mut err).expect("the log is UTF-8");
+        std::io::Read::read_to_string(&mut self.out, &mut out).expect("stdout is UTF-8");
+        let code = self.child.wait().expect("it ends").code().unwrap_or(-1);
+        Said { code, out, err }
+    }
+}
+
+fn until(from: &mut impl std::io::BufRead, words: &str) -> String {
+    let mut read = String::new();
+    loop {
+        let at = read.len();
+        let more = from.read_line(&mut read).expect("it is UTF-8");
+        assert!(more > 0, "it ended without saying {words:?}:\n{read}");
+        if read[at..].contains(words) {
+            return read;
+        }
+    }
+}
+
+pub(crate) fn dev(folder: &Path, arguments: &[&str]) -> Server {
+    let mut command = journeyman(folder);
+    command.env("TMPDIR", folder).env("NO_COLOR", "1").arg("dev").args(arguments);
+    let mut server = Server::start(&mut command);
+    server.prints("Ctrl-C");
+    server
+}
+
+pub(crate) fn task(folder: &Path, arguments: &[&str]) -> Said {
+    run(journeyman(folder).arg("task").args(arguments), "")
+}
+
+pub(crate) fn left(folder: &Path) -> Vec<String> {
+    let name =
+        |entry: std::io::Result<std::fs::DirEntry>| entry.expect("a name").file_name().into_string().expect("UTF-8");
+    let mut left: Vec<_> = std::fs::read_dir(folder).expect("the folder is there").map(name).collect();
+    left.retain(|name| name != ".local");
+    left
+}
