@@ -3,6 +3,10 @@
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
 
 /// What a command said and how it ended.
 #[derive(Debug)]
@@ -20,7 +24,10 @@ pub(crate) fn journeyman(folder: &Path) -> Command {
     command
 }
 
-/// Runs a command to its end, with `input` on its standard input.
+/// The longest that a command may take which is expected to end by itself.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// Runs a command to its end, with `input` on its standard input. One that does not end is killed, which fails the test.
 pub(crate) fn run(command: &mut Command, input: &str) -> Said {
     let mut child =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
@@ -28,7 +35,16 @@ pub(crate) fn run(command: &mut Command, input: &str) -> Said {
     // A command that does not read its input closes it.
     drop(stdin.write_all(input.as_bytes()));
     drop(stdin);
+    let pid = Pid::from_child(&child);
+    let (ended, watch) = std::sync::mpsc::channel::<()>();
+    let watchdog = std::thread::spawn(move || {
+        if watch.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+            kill_process(pid, Signal::KILL).expect("it has not been waited for");
+        }
+    });
     let output = child.wait_with_output().expect("the binary ends");
+    drop(ended);
+    watchdog.join().expect("nothing panics there");
     Said {
         code: output.status.code().unwrap_or(-1),
         out: String::from_utf8(output.stdout).expect("stdout is UTF-8"),
