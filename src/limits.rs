@@ -199,6 +199,8 @@ pub const QUEUE_ARTIFACT_BYTES_MAX: u64 = 4 << 30;
 pub const QUEUE_JOBS_MAX: usize = 4_096;
 /// How many jobs share a commit.
 pub const QUEUE_BATCH_MAX: usize = 512;
+/// How much of the journal beside the queue's file is kept once it has been worked in.
+pub const QUEUE_JOURNAL_BYTES_KEPT: i64 = 16 << 20;
 /// How many prepared statements are kept.
 pub const QUEUE_STATEMENTS_MAX: usize = 64;
 /// How many tasks past their deadline a request for work looks beyond.

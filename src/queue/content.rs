@@ -3,9 +3,8 @@
 //! An upload is streamed into a file of its own and takes its name once it is whole and on disk, so a reader sees
 //! nothing or all of it.
 
-use std::fs::File;
-use std::io::{self, Write as _};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 use std::pin::Pin;
 
 use axum::body::{Body, HttpBody as _};
@@ -24,7 +23,7 @@ use super::App;
 use super::auth::same_bytes;
 use super::clock::Millis;
 use super::fault::{Fault, no_such_route};
-use super::files;
+use super::files::{self, Draft};
 use super::route::query_param;
 use super::server::Seat;
 use crate::limits::{QUEUE_CHUNK_TIMEOUT, QUEUE_GET_URL_LIFE, QUEUE_READ_BYTES, QUEUE_UPLOAD_TIMEOUT};
@@ -152,51 +151,6 @@ async fn put(app: &App, target: &Target, body: Body) -> Response<Body> {
     }
 }
 
-/// A file on its way to its name; removed again where it does not get there. Blocks, so it is used off the async
-/// threads, in as few steps as there are.
-struct Draft {
-    path: PathBuf,
-    file: File,
-}
-
-impl Draft {
-    fn make(artifacts: &Path) -> io::Result<Self> {
-        let folder = artifacts.join("incoming");
-        let path = folder.join(uuid::Uuid::new_v4().to_string());
-        let file = unless_missing(|| File::create_new(&path), &folder)?;
-        Ok(Self { path, file })
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all(bytes)
-    }
-
-    fn settle(self, path: &Path) -> io::Result<()> {
-        self.file.sync_all()?;
-        let Some(folder) = path.parent() else { return Err(io::ErrorKind::InvalidInput.into()) };
-        unless_missing(|| std::fs::rename(&self.path, path), folder)?;
-        File::open(folder)?.sync_all()
-    }
-}
-
-impl Drop for Draft {
-    fn drop(&mut self) {
-        // Gone already where it was settled.
-        std::fs::remove_file(&self.path).ok();
-    }
-}
-
-/// Tries again with the folder made, where it was missing.
-fn unless_missing<T>(act: impl Fn() -> io::Result<T>, folder: &Path) -> io::Result<T> {
-    match act() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            std::fs::create_dir_all(folder)?;
-            act()
-        }
-        done => done,
-    }
-}
-
 async fn blocking<T: Send + 'static>(act: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
     tokio::task::spawn_blocking(act).await.map_err(io::Error::other)?
 }
@@ -243,7 +197,7 @@ async fn settle(app: &App, target: &Target, draft: Option<Draft>, rest: Vec<u8>)
     blocking(move || {
         let mut draft = draft.map_or_else(|| Draft::make(&artifacts), Ok)?;
         draft.write(&rest)?;
-        draft.settle(&path)
+        draft.settle(&path, files::sync)
     })
     .await
 }

@@ -1,6 +1,12 @@
-//! Where the content of artifacts lies: one file each, under a folder of the queue's own.
+//! Where the content of artifacts lies: one file each, under a folder of the queue's own. A file that has its name is
+//! whole, and both survive a loss of power.
+//!
+//! Everything here blocks, so it is used off the async threads, in as few steps as there are.
 
-use std::path::Path;
+use std::fs::{DirBuilder, File};
+use std::io::{self, Write as _};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
 
@@ -17,9 +23,144 @@ pub(crate) fn remove(folder: &Path, place: &str) {
     let gone = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
     match gone {
         Ok(()) => {}
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => {
             tracing::warn!(%error, path = %path.display(), "an expired artifact could not be removed");
         }
+    }
+}
+
+/// The folder of the files that have no name yet.
+const INCOMING: &str = "incoming";
+
+/// Flushes a file or a folder to the disk.
+pub(crate) fn sync(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+/// Makes a folder that only its owner may enter, and those above it where they are missing, and flushes each into the
+/// one above.
+pub(crate) fn make_folder(folder: &Path, mut sync: impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
+    let missing: Vec<&Path> =
+        folder.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.is_dir()).collect();
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    for made in missing.into_iter().rev() {
+        sync(above(made))?;
+    }
+    Ok(())
+}
+
+fn above(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."))
+}
+
+/// Removes what an earlier life was writing when it ended. Nobody was told that it was stored.
+pub(crate) fn clear(artifacts: &Path) -> io::Result<()> {
+    match std::fs::remove_dir_all(artifacts.join(INCOMING)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+/// A file on its way to its name; removed again where it does not get there.
+pub(crate) struct Draft {
+    path: PathBuf,
+    file: File,
+}
+
+impl Draft {
+    pub(crate) fn make(artifacts: &Path) -> io::Result<Self> {
+        let folder = artifacts.join(INCOMING);
+        let path = folder.join(uuid::Uuid::new_v4().to_string());
+        let file = unless_missing(|| File::create_new(&path), &folder)?;
+        Ok(Self { path, file })
+    }
+
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes)
+    }
+
+    /// Gives the file its name: its content goes to the disk before the name does, and the folder's own name after.
+    pub(crate) fn settle(self, path: &Path, mut sync: impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
+        self.file.sync_all()?;
+        let folder = above(path);
+        unless_missing(|| std::fs::rename(&self.path, path), folder)?;
+        sync(folder)?;
+        // Also where somebody else has made the folder, who may not have come to this yet.
+        sync(above(folder))
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        // Gone already where it was settled.
+        std::fs::remove_file(&self.path).ok();
+    }
+}
+
+/// Tries again with the folder made, where it was missing.
+fn unless_missing<T>(act: impl Fn() -> io::Result<T>, folder: &Path) -> io::Result<T> {
+    match act() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+            act()
+        }
+        done => done,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_artifact_is_stored_once_its_folder_and_the_one_above_are_on_disk() {
+        let artifacts = tempfile::tempdir().unwrap();
+        let task = artifacts.path().join("task");
+        let path = task.join("0-name");
+        let mut draft = Draft::make(artifacts.path()).unwrap();
+        draft.write(b"content").unwrap();
+        let mut synced = Vec::new();
+        let note = |folder: &Path| {
+            assert!(path.is_file(), "the name comes first");
+            synced.push(folder.to_owned());
+            sync(folder)
+        };
+        draft.settle(&path, note).unwrap();
+        assert_eq!(synced, [task, artifacts.path().to_owned()]);
+        assert_eq!(std::fs::read(&path).unwrap(), b"content");
+    }
+
+    #[test]
+    fn an_artifact_whose_folder_cannot_be_flushed_is_not_stored() {
+        let artifacts = tempfile::tempdir().unwrap();
+        let draft = Draft::make(artifacts.path()).unwrap();
+        let failed = draft.settle(&artifacts.path().join("task/0-name"), |_| Err(io::ErrorKind::StorageFull.into()));
+        assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::StorageFull);
+    }
+
+    #[test]
+    fn each_new_folder_is_flushed_into_the_one_above() {
+        let room = tempfile::tempdir().unwrap();
+        let mut synced = Vec::new();
+        let note = |folder: &Path| {
+            synced.push(folder.to_owned());
+            Ok(())
+        };
+        make_folder(&room.path().join("a/b"), note).unwrap();
+        assert_eq!(synced, [room.path().to_owned(), room.path().join("a")]);
+        make_folder(&room.path().join("a/b"), |folder| panic!("{folder:?} was there")).unwrap();
+    }
+
+    #[test]
+    fn what_was_half_written_is_gone_after_a_restart() {
+        let artifacts = tempfile::tempdir().unwrap();
+        let mut draft = Draft::make(artifacts.path()).unwrap();
+        draft.write(b"half").unwrap();
+        let path = draft.path.clone();
+        std::mem::forget(draft);
+        clear(artifacts.path()).unwrap();
+        assert!(!path.exists());
+        clear(artifacts.path()).unwrap();
     }
 }

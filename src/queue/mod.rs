@@ -240,8 +240,8 @@ impl std::fmt::Debug for Store {
 pub async fn start(settings: Settings) -> Result<Running, StartError> {
     check(&settings)?;
     let folder = settings.artifacts.clone();
-    std::fs::create_dir_all(&folder)
-        .map_err(|source| StartError::Folder { path: folder.display().to_string(), source })?;
+    let no_folder = |source| StartError::Folder { path: folder.display().to_string(), source };
+    files::make_folder(&folder, files::sync).map_err(no_folder)?;
     let path = match &settings.db {
         Db::File(path) => Some(path.clone()),
         Db::Memory => None,
@@ -249,6 +249,8 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
     let opened = tokio::task::spawn_blocking(move || store::open(path.as_deref()))
         .await
         .map_err(|_| StartError::Interrupted)??;
+    // The file is ours, so no other queue is writing there.
+    files::clear(&folder).map_err(no_folder)?;
     let own = SecretString::from(opened.own_secret()?);
     let failed = |source| StartError::Listen { address: settings.listen, source };
     let listener = TcpListener::bind(settings.listen).await.map_err(failed)?;

@@ -210,3 +210,23 @@ async fn many_calls_share_a_commit_and_each_gets_its_own_answer() {
     assert_eq!(place.api.get("pending/p%2Fw").await.expect(200)["pendingTasks"], 49);
     place.running.stop().await;
 }
+
+#[tokio::test]
+async fn nobody_but_its_owner_can_read_what_the_queue_keeps() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("queue.db");
+    let artifacts = folder.path().join("a/b");
+    let place = Place::with(|settings| {
+        settings.db = Db::File(file.clone());
+        settings.artifacts = artifacts.clone();
+    })
+    .await;
+    place.api.create("p/w", json!({})).await;
+    let journal = folder.path().join("queue.db-wal");
+    for path in [&file, &journal, &artifacts] {
+        let mode = std::fs::metadata(path).expect("it is there").permissions().mode();
+        assert_eq!(mode & 0o077, 0, "{path:?} has {mode:o}");
+    }
+    place.running.stop().await;
+}

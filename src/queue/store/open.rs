@@ -1,5 +1,7 @@
 //! Opening the file: its settings, its tables, what of it is kept in memory, and the start of the thread that owns it.
 
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use rusqlite::Connection;
@@ -10,7 +12,7 @@ use super::index::{Index, Move, Position};
 use super::keeper::Keeper;
 use super::room::{read, select};
 use super::{Knobs, Life, Store};
-use crate::limits::{QUEUE_JOBS_MAX, QUEUE_STATEMENTS_MAX};
+use crate::limits::{QUEUE_JOBS_MAX, QUEUE_JOURNAL_BYTES_KEPT, QUEUE_STATEMENTS_MAX};
 
 /// What is wrong with the file that the queue is to be kept in.
 #[derive(Debug, thiserror::Error)]
@@ -47,12 +49,21 @@ pub(crate) struct Opened {
     pub(super) index: Index,
 }
 
+/// Makes the file, where it is missing, so that only its owner can read it: the queue's own secret is in it. Whatever
+/// goes wrong comes out when SQLite opens it.
+fn make_private(path: &Path) {
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).ok();
+}
+
 /// Opens the file, or a database in memory.
 pub(crate) fn open(path: Option<&Path>) -> Result<Opened, OpenError> {
     let shown = path.map_or_else(|| ":memory:".to_owned(), |path| path.display().to_string());
     let failed = |source| OpenError::File { path: shown.clone(), source };
     let conn = match path {
-        Some(path) => Connection::open(path),
+        Some(path) => {
+            make_private(path);
+            Connection::open(path)
+        }
         None => Connection::open_in_memory(),
     }
     .map_err(failed)?;
@@ -62,6 +73,7 @@ pub(crate) fn open(path: Option<&Path>) -> Result<Opened, OpenError> {
         conn.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
         conn.pragma_update(None, "journal_mode", "WAL")?;
         conn.pragma_update(None, "synchronous", "FULL")?;
+        conn.pragma_update(None, "journal_size_limit", QUEUE_JOURNAL_BYTES_KEPT)?;
         conn.execute_batch("BEGIN IMMEDIATE")?;
         let mut format = conn.pragma_query_value(None, "user_version", |row| row.get(0))?;
         if format == 0 {
