@@ -259,3 +259,9 @@ pub const RUN_TIME_MIN: Duration = Duration::from_secs(1);
 pub const CLAIM_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 /// The least of a task's log that may be kept: the marker between head and tail and a few lines.
 pub const TASK_LOG_BYTES_MIN: u64 = 1 << 10;
+/// How much is written when the host is looked at.
+pub const HOST_LOOK_BYTES: usize = 64 << 10;
+/// How many files are opened at once when the host is looked at; what one task takes with its pipes.
+pub const HOST_LOOK_FILES: usize = 16;
+/// How long a look at the host may take before its disk counts as unfit.
+pub const HOST_LOOK_TIME: Duration = Duration::from_secs(10);

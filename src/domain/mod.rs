@@ -6,6 +6,7 @@
 
 pub mod backoff;
 pub mod claim;
+pub mod fitness;
 pub mod id;
 pub mod jitter;
 pub mod lease;

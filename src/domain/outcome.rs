@@ -5,7 +5,7 @@ use core::fmt;
 /// Why a run ends as an exception. The names are those of the Taskcluster queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
-    /// The worker has to go; the queue retries the task.
+    /// The worker has to go, or its host cannot run the task; the queue retries it.
     WorkerShutdown,
     /// The payload can never work; no task code ran.
     MalformedPayload,
@@ -59,8 +59,10 @@ pub enum Unprepared {
     Malformed,
     /// Something it declares cannot be had at present.
     Unavailable,
-    /// The handler or the host is at fault.
+    /// The handler is at fault.
     Internal,
+    /// The host is at fault, so that another one may do better.
+    Host,
 }
 
 impl Unprepared {
@@ -71,6 +73,7 @@ impl Unprepared {
             Self::Malformed => Reason::MalformedPayload,
             Self::Unavailable => Reason::ResourceUnavailable,
             Self::Internal => Reason::InternalError,
+            Self::Host => Reason::WorkerShutdown,
         })
     }
 }
@@ -88,6 +91,8 @@ pub enum Verdict {
     Unavailable,
     /// The handler broke.
     Internal,
+    /// The host could not run it, so that another one may do better.
+    Host,
 }
 
 impl Verdict {
@@ -100,6 +105,7 @@ impl Verdict {
             Self::Intermittent => Outcome::Exception(Reason::IntermittentTask),
             Self::Unavailable => Outcome::Exception(Reason::ResourceUnavailable),
             Self::Internal => Outcome::Exception(Reason::InternalError),
+            Self::Host => Outcome::Exception(Reason::WorkerShutdown),
         }
     }
 }

@@ -226,7 +226,9 @@ fn broken_if(why: Option<String>) -> CaseResult {
 fn told(refused: &NotPrepared) -> String {
     match refused {
         NotPrepared::Malformed(sentences) => sentences.join("\n"),
-        NotPrepared::Unavailable(sentence) | NotPrepared::Internal(sentence) => sentence.clone(),
+        NotPrepared::Unavailable(sentence) | NotPrepared::Internal(sentence) | NotPrepared::Host(sentence) => {
+            sentence.clone()
+        }
     }
 }
 
@@ -235,7 +237,8 @@ fn ended(error: &NotCompleted) -> String {
         NotCompleted::Failed(sentence)
         | NotCompleted::Intermittent(sentence)
         | NotCompleted::Unavailable(sentence)
-        | NotCompleted::Internal(sentence) => sentence.clone(),
+        | NotCompleted::Internal(sentence)
+        | NotCompleted::Host(sentence) => sentence.clone(),
     }
 }
 

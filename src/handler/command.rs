@@ -22,7 +22,7 @@ use crate::limits::PROCESS_GRACE;
 use super::artifact::{self, Artifacts, Declaration, Need, What};
 use super::environment::{self, Variables};
 use super::process::{self, Bounds, Cause, Ended, Input, Launch, Running, Status, shown};
-use super::{CancelCause, Context, NotCompleted, NotPrepared, PayloadHandler};
+use super::{CancelCause, Context, NotCompleted, NotPrepared, PayloadHandler, fault};
 
 /// What the operator decides about `command`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -291,6 +291,7 @@ fn not_started(number: usize, error: &io::Error) -> NotCompleted {
         Errno::ISDIR,
     ];
     match error.raw_os_error() {
+        Some(_) if fault::is_of_host(error) => NotCompleted::Host(sentence),
         Some(code) if of_task.iter().all(|errno| errno.raw_os_error() != code) => NotCompleted::Internal(sentence),
         Some(_) | None => NotCompleted::Failed(sentence),
     }
@@ -351,7 +352,9 @@ mod tests {
     #[test]
     fn what_the_host_cannot_give_is_not_the_tasks_fault() {
         let error = |errno: Errno| io::Error::from_raw_os_error(errno.raw_os_error());
-        assert!(matches!(not_started(0, &error(Errno::AGAIN)), NotCompleted::Internal(_)));
+        assert!(matches!(not_started(0, &error(Errno::AGAIN)), NotCompleted::Host(_)));
+        assert!(matches!(not_started(0, &error(Errno::MFILE)), NotCompleted::Host(_)));
+        assert!(matches!(not_started(0, &error(Errno::PERM)), NotCompleted::Internal(_)));
         assert!(matches!(not_started(0, &error(Errno::NOEXEC)), NotCompleted::Failed(_)));
     }
 }

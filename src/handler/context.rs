@@ -93,7 +93,7 @@ impl Context {
     /// The task's own folder. It is empty at the start, and removed at the end.
     ///
     /// It is made by the first call, so that a handler without files costs the disk nothing. Where it cannot be made the
-    /// task ends as `internal-error`, whatever its handler says.
+    /// task is handed back, whatever its handler says.
     #[must_use]
     pub fn workdir(&self) -> &Path {
         self.inner.made.get_or_init(|| std::fs::create_dir_all(&self.inner.workdir));

@@ -12,6 +12,7 @@ pub mod command;
 pub mod context;
 pub mod environment;
 mod exit;
+pub mod fault;
 pub mod log;
 pub mod message;
 pub mod process;
@@ -35,8 +36,11 @@ pub enum NotPrepared {
     Malformed(Vec<String>),
     /// Something it declares cannot be had at present. Reported as `resource-unavailable`.
     Unavailable(String),
-    /// The handler or the host is at fault. Reported as `internal-error`.
+    /// The handler is at fault. Reported as `internal-error`.
     Internal(String),
+    /// The host is at fault: no disk, no memory, no more processes or files. The task is handed back, as `worker-shutdown`,
+    /// which the queue retries, and the worker claims nothing until its host was found fit.
+    Host(String),
 }
 
 /// Why a payload that was started did not succeed. The sentence goes into the task's log.
@@ -50,6 +54,8 @@ pub enum NotCompleted {
     Unavailable(String),
     /// The handler broke. Reported as `internal-error`.
     Internal(String),
+    /// The host could not run it: no disk, no memory, no more processes or files. As [`NotPrepared::Host`].
+    Host(String),
 }
 
 /// A kind of payload and how to run it.

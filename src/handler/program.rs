@@ -45,7 +45,7 @@ use super::environment::{self, Variables};
 use super::message::{Listener, Told};
 use super::process::{self, Bounds, Cause, Ended, Input, Launch, Running, Status};
 use super::schema::Checked;
-use super::{Context, Handler, NotCompleted, NotPrepared, Pending, Prepared};
+use super::{Context, Handler, NotCompleted, NotPrepared, Pending, Prepared, fault};
 
 /// The protocol's name.
 pub const PROTOCOL: &str = "stdio-json/1";
@@ -181,7 +181,10 @@ impl Inner {
             |text: String| NotPrepared::Internal(format!("the check of handler {}: {text}", self.settings.name));
         let spoken = self.speak(Phase::Check, argv, payload, bounds, context);
         let Spoken { ended, told: Told { mut reasons, .. } } =
-            spoken.await.map_err(|error| internal(error.to_string()))?;
+            spoken.await.map_err(|error| match fault::is_of_host(&error) {
+                true => NotPrepared::Host(format!("the check of handler {}: {error}", self.settings.name)),
+                false => internal(error.to_string()),
+            })?;
         if reasons.is_empty() {
             reasons.push(format!("payload: the check of handler {} refuses it; the log tells why", self.settings.name));
         }
@@ -199,7 +202,8 @@ impl Inner {
     async fn run(&self, payload: &Value, bounds: Bounds, context: &Context) -> Result<Spoken, NotCompleted> {
         let spoken = self.speak(Phase::Run, &self.settings.exec, payload, bounds, context);
         spoken.await.map_err(|error| {
-            NotCompleted::Internal(format!("handler {} could not be run: {error}", self.settings.name))
+            let sentence = format!("handler {} could not be run: {error}", self.settings.name);
+            if fault::is_of_host(&error) { NotCompleted::Host(sentence) } else { NotCompleted::Internal(sentence) }
         })
     }
 
@@ -299,8 +303,9 @@ impl Handler for Program {
             let env = environment::of_task(&settings.env, context);
             for argv in [Some(&settings.exec), settings.check.as_ref()].into_iter().flatten() {
                 let program = argv.first().map_or("", String::as_str);
+                // It was there when the worker started, and another host may have it still.
                 process::locate(program, &env, context.workdir())
-                    .map_err(|error| NotPrepared::Internal(format!("handler {}: {error}", settings.name)))?;
+                    .map_err(|error| NotPrepared::Host(format!("handler {}: {error}", settings.name)))?;
             }
             if let Some(check) = &settings.check {
                 self.inner.check(check, &payload, context).await?;

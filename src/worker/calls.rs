@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::domain::claim::Settled;
+use crate::domain::fitness::Condition;
 use crate::domain::id::{Lane, Run, SourceId, Token};
 use crate::domain::outcome::{Outcome, Unprepared, Verdict};
 use crate::domain::refusal::Refusal;
@@ -12,6 +13,7 @@ use crate::handler::{Context, Handler, NotCompleted, NotPrepared, Prepared};
 use crate::limits::KILL_SLACK;
 use crate::source::{Answer, Batch, Claim, Grant, Opened, Recovered, Refused, Source};
 
+use super::examine::Examination;
 use super::guard::{Panicked, guarded};
 use super::live::{Entry, Job};
 use super::settle::Store;
@@ -30,6 +32,7 @@ pub(super) enum Back {
     Reported { claim: Token, answer: Result<(), Refused> },
     Reclaimed { claim: Token, sent_at: Instant, answer: Result<Duration, Refused> },
     Checked { claim: Token, answer: Result<bool, Refused> },
+    Looked(Condition),
 }
 
 impl Back {
@@ -43,7 +46,11 @@ impl Back {
             | Self::Reported { claim, .. }
             | Self::Reclaimed { claim, .. }
             | Self::Checked { claim, .. } => Some(*claim),
-            Self::Opened { .. } | Self::Polled { .. } | Self::Recovered { .. } | Self::Deleted { .. } => None,
+            Self::Opened { .. }
+            | Self::Polled { .. }
+            | Self::Recovered { .. }
+            | Self::Deleted { .. }
+            | Self::Looked(_) => None,
         }
     }
 }
@@ -104,6 +111,10 @@ pub(super) async fn check(source: Arc<dyn Source>, token: Token, claim: Claim) -
     Back::Checked { claim: token, answer: call("status", source.canceled(&claim)).await }
 }
 
+pub(super) async fn look(host: Examination) -> Back {
+    Back::Looked(host.look().await)
+}
+
 pub(super) async fn settle(store: Store, claim: Token, job: Job) -> Back {
     let settled = match guarded(store.settle(job)).await {
         Ok(settled) => settled,
@@ -129,7 +140,7 @@ pub(super) async fn prepare(
     };
     let log = context.log();
     if folder_missing(&context) {
-        return Back::Prepared { claim, answer: Err(Unprepared::Internal) };
+        return Back::Prepared { claim, answer: Err(Unprepared::Host) };
     }
     let answer = match answer {
         Ok(Ok(prepared)) => Ok(prepared),
@@ -145,6 +156,11 @@ pub(super) async fn prepare(
         Ok(Err(NotPrepared::Internal(sentence))) => {
             log.note(&format!("not started, the worker is at fault: {sentence}"));
             Err(Unprepared::Internal)
+        }
+        Ok(Err(NotPrepared::Host(sentence))) => {
+            tracing::error!(claim.run = %context.task().run, "the host is at fault: {sentence}");
+            log.note(&format!("not started and handed back, this host is at fault: {sentence}"));
+            Err(Unprepared::Host)
         }
         Err(Panicked(text)) => {
             tracing::error!(claim.run = %context.task().run, panic = text, "the handler panicked while it prepared");
@@ -184,7 +200,7 @@ fn folder_missing(context: &Context) -> bool {
 fn verdict(ended: Result<Result<(), NotCompleted>, Panicked>, context: &Context) -> Verdict {
     let log = context.log();
     if folder_missing(context) {
-        return Verdict::Internal;
+        return Verdict::Host;
     }
     match ended {
         Ok(Ok(())) => Verdict::Completed,
@@ -203,6 +219,11 @@ fn verdict(ended: Result<Result<(), NotCompleted>, Panicked>, context: &Context)
         Ok(Err(NotCompleted::Internal(sentence))) => {
             log.note(&format!("not completed, the worker is at fault: {sentence}"));
             Verdict::Internal
+        }
+        Ok(Err(NotCompleted::Host(sentence))) => {
+            tracing::error!(claim.run = %context.task().run, "the host is at fault: {sentence}");
+            log.note(&format!("not completed and handed back, this host is at fault: {sentence}"));
+            Verdict::Host
         }
         Err(Panicked(text)) => {
             tracing::error!(claim.run = %context.task().run, panic = text, "the handler panicked");
@@ -294,13 +315,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_task_whose_folder_cannot_be_made_ends_as_the_workers_fault() {
+    async fn a_task_whose_folder_cannot_be_made_is_the_hosts_fault() {
         let base = tempfile::tempdir().unwrap();
         let blocked = base.path().join("a file");
         std::fs::write(&blocked, "").unwrap();
         let workdir = blocked.join("work");
-        assert_eq!(prepared(Uses::InPrepare, &context(&workdir)).await.err(), Some(Unprepared::Internal));
-        assert_eq!(ended(Uses::InExecute, &context(&workdir)).await, Verdict::Internal);
+        assert_eq!(prepared(Uses::InPrepare, &context(&workdir)).await.err(), Some(Unprepared::Host));
+        assert_eq!(ended(Uses::InExecute, &context(&workdir)).await, Verdict::Host);
         assert_eq!(ended(Uses::Never, &context(&workdir)).await, Verdict::Completed);
     }
 

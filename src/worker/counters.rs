@@ -65,6 +65,8 @@ counters! {
     notices,
     /// Hints that the host may have to go.
     hints,
+    /// Times the host was found unable to run tasks.
+    host_faults,
     /// Panics of handlers and adapters.
     panics,
 }

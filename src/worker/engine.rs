@@ -20,6 +20,7 @@ use crate::source::{Batch, Grant, Recovered, Refused};
 
 use super::calls::{self, Back};
 use super::counters::{Counters, count};
+use super::examine::Examination;
 use super::guard::discard;
 use super::live::{Entry, Live};
 use super::settle::Store;
@@ -29,6 +30,7 @@ pub(super) struct Engine {
     rules: rules::Worker,
     settings: Settings,
     folder: WorkFolder,
+    examination: Examination,
     clock: Clock,
     feeds: Vec<Feed>,
     orders: mpsc::Receiver<Order>,
@@ -51,6 +53,7 @@ impl Engine {
             rules,
             clock: settings.clock,
             settings,
+            examination: Examination::of(folder.tasks()),
             folder,
             feeds,
             orders,
@@ -157,6 +160,7 @@ impl Engine {
                 let answer = self.unless_refused(source, answer).map(|found| self.found(source, found));
                 Event::Recovered { source, sent_at, answer }
             }
+            Back::Looked(condition) => Event::Looked(condition),
             Back::Claimed { claim, sent_at, answer } => self.claimed(claim, sent_at, answer),
             Back::Deleted { message, answer } => {
                 Event::Deleted { message, answer: answer.map_err(|refused| self.note("delete", refused)) }
@@ -330,6 +334,9 @@ impl Engine {
                 }
             }
             Effect::Close { claim, run, end } => self.close(claim, &run, end),
+            Effect::Look => {
+                self.calls.spawn(calls::look(self.examination.clone()));
+            }
             Effect::Alert(alert) => self.alert(&alert),
             Effect::Exit(exit) => self.exit = Some(exit),
         }
@@ -512,6 +519,15 @@ impl Engine {
             ),
             Alert::Throttled { source: id } => {
                 tracing::warn!(alert = "throttled", source = source(*id), "the queue asks us to slow down");
+            }
+            Alert::HostUnfit { run } => {
+                count(&counters.host_faults);
+                tracing::error!(
+                    alert = "host-unfit", claim.run = %run,
+                    "[alert operator] this host cannot run tasks; the lines before say what it lacks. The task is handed back, and \
+                     nothing is claimed until a look at the host finds it fit: free its disk, raise its limits on open files and \
+                     processes, mend `work_dir`, or take it away"
+                );
             }
             Alert::OverlapPossible { run } => {
                 count(&counters.overlaps_possible);

@@ -6,6 +6,7 @@
 mod calls;
 pub mod counters;
 mod engine;
+mod examine;
 mod guard;
 mod live;
 mod settle;

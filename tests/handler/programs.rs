@@ -228,7 +228,7 @@ async fn a_check_that_breaks_is_not_the_payloads_fault() {
 async fn a_program_that_is_not_there_is_the_hosts_fault() {
     let settings = Settings::new("gone", vec!["/no/such/handler".to_owned()]);
     let went = run_with(&Bench::new(), settings, json!({})).await;
-    let Went::Refused(NotPrepared::Internal(sentence)) = went else { panic!("{went:?}") };
+    let Went::Refused(NotPrepared::Host(sentence)) = went else { panic!("{went:?}") };
     assert_eq!(sentence, "handler gone: /no/such/handler: there is no such file");
 }
 

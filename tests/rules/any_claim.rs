@@ -39,9 +39,14 @@ fn steps() -> impl Strategy<Value = Step> {
         Just(Verdict::Intermittent),
         Just(Verdict::Unavailable),
         Just(Verdict::Internal),
+        Just(Verdict::Host),
     ];
-    let unprepared =
-        prop_oneof![Just(Unprepared::Malformed), Just(Unprepared::Unavailable), Just(Unprepared::Internal)];
+    let unprepared = prop_oneof![
+        Just(Unprepared::Malformed),
+        Just(Unprepared::Unavailable),
+        Just(Unprepared::Internal),
+        Just(Unprepared::Host)
+    ];
     let settled = prop_oneof![Just(Settled::Clean), Just(Settled::Missing), Just(Settled::Unstored)];
     prop_oneof![
         3 => (0_u64..400_000).prop_map(|millis| Step::Wait(Duration::from_millis(millis))),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use journeyman::domain::claim::Settled;
+use journeyman::domain::fitness::Condition;
 use journeyman::domain::id::{Deployment, Lane, Run, SourceId, TaskId, Token};
 use journeyman::domain::jitter::Jitter;
 use journeyman::domain::outcome::{Unprepared, Verdict};
@@ -143,6 +144,7 @@ impl World {
             }
             Effect::Open(_)
             | Effect::Recover { .. }
+            | Effect::Look
             | Effect::Prepare(_)
             | Effect::Settle(_)
             | Effect::Report { .. }
@@ -251,10 +253,22 @@ impl World {
             Effect::Claim(claim) => Event::Claimed { claim, sent_at, answer: self.answer(length) },
             Effect::Delete(message) => Event::Deleted { message, answer: self.answer(()) },
             Effect::Prepare(claim) => {
-                let answer = if self.below(5) == 0 { Err(Unprepared::Malformed) } else { Ok(()) };
+                let unfit = !self.calm && self.below(8) == 0;
+                let answer = match self.below(5) {
+                    0 if unfit => Err(Unprepared::Host),
+                    0 => Err(Unprepared::Malformed),
+                    _ => Ok(()),
+                };
                 Event::Prepared { claim, answer }
             }
-            Effect::Execute(claim) | Effect::Kill { claim, .. } => Event::Ended { claim, verdict: Verdict::Completed },
+            Effect::Execute(claim) | Effect::Kill { claim, .. } => {
+                let unfit = !self.calm && self.below(20) == 0;
+                Event::Ended { claim, verdict: if unfit { Verdict::Host } else { Verdict::Completed } }
+            }
+            Effect::Look => {
+                let unfit = !self.calm && self.below(2) == 0;
+                Event::Looked(if unfit { Condition::Unfit } else { Condition::Fit })
+            }
             Effect::Settle(claim) => Event::Settled { claim, settled: Settled::Clean },
             Effect::Report { claim, .. } => Event::Reported { claim, answer: self.answer(()) },
             Effect::Reclaim { claim, .. } => Event::Reclaimed { claim, sent_at, answer: self.answer(length) },

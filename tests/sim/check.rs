@@ -52,8 +52,9 @@ impl World {
             Effect::Kill { claim, cause: KillCause::Shutdown, .. } => self.check_shutdown(host, *claim),
             Effect::Close { claim, end, .. } => self.check_close(host, *claim, *end),
             Effect::Alert(alert) => self.check_alert(host, alert),
+            Effect::Recover { .. } => self.check_fit(host),
             Effect::Open(_)
-            | Effect::Recover { .. }
+            | Effect::Look
             | Effect::Forget(_)
             | Effect::Settle(_)
             | Effect::Check(_)
@@ -68,7 +69,13 @@ impl World {
             format!("host {host} polls lane {lane:?} before lane {expected} was empty")
         });
         self.held("I22", self.hosts[host].stop.is_none(), || format!("host {host} polls after it was told to stop"));
+        self.check_fit(host);
         self.held("I8", (1..=32).contains(&max), || format!("host {host} asks for {max}"));
+    }
+
+    /// A host that cannot run tasks claims none until it was found fit.
+    fn check_fit(&self, host: usize) {
+        self.held("I33", !self.hosts[host].known_unfit, || format!("host {host} claims although it is unfit"));
     }
 
     fn check_claim(&mut self, host: usize, claim: Token) {
@@ -223,6 +230,7 @@ impl World {
                 }
             }
             Alert::Undecodable { .. }
+            | Alert::HostUnfit { .. }
             | Alert::Unreadable { .. }
             | Alert::Denied { .. }
             | Alert::Throttled { .. }

@@ -44,6 +44,9 @@ pub struct Host {
     pub alerted: BTreeSet<u64>,
     pub quarantined_until: u64,
     pub partitioned_until: u64,
+    pub unfit_until: u64,
+    /// A task was found to fail because of the host, and no look has found it fit since.
+    pub known_unfit: bool,
     pub recoveries: u32,
     pub request_good: Option<bool>,
 }
@@ -169,6 +172,8 @@ impl Host {
             alerted: BTreeSet::new(),
             quarantined_until: 0,
             partitioned_until: 0,
+            unfit_until: 0,
+            known_unfit: false,
             recoveries: 0,
             request_good: None,
         }
@@ -220,6 +225,7 @@ impl Host {
         self.deletes_failed = 0;
         self.delete_alerts = 0;
         self.recoveries = 0;
+        self.known_unfit = false;
         self.request_good = None;
     }
 

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use journeyman::domain::claim::Settled;
+use journeyman::domain::fitness::Condition;
 use journeyman::domain::id::{Lane, Run, SourceId, TaskId, Token};
 use journeyman::domain::outcome::{Outcome, Unprepared, Verdict};
 use journeyman::domain::refusal::Refusal;
@@ -83,6 +84,7 @@ enum Happens {
     PreparedAt { host: usize, life: u32, claim: Token, answer: Result<(), Unprepared> },
     EndedAt { host: usize, life: u32, claim: Token, verdict: Verdict },
     SettledAt { host: usize, life: u32, claim: Token, settled: Settled },
+    LookedAt { host: usize, life: u32, condition: Condition },
     LongPollOver { id: u64 },
     Expiry { run: Run },
     Create,
@@ -187,6 +189,7 @@ impl World {
             Fault::HostAtRisk,
             Fault::QueueRestart,
             Fault::Quarantine,
+            Fault::HostUnfit,
             Fault::PartitionedReplies,
             Fault::InternalErrorForMinutes,
             Fault::ForbiddenForAWhile,
@@ -272,7 +275,8 @@ impl World {
             Happens::Wake { host, life, .. }
             | Happens::PreparedAt { host, life, .. }
             | Happens::EndedAt { host, life, .. }
-            | Happens::SettledAt { host, life, .. } => Some((*host, *life)),
+            | Happens::SettledAt { host, life, .. }
+            | Happens::LookedAt { host, life, .. } => Some((*host, *life)),
             Happens::Arrive(_)
             | Happens::LongPollOver { .. }
             | Happens::Expiry { .. }
@@ -298,7 +302,12 @@ impl World {
                     self.tell(host, Event::Tick);
                 }
             }
+            Happens::LookedAt { host, condition, .. } => {
+                self.hosts[host].known_unfit &= condition == Condition::Unfit;
+                self.tell(host, Event::Looked(condition));
+            }
             Happens::PreparedAt { host, claim, answer, .. } => {
+                self.note_host_fault(host, claim, answer == Err(Unprepared::Host));
                 if self.hosts[host].claims.get(&claim).is_some_and(|track| !track.killed) {
                     self.tell(host, Event::Prepared { claim, answer });
                 }
@@ -351,6 +360,7 @@ impl World {
         for host in 0..self.hosts.len() {
             self.hosts[host].quarantined_until = 0;
             self.hosts[host].partitioned_until = 0;
+            self.hosts[host].unfit_until = 0;
             if self.hosts[host].worker.is_none() {
                 self.at(self.now, Happens::Start { host });
             }
@@ -393,6 +403,7 @@ impl World {
                     self.send_back(request, Err(Refusal::Retry { after: None }));
                 }
             }
+            Fault::HostUnfit => self.hosts[host].unfit_until = self.now + self.rng.between(1_000, 1_000_000),
             Fault::Quarantine => self.hosts[host].quarantined_until = self.now + self.rng.between(1_000, 600_000),
             Fault::PartitionedReplies => {
                 self.hosts[host].partitioned_until = self.now + self.rng.between(1_000, self.queue.lease_ms * 2);
@@ -557,6 +568,14 @@ impl World {
                     self.send(host, Call::Check { claim, run }, CALL_TIMEOUT);
                 }
             }
+            Effect::Look => {
+                // A look may miss what is wrong.
+                let missed = self.rng.chance(10);
+                let unfit = self.now < self.hosts[host].unfit_until && !missed;
+                let condition = if unfit { Condition::Unfit } else { Condition::Fit };
+                let (at, life) = (self.now + self.rng.between(1, 10_000), self.hosts[host].life);
+                self.at(at, Happens::LookedAt { host, life, condition });
+            }
             Effect::Extended { .. } | Effect::Alert(_) => {}
             Effect::Close { claim, .. } => {
                 self.hosts[host].claims.remove(&claim);
@@ -570,7 +589,10 @@ impl World {
         if self.hit(Fault::SlowPrepare, 10) {
             took = self.rng.between(0, self.queue.lease_ms * 2);
         }
-        let answer = if self.hit(Fault::Malformed, 10) {
+        let unfit = self.now < self.hosts[host].unfit_until;
+        let answer = if unfit && self.rng.chance(50) {
+            Err(Unprepared::Host)
+        } else if self.hit(Fault::Malformed, 10) {
             Err(Unprepared::Malformed)
         } else if self.hit(Fault::Unavailable, 5) {
             Err(Unprepared::Unavailable)
@@ -585,7 +607,10 @@ impl World {
         let ignores_term = self.hit(Fault::IgnoresTerm, 20);
         let never_ends = self.hit(Fault::NeverEnds, 5);
         let took = if self.rng.chance(50) { self.rng.below(3_000) } else { self.rng.below(self.queue.lease_ms * 2) };
-        let verdict = if self.hit(Fault::Panics, 5) {
+        let unfit = self.now < self.hosts[host].unfit_until;
+        let verdict = if unfit {
+            Verdict::Host
+        } else if self.hit(Fault::Panics, 5) {
             Verdict::Internal
         } else if self.hit(Fault::Intermittent, 10) {
             Verdict::Intermittent
@@ -624,7 +649,13 @@ impl World {
             self.alive.entry(task).or_default().remove(&host);
             self.hosts[host].claims.get_mut(&claim).expect("a claim").alive_since = None;
         }
+        self.note_host_fault(host, claim, verdict == Verdict::Host);
         self.tell(host, Event::Ended { claim, verdict });
+    }
+
+    fn note_host_fault(&mut self, host: usize, claim: Token, fault: bool) {
+        let told = self.hosts[host].claims.get(&claim).is_some_and(|track| !track.killed);
+        self.hosts[host].known_unfit |= fault && told;
     }
 
     fn settle(&mut self, host: usize, claim: Token) {

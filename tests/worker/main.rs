@@ -13,3 +13,4 @@ mod long;
 mod outcomes;
 mod scripted;
 mod service;
+mod unfit;

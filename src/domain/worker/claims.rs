@@ -5,7 +5,9 @@ use core::time::Duration;
 
 use super::{Alert, Brought, Effect, Exit, Held, Mode, Overlap, Timer, Work, Worker};
 use crate::domain::claim::{self, Act, End, Happening, Machine};
+use crate::domain::fitness::News;
 use crate::domain::id::{Deployment, Run, SourceId, Token};
+use crate::domain::outcome::Verdict;
 use crate::domain::refusal::Refusal;
 use crate::domain::slots::Slot;
 use crate::domain::time::Instant;
@@ -71,7 +73,16 @@ impl Worker {
         self.by_run.insert(work, token);
         self.held.insert(
             token,
-            Held { source, run, slot, machine, overlap: Overlap::Unsaid, messages: Vec::new(), due: None },
+            Held {
+                source,
+                run,
+                slot,
+                machine,
+                overlap: Overlap::Unsaid,
+                started: None,
+                messages: Vec::new(),
+                due: None,
+            },
         );
     }
 
@@ -174,7 +185,12 @@ impl Worker {
             let effect = match act {
                 Act::Request => Effect::Claim(claim),
                 Act::Prepare => Effect::Prepare(claim),
-                Act::Execute => Effect::Execute(claim),
+                Act::Execute => {
+                    if let Some(held) = self.held.get_mut(&claim) {
+                        held.started = Some(now);
+                    }
+                    Effect::Execute(claim)
+                }
                 Act::Kill { cause, grace } => {
                     self.note_overlap(claim, now);
                     Effect::Kill { claim, cause, grace }
@@ -190,6 +206,31 @@ impl Worker {
                 }
             };
             self.effects.push_back(effect);
+        }
+    }
+
+    /// What the end of a payload says of the host.
+    pub(super) fn judge_host(&mut self, claim: Token, verdict: Verdict, now: Instant) {
+        match verdict {
+            Verdict::Host => self.on_host_fault(claim, now),
+            Verdict::Completed | Verdict::Failed | Verdict::Intermittent => {
+                if let Some(started) = self.held.get(&claim).and_then(|held| held.started) {
+                    self.fitness.worked(started);
+                }
+            }
+            Verdict::Unavailable | Verdict::Internal => {}
+        }
+    }
+
+    /// The claim is handed back, and nothing is claimed for a while.
+    pub(super) fn on_host_fault(&mut self, claim: Token, now: Instant) {
+        let Some(held) = self.held.get(&claim) else { return };
+        let (source, run) = (held.source, held.run.clone());
+        if self.fitness.fault(now, &mut self.jitter) == News::First {
+            self.effects.push_back(Effect::Alert(Alert::HostUnfit { run }));
+        }
+        if self.feeds.get(usize::from(source.0)).is_some_and(|feed| feed.poller.waiting_for_work()) {
+            self.tell(claim, Happening::PollOut, now);
         }
     }
 

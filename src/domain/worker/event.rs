@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use crate::domain::claim::{End, KillCause, Settled};
+use crate::domain::fitness::Condition;
 use crate::domain::id::{Lane, Run, SourceId, Token};
 use crate::domain::outcome::{Outcome, Unprepared, Verdict};
 use crate::domain::refusal::Refusal;
@@ -137,6 +138,8 @@ pub enum Event {
     },
     /// Ask again.
     Resume,
+    /// The answer to [`Effect::Look`].
+    Looked(Condition),
     /// What the host has left.
     Measured(Room),
     /// The rules changed.
@@ -265,6 +268,8 @@ pub enum Effect {
         /// The last word.
         end: End,
     },
+    /// Find out whether the host can run tasks.
+    Look,
     /// Tell the operator.
     Alert(Alert),
     /// Exit. Nothing follows.
@@ -321,6 +326,11 @@ pub enum Alert {
     Throttled {
         /// The source.
         source: SourceId,
+    },
+    /// A task could not be run because of the host (once, until one has run again). Claiming pauses.
+    HostUnfit {
+        /// The run, which is handed back.
+        run: Run,
     },
     /// A run was already in progress elsewhere when our lease was over.
     OverlapPossible {

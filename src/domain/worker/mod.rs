@@ -18,8 +18,10 @@ use core::time::Duration;
 
 use super::backoff::{self, Backoff};
 use super::claim::{self, Happening, Machine};
+use super::fitness::Fitness;
 use super::id::{Deployment, Run, SourceId, Token};
 use super::jitter::Jitter;
+use super::outcome::Unprepared;
 use super::poll::{self, Poller, Ready};
 use super::slots::{Slot, Slots};
 use super::time::Instant;
@@ -93,6 +95,8 @@ struct Held {
     slot: Option<Slot>,
     machine: Machine,
     overlap: Overlap,
+    /// When its payload was started.
+    started: Option<Instant>,
     /// The receptions of messages that led here; deleted when the request is answered.
     messages: Vec<Token>,
     due: Option<Instant>,
@@ -183,6 +187,7 @@ pub struct Worker {
     /// The hand back's deadline has passed: only payloads are waited for.
     overdue: bool,
     staying: Staying,
+    fitness: Fitness,
     slots: Slots,
     feeds: Vec<Feed>,
     held: BTreeMap<Token, Held>,
@@ -214,6 +219,7 @@ impl Worker {
             host_goes: None,
             overdue: false,
             staying: Staying::default(),
+            fitness: Fitness::new(),
             slots: Slots::new(policy.capacity),
             feeds: sources.iter().map(feed).collect(),
             held: BTreeMap::new(),
@@ -264,9 +270,15 @@ impl Worker {
             Event::Recovered { source, sent_at, answer } => self.on_recovered(source, sent_at, answer, now),
             Event::Claimed { claim, sent_at, answer } => self.on_claimed(claim, sent_at, answer, now),
             Event::Deleted { message, answer } => self.on_deleted(message, answer, now),
-            Event::Prepared { claim, answer } => self.tell(claim, Happening::Prepared(answer), now),
+            Event::Prepared { claim, answer } => {
+                if answer == Err(Unprepared::Host) {
+                    self.on_host_fault(claim, now);
+                }
+                self.tell(claim, Happening::Prepared(answer), now);
+            }
             Event::Ended { claim, verdict } => {
                 self.note_overlap(claim, now);
+                self.judge_host(claim, verdict, now);
                 self.tell(claim, Happening::Ended(verdict), now);
             }
             Event::Settled { claim, settled } => self.tell(claim, Happening::Settled(settled), now),
@@ -282,6 +294,7 @@ impl Worker {
             }
             Event::Pause { until } => self.pause(until),
             Event::Resume => self.resume(),
+            Event::Looked(condition) => self.fitness.looked(condition, now, &mut self.jitter),
             Event::Measured(room) => self.on_room(room),
             Event::Reconfigured(policy) => self.reconfigure(*policy),
             Event::Drain => self.drain(Exit::Drained, now),

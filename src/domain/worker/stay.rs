@@ -6,7 +6,7 @@
 
 use core::time::Duration;
 
-use super::{Exit, Mode, Worker};
+use super::{Effect, Exit, Mode, Worker};
 use crate::domain::time::Instant;
 
 /// When a worker leaves by itself. `None` everywhere is never.
@@ -59,6 +59,11 @@ pub enum Hold {
         free: u64,
         /// Bytes that there must be.
         least: u64,
+    },
+    /// A task could not be run here because of the host.
+    Unfit {
+        /// When the host is looked at; `None` is at present.
+        until: Option<Instant>,
     },
 }
 
@@ -133,7 +138,7 @@ impl Worker {
             Mode::Draining { since } => Claiming::Draining { since, deadline: self.drain_ends(since) },
             Mode::HandingBack { deadline } => Claiming::HandingBack { deadline },
             Mode::Exited => Claiming::Exited,
-            Mode::Running => match (self.staying.leaving, self.staying.hold()) {
+            Mode::Running => match (self.staying.leaving, self.hold_off()) {
                 (Some(exit), _) => Claiming::Leaving(exit),
                 (None, Some(hold)) => Claiming::Held(hold),
                 (None, None) if self.full() => Claiming::Full,
@@ -159,6 +164,12 @@ impl Worker {
         self.staying.short = self.policy.least.short(room);
     }
 
+    /// Why nothing is asked for, if anything speaks against it.
+    fn hold_off(&self) -> Option<Hold> {
+        let unfit = self.fitness.unfit().then(|| Hold::Unfit { until: self.fitness.next_deadline() });
+        self.staying.hold().or(unfit)
+    }
+
     /// How many more claims may be asked for.
     pub(super) fn allowance(&self) -> u32 {
         let Some(most) = self.policy.stay.max_tasks else { return u32::MAX };
@@ -173,6 +184,9 @@ impl Worker {
         let began = *self.staying.began.get_or_insert(now);
         if self.staying.paused.flatten().is_some_and(|until| now >= until) {
             self.resume();
+        }
+        if self.fitness.look(now) {
+            self.effects.push_back(Effect::Look);
         }
         if !self.held.is_empty() || self.staying.paused.is_some() {
             self.staying.busy();
@@ -194,9 +208,9 @@ impl Worker {
                 self.drain(exit, now);
                 self.proceed(now);
             }
-            Some(_) => {}
-            None if self.staying.hold().is_none() => self.start_polls(now),
-            None => {}
+            Some(_) => self.open_for_deletes(now),
+            None if self.hold_off().is_none() => self.start_polls(now),
+            None => self.open_for_deletes(now),
         }
     }
 
@@ -214,14 +228,14 @@ impl Worker {
         let uptime = self.staying.began.zip(self.policy.stay.max_uptime).map(|(began, span)| began.plus(span));
         let idle = self.staying.idle.filter(|_| self.staying.paused.is_none() && self.held.is_empty());
         let idle = idle.zip(self.policy.stay.idle_exit).map(|(since, span)| since.plus(span));
-        [uptime, idle, self.staying.paused.flatten()].into_iter().flatten().min()
+        [uptime, idle, self.staying.paused.flatten(), self.fitness.next_deadline()].into_iter().flatten().min()
     }
 
     /// Whether a poll may be started.
     pub(super) fn may_poll(&self) -> bool {
         self.mode == Mode::Running
             && self.staying.leaving.is_none()
-            && self.staying.hold().is_none()
+            && self.hold_off().is_none()
             && self.slots.free() > 0
             && self.allowance() > 0
     }

@@ -1,0 +1,150 @@
+//! I33: a host that cannot run tasks hands back the one that found out, and claims no other until it was looked at and found
+//! fit; where that is wrong again and again, it is for longer each time.
+
+use std::time::Duration;
+
+use journeyman::domain::claim::{End, Settled};
+use journeyman::domain::fitness::{Condition, PAUSE};
+use journeyman::domain::id::Token;
+use journeyman::domain::outcome::{Outcome, Reason, Unprepared, Verdict};
+use journeyman::domain::worker::{Alert, Claiming, Effect, Event, Haul, Hold};
+
+use crate::support::{Bench, LEASE, claims, polls, run, secs};
+
+const SHUTDOWN: Outcome = Outcome::Exception(Reason::WorkerShutdown);
+
+fn prepared_on_a_sick_host(bench: &mut Bench, claim: Token) -> Vec<Effect> {
+    let mut all = bench.happens(Event::Prepared { claim, answer: Err(Unprepared::Host) });
+    all.extend(bench.happens(Event::Settled { claim, settled: Settled::Clean }));
+    all
+}
+
+fn handed_back(bench: &mut Bench, claim: Token) -> Vec<Effect> {
+    let mut all = prepared_on_a_sick_host(bench, claim);
+    assert!(all.iter().any(|effect| matches!(effect, Effect::Report { outcome: SHUTDOWN, .. })), "{all:?}");
+    all.extend(bench.happens(Event::Reported { claim, answer: Ok(()) }));
+    assert!(all.iter().any(|effect| matches!(effect, Effect::Close { end: End::Reported(SHUTDOWN), .. })), "{all:?}");
+    all
+}
+
+fn unfit(effects: &[Effect]) -> usize {
+    effects.iter().filter(|effect| matches!(effect, Effect::Alert(Alert::HostUnfit { .. }))).count()
+}
+
+#[test]
+fn i33_a_fault_of_the_host_is_handed_back_and_nothing_is_claimed_until_a_look_finds_it_fit() {
+    let mut bench = Bench::messages(1, 1);
+    let claim = bench.preparing("m1", "T");
+    bench.deleted(claim, Ok(()));
+    let effects = handed_back(&mut bench, claim);
+    assert!(effects.contains(&Effect::Alert(Alert::HostUnfit { run: run("T") })), "{effects:?}");
+    assert_eq!(polls(&effects), 0);
+    assert!(matches!(bench.worker.claiming(), Claiming::Held(Hold::Unfit { until: Some(_) })));
+    let mut looks = 0;
+    for _ in 0..10 {
+        let effects = bench.pass_until(|effect| *effect == Effect::Look);
+        assert_eq!(polls(&effects), 0);
+        looks += 1;
+        assert_eq!(polls(&bench.pass(secs(600))), 0, "nothing while the answer is out");
+        assert_eq!(bench.happens(Event::Looked(Condition::Unfit)), []);
+    }
+    assert_eq!(looks, 10);
+    bench.pass_until(|effect| *effect == Effect::Look);
+    assert_eq!(polls(&bench.happens(Event::Looked(Condition::Fit))), 1);
+}
+
+#[test]
+fn i33_a_host_that_looks_fit_and_is_not_costs_a_retry_at_longer_and_longer_intervals() {
+    let mut bench = Bench::messages(1, 1);
+    let (mut faults, mut alerts) = (0, 0);
+    let until = bench.now.plus(secs(3600));
+    while bench.now < until {
+        let claim = bench.preparing(&format!("m{faults}"), &format!("T{faults}"));
+        bench.deleted(claim, Ok(()));
+        alerts += unfit(&handed_back(&mut bench, claim));
+        faults += 1;
+        bench.pass_until(|effect| *effect == Effect::Look);
+        assert_eq!(polls(&bench.happens(Event::Looked(Condition::Fit))), 1);
+    }
+    assert!((10..=30).contains(&faults), "{faults} in an hour");
+    assert_eq!(alerts, 1, "said once");
+    // A task that runs ends the row, and the next fault is news.
+    let claim = bench.executing("good", "Good");
+    bench.completes(claim);
+    let claim = bench.preparing("bad", "Bad");
+    bench.deleted(claim, Ok(()));
+    let at = bench.now;
+    assert_eq!(unfit(&handed_back(&mut bench, claim)), 1);
+    bench.pass_until(|effect| *effect == Effect::Look);
+    assert!(bench.now.since(at) <= PAUSE.first + secs(1));
+}
+
+#[test]
+fn i33_faults_of_several_tasks_at_once_are_one() {
+    let mut bench = Bench::messages(8, 1);
+    let seen: Vec<_> = (0..8).map(|n| bench.seen(&format!("m{n}"), &format!("T{n}"))).collect();
+    let tokens: Vec<_> = seen.iter().map(|seen| seen.token).collect();
+    bench.hit(seen);
+    for claim in &tokens {
+        bench.claimed(*claim, Ok(LEASE));
+        bench.happens(Event::Prepared { claim: *claim, answer: Ok(()) });
+    }
+    let mut alerts = 0;
+    for claim in &tokens {
+        alerts += unfit(&bench.happens(Event::Ended { claim: *claim, verdict: Verdict::Host }));
+    }
+    assert_eq!(alerts, 1);
+    let at = bench.now;
+    bench.pass_until(|effect| *effect == Effect::Look);
+    assert!(bench.now.since(at) <= PAUSE.first + secs(1), "one wait, not eight");
+}
+
+#[test]
+fn i33_a_task_from_before_the_fault_proves_nothing() {
+    let mut bench = Bench::messages(2, 1);
+    let long = bench.executing("m0", "Long");
+    let claim = bench.preparing("m1", "T1");
+    handed_back(&mut bench, claim);
+    bench.pass_until(|effect| *effect == Effect::Look);
+    bench.happens(Event::Looked(Condition::Fit));
+    bench.completes(long);
+    let claim = bench.preparing("m2", "T2");
+    assert_eq!(unfit(&handed_back(&mut bench, claim)), 0, "the same row");
+}
+
+#[test]
+fn i33_messages_that_come_to_an_unfit_host_are_left_to_others() {
+    let mut bench = Bench::messages(2, 1);
+    let claim = bench.preparing("m1", "T1");
+    // The other slot waits in a poll.
+    handed_back(&mut bench, claim);
+    let seen = bench.seen("m2", "T2");
+    let token = seen.token;
+    let effects = bench.hit(vec![seen]);
+    assert_eq!(claims(&effects), 0);
+    assert!(effects.contains(&Effect::Forget(token)), "{effects:?}");
+}
+
+#[test]
+fn i33_what_is_handed_back_waits_for_the_poll_that_would_bring_it_straight_back() {
+    let mut bench = Bench::claims(2);
+    let grant = bench.grant("T");
+    let claim = grant.token;
+    let effects = bench.brought(vec![grant]);
+    assert_eq!(polls(&effects), 1, "the other slot waits in the next poll: {effects:?}");
+    let effects = prepared_on_a_sick_host(&mut bench, claim);
+    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Report { .. })), "{effects:?}");
+    bench.now = bench.now.plus(Duration::from_secs(2));
+    let effects = bench.polled(0, 0, Ok(Haul::default()));
+    assert!(effects.iter().any(|effect| matches!(effect, Effect::Report { outcome: SHUTDOWN, .. })), "{effects:?}");
+    assert_eq!(polls(&effects), 0);
+}
+
+#[test]
+fn i33_an_unfit_host_still_leaves_when_it_is_told_to() {
+    let mut bench = Bench::messages(1, 1);
+    let claim = bench.preparing("m1", "T");
+    bench.deleted(claim, Ok(()));
+    handed_back(&mut bench, claim);
+    assert!(bench.happens(Event::Drain).iter().any(|effect| matches!(effect, Effect::Exit(_))));
+}

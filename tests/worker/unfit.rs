@@ -1,0 +1,60 @@
+//! A host that cannot run tasks any more, and can again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use journeyman::domain::id::TaskId;
+use journeyman::domain::outcome::{Outcome, Reason};
+use journeyman::handler;
+use journeyman::host::clock::Clock;
+use journeyman::source::memory::{End, Queue, Settings as QueueSettings, State};
+use journeyman::worker::{Exit, Feed, Settings, Worker};
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use crate::scripted::Scripted;
+
+#[tokio::test(start_paused = true)]
+async fn i33_a_sick_host_hands_one_task_back_claims_no_other_and_goes_on_once_it_is_mended() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let clock = Clock::tokio();
+    let queue = Queue::new(QueueSettings::default(), Arc::new(move || clock.now()));
+    let tasks = ["first", "second"].map(|name| TaskId::parse(name).expect("a task id"));
+    for task in &tasks {
+        queue.create(task.clone(), json!({"payload": {"do": "leave"}})).expect("created");
+    }
+    let (sender, _told) = mpsc::channel(8);
+    let settings = Settings { work_dir: folder.path().into(), clock, drain_deadline: None, ..Settings::default() };
+    let feed = Feed {
+        name: "memory".into(),
+        source: Arc::new(queue.source("worker")),
+        handler: handler::erase(Scripted(sender)),
+        env: BTreeMap::new(),
+    };
+    let worker = Worker::new(settings, vec![feed]);
+    let control = worker.control();
+    let work = folder.path().join("tasks");
+    let watch = async {
+        // Everything a task needs of the disk is gone as soon as the worker has begun.
+        while !work.is_dir() {
+            tokio::task::yield_now().await;
+        }
+        std::fs::remove_dir(&work).expect("it is empty");
+        std::fs::write(&work, "in the way").expect("written");
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        let states: Vec<_> = tasks.iter().map(|task| queue.states(task)).collect();
+        let handed_back = State::Resolved(End::Reported(Outcome::Exception(Reason::WorkerShutdown)));
+        assert_eq!(states, [vec![handed_back, State::Pending], vec![State::Pending]], "one retry, and no more");
+        assert_eq!(control.counts().host_faults, 1);
+        std::fs::remove_file(&work).expect("removed");
+        let done =
+            |task: &TaskId| queue.states(task).last() == Some(&State::Resolved(End::Reported(Outcome::Completed)));
+        while !tasks.iter().all(done) {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        control.drain().await;
+    };
+    let (exit, ()) = tokio::join!(worker.run(), watch);
+    assert_eq!(exit.expect("it ran"), Exit::Drained);
+}
