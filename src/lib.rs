@@ -11,5 +11,6 @@ pub mod host;
 pub mod limits;
 pub mod observe;
 pub mod queue;
+pub mod redact;
 pub mod source;
 pub mod worker;

@@ -59,6 +59,20 @@ pub const LOG_TAIL_BYTES: u64 = 16 << 20;
 pub const LOG_FINISH_BYTES_INLINE: u64 = 64 << 10;
 /// The longest line that the worker itself writes into a task's log.
 pub const LOG_NOTE_BYTES_MAX: usize = 4 << 10;
+/// The shortest secret that is looked for in logs, in characters.
+pub const REDACT_SECRET_CHARS_MIN: usize = 6;
+/// The longest text that is looked for in one piece. Less than that, or than a shape needs, is held back of a log at a time.
+pub const REDACT_NEEDLE_BYTES_MAX: usize = 4 << 10;
+/// How many bytes a shape is recognised from at most: a token's header, a URL's user and password.
+pub const REDACT_SHAPE_BYTES_MAX: usize = 1 << 10;
+/// The longest private key; a block without an end is hidden for as long. RSA with 8192 bits takes 6.4 KiB.
+pub const REDACT_KEY_BLOCK_BYTES_MAX: usize = 8 << 10;
+/// The largest bitmap of what secrets start with.
+pub const REDACT_BITMAP_BITS_MAX: usize = 1 << 22;
+/// How many bytes the secrets that a task adds may have, with all their variants.
+pub const REDACT_TASK_BYTES_MAX: usize = 1 << 20;
+/// How long bytes of a task's log that may be the beginning of a secret are held back while nothing follows them.
+pub const REDACT_IDLE: Duration = Duration::from_secs(1);
 
 /// How many artifacts a task may declare, and how many its folders may hold in all.
 pub const ARTIFACTS_MAX: usize = 10_000;

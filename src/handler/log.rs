@@ -6,19 +6,27 @@
 //! does not take the log never fails the task and never holds it up: the first error ends the writing, what comes after
 //! is counted, and a line says so.
 //!
-//! This file neither reads the log again nor uploads or redacts it. To follow a log, read the file at
+//! Secrets are replaced on the way, see [`redact`]. What may be the beginning of one is held back until more comes, until
+//! nothing has come for [`REDACT_IDLE`], or until the log is finished.
+//!
+//! This file neither reads the log again nor uploads it. To follow a log, read the file at
 //! [`TaskLog::path`] as [`TaskLog::grown`] tells; between the end of the head and the end of the task it does not grow.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::fs::{MemfdFlags, OFlags};
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
+use tokio_util::task::AbortOnDropHandle;
 
-use crate::limits::{LOG_HEAD_BYTES, LOG_NOTE_BYTES_MAX, LOG_TAIL_BYTES};
+use crate::limits::{
+    LOG_HEAD_BYTES, LOG_NOTE_BYTES_MAX, LOG_TAIL_BYTES, REDACT_IDLE, REDACT_SECRET_CHARS_MIN, REDACT_TASK_BYTES_MAX,
+};
+use crate::redact::{self, Filter, Needles, Shapes};
 
 /// The artifact that a task's log becomes.
 pub const BACKING_NAME: &str = "public/logs/live_backing.log";
@@ -76,6 +84,13 @@ struct State {
     offered: u64,
     fault: Option<Fault>,
     finished: Option<FinishedLog>,
+    filter: Filter,
+    /// What this log alone hides.
+    own: Option<Box<Needles>>,
+    /// Hands out what the filter holds back when nothing follows.
+    idle: Option<AbortOnDropHandle<()>>,
+    /// How often something was written.
+    writes: u64,
 }
 
 #[derive(Debug)]
@@ -97,12 +112,44 @@ impl TaskLog {
         &self.shared.path
     }
 
-    /// Appends bytes as they are. After [`TaskLog::finish`] they are thrown away.
+    /// Appends bytes, without the secrets in them. After [`TaskLog::finish`] they are thrown away.
     ///
     /// Blocks for as long as the page cache takes them.
     pub fn write(&self, bytes: &[u8]) {
         let mut state = self.state();
         if bytes.is_empty() || state.finished.is_some() {
+            return;
+        }
+        state.writes += 1;
+        let mut told = Vec::with_capacity(bytes.len());
+        let State { filter, own, .. } = &mut *state;
+        redact::stream(filter, own.as_deref(), bytes, &mut told);
+        if state.filter.held() > 0 && state.idle.is_none() {
+            state.idle = self.watch();
+        }
+        self.store(state, &told);
+    }
+
+    /// Hides a text in this log from here on, in all the ways it may be encoded.
+    ///
+    /// # Errors
+    ///
+    /// Where it is too short to be told from ordinary text, or one secret too many.
+    pub fn hide(&self, secret: &str) -> Result<(), NotHidden> {
+        if secret.trim().chars().count() < REDACT_SECRET_CHARS_MIN {
+            return Err(NotHidden::TooShort);
+        }
+        let mut state = self.state();
+        let own = state.own.get_or_insert_with(|| Box::new(Needles::new(Shapes::Unknown)));
+        if own.bytes() + secret.len() > REDACT_TASK_BYTES_MAX {
+            return Err(NotHidden::TooMany);
+        }
+        own.add(secret);
+        Ok(())
+    }
+
+    fn store(&self, mut state: MutexGuard<'_, State>, bytes: &[u8]) {
+        if bytes.is_empty() {
             return;
         }
         state.offered += bytes.len() as u64;
@@ -121,6 +168,12 @@ impl TaskLog {
         self.shared.grown.notify_waiters();
     }
 
+    /// Outside of a runtime there is no timer: what is held back stays so until more comes.
+    fn watch(&self) -> Option<AbortOnDropHandle<()>> {
+        let idle = flush_when_idle(Arc::downgrade(&self.shared));
+        Handle::try_current().ok().map(|runtime| AbortOnDropHandle::new(runtime.spawn(idle)))
+    }
+
     /// Appends a line of the handler's: the text, then a line end.
     pub fn line(&self, text: &str) {
         let mut line = Vec::with_capacity(text.len() + 1);
@@ -133,13 +186,21 @@ impl TaskLog {
     /// what is longer than [`LOG_NOTE_BYTES_MAX`] is cut, so that no text can pass for another line.
     pub fn note(&self, text: &str) {
         let now = jiff::Timestamp::now();
-        self.line(&format!("[journeyman {now:.3}] {}", printable(text)));
+        let line = format!("[journeyman {now:.3}] {}\n", printable(text));
+        let state = self.state();
+        if state.finished.is_some() {
+            return;
+        }
+        // By itself, so that neither what a payload has begun hides it nor it what a payload has begun.
+        let line = redact::bytes(line.as_bytes(), state.own.as_deref());
+        self.store(state, &line);
     }
 
-    /// How many bytes were offered until now.
+    /// How many bytes were offered until now, those held back included.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.state().offered
+        let state = self.state();
+        state.offered + state.filter.held() as u64
     }
 
     /// Resolves when more than `bytes` were offered, or the log is finished: for those who follow it.
@@ -179,6 +240,14 @@ impl TaskLog {
     /// Where not even the line that says what went wrong can be stored anywhere.
     pub fn finish(&self) -> io::Result<Option<FinishedLog>> {
         let mut state = self.state();
+        if state.finished.is_none() {
+            state.idle = None;
+            let mut told = Vec::new();
+            let State { filter, own, .. } = &mut *state;
+            redact::end_stream(filter, own.as_deref(), &mut told);
+            self.store(state, &told);
+            state = self.state();
+        }
         if state.offered == 0 {
             return Ok(None);
         }
@@ -205,6 +274,36 @@ impl TaskLog {
     // A panic of another writer leaves counters that are at worst too low; the log goes on.
     fn state(&self) -> MutexGuard<'_, State> {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Why a text is not hidden.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NotHidden {
+    /// It could not be told from ordinary text.
+    #[error("it is not hidden: it has fewer than {REDACT_SECRET_CHARS_MIN} characters")]
+    TooShort,
+    /// The task's secrets are too many, or too long.
+    #[error("it is not hidden: the task's secrets take more than {REDACT_TASK_BYTES_MAX} bytes with all their encodings")]
+    TooMany,
+}
+
+/// Runs while something is held back.
+async fn flush_when_idle(log: Weak<Shared>) {
+    let writes = || log.upgrade().map(|shared| TaskLog { shared }.state().writes);
+    while let Some(before) = writes() {
+        tokio::time::sleep(REDACT_IDLE).await;
+        let Some(shared) = log.upgrade() else { return };
+        let log = TaskLog { shared };
+        let mut state = log.state();
+        if state.writes != before && state.filter.held() > 0 {
+            continue;
+        }
+        let mut told = Vec::new();
+        state.filter.flush(&mut told);
+        // The next one that holds something back starts another.
+        state.idle = None;
+        return log.store(state, &told);
     }
 }
 
