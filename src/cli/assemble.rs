@@ -14,6 +14,7 @@ use crate::config::values::{Size, WORKER_NAME_CHARS_MAX, WORKER_NAME_CHARS_MAX_A
 use crate::config::{Environment, schema};
 use crate::handler::log::LogLimits;
 use crate::handler::{self, Handler, command, environment, process, program};
+use crate::redact;
 use crate::source::taskcluster::{self, ApiSettings, Dialect, Taskcluster, Timeouts};
 use crate::worker::{Feed, Settings, Worker};
 
@@ -52,6 +53,7 @@ pub(super) fn worker(config: &Config, environment: &Environment) -> Result<Worke
              one to start from, and `journeyman dev` needs none",
         ));
     }
+    hide_secrets(config, environment);
     let name = Name::of(config);
     let mut handlers = BTreeMap::new();
     let mut feeds = Vec::new();
@@ -67,6 +69,13 @@ pub(super) fn worker(config: &Config, environment: &Environment) -> Result<Worke
         feeds.push(feed(source_name, source, &name, handler)?);
     }
     Ok(Worker::new(settings(config), feeds))
+}
+
+/// Keeps what the environment holds under the name of a secret out of every log.
+fn hide_secrets(config: &Config, environment: &Environment) {
+    let named = |(name, _): &(String, String)| redact::is_named_like_a_secret(name, &config.log.redact_env);
+    let values: Vec<String> = environment.pairs().filter(named).map(|(_, value)| value).collect();
+    redact::hide(values.iter().map(String::as_str)).for_good();
 }
 
 /// The worker's own settings.
@@ -144,17 +153,20 @@ pub(super) fn handler(config: &Config, name: &str, environment: &Environment) ->
         None => return Err(Failure::new(Exit::Config, format!("there is no [handler.{name}]"))),
     };
     match wanted.kind {
-        HandlerKind::Command => Ok(handler::erase(command::Command::new(of_command(wanted, environment)))),
+        HandlerKind::Command => {
+            Ok(handler::erase(command::Command::new(of_command(wanted, environment, config.log.redact_env.clone()))))
+        }
         HandlerKind::Program => program(name, wanted, environment),
     }
 }
 
-fn of_command(wanted: &schema::Handler, environment: &Environment) -> command::Settings {
+fn of_command(wanted: &schema::Handler, environment: &Environment, redact_env: Vec<String>) -> command::Settings {
     command::Settings {
         env: environment::pick(&wanted.env_allow, environment.pairs()),
         run_time_default: wanted.default_run_time.map(|span| span.0),
         max_run_time: Some(wanted.max_run_time.0),
         grace: wanted.grace.0,
+        redact_env,
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use crate::redact;
+
 /// Why the process ended. The numbers are stable; `README.md` shows the same list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -100,7 +102,7 @@ pub struct Failure {
 impl Failure {
     /// A failure with a message.
     pub fn new(exit: Exit, message: impl Into<String>) -> Self {
-        Self { exit, message: message.into() }
+        Self { exit, message: redact::text(&message.into()).into_owned() }
     }
 
     /// A failure with the message of an error and its causes.
@@ -112,7 +114,7 @@ impl Failure {
             message.push_str(&error.to_string());
             cause = error.source();
         }
-        Self { exit, message }
+        Self::new(exit, message)
     }
 }
 

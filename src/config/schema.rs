@@ -302,11 +302,18 @@ pub struct Log {
     /// How much of a task's log is kept: three quarters head, one quarter tail, a marker between.
     #[schemars(extend("x-least" = Size(TASK_LOG_BYTES_MIN)))]
     pub task_max: Size,
+    /// Names of variables, `*` standing for anything, whose values no log shows: those of the worker's own environment, and those that a task of `command` sets.
+    pub redact_env: Vec<String>,
 }
 
 impl Default for Log {
     fn default() -> Self {
-        Self { format: LogFormat::Auto, level: built_in("info"), task_max: built_in("64MiB") }
+        Self {
+            format: LogFormat::Auto,
+            level: built_in("info"),
+            task_max: built_in("64MiB"),
+            redact_env: crate::redact::NAMED_LIKE_SECRETS.map(str::to_owned).to_vec(),
+        }
     }
 }
 

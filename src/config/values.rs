@@ -6,11 +6,14 @@
 use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tracing_subscriber::filter::LevelFilter;
+
+use crate::redact;
 
 /// A value written as text. The error of [`Text::read`] is the end of a sentence: "expected …".
 trait Text: Sized {
@@ -391,9 +394,15 @@ impl Text for Filter {
     }
 }
 
-/// Something that is never shown. What it was read from is not checked, and it is masked wherever it is written.
+/// Something that is never shown. What it was read from is not checked, it is masked wherever it is written, and no log
+/// shows it while it is there. Its memory is wiped when it is dropped.
 #[derive(Clone)]
-pub struct Secret(secrecy::SecretString);
+pub struct Secret(Arc<Hidden>);
+
+struct Hidden {
+    text: secrecy::SecretString,
+    _in_logs: redact::Hidden,
+}
 
 /// What stands in the place of a secret.
 pub const MASK: &str = "********";
@@ -402,14 +411,15 @@ impl Secret {
     /// Takes a secret, without the white space around it.
     #[must_use]
     pub fn new(text: &str) -> Self {
-        Self(text.trim().to_owned().into())
+        let in_logs = redact::hide([text]);
+        Self(Arc::new(Hidden { text: text.trim().to_owned().into(), _in_logs: in_logs }))
     }
 
     /// The secret itself, for the one place that needs it.
     #[must_use]
     pub fn reveal(&self) -> &str {
         use secrecy::ExposeSecret as _;
-        self.0.expose_secret()
+        self.0.text.expose_secret()
     }
 }
 

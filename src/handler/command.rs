@@ -18,9 +18,11 @@ use serde::Deserialize;
 use tokio::time::Instant;
 
 use crate::limits::PROCESS_GRACE;
+use crate::redact;
 
 use super::artifact::{self, Artifacts, Declaration, Need, What};
 use super::environment::{self, Variables};
+use super::log::NotHidden;
 use super::process::{self, Bounds, Cause, Ended, Input, Launch, Running, Status, shown};
 use super::{CancelCause, Context, NotCompleted, NotPrepared, PayloadHandler, fault};
 
@@ -35,11 +37,19 @@ pub struct Settings {
     pub max_run_time: Option<Duration>,
     /// From the order to end until processes are killed.
     pub grace: Duration,
+    /// Names of variables whose values the task's log does not show; see [`redact::is_named_like_a_secret`].
+    pub redact_env: Vec<String>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { env: Variables::new(), run_time_default: None, max_run_time: None, grace: PROCESS_GRACE }
+        Self {
+            env: Variables::new(),
+            run_time_default: None,
+            max_run_time: None,
+            grace: PROCESS_GRACE,
+            redact_env: redact::NAMED_LIKE_SECRETS.map(str::to_owned).to_vec(),
+        }
     }
 }
 
@@ -169,6 +179,13 @@ impl PayloadHandler for Command {
         let artifacts = artifacts(payload.artifacts, context, &mut wrong);
         let mut env = environment::of_task(&self.settings.env, context);
         env.extend(payload.env);
+        let secrets = env.iter().filter(|(name, _)| redact::is_named_like_a_secret(name, &self.settings.redact_env));
+        for (_, value) in secrets {
+            // What is too short to be hidden is too short to be a secret.
+            if let Err(why @ NotHidden::TooMany) = context.log().hide(value) {
+                context.log().note(&format!("a variable named like a secret: {why}"));
+            }
+        }
         if let Some(program) = payload.command.first().and_then(|argv| argv.first())
             && let Err(error) = process::locate(program, &env, context.workdir())
         {

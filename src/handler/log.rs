@@ -127,7 +127,7 @@ impl TaskLog {
         if state.filter.held() > 0 && state.idle.is_none() {
             state.idle = self.watch();
         }
-        self.store(state, &told);
+        self.store(&mut state, &told);
     }
 
     /// Hides a text in this log from here on, in all the ways it may be encoded.
@@ -148,7 +148,7 @@ impl TaskLog {
         Ok(())
     }
 
-    fn store(&self, mut state: MutexGuard<'_, State>, bytes: &[u8]) {
+    fn store(&self, state: &mut State, bytes: &[u8]) {
         if bytes.is_empty() {
             return;
         }
@@ -164,7 +164,6 @@ impl TaskLog {
             tracing::warn!(path = %self.path().display(), %error, "a task's log can no longer be written; the task goes on");
             state.fault = Some(Fault { error, lost });
         }
-        drop(state);
         self.shared.grown.notify_waiters();
     }
 
@@ -187,23 +186,29 @@ impl TaskLog {
     pub fn note(&self, text: &str) {
         let now = jiff::Timestamp::now();
         let line = format!("[journeyman {now:.3}] {}\n", printable(text));
-        let state = self.state();
+        let mut state = self.state();
         if state.finished.is_some() {
             return;
         }
         // By itself, so that neither what a payload has begun hides it nor it what a payload has begun.
         let line = redact::bytes(line.as_bytes(), state.own.as_deref());
-        self.store(state, &line);
+        self.store(&mut state, &line);
     }
 
-    /// How many bytes were offered until now, those held back included.
+    /// How many bytes the log has until now, without those that are held back.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        let state = self.state();
-        state.offered + state.filter.held() as u64
+        self.state().offered
     }
 
-    /// Resolves when more than `bytes` were offered, or the log is finished: for those who follow it.
+    /// Whether nothing was written yet.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        let state = self.state();
+        state.offered == 0 && state.filter.held() == 0
+    }
+
+    /// Resolves when the log has more than `bytes`, or the log is finished: for those who follow it.
     ///
     /// # Cancel safety
     ///
@@ -227,7 +232,14 @@ impl TaskLog {
     #[must_use]
     pub fn dropped(&self) -> u64 {
         let state = self.state();
-        state.overwritten(self.shared.limits) + state.fault.as_ref().map_or(0, |fault| fault.lost)
+        let (limits, held) = (self.shared.limits, state.filter.held() as u64);
+        match &state.fault {
+            Some(fault) => state.overwritten(limits) + fault.lost + held,
+            None => {
+                let room = limits.head_bytes.saturating_sub(state.head_bytes);
+                (state.ring_bytes + held.saturating_sub(room)).saturating_sub(limits.tail_bytes)
+            }
+        }
     }
 
     /// Ends the log and hands it over, or `None` where nothing was ever written. May be repeated.
@@ -245,8 +257,7 @@ impl TaskLog {
             let mut told = Vec::new();
             let State { filter, own, .. } = &mut *state;
             redact::end_stream(filter, own.as_deref(), &mut told);
-            self.store(state, &told);
-            state = self.state();
+            self.store(&mut state, &told);
         }
         if state.offered == 0 {
             return Ok(None);
@@ -284,7 +295,9 @@ pub enum NotHidden {
     #[error("it is not hidden: it has fewer than {REDACT_SECRET_CHARS_MIN} characters")]
     TooShort,
     /// The task's secrets are too many, or too long.
-    #[error("it is not hidden: the task's secrets take more than {REDACT_TASK_BYTES_MAX} bytes with all their encodings")]
+    #[error(
+        "it is not hidden: the task's secrets take more than {REDACT_TASK_BYTES_MAX} bytes with all their encodings"
+    )]
     TooMany,
 }
 
@@ -303,7 +316,7 @@ async fn flush_when_idle(log: Weak<Shared>) {
         state.filter.flush(&mut told);
         // The next one that holds something back starts another.
         state.idle = None;
-        return log.store(state, &told);
+        return log.store(&mut state, &told);
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::path::PathBuf;
 
+use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 
 use crate::limits::{PROGRAM_COMPLAINTS_MAX, PROGRAM_LINE_BYTES_MAX, PROGRAM_LINES_MAX, PROGRAM_REASONS_MAX};
@@ -14,7 +15,7 @@ use super::Context;
 use super::artifact::{Absent, Declaration, Need, What, content_type, outlives};
 
 /// One line. Further keys are ignored, so that a newer program can talk to an older worker.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase", rename_all_fields = "camelCase")]
 pub enum Message {
     /// A file of the task's folder is to be kept.
@@ -96,6 +97,12 @@ pub enum Message {
         /// A word about it.
         #[serde(default)]
         text: Option<String>,
+    },
+    /// A text is to be replaced in the task's log from here on, in all the ways it may be encoded; each of its lines too.
+    /// It takes at least 6 characters. Output that the program writes before it sends this is not changed any more.
+    Redact {
+        /// The text.
+        text: SecretString,
     },
     /// Why the payload is refused; of a check only.
     Reason {
@@ -260,6 +267,9 @@ impl Heard {
             Message::Progress { done, total, text } => {
                 context.log().note(&progress(done, total, text.as_deref()));
                 return Ok(());
+            }
+            Message::Redact { text } => {
+                return context.log().hide(text.expose_secret()).map_err(|error| error.to_string());
             }
             Message::Reason { text } => {
                 if self.reasons.len() < PROGRAM_REASONS_MAX {

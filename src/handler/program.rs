@@ -14,7 +14,8 @@
 //! **Log.** Standard output and error, byte for byte.
 //!
 //! **Out.** JSON lines on descriptor 3: `artifact`, `directory`, `result`, `link`, `reference`, `error`, `step`,
-//! `progress`; see [`Message`](super::message::Message). A program that has nothing to say need not know of it.
+//! `progress`, `redact`; see [`Message`](super::message::Message). A program that has nothing to say need not know of it.
+//! `redact` comes before the output that holds the secret: what is written to both at once is taken from here first.
 //!
 //! **Outcome.** The exit status. 0 is completed. The environment names the others, so that no program needs to know a
 //! number: `JOURNEYMAN_EXIT_FAILED`, `…_RETRY` (worth another run), `…_UNAVAILABLE` (something it declares could not be
@@ -230,10 +231,11 @@ impl Inner {
             let mut talk = std::pin::pin!(async {
                 tokio::join!(tell(input, document.as_bytes()), listen(&channel, &mut listener));
             });
+            // Lines first: one of them may say what the output that follows must not show.
             tokio::select! {
                 biased;
-                ended = &mut end => ended,
                 () = &mut talk => end.await,
+                ended = &mut end => ended,
             }
         }?;
         if timeout(PROCESS_DRAIN, listen(&channel, &mut listener)).await.is_err() {

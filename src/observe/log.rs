@@ -1,8 +1,8 @@
 //! The worker's own log: lines for a person on a terminal, a JSON object a line otherwise, always on stderr.
 //!
-//! A task's log is another thing and does not pass here.
+//! A task's log is another thing and does not pass here. No line shows a secret, see [`redact`].
 
-use std::io::{IsTerminal as _, stderr};
+use std::io::{self, IsTerminal as _, Write, stderr};
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::Writer;
@@ -11,6 +11,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::config::Environment;
 use crate::config::schema::{Log, LogFormat};
+use crate::redact;
 
 /// Whether lines may be coloured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +37,7 @@ pub fn start(settings: &Log, color: Color) {
         LogFormat::Json => false,
     };
     let filter = EnvFilter::try_new(settings.level.as_str()).unwrap_or_else(|_| EnvFilter::new("info"));
-    let base = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr);
+    let base = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Lines(stderr()));
     let started = if human {
         let colored = terminal && color == Color::Auto;
         base.with_ansi(colored).with_target(false).with_timer(TimeOfDay).finish().try_init()
@@ -47,11 +48,63 @@ pub fn start(settings: &Log, color: Color) {
     drop(started);
 }
 
+/// Writes whole lines, which is what it is given, without the secrets in them.
+struct Lines<W>(W);
+
+impl<W: Write> Write for Lines<W> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.write_all(&redact::bytes(line, None))?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
 /// The time of day where the reader is; the date is on the reader's wall.
 struct TimeOfDay;
 
 impl FormatTime for TimeOfDay {
     fn format_time(&self, out: &mut Writer<'_>) -> std::fmt::Result {
         write!(out, "{}", jiff::Zoned::now().strftime("%H:%M:%S%.3f"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Page(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Page {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn no_line_shows_a_secret_in_either_format() {
+        let _hidden = redact::hide(["log-canary-\"51f2\""]);
+        for json in [true, false] {
+            let page = Page::default();
+            let written = page.clone();
+            let base = tracing_subscriber::fmt().with_ansi(false).with_writer(move || Lines(page.clone()));
+            let say = || tracing::warn!(token = "log-canary-\"51f2\"", "told log-canary-\"51f2\" twice");
+            if json {
+                tracing::subscriber::with_default(base.json().finish(), say);
+            } else {
+                tracing::subscriber::with_default(base.finish(), say);
+            }
+            let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+            assert!(!text.contains("51f2") && text.matches(redact::REPLACEMENT).count() == 2, "{text}");
+        }
     }
 }

@@ -114,6 +114,12 @@ pub(super) enum Shape {
     Found { from: usize, tail: Tail },
 }
 
+impl Shape {
+    fn or_else(self, other: impl FnOnce() -> Self) -> Self {
+        if matches!(self, Self::No) { other() } else { self }
+    }
+}
+
 /// How far a shape reaches, told byte by byte.
 #[derive(Debug)]
 pub(super) enum Tail {
@@ -174,14 +180,7 @@ pub(super) fn at(bytes: &[u8], at: usize, last: Last) -> Shape {
         [b'e', b'y', b'J', ..] => web_token(before, rest),
         _ => Shape::No,
     };
-    let found = match found {
-        Shape::No => parameter(before, rest),
-        found => found,
-    };
-    let found = match found {
-        Shape::No => known_token(before, rest),
-        found => found,
-    };
+    let found = found.or_else(|| parameter(before, rest)).or_else(|| known_token(before, rest));
     match (found, last) {
         (Shape::Open, Last::Yes) => Shape::No,
         (found, _) => found,

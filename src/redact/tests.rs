@@ -9,7 +9,9 @@ const SECRETS: [&str; 6] =
 
 fn set(secrets: &[&str], shapes: Shapes) -> Needles {
     let mut set = Needles::new(shapes);
-    secrets.iter().for_each(|secret| drop(set.add(secret)));
+    for secret in secrets {
+        set.add(secret);
+    }
     set
 }
 

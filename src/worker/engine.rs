@@ -407,7 +407,7 @@ impl Engine {
         let Some(job) = live.job.clone() else {
             return self.happened(Event::Settled { claim, settled: crate::domain::claim::Settled::Clean });
         };
-        if job.context.artifacts().is_empty() && job.context.log().bytes() == 0 {
+        if job.context.artifacts().is_empty() && job.context.log().is_empty() {
             return self.happened(Event::Settled { claim, settled: crate::domain::claim::Settled::Clean });
         }
         let store = Store {
@@ -569,7 +569,7 @@ fn source_id(index: usize) -> SourceId {
 /// Takes away what a finished task leaves on the disk, if there is anything. Off this thread: a disk may take its time
 /// to free blocks, and the leases of all other tasks are kept here.
 fn remove(job: super::live::Job) {
-    let (folder, log) = (job.context.folder_made().is_some(), job.context.log().bytes() > 0);
+    let (folder, log) = (job.context.folder_made().is_some(), !job.context.log().is_empty());
     if !folder && !log {
         return;
     }

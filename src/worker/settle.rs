@@ -126,7 +126,7 @@ impl Store {
     }
 
     async fn log(&self, log: &TaskLog) {
-        if log.bytes() == 0 {
+        if log.is_empty() {
             return;
         }
         let finished = match finish(log).await {

@@ -52,6 +52,18 @@ async fn commands_run_in_turn_and_the_log_tells_what_ran() {
 }
 
 #[tokio::test]
+async fn a_variable_named_like_a_secret_is_not_shown() {
+    let bench = Bench::new();
+    let mut payload = sh(&["echo $API_TOKEN of $NAME"]);
+    payload["env"] = json!({"API_TOKEN": "env-canary-91", "NAME": "not-a-secret"});
+    payload["command"][0] = json!(["sh", "-c", "echo $API_TOKEN of $NAME", "env-canary-91"]);
+    let went = bench.run(&*handler(), payload).await;
+    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    let log = bench.log();
+    assert!(log.contains("\n[redacted] of not-a-secret\n") && !log.contains("env-canary-91"), "{log}");
+}
+
+#[tokio::test]
 async fn the_first_command_that_fails_ends_the_task() {
     let bench = Bench::new();
     let went = bench.run(&*handler(), sh(&["exit 3", "echo never"])).await;

@@ -2,7 +2,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use journeyman::handler::log::{FinishedLog, LogLimits, TaskLog};
+use journeyman::handler::log::{FinishedLog, LogLimits, NotHidden, TaskLog};
+use journeyman::limits::REDACT_IDLE;
 use proptest::prelude::*;
 
 const SMALL: LogLimits = LogLimits { head_bytes: 50, tail_bytes: 30 };
@@ -36,7 +37,7 @@ proptest! {
         }
         let all = writes.concat();
         let dropped = all.len().saturating_sub(head + tail);
-        prop_assert_eq!(log.bytes(), all.len() as u64);
+        prop_assert_eq!(log.is_empty(), all.is_empty());
         prop_assert_eq!(log.dropped(), dropped as u64);
         let expected = if dropped == 0 {
             all.clone()
@@ -44,6 +45,7 @@ proptest! {
             [&all[..head], &left_out(dropped), &all[all.len() - tail..]].concat()
         };
         let finished = log.finish().unwrap();
+        prop_assert_eq!(log.bytes(), all.len() as u64);
         prop_assert_eq!(finished.as_ref().map(content).unwrap_or_default(), expected);
         prop_assert_eq!(finished.is_some(), !all.is_empty());
     }
@@ -171,4 +173,61 @@ fn a_note_cannot_pass_for_another_line() {
     assert_eq!(text.lines().count(), 2);
     assert!(text.contains(r"innocent\n[journeyman]") && !text.contains('\u{1b}'), "{text}");
     assert!(text.len() < 5000);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_secret_is_replaced_however_it_is_written_and_whoever_writes_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
+    log.hide("the task's secret").unwrap();
+    let _hidden = journeyman::redact::hide(["the worker's secret"]);
+    log.write(b"1 the task's");
+    log.note("the task's secret and the worker's secret are not shown");
+    log.write(b" secret\n2 the worker's secr");
+    log.line("et");
+    log.line("Authorization: Bearer abc");
+    let text = text(&log);
+    assert!(!text.contains("secret\n") && !text.contains("abc"), "{text}");
+    assert!(text.contains("[redacted] and [redacted] are not shown\n"), "{text}");
+    assert!(text.ends_with("[redacted]\n2 [redacted]\nAuthorization: [redacted]\n"), "{text}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_may_be_the_beginning_of_a_secret_is_shown_when_nothing_follows_for_a_second() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
+    log.hide("what-is-secret").unwrap();
+    let stored = || std::fs::read(log.path()).unwrap_or_default();
+    let began = tokio::time::Instant::now();
+    log.write(b"? what-");
+    assert_eq!((stored(), log.bytes()), (b"? ".to_vec(), 2));
+    log.grown(2).await;
+    assert_eq!((stored(), began.elapsed()), (b"? what-".to_vec(), REDACT_IDLE));
+    // And again, with something in between.
+    log.write(b" what-i");
+    log.write(b"s-");
+    log.grown(8).await;
+    assert_eq!((stored(), began.elapsed()), (b"? what- what-is-".to_vec(), 2 * REDACT_IDLE));
+    log.write(b"secret.");
+    assert_eq!(text(&log), "? what- what-is-[redacted].");
+}
+
+#[test]
+fn what_is_held_back_when_a_log_ends_is_part_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
+    log.hide("what-is-secret").unwrap();
+    log.write(b"what-is");
+    assert!(log.bytes() == 0 && !log.is_empty());
+    assert_eq!(text(&log), "what-is");
+}
+
+#[test]
+fn a_task_hides_only_what_can_be_told_from_text_and_so_many() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
+    assert_eq!(log.hide(" 12345 "), Err(NotHidden::TooShort));
+    let hidden = (0..2_000).take_while(|number| log.hide(&format!("{number:0500}")).is_ok()).count();
+    assert!((50..1_000).contains(&hidden), "{hidden}");
+    assert_eq!(log.hide("another secret"), Err(NotHidden::TooMany));
 }

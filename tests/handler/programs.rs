@@ -115,6 +115,27 @@ async fn lines_on_descriptor_3_become_artifacts_and_log_lines() {
 }
 
 #[tokio::test]
+async fn what_a_program_asks_to_hide_is_in_none_of_its_output() {
+    let bench = Bench::new();
+    let went = run(
+        &bench,
+        r#"secret=prog-canary-77; echo "{\"type\":\"redact\",\"text\":\"$secret\"}" >&3; echo '{"type":"redact","text":"tiny"}' >&3
+        printf 'a prog-can'; printf 'ary-77 '; printf "$secret" | base64
+        echo "{\"type\":\"step\",\"name\":\"with $secret\"}" >&3"#,
+    )
+    .await;
+    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    let log = bench.log();
+    assert!(
+        log.contains("a [redacted] ")
+            && log.matches("[redacted]").count() == 3
+            && log.contains("step: with [redacted]"),
+        "{log}"
+    );
+    assert!(log.contains("line 2, is ignored: it is not hidden"), "{log}");
+}
+
+#[tokio::test]
 async fn lines_that_mean_nothing_are_told_and_change_nothing() {
     let bench = Bench::new();
     let went = run(

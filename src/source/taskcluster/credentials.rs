@@ -14,12 +14,16 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use url::{Position, Url};
 
+use crate::redact;
+
 /// A Taskcluster client: permanent, or temporary with a certificate. Deliberately without `Debug`.
 #[derive(Clone)]
 pub struct Credentials {
     client_id: String,
     access_token: SecretString,
     ext: Option<SecretString>,
+    /// No log shows them as long as somebody can sign with them.
+    _in_logs: Arc<redact::Hidden>,
 }
 
 /// Credentials that cannot be used.
@@ -74,13 +78,16 @@ impl Credentials {
             Some(text) if !text.is_empty() => Some(object(text).ok_or(BadCredentials::Certificate)?),
             Some(_) | None => None,
         };
+        let signature = certificate.and_then(signature);
+        let secrets = [Some(&access_token), signature.as_ref()];
+        let in_logs = redact::hide(secrets.into_iter().flatten().map(ExposeSecret::expose_secret));
         let ext = Ext { certificate, authorized_scopes: scopes };
         let ext = match ext {
             Ext { certificate: None, authorized_scopes: None } => None,
             ext => Some(serde_json::to_vec(&ext).map_err(|_| BadCredentials::Certificate)?),
         };
         let ext = ext.map(|text| STANDARD.encode(text).into());
-        Ok(Self { client_id: client_id.to_owned(), access_token, ext })
+        Ok(Self { client_id: client_id.to_owned(), access_token, ext, _in_logs: Arc::new(in_logs) })
     }
 
     /// Who this is; not a secret.
@@ -121,6 +128,15 @@ struct Ext<'a> {
 /// The text of a JSON object, as it came: claims bring a certificate each, and none of them is ours to change.
 fn object(text: &str) -> Option<&RawValue> {
     serde_json::from_str::<&RawValue>(text).ok().filter(|value| value.get().starts_with('{'))
+}
+
+/// What makes a certificate one. The rest of it is scopes and times, which are in every log.
+fn signature(certificate: &RawValue) -> Option<SecretString> {
+    #[derive(serde::Deserialize)]
+    struct Signed {
+        signature: SecretString,
+    }
+    serde_json::from_str(certificate.get()).ok().map(|Signed { signature }| signature)
 }
 
 /// A value that is replaced as a whole while others read it.
