@@ -261,6 +261,28 @@ pub const DEMO_TIME_MAX: Duration = Duration::from_secs(120);
 pub const DEMO_REDRAW: Duration = Duration::from_millis(150);
 /// How much of a log the demo reads.
 pub const DEMO_LOG_BYTES_MAX: usize = 4 << 20;
+/// How long making a connection to a metadata service may take; it is on this very host.
+pub const METADATA_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a metadata service may take to answer a call that it does not hold.
+pub const METADATA_TIMEOUT: Duration = Duration::from_secs(2);
+/// The largest answer of a metadata service that is read: a list of events for a whole scale set.
+pub const METADATA_BODY_BYTES_MAX: usize = 256 << 10;
+/// How often EC2's metadata service is asked for a notice; what AWS recommends.
+pub const NOTICE_PACE_AWS: Duration = Duration::from_secs(5);
+/// How often Google's metadata service is asked where it does not hold the call.
+pub const NOTICE_PACE_GCP: Duration = Duration::from_secs(1);
+/// How often Azure's metadata service is asked for events; what Azure recommends.
+pub const NOTICE_PACE_AZURE: Duration = Duration::from_secs(1);
+/// How often the notice file is looked at.
+pub const NOTICE_FILE_PACE: Duration = Duration::from_secs(1);
+/// How long Google's metadata service is asked to hold a call.
+pub const NOTICE_CHANGE_WAIT: Duration = Duration::from_secs(30);
+/// How long a token of EC2's metadata service is asked to live; its longest.
+pub const NOTICE_TOKEN_LIFE: Duration = Duration::from_secs(6 * 60 * 60);
+/// How many of Azure's events are heeded.
+pub const NOTICE_EVENTS_MAX: usize = 100;
+/// How much of the notice file is read.
+pub const NOTICE_FILE_BYTES_MAX: u64 = 256;
 /// How long before the host goes running tasks are handed back, unless configured.
 pub const NOTICE_MARGIN: Duration = Duration::from_secs(15);
 /// The shortest sleep between polls that may be set.

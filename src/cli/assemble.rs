@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::exit::{Exit, Failure};
-use super::place;
+use super::{place, spot};
 use crate::config::schema::{
     ArtifactStorage, COMMAND, Config, Handler as HandlerConfig, HandlerKind, Protocol, Source,
 };
@@ -87,6 +87,7 @@ pub(super) fn settings(config: &Config) -> Settings {
         work_dir: worker.work_dir.0.clone(),
         cancel_grace: worker.cancel_grace.0,
         drain_deadline: Some(worker.drain_deadline.0),
+        noticed: spot::noticed(&config.host),
         poll_interval: worker.poll_interval.0,
         check_every: Some(worker.status_poll.0).filter(|every| !every.is_zero()),
         dequeue_alert: worker.dequeue_alert,

@@ -11,6 +11,7 @@ pub mod place;
 mod queue;
 pub mod settings;
 mod signals;
+mod spot;
 pub mod task;
 mod worker;
 

@@ -4,10 +4,10 @@ use std::future::Future;
 
 use clap::Args;
 
-use super::assemble;
 use super::exit::{Ended, Exit, Failure};
 use super::settings::{self, Settings, WorkerFlags};
 use super::signals::Signals;
+use super::{assemble, spot};
 use crate::config::Environment;
 use crate::limits::ABORT_WAIT;
 use crate::observe::log;
@@ -31,7 +31,15 @@ pub(super) async fn run(arguments: WorkerArgs, environment: &Environment) -> End
     settings::log_warnings(&loaded);
     let worker = assemble::worker(&loaded.config, environment)?;
     let obey = Signals::listen()?.obey(worker.control());
-    until_gone(worker, obey).await
+    let watch = spot::watch(&loaded.config, worker.control())?;
+    // The order to end at once is the last one; that there is nothing to watch is no order.
+    let attend = async {
+        tokio::select! {
+            () = obey => {}
+            () = async { (watch.await, std::future::pending().await).1 } => {}
+        }
+    };
+    until_gone(worker, attend).await
 }
 
 /// Runs a worker while `obey` gives it orders.

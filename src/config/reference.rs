@@ -40,7 +40,7 @@ pub enum Need {
 #[must_use]
 pub fn keys() -> Vec<Key> {
     let mut keys = Vec::new();
-    for section in ["worker", "source", "handler", "queue", "log"] {
+    for section in ["worker", "host", "source", "handler", "queue", "log"] {
         if let Some(schema) = SCHEMA.pointer(&format!("/properties/{section}")) {
             collect(schema, section, Need::Optional, &mut keys);
         }
@@ -187,6 +187,8 @@ fn sample(key: &Key) -> String {
     match name {
         "exec" => "[\"/opt/handlers/build\", \"--verbose\"]".to_owned(),
         "artifacts" => "\"/var/lib/journeyman/queue.db-artifacts\"".to_owned(),
+        "spot_file" => "\"/run/journeyman/terminate-at\"".to_owned(),
+        "spot_endpoint" => "\"http://169.254.169.254\"".to_owned(),
         "public_root_url" => "\"https://queue.example.com\"".to_owned(),
         "check" => "[\"/opt/handlers/build\", \"--check\"]".to_owned(),
         "default_run_time" => "\"1h\"".to_owned(),

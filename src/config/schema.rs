@@ -16,6 +16,8 @@ use crate::limits::{CLAIM_TIMEOUT_MIN, POLL_INTERVAL_MIN, RUN_TIME_MIN, STATUS_P
 pub struct Config {
     /// This worker.
     pub worker: Worker,
+    /// The machine it runs on, and the end of it.
+    pub host: Host,
     /// Where claims come from, by name.
     pub source: BTreeMap<String, Source>,
     /// What runs payloads, by name. `command` exists without being written.
@@ -72,6 +74,75 @@ impl Default for Worker {
             poll_interval: built_in("1s"),
         }
     }
+}
+
+/// The machine it runs on, and the end of it.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Host {
+    /// Whose metadata service says that a spot or preemptible host is taken away. `auto` looks for one at start and gives up after a minute where there is none.
+    pub spot: Spot,
+    /// What becomes of running tasks at such a notice. What has not started is handed back at once.
+    pub spot_tasks: SpotTasks,
+    /// How long before the host goes tasks that still run are handed back. Where `cancel_grace` and the reports need more, they get it.
+    pub spot_margin: Span,
+    /// What an early hint (EC2's rebalance recommendation) does.
+    pub rebalance: Rebalance,
+    /// File that says when the host goes: an RFC 3339 time, or nothing, which means at once. It need not exist.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spot_file: Option<File>,
+    /// Address of the metadata service where it is not `http://169.254.169.254`; `http://[fd00:ec2::254]` on EC2 without IPv4.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spot_endpoint: Option<Url>,
+}
+
+impl Default for Host {
+    fn default() -> Self {
+        Self {
+            spot: Spot::Auto,
+            spot_tasks: SpotTasks::Finish,
+            spot_margin: built_in("15s"),
+            rebalance: Rebalance::Ignore,
+            spot_file: None,
+            spot_endpoint: None,
+        }
+    }
+}
+
+/// Whose metadata service is watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Spot {
+    /// The one that answers.
+    Auto,
+    /// EC2.
+    Aws,
+    /// Compute Engine.
+    Gcp,
+    /// Azure.
+    Azure,
+    /// None.
+    Off,
+}
+
+/// What becomes of running tasks when the host goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum SpotTasks {
+    /// They may finish as long as there is time.
+    Finish,
+    /// They are handed back at once.
+    HandBack,
+}
+
+/// What a hint that the host may have to go does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Rebalance {
+    /// It is logged and counted.
+    Ignore,
+    /// The worker drains.
+    Drain,
 }
 
 /// A place that claims come from.

@@ -2,3 +2,4 @@
 
 pub mod clock;
 pub(crate) mod folder;
+pub mod notice;

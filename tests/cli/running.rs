@@ -174,7 +174,7 @@ fn queue(folder: &Path) -> (Server, String) {
 fn worker(folder: &Path, root: &str, token: &str) -> Command {
     let config = format!(
         "[source.ci]\nkind = \"taskcluster\"\nroot_url = \"{root}\"\ntask_queue = \"build/linux\"\n\
-         client_id = \"me\"\naccess_token_file = \"token\"\n[worker]\nwork_dir = \"work\"\n"
+         client_id = \"me\"\naccess_token_file = \"token\"\n[worker]\nwork_dir = \"work\"\n[host]\nspot = \"off\"\n"
     );
     std::fs::write(folder.join("journeyman.toml"), config).expect("the file can be written");
     std::fs::write(folder.join("token"), token).expect("the file can be written");

@@ -70,6 +70,7 @@ impl Process {
     /// A worker of the queue at `root_url`, of the same name at every start.
     pub fn worker(folder: &Path, root_url: &str, protocol: &str) -> Self {
         let variables = [
+            Variable { name: "JOURNEYMAN__HOST__SPOT", value: "off" },
             Variable { name: "JOURNEYMAN__WORKER__ID", value: "crash" },
             Variable { name: "JOURNEYMAN__WORKER__CAPACITY", value: "4" },
             Variable { name: "JOURNEYMAN__WORKER__WORK_DIR", value: "work" },

@@ -125,7 +125,8 @@ impl RealWorker {
         std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o600))?;
         let (capacity, work_dir) = (task_queues.len(), home.join("work"));
         let mut config = format!(
-            "[worker]\nid = \"worker\"\ngroup = \"bench\"\ncapacity = {capacity}\nwork_dir = \"{}\"\n",
+            "[host]\nspot_endpoint = \"http://127.0.0.1:9\"\n\
+             [worker]\nid = \"worker\"\ngroup = \"bench\"\ncapacity = {capacity}\nwork_dir = \"{}\"\n",
             work_dir.display()
         );
         let protocol = if azure { "azure" } else { "claim-work" };

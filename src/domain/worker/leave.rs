@@ -2,8 +2,8 @@
 
 use alloc::vec::Vec;
 
-use super::{Effect, Exit, Mode, Noticed, Worker};
-use crate::domain::claim::{Happening, Machine, REPORT_RESERVE};
+use super::{Effect, Exit, Mode, Worker};
+use crate::domain::claim::{Happening, Machine};
 use crate::domain::id::{SourceId, Token};
 use crate::domain::time::Instant;
 
@@ -56,13 +56,7 @@ impl Worker {
 
     /// When what still runs has to be told to end, if it is known when the host goes.
     fn hand_back_at(&self) -> Option<Instant> {
-        match self.policy.noticed {
-            Noticed::MayFinish { margin } => {
-                let needed = self.policy.claim.grace.saturating_add(REPORT_RESERVE);
-                self.host_goes.map(|deadline| deadline.minus(margin.max(needed)))
-            }
-            Noticed::HandedBack => None,
-        }
+        self.host_goes.and_then(|deadline| self.policy.noticed.hand_back_at(deadline, self.policy.claim.grace))
     }
 
     /// When a drain that began at `since` turns into a hand back.

@@ -79,6 +79,17 @@ pub enum Noticed {
     HandedBack,
 }
 
+impl Noticed {
+    /// When payloads that have `grace` to end are told to, for a host that goes at `deadline`; `None` is at once.
+    #[must_use]
+    pub fn hand_back_at(self, deadline: Instant, grace: Duration) -> Option<Instant> {
+        match self {
+            Self::MayFinish { margin } => Some(deadline.minus(margin.max(grace.saturating_add(claim::REPORT_RESERVE)))),
+            Self::HandedBack => None,
+        }
+    }
+}
+
 /// Where the worker is on its way out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Mode {

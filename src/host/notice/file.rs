@@ -1,0 +1,56 @@
+//! A file that says when the host goes: an RFC 3339 time, or nothing, which means at once.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+use tokio::io::AsyncReadExt as _;
+
+use super::{NobodyListens, Teller, left};
+use crate::domain::notice::Pace;
+use crate::domain::notice::file::{Content, NoticeFile};
+use crate::domain::time::Instant;
+use crate::host::clock::Clock;
+use crate::limits::{METADATA_TIMEOUT, NOTICE_FILE_BYTES_MAX};
+
+pub(super) async fn watch(path: &Path, clock: Clock, pace: Pace, seed: u64, teller: Teller) {
+    let mut rules = NoticeFile::new(pace, seed);
+    tracing::info!(path = %path.display(), "watching a file for the notice that this host goes");
+    loop {
+        clock.sleep_until(rules.due()).await;
+        let sent_at = clock.now();
+        let (content, trouble) = match read(path.to_owned(), sent_at).await {
+            Ok(content) => (content, None),
+            Err(error) => (Content::Unreadable, Some(format!("{}: {error}", path.display()))),
+        };
+        let news = rules.read(content, sent_at, clock.now());
+        if let Err(NobodyListens) = teller.tell(news, trouble.as_deref()).await {
+            return;
+        }
+    }
+}
+
+async fn read(path: PathBuf, sent_at: Instant) -> io::Result<Content> {
+    let text = async {
+        // Opening a pipe would wait for a writer.
+        if !tokio::fs::metadata(&path).await?.is_file() {
+            return Err(io::Error::other("it is no regular file"));
+        }
+        let mut text = String::new();
+        tokio::fs::File::open(&path).await?.take(NOTICE_FILE_BYTES_MAX).read_to_string(&mut text).await?;
+        Ok(text)
+    };
+    let text: io::Result<String> = tokio::time::timeout(METADATA_TIMEOUT, text).await?;
+    match text {
+        Ok(text) if text.trim().is_empty() => Ok(Content::Empty),
+        Ok(text) => Ok(time(&text, sent_at).map_or(Content::Odd, Content::Time)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Content::Missing),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(Content::Odd),
+        Err(error) => Err(error),
+    }
+}
+
+fn time(text: &str, sent_at: Instant) -> Option<Instant> {
+    let until: Timestamp = text.trim().parse().ok()?;
+    Some(sent_at.plus(left(until, Timestamp::now())))
+}
