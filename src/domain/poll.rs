@@ -265,6 +265,18 @@ impl Poller {
         self.not_before = now.plus(wait);
     }
 
+    /// How many polls and opens have failed in a row.
+    #[must_use]
+    pub const fn troubles(&self) -> u32 {
+        self.trouble.tries()
+    }
+
+    /// How often in a row claiming was put off because of claims that failed.
+    #[must_use]
+    pub const fn claim_troubles(&self) -> u32 {
+        self.trouble_claim.tries()
+    }
+
     /// Something was claimed that did not reach us: to be looked for before the next poll, where the source can be asked.
     pub const fn look_for_lost(&mut self) {
         self.recover = self.manner.recovers;

@@ -1,6 +1,6 @@
 //! Carries out effects and brings back what happened.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::sync::Arc;
 
@@ -38,6 +38,10 @@ pub(super) struct Engine {
     calls: JoinSet<Back>,
     entries: HashMap<Token, Arc<Entry>>,
     live: HashMap<Token, Live>,
+    /// What each source last said when it refused something.
+    said: HashMap<SourceId, String>,
+    /// Sources whose missing scopes for recoveries were told of.
+    unrecovered: HashSet<SourceId>,
     tokens: u64,
     seed: u64,
     exit: Option<Exit>,
@@ -61,6 +65,8 @@ impl Engine {
             calls: JoinSet::new(),
             entries: HashMap::new(),
             live: HashMap::new(),
+            said: HashMap::new(),
+            unrecovered: HashSet::new(),
             tokens: 0,
             seed,
             exit: None,
@@ -157,7 +163,10 @@ impl Engine {
                 Event::Polled { source, lane, sent_at, answer }
             }
             Back::Recovered { source, sent_at, answer } => {
-                let answer = self.unless_refused(source, answer).map(|found| self.found(source, found));
+                let answer = match answer {
+                    Ok(found) => Ok(self.found(source, found)),
+                    Err(refused) => Err(self.recovery_refusal(source, refused)),
+                };
                 Event::Recovered { source, sent_at, answer }
             }
             Back::Looked(condition) => Event::Looked(condition),
@@ -182,12 +191,27 @@ impl Engine {
         self.happened(event);
     }
 
-    fn unless_refused<T>(&self, source: SourceId, answer: Result<T, Refused>) -> Result<T, Refusal> {
+    fn unless_refused<T>(&mut self, source: SourceId, answer: Result<T, Refused>) -> Result<T, Refusal> {
         answer.map_err(|refused| self.refusal(source, refused))
     }
 
-    fn refusal(&self, source: SourceId, refused: Refused) -> Refusal {
+    fn refusal(&mut self, source: SourceId, refused: Refused) -> Refusal {
         tracing::warn!(source = self.name(source), next = ?refused.refusal, "{}", refused.what);
+        self.remember(source, refused)
+    }
+
+    /// As [`Engine::refusal`], of a recovery: scopes that are missing are missing all day, and are said once.
+    fn recovery_refusal(&mut self, source: SourceId, refused: Refused) -> Refusal {
+        if refused.refusal == Refusal::Denied && !self.unrecovered.insert(source) {
+            tracing::debug!(source = self.name(source), next = ?refused.refusal, "{}", refused.what);
+            return refused.refusal;
+        }
+        self.refusal(source, refused)
+    }
+
+    /// Keeps the sentence for an alert that may come of it.
+    fn remember(&mut self, source: SourceId, refused: Refused) -> Refusal {
+        self.said.insert(source, refused.what);
         refused.refusal
     }
 
@@ -238,7 +262,7 @@ impl Engine {
     }
 
     fn found(&mut self, source: SourceId, found: Recovered) -> Found {
-        let missed = found.missed.map(|refused| self.refusal(source, refused));
+        let missed = found.missed.map(|refused| self.recovery_refusal(source, refused));
         Found { claims: found.grants.into_iter().map(|grant| self.bring(source, grant)).collect(), missed }
     }
 
@@ -269,7 +293,10 @@ impl Engine {
             }
             Err(refused) => {
                 count(&self.counters().claims_refused);
-                Err(self.note("claim", refused))
+                match self.live.get(&claim).map(|live| source_id(live.feed)) {
+                    Some(source) => Err(self.refusal(source, refused)),
+                    None => Err(self.note("claim", refused)),
+                }
             }
         };
         Event::Claimed { claim, sent_at, answer }
@@ -516,6 +543,13 @@ impl Engine {
                 source = source(*id),
                 in_a_row,
                 "[alert operator] the queue refuses our credentials: check client id, token, scopes and clock; nothing is claimed until it does not"
+            ),
+            Alert::Trouble { source: id, in_a_row } => tracing::error!(
+                alert = "trouble",
+                source = source(*id),
+                in_a_row,
+                "[alert operator] nothing can be claimed from this source for a while; it is tried on. The last word: {}",
+                self.said.get(id).map_or("none", String::as_str)
             ),
             Alert::Throttled { source: id } => {
                 tracing::warn!(alert = "throttled", source = source(*id), "the queue asks us to slow down");

@@ -2,8 +2,9 @@
 
 use journeyman::domain::claim::{Act, Happening, KillCause, Loss};
 use journeyman::domain::refusal::Refusal;
+use journeyman::domain::worker::{Alert, Effect};
 
-use crate::support::{LEASE, One, RETRY, Reclaims, at, secs};
+use crate::support::{Bench, LEASE, One, RETRY, Reclaims, at, secs};
 
 const NOT_DEFINITE: [Refusal; 5] =
     [RETRY, Refusal::Throttled { after: None }, Refusal::Denied, Refusal::Rejected, Refusal::Stale];
@@ -63,4 +64,51 @@ fn i05_the_waits_between_reclaims_start_over_after_a_success() {
     one.happens(Happening::Reclaimed { sent_at: at(2000), answer: Err(RETRY) });
     let wait = one.machine.next_deadline().expect("held").since(one.now);
     assert!(wait <= one.machine.lease().expect("granted").retry().first, "{wait:?}");
+}
+
+fn said(effects: &[Effect]) -> Vec<u32> {
+    let said = |effect: &Effect| match effect {
+        Effect::Alert(Alert::Trouble { in_a_row, .. }) => Some(*in_a_row),
+        _ => None,
+    };
+    effects.iter().filter_map(said).collect()
+}
+
+#[test]
+fn i05_polls_that_fail_without_end_are_told_of_and_tried_on() {
+    let mut bench = Bench::messages(1, 1);
+    let (mut all, mut effects) = (Vec::new(), Vec::new());
+    for _ in 0..250 {
+        effects.extend(bench.polled(0, 0, Err(RETRY)));
+        all.extend(said(&effects));
+        effects = bench.pass_until(|effect| matches!(effect, Effect::Poll { .. }));
+    }
+    assert_eq!(all, [10, 100, 200]);
+    assert!(bench.now > at(3600), "calmly: {:?}", bench.now);
+    assert!(!bench.worker.stopping());
+    bench.empty(0);
+    bench.pass_until(|effect| matches!(effect, Effect::Poll { .. }));
+    let again = (0..10).flat_map(|_| {
+        let effects = bench.polled(0, 0, Err(RETRY));
+        bench.pass_until(|effect| matches!(effect, Effect::Poll { .. }));
+        said(&effects)
+    });
+    assert_eq!(again.collect::<Vec<_>>(), [10], "one answer ends the row");
+}
+
+#[test]
+fn i05_claims_that_fail_without_end_are_told_of_too() {
+    let mut bench = Bench::messages(1, 1);
+    let mut all = Vec::new();
+    for n in 0..8 {
+        let seen = bench.seen(&format!("m{n}"), &format!("T{n}"));
+        let claim = seen.token;
+        bench.hit(vec![seen]);
+        while bench.worker.claims().count() > 0 {
+            all.extend(said(&bench.claimed(claim, Err(RETRY))));
+            bench.pass(secs(10));
+        }
+        bench.pass(secs(60));
+    }
+    assert_eq!(all, [10], "once a row, however many claims were in it");
 }

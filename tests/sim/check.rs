@@ -231,6 +231,7 @@ impl World {
             }
             Alert::Undecodable { .. }
             | Alert::HostUnfit { .. }
+            | Alert::Trouble { .. }
             | Alert::Unreadable { .. }
             | Alert::Denied { .. }
             | Alert::Throttled { .. }

@@ -1,8 +1,8 @@
 //! A worker whose queue misbehaves for minutes, in virtual time.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use journeyman::domain::id::{Lane, Run, TaskId};
@@ -28,6 +28,8 @@ enum Mood {
     Quarantines,
     /// Every call panics.
     Breaks,
+    /// Polls fail, and to look for lost claims is not allowed.
+    FailsAndForbids,
 }
 
 struct Moody {
@@ -43,6 +45,9 @@ impl Moody {
             match mood {
                 Mood::Refuses(refusal) => Err(Refused { refusal, what: "out of sorts".into() }),
                 Mood::Breaks => panic!("out of its mind"),
+                Mood::FailsAndForbids => {
+                    Err(Refused { refusal: Refusal::Retry { after: None }, what: "a portal wants a login".into() })
+                }
                 Mood::Well | Mood::Quarantines => answer.await,
             }
         })
@@ -60,6 +65,9 @@ impl Source for Moody {
         self.inner.manner()
     }
     fn open(&self) -> Answer<'_, Opened> {
+        if *self.mood.borrow() == Mood::FailsAndForbids {
+            return self.inner.open();
+        }
         self.unless_moody(self.inner.open())
     }
     fn poll(&self, lane: Lane, max: u8) -> Answer<'_, Batch> {
@@ -76,6 +84,9 @@ impl Source for Moody {
         self.unless_moody(self.inner.delete(lane, id, receipt))
     }
     fn recover<'a>(&'a self, held: &'a [Run]) -> Answer<'a, Recovered> {
+        if *self.mood.borrow() == Mood::FailsAndForbids {
+            return Box::pin(async { Err(Refused { refusal: Refusal::Denied, what: "scopes are missing".into() }) });
+        }
         self.unless_moody(self.inner.recover(held))
     }
     fn reclaim<'a>(&'a self, claim: &'a Claim) -> Answer<'a, Duration> {
@@ -209,4 +220,47 @@ async fn a_quarantined_worker_polls_calmly() {
     assert_eq!(exit.expect("it ran"), Exit::Drained);
     let polls = polls.load(Ordering::Relaxed);
     assert!((90..=130).contains(&polls), "once a second, up to a fifth earlier: {polls} in 100 s");
+}
+
+/// Log lines of this thread, for as long as it lives.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(bytes);
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Lines {
+    fn with(&self, text: &str) -> usize {
+        let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&bytes).lines().filter(|line| line.contains(text)).count()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn half_an_hour_of_failed_polls_is_one_alert_and_missing_scopes_are_one_line() {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    // While there is but one dispatcher, `tracing` asks that of the thread which comes to a line first: another test's.
+    let _second = tracing::Dispatch::new(tracing_subscriber::registry());
+    let _log = tracing::subscriber::set_default(log);
+    let scene = Scene::new(Mood::FailsAndForbids);
+    let control = scene.worker.control();
+    let watch = async {
+        tokio::time::sleep(Duration::from_secs(30 * 60)).await;
+        control.drain().await;
+    };
+    let (exit, ()) = tokio::join!(scene.worker.run(), watch);
+    assert_eq!(exit.expect("it ran"), Exit::Drained);
+    assert!(scene.polls.load(Ordering::Relaxed) > 20, "it is tried on");
+    assert_eq!(lines.with("[alert operator]"), 1);
+    assert_eq!(lines.with("The last word: a portal wants a login"), 1);
+    assert_eq!(lines.with("scopes are missing"), 1);
 }

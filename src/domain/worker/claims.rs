@@ -136,7 +136,12 @@ impl Worker {
                     Err(Refusal::Retry { after }) => after,
                     Ok(_) | Err(_) => None,
                 };
+                let before = feed.poller.claim_troubles();
                 feed.poller.hold(Refusal::Retry { after }, now, &mut self.jitter);
+                let in_a_row = feed.poller.claim_troubles();
+                if in_a_row > before {
+                    self.say_trouble(source, in_a_row);
+                }
                 self.tell(claim, Happening::Unanswered { after }, now);
             }
         }

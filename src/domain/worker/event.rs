@@ -322,6 +322,13 @@ pub enum Alert {
         /// How often in a row.
         in_a_row: u32,
     },
+    /// The source has given no definite answer for a while.
+    Trouble {
+        /// The source.
+        source: SourceId,
+        /// How often in a row.
+        in_a_row: u32,
+    },
     /// The queue asks us to slow down.
     Throttled {
         /// The source.

@@ -38,6 +38,10 @@ pub const DELETES_MAX: u32 = 6;
 /// The waits between them; together well within the minutes that a message stays invisible.
 pub const DELETE_RETRY: backoff::Policy =
     backoff::Policy { first: Duration::from_millis(500), max: Duration::from_secs(10) };
+/// After how many failures in a row a source that gives no definite answer is told of; two to three minutes of them.
+pub const TROUBLES_SAID: u32 = 10;
+/// After how many more it is told of again; most of an hour.
+pub const TROUBLES_SAID_EVERY: u32 = 100;
 /// How many messages are remembered as having raised their alert.
 pub const ALERTED_MAX: usize = 4096;
 /// How many ended runs are remembered, so that none is taken up again after a recovery.

@@ -5,7 +5,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use super::claims::Origin;
-use super::{Alert, Effect, Exit, Found, Haul, Lanes, POLL_MAX, Work, Worker};
+use super::{Alert, Effect, Exit, Found, Haul, Lanes, POLL_MAX, TROUBLES_SAID, TROUBLES_SAID_EVERY, Work, Worker};
 use crate::domain::id::{Run, SourceId, Token};
 use crate::domain::poll::Ready;
 use crate::domain::refusal::Refusal;
@@ -121,7 +121,17 @@ impl Worker {
             Refusal::Throttled { .. } => self.effects.push_back(Effect::Alert(Alert::Throttled { source })),
             // A poll that worked before shows that our requests are right; this one met something passing.
             Refusal::Rejected if !feed.accepted && !feed.polled => self.drain(Exit::Misconfigured, now),
-            Refusal::Retry { .. } | Refusal::Gone | Refusal::Rejected | Refusal::Stale => {}
+            Refusal::Retry { .. } | Refusal::Gone | Refusal::Rejected | Refusal::Stale => {
+                let in_a_row = feed.poller.troubles();
+                self.say_trouble(source, in_a_row);
+            }
+        }
+    }
+
+    /// A failure that may pass is nobody's business, a row of them is.
+    pub(super) fn say_trouble(&mut self, source: SourceId, in_a_row: u32) {
+        if in_a_row == TROUBLES_SAID || (in_a_row > 0 && in_a_row.is_multiple_of(TROUBLES_SAID_EVERY)) {
+            self.effects.push_back(Effect::Alert(Alert::Trouble { source, in_a_row }));
         }
     }
 

@@ -73,10 +73,13 @@ pub(super) fn by_service(operation: &str, answered: &Answered) -> Refused {
         status == 404 && parsed.as_ref().is_some_and(|body| body.code.is_none() && body.error.is_some());
     let by_somebody_else = parsed.is_none() && answered.content_type.contains("html");
     if unknown_route || (by_somebody_else && (400..500).contains(&status)) {
-        let said_by = if unknown_route {
-            "the service does not know this call"
-        } else {
-            "the answer is a web page, not the service's own"
+        let said_by = match status {
+            _ if unknown_route => "the service does not know this call",
+            401 | 403 => {
+                "the answer is a web page, not the service's own: it looks like a proxy, a firewall or a portal that lets \
+                 nobody through before a login"
+            }
+            _ => "the answer is a web page, not the service's own",
         };
         return retry(format!(
             "{operation}: {status}, {said_by}; is root_url what it should be, and is there a proxy in between?"
@@ -106,7 +109,8 @@ pub(super) const fn by_status(status: u16, after: Option<Duration>) -> Refusal {
     match status {
         401 | 403 => Refusal::Denied,
         404 | 409 | 410 => Refusal::Gone,
-        425 => Refusal::Retry { after },
+        // 407 is never the service's: a proxy wants credentials of its own.
+        407 | 425 => Refusal::Retry { after },
         // 408: the service gave up on us; as with 429, it is our pace that has to change.
         408 | 429 => Refusal::Throttled { after },
         400..=499 => Refusal::Rejected,
@@ -191,6 +195,12 @@ mod tests {
         assert_eq!(page.refusal, Refusal::Retry { after: None });
         let route = by_service("op", &answered(404, "application/json", r#"{"error":"Not found"}"#));
         assert_eq!(route.refusal, Refusal::Retry { after: None });
+        for status in [401, 403] {
+            let portal = by_service("op", &answered(status, "text/html", "<html>Log in"));
+            assert_eq!(portal.refusal, Refusal::Retry { after: None });
+            assert!(portal.what.contains("portal") && portal.what.contains(&status.to_string()), "{portal}");
+        }
+        assert_eq!(by_service("op", &answered(407, "", "")).refusal, Refusal::Retry { after: None });
         let redirect = by_service("op", &answered(301, "", ""));
         assert_eq!(redirect.refusal, Refusal::Retry { after: None });
     }
