@@ -231,6 +231,8 @@ pub const QUEUE_REST_MIN: Duration = Duration::from_millis(10);
 pub const QUEUE_REST_MAX: Duration = Duration::from_secs(30);
 /// How many entries a page of a listing has at most.
 pub const QUEUE_PAGE_MAX: usize = 1_000;
+/// How many bytes of definitions an answer holds, one task in any case; a worker reads [`JSON_BODY_BYTES_MAX`].
+pub const QUEUE_REPLY_BYTES_MAX: usize = 12 << 20;
 /// How many workers the embedded queue remembers.
 pub const QUEUE_WORKERS_MAX: usize = 10_000;
 /// How many of a worker's latest claims are remembered.

@@ -306,7 +306,7 @@ async fn claim_work(app: &App, input: Input) -> Answer {
         ]),
         Era::Modern,
     )?;
-    let tasks = body.get("tasks").and_then(Value::as_u64).unwrap_or(1);
+    let tasks = body.get("tasks").and_then(check::whole_number).unwrap_or(1);
     let most = usize::try_from(tasks).unwrap_or(1);
     let given = match wait_for_work(app, queue, worker, most).await? {
         Some(Found::Work(grants)) => grants.take(),

@@ -34,13 +34,13 @@ const ANY: &[Field] = &[
     must("expires", Kind::Time),
     may("contentType", Kind::Text(255)),
     may("contentLength", Kind::Whole(0, i64::MAX)),
-    may("url", Kind::Text(4_096)),
+    may("url", Kind::Uri(4_096)),
     may("artifact", Kind::Text(1_024)),
     may("reason", Kind::Choice(REASONS)),
     may("message", Kind::Text(4_096)),
 ];
 const CONTENT: &[Field] = &[ANY[0], ANY[1], must("contentType", Kind::Text(255)), ANY[3]];
-const REFERENCE: &[Field] = &[ANY[0], ANY[1], must("contentType", Kind::Text(255)), must("url", Kind::Text(4_096))];
+const REFERENCE: &[Field] = &[ANY[0], ANY[1], must("contentType", Kind::Text(255)), must("url", Kind::Uri(4_096))];
 const LINK: &[Field] = &[ANY[0], ANY[1], ANY[2], must("artifact", Kind::Text(1_024))];
 const ERROR: &[Field] = &[ANY[0], ANY[1], must("reason", Kind::Choice(REASONS)), must("message", Kind::Text(4_096))];
 const FINISH: &[Field] = &[must("uploadId", Kind::Slug)];

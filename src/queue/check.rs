@@ -31,6 +31,8 @@ pub(crate) enum Kind {
     Choice(&'static [&'static str]),
     /// An RFC 3339 timestamp.
     Time,
+    /// An address with its scheme, of at most so many characters.
+    Uri(usize),
     /// A slugid.
     Slug,
     /// An object of any content.
@@ -115,6 +117,7 @@ fn property(at: &str, value: &Value, kind: Kind, era: Era, found: &mut Vec<Strin
         Kind::Whole(min, max) => whole(value, min, max),
         Kind::Choice(words) => choice(value, words),
         Kind::Time => time(value),
+        Kind::Uri(max) => uri(value, max),
         Kind::Object | Kind::Form(_) => (!value.is_object()).then(|| "must be object".to_owned()),
         Kind::Texts(max) => return list(at, value, found, |item| text(item, 0, max, is_ascii, "^[ -~]*$")),
         Kind::Slugs => return list(at, value, found, |item| text(item, 22, 22, is_slug, SLUG_PATTERN)),
@@ -153,11 +156,22 @@ fn text(value: &Value, min: usize, max: usize, fits: impl Fn(&str) -> bool, patt
 }
 
 fn whole(value: &Value, min: i64, max: i64) -> Option<String> {
-    let Some(number) = value.as_i64() else { return Some("must be integer".to_owned()) };
+    let Some(number) = whole_number(value) else { return Some("must be integer".to_owned()) };
     if number > max {
         return Some(format!("must be <= {max}"));
     }
     (number < min).then(|| format!("must be >= {min}"))
+}
+
+/// A whole number, however it is written: to JSON, 1.0 is as whole as 1.
+pub(crate) fn whole_number(value: &Value) -> Option<i64> {
+    let written = value.as_f64().filter(|number| number.fract() == 0.0);
+    value.as_i64().or_else(|| written.map(clamped))
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "what is too large becomes the largest")]
+const fn clamped(number: f64) -> i64 {
+    number as i64
 }
 
 fn choice(value: &Value, words: &[&str]) -> Option<String> {
@@ -168,6 +182,21 @@ fn choice(value: &Value, words: &[&str]) -> Option<String> {
 fn time(value: &Value) -> Option<String> {
     let Value::String(text) = value else { return Some("must be string".to_owned()) };
     Millis::parse(text).is_none().then(|| "must match format \"date-time\"".to_owned())
+}
+
+fn uri(value: &Value, max: usize) -> Option<String> {
+    let scheme = |text: &str| {
+        text.split_once(':').is_some_and(|(scheme, _)| !scheme.is_empty() && scheme.bytes().all(is_scheme))
+    };
+    let is_uri = |text: &str| scheme(text) && text.bytes().all(|byte| byte.is_ascii_graphic());
+    text(value, 0, max, |_| true, "").or_else(|| {
+        let fits = value.as_str().is_some_and(is_uri);
+        (!fits).then(|| "must match format \"uri\"".to_owned())
+    })
+}
+
+const fn is_scheme(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.')
 }
 
 const SLUG_PATTERN: &str = "^[A-Za-z0-9_-]{8}[Q-T][A-Za-z0-9_-][CGKOSWaeimquy26-][A-Za-z0-9_-]{10}[AQgw]$";
@@ -260,6 +289,25 @@ mod tests {
             found(&json!({"workerGroup": 1, "workerId": "w", "tasks": 0.5}), Era::Modern),
             ["data/workerGroup must be string", "data/tasks must be integer",]
         );
+    }
+
+    #[test]
+    fn a_number_without_a_fraction_is_whole_however_it_is_written() {
+        let tasks = |number: Value| whole(&number, 1, 32);
+        assert_eq!(tasks(json!(1.0)), None);
+        assert_eq!(tasks(json!(1e300)).unwrap(), "must be <= 32");
+        assert_eq!(tasks(json!(u64::MAX)).unwrap(), "must be <= 32");
+        assert_eq!(tasks(json!(1.5)).unwrap(), "must be integer");
+        assert_eq!(tasks(json!("1")).unwrap(), "must be integer");
+    }
+
+    #[test]
+    fn an_address_has_a_scheme_and_nothing_that_breaks_a_header() {
+        let told = |text: &str| uri(&json!(text), 100);
+        assert_eq!(told("https://example.com/a?b#c"), None);
+        for text in ["", "example.com", "http://x\r\ny: z", "http://\u{e9}", "://x"] {
+            assert!(told(text).is_some(), "{text}");
+        }
     }
 
     #[test]

@@ -21,7 +21,8 @@ pub(crate) struct Millis(pub(crate) i64);
 impl Millis {
     /// Reads an RFC 3339 timestamp; a finer fraction is cut to milliseconds, as JavaScript's `Date` does.
     pub(crate) fn parse(text: &str) -> Option<Self> {
-        let stamp: Timestamp = text.parse().ok()?;
+        // A zone's name in brackets is an extension of RFC 9557.
+        let stamp: Timestamp = Some(text).filter(|text| !text.ends_with(']'))?.parse().ok()?;
         Some(Self(stamp.as_nanosecond().div_euclid(1_000_000).try_into().ok()?))
     }
 
@@ -107,6 +108,14 @@ impl Clock {
         }
     }
 
+    /// Sets a manual clock back.
+    #[cfg(test)]
+    pub(crate) fn set_back(&self, span: Duration) {
+        if let Some(millis) = &self.0 {
+            millis.fetch_sub(span.as_millis().try_into().unwrap_or(i64::MAX), Ordering::SeqCst);
+        }
+    }
+
     /// Milliseconds since 1970, by this clock.
     #[must_use]
     pub fn unix_millis(&self) -> i64 {
@@ -142,5 +151,6 @@ mod tests {
         assert_eq!(Millis(1_795_256_666_220).seconds_text(), "1795256666.22");
         assert_eq!(Millis(1_795_256_666_000).seconds_text(), "1795256666");
         assert_eq!(Millis::parse("yesterday"), None);
+        assert_eq!(Millis::parse("2026-11-21T10:20:44Z[UTC]"), None);
     }
 }

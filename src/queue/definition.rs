@@ -178,7 +178,7 @@ impl Draft<'_> {
         if self.dependencies.len() > QUEUE_DEPENDENCIES_MAX {
             return Err(Fault::input(format!("a task may depend on at most {QUEUE_DEPENDENCIES_MAX} tasks here")));
         }
-        let retries = self.given.get("retries").and_then(Value::as_u64).unwrap_or(5);
+        let retries = self.given.get("retries").and_then(check::whole_number).unwrap_or(5);
         let retries = u8::try_from(retries).unwrap_or(49);
         let json = self.write(created, deadline, expires, retries)?;
         let task = Task {

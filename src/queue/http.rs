@@ -56,7 +56,8 @@ async fn call(app: &App, seat: &Seat, parts: &Parts, route: Route, body: Body) -
         method: parts.method.as_str(),
         target,
         host: header(parts, HOST).unwrap_or_default(),
-        authorization: header(parts, AUTHORIZATION),
+        // What is no text is no signature either, and is not the same as none.
+        authorization: parts.headers.get(AUTHORIZATION).map(|value| value.to_str().unwrap_or_default()),
     };
     let recognised = app.keys.recognise(&signed, app.now());
     let from = match &recognised {

@@ -114,7 +114,7 @@ impl Route {
         for Param { name, value } in &self.params {
             let pattern = match *name {
                 "taskId" if !is_slug(value) => slug_pattern(),
-                "runId" if value.parse::<u32>().is_err() => "^[0-9]+$",
+                "runId" if !is_number(value) => "^[0-9]+$",
                 "taskQueueId" if !is_queue_id(value) => "^[a-zA-Z0-9-_]{1,38}/[a-zA-Z0-9-_]{1,38}$",
                 "provisionerId" | "workerType" | "workerGroup" | "workerId"
                     if !is_name(value) || !(1..=38).contains(&value.len()) =>
@@ -130,6 +130,11 @@ impl Route {
         }
         found
     }
+}
+
+/// Digits alone, that a run's number can hold.
+fn is_number(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u32>().is_ok()
 }
 
 /// Finds the call behind a method and a path below `/api/queue/v1/`.
@@ -277,8 +282,10 @@ mod tests {
 
     #[test]
     fn a_parameter_that_cannot_be_is_told() {
-        let route = queue("POST", "task/nope/runs/-1/reclaim").unwrap();
-        assert_eq!(route.findings().len(), 2);
+        for run in ["-1", "+0", "1.0", "4294967296", "%20"] {
+            let route = queue("POST", &format!("task/nope/runs/{run}/reclaim")).unwrap();
+            assert_eq!(route.findings().len(), 2, "{run}");
+        }
     }
 
     #[test]

@@ -42,9 +42,14 @@ async fn an_unknown_client_and_a_garbled_header_are_refused() {
     let place = Place::new().await;
     let unknown = narrow(&place, "nobody", "x");
     assert_eq!(unknown.get("ping").await.refusal(401).0, "AuthenticationFailed");
-    for header in
-        ["Hawk", "Hawk id", "Bearer x", "Hawk id=\"a\", ts=\"99999999999999999999\", nonce=\"n\", mac=\"AA==\""]
-    {
+    for header in [
+        "",
+        "Hawk",
+        "Hawk id",
+        "Hawk id=\"\u{e9}\"",
+        "Bearer x",
+        "Hawk id=\"a\", ts=\"99999999999999999999\", nonce=\"n\", mac=\"AA==\"",
+    ] {
         let request = place.api.request("GET", "/api/queue/v1/ping", None).header("authorization", header);
         assert_eq!(place.api.send(request).await.refusal(401).0, "AuthenticationFailed", "{header}");
     }

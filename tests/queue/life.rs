@@ -261,6 +261,20 @@ async fn listings_come_in_pages() {
     place.running.stop().await;
 }
 
+#[tokio::test]
+async fn an_answer_holds_no_more_than_a_worker_reads() {
+    let place = Place::new().await;
+    for _ in 0..3 {
+        place.api.create("p/w", json!({"payload": {"x": "y".repeat(5 << 20)}})).await;
+    }
+    assert_eq!(pages(&place.api, "task-queues/p/w/pending", 3).await, [2, 1]);
+    assert_eq!(place.api.claim_work("p/w", "w1", 3).await.len(), 2);
+    assert_eq!(place.api.claim_work("p/w", "w1", 3).await.len(), 1);
+    assert_eq!(pages(&place.api, "task-queues/p%2Fw/claimed", 3).await, [2, 1]);
+    assert_eq!(pages(&place.api, "journeyman/tasks", 3).await, [2, 1]);
+    place.running.stop().await;
+}
+
 async fn pages(api: &Api, path: &str, limit: usize) -> Vec<usize> {
     let (mut sizes, mut token) = (Vec::new(), String::new());
     loop {

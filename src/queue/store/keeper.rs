@@ -368,7 +368,8 @@ impl Keeper {
             self.note(done);
         }
         let now = self.knobs.clock.now();
-        if self.swept.is_none_or(|at| at.plus(QUEUE_SWEEP_EVERY) <= now) {
+        // A sweep in the future was made by a clock that has since been set back.
+        if self.swept.is_none_or(|at| at > now || at.plus(QUEUE_SWEEP_EVERY) <= now) {
             let done = self.alone(answers, |room| room.sweep());
             self.note(done);
             self.swept = Some(now);

@@ -11,7 +11,7 @@ use super::super::rules::{Did, No, Priority, RunRecord, State, Task, Via, Worker
 use super::index::{Index, Move, Position};
 use super::workers::Workers;
 use super::{Knobs, Trouble};
-use crate::limits::{QUEUE_CLAIM_SCAN_MAX, QUEUE_SWEEP_MAX};
+use crate::limits::{QUEUE_CLAIM_SCAN_MAX, QUEUE_REPLY_BYTES_MAX, QUEUE_SWEEP_MAX};
 
 /// A task with its row's number, and where it stood when it was read.
 #[derive(Debug)]
@@ -44,6 +44,14 @@ pub(crate) struct Page<T> {
     pub(crate) items: Vec<T>,
     /// Where the next page starts; `None` where there is none.
     pub(crate) next: Option<String>,
+}
+
+/// As many of a listing's tasks as fit into an answer.
+struct Part {
+    items: Vec<Listed>,
+    /// How many of the rows have been looked at, and the last of them.
+    seen: usize,
+    last: Option<i64>,
 }
 
 /// The store, as one job sees it.
@@ -214,12 +222,14 @@ impl Room<'_> {
         let (now, length) = (self.now, self.knobs.claim_timeout);
         match kept.task.claim(run, worker, Via::ClaimTask, now, length) {
             Err(no) => Ok(Err(no)),
-            Ok(did) => self.give(kept, run, did).map(Ok),
+            Ok(did) => {
+                let definition = self.definition(kept.id)?;
+                self.give(kept, run, did, definition).map(Ok)
+            }
         }
     }
 
-    fn give(&mut self, kept: Kept, run: u32, did: Did) -> Done<Given> {
-        let definition = self.definition(kept.id)?;
+    fn give(&mut self, kept: Kept, run: u32, did: Did, definition: String) -> Done<Given> {
         let scopes = self.scopes(kept.id)?;
         let task = match did {
             Did::Nothing => kept.task,
@@ -239,7 +249,7 @@ impl Room<'_> {
             self.index.waiting(queue).take(most + QUEUE_CLAIM_SCAN_MAX).map(|place| place.id).collect();
         let (now, length) = (self.now, self.knobs.claim_timeout);
         let messages = self.has_messages(queue)?;
-        let mut given = Vec::new();
+        let (mut given, mut bytes) = (Vec::new(), 0_usize);
         for id in next {
             if given.len() >= most {
                 break;
@@ -250,7 +260,13 @@ impl Room<'_> {
             let Ok(did) = kept.task.claim(run, worker, Via::ClaimWork, now, length) else {
                 continue;
             };
-            let made = self.give(kept, run, did)?;
+            let definition = self.definition(id)?;
+            bytes = bytes.saturating_add(definition.len());
+            if bytes > QUEUE_REPLY_BYTES_MAX && !given.is_empty() {
+                // The rest is for the next call, whose answer can be read.
+                break;
+            }
+            let made = self.give(kept, run, did, definition)?;
             if messages {
                 self.drop_message(&made.task.task_id, made.run)?;
             }
@@ -305,16 +321,14 @@ impl Room<'_> {
     /// The pending tasks of a queue, the next one first.
     pub(crate) fn list_pending(&self, queue: &str, after: usize, most: usize) -> Done<Page<Listed>> {
         let ids: Vec<i64> = self.index.waiting(queue).skip(after).take(most + 1).map(|place| place.id).collect();
-        self.listed(ids, after, most)
+        let Part { items, seen, .. } = self.part(&ids, most)?;
+        Ok(Page { items, next: (seen < ids.len()).then(|| (after + seen).to_string()) })
     }
 
     /// The tasks of a queue that a worker holds a claim on, the oldest first, from the row after `after`.
     pub(crate) fn list_claimed(&self, queue: &str, after: i64, most: usize) -> Done<Page<Listed>> {
         let ids: Vec<i64> = self.index.claimed(queue, after).take(most + 1).collect();
-        let last = ids.get(most.saturating_sub(1)).copied();
-        let mut page = self.listed(ids, 0, most)?;
-        page.next = page.next.and(last).map(|id| id.to_string());
-        Ok(page)
+        self.page(&ids, most)
     }
 
     /// Every task, the newest first, below row `before`.
@@ -324,22 +338,33 @@ impl Room<'_> {
             .prepare_cached("SELECT id FROM tasks WHERE id < ?1 ORDER BY id DESC LIMIT ?2")?
             .query_map(params![before, i64::try_from(most + 1).unwrap_or(i64::MAX)], |row| row.get(0))?
             .collect::<Result<_, _>>()?;
-        let last = ids.get(most.saturating_sub(1)).copied();
-        let mut page = self.listed(ids, 0, most)?;
-        page.next = page.next.and(last).map(|id| id.to_string());
-        Ok(page)
+        self.page(&ids, most)
     }
 
-    fn listed(&self, mut ids: Vec<i64>, after: usize, most: usize) -> Done<Page<Listed>> {
-        let next = (ids.len() > most).then(|| (after + most).to_string());
-        ids.truncate(most);
-        let mut items = Vec::with_capacity(ids.len());
-        for id in ids {
-            if let Some(kept) = self.by_id(id)? {
-                items.push(Listed { definition: self.definition(id)?, task: kept.task });
+    /// A page whose next one starts after the row of its last entry.
+    fn page(&self, ids: &[i64], most: usize) -> Done<Page<Listed>> {
+        let Part { items, seen, last } = self.part(ids, most)?;
+        Ok(Page { items, next: last.filter(|_| seen < ids.len()).map(|id| id.to_string()) })
+    }
+
+    /// The first of these tasks: so many, and so many bytes of them, but one in any case.
+    fn part(&self, ids: &[i64], most: usize) -> Done<Part> {
+        let mut part = Part { items: Vec::new(), seen: 0, last: None };
+        let mut bytes = 0_usize;
+        for id in ids.iter().take(most) {
+            let kept = self.by_id(*id)?;
+            if let Some(kept) = kept {
+                let definition = self.definition(*id)?;
+                bytes = bytes.saturating_add(definition.len());
+                if bytes > QUEUE_REPLY_BYTES_MAX && !part.items.is_empty() {
+                    break;
+                }
+                part.items.push(Listed { definition, task: kept.task });
             }
+            part.seen += 1;
+            part.last = Some(*id);
         }
-        Ok(Page { items, next })
+        Ok(part)
     }
 
     /// Until when a worker is barred from claiming, where it is.

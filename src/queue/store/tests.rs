@@ -230,3 +230,18 @@ async fn what_is_due_and_fails_is_left_alone_for_longer_each_time_and_done_once_
     let open = run(&mut keeper, |room| Ok(room.count_pending("p/w"))).unwrap();
     assert_eq!(open, 0, "the task is past its deadline");
 }
+
+#[tokio::test]
+async fn a_clock_that_was_set_back_does_not_keep_what_has_expired() {
+    let (clock, day) = (Clock::manual(NOW), Duration::from_secs(24 * 3600));
+    let mut keeper = keeper(&clock);
+    let task = "XJOIQcqPRgykTZR_00-b1w";
+    clock.advance(3_650 * day);
+    run(&mut keeper, |_| Ok(())).unwrap();
+    clock.set_back(3_285 * day);
+    run(&mut keeper, move |room| create_in(room, task)).unwrap();
+    // A task expires a year after its deadline.
+    clock.advance(2 * day);
+    run(&mut keeper, |_| Ok(())).unwrap();
+    assert!(run(&mut keeper, move |room| room.find(task)).unwrap().is_none());
+}
