@@ -9,6 +9,7 @@
 mod config;
 mod dev;
 mod help;
+mod readme;
 mod running;
 mod server;
 mod support;

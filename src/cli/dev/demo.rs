@@ -193,7 +193,8 @@ impl Demo {
         if status.is_resolved() {
             // What the proof needs of other tasks may not be there yet; then it is looked at again.
             if let Some(wrong) = tasks::complaint(task.end, &status) {
-                self.rows[at].judged = Judged::Wrong(wrong);
+                let said = self.last_line(id, &status).await;
+                self.rows[at].judged = Judged::Wrong(format!("{wrong}{said}"));
             } else if let Some(judged) = self.prove(id, task, &status).await? {
                 self.rows[at].judged = judged;
             }
@@ -249,6 +250,14 @@ impl Demo {
             }
         }
         Ok(names)
+    }
+
+    /// The end of a task's log, for who wonders why it did not end as it should.
+    async fn last_line(&self, id: &TaskId, status: &Status) -> String {
+        let run = Run { task: id.clone(), run: status.runs.last().map_or(0, |run| run.number) };
+        let log = self.log(&run).await.unwrap_or_default();
+        let last = log.lines().rev().find(|line| !line.trim().is_empty());
+        last.map_or_else(String::new, |line| format!("; its log ends: {line}"))
     }
 
     async fn log(&self, run: &Run) -> Result<String, Failure> {

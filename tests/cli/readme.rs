@@ -1,0 +1,242 @@
+//! README.md holds: what it promises has tests, its configurations can be used, its commands exist, and its first handler
+//! runs as it says.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use clap::{CommandFactory as _, Parser as _};
+use journeyman::cli::Cli;
+use rustix::process::Signal;
+use serde::Deserialize;
+
+use crate::server::dev;
+use crate::support::{beside, journeyman, run};
+
+const README: &str = include_str!("../../README.md");
+
+/// A block of code: what it is written in, and its lines.
+struct Block {
+    language: &'static str,
+    text: &'static str,
+}
+
+fn blocks() -> Vec<Block> {
+    let pieces = README.split("\n```").skip(1).step_by(2);
+    pieces
+        .map(|piece| {
+            let (language, text) = piece.split_once('\n').expect("a block has a first line");
+            Block { language, text }
+        })
+        .collect()
+}
+
+/// The words between single backticks.
+fn spans() -> Vec<&'static str> {
+    let outside = README.split("\n```").step_by(2);
+    outside.flat_map(|text| text.split('`').skip(1).step_by(2)).collect()
+}
+
+/// A section without its heading, as one line a paragraph, an entry of a list or a row of a table.
+fn section(title: &str) -> String {
+    let from = README.find(&format!("\n## {title}\n")).expect("README.md has the section");
+    let text = &README[from + title.len() + 5..];
+    let text = &text[..text.find("\n## ").unwrap_or(text.len())];
+    let row = |line: &str| line.strip_prefix("| ").and_then(|line| line.strip_suffix(" |")).map(str::to_owned);
+    let lines = text.lines().filter(|line| !line.starts_with("| ---") && !line.starts_with("| signal "));
+    let words = lines.map(|line| row(line).unwrap_or_else(|| line.strip_prefix("- ").unwrap_or(line).to_owned()));
+    words.collect::<Vec<_>>().join(" ").split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Promise {
+    says: String,
+    #[serde(default)]
+    tests: Vec<String>,
+    why: Option<String>,
+}
+
+/// The name of every test in the tree.
+fn tests() -> BTreeSet<String> {
+    fn read(folder: &Path, found: &mut BTreeSet<String>) {
+        for entry in std::fs::read_dir(folder).expect("the folder can be read") {
+            let path = entry.expect("it can be read").path();
+            if path.is_dir() {
+                read(&path, found);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = std::fs::read_to_string(&path).expect("source is UTF-8");
+                found.extend(names(&text));
+            }
+        }
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = BTreeSet::new();
+    read(&root.join("src"), &mut found);
+    read(&root.join("tests"), &mut found);
+    found
+}
+
+/// The functions of a file that an attribute makes a test.
+fn names(source: &str) -> Vec<String> {
+    let mut marked = false;
+    let mut names = Vec::new();
+    for line in source.lines().map(str::trim) {
+        if ["#[test]", "#[tokio::test"].iter().any(|mark| line.starts_with(mark)) {
+            marked = true;
+        } else if let Some(name) = line.trim_start_matches("async ").strip_prefix("fn ")
+            && std::mem::take(&mut marked)
+        {
+            names.extend(name.split('(').next().map(str::to_owned));
+        }
+    }
+    names
+}
+
+#[test]
+fn every_promise_has_its_tests() {
+    let table = std::fs::read_to_string(beside("promises.toml")).expect("promises.toml");
+    let table: BTreeMap<String, Vec<Promise>> = toml::from_str(&table).expect("promises.toml is TOML");
+    let tests = tests();
+    assert!(tests.len() > 300, "only {} tests were found", tests.len());
+    assert_eq!(table.keys().collect::<Vec<_>>(), ["Signals", "What it promises"]);
+    for (title, promises) in &table {
+        let said: Vec<&str> = promises.iter().map(|promise| promise.says.as_str()).collect();
+        assert_eq!(said.join(" "), section(title), "promises.toml and README.md differ in \"{title}\"");
+        for Promise { says, tests: named, why } in promises {
+            assert_ne!(named.is_empty(), why.is_none(), "tests or a reason for none: {says}");
+            for name in named {
+                assert!(tests.contains(name), "there is no test {name}, which should hold: {says}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_configuration_in_the_readme_can_be_used() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut seen = 0;
+    for block in blocks().iter().filter(|block| block.language == "toml") {
+        let said = run(journeyman(folder.path()).args(["config", "check", "--no-files", "-"]), block.text);
+        assert_eq!((said.code, said.err.as_str()), (0, ""), "{}", block.text);
+        seen += 1;
+    }
+    assert!(seen >= 2, "only {seen} blocks of TOML were found");
+}
+
+#[test]
+fn the_payload_in_the_readme_fits_the_schema_of_command() {
+    let block = blocks().into_iter().find(|block| block.language == "json").expect("README.md shows a payload");
+    let payload: serde_json::Value = serde_json::from_str(block.text).expect("it is JSON");
+    let said = run(journeyman(Path::new("/")).args(["handler", "schema"]), "");
+    let schema: serde_json::Value = serde_json::from_str(&said.out).expect("a schema is JSON");
+    jsonschema::validate(&schema, &payload).expect("the payload fits");
+}
+
+/// The words of a line of shell, as far as README.md uses it: quotes, comments, and commands joined by `&&`.
+fn commands(line: &str) -> Vec<Vec<String>> {
+    let mut commands = vec![Vec::new()];
+    let mut rest = line.trim_start();
+    while !rest.is_empty() && !rest.starts_with('#') {
+        let mut word = String::new();
+        while let Some(next) = rest.chars().next().filter(|next| !next.is_whitespace()) {
+            rest = &rest[next.len_utf8()..];
+            if next == '\'' || next == '"' {
+                let (quoted, after) = rest.split_once(next).expect("a quote is closed");
+                word.push_str(quoted);
+                rest = after;
+            } else {
+                word.push(next);
+            }
+        }
+        rest = rest.trim_start();
+        match (word.as_str(), commands.last_mut()) {
+            ("&&", _) => commands.push(Vec::new()),
+            (_, Some(command)) => command.push(word),
+            (_, None) => {}
+        }
+    }
+    commands
+}
+
+/// Every command of the README's shell blocks that is this program, as its arguments.
+fn invocations() -> Vec<Vec<String>> {
+    let shell = blocks().into_iter().filter(|block| ["sh", "console"].contains(&block.language));
+    let lines = shell.filter(|block| !block.text.starts_with("#!")).flat_map(|block| block.text.lines());
+    let commands = lines.map(|line| line.trim_start_matches("$ ")).flat_map(commands);
+    commands
+        .filter_map(|words| match words.first()?.as_str() {
+            "journeyman" => Some(words),
+            "cargo" if words[1] == "run" && !words.contains(&"--example".to_owned()) => {
+                let own = words.iter().position(|word| word == "--")?;
+                Some([&["journeyman".to_owned()], &words[own + 1..]].concat())
+            }
+            _ => None,
+        })
+        .collect()
+}
+
+#[test]
+fn every_command_in_the_readme_is_one() {
+    let invocations = invocations();
+    assert!(invocations.len() >= 8, "only {} commands were found", invocations.len());
+    for words in invocations {
+        if let Err(error) = Cli::try_parse_from(&words) {
+            panic!("README.md says `{}`:\n{error}", words.join(" "));
+        }
+    }
+}
+
+#[test]
+fn every_command_and_flag_that_the_readme_mentions_exists() {
+    let cli = Cli::command();
+    let mut flags = BTreeSet::new();
+    let mut folders = vec![&cli];
+    while let Some(command) = folders.pop() {
+        flags.extend(command.get_arguments().filter_map(clap::Arg::get_long));
+        folders.extend(command.get_subcommands());
+    }
+    let (mut seen_commands, mut seen_flags) = (0, 0);
+    for span in spans() {
+        if let Some(rest) = span.strip_prefix("journeyman ") {
+            let mut command = &cli;
+            for word in rest.split_whitespace().take_while(|word| word.chars().all(|c| c.is_ascii_lowercase())) {
+                command = command.find_subcommand(word).unwrap_or_else(|| panic!("there is no command `{span}`"));
+                seen_commands += 1;
+            }
+        }
+        if span.starts_with("cargo ") || span.starts_with("tests/") {
+            continue;
+        }
+        for flag in span.split_whitespace().filter_map(|word| word.strip_prefix("--")).filter(|flag| !flag.is_empty()) {
+            let flag = flag.split('=').next().unwrap_or(flag);
+            assert!(flags.contains(flag) || flag == "version", "no command has --{flag}, as in `{span}`");
+            seen_flags += 1;
+        }
+    }
+    assert!(seen_commands >= 6 && seen_flags >= 5, "{seen_commands} commands, {seen_flags} flags");
+}
+
+#[test]
+fn the_first_handler_of_the_readme_runs_with_the_commands_of_the_readme() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let find = |begins: &str| blocks().into_iter().find(|block| block.text.starts_with(begins)).map(|block| block.text);
+    let program = here.join("greet.sh");
+    std::fs::write(&program, find("#!/bin/sh").expect("greet.sh")).expect("it can be written");
+    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("it is ours");
+    let started = |words: &[&str]| {
+        let found = invocations().into_iter().find(|found| words.iter().all(|word| found.iter().any(|w| w == word)));
+        found.unwrap_or_else(|| panic!("README.md has a command with {words:?}"))
+    };
+    let serve = started(&["dev", "--handler"]);
+    let server = dev(here, &serve[2..].iter().map(String::as_str).collect::<Vec<_>>());
+    let create = run(journeyman(here).args(&started(&["create", "--queue"])[1..]), "");
+    assert_eq!(create.code, 0, "{}{}", create.out, create.err);
+    let id = create.out.split_whitespace().next().expect("the id").to_owned();
+    let mut log = started(&["task", "log"]);
+    log.retain(|word| word != "TASK");
+    let log = run(journeyman(here).args(&log[1..]).arg(&id), "");
+    assert!(log.code == 0 && log.out.contains("hello world\n"), "{}{}", log.out, log.err);
+    server.signal(Signal::INT);
+    assert_eq!(server.ends().code, 0);
+}
