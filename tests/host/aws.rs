@@ -1,0 +1,116 @@
+//! EC2.
+
+use journeyman::domain::notice::{Goes, Provider};
+use journeyman::host::notice::{Cloud, Notice, Origin, Said};
+
+use crate::metadata::{Cloud as Service, FAULTS, Metadata};
+use crate::watched::{Watched, about};
+
+const EC2: Cloud = Cloud::Named(Provider::Aws);
+const ACTION: &str = "spot/instance-action";
+
+fn action(word: &str, time: impl std::fmt::Display) -> Option<String> {
+    Some(format!("{{\"action\": \"{word}\", \"time\": \"{time}\"}}"))
+}
+
+#[tokio::test]
+async fn an_interruption_is_told_once_with_its_time() {
+    let service = Metadata::start(Service::Ec2).await;
+    let mut watched = Watched::cloud(EC2, service.url());
+    service.is_asked(ACTION, 2).await;
+    let time = service.in_seconds(120);
+    service.change(|state| state.instance_action = action("terminate", time));
+    about(watched.goes_in().await, 120.0);
+    service.is_asked(ACTION, 5).await;
+    watched.said_nothing_more();
+    assert_eq!(service.asked()[0], "PUT /latest/api/token");
+    assert_eq!(
+        service.asked().iter().filter(|line| line.starts_with("PUT")).count(),
+        1,
+        "a token is used while it lives"
+    );
+}
+
+#[tokio::test]
+async fn a_stop_is_an_end_like_any_other() {
+    let service = Metadata::start(Service::Ec2).await;
+    let time = service.in_seconds(100);
+    service.change(|state| state.instance_action = action("stop", time));
+    about(Watched::cloud(EC2, service.url()).goes_in().await, 100.0);
+}
+
+#[tokio::test]
+async fn a_hibernation_begins_when_it_is_announced() {
+    let service = Metadata::start(Service::Ec2).await;
+    let time = service.in_seconds(120);
+    service.change(|state| state.instance_action = action("hibernate", time));
+    let notice = Watched::cloud(EC2, service.url()).next().await;
+    assert_eq!(notice, Notice { origin: Origin::Cloud(Provider::Aws), said: Said::Goes(Goes::Soon) });
+}
+
+#[tokio::test]
+async fn the_time_left_is_read_on_the_clock_of_the_service() {
+    for clock_s in [3 * 3600, -3 * 3600] {
+        let service = Metadata::start(Service::Ec2).await;
+        service.change(|state| state.clock_s = clock_s);
+        let time = service.in_seconds(120);
+        service.change(|state| state.instance_action = action("terminate", time));
+        about(Watched::cloud(EC2, service.url()).goes_in().await, 120.0);
+    }
+}
+
+#[tokio::test]
+async fn a_token_that_is_not_accepted_any_more_is_replaced() {
+    let service = Metadata::start(Service::Ec2).await;
+    let mut watched = Watched::cloud(EC2, service.url());
+    service.is_asked(ACTION, 1).await;
+    let time = service.in_seconds(120);
+    service.change(|state| {
+        state.tokens.clear();
+        state.instance_action = action("terminate", time);
+    });
+    about(watched.goes_in().await, 120.0);
+    assert_eq!(service.asked().iter().filter(|line| line.starts_with("PUT")).count(), 2);
+}
+
+#[tokio::test]
+async fn a_token_is_renewed_before_the_life_that_the_service_gave_it_is_over() {
+    let service = Metadata::start(Service::Ec2).await;
+    service.change(|state| state.token_life_s = 1);
+    let _watched = Watched::cloud(EC2, service.url());
+    service.is_asked("PUT /latest/api/token", 3).await;
+    service.is_asked(ACTION, 1).await;
+}
+
+#[tokio::test]
+async fn a_rebalance_recommendation_is_a_hint_and_told_once() {
+    let service = Metadata::start(Service::Ec2).await;
+    let mut watched = Watched::cloud(EC2, service.url());
+    service.change(|state| state.rebalance = Some("{\"noticeTime\": \"2026-11-21T12:00:00Z\"}".to_owned()));
+    assert_eq!(watched.next().await, Notice { origin: Origin::Cloud(Provider::Aws), said: Said::AtRisk });
+    service.is_asked("rebalance", 3).await;
+    watched.said_nothing_more();
+}
+
+#[tokio::test]
+async fn no_fault_of_the_service_is_a_notice_or_ends_the_watch() {
+    let service = Metadata::start(Service::Ec2).await;
+    let mut watched = Watched::cloud(EC2, service.url());
+    service.is_asked(ACTION, 1).await;
+    service.change(|state| state.faults.extend(FAULTS));
+    service.is_asked(ACTION, FAULTS.len() + 2).await;
+    watched.said_nothing_more();
+    assert!(!service.asked().iter().any(|line| line.contains("elsewhere")), "no redirect is followed");
+    let time = service.in_seconds(120);
+    service.change(|state| state.instance_action = action("terminate", time));
+    about(watched.goes_in().await, 120.0);
+}
+
+#[tokio::test]
+async fn ec2_is_found_by_itself() {
+    let service = Metadata::start(Service::Ec2).await;
+    let time = service.in_seconds(120);
+    service.change(|state| state.instance_action = action("terminate", time));
+    let notice = Watched::cloud(Cloud::Auto, service.url()).next().await;
+    assert_eq!(notice.origin, Origin::Cloud(Provider::Aws));
+}

@@ -1,0 +1,114 @@
+//! Azure.
+
+use std::time::Duration;
+
+use journeyman::domain::notice::{Goes, Provider};
+use journeyman::host::notice::{Cloud, Notice, Origin, Said};
+use serde_json::{Value, json};
+
+use crate::metadata::{Cloud as Service, FAULTS, Metadata};
+use crate::watched::{Watched, about};
+
+const AZURE: Cloud = Cloud::Named(Provider::Azure);
+const LISTS: &str = "scheduledevents";
+
+fn event(kind: &str, resources: &[&str], status: &str, not_before: &str) -> Value {
+    json!({
+        "EventId": "602d9444-d2cd-49c7-8624-8643e7171297",
+        "EventType": kind,
+        "ResourceType": "VirtualMachine",
+        "Resources": resources,
+        "EventStatus": status,
+        "NotBefore": not_before,
+        "Description": "",
+        "EventSource": "Platform",
+        "DurationInSeconds": -1,
+    })
+}
+
+fn documented(service: &Metadata, seconds: i64) -> String {
+    service.in_seconds(seconds).strftime("%a, %d %b %Y %H:%M:%S GMT").to_string()
+}
+
+#[tokio::test]
+async fn each_event_that_ends_this_vm_is_told_with_its_time() {
+    for kind in ["Preempt", "Terminate", "Reboot", "Redeploy"] {
+        let service = Metadata::start(Service::Azure).await;
+        let mut watched = Watched::cloud(AZURE, service.url());
+        service.is_asked(LISTS, 1).await;
+        let time = documented(&service, 40);
+        service
+            .change(|state| state.events = json!([event(kind, &["vmss_3", "vmss_7"], "Scheduled", &time)]).to_string());
+        about(watched.goes_in().await, 40.0);
+        service.is_asked(LISTS, 3).await;
+        watched.said_nothing_more();
+    }
+}
+
+#[tokio::test]
+async fn events_of_other_vms_and_those_that_end_nothing_are_not_for_this_one() {
+    let service = Metadata::start(Service::Azure).await;
+    let mut watched = Watched::cloud(AZURE, service.url());
+    let time = documented(&service, 40);
+    let events = json!([
+        event("Preempt", &["vmss_70", "vmss_3"], "Scheduled", &time),
+        event("Freeze", &["vmss_7"], "Scheduled", &time),
+        event("SomethingNew", &["vmss_7"], "Scheduled", &time),
+    ]);
+    service.change(|state| state.events = events.to_string());
+    service.is_asked(LISTS, 4).await;
+    watched.said_nothing_more();
+}
+
+#[tokio::test]
+async fn an_event_without_a_time_has_begun_and_one_with_a_time_of_another_shape_is_read() {
+    let service = Metadata::start(Service::Azure).await;
+    service.change(|state| state.events = json!([event("Reboot", &["vmss_7"], "Started", "")]).to_string());
+    let notice = Watched::cloud(AZURE, service.url()).next().await;
+    assert_eq!(notice, Notice { origin: Origin::Cloud(Provider::Azure), said: Said::Goes(Goes::Soon) });
+
+    let service = Metadata::start(Service::Azure).await;
+    let time = service.in_seconds(300).to_string();
+    service.change(|state| state.events = json!([event("Reboot", &["VMSS_7"], "Scheduled", &time)]).to_string());
+    about(Watched::cloud(AZURE, service.url()).goes_in().await, 300.0);
+
+    let service = Metadata::start(Service::Azure).await;
+    service.change(|state| state.events = json!([event("Preempt", &["vmss_7"], "Scheduled", "soon")]).to_string());
+    about(Watched::cloud(AZURE, service.url()).goes_in().await, 30.0);
+}
+
+/// Longer than any other call may take.
+#[tokio::test]
+async fn the_first_list_may_take_its_time() {
+    let service = Metadata::start(Service::Azure).await;
+    let time = documented(&service, 60);
+    service.change(|state| {
+        state.first_list_takes = journeyman::limits::METADATA_TIMEOUT + Duration::from_millis(500);
+        state.events = json!([event("Preempt", &["vmss_7"], "Scheduled", &time)]).to_string();
+    });
+    let mut watched = Watched::cloud(AZURE, service.url());
+    watched.goes_in().await;
+    assert_eq!(service.asked().iter().filter(|line| line.contains(LISTS)).count(), 1, "it was waited for");
+}
+
+#[tokio::test]
+async fn no_fault_of_the_service_is_a_notice_or_ends_the_watch() {
+    let service = Metadata::start(Service::Azure).await;
+    service.change(|state| state.faults.extend(FAULTS));
+    let mut watched = Watched::cloud(AZURE, service.url());
+    service.is_asked(LISTS, 1).await;
+    service.change(|state| state.faults.extend(FAULTS));
+    service.is_asked(LISTS, FAULTS.len() + 1).await;
+    watched.said_nothing_more();
+    let time = documented(&service, 40);
+    service.change(|state| state.events = json!([event("Preempt", &["vmss_7"], "Scheduled", &time)]).to_string());
+    about(watched.goes_in().await, 40.0);
+}
+
+#[tokio::test]
+async fn azure_is_found_by_itself() {
+    let service = Metadata::start(Service::Azure).await;
+    service.change(|state| state.events = json!([event("Reboot", &["vmss_7"], "Started", "")]).to_string());
+    let notice = Watched::cloud(Cloud::Auto, service.url()).next().await;
+    assert_eq!(notice.origin, Origin::Cloud(Provider::Azure));
+}

@@ -1,0 +1,95 @@
+//! Google's Compute Engine.
+
+use journeyman::domain::notice::{Goes, Provider};
+use journeyman::host::notice::{Cloud, Notice, Origin, Said};
+
+use crate::metadata::{Cloud as Service, FAULTS, Metadata};
+use crate::watched::{Watched, about};
+
+const GOOGLE: Cloud = Cloud::Named(Provider::Gcp);
+const WAITS: &str = "preempted?wait_for_change=true";
+
+#[tokio::test]
+async fn a_preemption_is_told_when_it_happens_and_leaves_thirty_seconds() {
+    let service = Metadata::start(Service::Google).await;
+    let mut watched = Watched::cloud(GOOGLE, service.url());
+    service.is_asked(WAITS, 1).await;
+    service.change(|state| state.preempted = "TRUE");
+    about(watched.goes_in().await, 30.0);
+    service.is_asked(WAITS, 1).await;
+    watched.said_nothing_more();
+    assert!(
+        service.asked().iter().all(|line| !line.contains("wait") || line.contains("last_etag=")),
+        "{:?}",
+        service.asked()
+    );
+}
+
+#[tokio::test]
+async fn a_preemption_that_happened_before_the_first_look_leaves_no_time_that_is_known() {
+    let service = Metadata::start(Service::Google).await;
+    service.change(|state| state.preempted = "TRUE");
+    let notice = Watched::cloud(GOOGLE, service.url()).next().await;
+    assert_eq!(notice, Notice { origin: Origin::Cloud(Provider::Gcp), said: Said::Goes(Goes::Soon) });
+}
+
+#[tokio::test]
+async fn a_preemption_while_the_connection_broke_is_not_missed() {
+    let service = Metadata::start(Service::Google).await;
+    service.change(|state| state.faults.extend([crate::metadata::Fault::Reset; 4]));
+    let mut watched = Watched::cloud(GOOGLE, service.url());
+    service.is_asked(WAITS, 1).await;
+    service.change(|state| {
+        state.preempted = "TRUE";
+        state.faults.extend([crate::metadata::Fault::Reset; 2]);
+    });
+    let left = watched.goes_in().await;
+    assert!(left > 5.0 && left <= 30.0, "{left}");
+}
+
+#[tokio::test]
+async fn maintenance_that_ends_the_vm_leaves_a_minute_and_a_migration_is_no_end() {
+    let service = Metadata::start(Service::Google).await;
+    let mut watched = Watched::cloud(GOOGLE, service.url());
+    let waits = "maintenance-event?wait_for_change=true";
+    service.is_asked(waits, 1).await;
+    service.change(|state| state.maintenance = "MIGRATE_ON_HOST_MAINTENANCE");
+    service.is_asked(waits, 1).await;
+    watched.said_nothing_more();
+    service.change(|state| state.maintenance = "TERMINATE_ON_HOST_MAINTENANCE");
+    about(watched.goes_in().await, 60.0);
+}
+
+#[tokio::test]
+async fn an_answer_that_does_not_prove_to_be_googles_is_not_believed() {
+    let service = Metadata::start(Service::Google).await;
+    service.change(|state| {
+        state.flavor = None;
+        state.preempted = "TRUE";
+    });
+    let mut watched = Watched::cloud(GOOGLE, service.url());
+    service.is_asked("preempted", 3).await;
+    watched.said_nothing_more();
+    service.change(|state| state.flavor = Some("Google"));
+    assert_eq!(watched.next().await.said, Said::Goes(Goes::Soon));
+}
+
+#[tokio::test]
+async fn no_fault_of_the_service_is_a_notice_or_ends_the_watch() {
+    let service = Metadata::start(Service::Google).await;
+    service.change(|state| state.faults.extend(FAULTS));
+    let mut watched = Watched::cloud(GOOGLE, service.url());
+    service.is_asked("instance/", FAULTS.len()).await;
+    service.is_asked(WAITS, 1).await;
+    watched.said_nothing_more();
+    service.change(|state| state.preempted = "TRUE");
+    about(watched.goes_in().await, 30.0);
+}
+
+#[tokio::test]
+async fn google_is_found_by_itself() {
+    let service = Metadata::start(Service::Google).await;
+    service.change(|state| state.preempted = "TRUE");
+    let notice = Watched::cloud(Cloud::Auto, service.url()).next().await;
+    assert_eq!(notice.origin, Origin::Cloud(Provider::Gcp));
+}

@@ -1,0 +1,366 @@
+//! A local metadata service: that of EC2, Google or Azure, as documented, with faults on request.
+//!
+//! Raw TCP, one request a connection, so that it can also answer as no proper server would.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// How long any one thing may take before a test fails.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cloud {
+    Ec2,
+    Google,
+    Azure,
+}
+
+/// What happens to one request instead of an answer.
+#[derive(Debug, Clone, Copy)]
+pub enum Fault {
+    ServerError,
+    Reset,
+    ResetMidBody,
+    Html,
+    NoText,
+    EmptyBody,
+    Redirect,
+    Flood,
+    Silence,
+}
+
+pub const FAULTS: [Fault; 9] = [
+    Fault::ServerError,
+    Fault::Reset,
+    Fault::ResetMidBody,
+    Fault::Html,
+    Fault::NoText,
+    Fault::EmptyBody,
+    Fault::Redirect,
+    Fault::Flood,
+    Fault::Silence,
+];
+
+/// What the service knows. Changing it wakes the calls that wait for a change.
+#[derive(Debug)]
+pub struct State {
+    pub faults: VecDeque<Fault>,
+    /// How far its clock is from ours.
+    pub clock_s: i64,
+    /// EC2: the tokens that are accepted, and how long a new one lives.
+    pub tokens: Vec<String>,
+    pub token_life_s: u64,
+    pub instance_action: Option<String>,
+    pub rebalance: Option<String>,
+    /// Google.
+    pub flavor: Option<&'static str>,
+    pub preempted: &'static str,
+    pub maintenance: &'static str,
+    /// Azure.
+    pub vm: &'static str,
+    pub events: String,
+    pub first_list_takes: Duration,
+    lists: u32,
+    given: u32,
+}
+
+struct Shared {
+    cloud: Cloud,
+    state: Mutex<State>,
+    changes: watch::Sender<u64>,
+    asked: Mutex<Vec<String>>,
+    questions: watch::Sender<usize>,
+}
+
+/// A service that ends when it is dropped.
+pub struct Metadata {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    _tasks: JoinSet<()>,
+}
+
+#[derive(Debug, Default)]
+struct Asked {
+    method: String,
+    path: String,
+    headers: Vec<(String, String)>,
+}
+
+impl Asked {
+    fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
+    }
+
+    fn query(&self, name: &str) -> Option<&str> {
+        let query = self.path.split_once('?')?.1;
+        query.split('&').filter_map(|pair| pair.split_once('=')).find(|(key, _)| *key == name).map(|(_, value)| value)
+    }
+
+    fn plain(&self) -> &str {
+        self.path.split('?').next().unwrap_or_default()
+    }
+}
+
+impl Metadata {
+    pub async fn start(cloud: Cloud) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a loopback port is free");
+        let address = listener.local_addr().expect("a bound socket has an address");
+        let state = State {
+            faults: VecDeque::new(),
+            clock_s: 0,
+            tokens: Vec::new(),
+            token_life_s: 21_600,
+            instance_action: None,
+            rebalance: None,
+            flavor: Some("Google"),
+            preempted: "FALSE",
+            maintenance: "NONE",
+            vm: "vmss_7",
+            events: "[]".to_owned(),
+            first_list_takes: Duration::ZERO,
+            lists: 0,
+            given: 0,
+        };
+        let shared = Arc::new(Shared {
+            cloud,
+            state: Mutex::new(state),
+            changes: watch::Sender::new(0),
+            asked: Mutex::default(),
+            questions: watch::Sender::new(0),
+        });
+        let mut tasks = JoinSet::new();
+        let serving = Arc::clone(&shared);
+        tasks.spawn(async move {
+            let mut connections = JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                connections.spawn(serve(stream, Arc::clone(&serving)));
+                while connections.try_join_next().is_some() {}
+            }
+        });
+        Self { address, shared, _tasks: tasks }
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Changes what it knows.
+    pub fn change(&self, how: impl FnOnce(&mut State)) {
+        how(&mut self.shared.state());
+        self.shared.changes.send_modify(|changes| *changes += 1);
+    }
+
+    /// The time on its clock, so much later.
+    pub fn in_seconds(&self, seconds: i64) -> Timestamp {
+        Timestamp::now() + SignedDuration::from_secs(seconds + self.shared.state().clock_s)
+    }
+
+    /// The requests so far, as `METHOD path`.
+    pub fn asked(&self) -> Vec<String> {
+        self.shared.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits until so many more requests with these words have come.
+    pub async fn is_asked(&self, words: &str, times: usize) {
+        let count = |asked: &[String]| asked.iter().filter(|line| line.contains(words)).count();
+        let enough = count(&self.asked()) + times;
+        let mut questions = self.shared.questions.subscribe();
+        let reached = questions.wait_for(|_| count(&self.asked()) >= enough);
+        drop(tokio::time::timeout(PATIENCE, reached).await.expect("it is asked").expect("it is there"));
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Answer {
+    status: u16,
+    headers: Vec<(&'static str, String)>,
+    body: Vec<u8>,
+}
+
+fn plain(status: u16, body: impl Into<Vec<u8>>) -> Answer {
+    Answer { status, headers: Vec::new(), body: body.into() }
+}
+
+async fn serve(mut stream: TcpStream, shared: Arc<Shared>) {
+    let Some(asked) = read(&mut stream).await else { return };
+    let fault = shared.state().faults.pop_front();
+    {
+        let mut all = shared.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        all.push(format!("{} {}", asked.method, asked.path));
+        shared.questions.send_replace(all.len());
+    }
+    let mut bytes = match fault {
+        Some(Fault::ServerError) => said(&shared, plain(500, "busy")),
+        Some(Fault::Html) => said(&shared, plain(200, "<html>sign in</html>")),
+        Some(Fault::NoText) => said(&shared, plain(200, [0xff, 0xfe, 0x00])),
+        Some(Fault::EmptyBody) => said(&shared, plain(200, "")),
+        Some(Fault::Redirect) => {
+            let elsewhere = vec![("location", "http://127.0.0.1:9/elsewhere".to_owned())];
+            said(&shared, Answer { status: 302, headers: elsewhere, body: Vec::new() })
+        }
+        Some(Fault::Reset) => {
+            stream.set_zero_linger().ok();
+            return;
+        }
+        Some(Fault::ResetMidBody) => {
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{\"act").await.ok();
+            stream.set_zero_linger().ok();
+            return;
+        }
+        Some(Fault::Flood) => {
+            let mut alive = stream.write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n").await.is_ok();
+            let flood = vec![b' '; 64 << 10];
+            while alive {
+                alive = stream.write_all(&flood).await.is_ok();
+            }
+            return;
+        }
+        Some(Fault::Silence) => {
+            // Ends when the client gives up.
+            stream.read_exact(&mut [0]).await.ok();
+            return;
+        }
+        None => {
+            let answer = match shared.cloud {
+                Cloud::Ec2 => ec2(&shared, &asked),
+                Cloud::Google => google(&shared, &asked).await,
+                Cloud::Azure => azure(&shared, &asked).await,
+            };
+            said(&shared, answer)
+        }
+    };
+    stream.write_all(&std::mem::take(&mut bytes)).await.ok();
+    stream.shutdown().await.ok();
+}
+
+fn said(shared: &Shared, answer: Answer) -> Vec<u8> {
+    let date = Timestamp::now() + SignedDuration::from_secs(shared.state().clock_s);
+    let date = date.strftime("%a, %d %b %Y %H:%M:%S GMT");
+    let mut head = format!(
+        "HTTP/1.1 {} Said\r\nconnection: close\r\ndate: {date}\r\ncontent-length: {}\r\n",
+        answer.status,
+        answer.body.len()
+    );
+    for (name, value) in answer.headers {
+        head.push_str(&format!("{name}: {value}\r\n"));
+    }
+    head.push_str("\r\n");
+    [head.into_bytes(), answer.body].concat()
+}
+
+/// A token for whoever names its life, and nothing without one that is accepted.
+fn ec2(shared: &Shared, asked: &Asked) -> Answer {
+    let mut state = shared.state();
+    if asked.plain() == "/latest/api/token" {
+        let life = asked.header("x-aws-ec2-metadata-token-ttl-seconds").and_then(|text| text.parse::<u64>().ok());
+        if asked.method != "PUT" || !life.is_some_and(|life| (1..=21_600).contains(&life)) {
+            return plain(400, "");
+        }
+        state.given += 1;
+        let token = format!("token-{}==", state.given);
+        state.tokens.push(token.clone());
+        let life = vec![("x-aws-ec2-metadata-token-ttl-seconds", state.token_life_s.to_string())];
+        return Answer { status: 200, headers: life, body: token.into_bytes() };
+    }
+    let accepted =
+        asked.header("x-aws-ec2-metadata-token").is_some_and(|token| state.tokens.iter().any(|t| t == token));
+    if !accepted {
+        return plain(401, "");
+    }
+    let found = match asked.plain() {
+        "/latest/meta-data/spot/instance-action" => state.instance_action.clone(),
+        "/latest/meta-data/events/recommendations/rebalance" => state.rebalance.clone(),
+        _ => None,
+    };
+    found.map_or_else(|| plain(404, "<h1>404 - Not Found</h1>"), |body| plain(200, body))
+}
+
+/// Values with their ETags; a wait for a change is held while the value is the one that was named.
+async fn google(shared: &Shared, asked: &Asked) -> Answer {
+    if asked.header("metadata-flavor") != Some("Google") {
+        return plain(403, "Missing Metadata-Flavor:Google header.");
+    }
+    let value = || {
+        let state = shared.state();
+        match asked.plain() {
+            "/computeMetadata/v1/instance/preempted" => Some(state.preempted),
+            "/computeMetadata/v1/instance/maintenance-event" => Some(state.maintenance),
+            "/computeMetadata/v1/instance/id" => Some("1234567890"),
+            _ => None,
+        }
+    };
+    let flavored = |status, value: &str, etag: String| {
+        let flavor = shared.state().flavor;
+        let mut headers = vec![("etag", etag)];
+        headers.extend(flavor.map(|flavor| ("Metadata-Flavor", flavor.to_owned())));
+        Answer { status, headers, body: value.as_bytes().to_vec() }
+    };
+    let etag = |value: &str| format!("etag/{value}");
+    let Some(first) = value() else { return flavored(404, "", String::new()) };
+    if asked.query("wait_for_change") == Some("true") {
+        let named = asked.query("last_etag").map(|text| urlencoding::decode(text).expect("it is encoded").into_owned());
+        let known = named.unwrap_or_else(|| etag(first));
+        let longest = asked.query("timeout_sec").and_then(|text| text.parse().ok()).unwrap_or(u64::MAX >> 20);
+        let mut changes = shared.changes.subscribe();
+        let changed = changes.wait_for(|_| value().is_some_and(|value| etag(value) != known));
+        // Without a change it answers what it knows.
+        drop(tokio::time::timeout(Duration::from_secs(longest), changed).await);
+    }
+    let now = value().unwrap_or(first);
+    flavored(200, now, etag(now))
+}
+
+/// The name of the VM at once, the first list of events when it is ready.
+async fn azure(shared: &Shared, asked: &Asked) -> Answer {
+    if asked.header("metadata") != Some("true") {
+        return plain(400, "{\"error\":\"Bad request. Required metadata header not specified\"}");
+    }
+    match asked.plain() {
+        "/metadata/instance/compute" if asked.query("api-version").is_some() => {
+            plain(200, format!("{{\"name\":\"{}\",\"vmId\":\"x\"}}", shared.state().vm))
+        }
+        "/metadata/scheduledevents" if asked.query("api-version") == Some("2020-07-01") => {
+            let wait = {
+                let mut state = shared.state();
+                state.lists += 1;
+                if state.lists == 1 { state.first_list_takes } else { Duration::ZERO }
+            };
+            tokio::time::sleep(wait).await;
+            let state = shared.state();
+            plain(200, format!("{{\"DocumentIncarnation\":{},\"Events\":{}}}", state.lists, state.events))
+        }
+        _ => plain(404, "{}"),
+    }
+}
+
+async fn read(stream: &mut TcpStream) -> Option<Asked> {
+    let mut bytes = Vec::new();
+    let mut byte = [0; 1];
+    while !bytes.ends_with(b"\r\n\r\n") {
+        if stream.read(&mut byte).await.ok()? == 0 {
+            return None;
+        }
+        bytes.push(byte[0]);
+    }
+    let head = String::from_utf8(bytes).ok()?;
+    let mut lines = head.lines();
+    let mut first = lines.next()?.split(' ').map(str::to_owned);
+    let headers = lines
+        .filter_map(|line| line.split_once(": "))
+        .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
+        .collect();
+    Some(Asked { method: first.next()?, path: first.next()?, headers })
+}

@@ -1,0 +1,64 @@
+//! A watch under test, at a quick pace.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use journeyman::domain::backoff;
+use journeyman::domain::notice::{Goes, Pace};
+use journeyman::host::clock::Clock;
+use journeyman::host::notice::{Cloud, Notice, Paces, Said, Settings, Watch};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use crate::metadata::PATIENCE;
+
+pub struct Watched {
+    notices: mpsc::Receiver<Notice>,
+    clock: Clock,
+    _tasks: JoinSet<()>,
+}
+
+impl Watched {
+    pub fn cloud(cloud: Cloud, endpoint: String) -> Self {
+        Self::of(cloud, Some(endpoint), None)
+    }
+
+    pub fn file(path: PathBuf) -> Self {
+        Self::of(Cloud::Off, None, Some(path))
+    }
+
+    fn of(cloud: Cloud, endpoint: Option<String>, file: Option<PathBuf>) -> Self {
+        let clock = Clock::boot();
+        let trouble = backoff::Policy { first: Duration::from_millis(10), max: Duration::from_millis(50) };
+        let pace = Pace { every: Duration::from_millis(20), trouble };
+        let paces = Paces { aws: pace, gcp: pace, azure: pace, file: pace };
+        let watch = Watch::new(Settings { cloud, endpoint, file, paces, clock }).expect("a watch");
+        let (sender, notices) = mpsc::channel(16);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(watch.run(sender));
+        Self { notices, clock, _tasks: tasks }
+    }
+
+    pub async fn next(&mut self) -> Notice {
+        let next = tokio::time::timeout(PATIENCE, self.notices.recv());
+        next.await.expect("a notice comes").expect("the watch goes on")
+    }
+
+    /// In how many seconds the next notice says that the host goes.
+    pub async fn goes_in(&mut self) -> f64 {
+        let notice = self.next().await;
+        let Said::Goes(Goes::At(at)) = notice.said else { panic!("{notice:?} names no time") };
+        at.since(self.clock.now()).as_secs_f64()
+    }
+
+    pub fn said_nothing_more(&mut self) {
+        if let Ok(notice) = self.notices.try_recv() {
+            panic!("told again: {notice:?}");
+        }
+    }
+}
+
+/// Whether a time is what it should be, give or take the seconds that clocks and loaded machines take.
+pub fn about(found: f64, expected: f64) {
+    assert!(found <= expected + 0.5 && found >= expected - 9.0, "{found} s is not about {expected} s");
+}

@@ -1,0 +1,394 @@
+//! Whole workers, as processes of their own, on a host that goes.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use journeyman::domain::id::TaskId;
+use journeyman::queue::{self, Client, Db};
+use journeyman::source::taskcluster::{Api, ApiSettings, Credentials, Timeouts};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStderr, Command};
+
+use crate::metadata::{Cloud, Metadata, PATIENCE};
+
+const TASK_QUEUE: &str = "test/spot";
+const TOKEN: &str = "a-token-for-tests";
+/// Ends by itself only in its second run.
+const ENDLESS: &str = "[ \"$RUN_ID\" = 0 ] && exec sleep 600; exit 0";
+/// The same, and does not end when it is told to.
+const STUBBORN: &str = "trap '' TERM; while [ \"$RUN_ID\" = 0 ]; do sleep 1; done; exit 0";
+
+struct Place {
+    queue: queue::Running,
+    folder: tempfile::TempDir,
+}
+
+struct Run {
+    state: String,
+    reason: String,
+    resolved: Option<Timestamp>,
+}
+
+impl Place {
+    async fn start(long_poll: Duration) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut settings = queue::Settings::new(Db::Memory, folder.path().join("artifacts"));
+        settings.long_poll = long_poll;
+        settings.clients = vec![Client {
+            client_id: "tester".into(),
+            access_token: TOKEN.to_owned().into(),
+            scopes: vec!["*".into()],
+        }];
+        Self { queue: queue::start(settings).await.expect("the queue starts"), folder }
+    }
+
+    fn api(&self) -> Api {
+        Api::new(ApiSettings {
+            root_url: self.queue.root_url().to_owned(),
+            queue_url: None,
+            credentials: Some(Credentials::new("tester", TOKEN.to_owned().into(), None).expect("credentials")),
+            proxy: None,
+            timeouts: Timeouts::default(),
+        })
+        .expect("usable settings")
+    }
+
+    async fn create(&self, number: u32, script: &str) -> TaskId {
+        let task = TaskId::parse(&format!("task{number:04}QACAAAAAAAAAAA")).expect("a task id");
+        let now = Timestamp::now();
+        let definition = json!({
+            "taskQueueId": TASK_QUEUE, "created": now.to_string(),
+            "deadline": (now + SignedDuration::from_hours(1)).to_string(),
+            "payload": { "command": [["/bin/sh", "-c", script]], "maxRunTime": 900 },
+            "metadata": {"name": "spot", "description": "d", "owner": "o@example.com", "source": "https://example.com"},
+        });
+        self.api().create_task(&task, definition).await.expect("created");
+        task
+    }
+
+    async fn gate(&self) -> Gate {
+        let path = self.folder.path().join("gate");
+        let made = Command::new("mkfifo").arg(&path).status().await.expect("mkfifo is there");
+        assert!(made.success());
+        Gate(path)
+    }
+
+    async fn runs(&self, task: &TaskId) -> Vec<Run> {
+        let status = self.api().task_status(task).await.expect("a status");
+        let word = |run: &Value, key: &str| run.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let runs = status["runs"].as_array().expect("runs");
+        let run = |run: &Value| Run {
+            state: word(run, "state"),
+            reason: word(run, "reasonResolved"),
+            resolved: word(run, "resolved").parse().ok(),
+        };
+        runs.iter().map(run).collect()
+    }
+
+    fn worker(&self, id: &str, host: &str) -> Worker {
+        let home = self.folder.path().join(id);
+        std::fs::create_dir_all(&home).expect("a folder");
+        let config = format!(
+            "[host]\n{host}\n[worker]\nid = \"{id}\"\ncapacity = 8\nwork_dir = \"work\"\ncancel_grace = \"1s\"\n\
+             [source.ci]\nkind = \"taskcluster\"\nroot_url = \"{}\"\ntask_queue = \"{TASK_QUEUE}\"\n\
+             client_id = \"tester\"\naccess_token_file = \"token\"\n",
+            self.queue.root_url()
+        );
+        std::fs::write(home.join("journeyman.toml"), config).expect("it can be written");
+        std::fs::write(home.join("token"), TOKEN).expect("it can be written");
+        Worker::start(&home)
+    }
+
+    /// The task's first run was handed back before the deadline, and it waits for its second.
+    async fn handed_back(&self, task: &TaskId, deadline: Timestamp) {
+        let runs = self.runs(task).await;
+        let first = &runs[0];
+        assert_eq!((first.state.as_str(), first.reason.as_str()), ("exception", "worker-shutdown"));
+        assert!(first.resolved.is_some_and(|at| at < deadline), "{:?} is after {deadline}", first.resolved);
+        assert_eq!((runs.len(), runs[1].state.as_str()), (2, "pending"));
+    }
+}
+
+/// What a task waits for.
+struct Gate(PathBuf);
+
+impl Gate {
+    fn script(&self) -> String {
+        format!("read line < {}", self.0.display())
+    }
+
+    async fn open(&self) {
+        let opened = tokio::fs::write(&self.0, "go on\n");
+        tokio::time::timeout(PATIENCE, opened).await.expect("the task waits").expect("it is a pipe");
+    }
+}
+
+/// A worker's process. Killed when it is dropped.
+struct Worker {
+    child: Child,
+    lines: Lines<BufReader<ChildStderr>>,
+    said: String,
+}
+
+impl Worker {
+    fn start(home: &Path) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_journeyman"))
+            .arg("worker")
+            .current_dir(home)
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("the binary starts");
+        let lines = BufReader::new(child.stderr.take().expect("stderr is piped")).lines();
+        Self { child, lines, said: String::new() }
+    }
+
+    /// The next line of its log that holds these words.
+    async fn logs(&mut self, words: &str) -> String {
+        let line = async {
+            loop {
+                let line = self.lines.next_line().await.expect("it is UTF-8");
+                let line = line.unwrap_or_else(|| panic!("it ended without saying {words:?}:\n{}", self.said));
+                self.said.push_str(&line);
+                self.said.push('\n');
+                if line.contains(words) {
+                    return line;
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, line).await.expect("it says so in time")
+    }
+
+    async fn runs(&mut self, tasks: usize) {
+        for _ in 0..tasks {
+            self.logs("\"claimed\"").await;
+        }
+    }
+
+    async fn ends_with(&mut self, code: i32) {
+        let rest = async {
+            while let Some(line) = self.lines.next_line().await.expect("it is UTF-8") {
+                self.said.push_str(&line);
+                self.said.push('\n');
+            }
+            self.child.wait().await.expect("it ends")
+        };
+        let status = tokio::time::timeout(PATIENCE, rest).await.expect("it ends in time");
+        assert_eq!(status.code(), Some(code), "{}", self.said);
+        assert!(!self.said.contains(TOKEN) && !self.said.contains("token-1=="), "no token is logged:\n{}", self.said);
+    }
+}
+
+/// Four tasks run when the notice comes; all are handed back before the deadline, and another worker ends them.
+async fn hands_back(provider: &str, host: &str, notice: impl AsyncFnOnce(&mut Worker) -> Timestamp) {
+    let place = Place::start(Duration::from_secs(2)).await;
+    let mut tasks = Vec::new();
+    for (number, script) in (0..).zip([ENDLESS, ENDLESS, STUBBORN, STUBBORN]) {
+        tasks.push(place.create(number, script).await);
+    }
+    let mut worker = place.worker("leaving", host);
+    worker.runs(tasks.len()).await;
+    let deadline = notice(&mut worker).await;
+    let line = worker.logs("this host goes").await;
+    assert!(line.contains(&format!("\"provider\":\"{provider}\"")), "{line}");
+    worker.ends_with(12).await;
+    assert!(Timestamp::now() < deadline, "it is gone before its host");
+    for task in &tasks {
+        place.handed_back(task, deadline).await;
+    }
+    let mut other = place.worker("staying", "spot = \"off\"");
+    for _ in &tasks {
+        other.logs("\"outcome\":\"completed\"").await;
+    }
+    for task in &tasks {
+        let runs = place.runs(task).await;
+        assert_eq!((runs.len(), runs[1].state.as_str()), (2, "completed"));
+    }
+}
+
+fn of_cloud(name: &str, service: &Metadata, margin: &str) -> String {
+    format!("spot = \"{name}\"\nspot_endpoint = \"{}\"\nspot_margin = \"{margin}\"", service.url())
+}
+
+#[tokio::test]
+async fn a_worker_on_ec2_hands_back_in_time() {
+    let service = Metadata::start(Cloud::Ec2).await;
+    let host = of_cloud("aws", &service, "15s");
+    hands_back("aws", &host, async |_| {
+        service.is_asked("spot/instance-action", 1).await;
+        let time = service.in_seconds(20);
+        service.change(|state| {
+            state.instance_action = Some(format!("{{\"action\":\"terminate\",\"time\":\"{time}\"}}"));
+        });
+        time
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_worker_on_google_hands_back_in_time() {
+    let service = Metadata::start(Cloud::Google).await;
+    // Its cloud is not named, and is found.
+    let host = of_cloud("auto", &service, "28s");
+    hands_back("gcp", &host, async |_| {
+        service.is_asked("preempted?wait_for_change", 1).await;
+        service.change(|state| state.preempted = "TRUE");
+        service.in_seconds(30)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_worker_on_azure_hands_back_in_time() {
+    let service = Metadata::start(Cloud::Azure).await;
+    let host = of_cloud("azure", &service, "15s");
+    hands_back("azure", &host, async |_| {
+        service.is_asked("scheduledevents", 2).await;
+        let time = service.in_seconds(17);
+        let not_before = time.strftime("%a, %d %b %Y %H:%M:%S GMT");
+        let event = json!([{"EventId": "1", "EventType": "Preempt", "ResourceType": "VirtualMachine",
+            "Resources": ["vmss_7"], "EventStatus": "Scheduled", "NotBefore": not_before.to_string()}]);
+        service.change(|state| state.events = event.to_string());
+        time
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_worker_with_a_notice_file_hands_back_in_time() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("terminate-at");
+    let host = format!("spot = \"off\"\nspot_margin = \"15s\"\nspot_file = \"{}\"", path.display());
+    hands_back("file", &host, async |_| {
+        let time = Timestamp::now() + SignedDuration::from_secs(17);
+        write(&path, &time.to_string());
+        time
+    })
+    .await;
+}
+
+fn write(path: &Path, text: &str) {
+    let new = path.with_extension("new");
+    std::fs::write(&new, text).expect("it can be written");
+    std::fs::rename(&new, path).expect("it can be renamed");
+}
+
+struct WithFile {
+    place: Place,
+    file: PathBuf,
+    host: String,
+}
+
+impl WithFile {
+    async fn start(long_poll: Duration, keys: &str) -> Self {
+        let place = Place::start(long_poll).await;
+        let file = place.folder.path().join("terminate-at");
+        let host = format!("spot = \"off\"\nspot_file = \"{}\"\n{keys}", file.display());
+        Self { place, file, host }
+    }
+
+    fn goes_in(&self, seconds: i64) -> Timestamp {
+        let time = Timestamp::now() + SignedDuration::from_secs(seconds);
+        write(&self.file, &time.to_string());
+        time
+    }
+}
+
+#[tokio::test]
+async fn a_task_that_can_finish_within_the_notice_does_and_the_worker_leaves_early() {
+    let host = WithFile::start(Duration::from_secs(1), "spot_margin = \"15s\"").await;
+    let gate = host.place.gate().await;
+    let task = host.place.create(1, &gate.script()).await;
+    let mut worker = host.place.worker("leaving", &host.host);
+    worker.runs(1).await;
+    let deadline = host.goes_in(600);
+    let line = worker.logs("this host goes").await;
+    assert!(line.contains("may finish until"), "{line}");
+    gate.open().await;
+    worker.ends_with(12).await;
+    let runs = host.place.runs(&task).await;
+    assert_eq!((runs.len(), runs[0].state.as_str()), (1, "completed"));
+    assert!(Timestamp::now() + SignedDuration::from_secs(300) < deadline, "nobody waits for the deadline");
+}
+
+#[tokio::test]
+async fn where_it_is_wanted_tasks_are_handed_back_at_the_notice() {
+    let host = WithFile::start(Duration::from_secs(1), "spot_tasks = \"hand-back\"").await;
+    let task = host.place.create(1, ENDLESS).await;
+    let mut worker = host.place.worker("leaving", &host.host);
+    worker.runs(1).await;
+    let deadline = host.goes_in(600);
+    worker.ends_with(12).await;
+    host.place.handed_back(&task, deadline - SignedDuration::from_secs(300)).await;
+}
+
+/// The long poll of the worker is open when the notice comes; the task that it brings afterwards is not started.
+#[tokio::test]
+async fn what_a_poll_under_way_brings_after_the_notice_is_handed_back() {
+    let host = WithFile::start(Duration::from_secs(20), "").await;
+    let running = host.place.create(1, ENDLESS).await;
+    let mut worker = host.place.worker("leaving", &host.host);
+    worker.runs(1).await;
+    let deadline = host.goes_in(20);
+    worker.logs("this host goes").await;
+    let late = host.place.create(2, ENDLESS).await;
+    worker.ends_with(12).await;
+    for task in [&running, &late] {
+        host.place.handed_back(task, deadline).await;
+    }
+    assert_eq!(worker.said.matches("\"claimed\"").count(), 1, "{}", worker.said);
+}
+
+#[tokio::test]
+async fn a_worker_that_is_started_on_a_host_that_goes_claims_nothing_for_long() {
+    let host = WithFile::start(Duration::from_secs(1), "").await;
+    host.goes_in(600);
+    let mut worker = host.place.worker("leaving", &host.host);
+    worker.ends_with(12).await;
+}
+
+#[tokio::test]
+async fn a_signal_within_the_notice_neither_shortens_it_nor_changes_the_exit_code() {
+    let host = WithFile::start(Duration::from_secs(1), "").await;
+    let gate = host.place.gate().await;
+    let task = host.place.create(1, &gate.script()).await;
+    let mut worker = host.place.worker("leaving", &host.host);
+    worker.runs(1).await;
+    host.goes_in(600);
+    worker.logs("this host goes").await;
+    let pid = rustix::process::Pid::from_raw(worker.child.id().expect("it runs").cast_signed()).expect("a pid");
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is there");
+    worker.logs("draining").await;
+    gate.open().await;
+    worker.ends_with(12).await;
+    assert_eq!(host.place.runs(&task).await[0].state, "completed");
+}
+
+#[tokio::test]
+async fn a_rebalance_recommendation_drains_where_that_is_wanted_and_is_only_logged_elsewhere() {
+    let service = Metadata::start(Cloud::Ec2).await;
+    service.change(|state| state.rebalance = Some("{\"noticeTime\":\"2026-11-21T12:00:00Z\"}".to_owned()));
+    let place = Place::start(Duration::from_secs(1)).await;
+    let mut stays = place.worker("staying", &of_cloud("aws", &service, "15s"));
+    stays.logs("work goes on").await;
+    let task = place.create(1, "exit 0").await;
+    stays.logs("\"outcome\":\"completed\"").await;
+    assert_eq!(place.runs(&task).await[0].state, "completed");
+    let keys = format!("{}\nrebalance = \"drain\"", of_cloud("aws", &service, "15s"));
+    place.worker("leaving", &keys).ends_with(12).await;
+}
+
+#[tokio::test]
+async fn an_endpoint_that_cannot_be_one_is_refused_at_the_start() {
+    let place = Place::start(Duration::from_secs(1)).await;
+    let mut worker = place.worker("worker", "spot = \"aws\"\nspot_endpoint = \"https://169.254.169.254\"");
+    worker.ends_with(30).await;
+    assert!(worker.said.contains("spot_endpoint"), "{}", worker.said);
+}
