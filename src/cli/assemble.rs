@@ -116,6 +116,7 @@ fn feed(source_name: &str, source: &Source, name: &Name, handler: Arc<dyn Handle
             queue_url: source.queue_url.as_ref().map(|url| url.as_str().to_owned()),
             credentials,
             proxy: None,
+            allow_hosts: source.allow_hosts.clone(),
             timeouts: Timeouts::default(),
         },
         dialect: match source.protocol {

@@ -203,6 +203,8 @@ pub fn api(root_url: &str, credentials: Option<Credentials>) -> Result<Api, Fail
         queue_url: None,
         credentials,
         proxy: None,
+        // The operator of a worker says where it may be sent; a person's own commands may go where that person can.
+        allow_hosts: vec!["*".to_owned()],
         timeouts: Timeouts::default(),
     };
     Api::new(settings).map_err(|error| Failure::of(Exit::Config, &error))

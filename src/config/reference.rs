@@ -193,6 +193,7 @@ fn sample(key: &Key) -> String {
         "check" => "[\"/opt/handlers/build\", \"--check\"]".to_owned(),
         "default_run_time" => "\"1h\"".to_owned(),
         "queue_hosts" => "[\".queue.core.windows.net\"]".to_owned(),
+        "allow_hosts" => "[\"minio.internal\"]".to_owned(),
         "env_allow" => "[\"PATH\", \"LANG\"]".to_owned(),
         "client_id" => "\"worker/build\"".to_owned(),
         "access_token_file" => "\"/etc/journeyman/access-token\"".to_owned(),

@@ -179,6 +179,9 @@ pub struct Source {
     /// Hosts besides that of `root_url` that signed queue addresses may lead to, on top of Azure's own; `.example.com` is every host below it. For `protocol = "azure"` only.
     #[serde(default)]
     pub queue_hosts: Vec<String>,
+    /// Hosts that signed addresses and redirects may lead to although they are in a private network or on this host, such as an object storage of your own; `.example.com` is every host below it. Those of `root_url`, `queue_url` and `queue_hosts` may be anyway.
+    #[serde(default)]
+    pub allow_hosts: Vec<String>,
     /// How artifacts are stored. `protocol = "azure"` knows `s3` only.
     #[serde(default)]
     pub artifact_storage: ArtifactStorage,

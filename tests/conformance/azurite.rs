@@ -147,6 +147,7 @@ impl Bench for AzuriteBench {
                 queue_url: None,
                 credentials: None,
                 proxy: None,
+                allow_hosts: Vec::new(),
                 timeouts: Timeouts::default(),
             },
             dialect: Dialect::Azure,

@@ -83,6 +83,7 @@ impl Service {
             queue_url: None,
             credentials: Some(self.credentials.clone()),
             proxy: None,
+            allow_hosts: Vec::new(),
             timeouts: Timeouts::default(),
         }
     }

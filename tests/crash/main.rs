@@ -28,6 +28,7 @@ fn api(root_url: &str) -> Api {
         queue_url: None,
         credentials: Some(credentials),
         proxy: None,
+        allow_hosts: Vec::new(),
         timeouts: Timeouts::default(),
     })
     .expect("usable settings")

@@ -155,6 +155,7 @@ pub(crate) fn api(root_url: &str) -> Done<ApiSettings> {
         queue_url: None,
         credentials: Some(Credentials::new(CLIENT_ID, ACCESS_TOKEN.to_owned().into(), None)?),
         proxy: None,
+        allow_hosts: Vec::new(),
         timeouts: Timeouts::default(),
     })
 }

@@ -23,6 +23,7 @@ pub(crate) fn settings(root_url: &str, dialect: Dialect) -> Settings {
             queue_url: None,
             credentials: Credentials::new("worker/own", token.into(), None).ok(),
             proxy: None,
+            allow_hosts: Vec::new(),
             timeouts: Timeouts::default(),
         },
         dialect,

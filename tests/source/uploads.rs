@@ -113,6 +113,23 @@ async fn an_upload_url_that_leads_to_the_hosts_own_credentials_is_refused() {
 }
 
 #[tokio::test]
+async fn a_name_that_leads_to_a_private_address_is_refused_until_it_is_allowed() {
+    // The queue is at 127.0.0.1, which is the configured host; this is another one.
+    let named = |url: &str| vec![s3(&url.replace("127.0.0.1", "localhost"), "place"), answer(200, "", "")];
+    let (gremlin, source, claim) = claimed(named).await;
+    let refused = discreet(source.upload(&claim, &artifact(file(b"x"))).await);
+    assert!(refused.what.contains("set allow_hosts = [\"localhost\"]"), "{refused}");
+    assert_eq!(gremlin.asked().len(), 2);
+
+    let allow = |settings: &mut journeyman::source::taskcluster::Settings| {
+        settings.api.allow_hosts = vec!["localhost".into()];
+    };
+    let (gremlin, source, claim) = claimed_by(named, allow).await;
+    source.upload(&claim, &artifact(file(b"x"))).await.expect("it is stored");
+    assert!(gremlin.asked()[2].line.starts_with("PUT /bucket/place"));
+}
+
+#[tokio::test]
 async fn links_references_and_errors_are_announced_alone() {
     let link = ArtifactBody::Link { target: "public/b".into(), content_type: "text/plain".into() };
     let reference = ArtifactBody::Reference { url: "https://x.example".into(), content_type: "text/plain".into() };

@@ -51,6 +51,7 @@ impl Service {
             queue_url: None,
             credentials: Some(Credentials::new("tester", token, None).expect("credentials")),
             proxy: None,
+            allow_hosts: Vec::new(),
             timeouts: Timeouts::default(),
         }
     }

@@ -314,6 +314,7 @@ fn source(handler: &str, protocol: Protocol, root_url: &str, token: &Secret) -> 
         certificate_file: None,
         certificate: None,
         queue_hosts: Vec::new(),
+        allow_hosts: Vec::new(),
         artifact_storage: ArtifactStorage::S3,
         handler: handler.to_owned(),
     })

@@ -4,7 +4,7 @@
 //! answer is read up to a bound. What an answer means is decided by the callers.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime};
@@ -17,6 +17,7 @@ use serde_json::Value;
 use url::{Position, Url};
 
 use super::credentials::{Credentials, Swap};
+use super::reach::{Forbidden, Reach};
 use super::refuse::{self, Answered, by_service, retry, transport};
 use crate::limits::{
     ARTIFACT_TRANSFER_TIMEOUT_MAX, CALL_TIMEOUT, CONNECT_TIMEOUT, ERROR_BODY_BYTES_MAX, JSON_BODY_BYTES_MAX,
@@ -38,6 +39,9 @@ pub struct ApiSettings {
     pub credentials: Option<Credentials>,
     /// A proxy for every request. The environment's proxy variables are not looked at.
     pub proxy: Option<String>,
+    /// Hosts, besides those of the addresses above, that signed URLs and redirects may lead to although their addresses are
+    /// private. A leading dot stands for every name below it, `*` for every host.
+    pub allow_hosts: Vec<String>,
     /// Time limits.
     pub timeouts: Timeouts,
 }
@@ -86,6 +90,7 @@ struct Shared {
     root: Url,
     queue: Url,
     object: Url,
+    reach: Arc<Reach>,
     own: Swap<Option<Credentials>>,
     timeouts: Timeouts,
     /// The service's clock minus ours, in seconds, as learnt from a refused signature.
@@ -213,12 +218,14 @@ impl Api {
             None => service(&root, "queue"),
         };
         let object = service(&root, "object");
-        let http = client(&settings)?;
+        let reach = Arc::new(Reach::new(&root, &queue, &settings.allow_hosts));
+        let http = client(&settings, &reach)?;
         Ok(Self(Arc::new(Shared {
             http,
             root,
             queue,
             object,
+            reach,
             own: Swap::new(settings.credentials),
             timeouts: settings.timeouts,
             skew_s: AtomicI64::new(0),
@@ -236,8 +243,9 @@ impl Api {
         self.0.own.store(Some(credentials));
     }
 
-    pub(super) fn root(&self) -> &Url {
-        &self.0.root
+    /// Where the service may send us.
+    pub(super) fn reach(&self) -> &Reach {
+        &self.0.reach
     }
 
     pub(super) fn queue_base(&self) -> &str {
@@ -417,7 +425,7 @@ fn service(root: &Url, name: &str) -> Url {
     url
 }
 
-fn client(settings: &ApiSettings) -> Result<Client, Unusable> {
+fn client(settings: &ApiSettings, reach: &Arc<Reach>) -> Result<Client, Unusable> {
     // An error says that a provider is installed already, which is what is wanted.
     rustls::crypto::ring::default_provider().install_default().ok();
     let timeouts = settings.timeouts;
@@ -430,7 +438,7 @@ fn client(settings: &ApiSettings) -> Result<Client, Unusable> {
         .connect_timeout(timeouts.connect)
         .pool_idle_timeout(timeouts.idle)
         .tcp_nodelay(true)
-        .dns_resolver(Arc::new(RoutableOnly));
+        .dns_resolver(Arc::new(Within(Arc::clone(reach))));
     if let Some(proxy) = &settings.proxy {
         let proxy = reqwest::Proxy::all(proxy).map_err(|_| Unusable::new("proxy", "not an address of a proxy"))?;
         builder = builder.proxy(proxy);
@@ -443,35 +451,46 @@ fn client(settings: &ApiSettings) -> Result<Client, Unusable> {
     })
 }
 
-/// Whether an address may be spoken to on a service's word. Link-local ones are where clouds keep a host's own
-/// credentials.
-pub(super) const fn routable(address: IpAddr) -> bool {
-    match address.to_canonical() {
-        IpAddr::V4(address) => {
-            !(address.is_link_local() || address.is_unspecified() || address.is_broadcast() || address.is_multicast())
-        }
-        IpAddr::V6(address) => {
-            !(address.is_unicast_link_local()
-                || address.is_unspecified()
-                || address.is_multicast()
-                || matches!(address.segments(), [0xfd00, 0xec2, ..]))
-        }
+/// The system's resolver, without the addresses that may not be spoken to. The connection is made to the very addresses
+/// that were looked at.
+struct Within(Arc<Reach>);
+
+impl reqwest::dns::Resolve for Within {
+    fn resolve(&self, name: reqwest::dns::Name) -> reqwest::dns::Resolving {
+        let reach = Arc::clone(&self.0);
+        Box::pin(async move {
+            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
+            let kept = within(&reach, name.as_str(), found).map_err(|forbidden| forbidden.to_string())?;
+            Ok(Box::new(kept.into_iter()) as reqwest::dns::Addrs)
+        })
     }
 }
 
-/// The system's resolver, without the addresses that no service may send us to. The connection is made to the very
-/// addresses that were looked at.
-struct RoutableOnly;
+/// The addresses of a host that may be spoken to, or why none may.
+fn within(reach: &Reach, host: &str, found: impl Iterator<Item = SocketAddr>) -> Result<Vec<SocketAddr>, Forbidden> {
+    let (mut kept, mut refused) = (Vec::new(), Ok(Vec::new()));
+    for address in found {
+        match reach.judge_address(host, address.ip()) {
+            Ok(()) => kept.push(address),
+            Err(forbidden) => refused = Err(forbidden),
+        }
+    }
+    if kept.is_empty() { refused } else { Ok(kept) }
+}
 
-impl reqwest::dns::Resolve for RoutableOnly {
-    fn resolve(&self, name: reqwest::dns::Name) -> reqwest::dns::Resolving {
-        Box::pin(async move {
-            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
-            let kept: Vec<_> = found.filter(|address| routable(address.ip())).collect();
-            if kept.is_empty() {
-                return Err("the name leads to no address that may be spoken to".into());
-            }
-            Ok(Box::new(kept.into_iter()) as reqwest::dns::Addrs)
-        })
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_several_addresses_only_those_are_connected_to_that_may_be() {
+        let root = Url::parse("https://tc.example").unwrap();
+        let reach = Reach::new(&root, &root, &["minio".to_owned()]);
+        let found = || ["10.0.0.1:0", "8.8.8.8:0", "169.254.169.254:0", "[::1]:0"].map(|text| text.parse().unwrap());
+        let kept = |host: &str| within(&reach, host, found().into_iter()).unwrap();
+        assert_eq!(kept("rebound.example"), ["8.8.8.8:0".parse::<SocketAddr>().unwrap()]);
+        assert_eq!(kept("minio").len(), 3);
+        let private = found().into_iter().take(1);
+        assert!(within(&reach, "rebound.example", private).unwrap_err().to_string().contains("allow_hosts"));
     }
 }

@@ -18,9 +18,8 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256, Sha512};
 use tokio::io::{AsyncWriteExt as _, DuplexStream};
 use tokio_util::io::ReaderStream;
-use url::Url;
 
-use super::api::{Call, Service, answered, routable, segment};
+use super::api::{Call, Service, answered, segment};
 use super::claims::{Part, part};
 use super::credentials::Credentials;
 use super::refuse::{by_status, clean, refused, retry, transport};
@@ -249,7 +248,7 @@ impl Taskcluster {
         mut headers: HeaderMap,
     ) -> Result<Hashes, Refused> {
         let operation = &upload.operation;
-        let url = self.upload_url(url).map_err(|what| retry(format!("{operation}: the upload URL {what}")))?;
+        let url = self.api.reach().read(url).map_err(|what| retry(format!("{operation}: the upload URL {what}")))?;
         headers.insert(CONTENT_LENGTH, HeaderValue::from(content.bytes));
         let request = self.api.http().put(url).headers(headers);
         let request = request.timeout(patience(content.bytes, self.api.timeouts().call));
@@ -294,28 +293,6 @@ impl Taskcluster {
             return Err(refused(refusal, format!("{operation}: the storage answered {status}")));
         }
         fed.map_err(|_| retry(format!("{operation}: the storage answered before it had everything")))
-    }
-
-    fn upload_url(&self, text: &str) -> Result<Url, String> {
-        let url = Url::parse(text).map_err(|error| format!("is not a URL: {error}"))?;
-        let safe = match url.scheme() {
-            "https" => true,
-            "http" => self.api.root().scheme() == "http",
-            _ => false,
-        };
-        if !safe {
-            return Err("is not https, though root_url is".into());
-        }
-        let address = match url.host() {
-            Some(url::Host::Ipv4(address)) => Some(address.into()),
-            Some(url::Host::Ipv6(address)) => Some(address.into()),
-            Some(url::Host::Domain(_)) => None,
-            None => return Err("has no host".into()),
-        };
-        if address.is_some_and(|address| !routable(address)) {
-            return Err("leads to an address that may not be spoken to".into());
-        }
-        Ok(url)
     }
 }
 

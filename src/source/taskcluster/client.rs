@@ -6,9 +6,8 @@ use std::time::Duration;
 use reqwest::{Method, Response};
 use serde::Deserialize;
 use serde_json::Value;
-use url::Url;
 
-use super::api::{Api, Call, Patience, answered, routable, segment};
+use super::api::{Api, Call, Patience, answered, segment};
 use super::refuse::{by_status, refused, retry, transport};
 use crate::domain::id::{Run, TaskId};
 use crate::domain::refusal::Refusal;
@@ -163,8 +162,8 @@ impl Api {
             .get(reqwest::header::LOCATION)
             .and_then(|value| value.to_str().ok())
             .and_then(|text| from.url().join(text).ok())
-            .filter(|url| self.may_be_read(url))
             .ok_or_else(|| retry(format!("{operation}: it leads nowhere that may be followed")))?;
+        self.reach().judge(&url).map_err(|what| retry(format!("{operation}: its place {what}")))?;
         if let Some(path) = url.as_str().strip_prefix(self.queue_base())
             && path.starts_with("/task/")
         {
@@ -178,21 +177,6 @@ impl Api {
         let answered = answered(response).await;
         let what = format!("{operation}: its storage answered {}", answered.status);
         Err(refused(by_status(answered.status, answered.after), what))
-    }
-
-    fn may_be_read(&self, url: &Url) -> bool {
-        let scheme = match url.scheme() {
-            "https" => true,
-            "http" => self.root().scheme() == "http",
-            _ => false,
-        };
-        let address = match url.host() {
-            Some(url::Host::Ipv4(address)) => routable(address.into()),
-            Some(url::Host::Ipv6(address)) => routable(address.into()),
-            Some(url::Host::Domain(_)) => true,
-            None => false,
-        };
-        scheme && address
     }
 
     async fn status_of(&self, call: Call<'_>) -> Result<Value, Refused> {

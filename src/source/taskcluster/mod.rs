@@ -7,6 +7,7 @@ mod azure;
 mod claims;
 mod client;
 mod credentials;
+mod reach;
 mod refuse;
 mod wire;
 
@@ -114,8 +115,12 @@ impl Taskcluster {
             let what = "an Azure-style queue knows no \"object\" artifacts; use \"s3\"";
             return Err(Unusable::new("artifact_storage", what));
         }
+        let mut api = settings.api;
+        // Azure's own hosts are named by us; those that the operator names may be private.
+        let named = settings.queue_hosts.iter().filter(|host| !azure::QUEUE_HOSTS.contains(&host.as_str()));
+        api.allow_hosts.extend(named.cloned());
         Ok(Self {
-            api: Api::new(settings.api)?,
+            api: Api::new(api)?,
             dialect: settings.dialect,
             task_queue: settings.task_queue,
             worker: Worker { group: settings.worker_group, id: settings.worker_id },

@@ -14,7 +14,8 @@ use serde::Deserialize;
 use url::Url;
 
 use super::Taskcluster;
-use super::api::{Call, answered, read_body, routable, segment};
+use super::api::{Call, answered, read_body, segment};
+use super::reach::is_in;
 use super::refuse::{Answered, clean, refused, retry, transport};
 use crate::domain::id::{Lane, Run, TaskId};
 use crate::domain::refusal::Refusal;
@@ -143,28 +144,17 @@ impl Taskcluster {
 
     /// Whether a queue's URLs lead to where a queue may be.
     fn allowed(&self, lane: &Signed) -> Result<(), String> {
-        let root = self.api.root();
         for url in lane.places()? {
-            if root.scheme() == "https" && url.scheme() != "https" {
-                return Err("a URL is not https, though root_url is".into());
-            }
+            let reach = self.api.reach();
             let host = url.host_str().unwrap_or_default();
-            let literal = match url.host() {
-                Some(url::Host::Ipv4(address)) => Some(address.into()),
-                Some(url::Host::Ipv6(address)) => Some(address.into()),
-                Some(url::Host::Domain(_)) | None => None,
-            };
-            let named = self.queue_hosts.iter().any(|allowed| match allowed.strip_prefix('.') {
-                Some(_) => host.ends_with(allowed.as_str()),
-                None => host == allowed,
-            });
-            let somewhere = named || root.host_str() == Some(host);
-            if !somewhere || literal.is_some_and(|address| !routable(address)) {
+            let named = self.queue_hosts.iter().any(|allowed| is_in(host, allowed));
+            if !named && !reach.is_own(host) {
                 return Err(format!(
                     "a URL leads to {host}, which is neither the deployment's host nor one of queue_hosts; \
                      add it there if it is right"
                 ));
             }
+            reach.judge(&url).map_err(|what| format!("a URL {what}"))?;
         }
         Ok(())
     }
