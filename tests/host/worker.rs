@@ -51,6 +51,7 @@ impl Place {
             queue_url: None,
             credentials: Some(Credentials::new("tester", TOKEN.to_owned().into(), None).expect("credentials")),
             proxy: None,
+            allow_hosts: Vec::new(),
             timeouts: Timeouts::default(),
         })
         .expect("usable settings")
