@@ -73,6 +73,30 @@ async fn strangers_who_say_nothing_make_room_for_a_client() {
     place.running.stop().await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_stranger_whose_head_does_not_end_is_left() {
+    let place = Place::new().await;
+    let mut stream = connect(&place).await;
+    let began = tokio::time::Instant::now();
+    stream.write_all(b"GET /api/queue/v1/ping HTTP/1.1\r\nx: ").await.unwrap();
+    assert!(matches!(stream.read(&mut [0]).await, Ok(0) | Err(_)), "no answer is due");
+    assert!(began.elapsed() <= Duration::from_secs(31), "{:?}", began.elapsed());
+    place.running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_whose_body_does_not_end_is_told_so() {
+    let place = Place::new().await;
+    let path = format!("/api/queue/v1/task/{}", slugid());
+    let mut stream = connect(&place).await;
+    let began = tokio::time::Instant::now();
+    stream.write_all(head(&place.api, &path, &place.api.header("PUT", &path, None), 100).as_bytes()).await.unwrap();
+    stream.write_all(b"{").await.unwrap();
+    assert!(answer_head(&mut stream).await.starts_with("http/1.1 400 "));
+    assert!(began.elapsed() <= Duration::from_secs(61), "{:?}", began.elapsed());
+    place.running.stop().await;
+}
+
 #[tokio::test]
 async fn each_call_has_a_bound_for_its_body() {
     let place = Place::new().await;

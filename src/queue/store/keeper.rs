@@ -195,7 +195,7 @@ impl Keeper {
         if self.health.failed() {
             tracing::error!(
                 %error,
-                "the queue's file takes no changes; calls are refused until it does. Is its disk full?"
+                "the queue's file does not take a change; what needs it is refused, or tried again. Is its disk full?"
             );
         }
         Ok(())

@@ -73,6 +73,8 @@ pub(crate) fn open(path: Option<&Path>) -> Result<Opened, OpenError> {
         conn.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
         conn.pragma_update(None, "journal_mode", "WAL")?;
         conn.pragma_update(None, "synchronous", "FULL")?;
+        // A process that has no file descriptor left still serves.
+        conn.pragma_update(None, "temp_store", "MEMORY")?;
         conn.pragma_update(None, "journal_size_limit", QUEUE_JOURNAL_BYTES_KEPT)?;
         conn.execute_batch("BEGIN IMMEDIATE")?;
         let mut format = conn.pragma_query_value(None, "user_version", |row| row.get(0))?;
