@@ -303,3 +303,7 @@ pub const HOST_LOOK_BYTES: usize = 64 << 10;
 pub const HOST_LOOK_FILES: usize = 16;
 /// How long a look at the host may take before its disk counts as unfit.
 pub const HOST_LOOK_TIME: Duration = Duration::from_secs(10);
+/// The most threads that run handlers, unless set. What they run is processes, which have their own.
+pub const HANDLER_THREADS_MAX: usize = 16;
+/// How long a worker that exits waits for its handlers to be dropped, and their processes with them.
+pub const HANDLERS_DROP_WAIT: Duration = Duration::from_secs(1);

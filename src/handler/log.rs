@@ -16,6 +16,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::fs::{MemfdFlags, OFlags};
@@ -70,6 +71,8 @@ struct Shared {
     path: PathBuf,
     limits: LogLimits,
     state: Mutex<State>,
+    /// Apart from the state, whose lock is held while a disk takes its time.
+    written: AtomicBool,
     grown: Notify,
 }
 
@@ -103,7 +106,15 @@ impl TaskLog {
     /// A log that will be at `path`. An existing file there is overwritten; a symbolic link is not followed.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>, limits: LogLimits) -> Self {
-        Self { shared: Arc::new(Shared { path: path.into(), limits, state: Mutex::default(), grown: Notify::new() }) }
+        Self {
+            shared: Arc::new(Shared {
+                path: path.into(),
+                limits,
+                state: Mutex::default(),
+                written: AtomicBool::new(false),
+                grown: Notify::new(),
+            }),
+        }
     }
 
     /// Where the file is, once something was written.
@@ -120,6 +131,7 @@ impl TaskLog {
         if bytes.is_empty() || state.finished.is_some() {
             return;
         }
+        self.shared.written.store(true, Ordering::Relaxed);
         state.writes += 1;
         let mut told = Vec::with_capacity(bytes.len());
         let State { filter, own, .. } = &mut *state;
@@ -152,6 +164,7 @@ impl TaskLog {
         if bytes.is_empty() {
             return;
         }
+        self.shared.written.store(true, Ordering::Relaxed);
         state.offered += bytes.len() as u64;
         if let Some(fault) = &mut state.fault {
             fault.lost += bytes.len() as u64;
@@ -201,11 +214,10 @@ impl TaskLog {
         self.state().offered
     }
 
-    /// Whether nothing was written yet.
+    /// Whether nothing was written yet. Does not wait for a write that a slow disk holds up.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        let state = self.state();
-        state.offered == 0 && state.filter.held() == 0
+        !self.shared.written.load(Ordering::Relaxed)
     }
 
     /// Resolves when the log has more than `bytes`, or the log is finished: for those who follow it.

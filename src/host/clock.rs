@@ -33,6 +33,11 @@ impl Clock {
         Self(Kind::Tokio { origin: tokio::time::Instant::now() })
     }
 
+    /// Whether it goes by the time of the runtime it is read on.
+    pub(crate) const fn is_of_runtime(self) -> bool {
+        matches!(self.0, Kind::Tokio { .. })
+    }
+
     /// The time.
     #[must_use]
     pub fn now(self) -> Instant {

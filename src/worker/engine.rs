@@ -16,6 +16,7 @@ use crate::domain::worker::{
 };
 use crate::host::clock::Clock;
 use crate::host::folder::WorkFolder;
+use crate::limits::HANDLERS_DROP_WAIT;
 use crate::source::{Batch, Grant, Recovered, Refused};
 
 use super::calls::{self, Back};
@@ -24,6 +25,7 @@ use super::examine::Examination;
 use super::guard::discard;
 use super::live::{Entry, Live};
 use super::settle::Store;
+use super::threads::Threads;
 use super::{Control, Feed, Order, Settings, Worker};
 
 pub(super) struct Engine {
@@ -36,6 +38,7 @@ pub(super) struct Engine {
     orders: mpsc::Receiver<Order>,
     control: Control,
     calls: JoinSet<Back>,
+    threads: Threads,
     entries: HashMap<Token, Arc<Entry>>,
     live: HashMap<Token, Live>,
     /// What each source last said when it refused something.
@@ -53,6 +56,8 @@ impl Engine {
         let folder = WorkFolder::take(&settings.work_dir)?;
         let seed = settings.seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0);
         let rules = rules::Worker::new(settings.policy(), &places(&feeds), seed);
+        let own = !settings.clock.is_of_runtime();
+        let threads = if own { Threads::own(settings.handler_threads)? } else { Threads::shared() };
         Ok(Self {
             rules,
             clock: settings.clock,
@@ -63,6 +68,7 @@ impl Engine {
             orders,
             control,
             calls: JoinSet::new(),
+            threads,
             entries: HashMap::new(),
             live: HashMap::new(),
             said: HashMap::new(),
@@ -77,6 +83,10 @@ impl Engine {
         for feed in &self.feeds {
             tracing::info!(source = feed.name, "source: {}", feed.source.describe());
         }
+        let long_polls = self.feeds.iter().filter(|feed| feed.source.manner().long_poll).count();
+        if let Some(told) = super::asked_in_turn(self.settings.capacity, long_polls) {
+            tracing::warn!("{told}");
+        }
         let wake: Arc<Notify> = Arc::clone(&self.control.wake);
         self.happened(Event::Tick);
         loop {
@@ -85,10 +95,18 @@ impl Engine {
             }
             if let Some(exit) = self.exit {
                 tracing::info!(?exit, counts = ?self.control.counts(), "the worker exits");
+                if tokio::time::timeout(HANDLERS_DROP_WAIT, self.calls.shutdown()).await.is_err() {
+                    tracing::warn!("a handler does not let itself be dropped; what it started may live on");
+                }
                 return Ok(exit);
             }
             let deadline = self.rules.next_deadline();
             let clock = self.clock;
+            // Before anything else that may be ready all the time: calls that come back in a row must not hold up a reclaim.
+            if deadline.is_some_and(|at| clock.now() >= at) {
+                self.happened(Event::Tick);
+                continue;
+            }
             tokio::select! {
                 biased;
                 Some(order) = self.orders.recv() => self.order(order),
@@ -419,13 +437,13 @@ impl Engine {
         tracing::info!(claim.run = %held.run(), source = feed.name, "claimed");
         let payload = job.context.task().definition.get("payload").cloned().unwrap_or_default();
         let call = calls::prepare(Arc::clone(&feed.handler), claim, payload, job.context);
-        self.calls.spawn(call);
+        self.calls.spawn_on(call, self.threads.handle());
     }
 
     fn execute(&mut self, claim: Token) {
         let Some(live) = self.live.get_mut(&claim) else { return };
         let (Some(prepared), Some(job)) = (live.prepared.take(), live.job.as_ref()) else { return };
-        self.calls.spawn(calls::execute(prepared, claim, job.context.clone()));
+        self.calls.spawn_on(calls::execute(prepared, claim, job.context.clone()), self.threads.handle());
     }
 
     fn settle(&mut self, claim: Token) {

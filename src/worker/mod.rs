@@ -10,6 +10,7 @@ mod examine;
 mod guard;
 mod live;
 mod settle;
+mod threads;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -23,7 +24,7 @@ use crate::domain::worker::Policy;
 use crate::domain::{claim, poll};
 use crate::handler::Handler;
 use crate::handler::log::LogLimits;
-use crate::limits::{NOTICE_MARGIN, POLL_INTERVAL_MIN};
+use crate::limits::{HANDLER_THREADS_MAX, NOTICE_MARGIN, POLL_INTERVAL_MIN};
 use crate::source::Source;
 
 pub use crate::domain::worker::{Claiming, Exit, Hold, Least, Noticed, Stay};
@@ -61,6 +62,10 @@ pub struct Settings {
     pub least: Least,
     /// The caps of a task's log.
     pub log: LogLimits,
+    /// How many threads run handlers. They are apart from those that keep leases, so that a handler that blocks costs no other
+    /// task its claim. As many as the machine has processors, 2 to 16. With [`Clock::tokio`] handlers share the worker's
+    /// runtime, whose time they go by.
+    pub handler_threads: usize,
     /// Decides every jitter. Different for every worker unless set.
     pub seed: Option<u64>,
     /// The clock.
@@ -82,6 +87,7 @@ impl Default for Settings {
             stay: Stay::default(),
             least: Least::default(),
             log: LogLimits::default(),
+            handler_threads: std::thread::available_parallelism().map_or(2, usize::from).clamp(2, HANDLER_THREADS_MAX),
             seed: None,
             clock: Clock::boot(),
         }
@@ -102,6 +108,17 @@ impl Settings {
             noticed: self.noticed,
         }
     }
+}
+
+/// What to know where sources that hold their polls open outnumber the slots.
+fn asked_in_turn(capacity: u32, long_polls: usize) -> Option<String> {
+    let slots = usize::try_from(capacity).unwrap_or(usize::MAX);
+    (slots < long_polls).then(|| {
+        format!(
+            "{long_polls} sources hold their polls open and there are {slots} slots for them, so they are asked in turn: a task \
+             may wait 20 s for each other source; a `capacity` of {long_polls} or a worker for each source avoids it"
+        )
+    })
 }
 
 /// A source, what its tasks are run by, and what their environment holds.
@@ -228,5 +245,18 @@ impl Control {
         if self.orders.send(order).await.is_err() {
             tracing::debug!(?order, "the worker has exited already");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_that_have_to_wait_for_each_other_are_told_of() {
+        assert_eq!(asked_in_turn(2, 2), None);
+        assert_eq!(asked_in_turn(1, 0), None);
+        let told = asked_in_turn(1, 2).unwrap();
+        assert!(told.contains("20 s") && told.contains("`capacity` of 2"), "{told}");
     }
 }

@@ -7,6 +7,7 @@
     reason = "a test binary has no outside, and its panics are failures"
 )]
 
+mod blocked;
 mod deployments;
 mod faults;
 mod long;

@@ -19,6 +19,10 @@ pub enum Script {
     Leave,
     /// Runs until it is told to end.
     Wait,
+    /// Blocks its thread, as a writer does whose reader is slow, until somebody opens this named pipe.
+    Block {
+        pipe: String,
+    },
     /// Runs until its lease was extended so many times.
     Extensions {
         times: u32,
@@ -58,6 +62,10 @@ impl PayloadHandler for Scripted {
                     context.log().line("hello from the task");
                     std::fs::write(context.workdir().join("out.txt"), "made by the task").expect("written");
                     context.artifacts().file("public/out.txt", "out.txt").expect("declared");
+                    Ok(())
+                }
+                Script::Block { pipe } => {
+                    std::fs::OpenOptions::new().write(true).open(pipe).expect("the pipe is there");
                     Ok(())
                 }
                 Script::Wait => std::future::pending().await,

@@ -1,0 +1,64 @@
+//! Handlers that block the threads they run on.
+
+use std::fs::{File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use journeyman::source::taskcluster::Dialect;
+use journeyman::worker::Exit;
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+use serde_json::json;
+
+use crate::service::Service;
+
+const LEASE: Duration = Duration::from_secs(6);
+
+fn pipe(folder: &Path, name: &str) -> PathBuf {
+    let path = folder.join(name);
+    mknodat(CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).expect("a named pipe");
+    path
+}
+
+/// Lets the writers go. A pipe that is opened both ways needs nobody at its other end.
+fn release(pipes: &[PathBuf]) -> Vec<File> {
+    let open = |path: &PathBuf| OpenOptions::new().read(true).write(true).open(path).expect("the pipe opens");
+    pipes.iter().map(open).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_are_extended_while_every_thread_of_the_handlers_is_blocked() {
+    let service = Service::start(Dialect::ClaimWork, LEASE).await;
+    let mut tasks = Vec::new();
+    let pipes = ["one", "two", "three", "four"].map(|name| pipe(service.folder.path(), name));
+    for path in &pipes {
+        let name = path.file_name().and_then(|name| name.to_str()).expect("a name");
+        tasks.push(service.create(name, json!({"do": "block", "pipe": path})).await);
+    }
+    let (worker, _told) = service.worker("worker", |settings| settings.handler_threads = 2);
+    let control = worker.control();
+    // Where leases were kept on blocked threads, nothing of this test would move: this ends it.
+    let (done, ended) = std::sync::mpsc::channel::<()>();
+    let pipes_too = pipes.clone();
+    let watchdog = std::thread::spawn(move || {
+        ended.recv_timeout(LEASE * 4).is_err().then(|| release(&pipes_too)).map(|files| files.len())
+    });
+    let watch = async {
+        // Each lease has been extended twice, so that none of the first is left.
+        let mut look = tokio::time::interval(Duration::from_millis(50));
+        while control.counts().reclaims < 8 && control.counts().lost == 0 {
+            look.tick().await;
+        }
+        let files = release(&pipes);
+        control.drain().await;
+        files
+    };
+    let (exit, files) = tokio::join!(worker.run(), watch);
+    done.send(()).ok();
+    assert_eq!(watchdog.join().expect("the watchdog ends"), None, "nothing moved for {:?}", LEASE * 4);
+    assert_eq!(exit.expect("it ran"), Exit::Drained);
+    for task in &tasks {
+        assert_eq!(service.states(task).await, ["completed"]);
+    }
+    assert_eq!(control.counts().lost, 0, "{:?}", control.counts());
+    drop(files);
+}
