@@ -5,6 +5,7 @@ extern crate alloc;
 
 pub mod cli;
 pub mod config;
+pub mod control;
 pub mod domain;
 pub mod handler;
 pub mod host;

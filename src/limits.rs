@@ -307,3 +307,19 @@ pub const HOST_LOOK_TIME: Duration = Duration::from_secs(10);
 pub const HANDLER_THREADS_MAX: usize = 16;
 /// How long a worker that exits waits for its handlers to be dropped, and their processes with them.
 pub const HANDLERS_DROP_WAIT: Duration = Duration::from_secs(1);
+/// How often the worker looks what its host has left.
+pub const ROOM_EVERY: Duration = Duration::from_secs(10);
+/// How much of what a task says of its progress is kept.
+pub const PROGRESS_CHARS_MAX: usize = 200;
+/// How long a worker may take to answer its control socket.
+pub const CONTROL_TIMEOUT: Duration = Duration::from_secs(5);
+/// The largest request that a control socket takes.
+pub const CONTROL_BODY_BYTES_MAX: usize = 64 << 10;
+/// How much of a task's log is read at a time for somebody who follows it.
+pub const CONTROL_READ_BYTES: usize = 64 << 10;
+/// How often it is checked that a task whose log is followed is still there.
+pub const CONTROL_FOLLOW_CHECK: Duration = Duration::from_secs(1);
+/// The largest answer of a control socket, logs aside.
+pub const CONTROL_ANSWER_BYTES_MAX: usize = 64 << 20;
+/// How often `journeyman drain --wait` looks whether the worker is still there.
+pub const DRAIN_WAIT_EVERY: Duration = Duration::from_millis(250);

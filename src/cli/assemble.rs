@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::exit::{Exit, Failure};
 use super::{place, spot};
@@ -16,7 +17,7 @@ use crate::handler::log::LogLimits;
 use crate::handler::{self, Handler, command, environment, process, program};
 use crate::redact;
 use crate::source::taskcluster::{self, ApiSettings, Dialect, Taskcluster, Timeouts};
-use crate::worker::{Feed, Settings, Worker};
+use crate::worker::{Feed, Least, Settings, Stay, Worker};
 
 /// How this worker is called where it claims.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,12 +90,23 @@ pub(super) fn settings(config: &Config) -> Settings {
         drain_deadline: Some(worker.drain_deadline.0),
         noticed: spot::noticed(&config.host),
         poll_interval: worker.poll_interval.0,
-        check_every: Some(worker.status_poll.0).filter(|every| !every.is_zero()),
+        check_every: some(worker.status_poll.0),
         dequeue_alert: worker.dequeue_alert,
         denied_max: worker.denied_max,
+        stay: Stay {
+            idle_exit: some(worker.exit_when_idle.0),
+            max_tasks: Some(u64::from(worker.max_tasks)).filter(|most| *most > 0),
+            max_uptime: some(worker.max_uptime.0),
+        },
+        least: Least { disk: config.host.min_free_disk.0, memory: config.host.min_free_memory.0 },
         log: log_limits(config.log.task_max),
         ..Settings::default()
     }
+}
+
+/// Zero is never.
+fn some(span: Duration) -> Option<Duration> {
+    Some(span).filter(|span| !span.is_zero())
 }
 
 /// Three quarters are kept from the start, one quarter from the end.

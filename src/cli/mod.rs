@@ -9,9 +9,11 @@ mod inspect;
 pub mod output;
 pub mod place;
 mod queue;
+mod reload;
 pub mod settings;
 mod signals;
 mod spot;
+mod steer;
 pub mod task;
 mod worker;
 
@@ -49,6 +51,21 @@ enum Verb {
     Dev(Box<dev::DevArgs>),
     /// Claim and run tasks until told to go
     Worker(worker::WorkerArgs),
+    /// Show what a worker does, holds, and waits for
+    Status(steer::StatusArgs),
+    /// Let a worker claim nothing; what runs goes on
+    Pause(steer::PauseArgs),
+    /// Let a paused worker claim again
+    Resume(steer::PlainArgs),
+    /// Let a worker finish what runs, and exit
+    Drain(steer::DrainArgs),
+    /// Let a worker hand back what runs, and exit
+    Stop(steer::PlainArgs),
+    /// Let a worker read its configuration again
+    Reload(steer::PlainArgs),
+    /// List what a worker holds, and read the logs
+    #[command(subcommand)]
+    Tasks(steer::TasksCommand),
     /// Serve the embedded queue
     Queue(queue::QueueArgs),
     /// Create, watch, read, cancel and list tasks
@@ -93,6 +110,13 @@ fn dispatch(verb: Verb, environment: &Environment) -> Ended {
         Verb::Dev(arguments) => serve(dev::run(*arguments, environment)),
         Verb::Queue(arguments) => serve(queue::run(arguments, environment)),
         Verb::Worker(arguments) => serve(worker::run(arguments, environment)),
+        Verb::Status(arguments) => client_runtime()?.block_on(steer::status(arguments, environment)),
+        Verb::Pause(arguments) => client_runtime()?.block_on(steer::pause(arguments, environment)),
+        Verb::Resume(arguments) => client_runtime()?.block_on(steer::resume(arguments, environment)),
+        Verb::Drain(arguments) => client_runtime()?.block_on(steer::drain(arguments, environment)),
+        Verb::Stop(arguments) => client_runtime()?.block_on(steer::stop(arguments, environment)),
+        Verb::Reload(arguments) => client_runtime()?.block_on(steer::reload(arguments, environment)),
+        Verb::Tasks(command) => client_runtime()?.block_on(steer::tasks(command, environment)),
         Verb::Task(arguments) => client_runtime()?.block_on(task::run(arguments, environment)),
         Verb::Handler(command) => client_runtime()?.block_on(handler::run(command, environment)),
         Verb::Config(command) => config::run(command, environment),

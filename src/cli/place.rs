@@ -46,6 +46,9 @@ pub struct DevNote {
     pub task_queues: Vec<String>,
     /// The process that wrote it.
     pub pid: u32,
+    /// The worker's control socket.
+    #[serde(default)]
+    pub socket: Option<PathBuf>,
 }
 
 /// The folder for what is kept between commands.
@@ -255,6 +258,7 @@ mod tests {
             access_token: "t".into(),
             task_queues: vec!["dev/command".into()],
             pid: 1,
+            socket: None,
         };
         let place = NotePlace::take(&folder).unwrap();
         place.write(&note).unwrap();

@@ -48,6 +48,9 @@ impl Flags for WorkerFlags {
         flag("dequeue-alert", "worker.dequeue_alert"),
         flag("status-poll", "worker.status_poll"),
         flag("poll-interval", "worker.poll_interval"),
+        flag("exit-when-idle", "worker.exit_when_idle"),
+        flag("max-tasks", "worker.max_tasks"),
+        flag("max-uptime", "worker.max_uptime"),
         flag("log-task-max", "log.task_max"),
         LOG[0],
         LOG[1],
@@ -182,6 +185,12 @@ impl<F: Flags> clap::FromArgMatches for Settings<F> {
 }
 
 impl<F: Flags> Settings<F> {
+    /// What a file says, and nothing else; without one, what the usual files say.
+    #[must_use]
+    pub const fn of_file(file: Option<PathBuf>) -> Self {
+        Self { file, overrides: Vec::new(), flags: PhantomData }
+    }
+
     /// The same settings with another file.
     #[must_use]
     pub fn with_file(mut self, file: Option<PathBuf>) -> Self {

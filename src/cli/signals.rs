@@ -4,7 +4,7 @@
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::exit::{Exit, Failure};
-use crate::worker::Control;
+use crate::worker::{Command, Control, Note};
 
 /// A signal that asks a worker to go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,18 +97,18 @@ impl Signals {
                         signal = name,
                         "draining: no new claims, running tasks finish; once more hands them back"
                     );
-                    control.drain().await;
+                    control.command(Command::Drain { within: None }, Note::of(&format!("SIG{name}"))).await;
                 }
                 Step::HandBack => {
                     tracing::warn!(
                         signal = name,
                         "handing back what runs; once more ends at once without handing back"
                     );
-                    control.hand_back(None).await;
+                    control.command(Command::HandBack { within: None }, Note::of(&format!("SIG{name}"))).await;
                 }
                 Step::Abort => {
                     tracing::error!(signal = name, "ending at once; claims are left to expire");
-                    control.abort().await;
+                    control.command(Command::Abort, Note::of(&format!("SIG{name}"))).await;
                     return;
                 }
             }

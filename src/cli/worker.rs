@@ -1,17 +1,23 @@
 //! `journeyman worker`: claims and runs tasks until it is told to go.
 
 use std::future::Future;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::Args;
 
 use super::exit::{Ended, Exit, Failure};
+use super::reload::Reloader;
 use super::settings::{self, Settings, WorkerFlags};
 use super::signals::Signals;
 use super::{assemble, spot};
 use crate::config::Environment;
+use crate::config::schema::Config;
+use crate::control::server::{Desk, Reload, Socket};
+use crate::control::{server, socket_in};
 use crate::limits::ABORT_WAIT;
 use crate::observe::log;
-use crate::worker::{self, Worker};
+use crate::worker::{self, Control, Worker};
 
 /// `journeyman worker`
 #[derive(Debug, Args)]
@@ -24,14 +30,24 @@ pub(super) struct WorkerArgs {
 ///
 /// # Errors
 ///
-/// A configuration that cannot be used, a work folder that cannot be made.
+/// A configuration that cannot be used, a work folder or a control socket that cannot be had.
 pub(super) async fn run(arguments: WorkerArgs, environment: &Environment) -> Ended {
     let loaded = arguments.settings.load(environment)?;
     log::start(&loaded.config.log, log::color(environment));
     settings::log_warnings(&loaded);
     let worker = assemble::worker(&loaded.config, environment)?;
-    let obey = Signals::listen()?.obey(worker.control());
-    let watch = spot::watch(&loaded.config, worker.control())?;
+    let control = worker.control();
+    let obey = Signals::listen()?.obey(control.clone());
+    let watch = spot::watch(&loaded.config, control.clone())?;
+    let config = loaded.config.clone();
+    let reloader = Arc::new(Reloader::new(arguments.settings, environment.clone(), control.clone(), loaded.config));
+    let reload: Arc<Reload> = {
+        let reloader = Arc::clone(&reloader);
+        Arc::new(move || {
+            let reloader = Arc::clone(&reloader);
+            Box::pin(async move { reloader.reload().await })
+        })
+    };
     // The order to end at once is the last one; that there is nothing to watch is no order.
     let attend = async {
         tokio::select! {
@@ -39,7 +55,41 @@ pub(super) async fn run(arguments: WorkerArgs, environment: &Environment) -> End
             () = async { (watch.await, std::future::pending().await).1 } => {}
         }
     };
-    until_gone(worker, attend).await
+    let answers = answer(&config, control, reload)?;
+    let hup =
+        reloader.at_hup().map_err(|error| Failure::new(Exit::Unfit, format!("no signals can be received: {error}")))?;
+    tokio::select! {
+        ended = until_gone(worker, attend) => ended,
+        broken = answers => Err(broken),
+        () = hup => Err(Failure::new(Exit::Internal, "signals are no longer received")),
+    }
+}
+
+/// Where a worker of this configuration takes orders.
+pub(super) fn socket_of(config: &Config) -> PathBuf {
+    config.control.socket.as_ref().map_or_else(|| socket_in(&config.worker.work_dir.0), |socket| socket.0.clone())
+}
+
+/// Answers on the control socket for as long as it is polled. Resolves only where that breaks.
+///
+/// # Errors
+///
+/// Where the socket cannot be had.
+pub(super) fn answer(
+    config: &Config,
+    control: Control,
+    reload: Arc<Reload>,
+) -> Result<impl Future<Output = Failure>, Failure> {
+    let unfit = |error: std::io::Error| Failure::new(Exit::Unfit, format!("the control socket cannot be had: {error}"));
+    let socket = Socket::listen(&socket_of(config)).map_err(unfit)?;
+    let name = assemble::Name::of(config);
+    let desk = Desk { id: name.id, group: name.group, control, reload };
+    Ok(async move {
+        match server::serve(socket, desk).await {
+            Ok(()) => Failure::new(Exit::Internal, "the control socket was closed"),
+            Err(error) => unfit(error),
+        }
+    })
 }
 
 /// Runs a worker while `obey` gives it orders.

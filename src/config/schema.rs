@@ -24,6 +24,8 @@ pub struct Config {
     pub handler: BTreeMap<String, Handler>,
     /// The embedded queue (`journeyman queue` and `journeyman dev`).
     pub queue: Queue,
+    /// The socket on which a worker takes questions and orders.
+    pub control: Control,
     /// Logs.
     pub log: Log,
 }
@@ -57,6 +59,12 @@ pub struct Worker {
     /// How long to rest when every queue is empty and the queue has no long poll; varied by a fifth.
     #[schemars(extend("x-least" = Span(POLL_INTERVAL_MIN)))]
     pub poll_interval: Span,
+    /// Leave after having held no task for so long; `0s` is never. Time in which the worker is paused does not count.
+    pub exit_when_idle: Span,
+    /// Leave after so many tasks; 0 is never.
+    pub max_tasks: u32,
+    /// Drain and leave after so long; `0s` is never.
+    pub max_uptime: Span,
 }
 
 impl Default for Worker {
@@ -72,6 +80,9 @@ impl Default for Worker {
             denied_max: 10,
             status_poll: built_in("10s"),
             poll_interval: built_in("1s"),
+            exit_when_idle: built_in("0s"),
+            max_tasks: 0,
+            max_uptime: built_in("0s"),
         }
     }
 }
@@ -94,6 +105,10 @@ pub struct Host {
     /// Address of the metadata service where it is not `http://169.254.169.254`; `http://[fd00:ec2::254]` on EC2 without IPv4.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spot_endpoint: Option<Url>,
+    /// Nothing is claimed while less disk than this is free for `worker.work_dir`.
+    pub min_free_disk: Size,
+    /// Nothing is claimed while less memory than this can be had.
+    pub min_free_memory: Size,
 }
 
 impl Default for Host {
@@ -105,6 +120,8 @@ impl Default for Host {
             rebalance: Rebalance::Ignore,
             spot_file: None,
             spot_endpoint: None,
+            min_free_disk: built_in("512MiB"),
+            min_free_memory: built_in("64MiB"),
         }
     }
 }
@@ -143,6 +160,15 @@ pub enum Rebalance {
     Ignore,
     /// The worker drains.
     Drain,
+}
+
+/// The socket on which a worker takes questions and orders.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Control {
+    /// Where it is [built-in: `control.sock` in `worker.work_dir`]. The worker's user and group may use it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub socket: Option<File>,
 }
 
 /// A place that claims come from.

@@ -146,6 +146,30 @@ impl Poller {
         self.manner.long_poll && matches!(self.state, State::Polling { .. })
     }
 
+    /// One word for a person: what it is doing.
+    #[must_use]
+    pub fn step(&self, now: Instant) -> &'static str {
+        match self.state {
+            State::Opening => "opening",
+            State::Polling { .. } => "polling",
+            State::Recovering => "recovering",
+            State::Closed | State::Idle => match self.ready(now) {
+                Ready::At(_) if self.in_trouble() => "backing off",
+                Ready::At(_) => "resting",
+                Ready::Open | Ready::Recover | Ready::Poll(_) | Ready::Busy => "ready",
+            },
+        }
+    }
+
+    /// Whether its last answers were refusals.
+    #[must_use]
+    pub const fn in_trouble(&self) -> bool {
+        self.trouble.tries() > 0
+            || self.trouble_claim.tries() > 0
+            || self.denied_open.tries() > 0
+            || self.denied_claim.tries() > 0
+    }
+
     /// It is being opened.
     pub const fn opening(&mut self) {
         self.state = State::Opening;

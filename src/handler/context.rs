@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use tokio::sync::watch;
 
 use crate::domain::id::Run;
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
+use crate::limits::PROGRESS_CHARS_MAX;
 
 use super::artifact::Artifacts;
 use super::log::TaskLog;
@@ -61,6 +62,7 @@ struct Inner {
     made: OnceLock<io::Result<()>>,
     log: TaskLog,
     artifacts: Artifacts,
+    progress: Mutex<Option<String>>,
     cancel: watch::Receiver<Option<Cancel>>,
     lease_ends: watch::Receiver<Instant>,
     clock: Clock,
@@ -80,7 +82,17 @@ impl Context {
         clock: Clock,
     ) -> Self {
         Self {
-            inner: Arc::new(Inner { task, workdir, made: OnceLock::new(), log, artifacts, cancel, lease_ends, clock }),
+            inner: Arc::new(Inner {
+                task,
+                workdir,
+                made: OnceLock::new(),
+                log,
+                artifacts,
+                progress: Mutex::default(),
+                cancel,
+                lease_ends,
+                clock,
+            }),
         }
     }
 
@@ -115,6 +127,18 @@ impl Context {
     #[must_use]
     pub fn artifacts(&self) -> &Artifacts {
         &self.inner.artifacts
+    }
+
+    /// Says how far the task is, for those who look at the worker. Cut at [`PROGRESS_CHARS_MAX`].
+    pub fn set_progress(&self, text: &str) {
+        let text: String = text.chars().filter(|char| !char.is_control()).take(PROGRESS_CHARS_MAX).collect();
+        *self.inner.progress.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
+    }
+
+    /// What was said last of how far the task is.
+    #[must_use]
+    pub fn progress(&self) -> Option<String> {
+        self.inner.progress.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// When the claim runs out if it is not extended, on the worker's clock.

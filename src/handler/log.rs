@@ -220,6 +220,12 @@ impl TaskLog {
         !self.shared.written.load(Ordering::Relaxed)
     }
 
+    /// Whether it is finished.
+    #[must_use]
+    pub fn ended(&self) -> bool {
+        self.state().finished.is_some()
+    }
+
     /// Resolves when the log has more than `bytes`, or the log is finished: for those who follow it.
     ///
     /// # Cancel safety

@@ -262,10 +262,13 @@ impl Heard {
             Message::Error { name, message } => (name, What::Error { reason: Absent::Missing, message }, None, false),
             Message::Step { name } => {
                 context.log().note(&format!("step: {name}"));
+                context.set_progress(&name);
                 return Ok(());
             }
             Message::Progress { done, total, text } => {
-                context.log().note(&progress(done, total, text.as_deref()));
+                let text = progress(done, total, text.as_deref());
+                context.log().note(&text);
+                context.set_progress(text.trim_start_matches("progress: "));
                 return Ok(());
             }
             Message::Redact { text } => {

@@ -3,3 +3,5 @@
 pub mod clock;
 pub(crate) mod folder;
 pub mod notice;
+pub mod room;
+pub(crate) mod tls;

@@ -1,5 +1,6 @@
 //! One function for each effect that takes time. Each one always comes back with exactly one [`Back`].
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,8 +10,10 @@ use crate::domain::id::{Lane, Run, SourceId, Token};
 use crate::domain::outcome::{Outcome, Unprepared, Verdict};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
+use crate::domain::worker::Room;
 use crate::handler::{Context, Handler, NotCompleted, NotPrepared, Prepared};
-use crate::limits::KILL_SLACK;
+use crate::host::room;
+use crate::limits::{KILL_SLACK, ROOM_EVERY};
 use crate::source::{Answer, Batch, Claim, Grant, Opened, Recovered, Refused, Source};
 
 use super::examine::Examination;
@@ -21,6 +24,7 @@ use crate::host::clock::Clock;
 
 /// What a call brings back.
 pub(super) enum Back {
+    Measured { room: Room },
     Opened { source: SourceId, sent_at: Instant, answer: Result<Opened, Refused> },
     Polled { source: SourceId, lane: Lane, sent_at: Instant, answer: Result<Batch, Refused> },
     Recovered { source: SourceId, sent_at: Instant, answer: Result<Recovered, Refused> },
@@ -46,13 +50,23 @@ impl Back {
             | Self::Reported { claim, .. }
             | Self::Reclaimed { claim, .. }
             | Self::Checked { claim, .. } => Some(*claim),
-            Self::Opened { .. }
+            Self::Measured { .. }
+            | Self::Opened { .. }
             | Self::Polled { .. }
             | Self::Recovered { .. }
             | Self::Deleted { .. }
             | Self::Looked(_) => None,
         }
     }
+}
+
+/// Looks after a while what the host has left. A disk that does not answer is one that cannot be told.
+pub(super) async fn measure(folder: PathBuf) -> Back {
+    tokio::time::sleep(ROOM_EVERY).await;
+    let measured = tokio::task::spawn_blocking(move || room::measure(&folder));
+    let unknown = Room { disk: None, memory: None };
+    let room = tokio::time::timeout(ROOM_EVERY, measured).await.map_or(unknown, |room| room.unwrap_or(unknown));
+    Back::Measured { room }
 }
 
 pub(super) async fn open(source: Arc<dyn Source>, id: SourceId, clock: Clock) -> Back {

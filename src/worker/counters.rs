@@ -9,7 +9,7 @@ macro_rules! counters {
         pub struct Counters { $($(#[$doc])* pub(super) $name: AtomicU64),+ }
 
         /// The counters at one moment.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
         pub struct Counts { $($(#[$doc])* pub $name: u64),+ }
 
         impl Counters {

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
@@ -12,10 +13,11 @@ use crate::domain::id::{Deployment, Run, SourceId, Token};
 use crate::domain::outcome::{Outcome, Reason, Unprepared, Verdict};
 use crate::domain::refusal::Refusal;
 use crate::domain::worker::{
-    self as rules, Alert, Brought, Effect, Event, Exit, Found, Haul, Lanes, Place, Retried, Seen,
+    self as rules, Alert, Brought, Effect, Event, Exit, Found, Haul, Lanes, Place, Retried, Room, Seen,
 };
 use crate::host::clock::Clock;
 use crate::host::folder::WorkFolder;
+use crate::host::room;
 use crate::limits::HANDLERS_DROP_WAIT;
 use crate::source::{Batch, Grant, Recovered, Refused};
 
@@ -23,28 +25,37 @@ use super::calls::{self, Back};
 use super::counters::{Counters, count};
 use super::examine::Examination;
 use super::guard::discard;
+use super::hour::Hour;
 use super::live::{Entry, Live};
+use super::look::Track;
 use super::settle::Store;
 use super::threads::Threads;
-use super::{Control, Feed, Order, Settings, Worker};
+use super::view::Note;
+use super::{Command, Control, Feed, Order, Settings, Worker};
 
 pub(super) struct Engine {
-    rules: rules::Worker,
-    settings: Settings,
+    pub(super) rules: rules::Worker,
+    pub(super) settings: Settings,
     folder: WorkFolder,
     examination: Examination,
-    clock: Clock,
-    feeds: Vec<Feed>,
+    pub(super) clock: Clock,
+    pub(super) feeds: Vec<Feed>,
     orders: mpsc::Receiver<Order>,
-    control: Control,
+    pub(super) control: Control,
     calls: JoinSet<Back>,
     threads: Threads,
     entries: HashMap<Token, Arc<Entry>>,
-    live: HashMap<Token, Live>,
+    pub(super) live: HashMap<Token, Live>,
     /// What each source last said when it refused something.
     said: HashMap<SourceId, String>,
     /// Sources whose missing scopes for recoveries were told of.
     unrecovered: HashSet<SourceId>,
+    pub(super) tracks: Vec<Track>,
+    pub(super) hour: Hour,
+    pub(super) began: crate::domain::time::Instant,
+    pub(super) room: Room,
+    /// Who gave the last order.
+    pub(super) note: Option<Note>,
     tokens: u64,
     seed: u64,
     exit: Option<Exit>,
@@ -60,6 +71,11 @@ impl Engine {
         let threads = if own { Threads::own(settings.handler_threads)? } else { Threads::shared() };
         Ok(Self {
             rules,
+            tracks: feeds.iter().map(|_| Track::default()).collect(),
+            hour: Hour::default(),
+            began: settings.clock.now(),
+            room: room::measure(folder.tasks()),
+            note: None,
             clock: settings.clock,
             settings,
             examination: Examination::of(folder.tasks()),
@@ -88,6 +104,8 @@ impl Engine {
             tracing::warn!("{told}");
         }
         let wake: Arc<Notify> = Arc::clone(&self.control.wake);
+        self.happened(Event::Measured(self.room));
+        self.calls.spawn(calls::measure(self.folder.tasks().to_owned()));
         self.happened(Event::Tick);
         loop {
             while let Some(effect) = self.rules.next_effect() {
@@ -129,17 +147,42 @@ impl Engine {
     }
 
     fn order(&mut self, order: Order) {
-        let event = match order {
-            Order::Drain => Event::Drain,
-            Order::HandBack { within } => {
-                Event::HandBack { deadline: within.map(|within| self.clock.now().plus(within)) }
+        match order {
+            Order::Do(command, note) => self.command(command, note),
+            Order::Reconfigure(settings) => self.reconfigure(*settings),
+            // Whoever asked may have gone.
+            Order::Look(sender) => drop(sender.send(self.look())),
+            Order::Log(task, sender) => drop(sender.send(self.log_of(&task))),
+        }
+    }
+
+    fn command(&mut self, command: Command, note: Note) {
+        tracing::info!(?command, by = note.by, note = note.text, "an order");
+        let in_time = |span: Option<Duration>| span.map(|span| self.clock.now().plus(span));
+        let event = match command {
+            Command::Pause { span } => Event::Pause { until: in_time(span) },
+            Command::Resume => Event::Resume,
+            Command::Drain { within } => {
+                if within.is_some() {
+                    self.settings.drain_deadline = within;
+                    self.happened(Event::Reconfigured(Box::new(self.settings.policy())));
+                }
+                Event::Drain
             }
-            Order::Terminate { deadline } => Event::Terminate { deadline },
-            Order::Retire => Event::Retire,
-            Order::Abort => Event::Abort,
+            Command::HandBack { within } => Event::HandBack { deadline: in_time(within) },
+            Command::Terminate { deadline } => Event::Terminate { deadline },
+            Command::Retire => Event::Retire,
+            Command::Abort => Event::Abort,
         };
-        tracing::info!(?order, "told to stop");
+        self.note = Some(note).filter(|_| command != Command::Resume);
         self.happened(event);
+    }
+
+    fn reconfigure(&mut self, settings: Settings) {
+        let (work_dir, seed, clock) = (self.settings.work_dir.clone(), self.settings.seed, self.settings.clock);
+        self.settings = Settings { work_dir, seed, clock, ..settings };
+        self.happened(Event::Reconfigured(Box::new(self.settings.policy())));
+        self.happened(Event::Measured(self.room));
     }
 
     fn token(&mut self) -> Token {
@@ -172,8 +215,17 @@ impl Engine {
                     .map(|opened| Lanes { count: opened.lanes, usable_for: opened.usable_for });
                 Event::Opened { source, sent_at, answer }
             }
+            Back::Measured { room } => {
+                self.room = room;
+                self.calls.spawn(calls::measure(self.folder.tasks().to_owned()));
+                Event::Measured(room)
+            }
             Back::Polled { source, lane, sent_at, answer } => {
                 count(&self.counters().polls);
+                if let (Ok(batch), Some(track)) = (&answer, self.tracks.get_mut(usize::from(source.0))) {
+                    let entries = batch.messages.len() + batch.undecodable.len() + batch.grants.len();
+                    track.polled(self.clock.now(), entries);
+                }
                 let answer = self.unless_refused(source, answer).map(|batch| self.take_in(source, batch));
                 if answer.is_err() {
                     count(&self.counters().polls_failed);
@@ -200,6 +252,9 @@ impl Engine {
             }
             Back::Reclaimed { claim, sent_at, answer } => {
                 count(if answer.is_ok() { &self.counters().reclaims } else { &self.counters().reclaims_failed });
+                if let Some(live) = self.live.get_mut(&claim).filter(|_| answer.is_ok()) {
+                    live.reclaimed = Some(self.clock.now());
+                }
                 Event::Reclaimed { claim, sent_at, answer: answer.map_err(|refused| self.note("reclaim", refused)) }
             }
             Back::Checked { claim, answer } => {
@@ -214,14 +269,17 @@ impl Engine {
     }
 
     fn refusal(&mut self, source: SourceId, refused: Refused) -> Refusal {
-        tracing::warn!(source = self.name(source), next = ?refused.refusal, "{}", refused.what);
+        if let Some(track) = self.tracks.get_mut(usize::from(source.0)) {
+            track.refused(self.clock.now(), &refused.what);
+        }
+        tracing::warn!(source = self.source_name(source), next = ?refused.refusal, "{}", refused.what);
         self.remember(source, refused)
     }
 
     /// As [`Engine::refusal`], of a recovery: scopes that are missing are missing all day, and are said once.
     fn recovery_refusal(&mut self, source: SourceId, refused: Refused) -> Refusal {
         if refused.refusal == Refusal::Denied && !self.unrecovered.insert(source) {
-            tracing::debug!(source = self.name(source), next = ?refused.refusal, "{}", refused.what);
+            tracing::debug!(source = self.source_name(source), next = ?refused.refusal, "{}", refused.what);
             return refused.refusal;
         }
         self.refusal(source, refused)
@@ -231,10 +289,6 @@ impl Engine {
     fn remember(&mut self, source: SourceId, refused: Refused) -> Refusal {
         self.said.insert(source, refused.what);
         refused.refusal
-    }
-
-    fn name(&self, source: SourceId) -> &str {
-        self.feeds.get(usize::from(source.0)).map_or("?", |feed| feed.name.as_str())
     }
 
     fn note(&self, operation: &str, refused: Refused) -> Refusal {
@@ -265,7 +319,7 @@ impl Engine {
         for bad in batch.undecodable {
             let token = self.token();
             tracing::error!(
-                source = self.name(source),
+                source = self.source_name(source),
                 message.id = &*bad.id,
                 "what a poll brought cannot be read: {}",
                 bad.what
@@ -289,7 +343,7 @@ impl Engine {
         count(&self.counters().claims);
         let brought = Brought { token, run: grant.run.clone(), length: grant.lease };
         let mut live = Live::new(usize::from(source.0));
-        live.granted(grant);
+        live.granted(grant, self.clock.now());
         self.live.insert(token, live);
         brought
     }
@@ -305,7 +359,7 @@ impl Engine {
                 count(&self.counters().claims);
                 let length = grant.lease;
                 if let Some(live) = self.live.get_mut(&claim) {
-                    live.granted(grant);
+                    live.granted(grant, self.clock.now());
                 }
                 Ok(length)
             }
@@ -468,6 +522,7 @@ impl Engine {
         let Some(mut live) = self.live.remove(&claim) else { return };
         discard(live.prepared.take());
         live.calls.iter().for_each(AbortHandle::abort);
+        self.count_end(end);
         let counters = self.counters();
         match end {
             End::Reported(outcome) => {
@@ -514,7 +569,7 @@ impl Engine {
 
     fn alert(&self, alert: &Alert) {
         let counters = self.counters();
-        let source = |id: SourceId| self.name(id);
+        let source = |id: SourceId| self.source_name(id);
         match alert {
             Alert::DequeueCount { id, count: dequeues, .. } => {
                 count(&counters.dequeue_alerts);

@@ -35,6 +35,9 @@ pub(super) struct Live {
     pub(super) prepared: Option<Box<dyn Prepared>>,
     pub(super) job: Option<Job>,
     pub(super) calls: Vec<AbortHandle>,
+    /// When it was granted, and when last extended.
+    pub(super) since: Option<Instant>,
+    pub(super) reclaimed: Option<Instant>,
     definition: serde_json::Value,
     cancel: watch::Sender<Option<Cancel>>,
     lease_ends: watch::Sender<Instant>,
@@ -57,13 +60,16 @@ impl Live {
             prepared: None,
             job: None,
             calls: Vec::new(),
+            since: None,
+            reclaimed: None,
             definition: serde_json::Value::Null,
             cancel: watch::Sender::new(None),
             lease_ends: watch::Sender::new(Instant::ORIGIN),
         }
     }
 
-    pub(super) fn granted(&mut self, grant: Grant) {
+    pub(super) fn granted(&mut self, grant: Grant, now: Instant) {
+        self.since = Some(now);
         self.definition = grant.task;
         self.claim = Some(grant.claim);
     }

@@ -8,28 +8,32 @@ pub mod counters;
 mod engine;
 mod examine;
 mod guard;
+mod hour;
 mod live;
+pub mod look;
 mod settle;
 mod threads;
+pub mod view;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::domain::time::Instant;
 use crate::domain::worker::Policy;
 use crate::domain::{claim, poll};
 use crate::handler::Handler;
-use crate::handler::log::LogLimits;
+use crate::handler::log::{LogLimits, TaskLog};
 use crate::limits::{HANDLER_THREADS_MAX, NOTICE_MARGIN, POLL_INTERVAL_MIN};
 use crate::source::Source;
 
 pub use crate::domain::worker::{Claiming, Exit, Hold, Least, Noticed, Stay};
 use crate::host::clock::Clock;
 use counters::{Counters, Counts, count};
+pub use view::{Note, View};
 
 /// How many orders to a worker may wait.
 const ORDERS_MAX: usize = 16;
@@ -149,12 +153,42 @@ pub struct Control {
     counters: Arc<Counters>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 enum Order {
-    Drain,
-    HandBack { within: Option<Duration> },
-    Terminate { deadline: Option<Instant> },
+    Do(Command, Note),
+    Reconfigure(Box<Settings>),
+    Look(oneshot::Sender<View>),
+    Log(String, oneshot::Sender<Option<TaskLog>>),
+}
+
+/// Something that a worker can be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Command {
+    /// Claim nothing for so long, or until told otherwise; what is held goes on.
+    Pause {
+        /// For how long, if that is known.
+        span: Option<Duration>,
+    },
+    /// Claim again.
+    Resume,
+    /// No new claims; what is held is finished, within `within` or as the settings say.
+    Drain {
+        /// How long it may take.
+        within: Option<Duration>,
+    },
+    /// No new claims; what is held is handed back as `worker-shutdown`.
+    HandBack {
+        /// How long the host stays, where that is known.
+        within: Option<Duration>,
+    },
+    /// The host goes then; what runs may go on until shortly before. See [`Control::terminate`].
+    Terminate {
+        /// When; where that is not known everything is handed back at once.
+        deadline: Option<Instant>,
+    },
+    /// The host may have to go before long: drain, and exit as for a host that goes.
     Retire,
+    /// Exit at once; what runs is killed and its claims are left to expire.
     Abort,
 }
 
@@ -199,12 +233,12 @@ impl Worker {
 impl Control {
     /// No new claims; what is held is finished.
     pub async fn drain(&self) {
-        self.order(Order::Drain).await;
+        self.command(Command::Drain { within: None }, Note::of("the program")).await;
     }
 
     /// No new claims; what is held is handed back as `worker-shutdown`, within `within` where that is known.
     pub async fn hand_back(&self, within: Option<Duration>) {
-        self.order(Order::HandBack { within }).await;
+        self.command(Command::HandBack { within }, Note::of("the program")).await;
     }
 
     /// The host goes at `deadline`, on the clock of [`Settings::clock`]: no new claims, and what runs finishes or is handed
@@ -212,12 +246,12 @@ impl Control {
     /// deadlines the earliest counts.
     pub async fn terminate(&self, deadline: Option<Instant>) {
         count(&self.counters.notices);
-        self.order(Order::Terminate { deadline }).await;
+        self.command(Command::Terminate { deadline }, Note::of("a notice")).await;
     }
 
     /// The host may have to go before long: drains, and exits as for a host that goes.
     pub async fn retire(&self) {
-        self.order(Order::Retire).await;
+        self.command(Command::Retire, Note::of("a hint")).await;
     }
 
     /// Counts a hint that the host may have to go, whatever is made of it.
@@ -227,7 +261,40 @@ impl Control {
 
     /// Exits at once; what runs is killed and its claims are left to expire.
     pub async fn abort(&self) {
-        self.order(Order::Abort).await;
+        self.command(Command::Abort, Note::of("the program")).await;
+    }
+
+    /// Gives an order, and says who gave it.
+    pub async fn command(&self, command: Command, note: Note) {
+        self.order(Order::Do(command, note)).await;
+    }
+
+    /// From here on, work with these settings. What is held keeps the rules that it was claimed under; folder, clock and
+    /// seed stay as they were.
+    pub async fn reconfigure(&self, settings: Settings) {
+        self.order(Order::Reconfigure(Box::new(settings))).await;
+    }
+
+    /// How the worker looks now; `None` once it has exited.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn look(&self) -> Option<View> {
+        let (sender, view) = oneshot::channel();
+        self.order(Order::Look(sender)).await;
+        view.await.ok()
+    }
+
+    /// The log of a task that is held, named `TASK` or `TASK/RUN`.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn log(&self, task: &str) -> Option<TaskLog> {
+        let (sender, log) = oneshot::channel();
+        self.order(Order::Log(task.to_owned(), sender)).await;
+        log.await.ok().flatten()
     }
 
     /// Something became pending: poll now.
@@ -243,7 +310,7 @@ impl Control {
 
     async fn order(&self, order: Order) {
         if self.orders.send(order).await.is_err() {
-            tracing::debug!(?order, "the worker has exited already");
+            tracing::debug!("an order came after the worker had exited");
         }
     }
 }

@@ -15,6 +15,15 @@ fn every_help_text_is_as_written_down() {
         &["config", "schema"],
         &["completions"],
         &["worker"],
+        &["status"],
+        &["pause"],
+        &["resume"],
+        &["drain"],
+        &["stop"],
+        &["reload"],
+        &["tasks"],
+        &["tasks", "ls"],
+        &["tasks", "logs"],
         &["queue"],
         &["dev"],
         &["handler"],
@@ -37,9 +46,13 @@ fn every_help_text_is_as_written_down() {
 
 #[test]
 fn a_mistyped_command_is_answered_with_the_nearest() {
-    for (typed, meant) in
-        [("confg", "config"), ("completion", "completions"), ("wroker", "worker"), ("que", "queue"), ("tasks", "task")]
-    {
+    for (typed, meant) in [
+        ("confg", "config"),
+        ("completion", "completions"),
+        ("wroker", "worker"),
+        ("que", "queue"),
+        ("statu", "status"),
+    ] {
         let said = run(journeyman(Path::new("/")).arg(typed), "");
         assert_eq!(said.code, 2, "{typed}");
         assert!(said.err.contains(&format!("'{meant}'")), "{typed}: {}", said.err);

@@ -12,4 +12,5 @@ mod help;
 mod readme;
 mod running;
 mod server;
+mod steering;
 mod support;

@@ -152,7 +152,7 @@ fn the_third_signal_ends_it_at_once() {
 }
 
 /// A queue with the client `me`, and its root.
-fn queue(folder: &Path) -> (Server, String) {
+pub(crate) fn queue(folder: &Path) -> (Server, String) {
     let mut command = journeyman(folder);
     command
         .args(["queue", "--db", "queue.db", "--listen", "127.0.0.1:0"])
@@ -171,7 +171,7 @@ fn queue(folder: &Path) -> (Server, String) {
     (queue, root)
 }
 
-fn worker(folder: &Path, root: &str, token: &str) -> Command {
+pub(crate) fn worker(folder: &Path, root: &str, token: &str) -> Command {
     let config = format!(
         "[source.ci]\nkind = \"taskcluster\"\nroot_url = \"{root}\"\ntask_queue = \"build/linux\"\n\
          client_id = \"me\"\naccess_token_file = \"token\"\n[worker]\nwork_dir = \"work\"\n[host]\nspot = \"off\"\n"

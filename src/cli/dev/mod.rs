@@ -11,6 +11,7 @@ use std::fs;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
@@ -25,6 +26,7 @@ use crate::config::schema::{
 };
 use crate::config::values::{self, Listen, Queue as TaskQueue, Secret, Span};
 use crate::config::{Environment, Loaded};
+use crate::control::server::Reloaded;
 use crate::limits::CLAIM_TIMEOUT_MIN;
 use crate::observe::log;
 use crate::queue::{self, Client, Db};
@@ -172,11 +174,14 @@ fn serve_programs(programs: &[Program], config: &mut Config) -> Result<(), Failu
 }
 
 async fn serve(dev: Dev, signals: Signals, environment: &Environment) -> Ended {
-    dev.introduce()?;
     let worker = assemble::worker(&dev.config, environment)?;
     let control = worker.control();
+    let reload = || -> Reloaded { Box::pin(async { Err("dev has nothing to read again; start it anew".to_owned()) }) };
+    let answers = worker::answer(&dev.config, control.clone(), Arc::new(reload))?;
+    dev.introduce()?;
     let ended = tokio::select! {
         ended = worker::until_gone(worker, signals.obey(control.clone())) => ended,
+        broken = answers => Err(broken),
         () = dev.wake(control) => Err(Failure::new(Exit::Internal, "the queue has ended by itself")),
     };
     dev.queue.stop().await;
@@ -243,6 +248,7 @@ impl Dev {
             access_token: self.token.reveal().to_owned(),
             task_queues: first.into_iter().chain(rest).collect(),
             pid: std::process::id(),
+            socket: Some(worker::socket_of(&self.config)),
         }
     }
 

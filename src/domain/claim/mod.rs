@@ -161,6 +161,12 @@ impl Machine {
         self.lease
     }
 
+    /// When the lease is extended next, if nothing comes between.
+    #[must_use]
+    pub fn next_reclaim(&self) -> Option<Instant> {
+        self.extension_due()
+    }
+
     /// One word for a person: what the claim is doing.
     #[must_use]
     pub const fn step(&self) -> &'static str {

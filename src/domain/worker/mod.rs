@@ -184,10 +184,21 @@ struct Timer {
 pub struct ClaimView<'a> {
     /// Names it.
     pub claim: Token,
+    /// Where it comes from.
+    pub source: SourceId,
     /// The run.
     pub run: &'a Run,
     /// Lease and step.
     pub machine: &'a Machine,
+}
+
+/// A source as a person may look at it.
+#[derive(Debug, Clone, Copy)]
+pub struct SourceView<'a> {
+    /// How it is polled.
+    pub poller: &'a Poller,
+    /// The slots that wait in its poll.
+    pub asked: usize,
 }
 
 /// The worker.
@@ -254,9 +265,25 @@ impl Worker {
         self.slots.free()
     }
 
+    /// The sources, in their order.
+    pub fn sources(&self) -> impl Iterator<Item = SourceView<'_>> {
+        self.feeds.iter().map(|feed| SourceView { poller: &feed.poller, asked: feed.reserved.len() })
+    }
+
+    /// How many slots there are.
+    #[must_use]
+    pub const fn capacity(&self) -> u32 {
+        self.slots.capacity()
+    }
+
     /// The claims asked for or held.
     pub fn claims(&self) -> impl Iterator<Item = ClaimView<'_>> {
-        self.held.iter().map(|(claim, held)| ClaimView { claim: *claim, run: &held.run, machine: &held.machine })
+        self.held.iter().map(|(claim, held)| ClaimView {
+            claim: *claim,
+            source: held.source,
+            run: &held.run,
+            machine: &held.machine,
+        })
     }
 
     /// Whether it is on its way out, or gone.

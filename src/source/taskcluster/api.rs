@@ -426,8 +426,7 @@ fn service(root: &Url, name: &str) -> Url {
 }
 
 fn client(settings: &ApiSettings, reach: &Arc<Reach>) -> Result<Client, Unusable> {
-    // An error says that a provider is installed already, which is what is wanted.
-    rustls::crypto::ring::default_provider().install_default().ok();
+    crate::host::tls::choose();
     let timeouts = settings.timeouts;
     let mut builder = Client::builder()
         .user_agent(concat!("journeyman/", env!("CARGO_PKG_VERSION")))

@@ -1,0 +1,137 @@
+//! Reading the configuration again while a worker runs: all of it is accepted or none, and what only a restart can change
+//! is said by name.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::io;
+
+use serde_json::Value;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Mutex;
+
+use super::assemble;
+use super::settings::{Settings, WorkerFlags};
+use crate::config::Environment;
+use crate::config::schema::Config;
+use crate::worker::Control;
+
+/// What reads the configuration again.
+pub(super) struct Reloader {
+    settings: Settings<WorkerFlags>,
+    environment: Environment,
+    control: Control,
+    /// What the worker works with.
+    running: Mutex<Config>,
+}
+
+impl Reloader {
+    /// For a worker that was started with `running`.
+    pub(super) fn new(
+        settings: Settings<WorkerFlags>,
+        environment: Environment,
+        control: Control,
+        running: Config,
+    ) -> Self {
+        Self { settings, environment, control, running: Mutex::new(running) }
+    }
+
+    /// Reads it again. Answers with what has changed, and what waits for a restart.
+    ///
+    /// # Errors
+    ///
+    /// Everything that is wrong with it; nothing has changed then.
+    pub(super) async fn reload(&self) -> Result<String, String> {
+        let mut running = self.running.lock().await;
+        let new = self.settings.load(&self.environment).map_err(|failure| failure.message)?.config;
+        let before = running.clone();
+        take_over(&mut running, &new);
+        let (now, later) = (changed(&before, &running), changed(&running, &new));
+        if !now.is_empty() {
+            self.control.reconfigure(assemble::settings(&running)).await;
+        }
+        drop(running);
+        let said = match (now.is_empty(), later.is_empty()) {
+            (true, true) => "the configuration is as it was".to_owned(),
+            (false, true) => format!("changed: {}", now.join(", ")),
+            (true, false) => format!("nothing has changed; a restart is needed for {}", later.join(", ")),
+            (false, false) => format!("changed: {}; a restart is needed for {}", now.join(", "), later.join(", ")),
+        };
+        tracing::info!("configuration read again; {said}");
+        Ok(said)
+    }
+
+    /// Reads it again at every HUP. Never resolves.
+    ///
+    /// # Errors
+    ///
+    /// Where no handler can be installed.
+    pub(super) fn at_hup(&self) -> io::Result<impl Future<Output = ()>> {
+        let mut hup = signal(SignalKind::hangup())?;
+        Ok(async move {
+            while hup.recv().await.is_some() {
+                if let Err(error) = self.reload().await {
+                    tracing::error!("the configuration is refused and the old one stays: {error}");
+                }
+            }
+            std::future::pending::<()>().await;
+        })
+    }
+}
+
+/// The keys that take effect while a worker runs.
+fn take_over(running: &mut Config, new: &Config) {
+    let kept = running.worker.clone();
+    running.worker = new.worker.clone();
+    running.worker.id = kept.id;
+    running.worker.group = kept.group;
+    running.worker.work_dir = kept.work_dir;
+    running.host = new.host.clone();
+    running.log.task_max = new.log.task_max;
+}
+
+fn changed(one: &Config, other: &Config) -> Vec<String> {
+    let (one, other) = (flat(one), flat(other));
+    let keys = one.keys().chain(other.keys().filter(|key| !one.contains_key(*key)));
+    let mut keys: Vec<String> = keys.filter(|key| one.get(*key) != other.get(*key)).cloned().collect();
+    keys.sort();
+    keys
+}
+
+/// Every value by its dotted key. Secrets are masked, so that a changed one is not seen here; its file is read at a start.
+fn flat(config: &Config) -> BTreeMap<String, Value> {
+    let mut flat = BTreeMap::new();
+    spread("", serde_json::to_value(config).unwrap_or_default(), &mut flat);
+    flat
+}
+
+fn spread(key: &str, value: Value, flat: &mut BTreeMap<String, Value>) {
+    match value {
+        Value::Object(entries) => {
+            for (name, value) in entries {
+                let key = if key.is_empty() { name } else { format!("{key}.{name}") };
+                spread(&key, value, flat);
+            }
+        }
+        value @ (Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_)) => {
+            flat.insert(key.to_owned(), value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_takes_effect_and_what_waits_is_told_apart() {
+        let mut running = Config::default();
+        let mut new = Config::default();
+        new.worker.capacity = 7;
+        new.worker.group = "elsewhere".parse().unwrap();
+        new.log.level = "debug".parse().unwrap();
+        let before = running.clone();
+        take_over(&mut running, &new);
+        assert_eq!(changed(&before, &running), ["worker.capacity"]);
+        assert_eq!(changed(&running, &new), ["log.level", "worker.group"]);
+    }
+}

@@ -1,0 +1,263 @@
+//! What those who run a worker ask it and tell it: `status`, `pause`, `resume`, `drain`, `stop`, `reload`, `tasks`.
+
+mod status;
+
+use std::io::IsTerminal as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueHint};
+
+use super::exit::{Ended, Exit, Failure};
+use super::output::{self, Format};
+use super::place::{DevNote, state_dir};
+use super::settings::{NoFlags, Settings};
+use super::worker::socket_of;
+use crate::config::Environment;
+use crate::config::values::Span;
+use crate::control::client::{Client, Error, Follow};
+use crate::control::{Order, Ordered, Status};
+use crate::limits::DRAIN_WAIT_EVERY;
+use crate::worker::Note;
+
+/// Names a socket where no flag does.
+const SOCKET_VARIABLE: &str = "JOURNEYMAN_SOCKET";
+
+/// Which worker.
+#[derive(Debug, Args)]
+pub(super) struct Which {
+    /// The worker's control socket [env: JOURNEYMAN_SOCKET] [default: that of the configuration, or of `journeyman dev`]
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    socket: Option<PathBuf>,
+    /// Configuration file of the worker
+    #[arg(long, short, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    config: Option<PathBuf>,
+}
+
+/// Who says so, and why.
+#[derive(Debug, Args)]
+pub(super) struct Why {
+    /// Why, for whoever looks at the worker or its log
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    note: String,
+}
+
+/// `journeyman status`
+#[derive(Debug, Args)]
+pub(super) struct StatusArgs {
+    #[command(flatten)]
+    which: Which,
+    /// How to answer
+    #[arg(long, short, value_enum, default_value_t = Format::Table)]
+    output: Format,
+    /// Show it again and again, every so often
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "2s")]
+    watch: Option<Span>,
+}
+
+/// `journeyman pause`
+#[derive(Debug, Args)]
+pub(super) struct PauseArgs {
+    #[command(flatten)]
+    which: Which,
+    /// Resume by itself after so long [default: until `journeyman resume`]
+    #[arg(long = "for", value_name = "TIME")]
+    span: Option<Span>,
+    #[command(flatten)]
+    why: Why,
+}
+
+/// `journeyman drain`
+#[derive(Debug, Args)]
+pub(super) struct DrainArgs {
+    #[command(flatten)]
+    which: Which,
+    /// Hand back what still runs after so long [default: `worker.drain_deadline`]
+    #[arg(long, value_name = "TIME")]
+    deadline: Option<Span>,
+    /// Wait until the worker has exited
+    #[arg(long)]
+    wait: bool,
+    #[command(flatten)]
+    why: Why,
+}
+
+/// `journeyman resume`, `journeyman stop`, `journeyman reload`
+#[derive(Debug, Args)]
+pub(super) struct PlainArgs {
+    #[command(flatten)]
+    which: Which,
+    #[command(flatten)]
+    why: Why,
+}
+
+/// `journeyman tasks`
+#[derive(Debug, Subcommand)]
+pub(super) enum TasksCommand {
+    /// List what the worker holds
+    Ls {
+        #[command(flatten)]
+        which: Which,
+        /// How to answer
+        #[arg(long, short, value_enum, default_value_t = Format::Table)]
+        output: Format,
+    },
+    /// Show the log of a task that the worker holds
+    Logs {
+        /// The task, or task and run as TASK/RUN
+        task: String,
+        #[command(flatten)]
+        which: Which,
+        /// Go on until the task ends
+        #[arg(long, short)]
+        follow: bool,
+    },
+}
+
+impl Which {
+    fn client(&self, environment: &Environment) -> Result<Client, Failure> {
+        Ok(Client::new(&self.socket(environment)?)?)
+    }
+
+    fn socket(&self, environment: &Environment) -> Result<PathBuf, Failure> {
+        let named = self.socket.clone().or_else(|| environment.get(SOCKET_VARIABLE).map(PathBuf::from));
+        if let Some(socket) = named {
+            return Ok(socket);
+        }
+        let loaded =
+            Settings::<NoFlags>::of_file(self.config.clone()).load(environment).map_err(|failure| Failure {
+                message: format!(
+                    "{}\n\nIt names the worker's socket; `--socket PATH` does without it.",
+                    failure.message
+                ),
+                ..failure
+            })?;
+        let socket = socket_of(&loaded.config);
+        if self.config.is_none() && !socket.exists() {
+            let dev = DevNote::read(&state_dir(environment)).and_then(|note| note.socket);
+            return Ok(dev.filter(|dev| dev.exists()).unwrap_or(socket));
+        }
+        Ok(socket)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let exit = match error {
+            Error::NobodyThere(_) => Exit::Unreachable,
+            Error::Forbidden(_) | Error::Refused(_) => Exit::No,
+            Error::Broken(..) => Exit::Internal,
+        };
+        Self::of(exit, &error)
+    }
+}
+
+/// `journeyman status`
+pub(super) async fn status(arguments: StatusArgs, environment: &Environment) -> Ended {
+    let client = arguments.which.client(environment)?;
+    loop {
+        let looked = client.status().await?;
+        let shown = match arguments.output {
+            Format::Json => format!("{:#}\n", to_json(&looked)),
+            Format::Table => status::table(&looked),
+        };
+        let Some(every) = &arguments.watch else {
+            output::print(&shown)?;
+            return Ok(Exit::Done);
+        };
+        let clear = if std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
+        output::print_raw(format!("{clear}{shown}").as_bytes())?;
+        tokio::time::sleep(every.0).await;
+    }
+}
+
+fn to_json(status: &Status) -> serde_json::Value {
+    serde_json::to_value(status).unwrap_or_default()
+}
+
+/// `journeyman pause`
+pub(super) async fn pause(arguments: PauseArgs, environment: &Environment) -> Ended {
+    let seconds = arguments.span.map(|span| span.0.as_secs_f64());
+    order(&arguments.which, Order::Pause { seconds }, arguments.why, environment).await?;
+    Ok(Exit::Done)
+}
+
+/// `journeyman resume`
+pub(super) async fn resume(arguments: PlainArgs, environment: &Environment) -> Ended {
+    order(&arguments.which, Order::Resume, arguments.why, environment).await?;
+    Ok(Exit::Done)
+}
+
+/// `journeyman stop`
+pub(super) async fn stop(arguments: PlainArgs, environment: &Environment) -> Ended {
+    order(&arguments.which, Order::Stop, arguments.why, environment).await?;
+    Ok(Exit::Done)
+}
+
+/// `journeyman reload`
+pub(super) async fn reload(arguments: PlainArgs, environment: &Environment) -> Ended {
+    order(&arguments.which, Order::Reload, arguments.why, environment).await?;
+    Ok(Exit::Done)
+}
+
+/// `journeyman drain`
+pub(super) async fn drain(arguments: DrainArgs, environment: &Environment) -> Ended {
+    let seconds = arguments.deadline.map(|span| span.0.as_secs_f64());
+    let client = order(&arguments.which, Order::Drain { seconds }, arguments.why, environment).await?;
+    if arguments.wait {
+        until_gone(&client).await?;
+    }
+    Ok(Exit::Done)
+}
+
+async fn until_gone(client: &Client) -> Result<(), Failure> {
+    let mut left = usize::MAX;
+    loop {
+        match client.status().await {
+            Ok(status) if status.view.tasks.len() != left => {
+                left = status.view.tasks.len();
+                output::note(&format!("{left} tasks left"));
+            }
+            Ok(_) => {}
+            Err(Error::Broken(..) | Error::NobodyThere(_) | Error::Refused(_)) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+        tokio::time::sleep(DRAIN_WAIT_EVERY).await;
+    }
+}
+
+async fn order(which: &Which, order: Order, why: Why, environment: &Environment) -> Result<Client, Failure> {
+    let client = which.client(environment)?;
+    let by = ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|name| environment.get(name)).unwrap_or("somebody");
+    let note = Note { by: by.to_owned(), text: why.note };
+    let said = client.order(&Ordered { order, note }).await?;
+    output::line(&said)?;
+    Ok(client)
+}
+
+/// `journeyman tasks`
+pub(super) async fn tasks(command: TasksCommand, environment: &Environment) -> Ended {
+    match command {
+        TasksCommand::Ls { which, output } => {
+            let looked = which.client(environment)?.status().await?;
+            match output {
+                Format::Json => output::json(&serde_json::to_value(&looked.view.tasks).unwrap_or_default())?,
+                Format::Table => output::print(&status::tasks(&looked.view.tasks))?,
+            }
+            Ok(Exit::Done)
+        }
+        TasksCommand::Logs { task, which, follow } => {
+            let follow = if follow { Follow::Yes } else { Follow::No };
+            let mut answer = which.client(environment)?.log(&task, follow).await?;
+            while let Some(piece) = answer.chunk().await.map_err(|error| Failure::of(Exit::Unreachable, &error))? {
+                output::print_raw(&piece)?;
+            }
+            Ok(Exit::Done)
+        }
+    }
+}
+
+/// A span for a reader, of seconds.
+fn shown(seconds: f64) -> String {
+    crate::worker::look::span(Duration::from_secs_f64(seconds.max(0.0)))
+}

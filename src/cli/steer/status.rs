@@ -1,0 +1,138 @@
+//! A worker's status as a person reads it.
+
+use std::fmt::Write as _;
+
+use super::shown;
+use crate::control::Status;
+use crate::worker::look::bytes;
+use crate::worker::view::{Host, Outcomes, Source, State, Task, View};
+
+/// The width of the first column.
+const LABEL: usize = 9;
+/// A lease with less than this left is marked.
+const LEASE_SHORT_SECONDS: f64 = 30.0;
+
+/// The whole of it.
+pub(super) fn table(status: &Status) -> String {
+    let view = &status.view;
+    let mut out = String::new();
+    // Writing to a String cannot fail.
+    _ = writeln!(
+        out,
+        "journeyman {}  worker {}  group {}  up {}  pid {}",
+        status.version,
+        status.id,
+        status.group,
+        shown(view.uptime_seconds),
+        status.pid
+    );
+    label(&mut out, "state", &state(view));
+    if let Some(why) = view.not_claiming.as_ref().filter(|_| view.state == State::Running) {
+        label(&mut out, "", &format!("not claiming: {why}"));
+    }
+    label(&mut out, "host", &host(view.host));
+    out.push_str("sources\n");
+    out.push_str(&sources(&view.sources));
+    out.push_str("tasks\n");
+    out.push_str(&tasks(&view.tasks));
+    label(&mut out, "last hour", &outcomes(view.last_hour));
+    if let Some(next) = &view.next {
+        label(&mut out, "next", &format!("{} in {}", next.what, shown(next.in_seconds)));
+    }
+    for hint in &view.hints {
+        label(&mut out, "hint", hint);
+    }
+    out
+}
+
+fn label(out: &mut String, label: &str, text: &str) {
+    _ = writeln!(out, "{label:LABEL$}  {text}");
+}
+
+fn state(view: &View) -> String {
+    let bold = "\x1b[1m";
+    let mut text =
+        format!("{bold}{}\x1b[0m   {}/{} busy", view.state.as_str().to_uppercase(), view.tasks.len(), view.capacity);
+    if let Some(why) = view.not_claiming.as_ref().filter(|_| view.state != State::Running) {
+        _ = write!(text, "   {why}");
+    }
+    if let Some(note) = &view.note {
+        _ = write!(text, "   by {}", note.by);
+        if !note.text.is_empty() {
+            _ = write!(text, " \"{}\"", plain(&note.text));
+        }
+    }
+    text
+}
+
+fn host(host: Host) -> String {
+    let free = |free: Option<u64>| free.map_or_else(|| "unknown".to_owned(), bytes);
+    format!("disk {} free   memory {} free", free(host.disk_free), free(host.memory_free))
+}
+
+fn sources(sources: &[Source]) -> String {
+    let rows = sources.iter().map(|source| {
+        let ago = |seconds: Option<f64>| seconds.map_or_else(|| "never".to_owned(), |s| format!("{} ago", shown(s)));
+        let mut more = format!("last poll {}", ago(source.polled_seconds_ago));
+        _ = write!(more, "   last hit {}", ago(source.brought_seconds_ago));
+        if let Some(seconds) = source.next_poll_in_seconds {
+            _ = write!(more, "   again in {}", shown(seconds));
+        }
+        let mark = if source.in_trouble { "TROUBLE" } else { "ok" };
+        vec![source.name.clone(), source.what.clone(), mark.to_owned(), source.step.clone(), more]
+    });
+    columns(rows.collect())
+}
+
+/// What is held.
+pub(super) fn tasks(tasks: &[Task]) -> String {
+    if tasks.is_empty() {
+        return "  none\n".to_owned();
+    }
+    let head = ["TASK", "SOURCE", "STEP", "HELD", "LEASE LEFT", "RECLAIMED", "LOG", "PROGRESS"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    rows.extend(tasks.iter().map(|task| {
+        let lease = task.lease_left_seconds.map_or_else(
+            || "-".to_owned(),
+            |seconds| format!("{}{}", shown(seconds), if seconds < LEASE_SHORT_SECONDS { " !" } else { "" }),
+        );
+        vec![
+            format!("{}/{}", task.task, task.run),
+            task.source.clone(),
+            task.step.clone(),
+            shown(task.held_seconds),
+            lease,
+            task.reclaimed_seconds_ago.map_or_else(|| "-".to_owned(), |seconds| format!("{} ago", shown(seconds))),
+            bytes(task.log_bytes),
+            plain(task.progress.as_deref().unwrap_or("")),
+        ]
+    }));
+    columns(rows)
+}
+
+fn outcomes(hour: Outcomes) -> String {
+    format!(
+        "completed {}   failed {}   exceptions {}   handed back {}   lost {}",
+        hour.completed, hour.failed, hour.exceptions, hour.handed_back, hour.lost
+    )
+}
+
+/// What came from a task or a person, on one line and without control characters.
+fn plain(text: &str) -> String {
+    text.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
+}
+
+fn columns(rows: Vec<Vec<String>>) -> String {
+    let count = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..count).map(width).collect();
+    let mut out = String::new();
+    for row in &rows {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+        let line = cells.collect::<Vec<_>>().join("  ");
+        _ = writeln!(out, "  {}", line.trim_end());
+    }
+    out
+}

@@ -1,0 +1,87 @@
+//! A worker's control socket: what those who run it ask it, and what they tell it.
+//!
+//! HTTP over a Unix socket in the work folder. Who may write to the socket may give orders; nobody else can reach it.
+//! [`server`] answers beside the worker and decides nothing, [`client`] is what the commands use.
+
+pub mod client;
+pub mod server;
+
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::worker::{Note, View};
+
+/// The socket's name in the work folder, where no other path is set.
+pub const SOCKET: &str = "control.sock";
+
+/// The socket of the worker with this work folder.
+#[must_use]
+pub fn socket_in(work_dir: &Path) -> PathBuf {
+    work_dir.join(SOCKET)
+}
+
+/// A path of any length, short enough for a socket's address: by way of its open folder.
+pub(crate) fn through(folder: &File, name: &Path) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd())).join(name)
+}
+
+/// Which worker answers, and how it looks. The answer to `GET /v1/status`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// Its version.
+    pub version: String,
+    /// Its name.
+    pub id: String,
+    /// Its group.
+    pub group: String,
+    /// Its process.
+    pub pid: u32,
+    /// How it looks.
+    #[serde(flatten)]
+    pub view: View,
+}
+
+/// What `POST /v1/orders` takes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ordered {
+    /// What to do.
+    pub order: Order,
+    /// Who says so, and why.
+    pub note: Note,
+}
+
+/// What a worker can be told.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Order {
+    /// Claim nothing, for so many seconds or until told otherwise.
+    Pause {
+        /// For how long.
+        seconds: Option<f64>,
+    },
+    /// Claim again.
+    Resume,
+    /// Finish what is held and leave, within so many seconds or as configured.
+    Drain {
+        /// For how long.
+        seconds: Option<f64>,
+    },
+    /// Hand back what is held and leave.
+    Stop,
+    /// Read the configuration again.
+    Reload,
+}
+
+/// What came of an order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    /// In words.
+    pub said: String,
+}
+
+/// The longest span that an order may name.
+pub const SPAN_MAX_SECONDS: f64 = 366.0 * 24.0 * 3600.0;

@@ -1,0 +1,267 @@
+//! The worker's end of the control socket.
+
+use std::fs::{self, File};
+use std::future::Future;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{DefaultBodyLimit, Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde::Deserialize;
+use tokio::io::{AsyncRead, AsyncWriteExt as _, DuplexStream, ReadBuf};
+use tokio::net::UnixListener;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_util::io::ReaderStream;
+
+use super::{Answer, Order, Ordered, SPAN_MAX_SECONDS, Status, through};
+use crate::handler::log::TaskLog;
+use crate::limits::{CONTROL_BODY_BYTES_MAX, CONTROL_FOLLOW_CHECK, CONTROL_READ_BYTES, CONTROL_TIMEOUT};
+use crate::worker::{Command, Control};
+
+/// Reads the configuration again: what came of it, or why it was refused.
+pub type Reload = dyn Fn() -> Reloaded + Send + Sync;
+/// What came of reading the configuration again.
+pub type Reloaded = Pin<Box<dyn Future<Output = Result<String, String>> + Send>>;
+
+/// Who answers.
+#[derive(Clone)]
+pub struct Desk {
+    /// The worker's id.
+    pub id: String,
+    /// Its group.
+    pub group: String,
+    /// The worker.
+    pub control: Control,
+    /// What `reload` does.
+    pub reload: Arc<Reload>,
+}
+
+/// A socket that is listened on.
+#[derive(Debug)]
+pub struct Socket {
+    listener: UnixListener,
+    file: SocketFile,
+}
+
+/// Takes the file away when the socket is not listened on any more.
+#[derive(Debug)]
+struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(&self.0) {
+            tracing::debug!(path = %self.0.display(), %error, "the control socket could not be removed");
+        }
+    }
+}
+
+impl Socket {
+    /// Listens at `path`. A file there that nobody listens on any more is replaced. Its owner and group may give orders.
+    ///
+    /// # Errors
+    ///
+    /// Where the folder cannot be written, or where somebody listens already; the text names the path.
+    pub fn listen(path: &Path) -> io::Result<Self> {
+        let at = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(at(io::Error::new(io::ErrorKind::InvalidInput, "it names no file")));
+        };
+        let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+        fs::create_dir_all(folder).map_err(at)?;
+        let open = File::open(folder).map_err(at)?;
+        if std::os::unix::net::UnixStream::connect(through(&open, Path::new(name))).is_ok() {
+            let text = "another worker uses it; give each worker a `work_dir` or a `control.socket` of its own";
+            return Err(at(io::Error::new(io::ErrorKind::AddrInUse, text)));
+        }
+        // Made where nobody else can reach it, so that there is no moment at which its rights are too wide.
+        let private = folder.join(format!(".control-{}", std::process::id()));
+        drop(fs::remove_dir_all(&private));
+        fs::DirBuilder::new().mode(0o700).create(&private).map_err(at)?;
+        let made = Self::make(&private, path);
+        drop(fs::remove_dir_all(&private));
+        Ok(Self { listener: made.map_err(at)?, file: SocketFile(path.to_owned()) })
+    }
+
+    fn make(private: &Path, path: &Path) -> io::Result<UnixListener> {
+        let folder = File::open(private)?;
+        let listener = UnixListener::bind(through(&folder, Path::new("s")))?;
+        fs::set_permissions(private.join("s"), fs::Permissions::from_mode(0o660))?;
+        fs::rename(private.join("s"), path)?;
+        Ok(listener)
+    }
+}
+
+/// Answers until it is dropped; the socket's file goes with it.
+///
+/// # Errors
+///
+/// Where the socket breaks.
+pub async fn serve(socket: Socket, desk: Desk) -> io::Result<()> {
+    let Socket { listener, file } = socket;
+    let router = Router::new()
+        .route("/v1/status", get(status))
+        .route("/v1/orders", post(order))
+        .route("/v1/log", get(log))
+        .layer(DefaultBodyLimit::max(CONTROL_BODY_BYTES_MAX))
+        .with_state(desk);
+    let served = axum::serve(listener, router).await;
+    drop(file);
+    served
+}
+
+/// A refusal, for a person.
+struct Refusal(StatusCode, String);
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        (self.0, Json(Answer { said: self.1 })).into_response()
+    }
+}
+
+fn gone() -> Refusal {
+    Refusal(StatusCode::SERVICE_UNAVAILABLE, "the worker has exited".to_owned())
+}
+
+async fn status(State(desk): State<Desk>) -> Result<Json<Status>, Refusal> {
+    let looked = timeout(CONTROL_TIMEOUT, desk.control.look()).await;
+    let slow = |_| Refusal(StatusCode::GATEWAY_TIMEOUT, format!("the worker did not answer in {CONTROL_TIMEOUT:?}"));
+    let view = looked.map_err(slow)?.ok_or_else(gone)?;
+    Ok(Json(Status {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        id: desk.id,
+        group: desk.group,
+        pid: std::process::id(),
+        view,
+    }))
+}
+
+async fn order(State(desk): State<Desk>, Json(ordered): Json<Ordered>) -> Result<Json<Answer>, Refusal> {
+    let (command, said) = match ordered.order {
+        Order::Pause { seconds } => (Command::Pause { span: span(seconds)? }, "paused: running tasks go on"),
+        Order::Resume => (Command::Resume, "claiming again"),
+        Order::Drain { seconds } => {
+            (Command::Drain { within: span(seconds)? }, "draining: running tasks are finished, then the worker exits")
+        }
+        Order::Stop => {
+            (Command::HandBack { within: None }, "stopping: running tasks are handed back, then the worker exits")
+        }
+        Order::Reload => {
+            let reloaded = (desk.reload)().await.map_err(|error| Refusal(StatusCode::UNPROCESSABLE_ENTITY, error))?;
+            return Ok(Json(Answer { said: reloaded }));
+        }
+    };
+    desk.control.command(command, ordered.note).await;
+    Ok(Json(Answer { said: said.to_owned() }))
+}
+
+fn span(seconds: Option<f64>) -> Result<Option<Duration>, Refusal> {
+    let Some(seconds) = seconds else { return Ok(None) };
+    if !(0.0..=SPAN_MAX_SECONDS).contains(&seconds) {
+        let text = format!("a span has to be between 0 and {SPAN_MAX_SECONDS} seconds");
+        return Err(Refusal(StatusCode::BAD_REQUEST, text));
+    }
+    Ok(Some(Duration::from_secs_f64(seconds)))
+}
+
+/// Which log, and whether to wait for more of it.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Which {
+    task: String,
+    follow: bool,
+}
+
+async fn log(State(desk): State<Desk>, Query(which): Query<Which>) -> Result<Response, Refusal> {
+    let held = timeout(CONTROL_TIMEOUT, desk.control.log(&which.task)).await.ok().flatten();
+    let Some(log) = held else {
+        let text =
+            format!("this worker does not hold {}; `journeyman task log` reads the logs of ended tasks", which.task);
+        return Err(Refusal(StatusCode::NOT_FOUND, text));
+    };
+    let (near, far) = tokio::io::duplex(CONTROL_READ_BYTES);
+    let reader = Reader { log, file: None, at: 0, which, control: desk.control };
+    let mut copying = JoinSet::new();
+    copying.spawn(reader.copy(near));
+    Ok(Body::from_stream(ReaderStream::new(Followed { far, _copying: copying })).into_response())
+}
+
+/// The reading end, which ends the copying when nobody reads any more.
+struct Followed {
+    far: DuplexStream,
+    _copying: JoinSet<()>,
+}
+
+impl AsyncRead for Followed {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().far).poll_read(cx, buffer)
+    }
+}
+
+/// A log from its start on.
+struct Reader {
+    log: TaskLog,
+    file: Option<File>,
+    at: u64,
+    which: Which,
+    control: Control,
+}
+
+impl Reader {
+    async fn copy(mut self, mut to: DuplexStream) {
+        loop {
+            // Before reading, so that nothing that comes between is missed.
+            let (seen, ended) = (self.log.bytes(), self.log.ended());
+            match self.read() {
+                Ok(bytes) if !bytes.is_empty() => {
+                    if to.write_all(&bytes).await.is_err() {
+                        return;
+                    }
+                    continue;
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::debug!(%error, "a task's log that is followed cannot be read");
+                    return;
+                }
+            }
+            if ended || !self.which.follow {
+                return;
+            }
+            tokio::select! {
+                () = self.log.grown(seen) => {}
+                // A log that is never ended, because its claim was lost, is noticed by looking.
+                () = tokio::time::sleep(CONTROL_FOLLOW_CHECK) => {
+                    if self.control.log(&self.which.task).await.is_none() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    fn read(&mut self) -> io::Result<Vec<u8>> {
+        if self.file.is_none() {
+            self.file = match File::open(self.log.path()) {
+                Ok(file) => Some(file),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                Err(error) => return Err(error),
+            };
+        }
+        let Some(file) = &self.file else { return Ok(Vec::new()) };
+        let mut buffer = vec![0; CONTROL_READ_BYTES];
+        let taken = file.read_at(&mut buffer, self.at)?;
+        buffer.truncate(taken);
+        self.at += taken as u64;
+        Ok(buffer)
+    }
+}

@@ -1,0 +1,280 @@
+//! The view of a worker, put together from what the rules say and what the engine remembers.
+
+use crate::domain::claim::End;
+use crate::domain::id::SourceId;
+use crate::domain::outcome::{Outcome, Reason};
+use crate::domain::poll::Ready;
+use crate::domain::time::Instant;
+use crate::domain::worker::{Claiming, Exit, Hold, Room};
+
+use crate::handler::log::TaskLog;
+
+use super::engine::Engine;
+use super::view::{Host, Next, Outcomes, Source, SourceError, State, Task, View};
+
+/// How long a source may be in trouble before a hint says so.
+const TROUBLE_HINT_SECONDS: f64 = 5.0;
+/// A source in which nothing was found for so long is worth a hint.
+const DRY_HINT_SECONDS: f64 = 600.0;
+
+/// What is remembered of a source for those who look.
+#[derive(Debug, Default)]
+pub(super) struct Track {
+    polled: Option<Instant>,
+    brought: Option<Instant>,
+    refused: Option<Refused>,
+}
+
+#[derive(Debug)]
+struct Refused {
+    at: Instant,
+    text: String,
+    in_a_row: u32,
+}
+
+impl Track {
+    /// A poll was answered, with so many entries.
+    pub(super) fn polled(&mut self, now: Instant, entries: usize) {
+        self.polled = Some(now);
+        self.refused = None;
+        if entries > 0 {
+            self.brought = Some(now);
+        }
+    }
+
+    /// Something was refused.
+    pub(super) fn refused(&mut self, now: Instant, text: &str) {
+        let in_a_row = self.refused.as_ref().map_or(0, |refused| refused.in_a_row) + 1;
+        self.refused = Some(Refused { at: now, text: text.to_owned(), in_a_row });
+    }
+}
+
+impl Engine {
+    /// How it looks now.
+    pub(super) fn look(&mut self) -> View {
+        let now = self.clock.now();
+        let claiming = self.rules.claiming();
+        let tasks = self.tasks(now);
+        let sources = self.sources(now);
+        let next = self.next(claiming, now);
+        let last_hour = self.hour.sum(now);
+        let hints = hints(claiming, &sources, last_hour);
+        View {
+            state: state(claiming),
+            not_claiming: not_claiming(claiming, now),
+            note: self.note.clone(),
+            uptime_seconds: seconds(self.began, now),
+            capacity: self.rules.capacity(),
+            asked: self.rules.sources().map(|source| u32::try_from(source.asked).unwrap_or(u32::MAX)).sum(),
+            sources,
+            tasks,
+            last_hour,
+            counts: self.control.counts(),
+            host: self.host(),
+            next,
+            hints,
+        }
+    }
+
+    /// The log of the task of that name, `TASK` or `TASK/RUN`.
+    pub(super) fn log_of(&self, name: &str) -> Option<TaskLog> {
+        let held =
+            self.rules.claims().find(|claim| claim.run.task.as_str() == name || claim.run.to_string() == name)?;
+        self.live.get(&held.claim)?.job.as_ref().map(|job| job.context.log().clone())
+    }
+
+    fn host(&self) -> Host {
+        let Room { disk, memory } = self.room;
+        let least = self.settings.least;
+        Host { disk_free: disk, disk_least: least.disk, memory_free: memory, memory_least: least.memory }
+    }
+
+    fn sources(&self, now: Instant) -> Vec<Source> {
+        let looked = self.rules.sources().zip(&self.feeds).zip(&self.tracks);
+        let look = |((view, feed), track): ((crate::domain::worker::SourceView<'_>, &super::Feed), &Track)| Source {
+            name: feed.name.clone(),
+            what: feed.source.describe(),
+            step: view.poller.step(now).to_owned(),
+            in_trouble: view.poller.in_trouble(),
+            polled_seconds_ago: track.polled.map(|at| seconds(at, now)),
+            brought_seconds_ago: track.brought.map(|at| seconds(at, now)),
+            next_poll_in_seconds: match view.poller.ready(now) {
+                Ready::At(at) => Some(seconds(now, at)),
+                Ready::Open | Ready::Recover | Ready::Poll(_) | Ready::Busy => None,
+            },
+            error: track.refused.as_ref().map(|refused| SourceError {
+                text: refused.text.clone(),
+                seconds_ago: seconds(refused.at, now),
+                in_a_row: refused.in_a_row,
+            }),
+        };
+        looked.map(look).collect()
+    }
+
+    fn tasks(&self, now: Instant) -> Vec<Task> {
+        let mut tasks: Vec<Task> = self
+            .rules
+            .claims()
+            .filter(|claim| claim.machine.granted())
+            .map(|claim| {
+                let live = self.live.get(&claim.claim);
+                let context = live.and_then(|live| live.job.as_ref()).map(|job| &job.context);
+                Task {
+                    task: claim.run.task.to_string(),
+                    run: claim.run.run,
+                    source: self.source_name(claim.source).to_owned(),
+                    step: claim.machine.step().to_owned(),
+                    progress: context.and_then(|context| context.progress()),
+                    held_seconds: live.and_then(|live| live.since).map_or(0.0, |since| seconds(since, now)),
+                    lease_left_seconds: claim.machine.lease().map(|lease| seconds(now, lease.abandon_at())),
+                    reclaimed_seconds_ago: live.and_then(|live| live.reclaimed).map(|at| seconds(at, now)),
+                    log_bytes: context.map_or(0, |context| context.log().bytes()),
+                }
+            })
+            .collect();
+        tasks.sort_by(|one, other| {
+            one.lease_left_seconds.partial_cmp(&other.lease_left_seconds).unwrap_or(std::cmp::Ordering::Equal)
+        });
+        tasks
+    }
+
+    fn next(&self, claiming: Claiming, now: Instant) -> Option<Next> {
+        let reclaims = self.rules.claims().filter_map(|claim| {
+            let at = claim.machine.next_reclaim()?;
+            Some((at, format!("reclaim {}", claim.run)))
+        });
+        let polls = self.rules.sources().zip(&self.feeds).filter_map(|(source, feed)| match source.poller.ready(now) {
+            Ready::At(at) if claiming == Claiming::Asking => Some((at, format!("poll {}", feed.name))),
+            Ready::At(_) | Ready::Open | Ready::Recover | Ready::Poll(_) | Ready::Busy => None,
+        });
+        let own = match claiming {
+            Claiming::Held(Hold::Paused { until: Some(at) }) => Some((at, "resume".to_owned())),
+            Claiming::Held(Hold::Unfit { until: Some(at) }) => Some((at, "look at the host".to_owned())),
+            Claiming::Draining { deadline: Some(at), .. } => Some((at, "hand back what still runs".to_owned())),
+            Claiming::HandingBack { deadline: Some(at) } => Some((at, "the host goes".to_owned())),
+            Claiming::Asking
+            | Claiming::Full
+            | Claiming::Held(_)
+            | Claiming::Leaving(_)
+            | Claiming::Draining { deadline: None, .. }
+            | Claiming::HandingBack { deadline: None }
+            | Claiming::Exited => None,
+        };
+        let (at, what) = reclaims.chain(polls).chain(own).min_by_key(|(at, _)| *at)?;
+        Some(Next { what, in_seconds: seconds(now, at) })
+    }
+
+    pub(super) fn source_name(&self, source: SourceId) -> &str {
+        self.feeds.get(usize::from(source.0)).map_or("?", |feed| feed.name.as_str())
+    }
+
+    pub(super) fn count_end(&mut self, end: End) {
+        let now = self.clock.now();
+        self.hour.count(now, |outcomes: &mut Outcomes| match end {
+            End::Reported(Outcome::Completed) => outcomes.completed += 1,
+            End::Reported(Outcome::Failed) => outcomes.failed += 1,
+            End::Reported(Outcome::Exception(Reason::WorkerShutdown)) => outcomes.handed_back += 1,
+            End::Reported(Outcome::Exception(_)) => outcomes.exceptions += 1,
+            End::Superseded(_) | End::Unreportable(_) | End::Unconfirmed { .. } | End::Lost(_) => outcomes.lost += 1,
+            End::NotGranted => {}
+        });
+    }
+}
+
+const fn state(claiming: Claiming) -> State {
+    match claiming {
+        Claiming::Asking
+        | Claiming::Full
+        | Claiming::Held(Hold::Disk { .. } | Hold::Memory { .. } | Hold::Unfit { .. }) => State::Running,
+        Claiming::Held(Hold::Paused { .. }) => State::Paused,
+        Claiming::Leaving(_) => State::Leaving,
+        Claiming::Draining { .. } => State::Draining,
+        Claiming::HandingBack { .. } => State::HandingBack,
+        Claiming::Exited => State::Exited,
+    }
+}
+
+fn not_claiming(claiming: Claiming, now: Instant) -> Option<String> {
+    Some(match claiming {
+        Claiming::Asking => return None,
+        Claiming::Full => "every slot is taken".to_owned(),
+        Claiming::Held(Hold::Paused { until: None }) => "paused until `journeyman resume`".to_owned(),
+        Claiming::Held(Hold::Paused { until: Some(until) }) => format!("paused for {}", span(until.since(now))),
+        Claiming::Held(Hold::Disk { free, least }) => short("disk", free, least, "host.min_free_disk"),
+        Claiming::Held(Hold::Memory { free, least }) => short("memory", free, least, "host.min_free_memory"),
+        Claiming::Held(Hold::Unfit { until: None }) => {
+            "this host could not run a task, and is being looked at; the log says why".to_owned()
+        }
+        Claiming::Held(Hold::Unfit { until: Some(until) }) => {
+            format!("this host could not run a task; it is looked at in {}; the log says why", span(until.since(now)))
+        }
+        Claiming::Leaving(Exit::Idle) => "there was nothing to do for `worker.exit_when_idle`; it leaves".to_owned(),
+        Claiming::Leaving(_) => "`worker.max_tasks` or `worker.max_uptime` is reached; it leaves".to_owned(),
+        Claiming::Draining { .. } => "draining".to_owned(),
+        Claiming::HandingBack { .. } => "handing back".to_owned(),
+        Claiming::Exited => "exited".to_owned(),
+    })
+}
+
+fn short(what: &str, free: u64, least: u64, key: &str) -> String {
+    format!("{what}: {} free, less than the {} of `{key}`", bytes(free), bytes(least))
+}
+
+fn hints(claiming: Claiming, sources: &[Source], hour: Outcomes) -> Vec<String> {
+    let mut hints = Vec::new();
+    for source in sources {
+        if let Some(error) =
+            source.error.as_ref().filter(|error| error.in_a_row > 1 || error.seconds_ago > TROUBLE_HINT_SECONDS)
+        {
+            hints.push(format!("{}: refused {} times in a row: {}", source.name, error.in_a_row, error.text));
+        }
+        let dry = source.brought_seconds_ago.unwrap_or(f64::MAX) > DRY_HINT_SECONDS;
+        if claiming == Claiming::Asking && !source.in_trouble && source.polled_seconds_ago.is_some() && dry {
+            hints.push(format!("{}: polls are answered and empty; nothing may be pending for it", source.name));
+        }
+    }
+    if hour.lost > 0 {
+        hints.push(format!("{} claims were lost in the last hour; the log says why", hour.lost));
+    }
+    hints
+}
+
+fn seconds(from: Instant, to: Instant) -> f64 {
+    (to.since(from).as_secs_f64() * 1000.0).round() / 1000.0
+}
+
+/// A span for a reader.
+#[must_use]
+pub fn span(span: std::time::Duration) -> String {
+    let secs = span.as_secs();
+    match (secs / 3600, secs / 60 % 60, secs % 60) {
+        (0, 0, secs) => format!("{secs}s"),
+        (0, minutes, secs) => format!("{minutes}m{secs:02}s"),
+        (hours, minutes, _) => format!("{hours}h{minutes:02}m"),
+    }
+}
+
+/// An amount of bytes for a reader.
+#[must_use]
+pub fn bytes(bytes: u64) -> String {
+    const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    for (unit, size) in UNITS {
+        if bytes >= size {
+            let tenths = bytes / (size / 10).max(1);
+            return format!("{}.{} {unit}", tenths / 10, tenths % 10);
+        }
+    }
+    format!("{bytes} B")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_and_sizes_are_short() {
+        let shown = |secs| span(std::time::Duration::from_secs(secs));
+        assert_eq!([shown(4), shown(201), shown(11_520)], ["4s", "3m21s", "3h12m"]);
+        assert_eq!([bytes(17), bytes(3 << 30), bytes((1 << 20) + (1 << 19))], ["17 B", "3.0 GiB", "1.5 MiB"]);
+    }
+}

@@ -1,0 +1,185 @@
+//! The worker as a person may look at it: what it does, why it does not, what it holds, and what comes next.
+//!
+//! Times are seconds, spans count from the moment of the view. Nothing in here is a secret: no payload, no credential, no
+//! signed address.
+
+use serde::{Deserialize, Serialize};
+
+use super::counters::Counts;
+
+/// Everything, at one moment. The keys are stable: `journeyman status -o json` shows them as they are.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct View {
+    /// What the worker is doing.
+    pub state: State,
+    /// Why nothing is claimed; absent where claims are asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_claiming: Option<String>,
+    /// Who ordered it, where somebody did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<Note>,
+    /// Since it started.
+    pub uptime_seconds: f64,
+    /// How many tasks it runs at once.
+    pub capacity: u32,
+    /// Slots that wait in polls.
+    pub asked: u32,
+    /// Where claims come from, in the order of the configuration.
+    pub sources: Vec<Source>,
+    /// What is held, the shortest lease first.
+    pub tasks: Vec<Task>,
+    /// What became of the claims of the last hour.
+    pub last_hour: Outcomes,
+    /// What has been counted since the start.
+    pub counts: Counts,
+    /// What the host has left.
+    pub host: Host,
+    /// What happens next by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<Next>,
+    /// What a person could look into.
+    pub hints: Vec<String>,
+}
+
+/// What a worker is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// Claiming and executing.
+    Running,
+    /// Executing what it holds, and told to claim nothing.
+    Paused,
+    /// At a limit of its own, and about to leave.
+    Leaving,
+    /// Finishing what it holds.
+    Draining,
+    /// Handing back what it holds.
+    HandingBack,
+    /// Gone.
+    Exited,
+}
+
+impl State {
+    /// Its name.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Leaving => "leaving",
+            Self::Draining => "draining",
+            Self::HandingBack => "handing-back",
+            Self::Exited => "exited",
+        }
+    }
+}
+
+/// Who gave an order, and what they said.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Note {
+    /// Who: a user, a signal, a notice.
+    pub by: String,
+    /// What they said.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub text: String,
+}
+
+impl Note {
+    /// Somebody who said nothing.
+    #[must_use]
+    pub fn of(by: &str) -> Self {
+        Self { by: by.to_owned(), text: String::new() }
+    }
+}
+
+/// A place that claims come from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Source {
+    /// Its name in the configuration.
+    pub name: String,
+    /// What it is, in words.
+    pub what: String,
+    /// One word for what it is doing.
+    pub step: String,
+    /// Whether its last answers were refusals.
+    pub in_trouble: bool,
+    /// Since the last poll was answered well.
+    pub polled_seconds_ago: Option<f64>,
+    /// Since it last brought something.
+    pub brought_seconds_ago: Option<f64>,
+    /// Until it is asked again, where it rests.
+    pub next_poll_in_seconds: Option<f64>,
+    /// The last refusal, where nothing went well since.
+    pub error: Option<SourceError>,
+}
+
+/// A refusal.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SourceError {
+    /// What happened, and what to do.
+    pub text: String,
+    /// How long ago.
+    pub seconds_ago: f64,
+    /// How often in a row.
+    pub in_a_row: u32,
+}
+
+/// A claim.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Task {
+    /// The task.
+    pub task: String,
+    /// The attempt.
+    pub run: u32,
+    /// The source's name.
+    pub source: String,
+    /// One word for where it stands.
+    pub step: String,
+    /// What its handler said last of its progress.
+    pub progress: Option<String>,
+    /// Since it was granted.
+    pub held_seconds: f64,
+    /// Until its lease is given up if it is not extended.
+    pub lease_left_seconds: Option<f64>,
+    /// Since the lease was last extended.
+    pub reclaimed_seconds_ago: Option<f64>,
+    /// Bytes of its log.
+    pub log_bytes: u64,
+}
+
+/// What became of claims.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outcomes {
+    /// Reported completed.
+    pub completed: u64,
+    /// Reported failed.
+    pub failed: u64,
+    /// Reported as another exception than `worker-shutdown`.
+    pub exceptions: u64,
+    /// Handed back as `worker-shutdown`.
+    pub handed_back: u64,
+    /// Given up without a report, or resolved by somebody else.
+    pub lost: u64,
+}
+
+/// What the host has left, and what it must have.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Host {
+    /// Bytes free for the work folder.
+    pub disk_free: Option<u64>,
+    /// Bytes that there must be.
+    pub disk_least: u64,
+    /// Bytes of memory that can be had.
+    pub memory_free: Option<u64>,
+    /// Bytes that there must be.
+    pub memory_least: u64,
+}
+
+/// Something that happens by itself.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Next {
+    /// What.
+    pub what: String,
+    /// In how long.
+    pub in_seconds: f64,
+}

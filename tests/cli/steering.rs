@@ -1,0 +1,214 @@
+//! A running worker, asked and steered through its control socket.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use rustix::process::Signal;
+
+use crate::running::{queue, worker};
+use crate::server::{Server, dev, task};
+use crate::support::{Said, journeyman, run};
+
+fn steer(folder: &Path, arguments: &[&str]) -> Said {
+    let said = run(journeyman(folder).env("USER", "ana").args(arguments), "");
+    assert_eq!(said.code, 0, "{arguments:?}: {}", said.err);
+    said
+}
+
+fn status(folder: &Path) -> serde_json::Value {
+    serde_json::from_str(&steer(folder, &["status", "-o", "json"]).out).expect("JSON")
+}
+
+#[test]
+fn a_status_says_what_is_held_and_for_how_long() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let mut server = dev(here, &[]);
+    task(here, &["create", "--", "/bin/sleep", "600"]);
+    server.logs("claimed");
+    let seen = status(here);
+    assert_eq!(seen["state"], "running");
+    assert_eq!((seen["tasks"][0]["source"].as_str(), seen["tasks"][0]["run"].as_u64()), (Some("command"), Some(0)));
+    assert!(seen["tasks"][0]["lease_left_seconds"].as_f64().is_some_and(|left| left > 600.0), "{seen}");
+    assert!(seen["host"]["disk_free"].as_u64().is_some_and(|bytes| bytes > 0), "{seen}");
+    let table = steer(here, &["status"]).out;
+    for part in ["RUNNING", "1/4 busy", "LEASE LEFT", "last hour", "next       reclaim "] {
+        assert!(table.contains(part), "{part}: {table}");
+    }
+    let name = seen["tasks"][0]["task"].as_str().expect("the task");
+    let ls = steer(here, &["tasks", "ls"]).out;
+    assert!(ls.contains(name), "{ls}");
+    server.signal(Signal::QUIT);
+    assert_eq!(server.ends().code, 14);
+}
+
+#[test]
+fn a_paused_worker_says_by_whom_and_claims_nothing_until_it_is_resumed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let mut server = dev(here, &["--protocol", "azure"]);
+    steer(here, &["pause", "--for", "1h", "--note", "kernel update"]);
+    let seen = status(here);
+    assert_eq!((seen["state"].as_str(), seen["note"]["by"].as_str()), (Some("paused"), Some("ana")));
+    let table = steer(here, &["status"]).out;
+    assert!(table.contains("PAUSED") && table.contains("\"kernel update\""), "{table}");
+    let created = task(here, &["create", "--", "/bin/true"]);
+    let id = created.out.split_whitespace().next().expect("the id").to_owned();
+    let polls = seen["counts"]["polls"].as_u64();
+    let seen = status(here);
+    assert_eq!((seen["counts"]["polls"].as_u64(), seen["counts"]["claims"].as_u64()), (polls, Some(0)));
+    steer(here, &["resume"]);
+    assert_eq!(task(here, &["wait", &id]).code, 0);
+    server.logs("Resume");
+}
+
+#[test]
+fn a_drain_finishes_what_runs_and_waits_for_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let mut server = dev(here, &[]);
+    // It runs until something is written to the pipe.
+    assert!(std::process::Command::new("mkfifo").arg(here.join("pipe")).status().expect("mkfifo").success());
+    let script = format!("cat {}/pipe", here.display());
+    let created = task(here, &["create", "--", "/bin/sh", "-c", &script]);
+    let id = created.out.split_whitespace().next().expect("the id").to_owned();
+    server.logs("claimed");
+    steer(here, &["drain"]);
+    assert_eq!(status(here)["state"], "draining");
+    std::fs::write(here.join("pipe"), "go\n").expect("the task reads");
+    let said = server.ends();
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert!(said.err.contains(&id) && said.err.contains("outcome=completed"), "{}", said.err);
+}
+
+#[test]
+fn a_stop_hands_back_and_a_worker_that_is_gone_is_said_to_be() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let mut server = dev(here, &[]);
+    task(here, &["create", "--", "/bin/sleep", "600"]);
+    server.logs("claimed");
+    steer(here, &["stop", "--note", "done for today"]);
+    let said = server.ends();
+    assert_eq!(said.code, 14, "{}", said.err);
+    assert!(said.err.contains("done for today") && said.err.contains("worker-shutdown"), "{}", said.err);
+    let gone = run(journeyman(here).arg("status"), "");
+    assert_eq!(gone.code, 32, "{}", gone.err);
+    assert!(gone.err.contains("no worker answers at") && gone.err.contains("--socket"), "{}", gone.err);
+}
+
+#[test]
+fn the_log_of_a_running_task_is_followed_to_its_end() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let mut server = dev(here, &[]);
+    assert!(std::process::Command::new("mkfifo").arg(here.join("pipe")).status().expect("mkfifo").success());
+    let script = format!("echo first; cat {}/pipe; echo last", here.display());
+    task(here, &["create", "--", "/bin/sh", "-c", &script]);
+    server.logs("claimed");
+    let id = status(here)["tasks"][0]["task"].as_str().expect("the task").to_owned();
+    let mut follow = Server::start(journeyman(here).args(["tasks", "logs", "-f", &id]));
+    follow.prints("first");
+    std::fs::write(here.join("pipe"), "second\n").expect("the task reads");
+    follow.prints("second");
+    follow.prints("last");
+    assert_eq!(follow.ends().code, 0);
+    let gone = run(journeyman(here).args(["tasks", "logs", "nobody"]), "");
+    assert_eq!(gone.code, 1);
+    assert!(gone.err.contains("does not hold nobody"), "{}", gone.err);
+}
+
+#[test]
+fn a_configuration_is_read_again_as_a_whole_or_not_at_all() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let (_queue, root) = queue(here);
+    let file = here.join("journeyman.toml");
+    let text = |capacity: &str, more: &str| {
+        format!(
+            "[worker]\nid = \"w\"\ngroup = \"g\"\ncapacity = {capacity}\nwork_dir = \"work\"\n{more}\n[source.ci]\nkind = \
+             \"taskcluster\"\nroot_url = \"{root}\"\ntask_queue = \"build/linux\"\nclient_id = \"me\"\n"
+        )
+    };
+    std::fs::write(&file, text("2", "")).expect("a file");
+    let mut command = journeyman(here);
+    command.args(["worker"]).env("JOURNEYMAN__SOURCE__CI__ACCESS_TOKEN", "a-token-for-tests");
+    let mut server = Server::start(&mut command);
+    server.logs("source: ");
+    let told = |arguments: &[&str]| {
+        run(journeyman(here).env("JOURNEYMAN_SOCKET", here.join("work/control.sock")).args(arguments), "")
+    };
+    let capacity = || {
+        let seen: serde_json::Value = serde_json::from_str(&told(&["status", "-o", "json"]).out).expect("JSON");
+        seen["capacity"].as_u64()
+    };
+    assert_eq!(capacity(), Some(2));
+
+    std::fs::write(&file, text("5", "poll_interval = \"3s\"")).expect("a file");
+    let said = told(&["reload"]);
+    assert!(said.out.contains("changed: worker.capacity, worker.poll_interval"), "{}{}", said.out, said.err);
+    assert_eq!(capacity(), Some(5));
+
+    std::fs::write(&file, text("7", "capacitee = 1")).expect("a file");
+    let said = told(&["reload"]);
+    assert_eq!(said.code, 1);
+    assert!(said.err.contains("capacitee") && said.err.contains("journeyman.toml:6:1"), "{}", said.err);
+    server.signal(Signal::HUP);
+    server.logs("the old one stays");
+    std::fs::write(&file, text("5", "")).expect("a file");
+    assert_eq!(capacity(), Some(5));
+
+    std::fs::write(&file, text("9", "").replace("\"g\"", "\"h\"")).expect("a file");
+    server.signal(Signal::HUP);
+    let line = server.logs("a restart is needed");
+    assert!(line.contains("worker.group") && line.contains("worker.capacity"), "{line}");
+    assert_eq!(capacity(), Some(9));
+}
+
+#[test]
+fn a_worker_leaves_when_it_has_had_its_tasks_or_nothing_to_do() {
+    for (flag, value, code) in [("--max-tasks", "1", 13), ("--exit-when-idle", "1s", 10)] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let here = folder.path();
+        let (_queue, root) = queue(here);
+        let client = journeyman(here)
+            .args(["task", "create", "--root-url", &root, "--queue", "build/linux", "--", "/bin/true"])
+            .env("TASKCLUSTER_CLIENT_ID", "me")
+            .env("TASKCLUSTER_ACCESS_TOKEN", "a-token-for-tests")
+            .output()
+            .expect("it runs");
+        assert!(client.status.success(), "{client:?}");
+        let mut command = worker(here, &root, "a-token-for-tests");
+        let server = Server::start(command.args([flag, value]));
+        let said = server.ends();
+        assert_eq!(said.code, code, "{flag}: {}", said.err);
+        assert!(said.err.contains("completed"), "{flag}: {}", said.err);
+    }
+}
+
+#[test]
+fn a_control_socket_is_for_its_user_and_group_at_any_length_of_its_path_and_for_one_worker() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let long = folder.path().join("a-folder-with-a-long-name-".repeat(6));
+    std::fs::create_dir(&long).expect("a folder");
+    let socket = long.join("control.sock");
+    // What a killed worker left is in nobody's way.
+    std::fs::write(&socket, "").expect("a file");
+    let path = socket.display().to_string();
+    let (_queue, root) = queue(folder.path());
+    let set = format!("control.socket={path}");
+    let mut command = worker(folder.path(), &root, "a-token-for-tests");
+    let mut server = Server::start(command.args(["--set", &set]));
+    server.logs("source: ");
+    let mode = std::fs::metadata(&socket).expect("it is there").permissions().mode();
+    assert_eq!(mode & 0o777, 0o660);
+    assert_eq!(run(journeyman(folder.path()).args(["status", "--socket", &path]), "").code, 0);
+    let mut command = worker(folder.path(), &root, "a-token-for-tests");
+    let other = format!("worker.work_dir={}/other", folder.path().display());
+    let second = Server::start(command.args(["--set", &set, "--set", &other])).ends();
+    assert_eq!(second.code, 21, "{}", second.err);
+    assert!(second.err.contains("another worker uses it"), "{}", second.err);
+    server.signal(Signal::QUIT);
+    assert_eq!(server.ends().code, 14);
+    assert!(!socket.exists());
+}
