@@ -189,6 +189,7 @@ impl Demo {
         let extended = || status.runs.last().is_some_and(|run| run.was_extended(CLAIM_TIMEOUT));
         if task.proof == Proof::Reclaimed && status.state == State::Running && extended() {
             fs::write(&self.reclaimed, "").map_err(|error| Failure::of(Exit::Unfit, &error))?;
+            self.rows[at].shows = tasks::EXTENDED;
         }
         if status.is_resolved() {
             // What the proof needs of other tasks may not be there yet; then it is looked at again.

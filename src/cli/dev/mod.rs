@@ -258,13 +258,16 @@ impl Dev {
             Protocol::Azure => "azure",
             Protocol::ClaimWork => "claim-work",
         };
+        let to_program =
+            |queue: &String| format!("  journeyman task create --wait --queue {queue} --payload '{{…}}'\n");
         output::print(&format!(
             "queue   {} ({dialect})\nworker  {} at once, for {}\n\nIn another terminal:\n  \
-             journeyman task create --wait -- /bin/echo hello\n  journeyman task log TASK\n\n\
+             journeyman task create --wait -- /bin/echo hello\n{}  journeyman task log TASK\n\n\
              Ctrl-C finishes what runs and ends; twice hands it back.\n\n",
             note.root_url,
             self.config.worker.capacity,
             note.task_queues.join(", "),
+            note.task_queues.iter().skip(1).map(to_program).collect::<String>(),
         ))
     }
 

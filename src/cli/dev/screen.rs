@@ -58,6 +58,9 @@ enum Color {
 
 /// Lines around the rows of the table, and one for the prompt.
 const FRAME_LINES: usize = 5;
+/// How much of what a task shows fits into 80 columns.
+#[cfg(test)]
+pub(super) const SHOWS_CHARS_MAX: usize = 32;
 /// The narrowest terminal that a table fits in.
 const COLUMNS_MIN: usize = 50;
 

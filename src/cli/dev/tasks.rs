@@ -21,6 +21,9 @@ echo "hello $whom"
 printf '{"type":"result","name":"public/greeting.json","value":{"hello":"%s"}}\n' "$whom" >&3
 "#;
 
+/// What the long task shows once its claim was extended.
+pub(super) const EXTENDED: &str = "its claim was extended in time";
+
 /// One task of the demo.
 #[derive(Debug, Clone)]
 pub(super) struct DemoTask {
@@ -74,7 +77,8 @@ const FAILED: End = End { state: State::Failed, reason: "failed", runs: 1 };
 
 /// The tasks, in the order they are created in. The long one waits for the file `reclaimed`.
 pub(super) fn tasks(reclaimed: &Path) -> Vec<DemoTask> {
-    let until_reclaimed = "until [ -e \"$0\" ]; do sleep 0.1; done";
+    // A second more, so that the new end of the claim is seen.
+    let until_reclaimed = "until [ -e \"$0\" ]; do sleep 0.1; done; sleep 1";
     vec![
         task("patient", "lowest priority, created first", shell("echo last"), COMPLETED, Proof::None).at("lowest"),
         task(
@@ -94,7 +98,7 @@ pub(super) fn tasks(reclaimed: &Path) -> Vec<DemoTask> {
         ),
         task(
             "flaky",
-            "exit status 75 asks for another run",
+            "exit status 75 asks for a retry",
             json!({
                 "command": [["/bin/sh", "-c", "echo run $RUN_ID; [ \"$RUN_ID\" -gt 0 ] || exit 75"]],
                 "maxRunTime": 60,
@@ -105,7 +109,7 @@ pub(super) fn tasks(reclaimed: &Path) -> Vec<DemoTask> {
         ),
         task(
             "artifacts",
-            "leaves a file and a folder behind",
+            "leaves a file and a folder",
             json!({
                 "command": [["/bin/sh", "-c", "echo built > a.txt; mkdir -p out/deep; echo 1 > out/one; echo 2 > out/deep/two"]],
                 "maxRunTime": 60,
@@ -119,7 +123,7 @@ pub(super) fn tasks(reclaimed: &Path) -> Vec<DemoTask> {
         ),
         task(
             "long",
-            "runs until its claim has been extended",
+            "runs until its claim is extended",
             command(&[&["/bin/sh", "-c", until_reclaimed, &reclaimed.to_string_lossy()]]),
             COMPLETED,
             Proof::Reclaimed,
@@ -140,14 +144,14 @@ pub(super) fn tasks(reclaimed: &Path) -> Vec<DemoTask> {
         ),
         task(
             "orphan",
-            "leaves a child that holds its output open",
+            "leaves a child in the background",
             shell("sleep 300 & echo done"),
             COMPLETED,
             Proof::LogHolds("done"),
         ),
         task(
             "big-log",
-            "writes 8 MB of log, of which head and tail are kept",
+            "8 MB of log, head and tail kept",
             shell("yes 'one more line of a long log' | head -c 8000000; echo the end"),
             COMPLETED,
             Proof::LogCut,
@@ -206,6 +210,7 @@ pub(super) fn complaint(end: End, status: &Status) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::screen::SHOWS_CHARS_MAX;
     use super::*;
 
     #[test]
@@ -214,6 +219,9 @@ mod tests {
         let names: std::collections::BTreeSet<_> = tasks.iter().map(|task| task.name).collect();
         assert_eq!(names.len(), tasks.len());
         assert!(tasks.len() >= 12);
+        for shows in tasks.iter().map(|task| task.shows).chain([EXTENDED]) {
+            assert!(shows.len() <= SHOWS_CHARS_MAX, "cut on a terminal of 80 columns: {shows}");
+        }
     }
 
     #[test]
