@@ -79,23 +79,29 @@ impl Door {
                 Arc::clone(&self.strangers).acquire_owned().await.ok()
             }
         };
-        let stream = accept(listener).await;
+        let stream = self.accept(listener).await;
         Guest { stream, seat: Arc::new(Seat { stranger: Mutex::new(stranger), _place: place }) }
     }
-}
 
-async fn accept(listener: &TcpListener) -> TcpStream {
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                if let Err(error) = stream.set_nodelay(true) {
-                    tracing::debug!(%error, "a connection's small writes will be delayed");
+    async fn accept(&self, listener: &TcpListener) -> TcpStream {
+        let mut failures = 0_u32;
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    if let Err(error) = stream.set_nodelay(true) {
+                        tracing::debug!(%error, "a connection's small writes will be delayed");
+                    }
+                    return stream;
                 }
-                return stream;
-            }
-            Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted; is the limit of open files too low?");
-                sleep(QUEUE_ACCEPT_REST).await;
+                Err(error) => {
+                    if failures == 0 {
+                        tracing::warn!(%error, "no connection can be accepted; is the limit of open files too low?");
+                    }
+                    failures = failures.saturating_add(1);
+                    sleep(QUEUE_ACCEPT_REST).await;
+                    // What strangers hold may be what is missing.
+                    self.crowded.notify_waiters();
+                }
             }
         }
     }
