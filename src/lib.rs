@@ -15,3 +15,5 @@ pub mod queue;
 pub mod redact;
 pub mod source;
 pub mod worker;
+
+pub use host::containment::shim;

@@ -125,6 +125,20 @@ pub const PROCESS_KILL_MARGIN: Duration = Duration::from_secs(2);
 pub const PROCESS_READ_BYTES: usize = 16 << 10;
 /// How long a payload may take to end by itself once it was told to, unless configured.
 pub const PROCESS_GRACE: Duration = Duration::from_secs(10);
+/// How much of a process's environment is searched for whose it is.
+pub const PROCESS_ENVIRONMENT_BYTES_MAX: u64 = 4 << 20;
+/// How many control groups below a claim's own are looked into.
+pub const CGROUPS_NESTED_MAX: usize = 10_000;
+/// How long a control group may take to be frozen before its processes are killed as they are.
+pub const CGROUP_FROZEN_WAIT: Duration = Duration::from_secs(1);
+/// How long each step of finding out about the host's control groups may take.
+pub const CONTAINMENT_PROBE_WAIT: Duration = Duration::from_secs(5);
+/// How often orphans that have ended are reaped at most.
+pub const REAP_EVERY: Duration = Duration::from_millis(100);
+/// How long a payload's forerunner may take to become the payload. It is milliseconds, unless the host is in trouble.
+pub const PROCESS_START_WAIT: Duration = Duration::from_secs(30);
+/// How often a task's folder is measured where its size is limited.
+pub const DISK_LOOK_EVERY: Duration = Duration::from_secs(5);
 /// How long a program may take to check a payload.
 pub const PROGRAM_CHECK_TIME: Duration = Duration::from_secs(60);
 /// The longest line that a program may send to the worker.

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    journeyman::shim();
     let environment = journeyman::config::Environment::of_process();
     journeyman::cli::run(std::env::args_os().collect(), &environment).into()
 }

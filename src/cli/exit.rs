@@ -35,11 +35,13 @@ pub enum Exit {
     Unreachable = 32,
     /// A repeated signal ended the process at once; what was running was not handed back.
     Aborted = 40,
+    /// Processes of a task are still there although they were killed.
+    Survivors = 41,
 }
 
 impl Exit {
     /// Every way to end, in the order of the numbers.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Done,
         Self::No,
         Self::Usage,
@@ -53,6 +55,7 @@ impl Exit {
         Self::Denied,
         Self::Unreachable,
         Self::Aborted,
+        Self::Survivors,
     ];
 
     /// The number.
@@ -79,6 +82,7 @@ impl Exit {
             Self::Config => "the configuration cannot be used",
             Self::Denied => "the queue does not accept our credentials",
             Self::Unreachable => "the queue cannot be reached",
+            Self::Survivors => "processes of a task are still there although they were killed",
             Self::Aborted => "a third signal: ended at once, tasks were not handed back",
         }
     }

@@ -106,7 +106,7 @@ pub(super) async fn until_gone(worker: Worker, obey: impl Future<Output = ()>) -
     match gone {
         None => Ok(Exit::Aborted),
         Some(Ok(why)) => Ok(exit(why)),
-        Some(Err(error)) => Err(Failure::new(Exit::Unfit, format!("the work folder cannot be used: {error}"))),
+        Some(Err(error)) => Err(Failure::new(Exit::Unfit, error.to_string())),
     }
 }
 
@@ -122,5 +122,6 @@ pub(super) const fn exit(why: worker::Exit) -> Exit {
         worker::Exit::CredentialsRefused => Exit::Denied,
         worker::Exit::Misconfigured => Exit::Config,
         worker::Exit::Aborted => Exit::Aborted,
+        worker::Exit::Occupied => Exit::Survivors,
     }
 }

@@ -109,3 +109,12 @@ impl Verdict {
         }
     }
 }
+
+/// Whether nothing of a payload is left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Emptiness {
+    /// Nothing is.
+    Proven,
+    /// Something is, or may be.
+    Unproven,
+}

@@ -206,8 +206,8 @@ fn obeyed(spoken: &Spoken, grace: Duration) -> CaseResult {
             "it was done sooner; give a payload that takes longer than {}",
             shown(CANCEL_AFTER)
         )),
-        (Cause::RunTime | Cause::Canceled(_), Effort::None) => CaseResult::Kept,
-        (Cause::RunTime | Cause::Canceled(_), Effort::Killed) => CaseResult::Broken(format!(
+        (Cause::RunTime | Cause::Exceeded(_) | Cause::Canceled(_), Effort::None) => CaseResult::Kept,
+        (Cause::RunTime | Cause::Exceeded(_) | Cause::Canceled(_), Effort::Killed) => CaseResult::Broken(format!(
             "it was still there {} after SIGTERM, and killed; end on SIGTERM, and pass it on to what you started",
             shown(grace)
         )),

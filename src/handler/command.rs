@@ -244,8 +244,15 @@ impl Command {
         let log = context.log();
         log.note(&format!("executing command {number}: {}", as_typed(argv)));
         let began = Instant::now();
-        let launch = Launch { argv, env: &ready.env, workdir: context.workdir(), input: Input::Null, channel: None };
-        let running = Running::start(launch).map_err(|error| not_started(number, &error))?;
+        let launch = Launch {
+            argv,
+            env: &ready.env,
+            workdir: context.workdir(),
+            input: Input::Null,
+            channel: None,
+            within: context.enclosure(),
+        };
+        let running = Running::start(launch).await.map_err(|error| not_started(number, &error))?;
         let bounds = Bounds { run_time: Some(left), grace: self.settings.grace };
         let ended = running
             .finish(bounds, context)
@@ -269,11 +276,15 @@ fn judge(number: usize, ended: &Ended, ready: &Ready) -> Result<(), NotCompleted
     }
     match (ended.cause, ended.status) {
         (cause @ (Cause::RunTime | Cause::Canceled(_)), _) => Err(too_late(number, cause, ready)),
+        (Cause::Exceeded(exceeded), _) => Err(NotCompleted::Failed(format!("command {number}: {exceeded}"))),
+        (Cause::Itself, _) if ended.over_its_disk() => {
+            Err(NotCompleted::Failed(format!("command {number}: {}", ended.said())))
+        }
         (Cause::Itself, Status::Code(0)) => Ok(()),
         (Cause::Itself, Status::Code(code)) if ready.retry.contains(&code) => Err(NotCompleted::Intermittent(format!(
             "command {number}: exit status {code}, which the task wants to be retried"
         ))),
-        (Cause::Itself, status) => Err(NotCompleted::Failed(format!("command {number}: {status}"))),
+        (Cause::Itself, _) => Err(NotCompleted::Failed(format!("command {number}: {}", ended.said()))),
     }
 }
 
@@ -281,7 +292,9 @@ fn judge(number: usize, ended: &Ended, ready: &Ready) -> Result<(), NotCompleted
 fn too_late(number: usize, cause: Cause, ready: &Ready) -> NotCompleted {
     let why = match cause {
         Cause::Canceled(order) => ordered(order.cause).to_owned(),
-        Cause::Itself | Cause::RunTime => format!("stopped after maxRunTime, {} s", ready.run_time.as_secs()),
+        Cause::Itself | Cause::Exceeded(_) | Cause::RunTime => {
+            format!("stopped after maxRunTime, {} s", ready.run_time.as_secs())
+        }
     };
     NotCompleted::Failed(format!("command {number}: {why}"))
 }
@@ -310,7 +323,12 @@ fn not_started(number: usize, error: &io::Error) -> NotCompleted {
     match error.raw_os_error() {
         Some(_) if fault::is_of_host(error) => NotCompleted::Host(sentence),
         Some(code) if of_task.iter().all(|errno| errno.raw_os_error() != code) => NotCompleted::Internal(sentence),
-        Some(_) | None => NotCompleted::Failed(sentence),
+        Some(_) => NotCompleted::Failed(sentence),
+        None if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {
+            NotCompleted::Failed(sentence)
+        }
+        // What is to be around it cannot be had.
+        None => NotCompleted::Host(sentence),
     }
 }
 
@@ -373,5 +391,8 @@ mod tests {
         assert!(matches!(not_started(0, &error(Errno::MFILE)), NotCompleted::Host(_)));
         assert!(matches!(not_started(0, &error(Errno::PERM)), NotCompleted::Internal(_)));
         assert!(matches!(not_started(0, &error(Errno::NOEXEC)), NotCompleted::Failed(_)));
+        assert!(matches!(not_started(0, &io::Error::other("no control group")), NotCompleted::Host(_)));
+        let not_there = io::Error::new(io::ErrorKind::NotFound, "x: there is no such file");
+        assert!(matches!(not_started(0, &not_there), NotCompleted::Failed(_)));
     }
 }

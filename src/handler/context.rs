@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use crate::domain::id::Run;
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
+use crate::host::containment::Enclosure;
 use crate::limits::PROGRESS_CHARS_MAX;
 
 use super::artifact::Artifacts;
@@ -52,6 +53,7 @@ pub struct Cancel {
 #[derive(Debug, Clone)]
 pub struct Context {
     inner: Arc<Inner>,
+    enclosure: Enclosure,
 }
 
 #[derive(Debug)]
@@ -93,7 +95,14 @@ impl Context {
                 lease_ends,
                 clock,
             }),
+            enclosure: Enclosure::bare(),
         }
+    }
+
+    /// The same with an enclosure around the task's processes.
+    #[must_use]
+    pub fn within(self, enclosure: Enclosure) -> Self {
+        Self { enclosure, ..self }
     }
 
     /// The task.
@@ -110,6 +119,12 @@ impl Context {
     pub fn workdir(&self) -> &Path {
         self.inner.made.get_or_init(|| std::fs::create_dir_all(&self.inner.workdir));
         &self.inner.workdir
+    }
+
+    /// What is around the processes of the task. Unless somebody said otherwise, nothing but their process groups.
+    #[must_use]
+    pub const fn enclosure(&self) -> &Enclosure {
+        &self.enclosure
     }
 
     /// How making the folder went; `None` where nobody asked for it.

@@ -5,16 +5,11 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions};
-use tokio::io::Interest;
+use rustix::process::{Pid, WaitId, WaitIdOptions};
 use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// How often a group is looked at where the kernel cannot tell when a process ends.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
-
-/// How long a process is waited for before its group is looked at again: its number may by now be somebody else's.
-const NUMBER_DOUBTED: Duration = Duration::from_secs(1);
+use crate::host::process::{LOOK_AGAIN, Life, Stat, descriptor, gone};
 
 /// Tells when a child has ended, and leaves it to be reaped.
 #[derive(Debug)]
@@ -59,15 +54,6 @@ impl Exit {
     }
 }
 
-#[expect(
-    deprecated,
-    reason = "unsound for types that may close or swap their descriptor; OwnedFd does neither, and the new way is unsafe"
-)]
-fn descriptor(process: Pid) -> io::Result<AsyncFd<OwnedFd>> {
-    let descriptor = rustix::process::pidfd_open(process, PidfdFlags::NONBLOCK)?;
-    AsyncFd::with_interest(descriptor, Interest::READABLE)
-}
-
 async fn wait(descriptor: &AsyncFd<OwnedFd>) {
     match descriptor.readable().await {
         Ok(mut ready) => ready.clear_ready(),
@@ -92,7 +78,7 @@ pub(super) async fn group_gone(leader_exit: &mut Exit, leader: Pid) {
 }
 
 /// The processes of the group that are still there after `patience`. To be called when the leader was reaped.
-pub(super) async fn survivors(group: Pid, patience: Duration) -> Vec<u32> {
+pub(super) async fn survivors(group: Pid, patience: Duration) -> Vec<i32> {
     if rustix::process::test_kill_process_group(group) == Err(Errno::SRCH) {
         return Vec::new();
     }
@@ -116,65 +102,15 @@ async fn empty(group: Pid) {
     }
 }
 
-/// Waits for a process that is not our child, or for [`NUMBER_DOUBTED`].
-async fn gone(process: u32) {
-    let Some(pid) = Pid::from_raw(process.cast_signed()) else {
-        return;
-    };
-    match descriptor(pid) {
-        Ok(descriptor) => {
-            let readable = tokio::time::timeout(NUMBER_DOUBTED, descriptor.readable());
-            if let Ok(Err(_)) = readable.await {
-                tokio::time::sleep(LOOK_AGAIN).await;
-            }
-        }
-        Err(error) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {}
-        Err(_) => tokio::time::sleep(LOOK_AGAIN).await,
-    }
-}
-
 /// The running processes of a group, its leader included; those that ended and wait to be reaped are not among them.
-fn members(group: Pid) -> io::Result<Vec<u32>> {
-    let mut members = Vec::new();
-    for entry in std::fs::read_dir("/proc")? {
-        let Some(process) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else {
-            continue;
-        };
-        let Ok(stat) = std::fs::read_to_string(format!("/proc/{process}/stat")) else {
-            continue;
-        };
-        if is_running_member(&stat, group.as_raw_pid()) {
-            members.push(process);
-        }
-    }
-    Ok(members)
-}
-
-/// Reads `pid (name) state ppid pgrp …`, where the name may hold anything.
-fn is_running_member(stat: &str, group: i32) -> bool {
-    let Some((_, rest)) = stat.rsplit_once(')') else {
-        return false;
-    };
-    let mut fields = rest.split_ascii_whitespace();
-    let state = fields.next();
-    let of_group = fields.nth(1).and_then(|field| field.parse().ok());
-    of_group == Some(group) && !matches!(state, Some("Z" | "X") | None)
+fn members(group: Pid) -> io::Result<Vec<i32>> {
+    let of_group = |stat: &Stat| stat.group == group.as_raw_pid() && stat.life == Life::Running;
+    Ok(Stat::all()?.into_iter().filter(of_group).map(|stat| stat.pid).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_process_with_a_spiteful_name_is_read_right() {
-        assert!(is_running_member("7 (a) Z 1 9) S 1 42 42 0", 42));
-        assert!(!is_running_member("7 (a) S 1 42) S 1 43 42 0", 42));
-    }
-
-    #[test]
-    fn a_process_that_waits_to_be_reaped_is_no_member() {
-        assert!(!is_running_member("7 (sh) Z 1 42 42 0", 42));
-    }
 
     #[tokio::test]
     async fn where_the_kernel_has_no_descriptors_the_signal_tells_of_the_end() {

@@ -4,8 +4,8 @@
 //! group's number cannot belong to anybody else when it is signaled. Standard output and error are one pipe, read as
 //! bytes into the task's log in the order they were written; nothing is held back, so a line without end costs nothing.
 //!
-//! What a payload moves out of its group (`setsid`) is not seen and not ended here. That takes a container around the
-//! task, such as a control group, which is the host's business.
+//! What a payload moves out of its group (`setsid`) is the business of the [`Enclosure`] it is started in: it belongs to
+//! the payload as well, and has to be gone before the payload's end is told.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,11 +16,16 @@ use std::time::Duration;
 use command_fds::{CommandFdExt, FdMapping};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
+use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::time::{sleep, timeout};
 
-use crate::limits::{PROCESS_DRAIN, PROCESS_KILL_MARGIN, PROCESS_KILLED_WAIT, PROCESS_READ_BYTES};
+use crate::host::containment::children::{self, Known, Started};
+use crate::host::containment::{COOKIE, Enclosure, Entry, Exceeded, Failed, PROGRAM, SHIM, Way, larger_than, outgrown};
+use crate::limits::{
+    DISK_LOOK_EVERY, PROCESS_DRAIN, PROCESS_KILL_MARGIN, PROCESS_KILLED_WAIT, PROCESS_READ_BYTES, PROCESS_START_WAIT,
+};
 
 use super::environment::{PATH_DEFAULT, Variables};
 use super::exit::{self, Exit};
@@ -40,6 +45,8 @@ pub struct Launch<'a> {
     pub input: Input,
     /// What it finds as descriptor 3.
     pub channel: Option<OwnedFd>,
+    /// What is around it and whatever it starts.
+    pub within: &'a Enclosure,
 }
 
 /// What a process finds as standard input.
@@ -91,6 +98,8 @@ pub enum Cause {
     Itself,
     /// It had used up its time.
     RunTime,
+    /// It went beyond a limit that the worker itself watches.
+    Exceeded(Exceeded),
     /// The task had to end early.
     Canceled(Cancel),
 }
@@ -115,20 +124,42 @@ pub struct Ended {
     pub effort: Effort,
     /// Lines for the task's log about what it left behind.
     pub remarks: Vec<String>,
-    /// Processes of its group that are still there, although they were killed.
-    pub survivors: Vec<u32>,
+    /// Processes of it that are still there, although they were killed.
+    pub survivors: Vec<i32>,
+    /// The limit that it came up against.
+    pub exceeded: Option<Exceeded>,
 }
 
-/// A started process. Dropping it kills its group.
+impl Ended {
+    /// How its leader ended, and the limit that may be why.
+    #[must_use]
+    pub fn said(&self) -> String {
+        match self.exceeded {
+            Some(exceeded) => format!("{}; {exceeded}", self.status),
+            None => self.status.to_string(),
+        }
+    }
+
+    /// Whether its folder was too large at its end.
+    #[must_use]
+    pub const fn over_its_disk(&self) -> bool {
+        matches!(self.exceeded, Some(Exceeded::Disk { .. }))
+    }
+}
+
+/// A started process. Dropping it kills its group and what is around it.
 #[derive(Debug)]
 pub struct Running {
-    // Dropped before the child, which is reaped afterwards: see `Group`.
+    // Dropped in this order: the group is killed, then what is around it, and the leader is reaped last. See `Group`.
     group: Group,
+    entry: Entry,
     child: Child,
     exit: Exit,
     output: pipe::Receiver,
     /// Where its standard input is written, if it has one.
     pub input: Option<ChildStdin>,
+    // Dropped last: until the leader is reaped, or left to be, it is no orphan.
+    _known: Known,
 }
 
 /// A process group whose leader has not been reaped.
@@ -159,45 +190,55 @@ impl Drop for Group {
 }
 
 impl Running {
-    /// Starts a process.
+    /// Starts a process, and sees it become the payload.
     ///
     /// # Errors
     ///
     /// What the operating system said; nothing is left running then.
-    pub fn start(launch: Launch<'_>) -> io::Result<Self> {
-        let (program, arguments) = launch
-            .argv
-            .split_first()
-            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no program is named"))?;
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future kills what it has started.
+    pub async fn start(launch: Launch<'_>) -> io::Result<Self> {
         let (output, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        let mut command = Command::new(locate(program, launch.env, launch.workdir)?);
-        command.as_std_mut().env_clear().envs(launch.env).current_dir(launch.workdir).args(arguments);
-        command
-            .arg0(program)
-            .process_group(0)
-            .kill_on_drop(true)
-            .stdin(match launch.input {
-                Input::Null => Stdio::null(),
-                Input::Pipe => Stdio::piped(),
-            })
-            .stdout(writer.try_clone()?)
-            .stderr(writer);
-        if let Some(parent_fd) = launch.channel {
-            let mapping = FdMapping { parent_fd, child_fd: 3 };
-            command.fd_mappings(vec![mapping]).map_err(io::Error::other)?;
-        }
-        let mut child = command.spawn()?;
+        let entry = launch.within.open()?;
+        let Prepared { mut command, word } = prepare(launch, &entry, writer)?;
+        let started = children::start(|| command.spawn(), Child::id);
         // The command holds our copies of the writing ends.
         drop(command);
+        let Started { mut child, known } = started?;
         let leader = child.id().and_then(|id| Pid::from_raw(id.cast_signed())).ok_or(Errno::SRCH)?;
         let group = Group { leader, reaped: false };
-        Ok(Self {
+        entry.started(leader.as_raw_pid());
+        let running = Self {
             group,
+            entry,
             exit: Exit::of(leader)?,
             output: pipe::Receiver::from_owned_fd(output)?,
             input: child.stdin.take(),
             child,
-        })
+            _known: known,
+        };
+        match word {
+            Some(word) => running.become_payload(word).await,
+            None => Ok(running),
+        }
+    }
+
+    /// Waits until the forerunner has become the payload, or has said why it could not.
+    async fn become_payload(mut self, word: OwnedFd) -> io::Result<Self> {
+        let mut word = pipe::Receiver::from_owned_fd(word)?;
+        let mut said = String::new();
+        let failed = match timeout(PROCESS_START_WAIT, word.read_to_string(&mut said)).await {
+            Ok(read) => read.map_or_else(Some, |_| Failed::read(&said)),
+            Err(_) => Some(io::Error::other(format!("not started within {}", shown(PROCESS_START_WAIT)))),
+        };
+        let Some(failed) = failed else { return Ok(self) };
+        self.group.signal(Signal::KILL);
+        if timeout(PROCESS_KILLED_WAIT, self.child.wait()).await.is_ok() {
+            self.group.reaped = true;
+        }
+        Err(failed)
     }
 
     /// The number of the group, which is that of its leader.
@@ -227,7 +268,11 @@ impl Running {
             }
         } else {
             self.group.signal(Signal::TERM);
-            let gone = exit::group_gone(&mut self.exit, self.group.leader);
+            self.entry.terminate_others(self.group.leader.as_raw_pid());
+            let gone = async {
+                exit::group_gone(&mut self.exit, self.group.leader).await;
+                self.entry.deserted().await;
+            };
             let grace = grace(cause, bounds.grace, context);
             // An order may come, or be brought forward, while we wait.
             let ended = async {
@@ -244,6 +289,7 @@ impl Running {
             }
         }
         self.group.signal(Signal::KILL);
+        self.entry.kill();
         let dead = timeout(PROCESS_KILLED_WAIT, self.exit.seen());
         let status = match pump.during(dead).await {
             Ok(()) => {
@@ -253,18 +299,78 @@ impl Running {
             }
             Err(_) => Status::Stuck,
         };
+        let survivors = pump.during(survivors(self.group.leader, &self.entry)).await;
         if timeout(PROCESS_DRAIN, pump.drain()).await.is_err() {
             remarks.push(
                 "a process outside the payload's group holds the output open; what it writes is no longer read"
                     .to_owned(),
             );
         }
-        let survivors = exit::survivors(self.group.leader, PROCESS_KILLED_WAIT).await;
         if !survivors.is_empty() {
             remarks.push(format!("processes that could not be killed: {survivors:?}"));
         }
-        Ok(Ended { status, cause, effort, remarks, survivors })
+        let exceeded = exceeded(cause, &self.entry, context).await;
+        remarks.extend(exceeded.map(|exceeded| exceeded.to_string()));
+        Ok(Ended { status, cause, effort, remarks, survivors, exceeded })
     }
+}
+
+/// What is to be started, and where word of it comes from.
+struct Prepared {
+    command: Command,
+    /// Where there is a forerunner.
+    word: Option<OwnedFd>,
+}
+
+fn prepare(launch: Launch<'_>, entry: &Entry, writer: OwnedFd) -> io::Result<Prepared> {
+    let (program, arguments) =
+        launch.argv.split_first().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no program is named"))?;
+    let place = locate(program, launch.env, launch.workdir)?;
+    let (mut command, word) = match entry.way(&place, program) {
+        Way::Direct => {
+            let mut command = Command::new(place);
+            command.arg0(program).stdout(writer.try_clone()?).stderr(writer);
+            (command, None)
+        }
+        Way::Through(before) => {
+            let (word, teller) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+            let mut command = Command::new(PROGRAM);
+            command.arg0(SHIM).args(before).stdout(writer).stderr(teller);
+            (command, Some(word))
+        }
+    };
+    command.as_std_mut().env_clear().envs(launch.env).current_dir(launch.workdir).args(arguments);
+    if let Some(cookie) = launch.within.cookie() {
+        command.env(COOKIE, cookie);
+    }
+    command.process_group(0).kill_on_drop(true).stdin(match launch.input {
+        Input::Null => Stdio::null(),
+        Input::Pipe => Stdio::piped(),
+    });
+    if let Some(parent_fd) = launch.channel {
+        let mapping = FdMapping { parent_fd, child_fd: 3 };
+        command.fd_mappings(vec![mapping]).map_err(io::Error::other)?;
+    }
+    Ok(Prepared { command, word })
+}
+
+async fn survivors(group: Pid, entry: &Entry) -> Vec<i32> {
+    let mut survivors = exit::survivors(group, PROCESS_KILLED_WAIT).await;
+    survivors.extend(entry.survivors().await);
+    survivors.sort_unstable();
+    survivors.dedup();
+    survivors
+}
+
+async fn exceeded(cause: Cause, entry: &Entry, context: &Context) -> Option<Exceeded> {
+    if let Cause::Exceeded(exceeded) = cause {
+        return Some(exceeded);
+    }
+    if let Some(exceeded) = entry.exceeded() {
+        return Some(exceeded);
+    }
+    let bytes = context.enclosure().disk()?;
+    larger_than(context.workdir().to_owned(), bytes).await.then_some(Exceeded::Disk { bytes })
 }
 
 async fn cause(exit: &mut Exit, bounds: Bounds, context: &Context) -> Cause {
@@ -274,18 +380,28 @@ async fn cause(exit: &mut Exit, bounds: Bounds, context: &Context) -> Cause {
             None => std::future::pending().await,
         }
     };
+    let outgrows = async {
+        match context.enclosure().disk() {
+            Some(bytes) => {
+                outgrown(context.workdir().to_owned(), bytes, DISK_LOOK_EVERY).await;
+                Exceeded::Disk { bytes }
+            }
+            None => std::future::pending().await,
+        }
+    };
     tokio::select! {
         biased;
         () = exit.seen() => Cause::Itself,
         order = context.canceled() => Cause::Canceled(order),
         () = over => Cause::RunTime,
+        exceeded = outgrows => Cause::Exceeded(exceeded),
     }
 }
 
 /// What an order leaves may be shorter than the grace, and at its end we are no longer there to see anything.
 fn grace(cause: Cause, configured: Duration, context: &Context) -> Duration {
     match cause {
-        Cause::Itself | Cause::RunTime => configured,
+        Cause::Itself | Cause::RunTime | Cause::Exceeded(_) => configured,
         Cause::Canceled(order) => {
             let left = context.left(order.deadline);
             configured.min(left - PROCESS_KILL_MARGIN.min(left / 4))

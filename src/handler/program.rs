@@ -194,6 +194,7 @@ impl Inner {
             (Cause::Itself, Status::Code(status::MALFORMED)) => Err(NotPrepared::Malformed(reasons)),
             (Cause::Itself, Status::Code(status::UNAVAILABLE)) => Err(NotPrepared::Unavailable(reasons.join("; "))),
             (Cause::RunTime, _) => Err(internal(format!("not done after {} s", PROGRAM_CHECK_TIME.as_secs()))),
+            (Cause::Exceeded(exceeded), _) => Err(internal(exceeded.to_string())),
             (Cause::Canceled(_), _) => Err(internal("stopped before it was done".to_owned())),
             (Cause::Itself, ended) => Err(internal(ended.to_string())),
         }
@@ -220,8 +221,15 @@ impl Inner {
         let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let channel = pipe::Receiver::from_owned_fd(reader)?;
         let env = self.environment(phase, context);
-        let launch = Launch { argv, env: &env, workdir: context.workdir(), input: Input::Pipe, channel: Some(writer) };
-        let mut running = Running::start(launch)?;
+        let launch = Launch {
+            argv,
+            env: &env,
+            workdir: context.workdir(),
+            input: Input::Pipe,
+            channel: Some(writer),
+            within: context.enclosure(),
+        };
+        let mut running = Running::start(launch).await?;
         let input = running.input.take();
         let document = document(phase, payload, context).to_string();
         let mut listener = Listener::new(context);
@@ -336,13 +344,15 @@ pub(super) fn judge(ended: &Ended, settings: &Settings) -> Result<(), NotComplet
     if !ended.survivors.is_empty() || ended.status == Status::Stuck {
         return Err(NotCompleted::Internal(sentence("processes are left that could not be killed")));
     }
-    let said = ended.status.to_string();
+    let said = ended.said();
     Err(match (ended.cause, ended.status) {
         (Cause::RunTime, _) => {
             let most = settings.max_run_time.unwrap_or_default().as_secs();
             NotCompleted::Failed(sentence(&format!("stopped after {most} s, the most this worker allows")))
         }
         (Cause::Canceled(order), _) => NotCompleted::Failed(sentence(ordered(order.cause))),
+        (Cause::Exceeded(exceeded), _) => NotCompleted::Failed(sentence(&exceeded.to_string())),
+        (Cause::Itself, _) if ended.over_its_disk() => NotCompleted::Failed(sentence(&said)),
         (Cause::Itself, Status::Code(0)) => return Ok(()),
         (Cause::Itself, Status::Code(status::RETRY)) => {
             NotCompleted::Intermittent(sentence(&format!("{said}, worth another run")))

@@ -1,7 +1,9 @@
 //! This machine, as far as the worker has to know it.
 
 pub mod clock;
+pub mod containment;
 pub(crate) mod folder;
 pub mod notice;
+pub(crate) mod process;
 pub mod room;
 pub(crate) mod tls;

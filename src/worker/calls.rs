@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::domain::claim::Settled;
 use crate::domain::fitness::Condition;
 use crate::domain::id::{Lane, Run, SourceId, Token};
-use crate::domain::outcome::{Outcome, Unprepared, Verdict};
+use crate::domain::outcome::{Emptiness, Outcome, Unprepared, Verdict};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 use crate::domain::worker::Room;
@@ -21,6 +21,7 @@ use super::guard::{Panicked, guarded};
 use super::live::{Entry, Job};
 use super::settle::Store;
 use crate::host::clock::Clock;
+use crate::host::containment::Enclosure;
 
 /// What a call brings back.
 pub(super) enum Back {
@@ -31,7 +32,8 @@ pub(super) enum Back {
     Claimed { claim: Token, sent_at: Instant, answer: Result<Grant, Refused> },
     Deleted { message: Token, answer: Result<(), Refused> },
     Prepared { claim: Token, answer: Result<Box<dyn Prepared>, Unprepared> },
-    Ended { claim: Token, verdict: Verdict },
+    Ended { claim: Token, verdict: Verdict, emptiness: Emptiness },
+    Vacated { claim: Token },
     Settled { claim: Token, settled: Settled },
     Reported { claim: Token, answer: Result<(), Refused> },
     Reclaimed { claim: Token, sent_at: Instant, answer: Result<Duration, Refused> },
@@ -46,6 +48,7 @@ impl Back {
             Self::Claimed { claim, .. }
             | Self::Prepared { claim, .. }
             | Self::Ended { claim, .. }
+            | Self::Vacated { claim }
             | Self::Settled { claim, .. }
             | Self::Reported { claim, .. }
             | Self::Reclaimed { claim, .. }
@@ -149,8 +152,16 @@ pub(super) async fn prepare(
 ) -> Back {
     let answer = tokio::select! {
         biased;
-        _ = context.canceled() => return Back::Ended { claim, verdict: Verdict::Internal },
-        answer = guarded(handler.prepare(payload, &context)) => answer,
+        _ = context.canceled() => None,
+        answer = guarded(handler.prepare(payload, &context)) => Some(answer),
+    };
+    // I26: what it has started is gone before anything else of the claim is done; what it has prepared may be a process.
+    let emptiness = match answer {
+        Some(Ok(Ok(_))) => Emptiness::Proven,
+        Some(_) | None => context.enclosure().clear().await,
+    };
+    let Some(answer) = answer.filter(|_| emptiness == Emptiness::Proven) else {
+        return Back::Ended { claim, verdict: Verdict::Internal, emptiness };
     };
     let log = context.log();
     if folder_missing(&context) {
@@ -185,6 +196,12 @@ pub(super) async fn prepare(
     Back::Prepared { claim, answer }
 }
 
+/// Waits until nothing is left of a payload that could not be killed in time.
+pub(super) async fn vacate(claim: Token, enclosure: Enclosure) -> Back {
+    enclosure.vacated().await;
+    Back::Vacated { claim }
+}
+
 /// Executes. A handler that has not returned [`KILL_SLACK`] after its time to end is dropped, and its drop ends what is left.
 pub(super) async fn execute(prepared: Box<dyn Prepared>, claim: Token, context: Context) -> Back {
     let ended = tokio::select! {
@@ -195,7 +212,9 @@ pub(super) async fn execute(prepared: Box<dyn Prepared>, claim: Token, context: 
             Ok(Err(NotCompleted::Internal("it did not end when it was told to".to_owned())))
         }
     };
-    Back::Ended { claim, verdict: verdict(ended, &context) }
+    // I26: also of a handler that was dropped, or that did not wait for what it started.
+    let emptiness = context.enclosure().clear().await;
+    Back::Ended { claim, verdict: verdict(ended, &context), emptiness }
 }
 
 async fn overdue(context: &Context) {

@@ -51,6 +51,8 @@ counters! {
     lost,
     /// Claims whose payload may have run beside another worker's.
     overlaps_possible,
+    /// Claims whose payload could not be proven gone.
+    occupied,
     /// Deletes of messages that failed, every attempt counted.
     deletes_failed,
     /// Messages that could not be read.

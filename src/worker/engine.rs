@@ -10,12 +10,13 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use crate::domain::claim::{End, Loss};
 use crate::domain::id::{Deployment, Run, SourceId, Token};
-use crate::domain::outcome::{Outcome, Reason, Unprepared, Verdict};
+use crate::domain::outcome::{Emptiness, Outcome, Reason, Unprepared, Verdict};
 use crate::domain::refusal::Refusal;
 use crate::domain::worker::{
     self as rules, Alert, Brought, Effect, Event, Exit, Found, Haul, Lanes, Place, Retried, Room, Seen,
 };
 use crate::host::clock::Clock;
+use crate::host::containment::{Containment, Unproven};
 use crate::host::folder::WorkFolder;
 use crate::host::room;
 use crate::limits::HANDLERS_DROP_WAIT;
@@ -26,7 +27,7 @@ use super::counters::{Counters, count};
 use super::examine::Examination;
 use super::guard::discard;
 use super::hour::Hour;
-use super::live::{Entry, Live};
+use super::live::{Entry, Live, Surroundings};
 use super::look::Track;
 use super::settle::Store;
 use super::threads::Threads;
@@ -40,6 +41,7 @@ pub(super) struct Engine {
     examination: Examination,
     pub(super) clock: Clock,
     pub(super) feeds: Vec<Feed>,
+    containment: Containment,
     orders: mpsc::Receiver<Order>,
     pub(super) control: Control,
     calls: JoinSet<Back>,
@@ -64,7 +66,12 @@ pub(super) struct Engine {
 impl Engine {
     pub(super) fn start(worker: Worker) -> std::io::Result<Self> {
         let Worker { settings, feeds, orders, control } = worker;
-        let folder = WorkFolder::take(&settings.work_dir)?;
+        let folder = WorkFolder::take(&settings.work_dir)
+            .map_err(|error| std::io::Error::new(error.kind(), format!("the work folder cannot be used: {error}")))?;
+        // The folder is this worker's alone, and its own again at the next start: so is what is named after it.
+        let containment = Containment::establish(&folder.tasks().to_string_lossy(), settings.containment)?;
+        // Nobody else sets it.
+        drop(control.containment.set(containment.clone()));
         let seed = settings.seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0);
         let rules = rules::Worker::new(settings.policy(), &places(&feeds), seed);
         let own = !settings.clock.is_of_runtime();
@@ -80,6 +87,7 @@ impl Engine {
             settings,
             examination: Examination::of(folder.tasks()),
             folder,
+            containment,
             feeds,
             orders,
             control,
@@ -93,6 +101,10 @@ impl Engine {
             seed,
             exit: None,
         })
+    }
+
+    pub(super) fn containment(&self) -> Containment {
+        self.containment.clone()
     }
 
     pub(super) async fn run(mut self) -> std::io::Result<Exit> {
@@ -245,7 +257,16 @@ impl Engine {
                 Event::Deleted { message, answer: answer.map_err(|refused| self.note("delete", refused)) }
             }
             Back::Prepared { claim, answer } => self.prepared(claim, answer),
-            Back::Ended { claim, verdict } => Event::Ended { claim, verdict },
+            Back::Ended { claim, verdict, emptiness } => {
+                if emptiness == Emptiness::Unproven {
+                    self.occupied(claim);
+                }
+                Event::Ended { claim, verdict }
+            }
+            Back::Vacated { claim } => {
+                tracing::warn!("what a payload had left is gone; its slot is used again");
+                Event::Vacated { claim }
+            }
             Back::Settled { claim, settled } => Event::Settled { claim, settled },
             Back::Reported { claim, answer } => {
                 Event::Reported { claim, answer: answer.map_err(|refused| self.note("report", refused)) }
@@ -262,6 +283,25 @@ impl Engine {
             }
         };
         self.happened(event);
+    }
+
+    /// A payload may still be there: its slot waits for its end, unless the operator wants it otherwise.
+    fn occupied(&mut self, claim: Token) {
+        let Some(job) = self.live.get(&claim).and_then(|live| live.job.as_ref()) else { return };
+        match self.containment.unproven() {
+            Unproven::Kept => {
+                let enclosure = job.context.enclosure().clone();
+                self.calls.spawn(calls::vacate(claim, enclosure));
+                self.happened(Event::Occupied { claim });
+            }
+            Unproven::Reused => {
+                count(&self.counters().occupied);
+                tracing::error!(
+                    alert = "occupied", claim.run = %job.context.task().run,
+                    "[alert operator] processes of a payload may still be there; its slot is used again, as host.unproven says"
+                );
+            }
+        }
     }
 
     fn unless_refused<T>(&mut self, source: SourceId, answer: Result<T, Refused>) -> Result<T, Refusal> {
@@ -487,7 +527,9 @@ impl Engine {
         let Some(live) = self.live.get_mut(&claim) else { return };
         let (Some(feed), Some(held)) = (self.feeds.get(live.feed), live.claim.clone()) else { return };
         let settings = &self.settings;
-        let job = live.begin(claim, held.run(), feed, self.folder.tasks(), settings.log, self.clock);
+        let enclosure = self.containment.enclosure();
+        let around = Surroundings { base: self.folder.tasks(), log: settings.log, clock: self.clock, enclosure };
+        let job = live.begin(claim, held.run(), feed, around);
         tracing::info!(claim.run = %held.run(), source = feed.name, "claimed");
         let payload = job.context.task().definition.get("payload").cloned().unwrap_or_default();
         let call = calls::prepare(Arc::clone(&feed.handler), claim, payload, job.context);
@@ -641,6 +683,14 @@ impl Engine {
                 tracing::error!(
                     alert = "overlap-possible", claim.run = %run,
                     "[alert operator] the lease was over before its payload was; another worker may have started it"
+                );
+            }
+            Alert::Occupied { run } => {
+                count(&counters.occupied);
+                tracing::error!(
+                    alert = "occupied", claim.run = %run,
+                    "[alert operator] processes of a payload may still be there although they were killed; its slot is not \
+                     used until they are gone"
                 );
             }
             Alert::LeftOver { run } => {

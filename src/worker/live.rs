@@ -17,6 +17,7 @@ use crate::source::{Claim, Grant, Message};
 
 use super::Feed;
 use crate::host::clock::Clock;
+use crate::host::containment::Enclosure;
 
 /// What claiming or deleting a message takes.
 pub(super) struct Entry {
@@ -49,6 +50,15 @@ pub(super) struct Job {
     pub(super) context: Context,
     /// The task's folder, which is there if the context says that it was made.
     pub(super) folder: PathBuf,
+}
+
+/// Where a task is run.
+pub(super) struct Surroundings<'a> {
+    /// Its folder goes below this one.
+    pub(super) base: &'a Path,
+    pub(super) log: LogLimits,
+    pub(super) clock: Clock,
+    pub(super) enclosure: Enclosure,
 }
 
 impl Live {
@@ -86,15 +96,8 @@ impl Live {
 
     /// Makes what the handler is given, and touches no disk. The folder's name is no other claim's: two deployments may use
     /// one name for two tasks, and what an earlier claim left may still be on its way out.
-    pub(super) fn begin(
-        &mut self,
-        claim: Token,
-        run: &Run,
-        feed: &Feed,
-        base: &Path,
-        log: LogLimits,
-        clock: Clock,
-    ) -> Job {
+    pub(super) fn begin(&mut self, claim: Token, run: &Run, feed: &Feed, around: Surroundings<'_>) -> Job {
+        let Surroundings { base, log, clock, enclosure } = around;
         let name = format!("{}_{}_{}", run.task, run.run, claim.0);
         let (workdir, log) = (base.join(&name), TaskLog::new(base.join(format!("{name}.log")), log));
         let definition = std::mem::take(&mut self.definition);
@@ -115,7 +118,8 @@ impl Live {
             self.cancel.subscribe(),
             self.lease_ends.subscribe(),
             clock,
-        );
+        )
+        .within(enclosure);
         let job = Job { context, folder };
         self.job = Some(job.clone());
         job

@@ -17,7 +17,7 @@ pub mod view;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc, oneshot};
@@ -32,6 +32,7 @@ use crate::source::Source;
 
 pub use crate::domain::worker::{Claiming, Exit, Hold, Least, Noticed, Stay};
 use crate::host::clock::Clock;
+use crate::host::containment::{self, Containment};
 use counters::{Counters, Counts, count};
 pub use view::{Note, View};
 
@@ -70,6 +71,8 @@ pub struct Settings {
     /// task its claim. As many as the machine has processors, 2 to 16. With [`Clock::tokio`] handlers share the worker's
     /// runtime, whose time they go by.
     pub handler_threads: usize,
+    /// How payloads are held together. The best that the host offers, without limits.
+    pub containment: containment::Wanted,
     /// Decides every jitter. Different for every worker unless set.
     pub seed: Option<u64>,
     /// The clock.
@@ -92,6 +95,7 @@ impl Default for Settings {
             least: Least::default(),
             log: LogLimits::default(),
             handler_threads: std::thread::available_parallelism().map_or(2, usize::from).clamp(2, HANDLER_THREADS_MAX),
+            containment: containment::Wanted::default(),
             seed: None,
             clock: Clock::boot(),
         }
@@ -151,6 +155,7 @@ pub struct Control {
     orders: mpsc::Sender<Order>,
     wake: Arc<Notify>,
     counters: Arc<Counters>,
+    containment: Arc<OnceLock<Containment>>,
 }
 
 #[derive(Debug)]
@@ -197,7 +202,8 @@ impl Worker {
     #[must_use]
     pub fn new(settings: Settings, feeds: Vec<Feed>) -> Self {
         let (sender, orders) = mpsc::channel(ORDERS_MAX);
-        let control = Control { orders: sender, wake: Arc::default(), counters: Arc::default() };
+        let control =
+            Control { orders: sender, wake: Arc::default(), counters: Arc::default(), containment: Arc::default() };
         Self { settings, feeds, orders, control }
     }
 
@@ -211,18 +217,25 @@ impl Worker {
     ///
     /// # Errors
     ///
-    /// Where the work folder cannot be had, or another worker uses it.
+    /// Where the work folder cannot be had, or another worker uses it; where the host cannot hold payloads together as it is
+    /// to, or an earlier life of this worker is not over. The text says what to do.
     ///
     /// # Cancel safety
     ///
     /// Not cancel safe: what runs is killed and its claims are left to expire. Use [`Control::drain`].
     pub async fn run(self) -> std::io::Result<Exit> {
         let engine = engine::Engine::start(self)?;
+        let containment = engine.containment();
         // On one of the runtime's own threads, where the calls that it starts and hears from are a queue away and not a
         // wake-up of another thread.
         let mut running = tokio::task::JoinSet::new();
         running.spawn(engine.run());
-        match running.join_next().await {
+        let ended = tokio::select! {
+            biased;
+            ended = running.join_next() => ended,
+            () = containment.reap() => None,
+        };
+        match ended {
             Some(Ok(exit)) => exit,
             Some(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
             Some(Err(_)) | None => Err(std::io::Error::other("the runtime was shut down under the worker")),
@@ -300,6 +313,12 @@ impl Control {
     /// Something became pending: poll now.
     pub fn wake(&self) {
         self.wake.notify_one();
+    }
+
+    /// How payloads are held together; `None` before the worker was started.
+    #[must_use]
+    pub fn containment(&self) -> Option<&Containment> {
+        self.containment.get()
     }
 
     /// The counters.

@@ -9,14 +9,16 @@ use crate::bench::{Bench, number_in, read, runs};
 
 const LONG: Bounds = Bounds { run_time: Some(Duration::from_secs(60)), grace: Duration::from_secs(30) };
 
-fn start(bench: &Bench, argv: &[&str]) -> io::Result<Running> {
+async fn start(bench: &Bench, argv: &[&str]) -> io::Result<Running> {
     let argv: Vec<String> = argv.iter().map(|&argument| argument.to_owned()).collect();
     let env = environment::of_task(&environment::Variables::new(), &bench.context);
-    Running::start(Launch { argv: &argv, env: &env, workdir: bench.workdir(), input: Input::Null, channel: None })
+    let within = bench.context.enclosure();
+    let launch = Launch { argv: &argv, env: &env, workdir: bench.workdir(), input: Input::Null, channel: None, within };
+    Running::start(launch).await
 }
 
 async fn run(bench: &Bench, script: &str, bounds: Bounds) -> Ended {
-    let running = start(bench, &["sh", "-c", script]).unwrap();
+    let running = start(bench, &["sh", "-c", script]).await.unwrap();
     running.finish(bounds, &bench.context).await.unwrap()
 }
 
@@ -32,7 +34,7 @@ async fn both_outputs_come_in_the_order_they_were_written() {
 #[tokio::test]
 async fn a_process_leads_its_own_group_and_has_nothing_to_read() {
     let bench = Bench::new();
-    let running = start(&bench, &["sh", "-c", "cat; ps -o pgid= -p $$ || cut -d' ' -f5 /proc/$$/stat"]).unwrap();
+    let running = start(&bench, &["sh", "-c", "cat; ps -o pgid= -p $$ || cut -d' ' -f5 /proc/$$/stat"]).await.unwrap();
     let group = running.group();
     running.finish(LONG, &bench.context).await.unwrap();
     assert_eq!(bench.log().trim(), group.to_string());
@@ -45,7 +47,7 @@ async fn a_background_child_that_holds_the_output_is_ended_and_what_it_wrote_is_
         run(&bench, "(echo from behind; echo $$ >/dev/null; exec sleep 600) & echo $! >pid; echo done", LONG).await;
     assert_eq!(ended.status, Status::Code(0));
     assert!(ended.remarks.iter().any(|remark| remark.contains("held the output open")), "{ended:?}");
-    assert_eq!(ended.survivors, Vec::<u32>::new());
+    assert_eq!(ended.survivors, Vec::<i32>::new());
     assert!(!runs(number_in(&bench.workdir().join("pid"))));
     let log = bench.log();
     assert!(log.contains("from behind") && log.contains("done"), "{log}");
@@ -65,7 +67,7 @@ async fn a_process_that_ignores_the_order_to_end_is_killed_after_its_grace() {
     let bench = Bench::new();
     let script = "trap '' TERM; echo ready; while :; do sleep 0.05; done";
     let bounds = Bounds { grace: Duration::from_millis(300), ..LONG };
-    let running = start(&bench, &["sh", "-c", script]).unwrap();
+    let running = start(&bench, &["sh", "-c", script]).await.unwrap();
     let (ended, ()) = tokio::join!(running.finish(bounds, &bench.context), async {
         bench.logged("ready").await;
         bench.cancel(Duration::from_secs(20));
@@ -81,7 +83,7 @@ async fn a_nearer_order_cuts_the_grace_of_an_earlier_one_short() {
     let bench = Bench::new();
     let script = "trap 'echo told' TERM; echo ready; while :; do sleep 0.05; done";
     let bounds = Bounds { grace: Duration::from_secs(3600), ..LONG };
-    let running = start(&bench, &["sh", "-c", script]).unwrap();
+    let running = start(&bench, &["sh", "-c", script]).await.unwrap();
     let orders = async {
         bench.logged("ready").await;
         bench.cancel(Duration::from_secs(3600));
@@ -97,7 +99,7 @@ async fn a_nearer_order_cuts_the_grace_of_an_earlier_one_short() {
 async fn a_process_that_obeys_is_not_waited_for_any_longer() {
     let bench = Bench::new();
     let script = "trap 'echo cleaned up; exit 7' TERM; echo ready; while :; do sleep 0.05; done";
-    let running = start(&bench, &["sh", "-c", script]).unwrap();
+    let running = start(&bench, &["sh", "-c", script]).await.unwrap();
     let (ended, ()) = tokio::join!(running.finish(LONG, &bench.context), async {
         bench.logged("ready").await;
         bench.cancel(Duration::from_secs(20));
@@ -112,7 +114,7 @@ async fn the_rest_of_a_group_keeps_the_grace_when_its_leader_is_gone() {
     let bench = Bench::new();
     // The leader dies of TERM at once; its child takes its time, without holding the output.
     let script = "sh -c 'trap \"sleep 0.3; echo saved >saved; exit\" TERM; echo ready; exec >/dev/null 2>&1; while :; do sleep 0.05; done' & wait";
-    let running = start(&bench, &["sh", "-c", script]).unwrap();
+    let running = start(&bench, &["sh", "-c", script]).await.unwrap();
     let (ended, ()) = tokio::join!(running.finish(LONG, &bench.context), async {
         bench.logged("ready").await;
         bench.cancel(Duration::from_secs(20));
@@ -134,7 +136,7 @@ async fn dropping_a_running_payload_kills_its_whole_group() {
     let bench = Bench::new();
     let alive = bench.alive();
     let script = "exec 9>alive; (trap '' TERM HUP INT; sleep 600) & echo ready; wait";
-    let running = start(&bench, &["sh", "-c", script]).unwrap();
+    let running = start(&bench, &["sh", "-c", script]).await.unwrap();
     tokio::select! {
         _ = running.finish(LONG, &bench.context) => panic!("it does not end by itself"),
         () = bench.logged("ready") => {}
@@ -173,11 +175,11 @@ async fn what_leaves_the_group_is_not_waited_for_but_survives() {
 #[tokio::test]
 async fn a_program_that_is_not_there_is_named() {
     let bench = Bench::new();
-    let error = start(&bench, &["no-such-program"]).unwrap_err();
+    let error = start(&bench, &["no-such-program"]).await.unwrap_err();
     assert_eq!(error.to_string(), "no-such-program: there is no such program in PATH");
-    let error = start(&bench, &["./here"]).unwrap_err();
+    let error = start(&bench, &["./here"]).await.unwrap_err();
     assert_eq!(error.to_string(), "./here: there is no such file");
     std::fs::write(bench.workdir().join("here"), "").unwrap();
-    let error = start(&bench, &["./here"]).unwrap_err();
+    let error = start(&bench, &["./here"]).await.unwrap_err();
     assert_eq!(error.to_string(), "./here: it is there, but cannot be executed");
 }

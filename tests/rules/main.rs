@@ -34,6 +34,7 @@ mod i22_the_way_out;
 mod i23_hand_back_is_quick;
 mod i24_exit_says_why;
 mod i25_no_retry_inside_a_run;
+mod i26_what_may_be_left_keeps_its_slot;
 mod i28_nothing_is_resumed;
 mod i33_a_sick_host_pauses;
 mod notices;

@@ -232,6 +232,7 @@ impl World {
             Alert::Undecodable { .. }
             | Alert::HostUnfit { .. }
             | Alert::Trouble { .. }
+            | Alert::Occupied { .. }
             | Alert::Unreadable { .. }
             | Alert::Denied { .. }
             | Alert::Throttled { .. }

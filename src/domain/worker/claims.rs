@@ -1,5 +1,6 @@
 //! Claims between the queue's answers and the machine that keeps each one.
 
+use alloc::collections::btree_map::Entry;
 use alloc::vec::Vec;
 use core::time::Duration;
 
@@ -250,6 +251,14 @@ impl Worker {
         }
     }
 
+    pub(super) fn on_occupied(&mut self, claim: Token) {
+        let Some(held) = self.held.get(&claim) else { return };
+        if let Entry::Vacant(vacant) = self.occupied.entry(claim) {
+            vacant.insert(None);
+            self.effects.push_back(Effect::Alert(Alert::Occupied { run: held.run.clone() }));
+        }
+    }
+
     fn close(&mut self, claim: Token, end: End) {
         let Some(held) = self.held.remove(&claim) else { return };
         let work = self.work(held.source, &held.run);
@@ -260,7 +269,11 @@ impl Worker {
         if held.machine.granted() {
             self.ended.insert(&work);
         }
-        self.slots.give(held.slot);
+        match self.occupied.get_mut(&claim) {
+            // I26: nothing else is run in the place of what may still be there.
+            Some(kept) => *kept = held.slot,
+            None => self.slots.give(held.slot),
+        }
         self.effects.push_back(Effect::Close { claim, run: held.run, end });
         // The messages were not settled: they become visible again.
         for message in held.messages {

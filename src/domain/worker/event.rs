@@ -99,6 +99,16 @@ pub enum Event {
         /// How it ended.
         verdict: Verdict,
     },
+    /// Processes of this claim's payload may still be there, although they were killed. Comes before [`Event::Ended`].
+    Occupied {
+        /// The claim.
+        claim: Token,
+    },
+    /// Nothing is left of an occupied claim's payload any more, whether the claim is over or not.
+    Vacated {
+        /// The claim.
+        claim: Token,
+    },
     /// The answer to [`Effect::Settle`].
     Settled {
         /// The claim.
@@ -344,6 +354,11 @@ pub enum Alert {
         /// The run.
         run: Run,
     },
+    /// A payload may still be there although it was killed; its slot is not used until it is gone.
+    Occupied {
+        /// The run.
+        run: Run,
+    },
     /// A claim of an earlier life of this worker was found; it is handed back.
     LeftOver {
         /// The run.
@@ -386,4 +401,7 @@ pub enum Exit {
     Misconfigured,
     /// It was told to exit at once.
     Aborted,
+    /// Processes of a payload are still there although they were killed. Outranks every other cause but that it was told to
+    /// exit at once.
+    Occupied,
 }

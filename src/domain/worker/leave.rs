@@ -35,7 +35,9 @@ impl Worker {
     pub(super) fn terminate(&mut self, deadline: Option<Instant>, now: Instant) {
         let exit = match self.exit {
             Exit::Drained | Exit::HandedBack | Exit::DrainDeadline | Exit::Idle | Exit::Limit => Exit::HostGoes,
-            Exit::HostGoes | Exit::CredentialsRefused | Exit::Misconfigured | Exit::Aborted => self.exit,
+            Exit::HostGoes | Exit::CredentialsRefused | Exit::Misconfigured | Exit::Aborted | Exit::Occupied => {
+                self.exit
+            }
         };
         let news = match (self.host_goes, deadline) {
             (Some(known), Some(deadline)) => deadline < known,
@@ -97,6 +99,7 @@ impl Worker {
 
     pub(super) fn leave(&mut self, exit: Exit) {
         self.mode = Mode::Exited;
+        let exit = if self.occupied.is_empty() || exit == Exit::Aborted { exit } else { Exit::Occupied };
         self.effects.push_back(Effect::Exit(exit));
     }
 

@@ -218,6 +218,8 @@ pub struct Worker {
     feeds: Vec<Feed>,
     held: BTreeMap<Token, Held>,
     by_run: BTreeMap<Work, Token>,
+    /// Claims whose payload may still be there, with the slot of those that are over.
+    occupied: BTreeMap<Token, Option<Slot>>,
     kept: BTreeMap<Token, Kept>,
     /// When each claim wants to be woken.
     timers: BTreeSet<Timer>,
@@ -250,6 +252,7 @@ impl Worker {
             feeds: sources.iter().map(feed).collect(),
             held: BTreeMap::new(),
             by_run: BTreeMap::new(),
+            occupied: BTreeMap::new(),
             kept: BTreeMap::new(),
             timers: BTreeSet::new(),
             alerted: Ring::of(ALERTED_MAX),
@@ -274,6 +277,12 @@ impl Worker {
     #[must_use]
     pub const fn capacity(&self) -> u32 {
         self.slots.capacity()
+    }
+
+    /// How many claims have left processes behind that cannot be killed, or may have.
+    #[must_use]
+    pub fn occupied(&self) -> usize {
+        self.occupied.len()
     }
 
     /// The claims asked for or held.
@@ -323,6 +332,8 @@ impl Worker {
                 self.judge_host(claim, verdict, now);
                 self.tell(claim, Happening::Ended(verdict), now);
             }
+            Event::Occupied { claim } => self.on_occupied(claim),
+            Event::Vacated { claim } => self.slots.give(self.occupied.remove(&claim).flatten()),
             Event::Settled { claim, settled } => self.tell(claim, Happening::Settled(settled), now),
             Event::Reported { claim, answer } => self.tell(claim, Happening::Reported(answer), now),
             Event::Reclaimed { claim, sent_at, answer } => {

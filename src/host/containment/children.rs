@@ -1,0 +1,231 @@
+//! The children of this process: those it started, and those that payloads left to it.
+//!
+//! What a payload moves out of its group can only be found by descent. The kernel gives orphans to the nearest ancestor
+//! that asked for them, which is this process once it is their reaper (`PR_SET_CHILD_SUBREAPER`, or by being the first
+//! process of a container). So when a payload's group is gone, the topmost processes of what it left are children of ours
+//! that we did not start: its strays. Whose stray one is, the payload's cookie in its environment tells; where that was
+//! cleared, the time it was started does, if only one claim had processes then. Where neither does, nobody's processes are
+//! killed on suspicion, and the claim's emptiness is not proven.
+//!
+//! Children are a matter of the whole process, so there is one register for all workers in it.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError, RwLock};
+
+use rustix::process::{Pid, Signal, WaitOptions};
+
+use super::super::process::{self, Life, Stat};
+use super::COOKIE;
+
+static REGISTER: LazyLock<Register> = LazyLock::new(Register::default);
+
+#[derive(Debug, Default)]
+struct Register {
+    /// Held for reading while a child is started and not yet noted, for writing while orphans are reaped: whoever is not
+    /// noted then is an orphan.
+    starting: RwLock<()>,
+    book: Mutex<Book>,
+}
+
+#[derive(Debug, Default)]
+struct Book {
+    /// Children of our own, until they are reaped. Numbers come again, so each note has a number of its own.
+    own: BTreeMap<i32, u64>,
+    notes: u64,
+    /// The claims that may have processes, by cookie.
+    claims: BTreeMap<String, Tenure>,
+}
+
+/// A claim that has started processes and was not seen empty since.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Tenure {
+    /// When its first process was started, in clock ticks since the host was.
+    since: u64,
+    state: State,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// It may have processes.
+    Running,
+    /// It may have none.
+    Over,
+}
+
+fn book() -> MutexGuard<'static, Book> {
+    REGISTER.book.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A child that was started here.
+#[derive(Debug)]
+pub(crate) struct Started<T> {
+    pub(crate) child: T,
+    pub(crate) known: Known,
+}
+
+/// The note that a child is our own. It is to be kept until the child has been reaped, or is left to whoever finds it.
+#[derive(Debug)]
+pub(crate) struct Known {
+    pid: i32,
+    note: u64,
+}
+
+impl Drop for Known {
+    fn drop(&mut self) {
+        let mut book = book();
+        if book.own.get(&self.pid) == Some(&self.note) {
+            book.own.remove(&self.pid);
+        }
+    }
+}
+
+/// Starts a child in such a way that it is never taken for an orphan.
+pub(crate) fn start<T>(
+    start: impl FnOnce() -> io::Result<T>,
+    pid: impl FnOnce(&T) -> Option<u32>,
+) -> io::Result<Started<T>> {
+    let _starting = REGISTER.starting.read().unwrap_or_else(PoisonError::into_inner);
+    let child = start()?;
+    let pid = pid(&child).map_or(0, u32::cast_signed);
+    let mut book = book();
+    book.notes += 1;
+    let note = book.notes;
+    book.own.insert(pid, note);
+    drop(book);
+    Ok(Started { child, known: Known { pid, note } })
+}
+
+/// A claim has started its first process.
+pub(super) fn entered(cookie: &str, first: i32) {
+    let since = Stat::of(first).map_or(0, |stat| stat.started);
+    book().claims.entry(cookie.to_owned()).or_insert(Tenure { since, state: State::Running }).state = State::Running;
+}
+
+/// A claim may have no processes any more.
+pub(super) fn over(cookie: &str) {
+    if let Some(tenure) = book().claims.get_mut(cookie) {
+        tenure.state = State::Over;
+    }
+}
+
+/// A claim has no processes any more.
+pub(super) fn left(cookie: &str) {
+    book().claims.remove(cookie);
+}
+
+/// What a claim may have left.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Strays {
+    /// Its own, with what they started.
+    pub(super) certain: Vec<i32>,
+    /// Its own or those of another claim.
+    pub(super) doubtful: Vec<i32>,
+}
+
+impl Strays {
+    pub(super) const fn none(&self) -> bool {
+        self.certain.is_empty() && self.doubtful.is_empty()
+    }
+
+    /// Kills those that are certain. What they started comes to us, and is found at the next look.
+    pub(super) fn signal(&self, signal: Signal) {
+        let known: Vec<(i32, Option<u64>)> =
+            self.certain.iter().map(|pid| (*pid, Stat::of(*pid).map(|stat| stat.started))).collect();
+        for (pid, started) in known {
+            process::signal(pid, signal, |pid| started.is_some() && Stat::of(pid).map(|stat| stat.started) == started);
+        }
+    }
+}
+
+/// Looks for the strays of a claim.
+pub(super) fn strays(cookie: &str) -> io::Result<Strays> {
+    let mut strays = Strays::default();
+    for pid in orphans()? {
+        let Some(stat) = Stat::of(pid).filter(|stat| stat.life == Life::Running) else { continue };
+        match whose(cookie, process::variable(pid, COOKIE).as_deref(), stat.started, &book().claims) {
+            Whose::Its => strays.certain.push(pid),
+            Whose::Doubtful => strays.doubtful.push(pid),
+            Whose::Others => {}
+        }
+    }
+    if !strays.certain.is_empty() {
+        strays.certain = process::with_descendants(&strays.certain, &Stat::all()?);
+    }
+    Ok(strays)
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Whose {
+    Its,
+    Others,
+    Doubtful,
+}
+
+/// Decides whose stray a process is. Pure.
+fn whose(cookie: &str, carried: Option<&str>, started: u64, claims: &BTreeMap<String, Tenure>) -> Whose {
+    if let Some(carried) = carried {
+        return if carried == cookie { Whose::Its } else { Whose::Others };
+    }
+    let possible: Vec<_> = claims.iter().filter(|(_, tenure)| started >= tenure.since).collect();
+    if !possible.iter().any(|(claim, _)| *claim == cookie) {
+        return Whose::Others;
+    }
+    // Where every claim that it may belong to is over, it does not matter which it is.
+    let over = |(claim, tenure): &(&String, &Tenure)| *claim == cookie || tenure.state == State::Over;
+    if possible.iter().all(over) { Whose::Its } else { Whose::Doubtful }
+}
+
+/// The children that we did not start and that are no leaders of payloads.
+fn orphans() -> io::Result<Vec<i32>> {
+    // A child that is just being started is noted when this lock is had.
+    let _starting = REGISTER.starting.write().unwrap_or_else(PoisonError::into_inner);
+    let children = process::children()?;
+    let book = book();
+    Ok(children.into_iter().filter(|child| !book.own.contains_key(child)).collect())
+}
+
+/// Reaps orphans that have ended. Our own children are left to who waits for them.
+pub(super) fn reap() -> io::Result<()> {
+    for pid in orphans()? {
+        let ended = Stat::of(pid).is_some_and(|stat| stat.life == Life::Ended);
+        if let Some(pid) = Pid::from_raw(pid).filter(|_| ended) {
+            // One that is gone meanwhile is no trouble.
+            rustix::process::waitpid(Some(pid), WaitOptions::NOHANG).ok();
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claims(list: &[(&str, u64, State)]) -> BTreeMap<String, Tenure> {
+        list.iter()
+            .map(|(cookie, since, state)| ((*cookie).to_owned(), Tenure { since: *since, state: *state }))
+            .collect()
+    }
+
+    #[test]
+    fn a_stray_that_kept_its_cookie_is_known_by_it() {
+        let claims = claims(&[("a", 10, State::Over), ("b", 20, State::Running)]);
+        assert_eq!(whose("a", Some("a"), 30, &claims), Whose::Its);
+        assert_eq!(whose("a", Some("b"), 30, &claims), Whose::Others);
+    }
+
+    #[test]
+    fn a_stray_without_a_cookie_is_known_by_when_it_was_started_if_that_tells() {
+        let claims = claims(&[("a", 10, State::Over), ("b", 20, State::Running)]);
+        assert_eq!(whose("a", None, 15, &claims), Whose::Its, "b had no process then");
+        assert_eq!(whose("a", None, 25, &claims), Whose::Doubtful, "it may be one of b's, which runs");
+        assert_eq!(whose("b", None, 15, &claims), Whose::Others);
+        assert_eq!(whose("a", None, 5, &claims), Whose::Others, "older than any claim");
+    }
+
+    #[test]
+    fn a_stray_of_claims_that_are_all_over_is_anybodys() {
+        let claims = claims(&[("a", 10, State::Over), ("b", 20, State::Running)]);
+        assert_eq!(whose("b", None, 25, &claims), Whose::Its, "a is over and b asks because it ends");
+    }
+}

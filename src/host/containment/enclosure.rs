@@ -1,0 +1,465 @@
+//! What is around the processes of one claim.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use std::{fmt, io};
+
+use rustix::process::Signal;
+
+use super::super::process::{self, LOOK_AGAIN};
+use super::cgroup::{Group, Means};
+use super::{Limits, children, shim};
+use crate::domain::outcome::Emptiness;
+use crate::limits::PROCESS_KILLED_WAIT;
+
+/// By what the processes of a claim are found again, by whom ever. Known before the first of them exists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Name {
+    /// The value of [`COOKIE`](super::COOKIE) in the environment of its processes.
+    pub cookie: String,
+    /// Its control group, where it has one.
+    pub cgroup: Option<PathBuf>,
+}
+
+/// A limit that a payload came up against.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exceeded {
+    /// It used up its memory, and the kernel ended it.
+    Memory {
+        /// What it might have used.
+        bytes: u64,
+    },
+    /// Its folder grew too large.
+    Disk {
+        /// What it might have used.
+        bytes: u64,
+    },
+    /// It was refused another process. That alone ends nothing.
+    Processes {
+        /// How many it might have had.
+        most: u32,
+    },
+}
+
+impl fmt::Display for Exceeded {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory { bytes } => {
+                write!(out, "out of memory: the task used up the {bytes} bytes it may have and was killed")
+            }
+            Self::Disk { bytes } => write!(out, "the task's folder grew beyond the {bytes} bytes it may have"),
+            Self::Processes { most } => {
+                write!(out, "the task was refused a process, since it had the {most} that it may have")
+            }
+        }
+    }
+}
+
+/// What is around the processes of one claim. Clones share it.
+///
+/// The last clone that is dropped kills what is left.
+#[derive(Debug, Clone)]
+pub struct Enclosure {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    name: Name,
+    around: Around,
+    limits: Limits,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+enum Around {
+    /// The process group of each process, and no more.
+    Nothing,
+    /// We are given what payloads leave behind.
+    Reaper,
+    Cgroup {
+        group: Group,
+        means: Means,
+    },
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// A control group exists, or a process was started.
+    used: bool,
+    /// How many payload processes were started whose end was not seen.
+    running: u32,
+    /// What was counted at limits when it was last asked for.
+    out_of_memory: u64,
+    processes_refused: u64,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.state.get_mut().is_ok_and(|state| state.used) {
+            self.kill();
+            if let Around::Cgroup { group, .. } = &self.around {
+                // If that is too early, the next start of this worker does it.
+                drop(group.remove());
+            }
+            children::over(&self.name.cookie);
+        }
+    }
+}
+
+impl Inner {
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn kill(&self) {
+        match &self.around {
+            Around::Nothing => {}
+            Around::Reaper => {
+                if let Ok(strays) = children::strays(&self.name.cookie) {
+                    strays.signal(Signal::KILL);
+                }
+            }
+            Around::Cgroup { group, means } => {
+                if !group.empty() {
+                    group.kill(*means);
+                }
+            }
+        }
+    }
+}
+
+impl Enclosure {
+    fn new(name: Name, around: Around, limits: Limits) -> Self {
+        Self { inner: Arc::new(Inner { name, around, limits, state: Mutex::default() }) }
+    }
+
+    /// Nothing but the process group that each payload process leads anyway. What leaves it is not seen.
+    #[must_use]
+    pub fn bare() -> Self {
+        Self::new(Name { cookie: String::new(), cgroup: None }, Around::Nothing, Limits::default())
+    }
+
+    pub(super) fn reaper(cookie: String, limits: Limits) -> Self {
+        Self::new(Name { cookie, cgroup: None }, Around::Reaper, limits)
+    }
+
+    pub(super) fn cgroup(cookie: String, group: Group, means: Means, limits: Limits) -> Self {
+        let name = Name { cookie, cgroup: Some(group.folder().to_owned()) };
+        Self::new(name, Around::Cgroup { group, means }, limits)
+    }
+
+    /// By what its processes are found again.
+    #[must_use]
+    pub fn name(&self) -> &Name {
+        &self.inner.name
+    }
+
+    /// What each of its processes finds in its environment as [`COOKIE`](super::COOKIE).
+    pub(crate) fn cookie(&self) -> Option<&str> {
+        Some(self.inner.name.cookie.as_str()).filter(|cookie| !cookie.is_empty())
+    }
+
+    /// How large the task's folder may grow.
+    pub(crate) fn disk(&self) -> Option<u64> {
+        self.inner.limits.disk
+    }
+
+    /// Makes what a process is to be started in.
+    ///
+    /// # Errors
+    ///
+    /// Where the control group cannot be made or its limits cannot be set.
+    pub(crate) fn open(&self) -> io::Result<Entry> {
+        let mut state = self.inner.state();
+        if let Around::Cgroup { group, .. } = &self.inner.around
+            && !state.used
+        {
+            // Without a kind or a number that a task could be blamed for.
+            group.make().map_err(io::Error::other)?;
+            state.used = true;
+            group.limit(&self.inner.limits).map_err(io::Error::other)?;
+        }
+        state.used = true;
+        state.running += 1;
+        drop(state);
+        Ok(Entry { enclosure: self.clone() })
+    }
+
+    /// Kills whatever is in it, waits for its end, and takes it down. It may be used again.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe; what was killed stays killed.
+    pub async fn clear(&self) -> Emptiness {
+        if !self.inner.state().used {
+            return Emptiness::Proven;
+        }
+        self.inner.kill();
+        children::over(&self.inner.name.cookie);
+        match tokio::time::timeout(PROCESS_KILLED_WAIT, self.vacated()).await {
+            Ok(()) => Emptiness::Proven,
+            Err(_) => Emptiness::Unproven,
+        }
+    }
+
+    /// Resolves when nothing of it is left, and takes it down. What comes to light meanwhile is killed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn vacated(&self) {
+        match &self.inner.around {
+            Around::Nothing => {}
+            Around::Reaper => {
+                self.killed_strays().await;
+                children::left(&self.inner.name.cookie);
+            }
+            Around::Cgroup { group, means } => {
+                group.killed(*means).await;
+                while let Err(error) = group.remove() {
+                    tracing::debug!(%error, "a control group cannot be removed yet");
+                    tokio::time::sleep(LOOK_AGAIN).await;
+                }
+            }
+        }
+        *self.inner.state() = State::default();
+    }
+
+    async fn killed_strays(&self) {
+        loop {
+            match children::strays(&self.inner.name.cookie) {
+                Ok(strays) if strays.none() => return,
+                Ok(strays) => {
+                    strays.signal(Signal::KILL);
+                    for pid in strays.certain.iter().chain(&strays.doubtful) {
+                        // Ours to reap: one that waits for that would be found again and again.
+                        process::gone(*pid).await;
+                    }
+                    drop(children::reap());
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "the children of this process cannot be seen");
+                    tokio::time::sleep(LOOK_AGAIN).await;
+                }
+            }
+        }
+    }
+}
+
+/// A process's place in an enclosure, from just before it is started until its end was seen.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    enclosure: Enclosure,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        // What is in it has to go with the last process whose end somebody waits for.
+        if self.alone() {
+            self.enclosure.inner.kill();
+        }
+        let mut state = self.enclosure.inner.state();
+        state.running = state.running.saturating_sub(1);
+    }
+}
+
+/// How a process is to be started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// As it is.
+    Direct,
+    /// Through this program, with these arguments before its own.
+    Through(Vec<std::ffi::OsString>),
+}
+
+impl Entry {
+    fn inner(&self) -> &Inner {
+        &self.enclosure.inner
+    }
+
+    /// How the process is to be started.
+    pub(crate) fn way(&self, program: &std::path::Path, argv0: &str) -> Way {
+        match &self.inner().around {
+            Around::Nothing | Around::Reaper => Way::Direct,
+            Around::Cgroup { group, .. } => Way::Through(shim::arguments(&group.entrance(), program, argv0).into()),
+        }
+    }
+
+    /// The process has been started.
+    pub(crate) fn started(&self, process: i32) {
+        if let Around::Reaper = self.inner().around {
+            children::entered(&self.inner().name.cookie, process);
+            // The forerunner does it where there is one.
+            drop(std::fs::write(format!("/proc/{process}/oom_score_adj"), shim::OOM_SCORE));
+        }
+    }
+
+    /// Whether no other process of the enclosure is still to be waited for.
+    fn alone(&self) -> bool {
+        self.inner().state().running <= 1
+    }
+
+    /// Tells processes that are outside the group to end.
+    pub(crate) fn terminate_others(&self, group: i32) {
+        if !self.alone() {
+            return;
+        }
+        let outside = |process| process::Stat::of(process).is_some_and(|stat| stat.group != group);
+        match &self.inner().around {
+            Around::Nothing => {}
+            Around::Reaper => {
+                if let Ok(strays) = children::strays(&self.inner().name.cookie) {
+                    strays.signal(Signal::TERM);
+                }
+            }
+            Around::Cgroup { group, .. } => group.signal(Signal::TERM, outside),
+        }
+    }
+
+    /// Resolves when all processes have gone by themselves.
+    ///
+    /// Cancel safe.
+    pub(crate) async fn deserted(&self) {
+        match &self.inner().around {
+            Around::Cgroup { group, .. } if self.alone() => group.emptied().await,
+            Around::Reaper if self.alone() => loop {
+                match children::strays(&self.inner().name.cookie) {
+                    Ok(strays) if strays.certain.is_empty() => return,
+                    Ok(strays) => {
+                        for pid in strays.certain {
+                            process::gone(pid).await;
+                        }
+                        drop(children::reap());
+                    }
+                    Err(_) => return,
+                }
+            },
+            Around::Nothing | Around::Reaper | Around::Cgroup { .. } => {}
+        }
+    }
+
+    /// Kills whatever is still there, unless another process of the enclosure is to be waited for.
+    pub(crate) fn kill(&self) {
+        if self.alone() {
+            self.inner().kill();
+        }
+    }
+
+    /// The processes that are still there a while after they were killed.
+    pub(crate) async fn survivors(&self) -> Vec<i32> {
+        if !self.alone() {
+            return Vec::new();
+        }
+        let gone = async {
+            match &self.inner().around {
+                Around::Nothing => {}
+                Around::Reaper => self.certain_killed().await,
+                Around::Cgroup { group, means } => group.killed(*means).await,
+            }
+        };
+        if tokio::time::timeout(PROCESS_KILLED_WAIT, gone).await.is_ok() {
+            return Vec::new();
+        }
+        match &self.inner().around {
+            Around::Nothing => Vec::new(),
+            Around::Reaper => {
+                children::strays(&self.inner().name.cookie).map(|strays| strays.certain).unwrap_or_default()
+            }
+            Around::Cgroup { group, .. } => group.processes(),
+        }
+    }
+
+    async fn certain_killed(&self) {
+        while let Ok(strays) = children::strays(&self.inner().name.cookie) {
+            if strays.certain.is_empty() {
+                return;
+            }
+            strays.signal(Signal::KILL);
+            for pid in strays.certain {
+                process::gone(pid).await;
+            }
+            drop(children::reap());
+        }
+    }
+
+    /// The limit that a process came up against since this was last asked.
+    pub(crate) fn exceeded(&self) -> Option<Exceeded> {
+        let Around::Cgroup { group, .. } = &self.inner().around else { return None };
+        let limits = &self.inner().limits;
+        let mut state = self.inner().state();
+        let more = |file, event, seen: &mut u64| {
+            let count = group.events(file, event);
+            std::mem::replace(seen, count) < count
+        };
+        if let Some(bytes) = limits.memory
+            && more("memory.events", "oom_kill", &mut state.out_of_memory)
+        {
+            return Some(Exceeded::Memory { bytes });
+        }
+        let most = limits.processes?;
+        more("pids.events", "max", &mut state.processes_refused).then_some(Exceeded::Processes { most })
+    }
+}
+
+/// Resolves when a folder holds more than so many bytes, looked at now and then.
+///
+/// # Cancel safety
+///
+/// Cancel safe.
+pub(crate) async fn outgrown(folder: PathBuf, bytes: u64, every: Duration) {
+    loop {
+        tokio::time::sleep(every).await;
+        if larger_than(folder.clone(), bytes).await {
+            return;
+        }
+    }
+}
+
+/// Whether the files below a folder take up more than so many bytes of the disk.
+pub(crate) async fn larger_than(folder: PathBuf, bytes: u64) -> bool {
+    tokio::task::spawn_blocking(move || taken(folder, bytes) > bytes).await.unwrap_or(false)
+}
+
+/// The bytes that a folder takes up, not counted much further than `enough`. What cannot be looked at counts nothing.
+fn taken(folder: PathBuf, enough: u64) -> u64 {
+    use std::os::unix::fs::MetadataExt as _;
+    let (mut total, mut folders) = (0_u64, vec![folder]);
+    while let Some(folder) = folders.pop() {
+        let Ok(entries) = std::fs::read_dir(&folder) else { continue };
+        for entry in entries.flatten() {
+            let Ok(about) = entry.metadata() else { continue };
+            total = total.saturating_add(about.blocks() * 512);
+            if total > enough {
+                return total;
+            }
+            if about.is_dir() {
+                folders.push(entry.path());
+            }
+        }
+    }
+    total
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_measured_with_all_that_is_below_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let deep = folder.path().join("a/b/c");
+        std::fs::create_dir_all(&deep).unwrap();
+        std::fs::write(deep.join("file"), vec![1; 100_000]).unwrap();
+        std::os::unix::fs::symlink("/usr", deep.join("elsewhere")).unwrap();
+        let bytes = taken(folder.path().to_owned(), u64::MAX);
+        assert!((100_000..300_000).contains(&bytes), "{bytes}");
+        assert!(taken(folder.path().to_owned(), 1000) > 1000);
+    }
+
+    #[tokio::test]
+    async fn what_was_never_used_is_empty() {
+        assert_eq!(Enclosure::bare().clear().await, Emptiness::Proven);
+    }
+}

@@ -1,0 +1,192 @@
+//! Processes that need not be our children: what `/proc` tells of them, signals that cannot reach a stranger, and their
+//! end.
+//!
+//! A process's number may be given to another one as soon as it is reaped. Whoever is not our own child is therefore
+//! signaled through a descriptor, and only after it was looked at again.
+
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use crate::limits::PROCESS_ENVIRONMENT_BYTES_MAX;
+
+/// How often something is looked at where the kernel cannot tell when it changes.
+pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// How long a process is waited for before it is looked at again: its number may by now be somebody else's.
+const NUMBER_DOUBTED: Duration = Duration::from_secs(1);
+
+/// What `/proc/PID/stat` says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stat {
+    pub(crate) pid: i32,
+    pub(crate) life: Life,
+    pub(crate) parent: i32,
+    pub(crate) group: i32,
+    /// In clock ticks since the host was started.
+    pub(crate) started: u64,
+}
+
+/// Whether a process can still do something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Life {
+    Running,
+    /// It ended and waits to be reaped.
+    Ended,
+}
+
+impl Stat {
+    pub(crate) fn of(pid: i32) -> Option<Self> {
+        Self::parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    /// Reads `pid (name) state ppid pgrp …`, where the name may hold anything.
+    fn parse(stat: &str) -> Option<Self> {
+        let (before, after) = stat.rsplit_once(')')?;
+        let pid = before.split_once(' ')?.0.parse().ok()?;
+        let mut fields = after.split_ascii_whitespace();
+        let life = match fields.next()? {
+            "Z" | "X" => Life::Ended,
+            _ => Life::Running,
+        };
+        let parent = fields.next()?.parse().ok()?;
+        let group = fields.next()?.parse().ok()?;
+        let started = fields.nth(16)?.parse().ok()?;
+        Some(Self { pid, life, parent, group, started })
+    }
+
+    /// Every process that can be seen.
+    pub(crate) fn all() -> io::Result<Vec<Self>> {
+        let mut all = Vec::new();
+        for entry in std::fs::read_dir("/proc")? {
+            let pid = entry?.file_name().to_str().and_then(|name| name.parse().ok());
+            all.extend(pid.and_then(Self::of));
+        }
+        Ok(all)
+    }
+}
+
+/// The processes whose parent this process is, those that ended included.
+pub(crate) fn children() -> io::Result<Vec<i32>> {
+    let mut children = Vec::new();
+    for thread in std::fs::read_dir("/proc/self/task")? {
+        let path = thread?.path().join("children");
+        match std::fs::read_to_string(path) {
+            Ok(list) => children.extend(list.split_ascii_whitespace().filter_map(|pid| pid.parse::<i32>().ok())),
+            // A thread that has ended, or a kernel without these lists.
+            Err(_) if !std::path::Path::new("/proc/thread-self/children").exists() => return children_by_parent(),
+            Err(_) => {}
+        }
+    }
+    Ok(children)
+}
+
+fn children_by_parent() -> io::Result<Vec<i32>> {
+    let own = std::process::id().cast_signed();
+    Ok(Stat::all()?.into_iter().filter(|stat| stat.parent == own).map(|stat| stat.pid).collect())
+}
+
+/// Those processes and everything they started that still has its parents.
+pub(crate) fn with_descendants(roots: &[i32], all: &[Stat]) -> Vec<i32> {
+    let mut found = roots.to_vec();
+    let mut at = 0;
+    while let Some(&parent) = found.get(at) {
+        at += 1;
+        let born = all.iter().filter(|stat| stat.parent == parent && stat.life == Life::Running);
+        let born: Vec<i32> = born.map(|stat| stat.pid).filter(|pid| !found.contains(pid)).collect();
+        found.extend(born);
+    }
+    found
+}
+
+/// The value of a variable in the environment that a process was started with. `None` where it has none, and where we may
+/// not look.
+pub(crate) fn variable(pid: i32, name: &str) -> Option<String> {
+    let mut environment = Vec::new();
+    let file = std::fs::File::open(format!("/proc/{pid}/environ")).ok()?;
+    file.take(PROCESS_ENVIRONMENT_BYTES_MAX).read_to_end(&mut environment).ok()?;
+    environment.split(|byte| *byte == 0).find_map(|pair| {
+        let value = pair.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
+        String::from_utf8(value.to_vec()).ok()
+    })
+}
+
+/// Signals a process if it still is what it was taken for when its number can no longer go to another.
+pub(crate) fn signal(process: i32, signal: Signal, still: impl Fn(i32) -> bool) {
+    let Some(pid) = Pid::from_raw(process) else { return };
+    let sent = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(descriptor) if still(process) => rustix::process::pidfd_send_signal(&descriptor, signal),
+        Ok(_) | Err(Errno::SRCH) => return,
+        // No such descriptors here (before Linux 5.3, and in some sandboxes).
+        Err(_) if still(process) => rustix::process::kill_process(pid, signal),
+        Err(_) => return,
+    };
+    match sent {
+        Ok(()) | Err(Errno::SRCH) => {}
+        Err(error) => tracing::warn!(process, ?signal, %error, "a payload's process cannot be signaled"),
+    }
+}
+
+#[expect(
+    deprecated,
+    reason = "unsound for types that may close or swap their descriptor; OwnedFd does neither, and the new way is unsafe"
+)]
+pub(crate) fn descriptor(process: Pid) -> io::Result<AsyncFd<OwnedFd>> {
+    let descriptor = rustix::process::pidfd_open(process, PidfdFlags::NONBLOCK)?;
+    AsyncFd::with_interest(descriptor, Interest::READABLE)
+}
+
+/// Waits for a process that is not our child, or for [`NUMBER_DOUBTED`].
+pub(crate) async fn gone(process: i32) {
+    let Some(pid) = Pid::from_raw(process) else { return };
+    match descriptor(pid) {
+        Ok(descriptor) => {
+            let readable = tokio::time::timeout(NUMBER_DOUBTED, descriptor.readable());
+            if let Ok(Err(_)) = readable.await {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        }
+        Err(error) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {}
+        Err(_) => tokio::time::sleep(LOOK_AGAIN).await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TAIL: &str = "0 0 0 0 0 0 0 0 0 0 0 20 0 1 0 777 0";
+
+    #[test]
+    fn a_process_with_a_spiteful_name_is_read_right() {
+        let stat = Stat::parse(&format!("7 (a) Z 1 9) S 3 42 42 {TAIL}")).unwrap();
+        assert_eq!((stat.pid, stat.life, stat.parent, stat.group, stat.started), (7, Life::Running, 3, 42, 777));
+        assert_eq!(Stat::parse("7 (a) S 1"), None);
+    }
+
+    #[test]
+    fn a_process_that_waits_to_be_reaped_does_not_run() {
+        assert_eq!(Stat::parse(&format!("7 (sh) Z 1 42 42 {TAIL}")).unwrap().life, Life::Ended);
+    }
+
+    #[test]
+    fn what_proc_says_of_ourselves_is_read() {
+        let own = std::process::id().cast_signed();
+        let stat = Stat::of(own).unwrap();
+        assert_eq!((stat.pid, stat.life), (own, Life::Running));
+        assert!(stat.started > 0);
+        assert!(Stat::all().unwrap().iter().any(|stat| stat.pid == own));
+    }
+
+    #[test]
+    fn descendants_are_found_at_any_depth_and_strangers_are_not() {
+        let stat = |pid, parent| Stat { pid, life: Life::Running, parent, group: 0, started: 0 };
+        let all = [stat(4, 3), stat(3, 2), stat(2, 1), stat(9, 1)];
+        assert_eq!(with_descendants(&[2], &all), [2, 3, 4]);
+    }
+}

@@ -1,0 +1,78 @@
+//! What a worker that was killed has left running ends at the next start of it.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use journeyman::handler::environment;
+use journeyman::handler::process::{Input, Launch, Running};
+use journeyman::host::containment::{Containment, Demand, Level, Name, Wanted};
+
+use crate::bench::Bench;
+use crate::hunt::Quarry;
+use crate::{LEVELS, Report, at};
+
+/// Starts a payload that outlasts it, says what it is known by, and waits to be killed.
+pub(crate) async fn victim(level: &str, name: &str) -> Report {
+    let containment = Containment::establish(name, wanted(level)).expect("probed before");
+    let enclosure = containment.enclosure();
+    let bench = Bench::new();
+    let env = environment::of_task(&environment::Variables::new(), &bench.context);
+    let argv = ["sh", "-c", "setsid sleep 7654321 >/dev/null 2>&1 & echo up; exec sleep 7654321"].map(str::to_owned);
+    let launch =
+        Launch { argv: &argv, env: &env, workdir: "/".as_ref(), input: Input::Null, channel: None, within: &enclosure };
+    let running = Running::start(launch).await.expect("it starts");
+    let cgroup = enclosure.name().cgroup.as_ref().map_or_else(String::new, |path| path.display().to_string());
+    println!("{} {cgroup}", enclosure.name().cookie);
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    drop(running);
+    Report::default()
+}
+
+fn wanted(level: &str) -> Wanted {
+    let level = LEVELS.into_iter().find(|known| known.as_str() == level).expect("a level");
+    Wanted { demand: Demand::AtMost(level), ..Wanted::default() }
+}
+
+pub(crate) fn run(filter: &str) -> Report {
+    let mut report = Report::default();
+    for level in LEVELS {
+        let name = format!("{level}: what a killed worker has left ends at the next start");
+        if name.contains(filter) && at(level, "earlier").is_ok() {
+            report.check(&name, next_start(level));
+        }
+    }
+    report
+}
+
+fn next_start(level: Level) -> Result<(), String> {
+    let name = format!("killed-{level}-{}", std::process::id());
+    let (mut child, known) = start_victim(level, &name);
+    let quarry = Quarry { cookie: known.cookie.clone(), mark: String::new(), folder: "/no/folder".into() };
+    child.kill().and_then(|()| child.wait().map(drop)).map_err(|error| error.to_string())?;
+    if quarry.found().is_empty() {
+        return Err("nothing was left, so nothing is shown".to_owned());
+    }
+    let containment = Containment::establish(&name, wanted(level.as_str())).map_err(|error| error.to_string())?;
+    if level != Level::Group {
+        // Found by the worker's own name, without anything written down.
+        let left = quarry.found();
+        if !left.is_empty() || containment.leftovers() != 1 {
+            return Err(format!("{} found, {left:?} left", containment.leftovers()));
+        }
+    }
+    containment.kill_leftovers(&[known]).map_err(|error| error.to_string())?;
+    let left = quarry.found();
+    if left.is_empty() { Ok(()) } else { Err(format!("left: {left:?}")) }
+}
+
+fn start_victim(level: Level, name: &str) -> (Child, Name) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--victim", level.as_str(), name]).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("it starts");
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().expect("it is piped")).read_line(&mut line).expect("it says its name");
+    let (cookie, cgroup) = line.trim_end_matches('\n').split_once(' ').expect("two words");
+    let cgroup = Some(cgroup).filter(|path| !path.is_empty()).map(Into::into);
+    (child, Name { cookie: cookie.to_owned(), cgroup })
+}

@@ -1,0 +1,339 @@
+//! The hostile payloads, each many times at each level.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use journeyman::domain::outcome::Emptiness;
+use journeyman::handler::artifact::{Declaration, Need, What};
+use journeyman::handler::collect::Item;
+use journeyman::handler::environment;
+use journeyman::handler::log::LogLimits;
+use journeyman::handler::process::{Bounds, Input, Launch, Running};
+use journeyman::host::containment::{Containment, Demand, Level, Limits, Wanted};
+use tokio::task::JoinSet;
+
+use crate::bench::Bench;
+use crate::hunt::{Quarry, zombies};
+use crate::{LEVELS, Report, at};
+
+/// How many runs there are in all unless somebody says.
+const RUNS: usize = 2_000;
+/// How many payloads run at once.
+const AT_ONCE: usize = 8;
+/// No run takes longer.
+const RUN_TIMEOUT: Duration = Duration::from_secs(60);
+const DISK: u64 = 1 << 20;
+
+/// How a payload comes to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// Its leader exits.
+    ByItself,
+    /// It is told to end once it has said `ready`.
+    Told,
+}
+
+/// Whether others may run beside it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Company {
+    Any,
+    /// At the level of process groups it can only be told from others by being the only one.
+    None,
+}
+
+struct Payload {
+    name: &'static str,
+    script: &'static str,
+    end: End,
+    company: Company,
+    also: fn(&Bench, &Context<'_>) -> Result<(), String>,
+}
+
+/// What is known of a run at its end.
+struct Context<'a> {
+    said: &'a str,
+}
+
+const fn payload(name: &'static str, end: End, script: &'static str) -> Payload {
+    Payload { name, script, end, company: Company::Any, also: |_, _| Ok(()) }
+}
+
+/// `$M` is a number of the run's own, for sleeping so long; `up` is a file that says that what matters is under way.
+const UNTIL_UP: &str = "until_up() { while [ ! -e up ]; do :; done; }; ";
+
+const PAYLOADS: [Payload; 22] = [
+    payload("setsid", End::ByItself, "setsid sh -c 'echo >up; exec sleep $0' $M >/dev/null 2>&1 & until_up"),
+    payload("double fork", End::ByItself, "( ( sh -c 'echo >up; exec sleep $0' $M >/dev/null 2>&1 & ) & ); until_up"),
+    payload(
+        "double fork into another session",
+        End::ByItself,
+        "( ( setsid sh -c 'echo >up; exec sleep $0' $M >/dev/null 2>&1 & ) & ); until_up",
+    ),
+    payload("ignores TERM", End::Told, "trap '' TERM HUP INT; echo ready; while :; do sleep 0.02; done"),
+    payload("closes its output and stays", End::Told, "echo ready; exec >/dev/null 2>&1 </dev/null; exec sleep $M"),
+    payload(
+        "fork bomb, of a hundred",
+        End::Told,
+        "f() { if [ $1 -gt 0 ]; then f $(($1 - 1)) & f $(($1 - 1)) & wait; else exec sleep $M; fi; }; echo ready; f 5",
+    ),
+    payload("a line without end", End::Told, "echo ready; exec cat /dev/zero"),
+    Payload {
+        also: no_link_is_followed,
+        ..payload(
+            "a farm of symbolic links",
+            End::ByItself,
+            "mkdir out; for i in 1 2 3 4 5 6 7 8; do ln -s /etc/passwd out/f$i; ln -s / out/d$i; done; ln -s ../.. out/up",
+        )
+    },
+    payload("a grandchild holds the pipe", End::ByItself, "( sleep $M & ); exit 0"),
+    payload("stops itself", End::Told, "echo ready; kill -STOP $$"),
+    Payload {
+        company: Company::None,
+        ..payload(
+            "a daemon without an environment",
+            End::ByItself,
+            "( env -i setsid sh -c 'echo >up; exec sleep $0' $M >/dev/null 2>&1 & ); until_up",
+        )
+    },
+    payload("stops its own group", End::Told, "sleep $M & sleep $M & echo ready; kill -STOP 0"),
+    payload(
+        "holds a sibling by ptrace",
+        End::Told,
+        // PTRACE_ATTACH on x86-64; elsewhere some other call that fails.
+        "setsid sleep $M & exec perl -e '$| = 1; syscall(101, 16, $ARGV[0], 0, 0); print \"ready\\n\"; sleep' $!",
+    ),
+    Payload {
+        also: too_much_is_said,
+        ..payload(
+            "fills its folder",
+            End::ByItself,
+            "head -c 3000000 /dev/zero >fill; setsid sleep $M >/dev/null 2>&1 &",
+        )
+    },
+    payload(
+        "a folder deeper than a path can be",
+        End::ByItself,
+        "n=dddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddd; \
+         for i in 1 2 3 4 5 6 7 8 9 10; do for j in 1 2 3 4 5; do mkdir $n; cd $n; done; done; exec setsid sleep $M >/dev/null 2>&1 &",
+    ),
+    payload("removes its own folder", End::ByItself, "setsid sleep $M >/dev/null 2>&1 & rm -rf \"$TASK_WORKDIR\""),
+    payload("lets nobody into its folder", End::ByItself, "setsid sleep $M >/dev/null 2>&1 & chmod 000 ."),
+    payload("many short processes", End::ByItself, "i=0; while [ $i -lt ${MANY:-60} ]; do ( : & ); i=$((i + 1)); done"),
+    payload(
+        "forks all the time",
+        End::Told,
+        "trap '' TERM; exec perl -e '$| = 1; print \"ready\\n\"; $SIG{TERM} = \"IGNORE\"; while (1) { my $p = fork; exit if $p; select(undef, undef, undef, 0.0005); }' $M",
+    ),
+    payload("nohup in another session", End::ByItself, "nohup setsid sleep $M >/dev/null 2>&1 & sleep 0.01"),
+    payload(
+        "writes to descriptor 3 after its exit",
+        End::ByItself,
+        "( while :; do echo '{\"type\":\"step\"}' >&3; sleep 0.01; done ) >/dev/null 2>&1 & exit 0",
+    ),
+    payload(
+        "starts a daemon when told to end",
+        End::Told,
+        "trap 'setsid sleep $M >/dev/null 2>&1 & exit 0' TERM; echo ready; while :; do sleep 0.02; done",
+    ),
+];
+
+fn no_link_is_followed(bench: &Bench, _: &Context<'_>) -> Result<(), String> {
+    let declaration = Declaration {
+        name: "out".to_owned(),
+        what: What::Directory { path: "out".into() },
+        expires: None,
+        need: Need::Optional,
+    };
+    bench.context.artifacts().declare(declaration).map_err(|error| error.to_string())?;
+    let items = bench.context.artifacts().open(bench.workdir()).map_err(|error| error.to_string())?;
+    let found = items.filter(|item| matches!(item, Item::Found(_))).count();
+    if found == 0 { Ok(()) } else { Err(format!("{found} files were taken through links")) }
+}
+
+fn too_much_is_said(_: &Bench, run: &Context<'_>) -> Result<(), String> {
+    if run.said.contains("folder grew beyond") { Ok(()) } else { Err(format!("its size is not said: {}", run.said)) }
+}
+
+/// A number that no other run of this process has, and that nobody else sleeps for.
+fn mark() -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    format!("{}{:06}", 70_000 + std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+async fn once(payload: &Payload, containment: &Containment) -> Result<(), String> {
+    let mark = mark();
+    let bench = Bench::with_limits(LogLimits { head_bytes: 64 << 10, tail_bytes: 64 << 10 });
+    let enclosure = containment.enclosure();
+    let bench = bench.within(enclosure.clone());
+    let quarry =
+        Quarry { cookie: enclosure.name().cookie.clone(), mark: mark.clone(), folder: bench.workdir().to_owned() };
+    let argv = ["sh", "-c", &format!("{UNTIL_UP}{}", payload.script)].map(str::to_owned);
+    let mut env = environment::of_task(&environment::Variables::new(), &bench.context);
+    env.insert("M".to_owned(), mark);
+    let (_reader, writer) = rustix::pipe::pipe().map_err(|error| error.to_string())?;
+    let launch = Launch {
+        argv: &argv,
+        env: &env,
+        workdir: bench.workdir(),
+        input: Input::Null,
+        channel: Some(writer),
+        within: &enclosure,
+    };
+    let running = Running::start(launch).await.map_err(|error| format!("not started: {error}"))?;
+    let bounds = Bounds { run_time: Some(RUN_TIMEOUT), grace: Duration::from_millis(30) };
+    let finish = running.finish(bounds, &bench.context);
+    let ended = match payload.end {
+        End::ByItself => finish.await,
+        End::Told => {
+            let (ended, ()) = tokio::join!(finish, async {
+                bench.logged("ready").await;
+                bench.cancel(Duration::from_secs(20));
+            });
+            ended
+        }
+    };
+    let ended = ended.map_err(|error| format!("its end was not seen: {error}"))?;
+    let emptiness = enclosure.clear().await;
+    let left = quarry.found();
+    if !left.is_empty() || emptiness != Emptiness::Proven || !ended.survivors.is_empty() {
+        return Err(format!("{emptiness:?}, survivors {left:?}, {ended:?}"));
+    }
+    if let Some(folder) = &enclosure.name().cgroup
+        && folder.exists()
+    {
+        return Err(format!("{} is left", folder.display()));
+    }
+    (payload.also)(&bench, &Context { said: &ended.said() })?;
+    drop(std::fs::set_permissions(bench.workdir(), std::os::unix::fs::PermissionsExt::from_mode(0o700)));
+    removed(bench.workdir())
+}
+
+/// As the worker does it when a task is over.
+fn removed(folder: &Path) -> Result<(), String> {
+    match std::fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(format!("its folder stays: {error}")),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+pub(crate) async fn run(filter: &str) -> Report {
+    let mut report = Report::default();
+    let runs = std::env::var("JOURNEYMAN_CONTAINMENT_RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(RUNS);
+    let rounds = runs.div_ceil(PAYLOADS.len() * LEVELS.len());
+    for level in LEVELS {
+        let name = format!("hostile payloads at level {level}");
+        match at_with_disk(level) {
+            Ok(containment) => {
+                let outcome = tokio::select! {
+                    outcome = level_holds(&name, &containment, rounds, filter) => outcome,
+                    () = containment.reap() => unreachable!("it does not end"),
+                };
+                report.check(&name, outcome);
+            }
+            Err(why) => report.missing.push(why),
+        }
+    }
+    if "first process".contains(filter) || filter.is_empty() {
+        first_process(&mut report).await;
+    }
+    report
+}
+
+fn at_with_disk(level: Level) -> Result<Containment, String> {
+    at(level, "probe")?;
+    let limits = Limits { disk: Some(DISK), ..Limits::default() };
+    let wanted = Wanted { demand: Demand::AtMost(level), limits, ..Wanted::default() };
+    let name = format!("hostile-{level}-{}", std::process::id());
+    Containment::establish(&name, wanted).map_err(|error| error.to_string())
+}
+
+async fn level_holds(name: &str, containment: &Containment, rounds: usize, filter: &str) -> Result<(), String> {
+    let containment = Arc::new(containment.clone());
+    let began = Instant::now();
+    let (mut runs, mut failed) = (0, Vec::new());
+    let wanted = |payload: &&Payload| filter.is_empty() || name.contains(filter) || payload.name.contains(filter);
+    let alone = |payload: &Payload| payload.company == Company::None && containment.level() == Level::Group;
+    let (lonely, social): (Vec<_>, Vec<_>) = PAYLOADS.iter().filter(wanted).partition(|payload| alone(payload));
+    let mut together = JoinSet::new();
+    for number in 0..rounds * social.len() {
+        let payload = social[number % social.len()];
+        while together.len() >= AT_ONCE {
+            failed.extend(together.join_next().await.and_then(ended));
+        }
+        let containment = Arc::clone(&containment);
+        together.spawn(async move { bounded(payload, &containment).await });
+        runs += 1;
+    }
+    while let Some(one) = together.join_next().await {
+        failed.extend(ended(one));
+    }
+    for payload in lonely.iter().cycle().take(rounds * lonely.len()) {
+        failed.extend(bounded(payload, &containment).await.err());
+        runs += 1;
+    }
+    println!("        {name}: {runs} runs, {} survivors, {:.1} s", failed.len(), began.elapsed().as_secs_f64());
+    if failed.is_empty() { Ok(()) } else { Err(failed.join("\n        ")) }
+}
+
+fn ended(one: Result<Result<(), String>, tokio::task::JoinError>) -> Option<String> {
+    match one {
+        Ok(outcome) => outcome.err(),
+        Err(error) => Some(error.to_string()),
+    }
+}
+
+async fn bounded(payload: &Payload, containment: &Containment) -> Result<(), String> {
+    let outcome = tokio::time::timeout(RUN_TIMEOUT, once(payload, containment)).await;
+    outcome
+        .unwrap_or_else(|_| Err("not over after a minute".to_owned()))
+        .map_err(|why| format!("{}: {why}", payload.name))
+}
+
+/// The worker as the first process of a container, with nobody above it to reap.
+async fn first_process(report: &mut Report) {
+    let name = "the first process of a container holds and reaps payloads";
+    let program = std::env::current_exe().unwrap();
+    let mut command = tokio::process::Command::new("unshare");
+    command.args(["--pid", "--fork", "--mount-proc"]).arg(program).arg("--first-process");
+    match command.output().await {
+        Ok(output) if output.status.success() => report.check(name, Ok(())),
+        Ok(output) if String::from_utf8_lossy(&output.stderr).contains("unshare:") => {
+            report.missing.push(format!("a process namespace: {}", String::from_utf8_lossy(&output.stderr).trim()));
+        }
+        Ok(output) => report.check(name, Err(String::from_utf8_lossy(&output.stdout).into_owned())),
+        Err(error) => report.missing.push(format!("unshare: {error}")),
+    }
+}
+
+/// What [`first_process`] starts.
+pub(crate) async fn as_first_process() -> Report {
+    let mut report = Report::default();
+    report
+        .check("this is the first process", if std::process::id() == 1 { Ok(()) } else { Err("it is not".to_owned()) });
+    let containment = at(Level::Group, "first").expect("there are always process groups");
+    let all = async {
+        for payload in &PAYLOADS {
+            report.check(
+                payload.name,
+                bounded(payload, &containment).await.or_else(|why| {
+                    // There is no limit of the disk here.
+                    if why.contains("size is not said") { Ok(()) } else { Err(why) }
+                }),
+            );
+        }
+        let reaped = async {
+            while zombies() > 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        let reaped = tokio::time::timeout(RUN_TIMEOUT, reaped).await.map_err(|_| format!("{} zombies", zombies()));
+        report.check("nobody waits to be reaped", reaped);
+    };
+    tokio::select! {
+        () = all => {}
+        () = containment.reap() => {}
+    }
+    report
+}

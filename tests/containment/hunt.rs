@@ -1,0 +1,55 @@
+//! Finds what a payload has left, by all that it cannot get rid of together: the cookie in its environment, the mark in its
+//! arguments, and the folder it is in.
+
+use std::path::{Path, PathBuf};
+
+/// What a payload's processes are known by.
+pub(crate) struct Quarry {
+    pub(crate) cookie: String,
+    pub(crate) mark: String,
+    pub(crate) folder: PathBuf,
+}
+
+impl Quarry {
+    /// The processes that run and have one of the signs, with what they were started as.
+    pub(crate) fn found(&self) -> Vec<String> {
+        let own = std::process::id().to_string();
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.parse::<u32>().is_ok() && name != own && self.is_sign(&entry.path()) && runs(&entry.path()) {
+                let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+                found.push(format!("{name} {}", String::from_utf8_lossy(&line).replace('\0', " ")));
+            }
+        }
+        found
+    }
+
+    fn is_sign(&self, process: &Path) -> bool {
+        let holds = |file: &str, needle: &str| {
+            let bytes = std::fs::read(process.join(file)).unwrap_or_default();
+            !needle.is_empty() && bytes.windows(needle.len()).any(|window| window == needle.as_bytes())
+        };
+        let inside = std::fs::read_link(process.join("cwd")).is_ok_and(|cwd| {
+            // A folder that was removed is shown as such.
+            cwd.to_string_lossy().starts_with(&*self.folder.to_string_lossy())
+        });
+        inside || holds("environ", &self.cookie) || holds("cmdline", &self.mark)
+    }
+}
+
+fn runs(process: &Path) -> bool {
+    std::fs::read_to_string(process.join("stat"))
+        .is_ok_and(|stat| !stat.rsplit(") ").next().unwrap_or_default().starts_with(['Z', 'X']))
+}
+
+/// The processes that ended and wait for us to reap them.
+pub(crate) fn zombies() -> usize {
+    let own = std::process::id().to_string();
+    let zombie = |process: &Path| {
+        let stat = std::fs::read_to_string(process.join("stat")).unwrap_or_default();
+        let mut fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');
+        fields.next() == Some("Z") && fields.next() == Some(&own)
+    };
+    std::fs::read_dir("/proc").unwrap().flatten().filter(|entry| zombie(&entry.path())).count()
+}

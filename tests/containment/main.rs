@@ -1,0 +1,96 @@
+//! Payloads that want to stay, held against every level of containment that this host has: nothing outlives its claim.
+//!
+//! One binary with its own `main`, since what is tested begins there: payloads are started through this very program.
+//! `JOURNEYMAN_CONTAINMENT_RUNS` is how many runs there are in all (2,000 unless set). An argument runs only the cases
+//! whose name contains it. With `CI=true` a level that this host does not have is a failure.
+#![allow(missing_docs, reason = "cases are named by what they show")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    reason = "a test that cannot go on fails, and this one prints for itself"
+)]
+
+#[path = "../handler/bench.rs"]
+#[allow(dead_code, reason = "this room needs a part of it")]
+mod bench;
+
+mod earlier;
+mod hostile;
+mod hunt;
+mod plain;
+
+use std::process::ExitCode;
+
+use journeyman::host::containment::{Containment, Demand, Level, Wanted};
+
+const LEVELS: [Level; 3] = [Level::CgroupKill, Level::CgroupFreeze, Level::Group];
+
+/// What a part of the suite has to say.
+#[derive(Debug, Default)]
+struct Report {
+    failed: Vec<String>,
+    /// What this host does not have.
+    missing: Vec<String>,
+}
+
+impl Report {
+    fn add(&mut self, other: Self) {
+        self.failed.extend(other.failed);
+        self.missing.extend(other.missing);
+    }
+
+    fn check(&mut self, what: &str, outcome: Result<(), String>) {
+        match outcome {
+            Ok(()) => println!("ok      {what}"),
+            Err(why) => {
+                println!("FAILED  {what}: {why}");
+                self.failed.push(what.to_owned());
+            }
+        }
+    }
+}
+
+/// This host at a level, or why it has none such.
+fn at(level: Level, name: &str) -> Result<Containment, String> {
+    let name = format!("{name}-{level}-{}", std::process::id());
+    let wanted = Wanted { demand: Demand::AtMost(level), ..Wanted::default() };
+    let containment = Containment::establish(&name, wanted).map_err(|error| error.to_string())?;
+    if containment.level() == level {
+        Ok(containment)
+    } else {
+        Err(format!("level {level} cannot be had: {}", containment.shortcomings().join("; ")))
+    }
+}
+
+fn main() -> ExitCode {
+    journeyman::shim();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime can be started");
+    let ci = std::env::var("CI").is_ok_and(|ci| ci == "true");
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let report = runtime.block_on(async {
+        match words[..] {
+            ["--victim", level, name] => earlier::victim(level, name).await,
+            ["--first-process"] => hostile::as_first_process().await,
+            _ => {
+                let filter = words.iter().find(|word| !word.starts_with('-')).copied().unwrap_or_default();
+                let mut report = plain::run(filter).await;
+                report.add(earlier::run(filter));
+                report.add(hostile::run(filter).await);
+                report
+            }
+        }
+    });
+    for missing in &report.missing {
+        println!("MISSING: {missing}");
+    }
+    if report.failed.is_empty() && !(ci && report.missing.iter().any(|missing| missing.starts_with("level"))) {
+        ExitCode::SUCCESS
+    } else {
+        println!("FAILED: {}", report.failed.join(", "));
+        ExitCode::FAILURE
+    }
+}

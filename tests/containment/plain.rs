@@ -1,0 +1,177 @@
+//! What a payload is given at each level, and what is told where it cannot be started: the same everywhere.
+
+use std::io;
+use std::time::Duration;
+
+use journeyman::domain::outcome::Emptiness;
+use journeyman::handler::environment;
+use journeyman::handler::process::{Bounds, Input, Launch, Running, Status};
+use journeyman::host::containment::{Containment, Enclosure, Level, Limits, Wanted};
+
+use crate::bench::Bench;
+use crate::{LEVELS, Report, at};
+
+const BOUNDS: Bounds = Bounds { run_time: Some(Duration::from_secs(60)), grace: Duration::from_secs(10) };
+
+pub(crate) async fn run(filter: &str) -> Report {
+    let mut report = Report::default();
+    for level in LEVELS {
+        let Ok(containment) = at(level, "plain") else { continue };
+        let cases: [(&str, Result<(), String>); 4] = [
+            ("a payload finds what it was to find, and nothing of ours", nothing_of_ours(&containment).await),
+            ("what cannot be started is told as by the system itself", errors_are_the_same(&containment).await),
+            ("two processes of a claim do not end each other", side_by_side(&containment).await),
+            ("a payload that is dropped is gone", dropped(&containment).await),
+        ];
+        for (name, outcome) in cases.into_iter().filter(|(name, _)| name.contains(filter)) {
+            report.check(&format!("{level}: {name}"), outcome);
+        }
+    }
+    if "doubt".contains(filter) {
+        report.check("group: a stray that may be another claim's is not killed on suspicion", doubt().await);
+    }
+    if "limits".contains(filter) {
+        limits(&mut report).await;
+    }
+    report
+}
+
+async fn start(bench: &Bench, within: &Enclosure, argv: &[&str]) -> io::Result<Running> {
+    let argv: Vec<String> = argv.iter().map(|&argument| argument.to_owned()).collect();
+    let mut env = environment::of_task(&environment::Variables::new(), &bench.context);
+    env.insert("ODD-name".to_owned(), "kept".to_owned());
+    let (_, channel) = rustix::pipe::pipe()?;
+    let launch =
+        Launch { argv: &argv, env: &env, workdir: bench.workdir(), input: Input::Null, channel: Some(channel), within };
+    Running::start(launch).await
+}
+
+fn bench(enclosure: &Enclosure) -> Bench {
+    Bench::new().within(enclosure.clone())
+}
+
+fn same<T: PartialEq + std::fmt::Debug>(what: &str, found: T, wanted: T) -> Result<(), String> {
+    if found == wanted { Ok(()) } else { Err(format!("{what}: {found:?}, and not {wanted:?}")) }
+}
+
+const LOOK: &str = "echo $0 \"$@\"; pwd; tr '\\0' '\\n' </proc/$$/environ | cut -d= -f1 | sort | tr '\\n' ' '; echo; \
+                    tr '\\0' ' ' </proc/$$/cmdline; echo; echo /proc/$$/fd/*; grep -E '^Sig(Blk|Ign)' /proc/self/status; \
+                    echo err >&2; readlink /proc/$$/fd/1 | cut -d: -f1; [ /proc/$$/fd/1 -ef /proc/$$/fd/2 ] && echo one";
+
+async fn nothing_of_ours(containment: &Containment) -> Result<(), String> {
+    let mut seen = Vec::new();
+    for enclosure in [Enclosure::bare(), containment.enclosure()] {
+        let bench = bench(&enclosure);
+        let argv = ["sh", "-c", LOOK, "zero", "one two", ""];
+        let running = start(&bench, &enclosure, &argv).await.map_err(|error| error.to_string())?;
+        let leader = running.group().to_string();
+        let ended = running.finish(BOUNDS, &bench.context).await.map_err(|error| error.to_string())?;
+        same("status", ended.status, Status::Code(0))?;
+        let folder = bench.workdir().display().to_string();
+        seen.push(bench.log().replace(&leader, "PID").replace(&folder, "FOLDER").replace("JOURNEYMAN_CLAIM ", ""));
+    }
+    if !seen[0].contains("/proc/PID/fd/3") || !seen[0].contains("ODD-name") {
+        return Err(seen[0].clone());
+    }
+    same("what it finds", seen[1].as_str(), seen[0].as_str())
+}
+
+async fn errors_are_the_same(containment: &Containment) -> Result<(), String> {
+    for (file, content) in [("interpreter", "#!/no/such/interpreter\n"), ("here", "")] {
+        let mut told = Vec::new();
+        for enclosure in [Enclosure::bare(), containment.enclosure()] {
+            let bench = bench(&enclosure);
+            let path = bench.workdir().join(file);
+            std::fs::write(&path, content).unwrap();
+            let mode = if content.is_empty() { 0o644 } else { 0o755 };
+            std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+            let error = match start(&bench, &enclosure, &[&format!("./{file}")]).await {
+                Ok(running) => return Err(format!("{file} was started: {running:?}")),
+                Err(error) => error,
+            };
+            same("empty", enclosure.clear().await, Emptiness::Proven)?;
+            told.push((error.kind(), error.raw_os_error(), error.to_string()));
+        }
+        same(file, &told[1], &told[0])?;
+    }
+    Ok(())
+}
+
+async fn side_by_side(containment: &Containment) -> Result<(), String> {
+    let enclosure = containment.enclosure();
+    let bench = bench(&enclosure);
+    let lasting = start(&bench, &enclosure, &["sh", "-c", "while [ ! -e go ]; do :; done; exit 7"]).await.unwrap();
+    let short = start(&bench, &enclosure, &["true"]).await.unwrap();
+    let ended = short.finish(BOUNDS, &bench.context).await.unwrap();
+    same("the short one", ended.status, Status::Code(0))?;
+    std::fs::write(bench.workdir().join("go"), "").unwrap();
+    let ended = lasting.finish(BOUNDS, &bench.context).await.unwrap();
+    same("the lasting one", ended.status, Status::Code(7))?;
+    same("empty", enclosure.clear().await, Emptiness::Proven)
+}
+
+async fn dropped(containment: &Containment) -> Result<(), String> {
+    let enclosure = containment.enclosure();
+    let bench = bench(&enclosure);
+    let alive = bench.alive();
+    let script = "exec 9>alive; setsid sleep 7654321 & sleep 7654321 & echo ready; wait";
+    let running = start(&bench, &enclosure, &["sh", "-c", script]).await.unwrap();
+    tokio::select! {
+        ended = running.finish(BOUNDS, &bench.context) => return Err(format!("{ended:?}")),
+        () = bench.logged("ready") => {}
+    }
+    same("empty", enclosure.clear().await, Emptiness::Proven)?;
+    alive.gone().await;
+    Ok(())
+}
+
+/// Two claims run, and one leaves a daemon without an environment: it may be either's.
+async fn doubt() -> Result<(), String> {
+    let containment = at(Level::Group, "doubt")?;
+    let (first, second) = (containment.enclosure(), containment.enclosure());
+    let (one, other) = (bench(&first), bench(&second));
+    let alive = one.alive();
+    let lasting = start(&other, &second, &["sh", "-c", "while [ ! -e go ]; do sleep 0.01; done"]).await.unwrap();
+    let script = "( env -i setsid sh -c 'exec 9>alive; echo >up; exec sleep 7654321' >/dev/null 2>&1 3>&- & ); \
+                  while [ ! -e up ]; do :; done";
+    let left = start(&one, &first, &["sh", "-c", script]).await.unwrap();
+    let ended = left.finish(BOUNDS, &one.context).await.unwrap();
+    same("the first", ended.status, Status::Code(0))?;
+    same("the first's emptiness", first.clear().await, Emptiness::Unproven)?;
+    // The other claim's end settles it: whosever it is, it is over.
+    std::fs::write(other.workdir().join("go"), "").unwrap();
+    let ended = lasting.finish(BOUNDS, &other.context).await.unwrap();
+    same("the other", ended.status, Status::Code(0))?;
+    same("the other's emptiness", second.clear().await, Emptiness::Proven)?;
+    first.vacated().await;
+    alive.gone().await;
+    Ok(())
+}
+
+/// What the controllers enforce, where this host has them for us.
+async fn limits(report: &mut Report) {
+    let limits = Limits { memory: Some(32 << 20), processes: Some(20), disk: None };
+    let wanted = Wanted { limits, ..Wanted::default() };
+    let containment = match Containment::establish(&format!("limits-{}", std::process::id()), wanted) {
+        Ok(containment) if containment.limits() == limits => containment,
+        Ok(containment) => {
+            report.missing.push(format!("controllers: {}", containment.shortcomings().join("; ")));
+            return;
+        }
+        Err(error) => return report.check("limits", Err(error.to_string())),
+    };
+    report.check(
+        "a payload without memory is named as such",
+        said(&containment, "tail /dev/zero", "out of memory").await,
+    );
+    let bomb = "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25; do sleep 5 & done; wait";
+    report.check("a payload without processes is named as such", said(&containment, bomb, "refused a process").await);
+}
+
+async fn said(containment: &Containment, script: &str, words: &str) -> Result<(), String> {
+    let enclosure = containment.enclosure();
+    let bench = bench(&enclosure);
+    let running = start(&bench, &enclosure, &["sh", "-c", script]).await.map_err(|error| error.to_string())?;
+    let ended = running.finish(BOUNDS, &bench.context).await.map_err(|error| error.to_string())?;
+    if ended.said().contains(words) { Ok(()) } else { Err(format!("{ended:?}")) }
+}
