@@ -416,6 +416,7 @@ impl Engine {
 
     fn prepared(&mut self, claim: Token, answer: Result<Box<dyn crate::handler::Prepared>, Unprepared>) -> Event {
         let Some(live) = self.live.get_mut(&claim) else {
+            discard(answer);
             return Event::Prepared { claim, answer: Err(Unprepared::Internal) };
         };
         if live.killed() {

@@ -67,3 +67,23 @@ fn i25_the_memory_of_ended_runs_is_bounded() {
         .find_map(|effect| if let Effect::Recover { held, .. } = effect { Some(held.len()) } else { None });
     assert_eq!(asked, Some(ENDED_MAX));
 }
+
+#[test]
+fn i25_a_run_that_was_given_up_is_remembered_though_thousands_have_been_reported_since() {
+    let mut bench = Bench::claims(1);
+    let lost = bench.grant("Lost");
+    let claim = lost.token;
+    bench.brought(vec![lost]);
+    bench.happens(Event::Reclaimed { claim, sent_at: bench.now, answer: Err(Refusal::Gone) });
+    bench.happens(Event::Ended { claim, verdict: journeyman::domain::outcome::Verdict::Internal });
+    for n in 0..=ENDED_MAX {
+        let grant = bench.grant(&format!("T{n}"));
+        let claim = grant.token;
+        bench.brought(vec![grant]);
+        bench.happens(Event::Prepared { claim, answer: Ok(()) });
+        bench.completes(claim);
+    }
+    let again = bench.grant("Lost");
+    let token = again.token;
+    assert!(bench.brought(vec![again]).contains(&Effect::Forget(token)));
+}

@@ -8,6 +8,7 @@
 )]
 
 mod any_claim;
+mod any_poll;
 mod any_worker;
 mod arithmetic;
 mod i00_architecture;

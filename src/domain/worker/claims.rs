@@ -37,7 +37,7 @@ impl Worker {
             Origin::EarlierLife => (None, Some(Alert::LeftOver { run: run.clone() })),
         };
         let work = self.work(source, &run);
-        if self.by_run.contains_key(&work) || self.ended.contains(&work) {
+        if self.by_run.contains_key(&work) || self.is_over(&work) {
             self.slots.give(slot);
             self.effects.push_back(Effect::Forget(token));
             return;
@@ -60,6 +60,11 @@ impl Worker {
         let feed = self.feeds.get(usize::from(source.0));
         let deployment = feed.map_or(Deployment(u16::MAX), |feed| feed.deployment);
         Work { deployment, run: run.clone() }
+    }
+
+    /// Whether a run was ours and is over here, whatever the queue makes of it.
+    pub(super) fn is_over(&self, work: &Work) -> bool {
+        self.ended.contains(work) || self.given_up.contains(work)
     }
 
     /// The rules for claims of this source.
@@ -267,7 +272,12 @@ impl Worker {
             self.timers.remove(&Timer { at, claim });
         }
         if held.machine.granted() {
-            self.ended.insert(&work);
+            match end {
+                End::Reported(_) | End::Superseded(_) => self.ended.insert(&work),
+                End::Unreportable(_) | End::Lost(_) | End::Unconfirmed { .. } | End::NotGranted => {
+                    self.given_up.insert(&work)
+                }
+            };
         }
         match self.occupied.get_mut(&claim) {
             // I26: nothing else is run in the place of what may still be there.

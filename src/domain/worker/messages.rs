@@ -35,7 +35,7 @@ impl Worker {
         let work = self.work(source, &run);
         if let Some(token) = self.by_run.get(&work).copied() {
             self.attach(token, seen.token);
-        } else if self.ended.contains(&work) {
+        } else if self.is_over(&work) {
             // I12, I25: it was granted to us and is over here. Were it asked for again before it is over at the queue,
             // it would be granted again, and executed twice.
             self.delete(seen.token);

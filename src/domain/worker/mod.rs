@@ -44,7 +44,7 @@ pub const TROUBLES_SAID: u32 = 10;
 pub const TROUBLES_SAID_EVERY: u32 = 100;
 /// How many messages are remembered as having raised their alert.
 pub const ALERTED_MAX: usize = 4096;
-/// How many ended runs are remembered, so that none is taken up again after a recovery.
+/// How many ended runs are remembered, and how many that were given up, so that none is taken up again.
 pub const ENDED_MAX: usize = 4096;
 
 /// What the rules depend on.
@@ -224,7 +224,11 @@ pub struct Worker {
     /// When each claim wants to be woken.
     timers: BTreeSet<Timer>,
     alerted: Ring<Entry>,
+    /// Runs that the queue has an outcome for.
     ended: Ring<Work>,
+    /// Runs that were given up here. Apart from the others, since the queue may still count one as ours when thousands have
+    /// ended after it.
+    given_up: Ring<Work>,
     effects: VecDeque<Effect>,
 }
 
@@ -257,6 +261,7 @@ impl Worker {
             timers: BTreeSet::new(),
             alerted: Ring::of(ALERTED_MAX),
             ended: Ring::of(ENDED_MAX),
+            given_up: Ring::of(ENDED_MAX),
             effects: VecDeque::new(),
             policy,
         }

@@ -183,7 +183,7 @@ impl Worker {
             Ready::Recover => {
                 feed.poller.recovering();
                 let ours = |work: &&Work| work.deployment == feed.deployment;
-                let known = self.by_run.keys().chain(self.ended.iter()).filter(ours);
+                let known = self.by_run.keys().chain(self.ended.iter()).chain(self.given_up.iter()).filter(ours);
                 let held: Vec<Run> = known.map(|work| work.run.clone()).collect();
                 self.effects.push_back(Effect::Recover { source, held });
             }

@@ -1,0 +1,173 @@
+//! Poll order against the protocol's own words, told again here: "the worker must poll the queues in order they are given";
+//! where there is no message "the worker should try the next"; "at end of the array, the worker should sleep a second or so,
+//! and start polling from the start". And ours: after a hit or trouble it starts from the start as well (I16).
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use journeyman::domain::id::SourceId;
+use journeyman::domain::refusal::Refusal;
+use journeyman::domain::time::Instant;
+use journeyman::domain::worker::{Effect, Event, Haul, Seen};
+
+use crate::support::{Bench, secs};
+
+/// What a poll is answered with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Said {
+    Empty,
+    /// So many messages, of which the first so many are about tasks that are gone; the others cannot be read.
+    Messages {
+        gone: u8,
+        unreadable: u8,
+    },
+    Refused(Refusal),
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Step {
+    said: Said,
+    /// Whether something became pending while the poll was out.
+    woken: bool,
+    /// How long the answer took.
+    took: Duration,
+}
+
+/// One poll of the history: what was asked, when, and what came.
+struct Poll {
+    lane: u16,
+    sent: Instant,
+    answered: Instant,
+    step: Step,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let refusal = prop_oneof![
+        3 => Just(Refusal::Retry { after: None }),
+        1 => Just(Refusal::Throttled { after: None }),
+        1 => Just(Refusal::Gone),
+        1 => Just(Refusal::Stale),
+    ];
+    let said = prop_oneof![
+        12 => Just(Said::Empty),
+        2 => (0_u8..3, 0_u8..3)
+            .prop_filter("something came", |(gone, unreadable)| gone + unreadable > 0)
+            .prop_map(|(gone, unreadable)| Said::Messages { gone, unreadable }),
+        1 => refusal.prop_map(Said::Refused),
+    ];
+    let step = (said, proptest::bool::weighted(0.05), 0_u64..3_000).prop_map(|(said, woken, took)| Step {
+        said,
+        woken,
+        took: Duration::from_millis(took),
+    });
+    proptest::collection::vec(step, 1..80)
+}
+
+/// The lane that is asked next, from the history alone: as many as were found empty in a row, round and round.
+fn next_lane(history: &[Poll], lanes: u16) -> u16 {
+    let empty = history.iter().rev().take_while(|poll| poll.step.said == Said::Empty).count();
+    u16::try_from(empty % usize::from(lanes)).expect("fewer than lanes")
+}
+
+/// How long after the last answer it is asked, at least and at most.
+fn pause(history: &[Poll], lanes: u16) -> Option<[Duration; 2]> {
+    let last = history.last()?;
+    let round = history.len().saturating_sub(usize::from(lanes));
+    let woken = history[round..].iter().any(|poll| poll.step.woken);
+    Some(match last.step.said {
+        Said::Messages { .. } => [Duration::ZERO; 2],
+        Said::Empty if next_lane(history, lanes) > 0 || woken => [Duration::ZERO; 2],
+        Said::Empty => [secs(1) * 4 / 5, secs(1)],
+        Said::Refused(Refusal::Stale) => [Duration::ZERO, secs(30)],
+        Said::Refused(_) => [Duration::from_millis(250), secs(120)],
+    })
+}
+
+fn asked(effects: &[Effect]) -> Option<u16> {
+    effects.iter().find_map(|effect| if let Effect::Poll { lane, .. } = effect { Some(lane.0) } else { None })
+}
+
+/// Answers opens and settles messages until a poll is asked for.
+fn until_asked(bench: &mut Bench, lanes: u16, mut effects: Vec<Effect>) -> u16 {
+    for _ in 0..10_000 {
+        let mut more = Vec::new();
+        for effect in &effects {
+            match effect {
+                Effect::Open(_) => more.extend(bench.opened(0, lanes)),
+                Effect::Claim(claim) => more.extend(bench.claimed(*claim, Err(Refusal::Gone))),
+                Effect::Delete(message) => more.extend(bench.deleted(*message, Ok(()))),
+                _ => {}
+            }
+        }
+        if let Some(lane) = asked(&effects) {
+            while !more.is_empty() {
+                assert_eq!(asked(&more), None, "a second poll at once");
+                let done = std::mem::take(&mut more);
+                for effect in done {
+                    if let Effect::Delete(message) = effect {
+                        more.extend(bench.deleted(message, Ok(())));
+                    }
+                }
+            }
+            return lane;
+        }
+        effects = if more.is_empty() {
+            bench.now = bench.worker.next_deadline().expect("it sleeps, and wakes").max(bench.now);
+            bench.tick()
+        } else {
+            more
+        };
+    }
+    panic!("it asks for nothing any more");
+}
+
+fn seen(bench: &mut Bench, number: usize, gone: u8, unreadable: u8) -> Vec<Seen> {
+    let mut all: Vec<_> = (0..gone + unreadable)
+        .map(|place| bench.seen(&format!("m{number}-{place}"), &format!("T{number}-{place}")))
+        .collect();
+    all.iter_mut().skip(usize::from(gone)).for_each(|message| message.run = None);
+    all
+}
+
+fn lives(lanes: u16, steps: Vec<Step>) {
+    let mut bench = Bench::messages(8, lanes);
+    let mut history: Vec<Poll> = Vec::new();
+    let mut lane = 0;
+    for (number, step) in steps.into_iter().enumerate() {
+        let sent = bench.now;
+        assert_eq!(lane, next_lane(&history, lanes), "poll {number}");
+        if let Some([least, most]) = pause(&history, lanes) {
+            let waited = sent.since(history.last().expect("an earlier poll").answered);
+            assert!(
+                waited >= least && waited <= most,
+                "poll {number} {waited:?} after {:?}",
+                history.last().map(|poll| poll.step)
+            );
+        }
+        bench.now = bench.now.plus(step.took);
+        if step.woken {
+            assert_eq!(bench.happens(Event::Wake(SourceId(0))), []);
+        }
+        let answer = match step.said {
+            Said::Empty => Ok(Haul::default()),
+            Said::Messages { gone, unreadable } => {
+                Ok(Haul { messages: seen(&mut bench, number, gone, unreadable), claims: Vec::new() })
+            }
+            Said::Refused(refusal) => Err(refusal),
+        };
+        history.push(Poll { lane, sent, answered: bench.now, step });
+        let effects = bench.polled(0, lane, answer);
+        lane = until_asked(&mut bench, lanes, effects);
+    }
+    assert!(history.iter().all(|poll| poll.lane < lanes && poll.answered >= poll.sent));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1_000))]
+
+    #[test]
+    fn i16_lanes_are_asked_in_the_protocols_order_whatever_came(lanes in 1_u16..8, steps in steps()) {
+        lives(lanes, steps);
+    }
+}
