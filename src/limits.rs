@@ -97,6 +97,8 @@ pub const VIOLATION_BYTES_MAX: usize = 500;
 pub const CONFIG_BYTES_MAX: u64 = 1 << 20;
 /// The largest file that is read for a secret.
 pub const SECRET_BYTES_MAX: u64 = 64 << 10;
+/// How long a secret may take to come from a descriptor.
+pub const SECRET_WAIT: Duration = Duration::from_secs(30);
 /// How many problems of one configuration are shown.
 pub const CONFIG_PROBLEMS_MAX: usize = 20;
 /// How deep tables and lists of a configuration may nest.

@@ -67,7 +67,7 @@ pub(super) fn worker(config: &Config, environment: &Environment) -> Result<Worke
                 handler
             }
         };
-        feeds.push(feed(source_name, source, &name, handler)?);
+        feeds.push(feed(source_name, source, &name, handler, environment)?);
     }
     Ok(Worker::new(settings(config), feeds))
 }
@@ -116,8 +116,14 @@ pub(super) const fn log_limits(most: Size) -> LogLimits {
     LogLimits { head_bytes: most.0 - tail_bytes, tail_bytes }
 }
 
-fn feed(source_name: &str, source: &Source, name: &Name, handler: Arc<dyn Handler>) -> Result<Feed, Failure> {
-    let credentials = Credentials::of_source(source)?
+fn feed(
+    source_name: &str,
+    source: &Source,
+    name: &Name,
+    handler: Arc<dyn Handler>,
+    environment: &Environment,
+) -> Result<Feed, Failure> {
+    let credentials = Credentials::of_source(source, environment)?
         .map(|own| place::credentials(&own.client_id, &own.access_token, own.certificate.as_ref()))
         .transpose()?;
     let mut queue_hosts = taskcluster::Settings::azure_queue_hosts();

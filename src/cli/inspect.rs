@@ -7,7 +7,7 @@ use super::place;
 use crate::config::problem::{Code, Origin, Problem};
 use crate::config::schema::{Client, Handler, HandlerKind, Source};
 use crate::config::secrets::{self, Credentials, NoSecret};
-use crate::config::values::File;
+use crate::config::values::SecretFile;
 use crate::config::{Environment, Loaded};
 use crate::handler::program::{self, Misconfigured};
 use crate::handler::{environment, process};
@@ -46,7 +46,11 @@ impl Inspection<'_> {
         if self.problems[before..].iter().any(|problem| problem.code == Code::Unusable) {
             return;
         }
-        let Ok(Some(own)) = Credentials::of_source(source) else { return };
+        let here = |file: &Option<SecretFile>| !matches!(file, Some(SecretFile::Descriptor(_)));
+        if !here(&source.access_token_file) || !here(&source.certificate_file) {
+            return;
+        }
+        let Ok(Some(own)) = Credentials::of_source(source, self.environment) else { return };
         if let Err(failure) = place::credentials(&own.client_id, &own.access_token, own.certificate.as_ref()) {
             self.unusable(&format!("{key}.client_id"), format!("[{key}] cannot sign: {}", failure.message), "");
         }
@@ -56,8 +60,21 @@ impl Inspection<'_> {
         self.secret(&format!("{key}.access_token_file"), client.access_token_file.as_ref(), "an access token");
     }
 
-    fn secret(&mut self, key: &str, file: Option<&File>, holds: &'static str) {
-        let Some(File(path)) = file else { return };
+    fn secret(&mut self, key: &str, file: Option<&SecretFile>, holds: &'static str) {
+        let credential;
+        let path = match file {
+            None => return,
+            Some(SecretFile::File(path)) => path,
+            // Only the process that they are given to has them.
+            Some(SecretFile::Descriptor(_)) => return,
+            Some(SecretFile::Systemd(name)) => match secrets::credential(name, self.environment) {
+                Some(path) => {
+                    credential = path;
+                    &credential
+                }
+                None => return,
+            },
+        };
         match secrets::read(path, holds) {
             Ok(_) if secrets::is_open(path) => self.push(
                 Code::Open,

@@ -38,7 +38,7 @@ pub(super) async fn run(arguments: QueueArgs, environment: &Environment) -> Ende
     let failed = |error| Failure::new(Exit::Unfit, format!("no signals can be received: {error}"));
     let mut term = signal(SignalKind::terminate()).map_err(failed)?;
     let mut int = signal(SignalKind::interrupt()).map_err(failed)?;
-    let running = queue::start(settings(config)?).await.map_err(|error| refused(&error))?;
+    let running = queue::start(settings(config, environment)?).await.map_err(|error| refused(&error))?;
     tracing::info!(root_url = running.root_url(), db = %config.db, "the queue listens; it is for one machine");
     let failed = tokio::select! {
         _ = term.recv() => None,
@@ -65,7 +65,7 @@ fn refused(error: &StartError) -> Failure {
     Failure::of(exit, error)
 }
 
-fn settings(config: &schema::Queue) -> Result<queue::Settings, Failure> {
+fn settings(config: &schema::Queue, environment: &Environment) -> Result<queue::Settings, Failure> {
     let beside = || {
         let mut name = config.db.0.clone().into_os_string();
         name.push("-artifacts");
@@ -74,7 +74,7 @@ fn settings(config: &schema::Queue) -> Result<queue::Settings, Failure> {
     let artifacts = config.artifacts.as_ref().map_or_else(beside, |folder| folder.0.clone());
     let mut clients = Vec::new();
     for (client_id, client) in &config.clients {
-        if let Some(token) = secrets::of_client(client)? {
+        if let Some(token) = secrets::of_client(client, environment)? {
             let access_token = token.reveal().to_owned().into();
             clients.push(Client { client_id: client_id.clone(), access_token, scopes: client.scopes.clone() });
         }

@@ -102,6 +102,7 @@ fn kind(schema: &Value) -> String {
                     Some("web-address") => "web address",
                     Some("listen-address") => "address and port",
                     Some("file") => "path",
+                    Some("secret-file") => "path, fd:N or systemd:NAME",
                     Some("log-filter") => "level or directives",
                     Some("secret") => "secret",
                     _ => "text",

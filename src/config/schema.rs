@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::values::{File, Filter, Listen, Queue as TaskQueue, Secret, Size, Span, Url, WorkerName};
+use super::values::{File, Filter, Listen, Queue as TaskQueue, Secret, SecretFile, Size, Span, Url, WorkerName};
 use crate::limits::{CLAIM_TIMEOUT_MIN, POLL_INTERVAL_MIN, RUN_TIME_MIN, STATUS_POLL_MIN, TASK_LOG_BYTES_MIN};
 
 /// A whole configuration.
@@ -190,15 +190,15 @@ pub struct Source {
     /// Who we are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_id: Option<String>,
-    /// File that holds the access token. Only its owner should be able to read it.
+    /// File that holds the access token, readable for its owner only; or `fd:N`, a descriptor; or `systemd:NAME`, a credential of the unit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub access_token_file: Option<File>,
+    pub access_token_file: Option<SecretFile>,
     /// The access token itself. From the environment only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_token: Option<Secret>,
-    /// File that holds the certificate of temporary credentials.
+    /// File that holds the certificate of temporary credentials; or `fd:N` or `systemd:NAME`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub certificate_file: Option<File>,
+    pub certificate_file: Option<SecretFile>,
     /// The certificate itself. From the environment only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<Secret>,
@@ -376,9 +376,9 @@ pub enum Auth {
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Client {
-    /// File that holds the client's access token. Only its owner should be able to read it.
+    /// File that holds the client's access token, readable for its owner only; or `fd:N`, a descriptor; or `systemd:NAME`, a credential of the unit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub access_token_file: Option<File>,
+    pub access_token_file: Option<SecretFile>,
     /// The access token itself. From the environment only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_token: Option<Secret>,

@@ -1,13 +1,19 @@
-//! Reads the files that hold secrets. A secret is never part of an error.
+//! Reads secrets: from files, from descriptors, from systemd's credentials; the environment has brought its own. None ever
+//! comes from an argument. A secret is never part of an error, and what it was read through is wiped.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
+use secrecy::zeroize::Zeroizing;
+
+use super::Environment;
 use super::schema::{Client, Source};
-use super::values::{self, Secret};
-use crate::limits::SECRET_BYTES_MAX;
+use super::values::{Secret, SecretFile};
+use crate::limits::{SECRET_BYTES_MAX, SECRET_WAIT};
 
 /// Why a secret could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -51,8 +57,9 @@ impl Credentials {
     /// # Errors
     ///
     /// A file that cannot be read, is empty or is far too large.
-    pub fn of_source(source: &Source) -> Result<Option<Self>, NoSecret> {
+    pub fn of_source(source: &Source, environment: &Environment) -> Result<Option<Self>, NoSecret> {
         let Some(client_id) = source.client_id.clone() else { return Ok(None) };
+        let one = |value, file, what| one(value, file, what, environment);
         let token = one(source.access_token.as_ref(), source.access_token_file.as_ref(), "an access token")?;
         let certificate = one(source.certificate.as_ref(), source.certificate_file.as_ref(), "a certificate")?;
         Ok(token.map(|access_token| Self { client_id, access_token, certificate }))
@@ -64,8 +71,8 @@ impl Credentials {
 /// # Errors
 ///
 /// As [`Credentials::of_source`].
-pub fn of_client(client: &Client) -> Result<Option<Secret>, NoSecret> {
-    one(client.access_token.as_ref(), client.access_token_file.as_ref(), "an access token")
+pub fn of_client(client: &Client, environment: &Environment) -> Result<Option<Secret>, NoSecret> {
+    one(client.access_token.as_ref(), client.access_token_file.as_ref(), "an access token", environment)
 }
 
 /// Whether every user of this machine may read a file. A group is not meant: services are given secrets that way.
@@ -74,12 +81,73 @@ pub fn is_open(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|meta| meta.permissions().mode() & 0o004 != 0)
 }
 
-fn one(value: Option<&Secret>, file: Option<&values::File>, what: &'static str) -> Result<Option<Secret>, NoSecret> {
+fn one(
+    value: Option<&Secret>,
+    file: Option<&SecretFile>,
+    what: &'static str,
+    environment: &Environment,
+) -> Result<Option<Secret>, NoSecret> {
     match (value, file) {
         (Some(secret), _) => Ok(Some(secret.clone())),
-        (None, Some(file)) => read(&file.0, what).map(Some),
+        (None, Some(SecretFile::File(path))) => read(path, what).map(Some),
+        (None, Some(SecretFile::Descriptor(number))) => read_descriptor(*number, what).map(Some),
+        (None, Some(SecretFile::Systemd(name))) => match credential(name, environment) {
+            Some(path) => read(&path, what).map(Some),
+            None => Err(NoSecret::Unusable {
+                what,
+                path: PathBuf::from(format!("systemd:{name}")),
+                fault: "there is no CREDENTIALS_DIRECTORY; is LoadCredential= in the unit, and does systemd start this?",
+            }),
+        },
         (None, None) => Ok(None),
     }
+}
+
+/// Where systemd put a credential; `None` where it gave none to this process.
+#[must_use]
+pub fn credential(name: &str, environment: &Environment) -> Option<PathBuf> {
+    environment.get("CREDENTIALS_DIRECTORY").map(|folder| Path::new(folder).join(name))
+}
+
+/// What descriptors have held. They are read once and then closed, so that no payload inherits them; a configuration may
+/// be read again.
+static DESCRIPTORS: Mutex<BTreeMap<i32, Secret>> = Mutex::new(BTreeMap::new());
+
+/// Reads a descriptor that was handed down to this process, and closes it.
+fn read_descriptor(number: i32, what: &'static str) -> Result<Secret, NoSecret> {
+    let label = || PathBuf::from(format!("fd:{number}"));
+    let mut held = DESCRIPTORS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(secret) = held.get(&number) {
+        return Ok(secret.clone());
+    }
+    let unreadable = |source| NoSecret::Unreadable { what, path: label(), source };
+    if !is_handed_down(number) {
+        return Err(unreadable(std::io::Error::other("nobody handed it down")));
+    }
+    let file = File::open(format!("/proc/self/fd/{number}")).map_err(unreadable)?;
+    let (sender, read) = std::sync::mpsc::channel();
+    // Its writer may be slow, or never close it: the thread is left behind then.
+    std::thread::spawn(move || drop(sender.send(read_all(file))));
+    let text = match read.recv_timeout(SECRET_WAIT) {
+        Ok(text) => text.map_err(unreadable)?,
+        Err(_) => return Err(unreadable(std::io::Error::other("its writer does not close it"))),
+    };
+    let secret = secret_in(&text, || (what, label()))?;
+    // It is ours alone: what this process opens itself is closed on exec, and this was not.
+    if let Err(error) = nix::unistd::close(number) {
+        return Err(unreadable(error.into()));
+    }
+    held.insert(number, secret.clone());
+    Ok(secret)
+}
+
+/// Whether a descriptor came with the process: all that it opens itself are closed on exec.
+fn is_handed_down(number: i32) -> bool {
+    const CLOSE_ON_EXEC: u32 = 0o2_000_000;
+    let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}")).unwrap_or_default();
+    let flags = about.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
+    flags.is_some_and(|flags| flags & CLOSE_ON_EXEC == 0)
 }
 
 /// Reads a file that holds one secret and nothing else. White space around it is not part of it.
@@ -89,18 +157,31 @@ fn one(value: Option<&Secret>, file: Option<&values::File>, what: &'static str) 
 /// As [`Credentials::of_source`].
 pub fn read(path: &Path, what: &'static str) -> Result<Secret, NoSecret> {
     let unreadable = |source| NoSecret::Unreadable { what, path: path.to_owned(), source };
-    let unusable = |fault| NoSecret::Unusable { what, path: path.to_owned(), fault };
     let file = File::open(path).map_err(unreadable)?;
     if is_open(path) {
         tracing::warn!(path = %path.display(), "every user of this machine can read this secret; chmod 600 hides it");
     }
-    let mut text = String::new();
-    file.take(SECRET_BYTES_MAX + 1).read_to_string(&mut text).map_err(unreadable)?;
-    if text.len() as u64 > SECRET_BYTES_MAX {
-        return Err(unusable("it is far too large"));
-    }
-    if text.trim().is_empty() {
-        return Err(unusable("it is empty"));
-    }
-    Ok(Secret::new(&text))
+    let text = read_all(file).map_err(unreadable)?;
+    secret_in(&text, || (what, path.to_owned()))
+}
+
+/// At most one byte more than a secret may have.
+fn read_all(file: File) -> std::io::Result<Zeroizing<String>> {
+    // Not grown while it is filled: that would leave copies behind.
+    let most = SECRET_BYTES_MAX + 1;
+    let mut text = Zeroizing::new(String::with_capacity(usize::try_from(most).unwrap_or_default() + 1));
+    file.take(most).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+fn secret_in(text: &str, place: impl FnOnce() -> (&'static str, PathBuf)) -> Result<Secret, NoSecret> {
+    let fault = if text.len() as u64 > SECRET_BYTES_MAX {
+        "it is far too large"
+    } else if text.trim().is_empty() {
+        "it is empty"
+    } else {
+        return Ok(Secret::new(text));
+    };
+    let (what, path) = place();
+    Err(NoSecret::Unusable { what, path, fault })
 }

@@ -93,7 +93,7 @@ macro_rules! text_value {
     };
 }
 
-text_value!(Span, Size, WorkerName, Queue, Url, Listen, File, Filter, Secret);
+text_value!(Span, Size, WorkerName, Queue, Url, Listen, File, SecretFile, Filter, Secret);
 
 /// Checks a text that is well formed against the least that its key allows, which is written in the same way; `zero` is
 /// what the schema says of nothing at all, where that has a meaning of its own.
@@ -357,6 +357,46 @@ impl Text for File {
     }
 }
 
+/// Where a secret is read from: a file, `fd:N` for a descriptor that was handed down, or `systemd:NAME` for a credential of
+/// the service's unit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SecretFile {
+    /// A file. A relative one starts at the folder that the command was started in.
+    File(PathBuf),
+    /// A descriptor of this process: a file or a pipe.
+    Descriptor(i32),
+    /// A file of `$CREDENTIALS_DIRECTORY`, which `LoadCredential=` and its kin fill.
+    Systemd(String),
+}
+
+impl Text for SecretFile {
+    const FORMAT: &'static str = "secret-file";
+    const EXAMPLE: &'static str = "/path/to/it";
+
+    fn read(text: &str) -> Result<Self, String> {
+        if let Some(number) = text.strip_prefix("fd:") {
+            let number = number.parse().ok().filter(|number| *number > 2);
+            return number
+                .map(Self::Descriptor)
+                .ok_or_else(|| "fd: and a number from 3 on, such as \"fd:3\"".to_owned());
+        }
+        if let Some(name) = text.strip_prefix("systemd:") {
+            let plain = !name.is_empty() && !name.contains(['/', '\0']) && !matches!(name, "." | "..");
+            let expected = "systemd: and the name of a credential, such as \"systemd:access-token\"";
+            return plain.then(|| Self::Systemd(name.to_owned())).ok_or_else(|| expected.to_owned());
+        }
+        File::read(text).map(|file| Self::File(file.0))
+    }
+
+    fn write(&self) -> String {
+        match self {
+            Self::File(path) => path.display().to_string(),
+            Self::Descriptor(number) => format!("fd:{number}"),
+            Self::Systemd(name) => format!("systemd:{name}"),
+        }
+    }
+}
+
 /// Which log lines are written: a level, or `tracing` directives such as `info,journeyman::source=debug`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Filter(String);
@@ -499,6 +539,17 @@ mod tests {
             assert!(Url::read(text).is_err(), "{text}");
         }
         assert_eq!(Url::read("http://127.0.0.1:7070/").unwrap().write(), "http://127.0.0.1:7070");
+    }
+
+    #[test]
+    fn a_secret_is_read_from_a_file_a_descriptor_or_a_credential_and_never_from_a_word() {
+        let read = |text: &str| SecretFile::read(text).map(|file| file.write());
+        for text in ["/etc/token", "token", "fd:3", "systemd:access-token", "./fd:x"] {
+            assert_eq!(read(text).as_deref(), Ok(text));
+        }
+        for text in ["", "fd:", "fd:2", "fd:-1", "fd:x", "systemd:", "systemd:../x", "systemd:.."] {
+            assert!(read(text).is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod dev;
 mod help;
 mod readme;
 mod running;
+mod secrets;
 mod server;
 mod steering;
 mod support;

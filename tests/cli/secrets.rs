@@ -1,0 +1,168 @@
+//! Each way in which a worker is given a secret, and that nothing it says shows it.
+
+use std::path::Path;
+use std::process::Command;
+
+use journeyman::config::{self, Document, Environment};
+use rustix::process::Signal;
+
+use crate::running::queue;
+use crate::server::Server;
+use crate::support::{Said, journeyman, run};
+
+/// The token that the queue of these tests knows.
+const CANARY: &str = "a-token-for-tests";
+
+/// What a worker is started with.
+struct Way {
+    name: &'static str,
+    /// The line of the file that tells where the token is.
+    line: &'static str,
+    environment: &'static [(&'static str, &'static str)],
+}
+
+const WAYS: [Way; 4] = [
+    Way { name: "file", line: "access_token_file = \"token\"", environment: &[] },
+    Way { name: "descriptor", line: "access_token_file = \"fd:3\"", environment: &[] },
+    Way {
+        name: "environment",
+        line: "",
+        environment: &[("JOURNEYMAN__SOURCE__CI__ACCESS_TOKEN", CANARY), ("SOME_API_KEY", "env-canary-44")],
+    },
+    Way {
+        name: "systemd",
+        line: "access_token_file = \"systemd:tc-token\"",
+        environment: &[("CREDENTIALS_DIRECTORY", "credentials")],
+    },
+];
+
+fn configuration(root: &str, line: &str) -> String {
+    format!(
+        "[source.ci]\nkind = \"taskcluster\"\nroot_url = \"{root}\"\ntask_queue = \"build/linux\"\nclient_id = \"me\"\n\
+         {line}\n[worker]\nwork_dir = \"work\"\n[log]\nlevel = \"trace\"\n[host]\nspot = \"off\"\n\
+         [handler.command]\nkind = \"command\"\nenv_allow = [\"PATH\", \"SOME_API_KEY\"]\n"
+    )
+}
+
+/// The binary with what a way gives it. A here-document is a pipe, and the shell is replaced, so signals arrive.
+fn started(folder: &Path, way: &Way, arguments: &[&str]) -> Command {
+    let mut binary = journeyman(folder);
+    let mut command = Command::new("sh");
+    let script = format!("exec \"$@\" 3<<END\n{CANARY}\nEND\n");
+    if way.name == "descriptor" {
+        command.args(["-c", &script, "sh"]).arg(binary.get_program()).args(arguments);
+        command.env_clear().current_dir(folder).env("HOME", folder);
+        command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    } else {
+        binary.args(arguments);
+        command = binary;
+    }
+    command.envs(way.environment.iter().copied());
+    command
+}
+
+fn shows_nothing(said: &Said, way: &Way) {
+    for (what, text) in [("out", &said.out), ("err", &said.err)] {
+        for canary in [CANARY, "env-canary-44"] {
+            assert!(!text.contains(canary), "{} shows it on std{what}: {text}", way.name);
+        }
+    }
+}
+
+fn of_me(folder: &Path, root: &str, arguments: &[&str]) -> Said {
+    let mut command = journeyman(folder);
+    command.arg("task").args(arguments).env("TASKCLUSTER_ROOT_URL", root);
+    run(command.env("TASKCLUSTER_CLIENT_ID", "me").env("TASKCLUSTER_ACCESS_TOKEN", CANARY), "")
+}
+
+#[test]
+fn whatever_way_a_secret_comes_no_log_no_output_and_no_payload_shows_it() {
+    for way in &WAYS {
+        let folder = tempfile::tempdir().expect("a folder");
+        let here = folder.path();
+        std::fs::write(here.join("token"), CANARY).expect("the file can be written");
+        std::fs::create_dir(here.join("credentials")).expect("the folder can be made");
+        std::fs::write(here.join("credentials/tc-token"), CANARY).expect("the file can be written");
+        let (queue, root) = queue(here);
+        std::fs::write(here.join("journeyman.toml"), configuration(&root, way.line)).expect("the file can be written");
+        for arguments in [["config", "show"].as_slice(), &["config", "show", "--origin"], &["config", "check"]] {
+            let said = run(&mut started(here, way, arguments), "");
+            assert_eq!(said.code, 0, "{} {arguments:?}: {}", way.name, said.err);
+            shows_nothing(&said, way);
+        }
+        let mut worker = Server::start(&mut started(here, way, &["worker", "--log-format", "json"]));
+        let look =
+            "env; ls -l /proc/self/fd; cat /proc/self/fd/3; tr '\\0' ' ' </proc/$PPID/cmdline; echo $SOME_API_KEY";
+        let created = of_me(
+            here,
+            &root,
+            &["create", "--wait", "--queue", "build/linux", "--", "/bin/sh", "-c", &format!("{look}; exit 0")],
+        );
+        assert_eq!(created.code, 0, "{}: {}{}", way.name, created.out, created.err);
+        let is_id =
+            |word: &&str| word.len() == 22 && word.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
+        let task = created.out.split_whitespace().chain(created.err.split_whitespace()).find(is_id);
+        let log = of_me(here, &root, &["log", task.expect("its id is told")]);
+        assert!(log.out.contains("TASK_ID="), "{}: {}{}", way.name, log.out, log.err);
+        shows_nothing(&log, way);
+        worker.logs("reported");
+        worker.signal(Signal::TERM);
+        worker.logs("draining");
+        // The queue answers the long poll that the worker's drain waits for.
+        queue.signal(Signal::TERM);
+        let said = worker.ends();
+        assert!(
+            said.err.contains("TRACE") || said.err.contains("DEBUG"),
+            "the log is not a detailed one: {}",
+            said.err
+        );
+        shows_nothing(&said, way);
+    }
+}
+
+#[test]
+fn a_secret_on_the_command_line_or_in_the_file_is_refused_and_not_repeated() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let source = configuration("http://127.0.0.1:9", "");
+    let in_file = configuration("http://127.0.0.1:9", "access_token = \"argv-canary-12\"");
+    for (file, arguments) in [
+        (&source, ["--set", "source.ci.access_token=argv-canary-12"].as_slice()),
+        (&source, &["--set", "source.ci.certificate=argv-canary-12"]),
+        (&in_file, &[]),
+    ] {
+        std::fs::write(folder.path().join("journeyman.toml"), file).expect("the file can be written");
+        for command in [["config", "check"].as_slice(), &["config", "show"], &["worker"]] {
+            let said = run(journeyman(folder.path()).args(command).args(arguments), "");
+            assert_eq!(said.code, 30, "{command:?} {arguments:?}: {}", said.err);
+            assert!(!said.err.contains("argv-canary-12") && !said.out.contains("argv-canary-12"), "{}", said.err);
+        }
+    }
+}
+
+#[test]
+fn a_configuration_cannot_be_printed_with_its_secrets() {
+    let environment = Environment::of(&[("JOURNEYMAN__SOURCE__CI__ACCESS_TOKEN", "debug-canary-31")]);
+    let document = Document::new(Path::new("x.toml"), &configuration("http://127.0.0.1:9", ""));
+    let loaded = config::load(Some(document), &environment, &[]).expect("it is good");
+    let credentials = config::secrets::Credentials::of_source(&loaded.config.source["ci"], &environment);
+    for shown in [format!("{loaded:?}{loaded:#?}"), format!("{environment:?}"), format!("{credentials:?}")] {
+        assert!(!shown.contains("debug-canary-31"), "{shown}");
+    }
+    let shown = serde_json::to_string(&loaded.config).expect("it can be written");
+    assert!(shown.contains("********") && !shown.contains("debug-canary-31"), "{shown}");
+}
+
+#[test]
+fn a_descriptor_or_a_credential_that_is_not_there_is_said_with_a_way_out() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (line, said_so) in [
+        ("access_token_file = \"fd:9\"", "nobody handed it down"),
+        ("access_token_file = \"systemd:tc\"", "is LoadCredential= in the unit"),
+    ] {
+        let file = configuration("http://127.0.0.1:9", line);
+        std::fs::write(folder.path().join("journeyman.toml"), file).expect("the file can be written");
+        let said = run(journeyman(folder.path()).arg("worker"), "");
+        assert_eq!(said.code, 30, "{}", said.err);
+        assert!(said.err.contains(said_so), "{}", said.err);
+    }
+}
