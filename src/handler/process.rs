@@ -264,7 +264,10 @@ impl Running {
         if cause == Cause::Itself {
             if timeout(PROCESS_DRAIN, pump.drain()).await.is_err() {
                 effort = Effort::Killed;
-                remarks.push("processes left in the background held the output open; they were killed".to_owned());
+                remarks.push(
+                    "processes in the background held the output open; those of the payload's group were killed"
+                        .to_owned(),
+                );
             }
         } else {
             self.group.signal(Signal::TERM);

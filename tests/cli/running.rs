@@ -79,6 +79,23 @@ fn the_log_of_a_task_without_one_says_why_and_what_to_do() {
 }
 
 #[test]
+fn a_log_claims_no_more_deaths_than_the_worker_has_seen() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let server = dev(here, &[]);
+    let script = "setsid sh -c 'echo $$ >pid; exec sleep 600' & while [ ! -s pid ]; do :; done; cat pid";
+    let created = task(here, &["create", "--wait", "--", "/bin/sh", "-c", script]);
+    let log = task(here, &["log", created.out.split_whitespace().next().expect("the id")]).out;
+    let pid = log.lines().find_map(|line| line.parse().ok()).and_then(rustix::process::Pid::from_raw);
+    // Where it could not be contained it has to be ended here.
+    drop(rustix::process::kill_process(pid.expect("the task says its number"), Signal::KILL));
+    assert!(log.contains("held the output open; those of the payload's group were killed"), "{log}");
+    assert!(!log.contains("; they were killed"), "{log}");
+    server.signal(Signal::TERM);
+    assert_eq!(server.ends().code, 0);
+}
+
+#[test]
 fn a_program_that_is_not_there_is_said_before_it_costs_a_task() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut command = journeyman(folder.path());
