@@ -15,6 +15,7 @@ use crate::config::values::{Size, WORKER_NAME_CHARS_MAX, WORKER_NAME_CHARS_MAX_A
 use crate::config::{Environment, schema};
 use crate::handler::log::LogLimits;
 use crate::handler::{self, Handler, command, environment, process, program};
+use crate::host::containment::{Demand, Level, Limits, Unproven, Wanted};
 use crate::redact;
 use crate::source::taskcluster::{self, ApiSettings, Dialect, Taskcluster, Timeouts};
 use crate::worker::{Feed, Least, Settings, Stay, Worker};
@@ -100,6 +101,7 @@ pub(super) fn settings(config: &Config) -> Settings {
         },
         least: Least { disk: config.host.min_free_disk.0, memory: config.host.min_free_memory.0 },
         log: log_limits(config.log.task_max),
+        containment: containment(&config.host),
         ..Settings::default()
     }
 }
@@ -107,6 +109,27 @@ pub(super) fn settings(config: &Config) -> Settings {
 /// Zero is never.
 fn some(span: Duration) -> Option<Duration> {
     Some(span).filter(|span| !span.is_zero())
+}
+
+/// What is asked of the host for holding the processes of a task together.
+#[must_use]
+fn containment(host: &schema::Host) -> Wanted {
+    Wanted {
+        demand: match host.containment {
+            schema::Containment::Auto => Demand::Best,
+            schema::Containment::Cgroup => Demand::Cgroup,
+            schema::Containment::Group => Demand::AtMost(Level::Group),
+        },
+        limits: Limits {
+            memory: host.task_memory.map(|size| size.0),
+            processes: host.task_pids,
+            disk: host.task_disk.map(|size| size.0),
+        },
+        unproven: match host.unproven {
+            schema::Unproven::Keep => Unproven::Kept,
+            schema::Unproven::Reuse => Unproven::Reused,
+        },
+    }
 }
 
 /// Three quarters are kept from the start, one quarter from the end.

@@ -85,7 +85,12 @@ fn take_over(running: &mut Config, new: &Config) {
     running.worker.id = kept.id;
     running.worker.group = kept.group;
     running.worker.work_dir = kept.work_dir;
-    running.host = new.host.clone();
+    let established = std::mem::replace(&mut running.host, new.host.clone());
+    running.host.containment = established.containment;
+    running.host.unproven = established.unproven;
+    running.host.task_memory = established.task_memory;
+    running.host.task_pids = established.task_pids;
+    running.host.task_disk = established.task_disk;
     running.log.task_max = new.log.task_max;
 }
 

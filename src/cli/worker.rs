@@ -15,6 +15,7 @@ use crate::config::Environment;
 use crate::config::schema::Config;
 use crate::control::server::{Desk, Reload, Socket};
 use crate::control::{server, socket_in};
+use crate::host::containment::harden;
 use crate::limits::ABORT_WAIT;
 use crate::observe::log;
 use crate::worker::{self, Control, Worker};
@@ -35,6 +36,7 @@ pub(super) async fn run(arguments: WorkerArgs, environment: &Environment) -> End
     let loaded = arguments.settings.load(environment)?;
     log::start(&loaded.config.log, log::color(environment));
     settings::log_warnings(&loaded);
+    harden();
     let worker = assemble::worker(&loaded.config, environment)?;
     let control = worker.control();
     let obey = Signals::listen()?.obey(control.clone());

@@ -109,6 +109,20 @@ pub struct Host {
     pub min_free_disk: Size,
     /// Nothing is claimed while less memory than this can be had.
     pub min_free_memory: Size,
+    /// How the processes of a task are held together, so that none outlives its claim.
+    pub containment: Containment,
+    /// What becomes of a slot whose task may still have processes although they were killed.
+    pub unproven: Unproven,
+    /// The most memory that the processes of a task may have together. Needs control groups and their memory controller.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub task_memory: Option<Size>,
+    /// The most processes and threads that a task may have. Needs control groups and their pids controller.
+    #[schemars(range(min = 1))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub task_pids: Option<u32>,
+    /// How large a task's folder may grow. Looked at every 5 s and at the task's end, so that it can be more for that long.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub task_disk: Option<Size>,
 }
 
 impl Default for Host {
@@ -122,8 +136,35 @@ impl Default for Host {
             spot_endpoint: None,
             min_free_disk: built_in("512MiB"),
             min_free_memory: built_in("64MiB"),
+            containment: Containment::Auto,
+            unproven: Unproven::Keep,
+            task_memory: None,
+            task_pids: None,
+            task_disk: None,
         }
     }
+}
+
+/// How the processes of a task are held together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Containment {
+    /// By the best that the host offers; the log says which.
+    Auto,
+    /// By a control group each, with every limit that is set, or the worker does not start.
+    Cgroup,
+    /// By a process group each.
+    Group,
+}
+
+/// What becomes of a slot whose task may still have processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Unproven {
+    /// It stays taken until they are gone.
+    Keep,
+    /// It is used again.
+    Reuse,
 }
 
 /// Whose metadata service is watched.

@@ -360,6 +360,19 @@ fn refusal(shortcomings: &[String]) -> String {
     )
 }
 
+/// Keeps payloads of the same user out of this process: they can neither read its memory and environment nor trace it, and
+/// its memory is written to no core file. Payloads inherit that they write none either, and may ask for them again.
+///
+/// What this process says of itself under `/proc` belongs to root from then on, so that a debugger has to as well.
+pub fn harden() {
+    use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit};
+    let hidden = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    let core = Rlimit { current: Some(0), ..getrlimit(Resource::Core) };
+    if let Err(error) = hidden.and_then(|()| setrlimit(Resource::Core, core)) {
+        tracing::warn!(%error, "payloads of this user may be able to read the worker's memory");
+    }
+}
+
 /// Makes this process the reaper of what payloads leave behind.
 fn adopt() -> Adopts {
     if !shim::called() {
