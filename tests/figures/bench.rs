@@ -8,6 +8,9 @@
 
 mod fleet;
 mod limits;
+#[path = "../host/metadata.rs"]
+#[allow(dead_code, unreachable_pub, clippy::expect_used, reason = "what the tests of the host use")]
+mod metadata;
 mod roles;
 mod rows;
 mod table;

@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::Done;
-use crate::roles::{ACCESS_TOKEN, CLIENT_ID, QueueRole, Role, WorkerRole, api};
+use crate::roles::{ACCESS_TOKEN, CLIENT_ID, QueueRole, Role, WorkerRole, api, now};
 
 /// How long any one answer may take before the run is given up.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -119,16 +119,26 @@ pub(crate) struct RealWorker {
 impl RealWorker {
     /// Starts it with a configuration of its own in a new folder.
     pub(crate) fn start(folder: &Path, azure: bool, root_url: &str, task_queues: &[String]) -> Done<Self> {
+        let capacity = task_queues.len();
+        let settings = format!("[host]\nspot_endpoint = \"http://127.0.0.1:9\"\n[worker]\ncapacity = {capacity}\n");
+        Self::configured(folder, azure, root_url, task_queues, &settings)
+    }
+
+    /// Starts it with these settings, which end in the section of the worker.
+    pub(crate) fn configured(
+        folder: &Path,
+        azure: bool,
+        root_url: &str,
+        task_queues: &[String],
+        settings: &str,
+    ) -> Done<Self> {
         let home = fresh(folder, "worker")?;
         let token = home.join("token");
         std::fs::write(&token, ACCESS_TOKEN)?;
         std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o600))?;
-        let (capacity, work_dir) = (task_queues.len(), home.join("work"));
-        let mut config = format!(
-            "[host]\nspot_endpoint = \"http://127.0.0.1:9\"\n\
-             [worker]\nid = \"worker\"\ngroup = \"bench\"\ncapacity = {capacity}\nwork_dir = \"{}\"\n",
-            work_dir.display()
-        );
+        let work_dir = home.join("work");
+        let mut config =
+            format!("{settings}id = \"worker\"\ngroup = \"bench\"\nwork_dir = \"{}\"\n", work_dir.display());
         let protocol = if azure { "azure" } else { "claim-work" };
         for (number, task_queue) in task_queues.iter().enumerate() {
             config.push_str(&format!(
@@ -149,6 +159,11 @@ impl RealWorker {
             .kill_on_drop(true)
             .spawn()?;
         Ok(Self { child })
+    }
+
+    /// Waits for its end and answers with its exit code.
+    pub(crate) async fn ended(&mut self) -> Done<Option<i32>> {
+        Ok(timeout(PATIENCE, self.child.wait()).await.map_err(|_| "the worker did not end")??.code())
     }
 
     /// What it has used, as the system tells: the time of every thread that is alive.
@@ -243,6 +258,29 @@ impl Client {
             made.insert(name??.to_string());
         }
         if made.len() == count { Ok(made) } else { Err(format!("{} of {count} tasks were made", made.len()).into()) }
+    }
+
+    /// When the last of these was handed back by its first run, if each of them was and waits for its second.
+    pub(crate) async fn all_handed_back(&self, tasks: &HashSet<String>) -> Done<Timestamp> {
+        let mut last = Timestamp::MIN;
+        for task in tasks {
+            let id = TaskId::parse(task).ok_or("a task has an id")?;
+            let status = self.api.task_status(&id).await?;
+            let (first, second) = (&status["runs"][0], &status["runs"][1]);
+            if first["reasonResolved"] != "worker-shutdown" || second["state"] != "pending" {
+                return Err(format!("{task} was not handed back: {status}").into());
+            }
+            last = last.max(first["resolved"].as_str().unwrap_or_default().parse()?);
+        }
+        Ok(last)
+    }
+
+    /// How long the queue takes to answer a call.
+    pub(crate) async fn round_trip(&self, task: &str) -> Done<Duration> {
+        let id = TaskId::parse(task).ok_or("a task has an id")?;
+        let began = now();
+        self.api.task_status(&id).await?;
+        Ok(now() - began)
     }
 
     /// How many of these were not completed by exactly one run, as the queue tells.
