@@ -452,7 +452,7 @@ impl World {
         let hand_back_from = [before.and_then(|stop| stop.hand_back_from), from].into_iter().flatten().min();
         self.hosts[host].stop = Some(Stop { deadline, hand_back_from });
         self.hosts[host].ever_stopped = true;
-        let at_once = matches!(event, Event::HandBack { .. });
+        let at_once = matches!(event, Event::HandBack { .. } | Event::Terminate { deadline: None });
         self.tell(host, event);
         if at_once {
             self.check_all_told(host);
