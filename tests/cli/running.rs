@@ -88,7 +88,7 @@ fn a_log_claims_no_more_deaths_than_the_worker_has_seen() {
     let log = task(here, &["log", created.out.split_whitespace().next().expect("the id")]).out;
     let pid = log.lines().find_map(|line| line.parse().ok()).and_then(rustix::process::Pid::from_raw);
     // Where it could not be contained it has to be ended here.
-    drop(rustix::process::kill_process(pid.expect("the task says its number"), Signal::KILL));
+    rustix::process::kill_process(pid.expect("the task says its number"), Signal::KILL).unwrap_or_default();
     assert!(log.contains("held the output open; those of the payload's group were killed"), "{log}");
     assert!(!log.contains("; they were killed"), "{log}");
     server.signal(Signal::TERM);
