@@ -273,7 +273,11 @@ impl Running {
             self.group.signal(Signal::TERM);
             self.entry.terminate_others(self.group.leader.as_raw_pid());
             let gone = async {
-                exit::group_gone(&mut self.exit, self.group.leader).await;
+                if self.entry.holds_its_group() {
+                    self.exit.seen().await;
+                } else {
+                    exit::group_gone(&mut self.exit, self.group.leader).await;
+                }
                 self.entry.deserted().await;
             };
             let grace = grace(cause, bounds.grace, context);
@@ -358,8 +362,10 @@ fn prepare(launch: Launch<'_>, entry: &Entry, writer: OwnedFd) -> io::Result<Pre
 }
 
 async fn survivors(group: Pid, entry: &Entry) -> Vec<i32> {
-    let mut survivors = exit::survivors(group, PROCESS_KILLED_WAIT).await;
-    survivors.extend(entry.survivors().await);
+    let mut survivors = entry.survivors().await;
+    if !entry.holds_its_group() {
+        survivors.extend(exit::survivors(group, PROCESS_KILLED_WAIT).await);
+    }
     survivors.sort_unstable();
     survivors.dedup();
     survivors

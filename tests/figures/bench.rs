@@ -6,6 +6,7 @@
 
 #![expect(clippy::print_stdout, reason = "a program without an outside, which prints")]
 
+mod contain;
 mod fleet;
 mod limits;
 #[path = "../host/metadata.rs"]
@@ -44,6 +45,7 @@ impl Size {
 }
 
 fn main() -> ExitCode {
+    journeyman::shim();
     match run(&std::env::args().skip(1).collect::<Vec<_>>()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -12,6 +12,7 @@ use tokio::process::Command;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
+use crate::contain;
 use crate::fleet::{Client, Process, Queue, RealWorker, THREADS, Usage, fresh, nothing_else, numbers};
 use crate::limits::{Spans, flushes, processes};
 use crate::metadata::{Cloud, Metadata};
@@ -20,7 +21,8 @@ use crate::table::{Row, Table, load};
 use crate::{Done, Size};
 
 /// The measurements by name.
-pub(crate) const NAMES: [&str; 8] = ["tasks", "commands", "latency", "notice", "idle", "leases", "start", "size"];
+pub(crate) const NAMES: [&str; 10] =
+    ["tasks", "commands", "latency", "notice", "idle", "leases", "trees", "starts", "start", "size"];
 
 const QUEUE: &str = "bench/tasks";
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(1200);
@@ -43,6 +45,8 @@ pub(crate) async fn measure(size: Size, place: &Path, only: &[&str], table: &mut
             "notice" => lab.notice().await,
             "idle" => lab.idle().await,
             "leases" => lab.leases().await,
+            "trees" => contain::trees(lab.path(), lab.size.pick(300, 20)).await,
+            "starts" => contain::starts(lab.path(), lab.size.pick(400, 24)).await,
             "start" => lab.start().await,
             _ => size_of_binary(),
         };

@@ -301,6 +301,12 @@ impl Entry {
         self.inner().state().running <= 1
     }
 
+    /// Whether the process's group holds nothing that the enclosure does not hold, so that looking through all processes
+    /// for it can be saved.
+    pub(crate) fn holds_its_group(&self) -> bool {
+        matches!(self.inner().around, Around::Cgroup { .. }) && self.alone()
+    }
+
     /// Tells processes that are outside the group to end.
     pub(crate) fn terminate_others(&self, group: i32) {
         if !self.alone() {

@@ -1,0 +1,167 @@
+//! Payload processes in their enclosures: what one costs while it runs, how fast many end, and what a start takes.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use journeyman::domain::id::{Run, TaskId};
+use journeyman::domain::outcome::Emptiness;
+use journeyman::domain::time::Instant;
+use journeyman::handler::artifact::Artifacts;
+use journeyman::handler::environment::Variables;
+use journeyman::handler::log::{LogLimits, TaskLog};
+use journeyman::handler::process::{Bounds, Input, Launch, Running};
+use journeyman::handler::{Cancel, CancelCause, Context, Task};
+use journeyman::host::clock::Clock;
+use journeyman::host::containment::{Containment, Enclosure, Wanted};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use crate::Done;
+use crate::limits::Spans;
+use crate::roles::now;
+use crate::table::{Row, load};
+
+const BOUNDS: Bounds = Bounds { run_time: None, grace: Duration::ZERO };
+
+/// Each process tree has a leader, a child, and a child that has left the group.
+const TREE: &str = "sleep 600 & setsid sleep 600 & echo ready; wait";
+
+struct Orders {
+    cancel: watch::Sender<Option<Cancel>>,
+    lease: watch::Sender<Instant>,
+}
+
+fn context(folder: &Path, number: usize, orders: &Orders, within: &Enclosure) -> Done<Context> {
+    let run = Run { task: TaskId::parse("fN1SbArXTPSVFNUvaOlinQ").ok_or("a task id")?, run: u32::try_from(number)? };
+    let task = Task { run, source: "bench".to_owned(), definition: serde_json::Value::Null, env: Default::default() };
+    let log = TaskLog::new(folder.join(format!("{number}.log")), LogLimits::default());
+    let (cancel, lease) = (orders.cancel.subscribe(), orders.lease.subscribe());
+    let folder = folder.to_owned();
+    Ok(Context::new(task, folder, log, Artifacts::new(), cancel, lease, Clock::boot()).within(within.clone()))
+}
+
+async fn start(argv: &[&str], context: &Context) -> Done<Running> {
+    let argv: Vec<String> = argv.iter().map(|&argument| argument.to_owned()).collect();
+    let env = Variables::new();
+    let within = context.enclosure();
+    let workdir = context.workdir();
+    Ok(Running::start(Launch { argv: &argv, env: &env, workdir, input: Input::Null, channel: None, within }).await?)
+}
+
+fn descriptors() -> Done<usize> {
+    Ok(std::fs::read_dir("/proc/self/fd")?.count())
+}
+
+/// Memory of this process that no file stands behind.
+fn anonymous_kib() -> Done<u64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).ok_or("no RssAnon")?;
+    Ok(line.trim_end_matches("kB").trim().parse()?)
+}
+
+/// Many process trees that run at once and are told to end at once.
+pub(crate) async fn trees(folder: &Path, count: usize) -> Done<Vec<Row>> {
+    let containment = Containment::establish("bench", Wanted::default())?;
+    let load = load();
+    let orders = Orders { cancel: watch::Sender::new(None), lease: watch::Sender::new(Instant::ORIGIN) };
+    let (memory, files) = (anonymous_kib()?, descriptors()?);
+    let mut running = JoinSet::new();
+    let (ready, mut readies) = tokio::sync::mpsc::channel(count);
+    for number in 0..count {
+        let enclosure = containment.enclosure();
+        let context = context(folder, number, &orders, &enclosure)?;
+        let process = start(&["sh", "-c", TREE], &context).await?;
+        let ready = ready.clone();
+        running.spawn(async move {
+            let said = async {
+                context.log().grown(0).await;
+                ready.send(()).await.ok();
+                std::future::pending::<()>().await;
+            };
+            let ended = tokio::select! {
+                ended = process.finish(BOUNDS, &context) => ended,
+                () = said => unreachable!("it waits"),
+            };
+            (ended, enclosure.clear().await)
+        });
+    }
+    for _ in 0..count {
+        readies.recv().await.ok_or("a tree did not start")?;
+    }
+    let kib = anonymous_kib()?.saturating_sub(memory) as f64 / count as f64;
+    let files = (descriptors()? - files) as f64 / count as f64;
+    let began = now();
+    let clock = Clock::boot();
+    let order = Cancel { cause: CancelCause::Shutdown, deadline: clock.now(), grace: Duration::ZERO };
+    orders.cancel.send_replace(Some(order));
+    while let Some(one) = running.join_next().await {
+        let (ended, emptiness) = one?;
+        if emptiness != Emptiness::Proven || !ended?.survivors.is_empty() {
+            return Err("a process tree is not gone".into());
+        }
+    }
+    let took = now() - began;
+    Ok(vec![
+        Row {
+            what: format!("{count} process trees killed and proven gone ({})", containment.level()),
+            reached: format!("{:.0} ms", took.as_secs_f64() * 1e3),
+            aim: "≤ 100 ms".to_owned(),
+            limit: format!("{} processes", count * 3),
+            load,
+        },
+        Row {
+            what: format!("… the worker's own memory and descriptors for each, of {count}"),
+            reached: format!("{kib:.1} KiB, {files:.1}"),
+            aim: "≤ 24 KiB, ≤ 4".to_owned(),
+            limit: String::new(),
+            load,
+        },
+    ])
+}
+
+/// What it takes from asking for a process to its proven end, in an enclosure and without.
+pub(crate) async fn starts(folder: &Path, count: usize) -> Done<Vec<Row>> {
+    let containment = Containment::establish("bench", Wanted::default())?;
+    let load = load();
+    let orders = Arc::new(Orders { cancel: watch::Sender::new(None), lease: watch::Sender::new(Instant::ORIGIN) });
+    let spans = async |rest: Duration, count: usize, contained: Contained| -> Done<Spans> {
+        let mut spans = Vec::new();
+        for number in 0..count {
+            sleep(rest).await;
+            let enclosure = match contained {
+                Contained::Yes => containment.enclosure(),
+                Contained::No => Enclosure::bare(),
+            };
+            let context = context(folder, number, &orders, &enclosure)?;
+            let began = now();
+            start(&["/bin/true"], &context).await?.finish(BOUNDS, &context).await?;
+            enclosure.clear().await;
+            spans.push(now() - began);
+        }
+        Ok(Spans::new(spans))
+    };
+    let mut rows = Vec::new();
+    for (what, rest, count) in [
+        ("one after the other", Duration::ZERO, count),
+        ("after 100 ms of rest", Duration::from_millis(100), count / 8),
+    ] {
+        let (with, without) = (spans(rest, count, Contained::Yes).await?, spans(rest, count, Contained::No).await?);
+        let millis = |spans: &Spans| format!("{:.2} ms", spans.percentile(50).as_secs_f64() * 1e3);
+        rows.push(Row {
+            what: format!("/bin/true from start to proven end, {what} ({}): p50 of {count}", containment.level()),
+            reached: millis(&with),
+            aim: String::new(),
+            limit: format!("{} without containment", millis(&without)),
+            load,
+        });
+    }
+    Ok(rows)
+}
+
+#[derive(Clone, Copy)]
+enum Contained {
+    Yes,
+    No,
+}
