@@ -1,7 +1,7 @@
 use std::fs;
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use journeyman::handler::artifact::{Absent, Artifacts, Declaration, Undeclarable, What};
 use journeyman::handler::beneath::Walk;
@@ -172,6 +172,64 @@ fn a_folder_swapped_for_a_link_at_any_moment_never_leads_out() {
         }
     });
     assert!(seen > 0, "the race was never won by the honest side, so nothing was shown");
+}
+
+/// What a task may have in its place at any moment: each of its own, and a link to what is outside.
+const SWAPPED: [(&str, &str); 3] = [("file", "file-link"), ("d", "d-link"), ("deep/mid", "mid-link")];
+
+#[test]
+fn ten_thousand_swaps_of_files_and_folders_bring_no_byte_from_outside() {
+    const SWAPS: usize = 10_000;
+    let outside = tempfile::tempdir().unwrap();
+    fs::create_dir(outside.path().join("more")).unwrap();
+    for name in ["f", "more/f", "only-there"] {
+        fs::write(outside.path().join(name), "canary").unwrap();
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    for path in ["d/more", "deep/mid/more"] {
+        fs::create_dir_all(at(path)).unwrap();
+    }
+    for name in ["file", "d/f", "d/more/f", "deep/mid/f", "deep/mid/more/f"] {
+        fs::write(at(name), "public").unwrap();
+    }
+    symlink(outside.path().join("f"), at("file-link")).unwrap();
+    symlink(outside.path(), at("d-link")).unwrap();
+    symlink(outside.path(), at("mid-link")).unwrap();
+    let (stop, swaps) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let (mut found, mut refused, mut round) = (0, 0, 0);
+    std::thread::scope(|scope| {
+        let _stop = StopAtEnd(&stop);
+        scope.spawn(|| {
+            for (own, link) in SWAPPED.into_iter().cycle() {
+                if stop.load(Ordering::Relaxed) {
+                    return;
+                }
+                let exchange = rustix::fs::RenameFlags::EXCHANGE;
+                rustix::fs::renameat_with(rustix::fs::CWD, at(own), rustix::fs::CWD, at(link), exchange).unwrap();
+                swaps.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        while swaps.load(Ordering::Relaxed) < SWAPS || found == 0 || refused == 0 {
+            let artifacts = Artifacts::new();
+            artifacts.file("public/file", "file").unwrap();
+            artifacts.file("public/one", "d/more/f").unwrap();
+            artifacts.directory("public/d", "d").unwrap();
+            artifacts.directory("public/deep", "deep").unwrap();
+            for item in collect(&artifacts, folder.path(), WALKS[round % 2]) {
+                match item {
+                    Item::Found(artifact) => {
+                        assert_eq!(content(&artifact), b"public", "{}", artifact.name);
+                        assert!(!artifact.name.contains("only-there"), "{}", artifact.name);
+                        found += 1;
+                    }
+                    Item::Missing { .. } | Item::Skipped { .. } => refused += 1,
+                }
+            }
+            round += 1;
+        }
+    });
+    println!("{} swaps, {round} collections: {found} files of the task's own, {refused} refused", swaps.into_inner());
 }
 
 #[test]
