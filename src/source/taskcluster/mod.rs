@@ -7,6 +7,8 @@ mod azure;
 mod claims;
 mod client;
 mod credentials;
+#[doc(hidden)]
+pub mod hostile;
 mod reach;
 mod refuse;
 mod wire;

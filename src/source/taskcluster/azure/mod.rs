@@ -237,6 +237,46 @@ fn is_slugid(text: &str) -> bool {
         && b"AQgw".contains(&bytes[21])
 }
 
+/// See [`super::hostile`].
+pub(super) fn hostile_poll_answer(document: &str) {
+    match xml::messages(document) {
+        Ok(messages) => {
+            let found = messages.len();
+            let batch = batch(Lane(0), messages);
+            assert!(found <= usize::from(POLL_MESSAGES_MAX) && batch.messages.len() + batch.undecodable.len() == found);
+        }
+        Err(what) => assert!(!what.is_empty()),
+    }
+    let answered = Answered { status: 403, after: None, content_type: String::new(), body: document.into() };
+    let said = by_storage("op", &answered).what;
+    assert!(!said.contains(['\n', '\r', '\u{1b}']), "{said:?}");
+}
+
+/// See [`super::hostile`].
+pub(super) fn hostile_message_text(text: &str) {
+    let message = |text| RawMessage { id: "i".into(), receipt: "r".into(), dequeue_count: "1".into(), text };
+    let encoded = base64::engine::general_purpose::STANDARD.encode(text);
+    for text in [text.to_owned(), encoded] {
+        if let Ok(run) = decode(&message(text)) {
+            assert!(is_slugid(run.task.as_str()));
+        }
+    }
+}
+
+/// See [`super::hostile`].
+pub(super) fn hostile_signed_url(poll: &str, delete: &str, id: &str, receipt: &str) {
+    let Ok(signed) = Signed::new(poll.to_owned(), delete.to_owned()) else { return };
+    let Ok([poll_place, delete_place]) = signed.places() else { return };
+    if let Ok(url) = signed.poll(32) {
+        assert!(url.origin() == poll_place.origin() && url.path() == poll_place.path());
+    }
+    if let Ok(url) = signed.delete(id, receipt) {
+        assert!(url.origin() == delete_place.origin());
+        assert_eq!(url.path().split('/').count(), delete_place.path().split('/').count());
+        assert_eq!(url.query_pairs().count(), delete_place.query_pairs().count());
+    }
+}
+
 /// What the rest of the tests need to read a recorded pollTaskUrls.
 #[cfg(test)]
 pub(super) fn check_recorded(queues: WireQueues, date: Timestamp) {

@@ -19,7 +19,11 @@ pub(super) struct Signed {
 impl Signed {
     /// Takes a pair of URLs as pollTaskUrls handed them out.
     pub(super) fn new(poll: String, delete: String) -> Result<Self, String> {
-        exact(&poll).map_err(|what| format!("its signedPollUrl {what}"))?;
+        let place = exact(&poll).map_err(|what| format!("its signedPollUrl {what}"))?;
+        if place.query().is_none() {
+            // What is appended to it would become part of the path.
+            return Err("its signedPollUrl holds no signature".into());
+        }
         let once = |placeholder| delete.matches(placeholder).count() == 1;
         if !once(MESSAGE_ID) || !once(POP_RECEIPT) {
             return Err(format!("its signedDeleteUrl does not hold {MESSAGE_ID} and {POP_RECEIPT} once each"));
@@ -139,6 +143,7 @@ mod tests {
         assert!(with("https://u:p@h/q?x").unwrap().contains("plain"));
         assert!(with("file:///etc/passwd").unwrap().contains("plain"));
         assert!(with("https://h:443/q?sig=x").is_none());
+        assert!(with("https://h/q/messages").unwrap().contains("no signature"));
         let twice = DELETE.replace("sv=1", POP_RECEIPT);
         assert!(Signed::new(POLL.into(), twice).is_err());
         assert!(Signed::new(POLL.into(), POLL.into()).is_err());

@@ -1,0 +1,266 @@
+//! The targets: each a plain function of bytes that checks what must hold whatever comes.
+
+use std::path::Path;
+use std::time::Duration;
+
+use journeyman::config::{self, Document, Environment, show};
+use journeyman::domain::claim::{self, Settled};
+use journeyman::domain::fitness::Condition;
+use journeyman::domain::id::{Deployment, Run, TaskId, Token};
+use journeyman::domain::outcome::{Unprepared, Verdict};
+use journeyman::domain::poll::{self, Manner};
+use journeyman::domain::refusal::Refusal;
+use journeyman::domain::time::Instant;
+use journeyman::domain::worker::{
+    Brought, Effect, Event, Found, Haul, Lanes, Least, Noticed, Place, Policy, Seen, Stay, Worker,
+};
+use journeyman::source::taskcluster::hostile;
+
+/// A target: its name, which is that of its corpus, and what it does with bytes.
+pub(crate) type Target = (&'static str, fn(&[u8]));
+
+/// All of them.
+pub(crate) const TARGETS: [Target; 6] = [
+    ("poll_answer", hostile::poll_answer),
+    ("message_text", hostile::message_text),
+    ("claim", hostile::claim),
+    ("signed_url", hostile::signed_url),
+    ("configuration", configuration),
+    ("worker_events", worker_events),
+];
+
+/// A configuration file: read, refused with its places, or shown.
+pub(crate) fn configuration(bytes: &[u8]) {
+    let document = Document::new(Path::new("fuzz.toml"), &String::from_utf8_lossy(bytes));
+    match config::load(Some(document), &Environment::of(&[]), &[]) {
+        Ok(loaded) => {
+            let shown = show::show(&loaded, show::Beside::Nothing);
+            let again = Document::new(Path::new("again.toml"), &shown);
+            assert!(config::load(Some(again), &Environment::of(&[]), &[]).is_ok(), "{shown}");
+        }
+        Err(problems) => assert!(!problems.to_string().is_empty()),
+    }
+}
+
+const CAPACITY: u32 = 3;
+/// How many effects one event may bring; a loop that feeds itself would bring more.
+const EFFECTS_MAX: usize = 1_000;
+
+/// What happens to a worker: each byte chooses a call to answer, an order, or time to pass; the next ones say how.
+pub(crate) fn worker_events(bytes: &[u8]) {
+    let mut world = World::new(bytes);
+    while let Some(choice) = world.bytes.next() {
+        let event = match choice {
+            0..=159 if !world.calls.is_empty() => world.answer(choice),
+            0..=219 => {
+                let step = Duration::from_millis(world.number() * 137);
+                let later = world.now.plus(step);
+                world.now = world.worker.next_deadline().map_or(later, |due| later.min(due.max(world.now)));
+                Event::Tick
+            }
+            220..=229 => Event::Pause { until: Some(world.now.plus(Duration::from_secs(world.number()))) },
+            230..=239 => Event::Resume,
+            240..=245 => Event::Drain,
+            246..=249 => Event::HandBack { deadline: Some(world.now.plus(Duration::from_secs(world.number()))) },
+            250..=253 => Event::Terminate { deadline: Some(world.now.plus(Duration::from_secs(world.number()))) },
+            254 => Event::Retire,
+            255 => Event::Abort,
+        };
+        world.happens(event);
+        if world.exited {
+            return;
+        }
+    }
+}
+
+struct World<'a> {
+    worker: Worker,
+    bytes: std::iter::Copied<std::slice::Iter<'a, u8>>,
+    now: Instant,
+    calls: Vec<(Effect, Instant)>,
+    tokens: u64,
+    exited: bool,
+}
+
+impl<'a> World<'a> {
+    fn new(bytes: &'a [u8]) -> Self {
+        let policy = Policy {
+            capacity: CAPACITY,
+            poll: poll::Policy { interval: Duration::from_secs(1) },
+            claim: claim::Policy { grace: Duration::from_secs(10), check_every: None },
+            dequeue_alert: 10,
+            denied_max: 5,
+            drain_deadline: Some(Duration::from_secs(60)),
+            stay: Stay::default(),
+            least: Least::default(),
+            noticed: Noticed::MayFinish { margin: Duration::from_secs(15) },
+        };
+        let manner = |long_poll| Manner { long_poll, recovers: long_poll, tells_canceled: true };
+        let places = [false, true].map(|long_poll| Place { manner: manner(long_poll), deployment: Deployment(0) });
+        let worker = Worker::new(policy, &places, 1);
+        let (now, calls) = (Instant::ORIGIN, Vec::new());
+        let mut world = Self { worker, bytes: bytes.iter().copied(), now, calls, tokens: 0, exited: false };
+        world.happens(Event::Tick);
+        world
+    }
+
+    fn number(&mut self) -> u64 {
+        self.bytes.next().unwrap_or_default().into()
+    }
+
+    fn happens(&mut self, event: Event) {
+        self.worker.handle(event, self.now);
+        for _ in 0..EFFECTS_MAX {
+            let Some(effect) = self.worker.next_effect() else {
+                assert!(self.worker.free() <= CAPACITY);
+                return;
+            };
+            assert!(!self.exited, "after the exit: {effect:?}");
+            self.sees(effect);
+        }
+        panic!("one event brought more than {EFFECTS_MAX} effects");
+    }
+
+    fn sees(&mut self, effect: Effect) {
+        match effect {
+            Effect::Exit(_) => self.exited = true,
+            Effect::Close { claim, .. } => self.calls.retain(|(call, _)| subject(call) != Some(claim)),
+            Effect::Kill { claim, .. } => {
+                // The preparation or the payload is what answers.
+                for (call, _) in &mut self.calls {
+                    if *call == Effect::Prepare(claim) || *call == Effect::Execute(claim) {
+                        *call = effect.clone();
+                    }
+                }
+            }
+            Effect::Forget(message) => self.calls.retain(|(call, _)| *call != Effect::Delete(message)),
+            Effect::Alert(_) | Effect::Extended { .. } => {}
+            call => self.calls.push((call, self.now)),
+        }
+    }
+
+    /// Answers one of the calls under way.
+    fn answer(&mut self, choice: u8) -> Event {
+        let (effect, sent_at) = self.calls.swap_remove(usize::from(choice) % self.calls.len());
+        match effect {
+            Effect::Open(source) => {
+                let lanes = Lanes { count: u16::try_from(self.number() % 4).unwrap_or(1), usable_for: self.span() };
+                Event::Opened { source, sent_at, answer: self.or_refused(lanes) }
+            }
+            Effect::Poll { source, lane, max } => {
+                let haul = self.haul(u64::from(max));
+                Event::Polled { source, lane, sent_at, answer: self.or_refused(haul) }
+            }
+            Effect::Recover { source, .. } => {
+                let claims = (0..self.number() % 3).map(|_| self.brought()).collect();
+                Event::Recovered { source, sent_at, answer: self.or_refused(Found { claims, missed: None }) }
+            }
+            Effect::Claim(claim) => {
+                let length = self.length();
+                Event::Claimed { claim, sent_at, answer: self.or_refused(length) }
+            }
+            Effect::Delete(message) => Event::Deleted { message, answer: self.or_refused(()) },
+            Effect::Prepare(claim) => {
+                let faults = [Unprepared::Malformed, Unprepared::Unavailable, Unprepared::Internal, Unprepared::Host];
+                let answer = faults.get(self.index()).map_or(Ok(()), |fault| Err(*fault));
+                Event::Prepared { claim, answer }
+            }
+            Effect::Execute(claim) | Effect::Kill { claim, .. } => {
+                let verdicts = [Verdict::Completed, Verdict::Failed, Verdict::Intermittent, Verdict::Host];
+                let verdict = verdicts.get(self.index()).copied().unwrap_or(Verdict::Internal);
+                Event::Ended { claim, verdict }
+            }
+            Effect::Settle(claim) => {
+                let settled = [Settled::Clean, Settled::Missing].get(self.index()).copied();
+                Event::Settled { claim, settled: settled.unwrap_or(Settled::Unstored) }
+            }
+            Effect::Report { claim, .. } => Event::Reported { claim, answer: self.or_refused(()) },
+            Effect::Reclaim { claim, .. } => {
+                let length = self.length();
+                Event::Reclaimed { claim, sent_at, answer: self.or_refused(length) }
+            }
+            Effect::Check(claim) => {
+                let resolved = self.index() == 0;
+                Event::Checked { claim, answer: self.or_refused(resolved) }
+            }
+            Effect::Look => Event::Looked(if self.index() == 0 { Condition::Unfit } else { Condition::Fit }),
+            Effect::Forget(_) | Effect::Extended { .. } | Effect::Close { .. } | Effect::Alert(_) | Effect::Exit(_) => {
+                Event::Tick
+            }
+        }
+    }
+
+    fn index(&mut self) -> usize {
+        usize::try_from(self.number() % 8).unwrap_or_default()
+    }
+
+    fn span(&mut self) -> Option<Duration> {
+        Some(Duration::from_secs(self.number() * 10)).filter(|span| !span.is_zero())
+    }
+
+    /// Any that a source believes: more than nothing, and at most a day.
+    fn length(&mut self) -> Duration {
+        Duration::from_secs(1 + self.number() * 339)
+    }
+
+    fn or_refused<T>(&mut self, value: T) -> Result<T, Refusal> {
+        let after = Some(Duration::from_secs(9));
+        match self.number() % 16 {
+            0 => Err(Refusal::Gone),
+            1 => Err(Refusal::Rejected),
+            2 => Err(Refusal::Denied),
+            3 => Err(Refusal::Stale),
+            4 => Err(Refusal::Throttled { after }),
+            5 => Err(Refusal::Retry { after: None }),
+            _ => Ok(value),
+        }
+    }
+
+    fn token(&mut self) -> Token {
+        self.tokens += 1;
+        Token(self.tokens)
+    }
+
+    fn run(&mut self) -> Run {
+        let task = TaskId::parse(&format!("T{}", self.number() % 20)).expect("a task id");
+        Run { task, run: 0 }
+    }
+
+    fn brought(&mut self) -> Brought {
+        Brought { token: self.token(), run: self.run(), length: self.length() }
+    }
+
+    /// One more than was asked for, at times.
+    fn haul(&mut self, max: u64) -> Haul {
+        let mut haul = Haul::default();
+        for _ in 0..self.number() % (max + 2) {
+            if self.index() < 4 {
+                let run = if self.index() == 0 { None } else { Some(self.run()) };
+                let id = format!("m{}", self.number() % 9).into();
+                let dequeue_count = u32::try_from(self.number() % 20).unwrap_or_default();
+                haul.messages.push(Seen { token: self.token(), id, dequeue_count, run });
+            } else {
+                haul.claims.push(self.brought());
+            }
+        }
+        haul
+    }
+}
+
+fn subject(effect: &Effect) -> Option<Token> {
+    match effect {
+        Effect::Claim(claim) | Effect::Prepare(claim) | Effect::Execute(claim) => Some(*claim),
+        Effect::Settle(claim) | Effect::Check(claim) => Some(*claim),
+        Effect::Kill { claim, .. } | Effect::Report { claim, .. } | Effect::Reclaim { claim, .. } => Some(*claim),
+        Effect::Open(_)
+        | Effect::Poll { .. }
+        | Effect::Recover { .. }
+        | Effect::Delete(_)
+        | Effect::Forget(_)
+        | Effect::Extended { .. }
+        | Effect::Close { .. }
+        | Effect::Look
+        | Effect::Alert(_)
+        | Effect::Exit(_) => None,
+    }
+}
