@@ -339,3 +339,19 @@ pub const CONTROL_FOLLOW_CHECK: Duration = Duration::from_secs(1);
 pub const CONTROL_ANSWER_BYTES_MAX: usize = 64 << 20;
 /// How often `journeyman drain --wait` looks whether the worker is still there.
 pub const DRAIN_WAIT_EVERY: Duration = Duration::from_millis(250);
+/// How many words to a service manager may wait for it to read.
+pub const MANAGER_MESSAGES_MAX: usize = 16;
+/// The longest status that a service manager is told.
+pub const MANAGER_STATUS_CHARS_MAX: usize = 400;
+/// How often a worker is looked at on behalf of a service manager.
+pub const MANAGER_LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long its loop may take to answer, a quarter of the watchdog's span where that is less.
+pub const MANAGER_LOOK_WAIT: Duration = Duration::from_secs(5);
+/// How often a status is told in which only a span has run down.
+pub const MANAGER_STATUS_EVERY: Duration = Duration::from_secs(10);
+/// How often a service manager is asked for more time while a worker drains.
+pub const MANAGER_EXTEND_EVERY: Duration = Duration::from_secs(10);
+/// How much more time it is asked for.
+pub const MANAGER_EXTEND_BY: Duration = Duration::from_secs(60);
+/// How long the last words to a service manager may take.
+pub const MANAGER_CLOSE_WAIT: Duration = Duration::from_secs(1);

@@ -88,6 +88,29 @@ impl Exit {
     }
 }
 
+/// What a service manager does after an exit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum After {
+    /// It ended as it should: it counts as success, and is not started again.
+    Rest,
+    /// It failed, and would fail again until a person has done something: it is not started again.
+    Person,
+    /// It failed, and may do better: it is started again.
+    Restart,
+}
+
+impl Exit {
+    /// What the units under `examples/systemd` do after it; a test holds them to it.
+    #[must_use]
+    pub const fn after(self) -> After {
+        match self {
+            Self::Done | Self::Idle | Self::HostGoes | Self::Limit | Self::HandedBack => After::Rest,
+            Self::Usage | Self::Config | Self::Denied | Self::Aborted => After::Person,
+            Self::No | Self::Internal | Self::Unfit | Self::Unreachable | Self::Survivors => After::Restart,
+        }
+    }
+}
+
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
         Self::from(exit.code())

@@ -14,6 +14,7 @@ pub mod settings;
 mod signals;
 mod spot;
 mod steer;
+mod supervised;
 pub mod task;
 mod worker;
 

@@ -13,7 +13,11 @@ use super::assemble;
 use super::settings::{Settings, WorkerFlags};
 use crate::config::Environment;
 use crate::config::schema::Config;
+use crate::host::systemd::{Teller, Word};
 use crate::worker::Control;
+
+/// What a service manager shows after a refusal, until something else is to be said.
+const REFUSED: &str = "the configuration is refused and the old one stays; the log says why";
 
 /// What reads the configuration again.
 pub(super) struct Reloader {
@@ -22,6 +26,8 @@ pub(super) struct Reloader {
     control: Control,
     /// What the worker works with.
     running: Mutex<Config>,
+    /// Where a service manager wants to hear of it.
+    teller: Option<Teller>,
 }
 
 impl Reloader {
@@ -31,8 +37,9 @@ impl Reloader {
         environment: Environment,
         control: Control,
         running: Config,
+        teller: Option<Teller>,
     ) -> Self {
-        Self { settings, environment, control, running: Mutex::new(running) }
+        Self { settings, environment, control, running: Mutex::new(running), teller }
     }
 
     /// Reads it again. Answers with what has changed, and what waits for a restart.
@@ -41,6 +48,19 @@ impl Reloader {
     ///
     /// Everything that is wrong with it; nothing has changed then.
     pub(super) async fn reload(&self) -> Result<String, String> {
+        if let Some(teller) = &self.teller {
+            teller.tell(vec![Word::Reloading]);
+        }
+        let ended = self.read_again().await;
+        if let Some(teller) = &self.teller {
+            // Without this word the manager would wait for the end of the reload and kill the worker; it knows no refusal.
+            let refused = ended.is_err().then(|| Word::Status(REFUSED.to_owned()));
+            teller.tell(std::iter::once(Word::Ready).chain(refused).collect());
+        }
+        ended
+    }
+
+    async fn read_again(&self) -> Result<String, String> {
         let mut running = self.running.lock().await;
         let new = self.settings.load(&self.environment).map_err(|failure| failure.message)?.config;
         let before = running.clone();

@@ -10,12 +10,13 @@ use super::exit::{Ended, Exit, Failure};
 use super::reload::Reloader;
 use super::settings::{self, Settings, WorkerFlags};
 use super::signals::Signals;
-use super::{assemble, spot};
+use super::{assemble, spot, supervised};
 use crate::config::Environment;
 use crate::config::schema::Config;
 use crate::control::server::{Desk, Reload, Socket};
 use crate::control::{server, socket_in};
 use crate::host::containment::harden;
+use crate::host::systemd::{Manager, Word};
 use crate::limits::ABORT_WAIT;
 use crate::observe::log;
 use crate::worker::{self, Control, Worker};
@@ -42,7 +43,16 @@ pub(super) async fn run(arguments: WorkerArgs, environment: &Environment) -> End
     let obey = Signals::listen()?.obey(control.clone());
     let watch = spot::watch(&loaded.config, control.clone())?;
     let config = loaded.config.clone();
-    let reloader = Arc::new(Reloader::new(arguments.settings, environment.clone(), control.clone(), loaded.config));
+    let manager = Manager::of_process(environment.get("NOTIFY_SOCKET"))
+        .map_err(|error| Failure::new(Exit::Unfit, format!("no thread for the service manager: {error}")))?;
+    let teller = manager.as_ref().map(|manager| manager.teller.clone());
+    let reloader = Arc::new(Reloader::new(
+        arguments.settings,
+        environment.clone(),
+        control.clone(),
+        loaded.config,
+        teller.clone(),
+    ));
     let reload: Arc<Reload> = {
         let reloader = Arc::clone(&reloader);
         Arc::new(move || {
@@ -57,14 +67,30 @@ pub(super) async fn run(arguments: WorkerArgs, environment: &Environment) -> End
             () = async { (watch.await, std::future::pending().await).1 } => {}
         }
     };
-    let answers = answer(&config, control, reload)?;
+    let watchdog = manager.as_ref().and_then(|manager| manager.watchdog);
+    let told = async {
+        match teller {
+            Some(teller) => supervised::tell(teller, watchdog, || control.look()).await,
+            None => std::future::pending().await,
+        }
+    };
+    let answers = answer(&config, control.clone(), reload)?;
     let hup =
         reloader.at_hup().map_err(|error| Failure::new(Exit::Unfit, format!("no signals can be received: {error}")))?;
-    tokio::select! {
+    let ended = tokio::select! {
         ended = until_gone(worker, attend) => ended,
         broken = answers => Err(broken),
         () = hup => Err(Failure::new(Exit::Internal, "signals are no longer received")),
+        never = told => match never {},
+    };
+    if let Some(manager) = manager {
+        let exit = ended.as_ref().map_or_else(|failure| failure.exit, |exit| *exit);
+        // The last teller but the manager's own.
+        drop(reloader);
+        manager.teller.tell(vec![Word::Stopping, Word::Status(exit.meaning().to_owned())]);
+        manager.close().await;
     }
+    ended
 }
 
 /// Where a worker of this configuration takes orders.

@@ -6,4 +6,5 @@ pub(crate) mod folder;
 pub mod notice;
 pub(crate) mod process;
 pub mod room;
+pub mod systemd;
 pub(crate) mod tls;

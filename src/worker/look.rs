@@ -61,7 +61,7 @@ impl Engine {
         let hints = hints(claiming, &sources, last_hour);
         View {
             state: state(claiming),
-            not_claiming: not_claiming(claiming, now),
+            not_claiming: not_claiming(claiming, tasks.len(), now),
             note: self.note.clone(),
             uptime_seconds: seconds(self.began, now),
             capacity: self.rules.capacity(),
@@ -194,7 +194,7 @@ const fn state(claiming: Claiming) -> State {
     }
 }
 
-fn not_claiming(claiming: Claiming, now: Instant) -> Option<String> {
+fn not_claiming(claiming: Claiming, tasks: usize, now: Instant) -> Option<String> {
     Some(match claiming {
         Claiming::Asking => return None,
         Claiming::Full => "every slot is taken".to_owned(),
@@ -210,10 +210,15 @@ fn not_claiming(claiming: Claiming, now: Instant) -> Option<String> {
         }
         Claiming::Leaving(Exit::Idle) => "there was nothing to do for `worker.exit_when_idle`; it leaves".to_owned(),
         Claiming::Leaving(_) => "`worker.max_tasks` or `worker.max_uptime` is reached; it leaves".to_owned(),
-        Claiming::Draining { .. } => "draining".to_owned(),
-        Claiming::HandingBack { .. } => "handing back".to_owned(),
+        Claiming::Draining { deadline, .. } => left(tasks, "handed back in", deadline, now),
+        Claiming::HandingBack { deadline } => left(tasks, "the host goes in", deadline, now),
         Claiming::Exited => "exited".to_owned(),
     })
+}
+
+fn left(tasks: usize, then: &str, at: Option<Instant>, now: Instant) -> String {
+    let tasks = format!("{tasks} {} left", if tasks == 1 { "task" } else { "tasks" });
+    at.map_or_else(|| tasks.clone(), |at| format!("{tasks}, {then} {}", span(at.since(now))))
 }
 
 fn short(what: &str, free: u64, least: u64, key: &str) -> String {

@@ -15,3 +15,4 @@ mod secrets;
 mod server;
 mod steering;
 mod support;
+mod systemd;

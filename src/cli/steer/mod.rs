@@ -1,6 +1,6 @@
 //! What those who run a worker ask it and tell it: `status`, `pause`, `resume`, `drain`, `stop`, `reload`, `tasks`.
 
-mod status;
+pub(super) mod status;
 
 use std::io::IsTerminal as _;
 use std::path::PathBuf;

@@ -49,10 +49,24 @@ fn label(out: &mut String, label: &str, text: &str) {
     _ = writeln!(out, "{label:LABEL$}  {text}");
 }
 
+/// The state as a service manager shows it: in one line, with what keeps the worker from claiming.
+pub(in crate::cli) fn one_line(view: &View) -> String {
+    let mut text = state(view).replace(BOLD, "").replace(PLAIN, "");
+    if let Some(why) = view.not_claiming.as_ref().filter(|_| view.state == State::Running) {
+        _ = write!(text, "   not claiming: {why}");
+    }
+    for source in view.sources.iter().filter(|source| source.in_trouble) {
+        _ = write!(text, "   {} in TROUBLE", source.name);
+    }
+    text
+}
+
+const BOLD: &str = "\x1b[1m";
+const PLAIN: &str = "\x1b[0m";
+
 fn state(view: &View) -> String {
-    let bold = "\x1b[1m";
     let mut text =
-        format!("{bold}{}\x1b[0m   {}/{} busy", view.state.as_str().to_uppercase(), view.tasks.len(), view.capacity);
+        format!("{BOLD}{}{PLAIN}   {}/{} busy", view.state.as_str().to_uppercase(), view.tasks.len(), view.capacity);
     if let Some(why) = view.not_claiming.as_ref().filter(|_| view.state != State::Running) {
         _ = write!(text, "   {why}");
     }

@@ -1,0 +1,215 @@
+//! What systemd hears of a worker, and the units under `examples/systemd`. No systemd runs here: the test holds the socket
+//! that systemd would.
+
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use journeyman::cli::exit::{After, Exit};
+use rustix::process::Signal;
+
+use crate::running::{queue, worker};
+use crate::server::Server;
+use crate::support::{journeyman, run};
+
+/// The socket of a service manager, and what it has heard.
+struct Manager {
+    socket: UnixDatagram,
+    heard: Vec<String>,
+}
+
+impl Manager {
+    fn listen(path: &Path) -> Self {
+        let socket = UnixDatagram::bind(path).expect("a socket");
+        socket.set_read_timeout(Some(Duration::from_secs(60))).expect("a bound for each message");
+        Self { socket, heard: Vec::new() }
+    }
+
+    /// Reads on to the assignment that begins like this. Each message is read once.
+    fn hears(&mut self, begins: &str) -> String {
+        loop {
+            let mut buffer = [0; 4096];
+            let taken = self.socket.recv(&mut buffer);
+            let taken = taken.unwrap_or_else(|error| panic!("{begins} never came: {error}; {:#?}", self.heard));
+            let message = std::str::from_utf8(&buffer[..taken]).expect("UTF-8").to_owned();
+            self.heard.push(message.clone());
+            if let Some(line) = message.lines().find(|line| line.starts_with(begins)) {
+                return line.to_owned();
+            }
+        }
+    }
+
+    /// The last message.
+    fn last(&self) -> &str {
+        self.heard.last().expect("something was heard")
+    }
+}
+
+#[test]
+fn systemd_hears_of_start_work_reload_refusal_drain_and_end_in_order() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let mut manager = Manager::listen(&here.join("notify"));
+    let (_queue, root) = queue(here);
+    let mut command = worker(here, &root, "a-token-for-tests");
+    // A drain of this dialect waits for no long poll.
+    command.args(["--set", "source.ci.protocol=azure", "--id", "w", "--group", "g"]);
+    command.env("NOTIFY_SOCKET", here.join("notify")).env("WATCHDOG_USEC", "2000000");
+    let worker = Server::start(&mut command);
+
+    manager.hears("READY=1");
+    assert_eq!(manager.heard.len(), 1, "the first word is that it is ready: {:?}", manager.heard);
+    assert!(manager.last().contains("STATUS=RUNNING   0/1 busy") && manager.last().contains("WATCHDOG=1"));
+    manager.hears("WATCHDOG=1");
+
+    let file = std::fs::read_to_string(here.join("journeyman.toml")).expect("it is there");
+    std::fs::write(here.join("journeyman.toml"), file.replace("[worker]\n", "[worker]\ncapacity = 3\n"))
+        .expect("written");
+    worker.signal(Signal::HUP);
+    manager.hears("RELOADING=1");
+    let at = manager.last().lines().find_map(|line| line.strip_prefix("MONOTONIC_USEC=")).expect("when it began");
+    assert!(at.parse::<u64>().is_ok_and(|at| at > 0), "{at}");
+    manager.hears("READY=1");
+    manager.hears("STATUS=RUNNING   0/3 busy");
+
+    std::fs::write(here.join("journeyman.toml"), "[worker]\ncapacty = 3\n").expect("written");
+    worker.signal(Signal::HUP);
+    manager.hears("RELOADING=1");
+    manager.hears("READY=1");
+    assert!(manager.last().contains("STATUS=the configuration is refused and the old one stays"), "{}", manager.last());
+
+    let created = run(
+        journeyman(here)
+            .args(["task", "create", "--queue", "build/linux", "--", "/bin/sleep", "600"])
+            .env("TASKCLUSTER_ROOT_URL", &root)
+            .env("TASKCLUSTER_CLIENT_ID", "me")
+            .env("TASKCLUSTER_ACCESS_TOKEN", "a-token-for-tests"),
+        "",
+    );
+    assert_eq!(created.code, 0, "{}", created.err);
+    manager.hears("STATUS=RUNNING   1/3 busy");
+
+    worker.signal(Signal::TERM);
+    manager.hears("STOPPING=1");
+    let drain = manager.last().to_owned();
+    assert!(drain.contains("EXTEND_TIMEOUT_USEC=60000000\n"), "{drain}");
+    assert!(
+        drain.contains("STATUS=DRAINING   1/3 busy   1 task left, handed back in ") && drain.contains("SIGTERM"),
+        "{drain}"
+    );
+    manager.hears("WATCHDOG=1");
+
+    worker.signal(Signal::QUIT);
+    let end = "STATUS=the drain deadline or a second signal: running tasks were handed back";
+    manager.hears(end);
+    let said = worker.ends();
+    assert_eq!(said.code, 14, "{}", said.err);
+    manager.socket.set_nonblocking(true).expect("it can be");
+    assert!(manager.socket.recv(&mut [0; 8]).is_err(), "nothing comes after the last word");
+    let all = manager.heard.concat();
+    assert_eq!(all.matches("READY=1").count(), 3, "{all}");
+    assert!(!all.contains("a-token-for-tests"), "{all}");
+}
+
+#[test]
+fn a_payload_does_not_see_the_managers_socket() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let manager = UnixDatagram::bind(here.join("notify")).expect("a socket");
+    let (_queue, root) = queue(here);
+    let mut command = worker(here, &root, "a-token-for-tests");
+    command.args(["--set", "source.ci.protocol=azure", "--max-tasks", "1"]);
+    command.env("NOTIFY_SOCKET", here.join("notify")).env("WATCHDOG_USEC", "30000000");
+    let worker = Server::start(&mut command);
+    let look = "! env | grep -e NOTIFY_SOCKET -e WATCHDOG";
+    let created = run(
+        journeyman(here)
+            .args(["task", "create", "--wait", "--queue", "build/linux", "--", "/bin/sh", "-c", look])
+            .env("TASKCLUSTER_ROOT_URL", &root)
+            .env("TASKCLUSTER_CLIENT_ID", "me")
+            .env("TASKCLUSTER_ACCESS_TOKEN", "a-token-for-tests"),
+        "",
+    );
+    assert_eq!(created.code, 0, "{}{}", created.out, created.err);
+    assert_eq!(worker.ends().code, 13);
+    drop(manager);
+}
+
+fn units() -> Vec<(PathBuf, String)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/systemd");
+    let units = ["journeyman.service", "journeyman@.service"].map(|name| folder.join(name));
+    units.map(|path| (path.clone(), std::fs::read_to_string(path).expect("the unit is there"))).to_vec()
+}
+
+fn setting<'a>(unit: &'a str, key: &str) -> &'a str {
+    let line = unit.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    line.unwrap_or_else(|| panic!("the unit sets {key}"))
+}
+
+#[test]
+fn the_units_know_every_exit_code_by_what_is_to_be_done_after_it() {
+    for (path, unit) in units() {
+        let codes =
+            |key| setting(&unit, key).split(' ').map(|code| code.parse().expect("a number")).collect::<Vec<u8>>();
+        let of = |after| {
+            let codes = Exit::ALL.iter().filter(|exit| exit.after() == after).map(|exit| exit.code());
+            codes.filter(|code| *code != 0).collect::<Vec<_>>()
+        };
+        assert_eq!(codes("SuccessExitStatus"), of(After::Rest), "{}", path.display());
+        assert_eq!(codes("RestartPreventExitStatus"), of(After::Person), "{}", path.display());
+        assert_eq!(setting(&unit, "Restart"), "on-failure", "{}", path.display());
+    }
+}
+
+#[test]
+fn the_units_end_a_worker_as_it_wants_to_be_ended() {
+    for (path, unit) in units() {
+        for (key, value) in [
+            ("Type", "notify-reload"),
+            ("KillMode", "mixed"),
+            ("TimeoutStopSec", "infinity"),
+            ("Delegate", "yes"),
+            ("OOMPolicy", "continue"),
+            ("User", "journeyman"),
+        ] {
+            assert_eq!(setting(&unit, key), value, "{}", path.display());
+        }
+        // What would keep payloads from what they need, or the worker from its control groups.
+        for key in
+            ["NoNewPrivileges=", "ProtectControlGroups=", "PrivateDevices=", "ProtectKernelTunables=", "ProtectClock="]
+        {
+            assert!(!unit.lines().any(|line| line.starts_with(key)), "{key} in {}", path.display());
+        }
+    }
+}
+
+#[test]
+fn systemd_can_read_the_units() {
+    let Ok(version) = Command::new("systemd-analyze").arg("--version").output() else {
+        assert!(std::env::var_os("CI").is_none(), "systemd-analyze is needed to check the units");
+        eprintln!("NOT TESTED: there is no systemd-analyze here");
+        return;
+    };
+    let version = String::from_utf8(version.stdout).expect("UTF-8");
+    let version: u32 = version.split_whitespace().nth(1).and_then(|text| text.parse().ok()).expect("its version");
+    let folder = tempfile::tempdir().expect("a folder");
+    for (path, unit) in units() {
+        // The binary is checked to be there.
+        let unit = unit.replace("/usr/bin/journeyman", env!("CARGO_BIN_EXE_journeyman"));
+        let name = path.file_name().and_then(|name| name.to_str()).expect("a name").replace('@', "@x");
+        let place = folder.path().join(name);
+        std::fs::write(&place, unit).expect("it can be written");
+        let checked =
+            Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&place).output().expect("it runs");
+        let said = String::from_utf8(checked.stderr).expect("UTF-8");
+        let known =
+            |line: &&str| version < 253 && line.contains("Failed to parse service type, ignoring: notify-reload");
+        let own = folder.path().to_str().expect("UTF-8");
+        let wrong: Vec<&str> = said.lines().filter(|line| line.contains(own)).filter(|line| !known(line)).collect();
+        assert!(checked.status.success() && wrong.is_empty(), "{said}");
+        if version < 253 {
+            assert!(said.contains("notify-reload"), "this test sees what is wrong: {said}");
+        }
+    }
+}
