@@ -13,6 +13,7 @@ pub mod limits;
 pub mod observe;
 pub mod queue;
 pub mod redact;
+pub mod runner;
 pub mod source;
 pub mod worker;
 

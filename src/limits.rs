@@ -355,3 +355,9 @@ pub const MANAGER_EXTEND_EVERY: Duration = Duration::from_secs(10);
 pub const MANAGER_EXTEND_BY: Duration = Duration::from_secs(60);
 /// How long the last words to a service manager may take.
 pub const MANAGER_CLOSE_WAIT: Duration = Duration::from_secs(1);
+/// The longest line that a worker-runner may send.
+pub const RUNNER_LINE_BYTES_MAX: u64 = 1 << 20;
+/// How many lines of a worker-runner may wait.
+pub const RUNNER_LINES_MAX: usize = 16;
+/// The largest file that a worker-runner may write for its worker.
+pub const RUNNER_FILE_BYTES_MAX: u64 = 16 << 20;

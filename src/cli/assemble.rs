@@ -17,7 +17,7 @@ use crate::handler::log::LogLimits;
 use crate::handler::{self, Handler, command, environment, process, program};
 use crate::host::containment::{Demand, Level, Limits, Unproven, Wanted};
 use crate::redact;
-use crate::source::taskcluster::{self, ApiSettings, Dialect, Taskcluster, Timeouts};
+use crate::source::taskcluster::{self, Api, ApiSettings, Dialect, Taskcluster, Timeouts};
 use crate::worker::{Feed, Least, Settings, Stay, Worker};
 
 /// How this worker is called where it claims.
@@ -48,6 +48,23 @@ impl Name {
 ///
 /// [`Exit::Config`] where a secret cannot be read, or where a source or a handler cannot be made.
 pub(super) fn worker(config: &Config, environment: &Environment) -> Result<Worker, Failure> {
+    Ok(made(config, environment)?.worker)
+}
+
+/// A worker, and the clients whose credentials may be replaced while it works.
+pub(super) struct Made {
+    /// The worker.
+    pub worker: Worker,
+    /// One for each source.
+    pub apis: Vec<Api>,
+}
+
+/// As [`worker()`], with what it takes to renew credentials.
+///
+/// # Errors
+///
+/// As [`worker()`].
+pub(super) fn made(config: &Config, environment: &Environment) -> Result<Made, Failure> {
     if config.source.is_empty() {
         return Err(Failure::new(
             Exit::Config,
@@ -58,7 +75,7 @@ pub(super) fn worker(config: &Config, environment: &Environment) -> Result<Worke
     hide_secrets(config, environment);
     let name = Name::of(config);
     let mut handlers = BTreeMap::new();
-    let mut feeds = Vec::new();
+    let (mut feeds, mut apis) = (Vec::new(), Vec::new());
     for (source_name, source) in &config.source {
         let handler = match handlers.get(&source.handler) {
             Some(handler) => Arc::clone(handler),
@@ -68,9 +85,11 @@ pub(super) fn worker(config: &Config, environment: &Environment) -> Result<Worke
                 handler
             }
         };
-        feeds.push(feed(source_name, source, &name, handler, environment)?);
+        let (feed, api) = feed(source_name, source, &name, handler, environment)?;
+        feeds.push(feed);
+        apis.push(api);
     }
-    Ok(Worker::new(settings(config), feeds))
+    Ok(Made { worker: Worker::new(settings(config), feeds), apis })
 }
 
 /// Keeps what the environment holds under the name of a secret out of every log.
@@ -145,7 +164,7 @@ fn feed(
     name: &Name,
     handler: Arc<dyn Handler>,
     environment: &Environment,
-) -> Result<Feed, Failure> {
+) -> Result<(Feed, Api), Failure> {
     let credentials = Credentials::of_source(source, environment)?
         .map(|own| place::credentials(&own.client_id, &own.access_token, own.certificate.as_ref()))
         .transpose()?;
@@ -180,7 +199,8 @@ fn feed(
     ]);
     let source = Taskcluster::new(settings)
         .map_err(|error| Failure::new(Exit::Config, format!("source.{source_name}.{error}")))?;
-    Ok(Feed { name: source_name.to_owned(), source: Arc::new(source), handler, env })
+    let api = source.api().clone();
+    Ok((Feed { name: source_name.to_owned(), source: Arc::new(source), handler, env }, api))
 }
 
 /// Makes the handler of that name. `command` exists without being configured.

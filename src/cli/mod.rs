@@ -10,6 +10,7 @@ pub mod output;
 pub mod place;
 mod queue;
 mod reload;
+mod run;
 pub mod settings;
 mod signals;
 mod spot;
@@ -52,6 +53,8 @@ enum Verb {
     Dev(Box<dev::DevArgs>),
     /// Claim and run tasks until told to go
     Worker(worker::WorkerArgs),
+    /// Claim and run tasks under Taskcluster's worker-runner
+    Run(run::RunArgs),
     /// Show what a worker does, holds, and waits for
     Status(steer::StatusArgs),
     /// Let a worker claim nothing; what runs goes on
@@ -111,6 +114,7 @@ fn dispatch(verb: Verb, environment: &Environment) -> Ended {
         Verb::Dev(arguments) => serve(dev::run(*arguments, environment)),
         Verb::Queue(arguments) => serve(queue::run(arguments, environment)),
         Verb::Worker(arguments) => serve(worker::run(arguments, environment)),
+        Verb::Run(arguments) => serve(run::run(arguments, environment)),
         Verb::Status(arguments) => client_runtime()?.block_on(steer::status(arguments, environment)),
         Verb::Pause(arguments) => client_runtime()?.block_on(steer::pause(arguments, environment)),
         Verb::Resume(arguments) => client_runtime()?.block_on(steer::resume(arguments, environment)),

@@ -15,6 +15,8 @@ pub const PREFIX: &str = "JOURNEYMAN__";
 const NAME: &str = "JOURNEYMAN_";
 /// Names the configuration file where no flag does.
 pub const FILE_VARIABLE: &str = "JOURNEYMAN_CONFIG";
+/// Names a worker's control socket where no flag does.
+pub const SOCKET_VARIABLE: &str = "JOURNEYMAN_SOCKET";
 /// Names the folder for what is kept between commands.
 pub const STATE_VARIABLE: &str = "JOURNEYMAN_STATE_DIR";
 /// What a payload finds in its environment, which may run this program in turn, and what tests are told by.
@@ -102,7 +104,7 @@ impl Environment {
 
 fn is_known(name: &str, rest: &str) -> bool {
     let of_kubernetes = rest.split('_').any(|word| word == "PORT") || rest.ends_with("SERVICE_HOST");
-    [FILE_VARIABLE, STATE_VARIABLE].contains(&name)
+    [FILE_VARIABLE, SOCKET_VARIABLE, STATE_VARIABLE].contains(&name)
         || OTHERS
             .iter()
             .any(|other| rest.strip_prefix(other).is_some_and(|rest| other.ends_with('_') || rest.is_empty()))
@@ -118,7 +120,7 @@ fn meant(name: &str, rest: &str) -> Option<String> {
         return Some(same);
     }
     let fixed = keys.iter().map(String::as_str).filter(|key| !key.contains(CHOSEN));
-    nearest(name, fixed.chain([FILE_VARIABLE, STATE_VARIABLE])).map(str::to_owned)
+    nearest(name, fixed.chain([FILE_VARIABLE, SOCKET_VARIABLE, STATE_VARIABLE])).map(str::to_owned)
 }
 
 /// The part of a variable that the user chooses.

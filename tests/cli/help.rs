@@ -15,6 +15,7 @@ fn every_help_text_is_as_written_down() {
         &["config", "schema"],
         &["completions"],
         &["worker"],
+        &["run"],
         &["status"],
         &["pause"],
         &["resume"],

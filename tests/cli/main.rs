@@ -10,6 +10,7 @@ mod config;
 mod dev;
 mod help;
 mod readme;
+mod runner;
 mod running;
 mod secrets;
 mod server;

@@ -25,6 +25,8 @@ impl Drop for Server {
 
 impl Server {
     pub(crate) fn start(command: &mut Command) -> Self {
+        // No test asks whatever metadata service the machine may have.
+        command.env("JOURNEYMAN__HOST__SPOT", "off");
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
         let out = BufReader::new(child.stdout.take().expect("stdout is piped"));
         let err = BufReader::new(child.stderr.take().expect("stderr is piped"));
@@ -34,6 +36,18 @@ impl Server {
     /// Reads standard output to the first line that holds `words`.
     pub(crate) fn prints(&mut self, words: &str) {
         self.said.push_str(&until(&mut self.out, words));
+    }
+
+    /// As [`Server::prints`], and answers with that line.
+    pub(crate) fn says(&mut self, words: &str) -> String {
+        let read = until(&mut self.out, words);
+        self.said.push_str(&read);
+        read.lines().last().unwrap_or_default().to_owned()
+    }
+
+    /// Its standard input, where that is a pipe.
+    pub(crate) fn input(&mut self) -> std::process::ChildStdin {
+        self.child.stdin.take().expect("stdin is piped")
     }
 
     /// Reads the log to the first line that holds `words`, and answers with that line.

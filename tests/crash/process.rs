@@ -41,7 +41,7 @@ impl Process {
 
     fn spawn(mut command: Command, folder: &Path, arguments: &[&str], variables: &[Variable<'_>]) -> Self {
         command.args(arguments).env_clear().current_dir(folder);
-        command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command.env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("JOURNEYMAN__HOST__SPOT", "off");
         for variable in variables {
             command.env(variable.name, variable.value);
         }

@@ -14,14 +14,12 @@ use super::place::{DevNote, state_dir};
 use super::settings::{NoFlags, Settings};
 use super::worker::socket_of;
 use crate::config::Environment;
+use crate::config::environment::SOCKET_VARIABLE;
 use crate::config::values::Span;
 use crate::control::client::{Client, Error, Follow};
 use crate::control::{Order, Ordered, Status};
 use crate::limits::DRAIN_WAIT_EVERY;
 use crate::worker::Note;
-
-/// Names a socket where no flag does.
-const SOCKET_VARIABLE: &str = "JOURNEYMAN_SOCKET";
 
 /// Which worker.
 #[derive(Debug, Args)]

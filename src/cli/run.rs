@@ -1,0 +1,164 @@
+//! `journeyman run --with-worker-runner`: a worker that Taskcluster's worker-runner starts in place of generic-worker.
+
+use std::io::{self, BufRead as _, Read as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use clap::Args;
+use serde_json::Value;
+use tokio::sync::mpsc;
+
+use super::exit::{Ended, Exit, Failure};
+use super::signals::Signals;
+use super::{assemble, output, place, spot, worker};
+use crate::config::schema::Config;
+use crate::config::{self, Document, Environment};
+use crate::control::server::Reloaded;
+use crate::limits::{RUNNER_FILE_BYTES_MAX, RUNNER_LINE_BYTES_MAX, RUNNER_LINES_MAX};
+use crate::observe::log;
+use crate::runner::{Conversation, Credentials, Given, Heard};
+use crate::source::taskcluster::Api;
+use crate::worker::{Command, Control, Note};
+
+/// `journeyman run`
+#[derive(Debug, Args)]
+pub(super) struct RunArgs {
+    /// File that the worker-runner has written
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    config: PathBuf,
+    /// Speak the worker-runner's protocol on standard input and output
+    #[arg(long, required = true)]
+    with_worker_runner: bool,
+}
+
+/// What is said on standard output; the log says it too, from any thread.
+static CONVERSATION: Mutex<Option<Conversation>> = Mutex::new(None);
+
+/// Runs it.
+///
+/// # Errors
+///
+/// A file that no worker can be made of; as `journeyman worker`.
+pub(super) async fn run(arguments: RunArgs, environment: &Environment) -> Ended {
+    let (config, credentials) = read(&arguments.config, environment)?;
+    with(|conversation| *conversation = Some(Conversation::default()));
+    log::start_to(&config.log, log_line);
+    let made = assemble::made(&config, environment)?;
+    renew(&made.apis, &credentials)?;
+    let control = made.worker.control();
+    let obey = Signals::listen()?.obey(control.clone());
+    let watch = spot::watch(&config, control.clone())?;
+    let reload =
+        || -> Reloaded { Box::pin(async { Err("the worker-runner writes this configuration at a start".to_owned()) }) };
+    let answers = worker::answer(&config, control.clone(), Arc::new(reload))?;
+    let listen = listen(lines(), made.apis, control);
+    let attend = async {
+        tokio::select! {
+            () = obey => {}
+            () = async { tokio::join!(watch, listen); std::future::pending().await } => {}
+        }
+    };
+    let ended = tokio::select! {
+        ended = worker::until_gone(made.worker, attend) => ended,
+        broken = answers => Err(broken),
+    };
+    part(&ended);
+    ended
+}
+
+/// The file as a configuration, and who we are.
+fn read(path: &Path, environment: &Environment) -> Result<(Config, Credentials), Failure> {
+    let unusable = |what: String| Failure::new(Exit::Config, format!("{}: {what}", path.display()));
+    let mut text = String::new();
+    let file = std::fs::File::open(path).map_err(|error| unusable(error.to_string()))?;
+    file.take(RUNNER_FILE_BYTES_MAX).read_to_string(&mut text).map_err(|error| unusable(error.to_string()))?;
+    let given = Given::read(&text).map_err(|error| unusable(error.to_string()))?;
+    let toml = given.toml().map_err(|error| unusable(error.to_string()))?;
+    let document = Document::new(&path.with_extension("toml"), &toml);
+    Ok((config::load(Some(document), environment, &[])?.config, given.credentials()))
+}
+
+/// Every call is signed with these from now on; calls under way are not disturbed.
+fn renew(apis: &[Api], new: &Credentials) -> Result<(), Failure> {
+    for api in apis {
+        api.replace_credentials(place::credentials(&new.client_id, &new.access_token, new.certificate.as_ref())?);
+    }
+    Ok(())
+}
+
+/// The runner's lines. A thread of its own reads them: a blocking read cannot be given up, and must not hold up the exit.
+fn lines() -> mpsc::Receiver<io::Result<Vec<u8>>> {
+    let (sender, lines) = mpsc::channel(RUNNER_LINES_MAX);
+    std::thread::spawn(move || {
+        let mut from = io::stdin().lock();
+        loop {
+            let mut line = Vec::new();
+            let read = (&mut from).take(RUNNER_LINE_BYTES_MAX).read_until(b'\n', &mut line);
+            let last = !matches!(read, Ok(1..));
+            if !matches!(read, Ok(0)) && sender.blocking_send(read.map(|_| line)).is_err() || last {
+                return;
+            }
+        }
+    });
+    lines
+}
+
+/// Does what the runner asks until it says no more.
+async fn listen(mut lines: mpsc::Receiver<io::Result<Vec<u8>>>, apis: Vec<Api>, control: Control) {
+    while let Some(line) = lines.recv().await {
+        let line = match line {
+            Ok(line) => line,
+            Err(error) => return tracing::warn!(%error, "the worker-runner can no longer be heard"),
+        };
+        let heard = with(|conversation| conversation.as_mut().map(|conversation| conversation.hears(&line)));
+        let by = || Note::of("worker-runner");
+        match heard.unwrap_or(Heard::Nothing(None)) {
+            Heard::Nothing(None) => {}
+            Heard::Nothing(Some(what)) => tracing::warn!("{what}"),
+            Heard::Answer(line) => say(&line),
+            Heard::Drain => control.command(Command::Drain { within: None }, by()).await,
+            Heard::HandBack => control.command(Command::Terminate { deadline: None }, by()).await,
+            Heard::Renew(new) => match renew(&apis, &new) {
+                Ok(()) => tracing::info!(client_id = new.client_id, "new credentials"),
+                Err(failure) => tracing::error!("the new credentials cannot be used: {}", failure.message),
+            },
+        }
+    }
+    tracing::warn!("the worker-runner says no more; credentials are no longer renewed");
+}
+
+/// The last words: why it failed, or that this host is not needed any more.
+fn part(ended: &Ended) {
+    let last = with(|conversation| {
+        let conversation = conversation.as_ref()?;
+        match ended {
+            Ok(Exit::Idle | Exit::Limit) => conversation.shutdown(),
+            Ok(exit @ (Exit::Denied | Exit::Config)) => conversation.error_report("the worker ended", exit.meaning()),
+            Ok(_) => None,
+            Err(failure) => conversation.error_report("the worker failed", &failure.message),
+        }
+    });
+    if let Some(last) = last {
+        say(&last);
+    }
+}
+
+fn with<T>(of: impl FnOnce(&mut Option<Conversation>) -> T) -> T {
+    of(&mut CONVERSATION.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn say(line: &str) {
+    if let Err(error) = output::print_raw(line.as_bytes()) {
+        tracing::debug!(%error, "the worker-runner does not listen");
+    }
+}
+
+/// A line of the log goes to the runner where it takes logs, and to standard error otherwise.
+fn log_line(line: &[u8]) {
+    let entry = serde_json::from_slice::<serde_json::Map<String, Value>>(line).ok();
+    match with(|conversation| conversation.as_ref()?.log(entry?)) {
+        // Not through `say`, which may log.
+        Some(line) => drop(output::print_raw(line.as_bytes())),
+        None => output::note(String::from_utf8_lossy(line).trim_end()),
+    }
+}

@@ -1,0 +1,106 @@
+//! A worker under Taskcluster's worker-runner, which the test plays: it writes the file, says welcome, renews credentials
+//! and tells the worker to go.
+
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{ChildStdin, Command, Stdio};
+
+use crate::running::queue;
+use crate::server::Server;
+use crate::support::{journeyman, run};
+
+const WELCOME: &str =
+    r#"~{"type":"welcome","capabilities":["graceful-termination","new-credentials","error-report","log","shutdown"]}"#;
+
+fn file(folder: &Path, root: &str, token: &str, more: &str) {
+    let text = format!(
+        r#"{{"rootURL":"{root}","clientId":"me","accessToken":"{token}","certificate":"","provisionerId":"build",
+            "workerType":"linux","workerGroup":"g","workerId":"w","workerLocation":"{{\"cloud\":\"test\"}}",
+            "journeyman":{{"worker":{{"work_dir":"work","cancel_grace":"100ms"}},"host":{{"spot":"off"}}{more}}}}}"#
+    );
+    std::fs::write(folder.join("runner.json"), text).expect("the file can be written");
+}
+
+fn start(folder: &Path) -> (Server, ChildStdin) {
+    let mut command = journeyman(folder);
+    command.args(["run", "--config", "runner.json", "--with-worker-runner"]).stdin(Stdio::piped());
+    let mut server = Server::start(&mut command);
+    let stdin = server.input();
+    (server, stdin)
+}
+
+fn say(to: &mut ChildStdin, line: &str) {
+    writeln!(to, "{line}").expect("the worker listens");
+}
+
+fn task(folder: &Path, root: &str, argv: &[&str]) {
+    let mut command: Command = journeyman(folder);
+    command.args(["task", "create", "--root-url", root, "--queue", "build/linux", "--"]).args(argv);
+    command.env("TASKCLUSTER_CLIENT_ID", "me").env("TASKCLUSTER_ACCESS_TOKEN", "a-token-for-tests");
+    let said = run(&mut command, "");
+    assert_eq!(said.code, 0, "{}", said.err);
+}
+
+#[test]
+fn it_says_hello_logs_through_the_runner_and_hands_back_when_told_to_go_at_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (_queue, root) = queue(folder.path());
+    file(folder.path(), &root, "a-token-for-tests", "");
+    let (mut server, mut runner) = start(folder.path());
+    say(&mut runner, "some text that is no message");
+    say(&mut runner, r#"~{"type":"graceful-termination","finish-tasks":false}"#);
+    say(&mut runner, WELCOME);
+    server.prints(
+        r#"~{"type":"hello","capabilities":["error-report","graceful-termination","log","new-credentials","shutdown"]}"#,
+    );
+    // The first order came before welcome and was not obeyed.
+    task(folder.path(), &root, &["/bin/sleep", "600"]);
+    let line = server.says("claimed");
+    assert!(line.starts_with("~{") && line.contains(r#""textPayload":"claimed""#), "{line}");
+    say(&mut runner, r#"~{"type":"graceful-termination","finish-tasks":false}"#);
+    let said = server.ends();
+    assert_eq!(said.code, 12, "{}{}", said.out, said.err);
+    assert!(said.out.contains("worker-shutdown"), "{}", said.out);
+    assert!(!said.out.contains("a-token-for-tests") && !said.err.contains("a-token-for-tests"));
+}
+
+#[test]
+fn new_credentials_are_used_from_then_on_and_a_host_that_is_not_needed_is_said_to_be() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (_queue, root) = queue(folder.path());
+    file(folder.path(), &root, "a-token-that-ran-out", r#","log":{"level":"info"}"#);
+    task(folder.path(), &root, &["/bin/true"]);
+    let text = std::fs::read_to_string(folder.path().join("runner.json")).expect("the file");
+    std::fs::write(folder.path().join("runner.json"), text.replacen('{', r#"{"numberOfTasksToRun":1,"#, 1))
+        .expect("it");
+    let (mut server, mut runner) = start(folder.path());
+    say(&mut runner, WELCOME);
+    server.prints("the queue refuses our credentials");
+    say(&mut runner, r#"~{"type":"new-credentials","client-id":"me","access-token":"a-token-for-tests"}"#);
+    let said = server.ends();
+    assert_eq!(said.code, 13, "{}{}", said.out, said.err);
+    assert!(said.out.contains("new credentials") && said.out.contains("completed"), "{}", said.out);
+    assert!(said.out.ends_with("~{\"type\":\"shutdown\"}\n"), "{}", said.out);
+}
+
+#[test]
+fn told_to_finish_it_finishes_and_a_file_that_cannot_be_used_is_reported() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (_queue, root) = queue(folder.path());
+    file(folder.path(), &root, "a-token-for-tests", "");
+    let (mut server, mut runner) = start(folder.path());
+    say(&mut runner, WELCOME);
+    server.prints("hello");
+    say(&mut runner, r#"~{"type":"graceful-termination","finish-tasks":true}"#);
+    assert_eq!(server.ends().code, 0);
+
+    file(folder.path(), &root, "a-token-for-tests", r#","worker":{"capacitee":1}"#);
+    let (server, _runner) = start(folder.path());
+    let said = server.ends();
+    assert_eq!(said.code, 30);
+    assert!(said.err.contains("capacitee") && !said.err.contains("a-token-for-tests"), "{}", said.err);
+    std::fs::write(folder.path().join("runner.json"), "not json").expect("the file");
+    let (server, _runner) = start(folder.path());
+    let said = server.ends();
+    assert!(said.code == 30 && said.err.contains("runner.json"), "{}", said.err);
+}
