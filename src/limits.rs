@@ -361,3 +361,15 @@ pub const RUNNER_LINE_BYTES_MAX: u64 = 1 << 20;
 pub const RUNNER_LINES_MAX: usize = 16;
 /// The largest file that a worker-runner may write for its worker.
 pub const RUNNER_FILE_BYTES_MAX: u64 = 16 << 20;
+/// How long `journeyman doctor` looks at one source, or at the host, at most.
+pub const DOCTOR_TIME: Duration = Duration::from_secs(40);
+/// How long it waits for a name, or for a connection.
+pub const DOCTOR_STEP_TIME: Duration = Duration::from_secs(5);
+/// How long it waits for an answer of a service.
+pub const DOCTOR_CALL_TIME: Duration = Duration::from_secs(10);
+/// With fewer free inodes than this it warns: one checkout of a large project takes more.
+pub const DOCTOR_INODES_LEAST: u64 = 100_000;
+/// How many descriptors a worker takes without tasks: connections, sockets, threads' pipes.
+pub const FILES_OF_A_WORKER: u64 = 128;
+/// How many descriptors a task may take: its pipes, its log, its uploads and their connections.
+pub const FILES_OF_A_TASK: u64 = 16;

@@ -93,7 +93,7 @@ pub(super) fn made(config: &Config, environment: &Environment) -> Result<Made, F
 }
 
 /// Keeps what the environment holds under the name of a secret out of every log.
-fn hide_secrets(config: &Config, environment: &Environment) {
+pub(super) fn hide_secrets(config: &Config, environment: &Environment) {
     let named = |(name, _): &(String, String)| redact::is_named_like_a_secret(name, &config.log.redact_env);
     let values: Vec<String> = environment.pairs().filter(named).map(|(_, value)| value).collect();
     redact::hide(values.iter().map(String::as_str)).for_good();

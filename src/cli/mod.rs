@@ -3,9 +3,11 @@
 mod assemble;
 mod config;
 mod dev;
+mod doctor;
 pub mod exit;
 mod handler;
 mod inspect;
+mod man;
 pub mod output;
 pub mod place;
 mod queue;
@@ -80,11 +82,15 @@ enum Verb {
     /// Write, check and show the configuration
     #[command(subcommand)]
     Config(config::ConfigCommand),
+    /// Say what would keep a worker from working on this host
+    Doctor(doctor::DoctorArgs),
     /// Print a script that completes this command line in a shell
     Completions {
         /// Which shell
         shell: Shell,
     },
+    /// Write the manual pages into a folder
+    Man(man::ManArgs),
 }
 
 /// Runs the command line.
@@ -125,6 +131,8 @@ fn dispatch(verb: Verb, environment: &Environment) -> Ended {
         Verb::Task(arguments) => client_runtime()?.block_on(task::run(arguments, environment)),
         Verb::Handler(command) => client_runtime()?.block_on(handler::run(command, environment)),
         Verb::Config(command) => config::run(command, environment),
+        Verb::Doctor(arguments) => doctor(arguments, environment),
+        Verb::Man(arguments) => man::run(&arguments),
         Verb::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "journeyman", &mut script);
@@ -132,6 +140,14 @@ fn dispatch(verb: Verb, environment: &Environment) -> Ended {
             Ok(Exit::Done)
         }
     }
+}
+
+/// Runs `doctor`, and leaves behind what hangs in a look-up or a file system.
+fn doctor(arguments: doctor::DoctorArgs, environment: &Environment) -> Ended {
+    let runtime = client_runtime()?;
+    let ended = runtime.block_on(doctor::run(arguments, environment));
+    runtime.shutdown_background();
+    ended
 }
 
 /// Runs what runs for long, and waits no longer for its blocking calls (a name look-up, a hung disk) than [`ABORT_WAIT`].

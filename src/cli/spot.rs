@@ -23,6 +23,24 @@ pub(super) const fn noticed(host: &Host) -> Noticed {
     }
 }
 
+/// What is watched.
+#[must_use]
+pub(super) fn settings(host: &Host) -> Settings {
+    Settings {
+        cloud: match host.spot {
+            Spot::Auto => Cloud::Auto,
+            Spot::Aws => Cloud::Named(Provider::Aws),
+            Spot::Gcp => Cloud::Named(Provider::Gcp),
+            Spot::Azure => Cloud::Named(Provider::Azure),
+            Spot::Off => Cloud::Off,
+        },
+        endpoint: host.spot_endpoint.as_ref().map(|url| url.as_str().to_owned()),
+        file: host.spot_file.as_ref().map(|file| file.0.clone()),
+        paces: Paces::default(),
+        clock: Clock::boot(),
+    }
+}
+
 /// Watches this host and passes notices on as orders. The future resolves when there is nothing to watch.
 ///
 /// # Errors
@@ -34,19 +52,7 @@ pub(super) const fn noticed(host: &Host) -> Noticed {
 /// Cancel safe.
 pub(super) fn watch(config: &Config, control: Control) -> Result<impl Future<Output = ()> + use<>, Failure> {
     let (host, clock) = (&config.host, Clock::boot());
-    let settings = Settings {
-        cloud: match host.spot {
-            Spot::Auto => Cloud::Auto,
-            Spot::Aws => Cloud::Named(Provider::Aws),
-            Spot::Gcp => Cloud::Named(Provider::Gcp),
-            Spot::Azure => Cloud::Named(Provider::Azure),
-            Spot::Off => Cloud::Off,
-        },
-        endpoint: host.spot_endpoint.as_ref().map(|url| url.as_str().to_owned()),
-        file: host.spot_file.as_ref().map(|file| file.0.clone()),
-        paces: Paces::default(),
-        clock,
-    };
+    let settings = settings(host);
     let watch =
         Watch::new(settings).map_err(|error| Failure::new(Exit::Config, format!("host.spot_endpoint: {error}")))?;
     let heed =

@@ -14,6 +14,8 @@ fn every_help_text_is_as_written_down() {
         &["config", "show"],
         &["config", "schema"],
         &["completions"],
+        &["doctor"],
+        &["man"],
         &["worker"],
         &["run"],
         &["status"],
@@ -66,6 +68,28 @@ fn completions_exist_for_every_shell() {
         let said = run(journeyman(Path::new("/")).args(["completions", shell]), "");
         assert_eq!((said.code, said.err.as_str()), (0, ""), "{shell}");
         assert!(said.out.contains("config") && said.out.len() > 500, "{shell}");
+    }
+}
+
+#[test]
+fn manual_pages_exist_for_every_command_and_are_read_by_man() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let pages = folder.path().join("man1");
+    let said = run(journeyman(folder.path()).arg("man").arg(&pages), "");
+    assert_eq!((said.code, said.err.as_str()), (0, ""));
+    for help in std::fs::read_dir(beside("help")).expect("it is there") {
+        let help = help.expect("it can be read").path();
+        let command = help.file_stem().and_then(|name| name.to_str()).expect("a name");
+        let name = if command == "journeyman" { command.to_owned() } else { format!("journeyman-{command}") };
+        let path = pages.join(format!("{name}.1"));
+        let page = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert!(page.contains(&format!(".TH {name} 1")) && page.contains(".SH SYNOPSIS"), "{name}: {page}");
+        // Where there is no man there is nobody to read them.
+        let mut man = std::process::Command::new("man");
+        if let Ok(read) = man.args(["--warnings", "-l"]).arg(&path).env("LC_ALL", "C.UTF-8").output() {
+            let complaints = String::from_utf8_lossy(&read.stderr).into_owned();
+            assert!(read.status.success() && complaints.is_empty(), "{name}: {complaints}");
+        }
     }
 }
 

@@ -8,6 +8,7 @@
 
 mod config;
 mod dev;
+mod doctor;
 mod help;
 mod readme;
 mod runner;

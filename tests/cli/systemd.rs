@@ -31,7 +31,8 @@ impl Manager {
         loop {
             let mut buffer = [0; 4096];
             let taken = self.socket.recv(&mut buffer);
-            let taken = taken.unwrap_or_else(|error| panic!("{begins} never came: {error}; {:#?}", self.heard));
+            assert!(taken.is_ok(), "{begins} never came: {taken:?}; {:#?}", self.heard);
+            let taken = taken.unwrap_or_default();
             let message = std::str::from_utf8(&buffer[..taken]).expect("UTF-8").to_owned();
             self.heard.push(message.clone());
             if let Some(line) = message.lines().find(|line| line.starts_with(begins)) {
@@ -144,7 +145,7 @@ fn units() -> Vec<(PathBuf, String)> {
 
 fn setting<'a>(unit: &'a str, key: &str) -> &'a str {
     let line = unit.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-    line.unwrap_or_else(|| panic!("the unit sets {key}"))
+    line.expect(key)
 }
 
 #[test]

@@ -160,13 +160,21 @@ impl Watch {
         }
     }
 
+    /// Whose metadata services answer now.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn there(&self) -> Vec<Provider> {
+        let service = &self.service;
+        let (aws, gcp, azure) = tokio::join!(aws::there(service), gcp::there(service), azure::there(service));
+        [aws, gcp, azure].into_iter().flatten().collect()
+    }
+
     async fn search(&self) -> Option<Provider> {
         let mut search = Search::default();
         loop {
-            let service = &self.service;
-            let (aws, gcp, azure) = tokio::join!(aws::there(service), gcp::there(service), azure::there(service));
-            let there: Vec<Provider> = [aws, gcp, azure].into_iter().flatten().collect();
-            match search.probed(&there) {
+            match search.probed(&self.there().await) {
                 Probed::Found(provider) => return Some(provider),
                 Probed::Again(wait) => tokio::time::sleep(wait).await,
                 Probed::NoCloud => {

@@ -90,6 +90,7 @@ struct Shared {
     root: Url,
     queue: Url,
     object: Url,
+    auth: Url,
     reach: Arc<Reach>,
     own: Swap<Option<Credentials>>,
     timeouts: Timeouts,
@@ -102,6 +103,7 @@ struct Shared {
 pub(super) enum Service {
     Queue,
     Object,
+    Auth,
 }
 
 /// Who signs a call.
@@ -218,6 +220,7 @@ impl Api {
             None => service(&root, "queue"),
         };
         let object = service(&root, "object");
+        let auth = service(&root, "auth");
         let reach = Arc::new(Reach::new(&root, &queue, &settings.allow_hosts));
         let http = client(&settings, &reach)?;
         Ok(Self(Arc::new(Shared {
@@ -225,6 +228,7 @@ impl Api {
             root,
             queue,
             object,
+            auth,
             reach,
             own: Swap::new(settings.credentials),
             timeouts: settings.timeouts,
@@ -276,6 +280,7 @@ impl Api {
         let base = match call.service {
             Service::Queue => &self.0.queue,
             Service::Object => &self.0.object,
+            Service::Auth => &self.0.auth,
         };
         let text = format!("{}{}", base.as_str().trim_end_matches('/'), call.path);
         let url = Url::parse(&text).map_err(|_| {
@@ -434,6 +439,7 @@ fn client(settings: &ApiSettings, reach: &Arc<Reach>) -> Result<Client, Unusable
         .retry(reqwest::retry::never())
         .referer(false)
         .no_proxy()
+        .tls_info(true)
         .connect_timeout(timeouts.connect)
         .pool_idle_timeout(timeouts.idle)
         .tcp_nodelay(true)

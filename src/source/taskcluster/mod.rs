@@ -9,6 +9,7 @@ mod client;
 mod credentials;
 #[doc(hidden)]
 pub mod hostile;
+mod probe;
 mod reach;
 mod refuse;
 mod wire;
@@ -23,6 +24,7 @@ mod recorded;
 pub use api::{Api, ApiSettings, Timeouts, Unusable};
 pub use client::{Download, Page};
 pub use credentials::{BadCredentials, Credentials};
+pub use probe::{Known, Pending, Pong};
 
 use crate::domain::id::{Lane, Run};
 use crate::domain::outcome::Outcome;

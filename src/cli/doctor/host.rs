@@ -1,0 +1,217 @@
+//! What a worker needs of this machine: a work folder, memory, open files, control groups, programs, a socket, and the word of
+//! its cloud.
+
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{StatVfsMountFlags, statvfs};
+use rustix::process::{Resource, getrlimit};
+
+use super::Check;
+use crate::cli::{spot, worker::socket_of};
+use crate::config::schema::{Config, Containment, Host, Spot};
+use crate::host::{notice, room};
+use crate::limits::{DOCTOR_INODES_LEAST, FILES_OF_A_TASK, FILES_OF_A_WORKER};
+use crate::worker::look::bytes;
+
+/// Everything on this machine. Blocks for as long as its file systems take.
+pub(super) fn look(config: &Config) -> Vec<Check> {
+    let mut checks = folder(config);
+    checks.extend([memory(config), files(config), groups(&config.host), socket(config)]);
+    checks
+}
+
+fn folder(config: &Config) -> Vec<Check> {
+    let wanted = &config.worker.work_dir.0;
+    let name = "work folder";
+    // The worker makes it where it is missing.
+    let Some(there) =
+        wanted.ancestors().map(|at| if at.as_os_str().is_empty() { Path::new(".") } else { at }).find(|at| at.exists())
+    else {
+        return vec![Check::failed(name, format!("{} is nowhere", wanted.display()), "set worker.work_dir")];
+    };
+    let shown = wanted.display();
+    let fix = "make it the user's that runs the worker (`chown journeyman`), or set worker.work_dir to another";
+    if let Err(error) = write_to(there) {
+        let what = if there == wanted { "cannot be written" } else { "is not there and cannot be made" };
+        return vec![Check::failed(name, format!("{shown} {what}: {error}"), fix)];
+    }
+    let mut checks = Vec::new();
+    let about = match statvfs(there) {
+        Ok(about) => about,
+        Err(error) => return vec![Check::failed(name, format!("{shown} cannot be looked at: {error}"), fix)],
+    };
+    let made = if there == wanted { "can be written" } else { "will be made" };
+    checks.push(if about.f_flag.contains(StatVfsMountFlags::NOEXEC) {
+        let fix = "mount it without `noexec`, or set worker.work_dir to another";
+        Check::failed(name, format!("{shown} {made}, and nothing in it can be executed"), fix)
+    } else {
+        Check::ok(name, format!("{shown} {made}, and what is in it can be executed"))
+    });
+    let (free, least) = (about.f_bavail.saturating_mul(about.f_frsize), config.host.min_free_disk.0);
+    let found = format!("{} free, host.min_free_disk is {}", bytes(free), bytes(least));
+    checks.push(if free < least {
+        Check::failed("disk", found, "nothing is claimed until there is more: free some, or set host.min_free_disk")
+    } else {
+        Check::ok("disk", found)
+    });
+    // Some file systems have no fixed number, and say 0 of 0.
+    if about.f_files > 0 {
+        let found = format!("{} of {} free", about.f_favail, about.f_files);
+        checks.push(if about.f_favail < DOCTOR_INODES_LEAST {
+            Check::warning(
+                "inodes",
+                found,
+                "tasks with many files will fail: remove some, or take a larger file system",
+            )
+        } else {
+            Check::ok("inodes", found)
+        });
+    }
+    checks
+}
+
+/// Makes an empty file and takes it away again.
+fn write_to(folder: &Path) -> std::io::Result<()> {
+    let probe = folder.join(format!(".journeyman-doctor-{}", std::process::id()));
+    File::create_new(&probe)?;
+    std::fs::remove_file(&probe)
+}
+
+fn memory(config: &Config) -> Check {
+    let least = config.host.min_free_memory.0;
+    match room::measure(Path::new("/")).memory {
+        Some(free) if free < least => Check::failed(
+            "memory",
+            format!("{} can be had, host.min_free_memory is {}", bytes(free), bytes(least)),
+            "nothing is claimed until there is more: end something, or set host.min_free_memory",
+        ),
+        Some(free) => {
+            Check::ok("memory", format!("{} can be had, host.min_free_memory is {}", bytes(free), bytes(least)))
+        }
+        None => Check::warning("memory", "/proc/meminfo does not say", "is /proc mounted?"),
+    }
+}
+
+fn files(config: &Config) -> Check {
+    let needed = FILES_OF_A_WORKER + FILES_OF_A_TASK * u64::from(config.worker.capacity);
+    let found =
+        |most: String| format!("{most} for this user, {needed} are enough for capacity {}", config.worker.capacity);
+    match getrlimit(Resource::Nofile).current {
+        Some(most) if most < needed => Check::warning(
+            "open files",
+            found(most.to_string()),
+            "raise it for the worker: LimitNOFILE= in the unit (the units that come along do), `ulimit -n` elsewhere",
+        ),
+        Some(most) => Check::ok("open files", found(most.to_string())),
+        None => Check::ok("open files", found("without a limit".to_owned())),
+    }
+}
+
+/// What can be seen without moving a process: the worker itself finds out by doing it, and in its own group.
+fn groups(host: &Host) -> Check {
+    let name = "control groups";
+    let demanded = host.containment == Containment::Cgroup;
+    let fix = "under systemd set Delegate=yes in the unit (the units that come along do), in a container mount /sys/fs/cgroup writable";
+    let lacks = |found: String| {
+        let found = format!("{found}; seen from here, payloads would be process groups");
+        if demanded { Check::failed(name, found, fix) } else { Check::warning(name, found, fix) }
+    };
+    let Some(own) = own_group() else {
+        return lacks("there is no control group of version 2".to_owned());
+    };
+    let kills = own.join("cgroup.kill").exists();
+    let how = if kills { "killed as a whole" } else { "frozen and signaled (Linux before 5.14)" };
+    match rustix::fs::access(&own, rustix::fs::Access::WRITE_OK) {
+        Ok(()) => Check::ok(name, format!("version 2, and this process may make its own: tasks are {how}")),
+        Err(_) => lacks(format!("{} may not be written by this user", own.display())),
+    }
+}
+
+/// This process's own group, where the host has version 2.
+fn own_group() -> Option<PathBuf> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let root = mounts.lines().find_map(|line| {
+        let (place, kind) = line.split_once(" - ")?;
+        kind.starts_with("cgroup2 ").then(|| place.split(' ').nth(4).map(PathBuf::from))?
+    })?;
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    Some(root.join(own)).filter(|own| own.exists())
+}
+
+fn socket(config: &Config) -> Check {
+    let name = "control socket";
+    let path = socket_of(config);
+    let shown = path.display();
+    match std::fs::symlink_metadata(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Check::ok(name, format!("{shown} is free")),
+        Err(error) => {
+            Check::failed(name, format!("{shown}: {error}"), "set control.socket to a place this user may use")
+        }
+        Ok(about) if !about.file_type().is_socket() => Check::failed(
+            name,
+            format!("{shown} is there and no socket"),
+            "remove it, or set control.socket to another place",
+        ),
+        Ok(_) if UnixStream::connect(&path).is_ok() => {
+            Check::ok(name, format!("a worker listens at {shown}; `journeyman status` shows it"))
+        }
+        Ok(_) => Check::ok(name, format!("{shown} is what an earlier worker left; the next one replaces it")),
+    }
+}
+
+/// Whether the metadata service that the configuration expects is there.
+pub(super) async fn cloud(host: Host) -> Vec<Check> {
+    let name = "cloud";
+    if host.spot == Spot::Off {
+        return vec![Check::ok(name, "no metadata service is asked (host.spot = \"off\")")];
+    }
+    let wanted = match spot::settings(&host) {
+        notice::Settings { cloud: notice::Cloud::Named(provider), .. } => Some(provider),
+        notice::Settings { .. } => None,
+    };
+    let watch = match notice::Watch::new(spot::settings(&host)) {
+        Ok(watch) => watch,
+        Err(error) => {
+            return vec![Check::failed(name, format!("host.spot_endpoint: {error}"), "name an http:// address")];
+        }
+    };
+    let there = watch.there().await;
+    let shown = |provider| notice::Origin::Cloud(provider).as_str();
+    vec![match (wanted, there.as_slice()) {
+        (Some(wanted), there) if there.contains(&wanted) => {
+            Check::ok(name, format!("the metadata service of {} answers", shown(wanted)))
+        }
+        (Some(wanted), _) => Check::failed(
+            name,
+            format!("the metadata service of {} does not answer, so no notice will be heard", shown(wanted)),
+            "is this such a host, and in a container on EC2 is the hop limit 2? Otherwise set host.spot",
+        ),
+        (None, [provider, ..]) => Check::ok(name, format!("the metadata service of {} answers", shown(*provider))),
+        (None, []) => Check::ok(
+            name,
+            "no metadata service answers, so this is no cloud's host; host.spot = \"off\" spares the search",
+        ),
+    }]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_own_group_is_a_folder_or_none() {
+        assert!(own_group().is_none_or(|own| own.is_dir()));
+    }
+
+    #[test]
+    fn capacity_asks_for_open_files() {
+        let mut config = Config::default();
+        config.worker.capacity = u16::MAX;
+        assert!(files(&config).found.contains("are enough for capacity 65535"));
+    }
+}

@@ -1,0 +1,217 @@
+//! `journeyman doctor`: looks at this host and at what its configuration names, and says of each thing whether it will do,
+//! what was found, and how to mend it.
+//!
+//! It changes nothing but for one empty file in the work folder, which it takes away again, and it starts no task. No secret
+//! is part of what it says.
+
+mod host;
+mod remote;
+
+use std::fmt::Write as _;
+use std::future::Future;
+
+use clap::Args;
+use serde::Serialize;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::assemble::{self, Name};
+use super::exit::{Ended, Exit};
+use super::inspect;
+use super::output::{self, Format};
+use super::settings::{NoFlags, Settings};
+use crate::config::problem::Severity;
+use crate::config::{Environment, Loaded};
+use crate::limits::DOCTOR_TIME;
+use crate::redact;
+
+/// `journeyman doctor`
+#[derive(Debug, Args)]
+pub(super) struct DoctorArgs {
+    /// How to print it
+    #[arg(short, long, value_enum, default_value_t = Format::Table)]
+    output: Format,
+    #[command(flatten)]
+    settings: Settings<NoFlags>,
+}
+
+/// How something looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    Ok,
+    Warning,
+    Failed,
+}
+
+impl State {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warning => "warning",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Clone, Serialize)]
+struct Check {
+    name: String,
+    state: State,
+    found: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fix: Option<String>,
+}
+
+impl Check {
+    fn ok(name: impl Into<String>, found: impl Into<String>) -> Self {
+        Self { name: name.into(), state: State::Ok, found: redacted(found.into()), fix: None }
+    }
+
+    fn warning(name: impl Into<String>, found: impl Into<String>, fix: impl Into<String>) -> Self {
+        let fix = Some(redacted(fix.into()));
+        Self { name: name.into(), state: State::Warning, found: redacted(found.into()), fix }
+    }
+
+    fn failed(name: impl Into<String>, found: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { state: State::Failed, ..Self::warning(name, found, fix) }
+    }
+}
+
+fn redacted(text: String) -> String {
+    redact::text(&text).into_owned()
+}
+
+/// Runs it.
+///
+/// # Errors
+///
+/// Where nothing can be written.
+pub(super) async fn run(arguments: DoctorArgs, environment: &Environment) -> Ended {
+    let checks = match arguments.settings.load(environment) {
+        Ok(loaded) => {
+            assemble::hide_secrets(&loaded.config, environment);
+            let mut checks = configuration(&loaded, environment);
+            checks.extend(look(&loaded, environment).await);
+            checks
+        }
+        Err(failure) => {
+            vec![Check::failed(
+                "configuration",
+                failure.message,
+                "`journeyman config check` says the same until it is mended",
+            )]
+        }
+    };
+    match arguments.output {
+        Format::Table => output::print(&table(&checks))?,
+        Format::Json => {
+            output::json(&serde_json::json!({
+                "checks": checks,
+                "warnings": count(&checks, State::Warning),
+                "failed": count(&checks, State::Failed),
+            }))?;
+        }
+    }
+    Ok(if count(&checks, State::Failed) == 0 { Exit::Done } else { Exit::No })
+}
+
+fn count(checks: &[Check], state: State) -> usize {
+    checks.iter().filter(|check| check.state == state).count()
+}
+
+fn table(checks: &[Check]) -> String {
+    let name = checks.iter().map(|check| check.name.chars().count()).max().unwrap_or(0);
+    let mut out = String::new();
+    for check in checks {
+        let color = match check.state {
+            State::Ok => "\x1b[32m",
+            State::Warning => "\x1b[33m",
+            State::Failed => "\x1b[31m",
+        };
+        let found = check.found.trim_end().replace('\n', "\n           ");
+        // Writing to a String cannot fail.
+        _ = writeln!(out, "{color}{:<7}\x1b[0m  {:name$}  {found}", check.state.as_str(), check.name);
+        if let Some(fix) = &check.fix {
+            _ = writeln!(out, "{:7}  {:name$}  > {fix}", "", "");
+        }
+    }
+    let (warnings, failed) = (count(checks, State::Warning), count(checks, State::Failed));
+    _ = writeln!(out, "\n{} ok, {warnings} warnings, {failed} failed", checks.len() - warnings - failed);
+    out
+}
+
+/// The configuration, and the files and programs that it names.
+fn configuration(loaded: &Loaded, environment: &Environment) -> Vec<Check> {
+    let config = &loaded.config;
+    let named = loaded.document.as_ref().map_or("the built-in one", |document| &document.name);
+    let mut checks = vec![if config.source.is_empty() {
+        let fix = "`journeyman config init journeyman.toml` writes one to start from";
+        Check::failed("configuration", format!("{named}: there is no [source.NAME], so nothing to work for"), fix)
+    } else {
+        let (sources, capacity) = (config.source.len(), config.worker.capacity);
+        Check::ok("configuration", format!("{named}: sources {sources}, capacity {capacity}"))
+    }];
+    let problems: Vec<_> = loaded.warnings.iter().cloned().chain(inspect::inspect(loaded, environment)).collect();
+    for problem in &problems {
+        let fix = problem.help.clone().unwrap_or_default();
+        checks.push(match problem.code.severity() {
+            Severity::Error => Check::failed("files", &problem.what, fix),
+            Severity::Warning => Check::warning("files", &problem.what, fix),
+        });
+    }
+    if problems.is_empty() {
+        checks.push(Check::ok("files", "secrets are closed to others, programs and schemas are there"));
+    }
+    checks
+}
+
+/// Everything that takes time, at once, in a fixed order of lines.
+async fn look(loaded: &Loaded, environment: &Environment) -> Vec<Check> {
+    let name = Name::of(&loaded.config);
+    let mut looking = JoinSet::new();
+    let mut begin = |part: &str, looks: Looks| {
+        let (place, part) = (looking.len(), part.to_owned());
+        looking.spawn(async move {
+            let fix = "look at it by hand: it does not answer, and does not refuse either";
+            let said = timeout(DOCTOR_TIME, looks).await;
+            let late = || vec![Check::failed(part, format!("no answer within {} s", DOCTOR_TIME.as_secs()), fix)];
+            Part { place, checks: said.unwrap_or_else(|_| late()) }
+        });
+    };
+    for (source_name, source) in &loaded.config.source {
+        begin(
+            source_name,
+            Box::pin(remote::source(source_name.clone(), source.clone(), name.clone(), environment.clone())),
+        );
+    }
+    begin("cloud", Box::pin(host::cloud(loaded.config.host.clone())));
+    let config = loaded.config.clone();
+    begin(
+        "host",
+        Box::pin(async move {
+            // A work folder on a file system that hangs must not hold up the rest.
+            let looked = tokio::task::spawn_blocking(move || host::look(&config)).await;
+            looked
+                .unwrap_or_else(|error| vec![Check::failed("host", format!("it could not be looked at: {error}"), "")])
+        }),
+    );
+    let mut parts = Vec::new();
+    while let Some(part) = looking.join_next().await {
+        match part {
+            Ok(part) => parts.push(part),
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        }
+    }
+    parts.sort_by_key(|part| part.place);
+    parts.into_iter().flat_map(|part| part.checks).collect()
+}
+
+type Looks = std::pin::Pin<Box<dyn Future<Output = Vec<Check>> + Send>>;
+
+/// What one part has found, and where it stands among the others.
+struct Part {
+    place: usize,
+    checks: Vec<Check>,
+}

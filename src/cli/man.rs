@@ -1,0 +1,31 @@
+//! `journeyman man`: the manual pages, one a command, made from the same words as `--help`.
+
+use std::path::PathBuf;
+
+use clap::{Args, CommandFactory as _};
+
+use super::exit::{Ended, Exit, Failure};
+use super::{Cli, output};
+
+/// `journeyman man`
+#[derive(Debug, Args)]
+pub(super) struct ManArgs {
+    /// The folder, such as /usr/local/share/man/man1; it is made where it is missing, and pages that are there are replaced
+    #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    folder: PathBuf,
+}
+
+/// Runs it.
+///
+/// # Errors
+///
+/// [`Exit::Unfit`] where a page cannot be written.
+pub(super) fn run(arguments: &ManArgs) -> Ended {
+    let folder = &arguments.folder;
+    let failed =
+        |error| Failure::new(Exit::Unfit, format!("cannot write manual pages to {}: {error}", folder.display()));
+    std::fs::create_dir_all(folder).map_err(failed)?;
+    clap_mangen::generate_to(Cli::command(), folder).map_err(failed)?;
+    output::line(&format!("wrote the manual pages to {}", folder.display()))?;
+    Ok(Exit::Done)
+}
