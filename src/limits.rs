@@ -373,3 +373,26 @@ pub const DOCTOR_INODES_LEAST: u64 = 100_000;
 pub const FILES_OF_A_WORKER: u64 = 128;
 /// How many descriptors a task may take: its pipes, its log, its uploads and their connections.
 pub const FILES_OF_A_TASK: u64 = 16;
+
+/// How long the worker's loop may take to answer before it does not count as alive, or the page goes without.
+pub const HTTP_LOOK_TIMEOUT: Duration = Duration::from_secs(5);
+/// How many connections the status page and the metrics are served over at once; those beyond wait.
+pub const HTTP_CONNECTIONS_MAX: usize = 32;
+/// How long a connection of the status page may last; browsers and Prometheus make another.
+pub const HTTP_CONNECTION_MAX: Duration = Duration::from_secs(60);
+/// How long the head of a request for the status page may take to come.
+pub const HTTP_HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// The largest head of a request for the status page.
+pub const HTTP_HEAD_BYTES_MAX: usize = 16 << 10;
+/// How long to wait before the next attempt to accept a connection of the status page.
+pub const HTTP_ACCEPT_REST: Duration = Duration::from_millis(100);
+/// How often `journeyman top` looks at a worker.
+pub const TOP_EVERY: Duration = Duration::from_secs(1);
+/// How many keys may wait for `journeyman top`.
+pub const TOP_KEYS_MAX: usize = 64;
+/// How long `journeyman top` waits for a key before it looks whether it is still wanted.
+pub const TOP_KEYS_WAIT: Duration = Duration::from_millis(100);
+/// How many lines of a log `journeyman top` keeps.
+pub const TOP_LOG_LINES_MAX: usize = 2_000;
+/// How many bytes of a line of a log `journeyman top` keeps.
+pub const TOP_LOG_LINE_BYTES_MAX: usize = 1_000;

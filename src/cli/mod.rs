@@ -59,6 +59,8 @@ enum Verb {
     Run(run::RunArgs),
     /// Show what a worker does, holds, and waits for
     Status(steer::StatusArgs),
+    /// Watch a worker on a terminal
+    Top(steer::TopArgs),
     /// Let a worker claim nothing; what runs goes on
     Pause(steer::PauseArgs),
     /// Let a paused worker claim again
@@ -122,6 +124,7 @@ fn dispatch(verb: Verb, environment: &Environment) -> Ended {
         Verb::Worker(arguments) => serve(worker::run(arguments, environment)),
         Verb::Run(arguments) => serve(run::run(arguments, environment)),
         Verb::Status(arguments) => client_runtime()?.block_on(steer::status(arguments, environment)),
+        Verb::Top(arguments) => client_runtime()?.block_on(steer::top(arguments, environment)),
         Verb::Pause(arguments) => client_runtime()?.block_on(steer::pause(arguments, environment)),
         Verb::Resume(arguments) => client_runtime()?.block_on(steer::resume(arguments, environment)),
         Verb::Drain(arguments) => client_runtime()?.block_on(steer::drain(arguments, environment)),

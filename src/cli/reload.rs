@@ -14,7 +14,7 @@ use super::settings::{Settings, WorkerFlags};
 use crate::config::Environment;
 use crate::config::schema::Config;
 use crate::host::systemd::{Teller, Word};
-use crate::worker::Control;
+use crate::worker::{Control, Reloaded};
 
 /// What a service manager shows after a refusal, until something else is to be said.
 const REFUSED: &str = "the configuration is refused and the old one stays; the log says why";
@@ -57,6 +57,7 @@ impl Reloader {
             let refused = ended.is_err().then(|| Word::Status(REFUSED.to_owned()));
             teller.tell(std::iter::once(Word::Ready).chain(refused).collect());
         }
+        self.control.reloaded(if ended.is_ok() { Reloaded::TakenOver } else { Reloaded::Refused });
         ended
     }
 

@@ -12,12 +12,13 @@ use super::settings::{self, Settings, WorkerFlags};
 use super::signals::Signals;
 use super::{assemble, spot, supervised};
 use crate::config::Environment;
-use crate::config::schema::Config;
+use crate::config::schema::{self, Config};
 use crate::control::server::{Desk, Reload, Socket};
-use crate::control::{server, socket_in};
+use crate::control::{Status, server, socket_in};
 use crate::host::containment::harden;
 use crate::host::systemd::{Manager, Word};
 use crate::limits::ABORT_WAIT;
+use crate::observe::http::{self, Door, Look};
 use crate::observe::log;
 use crate::worker::{self, Control, Worker};
 
@@ -74,12 +75,14 @@ pub(super) async fn run(arguments: WorkerArgs, environment: &Environment) -> End
             None => std::future::pending().await,
         }
     };
+    let watched = watched(&config, &control).await?;
     let answers = answer(&config, control.clone(), reload)?;
     let hup =
         reloader.at_hup().map_err(|error| Failure::new(Exit::Unfit, format!("no signals can be received: {error}")))?;
     let ended = tokio::select! {
         ended = until_gone(worker, attend) => ended,
         broken = answers => Err(broken),
+        () = watched => Err(Failure::new(Exit::Internal, "the status page is no longer served")),
         () = hup => Err(Failure::new(Exit::Internal, "signals are no longer received")),
         never = told => match never {},
     };
@@ -116,6 +119,40 @@ pub(super) fn answer(
         match server::serve(socket, desk).await {
             Ok(()) => Failure::new(Exit::Internal, "the control socket was closed"),
             Err(error) => unfit(error),
+        }
+    })
+}
+
+/// Serves health, metrics and the status page where the configuration says so, for as long as it is polled.
+///
+/// # Errors
+///
+/// Where the address cannot be had.
+pub(super) async fn watched(config: &Config, control: &Control) -> Result<impl Future<Output = ()> + use<>, Failure> {
+    let door = match config.http.listen {
+        Some(listen) => {
+            let reach = match config.http.reach {
+                schema::Reach::Loopback => http::Reach::Loopback,
+                schema::Reach::Network => http::Reach::Network,
+            };
+            let unfit = |error| Failure::new(Exit::Unfit, format!("the status page cannot be served: {error}"));
+            let door = Door::listen(listen.0, reach).await.map_err(unfit)?;
+            let address = door.address().map_err(unfit)?;
+            tracing::info!(%address, "health, metrics and a status page: http://{address}/");
+            Some(door)
+        }
+        None => None,
+    };
+    let name = assemble::Name::of(config);
+    let control = control.clone();
+    let look: Arc<Look> = Arc::new(move || {
+        let (control, name) = (control.clone(), name.clone());
+        Box::pin(async move { Some(Status::of(name.id, name.group, control.look().await?)) })
+    });
+    Ok(async move {
+        match door {
+            Some(door) => match http::serve(door, look).await {},
+            None => std::future::pending().await,
         }
     })
 }

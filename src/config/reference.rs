@@ -40,7 +40,7 @@ pub enum Need {
 #[must_use]
 pub fn keys() -> Vec<Key> {
     let mut keys = Vec::new();
-    for section in ["worker", "host", "source", "handler", "queue", "log"] {
+    for section in ["worker", "host", "source", "handler", "queue", "control", "http", "log"] {
         if let Some(schema) = SCHEMA.pointer(&format!("/properties/{section}")) {
             collect(schema, section, Need::Optional, &mut keys);
         }
@@ -186,6 +186,8 @@ fn heading(table: &str) -> String {
 fn sample(key: &Key) -> String {
     let name = key.key.rsplit('.').next().unwrap_or("");
     match name {
+        "socket" => "\"/run/journeyman/control.sock\"".to_owned(),
+        "listen" => "\"127.0.0.1:7080\"".to_owned(),
         "exec" => "[\"/opt/handlers/build\", \"--verbose\"]".to_owned(),
         "artifacts" => "\"/var/lib/journeyman/queue.db-artifacts\"".to_owned(),
         "spot_file" => "\"/run/journeyman/terminate-at\"".to_owned(),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::check::join;
 use super::problem::{Code, Origin, Problem, nearest};
-use super::schema::{ArtifactStorage, COMMAND, Config, Handler, HandlerKind, Protocol, Source};
+use super::schema::{ArtifactStorage, COMMAND, Config, Handler, HandlerKind, Protocol, Reach, Source};
 use super::values::WORKER_NAME_CHARS_MAX_AZURE;
 
 struct Rules<'a> {
@@ -26,6 +26,16 @@ pub(super) fn check(
     }
     for (name, handler) in &config.handler {
         rules.handler(name, handler);
+    }
+    if let Some(listen) = config.http.listen
+        && config.http.reach == Reach::Loopback
+        && !listen.0.ip().to_canonical().is_loopback()
+    {
+        let what = format!(
+            "others could reach {}; `http.reach = \"network\"` says that this is meant, as behind a firewall for Prometheus",
+            listen.0
+        );
+        rules.push(Code::Conflict, "http.listen", what, "use 127.0.0.1, or set `reach`");
     }
     for (id, client) in &config.queue.clients {
         let key = format!("queue.clients.{id}");

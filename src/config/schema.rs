@@ -26,6 +26,8 @@ pub struct Config {
     pub queue: Queue,
     /// The socket on which a worker takes questions and orders.
     pub control: Control,
+    /// Health, metrics and a status page for those who watch a worker.
+    pub http: Http,
     /// Logs.
     pub log: Log,
 }
@@ -210,6 +212,28 @@ pub struct Control {
     /// Where it is [built-in: `control.sock` in `worker.work_dir`]. The worker's user and group may use it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub socket: Option<File>,
+}
+
+/// Health, metrics and a status page for those who watch a worker.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Http {
+    /// Where `/livez`, `/readyz`, `/metrics` and the status page are served, such as `127.0.0.1:7080` [built-in: nowhere]. Port 0 lets the system choose.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listen: Option<Listen>,
+    /// Who may be able to reach `listen`. Whoever can sees what the worker does, task names and sources; no secrets.
+    pub reach: Reach,
+}
+
+/// Who may be able to reach the address of the status page.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reach {
+    /// This machine alone; any other address is refused.
+    #[default]
+    Loopback,
+    /// Everybody the network lets through.
+    Network,
 }
 
 /// A place that claims come from.

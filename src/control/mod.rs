@@ -44,6 +44,14 @@ pub struct Status {
     pub view: View,
 }
 
+impl Status {
+    /// Of this process.
+    #[must_use]
+    pub fn of(id: String, group: String, view: View) -> Self {
+        Self { version: env!("CARGO_PKG_VERSION").to_owned(), id, group, pid: std::process::id(), view }
+    }
+}
+
 /// What `POST /v1/orders` takes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

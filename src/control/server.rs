@@ -136,13 +136,7 @@ async fn status(State(desk): State<Desk>) -> Result<Json<Status>, Refusal> {
     let looked = timeout(CONTROL_TIMEOUT, desk.control.look()).await;
     let slow = |_| Refusal(StatusCode::GATEWAY_TIMEOUT, format!("the worker did not answer in {CONTROL_TIMEOUT:?}"));
     let view = looked.map_err(slow)?.ok_or_else(gone)?;
-    Ok(Json(Status {
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        id: desk.id,
-        group: desk.group,
-        pid: std::process::id(),
-        view,
-    }))
+    Ok(Json(Status::of(desk.id, desk.group, view)))
 }
 
 async fn order(State(desk): State<Desk>, Json(ordered): Json<Ordered>) -> Result<Json<Answer>, Refusal> {

@@ -16,4 +16,5 @@ pub mod poll;
 pub mod refusal;
 pub mod slots;
 pub mod time;
+pub mod trace;
 pub mod worker;

@@ -1,3 +1,6 @@
 //! What the outside sees of a running journeyman.
 
+pub mod http;
 pub mod log;
+pub mod metrics;
+pub mod page;

@@ -2,6 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::domain::claim::End;
+use crate::domain::outcome::{Outcome, Reason};
+
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
         /// Counters since the start. Cheap to read at any time.
@@ -71,8 +74,86 @@ counters! {
     host_faults,
     /// Panics of handlers and adapters.
     panics,
+    /// Bytes of the logs of ended tasks.
+    log_bytes,
+    /// Configurations read again and taken over.
+    reloads,
+    /// Configurations read again and refused.
+    reloads_refused,
+}
+
+/// What is counted of one source. There are as many of these as there are sources in the configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+pub struct SourceCounts {
+    /// Polls answered.
+    pub polls: u64,
+    /// Polls that were refused or failed.
+    pub polls_failed: u64,
+    /// Refusals of any call but reports and reclaims.
+    pub refusals: u64,
+    /// Claims granted.
+    pub claims: u64,
+    /// Claim requests that were refused or failed.
+    pub claims_refused: u64,
+    /// Extensions granted.
+    pub reclaims: u64,
+    /// Extensions refused or failed.
+    pub reclaims_failed: u64,
+    /// What became of its claims.
+    pub ends: Ends,
+}
+
+/// What became of claims, apart from those that were never granted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(default, rename_all = "kebab-case")]
+pub struct Ends {
+    /// Reported completed.
+    pub completed: u64,
+    /// Reported failed.
+    pub failed: u64,
+    /// Handed back.
+    pub worker_shutdown: u64,
+    /// Reported as an exception of that reason.
+    pub malformed_payload: u64,
+    /// Reported as an exception of that reason.
+    pub resource_unavailable: u64,
+    /// Reported as an exception of that reason.
+    pub internal_error: u64,
+    /// Reported as an exception of that reason.
+    pub intermittent_task: u64,
+    /// The queue had an outcome already.
+    pub superseded: u64,
+    /// Given up after a report that was not answered.
+    pub unconfirmed: u64,
+    /// Given up without a report.
+    pub lost: u64,
+}
+
+impl Ends {
+    pub(super) const fn count(&mut self, end: End) {
+        *match end {
+            End::Reported(Outcome::Completed) => &mut self.completed,
+            End::Reported(Outcome::Failed) => &mut self.failed,
+            End::Reported(Outcome::Exception(reason)) => match reason {
+                Reason::WorkerShutdown => &mut self.worker_shutdown,
+                Reason::MalformedPayload => &mut self.malformed_payload,
+                Reason::ResourceUnavailable => &mut self.resource_unavailable,
+                Reason::InternalError => &mut self.internal_error,
+                Reason::IntermittentTask => &mut self.intermittent_task,
+            },
+            End::Superseded(_) => &mut self.superseded,
+            End::Unconfirmed { .. } => &mut self.unconfirmed,
+            End::Unreportable(_) | End::Lost(_) => &mut self.lost,
+            End::NotGranted => return,
+        } += 1;
+    }
 }
 
 pub(super) fn count(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Relaxed);
+    add(counter, 1);
+}
+
+pub(super) fn add(counter: &AtomicU64, many: u64) {
+    counter.fetch_add(many, Ordering::Relaxed);
 }

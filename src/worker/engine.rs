@@ -23,12 +23,12 @@ use crate::limits::HANDLERS_DROP_WAIT;
 use crate::source::{Batch, Grant, Recovered, Refused};
 
 use super::calls::{self, Back};
-use super::counters::{Counters, count};
+use super::counters::{Counters, add, count};
 use super::examine::Examination;
 use super::guard::discard;
 use super::hour::Hour;
 use super::live::{Entry, Live, Surroundings};
-use super::look::Track;
+use super::look::{Noticed, Track};
 use super::settle::Store;
 use super::threads::Threads;
 use super::view::Note;
@@ -58,6 +58,7 @@ pub(super) struct Engine {
     pub(super) room: Room,
     /// Who gave the last order.
     pub(super) note: Option<Note>,
+    pub(super) noticed: Option<Noticed>,
     tokens: u64,
     seed: u64,
     exit: Option<Exit>,
@@ -83,6 +84,7 @@ impl Engine {
             began: settings.clock.now(),
             room: room::measure(folder.tasks()),
             note: None,
+            noticed: None,
             clock: settings.clock,
             settings,
             examination: Examination::of(folder.tasks()),
@@ -182,7 +184,11 @@ impl Engine {
                 Event::Drain
             }
             Command::HandBack { within } => Event::HandBack { deadline: in_time(within) },
-            Command::Terminate { deadline } => Event::Terminate { deadline },
+            Command::Terminate { deadline } => {
+                let at = self.clock.now();
+                self.noticed.get_or_insert(Noticed { at, last_end: None });
+                Event::Terminate { deadline }
+            }
             Command::Retire => Event::Retire,
             Command::Abort => Event::Abort,
         };
@@ -241,6 +247,7 @@ impl Engine {
                 let answer = self.unless_refused(source, answer).map(|batch| self.take_in(source, batch));
                 if answer.is_err() {
                     count(&self.counters().polls_failed);
+                    self.tally(usize::from(source.0), |counts| counts.polls_failed += 1);
                 }
                 Event::Polled { source, lane, sent_at, answer }
             }
@@ -273,9 +280,15 @@ impl Engine {
             }
             Back::Reclaimed { claim, sent_at, answer } => {
                 count(if answer.is_ok() { &self.counters().reclaims } else { &self.counters().reclaims_failed });
-                if let Some(live) = self.live.get_mut(&claim).filter(|_| answer.is_ok()) {
-                    live.reclaimed = Some(self.clock.now());
-                }
+                let now = self.clock.now();
+                let feed = self.live.get_mut(&claim).map(|live| {
+                    live.reclaimed = answer.is_ok().then_some(now).or(live.reclaimed);
+                    live.feed
+                });
+                self.tally(feed.unwrap_or(usize::MAX), |counts| match answer {
+                    Ok(_) => counts.reclaims += 1,
+                    Err(_) => counts.reclaims_failed += 1,
+                });
                 Event::Reclaimed { claim, sent_at, answer: answer.map_err(|refused| self.note("reclaim", refused)) }
             }
             Back::Checked { claim, answer } => {
@@ -381,6 +394,7 @@ impl Engine {
     fn bring(&mut self, source: SourceId, grant: Grant) -> Brought {
         let token = self.token();
         count(&self.counters().claims);
+        self.tally(usize::from(source.0), |counts| counts.claims += 1);
         let brought = Brought { token, run: grant.run.clone(), length: grant.lease };
         let mut live = Live::new(usize::from(source.0));
         live.granted(grant, self.clock.now());
@@ -394,6 +408,11 @@ impl Engine {
         sent_at: crate::domain::time::Instant,
         answer: Result<Grant, Refused>,
     ) -> Event {
+        let feed = self.live.get(&claim).map(|live| live.feed);
+        self.tally(feed.unwrap_or(usize::MAX), |counts| match answer {
+            Ok(_) => counts.claims += 1,
+            Err(_) => counts.claims_refused += 1,
+        });
         let answer = match answer {
             Ok(grant) => {
                 count(&self.counters().claims);
@@ -405,7 +424,7 @@ impl Engine {
             }
             Err(refused) => {
                 count(&self.counters().claims_refused);
-                match self.live.get(&claim).map(|live| source_id(live.feed)) {
+                match feed.map(source_id) {
                     Some(source) => Err(self.refusal(source, refused)),
                     None => Err(self.note("claim", refused)),
                 }
@@ -531,7 +550,9 @@ impl Engine {
         let enclosure = self.containment.enclosure();
         let around = Surroundings { base: self.folder.tasks(), log: settings.log, clock: self.clock, enclosure };
         let job = live.begin(claim, held.run(), feed, around);
-        tracing::info!(claim.run = %held.run(), source = feed.name, "claimed");
+        let trace_id = live.trace.map(|trace| trace.trace_id());
+        let trace_id = trace_id.as_ref().map(tracing::field::display);
+        tracing::info!(claim.run = %held.run(), source = feed.name, trace_id, "claimed");
         let payload = job.context.task().definition.get("payload").cloned().unwrap_or_default();
         let call = calls::prepare(Arc::clone(&feed.handler), claim, payload, job.context);
         self.calls.spawn_on(call, self.threads.handle());
@@ -565,8 +586,11 @@ impl Engine {
         let Some(mut live) = self.live.remove(&claim) else { return };
         discard(live.prepared.take());
         live.calls.iter().for_each(AbortHandle::abort);
-        self.count_end(end);
+        self.count_end(live.feed, end);
         let counters = self.counters();
+        add(&counters.log_bytes, live.job.as_ref().map_or(0, |job| job.context.log().bytes()));
+        let trace_id = live.trace.map(|trace| trace.trace_id());
+        let trace_id = trace_id.as_ref().map(tracing::field::display);
         match end {
             End::Reported(outcome) => {
                 count(match outcome {
@@ -575,33 +599,33 @@ impl Engine {
                     Outcome::Exception(Reason::WorkerShutdown) => &counters.handed_back,
                     Outcome::Exception(_) => &counters.exceptions,
                 });
-                tracing::info!(claim.run = %run, %outcome, "reported");
+                tracing::info!(claim.run = %run, trace_id, %outcome, "reported");
             }
             End::Superseded(outcome) => {
                 count(&counters.superseded);
-                tracing::warn!(claim.run = %run, %outcome, "the queue has an outcome for it already; ours is not taken");
+                tracing::warn!(claim.run = %run, trace_id, %outcome, "the queue has an outcome for it already; ours is not taken");
             }
             End::Unreportable(outcome) => {
                 count(&counters.lost);
-                tracing::error!(claim.run = %run, %outcome, "the queue refuses the report; the run will expire");
+                tracing::error!(claim.run = %run, trace_id, %outcome, "the queue refuses the report; the run will expire");
             }
             End::Unconfirmed { outcome, loss: loss @ (Loss::Refused | Loss::Canceled) } => {
                 count(&counters.unconfirmed);
                 tracing::warn!(
-                    claim.run = %run, %outcome, ?loss,
+                    claim.run = %run, trace_id, %outcome, ?loss,
                     "the report was not answered, and the queue says that the claim is over: most likely by this report"
                 );
             }
             End::Unconfirmed { outcome, loss } => {
                 count(&counters.unconfirmed);
                 tracing::warn!(
-                    claim.run = %run, %outcome, ?loss,
+                    claim.run = %run, trace_id, %outcome, ?loss,
                     "the report was not answered before the claim was given up; whether it was accepted is not known"
                 );
             }
             End::Lost(loss) => {
                 count(&counters.lost);
-                tracing::warn!(claim.run = %run, ?loss, "claim lost; nothing is reported");
+                tracing::warn!(claim.run = %run, trace_id, ?loss, "claim lost; nothing is reported");
             }
             End::NotGranted => tracing::debug!(claim.run = %run, "not granted"),
         }

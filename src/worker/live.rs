@@ -10,6 +10,7 @@ use tokio::task::AbortHandle;
 use crate::domain::claim::KillCause;
 use crate::domain::id::{Lane, Run, Token};
 use crate::domain::time::Instant;
+use crate::domain::trace::TraceParent;
 use crate::handler::artifact::Artifacts;
 use crate::handler::log::{LogLimits, TaskLog};
 use crate::handler::{Cancel, CancelCause, Context, Prepared, Task};
@@ -39,6 +40,8 @@ pub(super) struct Live {
     /// When it was granted, and when last extended.
     pub(super) since: Option<Instant>,
     pub(super) reclaimed: Option<Instant>,
+    /// What its handler is told to trace under.
+    pub(super) trace: Option<TraceParent>,
     definition: serde_json::Value,
     cancel: watch::Sender<Option<Cancel>>,
     lease_ends: watch::Sender<Instant>,
@@ -72,6 +75,7 @@ impl Live {
             calls: Vec::new(),
             since: None,
             reclaimed: None,
+            trace: None,
             definition: serde_json::Value::Null,
             cancel: watch::Sender::new(None),
             lease_ends: watch::Sender::new(Instant::ORIGIN),
@@ -108,6 +112,9 @@ impl Live {
         if let Some(group) = definition.get("taskGroupId").and_then(serde_json::Value::as_str) {
             env.insert("TASK_GROUP_ID".to_owned(), group.to_owned());
         }
+        let trace = trace_of(&definition);
+        self.trace = Some(trace);
+        env.insert("TRACEPARENT".to_owned(), trace.to_string());
         let task = Task { run: run.clone(), source: feed.name.clone(), definition, env };
         let folder = workdir.clone();
         let context = Context::new(
@@ -150,6 +157,13 @@ impl Live {
     }
 }
 
+/// The trace that a task's creator started, or one of its own.
+fn trace_of(definition: &serde_json::Value) -> TraceParent {
+    let given = definition.pointer("/extra/traceparent").and_then(serde_json::Value::as_str);
+    let (trace, parent) = (uuid::Uuid::new_v4().as_u128(), uuid::Uuid::new_v4().as_u64_pair().1);
+    given.and_then(TraceParent::parse).unwrap_or_else(|| TraceParent::new(trace, parent))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -172,6 +186,18 @@ mod tests {
             let grace = Duration::from_secs(grace);
             let order = Some(Cancel { cause: CancelCause::ClaimLost, deadline, grace });
             assert_eq!(*live.cancel.borrow(), order, "{orders:?}");
+        }
+    }
+
+    #[test]
+    fn a_tasks_trace_is_its_creators_where_that_can_be_read_and_its_own_otherwise() {
+        let given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        let of = |extra| trace_of(&serde_json::json!({ "extra": extra })).to_string();
+        assert_eq!(of(serde_json::json!({ "traceparent": given })), given);
+        for odd in [serde_json::json!({}), serde_json::json!({ "traceparent": 7 }), serde_json::json!("00-")] {
+            let own = of(odd);
+            assert!(TraceParent::parse(&own).is_some_and(|read| read.to_string() == own), "{own}");
+            assert_ne!(own, of(serde_json::json!({})));
         }
     }
 

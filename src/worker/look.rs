@@ -9,8 +9,9 @@ use crate::domain::worker::{Claiming, Exit, Hold, Room};
 
 use crate::handler::log::TaskLog;
 
+use super::counters::SourceCounts;
 use super::engine::Engine;
-use super::view::{Host, Next, Outcomes, Source, SourceError, State, Task, View};
+use super::view::{Blocked, Host, Next, Notice, Outcomes, Source, SourceError, State, Task, View};
 
 /// How long a source may be in trouble before a hint says so.
 const TROUBLE_HINT_SECONDS: f64 = 5.0;
@@ -23,6 +24,14 @@ pub(super) struct Track {
     polled: Option<Instant>,
     brought: Option<Instant>,
     refused: Option<Refused>,
+    pub(super) counts: SourceCounts,
+}
+
+/// The first notice that the host goes, and the latest end of a claim since.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Noticed {
+    pub(super) at: Instant,
+    pub(super) last_end: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -35,6 +44,7 @@ struct Refused {
 impl Track {
     /// A poll was answered, with so many entries.
     pub(super) fn polled(&mut self, now: Instant, entries: usize) {
+        self.counts.polls += 1;
         self.polled = Some(now);
         self.refused = None;
         if entries > 0 {
@@ -44,6 +54,7 @@ impl Track {
 
     /// Something was refused.
     pub(super) fn refused(&mut self, now: Instant, text: &str) {
+        self.counts.refusals += 1;
         let in_a_row = self.refused.as_ref().map_or(0, |refused| refused.in_a_row) + 1;
         self.refused = Some(Refused { at: now, text: text.to_owned(), in_a_row });
     }
@@ -62,6 +73,7 @@ impl Engine {
         View {
             state: state(claiming),
             not_claiming: not_claiming(claiming, tasks.len(), now),
+            blocked: blocked(claiming),
             note: self.note.clone(),
             uptime_seconds: seconds(self.began, now),
             capacity: self.rules.capacity(),
@@ -71,6 +83,11 @@ impl Engine {
             last_hour,
             counts: self.control.counts(),
             host: self.host(),
+            containment: self.containment().level().as_str().to_owned(),
+            notice: self.noticed.map(|noticed| Notice {
+                seconds_ago: seconds(noticed.at, now),
+                to_last_end_seconds: noticed.last_end.map(|end| seconds(noticed.at, end)),
+            }),
             next,
             hints,
         }
@@ -107,6 +124,7 @@ impl Engine {
                 seconds_ago: seconds(refused.at, now),
                 in_a_row: refused.in_a_row,
             }),
+            counts: track.counts,
         };
         looked.map(look).collect()
     }
@@ -129,6 +147,7 @@ impl Engine {
                     lease_left_seconds: claim.machine.lease().map(|lease| seconds(now, lease.abandon_at())),
                     reclaimed_seconds_ago: live.and_then(|live| live.reclaimed).map(|at| seconds(at, now)),
                     log_bytes: context.map_or(0, |context| context.log().bytes()),
+                    trace_id: live.and_then(|live| live.trace).map(|trace| trace.trace_id().to_string()),
                 }
             })
             .collect();
@@ -168,8 +187,19 @@ impl Engine {
         self.feeds.get(usize::from(source.0)).map_or("?", |feed| feed.name.as_str())
     }
 
-    pub(super) fn count_end(&mut self, end: End) {
+    /// Counts something of a source.
+    pub(super) fn tally(&mut self, feed: usize, count: impl FnOnce(&mut SourceCounts)) {
+        if let Some(track) = self.tracks.get_mut(feed) {
+            count(&mut track.counts);
+        }
+    }
+
+    pub(super) fn count_end(&mut self, feed: usize, end: End) {
         let now = self.clock.now();
+        self.tally(feed, |counts| counts.ends.count(end));
+        if let Some(noticed) = &mut self.noticed {
+            noticed.last_end = Some(now);
+        }
         self.hour.count(now, |outcomes: &mut Outcomes| match end {
             End::Reported(Outcome::Completed) => outcomes.completed += 1,
             End::Reported(Outcome::Failed) => outcomes.failed += 1,
@@ -192,6 +222,21 @@ const fn state(claiming: Claiming) -> State {
         Claiming::HandingBack { .. } => State::HandingBack,
         Claiming::Exited => State::Exited,
     }
+}
+
+const fn blocked(claiming: Claiming) -> Option<Blocked> {
+    Some(match claiming {
+        Claiming::Asking => return None,
+        Claiming::Full => Blocked::Full,
+        Claiming::Held(Hold::Paused { .. }) => Blocked::Paused,
+        Claiming::Held(Hold::Disk { .. }) => Blocked::Disk,
+        Claiming::Held(Hold::Memory { .. }) => Blocked::Memory,
+        Claiming::Held(Hold::Unfit { .. }) => Blocked::Unfit,
+        Claiming::Leaving(_) => Blocked::Leaving,
+        Claiming::Draining { .. } => Blocked::Draining,
+        Claiming::HandingBack { .. } => Blocked::HandingBack,
+        Claiming::Exited => Blocked::Exited,
+    })
 }
 
 fn not_claiming(claiming: Claiming, tasks: usize, now: Instant) -> Option<String> {

@@ -166,6 +166,15 @@ enum Order {
     Log(String, oneshot::Sender<Option<TaskLog>>),
 }
 
+/// What became of a configuration that was read again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reloaded {
+    /// It is in effect.
+    TakenOver,
+    /// The old one stays.
+    Refused,
+}
+
 /// Something that a worker can be told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
@@ -270,6 +279,14 @@ impl Control {
     /// Counts a hint that the host may have to go, whatever is made of it.
     pub fn hinted(&self) {
         count(&self.counters.hints);
+    }
+
+    /// Counts a configuration that was read again.
+    pub fn reloaded(&self, what: Reloaded) {
+        count(match what {
+            Reloaded::TakenOver => &self.counters.reloads,
+            Reloaded::Refused => &self.counters.reloads_refused,
+        });
     }
 
     /// Exits at once; what runs is killed and its claims are left to expire.

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::counters::Counts;
+use super::counters::{Counts, SourceCounts};
 
 /// Everything, at one moment. The keys are stable: `journeyman status -o json` shows them as they are.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -15,6 +15,9 @@ pub struct View {
     /// Why nothing is claimed; absent where claims are asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_claiming: Option<String>,
+    /// The same in one word.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocked: Option<Blocked>,
     /// Who ordered it, where somebody did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<Note>,
@@ -34,6 +37,12 @@ pub struct View {
     pub counts: Counts,
     /// What the host has left.
     pub host: Host,
+    /// How payloads are held together.
+    #[serde(default)]
+    pub containment: String,
+    /// The first notice that the host goes, where there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notice: Option<Notice>,
     /// What happens next by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<Next>,
@@ -60,6 +69,10 @@ pub enum State {
 }
 
 impl State {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Running, Self::Paused, Self::Leaving, Self::Draining, Self::HandingBack, Self::Exited];
+
     /// Its name.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -72,6 +85,70 @@ impl State {
             Self::Exited => "exited",
         }
     }
+}
+
+/// Why nothing is claimed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Blocked {
+    /// Every slot is taken.
+    Full,
+    /// Somebody said so.
+    Paused,
+    /// Too little disk is free.
+    Disk,
+    /// Too little memory is free.
+    Memory,
+    /// The host could not run a task.
+    Unfit,
+    /// It is about to leave by itself.
+    Leaving,
+    /// It finishes what it holds.
+    Draining,
+    /// It hands back what it holds.
+    HandingBack,
+    /// It is gone.
+    Exited,
+}
+
+impl Blocked {
+    /// All of them.
+    pub const ALL: [Self; 9] = [
+        Self::Full,
+        Self::Paused,
+        Self::Disk,
+        Self::Memory,
+        Self::Unfit,
+        Self::Leaving,
+        Self::Draining,
+        Self::HandingBack,
+        Self::Exited,
+    ];
+
+    /// Its name.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::Paused => "paused",
+            Self::Disk => "disk",
+            Self::Memory => "memory",
+            Self::Unfit => "unfit",
+            Self::Leaving => "leaving",
+            Self::Draining => "draining",
+            Self::HandingBack => "handing-back",
+            Self::Exited => "exited",
+        }
+    }
+}
+
+/// A notice that the host goes.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Notice {
+    /// Since it was heard.
+    pub seconds_ago: f64,
+    /// From then to the latest end of a claim since; absent where none has ended.
+    pub to_last_end_seconds: Option<f64>,
 }
 
 /// Who gave an order, and what they said.
@@ -111,6 +188,9 @@ pub struct Source {
     pub next_poll_in_seconds: Option<f64>,
     /// The last refusal, where nothing went well since.
     pub error: Option<SourceError>,
+    /// What has been counted of it since the start.
+    #[serde(default)]
+    pub counts: SourceCounts,
 }
 
 /// A refusal.
@@ -145,6 +225,9 @@ pub struct Task {
     pub reclaimed_seconds_ago: Option<f64>,
     /// Bytes of its log.
     pub log_bytes: u64,
+    /// The trace that its handler was given, see `TRACEPARENT`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace_id: Option<String>,
 }
 
 /// What became of claims.

@@ -180,10 +180,12 @@ async fn serve(dev: Dev, signals: Signals, environment: &Environment) -> Ended {
     let control = worker.control();
     let reload = || -> Reloaded { Box::pin(async { Err("dev has nothing to read again; start it anew".to_owned()) }) };
     let answers = worker::answer(&dev.config, control.clone(), Arc::new(reload))?;
+    let watched = worker::watched(&dev.config, &control).await?;
     dev.introduce()?;
     let ended = tokio::select! {
         ended = worker::until_gone(worker, signals.obey(control.clone())) => ended,
         broken = answers => Err(broken),
+        () = watched => Err(Failure::new(Exit::Internal, "the status page is no longer served")),
         () = dev.wake(control) => Err(Failure::new(Exit::Internal, "the queue has ended by itself")),
     };
     dev.queue.stop().await;

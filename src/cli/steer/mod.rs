@@ -1,6 +1,7 @@
 //! What those who run a worker ask it and tell it: `status`, `pause`, `resume`, `drain`, `stop`, `reload`, `tasks`.
 
 pub(super) mod status;
+mod top;
 
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
@@ -20,6 +21,7 @@ use crate::control::client::{Client, Error, Follow};
 use crate::control::{Order, Ordered, Status};
 use crate::limits::DRAIN_WAIT_EVERY;
 use crate::worker::Note;
+pub(super) use top::{TopArgs, top};
 
 /// Which worker.
 #[derive(Debug, Args)]
@@ -224,10 +226,14 @@ async fn until_gone(client: &Client) -> Result<(), Failure> {
     }
 }
 
+/// Who runs this command.
+fn by(environment: &Environment) -> String {
+    ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|name| environment.get(name)).unwrap_or("somebody").to_owned()
+}
+
 async fn order(which: &Which, order: Order, why: Why, environment: &Environment) -> Result<Client, Failure> {
     let client = which.client(environment)?;
-    let by = ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|name| environment.get(name)).unwrap_or("somebody");
-    let note = Note { by: by.to_owned(), text: why.note };
+    let note = Note { by: by(environment), text: why.note };
     let said = client.order(&Ordered { order, note }).await?;
     output::line(&said)?;
     Ok(client)

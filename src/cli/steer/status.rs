@@ -79,7 +79,7 @@ fn state(view: &View) -> String {
     text
 }
 
-fn host(host: Host) -> String {
+pub(super) fn host(host: Host) -> String {
     let free = |free: Option<u64>| free.map_or_else(|| "unknown".to_owned(), bytes);
     format!("disk {} free   memory {} free", free(host.disk_free), free(host.memory_free))
 }
@@ -124,7 +124,7 @@ pub(super) fn tasks(tasks: &[Task]) -> String {
     columns(rows)
 }
 
-fn outcomes(hour: Outcomes) -> String {
+pub(super) fn outcomes(hour: Outcomes) -> String {
     format!(
         "completed {}   failed {}   exceptions {}   handed back {}   lost {}",
         hour.completed, hour.failed, hour.exceptions, hour.handed_back, hour.lost
@@ -132,7 +132,7 @@ fn outcomes(hour: Outcomes) -> String {
 }
 
 /// What came from a task or a person, on one line and without control characters.
-fn plain(text: &str) -> String {
+pub(super) fn plain(text: &str) -> String {
     text.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
 }
 

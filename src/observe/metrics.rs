@@ -1,0 +1,297 @@
+//! A worker's state as OpenMetrics.
+//!
+//! Nothing is counted here: every sample is read from the same view that `journeyman status` shows. All series of a source
+//! exist from the start, at zero, so that a rate is right from the first event on; labels hold names of the configuration
+//! and words of a fixed list, and nothing that a task brings.
+
+use std::fmt::{self, Write as _};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::control::Status;
+use crate::worker::view::{Blocked, Source, State};
+
+/// What the text is.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+const PREFIX: &str = "journeyman";
+
+/// What kind of number it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Gauge,
+    Counter,
+    Info,
+}
+
+/// A value under its labels, in the order of [`Family::labels`].
+struct Sample {
+    labels: Vec<String>,
+    value: f64,
+}
+
+/// A metric: what it is called, what it means, and how it is read.
+struct Family {
+    name: &'static str,
+    kind: Kind,
+    unit: Option<&'static str>,
+    labels: &'static [&'static str],
+    help: &'static str,
+    read: fn(&Status) -> Vec<Sample>,
+}
+
+impl Family {
+    /// The name that queries use.
+    fn full_name(&self) -> String {
+        let unit = self.unit.map(|unit| format!("_{unit}")).unwrap_or_default();
+        let suffix = match self.kind {
+            Kind::Gauge => "",
+            Kind::Counter => "_total",
+            Kind::Info => "_info",
+        };
+        format!("{PREFIX}_{}{unit}{suffix}", self.name)
+    }
+}
+
+const fn gauge(name: &'static str, help: &'static str, read: fn(&Status) -> Vec<Sample>) -> Family {
+    Family { name, kind: Kind::Gauge, unit: None, labels: &[], help, read }
+}
+
+const fn counter(name: &'static str, help: &'static str, read: fn(&Status) -> Vec<Sample>) -> Family {
+    Family { name, kind: Kind::Counter, unit: None, labels: &[], help, read }
+}
+
+const fn info(name: &'static str, help: &'static str, read: fn(&Status) -> Vec<Sample>) -> Family {
+    Family { name, kind: Kind::Info, unit: None, labels: &[], help, read }
+}
+
+impl Family {
+    const fn by(self, labels: &'static [&'static str]) -> Self {
+        Self { labels, ..self }
+    }
+
+    const fn in_unit(self, unit: &'static str) -> Self {
+        Self { unit: Some(unit), ..self }
+    }
+}
+
+const SOURCE: &[&str] = &["source"];
+
+const FAMILIES: &[Family] = &[
+    info("build", "The version that runs.", |status| vec![labeled([&status.version], 1.0)]).by(&["version"]),
+    info("worker", "Which worker this is, and how it holds payloads together.", |status| {
+        vec![labeled([&status.id, &status.group, &status.view.containment], 1.0)]
+    })
+    .by(&["worker_id", "worker_group", "containment"]),
+    gauge("uptime", "Since the worker started.", |status| one(status.view.uptime_seconds)).in_unit("seconds"),
+    gauge("state", "1 for the state that the worker is in.", |status| {
+        State::ALL.map(|state| labeled([state.as_str()], flag(status.view.state == state))).into()
+    })
+    .by(&["state"]),
+    gauge("guard_blocked", "1 for the reason why nothing is claimed; all 0 where claims are asked for.", |status| {
+        Blocked::ALL.map(|why| labeled([why.as_str()], flag(status.view.blocked == Some(why)))).into()
+    })
+    .by(&["reason"]),
+    gauge("capacity", "How many tasks run at once at most.", |status| one(status.view.capacity)),
+    gauge("slots_asked", "Slots that wait in polls.", |status| one(status.view.asked)),
+    gauge("tasks_running", "Claims that are held.", |status| {
+        let held = |source: &Source| status.view.tasks.iter().filter(|task| task.source == source.name).count();
+        each(status, |source| float(held(source) as u64))
+    })
+    .by(SOURCE),
+    gauge("lease_left_min", "The shortest lease that is held, until it is given up; absent where none is.", |status| {
+        let left = status.view.tasks.iter().filter_map(|task| task.lease_left_seconds);
+        left.reduce(f64::min).map_or_else(Vec::new, one)
+    })
+    .in_unit("seconds"),
+    counter(
+        "tasks",
+        "What became of claims: completed, failed, exception with its reason, superseded (the queue had an \
+        outcome already), unconfirmed (the report was not answered), lost (given up without a report).",
+        tasks,
+    )
+    .by(&["source", "outcome", "reason"]),
+    counter("claims", "Claims granted.", |status| each(status, |source| float(source.counts.claims))).by(SOURCE),
+    counter("claims_refused", "Claim requests that were refused or failed.", |status| {
+        each(status, |source| float(source.counts.claims_refused))
+    })
+    .by(SOURCE),
+    counter("reclaims", "Leases extended.", |status| each(status, |source| float(source.counts.reclaims))).by(SOURCE),
+    counter("reclaim_failures", "Attempts to extend a lease that were refused or failed.", |status| {
+        each(status, |source| float(source.counts.reclaims_failed))
+    })
+    .by(SOURCE),
+    counter("polls", "Polls answered.", |status| each(status, |source| float(source.counts.polls))).by(SOURCE),
+    counter("poll_failures", "Polls that were refused or failed.", |status| {
+        each(status, |source| float(source.counts.polls_failed))
+    })
+    .by(SOURCE),
+    gauge("source_up", "1 where the source has answered, and its last answers were no refusals.", |status| {
+        each(status, |source| flag(source.polled_seconds_ago.is_some() && !source.in_trouble))
+    })
+    .by(SOURCE),
+    counter("source_errors", "Refusals and failures of opening, polling, claiming and recovering.", |status| {
+        each(status, |source| float(source.counts.refusals))
+    })
+    .by(SOURCE),
+    gauge("source_poll_age", "Since the source last answered a poll; absent before the first answer.", |status| {
+        let polled = status.view.sources.iter().filter_map(|source| Some((source, source.polled_seconds_ago?)));
+        polled.map(|(source, age)| labeled([&source.name], age)).collect()
+    })
+    .by(SOURCE)
+    .in_unit("seconds"),
+    counter("delete_failures", "Attempts to delete a message that failed.", |s| count(s.view.counts.deletes_failed)),
+    counter("high_dequeue_counts", "Messages received more often than `worker.dequeue_alert`.", |status| {
+        count(status.view.counts.dequeue_alerts)
+    }),
+    counter("undecodable", "Messages and claims that could not be read.", |s| count(s.view.counts.undecodable)),
+    counter("overlaps", "Claims whose payload may have run beside another worker's.", |status| {
+        count(status.view.counts.overlaps_possible)
+    }),
+    counter("occupied", "Claims whose payload could not be proven gone.", |s| count(s.view.counts.occupied)),
+    counter("artifacts", "Artifacts, logs included, by what became of them: stored or failed.", |status| {
+        let counts = status.view.counts;
+        vec![labeled(["stored"], float(counts.artifacts)), labeled(["failed"], float(counts.artifacts_failed))]
+    })
+    .by(&["result"]),
+    counter("log", "Bytes of the logs of tasks.", |status| {
+        let running: u64 = status.view.tasks.iter().map(|task| task.log_bytes).sum();
+        count(status.view.counts.log_bytes + running)
+    })
+    .in_unit("bytes"),
+    counter("spot_notices", "Notices that the host goes.", |status| count(status.view.counts.notices)),
+    counter("spot_hints", "Hints that the host may have to go.", |status| count(status.view.counts.hints)),
+    gauge("spot_reaction", "From the first notice to the latest end of a claim since; absent before one.", |status| {
+        let end = status.view.notice.and_then(|notice| notice.to_last_end_seconds);
+        end.map_or_else(Vec::new, one)
+    })
+    .in_unit("seconds"),
+    counter("host_faults", "Times the host was found unable to run tasks.", |s| count(s.view.counts.host_faults)),
+    counter("panics", "Panics of handlers and adapters.", |status| count(status.view.counts.panics)),
+    counter("config_reloads", "Configurations read again, by what became of them: taken-over or refused.", |status| {
+        let counts = status.view.counts;
+        vec![labeled(["taken-over"], float(counts.reloads)), labeled(["refused"], float(counts.reloads_refused))]
+    })
+    .by(&["result"]),
+    gauge("disk_free", "Free for the work folder; absent where the system does not say.", |status| {
+        status.view.host.disk_free.map_or_else(Vec::new, |free| one(float(free)))
+    })
+    .in_unit("bytes"),
+    gauge("disk_least", "Below this nothing is claimed.", |s| count(s.view.host.disk_least)).in_unit("bytes"),
+    gauge("memory_free", "Memory that can be had; absent where the system does not say.", |status| {
+        status.view.host.memory_free.map_or_else(Vec::new, |free| one(float(free)))
+    })
+    .in_unit("bytes"),
+    gauge("memory_least", "Below this nothing is claimed.", |s| count(s.view.host.memory_least)).in_unit("bytes"),
+];
+
+fn tasks(status: &Status) -> Vec<Sample> {
+    let ends = |source: &Source| {
+        let ends = source.counts.ends;
+        [
+            ("completed", "", ends.completed),
+            ("failed", "", ends.failed),
+            ("exception", "worker-shutdown", ends.worker_shutdown),
+            ("exception", "malformed-payload", ends.malformed_payload),
+            ("exception", "resource-unavailable", ends.resource_unavailable),
+            ("exception", "internal-error", ends.internal_error),
+            ("exception", "intermittent-task", ends.intermittent_task),
+            ("superseded", "", ends.superseded),
+            ("unconfirmed", "", ends.unconfirmed),
+            ("lost", "", ends.lost),
+        ]
+        .map(|(outcome, reason, many)| labeled([source.name.as_str(), outcome, reason], float(many)))
+    };
+    status.view.sources.iter().flat_map(ends).collect()
+}
+
+fn labeled<const N: usize>(labels: [impl ToString; N], value: f64) -> Sample {
+    Sample { labels: labels.iter().map(ToString::to_string).collect(), value }
+}
+
+fn one(value: impl Into<f64>) -> Vec<Sample> {
+    vec![Sample { labels: Vec::new(), value: value.into() }]
+}
+
+fn count(many: u64) -> Vec<Sample> {
+    one(float(many))
+}
+
+fn each(status: &Status, value: impl Fn(&Source) -> f64) -> Vec<Sample> {
+    status.view.sources.iter().map(|source| labeled([&source.name], value(source))).collect()
+}
+
+/// As Prometheus keeps it: exact up to 2^53.
+#[expect(clippy::cast_precision_loss, reason = "samples are floating point numbers")]
+const fn float(many: u64) -> f64 {
+    many as f64
+}
+
+const fn flag(is: bool) -> f64 {
+    if is { 1.0 } else { 0.0 }
+}
+
+/// The text that `/metrics` answers with.
+///
+/// # Errors
+///
+/// None that a String could have.
+pub fn text(status: Status) -> Result<String, fmt::Error> {
+    let mut registry = Registry::with_prefix(PREFIX);
+    registry.register_collector(Box::new(Of(status)));
+    let mut text = String::new();
+    encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+/// The names and labels as a Markdown table, as `examples/prometheus/README.md` shows it.
+#[must_use]
+pub fn markdown() -> String {
+    let mut out = String::from("| metric | labels | what it says |\n| --- | --- | --- |\n");
+    for family in FAMILIES {
+        let labels: Vec<String> = family.labels.iter().map(|label| format!("`{label}`")).collect();
+        // Writing to a String cannot fail.
+        _ = writeln!(out, "| `{}` | {} | {} |", family.full_name(), labels.join(", "), family.help);
+    }
+    out
+}
+
+type Labels = Vec<(String, String)>;
+
+#[derive(Debug)]
+struct Of(Status);
+
+impl Collector for Of {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        for family in FAMILIES {
+            let unit = family.unit.map(|unit| Unit::Other(unit.to_owned()));
+            let kind = match family.kind {
+                Kind::Gauge => MetricType::Gauge,
+                Kind::Counter => MetricType::Counter,
+                Kind::Info => MetricType::Info,
+            };
+            let mut metric = encoder.encode_descriptor(family.name, family.help, unit.as_ref(), kind)?;
+            for sample in (family.read)(&self.0) {
+                let pairs = family.labels.iter().map(ToString::to_string).zip(sample.labels);
+                let labels: Labels = pairs.filter(|(_, value)| !value.is_empty()).collect();
+                match family.kind {
+                    Kind::Info => metric.encode_info(&labels)?,
+                    // An empty set of labels would be written as one.
+                    Kind::Gauge if labels.is_empty() => metric.encode_gauge(&sample.value)?,
+                    Kind::Gauge => metric.encode_family(&labels)?.encode_gauge(&sample.value)?,
+                    Kind::Counter if labels.is_empty() => {
+                        metric.encode_counter::<Labels, _, f64>(&sample.value, None)?
+                    }
+                    Kind::Counter => {
+                        metric.encode_family(&labels)?.encode_counter::<Labels, _, f64>(&sample.value, None)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}

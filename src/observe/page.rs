@@ -1,0 +1,327 @@
+//! The status page: one HTML document that is whole without scripts and without anything from elsewhere.
+//!
+//! What a task or a person wrote is escaped by the templates; the policy allows this page's own style and script, each by
+//! its hash, and nothing else.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use jiff::{SignedDuration, Timestamp, Unit};
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use sha2::{Digest as _, Sha256};
+
+use crate::control::Status;
+use crate::worker::look::{bytes, span};
+use crate::worker::view::{Blocked, Host, Outcomes, Source, State, Task, View};
+
+const STYLE: &str = include_str!("page.css");
+const SCRIPT: &str = include_str!("page.js");
+/// How often a browser without scripts asks again.
+const RELOAD_SECONDS: u8 = 10;
+/// A lease with less than this left is marked.
+const LEASE_SHORT_SECONDS: f64 = 30.0;
+/// What the bar of a lease counts as full. Taskcluster's leases last 20 minutes.
+const LEASE_FULL_SECONDS: f64 = 1200.0;
+
+/// Whether the page refreshes itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refresh {
+    /// Every two seconds, or every ten without scripts.
+    ByItself,
+    /// It stays as it is.
+    Never,
+}
+
+/// A page, and what a browser may make of it.
+#[derive(Debug, Clone)]
+pub struct Page {
+    /// The document.
+    pub html: String,
+    /// The value of `Content-Security-Policy`.
+    pub policy: String,
+}
+
+/// The page as the worker looks at `now`.
+#[must_use]
+pub fn show(status: &Status, refresh: Refresh, now: Timestamp) -> Page {
+    let hash = |text: &str| STANDARD.encode(Sha256::digest(text));
+    let script = match refresh {
+        Refresh::ByItself => format!("script-src 'sha256-{}'; connect-src 'self'; ", hash(SCRIPT)),
+        Refresh::Never => String::new(),
+    };
+    let policy = format!(
+        "default-src 'none'; style-src 'sha256-{}'; {script}base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        hash(STYLE)
+    );
+    Page { html: document(status, refresh, Clock { now }).into_string(), policy }
+}
+
+/// The time of the view, from which every span in it counts.
+#[derive(Clone, Copy)]
+struct Clock {
+    now: Timestamp,
+}
+
+impl Clock {
+    fn ago(self, seconds: f64) -> Markup {
+        self.at(-seconds, &format!("{} ago", shown(seconds)))
+    }
+
+    fn ahead(self, seconds: f64) -> Markup {
+        self.at(seconds, &shown(seconds))
+    }
+
+    fn at(self, seconds: f64, text: &str) -> Markup {
+        let then = self.absolute(seconds);
+        html! { time datetime=(then) title=(then) { (text) } }
+    }
+
+    /// The time itself, without the day where that is today's.
+    fn of_day(self, seconds: f64) -> String {
+        let then = self.absolute(seconds);
+        let day = |time: Timestamp| time.strftime("%Y-%m-%d").to_string();
+        let same = day(then) == day(self.now);
+        then.strftime(if same { "%H:%M:%S UTC" } else { "%Y-%m-%d %H:%M UTC" }).to_string()
+    }
+
+    fn absolute(self, seconds: f64) -> Timestamp {
+        let span = SignedDuration::try_from_secs_f64(seconds).unwrap_or_default();
+        let then = self.now.saturating_add(span).unwrap_or(self.now);
+        then.round(Unit::Second).unwrap_or(then)
+    }
+}
+
+fn shown(seconds: f64) -> String {
+    span(std::time::Duration::from_secs_f64(seconds.clamp(0.0, f64::from(u32::MAX))))
+}
+
+fn document(status: &Status, refresh: Refresh, clock: Clock) -> Markup {
+    let view = &status.view;
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { (view.state.as_str()) " " (view.tasks.len()) "/" (view.capacity) " · " (status.id) }
+                @if refresh == Refresh::ByItself {
+                    noscript { meta http-equiv="refresh" content=(RELOAD_SECONDS); }
+                }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                header {
+                    h1 { "journeyman" }
+                    span { code { (status.id) } " in " code { (status.group) } }
+                    div #live {
+                        span #state { "as of " (clock.of_day(0.0)) }
+                        button #stop type="button" hidden { "hold" }
+                    }
+                }
+                (body(status, clock))
+                footer {
+                    p {
+                        a href="/metrics" { "metrics" } " · " a href="/readyz?verbose" { "readiness" } " · "
+                        a href="/status.json" { "JSON" } " · " a href="/status" { "this page, standing still" }
+                    }
+                    p { "version " (status.version) " · process " (status.pid) " · a time shows itself in full under the pointer" }
+                }
+                @if refresh == Refresh::ByItself { script { (PreEscaped(SCRIPT)) } }
+            }
+        }
+    }
+}
+
+fn body(status: &Status, clock: Clock) -> Markup {
+    let view = &status.view;
+    html! {
+        main {
+            (first(view))
+            @for hint in &view.hints { p.warn { "hint: " (hint) } }
+            (facts(view, clock))
+            h2 { "Tasks, the shortest lease first" }
+            @if view.tasks.is_empty() { (no_tasks(view)) } @else { (tasks(&view.tasks, clock)) }
+            h2 { "Sources" }
+            (sources(&view.sources, clock))
+            h2 { "Last hour" }
+            (hour(view.last_hour))
+        }
+    }
+}
+
+/// What it does, and why it claims nothing.
+fn first(view: &View) -> Markup {
+    let down: Vec<&str> =
+        view.sources.iter().filter(|source| source.in_trouble).map(|source| source.name.as_str()).collect();
+    let none = !down.is_empty() && !view.sources.iter().any(answered);
+    let mood = match view.blocked {
+        Some(Blocked::Disk | Blocked::Memory | Blocked::Unfit) => "first bad",
+        Some(Blocked::Paused | Blocked::Leaving | Blocked::Draining | Blocked::HandingBack | Blocked::Exited) => {
+            "first warn"
+        }
+        Some(Blocked::Full) | None if none => "first bad",
+        Some(Blocked::Full) | None if !down.is_empty() => "first warn",
+        Some(Blocked::Full) | None => "first",
+    };
+    html! {
+        p class=(mood) {
+            strong { (view.state.as_str().replace('-', " ")) }
+            @match &view.not_claiming {
+                Some(why) => { "not claiming: " (why) },
+                None if none => { "asking, but no source answers: " (down.join(", ")) " in trouble" },
+                None if !down.is_empty() => { "claiming, but not from " (down.join(", ")) },
+                None => { "claiming" },
+            }
+            @if let Some(note) = &view.note {
+                " · by " (note.by)
+                @if !note.text.is_empty() { " “" (note.text) "”" }
+            }
+        }
+    }
+}
+
+const fn answered(source: &Source) -> bool {
+    source.polled_seconds_ago.is_some() && !source.in_trouble
+}
+
+fn facts(view: &View, clock: Clock) -> Markup {
+    let Host { disk_free, disk_least, memory_free, memory_least } = view.host;
+    let free = |free: Option<u64>| free.map_or_else(|| "unknown".to_owned(), bytes);
+    html! {
+        dl.facts {
+            div { dt { "busy" } dd { (view.tasks.len()) " of " (view.capacity) } }
+            div { dt { "up" } dd { (clock.at(-view.uptime_seconds, &shown(view.uptime_seconds)))
+                small { "since " (clock.of_day(-view.uptime_seconds)) } } }
+            div { dt { "disk free" } dd { (free(disk_free)) small { "at least " (bytes(disk_least)) } } }
+            div { dt { "memory free" } dd { (free(memory_free)) small { "at least " (bytes(memory_least)) } } }
+            div { dt { "payloads are held by" } dd { (view.containment) } }
+            @if let Some(next) = &view.next {
+                div { dt { "next" } dd { (next.what) " in " (clock.ahead(next.in_seconds)) } }
+            }
+            @if let Some(notice) = view.notice {
+                div { dt { "this host goes" } dd.bad { "told " (clock.ago(notice.seconds_ago)) } }
+            }
+        }
+    }
+}
+
+fn no_tasks(view: &View) -> Markup {
+    html! {
+        div.empty {
+            p { "No task is held." }
+            @match (view.state, view.blocked) {
+                (State::Paused, _) => p { code { "journeyman resume" } " lets it claim again." },
+                (State::Running, Some(Blocked::Disk)) => p { "Free some disk, or lower " code { "host.min_free_disk" } "." },
+                (State::Running, Some(Blocked::Memory)) => {
+                    p { "Free some memory, or lower " code { "host.min_free_memory" } "." }
+                },
+                (State::Running, Some(_)) => p { "The worker's log says more." },
+                (State::Running, None) if view.sources.iter().any(|source| source.in_trouble) => {
+                    p { "See below what the sources answer." }
+                },
+                (State::Running, None) => p {
+                    "Nothing is pending for it. " code { "journeyman task create --queue QUEUE -- /bin/echo hello" }
+                    " creates something to do."
+                },
+                (State::Leaving | State::Draining | State::HandingBack | State::Exited, _) => {
+                    p { "The worker exits; start it again to claim more." }
+                },
+            }
+        }
+    }
+}
+
+fn tasks(tasks: &[Task], clock: Clock) -> Markup {
+    html! {
+        table {
+            thead { tr { th { "task" } th { "lease left" } th { "held" } th { "reclaimed" } th { "step" } th { "log" } } }
+            tbody { @for task in tasks { (row(task, clock)) } }
+        }
+    }
+}
+
+fn row(task: &Task, clock: Clock) -> Markup {
+    let name = format!("{}/{}", task.task, task.run);
+    html! {
+        tr {
+            td.short data-label="task" {
+                code { (name) } " "
+                button type="button" data-copy=(name) hidden { "copy" }
+                small { (task.source) }
+            }
+            td.short data-label="lease left" {
+                @match task.lease_left_seconds {
+                    Some(left) => {
+                        progress max=(LEASE_FULL_SECONDS) value=(left.clamp(0.0, LEASE_FULL_SECONDS)) {} " "
+                        span class=(if left < LEASE_SHORT_SECONDS { "bad" } else { "" }) { (clock.ahead(left)) }
+                        small { "until " (clock.of_day(left)) }
+                    },
+                    None => { "–" },
+                }
+            }
+            td.short data-label="held" {
+                (clock.at(-task.held_seconds, &shown(task.held_seconds)))
+                small { "since " (clock.of_day(-task.held_seconds)) }
+            }
+            td.short data-label="reclaimed" {
+                @match task.reclaimed_seconds_ago { Some(ago) => { (clock.ago(ago)) }, None => { "not yet" } }
+            }
+            td data-label="step" {
+                (task.step)
+                @if let Some(progress) = &task.progress { " · " (progress) }
+            }
+            td.short data-label="log" { (bytes(task.log_bytes)) }
+        }
+    }
+}
+
+fn sources(sources: &[Source], clock: Clock) -> Markup {
+    html! {
+        table {
+            thead { tr { th { "source" } th { "answers" } th { "last poll" } th { "last task" } th { "next poll" } th { "claims" } } }
+            tbody {
+                @for source in sources {
+                    tr {
+                        td data-label="source" { (source.name) small { (source.what) } }
+                        td data-label="answers" { (answers(source, clock)) }
+                        td.short data-label="last poll" { (past(source.polled_seconds_ago, clock)) }
+                        td.short data-label="last task" { (past(source.brought_seconds_ago, clock)) }
+                        td.short data-label="next poll" {
+                            @match source.next_poll_in_seconds {
+                                Some(ahead) => { "in " (clock.ahead(ahead)) },
+                                None => { (source.step) },
+                            }
+                        }
+                        td data-label="claims" { (source.counts.claims) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn answers(source: &Source, clock: Clock) -> Markup {
+    html! {
+        @if source.in_trouble { span.bad { "trouble" } }
+        @else if source.polled_seconds_ago.is_some() { span.good { "ok" } }
+        @else { span.warn { "not asked yet" } }
+        @if let Some(error) = &source.error {
+            p { (error.text) }
+            small { (error.in_a_row) " in a row, the last " (clock.ago(error.seconds_ago)) }
+        }
+    }
+}
+
+fn past(seconds: Option<f64>, clock: Clock) -> Markup {
+    html! { @match seconds { Some(ago) => { (clock.ago(ago)) }, None => { "never" } } }
+}
+
+fn hour(hour: Outcomes) -> Markup {
+    let counts = [
+        ("completed", hour.completed),
+        ("failed", hour.failed),
+        ("exceptions", hour.exceptions),
+        ("handed back", hour.handed_back),
+        ("lost", hour.lost),
+    ];
+    html! { dl.facts { @for (name, many) in counts { div { dt { (name) } dd { (many) } } } } }
+}

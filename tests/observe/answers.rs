@@ -1,0 +1,154 @@
+//! The HTTP surface: what each path answers with, and what is refused.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use journeyman::observe::http::{Door, Reach};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::views::{self, Server};
+
+/// An answer, taken apart by hand: the head as it came, and the body.
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) head: String,
+    pub(crate) body: String,
+}
+
+pub(crate) async fn ask(address: SocketAddr, head: &str) -> Answer {
+    let mut stream = TcpStream::connect(address).await.expect("somebody listens");
+    stream.write_all(format!("{head}\r\nConnection: close\r\n\r\n").as_bytes()).await.expect("it is read");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.expect("it is UTF-8");
+    let (head, body) = text.split_once("\r\n\r\n").expect("a head");
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+    Answer { status, head: head.to_ascii_lowercase(), body: body.to_owned() }
+}
+
+pub(crate) async fn get(address: SocketAddr, path: &str) -> Answer {
+    ask(address, &format!("GET {path} HTTP/1.1\r\nHost: {address}")).await
+}
+
+#[tokio::test]
+async fn a_worker_is_ready_while_it_claims_and_says_check_by_check_why_it_is_not() {
+    let server = Server::start(views::running()).await;
+    let ready = get(server.address, "/readyz").await;
+    assert_eq!((ready.status, ready.body.as_str()), (200, "ready\n"));
+    let ready = get(server.address, "/readyz?verbose").await;
+    assert_eq!(
+        ready.body,
+        "[+] sources: 2 of 2 answer\n[+] not paused\n[+] stays\n[+] host is fit\n[+] disk\n[+] memory\n[+] slots: 1 free\nready\n"
+    );
+
+    server.show(Some(views::paused()));
+    let paused = get(server.address, "/readyz").await;
+    assert_eq!(paused.status, 503);
+    assert!(paused.body.contains("[-] not paused: paused for 41m07s\n") && paused.body.contains("[+] disk\n"));
+
+    server.show(Some(views::draining()));
+    let draining = get(server.address, "/readyz").await;
+    assert_eq!(draining.status, 503);
+    assert!(draining.body.contains("[-] stays: draining"), "{}", draining.body);
+
+    let mut silent = views::troubled();
+    server.show(Some(silent.clone()));
+    let one_down = get(server.address, "/readyz?verbose").await;
+    assert_eq!(one_down.status, 503, "one is in trouble, the other was never asked: {}", one_down.body);
+    assert!(one_down.body.contains("[-] sources: 0 of 2 answer; ci: poll: 502"), "{}", one_down.body);
+    assert_eq!(one_down.body.lines().count(), 8, "one line a check: {}", one_down.body);
+    silent.view.sources[1].polled_seconds_ago = Some(1.0);
+    server.show(Some(silent));
+    assert_eq!(get(server.address, "/readyz").await.status, 200, "one source is enough to work");
+}
+
+#[tokio::test]
+async fn a_full_worker_is_ready() {
+    let mut full = views::running();
+    full.view.capacity = 3;
+    full.view.blocked = Some(journeyman::worker::view::Blocked::Full);
+    full.view.not_claiming = Some("every slot is taken".into());
+    let server = Server::start(full).await;
+    let ready = get(server.address, "/readyz?verbose=1").await;
+    assert_eq!(ready.status, 200);
+    assert!(ready.body.contains("[+] slots: every slot is taken"), "{}", ready.body);
+}
+
+#[tokio::test]
+async fn a_worker_that_has_exited_is_neither_alive_nor_ready() {
+    let server = Server::start(views::idle()).await;
+    assert_eq!(get(server.address, "/livez").await.status, 200);
+    server.show(None);
+    for path in ["/livez", "/readyz", "/metrics", "/", "/status.json"] {
+        assert_eq!(get(server.address, path).await.status, 503, "{path}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loop_that_does_not_answer_is_not_alive() {
+    let server = Server::stuck().await;
+    let asked = tokio::time::Instant::now();
+    let answer = get(server.address, "/livez").await;
+    assert_eq!(answer.status, 503);
+    assert!(answer.body.contains("did not answer within 5s"), "{}", answer.body);
+    assert!(asked.elapsed() >= Duration::from_secs(5));
+}
+
+#[tokio::test]
+async fn the_json_is_the_view_that_the_command_shows() {
+    let server = Server::start(views::running()).await;
+    let answer = get(server.address, "/status.json").await;
+    let read: journeyman::control::Status = serde_json::from_str(&answer.body).expect("it can be read back");
+    assert_eq!(read, views::running());
+}
+
+#[tokio::test]
+async fn nothing_but_looking_is_possible_and_only_under_a_name_of_this_machine() {
+    let server = Server::start(views::idle()).await;
+    let address = server.address;
+    let host = format!("Host: {address}");
+    for method in ["POST", "PUT", "DELETE", "OPTIONS"] {
+        let refused = ask(address, &format!("{method} / HTTP/1.1\r\n{host}\r\nContent-Length: 0")).await;
+        assert_eq!(refused.status, 405, "{method}");
+    }
+    let head = ask(address, &format!("HEAD / HTTP/1.1\r\n{host}")).await;
+    assert_eq!((head.status, head.body.as_str()), (200, ""));
+    assert_eq!(get(address, "/etc/passwd").await.status, 404);
+    // A web site whose name was made to lead here reads nothing.
+    let rebound = ask(address, "GET /status.json HTTP/1.1\r\nHost: evil.example").await;
+    assert_eq!(rebound.status, 421);
+    assert!(!rebound.body.contains("eu-central-1"), "{}", rebound.body);
+    assert_eq!(ask(address, "GET / HTTP/1.1\r\nHost: localhost:7080").await.status, 200);
+}
+
+#[tokio::test]
+async fn pages_may_load_nothing_from_elsewhere_and_be_framed_by_nobody() {
+    let server = Server::start(views::idle()).await;
+    let (page, still) = (get(server.address, "/").await, get(server.address, "/status").await);
+    for answer in [&page, &still] {
+        for part in ["default-src 'none'", "frame-ancestors 'none'", "x-content-type-options: nosniff", "no-store"] {
+            assert!(answer.head.contains(part), "{part}: {}", answer.head);
+        }
+        assert!(!answer.head.contains("unsafe-inline"), "{}", answer.head);
+        assert!(!answer.body.contains("http://") && !answer.body.contains("https://"), "nothing leads elsewhere");
+    }
+    assert!(page.body.contains("<script>") && page.body.contains("<noscript><meta http-equiv=\"refresh\""));
+    assert!(!still.body.contains("<script>") && !still.body.contains("http-equiv"), "it stands still");
+    assert!(!still.head.contains("script-src"), "{}", still.head);
+}
+
+#[tokio::test]
+async fn an_address_that_others_reach_has_to_be_meant() {
+    let any = "0.0.0.0:0".parse().unwrap();
+    let refused = Door::listen(any, Reach::Loopback).await.expect_err("others could reach it");
+    assert!(refused.to_string().contains("http.reach = \"network\""), "{refused}");
+    Door::listen(any, Reach::Network).await.expect("it is meant");
+}
+
+#[tokio::test]
+async fn what_a_task_says_is_text() {
+    let server = Server::start(views::running()).await;
+    let page = get(server.address, "/").await.body;
+    assert!(page.contains("&lt;script&gt;document.title="), "{page}");
+    assert!(!page.contains("<script>document.title") && !page.contains("<img"), "{page}");
+}

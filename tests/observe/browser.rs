@@ -1,0 +1,133 @@
+//! The status page in a browser: Chromium without a screen, with scripts and without, in both schemes and two widths.
+//!
+//! Screenshots are left in `target/screenshots`, to be looked at.
+
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::time::Duration;
+
+use crate::views::{self, Server};
+
+/// How long one page may take, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The browser that `tests/run` found; says loudly that nothing was tested where there is none.
+fn chromium() -> Option<String> {
+    let named = std::env::var("JOURNEYMAN_TEST_CHROMIUM").ok();
+    let there = ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
+    let found = named.or_else(|| there.iter().find(|path| Path::new(path).exists()).map(ToString::to_string));
+    assert!(found.is_some() || std::env::var("CI").as_deref() != Ok("true"), "CI=true, and there is no browser");
+    if found.is_none() {
+        eprintln!("NOT TESTED: there is no chromium; JOURNEYMAN_TEST_CHROMIUM names one");
+    }
+    found
+}
+
+/// Whether the browser runs scripts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scripts {
+    On,
+    Off,
+}
+
+/// What a person sets who wants no scripts.
+const NO_SCRIPTS: &str = r#"{"profile":{"default_content_setting_values":{"javascript":2}}}"#;
+
+async fn browse(chromium: &str, scripts: Scripts, arguments: &[&str], address: &str) -> Output {
+    let profile = tempfile::tempdir().expect("a folder");
+    if scripts == Scripts::Off {
+        std::fs::create_dir(profile.path().join("Default")).expect("a folder");
+        std::fs::write(profile.path().join("Default/Preferences"), NO_SCRIPTS).expect("a file");
+    }
+    let mut command = tokio::process::Command::new(chromium);
+    command
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"])
+        .args(["--no-first-run", "--disable-extensions", "--disable-background-networking"])
+        .arg(format!("--user-data-dir={}", profile.path().display()))
+        .args(arguments)
+        .arg(address)
+        .env("HOME", profile.path())
+        .stdin(std::process::Stdio::null())
+        .kill_on_drop(true);
+    tokio::time::timeout(PATIENCE, command.output()).await.expect("the browser ends").expect("the browser starts")
+}
+
+/// The document as it stands after so many milliseconds of the page's own time.
+async fn dom(chromium: &str, scripts: Scripts, address: &str, budget: u32) -> String {
+    let budget = format!("--virtual-time-budget={budget}");
+    let output = browse(chromium, scripts, &["--dump-dom", &budget], address).await;
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+fn screenshots() -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("target").join("screenshots");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    folder
+}
+
+/// Width and height of a PNG, from its first chunk.
+fn size(png: &[u8]) -> [u32; 2] {
+    assert_eq!(&png[1..4], b"PNG");
+    [16, 20].map(|at| u32::from_be_bytes(png[at..at + 4].try_into().expect("four bytes")))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_state_can_be_seen_in_both_schemes_and_two_widths() {
+    let Some(chromium) = chromium() else { return };
+    let server = Server::start(views::idle()).await;
+    let address = format!("http://{}/status", server.address);
+    for (word, status) in views::all() {
+        server.show(Some(status));
+        for (scheme, blink) in
+            [("light", "--blink-settings=preferredColorScheme=1"), ("dark", "--blink-settings=preferredColorScheme=0")]
+        {
+            for (width, height) in [(1280, 1000), (390, 1700)] {
+                let file = screenshots().join(format!("{word}-{scheme}-{width}.png"));
+                drop(std::fs::remove_file(&file));
+                let (shot, window) =
+                    (format!("--screenshot={}", file.display()), format!("--window-size={width},{height}"));
+                let output = browse(&chromium, Scripts::On, &[&shot, &window, blink], &address).await;
+                let png = std::fs::read(&file)
+                    .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
+                assert_eq!(size(&png)[0], width, "{word} {scheme}");
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_scripts_the_page_refreshes_itself_and_runs_nothing_that_a_task_says() {
+    let Some(chromium) = chromium() else { return };
+    let server = Server::start(views::running()).await;
+    let page = dom(&chromium, Scripts::On, &format!("http://{}/", server.address), 7_000).await;
+    assert!(server.looks() >= 3, "every two seconds of its time: {}", server.looks());
+    assert!(page.contains("<span id=\"state\" class=\"good\">live</span>"), "its own script runs: {page}");
+    assert!(page.contains("<title>running 3/4"), "nothing else does: {page}");
+    assert!(page.contains("&lt;script&gt;document.title"), "{page}");
+    // Times in the reader's own zone are put in by the script, in what was fetched as well.
+    assert!(!page.contains("Z\" title=\"20"), "{page}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_page_whose_worker_has_gone_says_since_when_it_is_old() {
+    let Some(chromium) = chromium() else { return };
+    let server = Server::start(views::idle()).await;
+    server.show_once(views::running());
+    let page = dom(&chromium, Scripts::On, &format!("http://{}/", server.address), 9_000).await;
+    assert!(page.contains("this is how it looked then"), "{page}");
+    assert!(page.contains("fN1SbArXTPSVFNUvaOlinQ/0"), "what was there stays: {page}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_scripts_the_page_is_whole() {
+    let Some(chromium) = chromium() else { return };
+    let server = Server::start(views::paused()).await;
+    let address = format!("http://{}/", server.address);
+    let page = dom(&chromium, Scripts::Off, &address, 1_000).await;
+    for part in ["not claiming: paused for 41m07s", "by ana", "kernel update", "journeyman resume"] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+    assert!(page.contains("id=\"state\">as of "), "no script ran: {page}");
+    assert!(page.contains("<noscript><meta http-equiv=\"refresh\" content=\"10\"></noscript>"), "{page}");
+}

@@ -1,0 +1,150 @@
+//! The examples that build on the metrics: every expression names metrics and labels that exist.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use journeyman::observe::metrics::markdown;
+
+use crate::numbers::documented;
+
+fn example(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The words of an expression that name a metric of ours.
+fn named(expression: &str) -> BTreeSet<String> {
+    let words = expression.split(|char: char| !char.is_ascii_alphanumeric() && char != '_');
+    words.filter(|word| word.starts_with("journeyman_")).map(str::to_owned).collect()
+}
+
+/// The labels that an expression matches or groups by, with the values of equalities.
+fn quoted(expression: &str) -> Vec<(String, String)> {
+    let matchers = expression.split('{').skip(1).filter_map(|rest| rest.split('}').next());
+    let pairs = matchers.flat_map(|inside| inside.split(','));
+    pairs
+        .filter_map(|pair| {
+            let (label, value) = pair.split_once('=')?;
+            Some((
+                label.trim_end_matches('!').trim().to_owned(),
+                value.trim_start_matches('~').trim_matches('"').to_owned(),
+            ))
+        })
+        .collect()
+}
+
+fn assert_known(expression: &str) {
+    let names = named(expression);
+    assert!(!names.is_empty(), "no metric of ours: {expression}");
+    let documented = documented();
+    let unknown: Vec<_> = names.difference(&documented).collect();
+    assert!(unknown.is_empty(), "{unknown:?} in {expression}");
+    let table = markdown();
+    for (label, _) in quoted(expression) {
+        let ours = names.iter().any(|name| {
+            let row = table.lines().find(|row| row.contains(&format!("`{name}`"))).expect("it is documented");
+            row.contains(&format!("`{label}`"))
+        });
+        assert!(ours || ["job", "instance"].contains(&label.as_str()), "no label {label} in {expression}");
+    }
+    for (open, close) in [('(', ')'), ('{', '}'), ('[', ']')] {
+        assert_eq!(expression.matches(open).count(), expression.matches(close).count(), "{expression}");
+    }
+}
+
+/// The rules as far as this file is written: `- alert:`, `expr:` on one line, `for:`, labels and annotations.
+#[test]
+fn six_alerts_use_metrics_that_exist_and_say_what_to_do() {
+    let text = example("prometheus/alerts.yml");
+    let rules: Vec<&str> = text.split("- alert: ").skip(1).collect();
+    assert_eq!(rules.len(), 6);
+    for rule in rules {
+        let field = |name: &str| {
+            let line = rule.lines().find(|line| line.trim_start().starts_with(&format!("{name}: ")));
+            line.unwrap_or_else(|| panic!("no {name} in {rule}")).split_once(": ").expect("a value").1.trim().to_owned()
+        };
+        assert_known(&field("expr"));
+        for name in ["for", "severity", "summary", "description"] {
+            assert!(field(name).len() > 1, "{name} in {rule}");
+        }
+    }
+}
+
+#[test]
+fn a_wrong_metric_or_label_would_be_noticed() {
+    for wrong in [
+        "rate(journeyman_nothing_total[5m])",
+        "journeyman_claims_total{reason=\"x\"}",
+        "up == 0",
+        "sum(journeyman_capacity",
+    ] {
+        assert!(std::panic::catch_unwind(|| assert_known(wrong)).is_err(), "{wrong}");
+    }
+}
+
+/// `promtool` understands more than this file does; where there is one, it is asked.
+#[test]
+fn prometheus_own_tool_accepts_the_rules() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/prometheus/alerts.yml");
+    let tool = std::env::var("JOURNEYMAN_TEST_PROMTOOL").unwrap_or_else(|_| "promtool".to_owned());
+    match std::process::Command::new(tool).args(["check", "rules"]).arg(path).output() {
+        Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
+        Err(error) => {
+            eprintln!("NOT TESTED: there is no promtool ({error}); its expressions were checked by name only")
+        }
+    }
+}
+
+#[test]
+fn the_board_shows_metrics_that_exist() {
+    let board: serde_json::Value = serde_json::from_str(&example("grafana/journeyman.json")).expect("JSON");
+    let mut expressions = Vec::new();
+    collect(&board, &mut expressions);
+    assert!(expressions.len() >= 12, "{expressions:?}");
+    for expression in &expressions {
+        assert_known(&expression.replace("$__rate_interval", "5m"));
+    }
+    let panels = board["panels"].as_array().expect("panels");
+    let ids: BTreeSet<_> = panels.iter().filter_map(|panel| panel["id"].as_u64()).collect();
+    assert_eq!(ids.len(), panels.len(), "ids differ");
+    let shown: BTreeSet<String> = expressions.iter().flat_map(|expression| named(expression)).collect();
+    for must in [
+        "journeyman_lease_left_min_seconds",
+        "journeyman_guard_blocked",
+        "journeyman_source_up",
+        "journeyman_tasks_total",
+    ] {
+        assert!(shown.contains(must), "{must}");
+    }
+}
+
+fn collect(value: &serde_json::Value, expressions: &mut Vec<String>) {
+    match value {
+        serde_json::Value::Object(entries) => {
+            for (key, value) in entries {
+                match value.as_str() {
+                    Some(text) if key == "expr" => expressions.push(text.to_owned()),
+                    _ => collect(value, expressions),
+                }
+            }
+        }
+        serde_json::Value::Array(items) => items.iter().for_each(|item| collect(item, expressions)),
+        serde_json::Value::Null
+        | serde_json::Value::Bool(_)
+        | serde_json::Value::Number(_)
+        | serde_json::Value::String(_) => {}
+    }
+}
+
+#[test]
+fn the_table_of_metrics_is_the_one_in_the_examples() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/prometheus/README.md");
+    let text = std::fs::read_to_string(&path).expect("it is there");
+    let (begin, end) = ("<!-- metrics: begin -->\n", "<!-- metrics: end -->");
+    let (before, rest) = text.split_once(begin).expect("it begins");
+    let (table, after) = rest.split_once(end).expect("it ends");
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        return std::fs::write(&path, format!("{before}{begin}{}{end}{after}", markdown())).expect("it can be written");
+    }
+    assert_eq!(table, markdown(), "UPDATE_GOLDEN=1 writes it anew");
+}

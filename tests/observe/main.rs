@@ -1,0 +1,16 @@
+//! What an operator sees: health, metrics, the status page, `top`, and the examples that build on them.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test binary; helpers outside of #[test] included"
+)]
+
+mod answers;
+mod browser;
+mod examples;
+mod numbers;
+mod terminal;
+mod views;
+mod whole;

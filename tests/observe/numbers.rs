@@ -1,0 +1,123 @@
+//! `/metrics`, read by the parser of Prometheus' own Python client.
+
+use std::collections::BTreeSet;
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use journeyman::observe::metrics::{markdown, text};
+
+use crate::views::{self, Server};
+
+/// Reads OpenMetrics and prints each sample as `name{label="value",…} value`, labels in order.
+const READER: &str = r#"
+import sys
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read
+for family in read(sys.stdin.read()):
+    assert family.documentation.strip(), family.name
+    assert family.type in ("gauge", "counter", "info"), (family.name, family.type)
+    for sample in family.samples:
+        labels = ",".join(f'{key}="{value}"' for key, value in sorted(sample.labels.items()))
+        print(f"{sample.name}{{{labels}}} {sample.value}")
+"#;
+
+/// The Python that `tests/run` made ready; says loudly that nothing was tested where there is none.
+fn python() -> Option<String> {
+    let python = std::env::var("JOURNEYMAN_TEST_METRICS_PYTHON").ok();
+    assert!(python.is_some() || std::env::var("CI").as_deref() != Ok("true"), "CI=true, and nobody reads the metrics");
+    if python.is_none() {
+        eprintln!(
+            "NOT TESTED: JOURNEYMAN_TEST_METRICS_PYTHON names no python with prometheus_client; `tests/run observe` makes one"
+        );
+    }
+    python
+}
+
+fn read(python: &str, text: &str) -> Result<Vec<String>, String> {
+    let mut child = Command::new(python)
+        .args(["-c", READER])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("python starts");
+    child.stdin.take().expect("it is piped").write_all(text.as_bytes()).expect("it reads");
+    let output = child.wait_with_output().expect("it ends");
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+    }
+    Ok(String::from_utf8(output.stdout).expect("UTF-8").lines().map(str::to_owned).collect())
+}
+
+/// The names of every series that the text holds.
+pub(crate) fn names(text: &str) -> BTreeSet<String> {
+    let samples = text.lines().filter(|line| !line.starts_with('#'));
+    samples.map(|line| line.split(['{', ' ']).next().unwrap_or_default().to_owned()).collect()
+}
+
+/// The names of the table that the examples show.
+pub(crate) fn documented() -> BTreeSet<String> {
+    let rows = markdown();
+    rows.lines().filter_map(|row| row.strip_prefix("| `")?.split('`').next().map(str::to_owned)).collect()
+}
+
+#[test]
+fn a_parser_that_is_not_ours_reads_every_state() {
+    let Some(python) = python() else { return };
+    for (word, status) in views::all() {
+        let text = text(status).expect("it is written");
+        let samples = read(&python, &text).unwrap_or_else(|error| panic!("{word}: {error}\n{text}"));
+        assert!(samples.len() > 60, "{word}: {samples:#?}");
+    }
+    let broken = text(views::idle()).expect("it is written").replace("# EOF", "");
+    assert!(read(&python, &broken).is_err(), "the parser accepts anything");
+}
+
+#[test]
+fn samples_say_what_the_view_says() {
+    let text = text(views::draining()).expect("it is written");
+    for sample in [
+        r#"journeyman_build_info{version="0.3.0"} 1"#,
+        r#"journeyman_worker_info{worker_id="ip-10-0-3-7-i-0abc",worker_group="eu-central-1",containment="cgroup-kill"} 1"#,
+        r#"journeyman_state{state="draining"} 1.0"#,
+        r#"journeyman_state{state="running"} 0.0"#,
+        r#"journeyman_guard_blocked{reason="draining"} 1.0"#,
+        r#"journeyman_tasks_running{source="ci"} 2.0"#,
+        r#"journeyman_tasks_total{source="ci",outcome="completed"} 112.0"#,
+        r#"journeyman_tasks_total{source="ci",outcome="exception",reason="malformed-payload"} 2.0"#,
+        r#"journeyman_tasks_total{source="nightly",outcome="lost"} 0.0"#,
+        r#"journeyman_claims_total{source="ci"} 123.0"#,
+        "journeyman_lease_left_min_seconds 21.0",
+        "journeyman_log_bytes_total 1080778858.0",
+        "journeyman_spot_notices_total 1.0",
+        "journeyman_spot_reaction_seconds 3.5",
+        r#"journeyman_config_reloads_total{result="taken-over"} 1.0"#,
+        r#"journeyman_source_up{source="ci"} 1.0"#,
+        "# UNIT journeyman_disk_free_bytes bytes",
+        "# EOF",
+    ] {
+        assert!(text.lines().any(|line| line == sample), "{sample} is missing in\n{text}");
+    }
+    let text = journeyman::observe::metrics::text(views::troubled()).expect("it is written");
+    assert!(text.contains("journeyman_source_up{source=\"ci\"} 0.0"), "{text}");
+    assert!(
+        !names(&text).contains("journeyman_lease_left_min_seconds"),
+        "no lease is held, which is not a lease of no length: {text}"
+    );
+}
+
+#[test]
+fn every_metric_is_documented_and_nothing_that_is_not_there() {
+    // Between them they hold everything that may be absent.
+    let mut seen = names(&text(views::draining()).expect("it is written"));
+    seen.extend(names(&text(views::running()).expect("it is written")));
+    assert_eq!(seen, documented());
+}
+
+#[tokio::test]
+async fn metrics_are_served_as_openmetrics() {
+    let server = Server::start(views::running()).await;
+    let answer = crate::answers::get(server.address, "/metrics").await;
+    assert_eq!(answer.status, 200);
+    assert!(answer.head.contains("content-type: application/openmetrics-text; version=1.0.0; charset=utf-8"));
+    assert_eq!(answer.body, text(views::running()).expect("it is written"));
+}
