@@ -3,7 +3,7 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
 use crate::running::queue;
 use crate::support::{Said, beside, golden, journeyman, run};
@@ -43,7 +43,7 @@ fn plain(folder: &Path, root: &str, said: &Said) -> String {
         let is_fix = line.trim_start().starts_with("> ");
         left_out =
             if is_fix { left_out } else { of_the_host.iter().any(|of| line[9.min(line.len())..].starts_with(of)) };
-        if !left_out && !line.contains(" warnings, ") {
+        if !left_out && !line.ends_with(" failed") {
             text.push_str(line);
             text.push('\n');
         }
@@ -164,6 +164,72 @@ fn scopes_that_would_be_useful_are_a_warning_and_a_missing_clock_too() {
     let said = run(&mut configured(folder.path(), &root, ""), "");
     assert_eq!(said.code, 0, "{}", said.out);
     shown("useful-scopes", folder.path(), &root, &said);
+}
+
+/// A server with a certificate of three days that is in `cert.pem`, and where it listens; `None` without openssl.
+fn with_tls(folder: &Path) -> Option<(Killed, String)> {
+    if Command::new("openssl").arg("version").output().is_err() {
+        assert!(std::env::var_os("CI").is_none(), "openssl is needed to serve TLS");
+        eprintln!("NOT TESTED: there is no openssl here");
+        return None;
+    }
+    std::fs::create_dir_all(folder.join("api/queue/v1")).expect("the folder can be made");
+    std::fs::write(folder.join("api/queue/v1/ping"), "{\"alive\":true}").expect("it can be written");
+    let key = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "3"];
+    let name = ["-subj", "/CN=journeyman-test", "-addext", "subjectAltName=IP:127.0.0.1"];
+    let leaf = ["-addext", "basicConstraints=critical,CA:FALSE", "-keyout", "key.pem", "-out", "cert.pem"];
+    let made = Command::new("openssl").args(key).args(name).args(leaf).current_dir(folder).output().expect("it runs");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let serve = ["s_server", "-accept", "127.0.0.1:0", "-cert", "cert.pem", "-key", "key.pem", "-WWW"];
+    let mut server = Command::new("openssl")
+        .args(serve)
+        .current_dir(folder)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("it runs");
+    let mut lines = BufReader::new(server.stdout.take().expect("it is piped")).lines();
+    let place = lines.find_map(|line| Some(line.ok()?.strip_prefix("ACCEPT ")?.to_owned())).expect("it says where");
+    // It goes on writing.
+    std::thread::spawn(move || lines.for_each(drop));
+    Some((Killed(server), format!("https://{place}")))
+}
+
+/// A process that is killed when the test is over.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+#[test]
+fn a_certificate_that_nobody_vouches_for_and_one_that_ends_soon_are_said() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let Some((_server, root)) = with_tls(folder.path()) else { return };
+    let line = |said: &Said| said.out.lines().find(|line| line.contains("ci: tls")).expect("the line").to_owned();
+    let said = run(&mut configured(folder.path(), &root, ""), "");
+    let found = line(&said);
+    assert!(said.code == 1 && found.starts_with("failed ") && found.contains("UnknownIssuer"), "{}", said.out);
+    assert!(said.out.contains("> is its certificate in order, is its authority known here"), "{}", said.out);
+    assert!(!said.out.contains("ci: credentials"), "{}", said.out);
+    let said = run(configured(folder.path(), &root, "").env("SSL_CERT_FILE", folder.path().join("cert.pem")), "");
+    let found = line(&said);
+    assert!(found.starts_with("warning ") && found.contains("the certificate ends on 20"), "{}", said.out);
+}
+
+#[test]
+fn a_service_that_takes_connections_and_never_answers_is_not_waited_for() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let root = format!("http://{}", silent.local_addr().expect("its number"));
+    let said = run(&mut configured(folder.path(), &root, ""), "");
+    assert_eq!(said.code, 1, "{}", said.out);
+    let line = said.out.lines().find(|line| line.contains("ci: queue")).expect("the line");
+    assert!(line.starts_with("failed ") && line.contains("ping of the queue: no complete answer in time"), "{line}");
+    assert!(said.out.contains("control socket"), "the rest is looked at all the same: {}", said.out);
 }
 
 #[test]

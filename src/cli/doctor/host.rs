@@ -123,10 +123,8 @@ fn groups(host: &Host) -> Check {
     let Some(own) = own_group() else {
         return lacks("there is no control group of version 2".to_owned());
     };
-    let kills = own.join("cgroup.kill").exists();
-    let how = if kills { "killed as a whole" } else { "frozen and signaled (Linux before 5.14)" };
     match rustix::fs::access(&own, rustix::fs::Access::WRITE_OK) {
-        Ok(()) => Check::ok(name, format!("version 2, and this process may make its own: tasks are {how}")),
+        Ok(()) => Check::ok(name, "version 2, and this process may make one for each task"),
         Err(_) => lacks(format!("{} may not be written by this user", own.display())),
     }
 }

@@ -138,7 +138,8 @@ fn table(checks: &[Check]) -> String {
         }
     }
     let (warnings, failed) = (count(checks, State::Warning), count(checks, State::Failed));
-    _ = writeln!(out, "\n{} ok, {warnings} warnings, {failed} failed", checks.len() - warnings - failed);
+    let noun = if warnings == 1 { "warning" } else { "warnings" };
+    _ = writeln!(out, "\n{} ok, {warnings} {noun}, {failed} failed", checks.len() - warnings - failed);
     out
 }
 
