@@ -86,7 +86,9 @@ impl Told {
     /// What to say of the state: at once where something has happened, now and then where only a span runs down.
     fn status(&mut self, view: &View, now: Instant) -> Option<String> {
         let text = status::one_line(view);
-        let happened = (view.state, view.tasks.len());
+        // Of numbers only these tell of more than time.
+        let words: String = text.chars().filter(|char| !char.is_ascii_digit()).collect();
+        let happened = Happened { tasks: view.tasks.len(), capacity: view.capacity, words };
         let is_new = self.status.as_ref().is_none_or(|last| {
             last.text != text && (last.happened != happened || is_due(Some(last.at), MANAGER_STATUS_EVERY, now))
         });
@@ -100,8 +102,15 @@ impl Told {
 /// What was said last.
 struct Last {
     text: String,
-    happened: (State, usize),
+    happened: Happened,
     at: Instant,
+}
+
+#[derive(PartialEq, Eq)]
+struct Happened {
+    tasks: usize,
+    capacity: u32,
+    words: String,
 }
 
 fn is_due(last: Option<Instant>, every: Duration, now: Instant) -> bool {
@@ -168,6 +177,24 @@ mod tests {
         let control = worker.control();
         drop(timeout(Duration::from_secs(300), tell(line.teller.clone(), None, || control.look())).await);
         assert_eq!(words(&line), []);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_is_said_at_once_and_a_span_that_runs_down_now_and_then() {
+        let line = Teller::to_channel();
+        let left = std::sync::atomic::AtomicU32::new(3600);
+        let look = || async {
+            let mut paused = view();
+            let seconds = left.fetch_sub(1, Ordering::Relaxed);
+            paused.state = if seconds > 3575 { State::Paused } else { State::Running };
+            paused.not_claiming = (seconds > 3575).then(|| format!("paused for {seconds}s"));
+            Some(paused)
+        };
+        drop(timeout(Duration::from_millis(29_500), tell(line.teller.clone(), None, look)).await);
+        let said = ["PAUSED   0/4 busy   paused for 3600s", "PAUSED   0/4 busy   paused for 3590s"];
+        let then = ["PAUSED   0/4 busy   paused for 3580s", "RUNNING   0/4 busy"];
+        let said = said.iter().chain(&then).map(|text| Word::Status((*text).to_owned()));
+        assert_eq!(words(&line), std::iter::once(Word::Ready).chain(said).collect::<Vec<_>>());
     }
 
     #[tokio::test(start_paused = true)]
