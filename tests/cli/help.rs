@@ -19,6 +19,7 @@ fn every_help_text_is_as_written_down() {
         &["worker"],
         &["run"],
         &["status"],
+        &["top"],
         &["pause"],
         &["resume"],
         &["drain"],
