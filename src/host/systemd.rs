@@ -91,7 +91,8 @@ impl Manager {
             // Nobody waits where the process ends in a hurry.
             end.send(()).ok();
         })?;
-        Ok(Some(Self { teller, watchdog: sd_notify::watchdog_enabled(), done }))
+        let watchdog = sd_notify::watchdog_enabled().filter(|span| !span.is_zero());
+        Ok(Some(Self { teller, watchdog, done }))
     }
 
     /// Waits until everything has been sent, for a second at most. Every clone of the teller has to be gone.
