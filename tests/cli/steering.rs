@@ -212,3 +212,50 @@ fn a_control_socket_is_for_its_user_and_group_at_any_length_of_its_path_and_for_
     assert_eq!(server.ends().code, 14);
     assert!(!socket.exists());
 }
+
+#[test]
+fn what_a_notice_and_a_reload_came_to_is_counted_by_source() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let (_queue, root) = queue(here);
+    let create = |script: &str| {
+        let created = journeyman(here)
+            .args(["task", "create", "--root-url", &root, "--queue", "build/linux", "--", "/bin/sh", "-c", script])
+            .env("TASKCLUSTER_CLIENT_ID", "me")
+            .env("TASKCLUSTER_ACCESS_TOKEN", "a-token-for-tests")
+            .output()
+            .expect("it runs");
+        assert!(created.status.success(), "{created:?}");
+    };
+    assert!(std::process::Command::new("mkfifo").arg(here.join("pipe")).status().expect("mkfifo").success());
+    create(&format!("cat {}/pipe", here.display()));
+    create("sleep 600");
+    let notice = here.join("terminate-at");
+    let mut command = worker(here, &root, "a-token-for-tests");
+    let file = format!("host.spot_file={}", notice.display());
+    let mut server = Server::start(command.args(["--capacity", "2", "--set", &file]));
+    server.logs("\"claimed\"");
+    server.logs("\"claimed\"");
+    let told = |arguments: &[&str]| {
+        run(journeyman(here).env("JOURNEYMAN_SOCKET", here.join("work/control.sock")).args(arguments), "")
+    };
+    let seen = || -> serde_json::Value { serde_json::from_str(&told(&["status", "-o", "json"]).out).expect("JSON") };
+    assert_eq!(told(&["reload"]).code, 0);
+    let before = seen();
+    assert_eq!((before["notice"].is_null(), before["blocked"].as_str()), (true, Some("full")), "{before}");
+
+    let time = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(3600);
+    std::fs::write(here.join("new"), time.to_string()).expect("a file");
+    std::fs::rename(here.join("new"), &notice).expect("it can be renamed");
+    server.logs("Terminate");
+    std::fs::write(here.join("pipe"), "go\n").expect("the task reads");
+    server.logs("\"reported\"");
+    let after = seen();
+    assert!(after["notice"]["to_last_end_seconds"].as_f64().is_some_and(|span| span >= 0.0), "{after}");
+    let (counts, source) = (&after["counts"], &after["sources"][0]["counts"]);
+    assert_eq!((counts["notices"].as_u64(), counts["reloads"].as_u64()), (Some(1), Some(1)), "{after}");
+    assert!(counts["log_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{after}");
+    assert_eq!((source["claims"].as_u64(), source["ends"]["completed"].as_u64()), (Some(2), Some(1)), "{after}");
+    server.signal(Signal::QUIT);
+    assert_eq!(server.ends().code, 12);
+}
