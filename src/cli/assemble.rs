@@ -55,8 +55,8 @@ pub(super) fn worker(config: &Config, environment: &Environment) -> Result<Worke
 pub(super) struct Made {
     /// The worker.
     pub worker: Worker,
-    /// One for each source.
-    pub apis: Vec<Api>,
+    /// One for each source, by its name.
+    pub apis: BTreeMap<String, Api>,
 }
 
 /// As [`worker()`], with what it takes to renew credentials.
@@ -75,7 +75,7 @@ pub(super) fn made(config: &Config, environment: &Environment) -> Result<Made, F
     hide_secrets(config, environment);
     let name = Name::of(config);
     let mut handlers = BTreeMap::new();
-    let (mut feeds, mut apis) = (Vec::new(), Vec::new());
+    let (mut feeds, mut apis) = (Vec::new(), BTreeMap::new());
     for (source_name, source) in &config.source {
         let handler = match handlers.get(&source.handler) {
             Some(handler) => Arc::clone(handler),
@@ -87,7 +87,7 @@ pub(super) fn made(config: &Config, environment: &Environment) -> Result<Made, F
         };
         let (feed, api) = feed(source_name, source, &name, handler, environment)?;
         feeds.push(feed);
-        apis.push(api);
+        apis.insert(source_name.clone(), api);
     }
     Ok(Made { worker: Worker::new(settings(config), feeds), apis })
 }

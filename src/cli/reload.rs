@@ -112,6 +112,10 @@ fn take_over(running: &mut Config, new: &Config) {
     running.host.task_memory = established.task_memory;
     running.host.task_pids = established.task_pids;
     running.host.task_disk = established.task_disk;
+    running.host.spot = established.spot;
+    running.host.spot_endpoint = established.spot_endpoint;
+    running.host.spot_file = established.spot_file;
+    running.host.rebalance = established.rebalance;
     running.log.task_max = new.log.task_max;
 }
 
@@ -155,9 +159,10 @@ mod tests {
         new.worker.capacity = 7;
         new.worker.group = "elsewhere".parse().unwrap();
         new.log.level = "debug".parse().unwrap();
+        new.host.spot_file = Some("/run/host-goes".parse().unwrap());
         let before = running.clone();
         take_over(&mut running, &new);
         assert_eq!(changed(&before, &running), ["worker.capacity"]);
-        assert_eq!(changed(&running, &new), ["log.level", "worker.group"]);
+        assert_eq!(changed(&running, &new), ["host.spot_file", "log.level", "worker.group"]);
     }
 }

@@ -1,5 +1,6 @@
 //! `journeyman run --with-worker-runner`: a worker that Taskcluster's worker-runner starts in place of generic-worker.
 
+use std::collections::BTreeMap;
 use std::io::{self, BufRead as _, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,9 +15,10 @@ use super::{assemble, output, place, spot, worker};
 use crate::config::schema::Config;
 use crate::config::{self, Document, Environment};
 use crate::control::server::Reloaded;
+use crate::host::containment::harden;
 use crate::limits::{RUNNER_FILE_BYTES_MAX, RUNNER_LINE_BYTES_MAX, RUNNER_LINES_MAX};
 use crate::observe::log;
-use crate::runner::{Conversation, Credentials, Given, Heard};
+use crate::runner::{Conversation, Credentials, Given, Heard, SOURCE};
 use crate::source::taskcluster::Api;
 use crate::worker::{Command, Control, Note};
 
@@ -43,6 +45,7 @@ pub(super) async fn run(arguments: RunArgs, environment: &Environment) -> Ended 
     let (config, credentials) = read(&arguments.config, environment)?;
     with(|conversation| *conversation = Some(Conversation::default()));
     log::start_to(&config.log, log_line);
+    harden();
     let made = assemble::made(&config, environment)?;
     renew(&made.apis, &credentials)?;
     let control = made.worker.control();
@@ -79,8 +82,9 @@ fn read(path: &Path, environment: &Environment) -> Result<(Config, Credentials),
 }
 
 /// Every call is signed with these from now on; calls under way are not disturbed.
-fn renew(apis: &[Api], new: &Credentials) -> Result<(), Failure> {
-    for api in apis {
+fn renew(apis: &BTreeMap<String, Api>, new: &Credentials) -> Result<(), Failure> {
+    // Sources that the pool's configuration adds have credentials of their own.
+    if let Some(api) = apis.get(SOURCE) {
         api.replace_credentials(place::credentials(&new.client_id, &new.access_token, new.certificate.as_ref())?);
     }
     Ok(())
@@ -104,7 +108,7 @@ fn lines() -> mpsc::Receiver<io::Result<Vec<u8>>> {
 }
 
 /// Does what the runner asks until it says no more.
-async fn listen(mut lines: mpsc::Receiver<io::Result<Vec<u8>>>, apis: Vec<Api>, control: Control) {
+async fn listen(mut lines: mpsc::Receiver<io::Result<Vec<u8>>>, apis: BTreeMap<String, Api>, control: Control) {
     while let Some(line) = lines.recv().await {
         let line = match line {
             Ok(line) => line,

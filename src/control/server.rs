@@ -26,7 +26,7 @@ use tokio_util::io::ReaderStream;
 use super::{Answer, Order, Ordered, SPAN_MAX_SECONDS, Status, through};
 use crate::handler::log::TaskLog;
 use crate::limits::{CONTROL_BODY_BYTES_MAX, CONTROL_FOLLOW_CHECK, CONTROL_READ_BYTES, CONTROL_TIMEOUT};
-use crate::worker::{Command, Control};
+use crate::worker::{Command, Control, view};
 
 /// Reads the configuration again: what came of it, or why it was refused.
 pub type Reload = dyn Fn() -> Reloaded + Send + Sync;
@@ -154,6 +154,13 @@ async fn order(State(desk): State<Desk>, Json(ordered): Json<Ordered>) -> Result
             return Ok(Json(Answer { said: reloaded }));
         }
     };
+    if matches!(command, Command::Pause { .. } | Command::Resume) {
+        let state = desk.control.look().await.ok_or_else(gone)?.state;
+        if !matches!(state, view::State::Running | view::State::Paused) {
+            let text = format!("the worker is {}, and claims nothing any more", state.as_str());
+            return Err(Refusal(StatusCode::CONFLICT, text));
+        }
+    }
     desk.control.command(command, ordered.note).await;
     Ok(Json(Answer { said: said.to_owned() }))
 }
@@ -215,7 +222,18 @@ impl Reader {
         loop {
             // Before reading, so that nothing that comes between is missed.
             let (seen, ended) = (self.log.bytes(), self.log.ended());
-            match self.read() {
+            // A slow disk holds up who reads, not the worker.
+            let mut reader = self;
+            let Ok((reader, read)) = tokio::task::spawn_blocking(move || {
+                let read = reader.read();
+                (reader, read)
+            })
+            .await
+            else {
+                return;
+            };
+            self = reader;
+            match read {
                 Ok(bytes) if !bytes.is_empty() => {
                     if to.write_all(&bytes).await.is_err() {
                         return;

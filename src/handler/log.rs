@@ -16,7 +16,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::fs::{MemfdFlags, OFlags};
@@ -73,6 +73,8 @@ struct Shared {
     state: Mutex<State>,
     /// Apart from the state, whose lock is held while a disk takes its time.
     written: AtomicBool,
+    stored: AtomicU64,
+    ended: AtomicBool,
     grown: Notify,
 }
 
@@ -112,6 +114,8 @@ impl TaskLog {
                 limits,
                 state: Mutex::default(),
                 written: AtomicBool::new(false),
+                stored: AtomicU64::new(0),
+                ended: AtomicBool::new(false),
                 grown: Notify::new(),
             }),
         }
@@ -168,6 +172,7 @@ impl TaskLog {
         state.offered += bytes.len() as u64;
         if let Some(fault) = &mut state.fault {
             fault.lost += bytes.len() as u64;
+            self.shared.stored.store(state.offered, Ordering::Release);
             return;
         }
         let before = state.stored();
@@ -177,6 +182,8 @@ impl TaskLog {
             tracing::warn!(path = %self.path().display(), %error, "a task's log can no longer be written; the task goes on");
             state.fault = Some(Fault { error, lost });
         }
+        // After the bytes themselves, so that who follows the log finds them.
+        self.shared.stored.store(state.offered, Ordering::Release);
         self.shared.grown.notify_waiters();
     }
 
@@ -208,10 +215,11 @@ impl TaskLog {
         self.store(&mut state, &line);
     }
 
-    /// How many bytes the log has until now, without those that are held back.
+    /// How many bytes the log has until now, without those that are held back. Does not wait for a write that a slow disk
+    /// holds up.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.state().offered
+        self.shared.stored.load(Ordering::Acquire)
     }
 
     /// Whether nothing was written yet. Does not wait for a write that a slow disk holds up.
@@ -220,10 +228,10 @@ impl TaskLog {
         !self.shared.written.load(Ordering::Relaxed)
     }
 
-    /// Whether it is finished.
+    /// Whether it is finished. Does not wait, as [`TaskLog::bytes`].
     #[must_use]
     pub fn ended(&self) -> bool {
-        self.state().finished.is_some()
+        self.shared.ended.load(Ordering::Acquire)
     }
 
     /// Resolves when the log has more than `bytes`, or the log is finished: for those who follow it.
@@ -235,11 +243,8 @@ impl TaskLog {
         let mut next = std::pin::pin!(self.shared.grown.notified());
         loop {
             next.as_mut().enable();
-            {
-                let state = self.state();
-                if state.offered > bytes || state.finished.is_some() {
-                    return;
-                }
+            if self.bytes() > bytes || self.ended() {
+                return;
             }
             next.as_mut().await;
             next.set(self.shared.grown.notified());
@@ -283,6 +288,7 @@ impl TaskLog {
         if state.finished.is_none() {
             state.finished = Some(state.assemble(&self.shared)?);
             state.ring = None;
+            self.shared.ended.store(true, Ordering::Release);
         }
         self.shared.grown.notify_waiters();
         Ok(state.finished.clone())

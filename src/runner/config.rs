@@ -8,7 +8,7 @@ use super::conversation::{Credentials, certificate};
 use crate::config::values::Secret;
 
 /// The name of the one source.
-const SOURCE: &str = "taskcluster";
+pub const SOURCE: &str = "taskcluster";
 
 /// A file that no worker can be made of.
 #[derive(Debug, thiserror::Error)]

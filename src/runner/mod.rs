@@ -7,5 +7,5 @@
 mod config;
 mod conversation;
 
-pub use config::{Given, Unusable};
+pub use config::{Given, SOURCE, Unusable};
 pub use conversation::{Conversation, Credentials, Heard};

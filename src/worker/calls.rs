@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::Semaphore;
+
 use crate::domain::claim::Settled;
 use crate::domain::fitness::Condition;
 use crate::domain::id::{Lane, Run, SourceId, Token};
@@ -63,11 +65,16 @@ impl Back {
     }
 }
 
-/// Looks after a while what the host has left. A disk that does not answer is one that cannot be told.
-pub(super) async fn measure(folder: PathBuf) -> Back {
+/// Looks after a while what the host has left. A disk that does not answer is one that cannot be told, and is not asked
+/// again before it does: each question keeps a thread.
+pub(super) async fn measure(folder: PathBuf, one: Arc<Semaphore>) -> Back {
     tokio::time::sleep(ROOM_EVERY).await;
-    let measured = tokio::task::spawn_blocking(move || room::measure(&folder));
     let unknown = Room { disk: None, memory: None };
+    let Ok(permit) = Arc::clone(&one).try_acquire_owned() else { return Back::Measured { room: unknown } };
+    let measured = tokio::task::spawn_blocking(move || {
+        let _permit = permit;
+        room::measure(&folder)
+    });
     let room = tokio::time::timeout(ROOM_EVERY, measured).await.map_or(unknown, |room| room.unwrap_or(unknown));
     Back::Measured { room }
 }

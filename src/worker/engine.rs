@@ -5,7 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
 
 use crate::domain::claim::{End, Loss};
@@ -56,6 +56,8 @@ pub(super) struct Engine {
     pub(super) hour: Hour,
     pub(super) began: crate::domain::time::Instant,
     pub(super) room: Room,
+    /// One look at the room at a time.
+    measuring: Arc<Semaphore>,
     /// Who gave the last order.
     pub(super) note: Option<Note>,
     pub(super) noticed: Option<Noticed>,
@@ -83,6 +85,7 @@ impl Engine {
             hour: Hour::default(),
             began: settings.clock.now(),
             room: room::measure(folder.tasks()),
+            measuring: Arc::new(Semaphore::new(1)),
             note: None,
             noticed: None,
             clock: settings.clock,
@@ -119,7 +122,7 @@ impl Engine {
         }
         let wake: Arc<Notify> = Arc::clone(&self.control.wake);
         self.happened(Event::Measured(self.room));
-        self.calls.spawn(calls::measure(self.folder.tasks().to_owned()));
+        self.calls.spawn(calls::measure(self.folder.tasks().to_owned(), Arc::clone(&self.measuring)));
         self.happened(Event::Tick);
         loop {
             while let Some(effect) = self.rules.next_effect() {
@@ -176,13 +179,8 @@ impl Engine {
         let event = match command {
             Command::Pause { span } => Event::Pause { until: in_time(span) },
             Command::Resume => Event::Resume,
-            Command::Drain { within } => {
-                if within.is_some() {
-                    self.settings.drain_deadline = within;
-                    self.happened(Event::Reconfigured(Box::new(self.settings.policy())));
-                }
-                Event::Drain
-            }
+            Command::Drain { within: None } => Event::Drain,
+            Command::Drain { within: Some(within) } => Event::DrainBy { deadline: self.clock.now().plus(within) },
             Command::HandBack { within } => Event::HandBack { deadline: in_time(within) },
             Command::Terminate { deadline } => {
                 let at = self.clock.now();
@@ -235,7 +233,7 @@ impl Engine {
             }
             Back::Measured { room } => {
                 self.room = room;
-                self.calls.spawn(calls::measure(self.folder.tasks().to_owned()));
+                self.calls.spawn(calls::measure(self.folder.tasks().to_owned(), Arc::clone(&self.measuring)));
                 Event::Measured(room)
             }
             Back::Polled { source, lane, sent_at, answer } => {

@@ -317,3 +317,22 @@ fn i22_a_hand_back_waits_for_no_poll_longer_than_its_limit() {
     let acts = one.pass_to(one.now.plus(POLL_OUT_MAX), Reclaims::Silent);
     assert!(matches!(acts[..], [Act::Report { .. }]), "{acts:?}");
 }
+
+#[test]
+fn i22_a_drain_with_an_end_of_its_own_counts_from_when_it_was_said_and_may_give_more_time() {
+    let mut bench = Bench::new(
+        journeyman::domain::worker::Policy { drain_deadline: Some(secs(300)), ..policy(1) },
+        &[crate::support::MESSAGES],
+    );
+    bench.tick();
+    bench.opened(0, 1);
+    let claim = bench.executing("m1", "T1");
+    bench.empty(0);
+    bench.happens(Event::Drain);
+    bench.pass(secs(200));
+    let deadline = bench.now.plus(secs(600));
+    assert_eq!(bench.happens(Event::DrainBy { deadline }), []);
+    let kill = |effect: &Effect| matches!(effect, Effect::Kill { claim: told, .. } if *told == claim);
+    assert!(!bench.pass(secs(599)).iter().any(kill), "the time that was given last counts");
+    assert!(bench.pass(secs(2)).iter().any(kill));
+}

@@ -156,6 +156,11 @@ pub enum Event {
     Reconfigured(Box<Policy>),
     /// Stop claiming, finish what is held, exit.
     Drain,
+    /// As [`Event::Drain`], and what is left then is handed back, whatever was said before of how long a drain may take.
+    DrainBy {
+        /// When.
+        deadline: Instant,
+    },
     /// Stop claiming, hand back what is held, exit, by `deadline` if there is one.
     HandBack {
         /// When the host goes.

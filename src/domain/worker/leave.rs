@@ -63,7 +63,7 @@ impl Worker {
 
     /// When a drain that began at `since` turns into a hand back.
     pub(super) fn drain_ends(&self, since: Instant) -> Option<Instant> {
-        let limit = self.policy.drain_deadline.map(|span| since.plus(span));
+        let limit = self.drain_by.or_else(|| self.policy.drain_deadline.map(|span| since.plus(span)));
         [limit, self.hand_back_at()].into_iter().flatten().min()
     }
 

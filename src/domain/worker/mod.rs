@@ -213,6 +213,8 @@ pub struct Worker {
     /// The hand back's deadline has passed: only payloads are waited for.
     overdue: bool,
     staying: Staying,
+    /// When a drain turns into a hand back, where somebody said so.
+    drain_by: Option<Instant>,
     fitness: Fitness,
     slots: Slots,
     feeds: Vec<Feed>,
@@ -251,6 +253,7 @@ impl Worker {
             host_goes: None,
             overdue: false,
             staying: Staying::default(),
+            drain_by: None,
             fitness: Fitness::new(),
             slots: Slots::new(policy.capacity),
             feeds: sources.iter().map(feed).collect(),
@@ -356,6 +359,10 @@ impl Worker {
             Event::Measured(room) => self.on_room(room),
             Event::Reconfigured(policy) => self.reconfigure(*policy),
             Event::Drain => self.drain(Exit::Drained, now),
+            Event::DrainBy { deadline } => {
+                self.drain_by = Some(deadline);
+                self.drain(Exit::Drained, now);
+            }
             Event::HandBack { deadline } => self.hand_back(deadline, now),
             Event::Terminate { deadline } => self.terminate(deadline, now),
             Event::Retire => self.drain(Exit::HostGoes, now),
