@@ -396,3 +396,7 @@ pub const TOP_KEYS_WAIT: Duration = Duration::from_millis(100);
 pub const TOP_LOG_LINES_MAX: usize = 2_000;
 /// How many bytes of a line of a log `journeyman top` keeps.
 pub const TOP_LOG_LINE_BYTES_MAX: usize = 1_000;
+/// How many lines of the worker's own log may wait for whoever reads it; the next ones are dropped and counted.
+pub const LOG_LINES_WAITING_MAX: usize = 8_192;
+/// How long a word to the worker-runner may take to be written.
+pub const RUNNER_SAY_TIMEOUT: Duration = Duration::from_secs(2);

@@ -29,6 +29,7 @@ use clap_complete::Shell;
 
 use crate::config::Environment;
 use crate::limits::ABORT_WAIT;
+use crate::observe::log;
 use exit::{Ended, Exit, Failure};
 
 /// The whole command line.
@@ -102,7 +103,9 @@ pub fn run(arguments: Vec<OsString>, environment: &Environment) -> Exit {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
-    match dispatch(cli.command, environment) {
+    let ended = dispatch(cli.command, environment);
+    log::finish();
+    match ended {
         Ok(exit) => exit,
         Err(failure) => {
             output::failure(&failure.message);

@@ -16,7 +16,7 @@ use crate::config::schema::Config;
 use crate::config::{self, Document, Environment};
 use crate::control::server::Reloaded;
 use crate::host::containment::harden;
-use crate::limits::{RUNNER_FILE_BYTES_MAX, RUNNER_LINE_BYTES_MAX, RUNNER_LINES_MAX};
+use crate::limits::{RUNNER_FILE_BYTES_MAX, RUNNER_LINE_BYTES_MAX, RUNNER_LINES_MAX, RUNNER_SAY_TIMEOUT};
 use crate::observe::log;
 use crate::runner::{Conversation, Credentials, Given, Heard, SOURCE};
 use crate::source::taskcluster::Api;
@@ -65,7 +65,9 @@ pub(super) async fn run(arguments: RunArgs, environment: &Environment) -> Ended 
         ended = worker::until_gone(made.worker, attend) => ended,
         broken = answers => Err(broken),
     };
-    part(&ended);
+    // The last word comes after the last line of the log.
+    log::finish();
+    part(&ended).await;
     ended
 }
 
@@ -119,7 +121,7 @@ async fn listen(mut lines: mpsc::Receiver<io::Result<Vec<u8>>>, apis: BTreeMap<S
         match heard.unwrap_or(Heard::Nothing(None)) {
             Heard::Nothing(None) => {}
             Heard::Nothing(Some(what)) => tracing::warn!("{what}"),
-            Heard::Answer(line) => say(&line),
+            Heard::Answer(line) => say(line).await,
             Heard::Drain => control.command(Command::Drain { within: None }, by()).await,
             Heard::HandBack => control.command(Command::Terminate { deadline: None }, by()).await,
             Heard::Renew(new) => match renew(&apis, &new) {
@@ -132,7 +134,7 @@ async fn listen(mut lines: mpsc::Receiver<io::Result<Vec<u8>>>, apis: BTreeMap<S
 }
 
 /// The last words: why it failed, or that this host is not needed any more.
-fn part(ended: &Ended) {
+async fn part(ended: &Ended) {
     let last = with(|conversation| {
         let conversation = conversation.as_ref()?;
         match ended {
@@ -143,7 +145,7 @@ fn part(ended: &Ended) {
         }
     });
     if let Some(last) = last {
-        say(&last);
+        say(last).await;
     }
 }
 
@@ -151,9 +153,13 @@ fn with<T>(of: impl FnOnce(&mut Option<Conversation>) -> T) -> T {
     of(&mut CONVERSATION.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-fn say(line: &str) {
-    if let Err(error) = output::print_raw(line.as_bytes()) {
-        tracing::debug!(%error, "the worker-runner does not listen");
+/// Off the threads that keep leases: a runner that does not read holds up nothing.
+async fn say(line: String) {
+    let said = tokio::task::spawn_blocking(move || output::print_raw(line.as_bytes()));
+    match tokio::time::timeout(RUNNER_SAY_TIMEOUT, said).await {
+        Ok(Ok(Ok(()))) => {}
+        Ok(Ok(Err(error))) => tracing::warn!(%error, "the worker-runner does not listen"),
+        Ok(Err(_)) | Err(_) => tracing::warn!("the worker-runner does not read what it is told"),
     }
 }
 

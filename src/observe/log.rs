@@ -1,9 +1,14 @@
 //! The worker's own log: lines for a person on a terminal, a JSON object a line otherwise, always on stderr.
 //!
+//! A thread of its own writes it. Who reads it may be slow, or not read at all: then lines are dropped and counted, and no
+//! lease, signal or kill ever waits for the log.
+//!
 //! A task's log is another thing and does not pass here. No line shows a secret, see [`redact`].
 
 use std::io::{self, IsTerminal as _, Write, stderr};
+use std::sync::{Mutex, PoisonError};
 
+use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
@@ -11,6 +16,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::config::Environment;
 use crate::config::schema::{Log, LogFormat};
+use crate::limits::LOG_LINES_WAITING_MAX;
 use crate::redact;
 
 /// Whether lines may be coloured.
@@ -37,7 +43,7 @@ pub fn start(settings: &Log, color: Color) {
         LogFormat::Json => false,
     };
     let filter = EnvFilter::try_new(settings.level.as_str()).unwrap_or_else(|_| EnvFilter::new("info"));
-    let base = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Lines(stderr()));
+    let base = tracing_subscriber::fmt().with_env_filter(filter).with_writer(apart(Lines(stderr())));
     let started = if human {
         let colored = terminal && color == Color::Auto;
         base.with_ansi(colored).with_target(false).with_timer(TimeOfDay).finish().try_init()
@@ -51,8 +57,31 @@ pub fn start(settings: &Log, color: Color) {
 /// Starts logging for the whole process, each line as a JSON object that is handed to `line`. A second call changes nothing.
 pub fn start_to(settings: &Log, line: fn(&[u8])) {
     let filter = EnvFilter::try_new(settings.level.as_str()).unwrap_or_else(|_| EnvFilter::new("info"));
-    let base = tracing_subscriber::fmt().with_env_filter(filter).with_writer(move || Lines(Given(line)));
+    let base = tracing_subscriber::fmt().with_env_filter(filter).with_writer(apart(Lines(Given(line))));
     drop(base.json().flatten_event(true).with_current_span(true).with_span_list(false).finish().try_init());
+}
+
+/// What ends the writing thread, and what it had to drop.
+static WRITING: Mutex<Option<(WorkerGuard, ErrorCounter)>> = Mutex::new(None);
+
+/// A writer that never waits.
+fn apart(to: impl Write + Send + 'static) -> NonBlocking {
+    let builder = NonBlockingBuilder::default().buffered_lines_limit(LOG_LINES_WAITING_MAX).lossy(true);
+    let (writer, guard) = builder.thread_name("log").finish(to);
+    *WRITING.lock().unwrap_or_else(PoisonError::into_inner) = Some((guard, writer.error_counter()));
+    writer
+}
+
+/// How many lines were dropped, since nobody took them in time.
+#[must_use]
+pub fn dropped() -> u64 {
+    let writing = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+    writing.as_ref().map_or(0, |(_, counter)| counter.dropped_lines() as u64)
+}
+
+/// Waits, a second at most, until what was logged is written. Nothing is logged from then on.
+pub fn finish() {
+    drop(WRITING.lock().unwrap_or_else(PoisonError::into_inner).take());
 }
 
 /// Hands on what is written.

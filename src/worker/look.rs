@@ -283,6 +283,10 @@ fn hints(claiming: Claiming, sources: &[Source], hour: Outcomes) -> Vec<String> 
             hints.push(format!("{}: polls are answered and empty; nothing may be pending for it", source.name));
         }
     }
+    let dropped = crate::observe::log::dropped();
+    if dropped > 0 {
+        hints.push(format!("{dropped} lines of this worker's log were dropped: whoever reads it is too slow"));
+    }
     if hour.lost > 0 {
         hints.push(format!("{} claims were lost in the last hour; the log says why", hour.lost));
     }

@@ -319,3 +319,26 @@ fn what_cannot_be_started_ends_with_the_code_that_says_why() {
     std::fs::write(here.join("journeyman.toml"), source).expect("the file can be written");
     assert_eq!(code(&["worker"]), 30, "an empty secret");
 }
+
+#[test]
+fn a_log_that_nobody_reads_holds_up_neither_tasks_nor_signals() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (_queue, root) = queue(folder.path());
+    let mut command = worker(folder.path(), &root, "a-token-for-tests");
+    command.args(["--log-level", "trace"]).env("JOURNEYMAN__HOST__SPOT", "off");
+    let mut child = command.stderr(std::process::Stdio::piped()).spawn().expect("the binary starts");
+    let unread = child.stderr.take().expect("stderr is piped");
+    rustix::pipe::fcntl_setpipe_size(&unread, 4096).expect("a small pipe");
+    for _ in 0..3 {
+        let mut task = journeyman(folder.path());
+        task.args(["task", "create", "--wait", "--root-url", &root, "--queue", "build/linux", "--", "/bin/true"]);
+        task.env("TASKCLUSTER_CLIENT_ID", "me").env("TASKCLUSTER_ACCESS_TOKEN", "a-token-for-tests");
+        let said = run(&mut task, "");
+        assert_eq!(said.code, 0, "{}", said.err);
+    }
+    let status = run(journeyman(folder.path()).args(["status", "-o", "json"]), "");
+    assert_eq!(status.code, 0, "{}", status.err);
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::QUIT).expect("it is there");
+    assert_eq!(child.wait().expect("it ends").code(), Some(14));
+    drop(unread);
+}
