@@ -139,6 +139,12 @@ pub const CONTAINMENT_PROBE_WAIT: Duration = Duration::from_secs(5);
 pub const REAP_EVERY: Duration = Duration::from_millis(100);
 /// How long a payload's forerunner may take to become the payload. It is milliseconds, unless the host is in trouble.
 pub const PROCESS_START_WAIT: Duration = Duration::from_secs(30);
+/// The largest environment that is handed to a payload's forerunner. The kernel takes less.
+pub const SHIM_ENVIRONMENT_BYTES_MAX: usize = 8 << 20;
+/// How much of what a payload's forerunner says is kept: the last of it.
+pub const SHIM_WORD_BYTES_MAX: usize = 4 << 10;
+/// How often a control group that is not empty yet is killed again.
+pub const CGROUP_KILL_AGAIN: Duration = Duration::from_secs(1);
 /// How often a task's folder is measured where its size is limited.
 pub const DISK_LOOK_EVERY: Duration = Duration::from_secs(5);
 /// How long a program may take to check a payload.

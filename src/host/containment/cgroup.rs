@@ -15,7 +15,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::super::process::{self, LOOK_AGAIN};
 use super::Limits;
-use crate::limits::{CGROUP_FROZEN_WAIT, CGROUPS_NESTED_MAX};
+use crate::limits::{CGROUP_FROZEN_WAIT, CGROUP_KILL_AGAIN, CGROUPS_NESTED_MAX};
 
 /// How a group's processes are ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -144,15 +144,18 @@ impl Group {
 
     /// Tells every process in it and below to end, at once. Emptiness comes a moment later.
     pub(super) fn kill(&self, means: Means) {
-        let done = match means {
-            Means::Kill => self.write("cgroup.kill", "1"),
-            // It stays frozen until it is empty, so that nothing forks between two looks.
-            Means::Freeze => self.write("cgroup.freeze", "1").map(|()| self.signal(Signal::KILL, |_| true)),
-        };
-        if let Err(error) = done
+        if let Err(error) = self.try_kill(means)
             && error.kind() != io::ErrorKind::NotFound
         {
             tracing::error!(%error, "a payload's control group cannot be killed");
+        }
+    }
+
+    fn try_kill(&self, means: Means) -> io::Result<()> {
+        match means {
+            Means::Kill => self.write("cgroup.kill", "1"),
+            // It stays frozen until it is empty, so that nothing forks between two looks.
+            Means::Freeze => self.write("cgroup.freeze", "1").map(|()| self.signal(Signal::KILL, |_| true)),
         }
     }
 
@@ -205,7 +208,8 @@ impl Group {
         self.until(|events| value(events, "populated") == Some(0)).await;
     }
 
-    /// Resolves when everything in it that was killed is gone; where it was frozen, after killing what was missed.
+    /// Resolves when everything in it that was killed is gone; where it was frozen, after killing what was missed. It is
+    /// killed again now and then, for the first time may have failed.
     ///
     /// Cancel safe.
     pub(super) async fn killed(&self, means: Means) {
@@ -216,7 +220,11 @@ impl Group {
             drop(tokio::time::timeout(CGROUP_FROZEN_WAIT, frozen).await);
             self.signal(Signal::KILL, |_| true);
         }
-        self.emptied().await;
+        while tokio::time::timeout(CGROUP_KILL_AGAIN, self.emptied()).await.is_err() {
+            if let Err(error) = self.try_kill(means) {
+                tracing::debug!(%error, "a payload's control group still cannot be killed");
+            }
+        }
         if means == Means::Freeze && self.has("cgroup.freeze") {
             drop(self.write("cgroup.freeze", "0"));
         }
@@ -322,6 +330,27 @@ mod tests {
         assert_eq!(group.read("memory.oom.group").unwrap(), "1");
         assert_eq!(group.read("pids.max").unwrap(), "512");
         assert!(!group.has("memory.swap.max"), "a host without swap accounting");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_group_whose_kill_failed_is_killed_again_until_it_is_empty() {
+        let folder = tempfile::tempdir().unwrap();
+        let group = Group::at(folder.path().to_owned());
+        group.write("cgroup.events", "populated 1\nfrozen 0\n").unwrap();
+        // What is a folder cannot be written.
+        std::fs::create_dir(group.file("cgroup.kill")).unwrap();
+        group.kill(Means::Kill);
+        let host = async {
+            tokio::time::sleep(CGROUP_KILL_AGAIN * 3 / 2).await;
+            std::fs::remove_dir(group.file("cgroup.kill")).unwrap();
+            while !group.has("cgroup.kill") {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+            group.write("cgroup.events", "populated 0\nfrozen 0\n").unwrap();
+        };
+        let both = async { tokio::join!(group.killed(Means::Kill), host) };
+        tokio::time::timeout(CGROUP_KILL_AGAIN * 4, both).await.unwrap();
+        assert_eq!(group.read("cgroup.kill").unwrap(), "1");
     }
 
     #[test]
