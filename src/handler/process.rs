@@ -16,15 +16,18 @@ use std::time::Duration;
 use command_fds::{CommandFdExt, FdMapping};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
-use tokio::io::AsyncReadExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::time::{sleep, timeout};
 
 use crate::host::containment::children::{self, Known, Started};
-use crate::host::containment::{COOKIE, Enclosure, Entry, Exceeded, Failed, PROGRAM, SHIM, Way, larger_than, outgrown};
+use crate::host::containment::{COOKIE, Enclosure, Entry, Exceeded, Failed, PROGRAM, SHIM, Way};
+use crate::host::containment::{larger_than, outgrown, written};
 use crate::limits::{
     DISK_LOOK_EVERY, PROCESS_DRAIN, PROCESS_KILL_MARGIN, PROCESS_KILLED_WAIT, PROCESS_READ_BYTES, PROCESS_START_WAIT,
+    SHIM_WORD_BYTES_MAX,
 };
 
 use super::environment::{PATH_DEFAULT, Variables};
@@ -202,7 +205,7 @@ impl Running {
     pub async fn start(launch: Launch<'_>) -> io::Result<Self> {
         let (output, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let entry = launch.within.open()?;
-        let Prepared { mut command, word } = prepare(launch, &entry, writer)?;
+        let Prepared { mut command, forerunner } = prepare(launch, &entry, writer)?;
         let started = children::start(|| command.spawn(), Child::id);
         // The command holds our copies of the writing ends.
         drop(command);
@@ -219,18 +222,16 @@ impl Running {
             child,
             _known: known,
         };
-        match word {
-            Some(word) => running.become_payload(word).await,
+        match forerunner {
+            Some(forerunner) => running.become_payload(forerunner).await,
             None => Ok(running),
         }
     }
 
     /// Waits until the forerunner has become the payload, or has said why it could not.
-    async fn become_payload(mut self, word: OwnedFd) -> io::Result<Self> {
-        let mut word = pipe::Receiver::from_owned_fd(word)?;
-        let mut said = String::new();
-        let failed = match timeout(PROCESS_START_WAIT, word.read_to_string(&mut said)).await {
-            Ok(read) => read.map_or_else(Some, |_| Failed::read(&said)),
+    async fn become_payload(mut self, forerunner: Forerunner) -> io::Result<Self> {
+        let failed = match timeout(PROCESS_START_WAIT, forerunner.seen_off()).await {
+            Ok(failed) => failed,
             Err(_) => Some(io::Error::other(format!("not started within {}", shown(PROCESS_START_WAIT)))),
         };
         let Some(failed) = failed else { return Ok(self) };
@@ -325,31 +326,65 @@ impl Running {
 /// What is to be started, and where word of it comes from.
 struct Prepared {
     command: Command,
-    /// Where there is a forerunner.
-    word: Option<OwnedFd>,
+    forerunner: Option<Forerunner>,
+}
+
+/// A process that is to become the payload.
+struct Forerunner {
+    socket: UnixStream,
+    environment: Vec<u8>,
+}
+
+impl Forerunner {
+    /// Gives it the payload's environment, and waits for its word; `None` where it has become the payload.
+    async fn seen_off(mut self) -> Option<io::Error> {
+        // One that fails early may still have said why.
+        let given = match self.socket.write_all(&self.environment).await {
+            Ok(()) => self.socket.shutdown().await,
+            failed => failed,
+        };
+        let (mut said, mut buffer) = (Vec::new(), [0; SHIM_WORD_BYTES_MAX]);
+        let heard = loop {
+            match self.socket.read(&mut buffer).await {
+                Ok(0) => break Ok(()),
+                Ok(taken) => said.extend_from_slice(buffer.get(..taken).unwrap_or_default()),
+                Err(error) => break Err(error),
+            }
+            // Its word is the last that is said.
+            said.drain(..said.len().saturating_sub(SHIM_WORD_BYTES_MAX));
+        };
+        // Not the task's fault, so without a number that says so.
+        let cut_off = |error| io::Error::other(format!("it ended before it could become the payload: {error}"));
+        Failed::read(&said).or_else(|| given.and(heard).err().map(cut_off))
+    }
 }
 
 fn prepare(launch: Launch<'_>, entry: &Entry, writer: OwnedFd) -> io::Result<Prepared> {
     let (program, arguments) =
         launch.argv.split_first().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no program is named"))?;
     let place = locate(program, launch.env, launch.workdir)?;
-    let (mut command, word) = match entry.way(&place, program) {
+    let cookie = launch.within.cookie().map(|cookie| (COOKIE, cookie));
+    let (mut command, forerunner) = match entry.way(&place, program) {
         Way::Direct => {
             let mut command = Command::new(place);
             command.arg0(program).stdout(writer.try_clone()?).stderr(writer);
+            command.env_clear().envs(launch.env);
             (command, None)
         }
         Way::Through(before) => {
-            let (word, teller) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+            // The dynamic loader would act on the payload's environment before the forerunner's first line.
+            let ours = |(name, _): &(&str, &str)| cookie.is_some() && *name == COOKIE;
+            let variables = launch.env.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+            let environment = written(variables.filter(|variable| !ours(variable)).chain(cookie))?;
+            let (socket, its) = UnixStream::pair()?;
+            let its = its.into_std()?;
+            its.set_nonblocking(false)?;
             let mut command = Command::new(PROGRAM);
-            command.arg0(SHIM).args(before).stdout(writer).stderr(teller);
-            (command, Some(word))
+            command.env_clear().arg0(SHIM).args(before).stdout(writer).stderr(OwnedFd::from(its));
+            (command, Some(Forerunner { socket, environment }))
         }
     };
-    command.as_std_mut().env_clear().envs(launch.env).current_dir(launch.workdir).args(arguments);
-    if let Some(cookie) = launch.within.cookie() {
-        command.env(COOKIE, cookie);
-    }
+    command.current_dir(launch.workdir).args(arguments).envs(cookie);
     command.process_group(0).kill_on_drop(true).stdin(match launch.input {
         Input::Null => Stdio::null(),
         Input::Pipe => Stdio::piped(),
@@ -358,7 +393,7 @@ fn prepare(launch: Launch<'_>, entry: &Entry, writer: OwnedFd) -> io::Result<Pre
         let mapping = FdMapping { parent_fd, child_fd: 3 };
         command.fd_mappings(vec![mapping]).map_err(io::Error::other)?;
     }
-    Ok(Prepared { command, word })
+    Ok(Prepared { command, forerunner })
 }
 
 async fn survivors(group: Pid, entry: &Entry) -> Vec<i32> {

@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use journeyman::handler::environment;
-use journeyman::handler::process::{Input, Launch, Running};
+use journeyman::handler::process::{Bounds, Input, Launch, Running};
 use journeyman::host::containment::{Containment, Demand, Level, Name, Wanted};
 
 use crate::bench::Bench;
@@ -18,14 +18,20 @@ pub(crate) async fn victim(level: &str, name: &str) -> Report {
     let enclosure = containment.enclosure();
     let bench = Bench::new();
     let env = environment::of_task(&environment::Variables::new(), &bench.context);
-    let argv = ["sh", "-c", "setsid sleep 7654321 >/dev/null 2>&1 & echo up; exec sleep 7654321"].map(str::to_owned);
+    let argv = ["sh", "-c", "setsid sleep 7654321 >/dev/null 2>&1 & echo up; wait"].map(str::to_owned);
     let launch =
         Launch { argv: &argv, env: &env, workdir: "/".as_ref(), input: Input::Null, channel: None, within: &enclosure };
     let running = Running::start(launch).await.expect("it starts");
+    let bounds = Bounds { run_time: None, grace: Duration::ZERO };
+    let mut ended = std::pin::pin!(running.finish(bounds, &bench.context));
+    // One that is just being executed has no environment to be found by.
+    tokio::select! {
+        ended = &mut ended => panic!("{ended:?}"),
+        () = bench.logged("up") => {}
+    }
     let cgroup = enclosure.name().cgroup.as_ref().map_or_else(String::new, |path| path.display().to_string());
     println!("{} {cgroup}", enclosure.name().cookie);
-    tokio::time::sleep(Duration::from_secs(600)).await;
-    drop(running);
+    drop(tokio::time::timeout(Duration::from_secs(600), ended).await);
     Report::default()
 }
 

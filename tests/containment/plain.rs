@@ -17,9 +17,11 @@ pub(crate) async fn run(filter: &str) -> Report {
     let mut report = Report::default();
     for level in LEVELS {
         let Ok(containment) = at(level, "plain") else { continue };
-        let cases: [(&str, Result<(), String>); 4] = [
+        let cases: [(&str, Result<(), String>); 6] = [
             ("a payload finds what it was to find, and nothing of ours", nothing_of_ours(&containment).await),
             ("what cannot be started is told as by the system itself", errors_are_the_same(&containment).await),
+            ("what the loader warns of ends nothing", a_missing_preload_is_a_warning(&containment).await),
+            ("the loader's variables are the payload's alone", the_loaders_variables(&containment).await),
             ("two processes of a claim do not end each other", side_by_side(&containment).await),
             ("a payload that is dropped is gone", dropped(&containment).await),
         ];
@@ -37,9 +39,19 @@ pub(crate) async fn run(filter: &str) -> Report {
 }
 
 async fn start(bench: &Bench, within: &Enclosure, argv: &[&str]) -> io::Result<Running> {
+    start_with(bench, within, argv, &[]).await
+}
+
+async fn start_with(
+    bench: &Bench,
+    within: &Enclosure,
+    argv: &[&str],
+    variables: &[(&str, &str)],
+) -> io::Result<Running> {
     let argv: Vec<String> = argv.iter().map(|&argument| argument.to_owned()).collect();
     let mut env = environment::of_task(&environment::Variables::new(), &bench.context);
     env.insert("ODD-name".to_owned(), "kept".to_owned());
+    env.extend(variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
     let (_, channel) = rustix::pipe::pipe()?;
     let launch =
         Launch { argv: &argv, env: &env, workdir: bench.workdir(), input: Input::Null, channel: Some(channel), within };
@@ -74,6 +86,63 @@ async fn nothing_of_ours(containment: &Containment) -> Result<(), String> {
         return Err(seen[0].clone());
     }
     same("what it finds", seen[1].as_str(), seen[0].as_str())
+}
+
+/// How a payload ends and what it writes: as a bare process, and here.
+async fn both_ways(
+    containment: &Containment,
+    argv: &[&str],
+    variables: impl Fn(&Bench) -> Vec<(&'static str, String)>,
+) -> Result<[(Status, String); 2], String> {
+    let mut seen = Vec::new();
+    for enclosure in [Enclosure::bare(), containment.enclosure()] {
+        let bench = bench(&enclosure);
+        let variables = variables(&bench);
+        let variables: Vec<_> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let running = start_with(&bench, &enclosure, argv, &variables).await.map_err(|error| error.to_string())?;
+        let ended = running.finish(BOUNDS, &bench.context).await.map_err(|error| error.to_string())?;
+        same("empty", enclosure.clear().await, Emptiness::Proven)?;
+        let folder = bench.workdir().display().to_string();
+        seen.push((ended.status, bench.log().replace(&folder, "FOLDER")));
+    }
+    seen.try_into().map_err(|_| "two ways".to_owned())
+}
+
+async fn a_missing_preload_is_a_warning(containment: &Containment) -> Result<(), String> {
+    let preload = |_: &Bench| vec![("LD_PRELOAD", "/no/such.so".to_owned())];
+    let [bare, here] = both_ways(containment, &["sh", "-c", "echo it ran"], preload).await?;
+    if here.0 != Status::Code(0) || !here.1.contains("it ran") || !here.1.contains("/no/such.so") {
+        return Err(format!("{here:?}"));
+    }
+    same("what is seen", here, bare)
+}
+
+async fn the_loaders_variables(containment: &Containment) -> Result<(), String> {
+    let broken = |bench: &Bench| {
+        let folder = bench.workdir().join("lib");
+        std::fs::create_dir(&folder).unwrap();
+        for library in ["libc.so.6", "libgcc_s.so.1"] {
+            std::fs::write(folder.join(library), "x".repeat(4096)).unwrap();
+        }
+        vec![("LD_LIBRARY_PATH", folder.display().to_string())]
+    };
+    let [bare, here] = both_ways(containment, &["sh", "-c", "echo it ran"], broken).await?;
+    if here.0 != Status::Code(127) || !here.1.contains("FOLDER/lib/libc.so.6") {
+        return Err(format!("{here:?}"));
+    }
+    same("the payload's own failure", here, bare)?;
+    let odd = |_: &Bench| {
+        let text = [("LD_LIBRARY_PATH", "/no/folder"), ("LD_BIND_NOW", "1"), ("LD_PROFILE", ""), ("EMPTY", "")];
+        let text = text.into_iter().chain([("GLIBC_TUNABLES", "glibc.malloc.check=0"), ("LINES_", "a=b\nc")]);
+        let long = std::iter::once(("LONG", "long ".repeat(20_000)));
+        text.map(|(name, value)| (name, value.to_owned())).chain(long).collect()
+    };
+    let look = "tr '\\0' '\\n' </proc/$$/environ | grep -v -e JOURNEYMAN_CLAIM= | sort";
+    let [bare, here] = both_ways(containment, &["sh", "-c", look], odd).await?;
+    if !here.1.contains("LD_PROFILE=\n") || !here.1.contains("long long") {
+        return Err(here.1);
+    }
+    same("the environment", here, bare)
 }
 
 async fn errors_are_the_same(containment: &Containment) -> Result<(), String> {

@@ -26,7 +26,7 @@ use cgroup::{Group, Means};
 pub use enclosure::{Enclosure, Exceeded, Name};
 pub(crate) use enclosure::{Entry, Way, larger_than, outgrown};
 pub use shim::shim;
-pub(crate) use shim::{Failed, NAME as SHIM, PROGRAM};
+pub(crate) use shim::{Failed, NAME as SHIM, PROGRAM, written};
 
 /// The variable by which a payload's processes can be told from all others.
 pub const COOKIE: &str = "JOURNEYMAN_CLAIM";
