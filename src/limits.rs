@@ -145,6 +145,10 @@ pub const SHIM_ENVIRONMENT_BYTES_MAX: usize = 8 << 20;
 pub const SHIM_WORD_BYTES_MAX: usize = 4 << 10;
 /// How often a control group that is not empty yet is killed again.
 pub const CGROUP_KILL_AGAIN: Duration = Duration::from_secs(1);
+/// How many times a task's folder is removed before it is left where it is: something may still write into it.
+pub const FOLDER_REMOVALS_MAX: usize = 5;
+/// How many folders that could not be removed are kept beside the work folder's tasks.
+pub const FOLDERS_LEFT_MAX: usize = 1_000;
 /// How often a task's folder is measured where its size is limited.
 pub const DISK_LOOK_EVERY: Duration = Duration::from_secs(5);
 /// How long a program may take to check a payload.

@@ -2,7 +2,10 @@
 
 use std::fs::{File, TryLockError};
 use std::io;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+
+use crate::limits::{FOLDER_REMOVALS_MAX, FOLDERS_LEFT_MAX};
 
 /// The file in it that is locked. It is never removed, so that two workers cannot lock two files of its name.
 const LOCK: &str = "worker.lock";
@@ -17,8 +20,7 @@ pub(crate) struct WorkFolder {
 }
 
 impl WorkFolder {
-    /// Makes the folder where it is missing, takes it for this worker, and removes the task folders in it: a worker that
-    /// was killed could not.
+    /// Makes the folder where it is missing, and takes it for this worker. What an earlier worker left in it is still there.
     ///
     /// # Errors
     ///
@@ -36,19 +38,80 @@ impl WorkFolder {
             }
             Err(TryLockError::Error(error)) => return Err(at(error)),
         }
-        let tasks = path.join(TASKS);
-        match std::fs::remove_dir_all(&tasks) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(at(error)),
-            Ok(()) | Err(_) => {}
+        Ok(Self { tasks: path.join(TASKS), _lock: lock })
+    }
+
+    /// Removes the task folders in it, which a worker that was killed could not. To be called once that worker's payloads
+    /// are gone. What cannot be removed is put aside.
+    ///
+    /// # Errors
+    ///
+    /// Where it can neither be removed nor put aside, or the folder cannot be written. The text names the path.
+    pub(crate) fn clear(&self) -> io::Result<()> {
+        let tasks = &self.tasks;
+        let at = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", tasks.display()));
+        if let Err(error) = remove(tasks) {
+            let aside = set_aside(tasks).map_err(at)?;
+            tracing::warn!(
+                folder = %aside.display(), %error,
+                "what earlier tasks left cannot be removed and was put aside; end what still writes to it, if anything \
+                 does, and remove it as its owner"
+            );
         }
-        std::fs::create_dir(&tasks).map_err(at)?;
-        Ok(Self { tasks, _lock: lock })
+        std::fs::create_dir(tasks).map_err(at)
     }
 
     /// Where the tasks' folders go.
     pub(crate) fn tasks(&self) -> &Path {
         &self.tasks
     }
+}
+
+/// Removes a folder that tasks have written, whatever its permissions say, as far as this user may change them. One that
+/// is not there is removed.
+///
+/// # Errors
+///
+/// Why the last attempt failed; parts of it may be gone.
+pub(crate) fn remove(folder: &Path) -> io::Result<()> {
+    let mut last = Ok(());
+    for _ in 0..FOLDER_REMOVALS_MAX {
+        last = match std::fs::remove_dir_all(folder) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            Ok(()) | Err(_) => return Ok(()),
+        };
+        if last.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied) {
+            open_up(folder.to_owned());
+        }
+    }
+    last
+}
+
+/// Lets the owner write to a folder and to those below it: some tools protect what they have downloaded from everybody.
+fn open_up(folder: PathBuf) {
+    let mut folders = vec![folder];
+    while let Some(folder) = folders.pop() {
+        let Ok(about) = folder.symlink_metadata() else { continue };
+        let mode = about.permissions().mode();
+        if about.is_dir() && mode & 0o700 != 0o700 {
+            // Where that fails, the removal says so.
+            drop(std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(mode | 0o700)));
+        }
+        let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten();
+        let inner = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        folders.extend(inner.map(|entry| entry.path()));
+    }
+}
+
+fn set_aside(folder: &Path) -> io::Result<PathBuf> {
+    let free = (1..=FOLDERS_LEFT_MAX).map(|number| {
+        let mut name = folder.as_os_str().to_owned();
+        name.push(format!(".left-{number}"));
+        PathBuf::from(name)
+    });
+    let full = || io::Error::other(format!("{FOLDERS_LEFT_MAX} folders were put aside already; remove them"));
+    let aside = free.into_iter().find(|path| path.symlink_metadata().is_err()).ok_or_else(full)?;
+    std::fs::rename(folder, &aside).map(|()| aside)
 }
 
 #[cfg(test)]
@@ -68,11 +131,75 @@ mod tests {
     #[test]
     fn what_a_killed_worker_left_is_removed_and_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
-        let left = WorkFolder::take(folder.path()).unwrap().tasks().join("task_0");
+        let first = WorkFolder::take(folder.path()).unwrap();
+        first.clear().unwrap();
+        let left = first.tasks().join("task_0");
         std::fs::create_dir(&left).unwrap();
         std::fs::write(folder.path().join("mine.txt"), "kept").unwrap();
-        WorkFolder::take(folder.path()).unwrap();
-        assert!(!left.exists() && folder.path().join("mine.txt").exists());
+        drop(first);
+        let second = WorkFolder::take(folder.path()).unwrap();
+        assert!(left.exists(), "what still runs has to end first");
+        second.clear().unwrap();
+        assert!(!left.exists() && second.tasks().exists() && folder.path().join("mine.txt").exists());
+    }
+
+    /// As root, to whom permissions mean nothing, it runs itself again as somebody else.
+    #[test]
+    fn what_a_task_protected_from_being_written_is_removed() {
+        if rustix::process::geteuid().is_root() {
+            return as_nobody("what_a_task_protected_from_being_written_is_removed");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let work = WorkFolder::take(folder.path()).unwrap();
+        work.clear().unwrap();
+        let protect =
+            |path: &Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        let protected = |task: &Path| {
+            let (module, sealed) = (task.join("go/pkg/mod"), task.join("sealed"));
+            std::fs::create_dir_all(&module).unwrap();
+            std::fs::create_dir_all(sealed.join("in")).unwrap();
+            std::fs::write(module.join("go.mod"), "module x").unwrap();
+            std::os::unix::fs::symlink("/", module.join("root")).unwrap();
+            protect(&module, 0o555);
+            protect(&task.join("go/pkg"), 0o555);
+            protect(&sealed, 0o000);
+        };
+        let task = work.tasks().join("task_0");
+        protected(&task);
+        assert_eq!(std::fs::remove_dir_all(&task).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        remove(&task).unwrap();
+        assert!(!task.exists());
+        protected(&task);
+        work.clear().unwrap();
+        assert!(!task.exists() && work.tasks().exists());
+    }
+
+    #[expect(clippy::disallowed_methods, clippy::print_stderr, reason = "a test that starts itself, or says why not")]
+    fn as_nobody(test: &str) {
+        let mut command = std::process::Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]);
+        command.arg(std::env::current_exe().unwrap()).args(["--exact", &format!("host::folder::tests::{test}")]);
+        match command.env_remove("TMPDIR").output() {
+            Ok(out) if [Some(126), Some(127)].contains(&out.status.code()) => {
+                eprintln!("SKIPPED {test}: {}", String::from_utf8_lossy(&out.stderr));
+            }
+            Ok(out) => {
+                let said = String::from_utf8_lossy(&out.stdout);
+                assert!(out.status.success() && said.contains("1 passed"), "{said}");
+            }
+            Err(error) => eprintln!("SKIPPED {test}: setpriv: {error}"),
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_removed_is_put_aside_under_a_name_of_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("tasks.left-1")).unwrap();
+        let tasks = folder.path().join(TASKS);
+        std::fs::create_dir_all(tasks.join("task_0")).unwrap();
+        let aside = set_aside(&tasks).unwrap();
+        assert_eq!(aside, folder.path().join("tasks.left-2"));
+        assert!(aside.join("task_0").exists() && !tasks.exists());
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::domain::worker::{
 };
 use crate::host::clock::Clock;
 use crate::host::containment::{Containment, Unproven};
-use crate::host::folder::WorkFolder;
+use crate::host::folder::{self, WorkFolder};
 use crate::host::room;
 use crate::limits::HANDLERS_DROP_WAIT;
 use crate::source::{Batch, Grant, Recovered, Refused};
@@ -69,10 +69,14 @@ pub(super) struct Engine {
 impl Engine {
     pub(super) fn start(worker: Worker) -> std::io::Result<Self> {
         let Worker { settings, feeds, orders, control } = worker;
-        let folder = WorkFolder::take(&settings.work_dir)
-            .map_err(|error| std::io::Error::new(error.kind(), format!("the work folder cannot be used: {error}")))?;
+        let unusable = |error: std::io::Error| {
+            std::io::Error::new(error.kind(), format!("the work folder cannot be used: {error}"))
+        };
+        let folder = WorkFolder::take(&settings.work_dir).map_err(unusable)?;
         // The folder is this worker's alone, and its own again at the next start: so is what is named after it.
         let containment = Containment::establish(&folder.tasks().to_string_lossy(), settings.containment)?;
+        // Only now, for what an earlier life left running may have written to it until it was killed.
+        folder.clear().map_err(unusable)?;
         // Nobody else sets it.
         drop(control.containment.set(containment.clone()));
         let seed = settings.seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0);
@@ -761,7 +765,7 @@ fn remove(job: super::live::Job) {
             Ok(()) | Err(_) => {}
         };
         if folder {
-            told(std::fs::remove_dir_all(&job.folder));
+            told(folder::remove(&job.folder));
         }
         told(job.context.log().remove());
     });

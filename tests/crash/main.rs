@@ -36,10 +36,13 @@ fn api(root_url: &str) -> Api {
 
 /// A task that says in a file of its own that it was started, and is done in a moment.
 fn definition(folder: &Path) -> Value {
+    let started = folder.join("started");
+    running(&format!("echo $TASK_ID/$RUN_ID >> {}; echo done", started.display()))
+}
+
+fn running(script: &str) -> Value {
     let now = Timestamp::now();
     let deadline = now.saturating_add(SignedDuration::from_hours(1)).expect("a time");
-    let started = folder.join("started");
-    let script = format!("echo $TASK_ID/$RUN_ID >> {}; echo done", started.display());
     json!({
         "taskQueueId": TASK_QUEUE, "created": now.to_string(), "deadline": deadline.to_string(), "retries": 40,
         "payload": {"command": [["sh", "-c", script]], "maxRunTime": 60},
@@ -137,6 +140,29 @@ async fn a_worker_killed_at_any_line_loses_nothing_by_claim_work() {
 #[tokio::test]
 async fn a_worker_killed_at_any_line_loses_nothing_by_azure_messages() {
     workers_die("azure").await;
+}
+
+/// Its folder fills while the next worker starts, until that has killed it.
+#[tokio::test]
+async fn a_payload_that_writes_on_after_its_worker_was_killed_keeps_no_worker_from_starting() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut queue = Process::queue(folder.path(), "127.0.0.1:0");
+    let root_url = root_url(&mut queue);
+    let api = api(&root_url);
+    let told = folder.path().join("told");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &told, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).expect("a pipe");
+    let script = format!(
+        "[ $RUN_ID = 0 ] || exit 0; i=0; while [ $i -lt 500000 ]; do : >$i; i=$((i+1)); \
+         [ $i != 2000 ] || echo writing >{}; done",
+        told.display()
+    );
+    let task = TaskId::parse(&crash_id(0)).expect("a task id");
+    api.create_task(&task, running(&script)).await.expect("created");
+    let worker = Process::worker(folder.path(), &root_url, "claim-work");
+    assert_eq!(std::fs::read_to_string(&told).expect("it is told"), "writing\n");
+    worker.kill();
+    finish(folder.path(), &root_url, "claim-work", &api, &[task.clone()]).await;
+    assert_eq!(check(&api, &[task]).await, 2);
 }
 
 #[tokio::test]
