@@ -174,7 +174,7 @@ mod tests {
         assert!(!task.exists() && work.tasks().exists());
     }
 
-    #[expect(clippy::disallowed_methods, clippy::print_stderr, reason = "a test that starts itself, or says why not")]
+    #[expect(clippy::disallowed_methods, reason = "a test that starts itself, or says why not")]
     fn as_nobody(test: &str) {
         let mut command = std::process::Command::new("setpriv");
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]);
