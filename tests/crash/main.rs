@@ -161,7 +161,7 @@ async fn a_payload_that_writes_on_after_its_worker_was_killed_keeps_no_worker_fr
     let worker = Process::worker(folder.path(), &root_url, "claim-work");
     assert_eq!(std::fs::read_to_string(&told).expect("it is told"), "writing\n");
     worker.kill();
-    finish(folder.path(), &root_url, "claim-work", &api, &[task.clone()]).await;
+    finish(folder.path(), &root_url, "claim-work", &api, std::slice::from_ref(&task)).await;
     assert_eq!(check(&api, &[task]).await, 2);
 }
 
