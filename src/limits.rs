@@ -410,3 +410,9 @@ pub const TOP_LOG_LINE_BYTES_MAX: usize = 1_000;
 pub const LOG_LINES_WAITING_MAX: usize = 8_192;
 /// How long a word to the worker-runner may take to be written.
 pub const RUNNER_SAY_TIMEOUT: Duration = Duration::from_secs(2);
+/// How many connections a control socket serves at once; the others wait.
+pub const CONTROL_CONNECTIONS_MAX: usize = 32;
+/// How long the head of a request to a control socket may take, and how long a connection may be silent between two.
+pub const CONTROL_HEAD_TIMEOUT: Duration = Duration::from_secs(5);
+/// The rest after a connection to a control socket could not be accepted.
+pub const CONTROL_ACCEPT_REST: Duration = Duration::from_millis(100);

@@ -101,7 +101,7 @@ pub(super) fn socket_of(config: &Config) -> PathBuf {
     config.control.socket.as_ref().map_or_else(|| socket_in(&config.worker.work_dir.0), |socket| socket.0.clone())
 }
 
-/// Answers on the control socket for as long as it is polled. Resolves only where that breaks.
+/// Answers on the control socket for as long as it is polled.
 ///
 /// # Errors
 ///
@@ -115,12 +115,7 @@ pub(super) fn answer(
     let socket = Socket::listen(&socket_of(config)).map_err(unfit)?;
     let name = assemble::Name::of(config);
     let desk = Desk { id: name.id, group: name.group, control, reload };
-    Ok(async move {
-        match server::serve(socket, desk).await {
-            Ok(()) => Failure::new(Exit::Internal, "the control socket was closed"),
-            Err(error) => unfit(error),
-        }
-    })
+    Ok(async move { match server::serve(socket, desk).await {} })
 }
 
 /// Serves health, metrics and the status page where the configuration says so, for as long as it is polled.

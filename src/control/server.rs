@@ -1,5 +1,6 @@
 //! The worker's end of the control socket.
 
+use std::convert::Infallible;
 use std::fs::{self, File};
 use std::future::Future;
 use std::io;
@@ -16,16 +17,23 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncWriteExt as _, DuplexStream, ReadBuf};
 use tokio::net::UnixListener;
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::io::ReaderStream;
 
 use super::{Answer, Order, Ordered, SPAN_MAX_SECONDS, Status, through};
 use crate::handler::log::TaskLog;
-use crate::limits::{CONTROL_BODY_BYTES_MAX, CONTROL_FOLLOW_CHECK, CONTROL_READ_BYTES, CONTROL_TIMEOUT};
+use crate::limits::{
+    CONTROL_ACCEPT_REST, CONTROL_BODY_BYTES_MAX, CONTROL_CONNECTIONS_MAX, CONTROL_FOLLOW_CHECK, CONTROL_HEAD_TIMEOUT,
+    CONTROL_READ_BYTES, CONTROL_TIMEOUT,
+};
 use crate::worker::{Command, Control, view};
 
 /// Reads the configuration again: what came of it, or why it was refused.
@@ -102,21 +110,38 @@ impl Socket {
 }
 
 /// Answers until it is dropped; the socket's file goes with it.
-///
-/// # Errors
-///
-/// Where the socket breaks.
-pub async fn serve(socket: Socket, desk: Desk) -> io::Result<()> {
-    let Socket { listener, file } = socket;
+pub async fn serve(socket: Socket, desk: Desk) -> Infallible {
+    let Socket { listener, file: _file } = socket;
     let router = Router::new()
         .route("/v1/status", get(status))
         .route("/v1/orders", post(order))
         .route("/v1/log", get(log))
         .layer(DefaultBodyLimit::max(CONTROL_BODY_BYTES_MAX))
         .with_state(desk);
-    let served = axum::serve(listener, router).await;
-    drop(file);
-    served
+    let places = Arc::new(Semaphore::new(CONTROL_CONNECTIONS_MAX));
+    let mut connections = JoinSet::new();
+    loop {
+        // The others wait in the system's own queue.
+        let place = Arc::clone(&places).acquire_owned().await.ok();
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::debug!(%error, "no connection of the control socket can be accepted");
+                tokio::time::sleep(CONTROL_ACCEPT_REST).await;
+                continue;
+            }
+        };
+        while connections.try_join_next().is_some() {}
+        let service = TowerToHyperService::new(router.clone());
+        connections.spawn(async move {
+            let mut builder = http1::Builder::new();
+            builder.timer(TokioTimer::new()).header_read_timeout(CONTROL_HEAD_TIMEOUT);
+            if let Err(error) = builder.serve_connection(TokioIo::new(stream), service).await {
+                tracing::debug!(%error, "a connection of the control socket has ended");
+            }
+            drop(place);
+        });
+    }
 }
 
 /// A refusal, for a person.

@@ -1,5 +1,6 @@
 //! A running worker, asked and steered through its control socket.
 
+use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
@@ -258,4 +259,23 @@ fn what_a_notice_and_a_reload_came_to_is_counted_by_source() {
     assert_eq!((source["claims"].as_u64(), source["ends"]["completed"].as_u64()), (Some(2), Some(1)), "{after}");
     server.signal(Signal::QUIT);
     assert_eq!(server.ends().code, 12);
+}
+
+#[test]
+fn connections_that_say_nothing_leave_a_control_socket_in_use() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let (_queue, root) = queue(here);
+    let mut command = worker(here, &root, "a-token-for-tests");
+    let mut server = Server::start(&mut command);
+    server.logs("source: ");
+    let silent = |_| {
+        let stream = std::os::unix::net::UnixStream::connect(here.join("work/control.sock")).expect("it listens");
+        (&stream).write_all(b"GET /v1/status HTTP/1.1\r\nhost: w").expect("it takes half a head");
+        stream
+    };
+    // More than it serves at once: it is theirs until the time for a head is over, and then ours.
+    let held: Vec<_> = (0..40).map(silent).collect();
+    assert_eq!(status(here)["state"], "running");
+    drop(held);
 }
