@@ -272,6 +272,8 @@ impl Running {
             }
         } else {
             self.group.signal(Signal::TERM);
+            // What has stopped itself hears no order.
+            self.group.signal(Signal::CONT);
             self.entry.terminate_others(self.group.leader.as_raw_pid());
             let gone = async {
                 if self.entry.holds_its_group() {

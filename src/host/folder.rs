@@ -29,6 +29,12 @@ impl WorkFolder {
         let at = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
         std::fs::create_dir_all(path).map_err(at)?;
         let path = path.canonicalize().map_err(at)?;
+        // What nobody of us has made is nobody's to remove.
+        let fresh = !path.join(LOCK).exists();
+        if fresh && std::fs::read_dir(path.join(TASKS)).is_ok_and(|mut entries| entries.next().is_some()) {
+            let text = "it holds a folder `tasks` that no worker has made; name an empty folder as `work_dir`";
+            return Err(at(io::Error::new(io::ErrorKind::AlreadyExists, text)));
+        }
         let lock = File::create(path.join(LOCK)).map_err(at)?;
         match lock.try_lock() {
             Ok(()) => {}
@@ -200,6 +206,16 @@ mod tests {
         let aside = set_aside(&tasks).unwrap();
         assert_eq!(aside, folder.path().join("tasks.left-2"));
         assert!(aside.join("task_0").exists() && !tasks.exists());
+    }
+
+    #[test]
+    fn a_folder_that_no_worker_has_made_is_not_touched() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join(TASKS)).unwrap();
+        std::fs::write(folder.path().join(TASKS).join("mine.txt"), "kept").unwrap();
+        let error = WorkFolder::take(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("no worker has made"), "{error}");
+        assert!(folder.path().join(TASKS).join("mine.txt").exists() && !folder.path().join(LOCK).exists());
     }
 
     #[test]

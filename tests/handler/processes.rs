@@ -110,6 +110,24 @@ async fn a_process_that_obeys_is_not_waited_for_any_longer() {
 }
 
 #[tokio::test]
+async fn a_process_that_has_stopped_itself_hears_the_order_to_end() {
+    let bench = Bench::new();
+    let script = "trap 'exit 7' TERM; echo ready; kill -STOP $$; while :; do sleep 0.05; done";
+    let running = start(&bench, &["sh", "-c", script]).await.unwrap();
+    let (ended, ()) = tokio::join!(running.finish(LONG, &bench.context), async {
+        bench.logged("ready").await;
+        bench.cancel(Duration::from_secs(20));
+    });
+    let ended = ended.unwrap();
+    assert_eq!(
+        (ended.status, ended.effort),
+        (Status::Code(7), journeyman::handler::process::Effort::None),
+        "{:?}",
+        ended.remarks
+    );
+}
+
+#[tokio::test]
 async fn the_rest_of_a_group_keeps_the_grace_when_its_leader_is_gone() {
     let bench = Bench::new();
     // The leader dies of TERM at once; its child takes its time, without holding the output.
