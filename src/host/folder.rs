@@ -2,7 +2,7 @@
 
 use std::fs::{File, TryLockError};
 use std::io;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use crate::limits::{FOLDER_REMOVALS_MAX, FOLDERS_LEFT_MAX};
@@ -16,7 +16,7 @@ const TASKS: &str = "tasks";
 #[derive(Debug)]
 pub(crate) struct WorkFolder {
     tasks: PathBuf,
-    _lock: File,
+    lock: File,
 }
 
 impl WorkFolder {
@@ -44,7 +44,7 @@ impl WorkFolder {
             }
             Err(TryLockError::Error(error)) => return Err(at(error)),
         }
-        Ok(Self { tasks: path.join(TASKS), _lock: lock })
+        Ok(Self { tasks: path.join(TASKS), lock })
     }
 
     /// Removes the task folders in it, which a worker that was killed could not. To be called once that worker's payloads
@@ -65,6 +65,13 @@ impl WorkFolder {
             );
         }
         std::fs::create_dir(tasks).map_err(at)
+    }
+
+    /// What no other worker on this host has at the same time, and the next one in this folder has again: which file it has
+    /// locked. The path says less, since one path may lead to two folders, one after the other or in two mount namespaces.
+    pub(crate) fn identity(&self) -> io::Result<String> {
+        let about = self.lock.metadata()?;
+        Ok(format!("{}:{}", about.dev(), about.ino()))
     }
 
     /// Where the tasks' folders go.
@@ -206,6 +213,17 @@ mod tests {
         let aside = set_aside(&tasks).unwrap();
         assert_eq!(aside, folder.path().join("tasks.left-2"));
         assert!(aside.join("task_0").exists() && !tasks.exists());
+    }
+
+    #[test]
+    fn a_folder_is_the_same_for_the_next_worker_and_another_one_at_its_path_is_not() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("work");
+        let identity = WorkFolder::take(&path).unwrap().identity().unwrap();
+        let alive = WorkFolder::take(&path).unwrap();
+        assert_eq!(alive.identity().unwrap(), identity);
+        std::fs::remove_dir_all(&path).unwrap();
+        assert_ne!(WorkFolder::take(&path).unwrap().identity().unwrap(), identity);
     }
 
     #[test]

@@ -74,7 +74,7 @@ impl Engine {
         };
         let folder = WorkFolder::take(&settings.work_dir).map_err(unusable)?;
         // The folder is this worker's alone, and its own again at the next start: so is what is named after it.
-        let containment = Containment::establish(&folder.tasks().to_string_lossy(), settings.containment)?;
+        let containment = Containment::establish(&folder.identity()?, settings.containment)?;
         // Only now, for what an earlier life left running may have written to it until it was killed.
         folder.clear().map_err(unusable)?;
         // Nobody else sets it.
