@@ -145,6 +145,10 @@ pub const SHIM_ENVIRONMENT_BYTES_MAX: usize = 8 << 20;
 pub const SHIM_WORD_BYTES_MAX: usize = 4 << 10;
 /// How often a control group that is not empty yet is killed again.
 pub const CGROUP_KILL_AGAIN: Duration = Duration::from_secs(1);
+/// How many times a lock that another process has is tried.
+pub const LOCK_TRIES: u32 = 25;
+/// How long from one try to the next.
+pub const LOCK_AGAIN: Duration = Duration::from_millis(20);
 /// How many times a task's folder is removed before it is left where it is: something may still write into it.
 pub const FOLDER_REMOVALS_MAX: usize = 5;
 /// How many folders that could not be removed are kept beside the work folder's tasks.

@@ -14,6 +14,7 @@ use crate::config::environment::STATE_VARIABLE;
 use crate::config::values::{Secret, Url};
 use crate::config::{Environment, secrets};
 use crate::domain::refusal::Refusal;
+use crate::host::lock::Locked;
 use crate::source::Refused;
 use crate::source::taskcluster::{Api, ApiSettings, Credentials, Timeouts};
 
@@ -78,7 +79,7 @@ impl DevNote {
 pub struct NotePlace {
     folder: PathBuf,
     /// Locked for as long as the process lives, however it ends.
-    _lock: fs::File,
+    _lock: Locked,
 }
 
 impl NotePlace {
@@ -93,11 +94,9 @@ impl NotePlace {
     pub fn take(folder: &Path) -> Result<Self, Failure> {
         let failed = |error| Failure::new(Exit::Unfit, format!("cannot write to {}: {error}", folder.display()));
         fs::create_dir_all(folder).map_err(failed)?;
-        let lock = fs::File::create(folder.join(Self::LOCK)).map_err(failed)?;
-        match lock.try_lock() {
-            Ok(()) => Ok(Self { folder: folder.to_owned(), _lock: lock }),
-            Err(fs::TryLockError::WouldBlock) => Err(taken(folder)),
-            Err(fs::TryLockError::Error(error)) => Err(failed(error)),
+        match Locked::take(&folder.join(Self::LOCK)).map_err(failed)? {
+            Some(lock) => Ok(Self { folder: folder.to_owned(), _lock: lock }),
+            None => Err(taken(folder)),
         }
     }
 

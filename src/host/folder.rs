@@ -1,10 +1,10 @@
 //! The folder that a worker works in: its own for as long as it lives, and free of what an earlier worker left.
 
-use std::fs::{File, TryLockError};
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
+use crate::host::lock::Locked;
 use crate::limits::{FOLDER_REMOVALS_MAX, FOLDERS_LEFT_MAX};
 
 /// The file in it that is locked. It is never removed, so that two workers cannot lock two files of its name.
@@ -16,7 +16,7 @@ const TASKS: &str = "tasks";
 #[derive(Debug)]
 pub(crate) struct WorkFolder {
     tasks: PathBuf,
-    lock: File,
+    lock: Locked,
 }
 
 impl WorkFolder {
@@ -35,15 +35,9 @@ impl WorkFolder {
             let text = "it holds a folder `tasks` that no worker has made; name an empty folder as `work_dir`";
             return Err(at(io::Error::new(io::ErrorKind::AlreadyExists, text)));
         }
-        let lock = File::create(path.join(LOCK)).map_err(at)?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                let text = "another worker uses it; give each worker a `work_dir` and an `id` of its own";
-                return Err(at(io::Error::new(io::ErrorKind::ResourceBusy, text)));
-            }
-            Err(TryLockError::Error(error)) => return Err(at(error)),
-        }
+        let text = "another worker uses it; give each worker a `work_dir` and an `id` of its own";
+        let lock = Locked::take(&path.join(LOCK)).map_err(at)?;
+        let lock = lock.ok_or_else(|| at(io::Error::new(io::ErrorKind::ResourceBusy, text)))?;
         Ok(Self { tasks: path.join(TASKS), lock })
     }
 
@@ -70,7 +64,7 @@ impl WorkFolder {
     /// What no other worker on this host has at the same time, and the next one in this folder has again: which file it has
     /// locked. The path says less, since one path may lead to two folders, one after the other or in two mount namespaces.
     pub(crate) fn identity(&self) -> io::Result<String> {
-        let about = self.lock.metadata()?;
+        let about = self.lock.file().metadata()?;
         Ok(format!("{}:{}", about.dev(), about.ino()))
     }
 

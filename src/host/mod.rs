@@ -3,6 +3,7 @@
 pub mod clock;
 pub mod containment;
 pub(crate) mod folder;
+pub(crate) mod lock;
 pub mod notice;
 pub(crate) mod process;
 pub mod room;

@@ -1,0 +1,63 @@
+//! A file that one process has at a time, for as long as it lives, however it ends.
+
+use std::fs::{File, TryLockError};
+use std::io;
+use std::path::Path;
+
+use crate::limits::{LOCK_AGAIN, LOCK_TRIES};
+
+/// A file that is locked. Dropping it frees it.
+#[derive(Debug)]
+pub(crate) struct Locked(File);
+
+impl Locked {
+    /// Makes the file where it is missing, and locks it. `None` is that another process has it.
+    ///
+    /// A process that is killed while it starts a program leaves the lock to that program until its `exec`. That is
+    /// waited for: a lock that is taken is tried [`LOCK_TRIES`] times.
+    ///
+    /// # Errors
+    ///
+    /// Where the file cannot be made or locked.
+    pub(crate) fn take(path: &Path) -> io::Result<Option<Self>> {
+        let file = File::create(path)?;
+        for left in (0..LOCK_TRIES).rev() {
+            match file.try_lock() {
+                Ok(()) => return Ok(Some(Self(file))),
+                Err(TryLockError::WouldBlock) if left > 0 => std::thread::sleep(LOCK_AGAIN),
+                Err(TryLockError::WouldBlock) => {}
+                Err(TryLockError::Error(error)) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
+    /// The file.
+    pub(crate) const fn file(&self) -> &File {
+        &self.0
+    }
+}
+
+impl Drop for Locked {
+    /// Closing it would not do: a program that is being started has a copy until its `exec`.
+    fn drop(&mut self) {
+        drop(self.0.unlock());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_is_free_once_it_is_dropped_although_a_copy_of_its_file_lives() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lock");
+        let first = Locked::take(&path).unwrap().unwrap();
+        let copy = first.file().try_clone().unwrap();
+        assert!(Locked::take(&path).unwrap().is_none());
+        drop(first);
+        assert!(Locked::take(&path).unwrap().is_some());
+        drop(copy);
+    }
+}
