@@ -7,6 +7,7 @@ pub mod cli;
 pub mod config;
 pub mod control;
 pub mod domain;
+pub mod guide;
 pub mod handler;
 pub mod host;
 pub mod limits;

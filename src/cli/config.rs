@@ -79,7 +79,7 @@ pub(super) struct Schema {
 pub(super) enum SchemaFormat {
     /// JSON Schema, for editors
     Json,
-    /// The table of the README
+    /// The table of `journeyman guide configuration`
     Markdown,
 }
 

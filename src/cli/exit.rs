@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use crate::redact;
 
-/// Why the process ended. The numbers are stable; `README.md` shows the same list.
+/// Why the process ended. The numbers are stable; `guide/configuration.md` shows the same list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {
@@ -64,7 +64,7 @@ impl Exit {
         self as u8
     }
 
-    /// What it means, for help texts and the README.
+    /// What it means, for help texts and the guide.
     #[must_use]
     pub const fn meaning(self) -> &'static str {
         match self {

@@ -5,6 +5,7 @@ mod config;
 mod dev;
 mod doctor;
 pub mod exit;
+mod guide;
 mod handler;
 mod inspect;
 mod man;
@@ -87,6 +88,8 @@ enum Verb {
     Config(config::ConfigCommand),
     /// Say what would keep a worker from working on this host
     Doctor(doctor::DoctorArgs),
+    /// Print a page of the documentation
+    Guide(guide::GuideArgs),
     /// Print a script that completes this command line in a shell
     Completions {
         /// Which shell
@@ -138,6 +141,7 @@ fn dispatch(verb: Verb, environment: &Environment) -> Ended {
         Verb::Handler(command) => client_runtime()?.block_on(handler::run(command, environment)),
         Verb::Config(command) => config::run(command, environment),
         Verb::Doctor(arguments) => doctor(arguments, environment),
+        Verb::Guide(arguments) => guide::run(&arguments),
         Verb::Man(arguments) => man::run(&arguments),
         Verb::Completions { shell } => {
             let mut script = Vec::new();

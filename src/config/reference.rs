@@ -1,5 +1,5 @@
 //! Every key of the configuration with its type, its default and what it is for, read from the schema: what help texts,
-//! `config init` and the README are made of.
+//! `config init` and the guide's table are made of.
 
 use std::fmt::Write as _;
 
@@ -122,7 +122,7 @@ fn with_least(schema: &Value, kind: &str) -> String {
     }
 }
 
-/// The reference as a Markdown table, as it stands in the README.
+/// The reference as a Markdown table, as it stands in `guide/configuration.md`.
 #[must_use]
 pub fn markdown() -> String {
     let mut out =

@@ -1,4 +1,4 @@
-//! The shape of a configuration. The doc comments below are what help texts, `config init` and the README show.
+//! The shape of a configuration. The doc comments below are what help texts, `config init` and the guide show.
 //!
 //! This is the one schema behind the file, the environment and the flags: a key added here exists in all three.
 

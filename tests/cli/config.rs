@@ -204,25 +204,25 @@ fn a_file_that_is_not_there_says_how_to_make_one() {
 }
 
 #[test]
-fn the_readme_shows_every_key_as_the_schema_has_it() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
-    let readme = std::fs::read_to_string(&path).expect("README.md");
+fn the_guide_shows_every_key_as_the_schema_has_it() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/guide/configuration.md");
+    let readme = std::fs::read_to_string(&path).expect("configuration.md");
     let (begin, end) = ("<!-- configuration: begin -->\n", "<!-- configuration: end -->");
     let (head, rest) = readme.split_once(begin).expect("the marker of the table's begin");
     let (table, tail) = rest.split_once(end).expect("the marker of the table's end");
     let said = run(journeyman(&beside("config")).args(["config", "schema", "-o", "markdown"]), "");
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        std::fs::write(&path, format!("{head}{begin}{}{end}{tail}", said.out)).expect("README.md can be written");
+        std::fs::write(&path, format!("{head}{begin}{}{end}{tail}", said.out)).expect("it can be written");
         return;
     }
-    assert_eq!(table, said.out, "README.md differs; UPDATE_GOLDEN=1 writes it anew");
+    assert_eq!(table, said.out, "configuration.md differs; UPDATE_GOLDEN=1 writes it anew");
 }
 
 #[test]
-fn the_readme_shows_every_exit_code() {
-    let readme = include_str!("../../README.md");
+fn the_guide_shows_every_exit_code() {
+    let guide = include_str!("../../src/guide/configuration.md");
     for exit in journeyman::cli::exit::Exit::ALL {
         let row = format!("| {} | {} |", exit.code(), exit.meaning());
-        assert!(readme.contains(&row), "README.md misses: {row}");
+        assert!(guide.contains(&row), "configuration.md misses: {row}");
     }
 }

@@ -1,18 +1,23 @@
-//! README.md holds: what it promises has tests, its configurations can be used, its commands exist, and its first handler
-//! runs as it says.
+//! README.md and the guide hold: what they promise has tests, their configurations can be used, their commands exist, their
+//! links lead somewhere, and the first handler runs as they say.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use clap::{CommandFactory as _, Parser as _};
 use journeyman::cli::Cli;
+use journeyman::guide::{PAGES, Page};
 use rustix::process::Signal;
 use serde::Deserialize;
 
 use crate::server::dev;
 use crate::support::{beside, journeyman, run};
 
-const README: &str = include_str!("../../README.md");
+/// README.md, and every page of the guide.
+fn pages() -> Vec<Page> {
+    let readme = Page { name: "README.md", text: include_str!("../../README.md") };
+    [readme].into_iter().chain(PAGES.iter().copied()).collect()
+}
 
 /// A block of code: what it is written in, and its lines.
 struct Block {
@@ -21,7 +26,7 @@ struct Block {
 }
 
 fn blocks() -> Vec<Block> {
-    let pieces = README.split("\n```").skip(1).step_by(2);
+    let pieces = pages().into_iter().flat_map(|page| page.text.split("\n```").skip(1).step_by(2));
     pieces
         .map(|piece| {
             let (language, text) = piece.split_once('\n').expect("a block has a first line");
@@ -32,14 +37,15 @@ fn blocks() -> Vec<Block> {
 
 /// The words between single backticks.
 fn spans() -> Vec<&'static str> {
-    let outside = README.split("\n```").step_by(2);
+    let outside = pages().into_iter().flat_map(|page| page.text.split("\n```").step_by(2));
     outside.flat_map(|text| text.split('`').skip(1).step_by(2)).collect()
 }
 
 /// A section without its heading, as one line a paragraph, an entry of a list or a row of a table.
 fn section(title: &str) -> String {
-    let from = README.find(&format!("\n## {title}\n")).expect("README.md has the section");
-    let text = &README[from + title.len() + 5..];
+    let heading = format!("\n## {title}\n");
+    let text =
+        pages().into_iter().find_map(|page| Some(page.text.split_once(&heading)?.1)).expect("a page has the section");
     let text = &text[..text.find("\n## ").unwrap_or(text.len())];
     let row = |line: &str| line.strip_prefix("| ").and_then(|line| line.strip_suffix(" |")).map(str::to_owned);
     let lines = text.lines().filter(|line| !line.starts_with("| ---") && !line.starts_with("| signal "));
@@ -101,7 +107,7 @@ fn every_promise_has_its_tests() {
     assert_eq!(table.keys().collect::<Vec<_>>(), ["Signals", "What it promises"]);
     for (title, promises) in &table {
         let said: Vec<&str> = promises.iter().map(|promise| promise.says.as_str()).collect();
-        assert_eq!(said.join(" "), section(title), "promises.toml and README.md differ in \"{title}\"");
+        assert_eq!(said.join(" "), section(title), "promises.toml and the pages differ in \"{title}\"");
         for Promise { says, tests: named, why } in promises {
             assert_ne!(named.is_empty(), why.is_none(), "tests or a reason for none: {says}");
             for name in named {
@@ -112,7 +118,7 @@ fn every_promise_has_its_tests() {
 }
 
 #[test]
-fn every_configuration_in_the_readme_can_be_used() {
+fn every_configuration_in_the_pages_can_be_used() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut seen = 0;
     for block in blocks().iter().filter(|block| block.language == "toml") {
@@ -124,8 +130,27 @@ fn every_configuration_in_the_readme_can_be_used() {
 }
 
 #[test]
-fn the_payload_in_the_readme_fits_the_schema_of_command() {
-    let block = blocks().into_iter().find(|block| block.language == "json").expect("README.md shows a payload");
+fn every_link_leads_to_a_file_and_every_page_is_linked() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut linked = BTreeSet::new();
+    for page in pages() {
+        let folder = if page.name == "README.md" { root.to_owned() } else { root.join("src/guide") };
+        for link in page.text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            if !link.starts_with("http") {
+                let path = folder.join(link);
+                assert!(path.exists(), "{} links to {link}, which is not there", page.name);
+                linked.extend(path.file_stem().map(std::ffi::OsStr::to_owned));
+            }
+        }
+    }
+    for page in PAGES {
+        assert!(linked.contains(std::ffi::OsStr::new(page.name)), "nothing links to the page {}", page.name);
+    }
+}
+
+#[test]
+fn the_payload_in_the_guide_fits_the_schema_of_command() {
+    let block = blocks().into_iter().find(|block| block.language == "json").expect("a page shows a payload");
     let payload: serde_json::Value = serde_json::from_str(block.text).expect("it is JSON");
     let said = run(journeyman(Path::new("/")).args(["handler", "schema"]), "");
     let schema: serde_json::Value = serde_json::from_str(&said.out).expect("a schema is JSON");
@@ -158,7 +183,7 @@ fn commands(line: &str) -> Vec<Vec<String>> {
     commands
 }
 
-/// Every command of the README's shell blocks that is this program, as its arguments.
+/// Every command of the pages' shell blocks that is this program, as its arguments.
 fn invocations() -> Vec<Vec<String>> {
     let shell = blocks().into_iter().filter(|block| ["sh", "console"].contains(&block.language));
     let lines = shell.filter(|block| !block.text.starts_with("#!")).flat_map(|block| block.text.lines());
@@ -176,18 +201,18 @@ fn invocations() -> Vec<Vec<String>> {
 }
 
 #[test]
-fn every_command_in_the_readme_is_one() {
+fn every_command_in_the_pages_is_one() {
     let invocations = invocations();
     assert!(invocations.len() >= 8, "only {} commands were found", invocations.len());
     for words in invocations {
         if let Err(error) = Cli::try_parse_from(&words) {
-            panic!("README.md says `{}`:\n{error}", words.join(" "));
+            panic!("a page says `{}`:\n{error}", words.join(" "));
         }
     }
 }
 
 #[test]
-fn every_command_and_flag_that_the_readme_mentions_exists() {
+fn every_command_and_flag_that_the_pages_mention_exists() {
     let cli = Cli::command();
     let mut flags = BTreeSet::new();
     let mut folders = vec![&cli];
@@ -200,6 +225,10 @@ fn every_command_and_flag_that_the_readme_mentions_exists() {
         if let Some(rest) = span.strip_prefix("journeyman ") {
             let mut command = &cli;
             for word in rest.split_whitespace().take_while(|word| word.chars().all(|c| c.is_ascii_lowercase())) {
+                if command.get_name() == "guide" {
+                    assert!(PAGES.iter().any(|page| page.name == word), "there is no page `{span}`");
+                    break;
+                }
                 command = command.find_subcommand(word).unwrap_or_else(|| panic!("there is no command `{span}`"));
                 seen_commands += 1;
             }
@@ -226,7 +255,7 @@ fn the_first_handler_of_the_readme_runs_with_the_commands_of_the_readme() {
     std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("it is ours");
     let started = |words: &[&str]| {
         let found = invocations().into_iter().find(|found| words.iter().all(|word| found.iter().any(|w| w == word)));
-        found.unwrap_or_else(|| panic!("README.md has a command with {words:?}"))
+        found.unwrap_or_else(|| panic!("no page has a command with {words:?}"))
     };
     let serve = started(&["dev", "--handler"]);
     let server = dev(here, &serve[2..].iter().map(String::as_str).collect::<Vec<_>>());

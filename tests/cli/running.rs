@@ -229,9 +229,9 @@ fn a_queue_and_a_worker_work_together_as_processes_of_their_own() {
     assert_eq!(queue.ends().code, 0);
 }
 
-/// The scopes that README.md names for each dialect are enough.
+/// The scopes that the guide names for each dialect are enough.
 #[test]
-fn a_worker_needs_no_more_scopes_than_the_readme_names() {
+fn a_worker_needs_no_more_scopes_than_the_guide_names() {
     for (protocol, client) in [("claim-work", "claim_work"), ("azure", "azure")] {
         let folder = tempfile::tempdir().expect("a folder");
         let here = folder.path();

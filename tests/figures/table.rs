@@ -1,4 +1,4 @@
-//! The table: a row for each figure, as Markdown, so that it can go into the README as it is.
+//! The table: a row for each figure, as Markdown, so that it can go into `src/guide/figures.md` as it is.
 
 use std::fmt;
 

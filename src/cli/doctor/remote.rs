@@ -257,7 +257,7 @@ impl Look {
         if without.is_empty() {
             self.ok("scopes", "all that are needed, and all that are useful");
         } else {
-            let fix = "README.md, \"A real Taskcluster\", says what each of them is good for";
+            let fix = "`journeyman guide taskcluster` says what each of them is good for";
             self.warning("scopes", format!("all that are needed; not {}", without.join(", ")), fix);
         }
     }

@@ -1,0 +1,33 @@
+//! `journeyman guide`: the pages of the documentation, for a host without a browser.
+
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+
+use super::exit::{Ended, Exit};
+use super::output;
+use crate::guide::PAGES;
+
+/// `journeyman guide`
+#[derive(Debug, Args)]
+pub(super) struct GuideArgs {
+    /// Which page [default: the list of them]
+    #[arg(value_name = "PAGE", value_parser = PossibleValuesParser::new(PAGES.iter().map(|page| page.name)))]
+    page: Option<String>,
+}
+
+/// Runs it.
+///
+/// # Errors
+///
+/// Where nothing can be written.
+pub(super) fn run(arguments: &GuideArgs) -> Ended {
+    match PAGES.iter().find(|page| Some(page.name) == arguments.page.as_deref()) {
+        Some(page) => output::line(page.text.trim_end())?,
+        None => {
+            for page in PAGES {
+                output::line(&format!("{:<14} {}", page.name, page.title()))?;
+            }
+        }
+    }
+    Ok(Exit::Done)
+}
