@@ -7,9 +7,9 @@ use serde::Deserialize;
 use std::time::Duration;
 
 use super::service::{Call as HttpCall, Reply as HttpReply, Service};
-use super::{NobodyListens, Teller};
+use super::{Due, NobodyListens, Teller, due};
 use crate::domain::notice::aws::{Aws, Call, Reply};
-use crate::domain::notice::{Answer, Goes, Next, Pace, Provider};
+use crate::domain::notice::{Answer, Goes, Pace, Provider};
 use crate::domain::time::Instant;
 use crate::limits::{METADATA_TIMEOUT, NOTICE_TOKEN_LIFE};
 
@@ -44,14 +44,7 @@ pub(super) async fn watch(service: &Service, pace: Pace, seed: u64, teller: Tell
     let (mut rules, clock) = (Aws::new(pace, seed), service.clock());
     let mut value = HeaderValue::from_static("");
     loop {
-        let sent_at = clock.now();
-        let call = match rules.next(sent_at) {
-            Next::Rest(until) => {
-                clock.sleep_until(until).await;
-                continue;
-            }
-            Next::Call(call) => call,
-        };
+        let Due { call, sent_at } = due(clock, |now| rules.next(now)).await;
         let (news, trouble) = if call == Call::Token {
             let (life, trouble) = match token(service).await {
                 Ok(token) => {

@@ -5,9 +5,9 @@ use reqwest::header::HeaderValue;
 use serde::Deserialize;
 
 use super::service::{Call as HttpCall, Reply as HttpReply, Service};
-use super::{NobodyListens, Teller};
+use super::{Due, NobodyListens, Teller, due};
 use crate::domain::notice::azure::{Azure, Call, FIRST_ANSWER, Kind, LEAST, Patience, Scheduled};
-use crate::domain::notice::{Goes, Next, Pace, Provider};
+use crate::domain::notice::{Goes, Pace, Provider};
 use crate::domain::time::Instant;
 use crate::limits::{METADATA_TIMEOUT, NOTICE_EVENTS_MAX};
 
@@ -44,14 +44,7 @@ pub(super) async fn there(service: &Service) -> Option<Provider> {
 pub(super) async fn watch(service: &Service, pace: Pace, seed: u64, teller: Teller) {
     let (mut rules, clock) = (Azure::new(pace, seed), service.clock());
     loop {
-        let sent_at = clock.now();
-        let call = match rules.next(sent_at) {
-            Next::Rest(until) => {
-                clock.sleep_until(until).await;
-                continue;
-            }
-            Next::Call(call) => call,
-        };
+        let Due { call, sent_at } = due(clock, |now| rules.next(now)).await;
         let (news, trouble) = match call {
             Call::Name => {
                 let name = name(service).await;

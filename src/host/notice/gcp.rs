@@ -3,9 +3,9 @@
 use reqwest::header::HeaderValue;
 
 use super::service::{Call as HttpCall, Reply as HttpReply, Service};
-use super::{NobodyListens, Teller};
+use super::{Due, NobodyListens, Teller, due};
 use crate::domain::notice::gcp::{Call, MAINTENANCE, PREEMPTED, Reply, Value};
-use crate::domain::notice::{Next, Pace, Provider};
+use crate::domain::notice::{Pace, Provider};
 use crate::limits::{METADATA_TIMEOUT, NOTICE_CHANGE_WAIT};
 
 const FLAVOR: &str = "metadata-flavor";
@@ -61,14 +61,7 @@ async fn watch_value(service: &Service, key: Key, mut rules: Value, teller: &Tel
     let clock = service.clock();
     let mut etag = String::new();
     loop {
-        let sent_at = clock.now();
-        let call = match rules.next(sent_at) {
-            Next::Rest(until) => {
-                clock.sleep_until(until).await;
-                continue;
-            }
-            Next::Call(call) => call,
-        };
+        let Due { call, sent_at } = due(clock, |now| rules.next(now)).await;
         let (reply, trouble) = match ask(service, key, call, &etag).await {
             Ok(told) => {
                 etag = told.etag;

@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use crate::domain::notice::{Goes, News, Pace, Probed, Provider, Search};
+use crate::domain::notice::{Goes, News, Next, Pace, Probed, Provider, Search};
+use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::limits::{NOTICE_FILE_PACE, NOTICE_PACE_AWS, NOTICE_PACE_AZURE, NOTICE_PACE_GCP};
 use service::Service;
@@ -192,6 +193,23 @@ impl Watch {
         let Some(path) = &self.settings.file else { return };
         let teller = Teller { origin: Origin::File, notices: notices.clone() };
         file::watch(path, self.settings.clock, self.settings.paces.file, self.seed, teller).await;
+    }
+}
+
+/// A call that is to be made now.
+struct Due<C> {
+    call: C,
+    sent_at: Instant,
+}
+
+/// Rests until the rules want a call.
+async fn due<C>(clock: Clock, mut next: impl FnMut(Instant) -> Next<C>) -> Due<C> {
+    loop {
+        let sent_at = clock.now();
+        match next(sent_at) {
+            Next::Rest(until) => clock.sleep_until(until).await,
+            Next::Call(call) => return Due { call, sent_at },
+        }
     }
 }
 
