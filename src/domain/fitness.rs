@@ -1,6 +1,7 @@
 //! Whether this host can run tasks at all. A task that finds the host at fault (no folder, no process, no disk) goes back to
 //! the queue, which costs it one of its retries. So claiming pauses at the first such fault, for longer each time, and goes
-//! on only when the host was looked at and found fit (I33).
+//! on only when the host was looked at and found fit (I33): with one task at first, and with one more for each that works, since
+//! a host may be fit for a few and not for all.
 
 use core::time::Duration;
 
@@ -10,6 +11,9 @@ use super::time::Instant;
 
 /// The pauses of claiming. The longest is how often a sick host that looks fit costs a task one of its retries.
 pub const PAUSE: backoff::Policy = backoff::Policy { first: Duration::from_secs(5), max: Duration::from_secs(300) };
+
+/// A payload that has run for so long has found in the host what it needs, though it has not ended.
+pub const PROVEN_AFTER: Duration = Duration::from_secs(30);
 
 /// How the host was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -41,18 +45,29 @@ enum State {
     LookedAt,
 }
 
+/// How a host is tried that failed a task and was found fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Trial {
+    /// Since when it has been found fit. What was started before says nothing.
+    pub since: Instant,
+    /// How many tasks it may have at once.
+    pub tasks: u32,
+}
+
 /// What is known of the host.
 #[derive(Debug)]
 pub struct Fitness {
     state: State,
     row: Backoff,
+    /// How many tasks at once; `None` is as many as there are slots.
+    tasks: Option<u32>,
 }
 
 impl Fitness {
     /// A host about which nothing is known.
     #[must_use]
     pub const fn new() -> Self {
-        Self { state: State::Well { since: Instant::ORIGIN }, row: Backoff::NEW }
+        Self { state: State::Well { since: Instant::ORIGIN }, row: Backoff::NEW, tasks: None }
     }
 
     /// A task found the host at fault. The faults of several tasks at once are one.
@@ -61,15 +76,19 @@ impl Fitness {
         if matches!(self.state, State::Well { .. }) {
             self.pause(now, jitter);
         }
+        self.tasks = Some(1);
         news
     }
 
-    /// A task that was started at `started` ran to its own end.
-    pub fn worked(&mut self, started: Instant) {
+    /// A payload that was started at `started` ran to its own end, or for [`PROVEN_AFTER`], on a host of `capacity` slots.
+    pub fn worked(&mut self, started: Instant, capacity: u32) {
         // One that was started before the fault says nothing of the host as it is since then.
-        if let State::Well { since } = self.state
-            && started >= since
-        {
+        let State::Well { since } = self.state else { return };
+        if started < since {
+            return;
+        }
+        self.tasks = self.tasks.map(|tasks| tasks.saturating_add(1)).filter(|tasks| *tasks <= capacity);
+        if self.tasks.is_none() {
             self.row.reset();
         }
     }
@@ -98,10 +117,19 @@ impl Fitness {
         !matches!(self.state, State::Well { .. })
     }
 
-    /// Whether there was a fault that no task has disproved.
+    /// Whether there was a fault that the tasks since then have not disproved.
     #[must_use]
     pub const fn doubted(&self) -> bool {
-        self.unfit() || self.row.tries() > 0
+        self.tasks.is_some()
+    }
+
+    /// The trial that the host is on, if it is on one.
+    #[must_use]
+    pub const fn trial(&self) -> Option<Trial> {
+        match (self.state, self.tasks) {
+            (State::Well { since }, Some(tasks)) => Some(Trial { since, tasks }),
+            _ => None,
+        }
     }
 
     /// When it is to be looked at.

@@ -215,7 +215,9 @@ const fn state(claiming: Claiming) -> State {
     match claiming {
         Claiming::Asking
         | Claiming::Full
-        | Claiming::Held(Hold::Disk { .. } | Hold::Memory { .. } | Hold::Unfit { .. }) => State::Running,
+        | Claiming::Held(Hold::Disk { .. } | Hold::Memory { .. } | Hold::Unfit { .. } | Hold::Trial { .. }) => {
+            State::Running
+        }
         Claiming::Held(Hold::Paused { .. }) => State::Paused,
         Claiming::Leaving(_) => State::Leaving,
         Claiming::Draining { .. } => State::Draining,
@@ -231,7 +233,7 @@ const fn blocked(claiming: Claiming) -> Option<Blocked> {
         Claiming::Held(Hold::Paused { .. }) => Blocked::Paused,
         Claiming::Held(Hold::Disk { .. }) => Blocked::Disk,
         Claiming::Held(Hold::Memory { .. }) => Blocked::Memory,
-        Claiming::Held(Hold::Unfit { .. }) => Blocked::Unfit,
+        Claiming::Held(Hold::Unfit { .. } | Hold::Trial { .. }) => Blocked::Unfit,
         Claiming::Leaving(_) => Blocked::Leaving,
         Claiming::Draining { .. } => Blocked::Draining,
         Claiming::HandingBack { .. } => Blocked::HandingBack,
@@ -247,6 +249,11 @@ fn not_claiming(claiming: Claiming, tasks: usize, now: Instant) -> Option<String
         Claiming::Held(Hold::Paused { until: Some(until) }) => format!("paused for {}", span(until.since(now))),
         Claiming::Held(Hold::Disk { free, least }) => short("disk", free, least, "host.min_free_disk"),
         Claiming::Held(Hold::Memory { free, least }) => short("memory", free, least, "host.min_free_memory"),
+        Claiming::Held(Hold::Trial { tasks }) => {
+            format!(
+                "a task found this host at fault; it is tried with {tasks} at a time, and one more for each that works"
+            )
+        }
         Claiming::Held(Hold::Unfit { until: None }) => {
             "this host could not run a task, and is being looked at; the log says why".to_owned()
         }

@@ -1,12 +1,14 @@
 //! I33: a host that cannot run tasks hands back the one that found out, and claims no other until it was looked at and found
 //! fit; where that is wrong again and again, it is for longer each time.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use journeyman::domain::claim::{End, Settled};
-use journeyman::domain::fitness::{Condition, PAUSE};
+use journeyman::domain::fitness::{Condition, PAUSE, PROVEN_AFTER};
 use journeyman::domain::id::Token;
 use journeyman::domain::outcome::{Outcome, Reason, Unprepared, Verdict};
+use journeyman::domain::time::Instant;
 use journeyman::domain::worker::{Alert, Claiming, Effect, Event, Haul, Hold};
 
 use crate::support::{Bench, LEASE, claims, polls, run, secs};
@@ -110,6 +112,88 @@ fn i33_a_task_from_before_the_fault_proves_nothing() {
     bench.completes(long);
     let claim = bench.preparing("m2", "T2");
     assert_eq!(unfit(&handed_back(&mut bench, claim)), 0, "the same row");
+}
+
+/// A worker with a long poll, whose host failed a task, was looked at, and was found fit; with what it does then.
+fn found_fit(bench: &mut Bench) -> Vec<Effect> {
+    let grant = bench.grant("Sick");
+    let claim = grant.token;
+    bench.brought(vec![grant]);
+    prepared_on_a_sick_host(bench, claim);
+    bench.polled(0, 0, Ok(Haul::default()));
+    bench.happens(Event::Reported { claim, answer: Ok(()) });
+    bench.pass_until(|effect| *effect == Effect::Look);
+    bench.happens(Event::Looked(Condition::Fit))
+}
+
+/// Answers every poll with as many claims as it may bring, and starts their payloads.
+fn fill(bench: &mut Bench, mut effects: Vec<Effect>, running: &mut VecDeque<Token>) {
+    while let Some(max) = effects.iter().find_map(|effect| match effect {
+        Effect::Poll { max, .. } => Some(*max),
+        _ => None,
+    }) {
+        let grants: Vec<_> =
+            (0..max).map(|n| bench.grant(&format!("T{}-{n}", bench.now.since(Instant::ORIGIN).as_millis()))).collect();
+        let tokens: Vec<_> = grants.iter().map(|grant| grant.token).collect();
+        bench.now = bench.now.plus(Duration::from_millis(1));
+        effects = bench.brought(grants);
+        for claim in tokens {
+            effects.extend(bench.happens(Event::Prepared { claim, answer: Ok(()) }));
+            running.push_back(claim);
+        }
+    }
+}
+
+#[test]
+fn i33_a_host_found_fit_is_tried_with_one_task_and_one_more_for_each_that_works() {
+    let mut bench = Bench::claims(4);
+    let mut effects = found_fit(&mut bench);
+    let (mut running, mut at_once) = (VecDeque::new(), Vec::new());
+    for _ in 0..7 {
+        fill(&mut bench, effects, &mut running);
+        at_once.push(running.len());
+        let oldest = running.pop_front().expect("one runs");
+        effects = bench.completes(oldest);
+    }
+    assert_eq!(at_once, [1, 2, 3, 4, 4, 4, 4]);
+}
+
+#[test]
+fn i33_a_host_on_trial_says_so_and_a_payload_that_goes_on_for_a_while_works() {
+    let mut bench = Bench::claims(4);
+    let (effects, mut running) = (found_fit(&mut bench), VecDeque::new());
+    fill(&mut bench, effects, &mut running);
+    assert_eq!(running.len(), 1);
+    assert_eq!(bench.worker.claiming(), Claiming::Held(Hold::Trial { tasks: 1 }));
+    let from = bench.now;
+    let effects = bench.pass_until(|effect| matches!(effect, Effect::Poll { .. }));
+    assert!(bench.now.since(from) >= PROVEN_AFTER - secs(1), "{:?}", bench.now.since(from));
+    fill(&mut bench, effects, &mut running);
+    assert_eq!(running.len(), 2);
+}
+
+#[test]
+fn i33_a_fault_on_trial_begins_it_again() {
+    let mut bench = Bench::claims(4);
+    let (mut effects, mut running) = (found_fit(&mut bench), VecDeque::new());
+    for _ in 0..2 {
+        fill(&mut bench, effects, &mut running);
+        let oldest = running.pop_front().expect("one runs");
+        effects = bench.completes(oldest);
+    }
+    fill(&mut bench, effects, &mut running);
+    assert_eq!(running.len(), 3);
+    for (nth, claim) in running.drain(..).enumerate() {
+        let mut ended =
+            bench.happens(Event::Ended { claim, verdict: if nth == 0 { Verdict::Host } else { Verdict::Completed } });
+        ended.extend(bench.happens(Event::Settled { claim, settled: Settled::Clean }));
+        ended.extend(bench.happens(Event::Reported { claim, answer: Ok(()) }));
+        assert_eq!((unfit(&ended), polls(&ended)), (0, 0), "the same row: {ended:?}");
+    }
+    bench.pass_until(|effect| *effect == Effect::Look);
+    let effects = bench.happens(Event::Looked(Condition::Fit));
+    fill(&mut bench, effects, &mut running);
+    assert_eq!(running.len(), 1);
 }
 
 #[test]

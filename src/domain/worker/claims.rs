@@ -4,7 +4,7 @@ use alloc::collections::btree_map::Entry;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use super::{Alert, Brought, Effect, Exit, Held, Mode, Overlap, Timer, Work, Worker};
+use super::{Alert, Brought, Effect, Exit, Held, Mode, Overlap, Proof, Timer, Work, Worker};
 use crate::domain::claim::{self, Act, End, Happening, Machine};
 use crate::domain::fitness::News;
 use crate::domain::id::{Deployment, Run, SourceId, Token};
@@ -86,6 +86,7 @@ impl Worker {
                 machine,
                 overlap: Overlap::Unsaid,
                 started: None,
+                proof: Proof::Owed,
                 messages: Vec::new(),
                 due: None,
             },
@@ -224,12 +225,18 @@ impl Worker {
     pub(super) fn judge_host(&mut self, claim: Token, verdict: Verdict, now: Instant) {
         match verdict {
             Verdict::Host => self.on_host_fault(claim, now),
-            Verdict::Completed | Verdict::Failed | Verdict::Intermittent => {
-                if let Some(started) = self.held.get(&claim).and_then(|held| held.started) {
-                    self.fitness.worked(started);
-                }
-            }
+            Verdict::Completed | Verdict::Failed | Verdict::Intermittent => self.prove(claim),
             Verdict::Unavailable | Verdict::Internal => {}
+        }
+    }
+
+    /// The host could run a payload.
+    pub(super) fn prove(&mut self, claim: Token) {
+        let capacity = self.slots.capacity();
+        let Some(held) = self.held.get_mut(&claim) else { return };
+        if let (Some(started), Proof::Owed) = (held.started, held.proof) {
+            held.proof = Proof::Given;
+            self.fitness.worked(started, capacity);
         }
     }
 

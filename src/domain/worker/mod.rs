@@ -112,9 +112,17 @@ struct Held {
     overlap: Overlap,
     /// When its payload was started.
     started: Option<Instant>,
+    proof: Proof,
     /// The receptions of messages that led here; deleted when the request is answered.
     messages: Vec<Token>,
     due: Option<Instant>,
+}
+
+/// Whether a payload has been counted as one that the host could run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Proof {
+    Owed,
+    Given,
 }
 
 /// An entry of a queue, at every reception. Two sources may use the same names.

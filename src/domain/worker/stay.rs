@@ -4,9 +4,12 @@
 //! the polls under way still bring is executed, and only when all of them are back does the drain begin. So no claim is
 //! ever caught between the decision and the exit.
 
+use alloc::vec::Vec;
 use core::time::Duration;
 
-use super::{Effect, Exit, Mode, Worker};
+use super::{Effect, Exit, Held, Mode, Proof, Worker};
+use crate::domain::fitness::PROVEN_AFTER;
+use crate::domain::id::Token;
 use crate::domain::time::Instant;
 
 /// When a worker leaves by itself. `None` everywhere is never.
@@ -65,6 +68,11 @@ pub enum Hold {
         /// When the host is looked at; `None` is at present.
         until: Option<Instant>,
     },
+    /// It was found fit since, and has as many tasks as it is tried with.
+    Trial {
+        /// How many tasks at once.
+        tasks: u32,
+    },
 }
 
 /// What a worker does about claiming, for a person who wonders.
@@ -92,6 +100,12 @@ pub enum Claiming {
     },
     /// It has exited.
     Exited,
+}
+
+/// When the payload of a claim has shown that the host can run it.
+struct Due {
+    claim: Token,
+    at: Instant,
 }
 
 #[derive(Debug, Default)]
@@ -142,6 +156,7 @@ impl Worker {
                 (Some(exit), _) => Claiming::Leaving(exit),
                 (None, Some(hold)) => Claiming::Held(hold),
                 (None, None) if self.full() => Claiming::Full,
+                (None, None) if let Some(tasks) = self.tried() => Claiming::Held(Hold::Trial { tasks }),
                 (None, None) => Claiming::Asking,
             },
         }
@@ -172,11 +187,41 @@ impl Worker {
 
     /// How many more claims may be asked for.
     pub(super) fn allowance(&self) -> u32 {
-        let Some(most) = self.policy.stay.max_tasks else { return u32::MAX };
-        let asked = self.feeds.iter().map(|feed| feed.reserved.len()).sum::<usize>()
-            + self.held.values().filter(|held| held.slot.is_some() && !held.machine.granted()).count();
-        let spoken_for = self.staying.granted.saturating_add(asked as u64);
-        u32::try_from(most.saturating_sub(spoken_for)).unwrap_or(u32::MAX)
+        let most = self.policy.stay.max_tasks.map_or(u32::MAX, |most| {
+            let asked = self.held.values().filter(|held| held.slot.is_some() && !held.machine.granted()).count();
+            let spoken_for = self.staying.granted.saturating_add((self.reserved() + asked) as u64);
+            u32::try_from(most.saturating_sub(spoken_for)).unwrap_or(u32::MAX)
+        });
+        most.min(self.untried())
+    }
+
+    /// How many slots are in polls.
+    fn reserved(&self) -> usize {
+        self.feeds.iter().map(|feed| feed.reserved.len()).sum()
+    }
+
+    /// How many more tasks a host on trial may have (I33).
+    fn untried(&self) -> u32 {
+        let Some(trial) = self.fitness.trial() else { return u32::MAX };
+        let counts = |held: &&Held| held.slot.is_some() && held.started.is_none_or(|started| started >= trial.since);
+        let tried = self.reserved() + self.held.values().filter(counts).count();
+        trial.tasks.saturating_sub(u32::try_from(tried).unwrap_or(u32::MAX))
+    }
+
+    /// How many tasks a host on trial has, if it may have no more and waits for none.
+    fn tried(&self) -> Option<u32> {
+        let trial = self.fitness.trial()?;
+        (self.untried() == 0 && self.reserved() == 0).then_some(trial.tasks)
+    }
+
+    /// Payloads that may yet show that the host can run them, with when they have.
+    fn proofs(&self) -> impl Iterator<Item = Due> {
+        let trial = self.fitness.trial();
+        let tried = trial.into_iter().flat_map(|trial| self.held.iter().map(move |(claim, held)| (trial, claim, held)));
+        tried.filter_map(|(trial, claim, held)| {
+            let started = held.started.filter(|at| held.proof == Proof::Owed && *at >= trial.since)?;
+            Some(Due { claim: *claim, at: started.plus(PROVEN_AFTER) })
+        })
     }
 
     /// What there is to do about claiming, now.
@@ -187,6 +232,10 @@ impl Worker {
         }
         if self.fitness.look(now) {
             self.effects.push_back(Effect::Look);
+        }
+        let proven: Vec<Token> = self.proofs().filter(|due| now >= due.at).map(|due| due.claim).collect();
+        for claim in proven {
+            self.prove(claim);
         }
         if !self.held.is_empty() || self.staying.paused.is_some() {
             self.staying.busy();
@@ -228,7 +277,8 @@ impl Worker {
         let uptime = self.staying.began.zip(self.policy.stay.max_uptime).map(|(began, span)| began.plus(span));
         let idle = self.staying.idle.filter(|_| self.staying.paused.is_none() && self.held.is_empty());
         let idle = idle.zip(self.policy.stay.idle_exit).map(|(since, span)| since.plus(span));
-        [uptime, idle, self.staying.paused.flatten(), self.fitness.next_deadline()].into_iter().flatten().min()
+        let proof = self.proofs().map(|due| due.at).min();
+        [uptime, idle, self.staying.paused.flatten(), self.fitness.next_deadline(), proof].into_iter().flatten().min()
     }
 
     /// Whether a poll may be started.
