@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueHint};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::exit::{Ended, Exit, Failure};
 use super::settings::{self, NoFlags, Settings};
@@ -40,7 +40,7 @@ pub(super) struct Test {
     /// The program and its arguments
     #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, value_hint = ValueHint::CommandWithArguments)]
     exec: Vec<String>,
-    /// A payload that it completes: JSON, `@FILE`, or `-` for standard input
+    /// A payload that it completes: JSON, `@FILE`, or `-` for standard input [default: `{}`, unless a bad one is given]
     #[arg(long, value_name = "JSON")]
     payload: Option<String>,
     /// A payload that it refuses
@@ -83,14 +83,19 @@ async fn try_program(test: Test, environment: &Environment) -> Ended {
         ..program::Settings::new("test", test.exec)
     };
     let program = Program::new(settings).map_err(|error| Failure::of(Exit::Config, &error))?;
-    let payload = test.payload.map(|text| json(&text, "payload")).transpose()?;
-    let bad_payload = test.bad_payload.map(|text| json(&text, "bad payload")).transpose()?;
+    let payload = test.payload.map(|text| parsed(&text, "payload")).transpose()?;
+    let bad_payload = test.bad_payload.map(|text| parsed(&text, "bad payload")).transpose()?;
+    let untold = payload.is_none() && bad_payload.is_none();
+    let payload = if untold { Some(json!({})) } else { payload };
     let plan = Plan { program, payload, bad_payload, patience: test.patience.0 };
     let folder = std::env::temp_dir().join(format!("journeyman-handler-test-{}", uuid::Uuid::new_v4().simple()));
     let failed = |error| Failure::new(Exit::Unfit, format!("cannot use the folder {}: {error}", folder.display()));
     std::fs::create_dir(&folder).map_err(failed)?;
     let report = check::check_program(&plan, &folder).await.map_err(failed)?;
     output::print(&report.to_string())?;
+    if untold {
+        output::note("it was tried with the payload {}; --payload and --bad-payload give it others");
+    }
     if report.passed() {
         std::fs::remove_dir_all(&folder).map_err(failed)?;
         return Ok(Exit::Done);
@@ -102,7 +107,7 @@ async fn try_program(test: Test, environment: &Environment) -> Ended {
     Ok(Exit::No)
 }
 
-fn json(text: &str, what: &str) -> Result<Value, Failure> {
+fn parsed(text: &str, what: &str) -> Result<Value, Failure> {
     serde_json::from_str(&read(text, what)?).map_err(|error| {
         Failure::new(Exit::Usage, format!("the {what} is not JSON: {error}; a file is named with `@` before its name"))
     })

@@ -233,8 +233,11 @@ impl Client {
             Refusal::Gone | Refusal::Rejected => Exit::No,
         };
         let mut message = refused.what;
-        if let (Exit::Unreachable, Some(note)) = (exit, &self.dev) {
-            let hint = format!("; is the `journeyman dev` with process id {} still running?", note.pid);
+        if exit == Exit::Unreachable {
+            let hint = match &self.dev {
+                Some(note) => format!("; is the `journeyman dev` with process id {} still running?", note.pid),
+                None => format!("; is {} the right address, and can it be reached from here?", self.api.root_url()),
+            };
             message.push_str(&hint);
         }
         Failure::new(exit, message)

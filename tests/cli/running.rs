@@ -291,6 +291,28 @@ fn the_programs_in_the_readme_keep_the_contract() {
 }
 
 #[test]
+fn a_program_is_tried_even_where_no_payload_is_given() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let tried = |program: &str| run(journeyman(folder.path()).args(["handler", "test", program]), "");
+    let said = tried("./nowhere");
+    assert_eq!(said.code, 1, "{}", said.out);
+    assert!(said.out.contains("BROKEN    accepts a good payload"), "{}", said.out);
+    assert!(said.err.contains("--payload"), "{}", said.err);
+    let said = tried("true");
+    assert_eq!(said.code, 0, "{}", said.out);
+    assert!(said.out.contains("ok        completes a good payload"), "{}", said.out);
+}
+
+#[test]
+fn a_queue_that_cannot_be_reached_is_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let status = ["task", "--root-url", "http://127.0.0.1:1", "status", "AAAAAAAAQACAAAAAAAAAAA"];
+    let said = run(journeyman(folder.path()).args(status), "");
+    assert_eq!(said.code, 32, "{}", said.err);
+    assert!(said.err.contains("is http://127.0.0.1:1 the right address"), "{}", said.err);
+}
+
+#[test]
 fn a_worker_whose_credentials_are_never_accepted_ends_and_says_so() {
     let folder = tempfile::tempdir().expect("a folder");
     let (_queue, root) = queue(folder.path());

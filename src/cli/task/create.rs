@@ -35,10 +35,10 @@ pub struct Create {
     /// A name for people
     #[arg(long)]
     name: Option<String>,
-    /// Which of the waiting tasks is claimed first
+    /// Which of the waiting tasks is claimed first [default: that of the queue, lowest]
     #[arg(long, value_enum)]
     priority: Option<Priority>,
-    /// How often the task may be retried
+    /// How often the task may be retried [default: that of the queue, 5]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(0..=49))]
     retries: Option<u8>,
     /// How long the task has from now on until it is given up
