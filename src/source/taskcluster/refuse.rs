@@ -127,7 +127,9 @@ pub(super) fn retry_after(header: Option<&str>) -> Option<Duration> {
 /// The part of a message that says what is wrong, on one line and bounded.
 pub(super) fn useful_line(message: &str) -> String {
     let said = message.split("\n\n---\n").next().unwrap_or_default();
-    clean(said.trim())
+    // Markdown's fences stand on lines of their own.
+    let lines = said.lines().map(str::trim).filter(|line| !line.is_empty() && *line != "```");
+    clean(&lines.collect::<Vec<_>>().join(" "))
 }
 
 /// Text of somebody else's, fit for a log line: bounded, control characters escaped.
@@ -166,10 +168,18 @@ mod tests {
     }
 
     #[test]
+    fn a_message_of_several_lines_is_one_sentence() {
+        let message = "This request requires:\n\n```\nqueue:claimed-list:a/b\n```\n\n---\n\n* method: m";
+        assert_eq!(useful_line(message), "This request requires: queue:claimed-list:a/b");
+        assert_eq!(useful_line("Not there.\r\nWas it submitted?"), "Not there. Was it submitted?");
+        assert_eq!(useful_line(""), "");
+    }
+
+    #[test]
     fn control_characters_are_escaped_and_length_is_bounded() {
         let nasty = format!("{{\"code\":\"X\",\"message\":\"a\\u001b[31m\\nb{}\"}}", "z".repeat(5000));
         let refused = by_service("op", &answered(400, "application/json", &nasty));
-        assert!(refused.what.contains("a\\u{1b}[31m\\nb"), "{}", refused.what);
+        assert!(refused.what.contains("a\\u{1b}[31m b"), "{}", refused.what);
         assert!(refused.what.len() < 400);
         assert!(!refused.what.contains('\u{1b}'));
     }
