@@ -5,6 +5,7 @@
 //! but what they left may be arranged to lead elsewhere, so files are opened by [`super::beneath`]. This file uploads
 //! nothing.
 
+use std::cmp::Ordering;
 use std::collections::HashSet;
 use std::fs::File;
 use std::io;
@@ -334,10 +335,23 @@ pub(super) fn in_memory(bytes: &[u8]) -> io::Result<File> {
 /// Whether an artifact's `expires` is later than that of its task's definition, where both are times.
 #[must_use]
 pub fn outlives(expires: &str, definition: &serde_json::Value) -> bool {
-    let task = definition.get("expires").and_then(serde_json::Value::as_str);
-    let time = |text: &str| text.parse::<jiff::Timestamp>().ok();
-    match (time(expires), task.and_then(time)) {
-        (Some(artifact), Some(task)) => artifact > task,
-        (None, _) | (_, None) => false,
+    compared(expires, "expires", definition).is_some_and(Ordering::is_gt)
+}
+
+/// Why no artifact of this task can have this `expires`, whenever the task runs; `None` where it can.
+///
+/// A task is run until its deadline, and what expires by then is refused by the queue, or not, as the clock has it.
+#[must_use]
+pub fn never_fits(expires: &str, definition: &serde_json::Value) -> Option<&'static str> {
+    if outlives(expires, definition) {
+        return Some("it is later than the task's own expires");
     }
+    let early = compared(expires, "deadline", definition).is_some_and(Ordering::is_lt);
+    early.then_some("it is earlier than the task's deadline")
+}
+
+fn compared(expires: &str, with: &str, definition: &serde_json::Value) -> Option<Ordering> {
+    let time = |text: &str| text.parse::<jiff::Timestamp>().ok();
+    let other = definition.get(with).and_then(serde_json::Value::as_str).and_then(time)?;
+    Some(time(expires)?.cmp(&other))
 }

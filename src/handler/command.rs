@@ -94,7 +94,8 @@ pub struct Wanted {
     /// The artifact's name; the path if not given.
     #[serde(default)]
     pub name: Option<String>,
-    /// When it may be thrown away, not later than the task (RFC 3339); with the task if not given.
+    /// When it may be thrown away (RFC 3339), not before the task's deadline and not later than the task; with the task if
+    /// not given.
     #[serde(default)]
     pub expires: Option<String>,
     /// The media type of a file; guessed from its extension if not given.
@@ -177,8 +178,7 @@ impl PayloadHandler for Command {
             }
         }
         let artifacts = artifacts(payload.artifacts, context, &mut wrong);
-        let mut env = environment::of_task(&self.settings.env, context);
-        env.extend(payload.env);
+        let env = environment::with_payloads(&self.settings.env, payload.env, context);
         let secrets = env.iter().filter(|(name, _)| redact::is_named_like_a_secret(name, &self.settings.redact_env));
         for (_, value) in secrets {
             // What is too short to be hidden is too short to be a secret.
@@ -341,9 +341,9 @@ fn artifacts(wanted: Vec<Wanted>, context: &Context, wrong: &mut Vec<String>) ->
         if let Err(error) = trial.declare(declaration.clone()) {
             wrong.push(format!("payload/artifacts/{number}: {error}"));
         } else if let Some(expires) = &declaration.expires
-            && artifact::outlives(expires, &context.task().definition)
+            && let Some(why) = artifact::never_fits(expires, &context.task().definition)
         {
-            wrong.push(format!("payload/artifacts/{number}/expires: it is later than the task's own expires"));
+            wrong.push(format!("payload/artifacts/{number}/expires: {why}"));
         }
         declarations.push(declaration);
     }

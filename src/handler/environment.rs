@@ -18,10 +18,16 @@ pub fn pick(names: &[String], worker: impl IntoIterator<Item = (String, String)>
     worker.into_iter().filter(|(name, _)| names.iter().any(|kept| kept == name)).collect()
 }
 
-/// What a process of this task gets before the payload adds its own, each line over the one before: a `PATH`; the
-/// task's folder as `HOME`; what the operator passes on; `TASK_ID`, `RUN_ID` and `TASK_WORKDIR`; what the source adds.
+/// What a process of this task gets, each line over the one before: a `PATH`; the task's folder as `HOME`; what the operator
+/// passes on; and what no payload can say otherwise: `TASK_ID`, `RUN_ID` and `TASK_WORKDIR`, and what the source adds.
 #[must_use]
 pub fn of_task(passed_on: &Variables, context: &Context) -> Variables {
+    with_payloads(passed_on, Variables::new(), context)
+}
+
+/// As [`of_task`], with what the payload sets over what the operator passes on.
+#[must_use]
+pub fn with_payloads(passed_on: &Variables, payload: Variables, context: &Context) -> Variables {
     let workdir = context.workdir().to_string_lossy().into_owned();
     let task = context.task();
     let mut variables = Variables::new();
@@ -30,6 +36,9 @@ pub fn of_task(passed_on: &Variables, context: &Context) -> Variables {
     set("HOME", workdir.clone());
     for (name, value) in passed_on {
         set(name, value.clone());
+    }
+    for (name, value) in payload {
+        set(&name, value);
     }
     set("TASK_ID", task.run.task.to_string());
     set("RUN_ID", task.run.run.to_string());

@@ -40,6 +40,14 @@ impl Store {
     /// Stores the artifacts, then the log that tells how that went.
     pub(super) async fn settle(self, job: Job) -> Settled {
         let settled = if job.context.artifacts().is_empty() { Settled::Clean } else { self.artifacts(&job).await };
+        // The log has told how the payload ended, and that is not how the task ends.
+        match settled {
+            Settled::Clean => {}
+            Settled::Missing => job.context.log().note("without all of its artifacts the task is not completed"),
+            Settled::Unstored => {
+                job.context.log().note("its artifacts could not all be stored, so the task is not completed");
+            }
+        }
         self.log(job.context.log()).await;
         settled
     }

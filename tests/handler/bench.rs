@@ -49,7 +49,12 @@ impl Bench {
         let task = Task {
             run: Run { task: TaskId::parse("fN1SbArXTPSVFNUvaOlinQ").unwrap(), run: 3 },
             source: "local".to_owned(),
-            definition: json!({"expires": "2030-01-01T00:00:00.000Z", "metadata": {"name": "a task"}, "payload": {"secret": 1}}),
+            definition: json!({
+                "deadline": "2029-12-01T00:00:00.000Z",
+                "expires": "2030-01-01T00:00:00.000Z",
+                "metadata": {"name": "a task"},
+                "payload": {"secret": 1},
+            }),
             env: BTreeMap::from([("TASKCLUSTER_ROOT_URL".to_owned(), "http://localhost".to_owned())]),
         };
         let clock = Clock::tokio();

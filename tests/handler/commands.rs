@@ -139,6 +139,19 @@ async fn the_environment_is_the_tasks_and_nothing_of_the_workers() {
 }
 
 #[tokio::test]
+async fn what_the_worker_says_of_a_task_cannot_be_said_otherwise_by_its_payload() {
+    let bench = Bench::new();
+    let mut payload = json!({"command": [["env"]], "maxRunTime": 60});
+    payload["env"] =
+        json!({"TASK_ID": "x", "RUN_ID": "x", "TASK_WORKDIR": "x", "TASKCLUSTER_ROOT_URL": "x", "HOME": "x"});
+    let went = bench.run(&*handler(), payload).await;
+    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    let log = bench.log();
+    let taken: Vec<&str> = log.lines().filter(|line| line.ends_with("=x")).collect();
+    assert_eq!(taken, ["HOME=x"]);
+}
+
+#[tokio::test]
 async fn keys_that_are_not_known_are_violations() {
     let mut payload = sh(&["true"]);
     payload["mounts"] = json!([]);
@@ -184,11 +197,12 @@ async fn artifacts_that_can_never_be_are_refused() {
         {"type": "file", "path": "a", "name": "public/naïve"},
         {"type": "file", "path": "a", "name": "public/a", "expires": "2031-01-01T00:00:00.000Z"},
         {"type": "file", "path": "a", "name": "public/b", "expires": "tomorrow"},
+        {"type": "file", "path": "a", "name": "public/c", "expires": "2029-11-30T23:59:59.999Z"},
         {"type": "file", "path": "b", "name": "public/a"},
         {"type": "directory", "path": "b", "name": "public/logs/live.log"},
     ]);
     let sentences = refused(payload).await;
-    assert_eq!(sentences.len(), 7, "{sentences:#?}");
+    assert_eq!(sentences.len(), 8, "{sentences:#?}");
     for (number, sentence) in sentences.iter().enumerate() {
         assert!(sentence.starts_with(&format!("payload/artifacts/{number}")), "{sentence}");
     }

@@ -62,7 +62,7 @@ async fn a_program_reads_its_document_and_ends_with_its_input() {
         json!({
             "protocol": "stdio-json/1", "phase": "run", "payload": {"a": 1}, "attempt": 3, "source": "local",
             "taskId": "fN1SbArXTPSVFNUvaOlinQ", "lease": {"secondsLeft": null}, "workdir": bench.workdir(),
-            "task": {"expires": "2030-01-01T00:00:00.000Z", "metadata": {"name": "a task"}},
+            "task": {"deadline": "2029-12-01T00:00:00.000Z", "expires": "2030-01-01T00:00:00.000Z", "metadata": {"name": "a task"}},
         })
     );
 }

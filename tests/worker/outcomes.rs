@@ -19,12 +19,13 @@ async fn every_outcome(dialect: Dialect) {
     let panics = service.create("panics", json!({"do": "panic"})).await;
     let again = service.create("again", json!({"do": "retry-later"})).await;
     let malformed = service.create("malformed", json!({"do": "dance", "wildly": 1})).await;
+    let forgets = service.create("forgets", json!({"do": "forget"})).await;
     let (worker, mut told) = service.worker("worker", |_| {});
     let control = worker.control();
     let counts = control.clone();
     let watch = async {
-        // Four that run, and the second run of the one that asks for it; then drain.
-        for _ in 0..5 {
+        // Five that run, and the second run of the one that asks for it; then drain.
+        for _ in 0..6 {
             assert!(matches!(told.recv().await, Some(Told::Started(_))));
         }
         control.drain().await;
@@ -42,8 +43,12 @@ async fn every_outcome(dialect: Dialect) {
     assert!(service.text(&completes, 0, "public/logs/live.log").await.contains("hello from the task"));
     let log = service.text(&malformed, 0, "public/logs/live_backing.log").await;
     assert!(log.contains("malformed") && log.contains("no task code was run"), "{log}");
+    assert_eq!(service.states(&forgets).await, ["failed"]);
+    let log = service.text(&forgets, 0, "public/logs/live_backing.log").await;
+    assert!(log.contains("out.txt: there is no such file"), "{log}");
+    assert!(log.trim_end().ends_with("without all of its artifacts the task is not completed"), "{log}");
     let counts = counts.counts();
-    assert_eq!((counts.completed, counts.failed, counts.lost), (1, 1, 0), "{counts:?}");
+    assert_eq!((counts.completed, counts.failed, counts.lost), (1, 2, 0), "{counts:?}");
 }
 
 #[tokio::test]

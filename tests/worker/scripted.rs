@@ -17,6 +17,8 @@ pub enum Script {
     RetryLater,
     /// Leaves a file and a line in the log behind.
     Leave,
+    /// Declares a file and does not write it.
+    Forget,
     /// Runs until it is told to end.
     Wait,
     /// Blocks its thread, as a writer does whose reader is slow, until somebody opens this named pipe.
@@ -61,6 +63,10 @@ impl PayloadHandler for Scripted {
                 Script::Leave => {
                     context.log().line("hello from the task");
                     std::fs::write(context.workdir().join("out.txt"), "made by the task").expect("written");
+                    context.artifacts().file("public/out.txt", "out.txt").expect("declared");
+                    Ok(())
+                }
+                Script::Forget => {
                     context.artifacts().file("public/out.txt", "out.txt").expect("declared");
                     Ok(())
                 }
