@@ -73,7 +73,7 @@ enum Verb {
     Stop(steer::PlainArgs),
     /// Let a worker read its configuration again
     Reload(steer::PlainArgs),
-    /// List what a worker holds, and read the logs
+    /// List, show, end what a worker holds, and read its logs
     #[command(subcommand)]
     Tasks(steer::TasksCommand),
     /// Serve the embedded queue

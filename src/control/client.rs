@@ -8,6 +8,7 @@ use thiserror::Error;
 
 use super::{Answer, Ordered, Status, through};
 use crate::limits::{CONTROL_ANSWER_BYTES_MAX, CONTROL_TIMEOUT};
+use crate::worker::view::Detail;
 
 /// A worker, reached by its control socket.
 #[derive(Debug)]
@@ -81,6 +82,17 @@ impl Client {
     pub async fn order(&self, ordered: &Ordered) -> Result<String, Error> {
         let sent = self.http.post("http://worker/v1/orders").timeout(CONTROL_TIMEOUT * 2).json(ordered).send().await;
         Ok(self.answer::<Answer>(sent).await?.said)
+    }
+
+    /// All that is known of a task that the worker holds.
+    ///
+    /// # Errors
+    ///
+    /// Where the worker does not hold it, or holds several of that name.
+    pub async fn show(&self, task: &str) -> Result<Detail, Error> {
+        let address = url::Url::parse_with_params("http://worker/v1/task", [("task", task)])
+            .map_err(|error| Error::Broken(self.socket.clone(), error.to_string()))?;
+        self.answer(self.http.get(address).timeout(CONTROL_TIMEOUT * 3).send().await).await
     }
 
     /// The log of a task that the worker holds, piece by piece.

@@ -63,7 +63,7 @@ pub struct Ordered {
 }
 
 /// What a worker can be told.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Order {
     /// Claim nothing, for so many seconds or until told otherwise.
@@ -82,6 +82,16 @@ pub enum Order {
     Stop,
     /// Read the configuration again.
     Reload,
+    /// End one task and hand it back.
+    HandBack {
+        /// Which: `TASK`, `TASK/RUN`, the beginning of either, `SOURCE:` before it where two are called the same.
+        task: String,
+    },
+    /// End one task for good.
+    Cancel {
+        /// Which.
+        task: String,
+    },
 }
 
 /// What came of an order.

@@ -29,12 +29,15 @@ use tokio::time::timeout;
 use tokio_util::io::ReaderStream;
 
 use super::{Answer, Order, Ordered, SPAN_MAX_SECONDS, Status, through};
+use crate::domain::claim::{self, Obeyed};
+use crate::domain::outcome::{Outcome, Reason};
 use crate::handler::log::TaskLog;
 use crate::limits::{
     CONTROL_ACCEPT_REST, CONTROL_BODY_BYTES_MAX, CONTROL_CONNECTIONS_MAX, CONTROL_FOLLOW_CHECK, CONTROL_HEAD_TIMEOUT,
     CONTROL_READ_BYTES, CONTROL_TIMEOUT,
 };
-use crate::worker::{Command, Control, view};
+use crate::worker::view::Detail;
+use crate::worker::{Command, Control, NotOne, Note, Shown, Told, view};
 
 /// Reads the configuration again: what came of it, or why it was refused.
 pub type Reload = dyn Fn() -> Reloaded + Send + Sync;
@@ -116,6 +119,7 @@ pub async fn serve(socket: Socket, desk: Desk) -> Infallible {
         .route("/v1/status", get(status))
         .route("/v1/orders", post(order))
         .route("/v1/log", get(log))
+        .route("/v1/task", get(show))
         .layer(DefaultBodyLimit::max(CONTROL_BODY_BYTES_MAX))
         .with_state(desk);
     let places = Arc::new(Semaphore::new(CONTROL_CONNECTIONS_MAX));
@@ -174,6 +178,8 @@ async fn order(State(desk): State<Desk>, Json(ordered): Json<Ordered>) -> Result
         Order::Stop => {
             (Command::HandBack { within: None }, "stopping: running tasks are handed back, then the worker exits")
         }
+        Order::HandBack { task } => return end(&desk.control, &task, claim::Order::HandBack, ordered.note).await,
+        Order::Cancel { task } => return end(&desk.control, &task, claim::Order::Cancel, ordered.note).await,
         Order::Reload => {
             let reloaded = (desk.reload)().await.map_err(|error| Refusal(StatusCode::UNPROCESSABLE_ENTITY, error))?;
             return Ok(Json(Answer { said: reloaded }));
@@ -207,13 +213,78 @@ struct Which {
     follow: bool,
 }
 
-async fn log(State(desk): State<Desk>, Query(which): Query<Which>) -> Result<Response, Refusal> {
-    let held = timeout(CONTROL_TIMEOUT, desk.control.log(&which.task)).await.ok().flatten();
-    let Some(log) = held else {
-        let text =
-            format!("this worker does not hold {}; `journeyman task log` reads the logs of ended tasks", which.task);
-        return Err(Refusal(StatusCode::NOT_FOUND, text));
+impl From<NotOne> for Refusal {
+    fn from(not: NotOne) -> Self {
+        let status = match not {
+            NotOne::None { .. } => StatusCode::NOT_FOUND,
+            NotOne::Several { .. } => StatusCode::CONFLICT,
+            NotOne::Exited => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        Self(status, not.to_string())
+    }
+}
+
+/// What a worker is asked is answered in time, or not at all.
+async fn in_time<T>(asked: impl Future<Output = Result<T, NotOne>>) -> Result<T, Refusal> {
+    let slow = |_| Refusal(StatusCode::GATEWAY_TIMEOUT, format!("the worker did not answer in {CONTROL_TIMEOUT:?}"));
+    Ok(timeout(CONTROL_TIMEOUT, asked).await.map_err(slow)??)
+}
+
+async fn end(control: &Control, task: &str, order: claim::Order, note: Note) -> Result<Json<Answer>, Refusal> {
+    let Told { run, obeyed } = in_time(control.end(task, order, note)).await?;
+    let again = "others may claim it, and so may this worker where it is not paused";
+    let what = match order {
+        claim::Order::HandBack => "handed back",
+        claim::Order::Cancel => "canceled",
     };
+    let said = match obeyed {
+        Obeyed::Ending(outcome) => format!("{run} is told to end, and is reported as {outcome} when it has"),
+        Obeyed::Reporting(outcome) => format!("{run} has ended, and is reported as {outcome} now"),
+        Obeyed::WhenGranted(outcome) => format!("{run} is being claimed, and is reported as {outcome} then"),
+        Obeyed::NotAsked => format!("{run} was not granted, and is not asked for again"),
+        Obeyed::TooLate(outcome) => {
+            let text = format!("{run} cannot be {what} any more: it has ended, and is being reported as {outcome}");
+            return Err(Refusal(StatusCode::CONFLICT, text));
+        }
+        Obeyed::Lost(_) => {
+            let text =
+                format!("{run} cannot be {what} any more: its claim is lost, and what is left of it is being ended");
+            return Err(Refusal(StatusCode::CONFLICT, text));
+        }
+    };
+    let retried = matches!(
+        obeyed,
+        Obeyed::Ending(Outcome::Exception(Reason::WorkerShutdown))
+            | Obeyed::Reporting(Outcome::Exception(Reason::WorkerShutdown))
+            | Obeyed::WhenGranted(Outcome::Exception(Reason::WorkerShutdown))
+            | Obeyed::NotAsked
+    );
+    Ok(Json(Answer { said: if retried { format!("{said}; {again}") } else { said } }))
+}
+
+/// Which task.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Named {
+    task: String,
+}
+
+async fn show(State(desk): State<Desk>, Query(named): Query<Named>) -> Result<Json<Detail>, Refusal> {
+    let Shown { mut detail, enclosure } = in_time(desk.control.show(&named.task)).await?;
+    if let Some(enclosure) = enclosure {
+        // A file system that hangs holds up who asks, and only for so long.
+        let looked = tokio::task::spawn_blocking(move || enclosure.processes());
+        detail.processes = timeout(CONTROL_TIMEOUT, looked).await.ok().and_then(Result::ok).unwrap_or_default();
+    }
+    Ok(Json(detail))
+}
+
+async fn log(State(desk): State<Desk>, Query(which): Query<Which>) -> Result<Response, Refusal> {
+    let log = in_time(desk.control.log(&which.task)).await.map_err(|Refusal(status, text)| {
+        let more =
+            if status == StatusCode::NOT_FOUND { "; `journeyman task log` reads the logs of ended tasks" } else { "" };
+        Refusal(status, format!("{text}{more}"))
+    })?;
     let (near, far) = tokio::io::duplex(CONTROL_READ_BYTES);
     let reader = Reader { log, file: None, at: 0, which, control: desk.control };
     let mut copying = JoinSet::new();
@@ -278,7 +349,7 @@ impl Reader {
                 () = self.log.grown(seen) => {}
                 // A log that is never ended, because its claim was lost, is noticed by looking.
                 () = tokio::time::sleep(CONTROL_FOLLOW_CHECK) => {
-                    if self.control.log(&self.which.task).await.is_none() {
+                    if self.control.log(&self.which.task).await.is_err() {
                         return;
                     }
                 }

@@ -164,6 +164,10 @@ impl PayloadHandler for Command {
     type Payload = Payload;
     type Prepared = Ready;
 
+    fn describe(&self) -> String {
+        "command".to_owned()
+    }
+
     async fn prepare(&self, payload: Payload, context: &Context) -> Result<Ready, NotPrepared> {
         let mut wrong = Vec::new();
         let run_time = self.run_time(payload.max_run_time, &mut wrong);
@@ -303,6 +307,8 @@ pub(super) const fn ordered(cause: CancelCause) -> &'static str {
     match cause {
         CancelCause::ClaimLost => "stopped: the task is canceled or no longer this worker's",
         CancelCause::Shutdown => "stopped: the worker has to go",
+        CancelCause::HandedBack => "stopped: handed back by those who run the worker",
+        CancelCause::Canceled => "stopped: canceled by those who run the worker",
     }
 }
 

@@ -36,6 +36,10 @@ pub enum CancelCause {
     ClaimLost,
     /// The worker has to go. `worker-shutdown` will be reported.
     Shutdown,
+    /// Those who run the worker hand this one task back. `worker-shutdown` will be reported.
+    HandedBack,
+    /// Those who run the worker canceled this one task. `internal-error` will be reported.
+    Canceled,
 }
 
 /// The order to end early.

@@ -67,6 +67,11 @@ pub trait PayloadHandler: Send + Sync + 'static {
     /// What `prepare` hands to `execute`; often the payload itself.
     type Prepared: Send + 'static;
 
+    /// One line for those who look at the worker: what it is.
+    fn describe(&self) -> String {
+        std::any::type_name::<Self>().to_owned()
+    }
+
     /// Checks and fetches what the payload declares, before any task code runs.
     ///
     /// Dropped when the task has to end early, so it must leave nothing behind that its drop does not clean up.
@@ -92,6 +97,9 @@ pub type Pending<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A handler whose types are known only to itself, as the runtime holds it.
 pub trait Handler: Send + Sync + 'static {
+    /// One line for those who look at the worker: what it is.
+    fn describe(&self) -> String;
+
     /// The JSON Schema of the payload.
     fn schema(&self) -> serde_json::Value;
 
@@ -128,6 +136,10 @@ struct Ready<H: PayloadHandler> {
 }
 
 impl<H: PayloadHandler> Handler for Erased<H> {
+    fn describe(&self) -> String {
+        self.handler.describe()
+    }
+
     fn schema(&self) -> serde_json::Value {
         self.checked.as_ref().map_or_else(|unusable| unusable.schema.clone(), |checked| checked.schema().clone())
     }

@@ -298,6 +298,12 @@ struct Ready {
 }
 
 impl Handler for Program {
+    /// Without its arguments, which may hold anything.
+    fn describe(&self) -> String {
+        let Settings { name, exec, .. } = &self.inner.settings;
+        format!("{name}, the program {}", exec.first().map_or("", String::as_str))
+    }
+
     fn schema(&self) -> Value {
         self.inner.schema.schema().clone()
     }

@@ -22,6 +22,7 @@ use super::examine::Examination;
 use super::guard::{Panicked, guarded};
 use super::live::{Entry, Job};
 use super::settle::Store;
+use super::timeline::Phase;
 use crate::host::clock::Clock;
 use crate::host::containment::Enclosure;
 
@@ -44,6 +45,26 @@ pub(super) enum Back {
 }
 
 impl Back {
+    /// The parts of a claim's life that are over with it.
+    pub(super) const fn ends(&self) -> &'static [Phase] {
+        match self {
+            Self::Claimed { .. } => &[Phase::Claim],
+            Self::Prepared { .. } => &[Phase::Prepare],
+            Self::Ended { .. } => &[Phase::Prepare, Phase::Run, Phase::End],
+            Self::Settled { .. } => &[Phase::Upload],
+            Self::Reported { .. } => &[Phase::Report],
+            Self::Measured { .. }
+            | Self::Opened { .. }
+            | Self::Polled { .. }
+            | Self::Recovered { .. }
+            | Self::Deleted { .. }
+            | Self::Vacated { .. }
+            | Self::Reclaimed { .. }
+            | Self::Checked { .. }
+            | Self::Looked(_) => &[],
+        }
+    }
+
     /// The claim that the call was about.
     pub(super) const fn claim(&self) -> Option<Token> {
         match self {

@@ -12,6 +12,7 @@ use crate::domain::claim::{End, Loss};
 use crate::domain::id::{Deployment, Run, SourceId, Token};
 use crate::domain::outcome::{Emptiness, Outcome, Reason, Unprepared, Verdict};
 use crate::domain::refusal::Refusal;
+use crate::domain::time::Instant as Moment;
 use crate::domain::worker::{
     self as rules, Alert, Brought, Effect, Event, Exit, Found, Haul, Lanes, Place, Retried, Room, Seen,
 };
@@ -27,10 +28,11 @@ use super::counters::{Counters, add, count};
 use super::examine::Examination;
 use super::guard::discard;
 use super::hour::Hour;
-use super::live::{Entry, Live, Surroundings};
+use super::live::{Entry, Job, Live, Surroundings};
 use super::look::{Noticed, Track};
 use super::settle::Store;
 use super::threads::Threads;
+use super::timeline::{self, Phase};
 use super::view::Note;
 use super::{Command, Control, Feed, Order, Settings, Worker};
 
@@ -54,7 +56,7 @@ pub(super) struct Engine {
     unrecovered: HashSet<SourceId>,
     pub(super) tracks: Vec<Track>,
     pub(super) hour: Hour,
-    pub(super) began: crate::domain::time::Instant,
+    pub(super) began: Moment,
     pub(super) room: Room,
     /// One look at the room at a time.
     measuring: Arc<Semaphore>,
@@ -163,7 +165,7 @@ impl Engine {
         }
     }
 
-    fn happened(&mut self, event: Event) {
+    pub(super) fn happened(&mut self, event: Event) {
         self.rules.handle(event, self.clock.now());
     }
 
@@ -174,6 +176,8 @@ impl Engine {
             // Whoever asked may have gone.
             Order::Look(sender) => drop(sender.send(self.look())),
             Order::Log(task, sender) => drop(sender.send(self.log_of(&task))),
+            Order::Show(task, sender) => drop(sender.send(self.show(&task))),
+            Order::End { name, order, note, sender } => drop(sender.send(self.end(&name, order, note))),
         }
     }
 
@@ -227,6 +231,7 @@ impl Engine {
     fn came_back(&mut self, back: Back) {
         if let Some(live) = back.claim().and_then(|claim| self.live.get_mut(&claim)) {
             live.let_go();
+            live.timeline.end(back.ends(), self.clock.now());
         }
         let event = match back {
             Back::Opened { source, sent_at, answer } => {
@@ -246,7 +251,7 @@ impl Engine {
                     let entries = batch.messages.len() + batch.undecodable.len() + batch.grants.len();
                     track.polled(self.clock.now(), entries);
                 }
-                let answer = self.unless_refused(source, answer).map(|batch| self.take_in(source, batch));
+                let answer = self.unless_refused(source, answer).map(|batch| self.take_in(source, sent_at, batch));
                 if answer.is_err() {
                     count(&self.counters().polls_failed);
                     self.tally(usize::from(source.0), |counts| counts.polls_failed += 1);
@@ -255,7 +260,7 @@ impl Engine {
             }
             Back::Recovered { source, sent_at, answer } => {
                 let answer = match answer {
-                    Ok(found) => Ok(self.found(source, found)),
+                    Ok(found) => Ok(self.found(source, sent_at, found)),
                     Err(refused) => Err(self.recovery_refusal(source, refused)),
                 };
                 Event::Recovered { source, sent_at, answer }
@@ -284,7 +289,10 @@ impl Engine {
                 count(if answer.is_ok() { &self.counters().reclaims } else { &self.counters().reclaims_failed });
                 let now = self.clock.now();
                 let feed = self.live.get_mut(&claim).map(|live| {
-                    live.reclaimed = answer.is_ok().then_some(now).or(live.reclaimed);
+                    if answer.is_ok() {
+                        (live.reclaimed, live.leased) = (Some(now), Some(sent_at));
+                        live.reclaims = live.reclaims.saturating_add(1);
+                    }
                     live.feed
                 });
                 self.tally(feed.unwrap_or(usize::MAX), |counts| match answer {
@@ -351,7 +359,7 @@ impl Engine {
         refused.refusal
     }
 
-    fn take_in(&mut self, source: SourceId, batch: Batch) -> Haul {
+    fn take_in(&mut self, source: SourceId, sent_at: Moment, batch: Batch) -> Haul {
         let mut haul = Haul::default();
         for message in batch.messages {
             let token = self.token();
@@ -384,32 +392,27 @@ impl Engine {
             let entry = Entry { lane: bad.lane, id: bad.id, receipt: bad.receipt, source, message: None };
             self.entries.insert(token, Arc::new(entry));
         }
-        haul.claims = batch.grants.into_iter().map(|grant| self.bring(source, grant)).collect();
+        haul.claims = batch.grants.into_iter().map(|grant| self.bring(source, sent_at, grant)).collect();
         haul
     }
 
-    fn found(&mut self, source: SourceId, found: Recovered) -> Found {
+    fn found(&mut self, source: SourceId, sent_at: Moment, found: Recovered) -> Found {
         let missed = found.missed.map(|refused| self.recovery_refusal(source, refused));
-        Found { claims: found.grants.into_iter().map(|grant| self.bring(source, grant)).collect(), missed }
+        Found { claims: found.grants.into_iter().map(|grant| self.bring(source, sent_at, grant)).collect(), missed }
     }
 
-    fn bring(&mut self, source: SourceId, grant: Grant) -> Brought {
+    fn bring(&mut self, source: SourceId, sent_at: Moment, grant: Grant) -> Brought {
         let token = self.token();
         count(&self.counters().claims);
         self.tally(usize::from(source.0), |counts| counts.claims += 1);
         let brought = Brought { token, run: grant.run.clone(), length: grant.lease };
         let mut live = Live::new(usize::from(source.0));
-        live.granted(grant, self.clock.now());
+        live.granted(grant, sent_at, self.clock.now());
         self.live.insert(token, live);
         brought
     }
 
-    fn claimed(
-        &mut self,
-        claim: Token,
-        sent_at: crate::domain::time::Instant,
-        answer: Result<Grant, Refused>,
-    ) -> Event {
+    fn claimed(&mut self, claim: Token, sent_at: Moment, answer: Result<Grant, Refused>) -> Event {
         let feed = self.live.get(&claim).map(|live| live.feed);
         self.tally(feed.unwrap_or(usize::MAX), |counts| match answer {
             Ok(_) => counts.claims += 1,
@@ -420,7 +423,7 @@ impl Engine {
                 count(&self.counters().claims);
                 let length = grant.lease;
                 if let Some(live) = self.live.get_mut(&claim) {
-                    live.granted(grant, self.clock.now());
+                    live.granted(grant, sent_at, self.clock.now());
                 }
                 Ok(length)
             }
@@ -452,6 +455,12 @@ impl Engine {
     // --- what to do
 
     fn perform(&mut self, effect: Effect) {
+        if let Some(begun) = timeline::begins(&effect) {
+            let now = self.clock.now();
+            if let Some(live) = self.live.get_mut(&begun.claim) {
+                live.timeline.begin(begun.phase, now);
+            }
+        }
         match effect {
             Effect::Open(id) => self.source_call(id, |source, clock| calls::open(source, id, clock)),
             Effect::Poll { source: id, lane, max } => {
@@ -477,6 +486,7 @@ impl Engine {
                     live.kill(cause, grace, now);
                     if let Some(prepared) = live.prepared.take() {
                         discard(prepared);
+                        live.timeline.end(&[Phase::Prepare, Phase::End], now);
                         self.happened(Event::Ended { claim, verdict: Verdict::Internal });
                     }
                 }
@@ -531,6 +541,7 @@ impl Engine {
             (None, Some(entry)) => {
                 let mut live = Live::new(entry.source);
                 live.message.clone_from(&entry.message);
+                live.timeline.begin(Phase::Claim, self.clock.now());
                 self.live.entry(claim).or_insert(live)
             }
             (None, None) => return,
@@ -569,12 +580,20 @@ impl Engine {
     fn settle(&mut self, claim: Token) {
         let Some(live) = self.live.get_mut(&claim) else { return };
         let (Some(feed), Some(held)) = (self.feeds.get(live.feed), live.claim.clone()) else { return };
-        let Some(job) = live.job.clone() else {
+        if live.job.is_none() && live.ordered.is_some() {
+            // Ended before anything of it was prepared: its log says why.
+            let (enclosure, settings) = (self.containment.enclosure(), &self.settings);
+            let around = Surroundings { base: self.folder.tasks(), log: settings.log, clock: self.clock, enclosure };
+            live.begin(claim, held.run(), feed, around);
+            if let (Some(job), Some(said)) = (&live.job, &live.ordered) {
+                job.context.log().note(&said.sentence());
+            }
+        }
+        let something = |job: &Job| !job.context.artifacts().is_empty() || !job.context.log().is_empty();
+        let Some(job) = live.job.clone().filter(something) else {
+            live.timeline.end(&[Phase::Upload], self.clock.now());
             return self.happened(Event::Settled { claim, settled: crate::domain::claim::Settled::Clean });
         };
-        if job.context.artifacts().is_empty() && job.context.log().is_empty() {
-            return self.happened(Event::Settled { claim, settled: crate::domain::claim::Settled::Clean });
-        }
         let store = Store {
             source: Arc::clone(&feed.source),
             claim: held,
@@ -752,7 +771,7 @@ fn source_id(index: usize) -> SourceId {
 
 /// Takes away what a finished task leaves on the disk, if there is anything. Off this thread: a disk may take its time
 /// to free blocks, and the leases of all other tasks are kept here.
-fn remove(job: super::live::Job) {
+fn remove(job: Job) {
     let (folder, log) = (job.context.folder_made().is_some(), !job.context.log().is_empty());
     if !folder && !log {
         return;

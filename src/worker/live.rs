@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use crate::domain::claim::KillCause;
+use crate::domain::claim::{self, KillCause};
 use crate::domain::id::{Lane, Run, Token};
 use crate::domain::time::Instant;
 use crate::domain::trace::TraceParent;
@@ -17,6 +17,8 @@ use crate::handler::{Cancel, CancelCause, Context, Prepared, Task};
 use crate::source::{Claim, Grant, Message};
 
 use super::Feed;
+use super::steer::Said;
+use super::timeline::{Phase, Timeline};
 use crate::host::clock::Clock;
 use crate::host::containment::Enclosure;
 
@@ -40,6 +42,11 @@ pub(super) struct Live {
     /// When it was granted, and when last extended.
     pub(super) since: Option<Instant>,
     pub(super) reclaimed: Option<Instant>,
+    /// When the request was sent that the lease is counted from, and how often it was extended.
+    pub(super) leased: Option<Instant>,
+    pub(super) reclaims: u32,
+    pub(super) timeline: Timeline,
+    pub(super) ordered: Option<Said>,
     /// What its handler is told to trace under.
     pub(super) trace: Option<TraceParent>,
     definition: serde_json::Value,
@@ -75,6 +82,10 @@ impl Live {
             calls: Vec::new(),
             since: None,
             reclaimed: None,
+            leased: None,
+            reclaims: 0,
+            timeline: Timeline::default(),
+            ordered: None,
             trace: None,
             definition: serde_json::Value::Null,
             cancel: watch::Sender::new(None),
@@ -82,8 +93,11 @@ impl Live {
         }
     }
 
-    pub(super) fn granted(&mut self, grant: Grant, now: Instant) {
+    pub(super) fn granted(&mut self, grant: Grant, sent_at: Instant, now: Instant) {
         self.since = Some(now);
+        self.leased = Some(sent_at);
+        self.timeline.begin(Phase::Claim, now);
+        self.timeline.end(&[Phase::Claim], now);
         self.definition = grant.task;
         self.claim = Some(grant.claim);
     }
@@ -139,7 +153,14 @@ impl Live {
             let deadline = now.plus(grace);
             let cause = match (order.map(|order| order.cause), cause) {
                 (Some(CancelCause::ClaimLost), _) | (_, KillCause::ClaimLost(_)) => CancelCause::ClaimLost,
-                (Some(CancelCause::Shutdown) | None, KillCause::Shutdown) => CancelCause::Shutdown,
+                (Some(CancelCause::Canceled), _) | (_, KillCause::Ordered(claim::Order::Cancel)) => {
+                    CancelCause::Canceled
+                }
+                (Some(CancelCause::HandedBack), _) | (None, KillCause::Ordered(claim::Order::HandBack)) => {
+                    CancelCause::HandedBack
+                }
+                (Some(CancelCause::Shutdown), KillCause::Shutdown | KillCause::Ordered(claim::Order::HandBack))
+                | (None, KillCause::Shutdown) => CancelCause::Shutdown,
             };
             *order = Some(match *order {
                 Some(old) if old.deadline <= deadline => Cancel { cause, ..old },
@@ -172,7 +193,7 @@ mod tests {
     #[test]
     fn of_several_orders_a_lost_claim_and_the_earliest_deadline_count() {
         let at = |secs| Instant::at(Duration::from_secs(secs));
-        let (lost, shutdown) = (KillCause::ClaimLost(crate::domain::claim::Loss::Refused), KillCause::Shutdown);
+        let (lost, shutdown) = (KillCause::ClaimLost(claim::Loss::Refused), KillCause::Shutdown);
         for (orders, deadline, grace) in [
             ([(shutdown, 0, 30), (lost, 1, 10)], at(11), 10),
             ([(shutdown, 0, 5), (lost, 1, 10)], at(5), 5),

@@ -5,9 +5,7 @@ use crate::domain::id::SourceId;
 use crate::domain::outcome::{Outcome, Reason};
 use crate::domain::poll::Ready;
 use crate::domain::time::Instant;
-use crate::domain::worker::{Claiming, Exit, Hold, Room};
-
-use crate::handler::log::TaskLog;
+use crate::domain::worker::{ClaimView, Claiming, Exit, Hold, Room};
 
 use super::counters::SourceCounts;
 use super::engine::Engine;
@@ -93,13 +91,6 @@ impl Engine {
         }
     }
 
-    /// The log of the task of that name, `TASK` or `TASK/RUN`.
-    pub(super) fn log_of(&self, name: &str) -> Option<TaskLog> {
-        let held =
-            self.rules.claims().find(|claim| claim.run.task.as_str() == name || claim.run.to_string() == name)?;
-        self.live.get(&held.claim)?.job.as_ref().map(|job| job.context.log().clone())
-    }
-
     fn host(&self) -> Host {
         let Room { disk, memory } = self.room;
         let least = self.settings.least;
@@ -130,31 +121,30 @@ impl Engine {
     }
 
     fn tasks(&self, now: Instant) -> Vec<Task> {
-        let mut tasks: Vec<Task> = self
-            .rules
-            .claims()
-            .filter(|claim| claim.machine.granted())
-            .map(|claim| {
-                let live = self.live.get(&claim.claim);
-                let context = live.and_then(|live| live.job.as_ref()).map(|job| &job.context);
-                Task {
-                    task: claim.run.task.to_string(),
-                    run: claim.run.run,
-                    source: self.source_name(claim.source).to_owned(),
-                    step: claim.machine.step().to_owned(),
-                    progress: context.and_then(|context| context.progress()),
-                    held_seconds: live.and_then(|live| live.since).map_or(0.0, |since| seconds(since, now)),
-                    lease_left_seconds: claim.machine.lease().map(|lease| seconds(now, lease.abandon_at())),
-                    reclaimed_seconds_ago: live.and_then(|live| live.reclaimed).map(|at| seconds(at, now)),
-                    log_bytes: context.map_or(0, |context| context.log().bytes()),
-                    trace_id: live.and_then(|live| live.trace).map(|trace| trace.trace_id().to_string()),
-                }
-            })
-            .collect();
+        let mut tasks: Vec<Task> =
+            self.rules.claims().filter(|claim| claim.machine.granted()).map(|claim| self.task(&claim, now)).collect();
         tasks.sort_by(|one, other| {
             one.lease_left_seconds.partial_cmp(&other.lease_left_seconds).unwrap_or(std::cmp::Ordering::Equal)
         });
         tasks
+    }
+
+    /// What a list shows of one claim.
+    pub(super) fn task(&self, claim: &ClaimView<'_>, now: Instant) -> Task {
+        let live = self.live.get(&claim.claim);
+        let context = live.and_then(|live| live.job.as_ref()).map(|job| &job.context);
+        Task {
+            task: claim.run.task.to_string(),
+            run: claim.run.run,
+            source: self.source_name(claim.source).to_owned(),
+            step: claim.machine.step().to_owned(),
+            progress: context.and_then(|context| context.progress()),
+            held_seconds: live.and_then(|live| live.since).map_or(0.0, |since| seconds(since, now)),
+            lease_left_seconds: claim.machine.lease().map(|lease| seconds(now, lease.abandon_at())),
+            reclaimed_seconds_ago: live.and_then(|live| live.reclaimed).map(|at| seconds(at, now)),
+            log_bytes: context.map_or(0, |context| context.log().bytes()),
+            trace_id: live.and_then(|live| live.trace).map(|trace| trace.trace_id().to_string()),
+        }
     }
 
     fn next(&self, claiming: Claiming, now: Instant) -> Option<Next> {
@@ -300,7 +290,7 @@ fn hints(claiming: Claiming, sources: &[Source], hour: Outcomes) -> Vec<String> 
     hints
 }
 
-fn seconds(from: Instant, to: Instant) -> f64 {
+pub(super) fn seconds(from: Instant, to: Instant) -> f64 {
     (to.since(from).as_secs_f64() * 1000.0).round() / 1000.0
 }
 

@@ -11,8 +11,11 @@ mod guard;
 mod hour;
 mod live;
 pub mod look;
+mod named;
 mod settle;
+mod steer;
 mod threads;
+pub mod timeline;
 pub mod view;
 
 use std::collections::BTreeMap;
@@ -34,6 +37,8 @@ pub use crate::domain::worker::{Claiming, Exit, Hold, Least, Noticed, Stay};
 use crate::host::clock::Clock;
 use crate::host::containment::{self, Containment};
 use counters::{Counters, Counts, count};
+pub use named::NotOne;
+pub use steer::{Shown, Told};
 pub use view::{Note, View};
 
 /// How many orders to a worker may wait.
@@ -163,7 +168,9 @@ enum Order {
     Do(Command, Note),
     Reconfigure(Box<Settings>),
     Look(oneshot::Sender<View>),
-    Log(String, oneshot::Sender<Option<TaskLog>>),
+    Log(String, oneshot::Sender<Result<TaskLog, NotOne>>),
+    Show(String, oneshot::Sender<Result<Shown, NotOne>>),
+    End { name: String, order: claim::Order, note: Note, sender: oneshot::Sender<Result<Told, NotOne>> },
 }
 
 /// What became of a configuration that was read again.
@@ -316,15 +323,49 @@ impl Control {
         view.await.ok()
     }
 
-    /// The log of a task that is held, named `TASK` or `TASK/RUN`.
+    /// The log of a task that is held: `TASK` or `TASK/RUN`, or the beginning of one of them.
+    ///
+    /// # Errors
+    ///
+    /// Where that is the name of none, or of several.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub async fn log(&self, task: &str) -> Option<TaskLog> {
-        let (sender, log) = oneshot::channel();
-        self.order(Order::Log(task.to_owned(), sender)).await;
-        log.await.ok().flatten()
+    pub async fn log(&self, task: &str) -> Result<TaskLog, NotOne> {
+        self.ask(|sender| Order::Log(task.to_owned(), sender)).await
+    }
+
+    /// All that is known of a task, named as for [`Control::log`].
+    ///
+    /// # Errors
+    ///
+    /// Where that is the name of none, or of several.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn show(&self, task: &str) -> Result<Shown, NotOne> {
+        self.ask(|sender| Order::Show(task.to_owned(), sender)).await
+    }
+
+    /// Ends one task, named as for [`Control::log`], and says what comes of it.
+    ///
+    /// # Errors
+    ///
+    /// Where that is the name of none, or of several.
+    ///
+    /// # Cancel safety
+    ///
+    /// Once it was polled, the order may be carried out.
+    pub async fn end(&self, task: &str, order: claim::Order, note: Note) -> Result<Told, NotOne> {
+        self.ask(|sender| Order::End { name: task.to_owned(), order, note, sender }).await
+    }
+
+    async fn ask<T>(&self, order: impl FnOnce(oneshot::Sender<Result<T, NotOne>>) -> Order) -> Result<T, NotOne> {
+        let (sender, answer) = oneshot::channel();
+        self.order(order(sender)).await;
+        answer.await.unwrap_or(Err(NotOne::Exited))
     }
 
     /// Something became pending: poll now.

@@ -3,6 +3,8 @@
 //! Times are seconds, spans count from the moment of the view. Nothing in here is a secret: no payload, no credential, no
 //! signed address.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 use super::counters::{Counts, SourceCounts};
@@ -228,6 +230,70 @@ pub struct Task {
     /// The trace that its handler was given, see `TRACEPARENT`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace_id: Option<String>,
+}
+
+/// All that is known of one claim. The keys are stable: `journeyman tasks show -o json` shows them as they are.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Detail {
+    /// What a list shows of it.
+    #[serde(flatten)]
+    pub task: Task,
+    /// What its author calls it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The group it belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// Where it comes from, in words.
+    pub place: String,
+    /// What runs it.
+    pub handler: String,
+    /// How often its message had been received; absent where it came by no message.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dequeue_count: Option<u32>,
+    /// How long its lease was when it was last granted or extended.
+    pub lease_seconds: Option<f64>,
+    /// How often its lease was extended.
+    pub reclaims: u32,
+    /// Until its lease is extended next.
+    pub reclaim_in_seconds: Option<f64>,
+    /// How its processes are held together.
+    pub containment: String,
+    /// Its control group, where it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<PathBuf>,
+    /// Its processes.
+    pub processes: Vec<i32>,
+    /// Its folder, where it was made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub folder: Option<PathBuf>,
+    /// What it has gone through, in order.
+    pub phases: Vec<Phase>,
+    /// The last order about it, where there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ordered: Option<Ordered>,
+}
+
+/// A part of a claim's life.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Phase {
+    /// `claim`, `prepare`, `run`, `end`, `upload` or `report`.
+    pub phase: String,
+    /// Since it began.
+    pub seconds_ago: f64,
+    /// How long it took; absent while it goes on.
+    pub seconds: Option<f64>,
+}
+
+/// An order about one claim.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Ordered {
+    /// `hand-back` or `cancel`.
+    pub order: String,
+    /// Who gave it, and why.
+    pub note: Note,
+    /// How long ago.
+    pub seconds_ago: f64,
 }
 
 /// What became of claims.

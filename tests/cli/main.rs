@@ -10,6 +10,7 @@ mod config;
 mod dev;
 mod doctor;
 mod help;
+mod one_task;
 mod readme;
 mod runner;
 mod running;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use journeyman::domain::claim::{Act, End, Happening, Machine, Policy, Settled};
+use journeyman::domain::claim::{Act, End, Happening, Machine, Order, Policy, Settled};
 use journeyman::domain::jitter::Jitter;
 use journeyman::domain::outcome::{Outcome, Reason, Unprepared, Verdict};
 use journeyman::domain::refusal::Refusal;
@@ -63,6 +63,7 @@ fn steps() -> impl Strategy<Value = Step> {
         1 => any::<bool>().prop_map(|canceled| Step::Happens(Happening::Checked(Ok(canceled)))),
         1 => refusals().prop_map(|refusal| Step::Happens(Happening::Checked(Err(refusal)))),
         1 => proptest::option::of(0_u64..300).prop_map(Step::HandBack),
+        1 => prop_oneof![Just(Order::HandBack), Just(Order::Cancel)].prop_map(|order| Step::Happens(Happening::Ordered(order))),
         1 => Just(Step::Happens(Happening::Granted { sent_at: Instant::ORIGIN, length: Duration::from_secs(600) })),
     ]
 }
@@ -74,6 +75,8 @@ struct Judge {
     killed: bool,
     lost: bool,
     unprepared: bool,
+    ordered: Option<Order>,
+    reported: Option<Outcome>,
     closed: Option<End>,
 }
 
@@ -91,6 +94,13 @@ impl Judge {
             Act::Report { outcome, .. } => {
                 assert!(usable, "I1: reported after its lease was given up");
                 assert!(!self.lost, "I1: reported after it was lost");
+                assert!(
+                    self.reported.is_none_or(|before| before == outcome),
+                    "I9: {outcome} after {:?}",
+                    self.reported
+                );
+                assert!(self.ordered.is_none_or(|order| order.instead_of(outcome) == outcome), "I34: {outcome}");
+                self.reported = Some(outcome);
                 match outcome {
                     Outcome::Completed | Outcome::Failed => {
                         assert!(self.executed && !self.killed, "I21: {outcome} of what did not run to its end");
@@ -123,6 +133,11 @@ fn lives(length: u64, late: u64, steps: Vec<Step>) {
     let mut happens = |machine: &mut Machine, judge: &mut Judge, happening, now| {
         if let Happening::Reclaimed { answer: Err(Refusal::Gone), .. } | Happening::Checked(Ok(true)) = happening {
             judge.lost |= machine.granted();
+        }
+        if let Happening::Ordered(order) = happening
+            && judge.reported.is_none()
+        {
+            judge.ordered = judge.ordered.max(Some(order));
         }
         if let Happening::Prepared(Err(_)) = happening {
             judge.unprepared |= machine.step() == "preparing";

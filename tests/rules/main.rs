@@ -38,6 +38,7 @@ mod i25_no_retry_inside_a_run;
 mod i26_what_may_be_left_keeps_its_slot;
 mod i28_nothing_is_resumed;
 mod i33_a_sick_host_pauses;
+mod i34_an_order_is_about_one_claim;
 mod notices;
 mod staying;
 mod support;

@@ -50,6 +50,12 @@ impl World {
                 }
             }
             Effect::Kill { claim, cause: KillCause::Shutdown, .. } => self.check_shutdown(host, *claim),
+            Effect::Kill { claim, cause: KillCause::Ordered(order), .. } => {
+                let track = &self.hosts[host].claims[claim];
+                self.held("I34", track.ordered == Some(*order), || {
+                    format!("host {host} ends without an order: {track:?}")
+                });
+            }
             Effect::Close { claim, end, .. } => self.check_close(host, *claim, *end),
             Effect::Alert(alert) => self.check_alert(host, alert),
             Effect::Recover { .. } => self.check_fit(host),
@@ -138,6 +144,8 @@ impl World {
             format!("host {host} reports a lost claim: {track:?}")
         });
         self.held("I9", !track.answered, || format!("host {host} reports again after an answer: {track:?}"));
+        let agrees = track.ordered.is_none_or(|order| order.instead_of(outcome) == outcome);
+        self.held("I34", agrees, || format!("host {host} reports {outcome} against an order: {track:?}"));
         self.held("I26", track.alive_since.is_none(), || {
             format!("host {host} reports while the payload lives: {track:?}")
         });

@@ -89,6 +89,8 @@ pub struct Track {
     /// Whether no extension was asked for since the last one was granted.
     pub told_first: bool,
     pub given_up: bool,
+    /// What was ordered of it before anything of it was reported.
+    pub ordered: Option<claim::Order>,
 }
 
 impl Track {
@@ -114,6 +116,7 @@ impl Track {
             granted_calm: false,
             told_first: false,
             given_up: false,
+            ordered: None,
         }
     }
 

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use journeyman::domain::claim::Settled;
+use journeyman::domain::claim::{Order, Settled};
 use journeyman::domain::fitness::Condition;
 use journeyman::domain::id::{Lane, Run, SourceId, TaskId, Token};
 use journeyman::domain::outcome::{Outcome, Unprepared, Verdict};
@@ -190,6 +190,8 @@ impl World {
             Fault::QueueRestart,
             Fault::Quarantine,
             Fault::HostUnfit,
+            Fault::OperatorHandsBack,
+            Fault::OperatorCancels,
             Fault::PartitionedReplies,
             Fault::InternalErrorForMinutes,
             Fault::ForbiddenForAWhile,
@@ -200,7 +202,9 @@ impl World {
         ];
         for fault in incidents {
             if self.enabled.contains(&fault) {
-                for _ in 0..self.rng.between(0, 2) {
+                // Orders strike only where something is held.
+                let most = if matches!(fault, Fault::OperatorHandsBack | Fault::OperatorCancels) { 8 } else { 2 };
+                for _ in 0..self.rng.between(0, most) {
                     let host = usize::try_from(self.rng.below(self.hosts.len() as u64)).expect("small");
                     let at = self.rng.below(span);
                     self.at(at, Happens::Incident { host, fault });
@@ -404,6 +408,8 @@ impl World {
                 }
             }
             Fault::HostUnfit => self.hosts[host].unfit_until = self.now + self.rng.between(1_000, 1_000_000),
+            Fault::OperatorHandsBack => self.order(host, Order::HandBack),
+            Fault::OperatorCancels => self.order(host, Order::Cancel),
             Fault::Quarantine => self.hosts[host].quarantined_until = self.now + self.rng.between(1_000, 600_000),
             Fault::PartitionedReplies => {
                 self.hosts[host].partitioned_until = self.now + self.rng.between(1_000, self.queue.lease_ms * 2);
@@ -423,6 +429,22 @@ impl World {
                 self.queue.put(2, Some(Run { task, run: 0 }), crate::host::DEQUEUE_ALERT, self.now);
             }
             other => unreachable!("{other:?} is no incident"),
+        }
+    }
+
+    /// One of the host's claims, whatever it is doing; the order may be repeated, or the other one follow it.
+    fn order(&mut self, host: usize, first: Order) {
+        let claims: Vec<Token> = self.hosts[host].claims.keys().copied().collect();
+        if claims.is_empty() || self.suspended(host).is_some() {
+            return;
+        }
+        let claim = self.rng.pick(&claims);
+        let second = self.rng.pick(&[None, Some(Order::HandBack), Some(Order::Cancel)]);
+        for order in [Some(first), second].into_iter().flatten() {
+            if let Some(track) = self.hosts[host].claims.get_mut(&claim).filter(|track| track.reports == 0) {
+                track.ordered = track.ordered.max(Some(order));
+            }
+            self.tell(host, Event::Ordered { claim, order });
         }
     }
 

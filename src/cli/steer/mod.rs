@@ -1,5 +1,6 @@
 //! What those who run a worker ask it and tell it: `status`, `pause`, `resume`, `drain`, `stop`, `reload`, `tasks`.
 
+mod detail;
 pub(super) mod status;
 mod top;
 
@@ -102,9 +103,44 @@ pub(super) enum TasksCommand {
         #[arg(long, short, value_enum, default_value_t = Format::Table)]
         output: Format,
     },
+    /// Show all that is known of a task that the worker holds
+    Show {
+        /// The task, or task and run as TASK/RUN, or the beginning of it
+        task: String,
+        #[command(flatten)]
+        which: Which,
+        /// How to answer
+        #[arg(long, short, value_enum, default_value_t = Format::Table)]
+        output: Format,
+    },
+    /// End a task, so that another worker does it
+    ///
+    /// The task is told to end, killed after `worker.cancel_grace`, and reported as `worker-shutdown`, which the queue
+    /// retries. This worker may get it again; `journeyman pause` before it keeps it away.
+    HandBack {
+        /// The task, or task and run as TASK/RUN, or the beginning of it
+        task: String,
+        #[command(flatten)]
+        which: Which,
+        #[command(flatten)]
+        why: Why,
+    },
+    /// End a task, so that nobody does it
+    ///
+    /// The task is told to end, killed after `worker.cancel_grace`, and reported as `internal-error`, which the queue does
+    /// not retry; its log says who canceled it, and why. Who has credentials for the queue's own cancelTask says
+    /// `journeyman task cancel` instead: that makes it `canceled` wherever it is, and its worker ends it.
+    Cancel {
+        /// The task, or task and run as TASK/RUN, or the beginning of it
+        task: String,
+        #[command(flatten)]
+        which: Which,
+        #[command(flatten)]
+        why: Why,
+    },
     /// Show the log of a task that the worker holds
     Logs {
-        /// The task, or task and run as TASK/RUN
+        /// The task, or task and run as TASK/RUN, or the beginning of it
         task: String,
         #[command(flatten)]
         which: Which,
@@ -248,6 +284,22 @@ pub(super) async fn tasks(command: TasksCommand, environment: &Environment) -> E
                 Format::Json => output::json(&serde_json::to_value(&looked.view.tasks).unwrap_or_default())?,
                 Format::Table => output::print(&status::tasks(&looked.view.tasks))?,
             }
+            Ok(Exit::Done)
+        }
+        TasksCommand::Show { task, which, output } => {
+            let detail = which.client(environment)?.show(&task).await?;
+            match output {
+                Format::Json => output::json(&serde_json::to_value(&detail).unwrap_or_default())?,
+                Format::Table => output::print(&detail::table(&detail))?,
+            }
+            Ok(Exit::Done)
+        }
+        TasksCommand::HandBack { task, which, why } => {
+            order(&which, Order::HandBack { task }, why, environment).await?;
+            Ok(Exit::Done)
+        }
+        TasksCommand::Cancel { task, which, why } => {
+            order(&which, Order::Cancel { task }, why, environment).await?;
             Ok(Exit::Done)
         }
         TasksCommand::Logs { task, which, follow } => {

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use crate::domain::outcome::{Outcome, Unprepared, Verdict};
+use crate::domain::outcome::{Outcome, Reason, Unprepared, Verdict};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 
@@ -62,6 +62,60 @@ pub enum KillCause {
     ClaimLost(Loss),
     /// The worker has to go.
     Shutdown,
+    /// Those who run the worker said so.
+    Ordered(Order),
+}
+
+/// What those who run the worker want to become of one claim. Of several orders the last of this list counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Order {
+    /// Somebody else is to do it: it is ended and reported `worker-shutdown`, which the queue retries.
+    HandBack,
+    /// Nobody is to do it: it is ended and reported `internal-error`, which the queue does not retry. `canceled` is a word
+    /// that the queue takes from no worker, and `failed` would say that the payload ended by itself (I21).
+    Cancel,
+}
+
+impl Order {
+    /// What is reported of a payload that is ended for it.
+    #[must_use]
+    pub const fn outcome(self) -> Outcome {
+        Outcome::Exception(match self {
+            Self::HandBack => Reason::WorkerShutdown,
+            Self::Cancel => Reason::InternalError,
+        })
+    }
+
+    /// What is reported of one that was to be reported otherwise. What cannot do better elsewhere is not handed back, and
+    /// what is not run again anyway keeps its name; only a success whose artifacts are not stored yet is none.
+    #[must_use]
+    pub const fn instead_of(self, outcome: Outcome) -> Outcome {
+        match (self, outcome) {
+            (Self::HandBack, Outcome::Completed | Outcome::Failed)
+            | (
+                Self::Cancel,
+                Outcome::Completed | Outcome::Exception(Reason::WorkerShutdown | Reason::IntermittentTask),
+            ) => self.outcome(),
+            (Self::HandBack | Self::Cancel, outcome) => outcome,
+        }
+    }
+}
+
+/// What comes of an order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Obeyed {
+    /// Its payload is ended, and this is reported when nothing is left of it.
+    Ending(Outcome),
+    /// Its payload has ended; this is reported at once, and what is not stored by then is stored after.
+    Reporting(Outcome),
+    /// It is being asked for; this is reported as soon as it is granted.
+    WhenGranted(Outcome),
+    /// It was not granted, and is not asked for again.
+    NotAsked,
+    /// Nothing: this was reported already.
+    TooLate(Outcome),
+    /// Nothing: it is ours no more, and what is left of its payload is being ended.
+    Lost(Loss),
 }
 
 /// What a claim wants done.
@@ -142,6 +196,8 @@ pub enum Happening {
         /// When the host goes; `None` is not known.
         deadline: Option<Instant>,
     },
+    /// Those who run the worker want it ended, whatever becomes of the worker.
+    Ordered(Order),
     /// A poll is under way that would bring this very task back as soon as it is handed back: hand it back after.
     PollOut,
     /// That poll is over.

@@ -4,6 +4,7 @@
 //! [`super::worker`] does. What it wants done it appends to a list of [`Act`]s.
 
 mod event;
+mod order;
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -15,7 +16,7 @@ use super::outcome::{Outcome, Reason, Unprepared, Verdict};
 use super::refusal::Refusal;
 use super::time::Instant;
 
-pub use event::{Act, End, Happening, KillCause, Loss, Settled};
+pub use event::{Act, End, Happening, KillCause, Loss, Obeyed, Order, Settled};
 
 /// How often a claim request without a definite answer is sent in all. The message stays invisible for minutes; these take half of one.
 pub const REQUESTS_MAX: u32 = 6;
@@ -98,6 +99,7 @@ pub struct Machine {
     check_at: Option<Instant>,
     lost: Option<Loss>,
     hand_back: Option<Option<Instant>>,
+    ordered: Option<Order>,
     poll: Poll,
     /// What was reported, answered or not.
     sent: Option<Outcome>,
@@ -130,6 +132,7 @@ impl Machine {
             check_at: None,
             lost: None,
             hand_back: None,
+            ordered: None,
             poll: Poll::Over,
             sent: None,
             reported: None,
@@ -197,6 +200,7 @@ impl Machine {
             Happening::Reclaimed { sent_at, answer } => self.on_reclaimed(sent_at, answer, now, jitter, acts),
             Happening::Checked(answer) => self.on_checked(answer, now, acts),
             Happening::HandBack { deadline } => self.on_hand_back(deadline, now, acts),
+            Happening::Ordered(order) => self.on_ordered(order, now, acts),
             Happening::PollOut if self.poll == Poll::Over => self.poll = Poll::Out,
             Happening::PollOut => {}
             Happening::PollOver => self.on_poll_over(now),
@@ -238,8 +242,11 @@ impl Machine {
             return;
         }
         self.extension = Extension::Due(lease.reclaim_at(jitter));
-        if self.hand_back.is_some() {
-            self.report(Outcome::Exception(Reason::WorkerShutdown), Settle::Done, now, acts);
+        if self.hand_back.is_some() || self.ordered == Some(Order::HandBack) {
+            self.report(self.ended_by_us(), Settle::Done, now, acts);
+        } else if let Some(order) = self.ordered {
+            // By way of the log, which says why nothing of it was run.
+            self.settle(order.outcome(), acts);
         } else {
             self.check_at = self.policy.check_every.map(|every| now.plus(every));
             self.stage = Stage::Preparing;
@@ -251,7 +258,8 @@ impl Machine {
     fn on_unanswered(&mut self, after: Option<Duration>, now: Instant, jitter: &mut Jitter, acts: &mut Vec<Act>) {
         if let Stage::Requested { .. } = self.stage {
             // I22: on the way out no request is sent any more, not even again.
-            if self.hand_back.is_none() && self.retry.tries() + 1 < REQUESTS_MAX {
+            let wanted = self.hand_back.is_none() && self.ordered != Some(Order::HandBack);
+            if wanted && self.retry.tries() + 1 < REQUESTS_MAX {
                 let wait = self.retry.wait(REQUEST_RETRY, after, jitter);
                 self.stage = Stage::Requested { retry_at: Some(now.plus(wait)) };
             } else {
@@ -417,7 +425,7 @@ impl Machine {
     fn end_for_shutdown(&mut self, deadline: Option<Instant>, now: Instant, acts: &mut Vec<Act>) {
         let left = deadline.map_or(Duration::MAX, |deadline| deadline.since(now));
         let (after, grace) = if left > REPORT_RESERVE {
-            (After::Report(Outcome::Exception(Reason::WorkerShutdown)), self.policy.grace.min(left - REPORT_RESERVE))
+            (After::Report(self.ended_by_us()), self.policy.grace.min(left - REPORT_RESERVE))
         } else {
             (After::Nothing(Loss::NoTime), Duration::ZERO)
         };

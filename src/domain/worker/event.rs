@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use crate::domain::claim::{End, KillCause, Settled};
+use crate::domain::claim::{self, End, KillCause, Settled};
 use crate::domain::fitness::Condition;
 use crate::domain::id::{Lane, Run, SourceId, Token};
 use crate::domain::outcome::{Outcome, Unprepared, Verdict};
@@ -138,6 +138,13 @@ pub enum Event {
         claim: Token,
         /// Whether somebody else resolved the run.
         answer: Result<bool, Refusal>,
+    },
+    /// What is to become of one claim, whatever becomes of the others.
+    Ordered {
+        /// The claim.
+        claim: Token,
+        /// What.
+        order: claim::Order,
     },
     /// Something may have become pending at this source.
     Wake(SourceId),

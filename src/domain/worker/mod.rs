@@ -356,6 +356,7 @@ impl Worker {
                 self.tell(claim, Happening::Reclaimed { sent_at, answer }, now);
             }
             Event::Checked { claim, answer } => self.tell(claim, Happening::Checked(answer), now),
+            Event::Ordered { claim, order } => self.tell(claim, Happening::Ordered(order), now),
             Event::Wake(source) => {
                 if let Some(feed) = self.feeds.get_mut(usize::from(source.0)) {
                     feed.poller.wake(now);

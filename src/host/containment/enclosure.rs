@@ -150,6 +150,23 @@ impl Enclosure {
         Self::new(name, Around::Cgroup { group, means }, limits)
     }
 
+    /// Its processes, as far as they can be told. Reads `/proc`, or the control group: not to be called where nothing may wait.
+    #[must_use]
+    pub fn processes(&self) -> Vec<i32> {
+        let cookie = &self.inner.name.cookie;
+        let carries = |pid: i32| process::variable(pid, super::COOKIE).is_some_and(|found| found == *cookie);
+        match &self.inner.around {
+            Around::Nothing => Vec::new(),
+            Around::Reaper => {
+                let all = process::Stat::all().unwrap_or_default();
+                let running = all.iter().filter(|stat| stat.life == process::Life::Running).map(|stat| stat.pid);
+                let own: Vec<i32> = running.filter(|pid| carries(*pid)).collect();
+                process::with_descendants(&own, &all)
+            }
+            Around::Cgroup { group, .. } => group.processes(),
+        }
+    }
+
     /// By what its processes are found again.
     #[must_use]
     pub fn name(&self) -> &Name {

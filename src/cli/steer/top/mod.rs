@@ -157,8 +157,8 @@ async fn next(log: &mut Option<reqwest::Response>) -> Option<Vec<u8>> {
 }
 
 /// What is asked before it is done, and the order that comes of it.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 struct Question {
-    asks: &'static str,
+    asks: String,
     order: Order,
 }

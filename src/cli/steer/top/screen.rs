@@ -59,9 +59,14 @@ pub(super) struct Screen {
     selected: Option<String>,
 }
 
-/// A task's name as the control socket takes it.
+/// A task's name as a person reads it.
 pub(super) fn name(task: &Task) -> String {
     format!("{}/{}", task.task, task.run)
+}
+
+/// A task's name as the control socket takes it: no other is called so.
+fn whole(task: &Task) -> String {
+    format!("{}:{}", task.source, name(task))
 }
 
 impl Screen {
@@ -105,7 +110,7 @@ impl Screen {
     /// Where the selected task stands; the first where it has gone.
     pub(super) fn selected(&self) -> Option<usize> {
         let tasks = self.tasks();
-        let at = tasks.iter().position(|task| Some(name(task)) == self.selected);
+        let at = tasks.iter().position(|task| Some(whole(task)) == self.selected);
         at.or_else(|| (!tasks.is_empty()).then_some(0))
     }
 
@@ -117,9 +122,7 @@ impl Screen {
         self.said = None;
         match std::mem::take(&mut self.front) {
             Front::Help => None,
-            Front::Asked(question) => {
-                matches!(key.code, KeyCode::Char('y' | 'Y') | KeyCode::Enter).then_some(Act::Tell(question.order))
-            }
+            Front::Asked(question) => matches!(key.code, KeyCode::Char('y' | 'Y')).then_some(Act::Tell(question.order)),
             Front::Log(log) => self.log_key(log, key.code),
             Front::Worker => self.worker_key(key.code),
         }
@@ -150,13 +153,24 @@ impl Screen {
             KeyCode::Char('k') | KeyCode::Up => self.step(-1),
             KeyCode::Char('p') => self.ask_pause(),
             KeyCode::Char('d') => {
-                let asks = "Drain: finish what runs, claim nothing more, then exit?";
+                let asks = "Drain: finish what runs, claim nothing more, then exit?".to_owned();
                 self.front = Front::Asked(Question { asks, order: Order::Drain { seconds: None } });
             }
             KeyCode::Char('l') | KeyCode::Enter => {
-                let task = name(self.tasks().get(self.selected()?)?);
-                self.front = Front::Log(Log::of(task.clone()));
-                return Some(Act::Follow(task));
+                let task = self.tasks().get(self.selected()?)?;
+                let (name, whole) = (name(task), whole(task));
+                self.front = Front::Log(Log::of(name));
+                return Some(Act::Follow(whole));
+            }
+            KeyCode::Char('b') => {
+                let task = self.tasks().get(self.selected()?)?;
+                let asks = format!("Hand {} back: end it, and let the queue give it to somebody?", name(task));
+                self.front = Front::Asked(Question { asks, order: Order::HandBack { task: whole(task) } });
+            }
+            KeyCode::Char('c') => {
+                let task = self.tasks().get(self.selected()?)?;
+                let asks = format!("Cancel {}: end it, so that nobody does it?", name(task));
+                self.front = Front::Asked(Question { asks, order: Order::Cancel { task: whole(task) } });
             }
             _ => {}
         }
@@ -166,9 +180,9 @@ impl Screen {
     fn ask_pause(&mut self) {
         let state = self.status.as_ref().map(|status| status.view.state);
         let question = match state {
-            Some(State::Paused) => Question { asks: "Resume: claim again?", order: Order::Resume },
+            Some(State::Paused) => Question { asks: "Resume: claim again?".to_owned(), order: Order::Resume },
             Some(State::Running) => {
-                let asks = "Pause: claim nothing, what runs goes on?";
+                let asks = "Pause: claim nothing, what runs goes on?".to_owned();
                 Question { asks, order: Order::Pause { seconds: None } }
             }
             Some(State::Leaving | State::Draining | State::HandingBack | State::Exited) | None => {
@@ -182,7 +196,7 @@ impl Screen {
     fn step(&mut self, by: isize) {
         let last = self.tasks().len().saturating_sub(1);
         let at = self.selected().unwrap_or(0).saturating_add_signed(by).min(last);
-        self.selected = self.tasks().get(at).map(name);
+        self.selected = self.tasks().get(at).map(whole);
     }
 }
 
@@ -322,6 +336,9 @@ mod tests {
         press(&mut paused, KeyCode::Char('d'));
         golden("asked", &shown(&paused, 120, 24));
         press(&mut paused, KeyCode::Esc);
+        press(&mut paused, KeyCode::Char('c'));
+        golden("cancel", &shown(&paused, 80, 20));
+        press(&mut paused, KeyCode::Esc);
         press(&mut paused, KeyCode::Char('l'));
         paused.logged(b"first\nsecond \x1b[31mred\n");
         paused.log_ended("the log ends here");
@@ -347,11 +364,17 @@ mod tests {
             (State::Running, 'p', Order::Pause { seconds: None }),
             (State::Paused, 'p', Order::Resume),
             (State::Running, 'd', Order::Drain { seconds: None }),
+            (State::Running, 'b', Order::HandBack { task: "ci:fN1SbArXTPSVFNUvaOlinQ/0".to_owned() }),
+            (State::Draining, 'c', Order::Cancel { task: "ci:fN1SbArXTPSVFNUvaOlinQ/0".to_owned() }),
         ] {
             let mut screen = screen(state);
             assert_eq!(press(&mut screen, KeyCode::Char(key)), None);
-            assert_eq!(press(&mut screen, KeyCode::Char('n')), None);
-            assert_eq!(press(&mut screen, KeyCode::Char('y')), None, "nothing is asked any more");
+            for no in [KeyCode::Char('n'), KeyCode::Enter, KeyCode::Esc, KeyCode::Char(key)] {
+                assert_eq!(press(&mut screen, no), None, "any other key is no");
+                assert_eq!(press(&mut screen, KeyCode::Char('y')), None, "nothing is asked any more");
+                assert_eq!(press(&mut screen, KeyCode::Char(key)), None);
+            }
+            press(&mut screen, KeyCode::Esc);
             press(&mut screen, KeyCode::Char(key));
             assert_eq!(press(&mut screen, KeyCode::Char('y')), Some(Act::Tell(order)));
         }
@@ -371,7 +394,7 @@ mod tests {
         screen.looked(other);
         assert_eq!(screen.selected(), Some(0));
         let follow = press(&mut screen, KeyCode::Char('l'));
-        assert_eq!(follow, Some(Act::Follow("aX9SbArXTPSVFNUvaOlin1/0".to_owned())));
+        assert_eq!(follow, Some(Act::Follow("ci:aX9SbArXTPSVFNUvaOlin1/0".to_owned())));
         assert_eq!(press(&mut screen, KeyCode::Char('q')), Some(Act::LetGo));
         assert_eq!(press(&mut screen, KeyCode::Char('q')), Some(Act::Quit));
         let mut none = status(State::Running);

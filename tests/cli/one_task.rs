@@ -1,0 +1,152 @@
+//! One task of a running worker, looked at and ended through its control socket.
+
+use std::path::Path;
+
+use rustix::process::Signal;
+
+use crate::server::{Server, dev, task};
+use crate::support::{Said, journeyman, run};
+
+fn told(folder: &Path, arguments: &[&str]) -> Said {
+    run(journeyman(folder).env("USER", "ana").args(arguments), "")
+}
+
+fn json(said: &Said) -> serde_json::Value {
+    assert_eq!(said.code, 0, "{}", said.err);
+    serde_json::from_str(&said.out).expect("JSON")
+}
+
+/// A task that has written `up` to its log, and does not end by itself.
+fn started(server: &mut Server, folder: &Path, script: &str) -> String {
+    let created = task(folder, &["create", "--", "/bin/sh", "-c", script]);
+    assert_eq!(created.code, 0, "{}", created.err);
+    let id = created.out.trim().to_owned();
+    server.logs(&format!("{id}/0"));
+    let mut log = Server::start(journeyman(folder).args(["tasks", "logs", "-f", &id]));
+    log.prints("up");
+    id
+}
+
+/// How the last run of a task ended, and how many runs it had.
+fn ended(folder: &Path, id: &str) -> (String, usize) {
+    let status = json(&task(folder, &["status", id, "-o", "json"]));
+    let runs = status["runs"].as_array().expect("its runs");
+    let reason = runs.last().and_then(|run| run["reasonResolved"].as_str()).unwrap_or_default();
+    (reason.to_owned(), runs.len())
+}
+
+const STUBBORN: &str = "trap '' TERM; echo up; while :; do sleep 1; done";
+
+#[test]
+fn everything_that_is_known_of_a_task_is_shown() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let mut server = dev(here, &["--protocol", "azure"]);
+    let id = started(&mut server, here, "echo $$ >pid; pwd; echo up; sleep 600");
+    let shown = json(&told(here, &["tasks", "show", &id[..6], "-o", "json"]));
+    assert_eq!((shown["task"].as_str(), shown["run"].as_u64()), (Some(id.as_str()), Some(0)), "{shown}");
+    assert_eq!((shown["step"].as_str(), shown["handler"].as_str()), (Some("running"), Some("command")), "{shown}");
+    assert_eq!((shown["dequeue_count"].as_u64(), shown["reclaims"].as_u64()), (Some(1), Some(0)), "{shown}");
+    assert!(shown["lease_seconds"].as_f64() > shown["lease_left_seconds"].as_f64(), "{shown}");
+    assert!(shown["reclaim_in_seconds"].as_f64().is_some_and(|left| left > 60.0), "{shown}");
+    assert!(shown["place"].as_str().is_some_and(|place| place.contains("dev/command")), "{shown}");
+    assert!(shown["log_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{shown}");
+    let kept = Path::new(shown["folder"].as_str().expect("its folder")).join("pid");
+    let pid: i64 = std::fs::read_to_string(&kept).expect("it wrote there").trim().parse().expect("a number");
+    let processes: Vec<i64> =
+        shown["processes"].as_array().expect("a list").iter().filter_map(serde_json::Value::as_i64).collect();
+    assert!(processes.contains(&pid), "{pid} in {shown}");
+    let phases: Vec<_> =
+        shown["phases"].as_array().expect("a list").iter().map(|phase| phase["phase"].as_str()).collect();
+    assert_eq!(phases, [Some("claim"), Some("prepare"), Some("run")], "{shown}");
+    assert!(shown["phases"][1]["seconds"].is_f64() && shown["phases"][2]["seconds"].is_null(), "{shown}");
+    let table = told(here, &["tasks", "show", &id]).out;
+    for part in [
+        &format!("task         {id}/0\n"),
+        "received     once\n",
+        "step         running\n",
+        "reclaimed 0 times, next in ",
+    ] {
+        assert!(table.contains(part), "{part}: {table}");
+    }
+    assert!(table.contains(&pid.to_string()) && table.contains("ago   goes on"), "{table}");
+    server.signal(Signal::QUIT);
+    assert_eq!(server.ends().code, 14);
+}
+
+#[test]
+fn a_task_that_is_handed_back_is_ended_and_another_run_of_it_is_claimed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let mut server = dev(here, &["--cancel-grace", "200ms", "--set", "handler.command.kind=command"]);
+    let id = started(&mut server, here, &format!("[ $RUN_ID = 1 ] && exit 0; {STUBBORN}"));
+    let other = started(&mut server, here, "echo up; sleep 600");
+    told(here, &["pause"]);
+    let said = told(here, &["tasks", "hand-back", &format!("{id}/0"), "--note", "disk is slow"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    let expected = "/0 is told to end, and is reported as exception (worker-shutdown) when it has; others may claim it";
+    assert!(said.out.contains(&format!("{id}{expected}")), "{}", said.out);
+    let line = server.logs("reported");
+    assert!(line.contains(&format!("{id}/0")) && line.contains("worker-shutdown"), "{line}");
+    let held = json(&told(here, &["tasks", "ls", "-o", "json"]));
+    let held: Vec<_> = held.as_array().expect("a list").iter().map(|task| task["task"].as_str()).collect();
+    assert_eq!(held, [Some(other.as_str())], "its slot is free, and its neighbour runs on");
+    assert_eq!(task(here, &["log", &id, "--run", "0"]).code, 0);
+    assert!(
+        task(here, &["log", &id, "--run", "0"]).out.contains("handed back by ana, who runs this worker: disk is slow")
+    );
+    told(here, &["resume"]);
+    assert_eq!(task(here, &["wait", &id]).code, 0);
+    assert_eq!(ended(here, &id), ("completed".to_owned(), 2));
+    server.signal(Signal::QUIT);
+    let said = server.ends();
+    let ordered = said.err.lines().find(|line| line.contains("an order about a task")).expect("it is in the log");
+    assert!(ordered.contains("disk is slow") && ordered.contains("ana") && ordered.contains("hand-back"), "{ordered}");
+    assert_eq!(
+        said.err.lines().filter(|line| line.contains("reported") && line.contains(&format!("{id}/0"))).count(),
+        1
+    );
+}
+
+#[test]
+fn a_task_that_is_canceled_here_is_run_by_nobody_again_and_its_log_says_by_whom() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let mut server = dev(here, &["--cancel-grace", "200ms", "--set", "handler.command.kind=command"]);
+    let id = started(&mut server, here, STUBBORN);
+    let said = told(here, &["tasks", "cancel", &id, "--note", "eats the\u{1b} disk"]);
+    assert!(said.code == 0 && said.out.contains("reported as exception (internal-error)"), "{}{}", said.out, said.err);
+    assert_eq!(task(here, &["wait", &id]).code, 1);
+    assert_eq!(ended(here, &id), ("internal-error".to_owned(), 1));
+    // The log follows the report.
+    server.logs("reported");
+    let log = task(here, &["log", &id]);
+    assert!(log.out.contains("canceled by ana, who runs this worker: eats the  disk"), "{}{}", log.out, log.err);
+    assert!(log.out.contains("stopped: canceled by those who run the worker"), "{}", log.out);
+    server.signal(Signal::TERM);
+    assert_eq!(server.ends().code, 0);
+}
+
+#[test]
+fn an_order_that_names_no_task_or_several_ends_nothing_and_says_which_there_are() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let mut server = dev(here, &[]);
+    let none = told(here, &["tasks", "cancel", "nobody"]);
+    assert!(none.code == 1 && none.err.contains("holds no nobody; it holds nothing"), "{}", none.err);
+    let (one, other) =
+        (started(&mut server, here, "echo up; sleep 600"), started(&mut server, here, "echo up; sleep 600"));
+    for command in ["show", "cancel", "hand-back", "logs"] {
+        let none = told(here, &["tasks", command, "nobody"]);
+        let names = none.err.contains(&format!("{one}/0")) && none.err.contains(&format!("{other}/0"));
+        assert!(none.code == 1 && names, "{command}: {}", none.err);
+        let empty = told(here, &["tasks", command, ""]);
+        assert!(empty.code == 1 && empty.err.contains("it holds"), "{command}: {}", empty.err);
+        let another_run = told(here, &["tasks", command, &format!("{one}/1")]);
+        assert_eq!(another_run.code, 1, "{command}: {}", another_run.err);
+    }
+    let held = json(&told(here, &["tasks", "ls", "-o", "json"]));
+    assert_eq!(held.as_array().map(Vec::len), Some(2), "both are still held");
+    server.signal(Signal::QUIT);
+    assert_eq!(server.ends().code, 14);
+}
