@@ -7,6 +7,7 @@
 #![expect(clippy::print_stdout, reason = "a program without an outside, which prints")]
 
 mod contain;
+mod ends;
 mod fleet;
 mod limits;
 #[path = "../host/metadata.rs"]
@@ -61,6 +62,13 @@ fn run(arguments: &[String]) -> Done<()> {
     {
         let role: roles::Role = serde_json::from_str(role)?;
         return runtime(role.threads)?.block_on(roles::live(role));
+    }
+    if let [flag, part, folder] = arguments
+        && flag == contain::ALONE
+    {
+        let rows = runtime(2)?.block_on(contain::here(serde_json::from_str(part)?, Path::new(folder)))?;
+        println!("{}", serde_json::to_string(&rows)?);
+        return Ok(());
     }
     // Cargo says `--bench`.
     let wanted: Vec<&str> = arguments.iter().map(String::as_str).filter(|argument| *argument != "--bench").collect();

@@ -1,6 +1,7 @@
 //! Payload processes in their enclosures: what one costs while it runs, how fast many end, and what a start takes.
 
 use std::path::Path;
+use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +15,8 @@ use journeyman::handler::process::{Bounds, Input, Launch, Running};
 use journeyman::handler::{Cancel, CancelCause, Context, Task};
 use journeyman::host::clock::Clock;
 use journeyman::host::containment::{Containment, Enclosure, Wanted};
+use serde::{Deserialize, Serialize};
+use tokio::process::Command;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -61,8 +64,37 @@ fn anonymous_kib() -> Done<u64> {
     Ok(line.trim_end_matches("kB").trim().parse()?)
 }
 
+/// What is measured in a process of its own, which has no memory yet that it could use again.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) enum Part {
+    Trees { count: usize },
+    Starts { count: usize },
+}
+
+/// Measures it there.
+pub(crate) async fn alone(part: Part, folder: &Path) -> Done<Vec<Row>> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg(ALONE).arg(serde_json::to_string(&part)?).arg(folder).stdin(Stdio::null()).kill_on_drop(true);
+    let output = command.stderr(Stdio::inherit()).output().await?;
+    if !output.status.success() {
+        return Err(format!("it ended with {}", output.status).into());
+    }
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+/// What a process is told that does nothing but measure one part.
+pub(crate) const ALONE: &str = "--alone";
+
+/// Measures it here.
+pub(crate) async fn here(part: Part, folder: &Path) -> Done<Vec<Row>> {
+    match part {
+        Part::Trees { count } => trees(folder, count).await,
+        Part::Starts { count } => starts(folder, count).await,
+    }
+}
+
 /// Many process trees that run at once and are told to end at once.
-pub(crate) async fn trees(folder: &Path, count: usize) -> Done<Vec<Row>> {
+async fn trees(folder: &Path, count: usize) -> Done<Vec<Row>> {
     let containment = Containment::establish("bench", Wanted::default())?;
     let load = load();
     let orders = Orders { cancel: watch::Sender::new(None), lease: watch::Sender::new(Instant::ORIGIN) };
@@ -122,7 +154,7 @@ pub(crate) async fn trees(folder: &Path, count: usize) -> Done<Vec<Row>> {
 }
 
 /// What it takes from asking for a process to its proven end, in an enclosure and without.
-pub(crate) async fn starts(folder: &Path, count: usize) -> Done<Vec<Row>> {
+async fn starts(folder: &Path, count: usize) -> Done<Vec<Row>> {
     let containment = Containment::establish("bench", Wanted::default())?;
     let load = load();
     let orders = Arc::new(Orders { cancel: watch::Sender::new(None), lease: watch::Sender::new(Instant::ORIGIN) });

@@ -275,6 +275,18 @@ impl Client {
         Ok(last)
     }
 
+    pub(crate) async fn cancel(&self, task: &TaskId) -> Done<()> {
+        self.api.cancel_task(task).await?;
+        Ok(())
+    }
+
+    /// Whether a task was canceled while its first run was, and has no other.
+    pub(crate) async fn was_canceled(&self, task: &TaskId) -> Done<bool> {
+        let status = self.api.task_status(task).await?;
+        let runs = status["runs"].as_array().map_or(0, Vec::len);
+        Ok(runs == 1 && status["runs"][0]["reasonResolved"] == "canceled" && !status["runs"][0]["started"].is_null())
+    }
+
     /// How long the queue takes to answer a call.
     pub(crate) async fn round_trip(&self, task: &str) -> Done<Duration> {
         let id = TaskId::parse(task).ok_or("a task has an id")?;

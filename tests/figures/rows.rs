@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use jiff::Timestamp;
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -12,25 +11,24 @@ use tokio::process::Command;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::contain;
+use crate::contain::{self, Part};
 use crate::fleet::{Client, Process, Queue, RealWorker, THREADS, Usage, fresh, nothing_else, numbers};
 use crate::limits::{Spans, flushes, processes};
-use crate::metadata::{Cloud, Metadata};
 use crate::roles::{Payload, Role, WorkerRole, now};
 use crate::table::{Row, Table, load};
 use crate::{Done, Size};
 
 /// The measurements by name.
-pub(crate) const NAMES: [&str; 10] =
-    ["tasks", "commands", "latency", "notice", "idle", "leases", "trees", "starts", "start", "size"];
+pub(crate) const NAMES: [&str; 11] =
+    ["tasks", "commands", "latency", "notice", "cancel", "idle", "leases", "trees", "starts", "start", "size"];
 
-const QUEUE: &str = "bench/tasks";
-const CLAIM_TIMEOUT: Duration = Duration::from_secs(1200);
+pub(crate) const QUEUE: &str = "bench/tasks";
+pub(crate) const CLAIM_TIMEOUT: Duration = Duration::from_secs(1200);
 
 /// Where and how much is measured.
-struct Lab {
+pub(crate) struct Lab {
     folder: tempfile::TempDir,
-    size: Size,
+    pub(crate) size: Size,
 }
 
 /// Measures all, or those that are named, into the table; in a folder of their own in `place`.
@@ -43,10 +41,11 @@ pub(crate) async fn measure(size: Size, place: &Path, only: &[&str], table: &mut
             "commands" => lab.commands().await,
             "latency" => lab.latency().await,
             "notice" => lab.notice().await,
+            "cancel" => lab.cancel().await,
             "idle" => lab.idle().await,
             "leases" => lab.leases().await,
-            "trees" => contain::trees(lab.path(), lab.size.pick(300, 20)).await,
-            "starts" => contain::starts(lab.path(), lab.size.pick(400, 24)).await,
+            "trees" => contain::alone(Part::Trees { count: lab.size.pick(300, 20) }, lab.path()).await,
+            "starts" => contain::alone(Part::Starts { count: lab.size.pick(400, 24) }, lab.path()).await,
             "start" => lab.start().await,
             _ => size_of_binary(),
         };
@@ -55,7 +54,7 @@ pub(crate) async fn measure(size: Size, place: &Path, only: &[&str], table: &mut
     Ok(())
 }
 
-fn millis(span: Duration) -> String {
+pub(crate) fn millis(span: Duration) -> String {
     format!("{:.2} ms", span.as_secs_f64() * 1e3)
 }
 
@@ -64,7 +63,7 @@ fn micros(span: Duration, tasks: usize) -> f64 {
 }
 
 impl Lab {
-    fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.folder.path()
     }
 
@@ -213,70 +212,6 @@ impl Lab {
             return Err(format!("of {} tasks the worker counted {counts}", warm + count).into());
         }
         Ok(Spans::new(spans))
-    }
-
-    /// From the moment at which a metadata service says that the host goes until the queue has the last report.
-    async fn notice(&self) -> Done<Vec<Row>> {
-        let count = 32;
-        let grace = Duration::from_secs(2);
-        let mut rows = Vec::new();
-        for (script, obey, grace) in [
-            ("exec sleep 600", "payloads that obey", Duration::ZERO),
-            ("trap '' TERM; while :; do sleep 1; done", "payloads that do not, killed after 2 s", grace),
-        ] {
-            let load = load();
-            let (mut spans, mut calls) = (Vec::new(), Vec::new());
-            for _ in 0..self.size.pick(10, 1) {
-                let queue = Queue::start(self.path(), CLAIM_TIMEOUT).await?;
-                spans.push(self.noticed(&queue, count, script).await?);
-                let task = queue.client.create_one(QUEUE, &json!({})).await?;
-                for _ in 0..10 {
-                    calls.push(queue.client.round_trip(task.as_str()).await?);
-                }
-                queue.process.end().await?;
-            }
-            let (spans, calls) = (Spans::new(spans), Spans::new(calls));
-            rows.push(Row {
-                what: format!("spot notice to the last of {count} reports, {obey}: p50 and slowest of {}", spans.len()),
-                reached: format!("{} and {}", millis(spans.percentile(50)), millis(spans.percentile(100))),
-                aim: format!("≤ {} ms + a round trip", (grace + Duration::from_millis(150)).as_millis()),
-                limit: format!("a round trip {}", millis(calls.percentile(50))),
-                load,
-            });
-        }
-        Ok(rows)
-    }
-
-    /// A worker that is busy with this payload is told that its host goes.
-    async fn noticed(&self, queue: &Queue, count: usize, script: &str) -> Done<Duration> {
-        let service = Metadata::start(Cloud::Google).await;
-        let settings = format!(
-            "[host]\nspot = \"gcp\"\nspot_tasks = \"hand-back\"\nspot_endpoint = \"{}\"\n\
-             [handler.command]\nkind = \"command\"\ngrace = \"2s\"\n[worker]\ncapacity = {count}\n",
-            service.url()
-        );
-        let root_url = &queue.client.root_url;
-        let mut worker = RealWorker::configured(self.path(), false, root_url, &[QUEUE.to_owned()], &settings)?;
-        service.is_asked("preempted?wait_for_change", 1).await;
-        let started = fresh(self.path(), "started")?;
-        let script = format!("echo > {}/$TASK_ID; {script}", started.display());
-        let payload = json!({"command": [["/bin/sh", "-c", script]], "maxRunTime": 900});
-        let tasks = queue.client.create(QUEUE, count, &payload).await?;
-        let all = async {
-            while std::fs::read_dir(&started)?.count() < count {
-                sleep(Duration::from_millis(20)).await;
-            }
-            Done::Ok(())
-        };
-        timeout(Duration::from_secs(60), all).await.map_err(|_| "not all payloads were started")??;
-        let told = Timestamp::now();
-        service.change(|state| state.preempted = "TRUE");
-        match worker.ended().await? {
-            Some(12) => {}
-            code => return Err(format!("the worker ended with {code:?}").into()),
-        }
-        let last = queue.client.all_handed_back(&tasks).await?;
-        Ok(Duration::try_from(last.duration_since(told)).unwrap_or_default())
     }
 
     /// Workers that have nothing to do, each in its own process, all at the same time.

@@ -170,10 +170,17 @@ impl Metadata {
 
     /// Waits until so many more requests with these words have come.
     pub async fn is_asked(&self, words: &str, times: usize) {
-        let count = |asked: &[String]| asked.iter().filter(|line| line.contains(words)).count();
-        let enough = count(&self.asked()) + times;
+        self.was_asked(words, self.count(words) + times).await;
+    }
+
+    fn count(&self, words: &str) -> usize {
+        self.asked().iter().filter(|line| line.contains(words)).count()
+    }
+
+    /// Waits until so many requests with these words have come, from the start on: for who may ask before this is called.
+    pub async fn was_asked(&self, words: &str, enough: usize) {
         let mut questions = self.shared.questions.subscribe();
-        let reached = questions.wait_for(|_| count(&self.asked()) >= enough);
+        let reached = questions.wait_for(|_| self.count(words) >= enough);
         drop(tokio::time::timeout(PATIENCE, reached).await.expect("it is asked").expect("it is there"));
     }
 }
@@ -197,11 +204,13 @@ fn plain(status: u16, body: impl Into<Vec<u8>>) -> Answer {
 async fn serve(mut stream: TcpStream, shared: Arc<Shared>) {
     let Some(asked) = read(&mut stream).await else { return };
     let fault = shared.state().faults.pop_front();
-    {
+    let questions = {
         let mut all = shared.asked.lock().unwrap_or_else(PoisonError::into_inner);
         all.push(format!("{} {}", asked.method, asked.path));
-        shared.questions.send_replace(all.len());
-    }
+        all.len()
+    };
+    // Not under that lock: who waits for questions takes it while this one is held.
+    shared.questions.send_replace(questions);
     let mut bytes = match fault {
         Some(Fault::ServerError) => said(&shared, plain(500, "busy")),
         Some(Fault::Html) => said(&shared, plain(200, "<html>sign in</html>")),

@@ -239,7 +239,7 @@ async fn a_worker_on_google_hands_back_in_time() {
     // Its cloud is not named, and is found.
     let host = of_cloud("auto", &service, "28s");
     hands_back("gcp", &host, async |_| {
-        service.is_asked("preempted?wait_for_change", 1).await;
+        service.was_asked("preempted?wait_for_change", 1).await;
         service.change(|state| state.preempted = "TRUE");
         service.in_seconds(30)
     })
