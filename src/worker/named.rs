@@ -19,7 +19,7 @@ pub(super) struct Candidate {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum NotOne {
     /// Nothing that is held is called so.
-    #[error("this worker holds no {name}; {}", list_held(.held))]
+    #[error("this worker holds no task {name}; {}", list_held(.held))]
     None {
         /// What was written.
         name: String,
@@ -104,10 +104,10 @@ mod tests {
             assert_eq!(said(name, &these), meant, "{name}");
         }
         assert_eq!(said("A", &these), "A may be Abc/0, Abd/2 or Ab/0: write more of it");
-        assert_eq!(said("abc", &these), "this worker holds no abc; it holds Abc/0, Abd/2 and Ab/0");
-        assert_eq!(said("", &these), "this worker holds no ; it holds Abc/0, Abd/2 and Ab/0");
-        assert_eq!(said("x", &[]), "this worker holds no x; it holds nothing");
-        assert_eq!(said("Abc/1", &these), "this worker holds no Abc/1; it holds Abc/0, Abd/2 and Ab/0");
+        assert_eq!(said("abc", &these), "this worker holds no task abc; it holds Abc/0, Abd/2 and Ab/0");
+        assert_eq!(said("", &these), "this worker holds no task ; it holds Abc/0, Abd/2 and Ab/0");
+        assert_eq!(said("x", &[]), "this worker holds no task x; it holds nothing");
+        assert_eq!(said("Abc/1", &these), "this worker holds no task Abc/1; it holds Abc/0, Abd/2 and Ab/0");
     }
 
     #[test]
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(said("Abc/1", &these), "Abc/1 may be ci:Abc/1 or try:Abc/1: write more of it");
         assert_eq!(said("try:Abc/1", &these), "3");
         assert_eq!(said("try:A", &these), "3");
-        assert_eq!(said("nope:A", &these), "this worker holds no nope:A; it holds Abc/0, ci:Abc/1 and try:Abc/1");
+        assert_eq!(said("nope:A", &these), "this worker holds no task nope:A; it holds Abc/0, ci:Abc/1 and try:Abc/1");
     }
 
     #[test]

@@ -78,7 +78,8 @@ fn everything_that_is_known_of_a_task_is_shown() {
 fn a_task_that_is_handed_back_is_ended_and_another_run_of_it_is_claimed() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
-    let mut server = dev(here, &["--cancel-grace", "200ms", "--set", "handler.command.kind=command"]);
+    let settings = ["--protocol", "azure", "--cancel-grace", "200ms", "--set", "handler.command.kind=command"];
+    let mut server = dev(here, &settings);
     let id = started(&mut server, here, &format!("[ $RUN_ID = 1 ] && exit 0; {STUBBORN}"));
     let other = started(&mut server, here, "echo up; sleep 600");
     told(here, &["pause"]);
@@ -133,7 +134,7 @@ fn an_order_that_names_no_task_or_several_ends_nothing_and_says_which_there_are(
     let here = folder.path();
     let mut server = dev(here, &[]);
     let none = told(here, &["tasks", "cancel", "nobody"]);
-    assert!(none.code == 1 && none.err.contains("holds no nobody; it holds nothing"), "{}", none.err);
+    assert!(none.code == 1 && none.err.contains("holds no task nobody; it holds nothing"), "{}", none.err);
     let (one, other) =
         (started(&mut server, here, "echo up; sleep 600"), started(&mut server, here, "echo up; sleep 600"));
     for command in ["show", "cancel", "hand-back", "logs"] {

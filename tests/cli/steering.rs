@@ -116,7 +116,7 @@ fn the_log_of_a_running_task_is_followed_to_its_end() {
     assert_eq!(follow.ends().code, 0);
     let gone = run(journeyman(here).args(["tasks", "logs", "nobody"]), "");
     assert_eq!(gone.code, 1);
-    assert!(gone.err.contains("does not hold nobody"), "{}", gone.err);
+    assert!(gone.err.contains("holds no task nobody"), "{}", gone.err);
 }
 
 #[test]

@@ -213,3 +213,26 @@ fn i34_i22_what_is_being_ended_by_an_order_is_told_of_the_hosts_end() {
         "{effects:?}"
     );
 }
+
+#[test]
+fn i34_what_a_paused_worker_hands_back_waits_for_the_poll_that_would_bring_it_back() {
+    for (paused, resumed) in [(true, false), (true, true), (false, false)] {
+        let mut bench = Bench::claims(2);
+        let grant = bench.grant("A");
+        let claim = grant.token;
+        bench.brought(vec![grant]);
+        bench.happens(Event::Prepared { claim, answer: Ok(()) });
+        if paused {
+            bench.happens(Event::Pause { until: None });
+        }
+        bench.happens(Event::Ordered { claim, order: Order::HandBack });
+        if resumed {
+            bench.happens(Event::Resume);
+        }
+        let is_report = |effect: &Effect| matches!(effect, Effect::Report { outcome: SHUTDOWN, .. });
+        let effects = bench.happens(Event::Ended { claim, verdict: Verdict::Failed });
+        assert_eq!(effects.iter().any(is_report), !paused, "one that asks on has nothing to wait for: {effects:?}");
+        let effects = bench.empty(0);
+        assert_eq!(effects.iter().any(is_report), paused, "{effects:?}");
+    }
+}

@@ -221,6 +221,18 @@ impl Worker {
         }
     }
 
+    /// I34. Where nothing more is asked for, what is handed back waits for the poll under way, which would bring it back; where
+    /// the next poll would do so as well, there is nothing to wait for.
+    pub(super) fn on_ordered(&mut self, claim: Token, order: claim::Order, now: Instant) {
+        let Some(source) = self.held.get(&claim).map(|held| held.source) else { return };
+        let polled = self.feeds.get(usize::from(source.0)).is_some_and(|feed| feed.poller.waiting_for_work());
+        if polled && !self.asks() {
+            self.awaited.insert(source);
+            self.tell(claim, Happening::PollOut, now);
+        }
+        self.tell(claim, Happening::Ordered(order), now);
+    }
+
     /// What the end of a payload says of the host.
     pub(super) fn judge_host(&mut self, claim: Token, verdict: Verdict, now: Instant) {
         match verdict {

@@ -80,7 +80,7 @@ impl Worker {
 
     /// A poll has ended: what waited for it is handed back.
     pub(super) fn release(&mut self, source: SourceId, now: Instant) {
-        if self.mode == Mode::Running && !self.fitness.doubted() {
+        if self.mode == Mode::Running && !self.fitness.doubted() && !self.awaited.remove(&source) {
             return;
         }
         let of_source = self.held.iter().filter(|(_, held)| held.source == source);

@@ -231,6 +231,8 @@ pub struct Worker {
     /// Claims whose payload may still be there, with the slot of those that are over.
     occupied: BTreeMap<Token, Option<Slot>>,
     kept: BTreeMap<Token, Kept>,
+    /// Sources whose poll an order waits for.
+    awaited: BTreeSet<SourceId>,
     /// When each claim wants to be woken.
     timers: BTreeSet<Timer>,
     alerted: Ring<Entry>,
@@ -269,6 +271,7 @@ impl Worker {
             by_run: BTreeMap::new(),
             occupied: BTreeMap::new(),
             kept: BTreeMap::new(),
+            awaited: BTreeSet::new(),
             timers: BTreeSet::new(),
             alerted: Ring::of(ALERTED_MAX),
             ended: Ring::of(ENDED_MAX),
@@ -356,7 +359,7 @@ impl Worker {
                 self.tell(claim, Happening::Reclaimed { sent_at, answer }, now);
             }
             Event::Checked { claim, answer } => self.tell(claim, Happening::Checked(answer), now),
-            Event::Ordered { claim, order } => self.tell(claim, Happening::Ordered(order), now),
+            Event::Ordered { claim, order } => self.on_ordered(claim, order, now),
             Event::Wake(source) => {
                 if let Some(feed) = self.feeds.get_mut(usize::from(source.0)) {
                     feed.poller.wake(now);

@@ -283,10 +283,11 @@ impl Worker {
 
     /// Whether a poll may be started.
     pub(super) fn may_poll(&self) -> bool {
-        self.mode == Mode::Running
-            && self.staying.leaving.is_none()
-            && self.hold_off().is_none()
-            && self.slots.free() > 0
-            && self.allowance() > 0
+        self.asks() && self.slots.free() > 0 && self.allowance() > 0
+    }
+
+    /// Whether claims are asked for as slots come free.
+    pub(super) fn asks(&self) -> bool {
+        self.mode == Mode::Running && self.staying.leaving.is_none() && self.hold_off().is_none()
     }
 }
