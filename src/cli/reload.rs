@@ -14,6 +14,7 @@ use super::settings::{Settings, WorkerFlags};
 use crate::config::Environment;
 use crate::config::schema::Config;
 use crate::host::systemd::{Teller, Word};
+use crate::observe::log;
 use crate::worker::{Control, Reloaded};
 
 /// What a service manager shows after a refusal, until something else is to be said.
@@ -69,6 +70,7 @@ impl Reloader {
         let (now, later) = (changed(&before, &running), changed(&running, &new));
         if !now.is_empty() {
             self.control.reconfigure(assemble::settings(&running)).await;
+            log::refilter(&running.log);
         }
         drop(running);
         let said = match (now.is_empty(), later.is_empty()) {
@@ -117,6 +119,7 @@ fn take_over(running: &mut Config, new: &Config) {
     running.host.spot_file = established.spot_file;
     running.host.rebalance = established.rebalance;
     running.log.task_max = new.log.task_max;
+    running.log.level = new.log.level.clone();
 }
 
 fn changed(one: &Config, other: &Config) -> Vec<String> {
@@ -162,7 +165,7 @@ mod tests {
         new.host.spot_file = Some("/run/host-goes".parse().unwrap());
         let before = running.clone();
         take_over(&mut running, &new);
-        assert_eq!(changed(&before, &running), ["worker.capacity"]);
-        assert_eq!(changed(&running, &new), ["host.spot_file", "log.level", "worker.group"]);
+        assert_eq!(changed(&before, &running), ["log.level", "worker.capacity"]);
+        assert_eq!(changed(&running, &new), ["host.spot_file", "worker.group"]);
     }
 }

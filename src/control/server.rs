@@ -23,7 +23,7 @@ use hyper_util::service::TowerToHyperService;
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncWriteExt as _, DuplexStream, ReadBuf};
 use tokio::net::UnixListener;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::io::ReaderStream;
@@ -32,6 +32,7 @@ use super::{Answer, Order, Ordered, SPAN_MAX_SECONDS, Status, through};
 use crate::domain::claim::{self, Obeyed};
 use crate::domain::outcome::{Outcome, Reason};
 use crate::handler::log::TaskLog;
+use crate::host::lock::Locked;
 use crate::limits::{
     CONTROL_ACCEPT_REST, CONTROL_BODY_BYTES_MAX, CONTROL_CONNECTIONS_MAX, CONTROL_FOLLOW_CHECK, CONTROL_HEAD_TIMEOUT,
     CONTROL_READ_BYTES, CONTROL_TIMEOUT,
@@ -66,12 +67,16 @@ pub struct Socket {
 
 /// Takes the file away when the socket is not listened on any more.
 #[derive(Debug)]
-struct SocketFile(PathBuf);
+struct SocketFile {
+    path: PathBuf,
+    /// Who has it may make the socket and take it away. Fields are dropped after the struct's own `drop`.
+    _lock: Locked,
+}
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_file(&self.0) {
-            tracing::debug!(path = %self.0.display(), %error, "the control socket could not be removed");
+        if let Err(error) = fs::remove_file(&self.path) {
+            tracing::debug!(path = %self.path.display(), %error, "the control socket could not be removed");
         }
     }
 }
@@ -90,9 +95,17 @@ impl Socket {
         let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
         fs::create_dir_all(folder).map_err(at)?;
         let open = File::open(folder).map_err(at)?;
-        if std::os::unix::net::UnixStream::connect(through(&open, Path::new(name))).is_ok() {
+        let used = || {
             let text = "another worker uses it; give each worker a `work_dir` or a `control.socket` of its own";
-            return Err(at(io::Error::new(io::ErrorKind::AddrInUse, text)));
+            at(io::Error::new(io::ErrorKind::AddrInUse, text))
+        };
+        // Between looking whether somebody listens and listening, another start could do the same, and each would take away
+        // the other's socket.
+        let mut lock = name.to_owned();
+        lock.push(".lock");
+        let lock = Locked::take(&folder.join(lock)).map_err(at)?.ok_or_else(used)?;
+        if std::os::unix::net::UnixStream::connect(through(&open, Path::new(name))).is_ok() {
+            return Err(used());
         }
         // Made where nobody else can reach it, so that there is no moment at which its rights are too wide.
         let private = folder.join(format!(".control-{}", std::process::id()));
@@ -100,7 +113,7 @@ impl Socket {
         fs::DirBuilder::new().mode(0o700).create(&private).map_err(at)?;
         let made = Self::make(&private, path);
         drop(fs::remove_dir_all(&private));
-        Ok(Self { listener: made.map_err(at)?, file: SocketFile(path.to_owned()) })
+        Ok(Self { listener: made.map_err(at)?, file: SocketFile { path: path.to_owned(), _lock: lock } })
     }
 
     fn make(private: &Path, path: &Path) -> io::Result<UnixListener> {
@@ -115,6 +128,9 @@ impl Socket {
 /// Answers until it is dropped; the socket's file goes with it.
 pub async fn serve(socket: Socket, desk: Desk) -> Infallible {
     let Socket { listener, file: _file } = socket;
+    let reload = Arc::clone(&desk.reload);
+    let (asks, mut asked) = mpsc::channel(CONTROL_CONNECTIONS_MAX);
+    let desk = Counter { desk, reloads: asks };
     let router = Router::new()
         .route("/v1/status", get(status))
         .route("/v1/orders", post(order))
@@ -123,19 +139,32 @@ pub async fn serve(socket: Socket, desk: Desk) -> Infallible {
         .layer(DefaultBodyLimit::max(CONTROL_BODY_BYTES_MAX))
         .with_state(desk);
     let places = Arc::new(Semaphore::new(CONTROL_CONNECTIONS_MAX));
-    let mut connections = JoinSet::new();
-    loop {
-        // The others wait in the system's own queue.
+    let (mut connections, mut reloads) = (JoinSet::new(), JoinSet::new());
+    // The others wait in the system's own queue.
+    let next = async || {
         let place = Arc::clone(&places).acquire_owned().await.ok();
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                tracing::debug!(%error, "no connection of the control socket can be accepted");
-                tokio::time::sleep(CONTROL_ACCEPT_REST).await;
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => return (place, stream),
+                Err(error) => {
+                    tracing::debug!(%error, "no connection of the control socket can be accepted");
+                    tokio::time::sleep(CONTROL_ACCEPT_REST).await;
+                }
+            }
+        }
+    };
+    loop {
+        let (place, stream) = tokio::select! {
+            accepted = next() => accepted,
+            Some(ask) = asked.recv() => {
+                // Not in the connection, which ends with whoever asked: what has begun is finished.
+                let reload = Arc::clone(&reload);
+                reloads.spawn(async move { drop(ask.send(reload().await)) });
                 continue;
             }
         };
         while connections.try_join_next().is_some() {}
+        while reloads.try_join_next().is_some() {}
         let service = TowerToHyperService::new(router.clone());
         connections.spawn(async move {
             let mut builder = http1::Builder::new();
@@ -147,6 +176,16 @@ pub async fn serve(socket: Socket, desk: Desk) -> Infallible {
         });
     }
 }
+
+/// What a connection has.
+#[derive(Clone)]
+struct Counter {
+    desk: Desk,
+    reloads: mpsc::Sender<Reloading>,
+}
+
+/// Whoever asked for a reload.
+type Reloading = oneshot::Sender<Result<String, String>>;
 
 /// A refusal, for a person.
 struct Refusal(StatusCode, String);
@@ -161,14 +200,17 @@ fn gone() -> Refusal {
     Refusal(StatusCode::SERVICE_UNAVAILABLE, "the worker has exited".to_owned())
 }
 
-async fn status(State(desk): State<Desk>) -> Result<Json<Status>, Refusal> {
+async fn status(State(Counter { desk, .. }): State<Counter>) -> Result<Json<Status>, Refusal> {
     let looked = timeout(CONTROL_TIMEOUT, desk.control.look()).await;
     let slow = |_| Refusal(StatusCode::GATEWAY_TIMEOUT, format!("the worker did not answer in {CONTROL_TIMEOUT:?}"));
     let view = looked.map_err(slow)?.ok_or_else(gone)?;
     Ok(Json(Status::of(desk.id, desk.group, view)))
 }
 
-async fn order(State(desk): State<Desk>, Json(ordered): Json<Ordered>) -> Result<Json<Answer>, Refusal> {
+async fn order(
+    State(Counter { desk, reloads }): State<Counter>,
+    Json(ordered): Json<Ordered>,
+) -> Result<Json<Answer>, Refusal> {
     let (command, said) = match ordered.order {
         Order::Pause { seconds } => (Command::Pause { span: span(seconds)? }, "paused: running tasks go on"),
         Order::Resume => (Command::Resume, "claiming again"),
@@ -181,7 +223,10 @@ async fn order(State(desk): State<Desk>, Json(ordered): Json<Ordered>) -> Result
         Order::HandBack { task } => return end(&desk.control, &task, claim::Order::HandBack, ordered.note).await,
         Order::Cancel { task } => return end(&desk.control, &task, claim::Order::Cancel, ordered.note).await,
         Order::Reload => {
-            let reloaded = (desk.reload)().await.map_err(|error| Refusal(StatusCode::UNPROCESSABLE_ENTITY, error))?;
+            let (ask, answer) = oneshot::channel();
+            reloads.send(ask).await.map_err(|_| gone())?;
+            let reloaded = answer.await.map_err(|_| gone())?;
+            let reloaded = reloaded.map_err(|error| Refusal(StatusCode::UNPROCESSABLE_ENTITY, error))?;
             return Ok(Json(Answer { said: reloaded }));
         }
     };
@@ -269,7 +314,10 @@ struct Named {
     task: String,
 }
 
-async fn show(State(desk): State<Desk>, Query(named): Query<Named>) -> Result<Json<Detail>, Refusal> {
+async fn show(
+    State(Counter { desk, .. }): State<Counter>,
+    Query(named): Query<Named>,
+) -> Result<Json<Detail>, Refusal> {
     let Shown { mut detail, enclosure } = in_time(desk.control.show(&named.task)).await?;
     if let Some(enclosure) = enclosure {
         // A file system that hangs holds up who asks, and only for so long.
@@ -279,7 +327,7 @@ async fn show(State(desk): State<Desk>, Query(named): Query<Named>) -> Result<Js
     Ok(Json(detail))
 }
 
-async fn log(State(desk): State<Desk>, Query(which): Query<Which>) -> Result<Response, Refusal> {
+async fn log(State(Counter { desk, .. }): State<Counter>, Query(which): Query<Which>) -> Result<Response, Refusal> {
     let log = in_time(desk.control.log(&which.task)).await.map_err(|Refusal(status, text)| {
         let more =
             if status == StatusCode::NOT_FOUND { "; `journeyman task log` reads the logs of ended tasks" } else { "" };
@@ -371,5 +419,78 @@ impl Reader {
         buffer.truncate(taken);
         self.at += taken as u64;
         Ok(buffer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncReadExt as _;
+    use tokio::net::UnixStream;
+
+    use super::*;
+    use crate::worker::{Settings, Worker};
+
+    fn desk(reload: Arc<Reload>) -> Desk {
+        let control = Worker::new(Settings::default(), Vec::new()).control();
+        Desk { id: "w".to_owned(), group: "g".to_owned(), control, reload }
+    }
+
+    #[tokio::test]
+    async fn a_reload_whose_client_hangs_up_is_finished() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let [began, go_on, ended] = [(); 3].map(|()| Arc::new(Semaphore::new(0)));
+        let reload: Arc<Reload> = {
+            let (began, go_on, ended) = (Arc::clone(&began), Arc::clone(&go_on), Arc::clone(&ended));
+            Arc::new(move || {
+                let (began, go_on, ended) = (Arc::clone(&began), Arc::clone(&go_on), Arc::clone(&ended));
+                Box::pin(async move {
+                    began.add_permits(1);
+                    go_on.acquire().await.unwrap().forget();
+                    ended.add_permits(1);
+                    Ok("done".to_owned())
+                })
+            })
+        };
+        let mut serving = JoinSet::new();
+        serving.spawn(serve(Socket::listen(&path).unwrap(), desk(reload)));
+        let body = r#"{"order":"reload","note":{"by":"ana"}}"#;
+        let request = format!(
+            "POST /v1/orders HTTP/1.1\r\nhost: w\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let asks = async || {
+            let mut stream = UnixStream::connect(&path).await.unwrap();
+            stream.write_all(request.as_bytes()).await.unwrap();
+            stream
+        };
+        let stream = asks().await;
+        began.acquire().await.unwrap().forget();
+        drop(stream);
+        // Another one, so that the worker has seen that nobody listens to the first.
+        let mut other = asks().await;
+        began.acquire().await.unwrap().forget();
+        go_on.add_permits(2);
+        let both = timeout(Duration::from_secs(60), ended.acquire_many(2)).await;
+        both.expect("the first one is finished as well").unwrap().forget();
+        let mut answer = vec![0; 1024];
+        let read = other.read(&mut answer).await.unwrap();
+        assert!(String::from_utf8_lossy(&answer[..read]).contains("done"));
+    }
+
+    #[tokio::test]
+    async fn a_start_that_fails_leaves_the_socket_of_another_where_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        // Before it listens, while it does, and when its queue is full: nobody else gets the path.
+        let first = Socket::listen(&path).unwrap();
+        for _ in 0..3 {
+            let error = Socket::listen(&path).unwrap_err();
+            assert!(error.to_string().contains("another worker uses it"), "{error}");
+            assert!(path.exists());
+        }
+        drop(first);
+        assert!(!path.exists());
+        drop(Socket::listen(&path).unwrap());
     }
 }

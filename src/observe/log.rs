@@ -6,12 +6,13 @@
 //! A task's log is another thing and does not pass here. No line shows a secret, see [`redact`].
 
 use std::io::{self, IsTerminal as _, Write, stderr};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::format::{DefaultFields, Format, Writer};
 use tracing_subscriber::fmt::time::FormatTime;
+use tracing_subscriber::fmt::{MakeWriter, SubscriberBuilder};
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::config::Environment;
@@ -42,23 +43,56 @@ pub fn start(settings: &Log, color: Color) {
         LogFormat::Human => true,
         LogFormat::Json => false,
     };
-    let filter = EnvFilter::try_new(settings.level.as_str()).unwrap_or_else(|_| EnvFilter::new("info"));
-    let base = tracing_subscriber::fmt().with_env_filter(filter).with_writer(apart(Lines(stderr())));
-    let started = if human {
-        let colored = terminal && color == Color::Auto;
-        base.with_ansi(colored).with_target(false).with_timer(TimeOfDay).finish().try_init()
-    } else {
-        base.json().flatten_event(true).with_current_span(true).with_span_list(false).finish().try_init()
-    };
+    let base = tracing_subscriber::fmt().with_env_filter(filter(settings)).with_writer(apart(Lines(stderr())));
     // Only a second call fails, and then the first one's settings stay.
-    drop(started);
+    if human {
+        let colored = terminal && color == Color::Auto;
+        let base = base.with_ansi(colored).with_target(false).with_timer(TimeOfDay).with_filter_reloading();
+        let handle = base.reload_handle();
+        if base.finish().try_init().is_ok() {
+            remember(move |filter| handle.reload(filter).is_ok());
+        }
+    } else {
+        as_json(base);
+    }
+}
+
+/// Starts it, a JSON object a line.
+fn as_json<W>(base: SubscriberBuilder<DefaultFields, Format, EnvFilter, W>)
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
+    let base = base.json().flatten_event(true).with_current_span(true).with_span_list(false).with_filter_reloading();
+    let handle = base.reload_handle();
+    if base.finish().try_init().is_ok() {
+        remember(move |filter| handle.reload(filter).is_ok());
+    }
+}
+
+fn filter(settings: &Log) -> EnvFilter {
+    EnvFilter::try_new(settings.level.as_str()).unwrap_or_else(|_| EnvFilter::new("info"))
+}
+
+/// What replaces the filter of the log that was started.
+type Refilter = dyn Fn(EnvFilter) -> bool + Send + Sync;
+static REFILTER: OnceLock<Box<Refilter>> = OnceLock::new();
+
+fn remember(refilter: impl Fn(EnvFilter) -> bool + Send + Sync + 'static) {
+    // A log is started once.
+    drop(REFILTER.set(Box::new(refilter)));
+}
+
+/// Writes lines of these levels from here on. Where no log was started, nothing.
+pub fn refilter(settings: &Log) {
+    let told = REFILTER.get().is_none_or(|refilter| refilter(filter(settings)));
+    if !told {
+        tracing::error!("the log goes on with the levels it had");
+    }
 }
 
 /// Starts logging for the whole process, each line as a JSON object that is handed to `line`. A second call changes nothing.
 pub fn start_to(settings: &Log, line: fn(&[u8])) {
-    let filter = EnvFilter::try_new(settings.level.as_str()).unwrap_or_else(|_| EnvFilter::new("info"));
-    let base = tracing_subscriber::fmt().with_env_filter(filter).with_writer(apart(Lines(Given(line))));
-    drop(base.json().flatten_event(true).with_current_span(true).with_span_list(false).finish().try_init());
+    as_json(tracing_subscriber::fmt().with_env_filter(filter(settings)).with_writer(apart(Lines(Given(line)))));
 }
 
 /// What ends the writing thread, and what it had to drop.

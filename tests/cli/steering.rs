@@ -167,6 +167,27 @@ fn a_configuration_is_read_again_as_a_whole_or_not_at_all() {
 }
 
 #[test]
+fn the_levels_of_the_log_are_read_again_too() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let (_queue, root) = queue(here);
+    let mut server = Server::start(&mut worker(here, &root, "a-token-for-tests"));
+    server.logs("source: ");
+    let file = here.join("journeyman.toml");
+    let text = std::fs::read_to_string(&file).expect("its configuration");
+    let reload = |level: &str| {
+        std::fs::write(&file, format!("{text}[log]\nlevel = \"{level}\"\n")).expect("a file");
+        steer(here, &["reload"]).out
+    };
+    assert_eq!(reload("error"), "changed: log.level\n");
+    assert_eq!(reload("journeyman=info"), "changed: log.level\n");
+    server.logs("configuration read again; changed: log.level");
+    server.signal(Signal::QUIT);
+    let said = server.ends().err;
+    assert_eq!(said.matches("configuration read again").count(), 1, "none while only errors were to be said: {said}");
+}
+
+#[test]
 fn a_worker_leaves_when_it_has_had_its_tasks_or_nothing_to_do() {
     for (flag, value, code) in [("--max-tasks", "1", 13), ("--exit-when-idle", "1s", 10)] {
         let folder = tempfile::tempdir().expect("a folder");
