@@ -47,6 +47,21 @@ pub(crate) trait Rig {
     fn name(&self) -> String;
     fn can(&self, need: Need) -> bool;
     fn bench(&self) -> Fut<'static, Arc<dyn Bench>>;
+    /// How cases are run that let time pass.
+    fn waits(&self) -> Waits {
+        Waits::Never
+    }
+}
+
+/// What it means that time passes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Waits {
+    /// Next to nothing: the clock is moved by hand, or spans are short.
+    Never,
+    /// Leases are waited for, so all cases that do so are run together, after the others.
+    Together,
+    /// The same where cases share a queue: one after the other.
+    InTurn,
 }
 
 /// Which span of time is to pass.

@@ -2,8 +2,9 @@
 //!
 //! The adapters are a queue in memory, the embedded queue in both dialects, the poll-and-delete half against Azurite
 //! (`JOURNEYMAN_TEST_AZURITE`), and any real service (`JOURNEYMAN_TEST_ROOT_URL`, `…_CLIENT_ID`, `…_ACCESS_TOKEN`,
-//! `…_PROTOCOL` as `azure` or `claim-work`, and, if wanted, `…_CERTIFICATE` and `…_TASK_QUEUE`). An argument runs only
-//! the cases whose `adapter: name` contains it.
+//! `…_PROTOCOL` as `azure` or `claim-work`, and, if wanted, `…_CERTIFICATE` and `…_TASK_QUEUE`). There, leases of 20 minutes are
+//! waited for: together, or one after the other where a task queue is named. An argument runs only the cases whose
+//! `adapter: name` contains it.
 #![allow(missing_docs, reason = "cases are named by what they show")]
 #![allow(
     clippy::expect_used,
@@ -28,12 +29,14 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bench::{Adapter, Bench};
+use bench::{Adapter, Bench, Need, Waits};
 use cases::CASES;
 use journeyman::source::taskcluster::Dialect;
 
 /// No case takes longer, unless it waits for a real lease to end.
 const CASE_TIMEOUT: Duration = Duration::from_secs(120);
+/// Three times most of a lease of 20 minutes, and what a service takes to notice.
+const WAITING_CASE_TIMEOUT: Duration = Duration::from_secs(3600);
 
 fn main() -> ExitCode {
     let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
@@ -58,17 +61,35 @@ async fn run(filter: &str) -> ExitCode {
             Adapter::Present { rigs } => {
                 let before = passed + failed.len();
                 for rig in rigs {
-                    for case in CASES {
-                        let title = format!("{}: {}", rig.name(), case.name);
-                        if !title.contains(filter) || !case.needs.iter().all(|need| rig.can(*need)) {
-                            continue;
-                        }
-                        let ended = one(rig.bench(), case.run).await;
+                    let mut ended = |title: String, ended: Result<(), String>| {
                         println!("{} {title}", if ended.is_ok() { "ok  " } else { "FAIL" });
                         match ended {
                             Ok(()) => passed += 1,
                             Err(why) => failed.push(format!("{title}: {why}")),
                         }
+                    };
+                    let mut waiting = tokio::task::JoinSet::new();
+                    for case in CASES {
+                        let title = format!("{}: {}", rig.name(), case.name);
+                        if !title.contains(filter) || !case.needs.iter().all(|need| rig.can(*need)) {
+                            continue;
+                        }
+                        let waits = if lets_time_pass(case) { rig.waits() } else { Waits::Never };
+                        match waits {
+                            Waits::Never => ended(title, one(rig.bench(), case.run, CASE_TIMEOUT).await),
+                            Waits::InTurn => ended(title, one(rig.bench(), case.run, WAITING_CASE_TIMEOUT).await),
+                            Waits::Together => {
+                                let (bench, run) = (rig.bench(), case.run);
+                                waiting.spawn(async move { (title, one(bench, run, WAITING_CASE_TIMEOUT).await) });
+                            }
+                        }
+                    }
+                    if !waiting.is_empty() {
+                        println!("     {} cases wait for leases of the service to end", waiting.len());
+                    }
+                    while let Some(case) = waiting.join_next().await {
+                        let (title, result) = case.expect("a case's panic is its result");
+                        ended(title, result);
                     }
                 }
                 ran += usize::from(passed + failed.len() > before);
@@ -90,10 +111,14 @@ async fn run(filter: &str) -> ExitCode {
     if failed.is_empty() && !absent { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-async fn one(bench: bench::Fut<'static, Arc<dyn Bench>>, run: cases::RunCase) -> Result<(), String> {
+fn lets_time_pass(case: &cases::Case) -> bool {
+    case.needs.iter().any(|need| matches!(need, Need::LeaseEnd | Need::Redelivery))
+}
+
+async fn one(bench: bench::Fut<'static, Arc<dyn Bench>>, run: cases::RunCase, most: Duration) -> Result<(), String> {
     let mut task = tokio::task::JoinSet::new();
     task.spawn(async move { run(bench.await).await });
-    match tokio::time::timeout(CASE_TIMEOUT, task.join_next()).await {
+    match tokio::time::timeout(most, task.join_next()).await {
         Ok(Some(Ok(()))) => Ok(()),
         Ok(Some(Err(error))) => Err(error.try_into_panic().map_or_else(
             |error| error.to_string(),
@@ -103,6 +128,6 @@ async fn one(bench: bench::Fut<'static, Arc<dyn Bench>>, run: cases::RunCase) ->
             },
         )),
         Ok(None) => Err("it never ran".into()),
-        Err(_) => Err(format!("it did not end in {} s", CASE_TIMEOUT.as_secs())),
+        Err(_) => Err(format!("it did not end in {} s", most.as_secs())),
     }
 }

@@ -1,6 +1,7 @@
 //! A Taskcluster queue service, whoever runs it: cases create their own tasks there, in a task queue of their own.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use journeyman::domain::id::{Run, TaskId};
@@ -10,7 +11,12 @@ use journeyman::source::taskcluster::{
 };
 use serde_json::{Value, json};
 
-use crate::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
+use crate::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec, Waits};
+
+/// As long as the signed URLs of every Taskcluster hide a received message.
+const HIDDEN: Duration = Duration::from_secs(300);
+/// How often a service is asked whether it has noticed that a claim is over.
+const LOOK: Duration = Duration::from_secs(2);
 
 /// A real service, named by the environment.
 pub(crate) fn adapter() -> Adapter {
@@ -50,8 +56,16 @@ impl Rig for RealService {
             Need::Claims | Need::Artifacts | Need::Links => true,
             Need::Messages => azure,
             Need::Waits | Need::Recovery => !azure,
-            // 20 minutes each; a worker's own tests cover them with a clock.
-            Need::LeaseEnd | Need::Redelivery | Need::Garbage => false,
+            Need::LeaseEnd => true,
+            Need::Redelivery => azure,
+            Need::Garbage => false,
+        }
+    }
+
+    fn waits(&self) -> Waits {
+        match self.task_queue {
+            Some(_) => Waits::InTurn,
+            None => Waits::Together,
         }
     }
 
@@ -91,7 +105,7 @@ impl Service {
     /// A bench on this task queue.
     pub(crate) fn bench(&self, task_queue: String) -> ServiceBench {
         let api = Api::new(self.api()).expect("the address is good");
-        ServiceBench { service: self.clone(), api, task_queue }
+        ServiceBench { service: self.clone(), api, task_queue, created: Mutex::default() }
     }
 }
 
@@ -99,6 +113,25 @@ pub(crate) struct ServiceBench {
     service: Service,
     api: Api,
     task_queue: String,
+    created: Mutex<Vec<TaskId>>,
+}
+
+impl ServiceBench {
+    /// Until when the runs of this bench's tasks are claimed, those that are.
+    async fn claimed_until(&self) -> Vec<Timestamp> {
+        let tasks = self.created.lock().expect("no case has panicked").clone();
+        let mut until = Vec::new();
+        for task in &tasks {
+            let status = self.api.task_status(task).await.expect("it is known");
+            let runs = status["runs"].as_array().expect("it has runs").clone();
+            let running = runs.into_iter().filter(|run| run["state"] == "running");
+            until.extend(running.map(|run| {
+                let text = run["takenUntil"].as_str().expect("a claim has an end");
+                text.parse::<Timestamp>().expect("its end is a time")
+            }));
+        }
+        until
+    }
 }
 
 fn slugid() -> TaskId {
@@ -146,6 +179,7 @@ impl Bench for ServiceBench {
                 "metadata": metadata,
             });
             self.api.create_task(&task, definition).await.expect("it is created");
+            self.created.lock().expect("no case has panicked").push(task.clone());
             task
         })
     }
@@ -184,6 +218,22 @@ impl Bench for ServiceBench {
     }
 
     fn pass(&self, span: Span) -> Fut<'_, ()> {
-        panic!("{span:?} cannot be made to pass at a real service");
+        Box::pin(async move {
+            let left =
+                |until: &Timestamp| Duration::try_from(until.duration_since(Timestamp::now())).unwrap_or_default();
+            match span {
+                Span::MostOfALease => {
+                    let lease = self.claimed_until().await.iter().map(left).max().expect("something is claimed");
+                    tokio::time::sleep(lease * 2 / 3).await;
+                }
+                // The service says when it has noticed; the bound is that of the case.
+                Span::ALease => {
+                    while let Some(lease) = self.claimed_until().await.iter().map(left).max() {
+                        tokio::time::sleep(lease.max(LOOK)).await;
+                    }
+                }
+                Span::AHiding => tokio::time::sleep(HIDDEN).await,
+            }
+        })
     }
 }
