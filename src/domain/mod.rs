@@ -9,6 +9,7 @@ pub mod claim;
 pub mod fitness;
 pub mod id;
 pub mod jitter;
+pub mod journal;
 pub mod lease;
 pub mod notice;
 pub mod outcome;

@@ -25,6 +25,7 @@ use tokio::time::{sleep, timeout};
 use crate::host::containment::children::{self, Known, Started};
 use crate::host::containment::{COOKIE, Enclosure, Entry, Exceeded, Failed, PROGRAM, SHIM, Way};
 use crate::host::containment::{larger_than, outgrown, written};
+use crate::host::crash::crash_point;
 use crate::limits::{
     DISK_LOOK_EVERY, PROCESS_DRAIN, PROCESS_KILL_MARGIN, PROCESS_KILLED_WAIT, PROCESS_READ_BYTES, PROCESS_START_WAIT,
     SHIM_WORD_BYTES_MAX,
@@ -213,6 +214,7 @@ impl Running {
         let leader = child.id().and_then(|id| Pid::from_raw(id.cast_signed())).ok_or(Errno::SRCH)?;
         let group = Group { leader, reaped: false };
         entry.started(leader.as_raw_pid());
+        crash_point("spawned");
         let running = Self {
             group,
             entry,

@@ -15,6 +15,7 @@ const TASKS: &str = "tasks";
 /// A work folder that no other worker uses.
 #[derive(Debug)]
 pub(crate) struct WorkFolder {
+    path: PathBuf,
     tasks: PathBuf,
     lock: Locked,
 }
@@ -38,7 +39,7 @@ impl WorkFolder {
         let text = "another worker uses it; give each worker a `work_dir` and an `id` of its own";
         let lock = Locked::take(&path.join(LOCK)).map_err(at)?;
         let lock = lock.ok_or_else(|| at(io::Error::new(io::ErrorKind::ResourceBusy, text)))?;
-        Ok(Self { tasks: path.join(TASKS), lock })
+        Ok(Self { tasks: path.join(TASKS), path, lock })
     }
 
     /// Removes the task folders in it, which a worker that was killed could not. To be called once that worker's payloads
@@ -66,6 +67,11 @@ impl WorkFolder {
     pub(crate) fn identity(&self) -> io::Result<String> {
         let about = self.lock.file().metadata()?;
         Ok(format!("{}:{}", about.dev(), about.ino()))
+    }
+
+    /// The folder itself.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Where the tasks' folders go.

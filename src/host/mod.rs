@@ -2,7 +2,9 @@
 
 pub mod clock;
 pub mod containment;
+pub mod crash;
 pub(crate) mod folder;
+pub(crate) mod journal;
 pub(crate) mod lock;
 pub mod notice;
 pub(crate) mod process;

@@ -170,6 +170,16 @@ const FAMILIES: &[Family] = &[
         end.map_or_else(Vec::new, one)
     })
     .in_unit("seconds"),
+    counter("recovered", "Runs that an earlier life of this worker held, by what became of them: killed (had processes left), reported, handed-back or forgotten.", |status| {
+        let left = status.view.recovered.unwrap_or_default();
+        let ends = [("killed", left.killed), ("reported", left.reported), ("handed-back", left.handed_back)];
+        let ends = ends.into_iter().chain([("forgotten", left.forgotten)]);
+        ends.map(|(end, many)| labeled([end], float(many as u64))).collect()
+    })
+    .by(&["end"]),
+    gauge("journal_damage", "Faults found in the journal of the worker's earlier life.", |status| {
+        count(status.view.recovered.unwrap_or_default().damage as u64)
+    }),
     counter("host_faults", "Times the host was found unable to run tasks.", |s| count(s.view.counts.host_faults)),
     counter("panics", "Panics of handlers and adapters.", |status| count(status.view.counts.panics)),
     counter("config_reloads", "Configurations read again, by what became of them: taken-over or refused.", |status| {

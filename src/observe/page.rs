@@ -197,6 +197,9 @@ fn facts(view: &View, clock: Clock) -> Markup {
             @if let Some(next) = &view.next {
                 div { dt { "next" } dd { (next.what) " in " (clock.ahead(next.in_seconds)) } }
             }
+            @if let Some(recovered) = view.recovered {
+                div { dt { "an earlier life" } dd { (recovered) } }
+            }
             @if let Some(notice) = view.notice {
                 div { dt { "this host goes" } dd.bad { "told " (clock.ago(notice.seconds_ago)) } }
             }

@@ -435,6 +435,17 @@ impl Memory {
         grants
     }
 
+    fn take_back(&self, run: &Run) -> Result<Grant, Refused> {
+        let now = self.queue.now();
+        let lease = self.queue.0.settings.lease;
+        let mut tasks = self.queue.settled(now);
+        if !tasks.is_running(run, &self.worker) {
+            return Err(gone(run, "not running, or not for this worker"));
+        }
+        tasks.lend(run, &self.worker, now.plus(lease));
+        tasks.grant(run, &self.worker, lease).ok_or_else(|| gone(run, "unknown"))
+    }
+
     fn extend(&self, claim: &Claim) -> Result<Duration, Refused> {
         let (run, worker) = (claim.run(), worker(claim)?);
         let now = self.queue.now();
@@ -544,6 +555,10 @@ impl Source for Memory {
         format!("memory at {:p}", Arc::as_ptr(&self.queue.0))
     }
 
+    fn claimant(&self) -> String {
+        format!("{} {}", self.deployment(), self.worker)
+    }
+
     fn manner(&self) -> Manner {
         let claims = matches!(self.queue.0.settings.style, Style::Claims { .. });
         Manner { long_poll: claims, recovers: claims, tells_canceled: true }
@@ -593,6 +608,10 @@ impl Source for Memory {
                 Style::Claims { .. } => Ok(Recovered { grants: self.adopt(held), missed: None }),
             }
         })
+    }
+
+    fn take_over<'a>(&'a self, run: &'a Run) -> Answer<'a, Grant> {
+        Box::pin(async { self.take_back(run) })
     }
 
     fn reclaim<'a>(&'a self, claim: &'a Claim) -> Answer<'a, Duration> {

@@ -211,6 +211,10 @@ pub trait Source: Send + Sync + 'static {
     /// them has claimed, another neither claims again nor takes over.
     fn deployment(&self) -> String;
 
+    /// Names who claims here: the service, the queue and this worker's own name. Two that are equal are the same worker to
+    /// the service, also across restarts; what one has claimed, the other can take over.
+    fn claimant(&self) -> String;
+
     /// How this source behaves.
     fn manner(&self) -> Manner;
 
@@ -234,6 +238,11 @@ pub trait Source: Send + Sync + 'static {
     /// Finds the runs that the service counts as claimed by this very worker, except those in `held`, and takes
     /// each one over with a fresh lease. Refused where none could be.
     fn recover<'a>(&'a self, held: &'a [Run]) -> Answer<'a, Recovered>;
+
+    /// Takes over a run that an earlier life of this worker has claimed, with a lease that counts from this request: what it
+    /// grants may be reported, and nothing else is done with it. [`Refusal::Gone`] where the service counts the run as
+    /// somebody else's, or as over.
+    fn take_over<'a>(&'a self, run: &'a Run) -> Answer<'a, Grant>;
 
     /// Extends a claim and answers with the new length, counted from when the request was sent. New credentials, where
     /// the answer brings them, replace the old ones for every later call of the claim.

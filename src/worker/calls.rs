@@ -25,6 +25,7 @@ use super::settle::Store;
 use super::timeline::Phase;
 use crate::host::clock::Clock;
 use crate::host::containment::Enclosure;
+use crate::host::journal::Recorded;
 
 /// What a call brings back.
 pub(super) enum Back {
@@ -33,6 +34,7 @@ pub(super) enum Back {
     Polled { source: SourceId, lane: Lane, sent_at: Instant, answer: Result<Batch, Refused> },
     Recovered { source: SourceId, sent_at: Instant, answer: Result<Recovered, Refused> },
     Claimed { claim: Token, sent_at: Instant, answer: Result<Grant, Refused> },
+    TakenOver { claim: Token, sent_at: Instant, answer: Result<Grant, Refused> },
     Deleted { message: Token, answer: Result<(), Refused> },
     Prepared { claim: Token, answer: Result<Box<dyn Prepared>, Unprepared> },
     Ended { claim: Token, verdict: Verdict, emptiness: Emptiness },
@@ -48,7 +50,7 @@ impl Back {
     /// The parts of a claim's life that are over with it.
     pub(super) const fn ends(&self) -> &'static [Phase] {
         match self {
-            Self::Claimed { .. } => &[Phase::Claim],
+            Self::Claimed { .. } | Self::TakenOver { .. } => &[Phase::Claim],
             Self::Prepared { .. } => &[Phase::Prepare],
             Self::Ended { .. } => &[Phase::Prepare, Phase::Run, Phase::End],
             Self::Settled { .. } => &[Phase::Upload],
@@ -69,6 +71,7 @@ impl Back {
     pub(super) const fn claim(&self) -> Option<Token> {
         match self {
             Self::Claimed { claim, .. }
+            | Self::TakenOver { claim, .. }
             | Self::Prepared { claim, .. }
             | Self::Ended { claim, .. }
             | Self::Vacated { claim }
@@ -125,6 +128,11 @@ pub(super) async fn claim(
     Back::Claimed { claim, sent_at, answer: call("claim", source.claim(&message)).await }
 }
 
+pub(super) async fn take_over(source: Arc<dyn Source>, claim: Token, run: Run, clock: Clock) -> Back {
+    let sent_at = clock.now();
+    Back::TakenOver { claim, sent_at, answer: call("take over", source.take_over(&run)).await }
+}
+
 pub(super) async fn delete(source: Arc<dyn Source>, message: Token, entry: Arc<Entry>) -> Back {
     let answer = call("delete", source.delete(entry.lane, &entry.id, &entry.receipt)).await;
     Back::Deleted { message, answer }
@@ -171,17 +179,24 @@ pub(super) async fn settle(store: Store, claim: Token, job: Job) -> Back {
     Back::Settled { claim, settled }
 }
 
-/// Prepares, unless it is told to end first: then what was being prepared is dropped.
+/// Prepares once the claim is on record, unless it is told to end first: then what was being prepared is dropped.
 pub(super) async fn prepare(
     handler: Arc<dyn Handler>,
+    recorded: Recorded,
     claim: Token,
     payload: serde_json::Value,
     context: Context,
 ) -> Back {
+    let prepared = async {
+        match recorded.safe().await {
+            Ok(()) => guarded(handler.prepare(payload, &context)).await,
+            Err(why) => Ok(Err(NotPrepared::Host(why.to_string()))),
+        }
+    };
     let answer = tokio::select! {
         biased;
         _ = context.canceled() => None,
-        answer = guarded(handler.prepare(payload, &context)) => Some(answer),
+        answer = prepared => Some(answer),
     };
     // I26: what it has started is gone before anything else of the claim is done; what it has prepared may be a process.
     let emptiness = match answer {
@@ -363,7 +378,7 @@ mod tests {
 
     async fn prepared(uses: Uses, context: &Context) -> Result<Box<dyn Prepared>, Unprepared> {
         let handler = erase(Content { uses });
-        let back = prepare(handler, Token(1), serde_json::Value::Null, context.clone()).await;
+        let back = prepare(handler, Recorded::already(), Token(1), serde_json::Value::Null, context.clone()).await;
         let Back::Prepared { answer, .. } = back else { panic!("it answers whether it is prepared") };
         answer
     }

@@ -6,25 +6,29 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Notify, Semaphore, mpsc};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::JoinSet;
 
-use crate::domain::claim::{End, Loss};
-use crate::domain::id::{Deployment, Run, SourceId, Token};
-use crate::domain::outcome::{Emptiness, Outcome, Reason, Unprepared, Verdict};
+use crate::domain::claim::KillCause;
+use crate::domain::id::{Deployment, SourceId, Token};
+use crate::domain::journal::{EntryId, Held};
+use crate::domain::outcome::{Emptiness, Unprepared, Verdict};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant as Moment;
 use crate::domain::worker::{
-    self as rules, Alert, Brought, Effect, Event, Exit, Found, Haul, Lanes, Place, Retried, Room, Seen,
+    self as rules, Brought, Effect, Event, Exit, Found, Haul, Lanes, LeftOver, Place, Room, Seen,
 };
 use crate::host::clock::Clock;
 use crate::host::containment::{Containment, Unproven};
-use crate::host::folder::{self, WorkFolder};
+use crate::host::crash::crash_point;
+use crate::host::folder::WorkFolder;
+use crate::host::journal::Journal;
 use crate::host::room;
 use crate::limits::HANDLERS_DROP_WAIT;
 use crate::source::{Batch, Grant, Recovered, Refused};
 
 use super::calls::{self, Back};
-use super::counters::{Counters, add, count};
+use super::counters::{Counters, count};
+use super::earlier::{self, Earlier};
 use super::examine::Examination;
 use super::guard::discard;
 use super::hour::Hour;
@@ -46,12 +50,12 @@ pub(super) struct Engine {
     containment: Containment,
     orders: mpsc::Receiver<Order>,
     pub(super) control: Control,
-    calls: JoinSet<Back>,
+    pub(super) calls: JoinSet<Back>,
     threads: Threads,
     entries: HashMap<Token, Arc<Entry>>,
     pub(super) live: HashMap<Token, Live>,
     /// What each source last said when it refused something.
-    said: HashMap<SourceId, String>,
+    pub(super) said: HashMap<SourceId, String>,
     /// Sources whose missing scopes for recoveries were told of.
     unrecovered: HashSet<SourceId>,
     pub(super) tracks: Vec<Track>,
@@ -66,6 +70,12 @@ pub(super) struct Engine {
     tokens: u64,
     seed: u64,
     exit: Option<Exit>,
+    pub(super) journal: Journal,
+    /// How each source's claims are called in the journal.
+    claimants: Vec<Box<str>>,
+    pub(super) earlier: Earlier,
+    /// What an earlier life has left to be reported; told to the rules first of all.
+    left_over: Vec<LeftOver>,
 }
 
 impl Engine {
@@ -75,10 +85,15 @@ impl Engine {
             std::io::Error::new(error.kind(), format!("the work folder cannot be used: {error}"))
         };
         let folder = WorkFolder::take(&settings.work_dir).map_err(unusable)?;
+        let claimants: Vec<Box<str>> = feeds.iter().map(|feed| feed.source.claimant().into()).collect();
+        let past = earlier::look_back(folder.path(), &claimants, settings.containment.unproven)?;
         // The folder is this worker's alone, and its own again at the next start: so is what is named after it.
         let containment = Containment::establish(&folder.identity()?, settings.containment)?;
         // Only now, for what an earlier life left running may have written to it until it was killed.
+        crash_point("start-killed");
         folder.clear().map_err(unusable)?;
+        crash_point("start-cleared");
+        let earlier::Begun { journal, earlier, left_over } = past.begin(folder.path(), &claimants);
         // Nobody else sets it.
         drop(control.containment.set(containment.clone()));
         let seed = settings.seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0);
@@ -108,9 +123,13 @@ impl Engine {
             live: HashMap::new(),
             said: HashMap::new(),
             unrecovered: HashSet::new(),
-            tokens: 0,
+            tokens: left_over.len() as u64,
             seed,
             exit: None,
+            journal,
+            claimants,
+            earlier,
+            left_over,
         })
     }
 
@@ -127,6 +146,10 @@ impl Engine {
             tracing::warn!("{told}");
         }
         let wake: Arc<Notify> = Arc::clone(&self.control.wake);
+        let left_over = std::mem::take(&mut self.left_over);
+        left_over.iter().for_each(|left| drop(self.live.insert(left.token, Live::new(usize::from(left.source.0)))));
+        self.happened(Event::LeftOver(left_over));
+        self.say_recovered();
         self.happened(Event::Measured(self.room));
         self.calls.spawn(calls::measure(self.folder.tasks().to_owned(), Arc::clone(&self.measuring)));
         self.happened(Event::Tick);
@@ -139,6 +162,7 @@ impl Engine {
                 if tokio::time::timeout(HANDLERS_DROP_WAIT, self.calls.shutdown()).await.is_err() {
                     tracing::warn!("a handler does not let itself be dropped; what it started may live on");
                 }
+                self.journal.settled().await;
                 return Ok(exit);
             }
             let deadline = self.rules.next_deadline();
@@ -248,6 +272,9 @@ impl Engine {
             Back::Polled { source, lane, sent_at, answer } => {
                 count(&self.counters().polls);
                 if let (Ok(batch), Some(track)) = (&answer, self.tracks.get_mut(usize::from(source.0))) {
+                    if !batch.grants.is_empty() {
+                        crash_point("claim-answered");
+                    }
                     let entries = batch.messages.len() + batch.undecodable.len() + batch.grants.len();
                     track.polled(self.clock.now(), entries);
                 }
@@ -267,11 +294,14 @@ impl Engine {
             }
             Back::Looked(condition) => Event::Looked(condition),
             Back::Claimed { claim, sent_at, answer } => self.claimed(claim, sent_at, answer),
+            Back::TakenOver { claim, sent_at, answer } => self.taken_over(claim, sent_at, answer),
             Back::Deleted { message, answer } => {
+                crash_point("after-delete");
                 Event::Deleted { message, answer: answer.map_err(|refused| self.note("delete", refused)) }
             }
             Back::Prepared { claim, answer } => self.prepared(claim, answer),
             Back::Ended { claim, verdict, emptiness } => {
+                crash_point("ended");
                 if emptiness == Emptiness::Unproven {
                     self.occupied(claim);
                 }
@@ -281,11 +311,16 @@ impl Engine {
                 tracing::warn!("what a payload had left is gone; its slot is used again");
                 Event::Vacated { claim }
             }
-            Back::Settled { claim, settled } => Event::Settled { claim, settled },
+            Back::Settled { claim, settled } => {
+                crash_point("after-storing");
+                Event::Settled { claim, settled }
+            }
             Back::Reported { claim, answer } => {
+                crash_point("after-report");
                 Event::Reported { claim, answer: answer.map_err(|refused| self.note("report", refused)) }
             }
             Back::Reclaimed { claim, sent_at, answer } => {
+                crash_point("reclaimed");
                 count(if answer.is_ok() { &self.counters().reclaims } else { &self.counters().reclaims_failed });
                 let now = self.clock.now();
                 let feed = self.live.get_mut(&claim).map(|live| {
@@ -340,7 +375,7 @@ impl Engine {
     }
 
     /// As [`Engine::refusal`], of a recovery: scopes that are missing are missing all day, and are said once.
-    fn recovery_refusal(&mut self, source: SourceId, refused: Refused) -> Refusal {
+    pub(super) fn recovery_refusal(&mut self, source: SourceId, refused: Refused) -> Refusal {
         if refused.refusal == Refusal::Denied && !self.unrecovered.insert(source) {
             tracing::debug!(source = self.source_name(source), next = ?refused.refusal, "{}", refused.what);
             return refused.refusal;
@@ -354,7 +389,7 @@ impl Engine {
         refused.refusal
     }
 
-    fn note(&self, operation: &str, refused: Refused) -> Refusal {
+    pub(super) fn note(&self, operation: &str, refused: Refused) -> Refusal {
         tracing::warn!(operation, next = ?refused.refusal, "{}", refused.what);
         refused.refusal
     }
@@ -420,6 +455,7 @@ impl Engine {
         });
         let answer = match answer {
             Ok(grant) => {
+                crash_point("claim-answered");
                 count(&self.counters().claims);
                 let length = grant.lease;
                 if let Some(live) = self.live.get_mut(&claim) {
@@ -439,6 +475,7 @@ impl Engine {
     }
 
     fn prepared(&mut self, claim: Token, answer: Result<Box<dyn crate::handler::Prepared>, Unprepared>) -> Event {
+        crash_point("prepared");
         let Some(live) = self.live.get_mut(&claim) else {
             discard(answer);
             return Event::Prepared { claim, answer: Err(Unprepared::Internal) };
@@ -470,7 +507,11 @@ impl Engine {
                 self.source_call(id, |source, clock| calls::recover(source, id, held, clock));
             }
             Effect::Claim(claim) => self.claim(claim),
-            Effect::Delete(message) => self.delete(message),
+            Effect::TakeOver(claim) => self.take_over(claim),
+            Effect::Delete(message) => {
+                crash_point("before-delete");
+                self.delete(message);
+            }
             Effect::Forget(message) => {
                 self.entries.remove(&message);
                 // A claim that was brought but not taken in hand goes by the same name.
@@ -481,6 +522,9 @@ impl Engine {
             Effect::Prepare(claim) => self.prepare(claim),
             Effect::Execute(claim) => self.execute(claim),
             Effect::Kill { claim, cause, grace } => {
+                if cause == KillCause::Shutdown {
+                    crash_point("handing-back");
+                }
                 let now = self.clock.now();
                 if let Some(live) = self.live.get_mut(&claim) {
                     live.kill(cause, grace, now);
@@ -493,6 +537,8 @@ impl Engine {
             }
             Effect::Settle(claim) => self.settle(claim),
             Effect::Report { claim, outcome, timeout } => {
+                self.journal.decided(EntryId(claim.0), outcome);
+                crash_point("before-report");
                 self.claim_call(claim, |source, held, _| calls::report(source, claim, held, outcome, timeout));
             }
             Effect::Reclaim { claim, timeout } => {
@@ -560,14 +606,19 @@ impl Engine {
         let Some(live) = self.live.get_mut(&claim) else { return };
         let (Some(feed), Some(held)) = (self.feeds.get(live.feed), live.claim.clone()) else { return };
         let settings = &self.settings;
-        let enclosure = self.containment.enclosure();
+        let (journal, entry) = (self.journal.clone(), EntryId(claim.0));
+        let enclosure = self.containment.enclosure().witnessed_by(move |leader| journal.leads(entry, leader));
+        let claimant = self.claimants.get(live.feed).cloned().unwrap_or_default();
+        let remains = Some(enclosure.name().remains());
+        // I27: a payload that nobody has written down would outlive this worker.
+        let recorded = self.journal.hold(entry, Held { run: held.run().clone(), claimant, remains });
         let around = Surroundings { base: self.folder.tasks(), log: settings.log, clock: self.clock, enclosure };
         let job = live.begin(claim, held.run(), feed, around);
         let trace_id = live.trace.map(|trace| trace.trace_id());
         let trace_id = trace_id.as_ref().map(tracing::field::display);
         tracing::info!(claim.run = %held.run(), source = feed.name, trace_id, "claimed");
         let payload = job.context.task().definition.get("payload").cloned().unwrap_or_default();
-        let call = calls::prepare(Arc::clone(&feed.handler), claim, payload, job.context);
+        let call = calls::prepare(Arc::clone(&feed.handler), recorded, claim, payload, job.context);
         self.calls.spawn_on(call, self.threads.handle());
     }
 
@@ -594,6 +645,7 @@ impl Engine {
             live.timeline.end(&[Phase::Upload], self.clock.now());
             return self.happened(Event::Settled { claim, settled: crate::domain::claim::Settled::Clean });
         };
+        crash_point("before-storing");
         let store = Store {
             source: Arc::clone(&feed.source),
             claim: held,
@@ -603,152 +655,7 @@ impl Engine {
         live.keep(self.calls.spawn(calls::settle(store, claim, job)));
     }
 
-    fn close(&mut self, claim: Token, run: &Run, end: End) {
-        let Some(mut live) = self.live.remove(&claim) else { return };
-        discard(live.prepared.take());
-        live.calls.iter().for_each(AbortHandle::abort);
-        self.count_end(live.feed, end);
-        let counters = self.counters();
-        add(&counters.log_bytes, live.job.as_ref().map_or(0, |job| job.context.log().bytes()));
-        let trace_id = live.trace.map(|trace| trace.trace_id());
-        let trace_id = trace_id.as_ref().map(tracing::field::display);
-        match end {
-            End::Reported(outcome) => {
-                count(match outcome {
-                    Outcome::Completed => &counters.completed,
-                    Outcome::Failed => &counters.failed,
-                    Outcome::Exception(Reason::WorkerShutdown) => &counters.handed_back,
-                    Outcome::Exception(_) => &counters.exceptions,
-                });
-                tracing::info!(claim.run = %run, trace_id, %outcome, "reported");
-            }
-            End::Superseded(outcome) => {
-                count(&counters.superseded);
-                tracing::warn!(claim.run = %run, trace_id, %outcome, "the queue has an outcome for it already; ours is not taken");
-            }
-            End::Unreportable(outcome) => {
-                count(&counters.lost);
-                tracing::error!(claim.run = %run, trace_id, %outcome, "the queue refuses the report; the run will expire");
-            }
-            End::Unconfirmed { outcome, loss: loss @ (Loss::Refused | Loss::Canceled) } => {
-                count(&counters.unconfirmed);
-                tracing::warn!(
-                    claim.run = %run, trace_id, %outcome, ?loss,
-                    "the report was not answered, and the queue says that the claim is over: most likely by this report"
-                );
-            }
-            End::Unconfirmed { outcome, loss } => {
-                count(&counters.unconfirmed);
-                tracing::warn!(
-                    claim.run = %run, trace_id, %outcome, ?loss,
-                    "the report was not answered before the claim was given up; whether it was accepted is not known"
-                );
-            }
-            End::Lost(loss) => {
-                count(&counters.lost);
-                tracing::warn!(claim.run = %run, trace_id, ?loss, "claim lost; nothing is reported");
-            }
-            End::NotGranted => tracing::debug!(claim.run = %run, "not granted"),
-        }
-        if let Some(job) = live.job {
-            remove(job);
-        }
-    }
-
-    fn alert(&self, alert: &Alert) {
-        let counters = self.counters();
-        let source = |id: SourceId| self.source_name(id);
-        match alert {
-            Alert::DequeueCount { id, count: dequeues, .. } => {
-                count(&counters.dequeue_alerts);
-                tracing::error!(
-                    alert = "dequeue-count",
-                    message.id = &**id,
-                    message.dequeue_count = dequeues,
-                    "[alert operator] a message was received {dequeues} times: its task cannot be claimed, or its deletes fail"
-                );
-            }
-            Alert::Undecodable { id, count: dequeues, .. } => {
-                count(&counters.undecodable);
-                tracing::error!(
-                    alert = "undecodable",
-                    message.id = &**id,
-                    message.dequeue_count = dequeues,
-                    "[alert operator] a message that cannot be read is deleted: see who writes to this queue"
-                );
-            }
-            Alert::Unreadable { source: id, id: claim } => {
-                count(&counters.undecodable);
-                tracing::error!(
-                    alert = "unreadable-claim",
-                    source = source(*id),
-                    claim = &**claim,
-                    "[alert operator] the queue claimed a task for us in words that cannot be read: it is looked for by its listing of claims, where the scopes allow it, and runs again when its claim is over otherwise"
-                );
-            }
-            Alert::DeleteFailed { id, count: dequeues, retried, .. } => {
-                count(&counters.deletes_failed);
-                let again = match retried {
-                    Retried::Yes => "it is tried again",
-                    Retried::No => "[alert operator] it will be received again",
-                };
-                tracing::error!(
-                    alert = "delete-failed",
-                    message.id = &**id,
-                    message.dequeue_count = dequeues,
-                    "deleting a message failed; {again}"
-                );
-            }
-            Alert::Denied { source: id, in_a_row } => tracing::error!(
-                alert = "denied",
-                source = source(*id),
-                in_a_row,
-                "[alert operator] the queue refuses our credentials: check client id, token, scopes and clock; nothing is claimed until it does not"
-            ),
-            Alert::Trouble { source: id, in_a_row } => tracing::error!(
-                alert = "trouble",
-                source = source(*id),
-                in_a_row,
-                "[alert operator] nothing can be claimed from this source for a while; it is tried on. The last word: {}",
-                self.said.get(id).map_or("none", String::as_str)
-            ),
-            Alert::Throttled { source: id } => {
-                tracing::warn!(alert = "throttled", source = source(*id), "the queue asks us to slow down");
-            }
-            Alert::HostUnfit { run } => {
-                count(&counters.host_faults);
-                tracing::error!(
-                    alert = "host-unfit", claim.run = %run,
-                    "[alert operator] this host cannot run tasks; the lines before say what it lacks. The task is handed back, and \
-                     nothing is claimed until a look at the host finds it fit: free its disk, raise its limits on open files and \
-                     processes, mend `work_dir`, or take it away"
-                );
-            }
-            Alert::OverlapPossible { run } => {
-                count(&counters.overlaps_possible);
-                tracing::error!(
-                    alert = "overlap-possible", claim.run = %run,
-                    "[alert operator] the lease was over before its payload was; another worker may have started it"
-                );
-            }
-            Alert::Occupied { run } => {
-                count(&counters.occupied);
-                tracing::error!(
-                    alert = "occupied", claim.run = %run,
-                    "[alert operator] processes of a payload may still be there although they were killed; its slot is not \
-                     used until they are gone"
-                );
-            }
-            Alert::LeftOver { run } => {
-                tracing::warn!(claim.run = %run, "held by an earlier life of this worker; handed back");
-            }
-            Alert::Unasked { run } => {
-                tracing::warn!(claim.run = %run, "granted without a free slot; handed back");
-            }
-        }
-    }
-
-    fn counters(&self) -> &Counters {
+    pub(super) fn counters(&self) -> &Counters {
         &self.control.counters
     }
 }
@@ -767,25 +674,4 @@ fn places(feeds: &[Feed]) -> Vec<Place> {
 
 fn source_id(index: usize) -> SourceId {
     SourceId(u16::try_from(index).unwrap_or(u16::MAX))
-}
-
-/// Takes away what a finished task leaves on the disk, if there is anything. Off this thread: a disk may take its time
-/// to free blocks, and the leases of all other tasks are kept here.
-fn remove(job: Job) {
-    let (folder, log) = (job.context.folder_made().is_some(), !job.context.log().is_empty());
-    if !folder && !log {
-        return;
-    }
-    tokio::task::spawn_blocking(move || {
-        let told = |removed: std::io::Result<()>| match removed {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                tracing::warn!(folder = %job.folder.display(), %error, "what a task left could not be removed");
-            }
-            Ok(()) | Err(_) => {}
-        };
-        if folder {
-            told(folder::remove(&job.folder));
-        }
-        told(job.context.log().remove());
-    });
 }

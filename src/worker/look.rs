@@ -86,6 +86,7 @@ impl Engine {
                 seconds_ago: seconds(noticed.at, now),
                 to_last_end_seconds: noticed.last_end.map(|end| seconds(noticed.at, end)),
             }),
+            recovered: self.earlier.view(),
             next,
             hints,
         }

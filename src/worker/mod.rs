@@ -3,8 +3,11 @@
 //! It decides nothing: it carries out the effects of [`crate::domain::worker`] one by one and brings back what
 //! happened. One task owns the machine; every call runs beside it and ends as one event.
 
+mod alerts;
 mod calls;
 pub mod counters;
+mod earlier;
+mod endings;
 mod engine;
 mod examine;
 mod guard;

@@ -57,7 +57,7 @@ pub(super) struct Begun {
 /// What begins with an effect.
 pub(super) const fn begins(effect: &Effect) -> Option<Begun> {
     let (claim, phase) = match effect {
-        Effect::Claim(claim) => (*claim, Phase::Claim),
+        Effect::Claim(claim) | Effect::TakeOver(claim) => (*claim, Phase::Claim),
         Effect::Prepare(claim) => (*claim, Phase::Prepare),
         Effect::Execute(claim) => (*claim, Phase::Run),
         Effect::Kill { claim, .. } => (*claim, Phase::End),

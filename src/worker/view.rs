@@ -3,6 +3,7 @@
 //! Times are seconds, spans count from the moment of the view. Nothing in here is a secret: no payload, no credential, no
 //! signed address.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -45,11 +46,44 @@ pub struct View {
     /// The first notice that the host goes, where there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notice: Option<Notice>,
+    /// What an earlier life of this worker had left, where it had left something.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recovered: Option<Recovered>,
     /// What happens next by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<Next>,
     /// What a person could look into.
     pub hints: Vec<String>,
+}
+
+/// What became of the runs that an earlier life of this worker held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Recovered {
+    /// Had processes left, which were killed.
+    pub killed: usize,
+    /// Were reported as that life had decided.
+    pub reported: usize,
+    /// Were handed back.
+    pub handed_back: usize,
+    /// Were resolved or expired by then, or cannot be reported.
+    pub forgotten: usize,
+    /// Are still being asked for or reported.
+    pub open: usize,
+    /// Faults of its journal: what they hid is left to expire.
+    #[serde(default)]
+    pub damage: usize,
+}
+
+impl fmt::Display for Recovered {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { killed, reported, handed_back, forgotten, open, damage } = self;
+        let runs = if *killed == 1 { "run" } else { "runs" };
+        write!(out, "{killed} {runs} killed, {reported} reported, {handed_back} handed back, {forgotten} forgotten")?;
+        if *open > 0 {
+            write!(out, ", {open} still open")?;
+        }
+        if *damage > 0 { out.write_str("; its journal was damaged") } else { Ok(()) }
+    }
 }
 
 /// What a worker is doing.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use journeyman::handler::environment;
 use journeyman::handler::process::{Bounds, Input, Launch, Running};
-use journeyman::host::containment::{Containment, Demand, Level, Name, Wanted};
+use journeyman::host::containment::{Containment, Demand, Level, Name, Wanted, kill_leftovers};
 
 use crate::bench::Bench;
 use crate::hunt::Quarry;
@@ -67,7 +67,10 @@ fn next_start(level: Level) -> Result<(), String> {
             return Err(format!("{} found, {left:?} left", containment.leftovers()));
         }
     }
-    containment.kill_leftovers(&[known]).map_err(|error| error.to_string())?;
+    let found = kill_leftovers(&[known.remains()]).map_err(|error| error.to_string())?;
+    if found != usize::from(level == Level::Group) {
+        return Err(format!("{found} claims were said to have something left"));
+    }
     let left = quarry.found();
     if left.is_empty() { Ok(()) } else { Err(format!("left: {left:?}")) }
 }

@@ -97,6 +97,10 @@ impl Source for Through {
         self.source.deployment()
     }
 
+    fn claimant(&self) -> String {
+        self.source.claimant()
+    }
+
     fn manner(&self) -> Manner {
         self.source.manner()
     }
@@ -127,6 +131,10 @@ impl Source for Through {
 
     fn recover<'a>(&'a self, held: &'a [Run]) -> Answer<'a, Recovered> {
         self.source.recover(held)
+    }
+
+    fn take_over<'a>(&'a self, run: &'a Run) -> Answer<'a, Grant> {
+        self.source.take_over(run)
     }
 
     fn reclaim<'a>(&'a self, claim: &'a Claim) -> Answer<'a, Duration> {

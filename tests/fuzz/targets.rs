@@ -6,13 +6,13 @@ use std::time::Duration;
 use journeyman::config::{self, Document, Environment, show};
 use journeyman::domain::claim::{self, Settled};
 use journeyman::domain::fitness::Condition;
-use journeyman::domain::id::{Deployment, Run, TaskId, Token};
-use journeyman::domain::outcome::{Unprepared, Verdict};
+use journeyman::domain::id::{Deployment, Run, SourceId, TaskId, Token};
+use journeyman::domain::outcome::{Outcome, Reason, Unprepared, Verdict};
 use journeyman::domain::poll::{self, Manner};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::time::Instant;
 use journeyman::domain::worker::{
-    Brought, Effect, Event, Found, Haul, Lanes, Least, Noticed, Place, Policy, Seen, Stay, Worker,
+    Brought, Effect, Event, Found, Haul, Lanes, Least, LeftOver, Noticed, Place, Policy, Seen, Stay, Worker,
 };
 use journeyman::source::taskcluster::hostile;
 
@@ -100,6 +100,17 @@ impl<'a> World<'a> {
         let worker = Worker::new(policy, &places, 1);
         let (now, calls) = (Instant::ORIGIN, Vec::new());
         let mut world = Self { worker, bytes: bytes.iter().copied(), now, calls, tokens: 0, exited: false };
+        if world.index() == 0 {
+            let outcome = Outcome::Exception(Reason::WorkerShutdown);
+            let left = |world: &mut Self| LeftOver {
+                token: world.token(),
+                source: SourceId(u16::try_from(world.number() % 2).unwrap_or_default()),
+                run: world.run(),
+                outcome,
+            };
+            let left_over = (0..world.number() % 4).map(|_| left(&mut world)).collect();
+            world.happens(Event::LeftOver(left_over));
+        }
         world.happens(Event::Tick);
         world
     }
@@ -158,6 +169,10 @@ impl<'a> World<'a> {
             Effect::Claim(claim) => {
                 let length = self.length();
                 Event::Claimed { claim, sent_at, answer: self.or_refused(length) }
+            }
+            Effect::TakeOver(claim) => {
+                let length = self.length();
+                Event::TakenOver { claim, sent_at, answer: self.or_refused(length) }
             }
             Effect::Delete(message) => Event::Deleted { message, answer: self.or_refused(()) },
             Effect::Prepare(claim) => {
@@ -249,7 +264,9 @@ impl<'a> World<'a> {
 
 fn subject(effect: &Effect) -> Option<Token> {
     match effect {
-        Effect::Claim(claim) | Effect::Prepare(claim) | Effect::Execute(claim) => Some(*claim),
+        Effect::Claim(claim) | Effect::TakeOver(claim) | Effect::Prepare(claim) | Effect::Execute(claim) => {
+            Some(*claim)
+        }
         Effect::Settle(claim) | Effect::Check(claim) => Some(*claim),
         Effect::Kill { claim, .. } | Effect::Report { claim, .. } | Effect::Reclaim { claim, .. } => Some(*claim),
         Effect::Open(_)

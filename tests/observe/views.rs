@@ -45,6 +45,7 @@ pub(crate) fn idle() -> Status {
         },
         containment: "cgroup-kill".to_owned(),
         notice: None,
+        recovered: None,
         next: None,
         hints: Vec::new(),
     };

@@ -10,11 +10,13 @@ use journeyman::domain::claim::Settled;
 use journeyman::domain::fitness::Condition;
 use journeyman::domain::id::{Deployment, Lane, Run, SourceId, TaskId, Token};
 use journeyman::domain::jitter::Jitter;
-use journeyman::domain::outcome::{Unprepared, Verdict};
+use journeyman::domain::outcome::{Outcome, Reason, Unprepared, Verdict};
 use journeyman::domain::poll::Manner;
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::time::Instant;
-use journeyman::domain::worker::{Alert, Brought, Effect, Event, Found, Haul, Lanes, Place, Policy, Seen, Worker};
+use journeyman::domain::worker::{
+    Alert, Brought, Effect, Event, Found, Haul, Lanes, LeftOver, Place, Policy, Seen, Worker,
+};
 
 use crate::support::{CLAIMS, MESSAGES, policy};
 
@@ -45,6 +47,8 @@ struct World {
     /// Claims that hold no slot.
     slotless: BTreeSet<Run>,
     executed: BTreeSet<Run>,
+    /// What an earlier life had left to report.
+    left_over: BTreeSet<Run>,
     exited: bool,
     calm: bool,
 }
@@ -74,6 +78,7 @@ impl World {
             polling: BTreeMap::new(),
             slotless: BTreeSet::new(),
             executed: BTreeSet::new(),
+            left_over: BTreeSet::new(),
             exited: false,
             calm: false,
         }
@@ -142,10 +147,14 @@ impl World {
                 self.exited = true;
                 return;
             }
+            Effect::Prepare(token) => {
+                let run = self.worker.claims().find(|view| view.claim == *token).map(|view| view.run.clone());
+                assert!(!self.left_over.contains(&run.expect("a held claim")), "I28: {effect:?} of an earlier life's");
+            }
+            Effect::TakeOver(token) => assert!(self.claims.contains(token), "{effect:?} of what is over"),
             Effect::Open(_)
             | Effect::Recover { .. }
             | Effect::Look
-            | Effect::Prepare(_)
             | Effect::Settle(_)
             | Effect::Report { .. }
             | Effect::Reclaim { .. }
@@ -221,6 +230,21 @@ impl World {
         Brought { token, run, length: self.length() }
     }
 
+    /// An earlier life has left something, half of the time.
+    fn remembers(&mut self) {
+        let runs: BTreeSet<Run> = (0..self.below(8).saturating_sub(3)).map(|_| self.run()).collect();
+        let mut left = Vec::new();
+        for run in runs {
+            let Brought { token, run, .. } = self.bring(run);
+            self.slotless.insert(run.clone());
+            self.left_over.insert(run.clone());
+            let outcome =
+                if self.below(2) == 0 { Outcome::Completed } else { Outcome::Exception(Reason::WorkerShutdown) };
+            left.push(LeftOver { token, source: SourceId(0), run, outcome });
+        }
+        self.happens(Event::LeftOver(left));
+    }
+
     /// Answers one call, whichever.
     fn reply(&mut self) {
         if self.calls.is_empty() {
@@ -251,6 +275,7 @@ impl World {
                 Event::Recovered { source, sent_at, answer }
             }
             Effect::Claim(claim) => Event::Claimed { claim, sent_at, answer: self.answer(length) },
+            Effect::TakeOver(claim) => Event::TakenOver { claim, sent_at, answer: self.answer(length) },
             Effect::Delete(message) => Event::Deleted { message, answer: self.answer(()) },
             Effect::Prepare(claim) => {
                 let unfit = !self.calm && self.below(8) == 0;
@@ -309,6 +334,7 @@ impl World {
 fn subject(effect: &Effect) -> Option<Token> {
     match effect {
         Effect::Claim(claim)
+        | Effect::TakeOver(claim)
         | Effect::Prepare(claim)
         | Effect::Execute(claim)
         | Effect::Settle(claim)
@@ -322,6 +348,7 @@ fn subject(effect: &Effect) -> Option<Token> {
 
 fn lives(seed: u64) {
     let mut world = World::new(seed);
+    world.remembers();
     world.happens(Event::Tick);
     for _ in 0..400 {
         if world.exited {

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{End, Loss};
-use journeyman::domain::id::SourceId;
+use journeyman::domain::claim::{End, Loss, TAKE_OVERS_MAX};
+use journeyman::domain::id::{SourceId, Token};
 use journeyman::domain::outcome::{Outcome, Reason};
 use journeyman::domain::poll::RECOVERIES_MAX;
-use journeyman::domain::worker::{Alert, Brought, Effect, Event, Found};
+use journeyman::domain::refusal::Refusal;
+use journeyman::domain::worker::{Alert, Brought, Effect, Event, Found, LeftOver};
 
-use crate::support::{Bench, CLAIMS, RETRY, policy, run, secs};
+use crate::support::{Bench, CLAIMS, LEASE, MESSAGES, RETRY, policy, run, secs};
 
 const SHUTDOWN: Outcome = Outcome::Exception(Reason::WorkerShutdown);
 
@@ -109,4 +110,119 @@ fn i28_what_a_first_recovery_missed_is_still_an_earlier_lifes() {
     let effects = bench.recovered(0, Ok(vec![found]));
     assert!(effects.contains(&Effect::Alert(Alert::LeftOver { run: run("T") })), "{effects:?}");
     assert!(!effects.contains(&Effect::Prepare(claim)));
+}
+
+// What was written down.
+
+fn left(bench: &mut Bench, name: &str, outcome: Outcome) -> Token {
+    let token = bench.token();
+    let left = LeftOver { token, source: SourceId(0), run: run(name), outcome };
+    let effects = bench.happens(Event::LeftOver(vec![left]));
+    assert!(effects.contains(&Effect::TakeOver(token)), "asked for first of all: {effects:?}");
+    token
+}
+
+fn taken(bench: &mut Bench, claim: Token, answer: Result<Duration, Refusal>) -> Vec<Effect> {
+    bench.happens(Event::TakenOver { claim, sent_at: bench.now, answer })
+}
+
+#[test]
+fn i28_what_was_written_down_is_asked_for_once_more_and_reported_as_it_was_left() {
+    for outcome in [SHUTDOWN, Outcome::Completed, Outcome::Failed] {
+        for manner in [CLAIMS, MESSAGES] {
+            let mut bench = Bench::new(policy(2), &[manner]);
+            let claim = left(&mut bench, "T", outcome);
+            assert_eq!(bench.worker.free(), 2, "it holds no slot");
+            let effects = taken(&mut bench, claim, Ok(LEASE));
+            assert!(!effects.contains(&Effect::Prepare(claim)), "{effects:?}");
+            let reports =
+                effects.iter().any(|effect| matches!(effect, Effect::Report { outcome: sent, .. } if *sent == outcome));
+            assert!(reports, "{effects:?}");
+            let effects = bench.happens(Event::Reported { claim, answer: Ok(()) });
+            assert!(
+                effects.contains(&Effect::Close { claim, run: run("T"), end: End::Reported(outcome) }),
+                "{effects:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn i28_what_the_queue_does_not_grant_again_is_not_reported_and_says_nothing_of_our_credentials() {
+    for refusal in [Refusal::Gone, Refusal::Denied, Refusal::Rejected] {
+        let mut bench = Bench::new(policy(2), &[CLAIMS]);
+        for number in 0..20 {
+            let claim = left(&mut bench, &format!("T{number}"), Outcome::Completed);
+            let effects = taken(&mut bench, claim, Err(refusal));
+            let lost = |effect: &Effect| matches!(effect, Effect::Close { end: End::Lost(Loss::Refused), .. });
+            assert!(effects.iter().any(lost), "{effects:?}");
+            assert!(
+                !effects.iter().any(|effect| matches!(effect, Effect::Report { .. } | Effect::Alert(_))),
+                "{effects:?}"
+            );
+        }
+        assert!(!bench.worker.stopping(), "{refusal:?}");
+    }
+}
+
+#[test]
+fn i28_a_message_about_what_was_written_down_leads_to_no_second_claim() {
+    for answer in [Ok(LEASE), Err(Refusal::Gone)] {
+        let mut bench = Bench::new(policy(2), &[MESSAGES]);
+        let claim = left(&mut bench, "T", SHUTDOWN);
+        bench.tick();
+        bench.opened(0, 1);
+        let seen = bench.seen("m", "T");
+        let message = seen.token;
+        let effects = bench.hit(vec![seen]);
+        assert!(!effects.iter().any(|effect| matches!(effect, Effect::Claim(_) | Effect::Delete(_))), "{effects:?}");
+        let effects = taken(&mut bench, claim, answer);
+        assert!(effects.contains(&Effect::Delete(message)), "I12: {answer:?} settles it: {effects:?}");
+    }
+    // Where nobody would say, it is given up here, and what the queue makes of it is left to the lease.
+    let mut bench = Bench::new(policy(2), &[MESSAGES]);
+    let claim = left(&mut bench, "T", SHUTDOWN);
+    taken(&mut bench, claim, Err(Refusal::Denied));
+    bench.tick();
+    bench.opened(0, 1);
+    let seen = bench.seen("m", "T");
+    let effects = bench.hit(vec![seen]);
+    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Claim(_))), "{effects:?}");
+}
+
+#[test]
+fn i28_an_answer_that_settles_nothing_is_asked_for_again_for_as_long_as_a_lease_lasts() {
+    let mut bench = Bench::new(policy(2), &[MESSAGES]);
+    let claim = left(&mut bench, "T", SHUTDOWN);
+    let (began, mut asked) = (bench.now, 1);
+    let mut effects = taken(&mut bench, claim, Err(RETRY));
+    while !effects.iter().any(|effect| matches!(effect, Effect::Close { end: End::NotGranted, .. })) {
+        let again = |effect: &Effect| *effect == Effect::TakeOver(claim);
+        effects = bench.pass_until(|effect| *effect == Effect::TakeOver(claim));
+        asked += effects.iter().filter(|effect| again(effect)).count();
+        effects = taken(&mut bench, claim, Err(RETRY));
+    }
+    let took = bench.now.since(began);
+    assert_eq!(asked, usize::try_from(TAKE_OVERS_MAX).expect("few"));
+    assert!((secs(600)..secs(1400)).contains(&took), "{took:?}");
+}
+
+#[test]
+fn i28_a_worker_that_has_to_go_does_not_wait_for_what_an_earlier_one_left() {
+    for order in [Event::Drain, Event::HandBack { deadline: None }] {
+        let mut bench = Bench::new(policy(2), &[MESSAGES]);
+        let claim = left(&mut bench, "T", SHUTDOWN);
+        taken(&mut bench, claim, Err(RETRY));
+        let effects = bench.happens(order);
+        let closed = |effect: &Effect| matches!(effect, Effect::Close { end: End::NotGranted, .. });
+        assert!(effects.iter().any(closed), "{effects:?}");
+        assert!(effects.iter().any(|effect| matches!(effect, Effect::Exit(_))), "{effects:?}");
+    }
+    // What is on its way is reported all the same.
+    let mut bench = Bench::new(policy(2), &[MESSAGES]);
+    let claim = left(&mut bench, "T", Outcome::Completed);
+    bench.happens(Event::HandBack { deadline: None });
+    let effects = taken(&mut bench, claim, Ok(LEASE));
+    let decided = |effect: &Effect| matches!(effect, Effect::Report { outcome: Outcome::Completed, .. });
+    assert!(effects.iter().any(decided), "{effects:?}");
 }

@@ -36,6 +36,7 @@ mod i23_hand_back_is_quick;
 mod i24_exit_says_why;
 mod i25_no_retry_inside_a_run;
 mod i26_what_may_be_left_keeps_its_slot;
+mod i27_what_is_left_running_is_killed_first;
 mod i28_nothing_is_resumed;
 mod i33_a_sick_host_pauses;
 mod i34_an_order_is_about_one_claim;

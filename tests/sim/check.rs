@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use journeyman::domain::claim::{End, KillCause, Loss, REPORT_RESERVE};
-use journeyman::domain::id::{Lane, Token};
+use journeyman::domain::id::{Lane, Run, Token};
 use journeyman::domain::lease::{self, Lease};
 use journeyman::domain::outcome::{Outcome, Reason};
 use journeyman::domain::refusal::Refusal;
@@ -59,6 +59,10 @@ impl World {
             Effect::Close { claim, end, .. } => self.check_close(host, *claim, *end),
             Effect::Alert(alert) => self.check_alert(host, alert),
             Effect::Recover { .. } => self.check_fit(host),
+            Effect::TakeOver(claim) => {
+                let known = self.hosts[host].claims.get(claim).is_some_and(|track| track.left_over);
+                self.held("I28", known, || format!("host {host} takes over {claim:?}, which nobody left"));
+            }
             Effect::Open(_)
             | Effect::Look
             | Effect::Forget(_)
@@ -120,6 +124,9 @@ impl World {
         self.held("I25", !track.executed, || format!("host {host} starts {run} again"));
         self.held("I6", !self.hosts[host].executed.contains(&run), || {
             format!("host {host} starts {run} a second time")
+        });
+        self.held("I28", !self.hosts[host].left.contains(&run), || {
+            format!("host {host} starts {run}, which an earlier life of it held")
         });
         if let Some(other) = self.other_alive(&run.task, host) {
             let excused = self.hosts[other].claims.values().any(|track| track.run.task == run.task && track.suspended);
@@ -382,6 +389,34 @@ impl World {
                 | Refusal::Throttled { .. }
                 | Refusal::Stale,
             ) => {}
+        }
+    }
+
+    /// What was written down was granted once, so that asking for it again claims nothing new.
+    pub fn check_taken_over(&self, host: usize, run: &Run) {
+        let state = self.queue.state(run);
+        self.held("I28", state != Some(State::Pending), || {
+            format!("host {host} has written down {run}, never granted")
+        });
+    }
+
+    pub fn check_taken(&mut self, host: usize, claim: Token, sent_at: Instant, answer: Result<Duration, Refusal>) {
+        let now = self.hosts[host].local(self.now);
+        let calm = self.sent_in_calm(host, sent_at);
+        let state = &mut self.hosts[host];
+        let grace = state.policy.claim.grace;
+        let Some(track) = state.claims.get_mut(&claim) else { return };
+        match answer {
+            Ok(length) => {
+                state.definite.insert(track.run.clone());
+                track.granted_calm = calm;
+                track.leased(sent_at, length, grace, now);
+            }
+            Err(Refusal::Gone | Refusal::Denied | Refusal::Rejected) => {
+                state.definite.insert(track.run.clone());
+                track.told_gone = true;
+            }
+            Err(Refusal::Retry { .. } | Refusal::Throttled { .. } | Refusal::Stale) => {}
         }
     }
 

@@ -4,18 +4,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use journeyman::domain::claim;
-use journeyman::domain::id::{Deployment, Run, Token};
+use journeyman::domain::id::{Deployment, Run, SourceId, Token};
+use journeyman::domain::journal::{Boot, EntryId, Held, Journal, Record, Unreported};
 use journeyman::domain::lease::{self, Lease};
 use journeyman::domain::outcome::{Outcome, Verdict};
 use journeyman::domain::poll;
 use journeyman::domain::time::Instant;
-use journeyman::domain::worker::{Event, Exit, Least, Noticed, Place, Policy, Stay, Worker};
+use journeyman::domain::worker::{Event, Exit, Least, LeftOver, Noticed, Place, Policy, Stay, Worker};
 
 use crate::queue::LANES;
 use crate::rng::Rng;
 
 pub const DEQUEUE_ALERT: u32 = 10;
 pub const DENIED_MAX: u32 = 6;
+/// What the host is called in its journal.
+pub const CLAIMANT: &str = "host";
 
 #[derive(Debug)]
 pub struct Host {
@@ -49,6 +52,10 @@ pub struct Host {
     pub known_unfit: bool,
     pub recoveries: u32,
     pub request_good: Option<bool>,
+    /// What is on its disk.
+    pub journal: Journal,
+    /// What this life was told that an earlier one had left.
+    pub left: BTreeSet<Run>,
 }
 
 #[derive(Debug, Clone)]
@@ -179,6 +186,8 @@ impl Host {
             known_unfit: false,
             recoveries: 0,
             request_good: None,
+            journal: Journal::default(),
+            left: BTreeSet::new(),
         }
     }
 
@@ -203,12 +212,39 @@ impl Host {
         if self.azure { LANES } else { 1 }
     }
 
-    pub fn start(&mut self, rng: &mut Rng) {
+    pub fn start(&mut self, rng: &mut Rng) -> Vec<LeftOver> {
         self.stopped();
         self.life += 1;
+        let boot = Boot("boot".into());
+        let plan = self.journal.plan(&boot, &[CLAIMANT.into()]);
+        self.journal = Journal::begun(boot);
+        self.left.clear();
+        let mut left = Vec::new();
+        for Unreported { run, outcome, .. } in plan.report {
+            let token = self.token();
+            let held = Held { run: run.clone(), claimant: CLAIMANT.into(), remains: None };
+            self.journal.apply(Record::Held { entry: EntryId(token.0), held });
+            self.journal.apply(Record::Decided { entry: EntryId(token.0), outcome });
+            let mut track = Track::new(run.clone());
+            track.left_over = true;
+            // As that life left it.
+            track.executed = true;
+            track.outcome = Some(outcome);
+            self.claims.insert(token, track);
+            self.left.insert(run.clone());
+            // It was granted once.
+            self.definite.insert(run.clone());
+            left.push(LeftOver { token, source: SourceId(0), run, outcome });
+        }
         let manner = poll::Manner { long_poll: !self.azure, recovers: !self.azure, tells_canceled: true };
         let place = Place { manner, deployment: Deployment(0) };
         self.worker = Some(Worker::new(self.policy.clone(), &[place], rng.bits()));
+        left
+    }
+
+    /// Writes something down.
+    pub fn note(&mut self, record: Record) {
+        self.journal.note(record);
     }
 
     /// The process is gone, and with it all that it knew.

@@ -7,13 +7,14 @@ use std::time::Duration;
 use journeyman::domain::claim::{Order, Settled};
 use journeyman::domain::fitness::Condition;
 use journeyman::domain::id::{Lane, Run, SourceId, TaskId, Token};
+use journeyman::domain::journal::{After, EntryId, Held, Record};
 use journeyman::domain::outcome::{Outcome, Unprepared, Verdict};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::time::Instant;
 use journeyman::domain::worker::{Brought, Effect, Event, Exit, Found, Haul, Lanes, Seen};
 
 use crate::faults::{ALL, Fault, Tally};
-use crate::host::{Host, Received, Stop, Track};
+use crate::host::{CLAIMANT, Host, Received, Stop, Track};
 use crate::queue::{Queue, State};
 use crate::rng::Rng;
 
@@ -29,6 +30,7 @@ pub enum Call {
     Poll { lane: Lane, max: u8 },
     Recover { held: Vec<Run> },
     Claim { claim: Token, run: Run },
+    TakeOver { claim: Token, run: Run },
     Delete { message: Token, id: u64, receipt: u64 },
     Reclaim { claim: Token, run: Run },
     Report { claim: Token, run: Run, outcome: Outcome },
@@ -346,9 +348,10 @@ impl World {
             Happens::Start { host } if self.hosts[host].worker.is_some() => {}
             Happens::Start { host } => {
                 let mut rng = self.rng.clone();
-                self.hosts[host].start(&mut rng);
+                let left = self.hosts[host].start(&mut rng);
                 self.rng = rng;
                 self.note(|| format!("host {host} starts"));
+                self.tell(host, Event::LeftOver(left));
                 self.tell(host, Event::Tick);
             }
             Happens::Calm => self.become_calm(),
@@ -561,6 +564,10 @@ impl World {
                 let run = run_of(self, claim).expect("check_effect made the track");
                 self.send(host, Call::Claim { claim, run }, CALL_TIMEOUT);
             }
+            Effect::TakeOver(claim) => {
+                let run = run_of(self, claim).expect("made at the start");
+                self.send(host, Call::TakeOver { claim, run }, CALL_TIMEOUT);
+            }
             Effect::Delete(message) => {
                 let Received { id, receipt, .. } = self.hosts[host].entries[&message].clone();
                 self.send(host, Call::Delete { message, id, receipt }, CALL_TIMEOUT);
@@ -571,11 +578,20 @@ impl World {
                     self.hosts[host].claims.remove(&token);
                 }
             }
-            Effect::Prepare(claim) => self.prepare(host, claim),
+            Effect::Prepare(claim) => {
+                let run = run_of(self, claim).expect("a claim");
+                let held = Held { run, claimant: CLAIMANT.into(), remains: None };
+                self.hosts[host].note(Record::Held { entry: EntryId(claim.0), held });
+                self.prepare(host, claim);
+            }
             Effect::Execute(claim) => self.execute(host, claim),
             Effect::Kill { claim, grace, .. } => self.kill(host, claim, grace),
             Effect::Settle(claim) => self.settle(host, claim),
             Effect::Report { claim, outcome, timeout } => {
+                // The record may be lost with the host, as long as nobody waits for it.
+                if !self.rng.chance(10) {
+                    self.hosts[host].note(Record::Decided { entry: EntryId(claim.0), outcome });
+                }
                 if let Some(run) = run_of(self, claim) {
                     self.send(host, Call::Report { claim, run, outcome }, millis(timeout));
                 }
@@ -599,8 +615,11 @@ impl World {
                 self.at(at, Happens::LookedAt { host, life, condition });
             }
             Effect::Extended { .. } | Effect::Alert(_) => {}
-            Effect::Close { claim, .. } => {
+            Effect::Close { claim, end, .. } => {
                 self.hosts[host].claims.remove(&claim);
+                if After::of(end) == After::Nothing && !self.rng.chance(10) {
+                    self.hosts[host].note(Record::Over { entry: EntryId(claim.0) });
+                }
             }
             Effect::Exit(exit) => self.exited(host, exit),
         }
@@ -784,6 +803,15 @@ impl World {
                 }
             }
             Call::Claim { run, .. } => self.length(|queue, now| queue.claim(host, &run, now)),
+            Call::TakeOver { run, .. } => {
+                self.check_taken_over(host, &run);
+                // In the older dialect by claiming it once more, which it grants to the same worker, and extending that.
+                if self.hosts[host].azure && self.queue.claim(host, &run, self.now).is_err() {
+                    Err(Refusal::Gone)
+                } else {
+                    self.length(|queue, now| queue.reclaim(host, &run, now))
+                }
+            }
             Call::Delete { id, receipt, .. } => {
                 let deleted = !self.hit(Fault::DeleteMismatch, 3) && self.queue.delete(id, receipt);
                 if deleted { Ok(Answer::Done) } else { Err(Refusal::Rejected) }
@@ -830,7 +858,7 @@ impl World {
                 return Some(Refusal::Retry { after: None });
             }
             Call::Claim { .. } if self.misconfigured(host) => return Some(Refusal::Rejected),
-            Call::Open | Call::Poll { .. } | Call::Recover { .. } | Call::Claim { .. } => {}
+            Call::Open | Call::Poll { .. } | Call::Recover { .. } | Call::Claim { .. } | Call::TakeOver { .. } => {}
             Call::Reclaim { .. } | Call::Report { .. } | Call::Check { .. } => {}
         }
         if self.now < self.forbidden_until || self.hit(Fault::UnauthorizedOnce, 1) {
@@ -906,7 +934,10 @@ impl World {
     /// The resolver looks at each claim when it should be over, up to 5 s late as the real one does.
     fn watch_expiries(&mut self, request: &Request, answer: &Result<Answer, Refusal>) {
         let runs: Vec<Run> = match (&request.call, answer) {
-            (Call::Claim { run, .. } | Call::Reclaim { run, .. }, Ok(Answer::Length(_))) => vec![run.clone()],
+            (
+                Call::Claim { run, .. } | Call::TakeOver { run, .. } | Call::Reclaim { run, .. },
+                Ok(Answer::Length(_)),
+            ) => vec![run.clone()],
             (_, Ok(Answer::Granted(granted) | Answer::Partly(granted))) => {
                 granted.iter().map(|(run, _)| run.clone()).collect()
             }
@@ -965,6 +996,11 @@ impl World {
                 let answer = answer.map(|answer| answer.expect_length());
                 self.check_claimed(host, claim, sent_at, answer);
                 Event::Claimed { claim, sent_at, answer }
+            }
+            Call::TakeOver { claim, .. } => {
+                let answer = answer.map(|answer| answer.expect_length());
+                self.check_taken(host, claim, sent_at, answer);
+                Event::TakenOver { claim, sent_at, answer }
             }
             Call::Delete { message, .. } => {
                 let answer = answer.map(|_| ());

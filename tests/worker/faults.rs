@@ -20,7 +20,7 @@ use crate::scripted::{Scripted, Told};
 
 /// How a queue misbehaves at present.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mood {
+pub enum Mood {
     Well,
     /// Every call gets this.
     Refuses(Refusal),
@@ -32,10 +32,10 @@ enum Mood {
     FailsAndForbids,
 }
 
-struct Moody {
-    inner: Memory,
-    mood: watch::Receiver<Mood>,
-    polls: Arc<AtomicU64>,
+pub struct Moody {
+    pub inner: Memory,
+    pub mood: watch::Receiver<Mood>,
+    pub polls: Arc<AtomicU64>,
 }
 
 impl Moody {
@@ -60,6 +60,9 @@ impl Source for Moody {
     }
     fn deployment(&self) -> String {
         self.inner.deployment()
+    }
+    fn claimant(&self) -> String {
+        self.inner.claimant()
     }
     fn manner(&self) -> Manner {
         self.inner.manner()
@@ -88,6 +91,9 @@ impl Source for Moody {
             return Box::pin(async { Err(Refused { refusal: Refusal::Denied, what: "scopes are missing".into() }) });
         }
         self.unless_moody(self.inner.recover(held))
+    }
+    fn take_over<'a>(&'a self, run: &'a Run) -> Answer<'a, Grant> {
+        self.unless_moody(self.inner.take_over(run))
     }
     fn reclaim<'a>(&'a self, claim: &'a Claim) -> Answer<'a, Duration> {
         self.unless_moody(self.inner.reclaim(claim))

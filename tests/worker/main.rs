@@ -9,6 +9,7 @@
 
 mod blocked;
 mod deployments;
+mod earlier;
 mod faults;
 mod long;
 mod outcomes;

@@ -36,6 +36,9 @@ pub(super) fn table(status: &Status) -> String {
     out.push_str("tasks\n");
     out.push_str(&tasks(&view.tasks));
     label(&mut out, "last hour", &outcomes(view.last_hour));
+    if let Some(recovered) = view.recovered {
+        label(&mut out, "recovered", &recovered.to_string());
+    }
     if let Some(next) = &view.next {
         label(&mut out, "next", &format!("{} in {}", next.what, shown(next.in_seconds)));
     }

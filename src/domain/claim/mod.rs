@@ -23,6 +23,11 @@ pub const REQUESTS_MAX: u32 = 6;
 /// The waits between them.
 pub const REQUEST_RETRY: backoff::Policy =
     backoff::Policy { first: Duration::from_millis(500), max: Duration::from_secs(10) };
+/// How often an earlier life's claim is asked for in all where no answer is definite: for about as long as a lease lasts.
+pub const TAKE_OVERS_MAX: u32 = 45;
+/// The waits between them.
+pub const TAKE_OVER_RETRY: backoff::Policy =
+    backoff::Policy { first: Duration::from_millis(500), max: Duration::from_secs(30) };
 /// The waits between reports without a definite answer.
 pub const REPORT_RETRY: backoff::Policy =
     backoff::Policy { first: Duration::from_millis(250), max: Duration::from_secs(15) };
@@ -105,6 +110,8 @@ pub struct Machine {
     sent: Option<Outcome>,
     reported: Option<Outcome>,
     trail_until: Option<Instant>,
+    /// What an earlier life of the worker has left to report. Nothing else is done about such a claim.
+    left: Option<Outcome>,
 }
 
 impl Machine {
@@ -119,6 +126,13 @@ impl Machine {
     #[must_use]
     pub const fn brought(policy: Policy) -> Self {
         Self::in_stage(policy, Stage::Requested { retry_at: None })
+    }
+
+    /// A claim of an earlier life, of which `outcome` is to be reported once it is granted again; its first act is the request
+    /// for that. Its payload is never prepared (I28).
+    #[must_use]
+    pub fn left_over(policy: Policy, outcome: Outcome, acts: &mut Vec<Act>) -> Self {
+        Self { left: Some(outcome), ..Self::requested(policy, acts) }
     }
 
     const fn in_stage(policy: Policy, stage: Stage) -> Self {
@@ -137,7 +151,14 @@ impl Machine {
             sent: None,
             reported: None,
             trail_until: None,
+            left: None,
         }
+    }
+
+    /// Whether it is an earlier life's.
+    #[must_use]
+    pub const fn is_left_over(&self) -> bool {
+        self.left.is_some()
     }
 
     /// Whether the queue has granted it.
@@ -242,7 +263,9 @@ impl Machine {
             return;
         }
         self.extension = Extension::Due(lease.reclaim_at(jitter));
-        if self.hand_back.is_some() || self.ordered == Some(Order::HandBack) {
+        if let Some(outcome) = self.left {
+            self.report(outcome, Settle::Done, now, acts);
+        } else if self.hand_back.is_some() || self.ordered == Some(Order::HandBack) {
             self.report(self.ended_by_us(), Settle::Done, now, acts);
         } else if let Some(order) = self.ordered {
             // By way of the log, which says why nothing of it was run.
@@ -257,10 +280,14 @@ impl Machine {
 
     fn on_unanswered(&mut self, after: Option<Duration>, now: Instant, jitter: &mut Jitter, acts: &mut Vec<Act>) {
         if let Stage::Requested { .. } = self.stage {
+            let (most, retry) = match self.left {
+                Some(_) => (TAKE_OVERS_MAX, TAKE_OVER_RETRY),
+                None => (REQUESTS_MAX, REQUEST_RETRY),
+            };
             // I22: on the way out no request is sent any more, not even again.
             let wanted = self.hand_back.is_none() && self.ordered != Some(Order::HandBack);
-            if wanted && self.retry.tries() + 1 < REQUESTS_MAX {
-                let wait = self.retry.wait(REQUEST_RETRY, after, jitter);
+            if wanted && self.retry.tries() + 1 < most {
+                let wait = self.retry.wait(retry, after, jitter);
                 self.stage = Stage::Requested { retry_at: Some(now.plus(wait)) };
             } else {
                 self.close(End::NotGranted, acts);

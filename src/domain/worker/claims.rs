@@ -154,7 +154,7 @@ impl Worker {
         }
     }
 
-    fn delete_messages_of(&mut self, claim: Token) {
+    pub(super) fn delete_messages_of(&mut self, claim: Token) {
         let messages = self.held.get_mut(&claim).map(|held| core::mem::take(&mut held.messages)).unwrap_or_default();
         for message in messages {
             self.delete(message);
@@ -195,6 +195,9 @@ impl Worker {
     pub(super) fn perform(&mut self, claim: Token, acts: Vec<Act>, now: Instant) {
         for act in acts {
             let effect = match act {
+                Act::Request if self.held.get(&claim).is_some_and(|held| held.machine.is_left_over()) => {
+                    Effect::TakeOver(claim)
+                }
                 Act::Request => Effect::Claim(claim),
                 Act::Prepare => Effect::Prepare(claim),
                 Act::Execute => {
@@ -283,14 +286,14 @@ impl Worker {
         }
     }
 
-    fn close(&mut self, claim: Token, end: End) {
+    pub(super) fn close(&mut self, claim: Token, end: End) {
         let Some(held) = self.held.remove(&claim) else { return };
         let work = self.work(held.source, &held.run);
         self.by_run.remove(&work);
         if let Some(at) = held.due {
             self.timers.remove(&Timer { at, claim });
         }
-        if held.machine.granted() {
+        if held.machine.granted() || held.machine.is_left_over() {
             match end {
                 End::Reported(_) | End::Superseded(_) => self.ended.insert(&work),
                 End::Unreportable(_) | End::Lost(_) | End::Unconfirmed { .. } | End::NotGranted => {

@@ -37,9 +37,33 @@ pub struct Brought {
     pub length: Duration,
 }
 
+/// A run that an earlier life of this worker has left unreported.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeftOver {
+    /// Names it from here on.
+    pub token: Token,
+    /// The source that has claimed it.
+    pub source: SourceId,
+    /// The run.
+    pub run: Run,
+    /// What is to be reported.
+    pub outcome: Outcome,
+}
+
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
+    /// An earlier life of this worker has left these unreported. To be told before the first [`Event::Tick`].
+    LeftOver(Vec<LeftOver>),
+    /// The answer to [`Effect::TakeOver`].
+    TakenOver {
+        /// The claim.
+        claim: Token,
+        /// When it was asked for.
+        sent_at: Instant,
+        /// The length of the lease.
+        answer: Result<Duration, Refusal>,
+    },
     /// The answer to [`Effect::Open`].
     Opened {
         /// The source.
@@ -237,6 +261,8 @@ pub enum Effect {
     },
     /// Claim the run that this message is about. The claim goes by the message's token.
     Claim(Token),
+    /// Ask for a claim of an earlier life once more, and for the right to report it.
+    TakeOver(Token),
     /// Delete a message.
     Delete(Token),
     /// This message is not needed any more.

@@ -6,6 +6,7 @@
 mod claims;
 mod event;
 mod leave;
+mod left_over;
 mod messages;
 mod ring;
 mod sources;
@@ -26,7 +27,7 @@ use super::poll::{self, Poller, Ready};
 use super::slots::{Slot, Slots};
 use super::time::Instant;
 
-pub use event::{Alert, Brought, Effect, Event, Exit, Found, Haul, Lanes, Retried, Seen};
+pub use event::{Alert, Brought, Effect, Event, Exit, Found, Haul, Lanes, LeftOver, Retried, Seen};
 use ring::Ring;
 use stay::Staying;
 pub use stay::{Claiming, Hold, Least, Room, Stay};
@@ -335,6 +336,8 @@ impl Worker {
             return;
         }
         match event {
+            Event::LeftOver(list) => self.on_left_over(list, now),
+            Event::TakenOver { claim, sent_at, answer } => self.on_taken_over(claim, sent_at, answer, now),
             Event::Opened { source, sent_at, answer } => self.on_opened(source, sent_at, answer, now),
             Event::Polled { source, lane: _, sent_at, answer } => self.on_polled(source, sent_at, answer, now),
             Event::Recovered { source, sent_at, answer } => self.on_recovered(source, sent_at, answer, now),

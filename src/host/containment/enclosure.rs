@@ -1,7 +1,7 @@
 //! What is around the processes of one claim.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -10,6 +10,7 @@ use rustix::process::Signal;
 use super::super::process::{self, LOOK_AGAIN};
 use super::cgroup::{Group, Means};
 use super::{Limits, children, shim};
+use crate::domain::journal::{Leader, Remains};
 use crate::domain::outcome::Emptiness;
 use crate::limits::PROCESS_KILLED_WAIT;
 
@@ -20,6 +21,25 @@ pub struct Name {
     pub cookie: String,
     /// Its control group, where it has one.
     pub cgroup: Option<PathBuf>,
+}
+
+impl Name {
+    /// The same as it is written down. A group whose path is no text is found by the worker's own name alone.
+    #[must_use]
+    pub fn remains(&self) -> Remains {
+        let cgroup = self.cgroup.as_ref().and_then(|path| path.to_str()).map(Into::into);
+        Remains { cookie: self.cookie.as_str().into(), cgroup, leaders: Vec::new() }
+    }
+}
+
+/// Who is told of the leaders of process groups.
+#[derive(Default)]
+struct Witness(OnceLock<Box<dyn Fn(Leader) + Send + Sync>>);
+
+impl fmt::Debug for Witness {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("Witness")
+    }
 }
 
 /// A limit that a payload came up against.
@@ -70,6 +90,7 @@ struct Inner {
     around: Around,
     limits: Limits,
     state: Mutex<State>,
+    witness: Witness,
 }
 
 #[derive(Debug)]
@@ -132,13 +153,18 @@ impl Inner {
 
 impl Enclosure {
     fn new(name: Name, around: Around, limits: Limits) -> Self {
-        Self { inner: Arc::new(Inner { name, around, limits, state: Mutex::default() }) }
+        Self { inner: Arc::new(Inner { name, around, limits, state: Mutex::default(), witness: Witness::default() }) }
     }
 
     /// Nothing but the process group that each payload process leads anyway. What leaves it is not seen.
     #[must_use]
     pub fn bare() -> Self {
         Self::new(Name { cookie: String::new(), cgroup: None }, Around::Nothing, Limits::default())
+    }
+
+    /// As [`Enclosure::bare`], and its processes carry a cookie.
+    pub(super) fn alone(cookie: String, limits: Limits) -> Self {
+        Self::new(Name { cookie, cgroup: None }, Around::Nothing, limits)
     }
 
     pub(super) fn reaper(cookie: String, limits: Limits) -> Self {
@@ -171,6 +197,13 @@ impl Enclosure {
     #[must_use]
     pub fn name(&self) -> &Name {
         &self.inner.name
+    }
+
+    /// Tells `witness` of each process group that is started in it and that no control group holds.
+    pub(crate) fn witnessed_by(self, witness: impl Fn(Leader) + Send + Sync + 'static) -> Self {
+        // Nobody else has set it.
+        drop(self.inner.witness.0.set(Box::new(witness)));
+        self
     }
 
     /// What each of its processes finds in its environment as [`COOKIE`](super::COOKIE).
@@ -306,6 +339,11 @@ impl Entry {
 
     /// The process has been started.
     pub(crate) fn started(&self, process: i32) {
+        if let (Around::Nothing | Around::Reaper, Some(tell)) = (&self.inner().around, self.inner().witness.0.get())
+            && let Some(stat) = process::Stat::of(process)
+        {
+            tell(Leader { pid: process, started: stat.started });
+        }
         if let Around::Reaper = self.inner().around {
             children::entered(&self.inner().name.cookie, process);
             // The forerunner does it where there is one.

@@ -10,6 +10,7 @@
 mod cgroup;
 pub(crate) mod children;
 mod enclosure;
+mod leftovers;
 mod shim;
 
 use std::fmt;
@@ -25,6 +26,7 @@ use cgroup::{Group, Means};
 
 pub use enclosure::{Enclosure, Exceeded, Name};
 pub(crate) use enclosure::{Entry, Way, larger_than, outgrown};
+pub use leftovers::kill_leftovers;
 pub use shim::shim;
 pub(crate) use shim::{Failed, NAME as SHIM, PROGRAM, written};
 
@@ -263,43 +265,8 @@ impl Containment {
                 Enclosure::cgroup(cookie, group, *means, self.inner.limits)
             }
             (None, Adopts::Orphans) => Enclosure::reaper(cookie, self.inner.limits),
-            (None, Adopts::Nothing) => Enclosure::bare(),
+            (None, Adopts::Nothing) => Enclosure::alone(cookie, self.inner.limits),
         }
-    }
-
-    /// Kills what is left of claims that were written down by an earlier life of this worker: by their control groups, and
-    /// by the cookies in their processes' environments. Takes up to a few seconds of this thread.
-    ///
-    /// # Errors
-    ///
-    /// Where processes are still there, with their numbers, or where `/proc` cannot be read.
-    pub fn kill_leftovers(&self, names: &[Name]) -> io::Result<()> {
-        use super::process::{Stat, signal, variable};
-        let cookies: Vec<&str> = names.iter().map(|name| name.cookie.as_str()).filter(|one| !one.is_empty()).collect();
-        // What was written down is believed only as far as it has the form of what is written down.
-        let is_ours = |path: &&PathBuf| {
-            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(CLAIM_PREFIX))
-                && path.join("cgroup.procs").exists()
-        };
-        for path in names.iter().filter_map(|name| name.cgroup.as_ref()).filter(is_ours) {
-            end(&Group::at(path.clone()))?;
-        }
-        let carries = |pid| variable(pid, COOKIE).is_some_and(|cookie| cookies.contains(&cookie.as_str()));
-        let looks = CONTAINMENT_PROBE_WAIT.as_millis() / super::process::LOOK_AGAIN.as_millis();
-        for _ in 0..looks {
-            let running = Stat::all()?.into_iter().filter(|stat| stat.life == super::process::Life::Running);
-            let left: Vec<i32> = running.map(|stat| stat.pid).filter(|pid| carries(*pid)).collect();
-            if left.is_empty() {
-                return Ok(());
-            }
-            left.iter().for_each(|pid| signal(*pid, rustix::process::Signal::KILL, carries));
-            std::thread::sleep(super::process::LOOK_AGAIN);
-        }
-        let left: Vec<i32> = Stat::all()?.iter().map(|stat| stat.pid).filter(|pid| carries(*pid)).collect();
-        Err(io::Error::new(
-            io::ErrorKind::ResourceBusy,
-            format!("processes of earlier tasks cannot be killed: {left:?}"),
-        ))
     }
 
     /// Reaps what payloads have left to this process, for as long as it is polled. Never resolves.
@@ -494,7 +461,7 @@ fn end(group: &Group) -> io::Result<()> {
     group.remove()
 }
 
-fn end_of_earlier_life(left: &str, unproven: Unproven) -> io::Result<()> {
+pub(crate) fn end_of_earlier_life(left: &str, unproven: Unproven) -> io::Result<()> {
     match unproven {
         Unproven::Reused => {
             tracing::error!("[alert operator] an earlier life of this worker is not over: {left}");

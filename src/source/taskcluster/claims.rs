@@ -146,7 +146,7 @@ impl Taskcluster {
     }
 
     /// Finds the runs that the queue counts as claimed by this worker though it does not hold them, and takes them over.
-    pub(super) async fn take_over(&self, held: &[Run]) -> Result<Recovered, Refused> {
+    pub(super) async fn find_lost(&self, held: &[Run]) -> Result<Recovered, Refused> {
         match self.dialect {
             // claimTask is idempotent, and the message comes back: there is nothing to lose.
             Dialect::Azure => return Ok(Recovered::default()),
@@ -165,6 +165,24 @@ impl Taskcluster {
         match missed {
             Some(refused) if grants.is_empty() => Err(refused),
             missed => Ok(Recovered { grants, missed }),
+        }
+    }
+
+    /// Takes a run of an earlier life back. What the answer brings is all that a report needs, so that no life has to keep
+    /// another one's credentials.
+    pub(super) async fn take_back(&self, run: &Run) -> Result<Grant, Refused> {
+        match self.dialect {
+            // What claimTask granted it grants again to the same worker, for what is left of the lease; the claim's own
+            // credentials then extend it. It takes no scope that a worker does not have.
+            Dialect::Azure => {
+                let mut grant = self.claim_task(run).await?;
+                grant.lease = self.reclaim_task(&grant.claim).await?;
+                Ok(grant)
+            }
+            Dialect::ClaimWork => {
+                let granted = self.extend(run, None).await.map_err(|refused| self.name_scopes(refused))?;
+                Ok(grant(CheckedClaim { granted, task: Value::Null }))
+            }
         }
     }
 

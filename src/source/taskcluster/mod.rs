@@ -168,6 +168,10 @@ impl Source for Taskcluster {
         self.api.queue_base().to_owned()
     }
 
+    fn claimant(&self) -> String {
+        format!("{} {} {}/{}", self.api.queue_base(), self.task_queue, self.worker.group, self.worker.id)
+    }
+
     fn manner(&self) -> Manner {
         let long_poll = self.dialect == Dialect::ClaimWork;
         Manner { long_poll, recovers: long_poll, tells_canceled: true }
@@ -200,7 +204,11 @@ impl Source for Taskcluster {
     }
 
     fn recover<'a>(&'a self, held: &'a [Run]) -> Answer<'a, Recovered> {
-        Box::pin(self.take_over(held))
+        Box::pin(self.find_lost(held))
+    }
+
+    fn take_over<'a>(&'a self, run: &'a Run) -> Answer<'a, Grant> {
+        Box::pin(self.take_back(run))
     }
 
     fn reclaim<'a>(&'a self, claim: &'a Claim) -> Answer<'a, std::time::Duration> {

@@ -285,6 +285,7 @@ mod tests {
             host: Host { disk_free: Some(212 << 30), memory_free: Some(9 << 30), ..Host::default() },
             containment: "group".to_owned(),
             notice: None,
+            recovered: None,
             next: Some(Next { what: "reclaim fN1SbArXTPSVFNUvaOlinQ/0".to_owned(), in_seconds: 3.0 }),
             hints: vec!["nightly has been in trouble for 8s".to_owned()],
         };

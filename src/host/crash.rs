@@ -1,0 +1,75 @@
+//! Places at which a worker can be told to die, so that tests see what it leaves there.
+//!
+//! Only a debug build has them: `JOURNEYMAN_CRASH_AT=NAME` aborts the process the first time that it comes by, and
+//! `NAME:3` the third time. A release build knows nothing of it.
+
+/// Every place.
+#[doc(hidden)]
+pub const POINTS: &[&str] = &[
+    "start-read",
+    "start-killed",
+    "start-cleared",
+    "journal-before-rename",
+    "claim-answered",
+    "journal-before-write",
+    "journal-torn-write",
+    "journal-before-sync",
+    "journal-after-sync",
+    "prepared",
+    "spawned",
+    "reclaimed",
+    "ended",
+    "before-storing",
+    "after-storing",
+    "before-report",
+    "after-report",
+    "before-closing",
+    "handing-back",
+    "taken-over",
+    "before-delete",
+    "after-delete",
+];
+
+#[cfg(debug_assertions)]
+mod armed {
+    use std::sync::LazyLock;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    struct Order {
+        name: String,
+        left: AtomicU32,
+    }
+
+    static ORDER: LazyLock<Option<Order>> = LazyLock::new(|| {
+        let text = std::env::var_os("JOURNEYMAN_CRASH_AT")?.into_string().ok()?;
+        let (name, times) = text.split_once(':').unwrap_or((&text, "1"));
+        Some(Order { name: name.to_owned(), left: AtomicU32::new(times.parse().unwrap_or(1)) })
+    });
+
+    pub(crate) fn is_set_to(name: &str) -> bool {
+        debug_assert!(super::POINTS.contains(&name), "{name}");
+        ORDER.as_ref().is_some_and(|order| order.name == name && order.left.load(Ordering::Relaxed) == 1)
+    }
+
+    pub(crate) fn crash_point(name: &str) {
+        debug_assert!(super::POINTS.contains(&name), "{name}");
+        if let Some(order) = ORDER.as_ref().filter(|order| order.name == name)
+            && order.left.fetch_sub(1, Ordering::Relaxed) == 1
+        {
+            // As kill -9 does it: nothing is written any more, nothing is dropped.
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).ok();
+            std::process::abort();
+        }
+    }
+}
+
+#[cfg(not(debug_assertions))]
+mod armed {
+    pub(crate) const fn is_set_to(_: &str) -> bool {
+        false
+    }
+
+    pub(crate) const fn crash_point(_: &str) {}
+}
+
+pub(crate) use armed::{crash_point, is_set_to};

@@ -1,0 +1,281 @@
+//! A journal as text: a record a line, each behind a checksum of its own.
+//!
+//! The checksum is for torn and rotten lines, not against people: whoever can write the file can write a line.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use crate::domain::id::{Run, TaskId};
+use crate::domain::journal::{Boot, EntryId, Held, Journal, Leader, Record, Remains};
+use crate::domain::outcome::{Outcome, Reason};
+
+/// Told apart from what a later version may write.
+const FORMAT: u32 = 1;
+/// How many hexadecimal digits a checksum has.
+const SUM_CHARS: usize = 8;
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Line<'a> {
+    Began {
+        format: u32,
+        #[serde(borrow)]
+        boot: Cow<'a, str>,
+    },
+    Held {
+        entry: u64,
+        #[serde(borrow)]
+        task: Cow<'a, str>,
+        run: u32,
+        #[serde(borrow)]
+        claimant: Cow<'a, str>,
+        #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+        cookie: Option<Cow<'a, str>>,
+        #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+        cgroup: Option<Cow<'a, str>>,
+    },
+    Leads {
+        entry: u64,
+        pid: i32,
+        started: u64,
+    },
+    Decided {
+        entry: u64,
+        #[serde(borrow)]
+        outcome: Cow<'a, str>,
+    },
+    Over {
+        entry: u64,
+    },
+}
+
+/// Appends a record.
+pub(super) fn write(record: &Record, out: &mut Vec<u8>) {
+    let line = match record {
+        Record::Began { boot } => Line::Began { format: FORMAT, boot: Cow::Borrowed(&boot.0) },
+        Record::Held { entry, held } => Line::Held {
+            entry: entry.0,
+            task: Cow::Borrowed(held.run.task.as_str()),
+            run: held.run.run,
+            claimant: Cow::Borrowed(&held.claimant),
+            cookie: held.remains.as_ref().map(|remains| Cow::Borrowed(&*remains.cookie)),
+            cgroup: held.remains.as_ref().and_then(|remains| remains.cgroup.as_deref()).map(Cow::Borrowed),
+        },
+        Record::Leads { entry, leader } => Line::Leads { entry: entry.0, pid: leader.pid, started: leader.started },
+        Record::Decided { entry, outcome } => Line::Decided { entry: entry.0, outcome: Cow::Borrowed(word(*outcome)) },
+        Record::Over { entry } => Line::Over { entry: entry.0 },
+    };
+    let start = out.len();
+    out.extend_from_slice(&[b' '; SUM_CHARS + 1]);
+    // Plain data to memory: neither can fail.
+    drop(serde_json::to_writer(&mut *out, &line));
+    let sum = sum(out.get(start + SUM_CHARS + 1..).unwrap_or_default());
+    if let Some(place) = out.get_mut(start..start + SUM_CHARS) {
+        place.copy_from_slice(&sum);
+    }
+    out.push(b'\n');
+}
+
+fn sum(bytes: &[u8]) -> [u8; SUM_CHARS] {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let digest = Sha256::digest(bytes);
+    let nibbles = digest.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    let mut sum = [b'0'; SUM_CHARS];
+    for (place, nibble) in sum.iter_mut().zip(nibbles) {
+        *place = DIGITS.get(usize::from(nibble)).copied().unwrap_or(b'0');
+    }
+    sum
+}
+
+/// What could be read of a journal.
+#[derive(Debug, Default)]
+pub(crate) struct Reading {
+    /// The state that its records lead to.
+    pub(crate) journal: Journal,
+    /// The numbers of lines that cannot be read, the last one aside.
+    pub(crate) damaged: Vec<usize>,
+    /// How many lines could be read.
+    #[cfg(test)]
+    pub(crate) records: usize,
+}
+
+/// Reads a journal, whatever it holds. A last line that is not whole was being written when its worker died, and is passed
+/// over; any other line that cannot be read costs what it said, and no more.
+pub(crate) fn read(bytes: &[u8]) -> Reading {
+    let mut reading = Reading::default();
+    for (number, line) in bytes.split_inclusive(|byte| *byte == b'\n').enumerate() {
+        let Some(line) = line.strip_suffix(b"\n") else { continue };
+        match record(line) {
+            Some(record) => {
+                reading.journal.apply(record);
+                #[cfg(test)]
+                {
+                    reading.records += 1;
+                }
+            }
+            None => reading.damaged.push(number + 1),
+        }
+    }
+    reading
+}
+
+fn record(line: &[u8]) -> Option<Record> {
+    let (found, rest) = line.split_at_checked(SUM_CHARS)?;
+    let json = rest.strip_prefix(b" ")?;
+    if found != sum(json) {
+        return None;
+    }
+    Some(match serde_json::from_slice(json).ok()? {
+        Line::Began { format: FORMAT, boot } => Record::Began { boot: Boot(boot.into()) },
+        Line::Began { .. } => return None,
+        Line::Held { entry, task, run, claimant, cookie, cgroup } => {
+            let cgroup = cgroup.map(Into::into);
+            let remains = cookie.map(|cookie| Remains { cookie: cookie.into(), cgroup, leaders: Vec::new() });
+            let run = Run { task: TaskId::parse(&task)?, run };
+            Record::Held { entry: EntryId(entry), held: Held { run, claimant: claimant.into(), remains } }
+        }
+        Line::Leads { entry, pid, started } => Record::Leads { entry: EntryId(entry), leader: Leader { pid, started } },
+        Line::Decided { entry, outcome } => {
+            Record::Decided { entry: EntryId(entry), outcome: OUTCOMES.into_iter().find(|one| word(*one) == outcome)? }
+        }
+        Line::Over { entry } => Record::Over { entry: EntryId(entry) },
+    })
+}
+
+const OUTCOMES: [Outcome; 7] = [
+    Outcome::Completed,
+    Outcome::Failed,
+    Outcome::Exception(Reason::WorkerShutdown),
+    Outcome::Exception(Reason::MalformedPayload),
+    Outcome::Exception(Reason::ResourceUnavailable),
+    Outcome::Exception(Reason::InternalError),
+    Outcome::Exception(Reason::IntermittentTask),
+];
+
+const fn word(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Completed => "completed",
+        Outcome::Failed => "failed",
+        Outcome::Exception(reason) => reason.as_str(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn text() -> impl Strategy<Value = Box<str>> {
+        "\\PC{0,12}|\"\\\\\n\u{0}".prop_map(Into::into)
+    }
+
+    fn any_record() -> impl Strategy<Value = Record> {
+        let entry = || (0_u64..6).prop_map(EntryId);
+        let remains = (text(), proptest::option::of(text())).prop_map(|(cookie, cgroup)| Remains {
+            cookie,
+            cgroup,
+            leaders: Vec::new(),
+        });
+        let held = ("[a-zA-Z0-9_-]{1,22}", any::<u32>(), text(), proptest::option::of(remains)).prop_map(
+            |(task, run, claimant, remains)| Held {
+                run: Run { task: TaskId::parse(&task).unwrap(), run },
+                claimant,
+                remains,
+            },
+        );
+        let leader = (any::<i32>(), any::<u64>()).prop_map(|(pid, started)| Leader { pid, started });
+        prop_oneof![
+            1 => text().prop_map(|boot| Record::Began { boot: Boot(boot) }),
+            4 => (entry(), held).prop_map(|(entry, held)| Record::Held { entry, held }),
+            2 => (entry(), leader).prop_map(|(entry, leader)| Record::Leads { entry, leader }),
+            2 => (entry(), proptest::sample::select(OUTCOMES.to_vec()))
+                .prop_map(|(entry, outcome)| Record::Decided { entry, outcome }),
+            2 => entry().prop_map(|entry| Record::Over { entry }),
+        ]
+    }
+
+    fn written(records: &[Record]) -> Vec<u8> {
+        let mut out = Vec::new();
+        records.iter().for_each(|record| write(record, &mut out));
+        out
+    }
+
+    fn state(records: &[Record]) -> Journal {
+        let mut journal = Journal::default();
+        records.iter().cloned().for_each(|record| journal.apply(record));
+        journal
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(records in proptest::collection::vec(any_record(), 0..20)) {
+            let reading = read(&written(&records));
+            prop_assert_eq!(reading.journal, state(&records));
+            prop_assert!(reading.damaged.is_empty());
+        }
+
+        #[test]
+        fn a_state_written_anew_is_the_same_state(records in proptest::collection::vec(any_record(), 0..20)) {
+            let journal = state(&records);
+            prop_assert_eq!(read(&written(&journal.records())).journal, journal);
+        }
+
+        #[test]
+        fn what_was_torn_anywhere_is_what_was_whole_before(
+            records in proptest::collection::vec(any_record(), 1..20),
+            at in any::<proptest::sample::Index>(),
+        ) {
+            let bytes = written(&records);
+            let torn = &bytes[..at.index(bytes.len())];
+            let whole = torn.iter().filter(|byte| **byte == b'\n').count();
+            let reading = read(torn);
+            prop_assert_eq!(reading.journal, state(&records[..whole]));
+            prop_assert!(reading.damaged.is_empty(), "a torn end is no damage");
+        }
+
+        #[test]
+        fn a_rotten_byte_costs_the_lines_it_is_in_and_is_told_of(
+            records in proptest::collection::vec(any_record(), 1..20),
+            at in any::<proptest::sample::Index>(),
+            byte in any::<u8>(),
+        ) {
+            let mut bytes = written(&records);
+            let at = at.index(bytes.len());
+            prop_assume!(bytes[at] != byte);
+            bytes[at] = byte;
+            let reading = read(&bytes);
+            prop_assert!(reading.records + 2 >= records.len(), "{} of {}", reading.records, records.len());
+            prop_assert!(reading.records < records.len() || at + 1 == bytes.len());
+            prop_assert!(!reading.damaged.is_empty() || at + 1 == bytes.len());
+        }
+
+        #[test]
+        fn no_bytes_are_too_odd_to_be_read(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+            read(&bytes);
+        }
+    }
+
+    #[test]
+    fn a_line_is_what_an_operator_can_read() {
+        let held = Held {
+            run: Run { task: TaskId::parse("fN1SbArXTPSVFNUvaOlinQ").unwrap(), run: 2 },
+            claimant: "https://tc.example.com/api/queue/v1 proj/ci eu/host-7".into(),
+            remains: Some(Remains { cookie: "c0".into(), cgroup: None, leaders: Vec::new() }),
+        };
+        let line = String::from_utf8(written(&[Record::Held { entry: EntryId(7), held }])).unwrap();
+        let json = r#"{"held":{"entry":7,"task":"fN1SbArXTPSVFNUvaOlinQ","run":2,"claimant":"https://tc.example.com/api/queue/v1 proj/ci eu/host-7","cookie":"c0"}}"#;
+        assert_eq!(line[9..], format!("{json}\n"));
+    }
+
+    #[test]
+    fn a_journal_of_another_format_is_damage_and_not_taken_for_ours() {
+        let mut bytes = written(&[Record::Began { boot: Boot("b".into()) }]);
+        let json = r#"{"began":{"format":2,"boot":"b"}}"#;
+        bytes.extend_from_slice(&sum(json.as_bytes()));
+        bytes.extend_from_slice(format!(" {json}\n").as_bytes());
+        assert_eq!(read(&bytes).damaged, [2]);
+    }
+}

@@ -1,0 +1,103 @@
+//! What an operator is told, in words, and counted.
+
+use crate::domain::id::SourceId;
+use crate::domain::worker::{Alert, Retried};
+
+use super::counters::count;
+use super::engine::Engine;
+
+impl Engine {
+    /// Tells the operator.
+    pub(super) fn alert(&self, alert: &Alert) {
+        let counters = self.counters();
+        let source = |id: SourceId| self.source_name(id);
+        match alert {
+            Alert::DequeueCount { id, count: dequeues, .. } => {
+                count(&counters.dequeue_alerts);
+                tracing::error!(
+                    alert = "dequeue-count",
+                    message.id = &**id,
+                    message.dequeue_count = dequeues,
+                    "[alert operator] a message was received {dequeues} times: its task cannot be claimed, or its deletes fail"
+                );
+            }
+            Alert::Undecodable { id, count: dequeues, .. } => {
+                count(&counters.undecodable);
+                tracing::error!(
+                    alert = "undecodable",
+                    message.id = &**id,
+                    message.dequeue_count = dequeues,
+                    "[alert operator] a message that cannot be read is deleted: see who writes to this queue"
+                );
+            }
+            Alert::Unreadable { source: id, id: claim } => {
+                count(&counters.undecodable);
+                tracing::error!(
+                    alert = "unreadable-claim",
+                    source = source(*id),
+                    claim = &**claim,
+                    "[alert operator] the queue claimed a task for us in words that cannot be read: it is looked for by its listing of claims, where the scopes allow it, and runs again when its claim is over otherwise"
+                );
+            }
+            Alert::DeleteFailed { id, count: dequeues, retried, .. } => {
+                count(&counters.deletes_failed);
+                let again = match retried {
+                    Retried::Yes => "it is tried again",
+                    Retried::No => "[alert operator] it will be received again",
+                };
+                tracing::error!(
+                    alert = "delete-failed",
+                    message.id = &**id,
+                    message.dequeue_count = dequeues,
+                    "deleting a message failed; {again}"
+                );
+            }
+            Alert::Denied { source: id, in_a_row } => tracing::error!(
+                alert = "denied",
+                source = source(*id),
+                in_a_row,
+                "[alert operator] the queue refuses our credentials: check client id, token, scopes and clock; nothing is claimed until it does not"
+            ),
+            Alert::Trouble { source: id, in_a_row } => tracing::error!(
+                alert = "trouble",
+                source = source(*id),
+                in_a_row,
+                "[alert operator] nothing can be claimed from this source for a while; it is tried on. The last word: {}",
+                self.said.get(id).map_or("none", String::as_str)
+            ),
+            Alert::Throttled { source: id } => {
+                tracing::warn!(alert = "throttled", source = source(*id), "the queue asks us to slow down");
+            }
+            Alert::HostUnfit { run } => {
+                count(&counters.host_faults);
+                tracing::error!(
+                    alert = "host-unfit", claim.run = %run,
+                    "[alert operator] this host cannot run tasks; the lines before say what it lacks. The task is handed back, and \
+                     nothing is claimed until a look at the host finds it fit: free its disk, raise its limits on open files and \
+                     processes, mend `work_dir`, or take it away"
+                );
+            }
+            Alert::OverlapPossible { run } => {
+                count(&counters.overlaps_possible);
+                tracing::error!(
+                    alert = "overlap-possible", claim.run = %run,
+                    "[alert operator] the lease was over before its payload was; another worker may have started it"
+                );
+            }
+            Alert::Occupied { run } => {
+                count(&counters.occupied);
+                tracing::error!(
+                    alert = "occupied", claim.run = %run,
+                    "[alert operator] processes of a payload may still be there although they were killed; its slot is not \
+                     used until they are gone"
+                );
+            }
+            Alert::LeftOver { run } => {
+                tracing::warn!(claim.run = %run, "held by an earlier life of this worker; handed back");
+            }
+            Alert::Unasked { run } => {
+                tracing::warn!(claim.run = %run, "granted without a free slot; handed back");
+            }
+        }
+    }
+}

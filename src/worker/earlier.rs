@@ -1,0 +1,193 @@
+//! What an earlier life of this worker has left: killed before anything else is done, reported where the queue still grants
+//! it, and forgotten otherwise. What it means is decided by [`crate::domain::journal`] and by the rules; this carries it out,
+//! and keeps count for whoever looks.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+
+use crate::domain::claim::End;
+use crate::domain::id::{Run, SourceId, Token};
+use crate::domain::journal::{EntryId, Held, Plan};
+use crate::domain::outcome::{Outcome, Reason};
+use crate::domain::refusal::Refusal;
+use crate::domain::time::Instant;
+use crate::domain::worker::{Event, LeftOver};
+use crate::host::containment::{Unproven, end_of_earlier_life, kill_leftovers};
+use crate::host::crash::crash_point;
+use crate::host::journal::{self, Journal};
+use crate::source::{Grant, Refused};
+
+use super::calls;
+use super::counters::count;
+use super::engine::Engine;
+use super::view::Recovered;
+
+/// What was found at the start, with its processes gone.
+pub(super) struct Past {
+    found: journal::Earlier,
+    plan: Plan,
+    killed: usize,
+}
+
+/// Reads what an earlier life has written down, and kills what is left of its payloads.
+///
+/// # Errors
+///
+/// Where something cannot be killed, unless that is allowed. The text says what to do.
+pub(super) fn look_back(folder: &Path, claimants: &[Box<str>], unproven: Unproven) -> io::Result<Past> {
+    let found = journal::Earlier::read(folder);
+    crash_point("start-read");
+    let plan = found.journal.plan(&found.boot, claimants);
+    // I27
+    let killed = match kill_leftovers(&plan.kill) {
+        Ok(killed) => killed,
+        Err(error) => {
+            end_of_earlier_life(&error.to_string(), unproven)?;
+            plan.kill.len()
+        }
+    };
+    Ok(Past { found, plan, killed })
+}
+
+/// The journal of this life, and what the rules are to be told first.
+pub(super) struct Begun {
+    pub(super) journal: Journal,
+    pub(super) earlier: Earlier,
+    pub(super) left_over: Vec<LeftOver>,
+}
+
+impl Past {
+    /// Begins the journal of this life. To be called once the earlier life's processes and folders are gone.
+    pub(super) fn begin(self, folder: &Path, claimants: &[Box<str>]) -> Begun {
+        let Self { found, plan, killed } = self;
+        let damage = found.damage.len();
+        for what in found.damage {
+            tracing::error!(
+                alert = "journal-damaged",
+                "[alert operator] {what}; what it said of an earlier life's claims is lost, and those are left to expire"
+            );
+        }
+        for run in &plan.forget {
+            tracing::warn!(claim.run = %run, "claimed by an earlier life under another name, and left to expire");
+        }
+        let token = |index: usize| Token(index as u64 + 1);
+        let carried = plan.report.iter().enumerate().map(|(index, left)| {
+            let claimant = claimants.get(left.claimant).cloned().unwrap_or_default();
+            let held = Held { run: left.run.clone(), claimant, remains: None };
+            (EntryId(token(index).0), held, left.outcome)
+        });
+        let journal = Journal::begin(folder, found.boot, carried);
+        let mut earlier = Earlier { killed, forgotten: plan.forget.len(), damage, ..Earlier::default() };
+        let mut left_over = Vec::new();
+        for (index, left) in plan.report.into_iter().enumerate() {
+            let (token, source) = (token(index), SourceId(u16::try_from(left.claimant).unwrap_or(u16::MAX)));
+            earlier.open.insert(token, left.run.clone());
+            left_over.push(LeftOver { token, source, run: left.run, outcome: left.outcome });
+        }
+        Begun { journal, earlier, left_over }
+    }
+}
+
+/// What has become of it so far.
+#[derive(Debug, Default)]
+pub(super) struct Earlier {
+    killed: usize,
+    reported: usize,
+    handed_back: usize,
+    forgotten: usize,
+    damage: usize,
+    /// What is still being asked for or reported.
+    open: BTreeMap<Token, Run>,
+}
+
+impl Earlier {
+    /// For those who look; `None` where there was nothing.
+    pub(super) fn view(&self) -> Option<Recovered> {
+        let view = Recovered {
+            killed: self.killed,
+            reported: self.reported,
+            handed_back: self.handed_back,
+            forgotten: self.forgotten,
+            open: self.open.len(),
+            damage: self.damage,
+        };
+        (view != Recovered::default()).then_some(view)
+    }
+}
+
+impl Engine {
+    /// Tells what was recovered once nothing of it is open any more.
+    pub(super) fn say_recovered(&self) {
+        if !self.earlier.open.is_empty() {
+            return;
+        }
+        if let Some(recovered) = self.earlier.view() {
+            let Recovered { killed, reported, handed_back, forgotten, .. } = recovered;
+            tracing::warn!(killed, reported, handed_back, forgotten, "an earlier life of this worker: {recovered}");
+        }
+    }
+
+    /// Asks for an earlier life's claim once more.
+    pub(super) fn take_over(&mut self, claim: Token) {
+        let Some(run) = self.earlier.open.get(&claim).cloned() else { return };
+        let Some(feed) = self.live.get(&claim).and_then(|live| self.feeds.get(live.feed)) else { return };
+        self.calls.spawn(calls::take_over(feed.source.clone(), claim, run, self.clock));
+    }
+
+    /// The answer to that.
+    pub(super) fn taken_over(&mut self, claim: Token, sent_at: Instant, answer: Result<Grant, Refused>) -> Event {
+        crash_point("taken-over");
+        let answer = match answer {
+            Ok(grant) => {
+                let length = grant.lease;
+                if let Some(live) = self.live.get_mut(&claim) {
+                    live.granted(grant, sent_at, self.clock.now());
+                }
+                Ok(length)
+            }
+            // The most usual end: reported by then, or expired.
+            Err(refused) if refused.refusal == Refusal::Gone => {
+                tracing::debug!("{}", refused.what);
+                Err(refused.refusal)
+            }
+            Err(refused) if refused.refusal == Refusal::Denied => {
+                let feed = self.live.get(&claim).map_or(usize::MAX, |live| live.feed);
+                Err(self.recovery_refusal(SourceId(u16::try_from(feed).unwrap_or(u16::MAX)), refused))
+            }
+            Err(refused) => Err(self.note("take over", refused)),
+        };
+        Event::TakenOver { claim, sent_at, answer }
+    }
+
+    /// Whether it was an earlier life's claim that has ended. It is counted apart: nothing of this life was lost with it.
+    pub(super) fn left_over_ended(&mut self, claim: Token, feed: usize, end: End) -> bool {
+        let Some(run) = self.earlier.open.remove(&claim) else { return false };
+        if let End::Reported(_) = end {
+            self.count_end(feed, end);
+        }
+        match end {
+            End::Reported(outcome @ Outcome::Exception(Reason::WorkerShutdown)) => {
+                self.earlier.handed_back += 1;
+                count(&self.counters().handed_back);
+                tracing::info!(claim.run = %run, %outcome, "reported; held by an earlier life of this worker");
+            }
+            End::Reported(outcome) => {
+                self.earlier.reported += 1;
+                let counters = self.counters();
+                count(match outcome {
+                    Outcome::Completed => &counters.completed,
+                    Outcome::Failed => &counters.failed,
+                    Outcome::Exception(_) => &counters.exceptions,
+                });
+                tracing::info!(claim.run = %run, %outcome, "reported; decided by an earlier life of this worker");
+            }
+            End::Superseded(_) | End::Unreportable(_) | End::Unconfirmed { .. } | End::Lost(_) | End::NotGranted => {
+                self.earlier.forgotten += 1;
+                tracing::info!(claim.run = %run, ?end, "held by an earlier life of this worker; nothing is reported of it");
+            }
+        }
+        self.say_recovered();
+        true
+    }
+}

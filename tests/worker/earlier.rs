@@ -1,0 +1,266 @@
+//! A worker that died, and the next one in its folder: what was held is reported once, or forgotten, and never run again.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use journeyman::domain::id::TaskId;
+use journeyman::domain::outcome::{Outcome, Reason};
+use journeyman::domain::refusal::Refusal;
+use journeyman::handler;
+use journeyman::host::clock::Clock;
+use journeyman::source::memory::{End, Queue, Settings as QueueSettings, State, Style};
+use journeyman::worker::view::{Recovered, View};
+use journeyman::worker::{Control, Exit, Feed, Settings, Worker};
+use serde_json::json;
+use tokio::sync::{mpsc, watch};
+
+use crate::faults::{Mood, Moody};
+use crate::scripted::{Scripted, Told};
+
+const STYLES: [Style; 2] =
+    [Style::Claims { patience: Duration::from_secs(20) }, Style::Messages { hidden: Duration::from_secs(300) }];
+const HANDED_BACK: State = State::Resolved(End::Reported(Outcome::Exception(Reason::WorkerShutdown)));
+const COMPLETED: State = State::Resolved(End::Reported(Outcome::Completed));
+
+/// A queue and a work folder, which outlive workers.
+struct Scene {
+    queue: Queue,
+    clock: Clock,
+    folder: tempfile::TempDir,
+    mood: watch::Sender<Mood>,
+}
+
+/// One life of the worker.
+struct Life {
+    control: Control,
+    told: mpsc::Receiver<Told>,
+    running: tokio::task::JoinSet<std::io::Result<Exit>>,
+}
+
+impl Scene {
+    fn new(style: Style) -> Self {
+        let clock = Clock::tokio();
+        let queue = Queue::new(QueueSettings { style, ..QueueSettings::default() }, Arc::new(move || clock.now()));
+        Self { queue, clock, folder: tempfile::tempdir().expect("a folder"), mood: watch::channel(Mood::Well).0 }
+    }
+
+    fn create(&self, payload: serde_json::Value) -> TaskId {
+        let task = TaskId::parse("task").expect("a task id");
+        self.queue.create(task.clone(), json!({ "payload": payload })).expect("created");
+        task
+    }
+
+    fn live(&self) -> Life {
+        self.live_as("worker")
+    }
+
+    fn live_as(&self, name: &str) -> Life {
+        let (sender, told) = mpsc::channel(8);
+        let source =
+            Moody { inner: self.queue.source(name), mood: self.mood.subscribe(), polls: Arc::<AtomicU64>::default() };
+        let feed = Feed {
+            name: "memory".into(),
+            source: Arc::new(source),
+            handler: handler::erase(Scripted(sender)),
+            env: BTreeMap::new(),
+        };
+        let settings = Settings { work_dir: self.folder.path().into(), clock: self.clock, ..Settings::default() };
+        let worker = Worker::new(settings, vec![feed]);
+        let control = worker.control();
+        let mut running = tokio::task::JoinSet::new();
+        running.spawn(worker.run());
+        Life { control, told, running }
+    }
+
+    fn journal(&self) -> std::path::PathBuf {
+        self.folder.path().join("journal")
+    }
+}
+
+impl Life {
+    async fn started(&mut self) {
+        assert!(matches!(self.told.recv().await, Some(Told::Started(_))));
+    }
+
+    /// As a process that is killed: nothing is said to anybody any more.
+    async fn dies(mut self) {
+        self.running.abort_all();
+        while self.running.join_next().await.is_some() {}
+        while self.control.look().await.is_some() {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Waits until nothing of an earlier life is open any more.
+    async fn recovered(&self) -> Recovered {
+        loop {
+            let view: Option<View> = self.control.look().await;
+            match view.and_then(|view| view.recovered).filter(|recovered| recovered.open == 0) {
+                Some(recovered) => return recovered,
+                None => tokio::time::sleep(Duration::from_millis(100)).await,
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_ran_when_its_worker_died_is_handed_back_by_the_next_one_at_once() {
+    for style in STYLES {
+        let scene = Scene::new(style);
+        let task = scene.create(json!({"do": "wait"}));
+        let mut first = scene.live();
+        first.started().await;
+        first.dies().await;
+        assert_eq!(scene.queue.states(&task), [State::Running], "{style:?}");
+        let mut second = scene.live();
+        let recovered = second.recovered().await;
+        assert_eq!(recovered, Recovered { handed_back: 1, ..Recovered::default() }, "{style:?}");
+        // The next run is somebody's: here, the same worker's.
+        assert_eq!(second.told.recv().await, Some(Told::Started("task/1".into())), "{style:?}");
+        assert_eq!(scene.queue.states(&task), [HANDED_BACK, State::Running], "{style:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_decided_and_not_answered_is_reported_as_it_was_decided_and_not_run_again() {
+    for style in STYLES {
+        let scene = Scene::new(style);
+        let task = scene.create(json!({"do": "sleep", "seconds": 60}));
+        let mut first = scene.live();
+        first.started().await;
+        scene.mood.send_replace(Mood::Refuses(Refusal::Retry { after: None }));
+        tokio::time::sleep(Duration::from_secs(90)).await;
+        assert_eq!(scene.queue.states(&task), [State::Running], "{style:?}");
+        first.dies().await;
+        scene.mood.send_replace(Mood::Well);
+        let mut second = scene.live();
+        assert_eq!(second.recovered().await, Recovered { reported: 1, ..Recovered::default() }, "{style:?}");
+        assert_eq!(scene.queue.states(&task), [COMPLETED], "{style:?}");
+        // Past every message's return.
+        tokio::time::sleep(Duration::from_secs(3600)).await;
+        assert!(second.told.try_recv().is_err(), "{style:?}: it was started again");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_queue_may_be_away_for_minutes_when_a_worker_starts_again() {
+    for style in STYLES {
+        let scene = Scene::new(style);
+        let task = scene.create(json!({"do": "wait"}));
+        let mut first = scene.live();
+        first.started().await;
+        first.dies().await;
+        scene.mood.send_replace(Mood::Refuses(Refusal::Retry { after: None }));
+        let second = scene.live();
+        tokio::time::sleep(Duration::from_secs(8 * 60)).await;
+        assert_eq!(scene.queue.states(&task), [State::Running], "{style:?}");
+        scene.mood.send_replace(Mood::Well);
+        assert_eq!(second.recovered().await.handed_back, 1, "{style:?}");
+        assert_eq!(scene.queue.states(&task)[0], HANDED_BACK, "{style:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_has_expired_by_then_is_forgotten() {
+    for style in STYLES {
+        let scene = Scene::new(style);
+        let task = scene.create(json!({"do": "wait"}));
+        let mut first = scene.live();
+        first.started().await;
+        first.dies().await;
+        tokio::time::sleep(Duration::from_secs(21 * 60)).await;
+        let mut second = scene.live();
+        assert_eq!(second.recovered().await, Recovered { forgotten: 1, ..Recovered::default() }, "{style:?}");
+        second.started().await;
+        assert_eq!(scene.queue.states(&task), [State::Resolved(End::ClaimExpired), State::Running], "{style:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_another_name_has_claimed_is_left_to_expire() {
+    let scene = Scene::new(STYLES[0]);
+    let task = scene.create(json!({"do": "wait"}));
+    let mut first = scene.live();
+    first.started().await;
+    first.dies().await;
+    let second = scene.live_as("renamed");
+    assert_eq!(second.recovered().await, Recovered { forgotten: 1, ..Recovered::default() });
+    tokio::time::sleep(Duration::from_secs(10 * 60)).await;
+    assert_eq!(scene.queue.states(&task), [State::Running], "nobody has touched it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_worker_finished_leaves_nothing_to_the_next_one() {
+    for style in STYLES {
+        let scene = Scene::new(style);
+        let task = scene.create(json!({"do": "complete"}));
+        let mut first = scene.live();
+        first.started().await;
+        first.control.drain().await;
+        assert!(matches!(first.running.join_next().await, Some(Ok(Ok(Exit::Drained)))));
+        assert_eq!(scene.queue.states(&task), [COMPLETED]);
+        let second = scene.live();
+        assert_eq!(second.control.look().await.expect("it lives").recovered, None);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_that_had_to_go_at_once_leaves_what_it_held_to_the_next_one() {
+    let scene = Scene::new(STYLES[0]);
+    let task = scene.create(json!({"do": "wait"}));
+    let mut first = scene.live();
+    first.started().await;
+    first.control.abort().await;
+    assert!(matches!(first.running.join_next().await, Some(Ok(Ok(Exit::Aborted)))));
+    assert_eq!(scene.queue.states(&task), [State::Running]);
+    assert_eq!(scene.live().recovered().await.handed_back, 1);
+    assert_eq!(scene.queue.states(&task)[0], HANDED_BACK);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_damaged_journal_is_told_of_and_keeps_nobody_from_starting() {
+    let scene = Scene::new(STYLES[0]);
+    let task = scene.create(json!({"do": "wait"}));
+    let mut first = scene.live();
+    first.started().await;
+    first.dies().await;
+    let whole = std::fs::read_to_string(scene.journal()).expect("there is a journal");
+    let (began, held) = whole.split_once('\n').expect("lines");
+    std::fs::write(scene.journal(), format!("{began}\nrust and dust\n{held}12345678 {{\"held\":")).expect("written");
+    let second = scene.live();
+    assert_eq!(second.recovered().await, Recovered { handed_back: 1, damage: 1, ..Recovered::default() });
+    assert_eq!(scene.queue.states(&task)[0], HANDED_BACK);
+    second.dies().await;
+    std::fs::remove_file(scene.journal()).expect("removed");
+    std::fs::create_dir(scene.journal()).expect("made");
+    assert_eq!(scene.live().recovered().await.damage, 1);
+}
+
+/// In the way of every journal.
+fn block(folder: &Path) -> std::path::PathBuf {
+    let next = folder.join("journal.next");
+    std::fs::create_dir_all(next.join("in the way")).expect("made");
+    next
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_payload_is_started_that_cannot_be_written_down() {
+    let scene = Scene::new(STYLES[0]);
+    let blocked = block(scene.folder.path());
+    let task = scene.create(json!({"do": "complete"}));
+    let mut life = scene.live();
+    while scene.queue.states(&task).len() < 2 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert_eq!(scene.queue.states(&task)[0], HANDED_BACK);
+    assert_eq!(life.control.counts().host_faults, 1, "and the host is said to be unfit");
+    assert!(life.told.try_recv().is_err(), "it was started");
+    std::fs::remove_dir_all(blocked).expect("removed");
+    life.started().await;
+    while scene.queue.states(&task).last() != Some(&COMPLETED) {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
