@@ -1,5 +1,7 @@
 //! Who may do what: signatures, certificates, scopes, and requests that are not what they should be.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use journeyman::queue::{Auth, Client};
 use serde_json::{Value, json};
 
@@ -110,6 +112,46 @@ async fn the_credentials_of_a_claim_hold_its_scopes_alone_and_cannot_be_widened(
         );
     }
     worker.bare_post(&format!("task/{task}/runs/0/reclaim")).await.expect(200);
+    place.running.stop().await;
+}
+
+/// Credentials that a client makes for somebody by itself, as every Taskcluster client can.
+fn made_by(client: &Api, named: Option<&str>, scopes: &[&str]) -> Api {
+    let sign = |text: &str| {
+        let key = hawk::Key::new(client.token.as_bytes(), hawk::SHA256).expect("a key");
+        key.sign(text.as_bytes()).expect("it can be signed")
+    };
+    let start = client.clock.unix_millis();
+    let (expiry, seed) = (start + 3_600_000, slugid() + &slugid());
+    let issuer = named.map_or_else(String::new, |id| format!("clientId:{id}\nissuer:{}\n", client.id));
+    let scopes_text = scopes.join("\n");
+    let text = format!("version:1\n{issuer}seed:{seed}\nstart:{start}\nexpiry:{expiry}\nscopes:\n{scopes_text}");
+    let mut certificate = json!({
+        "version": 1, "scopes": scopes, "start": start, "expiry": expiry, "seed": seed,
+        "signature": STANDARD.encode(sign(&text)),
+    });
+    if named.is_some() {
+        certificate["issuer"] = json!(client.id);
+    }
+    let id = named.unwrap_or(&client.id).to_owned();
+    Api { id, token: URL_SAFE_NO_PAD.encode(sign(&seed)), certificate: Some(certificate), ..client.clone() }
+}
+
+#[tokio::test]
+async fn a_client_may_hand_on_what_it_may_do_itself_and_no_more() {
+    let place = with_worker().await;
+    let worker = narrow(&place, "worker", "of-the-worker");
+    place.api.create("p/w", json!({})).await;
+    let scopes = ["queue:claim-work:p/w", "queue:worker-id:wg/*"];
+    assert_eq!(made_by(&worker, None, &scopes).claim_work("p/w", "w1", 1).await.len(), 1);
+    for wider in [&["*"][..], &["queue:claim-work:*", "queue:worker-id:wg/*"]] {
+        let (code, line) = made_by(&worker, None, wider).get("ping").await.refusal(401);
+        assert_eq!(code, "AuthenticationFailed");
+        assert!(line.contains("certificate scopes"), "{line}");
+    }
+    // A name of its own takes a scope for that.
+    assert_eq!(made_by(&worker, Some("other"), &scopes).get("ping").await.refusal(401).0, "AuthenticationFailed");
+    made_by(&place.api, Some("other"), &["queue:status:*"]).get("ping").await.expect(200);
     place.running.stop().await;
 }
 

@@ -144,6 +144,22 @@ async fn every_pending_run_has_one_message_and_its_claim_and_delete_are_the_work
 }
 
 #[tokio::test]
+async fn no_more_messages_come_than_were_asked_for_and_one_where_nothing_was_said() {
+    let place = Place::new().await;
+    let api = &place.api;
+    let lowest = urls(api).await.remove(6);
+    for _ in 0..40 {
+        api.create("lp/lw", json!({})).await;
+    }
+    assert_eq!(poll(api, &lowest.poll).await.len(), 1);
+    for most in [1, 5, 32] {
+        assert_eq!(poll(api, &format!("{}&numofmessages={most}", lowest.poll)).await.len(), most);
+    }
+    assert_eq!(poll(api, &format!("{}&numofmessages=32", lowest.poll)).await.len(), 1);
+    place.running.stop().await;
+}
+
+#[tokio::test]
 async fn an_empty_queue_is_told_in_one_element() {
     let place = Place::new().await;
     let answer = raw(&place.api, "GET", &urls(&place.api).await[0].poll).await;
