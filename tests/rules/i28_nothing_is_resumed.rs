@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{End, Loss, TAKE_OVERS_MAX};
+use journeyman::domain::claim::{End, Loss, Order, TAKE_OVERS_MAX};
 use journeyman::domain::id::{SourceId, Token};
 use journeyman::domain::outcome::{Outcome, Reason};
 use journeyman::domain::poll::RECOVERIES_MAX;
@@ -225,4 +225,20 @@ fn i28_a_worker_that_has_to_go_does_not_wait_for_what_an_earlier_one_left() {
     let effects = taken(&mut bench, claim, Ok(LEASE));
     let decided = |effect: &Effect| matches!(effect, Effect::Report { outcome: Outcome::Completed, .. });
     assert!(effects.iter().any(decided), "{effects:?}");
+}
+
+#[test]
+fn i28_an_order_about_what_was_left_decides_what_is_reported_of_it() {
+    for (left_as, order, reported) in [
+        (SHUTDOWN, Order::Cancel, Order::Cancel.outcome()),
+        (SHUTDOWN, Order::HandBack, SHUTDOWN),
+        (Outcome::Completed, Order::Cancel, Order::Cancel.instead_of(Outcome::Completed)),
+    ] {
+        let mut bench = Bench::new(policy(2), &[CLAIMS]);
+        let claim = left(&mut bench, "T", left_as);
+        bench.happens(Event::Ordered { claim, order });
+        let effects = taken(&mut bench, claim, Ok(LEASE));
+        let report = |effect: &Effect| matches!(effect, Effect::Report { outcome, .. } if *outcome == reported);
+        assert!(effects.iter().any(report), "{left_as:?}, {order:?}: {effects:?}");
+    }
 }

@@ -135,6 +135,7 @@ impl World {
         }
         let track = self.hosts[host].claims.get_mut(&claim).expect("a claim");
         track.executed = true;
+        self.hosts[host].ever_executed.insert(run.clone());
         self.hosts[host].executed.insert(run);
     }
 

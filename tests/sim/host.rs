@@ -56,6 +56,8 @@ pub struct Host {
     pub journal: Journal,
     /// What this life was told that an earlier one had left.
     pub left: BTreeSet<Run>,
+    /// What was executed here in whichever life.
+    pub ever_executed: BTreeSet<Run>,
 }
 
 #[derive(Debug, Clone)]
@@ -188,6 +190,7 @@ impl Host {
             request_good: None,
             journal: Journal::default(),
             left: BTreeSet::new(),
+            ever_executed: BTreeSet::new(),
         }
     }
 
@@ -227,9 +230,7 @@ impl Host {
             self.journal.apply(Record::Decided { entry: EntryId(token.0), outcome });
             let mut track = Track::new(run.clone());
             track.left_over = true;
-            // As that life left it.
-            track.executed = true;
-            track.outcome = Some(outcome);
+            track.executed = self.ever_executed.contains(&run);
             self.claims.insert(token, track);
             self.left.insert(run.clone());
             // It was granted once.

@@ -1076,8 +1076,9 @@ impl World {
         haul
     }
 
+    /// What was sent in the very moment in which the calm began may have met a fault before.
     pub fn sent_in_calm(&self, host: usize, sent_at: Instant) -> bool {
-        self.calm && sent_at >= self.hosts[host].local(self.calm_at)
+        self.calm && sent_at > self.hosts[host].local(self.calm_at)
     }
 
     pub fn other_alive(&self, task: &TaskId, host: usize) -> Option<usize> {

@@ -263,7 +263,9 @@ impl Machine {
             return;
         }
         self.extension = Extension::Due(lease.reclaim_at(jitter));
-        if let Some(outcome) = self.left {
+        if let Some(left) = self.left {
+            // I34: an order is about what was not accepted yet.
+            let outcome = self.ordered.map_or(left, |order| order.instead_of(left));
             self.report(outcome, Settle::Done, now, acts);
         } else if self.hand_back.is_some() || self.ordered == Some(Order::HandBack) {
             self.report(self.ended_by_us(), Settle::Done, now, acts);

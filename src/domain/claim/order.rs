@@ -13,7 +13,9 @@ impl Machine {
         let order = self.outranking(order);
         match self.stage {
             Stage::Requested { retry_at: Some(_) } if order == Order::HandBack => Obeyed::NotAsked,
-            Stage::Requested { .. } => Obeyed::WhenGranted(order.outcome()),
+            Stage::Requested { .. } => {
+                Obeyed::WhenGranted(self.left.map_or_else(|| order.outcome(), |left| order.instead_of(left)))
+            }
             Stage::Preparing | Stage::Executing => Obeyed::Ending(order.outcome()),
             Stage::Ending { after: After::Report(outcome) } => Obeyed::Ending(order.instead_of(outcome)),
             Stage::Ending { after: After::Nothing(loss) } => Obeyed::Lost(loss),
