@@ -3,11 +3,12 @@
 //! The queue is in memory here. With another source in its place, the same handler works for a real one.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use journeyman::domain::id::TaskId;
 use journeyman::handler::{Context, NotCompleted, NotPrepared, PayloadHandler, erase};
 use journeyman::host::clock::Clock;
-use journeyman::source::memory::{Queue, State};
+use journeyman::source::memory::{Queue, Settings as QueueSettings, State, Style};
 use journeyman::worker::{Feed, Settings, Worker};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -52,7 +53,9 @@ pub(crate) async fn greet(
     work_dir: std::path::PathBuf,
 ) -> Result<(Queue, Vec<State>), Box<dyn std::error::Error>> {
     let clock = Clock::boot();
-    let queue = Queue::new(Default::default(), Arc::new(move || clock.now()));
+    // A worker that is told to go waits for the poll under way; this queue does not hold one for long.
+    let style = Style::Claims { patience: Duration::from_millis(200) };
+    let queue = Queue::new(QueueSettings { style, ..Default::default() }, Arc::new(move || clock.now()));
     let task = TaskId::parse("greeting-1").ok_or("not a task id")?;
     queue.create(task.clone(), serde_json::json!({"payload": {"name": name}}))?;
 
@@ -75,8 +78,13 @@ pub(crate) async fn greet(
     Ok((queue, states))
 }
 
-#[tokio::main]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // Before any thread is started: with it, what handlers start as processes is held together as well as the host allows.
+    journeyman::shim();
+    tokio::runtime::Runtime::new()?.block_on(run())
+}
+
+async fn run() -> Result<(), Box<dyn std::error::Error>> {
     tracing_subscriber::fmt().init();
     let work_dir = std::env::temp_dir().join(format!("greet-{}", std::process::id()));
     let (_, states) = greet("you", work_dir.clone()).await?;

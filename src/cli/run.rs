@@ -139,7 +139,6 @@ async fn part(ended: &Ended) {
         let conversation = conversation.as_ref()?;
         match ended {
             Ok(Exit::Idle | Exit::Limit) => conversation.shutdown(),
-            Ok(exit @ (Exit::Denied | Exit::Config)) => conversation.error_report("the worker ended", exit.meaning()),
             Ok(_) => None,
             Err(failure) => conversation.error_report("the worker failed", &failure.message),
         }

@@ -82,7 +82,7 @@ impl Flags for DevFlags {
         flag("cancel-grace", "worker.cancel_grace"),
         Flag { own_default: Some("500ms"), ..flag("status-poll", "worker.status_poll") },
         flag("log-task-max", "log.task_max"),
-        LOG[0],
+        Flag { own_default: Some("human"), ..LOG[0] },
         LOG[1],
     ];
 }

@@ -165,23 +165,48 @@ pub(super) async fn until_gone(worker: Worker, obey: impl Future<Output = ()>) -
     };
     match gone {
         None => Ok(Exit::Aborted),
-        Some(Ok(why)) => Ok(exit(why)),
+        Some(Ok(why)) => ended(why),
         Some(Err(error)) => Err(Failure::new(Exit::Unfit, error.to_string())),
     }
 }
 
 /// What the end of a worker means for whoever started the process.
-#[must_use]
-pub(super) const fn exit(why: worker::Exit) -> Exit {
+fn ended(why: worker::Exit) -> Ended {
     match why {
-        worker::Exit::Drained => Exit::Done,
-        worker::Exit::Idle => Exit::Idle,
-        worker::Exit::Limit => Exit::Limit,
-        worker::Exit::HandedBack | worker::Exit::DrainDeadline => Exit::HandedBack,
-        worker::Exit::HostGoes => Exit::HostGoes,
-        worker::Exit::CredentialsRefused => Exit::Denied,
-        worker::Exit::Misconfigured => Exit::Config,
-        worker::Exit::Aborted => Exit::Aborted,
-        worker::Exit::Occupied => Exit::Survivors,
+        worker::Exit::Drained => Ok(Exit::Done),
+        worker::Exit::Idle => Ok(Exit::Idle),
+        worker::Exit::Limit => Ok(Exit::Limit),
+        worker::Exit::HandedBack | worker::Exit::DrainDeadline => Ok(Exit::HandedBack),
+        worker::Exit::HostGoes => Ok(Exit::HostGoes),
+        worker::Exit::CredentialsRefused => Err(Failure::new(
+            Exit::Denied,
+            "the queue has refused our credentials again and again; the log says in its words why: check client id, access \
+             token, scopes and this host's clock (`journeyman doctor` does)",
+        )),
+        worker::Exit::Misconfigured => Err(Failure::new(
+            Exit::Config,
+            "the queue calls our requests wrong and has accepted none, so the fault lies in our own configuration; the log \
+             says in its words what is wrong: check task_queue, worker.id and worker.group. What was refused so stays in the queue",
+        )),
+        worker::Exit::Aborted => Ok(Exit::Aborted),
+        worker::Exit::Occupied => Ok(Exit::Survivors),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_that_only_a_person_can_mend_says_what_to_look_at() {
+        for (why, exit, word) in [
+            (worker::Exit::Misconfigured, Exit::Config, "task_queue"),
+            (worker::Exit::CredentialsRefused, Exit::Denied, "token"),
+        ] {
+            let failure = ended(why).unwrap_err();
+            assert_eq!(failure.exit, exit);
+            assert!(failure.message.contains(word), "{}", failure.message);
+        }
+        assert_eq!(ended(worker::Exit::Drained).unwrap(), Exit::Done);
     }
 }

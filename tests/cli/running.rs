@@ -318,6 +318,7 @@ fn a_worker_whose_credentials_are_never_accepted_ends_and_says_so() {
     let (_queue, root) = queue(folder.path());
     let said = run(worker(folder.path(), &root, "the-wrong-token").args(["--set", "worker.denied_max=2"]), "");
     assert_eq!(said.code, 31, "{}", said.err);
+    assert!(said.err.contains("error: the queue has refused our credentials"), "{}", said.err);
     assert!(!said.err.contains("the-wrong-token"));
 }
 

@@ -301,6 +301,10 @@ async fn missing_scopes_for_taking_over_are_named() {
         assert!(refused.what.contains("queue:claimed-list:prov/wt"), "{refused}");
         assert!(refused.what.contains("queue:reclaim-task:*"), "{refused}");
     }
+    let gremlin = Gremlin::start(|_| vec![error(401, "AuthenticationFailed")]).await;
+    let refused = discreet(source(&gremlin.url(), Dialect::ClaimWork).recover(&[]).await);
+    assert_eq!(refused.refusal, Refusal::Denied);
+    assert!(!refused.what.contains("scopes"), "{refused}");
 }
 
 #[tokio::test]

@@ -206,7 +206,7 @@ impl Taskcluster {
         let mut orphans = Vec::new();
         let mut token = None;
         for _ in 0..LISTING_PAGES_MAX {
-            let page = self.claimed_page(token.as_deref()).await.map_err(|refused| self.name_scopes(refused))?;
+            let page = self.claimed_page(token.as_deref()).await?;
             let ours = page.tasks.into_iter().filter(|found| self.worker.is(&found.worker_group, &found.worker_id));
             for WireClaimed { task_id, run_id, task, .. } in ours {
                 let Some(task_id) = TaskId::parse(&task_id) else {
@@ -233,7 +233,13 @@ impl Taskcluster {
             path.push_str(&urlencoding::encode(token));
         }
         let operation = format!("listClaimedTasks of {}", self.task_queue);
-        self.api.call(Call::queue(operation, Method::GET, path)).await?.json()
+        // A 401 says that our credentials are no good for anything, and nothing of their scopes.
+        let reply =
+            self.api.call(Call::queue(operation, Method::GET, path)).await.map_err(|failed| match failed.status {
+                Some(401) => failed.refused,
+                Some(_) | None => self.name_scopes(failed.refused),
+            });
+        reply?.json()
     }
 
     fn name_scopes(&self, mut refused: Refused) -> Refused {
