@@ -21,7 +21,7 @@ fn tasks_are_created_watched_read_listed_and_canceled_against_dev() {
     assert!(log.code == 0 && log.out.contains("hello\n"), "{}{}", log.out, log.err);
     let status = task(here, &["status", &id, "-o", "json"]);
     let status: serde_json::Value = serde_json::from_str(&status.out).expect("JSON");
-    assert_eq!((&status["taskId"], &status["state"]), (&id.into(), &"completed".into()));
+    assert_eq!((&status["taskId"], &status["state"]), (&id.as_str().into(), &"completed".into()));
 
     let failed = task(here, &["create", "--wait", "--", "/bin/false"]);
     assert_eq!(failed.code, 1, "{}", failed.out);
@@ -32,11 +32,17 @@ fn tasks_are_created_watched_read_listed_and_canceled_against_dev() {
     let listed = task(here, &["list"]);
     assert!(listed.code == 0 && listed.out.contains(&sleeper), "{}", listed.out);
     assert_eq!(task(here, &["log", &sleeper]).code, 1);
-    assert_eq!(task(here, &["cancel", &sleeper]).code, 0);
+    let canceled = task(here, &["cancel", "AAAAAAAAQACAAAAAAAAAAA", &sleeper]);
+    assert_eq!(canceled.code, 1, "{}", canceled.err);
+    assert!(canceled.err.contains("404") && canceled.out.contains("canceled"), "{}{}", canceled.err, canceled.out);
+    assert_eq!(task(here, &["cancel", &sleeper]).code, 0, "it is canceled");
+    let late = task(here, &["cancel", &id]);
+    assert!(late.code == 1 && late.err.contains("completed already"), "{}{}", late.err, late.out);
     let waited = task(here, &["wait", &sleeper]);
     assert!(waited.code == 1 && waited.out.contains("canceled"), "{}", waited.out);
 
-    assert_eq!(task(here, &["status", "AAAAAAAASAAAAAAAAAAAAA"]).code, 1, "a task that is not there");
+    let nobody = task(here, &["status", "AAAAAAAAQACAAAAAAAAAAA"]);
+    assert!(nobody.code == 1 && nobody.err.contains("404"), "{}", nobody.err);
     assert_eq!(task(here, &["create"]).code, 2, "nothing to do");
     assert_eq!(task(here, &["create", "--payload", "{"]).code, 2, "no JSON");
 

@@ -39,7 +39,7 @@ enum TaskCommand {
     Wait(Wait),
     /// Print the log of a task
     Log(Log),
-    /// Cancel tasks
+    /// Cancel tasks; exit code 0 when all of them are canceled
     Cancel(Named),
     /// List the tasks of a queue that wait or run
     List(List),
@@ -112,17 +112,31 @@ pub async fn run(arguments: TaskArgs, environment: &Environment) -> Ended {
             Ok(if all { Exit::Done } else { Exit::No })
         }
         TaskCommand::Log(log) => read_log(&client, &log).await,
-        TaskCommand::Cancel(named) => {
-            let mut statuses = Vec::new();
-            for task in &named.tasks {
-                let status = client.api.cancel_task(task).await.map_err(|refused| client.refused(refused))?;
-                statuses.push(Status::read(&status));
-            }
-            show(&statuses, named.output)?;
-            Ok(Exit::Done)
-        }
+        TaskCommand::Cancel(named) => cancel(&client, &named).await,
         TaskCommand::List(list) => list_queue(&client, list).await,
     }
+}
+
+/// Cancels each, whatever became of the one before it.
+async fn cancel(client: &Client, named: &Named) -> Ended {
+    let (mut statuses, mut refused) = (Vec::new(), None);
+    for task in &named.tasks {
+        match client.api.cancel_task(task).await.map_err(|refused| client.refused(refused)) {
+            Ok(status) => statuses.push(Status::read(&status)),
+            Err(failure) if named.tasks.len() == 1 => return Err(failure),
+            Err(failure) => {
+                output::note(&format!("error: {}", failure.message));
+                refused = Some(failure.exit);
+            }
+        }
+    }
+    show(&statuses, named.output)?;
+    let mut exit = refused.unwrap_or(Exit::Done);
+    for status in statuses.iter().filter(|status| !status.is_canceled()) {
+        output::note(&format!("{} is {} already, so there is nothing to cancel", status.task, status.in_words()));
+        exit = Exit::No;
+    }
+    Ok(exit)
 }
 
 async fn statuses(client: &Client, tasks: &[TaskId]) -> Result<Vec<Status>, Failure> {

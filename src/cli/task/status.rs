@@ -104,6 +104,12 @@ impl Status {
         matches!(self.state, State::Completed | State::Failed | State::Exception)
     }
 
+    /// Whether its end is that it was canceled.
+    #[must_use]
+    pub fn is_canceled(&self) -> bool {
+        self.runs.last().and_then(|run| run.reason.as_deref()) == Some("canceled")
+    }
+
     /// State and, while it runs, how long the claim lasts from `now`.
     #[must_use]
     pub fn in_short(&self, now: Timestamp) -> String {
