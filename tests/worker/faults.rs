@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use journeyman::domain::id::{Lane, Run, TaskId};
-use journeyman::domain::outcome::Outcome;
+use journeyman::domain::outcome::{Outcome, Reason};
 use journeyman::domain::refusal::Refusal;
 use journeyman::handler;
 use journeyman::host::clock::Clock;
 use journeyman::source::memory::{End, Memory, Queue, Settings as QueueSettings, State};
 use journeyman::source::{Answer, Artifact, Batch, Claim, Grant, Manner, Message, Opened, Recovered, Refused, Source};
 use journeyman::worker::{Exit, Feed, Settings, Worker};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
 use crate::scripted::{Scripted, Told};
@@ -30,6 +30,8 @@ pub enum Mood {
     Breaks,
     /// Polls fail, and to look for lost claims is not allowed.
     FailsAndForbids,
+    /// No artifact and no log is taken; everything else is well.
+    StoresNothing,
 }
 
 pub struct Moody {
@@ -48,7 +50,7 @@ impl Moody {
                 Mood::FailsAndForbids => {
                     Err(Refused { refusal: Refusal::Retry { after: None }, what: "a portal wants a login".into() })
                 }
-                Mood::Well | Mood::Quarantines => answer.await,
+                Mood::Well | Mood::Quarantines | Mood::StoresNothing => answer.await,
             }
         })
     }
@@ -102,6 +104,11 @@ impl Source for Moody {
         self.unless_moody(self.inner.report(claim, outcome))
     }
     fn upload<'a>(&'a self, claim: &'a Claim, artifact: &'a Artifact) -> Answer<'a, ()> {
+        if *self.mood.borrow() == Mood::StoresNothing {
+            return Box::pin(async {
+                Err(Refused { refusal: Refusal::Retry { after: None }, what: "no room".into() })
+            });
+        }
         self.unless_moody(self.inner.upload(claim, artifact))
     }
     fn canceled<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool> {
@@ -138,8 +145,12 @@ impl Scene {
     }
 
     fn create(&self, seconds: u64) -> TaskId {
+        self.create_that(json!({"do": "sleep", "seconds": seconds}))
+    }
+
+    fn create_that(&self, payload: Value) -> TaskId {
         let task = TaskId::parse("task").expect("a task id");
-        self.queue.create(task.clone(), json!({"payload": {"do": "sleep", "seconds": seconds}})).expect("created");
+        self.queue.create(task.clone(), json!({ "payload": payload })).expect("created");
         task
     }
 }
@@ -211,6 +222,43 @@ async fn a_report_is_repeated_until_it_is_answered() {
     let (exit, ()) = tokio::join!(scene.worker.run(), watch);
     assert_eq!(exit.expect("it ran"), Exit::Drained);
     assert_eq!(scene.queue.states(&task), [State::Resolved(End::Reported(Outcome::Completed))]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_task_leaves_is_sent_until_it_is_taken_and_only_then_is_the_task_over() {
+    let mut scene = Scene::new(Mood::StoresNothing);
+    let task = scene.create_that(json!({"do": "leave"}));
+    let control = scene.worker.control();
+    let queue = scene.queue.clone();
+    let watch = async {
+        assert!(matches!(scene.told.recv().await, Some(Told::Started(_))));
+        tokio::time::sleep(Duration::from_secs(4 * 60)).await;
+        assert_eq!(queue.states(&task), [State::Running]);
+        scene.mood.send_replace(Mood::Well);
+        control.drain().await;
+    };
+    let (exit, ()) = tokio::join!(scene.worker.run(), watch);
+    assert_eq!(exit.expect("it ran"), Exit::Drained);
+    assert_eq!(queue.states(&task), [State::Resolved(End::Reported(Outcome::Completed))]);
+    let run = Run { task, run: 0 };
+    for name in ["public/out.txt", "public/logs/live_backing.log", "public/logs/live.log"] {
+        assert!(queue.artifact(&run, name).is_some(), "{name}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_whose_artifacts_are_never_taken_is_not_completed() {
+    let mut scene = Scene::new(Mood::StoresNothing);
+    let task = scene.create_that(json!({"do": "leave"}));
+    let control = scene.worker.control();
+    let watch = async {
+        assert!(matches!(scene.told.recv().await, Some(Told::Started(_))));
+        control.drain().await;
+    };
+    let (exit, ()) = tokio::join!(scene.worker.run(), watch);
+    assert_eq!(exit.expect("it ran"), Exit::Drained);
+    let unavailable = Outcome::Exception(Reason::ResourceUnavailable);
+    assert_eq!(scene.queue.states(&task), [State::Resolved(End::Reported(unavailable))]);
 }
 
 #[tokio::test(start_paused = true)]
