@@ -46,30 +46,33 @@ mod armed {
         Some(Order { name: name.to_owned(), left: AtomicU32::new(times.parse().unwrap_or(1)) })
     });
 
-    pub(crate) fn is_set_to(name: &str) -> bool {
+    pub(crate) fn crash_due(name: &str) -> bool {
         debug_assert!(super::POINTS.contains(&name), "{name}");
-        ORDER.as_ref().is_some_and(|order| order.name == name && order.left.load(Ordering::Relaxed) == 1)
+        let order = ORDER.as_ref().filter(|order| order.name == name);
+        order.is_some_and(|order| order.left.fetch_sub(1, Ordering::Relaxed) == 1)
     }
 
-    pub(crate) fn crash_point(name: &str) {
-        debug_assert!(super::POINTS.contains(&name), "{name}");
-        if let Some(order) = ORDER.as_ref().filter(|order| order.name == name)
-            && order.left.fetch_sub(1, Ordering::Relaxed) == 1
-        {
-            // As kill -9 does it: nothing is written any more, nothing is dropped.
-            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).ok();
-            std::process::abort();
-        }
+    /// As kill -9 does it: nothing is written any more, nothing is dropped.
+    pub(crate) fn crash() {
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).ok();
+        std::process::abort();
     }
 }
 
 #[cfg(not(debug_assertions))]
 mod armed {
-    pub(crate) const fn is_set_to(_: &str) -> bool {
+    pub(crate) const fn crash_due(_: &str) -> bool {
         false
     }
 
-    pub(crate) const fn crash_point(_: &str) {}
+    pub(crate) const fn crash() {}
 }
 
-pub(crate) use armed::{crash_point, is_set_to};
+pub(crate) use armed::{crash, crash_due};
+
+/// Dies here, where that was ordered.
+pub(crate) fn crash_point(name: &str) {
+    if crash_due(name) {
+        crash();
+    }
+}

@@ -1,5 +1,5 @@
-//! kill -9 of the worker and of the queue, again and again, at lines of their logs: no task is lost, and each ends with
-//! one accepted outcome.
+//! kill -9 of the worker and of the queue, again and again, at lines of their logs and at named places of the worker: no
+//! task is lost, each ends with one accepted outcome, and nothing outlives its run.
 
 #![expect(
     unreachable_pub,
@@ -9,6 +9,8 @@
     reason = "a test binary has no outside, and starts processes"
 )]
 
+mod checker;
+mod points;
 mod process;
 
 use std::path::Path;
@@ -119,6 +121,7 @@ async fn finish(folder: &Path, root_url: &str, protocol: &str, api: &Api, tasks:
             open += usize::from(matches!(status["state"].as_str(), Some("pending" | "running")));
         }
         if open == 0 {
+            worker.leave();
             return;
         }
         worker.until_a_claim_ends();

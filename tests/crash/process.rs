@@ -69,6 +69,11 @@ impl Process {
 
     /// A worker of the queue at `root_url`, of the same name at every start.
     pub fn worker(folder: &Path, root_url: &str, protocol: &str) -> Self {
+        Self::worker_with(folder, root_url, protocol, &[])
+    }
+
+    /// The same, with more variables.
+    pub fn worker_with(folder: &Path, root_url: &str, protocol: &str, more: &[Variable<'_>]) -> Self {
         let variables = [
             Variable { name: "JOURNEYMAN__HOST__SPOT", value: "off" },
             Variable { name: "JOURNEYMAN__WORKER__ID", value: "crash" },
@@ -82,6 +87,7 @@ impl Process {
             Variable { name: "JOURNEYMAN__SOURCE__CI__CLIENT_ID", value: "tester" },
             Variable { name: "JOURNEYMAN__SOURCE__CI__ACCESS_TOKEN", value: TOKEN },
         ];
+        let variables: Vec<Variable<'_>> = variables.into_iter().chain(more.iter().copied()).collect();
         Self::start(folder, &["worker", "--log-format", "json", "--log-level", "info"], &variables)
     }
 
@@ -121,6 +127,25 @@ impl Process {
         Some(line)
     }
 
+    /// Gives the process a signal.
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).expect("it is there");
+    }
+
+    /// Tells it to hand back what it holds, and sees it go: an orderly end leaves no control group behind.
+    pub fn leave(mut self) -> Vec<String> {
+        self.signal(rustix::process::Signal::QUIT);
+        self.end();
+        std::mem::take(&mut self.said)
+    }
+
+    /// Reads the log to its end, and answers with the signal that ended it, if one did.
+    pub fn died_of(&mut self) -> Option<i32> {
+        while self.line().is_some() {}
+        std::os::unix::process::ExitStatusExt::signal(&self.child.wait().expect("it is gone"))
+    }
+
     /// Reads the log to its end, and answers with the exit code.
     pub fn end(&mut self) -> Option<i32> {
         while self.line().is_some() {}
@@ -144,7 +169,9 @@ fn queue_variables(listen: &str) -> [Variable<'_>; 4] {
     ]
 }
 
-struct Variable<'a> {
-    name: &'a str,
-    value: &'a str,
+/// A variable of a process's environment.
+#[derive(Debug, Clone, Copy)]
+pub struct Variable<'a> {
+    pub name: &'a str,
+    pub value: &'a str,
 }

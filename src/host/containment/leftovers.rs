@@ -85,12 +85,10 @@ fn left(list: &[Remains], all: &[Stat], cookie_of: impl Fn(i32) -> Option<String
             all.iter().any(|stat| stat.pid == pid && stat.group == pid && stat.started == started)
                 || running.iter().any(|(stat, cookie)| stat.group == pid && carries(cookie))
         };
-        let groups: Vec<i32> = remains
-            .leaders
-            .iter()
-            .filter(|leader| certain_group(leader.pid, leader.started))
-            .map(|leader| leader.pid)
-            .collect();
+        let written = remains.leaders.iter().filter(|leader| certain_group(leader.pid, leader.started));
+        // One that was started a moment before the end may not have been written down.
+        let leading = running.iter().filter(|(stat, cookie)| stat.pid == stat.group && carries(cookie));
+        let groups: Vec<i32> = written.map(|leader| leader.pid).chain(leading.map(|(stat, _)| stat.pid)).collect();
         let roots: Vec<i32> = running
             .iter()
             .filter(|(stat, cookie)| carries(cookie) || groups.contains(&stat.group))
@@ -151,6 +149,12 @@ mod tests {
         let all = [stat(101, 1, 101, 51), stat(102, 101, 102, 52), stat(103, 1, 103, 53)];
         assert_eq!(killed(remains("c", &[]), &all, &[(101, "c")]), [101, 102]);
         assert_eq!(killed(remains("", &[]), &all, &[(103, "")]), [0; 0], "no cookie is nobody's cookie");
+    }
+
+    #[test]
+    fn a_group_whose_leader_was_not_written_down_in_time_is_known_by_the_leaders_cookie() {
+        let all = [stat(100, 1, 100, 50), stat(101, 1, 100, 51)];
+        assert_eq!(killed(remains("c", &[]), &all, &[(100, "c")]), [100, 101]);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use super::crash::crash_point;
+use super::crash::{crash, crash_due, crash_point};
 use crate::domain::journal::{Boot, EntryId, Held, Journal as Rules, Leader, Record};
 use crate::domain::outcome::Outcome;
 use crate::limits::{JOURNAL_BYTES_MAX, JOURNAL_LAST_WAIT, JOURNAL_PENDING_BYTES_MAX, JOURNAL_WAIT};
@@ -268,9 +268,9 @@ impl Keeper {
     fn append(&mut self, lines: &[u8], records: usize, sync: Sync) -> Result<(), Arc<str>> {
         crash_point("journal-before-write");
         let Some(file) = &mut self.file else { return Err("the journal is not open".into()) };
-        if super::crash::is_set_to("journal-torn-write") {
+        if crash_due("journal-torn-write") {
             drop(file.write_all(lines.get(..lines.len() / 2).unwrap_or_default()));
-            crash_point("journal-torn-write");
+            crash();
         }
         let mut written = file.write_all(lines);
         crash_point("journal-before-sync");

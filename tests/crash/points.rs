@@ -1,0 +1,294 @@
+//! Workers that die at each of the places that `host::crash` names, in both dialects, with control groups and without,
+//! 20 times at each. What they leave is left to the next one, which dies as well.
+//!
+//! `JOURNEYMAN_CRASH_RUNS` is how often at each place (20 unless set).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use journeyman::domain::id::TaskId;
+use journeyman::host::crash::POINTS;
+use journeyman::queue::{self, Client, Db};
+use journeyman::source::taskcluster::Api;
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::checker::{Accepted, Final, History, Line, Run, check};
+use crate::process::{Process, TOKEN, Variable};
+use crate::{api, running};
+
+/// Passed by every worker that starts, and by one that finds something of an earlier life.
+const AT_THE_START: [&str; 5] = ["start-read", "start-killed", "start-cleared", "journal-before-rename", "taken-over"];
+/// Passed where messages are deleted.
+const OF_MESSAGES: [&str; 2] = ["before-delete", "after-delete"];
+
+/// Where workers live and die: a dialect, and what holds their payloads together.
+#[derive(Debug, Clone, Copy)]
+struct Stage {
+    name: &'static str,
+    protocol: &'static str,
+    containment: &'static str,
+}
+
+/// Each twice, since most of their time passes with waiting.
+const STAGES: [Stage; 8] = [
+    Stage { name: "a", protocol: "claim-work", containment: "auto" },
+    Stage { name: "b", protocol: "azure", containment: "auto" },
+    Stage { name: "c", protocol: "claim-work", containment: "group" },
+    Stage { name: "d", protocol: "azure", containment: "group" },
+    Stage { name: "e", protocol: "claim-work", containment: "auto" },
+    Stage { name: "f", protocol: "azure", containment: "auto" },
+    Stage { name: "g", protocol: "claim-work", containment: "group" },
+    Stage { name: "h", protocol: "azure", containment: "group" },
+];
+
+impl Stage {
+    /// The places in the order in which its workers die there, so that there is something left wherever that matters.
+    fn deaths(self, runs: usize) -> Vec<&'static str> {
+        let azure = self.protocol == "azure";
+        let share =
+            |point: &str| runs.div_ceil(if OF_MESSAGES.contains(&point) { STAGES.len() / 2 } else { STAGES.len() });
+        let mut others: Vec<&str> = Vec::new();
+        let mut starts: Vec<&str> = Vec::new();
+        for round in 0..runs {
+            for point in POINTS.iter().copied().filter(|point| azure || !OF_MESSAGES.contains(point)) {
+                if round < share(point) {
+                    if AT_THE_START.contains(&point) { starts.push(point) } else { others.push(point) }
+                }
+            }
+        }
+        let mut deaths = Vec::new();
+        let mut starts = starts.into_iter().peekable();
+        for point in others {
+            deaths.push(point);
+            // Those that leave an open entry behind, whatever else is going on.
+            if ["prepared", "spawned", "ended", "before-storing", "after-storing", "before-report"].contains(&point) {
+                deaths.extend(starts.next());
+            }
+        }
+        assert!(starts.peek().is_none(), "no room for all of them");
+        deaths
+    }
+}
+
+/// A payload of several steps. A part of it takes leave of the rest, and would tell if it were left.
+fn payload(lines: &Path, point: &str, stage: Stage) -> Value {
+    let seconds = if ["reclaimed", "handing-back"].contains(&point) { "4" } else { "0.02" };
+    // What has neither parents nor an environment is known by its control group, and by nothing else.
+    let leave = if stage.containment == "group" { "setsid" } else { "env -i PATH=\"$PATH\" setsid" };
+    let lines = lines.display();
+    running(&format!(
+        "r=$TASK_ID/$RUN_ID; echo start $r >>{lines}; {leave} sh -c 'sleep 5; echo step '$r' >>{lines}' & \
+         sleep {seconds}; echo step $r >>{lines}; echo done; echo end $r >>{lines}"
+    ))
+}
+
+struct Scene<'a> {
+    stage: Stage,
+    folder: &'a Path,
+    root_url: &'a str,
+    api: Api,
+    created: Vec<TaskId>,
+    said: Vec<String>,
+}
+
+impl Scene<'_> {
+    fn lines(&self) -> PathBuf {
+        self.folder.join("lines")
+    }
+
+    async fn create(&mut self, count: usize, point: &str) {
+        for _ in 0..count {
+            let id = format!("die{}{:04}QACAAAAAAAAAAA", self.stage.name, self.created.len());
+            let task = TaskId::parse(&id).expect("a task id");
+            self.api.create_task(&task, payload(&self.lines(), point, self.stage)).await.expect("acknowledged");
+            self.created.push(task);
+        }
+    }
+
+    fn worker(&self, more: &[Variable<'_>]) -> Process {
+        let name = format!("crash-{}", self.stage.name);
+        let own = [
+            Variable { name: "JOURNEYMAN__WORKER__ID", value: &name },
+            Variable { name: "JOURNEYMAN__HOST__CONTAINMENT", value: self.stage.containment },
+            Variable { name: "JOURNEYMAN__WORKER__CANCEL_GRACE", value: "1s" },
+            // One that never comes by its place ends all the same.
+            Variable { name: "JOURNEYMAN__WORKER__EXIT_WHEN_IDLE", value: "15s" },
+        ];
+        let variables: Vec<Variable<'_>> = own.iter().chain(more).copied().collect();
+        Process::worker_with(self.folder, self.root_url, self.stage.protocol, &variables)
+    }
+
+    /// One life, which ends at its place, the first, second or third time that it comes by.
+    async fn dies_at(&mut self, point: &str, number: usize) {
+        let once = AT_THE_START.contains(&point) || ["reclaimed", "handing-back"].contains(&point);
+        let times = if once { 1 } else { 1 + number % 3 };
+        if !AT_THE_START.contains(&point) {
+            self.create(times, point).await;
+        }
+        let at = format!("{point}:{times}");
+        let mut worker = self.worker(&[Variable { name: "JOURNEYMAN_CRASH_AT", value: &at }]);
+        if point == "handing-back" {
+            worker.until("\"claimed\"").expect("it claims");
+            worker.signal(Signal::QUIT);
+        }
+        let died = worker.died_of();
+        assert_eq!(died, Some(Signal::KILL.as_raw()), "{:?} at {at}: {:#?}", self.stage, worker.said);
+        self.said.append(&mut worker.said);
+    }
+
+    /// The last worker lives until all is done.
+    async fn finish(&mut self) {
+        let mut open = BTreeSet::new();
+        for task in &self.created {
+            let status = self.api.task_status(task).await.expect("a status");
+            if matches!(status["state"].as_str(), Some("pending" | "running")) {
+                open.insert(task.to_string());
+            }
+        }
+        let mut worker = self.worker(&[]);
+        while !open.is_empty() {
+            let line = worker.until("\"reported").expect("it goes on until all is done");
+            if let Some(Accepted { run, outcome }) = accepted(&line)
+                && outcome == "completed"
+            {
+                open.remove(&run.task);
+            }
+        }
+        self.said.extend(worker.leave());
+    }
+
+    async fn history(&self) -> History {
+        let lines = std::fs::read_to_string(self.lines()).expect("payloads have written");
+        let mut queue = BTreeMap::new();
+        for task in &self.created {
+            let status = self.api.task_status(task).await.expect("a status");
+            let text = |run: &Value, key: &str| run[key].as_str().unwrap_or_default().to_owned();
+            let runs = status["runs"].as_array().expect("runs").iter();
+            let runs = runs.map(|run| Final { state: text(run, "state"), reason: text(run, "reasonResolved") });
+            queue.insert(task.to_string(), runs.collect());
+        }
+        History {
+            created: self.created.iter().map(ToString::to_string).collect(),
+            lines: lines.lines().map(read_line).collect(),
+            accepted: self.said.iter().filter_map(|line| accepted(line)).collect(),
+            queue,
+            left: processes_of(self.folder),
+        }
+    }
+}
+
+fn read_line(line: &str) -> Line {
+    let (what, run) = line.split_once(' ').expect("two words");
+    let run = Run::read(run).expect("a run");
+    match what {
+        "start" => Line::Start(run),
+        "step" => Line::Step(run),
+        "end" => Line::End(run),
+        other => unreachable!("{other}"),
+    }
+}
+
+/// What a line of a worker's log says of an accepted outcome.
+fn accepted(line: &str) -> Option<Accepted> {
+    let line: Value = serde_json::from_str(line).ok()?;
+    let field = |key: &str| line["fields"][key].as_str().or_else(|| line[key].as_str());
+    if !field("message")?.starts_with("reported") {
+        return None;
+    }
+    Some(Accepted { run: Run::read(field("claim.run")?)?, outcome: field("outcome")?.to_owned() })
+}
+
+/// Processes that were started for something in this folder.
+fn processes_of(folder: &Path) -> Vec<i32> {
+    let folder = folder.display().to_string();
+    let names = |pid: &i32| {
+        let of = |file: &str| std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        let told = [of("cmdline"), of("environ")].concat();
+        String::from_utf8_lossy(&told).contains(&folder)
+    };
+    let entries = std::fs::read_dir("/proc").expect("there is /proc").flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| *pid != std::process::id().cast_signed()).filter(names).collect()
+}
+
+/// A queue with short claims, whose messages come back soon.
+async fn queue_in(folder: &Path) -> queue::Running {
+    let client =
+        Client { client_id: "tester".to_owned(), access_token: TOKEN.to_owned().into(), scopes: vec!["*".to_owned()] };
+    queue::start(queue::Settings {
+        clients: vec![client],
+        claim_timeout: Duration::from_secs(5),
+        claim_delay: Duration::from_millis(200),
+        long_poll: Duration::from_millis(500),
+        visibility: Duration::from_secs(5),
+        ..queue::Settings::new(Db::File(folder.join("queue.db")), folder.join("artifacts"))
+    })
+    .await
+    .expect("the queue starts")
+}
+
+async fn play(stage: Stage, runs: usize) -> usize {
+    let folder = tempfile::tempdir().expect("a folder");
+    let queue = queue_in(folder.path()).await;
+    let root_url = queue.root_url().to_owned();
+    let mut scene = Scene {
+        stage,
+        folder: folder.path(),
+        root_url: &root_url,
+        api: api(&root_url),
+        created: Vec::new(),
+        said: Vec::new(),
+    };
+    let deaths = stage.deaths(runs);
+    let mut passed: BTreeMap<&str, usize> = BTreeMap::new();
+    for point in &deaths {
+        let number = passed.entry(point).or_default();
+        *number += 1;
+        scene.dies_at(point, *number - 1).await;
+    }
+    scene.finish().await;
+    let history = scene.history().await;
+    let faults = check(&history);
+    let runs: usize = history.queue.values().map(Vec::len).sum();
+    println!(
+        "crash: {} deaths at {} places ({}, containment {}), {} tasks in {runs} runs, {} outcomes heard of, {} faults",
+        deaths.len(),
+        passed.len(),
+        stage.protocol,
+        stage.containment,
+        history.created.len(),
+        history.accepted.len(),
+        faults.len()
+    );
+    assert_eq!(faults, [], "{:#?}", scene.said.iter().filter(|line| concerns(line, &faults)).collect::<Vec<_>>());
+    queue.stop().await;
+    deaths.len()
+}
+
+/// Whether a line of a log is about one of the tasks that something is wrong with.
+fn concerns(line: &str, faults: &[crate::checker::Fault]) -> bool {
+    faults.iter().any(|fault| {
+        let fault = format!("{fault:?}");
+        line.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| word.len() == 22 && fault.contains(word))
+    })
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "a test has no configuration of its own")]
+fn a_worker_that_dies_at_any_place_loses_nothing_and_reports_nothing_twice() {
+    let runs = std::env::var("JOURNEYMAN_CRASH_RUNS").ok().and_then(|text| text.parse().ok()).unwrap_or(20);
+    assert!(POINTS.len() >= 12);
+    let deaths: usize = std::thread::scope(|scope| {
+        let stages = STAGES.map(|stage| {
+            scope.spawn(move || {
+                let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+                runtime.expect("a runtime").block_on(play(stage, runs))
+            })
+        });
+        stages.into_iter().map(|stage| stage.join().expect("it holds")).sum()
+    });
+    println!("crash: {deaths} deaths at {} places, {runs} at each", POINTS.len());
+    assert!(deaths >= runs * POINTS.len());
+}
