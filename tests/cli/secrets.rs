@@ -121,6 +121,33 @@ fn whatever_way_a_secret_comes_no_log_no_output_and_no_payload_shows_it() {
 }
 
 #[test]
+fn no_signature_no_credential_of_a_claim_and_no_payload_is_in_the_most_detailed_log() {
+    for protocol in ["azure", "claim-work"] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let here = folder.path();
+        std::fs::write(here.join("token"), CANARY).expect("the file can be written");
+        let (queue, root) = queue(here);
+        let lines = format!("access_token_file = \"token\"\nprotocol = \"{protocol}\"");
+        std::fs::write(here.join("journeyman.toml"), configuration(&root, &lines)).expect("the file can be written");
+        let mut worker = Server::start(journeyman(here).args(["worker", "--log-format", "json"]));
+        let payload = "{\"command\": [[\"sh\", \"-c\", \"echo payload-canary-7 >out.txt\"]], \"maxRunTime\": 60, \
+                       \"artifacts\": [{\"type\": \"file\", \"path\": \"out.txt\"}]}";
+        let created = of_me(here, &root, &["create", "--wait", "--queue", "build/linux", "--payload", payload]);
+        assert_eq!(created.code, 0, "{}{}", created.out, created.err);
+        worker.logs("reported");
+        worker.signal(Signal::TERM);
+        worker.logs("draining");
+        // The queue answers the long poll that the worker's drain waits for.
+        queue.signal(Signal::TERM);
+        let said = worker.ends().err;
+        assert!(said.contains("TRACE"), "the log is not a detailed one: {said}");
+        for word in ["sig=", "popreceipt", "mac=", "Hawk ", "accessToken", "payload-canary-7"] {
+            assert!(!said.contains(word), "{protocol}: {word} is in {said}");
+        }
+    }
+}
+
+#[test]
 fn a_secret_on_the_command_line_or_in_the_file_is_refused_and_not_repeated() {
     let folder = tempfile::tempdir().expect("a folder");
     let source = configuration("http://127.0.0.1:9", "");
