@@ -10,7 +10,7 @@ use journeyman::domain::outcome::{Outcome, Reason};
 use journeyman::domain::refusal::Refusal;
 use journeyman::handler;
 use journeyman::host::clock::Clock;
-use journeyman::source::memory::{End, Memory, Queue, Settings as QueueSettings, State};
+use journeyman::source::memory::{End, Memory, Queue, Settings as QueueSettings, State, Style};
 use journeyman::source::{Answer, Artifact, Batch, Claim, Grant, Manner, Message, Opened, Recovered, Refused, Source};
 use journeyman::worker::{Exit, Feed, Settings, Worker};
 use serde_json::{Value, json};
@@ -32,6 +32,8 @@ pub enum Mood {
     FailsAndForbids,
     /// No artifact and no log is taken; everything else is well.
     StoresNothing,
+    /// No message can be deleted.
+    DeletesNothing,
 }
 
 pub struct Moody {
@@ -50,7 +52,7 @@ impl Moody {
                 Mood::FailsAndForbids => {
                     Err(Refused { refusal: Refusal::Retry { after: None }, what: "a portal wants a login".into() })
                 }
-                Mood::Well | Mood::Quarantines | Mood::StoresNothing => answer.await,
+                Mood::Well | Mood::Quarantines | Mood::StoresNothing | Mood::DeletesNothing => answer.await,
             }
         })
     }
@@ -86,6 +88,10 @@ impl Source for Moody {
         self.unless_moody(self.inner.claim(message))
     }
     fn delete<'a>(&'a self, lane: Lane, id: &'a str, receipt: &'a str) -> Answer<'a, ()> {
+        if *self.mood.borrow() == Mood::DeletesNothing {
+            let refused = Refused { refusal: Refusal::Retry { after: None }, what: format!("delete of {id}: stuck") };
+            return Box::pin(async { Err(refused) });
+        }
         self.unless_moody(self.inner.delete(lane, id, receipt))
     }
     fn recover<'a>(&'a self, held: &'a [Run]) -> Answer<'a, Recovered> {
@@ -127,14 +133,24 @@ struct Scene {
 
 impl Scene {
     fn new(mood: Mood) -> Self {
+        Self::with(mood, QueueSettings::default())
+    }
+
+    fn with(mood: Mood, queue: QueueSettings) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let clock = Clock::tokio();
-        let queue = Queue::new(QueueSettings::default(), Arc::new(move || clock.now()));
+        let queue = Queue::new(queue, Arc::new(move || clock.now()));
         let (mood, moods) = watch::channel(mood);
         let (sender, told) = mpsc::channel(8);
         let polls = Arc::<AtomicU64>::default();
         let source = Moody { inner: queue.source("worker"), mood: moods, polls: Arc::clone(&polls) };
-        let settings = Settings { work_dir: folder.path().into(), clock, drain_deadline: None, ..Settings::default() };
+        let settings = Settings {
+            capacity: 2,
+            work_dir: folder.path().into(),
+            clock,
+            drain_deadline: None,
+            ..Settings::default()
+        };
         let feed = Feed {
             name: "moody".into(),
             source: Arc::new(source),
@@ -292,19 +308,57 @@ impl std::io::Write for Lines {
 
 impl Lines {
     fn with(&self, text: &str) -> usize {
+        self.with_both(text, "")
+    }
+
+    fn with_both(&self, text: &str, other: &str) -> usize {
         let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        String::from_utf8_lossy(&bytes).lines().filter(|line| line.contains(text)).count()
+        String::from_utf8_lossy(&bytes).lines().filter(|line| line.contains(text) && line.contains(other)).count()
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn half_an_hour_of_failed_polls_is_one_alert_and_missing_scopes_are_one_line() {
+/// A log of this thread, while what comes with it lives.
+fn heard() -> (Lines, impl Sized) {
     let lines = Lines::default();
     let writer = lines.clone();
     let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
     // While there is but one dispatcher, `tracing` asks that of the thread which comes to a line first: another test's.
-    let _second = tracing::Dispatch::new(tracing_subscriber::registry());
-    let _log = tracing::subscriber::set_default(log);
+    let second = tracing::Dispatch::new(tracing_subscriber::registry());
+    (lines, (second, tracing::subscriber::set_default(log)))
+}
+
+#[tokio::test(start_paused = true)]
+async fn i14_each_failed_delete_is_a_line_and_i15_a_message_that_comes_again_and_again_is_one_alert() {
+    let (lines, _log) = heard();
+    let style = Style::Messages { hidden: Duration::from_secs(300) };
+    let mut scene = Scene::with(Mood::DeletesNothing, QueueSettings { style, ..QueueSettings::default() });
+    let task = scene.create(2 * 3600);
+    let control = scene.worker.control();
+    let counts = control.clone();
+    let watch = async {
+        assert!(matches!(scene.told.recv().await, Some(Told::Started(_))));
+        // Received every five minutes, eleven times and more.
+        tokio::time::sleep(Duration::from_secs(70 * 60)).await;
+        control.drain().await;
+    };
+    let (exit, ()) = tokio::join!(scene.worker.run(), watch);
+    assert_eq!(exit.expect("it ran"), Exit::Drained);
+    assert_eq!(scene.queue.states(&task), [State::Resolved(End::Reported(Outcome::Completed))]);
+    let counts = counts.counts();
+    assert!(counts.deletes_failed > 11, "{counts:?}");
+    let said = lines.with("deleting a message failed");
+    assert_eq!(said as u64, counts.deletes_failed);
+    for part in ["message.id=", "message.dequeue_count="] {
+        let both = lines.with_both("deleting a message failed", part);
+        assert_eq!(both, said, "{part}");
+    }
+    assert_eq!(lines.with("[alert operator] a message was received 11 times"), 1);
+    assert_eq!((lines.with("[alert operator] a message was received"), counts.dequeue_alerts), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn half_an_hour_of_failed_polls_is_one_alert_and_missing_scopes_are_one_line() {
+    let (lines, _log) = heard();
     let scene = Scene::new(Mood::FailsAndForbids);
     let control = scene.worker.control();
     let watch = async {
