@@ -428,3 +428,20 @@ pub const JOURNAL_PENDING_BYTES_MAX: usize = 4 << 20;
 pub const JOURNAL_WAIT: Duration = Duration::from_secs(10);
 /// How long a worker that exits waits for its journal; what is not written then is asked for at the next start.
 pub const JOURNAL_LAST_WAIT: Duration = Duration::from_secs(1);
+
+/// How many ended claims wait for a collector of traces; what comes on top is dropped and counted.
+pub const TRACES_WAITING_MAX: usize = 2048;
+/// How many claims go into one request to a collector.
+pub const TRACES_BATCH_MAX: usize = 128;
+/// How long a span waits for others at most.
+pub const TRACES_EVERY: Duration = Duration::from_secs(5);
+/// How often spans are sent in all before they are dropped.
+pub const TRACES_TRIES: u32 = 4;
+/// How long a collector may take to answer, where the environment does not say.
+pub const TRACES_TIMEOUT: Duration = Duration::from_secs(10);
+/// The longest that the environment may say.
+pub const TRACES_TIMEOUT_MAX: Duration = Duration::from_secs(60);
+/// How long a worker that leaves waits for a collector.
+pub const TRACES_CLOSE_WAIT: Duration = Duration::from_secs(2);
+/// How much of a collector's answer is read.
+pub const TRACES_ANSWER_BYTES_MAX: usize = 64 * 1024;

@@ -48,7 +48,9 @@ pub(super) async fn run(arguments: RunArgs, environment: &Environment) -> Ended 
     harden();
     let made = assemble::made(&config, environment)?;
     renew(&made.apis, &credentials)?;
-    let control = made.worker.control();
+    let export = worker::traced(&config, environment);
+    let recorded = worker::recorded(made.worker, export.as_ref());
+    let control = recorded.control();
     let obey = Signals::listen()?.obey(control.clone());
     let watch = spot::watch(&config, control.clone())?;
     let reload =
@@ -62,9 +64,12 @@ pub(super) async fn run(arguments: RunArgs, environment: &Environment) -> Ended 
         }
     };
     let ended = tokio::select! {
-        ended = worker::until_gone(made.worker, attend) => ended,
+        ended = worker::until_gone(recorded, attend) => ended,
         broken = answers => Err(broken),
     };
+    if let Some(export) = export {
+        export.close().await;
+    }
     // The last word comes after the last line of the log.
     log::finish();
     part(&ended).await;

@@ -11,8 +11,8 @@ use super::reload::Reloader;
 use super::settings::{self, Settings, WorkerFlags};
 use super::signals::Signals;
 use super::{assemble, spot, supervised};
-use crate::config::Environment;
 use crate::config::schema::{self, Config};
+use crate::config::{Environment, telemetry};
 use crate::control::server::{Desk, Reload, Socket};
 use crate::control::{Status, server, socket_in};
 use crate::host::containment::harden;
@@ -20,6 +20,7 @@ use crate::host::systemd::{Manager, Word};
 use crate::limits::ABORT_WAIT;
 use crate::observe::http::{self, Door, Look};
 use crate::observe::log;
+use crate::observe::traces::Export;
 use crate::worker::{self, Control, Worker};
 
 /// `journeyman worker`
@@ -40,6 +41,8 @@ pub(super) async fn run(arguments: WorkerArgs, environment: &Environment) -> End
     settings::log_warnings(&loaded);
     harden();
     let worker = assemble::worker(&loaded.config, environment)?;
+    let export = traced(&loaded.config, environment);
+    let worker = recorded(worker, export.as_ref());
     let control = worker.control();
     let obey = Signals::listen()?.obey(control.clone());
     let watch = spot::watch(&loaded.config, control.clone())?;
@@ -86,6 +89,9 @@ pub(super) async fn run(arguments: WorkerArgs, environment: &Environment) -> End
         () = hup => Err(Failure::new(Exit::Internal, "signals are no longer received")),
         never = told => match never {},
     };
+    if let Some(export) = export {
+        export.close().await;
+    }
     if let Some(manager) = manager {
         let exit = ended.as_ref().map_or_else(|failure| failure.exit, |exit| *exit);
         // The last teller but the manager's own.
@@ -94,6 +100,28 @@ pub(super) async fn run(arguments: WorkerArgs, environment: &Environment) -> End
         manager.close().await;
     }
     ended
+}
+
+/// The export of traces, where somebody wants them. What is wrong with it keeps no worker from working.
+pub(super) fn traced(config: &Config, environment: &Environment) -> Option<Export> {
+    let name = assemble::Name::of(config);
+    let started = telemetry::collector(&config.telemetry, environment).and_then(|collector| {
+        let Some(collector) = collector else { return Ok(None) };
+        crate::redact::hide(collector.headers.iter().map(|header| header.value.as_str())).for_good();
+        Export::start(collector, &name.id, &name.group).map(Some)
+    });
+    started.unwrap_or_else(|why| {
+        tracing::error!("traces are not exported: {why}");
+        None
+    })
+}
+
+/// The same worker, whose claims are told to the export.
+pub(super) fn recorded(worker: Worker, export: Option<&Export>) -> Worker {
+    match export {
+        Some(export) => worker.recorded_by(export.recorder()),
+        None => worker,
+    }
 }
 
 /// Where a worker of this configuration takes orders.

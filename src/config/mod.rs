@@ -12,6 +12,7 @@ mod rules;
 pub mod schema;
 pub mod secrets;
 pub mod show;
+pub mod telemetry;
 mod tree;
 pub mod values;
 

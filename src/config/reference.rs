@@ -40,7 +40,7 @@ pub enum Need {
 #[must_use]
 pub fn keys() -> Vec<Key> {
     let mut keys = Vec::new();
-    for section in ["worker", "host", "source", "handler", "queue", "control", "http", "log"] {
+    for section in ["worker", "host", "source", "handler", "queue", "control", "http", "telemetry", "log"] {
         if let Some(schema) = SCHEMA.pointer(&format!("/properties/{section}")) {
             collect(schema, section, Need::Optional, &mut keys);
         }
@@ -187,6 +187,8 @@ fn sample(key: &Key) -> String {
     let name = key.key.rsplit('.').next().unwrap_or("");
     match name {
         "socket" => "\"/run/journeyman/control.sock\"".to_owned(),
+        "otlp" => "\"http://127.0.0.1:4318\"".to_owned(),
+        "service_name" => "\"journeyman\"".to_owned(),
         "listen" => "\"127.0.0.1:7080\"".to_owned(),
         "exec" => "[\"/opt/handlers/build\", \"--verbose\"]".to_owned(),
         "artifacts" => "\"/var/lib/journeyman/queue.db-artifacts\"".to_owned(),

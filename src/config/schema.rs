@@ -28,6 +28,8 @@ pub struct Config {
     pub control: Control,
     /// Health, metrics and a status page for those who watch a worker.
     pub http: Http,
+    /// Traces for an OpenTelemetry collector.
+    pub telemetry: Telemetry,
     /// Logs.
     pub log: Log,
 }
@@ -223,6 +225,18 @@ pub struct Http {
     pub listen: Option<Listen>,
     /// Who may be able to reach `listen`. Whoever can sees what the worker does, task names and sources; no secrets.
     pub reach: Reach,
+}
+
+/// Traces for an OpenTelemetry collector: one span for each run, and its parts below it.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Telemetry {
+    /// Where a collector takes OTLP over HTTP, such as `http://127.0.0.1:4318` [built-in: what `OTEL_EXPORTER_OTLP_ENDPOINT` says, or nowhere].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub otlp: Option<Url>,
+    /// What the service is called there [built-in: what `OTEL_SERVICE_NAME` says, or `journeyman`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub service_name: Option<String>,
 }
 
 /// Who may be able to reach the address of the status page.

@@ -1,6 +1,6 @@
 //! The W3C trace context's `traceparent`: which trace a task belongs to.
 //!
-//! It is read and written, nothing else: no span is recorded here, so what a task's creator gave is passed on as it is.
+//! Where no span is recorded here, what a task's creator gave is passed on as it is; where one is, its handler finds that span.
 
 use core::fmt;
 
@@ -36,6 +36,30 @@ impl TraceParent {
         let flags = u8::from_str_radix(hex(parts.next()?, 2)?, 16).ok()?;
         let over = version == u8::MAX || (version == 0 && parts.next().is_some());
         (!over && trace != 0 && parent != 0).then_some(Self { trace, parent, flags: flags & SAMPLED })
+    }
+
+    /// The same trace, below another span of it.
+    #[must_use]
+    pub const fn below(self, span: u64) -> Self {
+        Self { parent: if span == 0 { 1 } else { span }, ..self }
+    }
+
+    /// Whether the trace is to be recorded.
+    #[must_use]
+    pub const fn sampled(&self) -> bool {
+        self.flags & SAMPLED == SAMPLED
+    }
+
+    /// The number of the trace.
+    #[must_use]
+    pub const fn trace(&self) -> u128 {
+        self.trace
+    }
+
+    /// The number of the span.
+    #[must_use]
+    pub const fn span(&self) -> u64 {
+        self.parent
     }
 
     /// The trace.

@@ -13,6 +13,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::control::Status;
+use crate::worker::record::Spans;
 use crate::worker::view::{Blocked, Source, State};
 
 /// What the text is.
@@ -186,6 +187,17 @@ const FAMILIES: &[Family] = &[
         let counts = status.view.counts;
         vec![labeled(["taken-over"], float(counts.reloads)), labeled(["refused"], float(counts.reloads_refused))]
     })
+    .by(&["result"]),
+    counter(
+        "trace_spans",
+        "Spans of ended claims, by what became of them: exported, or dropped for want of a collector.",
+        |status| {
+            let spans = status.view.spans;
+            spans.map_or_else(Vec::new, |Spans { exported, dropped }| {
+                vec![labeled(["exported"], float(exported)), labeled(["dropped"], float(dropped))]
+            })
+        },
+    )
     .by(&["result"]),
     gauge("disk_free", "Free for the work folder; absent where the system does not say.", |status| {
         status.view.host.disk_free.map_or_else(Vec::new, |free| one(float(free)))

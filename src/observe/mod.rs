@@ -4,3 +4,4 @@ pub mod http;
 pub mod log;
 pub mod metrics;
 pub mod page;
+pub mod traces;

@@ -21,6 +21,7 @@ use crate::source::{Grant, Refused};
 use super::calls;
 use super::counters::count;
 use super::engine::Engine;
+use super::live::Recording;
 use super::view::Recovered;
 
 /// What was found at the start, with its processes gone.
@@ -142,7 +143,8 @@ impl Engine {
             Ok(grant) => {
                 let length = grant.lease;
                 if let Some(live) = self.live.get_mut(&claim) {
-                    live.granted(grant, sent_at, self.clock.now());
+                    // What an earlier life held was its to record.
+                    live.granted(grant, sent_at, Recording::Off, self.clock.now());
                 }
                 Ok(length)
             }

@@ -12,8 +12,17 @@ use crate::host::folder;
 use super::counters::{add, count};
 use super::engine::Engine;
 use super::guard::discard;
+use super::live::Live;
+use super::record::Record;
 
 impl Engine {
+    fn record(&self, live: &Live, run: &Run, end: End) {
+        let (Some(recorder), Some(trace)) = (&self.settings.recorder, live.recorded) else { return };
+        let source = self.feeds.get(live.feed).map(|feed| feed.name.clone()).unwrap_or_default();
+        let timeline = live.timeline.clone();
+        recorder.ended(Record { run: run.clone(), source, trace, timeline, end, now: self.clock.now() });
+    }
+
     /// The claim is over.
     pub(super) fn close(&mut self, claim: Token, run: &Run, end: End) {
         crash_point("before-closing");
@@ -29,6 +38,7 @@ impl Engine {
         discard(live.prepared.take());
         live.calls.iter().for_each(AbortHandle::abort);
         self.count_end(live.feed, end);
+        self.record(&live, run, end);
         let counters = self.counters();
         add(&counters.log_bytes, live.job.as_ref().map_or(0, |job| job.context.log().bytes()));
         let trace_id = live.trace.map(|trace| trace.trace_id());

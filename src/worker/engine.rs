@@ -32,7 +32,7 @@ use super::earlier::{self, Earlier};
 use super::examine::Examination;
 use super::guard::discard;
 use super::hour::Hour;
-use super::live::{Entry, Job, Live, Surroundings};
+use super::live::{Entry, Job, Live, Recording, Surroundings};
 use super::look::{Noticed, Track};
 use super::settle::Store;
 use super::threads::Threads;
@@ -227,8 +227,8 @@ impl Engine {
     }
 
     fn reconfigure(&mut self, settings: Settings) {
-        let (work_dir, seed, clock) = (self.settings.work_dir.clone(), self.settings.seed, self.settings.clock);
-        self.settings = Settings { work_dir, seed, clock, ..settings };
+        let Settings { work_dir, seed, clock, recorder, .. } = self.settings.clone();
+        self.settings = Settings { work_dir, seed, clock, recorder, ..settings };
         self.happened(Event::Reconfigured(Box::new(self.settings.policy())));
         self.happened(Event::Measured(self.room));
     }
@@ -442,7 +442,7 @@ impl Engine {
         self.tally(usize::from(source.0), |counts| counts.claims += 1);
         let brought = Brought { token, run: grant.run.clone(), length: grant.lease };
         let mut live = Live::new(usize::from(source.0));
-        live.granted(grant, sent_at, self.clock.now());
+        live.granted(grant, sent_at, self.recording(), self.clock.now());
         self.live.insert(token, live);
         brought
     }
@@ -458,8 +458,9 @@ impl Engine {
                 crash_point("claim-answered");
                 count(&self.counters().claims);
                 let length = grant.lease;
+                let recording = self.recording();
                 if let Some(live) = self.live.get_mut(&claim) {
-                    live.granted(grant, sent_at, self.clock.now());
+                    live.granted(grant, sent_at, recording, self.clock.now());
                 }
                 Ok(length)
             }
@@ -487,6 +488,10 @@ impl Engine {
         }
         let answer = answer.map(|prepared| live.prepared = Some(prepared));
         Event::Prepared { claim, answer }
+    }
+
+    fn recording(&self) -> Recording {
+        if self.settings.recorder.is_some() { Recording::On } else { Recording::Off }
     }
 
     // --- what to do

@@ -17,6 +17,7 @@ use crate::handler::{Cancel, CancelCause, Context, Prepared, Task};
 use crate::source::{Claim, Grant, Message};
 
 use super::Feed;
+use super::record::Trace;
 use super::steer::Said;
 use super::timeline::{Phase, Timeline};
 use crate::host::clock::Clock;
@@ -49,6 +50,8 @@ pub(super) struct Live {
     pub(super) ordered: Option<Said>,
     /// What its handler is told to trace under.
     pub(super) trace: Option<TraceParent>,
+    /// Where its spans belong, if any are recorded.
+    pub(super) recorded: Option<Trace>,
     definition: serde_json::Value,
     cancel: watch::Sender<Option<Cancel>>,
     lease_ends: watch::Sender<Instant>,
@@ -87,18 +90,21 @@ impl Live {
             timeline: Timeline::default(),
             ordered: None,
             trace: None,
+            recorded: None,
             definition: serde_json::Value::Null,
             cancel: watch::Sender::new(None),
             lease_ends: watch::Sender::new(Instant::ORIGIN),
         }
     }
 
-    pub(super) fn granted(&mut self, grant: Grant, sent_at: Instant, now: Instant) {
+    pub(super) fn granted(&mut self, grant: Grant, sent_at: Instant, recording: Recording, now: Instant) {
         self.since = Some(now);
         self.leased = Some(sent_at);
         self.timeline.begin(Phase::Claim, now);
         self.timeline.end(&[Phase::Claim], now);
         self.definition = grant.task;
+        let trace = trace_of(&self.definition);
+        (self.trace, self.recorded) = (Some(trace.passed_on(recording)), trace.recorded(recording));
         self.claim = Some(grant.claim);
     }
 
@@ -126,9 +132,7 @@ impl Live {
         if let Some(group) = definition.get("taskGroupId").and_then(serde_json::Value::as_str) {
             env.insert("TASK_GROUP_ID".to_owned(), group.to_owned());
         }
-        let trace = trace_of(&definition);
-        self.trace = Some(trace);
-        env.insert("TRACEPARENT".to_owned(), trace.to_string());
+        env.extend(self.trace.map(|trace| ("TRACEPARENT".to_owned(), trace.to_string())));
         let task = Task { run: run.clone(), source: feed.name.clone(), definition, env };
         let folder = workdir.clone();
         let context = Context::new(
@@ -178,11 +182,41 @@ impl Live {
     }
 }
 
-/// The trace that a task's creator started, or one of its own.
-fn trace_of(definition: &serde_json::Value) -> TraceParent {
+/// Whether spans are recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Recording {
+    On,
+    Off,
+}
+
+/// The trace that a task's creator started, or one of its own, and the spans that may be recorded in it.
+#[derive(Debug, Clone, Copy)]
+struct Found {
+    given: Option<TraceParent>,
+    own: TraceParent,
+    run: u64,
+}
+
+fn trace_of(definition: &serde_json::Value) -> Found {
     let given = definition.pointer("/extra/traceparent").and_then(serde_json::Value::as_str);
-    let (trace, parent) = (uuid::Uuid::new_v4().as_u128(), uuid::Uuid::new_v4().as_u64_pair().1);
-    given.and_then(TraceParent::parse).unwrap_or_else(|| TraceParent::new(trace, parent))
+    let given = given.and_then(TraceParent::parse);
+    let number = || uuid::Uuid::new_v4().as_u64_pair().1;
+    let own = given.unwrap_or_else(|| TraceParent::new(uuid::Uuid::new_v4().as_u128(), number())).below(number());
+    Found { given, own, run: number() }
+}
+
+impl Found {
+    /// A creator who says that nothing is to be recorded is heard.
+    fn recorded(self, recording: Recording) -> Option<Trace> {
+        let parent = self.given.map(|given| given.span());
+        let trace = Trace { own: self.own, parent, run: self.own.below(self.run).span() };
+        Some(trace).filter(|_| recording == Recording::On && self.own.sampled())
+    }
+
+    fn passed_on(self, recording: Recording) -> TraceParent {
+        let unrecorded = self.given.unwrap_or(self.own);
+        self.recorded(recording).map_or(unrecorded, |trace| trace.own.below(trace.run))
+    }
 }
 
 #[cfg(test)]
@@ -213,13 +247,35 @@ mod tests {
     #[test]
     fn a_tasks_trace_is_its_creators_where_that_can_be_read_and_its_own_otherwise() {
         let given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-        let of = |extra| trace_of(&serde_json::json!({ "extra": extra })).to_string();
+        let of = |extra| trace_of(&serde_json::json!({ "extra": extra })).passed_on(Recording::Off).to_string();
         assert_eq!(of(serde_json::json!({ "traceparent": given })), given);
         for odd in [serde_json::json!({}), serde_json::json!({ "traceparent": 7 }), serde_json::json!("00-")] {
             let own = of(odd);
             assert!(TraceParent::parse(&own).is_some_and(|read| read.to_string() == own), "{own}");
             assert_ne!(own, of(serde_json::json!({})));
         }
+    }
+
+    #[test]
+    fn a_handler_is_told_of_the_span_that_is_recorded_and_a_creator_who_wants_none_is_heard() {
+        let of = |flags: &str| {
+            let given = format!("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-{flags}");
+            trace_of(&serde_json::json!({ "extra": { "traceparent": given } }))
+        };
+        let found = of("01");
+        let trace = found.recorded(Recording::On).unwrap();
+        assert_eq!(trace.own.trace_id().to_string(), "0af7651916cd43dd8448eb211c80319c");
+        assert_eq!(trace.parent, Some(0xb7ad_6b71_6920_3331));
+        let told = found.passed_on(Recording::On);
+        assert_eq!((told.trace(), told.span()), (trace.own.trace(), trace.run));
+        assert!(trace.own.span() != trace.run && Some(trace.run) != trace.parent && told.sampled());
+        assert_eq!(found.recorded(Recording::Off), None);
+        let unwanted = of("00");
+        assert_eq!(unwanted.recorded(Recording::On), None);
+        let passed = unwanted.passed_on(Recording::On).to_string();
+        assert_eq!(passed, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00");
+        let own = trace_of(&serde_json::Value::Null).recorded(Recording::On).unwrap();
+        assert_eq!(own.parent, None);
     }
 
     #[tokio::test]

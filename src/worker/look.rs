@@ -87,6 +87,7 @@ impl Engine {
                 to_last_end_seconds: noticed.last_end.map(|end| seconds(noticed.at, end)),
             }),
             recovered: self.earlier.view(),
+            spans: self.settings.recorder.as_ref().map(|recorder| recorder.counts()),
             next,
             hints,
         }

@@ -15,6 +15,7 @@ mod hour;
 mod live;
 pub mod look;
 mod named;
+pub mod record;
 mod settle;
 mod steer;
 mod threads;
@@ -41,6 +42,7 @@ use crate::host::clock::Clock;
 use crate::host::containment::{self, Containment};
 use counters::{Counters, Counts, count};
 pub use named::NotOne;
+pub use record::Recorder;
 pub use steer::{Shown, Told};
 pub use view::{Note, View};
 
@@ -83,6 +85,8 @@ pub struct Settings {
     pub containment: containment::Wanted,
     /// Decides every jitter. Different for every worker unless set.
     pub seed: Option<u64>,
+    /// Takes in what becomes of every claim. Nobody does unless set.
+    pub recorder: Option<Arc<dyn Recorder>>,
     /// The clock.
     pub clock: Clock,
 }
@@ -105,6 +109,7 @@ impl Default for Settings {
             handler_threads: std::thread::available_parallelism().map_or(2, usize::from).clamp(2, HANDLER_THREADS_MAX),
             containment: containment::Wanted::default(),
             seed: None,
+            recorder: None,
             clock: Clock::boot(),
         }
     }
@@ -226,6 +231,13 @@ impl Worker {
         Self { settings, feeds, orders, control }
     }
 
+    /// The same, and what becomes of its claims is told to this one.
+    #[must_use]
+    pub fn recorded_by(mut self, recorder: Arc<dyn Recorder>) -> Self {
+        self.settings.recorder = Some(recorder);
+        self
+    }
+
     /// What gives it orders.
     #[must_use]
     pub fn control(&self) -> Control {
@@ -309,8 +321,8 @@ impl Control {
         self.order(Order::Do(command, note)).await;
     }
 
-    /// From here on, work with these settings. What is held keeps the rules that it was claimed under; folder, clock and
-    /// seed stay as they were.
+    /// From here on, work with these settings. What is held keeps the rules that it was claimed under; folder, clock, recorder
+    /// and seed stay as they were.
     pub async fn reconfigure(&self, settings: Settings) {
         self.order(Order::Reconfigure(Box::new(settings))).await;
     }

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::counters::{Counts, SourceCounts};
+use super::record::Spans;
 
 /// Everything, at one moment. The keys are stable: `journeyman status -o json` shows them as they are.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -49,6 +50,9 @@ pub struct View {
     /// What an earlier life of this worker had left, where it had left something.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recovered: Option<Recovered>,
+    /// What became of the spans of ended claims, where any are recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spans: Option<Spans>,
     /// What happens next by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<Next>,

@@ -19,3 +19,4 @@ mod server;
 mod steering;
 mod support;
 mod systemd;
+mod traces;

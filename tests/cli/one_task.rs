@@ -16,14 +16,15 @@ fn json(said: &Said) -> serde_json::Value {
     serde_json::from_str(&said.out).expect("JSON")
 }
 
-/// A task that has written `up` to its log, and does not end by itself.
+/// A task that has written `ready` to its log, and does not end by itself. Its log begins with what is to be run: there the word
+/// has quotes in it.
 fn started(server: &mut Server, folder: &Path, script: &str) -> String {
     let created = task(folder, &["create", "--", "/bin/sh", "-c", script]);
     assert_eq!(created.code, 0, "{}", created.err);
     let id = created.out.trim().to_owned();
     server.logs(&format!("{id}/0"));
     let mut log = Server::start(journeyman(folder).args(["tasks", "logs", "-f", &id]));
-    log.prints("up");
+    log.prints("ready");
     id
 }
 
@@ -35,14 +36,14 @@ fn ended(folder: &Path, id: &str) -> (String, usize) {
     (reason.to_owned(), runs.len())
 }
 
-const STUBBORN: &str = "trap '' TERM; echo up; while :; do sleep 1; done";
+const STUBBORN: &str = "trap '' TERM; echo rea''dy; while :; do sleep 1; done";
 
 #[test]
 fn everything_that_is_known_of_a_task_is_shown() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let mut server = dev(here, &["--protocol", "azure"]);
-    let id = started(&mut server, here, "echo $$ >pid; pwd; echo up; sleep 600");
+    let id = started(&mut server, here, "echo $$ >pid; pwd; echo rea''dy; sleep 600");
     let shown = json(&told(here, &["tasks", "show", &id[..6], "-o", "json"]));
     assert_eq!((shown["task"].as_str(), shown["run"].as_u64()), (Some(id.as_str()), Some(0)), "{shown}");
     assert_eq!((shown["step"].as_str(), shown["handler"].as_str()), (Some("running"), Some("command")), "{shown}");
@@ -81,7 +82,7 @@ fn a_task_that_is_handed_back_is_ended_and_another_run_of_it_is_claimed() {
     let settings = ["--protocol", "azure", "--cancel-grace", "200ms", "--set", "handler.command.kind=command"];
     let mut server = dev(here, &settings);
     let id = started(&mut server, here, &format!("[ $RUN_ID = 1 ] && exit 0; {STUBBORN}"));
-    let other = started(&mut server, here, "echo up; sleep 600");
+    let other = started(&mut server, here, "echo rea''dy; sleep 600");
     told(here, &["pause"]);
     let said = told(here, &["tasks", "hand-back", &format!("{id}/0"), "--note", "disk is slow"]);
     assert_eq!(said.code, 0, "{}", said.err);
@@ -136,7 +137,7 @@ fn an_order_that_names_no_task_or_several_ends_nothing_and_says_which_there_are(
     let none = told(here, &["tasks", "cancel", "nobody"]);
     assert!(none.code == 1 && none.err.contains("holds no task nobody; it holds nothing"), "{}", none.err);
     let (one, other) =
-        (started(&mut server, here, "echo up; sleep 600"), started(&mut server, here, "echo up; sleep 600"));
+        (started(&mut server, here, "echo rea''dy; sleep 600"), started(&mut server, here, "echo rea''dy; sleep 600"));
     for command in ["show", "cancel", "hand-back", "logs"] {
         let none = told(here, &["tasks", command, "nobody"]);
         let names = none.err.contains(&format!("{one}/0")) && none.err.contains(&format!("{other}/0"));

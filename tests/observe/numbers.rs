@@ -93,6 +93,7 @@ fn samples_say_what_the_view_says() {
         r#"journeyman_config_reloads_total{result="taken-over"} 1.0"#,
         r#"journeyman_source_up{source="ci"} 1.0"#,
         "# UNIT journeyman_disk_free_bytes bytes",
+        "journeyman_trace_spans_total{result=\"dropped\"} 2.0",
         "# EOF",
     ] {
         assert!(text.lines().any(|line| line == sample), "{sample} is missing in\n{text}");

@@ -73,7 +73,9 @@ fn top_shows_a_running_task_its_log_and_pauses_after_a_yes() {
     let created = ran(here, &["task", "create", "--", "/bin/sh", "-c", "echo hello from the task; exec sleep 600"]);
     let id = created.split_whitespace().next().expect("the id").to_owned();
     let tmux = top(here);
-    let screen = tmux.shows(&id);
+    tmux.shows(&id);
+    // What is drawn last: a screen may be seen half drawn.
+    let screen = tmux.shows("q quit");
     assert!(screen.contains("RUNNING") && screen.contains("LEASE LEFT") && screen.contains("q quit"), "{screen}");
     tmux.tell(&["send-keys", "l"]);
     tmux.shows("hello from the task");

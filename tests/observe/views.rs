@@ -46,6 +46,7 @@ pub(crate) fn idle() -> Status {
         containment: "cgroup-kill".to_owned(),
         notice: None,
         recovered: None,
+        spans: Some(journeyman::worker::record::Spans { exported: 41, dropped: 2 }),
         next: None,
         hints: Vec::new(),
     };

@@ -286,6 +286,7 @@ mod tests {
             containment: "group".to_owned(),
             notice: None,
             recovered: None,
+            spans: None,
             next: Some(Next { what: "reclaim fN1SbArXTPSVFNUvaOlinQ/0".to_owned(), in_seconds: 3.0 }),
             hints: vec!["nightly has been in trouble for 8s".to_owned()],
         };

@@ -1,0 +1,197 @@
+//! A worker that exports traces, and collectors good and bad.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::mpsc;
+
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value::Value};
+use opentelemetry_proto::tonic::trace::v1::Span;
+use prost::Message as _;
+use rustix::process::Signal;
+
+use crate::running::{queue, worker};
+use crate::server::Server;
+use crate::support::{Said, journeyman, run};
+
+/// A request to a collector.
+struct Posted {
+    head: String,
+    body: ExportTraceServiceRequest,
+}
+
+/// A collector that takes everything, and its address.
+fn collector() -> (String, mpsc::Receiver<Posted>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = format!("http://{}", listener.local_addr().expect("bound"));
+    let (sender, posted) = mpsc::channel();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = BufReader::new(stream.expect("a connection"));
+            loop {
+                let mut head = String::new();
+                while !head.ends_with("\r\n\r\n") {
+                    if stream.read_line(&mut head).expect("a head") == 0 {
+                        break;
+                    }
+                }
+                let length =
+                    head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
+                let Some(length) = length else { break };
+                let mut body = vec![0; length];
+                stream.read_exact(&mut body).expect("a body");
+                let body = ExportTraceServiceRequest::decode(body.as_slice()).expect("OTLP");
+                stream.get_mut().write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").expect("an answer");
+                if sender.send(Posted { head, body }).is_err() {
+                    return;
+                }
+            }
+        }
+    });
+    (address, posted)
+}
+
+fn task(folder: &Path, root: &str, arguments: &[&str]) -> Said {
+    let mut command = journeyman(folder);
+    command.args(["task", arguments[0], "--root-url", root]).args(&arguments[1..]);
+    let command = command.env("TASKCLUSTER_CLIENT_ID", "me").env("TASKCLUSTER_ACCESS_TOKEN", "a-token-for-tests");
+    run(command, "")
+}
+
+fn texts(attributes: &[KeyValue]) -> BTreeMap<&str, String> {
+    // One of another kind is missed by whoever wants it.
+    let text = |pair: &KeyValue| {
+        let value = pair.value.as_ref()?.value.as_ref()?;
+        let number = if let Value::IntValue(number) = value { Some(number.to_string()) } else { None };
+        if let Value::StringValue(text) = value { Some(text.clone()) } else { number }
+    };
+    attributes.iter().filter_map(|pair| Some((pair.key.as_str(), text(pair)?))).collect()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn a_run_is_a_span_below_its_creators_and_its_parts_and_its_payload_are_below_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let (_queue, root) = queue(here);
+    let (address, posted) = collector();
+    let mut command = worker(here, &root, "a-token-for-tests");
+    command.env("OTEL_EXPORTER_OTLP_ENDPOINT", &address).env("OTEL_SERVICE_NAME", "builders");
+    command.env("OTEL_EXPORTER_OTLP_HEADERS", "x-key=otel-canary-7391").env("OTEL_RESOURCE_ATTRIBUTES", "zone=eu");
+    // This dialect has no long poll that its end would wait for.
+    let mut server = Server::start(command.args(["--set", "source.ci.protocol=azure"]));
+    server.logs("traces are exported");
+    let definition = serde_json::json!({
+        "provisionerId": "build", "workerType": "linux",
+        "payload": { "command": [["/bin/sh", "-c", "echo TRACE $TRACEPARENT"]], "maxRunTime": 600 },
+        "extra": { "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01" },
+    });
+    let created = task(here, &root, &["create", "--wait", "--definition", &definition.to_string()]);
+    assert_eq!(
+        created.code,
+        0,
+        "{}{}",
+        created.out,
+        task(here, &root, &["log", created.out.split_whitespace().next().expect("id")]).out
+    );
+    let id = created.out.split_whitespace().next().expect("the id").to_owned();
+    let unwanted = definition.to_string().replace("331-01", "331-00");
+    assert_eq!(task(here, &root, &["create", "--wait", "--definition", &unwanted]).code, 0);
+    let failed = task(here, &root, &["create", "--wait", "--queue", "build/linux", "--", "/bin/false"]);
+    assert_eq!(failed.code, 1, "{}", failed.err);
+    server.signal(Signal::QUIT);
+    let said = server.ends();
+    assert!(!said.err.contains("otel-canary"), "{}", said.err);
+
+    let all: Vec<Posted> = posted.try_iter().collect();
+    for one in &all {
+        let head = one.head.to_lowercase();
+        assert!(head.starts_with("post /v1/traces "), "{head}");
+        assert!(
+            head.contains("content-type: application/x-protobuf") && head.contains("x-key: otel-canary-7391"),
+            "{head}"
+        );
+        let resource = one.body.resource_spans[0].resource.as_ref().expect("a resource");
+        let told = texts(&resource.attributes);
+        assert_eq!((told["service.name"].as_str(), told["zone"].as_str()), ("builders", "eu"), "{told:?}");
+        assert!(told.contains_key("service.instance.id") && told.contains_key("service.version"), "{told:?}");
+    }
+    let spans: Vec<&Span> = all
+        .iter()
+        .flat_map(|one| &one.body.resource_spans)
+        .flat_map(|one| &one.scope_spans)
+        .flat_map(|one| &one.spans)
+        .collect();
+    let runs: Vec<&&Span> = spans.iter().filter(|span| span.name == "task").collect();
+    assert_eq!(runs.len(), 2, "the one whose creator wants no record has none");
+    let mine = runs.iter().find(|span| texts(&span.attributes)["journeyman.task"] == id).expect("its span");
+    assert_eq!(hex(&mine.trace_id), "0af7651916cd43dd8448eb211c80319c");
+    assert_eq!(hex(&mine.parent_span_id), "b7ad6b7169203331");
+    let told = texts(&mine.attributes);
+    let told = ["journeyman.run", "journeyman.source", "journeyman.end"].map(|key| told[key].as_str());
+    assert_eq!(told, ["0", "ci", "completed"]);
+    assert_eq!(mine.status, None);
+
+    let below: Vec<&&Span> = spans.iter().filter(|span| span.parent_span_id == mine.span_id).collect();
+    let names: Vec<&str> = below.iter().map(|span| span.name.as_str()).collect();
+    assert_eq!(names, ["claim", "prepare", "run", "upload", "report"]);
+    let mut last = mine.start_time_unix_nano;
+    for span in &below {
+        assert_eq!(span.trace_id, mine.trace_id);
+        assert!(last <= span.start_time_unix_nano && span.start_time_unix_nano <= span.end_time_unix_nano, "{span:?}");
+        assert!(span.end_time_unix_nano <= mine.end_time_unix_nano, "{span:?}");
+        last = span.start_time_unix_nano;
+    }
+    let log = task(here, &root, &["log", &id]).out;
+    let expected = format!("TRACE 00-0af7651916cd43dd8448eb211c80319c-{}-01", hex(&below[2].span_id));
+    assert!(log.contains(&expected), "{expected} in {log}");
+
+    let other = runs.iter().find(|span| texts(&span.attributes)["journeyman.task"] != id).expect("its span");
+    assert!(other.parent_span_id.is_empty() && other.trace_id != mine.trace_id, "a trace of its own: {other:?}");
+    let status = other.status.as_ref().expect("a status");
+    assert_eq!((status.message.as_str(), status.code), ("failed", 2));
+}
+
+#[test]
+fn a_collector_that_is_dead_or_never_answers_costs_a_task_nothing() {
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let dead = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound");
+    for (address, said_of_it) in [
+        (format!("http://{}", silent.local_addr().expect("bound")), "the last spans are lost"),
+        (format!("http://{dead}"), "spans are dropped, tasks are not concerned: the collector of traces: "),
+    ] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let here = folder.path();
+        let (_queue, root) = queue(here);
+        let mut command = worker(here, &root, "a-token-for-tests");
+        let set = format!("telemetry.otlp={address}");
+        let server = Server::start(command.args(["--max-tasks", "20", "--capacity", "4", "--set", &set]));
+        for _ in 0..20 {
+            assert_eq!(task(here, &root, &["create", "--queue", "build/linux", "--", "/bin/true"]).code, 0);
+        }
+        let said = server.ends();
+        assert_eq!(said.code, 13, "{}", said.err);
+        assert_eq!(said.err.matches("\"outcome\":\"completed\"").count(), 20, "{}", said.err);
+        assert!(said.err.contains(said_of_it), "{}", said.err);
+    }
+}
+
+#[test]
+fn variables_that_cannot_be_used_are_said_and_keep_no_worker_from_working() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let (_queue, root) = queue(here);
+    let mut command = worker(here, &root, "a-token-for-tests");
+    command.env("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4317").env("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
+    let mut server = Server::start(&mut command);
+    let line = server.logs("traces are not exported");
+    assert!(line.contains("OTEL_EXPORTER_OTLP_PROTOCOL"), "{line}");
+    server.logs("source: ");
+    server.signal(Signal::QUIT);
+    assert_eq!(server.ends().code, 14);
+}
