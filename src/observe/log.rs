@@ -69,8 +69,14 @@ where
     }
 }
 
+/// Libraries that write what passes through them, payloads and passwords included. No setting shows their lines.
+const NEVER_SHOWN: [&str; 2] = ["lapin", "amq_protocol"];
+
 fn filter(settings: &Log) -> EnvFilter {
-    EnvFilter::try_new(settings.level.as_str()).unwrap_or_else(|_| EnvFilter::new("info"))
+    let wanted = |directive: &&str| !NEVER_SHOWN.iter().any(|name| directive.trim().starts_with(name));
+    let directives = settings.level.as_str().split(',').filter(wanted).map(str::to_owned);
+    let directives: Vec<_> = directives.chain(NEVER_SHOWN.map(|name| format!("{name}=off"))).collect();
+    EnvFilter::try_new(directives.join(",")).unwrap_or_else(|_| EnvFilter::new("info,lapin=off,amq_protocol=off"))
 }
 
 /// What replaces the filter of the log that was started.
@@ -171,6 +177,24 @@ mod tests {
 
         fn flush(&mut self) -> io::Result<()> {
             Ok(())
+        }
+    }
+
+    #[test]
+    fn a_library_that_writes_what_it_carries_is_never_shown_whatever_is_asked_for() {
+        for level in ["trace", "lapin=trace", "info,lapin::channel=trace,lapin=warn,amq_protocol=debug"] {
+            let page = Page::default();
+            let written = page.clone();
+            let settings = Log { level: level.parse().unwrap(), ..Log::default() };
+            let base = tracing_subscriber::fmt().with_env_filter(filter(&settings)).with_ansi(false);
+            tracing::subscriber::with_default(base.with_writer(move || Lines(page.clone())).finish(), || {
+                tracing::error!(target: "lapin::channel", body = "payload-canary", "Server returned us a message");
+                tracing::error!(target: "amq_protocol::frame", body = "payload-canary", "a frame");
+                tracing::error!(target: "journeyman::source", "said");
+            });
+            let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+            assert!(!text.contains("payload-canary"), "{level}: {text}");
+            assert_eq!(text.contains("said"), level != "lapin=trace", "{level}: {text}");
         }
     }
 
