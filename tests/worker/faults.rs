@@ -133,10 +133,10 @@ struct Scene {
 
 impl Scene {
     fn new(mood: Mood) -> Self {
-        Self::with(mood, QueueSettings::default())
+        Self::with(mood, QueueSettings::default(), 1)
     }
 
-    fn with(mood: Mood, queue: QueueSettings) -> Self {
+    fn with(mood: Mood, queue: QueueSettings, capacity: u32) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let clock = Clock::tokio();
         let queue = Queue::new(queue, Arc::new(move || clock.now()));
@@ -144,13 +144,8 @@ impl Scene {
         let (sender, told) = mpsc::channel(8);
         let polls = Arc::<AtomicU64>::default();
         let source = Moody { inner: queue.source("worker"), mood: moods, polls: Arc::clone(&polls) };
-        let settings = Settings {
-            capacity: 2,
-            work_dir: folder.path().into(),
-            clock,
-            drain_deadline: None,
-            ..Settings::default()
-        };
+        let settings =
+            Settings { capacity, work_dir: folder.path().into(), clock, drain_deadline: None, ..Settings::default() };
         let feed = Feed {
             name: "moody".into(),
             source: Arc::new(source),
@@ -331,7 +326,8 @@ fn heard() -> (Lines, impl Sized) {
 async fn i14_each_failed_delete_is_a_line_and_i15_a_message_that_comes_again_and_again_is_one_alert() {
     let (lines, _log) = heard();
     let style = Style::Messages { hidden: Duration::from_secs(300) };
-    let mut scene = Scene::with(Mood::DeletesNothing, QueueSettings { style, ..QueueSettings::default() });
+    // A slot is free, so that there are polls while the task runs.
+    let mut scene = Scene::with(Mood::DeletesNothing, QueueSettings { style, ..QueueSettings::default() }, 2);
     let task = scene.create(2 * 3600);
     let control = scene.worker.control();
     let counts = control.clone();
