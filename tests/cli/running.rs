@@ -299,7 +299,8 @@ fn the_programs_in_the_readme_keep_the_contract() {
 #[test]
 fn a_program_is_tried_even_where_no_payload_is_given() {
     let folder = tempfile::tempdir().expect("a folder");
-    let tried = |program: &str| run(journeyman(folder.path()).args(["handler", "test", program]), "");
+    let here = folder.path();
+    let tried = |program: &str| run(journeyman(here).env("TMPDIR", here).args(["handler", "test", program]), "");
     let said = tried("./nowhere");
     assert_eq!(said.code, 1, "{}", said.out);
     assert!(said.out.contains("BROKEN    accepts a good payload"), "{}", said.out);
