@@ -445,3 +445,6 @@ pub const TRACES_TIMEOUT_MAX: Duration = Duration::from_secs(60);
 pub const TRACES_CLOSE_WAIT: Duration = Duration::from_secs(2);
 /// How much of a collector's answer is read.
 pub const TRACES_ANSWER_BYTES_MAX: usize = 64 * 1024;
+
+/// How much of an artifact that is a log is looked at in one piece.
+pub const CLEANSE_BYTES: usize = 256 * 1024;

@@ -95,17 +95,17 @@ impl Heed {
                     left_s = left.as_secs(),
                     "this host goes in {} s: nothing new is claimed, {done}", left.as_secs()
                 );
-                self.control.terminate(Some(at)).await;
+                self.control.terminate_by(origin, Some(at)).await;
             }
             Said::Goes(Goes::Soon) => {
                 tracing::warn!(
                     provider,
                     "this host goes, at a time that is not known: nothing new is claimed, running tasks are handed back"
                 );
-                self.control.terminate(None).await;
+                self.control.terminate_by(origin, None).await;
             }
             Said::AtRisk => {
-                self.control.hinted();
+                self.control.hinted(origin);
                 match self.rebalance {
                     Rebalance::Ignore => {
                         tracing::warn!(provider, "this host may be taken away before long; work goes on");

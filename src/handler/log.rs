@@ -164,6 +164,11 @@ impl TaskLog {
         Ok(())
     }
 
+    /// What this log hides besides what every log does.
+    pub(crate) fn hidden(&self) -> Option<Box<Needles>> {
+        self.state().own.clone()
+    }
+
     fn store(&self, state: &mut State, bytes: &[u8]) {
         if bytes.is_empty() {
             return;

@@ -81,6 +81,7 @@ impl Family {
 }
 
 const SOURCE: &[&str] = &["source"];
+const PROVIDER: &[&str] = &["provider"];
 
 const FAMILIES: &[Family] = &[
     info("build", "The version that runs.", |status| vec![labeled([&status.version], 1.0)]).by(&["version"]),
@@ -164,8 +165,19 @@ const FAMILIES: &[Family] = &[
         count(status.view.counts.log_bytes + running)
     })
     .in_unit("bytes"),
-    counter("spot_notices", "Notices that the host goes.", |status| count(status.view.counts.notices)),
-    counter("spot_hints", "Hints that the host may have to go.", |status| count(status.view.counts.hints)),
+    counter("spot_notices", "Notices that the host goes, by where they came from: aws, gcp, azure, a file, or elsewhere.", |status| {
+        let counts = status.view.counts;
+        by_provider(
+            [counts.notices_aws, counts.notices_gcp, counts.notices_azure, counts.notices_file],
+            counts.notices,
+        )
+    })
+    .by(PROVIDER),
+    counter("spot_hints", "Hints that the host may have to go, by where they came from.", |status| {
+        let counts = status.view.counts;
+        by_provider([counts.hints_aws, counts.hints_gcp, counts.hints_azure, counts.hints_file], counts.hints)
+    })
+    .by(PROVIDER),
     gauge("spot_reaction", "From the first notice to the latest end of a claim since; absent before one.", |status| {
         let end = status.view.notice.and_then(|notice| notice.to_last_end_seconds);
         end.map_or_else(Vec::new, one)
@@ -229,6 +241,13 @@ fn tasks(status: &Status) -> Vec<Sample> {
         .map(|(outcome, reason, many)| labeled([source.name.as_str(), outcome, reason], float(many)))
     };
     status.view.sources.iter().flat_map(ends).collect()
+}
+
+/// What nobody of the list has counted came from elsewhere.
+fn by_provider(known: [u64; 4], all: u64) -> Vec<Sample> {
+    let elsewhere = all.saturating_sub(known.iter().sum());
+    let rows = ["aws", "gcp", "azure", "file"].into_iter().zip(known).chain([("elsewhere", elsewhere)]);
+    rows.map(|(provider, many)| labeled([provider], float(many))).collect()
 }
 
 fn labeled<const N: usize>(labels: [impl ToString; N], value: f64) -> Sample {

@@ -6,7 +6,7 @@
 //! replaced without being told.
 //!
 //! This is a seat belt: it saves a task's author from a slip. It cannot keep a program from telling what it wants told;
-//! to spell a secret letter by letter is enough. Artifacts are not looked at.
+//! to spell a secret letter by letter is enough. Of artifacts those are looked at that are called `*.log`.
 
 mod filter;
 mod needles;

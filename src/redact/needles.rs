@@ -22,12 +22,14 @@ const BITS_A_WINDOW: usize = 128;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SecretId(u64);
 
+#[derive(Clone)]
 struct Needle {
     secret: SecretId,
     text: Variant,
 }
 
 /// Texts to be looked for, with all their variants.
+#[derive(Clone)]
 pub struct Needles {
     bits: Bits,
     by_window: HashMap<u32, Vec<Needle>>,
@@ -163,6 +165,7 @@ pub(super) fn window(bytes: &[u8], at: usize) -> Option<u32> {
 }
 
 /// Which windows something starts with, and which shorter beginnings those have.
+#[derive(Clone)]
 struct Bits {
     windows: Box<[u64]>,
     /// Of two and of three bytes.

@@ -5,6 +5,7 @@
 
 mod alerts;
 mod calls;
+mod cleanse;
 pub mod counters;
 mod earlier;
 mod endings;
@@ -29,6 +30,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc, oneshot};
 
+use crate::domain::notice::Provider;
 use crate::domain::time::Instant;
 use crate::domain::worker::Policy;
 use crate::domain::{claim, poll};
@@ -40,6 +42,7 @@ use crate::source::Source;
 pub use crate::domain::worker::{Claiming, Exit, Hold, Least, Noticed, Stay};
 use crate::host::clock::Clock;
 use crate::host::containment::{self, Containment};
+use crate::host::notice::Origin;
 use counters::{Counters, Counts, count};
 pub use named::NotOne;
 pub use record::Recorder;
@@ -293,14 +296,31 @@ impl Control {
         self.command(Command::Terminate { deadline }, Note::of("a notice")).await;
     }
 
+    /// As [`Control::terminate`], and counted by where the notice came from.
+    pub async fn terminate_by(&self, origin: Origin, deadline: Option<Instant>) {
+        count(match origin {
+            Origin::Cloud(Provider::Aws) => &self.counters.notices_aws,
+            Origin::Cloud(Provider::Gcp) => &self.counters.notices_gcp,
+            Origin::Cloud(Provider::Azure) => &self.counters.notices_azure,
+            Origin::File => &self.counters.notices_file,
+        });
+        self.terminate(deadline).await;
+    }
+
     /// The host may have to go before long: drains, and exits as for a host that goes.
     pub async fn retire(&self) {
         self.command(Command::Retire, Note::of("a hint")).await;
     }
 
     /// Counts a hint that the host may have to go, whatever is made of it.
-    pub fn hinted(&self) {
+    pub fn hinted(&self, origin: Origin) {
         count(&self.counters.hints);
+        count(match origin {
+            Origin::Cloud(Provider::Aws) => &self.counters.hints_aws,
+            Origin::Cloud(Provider::Gcp) => &self.counters.hints_gcp,
+            Origin::Cloud(Provider::Azure) => &self.counters.hints_azure,
+            Origin::File => &self.counters.hints_file,
+        });
     }
 
     /// Counts a configuration that was read again.

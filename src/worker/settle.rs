@@ -14,6 +14,7 @@ use crate::handler::log::{self, FinishedLog, TaskLog};
 use crate::limits::{LOG_FINISH_BYTES_INLINE, UPLOAD_PATIENCE, UPLOADS_AT_ONCE};
 use crate::source::{Artifact, ArtifactBody, Claim, Source};
 
+use super::cleanse;
 use super::counters::{Counters, count};
 use super::live::Job;
 
@@ -78,7 +79,17 @@ impl Store {
                     worst = worse(worst, finished(uploads.join_next().await));
                 }
                 let (store, log) = (self.clone(), job.context.log().clone());
-                uploads.spawn(async move { store.upload(&artifact, &log).await });
+                uploads.spawn(async move {
+                    match without_secrets(artifact, &log).await {
+                        Ok(artifact) => store.upload(&artifact, &log).await,
+                        Err(sentence) => {
+                            count(&store.counters.artifacts_failed);
+                            tracing::warn!("{sentence}");
+                            log.note(&sentence);
+                            Sent::GaveUp
+                        }
+                    }
+                });
             }
         }
         while let Some(result) = uploads.join_next().await {
@@ -157,6 +168,33 @@ impl Store {
             let live = Artifact { name: log::LIVE_NAME.to_owned(), expires: None, body: link };
             self.upload(&live, log).await;
         }
+    }
+}
+
+/// The same artifact; where it is a file that is called a log, without the secrets in it. The copy of one that has some goes
+/// beside the task's own log.
+async fn without_secrets(artifact: Artifact, log: &TaskLog) -> Result<Artifact, String> {
+    let ArtifactBody::File { file, bytes, content_type } = artifact.body else { return Ok(artifact) };
+    let body = |file, bytes, content_type| ArtifactBody::File { file, bytes, content_type };
+    if !cleanse::is_log(&artifact.name) {
+        return Ok(Artifact { body: body(file, bytes, content_type), ..artifact });
+    }
+    let (own, looked_at, beside) = (log.hidden(), Arc::clone(&file), log.path().to_owned());
+    let cleansed = spawn_blocking(move || {
+        let folder = beside.parent().unwrap_or(&beside);
+        cleanse::cleanse(&looked_at, bytes, own.as_deref(), folder)
+    });
+    match cleansed.await.map_err(std::io::Error::other).flatten() {
+        Ok(None) => Ok(Artifact { body: body(file, bytes, content_type), ..artifact }),
+        Ok(Some(cleansed)) => {
+            let what = match cleansed.redactions {
+                1 => "a secret in it was replaced".to_owned(),
+                many => format!("{many} secrets in it were replaced"),
+            };
+            log.note(&format!("artifact {}: {what}", artifact.name));
+            Ok(Artifact { body: body(cleansed.file, cleansed.bytes, content_type), ..artifact })
+        }
+        Err(error) => Err(format!("artifact {} could not be stored without the secrets in it: {error}", artifact.name)),
     }
 }
 

@@ -148,6 +148,47 @@ fn no_signature_no_credential_of_a_claim_and_no_payload_is_in_the_most_detailed_
 }
 
 #[test]
+fn an_artifact_that_is_a_log_is_stored_without_secrets_and_any_other_as_it_is() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    std::fs::write(here.join("token"), CANARY).expect("the file can be written");
+    let (_queue, root) = queue(here);
+    let lines = "access_token_file = \"token\"\nprotocol = \"azure\"";
+    std::fs::write(here.join("journeyman.toml"), configuration(&root, lines)).expect("the file can be written");
+    let worker = Server::start(journeyman(here).args(["worker", "--log-format", "json"]));
+    let script = "echo with $MY_TOKEN >build.log; echo with $MY_TOKEN >data.txt; echo without >other.log";
+    let artifact = |path: &str| serde_json::json!({ "type": "file", "path": path });
+    let payload = serde_json::json!({
+        "command": [["sh", "-c", script]], "maxRunTime": 60, "env": { "MY_TOKEN": "artifact-canary-61" },
+        "artifacts": [artifact("build.log"), artifact("data.txt"), artifact("other.log")],
+    });
+    let created =
+        of_me(here, &root, &["create", "--wait", "--queue", "build/linux", "--payload", &payload.to_string()]);
+    assert_eq!(created.code, 0, "{}{}", created.out, created.err);
+    let id = created.out.split_whitespace().next().expect("the id");
+    let log = of_me(here, &root, &["log", id]).out;
+    assert!(log.contains("artifact build.log: a secret in it was replaced"), "{log}");
+    assert!(!log.contains("artifact-canary-61") && !log.contains("artifact other.log"), "{log}");
+    let mut stored = Vec::new();
+    let mut left = vec![here.join("queue.db-artifacts")];
+    while let Some(folder) = left.pop() {
+        for entry in std::fs::read_dir(folder).expect("the queue's artifacts") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                left.push(path);
+            } else {
+                stored.push(String::from_utf8_lossy(&std::fs::read(path).expect("a file")).into_owned());
+            }
+        }
+    }
+    for text in ["with [redacted]\n", "with artifact-canary-61\n", "without\n"] {
+        assert_eq!(stored.iter().filter(|stored| *stored == text).count(), 1, "{text:?} in {stored:?}");
+    }
+    worker.signal(Signal::QUIT);
+    worker.ends();
+}
+
+#[test]
 fn a_secret_on_the_command_line_or_in_the_file_is_refused_and_not_repeated() {
     let folder = tempfile::tempdir().expect("a folder");
     let source = configuration("http://127.0.0.1:9", "");

@@ -108,6 +108,7 @@ pub(crate) fn draining() -> Status {
     status.view.note = Some(Note::of("a notice"));
     status.view.notice = Some(Notice { seconds_ago: 12.0, to_last_end_seconds: Some(3.5) });
     status.view.counts.notices = 1;
+    status.view.counts.notices_aws = 1;
     status
 }
 

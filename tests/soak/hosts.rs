@@ -1,0 +1,197 @@
+//! The processes: a queue that can be killed and started again, and the worker.
+
+use std::fs::File;
+use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use jiff::{SignedDuration, Timestamp};
+use journeyman::control::client::Client;
+use journeyman::domain::id::TaskId;
+use journeyman::source::taskcluster::{Api, ApiSettings, Credentials, Timeouts};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+const TOKEN: &str = "soak-test-token";
+const PROGRAM: &str = env!("CARGO_BIN_EXE_journeyman");
+
+/// Where everything is.
+pub struct Folder(tempfile::TempDir);
+
+impl Folder {
+    pub fn new() -> Self {
+        Self(tempfile::tempdir().expect("a folder"))
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Where each payload writes its run at its start.
+    pub fn ledger(&self) -> PathBuf {
+        self.path().join("started")
+    }
+
+    pub fn read_ledger(&self) -> String {
+        std::fs::read_to_string(self.ledger()).unwrap_or_default()
+    }
+
+    /// Leaves it behind, to be looked into.
+    pub fn keep(self) -> PathBuf {
+        self.0.keep()
+    }
+}
+
+fn journeyman(folder: &Folder, log: &str) -> Command {
+    let mut command = Command::new(PROGRAM);
+    let log = File::options().append(true).create(true).open(folder.path().join(log)).expect("a log");
+    command.env_clear().current_dir(folder.path()).env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    command.env("JOURNEYMAN__HOST__SPOT", "off").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+    command
+}
+
+/// The embedded queue as a process of its own.
+pub struct Queue {
+    child: Child,
+    pub address: SocketAddr,
+}
+
+impl Queue {
+    /// On a free port, which it says only where it is not hidden behind another root.
+    pub fn start(folder: &Folder, public_root: &str) -> Self {
+        Self::listening(folder, "127.0.0.1:0", None).killed_and_started(folder, public_root)
+    }
+
+    fn listening(folder: &Folder, listen: &str, public_root: Option<&str>) -> Self {
+        let mut command = journeyman(folder, "queue.log");
+        command.args(["queue", "--db", "queue.db", "--listen", listen, "--log-format", "json"]);
+        command.env("JOURNEYMAN__QUEUE__CLAIM_TIMEOUT", "1m");
+        command.envs(public_root.map(|root| ("JOURNEYMAN__QUEUE__PUBLIC_ROOT_URL", root)));
+        command.env("JOURNEYMAN__QUEUE__CLIENTS__SOAK__ACCESS_TOKEN", TOKEN);
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("the queue starts");
+        let mut said = BufReader::new(child.stderr.take().expect("stderr is piped"));
+        let mut line = String::new();
+        let address = loop {
+            line.clear();
+            assert!(said.read_line(&mut line).expect("text") > 0, "the queue ended before it listened");
+            let told: Value = serde_json::from_str(&line).unwrap_or_default();
+            if let Some(root) = told["root_url"].as_str() {
+                let known = if public_root.is_some() { listen } else { root.trim_start_matches("http://") };
+                break known.trim_end_matches('/').parse().expect("an address");
+            }
+        };
+        // What it says from here on nobody needs, but it has to be read.
+        std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
+        Self { child, address }
+    }
+
+    pub fn killed_and_started(&mut self, folder: &Folder, public_root: &str) -> Self {
+        self.child.kill().expect("it is there");
+        self.child.wait().expect("it ends");
+        Self::listening(folder, &self.address.to_string(), Some(public_root))
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+/// The worker as a process of its own.
+pub struct Worker {
+    child: Child,
+    socket: PathBuf,
+}
+
+impl Worker {
+    /// One source of each dialect.
+    pub fn start(folder: &Folder, root: &str) -> Self {
+        let source = |name: &str| {
+            format!(
+                "[source.{name}]\nkind = \"taskcluster\"\nprotocol = \"{name}\"\nroot_url = \"{root}\"\n\
+                 task_queue = \"soak/{name}\"\nclient_id = \"soak\"\naccess_token_file = \"token\"\n"
+            )
+        };
+        let text = format!(
+            "[worker]\nid = \"w\"\ngroup = \"soak\"\ncapacity = 8\nwork_dir = \"work\"\ncancel_grace = \"1s\"\n\
+             status_poll = \"5s\"\n{}{}",
+            source("claim-work"),
+            source("azure")
+        );
+        std::fs::write(folder.path().join("journeyman.toml"), text).expect("a file");
+        std::fs::write(folder.path().join("token"), TOKEN).expect("a file");
+        let mut command = journeyman(folder, "worker.log");
+        let child = command.args(["worker", "--log-format", "json"]).spawn().expect("the worker starts");
+        Self { child, socket: folder.path().join("work/control.sock") }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// `None` as long as it does not listen.
+    pub fn client(&self) -> Option<Client> {
+        Client::new(&self.socket).ok()
+    }
+
+    pub fn lives(&mut self) {
+        let ended = self.child.try_wait().expect("it can be asked");
+        assert!(ended.is_none(), "the worker has ended: {ended:?}");
+    }
+
+    /// Ends it as a service manager does.
+    pub fn drained(&mut self) -> Option<i32> {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).expect("it is there");
+        self.child.wait().expect("it ends").code()
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+/// A payload's process, which may have gone.
+pub fn kill(process: i32) {
+    if let Some(pid) = Pid::from_raw(process) {
+        kill_process(pid, Signal::KILL).unwrap_or_default();
+    }
+}
+
+pub fn api(root_url: &str) -> Api {
+    let credentials = Credentials::new("soak", TOKEN.to_owned().into(), None).expect("credentials");
+    Api::new(ApiSettings {
+        root_url: root_url.to_owned(),
+        queue_url: None,
+        credentials: Some(credentials),
+        proxy: None,
+        allow_hosts: Vec::new(),
+        timeouts: Timeouts::default(),
+    })
+    .expect("usable settings")
+}
+
+pub fn task_id() -> TaskId {
+    use base64::Engine as _;
+    let mut bytes = *uuid::Uuid::new_v4().as_bytes();
+    // As Taskcluster makes its own: none begins with a hyphen.
+    bytes[0] &= 0x7f;
+    let text = base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(bytes);
+    TaskId::parse(&text).expect("a slug of a UUID")
+}
+
+pub fn definition(protocol: &str, ledger: &Path, script: &str) -> Value {
+    let now = Timestamp::now();
+    let deadline = now.saturating_add(SignedDuration::from_hours(24)).expect("a time");
+    let script = format!("echo $TASK_ID/$RUN_ID >> {}; {script}", ledger.display());
+    json!({
+        "taskQueueId": format!("soak/{protocol}"), "created": now.to_string(), "deadline": deadline.to_string(),
+        "retries": 40, "payload": {"command": [["sh", "-c", script]], "maxRunTime": 300},
+        "metadata": {"name": "n", "description": "d", "owner": "o@example.com", "source": "https://example.com"},
+    })
+}

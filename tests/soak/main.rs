@@ -1,0 +1,312 @@
+//! A worker for hours, under faults: its queue is killed and started again, its connections are cut, its payloads are killed
+//! and its tasks canceled, handed back and taken from it. No task is lost, no run is started twice, and what it holds of
+//! memory and descriptors does not grow.
+//!
+//! `tests/run soak` runs half a minute of it; `tests/run soak --minutes 120` runs as long, and prints what it came to.
+
+#![expect(
+    unreachable_pub,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    clippy::print_stdout,
+    clippy::cast_precision_loss,
+    reason = "a test binary has no outside, starts processes, and prints figures"
+)]
+
+mod figures;
+mod hosts;
+mod proxy;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use figures::Series;
+use hosts::{Folder, Queue, Worker};
+use journeyman::control::client::Client;
+use journeyman::control::{Order, Ordered};
+use journeyman::domain::id::TaskId;
+use journeyman::source::taskcluster::Api;
+use journeyman::worker::Note;
+use proxy::Proxy;
+use serde_json::Value;
+
+/// How often a task is created.
+const CREATE_EVERY: Duration = Duration::from_millis(400);
+/// How often one of the faults strikes.
+const FAULT_EVERY: Duration = Duration::from_secs(4);
+/// How often memory and descriptors are read.
+const SAMPLE_EVERY: Duration = Duration::from_secs(5);
+/// How long what is left may take once there are no more faults. A claim that was lost takes a minute to run out.
+const CALM: Duration = Duration::from_secs(300);
+
+/// What a task does by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Completes,
+    Fails,
+    Sleeps,
+}
+
+/// What was done to a task, besides what was done to everything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Done {
+    Nothing,
+    Killed,
+    CanceledByQueue,
+    CanceledByOperator,
+    HandedBack,
+}
+
+const FAULTS: [&str; 7] = [
+    "queue killed and started",
+    "connections cut",
+    "no connection for 5 s",
+    "payload killed",
+    "canceled at the queue",
+    "canceled at the worker",
+    "handed back",
+];
+
+struct Soak {
+    folder: Folder,
+    queue: Queue,
+    proxy: Proxy,
+    worker: Worker,
+    api: Api,
+    tasks: BTreeMap<TaskId, (Kind, Done)>,
+    faults: BTreeMap<&'static str, u64>,
+    refused: u64,
+    rng: u64,
+}
+
+impl Soak {
+    async fn begin() -> Self {
+        let folder = Folder::new();
+        let proxy = Proxy::start().await;
+        let queue = Queue::start(&folder, &proxy.root());
+        proxy.leads_to(queue.address);
+        let worker = Worker::start(&folder, &proxy.root());
+        let api = hosts::api(&format!("http://{}", queue.address));
+        Self {
+            folder,
+            queue,
+            proxy,
+            worker,
+            api,
+            tasks: BTreeMap::new(),
+            faults: BTreeMap::new(),
+            refused: 0,
+            rng: 0x9e37_79b9_7f4a_7c15,
+        }
+    }
+
+    fn random(&mut self, below: usize) -> usize {
+        self.rng ^= self.rng << 13;
+        self.rng ^= self.rng >> 7;
+        self.rng ^= self.rng << 17;
+        usize::try_from(self.rng % below.max(1) as u64).expect("small")
+    }
+
+    async fn create(&mut self) {
+        let kind = match self.random(10) {
+            0..=5 => Kind::Completes,
+            6 => Kind::Fails,
+            _ => Kind::Sleeps,
+        };
+        let seconds = self.random(20);
+        let protocol = ["claim-work", "azure"][self.random(2)];
+        let script = match kind {
+            Kind::Completes => "echo done".to_owned(),
+            Kind::Fails => "exit 3".to_owned(),
+            Kind::Sleeps => format!("sleep {seconds}"),
+        };
+        let task = hosts::task_id();
+        let definition = hosts::definition(protocol, &self.folder.ledger(), &script);
+        // The queue may be down; one that was created all the same is asked after.
+        let created = self.api.create_task(&task, definition).await.is_ok();
+        if created || self.api.task_status(&task).await.is_ok() {
+            self.tasks.insert(task, (kind, Done::Nothing));
+        } else {
+            self.refused += 1;
+        }
+    }
+
+    /// A task that the worker holds and that nothing was done to.
+    async fn held(&mut self, client: &Client) -> Option<TaskId> {
+        let held = client.status().await.ok()?.view.tasks;
+        let running = held.iter().filter(|task| task.step == "running").filter_map(|task| TaskId::parse(&task.task));
+        let mut untouched: Vec<TaskId> =
+            running.filter(|task| self.tasks.get(task).is_some_and(|(_, done)| *done == Done::Nothing)).collect();
+        let chosen = self.random(untouched.len());
+        (!untouched.is_empty()).then(|| untouched.swap_remove(chosen))
+    }
+
+    fn touched(&mut self, task: &TaskId, done: Done) {
+        if let Some((_, before)) = self.tasks.get_mut(task) {
+            *before = done;
+        }
+    }
+
+    async fn fault(&mut self, which: usize) {
+        let client = self.worker.client();
+        let name = FAULTS[which];
+        match which {
+            0 => self.queue = self.queue.killed_and_started(&self.folder, &self.proxy.root()),
+            1 => self.proxy.cut(),
+            2 => self.proxy.cut_for(Duration::from_secs(5)),
+            _ => {
+                let Some(client) = client else { return };
+                let Some(task) = self.held(&client).await else { return };
+                let note = Note { by: "soak".to_owned(), text: String::new() };
+                // Touched before: what is done may be done although nobody says so.
+                let done = [Done::Killed, Done::CanceledByQueue, Done::CanceledByOperator, Done::HandedBack][which - 3];
+                self.touched(&task, done);
+                let name = task.as_str().to_owned();
+                match done {
+                    Done::Killed => {
+                        let processes = client.show(&name).await.map(|detail| detail.processes).unwrap_or_default();
+                        processes.into_iter().for_each(hosts::kill);
+                    }
+                    Done::CanceledByQueue => drop(self.api.cancel_task(&task).await),
+                    Done::CanceledByOperator => {
+                        drop(client.order(&Ordered { order: Order::Cancel { task: name }, note }).await);
+                    }
+                    Done::HandedBack => {
+                        drop(client.order(&Ordered { order: Order::HandBack { task: name }, note }).await);
+                    }
+                    Done::Nothing => {}
+                }
+            }
+        }
+        *self.faults.entry(name).or_default() += 1;
+    }
+
+    /// Faults, tasks and samples for so long.
+    async fn storm(&mut self, span: Duration, series: &mut Series) {
+        let began = Instant::now();
+        let mut create = tokio::time::interval(CREATE_EVERY);
+        let mut fault = tokio::time::interval(FAULT_EVERY);
+        let mut sample = tokio::time::interval(SAMPLE_EVERY);
+        let mut next = 0;
+        while began.elapsed() < span {
+            tokio::select! {
+                _ = create.tick() => self.create().await,
+                _ = fault.tick() => {
+                    self.fault(next % FAULTS.len()).await;
+                    next += 1;
+                }
+                _ = sample.tick() => series.read(self.worker.pid(), began.elapsed()),
+            }
+            self.worker.lives();
+        }
+    }
+
+    /// Every task's last word, once all of them have one or there was time enough.
+    async fn calm(&mut self) -> BTreeMap<TaskId, Value> {
+        let began = Instant::now();
+        let mut resolved = BTreeMap::new();
+        while resolved.len() < self.tasks.len() && began.elapsed() < CALM {
+            for task in self.tasks.keys().filter(|task| !resolved.contains_key(*task)).cloned().collect::<Vec<_>>() {
+                let Ok(status) = self.api.task_status(&task).await else { break };
+                let open = matches!(status["state"].as_str(), Some("pending" | "running" | "unscheduled") | None);
+                if !open {
+                    resolved.insert(task, status);
+                }
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        resolved
+    }
+}
+
+/// What the history came to.
+#[derive(Debug, Default)]
+struct Verdict {
+    lost: Vec<String>,
+    wrong: Vec<String>,
+    twice: Vec<String>,
+    expired: u64,
+    ends: BTreeMap<String, u64>,
+}
+
+fn judge(soak: &Soak, resolved: &BTreeMap<TaskId, Value>) -> Verdict {
+    let mut verdict = Verdict::default();
+    for (task, (kind, done)) in &soak.tasks {
+        let Some(status) = resolved.get(task) else {
+            verdict.lost.push(format!("{task} is not resolved"));
+            continue;
+        };
+        let runs = status["runs"].as_array().cloned().unwrap_or_default();
+        let reason = |run: &Value| run["reasonResolved"].as_str().unwrap_or("none").to_owned();
+        verdict.expired += runs.iter().filter(|run| reason(run) == "claim-expired").count() as u64;
+        let last = runs.last().map_or_else(|| "none".to_owned(), reason);
+        *verdict.ends.entry(last.clone()).or_default() += 1;
+        let own = if *kind == Kind::Fails { "failed" } else { "completed" };
+        // An order that came too late, or never, leaves what the task does by itself.
+        let allowed = match done {
+            Done::Nothing | Done::HandedBack => vec![own],
+            Done::Killed => vec![own, "failed"],
+            Done::CanceledByQueue => vec![own, "canceled"],
+            Done::CanceledByOperator => vec![own, "internal-error"],
+        };
+        if matches!(last.as_str(), "claim-expired" | "deadline-exceeded" | "none") {
+            verdict.lost.push(format!("{task} ended as {last}"));
+        } else if !allowed.contains(&last.as_str()) {
+            verdict.wrong.push(format!("{task}, {kind:?} and {done:?}, ended as {last}"));
+        }
+    }
+    let mut started = BTreeMap::<String, u32>::new();
+    for line in soak.folder.read_ledger().lines() {
+        *started.entry(line.to_owned()).or_default() += 1;
+    }
+    verdict.twice = started.into_iter().filter(|(_, count)| *count > 1).map(|(run, _)| run).collect();
+    verdict
+}
+
+async fn soak(minutes: f64) {
+    let span = Duration::from_secs_f64(minutes * 60.0);
+    let mut soak = Soak::begin().await;
+    let mut series = Series::default();
+    soak.storm(span, &mut series).await;
+    let resolved = soak.calm().await;
+    let verdict = judge(&soak, &resolved);
+    let code = soak.worker.drained();
+    println!("soak: {minutes} minutes of faults, then calm");
+    println!("| what | how much |\n| --- | --- |");
+    println!("| tasks created, and refused by a queue that was down | {}, {} |", soak.tasks.len(), soak.refused);
+    for (end, count) in &verdict.ends {
+        println!("| ended as {end} | {count} |");
+    }
+    println!(
+        "| lost, started twice, with another end than theirs | {}, {}, {} |",
+        verdict.lost.len(),
+        verdict.twice.len(),
+        verdict.wrong.len()
+    );
+    println!("| claims that ran out | {} |", verdict.expired);
+    for name in FAULTS {
+        println!("| {name} | {} |", soak.faults.get(name).unwrap_or(&0));
+    }
+    println!("{}", series.rows());
+    println!("soak: {} lost", verdict.lost.len());
+    let bad = !verdict.lost.is_empty() || !verdict.twice.is_empty() || !verdict.wrong.is_empty() || code != Some(0);
+    if bad {
+        let kept = soak.folder.keep();
+        panic!("{verdict:?}, exit {code:?}; logs are in {}", kept.display());
+    }
+    series.judge();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn half_a_minute_of_faults_loses_nothing() {
+    soak(0.5).await;
+}
+
+/// `JOURNEYMAN_SOAK_MINUTES` says how long; two hours unless set.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes as long as it is told to: tests/run soak --minutes N"]
+async fn hours_of_faults_lose_nothing_and_cost_nothing() {
+    let minutes = std::env::var("JOURNEYMAN_SOAK_MINUTES").ok().and_then(|text| text.parse().ok());
+    soak(minutes.unwrap_or(120.0)).await;
+}
