@@ -129,6 +129,11 @@ pub const PROCESS_READ_BYTES: usize = 16 << 10;
 pub const PROCESS_GRACE: Duration = Duration::from_secs(10);
 /// How much of a process's environment is searched for whose it is.
 pub const PROCESS_ENVIRONMENT_BYTES_MAX: u64 = 4 << 20;
+/// How many folders, and how many log files, of tasks that have ended are kept for the next ones; never more than tasks run
+/// at once.
+pub const SPARES_MAX: usize = 64;
+/// How large a log may have been whose file is kept.
+pub const SPARE_LOG_BYTES_MAX: u64 = 64 << 10;
 /// How many control groups below a claim's own are looked into.
 pub const CGROUPS_NESTED_MAX: usize = 10_000;
 /// How long a control group may take to be frozen before its processes are killed as they are.
@@ -139,8 +144,6 @@ pub const CONTAINMENT_PROBE_WAIT: Duration = Duration::from_secs(5);
 pub const REAP_EVERY: Duration = Duration::from_millis(100);
 /// How long a payload's forerunner may take to become the payload. It is milliseconds, unless the host is in trouble.
 pub const PROCESS_START_WAIT: Duration = Duration::from_secs(30);
-/// The largest environment that is handed to a payload's forerunner. The kernel takes less.
-pub const SHIM_ENVIRONMENT_BYTES_MAX: usize = 8 << 20;
 /// How much of what a payload's forerunner says is kept: the last of it.
 pub const SHIM_WORD_BYTES_MAX: usize = 4 << 10;
 /// How often a control group that is not empty yet is killed again.

@@ -11,6 +11,8 @@ use crate::domain::id::Run;
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::host::containment::Enclosure;
+use crate::host::folder;
+use crate::host::spare::Spares;
 use crate::limits::PROGRESS_CHARS_MAX;
 
 use super::artifact::Artifacts;
@@ -58,6 +60,7 @@ pub struct Cancel {
 pub struct Context {
     inner: Arc<Inner>,
     enclosure: Enclosure,
+    spares: Option<Spares>,
 }
 
 #[derive(Debug)]
@@ -100,7 +103,32 @@ impl Context {
                 clock,
             }),
             enclosure: Enclosure::bare(),
+            spares: None,
         }
+    }
+
+    /// The same with a folder that an earlier task had, if there is one.
+    pub(crate) fn of_spares(self, spares: Spares) -> Self {
+        Self { spares: Some(spares), ..self }
+    }
+
+    /// Takes away what a task that is over has left on the disk, if there is anything; a folder that it has left empty, and
+    /// a log file, are kept for later tasks. Blocks for as long as the disk takes.
+    ///
+    /// # Errors
+    ///
+    /// The last one of the file system. Whatever could be taken away is gone.
+    pub(crate) fn clear_away(self) -> io::Result<()> {
+        let folder = match (self.folder_made(), &self.spares) {
+            (None, _) => Ok(()),
+            // Who still holds this may still write to the folder; so may processes that were not seen to end.
+            (Some(_), Some(spares)) if self.enclosure.emptied() && Arc::strong_count(&self.inner) == 1 => {
+                spares.keep_folder(&self.inner.workdir)
+            }
+            (Some(_), _) => folder::remove(&self.inner.workdir),
+        };
+        let log = if self.log().is_empty() { Ok(()) } else { self.log().leave() };
+        folder.and(log)
     }
 
     /// The same with an enclosure around the task's processes.
@@ -121,7 +149,10 @@ impl Context {
     /// task is handed back, whatever its handler says.
     #[must_use]
     pub fn workdir(&self) -> &Path {
-        self.inner.made.get_or_init(|| std::fs::create_dir_all(&self.inner.workdir));
+        self.inner.made.get_or_init(|| match &self.spares {
+            Some(spares) => spares.folder(&self.inner.workdir),
+            None => std::fs::create_dir_all(&self.inner.workdir),
+        });
         &self.inner.workdir
     }
 

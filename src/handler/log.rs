@@ -24,6 +24,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::host::spare::Spares;
 use crate::limits::{
     LOG_HEAD_BYTES, LOG_NOTE_BYTES_MAX, LOG_TAIL_BYTES, REDACT_IDLE, REDACT_SECRET_CHARS_MIN, REDACT_TASK_BYTES_MAX,
 };
@@ -70,6 +71,7 @@ pub struct TaskLog {
 struct Shared {
     path: PathBuf,
     limits: LogLimits,
+    spares: Option<Spares>,
     state: Mutex<State>,
     /// Apart from the state, whose lock is held while a disk takes its time.
     written: AtomicBool,
@@ -108,10 +110,20 @@ impl TaskLog {
     /// A log that will be at `path`. An existing file there is overwritten; a symbolic link is not followed.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>, limits: LogLimits) -> Self {
+        Self::with(path.into(), limits, None)
+    }
+
+    /// The same with a file that an earlier log had, if there is one.
+    pub(crate) fn of_spares(path: PathBuf, limits: LogLimits, spares: Spares) -> Self {
+        Self::with(path, limits, Some(spares))
+    }
+
+    fn with(path: PathBuf, limits: LogLimits, spares: Option<Spares>) -> Self {
         Self {
             shared: Arc::new(Shared {
-                path: path.into(),
+                path,
                 limits,
+                spares,
                 state: Mutex::default(),
                 written: AtomicBool::new(false),
                 stored: AtomicU64::new(0),
@@ -311,6 +323,24 @@ impl TaskLog {
         }
     }
 
+    /// Leaves the file to a later log where nobody reads or writes this one any more, and deletes it otherwise.
+    ///
+    /// # Errors
+    ///
+    /// As [`TaskLog::remove`].
+    pub(crate) fn leave(&self) -> io::Result<()> {
+        let Some(spares) = self.shared.spares.as_ref().filter(|_| Arc::strong_count(&self.shared) == 1) else {
+            return self.remove();
+        };
+        let mut state = self.state();
+        let (head, finished) = (state.head.take(), state.finished.take());
+        drop(state);
+        match head.or_else(|| finished.map(|finished| finished.file)).and_then(Arc::into_inner) {
+            Some(file) => spares.keep_log(file, &self.shared.path),
+            None => self.remove(),
+        }
+    }
+
     // A panic of another writer leaves counters that are at worst too low; the log goes on.
     fn state(&self) -> MutexGuard<'_, State> {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -364,7 +394,7 @@ impl State {
         if !to_head.is_empty() {
             let head = match &self.head {
                 Some(head) => Arc::clone(head),
-                None => Arc::clone(self.head.insert(Arc::new(create(&shared.path)?))),
+                None => Arc::clone(self.head.insert(Arc::new(shared.file()?))),
             };
             put(&head, self.head_bytes, to_head, &mut self.head_bytes)?;
         }
@@ -397,7 +427,7 @@ impl State {
     fn assemble(&mut self, shared: &Shared) -> io::Result<FinishedLog> {
         let head = match self.head.take() {
             Some(head) => head,
-            None => match create(&shared.path) {
+            None => match shared.file() {
                 Ok(file) => Arc::new(file),
                 Err(error) => {
                     let lost = self.offered;
@@ -476,6 +506,12 @@ fn put(file: &File, at: u64, bytes: &[u8], count: &mut u64) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+impl Shared {
+    fn file(&self) -> io::Result<File> {
+        self.spares.as_ref().and_then(|spares| spares.log(&self.path)).map_or_else(|| create(&self.path), Ok)
+    }
 }
 
 fn create(path: &Path) -> io::Result<File> {

@@ -23,8 +23,8 @@ use tokio::process::{Child, ChildStdin, Command};
 use tokio::time::{sleep, timeout};
 
 use crate::host::containment::children::{self, Known, Started};
-use crate::host::containment::{COOKIE, Enclosure, Entry, Exceeded, Failed, PROGRAM, SHIM, Way};
-use crate::host::containment::{larger_than, outgrown, written};
+use crate::host::containment::{COOKIE, Enclosure, Entry, Exceeded, Failed, SHIM, Way};
+use crate::host::containment::{larger_than, outgrown, program as forerunner, written};
 use crate::host::crash::crash_point;
 use crate::limits::{
     DISK_LOOK_EVERY, PROCESS_DRAIN, PROCESS_KILL_MARGIN, PROCESS_KILLED_WAIT, PROCESS_READ_BYTES, PROCESS_START_WAIT,
@@ -383,7 +383,7 @@ fn prepare(launch: Launch<'_>, entry: &Entry, writer: OwnedFd) -> io::Result<Pre
             let (socket, its) = UnixStream::pair()?;
             let its = its.into_std()?;
             its.set_nonblocking(false)?;
-            let mut command = Command::new(PROGRAM);
+            let mut command = Command::new(forerunner());
             command.env_clear().arg0(SHIM).args(before).stdout(writer).stderr(OwnedFd::from(its));
             (command, Some(Forerunner { socket, environment }))
         }

@@ -9,5 +9,6 @@ pub(crate) mod lock;
 pub mod notice;
 pub(crate) mod process;
 pub mod room;
+pub(crate) mod spare;
 pub mod systemd;
 pub(crate) mod tls;

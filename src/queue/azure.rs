@@ -21,7 +21,9 @@ use super::route::query_param;
 use super::rules::Priority;
 use super::scopes::{Asks, Era};
 use super::server::Seat;
+use super::store::Trouble;
 use super::store::messages::{Deleted, Received};
+use super::store::room::Room;
 use crate::limits::{POLL_MESSAGES_MAX, QUEUE_DRIFT, QUEUE_VISIBILITY_MAX};
 
 /// The version of the signature scheme, as the URLs name it.
@@ -255,13 +257,13 @@ fn told(refusal: &Refusal, request: &str, now: Millis) -> Response<Body> {
     answer
 }
 
-/// The queue that a signed URL leads to.
+/// The queue that a signed URL leads to, by its name; whether there is one is seen when it is used.
 struct Lane {
-    queue: String,
+    base: String,
     rank: u8,
 }
 
-async fn authorized(app: &App, seat: &Seat, name: &str, query: &str) -> Result<Lane, Refusal> {
+fn authorized(app: &App, seat: &Seat, name: &str, query: &str) -> Result<Lane, Refusal> {
     let access = Access::verified(app, name, query).ok_or(Refusal::AuthenticationFailed)?;
     seat.prove();
     if access.permissions != "p" || query_param(query, "peekonly").is_some() {
@@ -269,9 +271,22 @@ async fn authorized(app: &App, seat: &Seat, name: &str, query: &str) -> Result<L
     }
     let (base, rank) = name.rsplit_once('-').ok_or(Refusal::QueueNotFound)?;
     let rank = rank.parse().map_err(|_| Refusal::QueueNotFound)?;
-    let base = base.to_owned();
-    let queue = app.store.call(move |room| room.queue_of(&base)).await.map_err(|_| Refusal::Internal)?;
-    Ok(Lane { queue: queue.ok_or(Refusal::QueueNotFound)?, rank })
+    Ok(Lane { base: base.to_owned(), rank })
+}
+
+/// Does something with the messages of a queue, in one call of the store, since a worker asks seven queues one after the
+/// other before it rests.
+async fn of_queue<T, F>(app: &App, lane: Lane, act: F) -> Result<T, Refusal>
+where
+    T: Send + 'static,
+    F: Send + 'static + FnOnce(&mut Room<'_>, &str, u8) -> Result<T, Trouble>,
+{
+    let Lane { base, rank } = lane;
+    let found = app.store.call(move |room| match room.queue_of(&base)? {
+        Some(queue) => act(room, &queue, rank).map(Some),
+        None => Ok(None),
+    });
+    found.await.map_err(|_| Refusal::Internal)?.ok_or(Refusal::QueueNotFound)
 }
 
 /// A number of the query within 1 and `max`.
@@ -286,7 +301,7 @@ fn number(query: &str, name: &'static str, default: u64, max: u64) -> Result<u64
 }
 
 async fn messages(app: &App, seat: &Seat, method: &str, name: &str, query: &str) -> Result<Option<String>, Refusal> {
-    let lane = authorized(app, seat, name, query).await?;
+    let lane = authorized(app, seat, name, query)?;
     match method {
         "GET" => {}
         // A signed URL may receive and delete, nothing else.
@@ -297,11 +312,7 @@ async fn messages(app: &App, seat: &Seat, method: &str, name: &str, query: &str)
     let most = u8::try_from(most).unwrap_or(1);
     let hidden = number(query, "visibilitytimeout", 30, QUEUE_VISIBILITY_MAX.as_secs())?;
     let hidden = Duration::from_secs(hidden);
-    let received = app
-        .store
-        .call(move |room| room.receive(&lane.queue, lane.rank, most, hidden))
-        .await
-        .map_err(|_| Refusal::Internal)?;
+    let received = of_queue(app, lane, move |room, queue, rank| room.receive(queue, rank, most, hidden)).await?;
     Ok(Some(list(&received)))
 }
 
@@ -342,7 +353,7 @@ async fn message(
     name: &str,
     query: &str,
 ) -> Result<Option<String>, Refusal> {
-    let lane = authorized(app, seat, queue, query).await?;
+    let lane = authorized(app, seat, queue, query)?;
     match method {
         "DELETE" => {}
         "PUT" => return Err(Refusal::PermissionMismatch),
@@ -350,11 +361,7 @@ async fn message(
     }
     let name = urlencoding::decode(name).map_or_else(|_| name.to_owned(), Into::into);
     let receipt = query_param(query, "popreceipt").unwrap_or_default();
-    let deleted = app
-        .store
-        .call(move |room| room.delete(&lane.queue, lane.rank, &name, &receipt))
-        .await
-        .map_err(|_| Refusal::Internal)?;
+    let deleted = of_queue(app, lane, move |room, queue, rank| room.delete(queue, rank, &name, &receipt)).await?;
     match deleted {
         Deleted::Gone => Ok(None),
         Deleted::NotThere => Err(Refusal::MessageNotFound),

@@ -7,12 +7,11 @@ use crate::domain::id::{Run, Token};
 use crate::domain::journal::{After, EntryId};
 use crate::domain::outcome::{Outcome, Reason};
 use crate::host::crash::crash_point;
-use crate::host::folder;
 
 use super::counters::{add, count};
 use super::engine::Engine;
 use super::guard::discard;
-use super::live::Live;
+use super::live::{Job, Live};
 use super::record::Record;
 
 impl Engine {
@@ -89,21 +88,14 @@ impl Engine {
 
 /// Takes away what a finished task leaves on the disk, if there is anything. Off this thread: a disk may take its time
 /// to free blocks, and the leases of all other tasks are kept here.
-fn remove(job: super::live::Job) {
-    let (folder, log) = (job.context.folder_made().is_some(), !job.context.log().is_empty());
-    if !folder && !log {
+fn remove(job: Job) {
+    if job.context.folder_made().is_none() && job.context.log().is_empty() {
         return;
     }
     tokio::task::spawn_blocking(move || {
-        let told = |removed: std::io::Result<()>| match removed {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                tracing::warn!(folder = %job.folder.display(), %error, "what a task left could not be removed");
-            }
-            Ok(()) | Err(_) => {}
-        };
-        if folder {
-            told(folder::remove(&job.folder));
+        let Job { context, folder } = job;
+        if let Err(error) = context.clear_away() {
+            tracing::warn!(folder = %folder.display(), %error, "what a task left could not be removed");
         }
-        told(job.context.log().remove());
     });
 }

@@ -23,6 +23,7 @@ use crate::host::crash::crash_point;
 use crate::host::folder::WorkFolder;
 use crate::host::journal::Journal;
 use crate::host::room;
+use crate::host::spare::Spares;
 use crate::limits::HANDLERS_DROP_WAIT;
 use crate::source::{Batch, Grant, Recovered, Refused};
 
@@ -44,6 +45,7 @@ pub(super) struct Engine {
     pub(super) rules: rules::Worker,
     pub(super) settings: Settings,
     folder: WorkFolder,
+    spares: Spares,
     examination: Examination,
     pub(super) clock: Clock,
     pub(super) feeds: Vec<Feed>,
@@ -110,6 +112,7 @@ impl Engine {
             note: None,
             noticed: None,
             clock: settings.clock,
+            spares: Spares::new(folder.tasks(), settings.capacity),
             settings,
             examination: Examination::of(folder.tasks()),
             folder,
@@ -617,7 +620,8 @@ impl Engine {
         let remains = Some(enclosure.name().remains());
         // I27: a payload that nobody has written down would outlive this worker.
         let recorded = self.journal.hold(entry, Held { run: held.run().clone(), claimant, remains });
-        let around = Surroundings { base: self.folder.tasks(), log: settings.log, clock: self.clock, enclosure };
+        let (base, spares) = (self.folder.tasks(), self.spares.clone());
+        let around = Surroundings { base, spares, log: settings.log, clock: self.clock, enclosure };
         let job = live.begin(claim, held.run(), feed, around);
         let trace_id = live.trace.map(|trace| trace.trace_id());
         let trace_id = trace_id.as_ref().map(tracing::field::display);
@@ -639,7 +643,8 @@ impl Engine {
         if live.job.is_none() && live.ordered.is_some() {
             // Ended before anything of it was prepared: its log says why.
             let (enclosure, settings) = (self.containment.enclosure(), &self.settings);
-            let around = Surroundings { base: self.folder.tasks(), log: settings.log, clock: self.clock, enclosure };
+            let (base, spares) = (self.folder.tasks(), self.spares.clone());
+            let around = Surroundings { base, spares, log: settings.log, clock: self.clock, enclosure };
             live.begin(claim, held.run(), feed, around);
             if let (Some(job), Some(said)) = (&live.job, &live.ordered) {
                 job.context.log().note(&said.sentence());

@@ -22,6 +22,7 @@ use super::steer::Said;
 use super::timeline::{Phase, Timeline};
 use crate::host::clock::Clock;
 use crate::host::containment::Enclosure;
+use crate::host::spare::Spares;
 
 /// What claiming or deleting a message takes.
 pub(super) struct Entry {
@@ -69,6 +70,7 @@ pub(super) struct Job {
 pub(super) struct Surroundings<'a> {
     /// Its folder goes below this one.
     pub(super) base: &'a Path,
+    pub(super) spares: Spares,
     pub(super) log: LogLimits,
     pub(super) clock: Clock,
     pub(super) enclosure: Enclosure,
@@ -121,9 +123,10 @@ impl Live {
     /// Makes what the handler is given, and touches no disk. The folder's name is no other claim's: two deployments may use
     /// one name for two tasks, and what an earlier claim left may still be on its way out.
     pub(super) fn begin(&mut self, claim: Token, run: &Run, feed: &Feed, around: Surroundings<'_>) -> Job {
-        let Surroundings { base, log, clock, enclosure } = around;
+        let Surroundings { base, spares, log, clock, enclosure } = around;
         let name = format!("{}_{}_{}", run.task, run.run, claim.0);
-        let (workdir, log) = (base.join(&name), TaskLog::new(base.join(format!("{name}.log")), log));
+        let workdir = base.join(&name);
+        let log = TaskLog::of_spares(base.join(format!("{name}.log")), log, spares.clone());
         let definition = std::mem::take(&mut self.definition);
         let mut env = feed.env.clone();
         env.insert("TASK_ID".to_owned(), run.task.to_string());
@@ -144,7 +147,8 @@ impl Live {
             self.lease_ends.subscribe(),
             clock,
         )
-        .within(enclosure);
+        .within(enclosure)
+        .of_spares(spares);
         let job = Job { context, folder };
         self.job = Some(job.clone());
         job

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 
 use super::super::process::{self, LOOK_AGAIN};
 use super::cgroup::{Group, Means};
-use super::{Limits, children, shim};
+use super::{Limits, children, forerunner, shim};
 use crate::domain::journal::{Leader, Remains};
 use crate::domain::outcome::Emptiness;
 use crate::limits::PROCESS_KILLED_WAIT;
@@ -109,6 +109,8 @@ enum Around {
 struct State {
     /// A control group exists, or a process was started.
     used: bool,
+    /// Processes were in it, and it was seen without any since.
+    emptied: bool,
     /// How many payload processes were started whose end was not seen.
     running: u32,
     /// What was counted at limits when it was last asked for.
@@ -232,6 +234,7 @@ impl Enclosure {
             group.limit(&self.inner.limits).map_err(io::Error::other)?;
         }
         state.used = true;
+        state.emptied = false;
         state.running += 1;
         drop(state);
         Ok(Entry { enclosure: self.clone() })
@@ -274,7 +277,13 @@ impl Enclosure {
                 }
             }
         }
-        *self.inner.state() = State::default();
+        let seen = !matches!(self.inner.around, Around::Nothing);
+        *self.inner.state() = State { emptied: seen, ..State::default() };
+    }
+
+    /// Whether processes were in it, and nothing of them is left, as was seen.
+    pub(crate) fn emptied(&self) -> bool {
+        self.inner.state().emptied
     }
 
     async fn killed_strays(&self) {
@@ -347,7 +356,7 @@ impl Entry {
         if let Around::Reaper = self.inner().around {
             children::entered(&self.inner().name.cookie, process);
             // The forerunner does it where there is one.
-            drop(std::fs::write(format!("/proc/{process}/oom_score_adj"), shim::OOM_SCORE));
+            drop(std::fs::write(format!("/proc/{process}/oom_score_adj"), forerunner::OOM_SCORE));
         }
     }
 

@@ -10,6 +10,7 @@
 mod cgroup;
 pub(crate) mod children;
 mod enclosure;
+mod forerunner;
 mod leftovers;
 mod shim;
 
@@ -26,9 +27,10 @@ use cgroup::{Group, Means};
 
 pub use enclosure::{Enclosure, Exceeded, Name};
 pub(crate) use enclosure::{Entry, Way, larger_than, outgrown};
+pub(crate) use forerunner::Failed;
 pub use leftovers::kill_leftovers;
 pub use shim::shim;
-pub(crate) use shim::{Failed, NAME as SHIM, PROGRAM, written};
+pub(crate) use shim::{NAME as SHIM, program, written};
 
 /// The variable by which a payload's processes can be told from all others.
 pub const COOKIE: &str = "JOURNEYMAN_CLAIM";
@@ -410,7 +412,7 @@ fn try_out(trial: &Group, means: Means) -> Result<(), String> {
         return Err(format!("the kernel has no {file}"));
     }
     #[expect(clippy::disallowed_methods, reason = "at the start only, and for milliseconds")]
-    let mut command = std::process::Command::new(PROGRAM);
+    let mut command = std::process::Command::new(program());
     {
         use std::os::unix::process::CommandExt as _;
         command.arg0(SHIM).args(shim::waiting(&trial.entrance())).env_clear();

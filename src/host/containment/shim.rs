@@ -1,9 +1,13 @@
 //! How a process comes into its control group before it can run anything.
 //!
 //! A process that is moved after it was started may have forked by then, and one that is to move itself between `fork` and
-//! `exec` takes `unsafe` code. So the worker's own program is started in the payload's place: it enters the group, and
-//! becomes the payload. Descriptors and folder are the payload's all along, and its arguments hold nothing of ours once it
-//! is the payload.
+//! `exec` takes `unsafe` code. So a program of ours is started in the payload's place, its forerunner: it enters the group,
+//! and becomes the payload. Descriptors and folder are the payload's all along, and its arguments hold nothing of ours once
+//! it is the payload.
+//!
+//! That program is a small one of its own, which this one carries along: what is started is a copy in memory that cannot be
+//! changed. To start a program as large as a worker costs more than most of what else a short task takes. Where no copy can
+//! be made or run, the worker's own program is the forerunner.
 //!
 //! Standard error is a socket: the payload's environment comes from the worker there, and word of a failure goes back. A
 //! copy that closes on `exec` is kept of it, and in its place comes what standard output is. So no descriptor is used that a
@@ -11,25 +15,34 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{Read as _, Write as _};
-use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
-use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::io::{Errno, fcntl_dupfd_cloexec};
-use rustix::stdio::{dup2_stderr, stderr, stdin, stdout};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
 
-use crate::limits::SHIM_ENVIRONMENT_BYTES_MAX;
+use super::forerunner::{ENVIRONMENT_BYTES_MAX, Failed, WAIT, run};
 
 /// What the program is called where it is to enter a group and become something else.
 pub(crate) const NAME: &str = "[journeyman shim]";
-/// In place of a program: wait to be killed, for probing.
-const WAIT: &str = "";
-/// The lowest number of the descriptor that is kept; those below are the payload's.
-const KEPT_MIN: i32 = 10;
+/// This program, even if its file has been replaced.
+const OWN: &str = "/proc/self/exe";
+
+/// The small program, or nothing where it could not be built.
+static SMALL: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/forerunner"));
 
 static CALLED: AtomicBool = AtomicBool::new(false);
+static CARRIED: OnceLock<Option<Carried>> = OnceLock::new();
+
+/// The small program as a file in memory, for as long as this process lives.
+#[derive(Debug)]
+struct Carried {
+    path: PathBuf,
+    _file: OwnedFd,
+}
 
 /// Lets this program take part in containment. To be called first thing in `main`, before any thread is started.
 ///
@@ -45,14 +58,7 @@ pub fn shim() {
         CALLED.store(true, Ordering::Relaxed);
         return;
     }
-    let mut arguments = arguments.collect::<Vec<_>>().into_iter();
-    let (Some(entrance), Some(program), argv0) = (arguments.next(), arguments.next(), arguments.next()) else {
-        std::process::exit(Failed::CODE);
-    };
-    if let Err(failed) = become_payload(&entrance, &program, argv0.as_deref(), arguments.as_slice()) {
-        std::process::exit(failed);
-    }
-    std::process::exit(0);
+    std::process::exit(run(arguments));
 }
 
 /// Whether [`shim`] was called.
@@ -60,36 +66,87 @@ pub(super) fn called() -> bool {
     CALLED.load(Ordering::Relaxed)
 }
 
-fn become_payload(entrance: &OsStr, program: &OsStr, argv0: Option<&OsStr>, arguments: &[OsString]) -> Result<(), i32> {
-    let kept = fcntl_dupfd_cloexec(stderr(), KEPT_MIN).map(File::from).map_err(|_| Failed::CODE)?;
-    // First, so that the worker's end never sees a socket that was closed with something unread.
-    let environment = if program == WAIT {
-        Vec::new()
-    } else {
-        read_environment(&kept).map_err(|error| tell(&kept, Failed::ENTER, &error))?
-    };
-    std::fs::write(entrance, "0").map_err(|error| tell(&kept, Failed::ENTER, &error))?;
-    // The worker is worth more than any payload, and may itself be protected by a value that is inherited.
-    drop(std::fs::write("/proc/self/oom_score_adj", OOM_SCORE));
-    if program == WAIT {
-        let mut byte = [0];
-        rustix::io::read(stdin(), &mut byte).ok();
-        return Ok(());
-    }
-    dup2_stderr(stdout()).map_err(|error| tell(&kept, Failed::ENTER, &error.into()))?;
-    #[expect(clippy::disallowed_methods, reason = "this process becomes it; nothing is started")]
-    let mut command = std::process::Command::new(program);
-    let error = command.arg0(argv0.unwrap_or(program)).args(arguments).env_clear().envs(environment).exec();
-    Err(tell(&kept, Failed::EXEC, &error))
+/// Where the forerunner is found.
+pub(crate) fn program() -> &'static Path {
+    let copy = CARRIED.get_or_init(|| {
+        let copied = copy();
+        if let Err(why) = &copied {
+            tracing::debug!("payloads start through the worker's own program, which takes longer: {why}");
+        }
+        copied.ok()
+    });
+    copy.as_ref().map_or_else(|| Path::new(OWN), |copy| &copy.path)
 }
 
-/// How much likelier than others a payload is to be chosen where the host runs out of memory.
-pub(super) const OOM_SCORE: &str = "300";
+/// Copies the small program into a file that nobody can change, and tries whether it can be run.
+fn copy() -> io::Result<Carried> {
+    if SMALL.is_empty() {
+        return Err(io::Error::other("no other was built"));
+    }
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = match rustix::fs::memfd_create("journeyman-forerunner", flags | MemfdFlags::EXEC) {
+        // A kernel before 6.3, where every such file may be executed.
+        Err(Errno::INVAL) => rustix::fs::memfd_create("journeyman-forerunner", flags),
+        made => made,
+    }?;
+    let mut copied = File::from(file);
+    fill(&mut copied)?;
+    let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
+    rustix::fs::fcntl_add_seals(&copied, seals)?;
+    let copy = Carried { path: format!("/proc/self/fd/{}", copied.as_raw_fd()).into(), _file: copied.into() };
+    #[expect(clippy::disallowed_methods, reason = "at the start only, and for a millisecond")]
+    let mut command = std::process::Command::new(&copy.path);
+    command.env_clear().stdin(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+    let started = super::children::start(|| command.spawn(), |child| Some(child.id()))?;
+    let super::children::Started { mut child, known } = started;
+    let status = child.wait();
+    drop(known);
+    // Without arguments it can do nothing, and says so.
+    match status?.code() {
+        Some(Failed::CODE) => Ok(copy),
+        code => Err(io::Error::other(format!("the small one ended with {code:?} where it was tried"))),
+    }
+}
 
-fn tell(mut kept: &File, what: char, error: &std::io::Error) -> i32 {
-    let text = format!("{}{what}{}", Failed::MARK, error.raw_os_error().unwrap_or_default());
-    drop(kept.write_all(text.as_bytes()));
-    Failed::CODE
+/// From the file that this program is, and not from this process's memory, which would grow by it.
+fn fill(copied: &mut File) -> io::Result<()> {
+    use std::io::{Seek as _, Write as _};
+    let whole = u64::try_from(SMALL.len()).unwrap_or(u64::MAX);
+    if let Ok(Some(mut at)) = place_in_file(SMALL.as_ptr().addr()) {
+        let own = File::open(OWN)?;
+        let mut sent = 0;
+        while sent < SMALL.len() {
+            match rustix::fs::sendfile(&*copied, &own, Some(&mut at), SMALL.len() - sent) {
+                Ok(0) | Err(_) => break,
+                Ok(more) => sent += more,
+            }
+        }
+        if copied.metadata()?.len() == whole {
+            return Ok(());
+        }
+        copied.set_len(0)?;
+    }
+    copied.rewind()?;
+    copied.write_all(SMALL)
+}
+
+/// Where in this program's file the memory at an address comes from.
+fn place_in_file(address: usize) -> io::Result<Option<u64>> {
+    Ok(place(&std::fs::read_to_string("/proc/self/maps")?, address))
+}
+
+/// Reads lines of `start-end permissions offset device number path`.
+fn place(maps: &str, address: usize) -> Option<u64> {
+    let address = u64::try_from(address).ok()?;
+    maps.lines().find_map(|line| {
+        let mut fields = line.split_ascii_whitespace();
+        let (start, end) = fields.next()?.split_once('-')?;
+        let hex = |text| u64::from_str_radix(text, 16).ok();
+        let (start, end, offset) = (hex(start)?, hex(end)?, hex(fields.nth(1)?)?);
+        // Only memory that a file stands behind has a number there.
+        let of_file = fields.nth(1)? != "0";
+        (of_file && (start..end).contains(&address)).then(|| offset + (address - start))
+    })
 }
 
 /// An environment as it is handed to the forerunner: each variable, and in the end an empty one, followed by a zero.
@@ -97,16 +154,16 @@ fn tell(mut kept: &File, what: char, error: &std::io::Error) -> i32 {
 /// # Errors
 ///
 /// What the system says of an environment that cannot be one.
-pub(crate) fn written<'a>(variables: impl Iterator<Item = (&'a str, &'a str)>) -> std::io::Result<Vec<u8>> {
+pub(crate) fn written<'a>(variables: impl Iterator<Item = (&'a str, &'a str)>) -> io::Result<Vec<u8>> {
     let mut out = Vec::new();
     for (name, value) in variables {
         if name.contains('\0') || value.contains('\0') {
-            return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "nul byte found in provided data"));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "nul byte found in provided data"));
         }
         for part in [name, "=", value, "\0"] {
             out.extend_from_slice(part.as_bytes());
         }
-        if out.len() >= SHIM_ENVIRONMENT_BYTES_MAX {
+        if out.len() >= ENVIRONMENT_BYTES_MAX {
             return Err(Errno::TOOBIG.into());
         }
     }
@@ -114,67 +171,59 @@ pub(crate) fn written<'a>(variables: impl Iterator<Item = (&'a str, &'a str)>) -
     Ok(out)
 }
 
-fn read_environment(from: &File) -> std::io::Result<Vec<(OsString, OsString)>> {
-    let mut bytes = Vec::new();
-    let most = u64::try_from(SHIM_ENVIRONMENT_BYTES_MAX).unwrap_or(u64::MAX);
-    from.take(most).read_to_end(&mut bytes)?;
-    // A worker that ended meanwhile has not said everything.
-    let whole = bytes.strip_suffix(b"\0").filter(|variables| variables.is_empty() || variables.ends_with(b"\0"));
-    let variables = whole.ok_or(Errno::PIPE)?.split(|byte| *byte == 0).filter(|variable| !variable.is_empty());
-    Ok(variables.map(pair).collect())
-}
-
-/// A name may begin with `=`, as the standard library has it.
-fn pair(variable: &[u8]) -> (OsString, OsString) {
-    let at = variable.iter().skip(1).position(|byte| *byte == b'=').map_or(variable.len(), |at| at + 1);
-    let (name, value) = variable.split_at_checked(at).unwrap_or((variable, b""));
-    let value = value.strip_prefix(b"=").unwrap_or_default();
-    (OsString::from_vec(name.to_vec()), OsStr::from_bytes(value).to_owned())
-}
-
-/// Why a payload was not started.
-#[derive(Debug)]
-pub(crate) struct Failed;
-
 impl Failed {
-    const CODE: i32 = 127;
-    /// What the word begins with. Other things may be written before: by a library that the host has preloaded, say.
-    const MARK: &str = "\u{1}journeyman shim\u{2}";
-    const ENTER: char = 'g';
-    const EXEC: char = 'x';
-
     /// Reads what was written where the forerunner's word is expected; `None` where there is none, so that it has become
     /// the payload.
-    pub(crate) fn read(said: &[u8]) -> Option<std::io::Error> {
+    pub(crate) fn read(said: &[u8]) -> Option<io::Error> {
         let said = String::from_utf8_lossy(said);
         let mut rest = said.rsplit_once(Self::MARK)?.1.chars();
         let what = rest.next()?;
         let code = rest.as_str().parse().unwrap_or(Errno::IO.raw_os_error());
-        let error = std::io::Error::from_raw_os_error(code);
+        let error = io::Error::from_raw_os_error(code);
         Some(match what {
             Self::EXEC => error,
             // Not the task's fault, so without a number that says so.
-            _ => std::io::Error::other(format!("its control group cannot be entered: {error}")),
+            _ => io::Error::other(format!("its control group cannot be entered: {error}")),
         })
     }
 }
 
-/// The arguments that make this program enter a group and become `program`, called `argv0`.
+/// The arguments that make the forerunner enter a group and become `program`, called `argv0`.
 pub(super) fn arguments(entrance: &Path, program: &Path, argv0: &str) -> [OsString; 3] {
     [entrance.into(), program.into(), argv0.into()]
 }
 
-/// The arguments that make this program enter a group and wait there.
+/// The arguments that make it enter a group and wait there.
 pub(super) fn waiting(entrance: &Path) -> [OsString; 2] {
     [entrance.into(), WAIT.into()]
 }
 
-/// Where this program is found, even if its file has been replaced.
-pub(crate) const PROGRAM: &str = "/proc/self/exe";
-
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
+    use super::super::forerunner::read_environment;
     use super::*;
+
+    #[test]
+    fn the_small_program_is_built_and_its_copy_is_the_whole_of_it_and_cannot_be_changed() {
+        assert!(SMALL.starts_with(b"\x7fELF"), "it takes a static C library to build it");
+        let copy = copy().unwrap();
+        assert_eq!(std::fs::read(&copy.path).unwrap(), SMALL);
+        let mut file = File::from(copy._file);
+        assert_eq!(file.write(b"x").unwrap_err().raw_os_error(), Some(Errno::PERM.raw_os_error()));
+        assert_eq!(file.set_len(0).unwrap_err().raw_os_error(), Some(Errno::PERM.raw_os_error()));
+    }
+
+    #[test]
+    fn memory_is_found_in_the_file_that_it_comes_from() {
+        let maps = "55d0a000-55d0b000 r--p 00000000 fe:00 4660 /bin/x\n\
+                    55d0b000-55d0f000 r-xp 00001000 fe:00 4660 /bin/x\n\
+                    7ffd1000-7ffd3000 rw-p 00000000 00:00 0 [stack]\n";
+        assert_eq!(place(maps, 0x55d0_b010), Some(0x1010));
+        assert_eq!(place(maps, 0x55d0_f000), None);
+        assert_eq!(place(maps, 0x7ffd_1000), None, "no file stands behind it");
+    }
 
     #[test]
     fn what_cannot_be_executed_keeps_its_number_and_what_the_host_refuses_does_not() {
@@ -194,10 +243,10 @@ mod tests {
         assert!(Failed::read(b"\xff\xfe").is_none());
     }
 
-    fn handed_over(bytes: &[u8]) -> std::io::Result<Vec<(OsString, OsString)>> {
+    fn handed_over(bytes: &[u8]) -> io::Result<Vec<(OsString, OsString)>> {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(bytes).unwrap();
-        std::io::Seek::rewind(&mut file).unwrap();
+        io::Seek::rewind(&mut file).unwrap();
         read_environment(&file)
     }
 
@@ -216,8 +265,8 @@ mod tests {
     #[test]
     fn what_cannot_be_an_environment_is_refused_as_by_the_system() {
         let refused = |value: &str| written([("A", value)].into_iter()).unwrap_err();
-        assert_eq!(refused("a\0B=b").kind(), std::io::ErrorKind::InvalidInput);
-        let long = "x".repeat(SHIM_ENVIRONMENT_BYTES_MAX);
+        assert_eq!(refused("a\0B=b").kind(), io::ErrorKind::InvalidInput);
+        let long = "x".repeat(ENVIRONMENT_BYTES_MAX);
         assert_eq!(refused(&long).raw_os_error(), Some(Errno::TOOBIG.raw_os_error()));
     }
 }
