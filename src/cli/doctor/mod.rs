@@ -21,7 +21,7 @@ use super::inspect;
 use super::output::{self, Format};
 use super::settings::{NoFlags, Settings};
 use crate::config::problem::Severity;
-use crate::config::{Environment, Loaded};
+use crate::config::{Environment, Loaded, telemetry};
 use crate::limits::DOCTOR_TIME;
 use crate::redact;
 
@@ -130,11 +130,13 @@ fn table(checks: &[Check]) -> String {
             State::Warning => "\x1b[33m",
             State::Failed => "\x1b[31m",
         };
-        let found = check.found.trim_end().replace('\n', "\n           ");
+        // Under one another, however long the names are.
+        let indent = format!("\n{:7}  {:name$}  ", "", "");
+        let found = check.found.trim_end().replace('\n', &indent);
         // Writing to a String cannot fail.
         _ = writeln!(out, "{color}{:<7}\x1b[0m  {:name$}  {found}", check.state.as_str(), check.name);
-        if let Some(fix) = &check.fix {
-            _ = writeln!(out, "{:7}  {:name$}  > {fix}", "", "");
+        if let Some(fix) = check.fix.as_ref().filter(|fix| !fix.is_empty()) {
+            _ = writeln!(out, "{:7}  {:name$}  > {}", "", "", fix.trim_end().replace('\n', &format!("{indent}  ")));
         }
     }
     let (warnings, failed) = (count(checks, State::Warning), count(checks, State::Failed));
@@ -161,6 +163,17 @@ fn configuration(loaded: &Loaded, environment: &Environment) -> Vec<Check> {
             Severity::Error => Check::failed("files", &problem.what, fix),
             Severity::Warning => Check::warning("files", &problem.what, fix),
         });
+    }
+    match telemetry::collector(&config.telemetry, environment) {
+        Ok(None) => {}
+        Ok(Some(collector)) => {
+            let host = collector.endpoint.host_str().unwrap_or_default().to_owned();
+            checks.push(Check::ok("traces", format!("are sent to {host}, and wait for nothing")));
+        }
+        Err(why) => {
+            let fix = "set `telemetry.otlp`, which comes before these variables, or unset them";
+            checks.push(Check::warning("traces", format!("are not exported: {why}"), fix));
+        }
     }
     if problems.is_empty() {
         checks.push(Check::ok("files", "secrets are closed to others, programs and schemas are there"));
@@ -215,4 +228,34 @@ type Looks = std::pin::Pin<Box<dyn Future<Output = Vec<Check>> + Send>>;
 struct Part {
     place: usize,
     checks: Vec<Check>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_found_is_under_one_another_whatever_it_says_and_a_fix_that_is_none_is_not_shown() {
+        let checks = [
+            Check::ok("a", "one line"),
+            Check::failed("a longer name", "two\nlines", "mend\nboth"),
+            Check::warning("b", "found", ""),
+        ];
+        let plain = table(&checks)
+            .replace("\x1b[32m", "")
+            .replace("\x1b[33m", "")
+            .replace("\x1b[31m", "")
+            .replace("\x1b[0m", "");
+        let expected = "\
+ok       a              one line
+failed   a longer name  two
+                        lines
+                        > mend
+                          both
+warning  b              found
+
+1 ok, 1 warning, 1 failed
+";
+        assert_eq!(plain, expected);
+    }
 }

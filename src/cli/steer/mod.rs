@@ -39,7 +39,7 @@ pub(super) struct Which {
 #[derive(Debug, Args)]
 pub(super) struct Why {
     /// Why, for whoever looks at the worker or its log
-    #[arg(long, value_name = "TEXT", default_value = "")]
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     note: String,
 }
 

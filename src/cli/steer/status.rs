@@ -43,7 +43,7 @@ pub(super) fn table(status: &Status) -> String {
         label(&mut out, "next", &format!("{} in {}", next.what, shown(next.in_seconds)));
     }
     for hint in &view.hints {
-        label(&mut out, "hint", hint);
+        label(&mut out, "hint", &plain(hint));
     }
     out
 }
@@ -74,7 +74,7 @@ fn state(view: &View) -> String {
         _ = write!(text, "   {why}");
     }
     if let Some(note) = &view.note {
-        _ = write!(text, "   by {}", note.by);
+        _ = write!(text, "   by {}", plain(&note.by));
         if !note.text.is_empty() {
             _ = write!(text, " \"{}\"", plain(&note.text));
         }
