@@ -32,13 +32,13 @@ use proxy::Proxy;
 use serde_json::Value;
 
 /// How often a task is created.
-const CREATE_EVERY: Duration = Duration::from_millis(400);
+const CREATE_EVERY: Duration = Duration::from_millis(500);
 /// How often one of the faults strikes.
 const FAULT_EVERY: Duration = Duration::from_secs(4);
 /// How often memory and descriptors are read.
 const SAMPLE_EVERY: Duration = Duration::from_secs(5);
-/// How long what is left may take once there are no more faults. A claim that was lost takes a minute to run out.
-const CALM: Duration = Duration::from_secs(300);
+/// How long nothing may be resolved once there are no more faults. A claim that was lost takes a minute to run out.
+const CALM: Duration = Duration::from_secs(180);
 
 /// What a task does by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -114,7 +114,7 @@ impl Soak {
             6 => Kind::Fails,
             _ => Kind::Sleeps,
         };
-        let seconds = self.random(20);
+        let seconds = self.random(12);
         let protocol = ["claim-work", "azure"][self.random(2)];
         let script = match kind {
             Kind::Completes => "echo done".to_owned(),
@@ -202,16 +202,17 @@ impl Soak {
         }
     }
 
-    /// Every task's last word, once all of them have one or there was time enough.
+    /// Every task's last word, once all of them have one or none has come for long.
     async fn calm(&mut self) -> BTreeMap<TaskId, Value> {
-        let began = Instant::now();
+        let mut last = Instant::now();
         let mut resolved = BTreeMap::new();
-        while resolved.len() < self.tasks.len() && began.elapsed() < CALM {
+        while resolved.len() < self.tasks.len() && last.elapsed() < CALM {
             for task in self.tasks.keys().filter(|task| !resolved.contains_key(*task)).cloned().collect::<Vec<_>>() {
                 let Ok(status) = self.api.task_status(&task).await else { break };
                 let open = matches!(status["state"].as_str(), Some("pending" | "running" | "unscheduled") | None);
                 if !open {
                     resolved.insert(task, status);
+                    last = Instant::now();
                 }
             }
             tokio::time::sleep(Duration::from_secs(1)).await;
