@@ -426,7 +426,7 @@ pub const CONTROL_ACCEPT_REST: Duration = Duration::from_millis(100);
 /// How much of a journal is read at a start. Written anew long before it is that large, it cannot be.
 pub const JOURNAL_BYTES_MAX: u64 = 64 << 20;
 /// How much may wait for the disk before a journal is written anew instead: thousands of claims.
-pub const JOURNAL_PENDING_BYTES_MAX: usize = 4 << 20;
+pub const JOURNAL_PENDING_BYTES_MAX: usize = 1 << 20;
 /// How long a claim waits for its record before the host counts as unfit.
 pub const JOURNAL_WAIT: Duration = Duration::from_secs(10);
 /// How long a worker that exits waits for its journal; what is not written then is asked for at the next start.

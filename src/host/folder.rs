@@ -50,6 +50,7 @@ impl WorkFolder {
     /// Where it can neither be removed nor put aside, or the folder cannot be written. The text names the path.
     pub(crate) fn clear(&self) -> io::Result<()> {
         let tasks = &self.tasks;
+        self.retry_left();
         let at = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", tasks.display()));
         if let Err(error) = remove(tasks) {
             let aside = set_aside(tasks).map_err(at)?;
@@ -60,6 +61,18 @@ impl WorkFolder {
             );
         }
         std::fs::create_dir(tasks).map_err(at)
+    }
+
+    /// Removes what an earlier start had to put aside, as far as that can be done by now.
+    fn retry_left(&self) {
+        for path in left(&self.tasks).filter(|path| path.symlink_metadata().is_ok()) {
+            match remove(&path) {
+                Ok(()) => tracing::info!(folder = %path.display(), "what was put aside is removed"),
+                Err(error) => {
+                    tracing::warn!(folder = %path.display(), %error, "what was put aside still cannot be removed");
+                }
+            }
+        }
     }
 
     /// What no other worker on this host has at the same time, and the next one in this folder has again: which file it has
@@ -116,14 +129,19 @@ fn open_up(folder: PathBuf) {
     }
 }
 
-fn set_aside(folder: &Path) -> io::Result<PathBuf> {
-    let free = (1..=FOLDERS_LEFT_MAX).map(|number| {
-        let mut name = folder.as_os_str().to_owned();
+/// The names that a folder may be put aside under.
+fn left(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    let folder = folder.as_os_str().to_owned();
+    (1..=FOLDERS_LEFT_MAX).map(move |number| {
+        let mut name = folder.clone();
         name.push(format!(".left-{number}"));
         PathBuf::from(name)
-    });
+    })
+}
+
+fn set_aside(folder: &Path) -> io::Result<PathBuf> {
     let full = || io::Error::other(format!("{FOLDERS_LEFT_MAX} folders were put aside already; remove them"));
-    let aside = free.into_iter().find(|path| path.symlink_metadata().is_err()).ok_or_else(full)?;
+    let aside = left(folder).find(|path| path.symlink_metadata().is_err()).ok_or_else(full)?;
     std::fs::rename(folder, &aside).map(|()| aside)
 }
 
@@ -213,6 +231,18 @@ mod tests {
         let aside = set_aside(&tasks).unwrap();
         assert_eq!(aside, folder.path().join("tasks.left-2"));
         assert!(aside.join("task_0").exists() && !tasks.exists());
+    }
+
+    #[test]
+    fn what_was_put_aside_is_removed_by_the_next_start_that_can() {
+        let folder = tempfile::tempdir().unwrap();
+        let work = WorkFolder::take(folder.path()).unwrap();
+        let aside = |number| folder.path().join(format!("tasks.left-{number}"));
+        std::fs::create_dir_all(aside(1).join("task_0")).unwrap();
+        std::fs::create_dir_all(aside(3).join("task_1")).unwrap();
+        std::fs::create_dir(folder.path().join("tasks.left-mine")).unwrap();
+        work.clear().unwrap();
+        assert!(!aside(1).exists() && !aside(3).exists() && folder.path().join("tasks.left-mine").exists());
     }
 
     #[test]

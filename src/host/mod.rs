@@ -7,6 +7,7 @@ pub(crate) mod folder;
 pub(crate) mod journal;
 pub(crate) mod lock;
 pub mod notice;
+pub(crate) mod presence;
 pub(crate) mod process;
 pub mod room;
 pub(crate) mod spare;

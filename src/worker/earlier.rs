@@ -2,7 +2,7 @@
 //! it, and forgotten otherwise. What it means is decided by [`crate::domain::journal`] and by the rules; this carries it out,
 //! and keeps count for whoever looks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 
@@ -16,6 +16,7 @@ use crate::domain::worker::{Event, LeftOver};
 use crate::host::containment::{Unproven, end_of_earlier_life, kill_leftovers};
 use crate::host::crash::crash_point;
 use crate::host::journal::{self, Journal};
+use crate::host::presence::Presence;
 use crate::source::{Grant, Refused};
 
 use super::calls;
@@ -23,6 +24,30 @@ use super::counters::count;
 use super::engine::Engine;
 use super::live::Recording;
 use super::view::Recovered;
+
+/// Takes the names that this worker claims by: whoever else has one is no earlier life of it, but lives.
+///
+/// # Errors
+///
+/// Where another worker of this host claims by one of them.
+pub(super) fn take_names(claimants: &[Box<str>]) -> io::Result<Vec<Presence>> {
+    let mut taken = Vec::new();
+    let names: BTreeSet<&Box<str>> = claimants.iter().collect();
+    for name in names {
+        match Presence::take(name) {
+            Ok(Some(presence)) => taken.push(presence),
+            Ok(None) => {
+                let text = format!(
+                    "another worker on this host claims by the same name ({name}), and the queue could not tell them apart; \
+                     give each worker an `id` of its own"
+                );
+                return Err(io::Error::new(io::ErrorKind::ResourceBusy, text));
+            }
+            Err(error) => tracing::debug!(%error, "whether another worker claims by the same name cannot be told here"),
+        }
+    }
+    Ok(taken)
+}
 
 /// What was found at the start, with its processes gone.
 pub(super) struct Past {

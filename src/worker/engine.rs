@@ -22,6 +22,7 @@ use crate::host::containment::{Containment, Unproven};
 use crate::host::crash::crash_point;
 use crate::host::folder::WorkFolder;
 use crate::host::journal::Journal;
+use crate::host::presence::Presence;
 use crate::host::room;
 use crate::host::spare::Spares;
 use crate::limits::HANDLERS_DROP_WAIT;
@@ -75,6 +76,8 @@ pub(super) struct Engine {
     pub(super) journal: Journal,
     /// How each source's claims are called in the journal.
     claimants: Vec<Box<str>>,
+    /// Held for as long as it lives.
+    _names: Vec<Presence>,
     pub(super) earlier: Earlier,
     /// What an earlier life has left to be reported; told to the rules first of all.
     left_over: Vec<LeftOver>,
@@ -88,6 +91,8 @@ impl Engine {
         };
         let folder = WorkFolder::take(&settings.work_dir).map_err(unusable)?;
         let claimants: Vec<Box<str>> = feeds.iter().map(|feed| feed.source.claimant().into()).collect();
+        let names = earlier::take_names(&claimants)?;
+        tracing::info!(folder = %folder.path().display(), "the work folder");
         let past = earlier::look_back(folder.path(), &claimants, settings.containment.unproven)?;
         // The folder is this worker's alone, and its own again at the next start: so is what is named after it.
         let containment = Containment::establish(&folder.identity()?, settings.containment)?;
@@ -131,6 +136,7 @@ impl Engine {
             exit: None,
             journal,
             claimants,
+            _names: names,
             earlier,
             left_over,
         })

@@ -251,7 +251,7 @@ impl Worker {
     ///
     /// # Errors
     ///
-    /// Where the work folder cannot be had, or another worker uses it; where the host cannot hold payloads together as it is
+    /// Where the work folder cannot be had, or another worker uses it, or claims by the same name; where the host cannot hold payloads together as it is
     /// to, or an earlier life of this worker is not over. The text says what to do.
     ///
     /// # Cancel safety

@@ -51,6 +51,7 @@ cases! {
     a_task_without_retries_is_not_run_again needs Claims;
     a_canceled_run_is_told_and_gone needs Claims;
     a_claim_whose_reply_was_lost_is_taken_over_by_its_worker_alone needs Claims Recovery;
+    what_an_earlier_life_claimed_is_taken_over_and_reported_once needs Claims;
     artifacts_are_stored_and_read_back needs Claims Artifacts;
     a_link_leads_to_its_target needs Claims Artifacts Links;
     artifacts_are_taken_after_an_exception_and_refused_after_success needs Claims Artifacts;
@@ -295,6 +296,30 @@ async fn a_claim_whose_reply_was_lost_is_taken_over_by_its_worker_alone(bench: A
     assert_eq!(bench.states(&task).await, ["completed"]);
     let both = [kept[0].clone(), grant.run.clone()];
     assert!(first.recover(&both).await.expect("it is answered").grants.is_empty());
+}
+
+async fn what_an_earlier_life_claimed_is_taken_over_and_reported_once(bench: Arc<dyn Bench>) {
+    let nobody = TaskId::parse("S2NL7euHSXSb2_FRd4pI_g").expect("a good id");
+    for outcome in [Outcome::Completed, Outcome::Exception(Reason::WorkerShutdown)] {
+        let earlier = bench.source("w1");
+        let task = bench.create(Spec { retries: 0, ..Spec::default() }).await;
+        let run = take_one(&*earlier).await.grant.run;
+        assert_eq!(run.task, task);
+        drop(earlier);
+        // All that is known of it is the run: no message, no credentials.
+        let later = bench.source("w1");
+        let grant = later.take_over(&run).await.expect("it is still this worker's");
+        assert_eq!(grant.run, run);
+        assert!(grant.lease > Duration::from_secs(5), "{:?}", grant.lease);
+        later.reclaim(&grant.claim).await.expect("it is granted");
+        later.report(&grant.claim, outcome).await.expect("it is accepted");
+        let states = bench.states(&task).await;
+        assert_eq!(states.len(), 1, "{states:?}");
+        assert_ne!(states[0], "running");
+        assert_eq!(refusal(later.take_over(&run).await), Refusal::Gone, "{outcome}: it is over");
+    }
+    let later = bench.source("w1");
+    assert_eq!(refusal(later.take_over(&Run { task: nobody, run: 0 }).await), Refusal::Gone);
 }
 
 fn file(name: &str, content: &[u8]) -> Artifact {

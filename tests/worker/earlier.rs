@@ -58,6 +58,10 @@ impl Scene {
     }
 
     fn live_as(&self, name: &str) -> Life {
+        self.live_in(self.folder.path(), name)
+    }
+
+    fn live_in(&self, folder: &Path, name: &str) -> Life {
         let (sender, told) = mpsc::channel(8);
         let source =
             Moody { inner: self.queue.source(name), mood: self.mood.subscribe(), polls: Arc::<AtomicU64>::default() };
@@ -67,7 +71,7 @@ impl Scene {
             handler: handler::erase(Scripted(sender)),
             env: BTreeMap::new(),
         };
-        let settings = Settings { work_dir: self.folder.path().into(), clock: self.clock, ..Settings::default() };
+        let settings = Settings { work_dir: folder.into(), clock: self.clock, ..Settings::default() };
         let worker = Worker::new(settings, vec![feed]);
         let control = worker.control();
         let mut running = tokio::task::JoinSet::new();
@@ -263,4 +267,22 @@ async fn no_payload_is_started_that_cannot_be_written_down() {
     while scene.queue.states(&task).last() != Some(&COMPLETED) {
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_second_worker_of_one_name_is_refused_and_takes_nothing_from_the_first() {
+    let scene = Scene::new(STYLES[0]);
+    let task = scene.create(json!({"do": "wait"}));
+    let mut first = scene.live();
+    first.started().await;
+    let elsewhere = tempfile::tempdir().expect("a folder");
+    let mut second = scene.live_in(elsewhere.path(), "worker");
+    let refused = second.running.join_next().await.expect("it ran").expect("it ended").expect_err("it is refused");
+    assert!(refused.to_string().contains("an `id` of its own"), "{refused}");
+    assert_eq!(scene.queue.states(&task), [State::Running]);
+    let third = scene.live_in(elsewhere.path(), "another");
+    assert!(third.control.look().await.is_some(), "under another name it may");
+    first.dies().await;
+    // The name is free again.
+    assert_eq!(scene.live().recovered().await.handed_back, 1);
 }

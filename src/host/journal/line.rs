@@ -210,6 +210,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(100))]
+
         #[test]
         fn what_is_written_is_read(records in proptest::collection::vec(any_record(), 0..20)) {
             let reading = read(&written(&records));

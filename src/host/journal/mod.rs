@@ -195,10 +195,15 @@ impl Journal {
 
     /// Waits until everything is on the disk, or cannot be, or it takes too long for somebody who leaves.
     pub(crate) async fn settled(&self) {
+        // What could not be written was told already.
+        tokio::time::timeout(JOURNAL_LAST_WAIT, self.written()).await.ok();
+    }
+
+    /// Resolves when all that was noted is on the disk, or cannot be written.
+    async fn written(&self) {
         let (sender, receiver) = oneshot::channel();
         self.write(None, Some(sender));
-        // What could not be written was told already.
-        tokio::time::timeout(JOURNAL_LAST_WAIT, receiver).await.ok();
+        receiver.await.ok();
     }
 
     fn write(&self, record: Option<Record>, waiting: Option<oneshot::Sender<Result<(), Arc<str>>>>) {
@@ -369,6 +374,14 @@ mod tests {
         plan(folder).report.iter().map(|left| left.run.task.to_string()).collect()
     }
 
+    /// All is written, and nobody writes.
+    async fn written(journal: &Journal) {
+        journal.written().await;
+        while journal.inner.shared().keeper.is_none() {
+            tokio::task::yield_now().await;
+        }
+    }
+
     #[tokio::test]
     async fn what_is_safe_is_known_to_the_next_life_and_what_is_over_is_not() {
         let folder = tempfile::tempdir().unwrap();
@@ -381,7 +394,7 @@ mod tests {
         (1..=48).for_each(|number| journal.over(EntryId(number)));
         journal.leads(EntryId(49), Leader { pid: 7, started: 8 });
         journal.decided(EntryId(50), Outcome::Completed);
-        journal.settled().await;
+        written(&journal).await;
         let plan = plan(folder.path());
         assert_eq!(plan.kill.len(), 2);
         assert_eq!(plan.kill[0].leaders, [Leader { pid: 7, started: 8 }]);
@@ -405,7 +418,7 @@ mod tests {
                 journal.decided(entry, Outcome::Completed);
                 journal.over(entry);
             }
-            journal.settled().await;
+            written(&journal).await;
             lengths.push(std::fs::read(folder.path().join(FILE)).unwrap().split(|byte| *byte == b'\n').count());
         }
         // What is written together is written whole before it is counted.
@@ -418,7 +431,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let journal = begun(folder.path());
         journal.hold(EntryId(1), held("before")).safe().await.unwrap();
-        journal.settled().await;
+        written(&journal).await;
         // As a disk that fails: what is read only cannot be written.
         let read_only = File::open(folder.path().join(FILE)).unwrap();
         journal.inner.shared().keeper.as_mut().expect("nothing is being written").file = Some(read_only);
@@ -447,15 +460,15 @@ mod tests {
     async fn more_than_may_wait_is_written_anew_and_nothing_is_missing() {
         let folder = tempfile::tempdir().unwrap();
         let journal = begun(folder.path());
-        journal.settled().await;
+        written(&journal).await;
         // As a disk that has not answered yet.
         let keeper = journal.inner.shared().keeper.take();
-        let many = u64::try_from(JOURNAL_PENDING_BYTES_MAX / 100).unwrap();
+        let many = u64::try_from(JOURNAL_PENDING_BYTES_MAX / 60).unwrap();
         (1..=many).for_each(|number| drop(journal.hold(EntryId(number), held(&format!("t{number}")))));
         assert_eq!(journal.inner.shared().gaps, Gaps::Some);
         assert!(journal.inner.shared().pending.len() < JOURNAL_PENDING_BYTES_MAX + 1_000);
         journal.inner.shared().keeper = keeper;
-        journal.settled().await;
+        written(&journal).await;
         assert_eq!(tasks(folder.path()).len() as u64, many);
     }
 
