@@ -3,6 +3,8 @@
 
 extern crate alloc;
 
+pub mod activity;
+pub mod amqp;
 pub mod cli;
 pub mod config;
 pub mod control;

@@ -451,3 +451,29 @@ pub const TRACES_ANSWER_BYTES_MAX: usize = 64 * 1024;
 
 /// How much of an artifact that is a log is looked at in one piece.
 pub const CLEANSE_BYTES: usize = 256 * 1024;
+/// How long a connection to an AMQP broker may take, TLS and login included.
+pub const AMQP_CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
+/// How often each side of an AMQP connection shows that it is there, in seconds, where the address does not say.
+pub const AMQP_HEARTBEAT: u16 = 30;
+/// The largest body of a request that is read as JSON for its handler; a larger one is handed on as text.
+pub const REQUEST_JSON_BYTES_MAX: usize = 1 << 20;
+/// How long a poll of a request queue waits.
+pub const AMQP_POLL_HOLD: Duration = Duration::from_secs(20);
+/// How long a request may be worked at between two looks whether its channel still stands.
+pub const AMQP_LEASE: Duration = Duration::from_secs(600);
+/// How long requests that were handed to this worker may wait for a poll before they go back to the others.
+pub const AMQP_UNPOLLED_MAX: Duration = Duration::from_secs(2);
+/// How long a call to a broker may take besides a connection.
+pub const AMQP_CALL_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long an orderly goodbye to a broker may take.
+pub const AMQP_CLOSE_WAIT: Duration = Duration::from_secs(2);
+/// The largest message that is taken or sent, unless configured: RabbitMQ's own bound before 4.0.
+pub const AMQP_MESSAGE_BYTES_MAX: u64 = 128 << 20;
+/// How often a request is tried, unless configured.
+pub const AMQP_ATTEMPTS_MAX: u32 = 5;
+/// How often a channel is looked at that is consumed from no more while requests of it are worked at.
+pub const AMQP_CHANNEL_LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The shortest time between two reports of a task that goes on that may be set.
+pub const ACTIVITY_REPEAT_MIN: Duration = Duration::from_secs(2);
+/// How many clients may wait to be asked after, whether they still wait for their answers.
+pub const AMQP_CLIENTS_ASKED_MAX: usize = 16;

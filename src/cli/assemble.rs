@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::exit::{Exit, Failure};
-use super::{place, spot};
+use super::{place, requests, spot};
 use crate::config::schema::{
-    ArtifactStorage, COMMAND, Config, Handler as HandlerConfig, HandlerKind, Protocol, Source,
+    ArtifactStorage, COMMAND, Config, Handler as HandlerConfig, HandlerKind, Protocol, Source, SourceKind, Tasks,
 };
 use crate::config::secrets::Credentials;
 use crate::config::values::{Size, WORKER_NAME_CHARS_MAX, WORKER_NAME_CHARS_MAX_AZURE};
@@ -85,9 +85,18 @@ pub(super) fn made(config: &Config, environment: &Environment) -> Result<Made, F
                 handler
             }
         };
-        let (feed, api) = feed(source_name, source, &name, handler, environment)?;
-        feeds.push(feed);
-        apis.insert(source_name.clone(), api);
+        match (source.kind, source.tasks()) {
+            (SourceKind::Taskcluster, Some(tasks)) => {
+                let (feed, api) = feed(source_name, source, tasks, &name, handler, environment)?;
+                feeds.push(feed);
+                apis.insert(source_name.clone(), api);
+            }
+            // The configuration was refused already.
+            (SourceKind::Taskcluster, None) => {}
+            (SourceKind::Amqp, _) => {
+                feeds.push(requests::feed(source_name, source, config, &name, handler, environment)?)
+            }
+        }
     }
     Ok(Made { worker: Worker::new(settings(config), feeds), apis })
 }
@@ -161,6 +170,7 @@ pub(super) const fn log_limits(most: Size) -> LogLimits {
 fn feed(
     source_name: &str,
     source: &Source,
+    tasks: Tasks<'_>,
     name: &Name,
     handler: Arc<dyn Handler>,
     environment: &Environment,
@@ -172,7 +182,7 @@ fn feed(
     queue_hosts.extend(source.queue_hosts.iter().cloned());
     let settings = taskcluster::Settings {
         api: ApiSettings {
-            root_url: source.root_url.as_str().to_owned(),
+            root_url: tasks.root_url.as_str().to_owned(),
             queue_url: source.queue_url.as_ref().map(|url| url.as_str().to_owned()),
             credentials,
             proxy: None,
@@ -183,7 +193,7 @@ fn feed(
             Protocol::Azure => Dialect::Azure,
             Protocol::ClaimWork => Dialect::ClaimWork,
         },
-        task_queue: source.task_queue.to_string(),
+        task_queue: tasks.task_queue.to_string(),
         worker_group: name.group.clone(),
         worker_id: name.id.clone(),
         artifact_storage: match source.artifact_storage {
@@ -193,7 +203,7 @@ fn feed(
         queue_hosts,
     };
     let env = BTreeMap::from([
-        ("TASKCLUSTER_ROOT_URL".to_owned(), source.root_url.as_str().to_owned()),
+        ("TASKCLUSTER_ROOT_URL".to_owned(), tasks.root_url.as_str().to_owned()),
         ("TASKCLUSTER_WORKER_GROUP".to_owned(), name.group.clone()),
         ("TASKCLUSTER_WORKER_ID".to_owned(), name.id.clone()),
     ]);

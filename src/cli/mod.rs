@@ -13,6 +13,7 @@ pub mod output;
 pub mod place;
 mod queue;
 mod reload;
+mod requests;
 mod run;
 pub mod settings;
 mod signals;

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 
 use super::exit::{Ended, Exit, Failure};
 use super::signals::Signals;
-use super::{assemble, output, place, spot, worker};
+use super::{assemble, output, place, requests, spot, worker};
 use crate::config::schema::Config;
 use crate::config::{self, Document, Environment};
 use crate::control::server::Reloaded;
@@ -56,11 +56,12 @@ pub(super) async fn run(arguments: RunArgs, environment: &Environment) -> Ended 
     let reload =
         || -> Reloaded { Box::pin(async { Err("the worker-runner writes this configuration at a start".to_owned()) }) };
     let answers = worker::answer(&config, control.clone(), Arc::new(reload))?;
+    let reports = requests::reports(&config, &control, environment)?;
     let listen = listen(lines(), made.apis, control);
     let attend = async {
         tokio::select! {
             () = obey => {}
-            () = async { tokio::join!(watch, listen); std::future::pending().await } => {}
+            () = async { tokio::join!(watch, listen, reports); std::future::pending().await } => {}
         }
     };
     let ended = tokio::select! {

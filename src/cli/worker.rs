@@ -10,7 +10,7 @@ use super::exit::{Ended, Exit, Failure};
 use super::reload::Reloader;
 use super::settings::{self, Settings, WorkerFlags};
 use super::signals::Signals;
-use super::{assemble, spot, supervised};
+use super::{assemble, requests, spot, supervised};
 use crate::config::schema::{self, Config};
 use crate::config::{Environment, telemetry};
 use crate::control::server::{Desk, Reload, Socket};
@@ -80,6 +80,7 @@ pub(super) async fn run(arguments: WorkerArgs, environment: &Environment) -> End
     };
     let watched = watched(&config, &control).await?;
     let answers = answer(&config, control.clone(), reload)?;
+    let reports = requests::reports(&config, &control, environment)?;
     let hup =
         reloader.at_hup().map_err(|error| Failure::new(Exit::Unfit, format!("no signals can be received: {error}")))?;
     let ended = tokio::select! {
@@ -88,6 +89,7 @@ pub(super) async fn run(arguments: WorkerArgs, environment: &Environment) -> End
         () = watched => Err(Failure::new(Exit::Internal, "the status page is no longer served")),
         () = hup => Err(Failure::new(Exit::Internal, "signals are no longer received")),
         never = told => match never {},
+        () = reports => Err(Failure::new(Exit::Internal, "activity is no longer reported")),
     };
     if let Some(export) = export {
         export.close().await;

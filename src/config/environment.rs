@@ -57,9 +57,9 @@ impl Environment {
         self.0.iter().filter_map(move |(name, value)| text(name).zip(text(value)))
     }
 
-    /// The settings in it. Variables that are ours and cannot be read become problems.
+    /// The settings in it, those that count less first. Variables that are ours and cannot be read become problems.
     pub(super) fn settings(&self, problems: &mut Vec<Problem>) -> Vec<Setting> {
-        let mut settings = Vec::new();
+        let mut settings = self.of_controller();
         for (name, value) in &self.0 {
             let Some(name) = name.to_str() else { continue };
             let Some(rest) = name.strip_prefix(PREFIX) else { continue };
@@ -79,6 +79,49 @@ impl Environment {
         }
         settings
     }
+}
+
+/// What a controller of AMQP workers tells a worker, and the key that it sets.
+const OF_CONTROLLER: [(&str, [&str; 2]); 7] = [
+    ("WORKER_AMQP_URI", ["AMQP", "URI"]),
+    ("WORKER_ID", ["AMQP", "WORKER_ID"]),
+    ("WORKER_KEY", ["AMQP", "WORKER_KEY"]),
+    ("WORKER_POOL", ["AMQP", "POOL"]),
+    ("WORKER_REQUESTS_QUEUE", ["AMQP", "REQUESTS_QUEUE"]),
+    ("WORKER_MAX_MSG_SIZE", ["AMQP", "MAX_MESSAGE"]),
+    ("WORKER_ACTIVITY_EXCHANGE", ["ACTIVITY", "EXCHANGE"]),
+];
+
+/// Where a controller gives several workers one id, their hosts' names tell them apart. One controller spells it wrongly.
+const ID_BY_HOSTNAME: [&str; 2] = ["WORKER_ID_USE_HOSTNAME", "WORKEY_ID_USE_HOSTNAME"];
+
+impl Environment {
+    /// Whether a controller has started this process for a queue of requests.
+    #[must_use]
+    pub fn is_of_controller(&self) -> bool {
+        ["WORKER_AMQP_URI", "WORKER_KEY", "WORKER_REQUESTS_QUEUE"].iter().any(|name| self.get(name).is_some())
+    }
+
+    fn of_controller(&self) -> Vec<Setting> {
+        let by_hostname = ID_BY_HOSTNAME
+            .iter()
+            .find(|name| self.get(name).is_some_and(|value| !["0", "false", "no"].contains(&value)));
+        let set = |name: &'static str, path: [&str; 2]| {
+            let mut text = self.get(name)?.to_owned();
+            if name == "WORKER_MAX_MSG_SIZE" && text.bytes().all(|byte| byte.is_ascii_digit()) {
+                text.push('B');
+            }
+            if name == "WORKER_ID" && by_hostname.is_some() {
+                text = hostname();
+            }
+            Some(Setting { path: path.map(str::to_owned).to_vec(), text, origin: Origin::Env(name.to_owned()) })
+        };
+        OF_CONTROLLER.into_iter().filter_map(|(name, path)| set(name, path)).collect()
+    }
+}
+
+fn hostname() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 impl Environment {

@@ -98,11 +98,46 @@ pub fn load(document: Option<Document>, environment: &Environment, overrides: &[
             return Err(refused(document, problems));
         }
     };
+    let mut config = config;
+    if config.source.is_empty() && environment.is_of_controller() {
+        match handler_for_requests(&config) {
+            Ok(handler) => drop(config.source.insert(REQUESTS.to_owned(), schema::Source::requests(handler))),
+            Err(problem) => problems.push(problem),
+        }
+    }
     rules::check(&config, &checked.origins, &checked.tables, &mut problems);
     if problems.is_empty() {
         Ok(Loaded { config, document, origins: checked.origins, warnings })
     } else {
         Err(refused(document, problems))
+    }
+}
+
+/// The source of a worker that a controller has started and whose configuration has none.
+pub const REQUESTS: &str = "requests";
+
+/// The handler of that source: the only one, or the one that has its name.
+fn handler_for_requests(config: &Config) -> Result<&str, Problem> {
+    let mut names = config.handler.keys().map(String::as_str);
+    match (names.next(), names.next()) {
+        (Some(only), None) => Ok(only),
+        _ if config.handler.contains_key(REQUESTS) => Ok(REQUESTS),
+        (first, _) => Err(Problem {
+            code: Code::Missing,
+            what: format!(
+                "a controller has started this worker (WORKER_KEY and the like), and {}",
+                if first.is_some() {
+                    "there are several handlers for its requests"
+                } else {
+                    "there is no handler for its requests"
+                }
+            ),
+            origin: Origin::BuiltIn,
+            label: String::new(),
+            help: Some(format!(
+                "write one [handler.NAME], or one that is named [handler.{REQUESTS}], or a [source.NAME] that names its handler"
+            )),
+        }),
     }
 }
 

@@ -40,7 +40,9 @@ pub enum Need {
 #[must_use]
 pub fn keys() -> Vec<Key> {
     let mut keys = Vec::new();
-    for section in ["worker", "host", "source", "handler", "queue", "control", "http", "telemetry", "log"] {
+    for section in
+        ["worker", "host", "source", "amqp", "activity", "handler", "queue", "control", "http", "telemetry", "log"]
+    {
         if let Some(schema) = SCHEMA.pointer(&format!("/properties/{section}")) {
             collect(schema, section, Need::Optional, &mut keys);
         }
@@ -167,6 +169,10 @@ pub fn template() -> String {
             ("source.NAME", "root_url") => ("", "\"http://127.0.0.1:7070\"".to_owned()),
             ("source.NAME", "task_queue") => ("", "\"journeyman/local\"".to_owned()),
             ("handler.NAME", "kind") => ("", "\"command\"".to_owned()),
+            // The section is one of the other kind.
+            ("source.NAME", _) if key.about.ends_with("For `amqp` only.") => {
+                ("#  ", key.default.clone().unwrap_or_else(|| sample(&key)))
+            }
             _ => ("# ", key.default.clone().unwrap_or_else(|| sample(&key))),
         };
         _ = writeln!(out, "\n# {} ({})\n{mark}{name} = {value}", key.about, key.kind);
@@ -205,6 +211,15 @@ fn sample(key: &Key) -> String {
         "env_allow" => "[\"PATH\", \"LANG\"]".to_owned(),
         "client_id" => "\"worker/build\"".to_owned(),
         "access_token_file" => "\"/etc/journeyman/access-token\"".to_owned(),
+        "uri_file" => "\"/etc/journeyman/amqp-uri\"".to_owned(),
+        "ca_file" => "\"/etc/journeyman/amqp-ca.pem\"".to_owned(),
+        "certificate_file" if key.key.starts_with("amqp.") => "\"/etc/journeyman/amqp.pem\"".to_owned(),
+        "key_file" => "\"/etc/journeyman/amqp.key\"".to_owned(),
+        "worker_key" => "\"42\"".to_owned(),
+        "requests_queue" => "\"core-req-42\"".to_owned(),
+        "poison_queue" => "\"core-poison\"".to_owned(),
+        "exchange" => "\"core-activity-xchg\"".to_owned(),
+        "worker_id" => "\"worker-1\"".to_owned(),
         "certificate_file" => "\"/etc/journeyman/certificate.json\"".to_owned(),
         "schema" => "\"/opt/handlers/build.schema.json\"".to_owned(),
         "queue_url" => format!("\"{}/api/queue/v1\"", example_of("web-address").unwrap_or("")),

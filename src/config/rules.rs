@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::check::join;
 use super::problem::{Code, Origin, Problem, nearest};
-use super::schema::{ArtifactStorage, COMMAND, Config, Handler, HandlerKind, Protocol, Reach, Source};
+use super::schema::{ArtifactStorage, COMMAND, Config, Handler, HandlerKind, Protocol, Reach, Source, SourceKind};
 use super::values::WORKER_NAME_CHARS_MAX_AZURE;
 
 struct Rules<'a> {
@@ -59,9 +59,71 @@ impl Rules<'_> {
             let what = format!("there is no [handler.{}]", source.handler);
             self.push(Code::Conflict, &join(&key, "handler"), what, &label);
         }
-        if source.protocol == Protocol::Azure {
-            self.azure(config, &key, source);
+        match source.kind {
+            SourceKind::Taskcluster => self.taskcluster(config, &key, source),
+            SourceKind::Amqp => self.amqp(config, &key, source),
         }
+    }
+
+    fn taskcluster(&mut self, config: &Config, key: &str, source: &Source) {
+        for (name, there, example) in [
+            ("root_url", source.root_url.is_some(), "\"https://tc.example.com\""),
+            ("task_queue", source.task_queue.is_some(), "\"provisioner/worker-type\""),
+        ] {
+            if !there {
+                self.missing(key, name, example);
+            }
+        }
+        self.of_other_kind(
+            key,
+            "taskcluster",
+            &[("requests_queue", source.requests_queue.is_some()), ("poison_queue", source.poison_queue.is_some())],
+        );
+        if source.protocol == Protocol::Azure {
+            self.azure(config, key, source);
+        }
+    }
+
+    fn amqp(&mut self, config: &Config, key: &str, source: &Source) {
+        self.of_other_kind(
+            key,
+            "amqp",
+            &[
+                ("root_url", source.root_url.is_some()),
+                ("queue_url", source.queue_url.is_some()),
+                ("task_queue", source.task_queue.is_some()),
+                ("client_id", source.client_id.is_some()),
+            ],
+        );
+        if source.requests_queue.is_none() && config.amqp.requests_queue.is_none() && config.amqp.worker_key.is_none() {
+            let what = format!(
+                "[{key}] does not know its queue: set `requests_queue`, or `amqp.worker_key` (WORKER_KEY), of which it is made"
+            );
+            self.push(Code::Missing, key, what, "");
+        }
+        self.one_of("amqp", "uri", config.amqp.uri.is_some(), config.amqp.uri_file.is_some());
+        if config.amqp.certificate_file.is_some() != config.amqp.key_file.is_some() {
+            let what = "[amqp] needs both `certificate_file` and `key_file`, or neither".to_owned();
+            self.push(Code::Missing, "amqp", what, "");
+        }
+    }
+
+    fn of_other_kind(&mut self, key: &str, kind: &str, keys: &[(&str, bool)]) {
+        for (odd, _) in keys.iter().filter(|(_, set)| *set) {
+            let what = format!("[{key}] is of kind `{kind}`, which has no `{odd}`");
+            self.push(Code::Conflict, &join(key, odd), what, "");
+        }
+    }
+
+    fn missing(&mut self, key: &str, name: &str, example: &str) {
+        let origin = self.tables.get(key).cloned().unwrap_or(Origin::BuiltIn);
+        self.problems.push(Problem {
+            code: Code::Missing,
+            what: format!("[{key}] needs `{name}`"),
+            origin,
+            label: String::new(),
+            help: Some(format!("add `{name} = {example}` or set {}", super::environment::variable(&join(key, name)))),
+        });
     }
 
     fn credentials(&mut self, key: &str, source: &Source) {
@@ -85,7 +147,7 @@ impl Rules<'_> {
             self.push(Code::Conflict, &join(key, "artifact_storage"), what, "did you mean \"s3\"?");
         }
         let most = WORKER_NAME_CHARS_MAX_AZURE;
-        let queue = &source.task_queue;
+        let Some(queue) = &source.task_queue else { return };
         let names = [
             ("worker.id", config.worker.id.fill("h", 1, most)),
             ("worker.group", config.worker.group.fill("h", 1, most)),

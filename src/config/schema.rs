@@ -8,7 +8,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::values::{File, Filter, Listen, Queue as TaskQueue, Secret, SecretFile, Size, Span, Url, WorkerName};
-use crate::limits::{CLAIM_TIMEOUT_MIN, POLL_INTERVAL_MIN, RUN_TIME_MIN, STATUS_POLL_MIN, TASK_LOG_BYTES_MIN};
+use crate::limits::{
+    ACTIVITY_REPEAT_MIN, CLAIM_TIMEOUT_MIN, POLL_INTERVAL_MIN, RUN_TIME_MIN, STATUS_POLL_MIN, TASK_LOG_BYTES_MIN,
+};
 
 /// A whole configuration.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
@@ -20,6 +22,10 @@ pub struct Config {
     pub host: Host,
     /// Where claims come from, by name.
     pub source: BTreeMap<String, Source>,
+    /// The AMQP broker, and what the controller of AMQP workers calls this one.
+    pub amqp: Amqp,
+    /// What the controller of AMQP workers is told of this one.
+    pub activity: Activity,
     /// What runs payloads, by name. `command` exists without being written.
     pub handler: BTreeMap<String, Handler>,
     /// The embedded queue (`journeyman queue` and `journeyman dev`).
@@ -259,13 +265,15 @@ pub struct Source {
     /// Which dialect it speaks.
     #[serde(default)]
     pub protocol: Protocol,
-    /// Root of the Taskcluster deployment.
-    pub root_url: Url,
+    /// Root of the Taskcluster deployment. For `taskcluster`, and needed there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root_url: Option<Url>,
     /// Address of the queue service where it is not `root_url` + `/api/queue/v1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue_url: Option<Url>,
-    /// Which tasks to claim: provisioner and worker type.
-    pub task_queue: TaskQueue,
+    /// Which tasks to claim: provisioner and worker type. For `taskcluster`, and needed there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub task_queue: Option<TaskQueue>,
     /// Who we are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_id: Option<String>,
@@ -290,9 +298,153 @@ pub struct Source {
     /// How artifacts are stored. `protocol = "azure"` knows `s3` only.
     #[serde(default)]
     pub artifact_storage: ArtifactStorage,
+    /// Queue whose requests are taken [built-in: `amqp.requests_queue`]. It is never declared: where it is missing it is waited for. For `amqp` only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requests_queue: Option<String>,
+    /// How often a request is tried whose worker does not come to an end with it, or whose handler asks for another run; 0 is without end. For `amqp` only.
+    #[serde(default = "max_attempts")]
+    pub max_attempts: u32,
+    /// What becomes of a request that was tried so often. For `amqp` only.
+    #[serde(default)]
+    pub exhausted: Exhausted,
+    /// Queue for copies of such requests, with the reason; their authors are told too. For `amqp` only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub poison_queue: Option<String>,
     /// Name of the handler that runs this source's tasks.
     #[serde(default = "command_name")]
     pub handler: String,
+}
+
+impl Source {
+    /// A queue of requests for this handler, with built-in rules.
+    #[must_use]
+    pub fn requests(handler: &str) -> Self {
+        Self {
+            kind: SourceKind::Amqp,
+            protocol: Protocol::default(),
+            root_url: None,
+            queue_url: None,
+            task_queue: None,
+            client_id: None,
+            access_token_file: None,
+            access_token: None,
+            certificate_file: None,
+            certificate: None,
+            queue_hosts: Vec::new(),
+            allow_hosts: Vec::new(),
+            artifact_storage: ArtifactStorage::default(),
+            requests_queue: None,
+            max_attempts: max_attempts(),
+            exhausted: Exhausted::default(),
+            poison_queue: None,
+            handler: handler.to_owned(),
+        }
+    }
+
+    /// Which tasks of which Taskcluster are claimed; `None` where it is none.
+    #[must_use]
+    pub const fn tasks(&self) -> Option<Tasks<'_>> {
+        match (&self.root_url, &self.task_queue) {
+            (Some(root_url), Some(task_queue)) => Some(Tasks { root_url, task_queue }),
+            _ => None,
+        }
+    }
+}
+
+/// Tasks of a Taskcluster.
+#[derive(Debug, Clone, Copy)]
+pub struct Tasks<'a> {
+    /// Root of the deployment.
+    pub root_url: &'a Url,
+    /// Provisioner and worker type.
+    pub task_queue: &'a TaskQueue,
+}
+
+const fn max_attempts() -> u32 {
+    crate::limits::AMQP_ATTEMPTS_MAX
+}
+
+/// What becomes of a request that was tried too often.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Exhausted {
+    /// Its author is told.
+    #[default]
+    Answer,
+    /// The broker dead-letters it, or drops it where no policy says otherwise.
+    DeadLetter,
+}
+
+/// The AMQP broker, and what the controller of AMQP workers calls this one.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Amqp {
+    /// Address of the broker, such as `amqps://user:password@broker.example.com/vhost` [built-in: RabbitMQ's own, `amqp://guest:guest@127.0.0.1:5672/%2f`]. From the environment only; `WORKER_AMQP_URI` sets it too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uri: Option<Secret>,
+    /// File that holds the address; or `fd:N` or `systemd:NAME`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uri_file: Option<SecretFile>,
+    /// File with the certificates (PEM) of those who may vouch for the broker, in the place of this system's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ca_file: Option<File>,
+    /// File with our own certificate (PEM), and those that vouch for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub certificate_file: Option<File>,
+    /// File with its private key (PEM).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key_file: Option<File>,
+    /// What the controller calls this worker [built-in: `worker.id`]. `WORKER_ID` sets it too, or, with `WORKER_ID_USE_HOSTNAME`, the name of the host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub worker_id: Option<String>,
+    /// The key that this worker is for, as it is part of the queue's name. `WORKER_KEY` sets it too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub worker_key: Option<String>,
+    /// The pool that this worker is of. `WORKER_POOL` sets it too.
+    pub pool: String,
+    /// Queue whose requests are taken [built-in: `POOL-req-KEY`]. `WORKER_REQUESTS_QUEUE` sets it too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub requests_queue: Option<String>,
+    /// The largest message that is taken or sent. The broker has a bound of its own. `WORKER_MAX_MSG_SIZE` sets it too, in bytes.
+    pub max_message: Size,
+    /// How long the broker lets a request be worked at (its `consumer_timeout`): what takes longer is ended a little earlier and handed back. `0s` is without end.
+    pub consumer_timeout: Span,
+}
+
+impl Default for Amqp {
+    fn default() -> Self {
+        Self {
+            uri: None,
+            uri_file: None,
+            ca_file: None,
+            certificate_file: None,
+            key_file: None,
+            worker_id: None,
+            worker_key: None,
+            pool: "core".to_owned(),
+            requests_queue: None,
+            max_message: built_in("128MiB"),
+            consumer_timeout: built_in("30m"),
+        }
+    }
+}
+
+/// What the controller of AMQP workers is told of this one.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Activity {
+    /// Exchange that reports go to; empty is none [built-in: `POOL-activity-xchg` with a source of kind `amqp`, none otherwise]. `WORKER_ACTIVITY_EXCHANGE` sets it too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exchange: Option<String>,
+    /// How often a task that runs is reported while nothing else is.
+    #[schemars(extend("x-least" = Span(ACTIVITY_REPEAT_MIN)))]
+    pub repeat: Span,
+}
+
+impl Default for Activity {
+    fn default() -> Self {
+        Self { exchange: None, repeat: built_in("1m") }
+    }
 }
 
 /// The handler that exists without being written.
@@ -308,6 +460,8 @@ fn command_name() -> String {
 pub enum SourceKind {
     /// Taskcluster, and the embedded queue.
     Taskcluster,
+    /// Requests of an AMQP queue.
+    Amqp,
 }
 
 /// Dialects of the Taskcluster queue.

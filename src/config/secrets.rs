@@ -66,6 +66,15 @@ impl Credentials {
     }
 }
 
+/// Reads the address of the AMQP broker; `None` where nobody names one.
+///
+/// # Errors
+///
+/// As [`Credentials::of_source`].
+pub fn of_amqp(amqp: &super::schema::Amqp, environment: &Environment) -> Result<Option<Secret>, NoSecret> {
+    one(amqp.uri.as_ref(), amqp.uri_file.as_ref(), "an AMQP address", environment)
+}
+
 /// Reads the access token of a client of the embedded queue.
 ///
 /// # Errors

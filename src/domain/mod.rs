@@ -4,6 +4,8 @@
 //! when it next wants to be woken. `tests/purity` compiles this folder once more under `#![no_std]`, so that an
 //! impure line is a build error. No machine is kept across a wait, so that no call can hold up another (I11).
 
+pub mod activity;
+pub mod attempts;
 pub mod backoff;
 pub mod claim;
 pub mod fitness;

@@ -15,6 +15,8 @@ use crate::host::folder;
 use crate::host::spare::Spares;
 use crate::limits::PROGRESS_CHARS_MAX;
 
+use crate::source::{Refused, Replies, Reply, TooLarge};
+
 use super::artifact::Artifacts;
 use super::log::TaskLog;
 
@@ -61,6 +63,7 @@ pub struct Context {
     inner: Arc<Inner>,
     enclosure: Enclosure,
     spares: Option<Spares>,
+    replies: Option<Replies>,
 }
 
 #[derive(Debug)]
@@ -104,6 +107,7 @@ impl Context {
             }),
             enclosure: Enclosure::bare(),
             spares: None,
+            replies: None,
         }
     }
 
@@ -135,6 +139,43 @@ impl Context {
     #[must_use]
     pub fn within(self, enclosure: Enclosure) -> Self {
         Self { enclosure, ..self }
+    }
+
+    /// The same for a request, whose author waits for answers.
+    #[must_use]
+    pub fn answering(self, replies: Option<Replies>) -> Self {
+        Self { replies, ..self }
+    }
+
+    /// Where answers go; `None` where nobody waits for any.
+    #[must_use]
+    pub const fn replies(&self) -> Option<&Replies> {
+        self.replies.as_ref()
+    }
+
+    /// Sets the answer to a request, which is sent when the payload has ended well; one with another status than `ok` also
+    /// when it has not. A later one replaces it. Without one the answer is `null`, or an error. Does nothing for a task that is
+    /// no request.
+    ///
+    /// # Errors
+    ///
+    /// Where it is too large to be sent; what was set before stays.
+    pub fn answer(&self, reply: Reply) -> Result<(), TooLarge> {
+        self.replies.as_ref().map_or(Ok(()), |replies| replies.set(reply))
+    }
+
+    /// Sends a partial answer to a request at once, and returns when it is on its way for sure. Does nothing for a task that is
+    /// no request.
+    ///
+    /// # Errors
+    ///
+    /// [`Gone`](crate::domain::refusal::Refusal::Gone) where nobody waits for it any more: whoever answers a stream may stop
+    /// then. Others may be tried again.
+    pub async fn answer_partly(&self, reply: Reply) -> Result<(), Refused> {
+        match &self.replies {
+            Some(replies) => replies.send(reply).await,
+            None => Ok(()),
+        }
     }
 
     /// The task.

@@ -4,15 +4,25 @@
 //! changes nothing; so does one more than [`PROGRAM_LINES_MAX`]. No line can fail the task: that is what the exit status
 //! is for.
 
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::Read as _;
+use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
+use tokio::task::JoinSet;
 
 use crate::limits::{PROGRAM_COMPLAINTS_MAX, PROGRAM_LINE_BYTES_MAX, PROGRAM_LINES_MAX, PROGRAM_REASONS_MAX};
 
+use crate::source::{Refused, Replies, Reply, Status};
+
 use super::Context;
 use super::artifact::{Absent, Declaration, Need, What, content_type, outlives};
+use super::beneath::{self, Kind, Walk};
 
 /// One line. Further keys are ignored, so that a newer program can talk to an older worker.
 #[derive(Debug, Clone, Deserialize)]
@@ -54,6 +64,30 @@ pub enum Message {
         name: String,
         /// The value.
         value: serde_json::Value,
+    },
+    /// The answer to a request; of `json`, `text`, `base64` and `path` one. The last one that is not partial counts.
+    Answer {
+        /// A JSON value.
+        #[serde(default)]
+        json: Option<serde_json::Value>,
+        /// A text.
+        #[serde(default)]
+        text: Option<String>,
+        /// Bytes in base64.
+        #[serde(default)]
+        base64: Option<String>,
+        /// A file below the task's folder that holds it, for what is too long for a line.
+        #[serde(default)]
+        path: Option<PathBuf>,
+        /// Its media type.
+        #[serde(default)]
+        content_type: Option<String>,
+        /// How it went; `ok` if not given.
+        #[serde(default)]
+        status: Option<String>,
+        /// Others follow: it is sent at once.
+        #[serde(default)]
+        partial: bool,
     },
     /// Another name for an artifact.
     Link {
@@ -172,6 +206,8 @@ pub struct Listener<'a> {
     context: &'a Context,
     lines: Lines,
     heard: Heard,
+    /// The partial answer that is on its way.
+    sending: JoinSet<Result<(), Refused>>,
 }
 
 /// What a run of a program told, apart from what went into its context.
@@ -188,25 +224,46 @@ struct Heard {
     lines: usize,
     complaints: usize,
     reasons: Vec<String>,
+    /// Partial answers that were not sent yet.
+    partial: VecDeque<Reply>,
 }
 
 impl<'a> Listener<'a> {
     /// Declares artifacts in `context`, and writes to its log.
     #[must_use]
     pub fn new(context: &'a Context) -> Self {
-        Self { context, lines: Lines::default(), heard: Heard::default() }
+        Self { context, lines: Lines::default(), heard: Heard::default(), sending: JoinSet::new() }
     }
 
     /// Takes bytes as they come.
     pub fn push(&mut self, bytes: &[u8]) {
-        let Self { context, lines, heard } = self;
+        let Self { context, lines, heard, .. } = self;
         lines.push(bytes, |line| heard.line(&line, context));
+    }
+
+    /// Sends the partial answers that came. While that takes its time nothing more is read, so that a program that is faster
+    /// than whoever it answers waits.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: what is on its way stays so, and is waited for by the next call.
+    pub async fn pass_on(&mut self) {
+        loop {
+            while let Some(sent) = self.sending.join_next().await {
+                if let Ok(Err(refused)) = sent {
+                    self.context.log().note(&refused.what);
+                }
+            }
+            let Some(reply) = self.heard.partial.pop_front() else { return };
+            let context = self.context.clone();
+            self.sending.spawn(async move { context.answer_partly(reply).await });
+        }
     }
 
     /// Takes the end, and hands out what was told.
     #[must_use]
     pub fn finish(mut self) -> Told {
-        let Self { context, lines, heard } = &mut self;
+        let Self { context, lines, heard, .. } = &mut self;
         lines.end(|line| heard.line(&line, context));
         Told { reasons: self.heard.reasons, ignored: self.heard.complaints }
     }
@@ -248,6 +305,24 @@ impl Heard {
                 (name, What::File { path, content_type }, expires, optional)
             }
             Message::Directory { name, path, expires, optional } => (name, What::Directory { path }, expires, optional),
+            Message::Answer { json, text, base64, path, content_type, status, partial } => {
+                let Some(replies) = context.replies() else { return Err("nobody waits for an answer".to_owned()) };
+                let body = body(json, text, base64, path, context)?;
+                let status = status.map_or(Ok(Status::OK), |word| {
+                    Status::parse(&word).ok_or_else(|| "the status is no word".to_owned())
+                })?;
+                let reply = Reply { status, body: body.into(), content_type };
+                if partial {
+                    self.partial.push_back(reply);
+                    return Ok(());
+                }
+                return replies.set(reply).map_err(|error| error.to_string());
+            }
+            // A request has no artifacts; a result is what it asks for.
+            Message::Result { name, value } if name == result_name() && context.replies().is_some() => {
+                let reply = Reply::ok(value.to_string().into_bytes());
+                return context.answer(reply).map_err(|error| error.to_string());
+            }
             Message::Result { name, value } => {
                 let bytes = value.to_string().into_bytes();
                 (name, What::Inline { bytes, content_type: "application/json".to_owned() }, None, false)
@@ -283,6 +358,33 @@ impl Heard {
         };
         let need = if optional { Need::Optional } else { Need::Required };
         declare(Declaration { name, what, expires, need }, context)
+    }
+}
+
+/// What an answer says, where it says one thing.
+fn body(
+    json: Option<serde_json::Value>,
+    text: Option<String>,
+    base64: Option<String>,
+    path: Option<PathBuf>,
+    context: &Context,
+) -> Result<Vec<u8>, String> {
+    match (json, text, base64, path) {
+        (Some(json), None, None, None) => Ok(json.to_string().into_bytes()),
+        (None, Some(text), None, None) => Ok(text.into_bytes()),
+        (None, None, Some(encoded), None) => STANDARD.decode(encoded).map_err(|error| error.to_string()),
+        (None, None, None, Some(path)) => {
+            let most = context.replies().map_or(0, Replies::most);
+            let opened = beneath::root(context.workdir())
+                .and_then(|root| beneath::open(root.as_fd(), &path, Kind::File, Walk::Kernel));
+            let file = File::from(opened.map_err(|error| error.to_string())?);
+            let mut body = Vec::new();
+            file.take(most as u64 + 1).read_to_end(&mut body).map_err(|error| error.to_string())?;
+            Ok(body)
+        }
+        // An answer may be empty.
+        (None, None, None, None) => Ok(b"null".to_vec()),
+        _ => Err("it says more than one of `json`, `text`, `base64` and `path`".to_owned()),
     }
 }
 

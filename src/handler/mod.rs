@@ -17,6 +17,7 @@ pub mod log;
 pub mod message;
 pub mod process;
 pub mod program;
+pub mod request;
 pub mod schema;
 
 use std::future::Future;
@@ -28,6 +29,7 @@ use serde::de::DeserializeOwned;
 use schema::Checked;
 
 pub use context::{Cancel, CancelCause, Context, Task};
+pub use request::Request;
 
 /// Why a payload is not started. Each sentence goes into the task's log.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -14,7 +14,7 @@
 //! **Log.** Standard output and error, byte for byte.
 //!
 //! **Out.** JSON lines on descriptor 3: `artifact`, `directory`, `result`, `link`, `reference`, `error`, `step`,
-//! `progress`, `redact`; see [`Message`](super::message::Message). A program that has nothing to say need not know of it.
+//! `progress`, `redact`, and `answer` for a request; see [`Message`](super::message::Message). A program that has nothing to say need not know of it.
 //! `redact` comes before the output that holds the secret: what is written to both at once is taken from here first.
 //!
 //! **Outcome.** The exit status. 0 is completed. The environment names the others, so that no program needs to know a
@@ -408,15 +408,31 @@ async fn tell(input: Option<ChildStdin>, document: &[u8]) {
 ///
 /// Cancel safe: nothing is read that is not heeded at once.
 async fn listen(channel: &pipe::Receiver, listener: &mut Listener<'_>) {
+    // One may still be on its way, where the last look was given up.
+    listener.pass_on().await;
     while channel.readable().await.is_ok() {
-        let mut buffer = [0; PROGRAM_READ_BYTES];
-        match channel.try_read(&mut buffer) {
-            Ok(0) => return,
-            Ok(taken) => listener.push(buffer.get(..taken).unwrap_or_default()),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(_) => return,
+        if let Read::End = read(channel, listener) {
+            return;
         }
+        listener.pass_on().await;
     }
+}
+
+enum Read {
+    More,
+    End,
+}
+
+/// Apart from whatever waits, so that no wait keeps the buffer.
+fn read(channel: &pipe::Receiver, listener: &mut Listener<'_>) -> Read {
+    let mut buffer = [0; PROGRAM_READ_BYTES];
+    match channel.try_read(&mut buffer) {
+        Ok(0) => return Read::End,
+        Ok(taken) => listener.push(buffer.get(..taken).unwrap_or_default()),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+        Err(_) => return Read::End,
+    }
+    Read::More
 }
 
 fn settle(name: &str, key: &'static str, mut argv: Vec<String>) -> Result<Vec<String>, Misconfigured> {

@@ -132,6 +132,30 @@ const FAMILIES: &[Family] = &[
         each(status, |source| float(source.counts.polls_failed))
     })
     .by(SOURCE),
+    counter("source_events", "What a source of requests has counted besides claims.", |status| {
+        let of = |source: &Source| {
+            let tallies = source.tallies.iter();
+            tallies.map(|(event, count)| labeled([&source.name, event], float(*count))).collect::<Vec<_>>()
+        };
+        status.view.sources.iter().flat_map(of).collect()
+    })
+    .by(&["source", "event"]),
+    counter(
+        "activity_reports",
+        "Activity reports that the broker has confirmed; absent where no controller is told.",
+        |status| status.view.activity.iter().flat_map(|activity| one(float(activity.reports))).collect(),
+    ),
+    counter("activity_failures", "How often there was no way to report activity.", |status| {
+        status.view.activity.iter().flat_map(|activity| one(float(activity.failures))).collect()
+    }),
+    gauge("activity_up", "1 where activity can be reported.", |status| {
+        status
+            .view
+            .activity
+            .iter()
+            .flat_map(|activity| one(flag(activity.error.is_none() && activity.reports > 0)))
+            .collect()
+    }),
     gauge("source_up", "1 where the source has answered, and its last answers were no refusals.", |status| {
         each(status, |source| flag(source.polled_seconds_ago.is_some() && !source.in_trouble))
     })

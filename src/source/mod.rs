@@ -4,9 +4,12 @@
 //! each method, within the limits of [`crate::limits`], and answers with a value or a [`Refused`] that says what
 //! the caller must do next. Calls are made concurrently.
 
+pub mod amqp;
 pub mod memory;
+mod reply;
 pub mod taskcluster;
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,6 +20,7 @@ use crate::domain::outcome::Outcome;
 use crate::domain::refusal::Refusal;
 
 pub use crate::domain::poll::Manner;
+pub use reply::{Partial, Replies, Reply, Status, TooLarge};
 
 /// What a call to a source resolves to.
 pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, Refused>> + Send + 'a>>;
@@ -117,6 +121,20 @@ pub struct Grant {
     pub task: serde_json::Value,
     /// The adapter's own part: credentials and the like.
     pub claim: Claim,
+    /// Where the handler's answers go; `None` where nobody waits for any.
+    pub replies: Option<Replies>,
+}
+
+/// Something about claims that a source found out without being asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum News {
+    /// The claims of these runs are lost.
+    Lost(Vec<Run>),
+    /// There is nothing left to be polled, and there never will be.
+    Over {
+        /// Why, for the log.
+        what: String,
+    },
 }
 
 /// What an adapter needs to know of a claim it granted. Opaque to everyone else; the adapter looks inside by
@@ -253,6 +271,30 @@ pub trait Source: Send + Sync + 'static {
 
     /// Stores an artifact of the run. Repeating it is safe.
     fn upload<'a>(&'a self, claim: &'a Claim, artifact: &'a Artifact) -> Answer<'a, ()>;
+
+    /// Resolves when the source has news; never, for one that learns everything by asking. One call at a time.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    fn news(&self) -> Pin<Box<dyn Future<Output = News> + Send + '_>> {
+        Box::pin(std::future::pending())
+    }
+
+    /// How many claims the worker may hold at once, for a source that is handed work ahead of a poll. Told at the start, and
+    /// when it changes.
+    fn resized(&self, capacity: u32) {
+        let _ = capacity;
+    }
+
+    /// What it counts besides claims, by names of its own.
+    fn tallies(&self) -> BTreeMap<&'static str, u64> {
+        BTreeMap::new()
+    }
+
+    /// No claims are wanted until the next poll: one under way may be answered now, if nothing is lost by it, and what was
+    /// handed to the worker ahead of polls may go back.
+    fn unwanted(&self) {}
 
     /// Whether the run has been resolved by somebody else.
     fn canceled<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool>;

@@ -16,7 +16,7 @@ use crate::domain::worker::Room;
 use crate::handler::{Context, Handler, NotCompleted, NotPrepared, Prepared};
 use crate::host::room;
 use crate::limits::{KILL_SLACK, ROOM_EVERY};
-use crate::source::{Answer, Batch, Claim, Grant, Opened, Recovered, Refused, Source};
+use crate::source::{Answer, Batch, Claim, Grant, News, Opened, Recovered, Refused, Source};
 
 use super::examine::Examination;
 use super::guard::{Panicked, guarded};
@@ -44,6 +44,7 @@ pub(super) enum Back {
     Reclaimed { claim: Token, sent_at: Instant, answer: Result<Duration, Refused> },
     Checked { claim: Token, answer: Result<bool, Refused> },
     Looked(Condition),
+    Told { source: SourceId, news: News },
 }
 
 impl Back {
@@ -63,7 +64,8 @@ impl Back {
             | Self::Vacated { .. }
             | Self::Reclaimed { .. }
             | Self::Checked { .. }
-            | Self::Looked(_) => &[],
+            | Self::Looked(_)
+            | Self::Told { .. } => &[],
         }
     }
 
@@ -84,7 +86,8 @@ impl Back {
             | Self::Polled { .. }
             | Self::Recovered { .. }
             | Self::Deleted { .. }
-            | Self::Looked(_) => None,
+            | Self::Looked(_)
+            | Self::Told { .. } => None,
         }
     }
 }
@@ -101,6 +104,17 @@ pub(super) async fn measure(folder: PathBuf, one: Arc<Semaphore>) -> Back {
     });
     let room = tokio::time::timeout(ROOM_EVERY, measured).await.map_or(unknown, |room| room.unwrap_or(unknown));
     Back::Measured { room }
+}
+
+/// Waits for what a source has to tell. One that panics tells nothing more.
+pub(super) async fn news(source: Arc<dyn Source>, id: SourceId) -> Back {
+    match guarded(source.news()).await {
+        Ok(news) => Back::Told { source: id, news },
+        Err(Panicked(text)) => {
+            tracing::error!(panic = text, "a source panicked; it will have no more news");
+            std::future::pending().await
+        }
+    }
 }
 
 pub(super) async fn open(source: Arc<dyn Source>, id: SourceId, clock: Clock) -> Back {
@@ -206,33 +220,34 @@ pub(super) async fn prepare(
     let Some(answer) = answer.filter(|_| emptiness == Emptiness::Proven) else {
         return Back::Ended { claim, verdict: Verdict::Internal, emptiness };
     };
-    let log = context.log();
+    let note = |text: &str| tell(&context, text);
     if folder_missing(&context) {
         return Back::Prepared { claim, answer: Err(Unprepared::Host) };
     }
     let answer = match answer {
         Ok(Ok(prepared)) => Ok(prepared),
         Ok(Err(NotPrepared::Malformed(sentences))) => {
-            log.note("the payload is malformed; no task code was run:");
-            sentences.iter().for_each(|sentence| log.note(&format!("  {sentence}")));
+            context.log().note("the payload is malformed; no task code was run:");
+            sentences.iter().for_each(|sentence| context.log().note(&format!("  {sentence}")));
+            explain(&context, &format!("the payload is malformed: {}", sentences.join("; ")));
             Err(Unprepared::Malformed)
         }
         Ok(Err(NotPrepared::Unavailable(sentence))) => {
-            log.note(&format!("not started, for want of something the payload declares: {sentence}"));
+            note(&format!("not started, for want of something the payload declares: {sentence}"));
             Err(Unprepared::Unavailable)
         }
         Ok(Err(NotPrepared::Internal(sentence))) => {
-            log.note(&format!("not started, the worker is at fault: {sentence}"));
+            note(&format!("not started, the worker is at fault: {sentence}"));
             Err(Unprepared::Internal)
         }
         Ok(Err(NotPrepared::Host(sentence))) => {
             tracing::error!(claim.run = %context.task().run, "the host is at fault: {sentence}");
-            log.note(&format!("not started and handed back, this host is at fault: {sentence}"));
+            note(&format!("not started and handed back, this host is at fault: {sentence}"));
             Err(Unprepared::Host)
         }
         Err(Panicked(text)) => {
             tracing::error!(claim.run = %context.task().run, panic = text, "the handler panicked while it prepared");
-            log.note("not started: the handler panicked while it prepared; the worker's log says more");
+            note("not started: the handler panicked while it prepared; the worker's log says more");
             Err(Unprepared::Internal)
         }
     };
@@ -274,38 +289,50 @@ fn folder_missing(context: &Context) -> bool {
 }
 
 fn verdict(ended: Result<Result<(), NotCompleted>, Panicked>, context: &Context) -> Verdict {
-    let log = context.log();
+    let note = |text: &str| tell(context, text);
     if folder_missing(context) {
         return Verdict::Host;
     }
     match ended {
         Ok(Ok(())) => Verdict::Completed,
         Ok(Err(NotCompleted::Failed(sentence))) => {
-            log.note(&format!("failed: {sentence}"));
+            note(&format!("failed: {sentence}"));
             Verdict::Failed
         }
         Ok(Err(NotCompleted::Intermittent(sentence))) => {
-            log.note(&format!("failed, and asks to be run again: {sentence}"));
+            note(&format!("failed, and asks to be run again: {sentence}"));
             Verdict::Intermittent
         }
         Ok(Err(NotCompleted::Unavailable(sentence))) => {
-            log.note(&format!("not completed, for want of something: {sentence}"));
+            note(&format!("not completed, for want of something: {sentence}"));
             Verdict::Unavailable
         }
         Ok(Err(NotCompleted::Internal(sentence))) => {
-            log.note(&format!("not completed, the worker is at fault: {sentence}"));
+            note(&format!("not completed, the worker is at fault: {sentence}"));
             Verdict::Internal
         }
         Ok(Err(NotCompleted::Host(sentence))) => {
             tracing::error!(claim.run = %context.task().run, "the host is at fault: {sentence}");
-            log.note(&format!("not completed and handed back, this host is at fault: {sentence}"));
+            note(&format!("not completed and handed back, this host is at fault: {sentence}"));
             Verdict::Host
         }
         Err(Panicked(text)) => {
             tracing::error!(claim.run = %context.task().run, panic = text, "the handler panicked");
-            log.note("the handler panicked; the worker's log says more");
+            note("the handler panicked; the worker's log says more");
             Verdict::Internal
         }
+    }
+}
+
+/// Says in the task's log, and to whoever waits for an answer, how it went.
+fn tell(context: &Context, text: &str) {
+    context.log().note(text);
+    explain(context, text);
+}
+
+fn explain(context: &Context, text: &str) {
+    if let Some(replies) = context.replies() {
+        replies.explain(text);
     }
 }
 

@@ -30,6 +30,7 @@ impl Engine {
             After::AskAgain => {}
         }
         let Some(mut live) = self.live.remove(&claim) else { return };
+        self.control.pulse.hold(self.live.len());
         if self.left_over_ended(claim, live.feed, end) {
             live.calls.iter().for_each(AbortHandle::abort);
             return;

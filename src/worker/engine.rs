@@ -9,7 +9,7 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::JoinSet;
 
 use crate::domain::claim::KillCause;
-use crate::domain::id::{Deployment, SourceId, Token};
+use crate::domain::id::{Deployment, Run, SourceId, Token};
 use crate::domain::journal::{EntryId, Held};
 use crate::domain::outcome::{Emptiness, Unprepared, Verdict};
 use crate::domain::refusal::Refusal;
@@ -26,7 +26,7 @@ use crate::host::presence::Presence;
 use crate::host::room;
 use crate::host::spare::Spares;
 use crate::limits::HANDLERS_DROP_WAIT;
-use crate::source::{Batch, Grant, Recovered, Refused};
+use crate::source::{Batch, Grant, News, Recovered, Refused};
 
 use super::calls::{self, Back};
 use super::counters::{Counters, count};
@@ -40,7 +40,10 @@ use super::settle::Store;
 use super::threads::Threads;
 use super::timeline::{self, Phase};
 use super::view::Note;
-use super::{Command, Control, Feed, Order, Settings, Worker};
+use super::{Claiming, Command, Control, Feed, Order, Settings, Worker};
+
+/// How many claims are remembered that were said to be lost and are not known.
+const LOST_EARLY_MAX: usize = 1024;
 
 pub(super) struct Engine {
     pub(super) rules: rules::Worker,
@@ -61,6 +64,8 @@ pub(super) struct Engine {
     pub(super) said: HashMap<SourceId, String>,
     /// Sources whose missing scopes for recoveries were told of.
     unrecovered: HashSet<SourceId>,
+    /// Claims that a source said were lost before the poll that brought them was taken in.
+    lost_early: HashSet<Run>,
     pub(super) tracks: Vec<Track>,
     pub(super) hour: Hour,
     pub(super) began: Moment,
@@ -72,6 +77,8 @@ pub(super) struct Engine {
     pub(super) noticed: Option<Noticed>,
     tokens: u64,
     seed: u64,
+    /// Whether claims are wanted, as far as the rules go.
+    wanting: bool,
     exit: Option<Exit>,
     pub(super) journal: Journal,
     /// How each source's claims are called in the journal.
@@ -131,8 +138,10 @@ impl Engine {
             live: HashMap::new(),
             said: HashMap::new(),
             unrecovered: HashSet::new(),
+            lost_early: HashSet::new(),
             tokens: left_over.len() as u64,
             seed,
+            wanting: true,
             exit: None,
             journal,
             claimants,
@@ -159,6 +168,10 @@ impl Engine {
         left_over.iter().for_each(|left| drop(self.live.insert(left.token, Live::new(usize::from(left.source.0)))));
         self.happened(Event::LeftOver(left_over));
         self.say_recovered();
+        self.resize();
+        for index in 0..self.feeds.len() {
+            self.listen(source_id(index));
+        }
         self.happened(Event::Measured(self.room));
         self.calls.spawn(calls::measure(self.folder.tasks().to_owned(), Arc::clone(&self.measuring)));
         self.happened(Event::Tick);
@@ -200,6 +213,10 @@ impl Engine {
 
     pub(super) fn happened(&mut self, event: Event) {
         self.rules.handle(event, self.clock.now());
+        let wanting = matches!(self.rules.claiming(), Claiming::Asking | Claiming::Full);
+        if std::mem::replace(&mut self.wanting, wanting) && !wanting {
+            self.feeds.iter().for_each(|feed| feed.source.unwanted());
+        }
     }
 
     fn order(&mut self, order: Order) {
@@ -238,6 +255,7 @@ impl Engine {
     fn reconfigure(&mut self, settings: Settings) {
         let Settings { work_dir, seed, clock, recorder, .. } = self.settings.clone();
         self.settings = Settings { work_dir, seed, clock, recorder, ..settings };
+        self.resize();
         self.happened(Event::Reconfigured(Box::new(self.settings.policy())));
         self.happened(Event::Measured(self.room));
     }
@@ -292,7 +310,10 @@ impl Engine {
                     count(&self.counters().polls_failed);
                     self.tally(usize::from(source.0), |counts| counts.polls_failed += 1);
                 }
-                Event::Polled { source, lane, sent_at, answer }
+                let brought: Vec<Token> =
+                    answer.iter().flat_map(|haul| &haul.claims).map(|claim| claim.token).collect();
+                self.happened(Event::Polled { source, lane, sent_at, answer });
+                return self.drop_lost(&brought);
             }
             Back::Recovered { source, sent_at, answer } => {
                 let answer = match answer {
@@ -300,6 +321,10 @@ impl Engine {
                     Err(refused) => Err(self.recovery_refusal(source, refused)),
                 };
                 Event::Recovered { source, sent_at, answer }
+            }
+            Back::Told { source, news } => {
+                self.listen(source);
+                return self.told(source, news);
             }
             Back::Looked(condition) => Event::Looked(condition),
             Back::Claimed { claim, sent_at, answer } => self.claimed(claim, sent_at, answer),
@@ -330,6 +355,9 @@ impl Engine {
             }
             Back::Reclaimed { claim, sent_at, answer } => {
                 crash_point("reclaimed");
+                if answer.is_ok() {
+                    self.control.pulse.receive();
+                }
                 count(if answer.is_ok() { &self.counters().reclaims } else { &self.counters().reclaims_failed });
                 let now = self.clock.now();
                 let feed = self.live.get_mut(&claim).map(|live| {
@@ -350,6 +378,49 @@ impl Engine {
             }
         };
         self.happened(event);
+    }
+
+    fn resize(&self) {
+        self.feeds.iter().for_each(|feed| feed.source.resized(self.settings.capacity));
+    }
+
+    fn listen(&mut self, id: SourceId) {
+        if let Some(feed) = self.feeds.get(usize::from(id.0)) {
+            self.calls.spawn(calls::news(Arc::clone(&feed.source), id));
+        }
+    }
+
+    /// What a source found out by itself.
+    fn told(&mut self, source: SourceId, news: News) {
+        match news {
+            News::Lost(runs) => {
+                let index = usize::from(source.0);
+                for run in runs {
+                    let held = |(_, live): &(&Token, &Live)| {
+                        live.feed == index && live.claim.as_ref().is_some_and(|claim| *claim.run() == run)
+                    };
+                    match self.live.iter().find(held).map(|(claim, _)| *claim) {
+                        Some(claim) => self.happened(Event::Lost { claim }),
+                        None => {
+                            if self.lost_early.len() >= LOST_EARLY_MAX {
+                                self.lost_early.clear();
+                            }
+                            self.lost_early.insert(run);
+                        }
+                    }
+                }
+            }
+            News::Over { what } if self.feeds.len() == 1 => {
+                tracing::info!(
+                    source = self.source_name(source),
+                    "{what}: what is held is finished, and then the worker ends"
+                );
+                self.happened(Event::Drain);
+            }
+            News::Over { what } => {
+                tracing::warn!(source = self.source_name(source), "{what}: it is looked for now and then");
+            }
+        }
     }
 
     /// A payload may still be there: its slot waits for its end, unless the operator wants it otherwise.
@@ -440,6 +511,19 @@ impl Engine {
         haul
     }
 
+    /// Gives up what was brought and lost meanwhile.
+    fn drop_lost(&mut self, brought: &[Token]) {
+        if self.lost_early.is_empty() {
+            return;
+        }
+        for claim in brought {
+            let run = self.live.get(claim).and_then(|live| live.claim.as_ref()).map(|held| held.run().clone());
+            if run.is_some_and(|run| self.lost_early.remove(&run)) {
+                self.happened(Event::Lost { claim: *claim });
+            }
+        }
+    }
+
     fn found(&mut self, source: SourceId, sent_at: Moment, found: Recovered) -> Found {
         let missed = found.missed.map(|refused| self.recovery_refusal(source, refused));
         Found { claims: found.grants.into_iter().map(|grant| self.bring(source, sent_at, grant)).collect(), missed }
@@ -449,10 +533,12 @@ impl Engine {
         let token = self.token();
         count(&self.counters().claims);
         self.tally(usize::from(source.0), |counts| counts.claims += 1);
+        self.control.pulse.receive();
         let brought = Brought { token, run: grant.run.clone(), length: grant.lease };
         let mut live = Live::new(usize::from(source.0));
         live.granted(grant, sent_at, self.recording(), self.clock.now());
         self.live.insert(token, live);
+        self.control.pulse.hold(self.live.len());
         brought
     }
 
@@ -466,6 +552,8 @@ impl Engine {
             Ok(grant) => {
                 crash_point("claim-answered");
                 count(&self.counters().claims);
+                self.control.pulse.receive();
+                self.control.pulse.hold(self.live.len());
                 let length = grant.lease;
                 let recording = self.recording();
                 if let Some(live) = self.live.get_mut(&claim) {

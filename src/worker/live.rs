@@ -14,7 +14,7 @@ use crate::domain::trace::TraceParent;
 use crate::handler::artifact::Artifacts;
 use crate::handler::log::{LogLimits, TaskLog};
 use crate::handler::{Cancel, CancelCause, Context, Prepared, Task};
-use crate::source::{Claim, Grant, Message};
+use crate::source::{Claim, Grant, Message, Replies};
 
 use super::Feed;
 use super::record::Trace;
@@ -54,6 +54,7 @@ pub(super) struct Live {
     /// Where its spans belong, if any are recorded.
     pub(super) recorded: Option<Trace>,
     definition: serde_json::Value,
+    replies: Option<Replies>,
     cancel: watch::Sender<Option<Cancel>>,
     lease_ends: watch::Sender<Instant>,
 }
@@ -94,6 +95,7 @@ impl Live {
             trace: None,
             recorded: None,
             definition: serde_json::Value::Null,
+            replies: None,
             cancel: watch::Sender::new(None),
             lease_ends: watch::Sender::new(Instant::ORIGIN),
         }
@@ -107,6 +109,7 @@ impl Live {
         self.definition = grant.task;
         let trace = trace_of(&self.definition);
         (self.trace, self.recorded) = (Some(trace.passed_on(recording)), trace.recorded(recording));
+        self.replies = grant.replies;
         self.claim = Some(grant.claim);
     }
 
@@ -148,7 +151,8 @@ impl Live {
             clock,
         )
         .within(enclosure)
-        .of_spares(spares);
+        .of_spares(spares)
+        .answering(self.replies.take());
         let job = Job { context, folder };
         self.job = Some(job.clone());
         job

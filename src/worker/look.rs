@@ -81,6 +81,7 @@ impl Engine {
             last_hour,
             counts: self.control.counts(),
             host: self.host(),
+            activity: self.control.pulse().told(),
             containment: self.containment().level().as_str().to_owned(),
             notice: self.noticed.map(|noticed| Notice {
                 seconds_ago: seconds(noticed.at, now),
@@ -118,6 +119,7 @@ impl Engine {
                 in_a_row: refused.in_a_row,
             }),
             counts: track.counts,
+            tallies: feed.source.tallies().into_iter().map(|(name, count)| (name.to_owned(), count)).collect(),
         };
         looked.map(look).collect()
     }

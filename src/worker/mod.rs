@@ -16,6 +16,7 @@ mod hour;
 mod live;
 pub mod look;
 mod named;
+pub mod pulse;
 pub mod record;
 mod settle;
 mod steer;
@@ -45,6 +46,7 @@ use crate::host::containment::{self, Containment};
 use crate::host::notice::Origin;
 use counters::{Counters, Counts, count};
 pub use named::NotOne;
+use pulse::Pulse;
 pub use record::Recorder;
 pub use steer::{Shown, Told};
 pub use view::{Note, View};
@@ -172,6 +174,7 @@ pub struct Control {
     wake: Arc<Notify>,
     counters: Arc<Counters>,
     containment: Arc<OnceLock<Containment>>,
+    pulse: Arc<Pulse>,
 }
 
 #[derive(Debug)]
@@ -229,8 +232,13 @@ impl Worker {
     #[must_use]
     pub fn new(settings: Settings, feeds: Vec<Feed>) -> Self {
         let (sender, orders) = mpsc::channel(ORDERS_MAX);
-        let control =
-            Control { orders: sender, wake: Arc::default(), counters: Arc::default(), containment: Arc::default() };
+        let control = Control {
+            orders: sender,
+            wake: Arc::default(),
+            counters: Arc::default(),
+            containment: Arc::default(),
+            pulse: Arc::default(),
+        };
         Self { settings, feeds, orders, control }
     }
 
@@ -412,6 +420,12 @@ impl Control {
     #[must_use]
     pub fn containment(&self) -> Option<&Containment> {
         self.containment.get()
+    }
+
+    /// What the worker leaves for those who report that it is alive.
+    #[must_use]
+    pub fn pulse(&self) -> Arc<Pulse> {
+        Arc::clone(&self.pulse)
     }
 
     /// The counters.

@@ -6,6 +6,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use super::counters::{Counts, SourceCounts};
@@ -53,6 +55,9 @@ pub struct View {
     /// What became of the spans of ended claims, where any are recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spans: Option<Spans>,
+    /// What becomes of activity reports, where a controller is told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activity: Option<Activity>,
     /// What happens next by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<Next>,
@@ -209,6 +214,20 @@ impl Note {
     }
 }
 
+/// What becomes of activity reports.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Activity {
+    /// The exchange that they go to.
+    pub exchange: String,
+    /// How many the broker has confirmed.
+    pub reports: u64,
+    /// How often there was no way to report.
+    pub failures: u64,
+    /// Why there is none at present.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
 /// A place that claims come from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Source {
@@ -231,6 +250,9 @@ pub struct Source {
     /// What has been counted of it since the start.
     #[serde(default)]
     pub counts: SourceCounts,
+    /// What it has counted itself.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub tallies: BTreeMap<String, u64>,
 }
 
 /// A refusal.

@@ -48,7 +48,13 @@ impl Rig for Azurite {
     fn can(&self, need: Need) -> bool {
         match need {
             Need::Messages | Need::Redelivery | Need::Garbage => true,
-            Need::Claims | Need::Waits | Need::Recovery | Need::LeaseEnd | Need::Artifacts | Need::Links => false,
+            Need::Claims
+            | Need::History
+            | Need::Waits
+            | Need::Recovery
+            | Need::LeaseEnd
+            | Need::Artifacts
+            | Need::Links => false,
         }
     }
 

@@ -16,6 +16,8 @@ pub(crate) type Fut<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 pub(crate) enum Need {
     /// Claims can be made and resolved; not so at bare queue storage.
     Claims,
+    /// The service keeps runs, their order and their ends, and tasks can be canceled.
+    History,
     /// The source hands out messages.
     Messages,
     /// The source waits for a task.

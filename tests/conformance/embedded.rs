@@ -34,7 +34,7 @@ impl Rig for Embedded {
     fn can(&self, need: Need) -> bool {
         let azure = self.dialect == Dialect::Azure;
         match need {
-            Need::Claims | Need::LeaseEnd | Need::Artifacts | Need::Links => true,
+            Need::Claims | Need::History | Need::LeaseEnd | Need::Artifacts | Need::Links => true,
             Need::Messages | Need::Redelivery => azure,
             Need::Waits | Need::Recovery => !azure,
             Need::Garbage => false,

@@ -36,7 +36,7 @@ impl Rig for InMemory {
     fn can(&self, need: Need) -> bool {
         let messages = matches!(self.style, Style::Messages { .. });
         match need {
-            Need::Claims | Need::LeaseEnd | Need::Artifacts | Need::Links => true,
+            Need::Claims | Need::History | Need::LeaseEnd | Need::Artifacts | Need::Links => true,
             Need::Messages | Need::Redelivery | Need::Garbage => messages,
             Need::Waits | Need::Recovery => !messages,
         }

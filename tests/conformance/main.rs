@@ -1,7 +1,7 @@
 //! One suite for every source: what the port promises, checked against whatever serves it.
 //!
 //! The adapters are a queue in memory, the embedded queue in both dialects, the poll-and-delete half against Azurite
-//! (`JOURNEYMAN_TEST_AZURITE`), and any real service (`JOURNEYMAN_TEST_ROOT_URL`, `…_CLIENT_ID`, `…_ACCESS_TOKEN`,
+//! (`JOURNEYMAN_TEST_AZURITE`), requests of RabbitMQ (`JOURNEYMAN_TEST_AMQP`), and any real service (`JOURNEYMAN_TEST_ROOT_URL`, `…_CLIENT_ID`, `…_ACCESS_TOKEN`,
 //! `…_PROTOCOL` as `azure` or `claim-work`, and, if wanted, `…_CERTIFICATE` and `…_TASK_QUEUE`). There, leases of 20 minutes are
 //! waited for: together, or one after the other where a task queue is named. An argument runs only the cases whose
 //! `adapter: name` contains it.
@@ -23,6 +23,7 @@ mod bench;
 mod cases;
 mod embedded;
 mod in_memory;
+mod requests;
 mod service;
 
 use std::process::ExitCode;
@@ -50,6 +51,7 @@ async fn run(filter: &str) -> ExitCode {
         embedded::adapter(Dialect::Azure),
         embedded::adapter(Dialect::ClaimWork),
         azurite::adapter(),
+        requests::adapter(),
         service::adapter(),
     ];
     let all = adapters.len();

@@ -53,7 +53,7 @@ impl Rig for RealService {
     fn can(&self, need: Need) -> bool {
         let azure = self.service.dialect == Dialect::Azure;
         match need {
-            Need::Claims | Need::Artifacts | Need::Links => true,
+            Need::Claims | Need::History | Need::Artifacts | Need::Links => true,
             Need::Messages => azure,
             Need::Waits | Need::Recovery => !azure,
             Need::LeaseEnd => true,

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex};
 use journeyman::control::Status;
 use journeyman::observe::http::{Door, Look, Reach, serve};
 use journeyman::worker::counters::{Counts, Ends, SourceCounts};
-use journeyman::worker::view::{Blocked, Host, Next, Note, Notice, Outcomes, Source, SourceError, State, Task, View};
+use journeyman::worker::view::{
+    Activity, Blocked, Host, Next, Note, Notice, Outcomes, Source, SourceError, State, Task, View,
+};
 use tokio::task::JoinSet;
 
 /// A worker with two sources that holds nothing.
@@ -21,8 +23,10 @@ pub(crate) fn idle() -> Status {
         next_poll_in_seconds: None,
         error: None,
         counts: SourceCounts { polls: 17, ..SourceCounts::default() },
+        tallies: Default::default(),
     };
     let view = View {
+        activity: None,
         state: State::Running,
         not_claiming: None,
         blocked: None,
@@ -109,6 +113,9 @@ pub(crate) fn draining() -> Status {
     status.view.notice = Some(Notice { seconds_ago: 12.0, to_last_end_seconds: Some(3.5) });
     status.view.counts.notices = 1;
     status.view.counts.notices_aws = 1;
+    status.view.sources[0].tallies.insert("answers".to_owned(), 12);
+    status.view.activity =
+        Some(Activity { exchange: "core-activity-xchg".to_owned(), reports: 7, failures: 1, error: None });
     status
 }
 

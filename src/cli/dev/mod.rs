@@ -124,7 +124,7 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
         log::start(&config.log, log::color(environment));
         let dev = Dev::start(&arguments, config, &room.0).await?;
         let failed = dev.queue.failed();
-        return unless(failed, demo::run(dev, &room.0, signals, environment)).await;
+        return Box::pin(unless(failed, demo::run(dev, &room.0, signals, environment))).await;
     }
     // The demo is over before anybody could look for its note, and must not be in the way of a `dev` that stays.
     let place = NotePlace::take(&state_dir(environment))?;
@@ -244,7 +244,7 @@ impl Dev {
     }
 
     fn note(&self) -> DevNote {
-        let queues = self.config.source.values().map(|source| source.task_queue.to_string());
+        let queues = self.config.source.values().filter_map(Source::tasks).map(|tasks| tasks.task_queue.to_string());
         let (first, rest): (Vec<_>, Vec<_>) = queues.partition(|queue| *queue == format!("dev/{COMMAND}"));
         DevNote {
             root_url: self.queue.root_url().to_owned(),
@@ -311,24 +311,18 @@ async fn start_queue(arguments: &DevArgs, token: &Secret, room: &Path) -> Result
 }
 
 fn source(handler: &str, protocol: Protocol, root_url: &str, token: &Secret) -> Result<Source, Failure> {
-    let root_url = root_url.parse().map_err(|what| Failure::new(Exit::Internal, what))?;
-    let task_queue = format!("dev/{handler}")
+    let root_url: values::Url = root_url.parse().map_err(|what| Failure::new(Exit::Internal, what))?;
+    let task_queue: TaskQueue = format!("dev/{handler}")
         .parse()
         .map_err(|what| Failure::new(Exit::Config, format!("[handler.{handler}] cannot be served by dev: {what}")))?;
     Ok(Source {
         kind: SourceKind::Taskcluster,
         protocol,
-        root_url,
-        queue_url: None,
-        task_queue,
+        root_url: Some(root_url),
+        task_queue: Some(task_queue),
         client_id: Some(CLIENT_ID.to_owned()),
-        access_token_file: None,
         access_token: Some(token.clone()),
-        certificate_file: None,
-        certificate: None,
-        queue_hosts: Vec::new(),
-        allow_hosts: Vec::new(),
         artifact_storage: ArtifactStorage::S3,
-        handler: handler.to_owned(),
+        ..Source::requests(handler)
     })
 }

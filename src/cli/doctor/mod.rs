@@ -4,6 +4,7 @@
 //! It changes nothing but for one empty file in the work folder, which it takes away again, and it starts no task. No secret
 //! is part of what it says.
 
+mod broker;
 mod host;
 mod remote;
 
@@ -21,6 +22,7 @@ use super::inspect;
 use super::output::{self, Format};
 use super::settings::{NoFlags, Settings};
 use crate::config::problem::Severity;
+use crate::config::schema::SourceKind;
 use crate::config::{Environment, Loaded, telemetry};
 use crate::limits::DOCTOR_TIME;
 use crate::redact;
@@ -195,10 +197,13 @@ async fn look(loaded: &Loaded, environment: &Environment) -> Vec<Check> {
         });
     };
     for (source_name, source) in &loaded.config.source {
-        begin(
-            source_name,
-            Box::pin(remote::source(source_name.clone(), source.clone(), name.clone(), environment.clone())),
-        );
+        let (source_name, source, name) = (source_name.clone(), source.clone(), name.clone());
+        let (environment, config) = (environment.clone(), loaded.config.clone());
+        let looks: Looks = match source.kind {
+            SourceKind::Taskcluster => Box::pin(remote::source(source_name.clone(), source, name, environment)),
+            SourceKind::Amqp => Box::pin(broker::source(source_name.clone(), source, config, environment)),
+        };
+        begin(&source_name, looks);
     }
     begin("cloud", Box::pin(host::cloud(loaded.config.host.clone())));
     let config = loaded.config.clone();

@@ -10,7 +10,7 @@ use crate::cli::place;
 use crate::config::Environment;
 use crate::config::schema::{Protocol, Source};
 use crate::config::secrets::Credentials;
-use crate::config::values::SecretFile;
+use crate::config::values::{Queue, SecretFile, Url};
 use crate::domain::refusal::Refusal;
 use crate::limits::{DOCTOR_CALL_TIME, DOCTOR_STEP_TIME};
 use crate::source::taskcluster::{Api, ApiSettings, Known, Pending, Timeouts};
@@ -24,7 +24,9 @@ const CERTIFICATE_SOON: SignedDuration = SignedDuration::from_hours(7 * 24);
 
 /// Looks at a source.
 pub(super) async fn source(name: String, source: Source, own: Name, environment: Environment) -> Vec<Check> {
-    let mut look = Look { name, source, own, environment, checks: Vec::new() };
+    let Some(tasks) = source.tasks() else { return Vec::new() };
+    let (root_url, task_queue) = (tasks.root_url.clone(), tasks.task_queue.clone());
+    let mut look = Look { name, source, root_url, task_queue, own, environment, checks: Vec::new() };
     // Each step ends what cannot go on without it.
     _ = look.steps().await;
     look.checks
@@ -33,6 +35,8 @@ pub(super) async fn source(name: String, source: Source, own: Name, environment:
 struct Look {
     name: String,
     source: Source,
+    root_url: Url,
+    task_queue: Queue,
     own: Name,
     environment: Environment,
     checks: Vec<Check>,
@@ -40,7 +44,7 @@ struct Look {
 
 impl Look {
     async fn steps(&mut self) -> Option<()> {
-        let url = self.source.queue_url.as_ref().unwrap_or(&self.source.root_url).as_str().to_owned();
+        let url = self.source.queue_url.as_ref().unwrap_or(&self.root_url).as_str().to_owned();
         let url = url::Url::parse(&url).ok()?;
         let host = url.host_str()?.trim_matches(['[', ']']).to_owned();
         let port = url.port_or_known_default()?;
@@ -105,7 +109,7 @@ impl Look {
     fn api(&mut self, credentials: Option<crate::source::taskcluster::Credentials>) -> Option<Api> {
         let source = &self.source;
         let settings = ApiSettings {
-            root_url: source.root_url.as_str().to_owned(),
+            root_url: self.root_url.as_str().to_owned(),
             queue_url: source.queue_url.as_ref().map(|url| url.as_str().to_owned()),
             credentials,
             proxy: None,
@@ -176,7 +180,7 @@ impl Look {
     }
 
     async fn credentials(&mut self) -> Option<()> {
-        let queue = self.source.task_queue.to_string();
+        let queue = self.task_queue.to_string();
         let Some(client) = self.source.client_id.clone() else {
             self.warning(
                 "credentials",
@@ -226,7 +230,7 @@ impl Look {
     }
 
     fn needed(&self) -> Vec<String> {
-        let queue = self.source.task_queue.to_string();
+        let queue = self.task_queue.to_string();
         let worker = format!("queue:worker-id:{}/{}", self.own.group, self.own.id);
         match self.source.protocol {
             Protocol::ClaimWork => vec![format!("queue:claim-work:{queue}"), worker],
@@ -248,7 +252,7 @@ impl Look {
             );
             return;
         }
-        let queue = &self.source.task_queue;
+        let queue = &self.task_queue;
         let mut useful = vec!["queue:status:*".to_owned()];
         if self.source.protocol == Protocol::ClaimWork {
             useful.extend([format!("queue:claimed-list:{queue}"), "queue:reclaim-task:*".to_owned()]);

@@ -191,6 +191,8 @@ pub enum Happening {
     },
     /// The answer to a check: whether the run was resolved by somebody else.
     Checked(Result<bool, Refusal>),
+    /// The source found out by itself that the claim is not ours any more.
+    Lost,
     /// The worker has to go, at the latest by `deadline`.
     HandBack {
         /// When the host goes; `None` is not known.

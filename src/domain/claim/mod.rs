@@ -220,6 +220,7 @@ impl Machine {
             Happening::Reported(answer) => self.on_reported(answer, now, jitter, acts),
             Happening::Reclaimed { sent_at, answer } => self.on_reclaimed(sent_at, answer, now, jitter, acts),
             Happening::Checked(answer) => self.on_checked(answer, now, acts),
+            Happening::Lost => self.lose(Loss::Refused, acts),
             Happening::HandBack { deadline } => self.on_hand_back(deadline, now, acts),
             Happening::Ordered(order) => self.on_ordered(order, now, acts),
             Happening::PollOut if self.poll == Poll::Over => self.poll = Poll::Out,

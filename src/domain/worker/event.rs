@@ -170,6 +170,11 @@ pub enum Event {
         /// What.
         order: claim::Order,
     },
+    /// The source found out by itself that this claim is not ours any more.
+    Lost {
+        /// The claim.
+        claim: Token,
+    },
     /// Something may have become pending at this source.
     Wake(SourceId),
     /// Ask for nothing until then, or until [`Event::Resume`]; what is held goes on.

@@ -363,6 +363,7 @@ impl Worker {
             }
             Event::Checked { claim, answer } => self.tell(claim, Happening::Checked(answer), now),
             Event::Ordered { claim, order } => self.on_ordered(claim, order, now),
+            Event::Lost { claim } => self.tell(claim, Happening::Lost, now),
             Event::Wake(source) => {
                 if let Some(feed) = self.feeds.get_mut(usize::from(source.0)) {
                     feed.poller.wake(now);

@@ -266,7 +266,7 @@ fn grant(claim: CheckedClaim) -> Grant {
     let CheckedClaim { granted, task } = claim;
     let task_expires = task.get("expires").and_then(Value::as_str).map(str::to_owned);
     let part = Part { credentials: Swap::new(granted.credentials), task_expires };
-    Grant { claim: Claim::new(granted.run.clone(), part), run: granted.run, lease: granted.lease, task }
+    Grant { claim: Claim::new(granted.run.clone(), part), run: granted.run, lease: granted.lease, task, replies: None }
 }
 
 /// What to call a claim that may not be one.

@@ -257,6 +257,7 @@ mod tests {
 
     fn status(state: State) -> Status {
         let source = |name: &str, error| Source {
+            tallies: std::collections::BTreeMap::new(),
             name: name.to_owned(),
             what: "prov/linux at tc.example.com, claim-work".to_owned(),
             step: "asked".to_owned(),
@@ -268,6 +269,7 @@ mod tests {
             counts: crate::worker::counters::SourceCounts::default(),
         };
         let view = View {
+            activity: None,
             state,
             not_claiming: (state == State::Paused).then(|| "paused until `journeyman resume`".to_owned()),
             blocked: None,

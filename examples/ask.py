@@ -1,0 +1,36 @@
+#!/usr/bin/env python3
+"""Asks a worker on an AMQP request queue: ask.py QUEUE PATH BODY. Needs pika. The address is WORKER_AMQP_URI's."""
+
+import os
+import sys
+import uuid
+
+import pika
+
+queue, path, body = sys.argv[1:4]
+address = os.environ.get("WORKER_AMQP_URI", "amqp://guest:guest@127.0.0.1:5672/%2f")
+channel = pika.BlockingConnection(pika.URLParameters(address)).channel()
+# A controller would do this.
+channel.queue_declare(queue)
+correlation_id = str(uuid.uuid4())
+
+
+def answered(channel, _method, properties, answer):
+    if properties.correlation_id != correlation_id:
+        return
+    print(properties.headers["x-status"].decode(), answer.decode(), flush=True)
+    if not properties.headers.get("x-non-terminating-response"):
+        channel.stop_consuming()
+
+
+channel.basic_consume("amq.rabbitmq.reply-to", answered, auto_ack=True)
+channel.basic_publish(
+    "",
+    queue,
+    body,
+    pika.BasicProperties(
+        reply_to="amq.rabbitmq.reply-to", correlation_id=correlation_id, headers={"x-rpc-path": path.encode()}
+    ),
+    mandatory=True,
+)
+channel.start_consuming()

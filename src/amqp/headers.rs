@@ -1,0 +1,68 @@
+//! Headers as others write them: the same text comes as a byte array, as a long string or as a short one, by which
+//! library its author uses.
+#![expect(clippy::wildcard_enum_match_arm, reason = "of the types that a header may have, these count")]
+
+use lapin::types::{AMQPValue, FieldTable};
+
+/// A header's text, of whatever type, where it is text in UTF-8.
+#[must_use]
+pub fn text<'a>(table: &'a FieldTable, name: &str) -> Option<&'a str> {
+    match table.inner().get(name)? {
+        AMQPValue::LongString(text) => std::str::from_utf8(text.as_bytes()).ok(),
+        AMQPValue::ByteArray(bytes) => std::str::from_utf8(bytes.as_slice()).ok(),
+        AMQPValue::ShortString(text) => Some(text.as_str()),
+        _ => None,
+    }
+}
+
+/// A header's whole number, of whatever width, where it is not negative.
+#[must_use]
+pub fn number(table: &FieldTable, name: &str) -> Option<u64> {
+    match table.inner().get(name)? {
+        AMQPValue::ShortShortInt(number) => (*number).try_into().ok(),
+        AMQPValue::ShortShortUInt(number) => Some((*number).into()),
+        AMQPValue::ShortInt(number) => (*number).try_into().ok(),
+        AMQPValue::ShortUInt(number) => Some((*number).into()),
+        AMQPValue::LongInt(number) => (*number).try_into().ok(),
+        AMQPValue::LongUInt(number) => Some((*number).into()),
+        AMQPValue::LongLongInt(number) => (*number).try_into().ok(),
+        AMQPValue::Timestamp(number) => Some(*number),
+        _ => None,
+    }
+}
+
+/// Every header that is text, in the order of their names.
+pub fn texts(table: &FieldTable) -> impl Iterator<Item = (&str, &str)> {
+    table.inner().keys().filter_map(|name| Some((name.as_str(), text(table, name.as_str())?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_read_from_each_type_that_it_comes_in_and_from_no_other() {
+        let mut table = FieldTable::default();
+        table.insert("x".into(), AMQPValue::ByteArray(b"/echo".to_vec().into()));
+        table.insert("s".into(), AMQPValue::LongString("/echo".into()));
+        table.insert("binary".into(), AMQPValue::ByteArray(vec![0xff, 0xfe].into()));
+        table.insert("number".into(), AMQPValue::LongInt(7));
+        table.insert("void".into(), AMQPValue::Void);
+        assert_eq!((text(&table, "x"), text(&table, "s")), (Some("/echo"), Some("/echo")));
+        for odd in ["binary", "number", "void", "missing"] {
+            assert_eq!(text(&table, odd), None, "{odd}");
+        }
+        assert_eq!(texts(&table).collect::<Vec<_>>(), [("s", "/echo"), ("x", "/echo")]);
+    }
+
+    #[test]
+    fn a_number_is_read_in_every_width_and_never_below_zero() {
+        let mut table = FieldTable::default();
+        table.insert("a".into(), AMQPValue::ShortShortInt(1));
+        table.insert("b".into(), AMQPValue::LongLongInt(2));
+        table.insert("c".into(), AMQPValue::LongInt(-1));
+        table.insert("d".into(), AMQPValue::LongString("3".into()));
+        assert_eq!((number(&table, "a"), number(&table, "b")), (Some(1), Some(2)));
+        assert_eq!((number(&table, "c"), number(&table, "d")), (None, None));
+    }
+}

@@ -1,0 +1,218 @@
+//! The way to an AMQP 0-9-1 broker: its address, TLS, and one connection at a time.
+//!
+//! It knows nothing of requests, reports or queues. lapin's own recovery is not used: it gives no sign of a connection that
+//! was lost and made again, so that what was delivered before is acknowledged in vain and runs twice. Who asks for a
+//! connection here gets a new one, and knows it.
+
+pub mod headers;
+#[cfg(feature = "amqps")]
+mod tls;
+mod wire;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use lapin::types::{AMQPValue, FieldTable, LongString};
+use lapin::uri::{AMQPScheme, AMQPUri};
+use lapin::{AsyncTcpStream, Connection, ConnectionProperties, ErrorKind};
+use secrecy::{ExposeSecret as _, SecretString};
+
+use crate::domain::refusal::Refusal;
+use crate::limits::{AMQP_CONNECT_TIMEOUT, AMQP_HEARTBEAT};
+use crate::source::Refused;
+
+pub use lapin;
+
+/// What it takes to reach a broker.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// `amqp://user:password@host:port/vhost`, or `amqps://`.
+    pub uri: SecretString,
+    /// What TLS needs besides this system's own certificates.
+    pub certificates: Certificates,
+}
+
+/// Files of TLS, all in PEM.
+#[derive(Debug, Clone, Default)]
+pub struct Certificates {
+    /// Who may vouch for the broker. Where it is named, nobody else may.
+    pub ca: Option<PathBuf>,
+    /// Who we are.
+    pub own: Option<Own>,
+}
+
+/// A client certificate.
+#[derive(Debug, Clone)]
+pub struct Own {
+    /// It, and those that vouch for it.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+}
+
+/// Why settings cannot be used. Holds no password.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Unusable(String);
+
+/// A broker that connections can be made to.
+#[derive(Clone)]
+pub struct Broker {
+    uri: AMQPUri,
+    shown: String,
+    #[cfg(feature = "amqps")]
+    tls: Option<tls::Tls>,
+}
+
+impl std::fmt::Debug for Broker {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Broker({})", self.shown)
+    }
+}
+
+impl Broker {
+    /// Reads the address and the files.
+    ///
+    /// # Errors
+    ///
+    /// What cannot be used, without the address.
+    pub fn new(settings: &Settings) -> Result<Self, Unusable> {
+        // The templates of one controller end it with a semicolon.
+        let text = settings.uri.expose_secret().trim().trim_end_matches(';');
+        let mut uri: AMQPUri = text.parse().map_err(|what| {
+            Unusable(format!("the AMQP address cannot be read ({what}); one is amqp://user:password@host:5672/vhost"))
+        })?;
+        if uri.vhost.is_empty() && !text.ends_with('/') {
+            "/".clone_into(&mut uri.vhost);
+        }
+        uri.query.heartbeat.get_or_insert(AMQP_HEARTBEAT);
+        let shown = format!(
+            "{}://{}:{}/{}",
+            uri.scheme,
+            uri.authority.host,
+            uri.authority.port,
+            urlencoding::encode(&uri.vhost)
+        );
+        #[cfg(feature = "amqps")]
+        let tls = match uri.scheme {
+            AMQPScheme::AMQPS => Some(tls::Tls::new(&uri.authority.host, &settings.certificates)?),
+            AMQPScheme::AMQP => None,
+        };
+        #[cfg(not(feature = "amqps"))]
+        if uri.scheme == AMQPScheme::AMQPS {
+            return Err(Unusable("this build has no TLS for AMQP (feature `amqps`)".to_owned()));
+        }
+        Ok(Self {
+            uri,
+            shown,
+            #[cfg(feature = "amqps")]
+            tls,
+        })
+    }
+
+    /// The address without who we are.
+    #[must_use]
+    pub fn shown(&self) -> &str {
+        &self.shown
+    }
+
+    /// Makes a connection, which the broker shows as `name`.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Denied`] where the broker does not let us in, [`Refusal::Retry`] otherwise.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn connect(&self, name: &str) -> Result<Connection, Refused> {
+        let mut properties = ConnectionProperties::default().with_connection_name(LongString::from(name));
+        for (key, value) in [("product", "journeyman"), ("version", env!("CARGO_PKG_VERSION"))] {
+            properties = properties.with_client_property(key.into(), value.into());
+        }
+        let broker = self.clone();
+        let wires = async move |uri: AMQPUri, _| {
+            let stream = broker.wire(&uri).await.map_err(lapin::Error::from)?;
+            Ok(AsyncTcpStream::Plain(stream))
+        };
+        let connecting = Connection::connector(self.uri.clone(), wire::runtime(), wires, properties);
+        match tokio::time::timeout(AMQP_CONNECT_TIMEOUT, connecting).await {
+            Ok(Ok(connection)) => Ok(connection),
+            Ok(Err(error)) => Err(self.refused("connect", &error)),
+            Err(_) => Err(retry(format!("connect to {}: not done in {AMQP_CONNECT_TIMEOUT:?}", self.shown))),
+        }
+    }
+
+    async fn wire(&self, uri: &AMQPUri) -> std::io::Result<wire::Wire> {
+        let stream = tokio::net::TcpStream::connect((uri.authority.host.as_str(), uri.authority.port)).await?;
+        stream.set_nodelay(true)?;
+        #[cfg(feature = "amqps")]
+        if let Some(tls) = &self.tls {
+            return tls.around(stream).await;
+        }
+        Ok(stream.into())
+    }
+
+    /// What an error of lapin's asks for. The sentence names the operation and the broker.
+    #[must_use]
+    pub fn refused(&self, operation: &str, error: &lapin::Error) -> Refused {
+        Refused { refusal: refusal(error), what: format!("{operation} at {}: {}", self.shown, shown(error)) }
+    }
+}
+
+/// Nothing definite was learnt.
+#[must_use]
+pub fn retry(what: String) -> Refused {
+    Refused { refusal: Refusal::Retry { after: None }, what }
+}
+
+fn refusal(error: &lapin::Error) -> Refusal {
+    if code(error) == Some(ACCESS_REFUSED) { Refusal::Denied } else { Refusal::Retry { after: None } }
+}
+
+/// The reply code of a broker that does not let somebody in, or not do something.
+pub const ACCESS_REFUSED: u16 = 403;
+/// The reply code about what is not there.
+pub const NOT_FOUND: u16 = 404;
+
+/// The broker's own code and text, where it gave one.
+#[must_use]
+pub fn shown(error: &lapin::Error) -> String {
+    said(error).map_or_else(|| error.to_string(), |said| format!("{} {}", said.get_id(), said.get_message()))
+}
+
+/// The code that the broker gave, if it did.
+#[must_use]
+pub fn code(error: &lapin::Error) -> Option<u16> {
+    said(error).map(lapin::protocol::AMQPError::get_id)
+}
+
+fn said(error: &lapin::Error) -> Option<&lapin::protocol::AMQPError> {
+    if let ErrorKind::ProtocolError(said) = error.kind() { Some(said) } else { None }
+}
+
+/// Whether the broker does not let anybody publish at present, for want of memory or disk.
+#[must_use]
+pub fn is_blocked(connection: &Connection) -> bool {
+    connection.status().blocked()
+}
+
+/// Closes a connection in an orderly way, within `within`.
+pub async fn close(connection: &Connection, within: Duration) {
+    let closing = connection.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into());
+    match tokio::time::timeout(within, closing).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(error = shown(&error), "an AMQP connection was not closed in order"),
+        Err(_) => tracing::debug!("an AMQP connection was not closed in time"),
+    }
+}
+
+/// A table of headers.
+#[must_use]
+pub fn table(entries: impl IntoIterator<Item = (&'static str, AMQPValue)>) -> FieldTable {
+    let mut table = FieldTable::default();
+    for (name, value) in entries {
+        table.insert(name.into(), value);
+    }
+    table
+}

@@ -1,0 +1,127 @@
+//! The bytes below AMQP: a TCP connection, with TLS around it where the address says so.
+//!
+//! lapin brings a TLS of its own, and with it forty crates that read formats nobody asked for. It takes any stream, so it is
+//! given ours: the same rustls that the rest of the program uses.
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use async_rs::traits::Reactor;
+use async_rs::util::RuntimeParts;
+use async_rs::{Runtime, Tokio};
+use futures_core::Stream;
+use futures_io::{AsyncRead, AsyncWrite};
+use tokio_util::compat::{Compat, TokioAsyncReadCompatExt as _};
+
+/// The runtime as lapin sees it: tokio, with streams of our own.
+pub(super) type Kit = RuntimeParts<Tokio, Wires>;
+
+/// Tokio and [`Wire`]s.
+pub(super) fn runtime() -> Runtime<Kit> {
+    let tokio = Tokio::current();
+    Runtime::new(RuntimeParts::new(tokio.clone(), Wires { tokio }))
+}
+
+/// Makes plain wires, and everything else as tokio does.
+#[derive(Debug, Clone)]
+pub(super) struct Wires {
+    tokio: Tokio,
+}
+
+/// A connection to a broker.
+pub(super) enum Wire {
+    /// As it is.
+    Plain(Compat<tokio::net::TcpStream>),
+    /// Encrypted.
+    #[cfg(feature = "amqps")]
+    Tls(Box<Compat<tokio_rustls::client::TlsStream<tokio::net::TcpStream>>>),
+}
+
+impl From<tokio::net::TcpStream> for Wire {
+    fn from(stream: tokio::net::TcpStream) -> Self {
+        Self::Plain(stream.compat())
+    }
+}
+
+impl Wire {
+    fn with<T>(self: Pin<&mut Self>, of: impl FnOnce(Pin<&mut dyn Both>) -> T) -> T {
+        match self.get_mut() {
+            Self::Plain(stream) => of(Pin::new(stream)),
+            #[cfg(feature = "amqps")]
+            Self::Tls(stream) => of(Pin::new(&mut **stream)),
+        }
+    }
+}
+
+trait Both: AsyncRead + AsyncWrite + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Both for T {}
+
+impl AsyncRead for Wire {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
+        self.with(|stream| stream.poll_read(context, into))
+    }
+
+    fn poll_read_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut [io::IoSliceMut<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.with(|stream| stream.poll_read_vectored(context, into))
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
+        self.with(|stream| stream.poll_write(context, from))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        from: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.with(|stream| stream.poll_write_vectored(context, from))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.with(|stream| stream.poll_flush(context))
+    }
+
+    fn poll_close(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.with(|stream| stream.poll_close(context))
+    }
+}
+
+impl Reactor for Wires {
+    type TcpStream = Wire;
+    type Sleep = <Tokio as Reactor>::Sleep;
+
+    fn register<H: io::Read + io::Write + AsFd + AsRawFd + Send + 'static>(
+        &self,
+        socket: H,
+    ) -> io::Result<impl AsyncRead + AsyncWrite + Send + Unpin + 'static> {
+        self.tokio.register(socket)
+    }
+
+    fn sleep(&self, span: Duration) -> Self::Sleep {
+        self.tokio.sleep(span)
+    }
+
+    fn interval(&self, span: Duration) -> impl Stream<Item = Instant> + Send + 'static {
+        self.tokio.interval(span)
+    }
+
+    #[expect(clippy::manual_async_fn, reason = "the future must not borrow from `self`")]
+    fn tcp_connect_addr(
+        &self,
+        address: SocketAddr,
+    ) -> impl Future<Output = io::Result<Self::TcpStream>> + Send + 'static {
+        async move { Ok(tokio::net::TcpStream::connect(address).await?.into()) }
+    }
+}

@@ -1,0 +1,57 @@
+//! Looks at a queue of requests: whether the broker lets us in, and whether the queue is there.
+
+use tokio::time::timeout;
+
+use super::Check;
+use crate::amqp;
+use crate::amqp::lapin::options::QueueDeclareOptions;
+use crate::amqp::lapin::types::FieldTable;
+use crate::cli::requests;
+use crate::config::Environment;
+use crate::config::schema::{Config, Source};
+use crate::domain::refusal::Refusal;
+use crate::limits::{AMQP_CLOSE_WAIT, DOCTOR_CALL_TIME};
+
+/// Looks at a source.
+pub(super) async fn source(name: String, source: Source, config: Config, environment: Environment) -> Vec<Check> {
+    let part = |part: &str| format!("{name}: {part}");
+    let broker = match requests::broker(&config.amqp, &environment) {
+        Ok(broker) => broker,
+        Err(failure) => return vec![Check::failed(part("broker"), failure.message, "see [amqp]")],
+    };
+    let connection = match broker.connect("journeyman doctor").await {
+        Ok(connection) => connection,
+        Err(refused) => {
+            let fix = if refused.refusal == Refusal::Denied {
+                "are user and password of `amqp.uri` right, and may that user use its virtual host?"
+            } else {
+                "is `amqp.uri` right, and does a broker listen there?"
+            };
+            return vec![Check::failed(part("broker"), refused.what, fix)];
+        }
+    };
+    let mut checks = vec![Check::ok(part("broker"), format!("{} lets us in", broker.shown()))];
+    let queue = requests::queue(&source, &config);
+    let looking = async {
+        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        let channel = connection.create_channel().await?;
+        channel.queue_declare(queue.as_str().into(), options, FieldTable::default()).await
+    };
+    checks.push(match timeout(DOCTOR_CALL_TIME, looking).await {
+        Ok(Ok(found)) => Check::ok(
+            part("queue"),
+            format!("{queue}: {} waiting, {} consumers", found.message_count(), found.consumer_count()),
+        ),
+        Ok(Err(error)) if amqp::code(&error) == Some(amqp::NOT_FOUND) => {
+            let fix =
+                "its controller declares it with the first request for its key; until then the worker waits for it";
+            Check::warning(part("queue"), format!("there is no queue {queue}"), fix)
+        }
+        Ok(Err(error)) => {
+            Check::failed(part("queue"), format!("{queue}: {}", amqp::shown(&error)), "may this user read from it?")
+        }
+        Err(_) => Check::failed(part("queue"), format!("{queue}: no answer"), "is the broker under an alarm?"),
+    });
+    amqp::close(&connection, AMQP_CLOSE_WAIT).await;
+    checks
+}

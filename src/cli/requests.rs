@@ -1,0 +1,131 @@
+//! Makes what speaks AMQP of a configuration.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use secrecy::SecretString;
+
+use super::assemble::Name;
+use super::exit::{Exit, Failure};
+use crate::activity;
+use crate::amqp::{self, Broker, Certificates, Own};
+use crate::config::schema::{self, COMMAND, Config, HandlerKind, Source, SourceKind};
+use crate::config::{Environment, secrets};
+use crate::handler::Handler;
+use crate::source::amqp::{Amqp, Exhausted, Form, Settings};
+use crate::worker::{Control, Feed};
+
+/// Where RabbitMQ is that nobody has configured.
+const USUAL: &str = "amqp://guest:guest@127.0.0.1:5672/%2f";
+
+/// The broker.
+///
+/// # Errors
+///
+/// [`Exit::Config`] where its address or a certificate cannot be used.
+pub(super) fn broker(config: &schema::Amqp, environment: &Environment) -> Result<Broker, Failure> {
+    let uri = secrets::of_amqp(config, environment)?;
+    let own = config.certificate_file.as_ref().zip(config.key_file.as_ref());
+    let settings = amqp::Settings {
+        uri: SecretString::from(uri.as_ref().map_or(USUAL, |uri| uri.reveal())),
+        certificates: Certificates {
+            ca: config.ca_file.as_ref().map(|file| file.0.clone()),
+            own: own.map(|(certificate, key)| Own { certificate: certificate.0.clone(), key: key.0.clone() }),
+        },
+    };
+    Broker::new(&settings).map_err(|error| Failure::new(Exit::Config, format!("amqp: {error}")))
+}
+
+/// What the controller calls this worker.
+pub(super) fn worker_id(config: &Config, name: &Name) -> String {
+    config.amqp.worker_id.clone().unwrap_or_else(|| name.id.clone())
+}
+
+/// Reports to the controller of AMQP workers for as long as it is polled, where there is one to be told.
+///
+/// # Errors
+///
+/// As [`broker`].
+pub(super) fn reports(
+    config: &Config,
+    control: &Control,
+    environment: &Environment,
+) -> Result<impl Future<Output = ()> + use<>, Failure> {
+    let of_requests = config.source.values().any(|source| source.kind == SourceKind::Amqp);
+    let built_in = || of_requests.then(|| format!("{}-activity-xchg", config.amqp.pool));
+    let exchange = config.activity.exchange.clone().or_else(built_in).filter(|exchange| !exchange.is_empty());
+    let settings = match exchange {
+        Some(exchange) => Some(activity::Settings {
+            broker: broker(&config.amqp, environment)?,
+            exchange,
+            key: config.amqp.worker_key.clone().unwrap_or_default(),
+            worker_id: worker_id(config, &Name::of(config)),
+            repeat: config.activity.repeat.0,
+        }),
+        None => None,
+    };
+    let pulse = control.pulse();
+    Ok(async move {
+        match settings {
+            Some(settings) => activity::report(settings, pulse).await,
+            None => std::future::pending().await,
+        }
+    })
+}
+
+/// The queue of a source of requests.
+pub(super) fn queue(source: &Source, config: &Config) -> String {
+    let amqp = &config.amqp;
+    let named = source.requests_queue.as_ref().or(amqp.requests_queue.as_ref());
+    named.cloned().unwrap_or_else(|| format!("{}-req-{}", amqp.pool, amqp.worker_key.as_deref().unwrap_or_default()))
+}
+
+/// A source of requests and what runs them.
+///
+/// # Errors
+///
+/// As [`broker`].
+pub(super) fn feed(
+    source_name: &str,
+    source: &Source,
+    config: &Config,
+    name: &Name,
+    handler: Arc<dyn Handler>,
+    environment: &Environment,
+) -> Result<Feed, Failure> {
+    let amqp = &config.amqp;
+    let key = amqp.worker_key.clone().unwrap_or_default();
+    let queue = queue(source, config);
+    let worker_id = worker_id(config, name);
+    let wanted = config.handler.get(&source.handler);
+    let is_command = wanted.map_or(source.handler == COMMAND, |handler| handler.kind == HandlerKind::Command);
+    let patience = Some(amqp.consumer_timeout.0).filter(|span| !span.is_zero());
+    let longest = wanted.map_or_else(|| schema::Handler::default().max_run_time.0, |handler| handler.max_run_time.0);
+    if let Some(patience) = patience.filter(|patience| *patience < longest) {
+        tracing::warn!(
+            source = source_name,
+            "requests may run for {longest:?} and the broker takes them back after {patience:?}: raise its consumer_timeout and \
+             `amqp.consumer_timeout`, or lower `max_run_time` of the handler"
+        );
+    }
+    let settings = Settings {
+        form: if is_command { Form::Body } else { Form::Whole },
+        max_attempts: NonZeroU32::new(source.max_attempts),
+        exhausted: match (source.exhausted, &source.poison_queue) {
+            (_, Some(queue)) => Exhausted::Kept(queue.clone()),
+            (schema::Exhausted::Answer, None) => Exhausted::Answered,
+            (schema::Exhausted::DeadLetter, None) => Exhausted::DeadLettered,
+        },
+        consumer_timeout: patience,
+        max_message: amqp.max_message.0,
+        ..Settings::new(broker(amqp, environment)?, &queue, &worker_id)
+    };
+    let env = BTreeMap::from([
+        ("WORKER_ID".to_owned(), worker_id),
+        ("WORKER_KEY".to_owned(), key),
+        ("WORKER_POOL".to_owned(), amqp.pool.clone()),
+    ]);
+    Ok(Feed { name: source_name.to_owned(), source: Arc::new(Amqp::new(settings)), handler, env })
+}

@@ -1,0 +1,301 @@
+//! When a controller is told that a worker is alive, and of what.
+//!
+//! A controller keeps a group of workers as long as it hears of requests. It has to hear of them often enough, also while one
+//! long task is all there is; and a worker that takes thousands a second must not send as many reports. One known controller
+//! heeds a report only if another one comes within a second, so that none is sent alone.
+
+use alloc::collections::VecDeque;
+use core::time::Duration;
+
+use super::time::Instant;
+
+/// What is reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Report {
+    /// The worker is there.
+    Started,
+    /// It takes requests.
+    Ready,
+    /// It was given a request, or works on one.
+    RequestReceived,
+}
+
+impl Report {
+    /// Its name on the wire.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Started => "started",
+            Self::Ready => "ready",
+            Self::RequestReceived => "request-received",
+        }
+    }
+}
+
+/// The least time between two reports of requests, and how soon each one has company: two a second are all that a worker
+/// ever sends.
+pub const GAP: Duration = Duration::from_millis(500);
+
+/// What the rules depend on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Policy {
+    /// How often a task that goes on is reported while nothing else is.
+    pub repeat: Duration,
+}
+
+/// What happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Happening {
+    /// The broker can be reached, for the first time or again.
+    Connected,
+    /// It cannot.
+    Disconnected,
+    /// The worker is done with its preparations.
+    Ready,
+    /// Claims were granted or extended since the last time.
+    Received,
+    /// So many claims are held now.
+    Held(usize),
+    /// Time passed.
+    Tick,
+}
+
+/// Decides about reports.
+#[derive(Debug)]
+pub struct Activity {
+    policy: Policy,
+    connected: bool,
+    told_started: bool,
+    ready: bool,
+    held: usize,
+    /// Something is to be reported as soon as the gap allows.
+    pending: bool,
+    /// When the report that was sent last gets its company.
+    echo_at: Option<Instant>,
+    last: Option<Instant>,
+    reports: VecDeque<Report>,
+}
+
+impl Activity {
+    /// Of a worker that is not ready yet.
+    #[must_use]
+    pub const fn new(policy: Policy) -> Self {
+        Self {
+            policy,
+            connected: false,
+            told_started: false,
+            ready: false,
+            held: 0,
+            pending: false,
+            echo_at: None,
+            last: None,
+            reports: VecDeque::new(),
+        }
+    }
+
+    /// Takes in what happened.
+    pub fn handle(&mut self, happening: Happening, now: Instant) {
+        match happening {
+            Happening::Connected => self.on_connected(now),
+            Happening::Disconnected => {
+                self.connected = false;
+                self.echo_at = None;
+                self.reports.clear();
+            }
+            Happening::Ready => {
+                if !self.ready && self.connected {
+                    self.send(Report::Ready, now);
+                }
+                self.ready = true;
+            }
+            Happening::Received => self.pending = true,
+            Happening::Held(held) => self.held = held,
+            Happening::Tick => {}
+        }
+        self.on_time(now);
+    }
+
+    /// The next report, in order.
+    pub fn next_report(&mut self) -> Option<Report> {
+        self.reports.pop_front()
+    }
+
+    /// When it next wants [`Happening::Tick`].
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        if !self.connected {
+            return None;
+        }
+        let pending = self.pending.then(|| self.last.map_or(Instant::ORIGIN, |last| last.plus(GAP)));
+        [pending, self.echo_at, self.repeat_at()].into_iter().flatten().min()
+    }
+
+    fn on_connected(&mut self, now: Instant) {
+        self.connected = true;
+        // A broker that comes back has a controller that may have forgotten everything.
+        if !self.told_started || !self.ready {
+            self.send(Report::Started, now);
+            self.told_started = true;
+        }
+        if self.ready {
+            self.send(Report::Ready, now);
+        }
+        self.pending |= self.held > 0;
+    }
+
+    fn on_time(&mut self, now: Instant) {
+        if !self.connected {
+            return;
+        }
+        if self.repeat_at().is_some_and(|at| now >= at) {
+            if self.ready {
+                self.pending = true;
+            } else {
+                self.send(Report::Started, now);
+            }
+        }
+        let rested = self.last.is_none_or(|last| now >= last.plus(GAP));
+        if self.pending && rested {
+            self.pending = false;
+            self.send(Report::RequestReceived, now);
+            self.echo_at = Some(now.plus(GAP));
+        } else if self.echo_at.is_some_and(|at| now >= at) {
+            self.send(Report::RequestReceived, now);
+            self.echo_at = None;
+        }
+    }
+
+    /// Idle workers are silent: that is how they come to be stopped.
+    fn repeat_at(&self) -> Option<Instant> {
+        let speaks = self.held > 0 || !self.ready;
+        self.last.filter(|_| speaks).map(|last| last.plus(self.policy.repeat))
+    }
+
+    fn send(&mut self, report: Report, now: Instant) {
+        self.reports.push_back(report);
+        self.last = Some(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec::Vec;
+
+    const REPEAT: Duration = Duration::from_secs(60);
+
+    struct Told {
+        machine: Activity,
+        reports: Vec<(u64, Report)>,
+    }
+
+    fn at(millis: u64) -> Instant {
+        Instant::at(Duration::from_millis(millis))
+    }
+
+    impl Told {
+        fn ready() -> Self {
+            let mut told = Self::new();
+            told.happens(Happening::Connected, 0);
+            told.happens(Happening::Ready, 0);
+            told
+        }
+
+        fn new() -> Self {
+            Self { machine: Activity::new(Policy { repeat: REPEAT }), reports: Vec::new() }
+        }
+
+        fn happens(&mut self, happening: Happening, millis: u64) {
+            self.machine.handle(happening, at(millis));
+            while let Some(report) = self.machine.next_report() {
+                self.reports.push((millis, report));
+            }
+        }
+
+        /// Lets time pass, waking it whenever it wants to be.
+        fn passes(&mut self, until: u64) {
+            while let Some(due) = self.machine.next_deadline().filter(|due| *due <= at(until)) {
+                let millis = u64::try_from(due.since_origin().as_millis()).unwrap_or(u64::MAX);
+                self.happens(Happening::Tick, millis);
+            }
+        }
+
+        fn received(&self) -> Vec<u64> {
+            self.reports.iter().filter(|(_, report)| *report == Report::RequestReceived).map(|(at, _)| *at).collect()
+        }
+    }
+
+    #[test]
+    fn started_comes_first_then_ready_then_requests_in_pairs() {
+        let mut told = Told::ready();
+        told.happens(Happening::Received, 10_000);
+        told.passes(60_000);
+        let names: Vec<_> = told.reports.iter().map(|(at, report)| (*at, report.as_str())).collect();
+        let pair = [(10_000, "request-received"), (10_500, "request-received")];
+        assert_eq!(names, [&[(0, "started"), (0, "ready")], &pair[..]].concat());
+    }
+
+    #[test]
+    fn a_slow_trickle_is_reported_each_time_in_company() {
+        let mut told = Told::ready();
+        for second in 1..=10 {
+            told.happens(Happening::Received, second * 2_000);
+            told.passes(second * 2_000 + 1_999);
+        }
+        let received = told.received();
+        assert_eq!(received.len(), 20);
+        // Of each two, one comes less than a second after the other: a controller that wants company hears of every request.
+        assert!(received.chunks(2).all(|pair| pair[1] - pair[0] <= 1_000), "{received:?}");
+    }
+
+    #[test]
+    fn a_flood_costs_two_reports_a_second_and_no_more() {
+        let mut told = Told::ready();
+        for millis in 1_000..11_000 {
+            told.happens(Happening::Received, millis);
+        }
+        told.passes(20_000);
+        let received = told.received();
+        assert!((20..=22).contains(&received.len()), "{}", received.len());
+        assert!(received.windows(2).all(|two| two[1] - two[0] >= 500), "{received:?}");
+    }
+
+    #[test]
+    fn a_long_task_is_reported_for_as_long_as_it_goes_on_and_an_idle_worker_is_silent() {
+        let mut told = Told::ready();
+        told.happens(Happening::Held(1), 1_000);
+        told.happens(Happening::Received, 1_000);
+        told.passes(601_000);
+        let while_held = told.received().len();
+        assert!((18..=22).contains(&while_held), "a pair a minute: {while_held}");
+        told.happens(Happening::Held(0), 601_000);
+        told.passes(3_600_000);
+        assert!(told.received().len() <= while_held + 2, "nothing but the company of the last one");
+    }
+
+    #[test]
+    fn loading_is_reported_too() {
+        let mut told = Told::new();
+        told.happens(Happening::Connected, 0);
+        told.passes(150_000);
+        told.happens(Happening::Ready, 150_000);
+        let names: Vec<_> = told.reports.iter().map(|(_, report)| report.as_str()).collect();
+        assert_eq!(names, ["started", "started", "started", "ready"]);
+    }
+
+    #[test]
+    fn reports_resume_when_the_broker_is_back_and_none_piles_up() {
+        let mut told = Told::ready();
+        told.happens(Happening::Disconnected, 5_000);
+        for second in 6..600 {
+            told.happens(Happening::Received, second * 1_000);
+        }
+        told.happens(Happening::Held(1), 600_000);
+        assert!(told.received().is_empty() && told.machine.next_deadline().is_none());
+        told.happens(Happening::Connected, 700_000);
+        told.passes(702_000);
+        let after: Vec<_> =
+            told.reports.iter().filter(|(at, _)| *at >= 700_000).map(|(_, report)| report.as_str()).collect();
+        assert_eq!(after, ["ready", "request-received", "request-received"]);
+    }
+}

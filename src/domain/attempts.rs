@@ -1,0 +1,117 @@
+//! How often a message may be tried that its queue hands out again and again.
+//!
+//! A worker that dies takes its word with it: what it held comes back, and if that is what killed it, it kills the next one.
+//! Some queues count (a quorum queue, in a header), others only say that this is not the first time. There we count
+//! ourselves, in a header of a copy that takes the message's place, before it is tried again.
+
+use core::num::NonZeroU32;
+
+/// What is known of earlier deliveries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seen {
+    /// What our own header says; 0 where it is missing.
+    pub noted: u32,
+    /// What the queue has counted of this very message; `None` where it does not count, or where this is the first time.
+    pub counted: Option<u32>,
+    /// How it comes.
+    pub arrival: Arrival,
+}
+
+/// Whether a queue hands something out for the first time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arrival {
+    /// It does, as far as it knows.
+    First,
+    /// It was handed out before.
+    Again,
+}
+
+/// What to do with a delivery. `attempt` is how many came before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Try it.
+    Try {
+        /// The attempt, from 0.
+        attempt: u32,
+    },
+    /// Put a copy in its place whose header says so, and try that.
+    Note {
+        /// What the copy's header says.
+        attempt: u32,
+    },
+    /// It has had its chances.
+    GiveUp {
+        /// How often it was tried.
+        attempts: u32,
+    },
+}
+
+impl Seen {
+    /// How often it was tried before.
+    #[must_use]
+    pub const fn attempts(self) -> u32 {
+        let more = match (self.counted, self.arrival) {
+            (Some(counted), _) => counted,
+            (None, Arrival::Again) => 1,
+            (None, Arrival::First) => 0,
+        };
+        self.noted.saturating_add(more)
+    }
+
+    /// What to do, where a message is tried `max` times; `None` is without end.
+    #[must_use]
+    pub const fn step(self, max: Option<NonZeroU32>) -> Step {
+        let attempt = self.attempts();
+        match (max, self.counted, self.arrival) {
+            (Some(max), _, _) if attempt >= max.get() => Step::GiveUp { attempts: attempt },
+            // Without the copy it would look the same at its hundredth return as at its first.
+            (Some(_), None, Arrival::Again) => Step::Note { attempt },
+            (Some(_) | None, _, _) => Step::Try { attempt },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAX: Option<NonZeroU32> = NonZeroU32::new(3);
+
+    fn seen(noted: u32, counted: Option<u32>, arrival: Arrival) -> Seen {
+        Seen { noted, counted, arrival }
+    }
+
+    #[test]
+    fn a_queue_that_does_not_count_is_counted_for() {
+        let mut noted = 0;
+        let mut tries = 0;
+        // Each turn: it is handed out, its worker dies, it is handed out again, and a copy takes its place.
+        loop {
+            match seen(noted, None, Arrival::First).step(MAX) {
+                Step::Try { attempt } => assert_eq!(attempt, tries),
+                other @ (Step::Note { .. } | Step::GiveUp { .. }) => panic!("a first delivery is tried, not {other:?}"),
+            }
+            tries += 1;
+            match seen(noted, None, Arrival::Again).step(MAX) {
+                Step::Note { attempt } => noted = attempt,
+                Step::GiveUp { attempts } => break assert_eq!((attempts, tries), (3, 3)),
+                Step::Try { .. } => panic!("a return is noted"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_queue_that_counts_is_believed_and_no_copy_is_made() {
+        assert_eq!(seen(0, None, Arrival::First).step(MAX), Step::Try { attempt: 0 });
+        assert_eq!(seen(0, Some(1), Arrival::Again).step(MAX), Step::Try { attempt: 1 });
+        assert_eq!(seen(0, Some(2), Arrival::Again).step(MAX), Step::Try { attempt: 2 });
+        assert_eq!(seen(0, Some(3), Arrival::Again).step(MAX), Step::GiveUp { attempts: 3 });
+        // One attempt before the copy that it counts.
+        assert_eq!(seen(1, Some(2), Arrival::Again).step(MAX), Step::GiveUp { attempts: 3 });
+    }
+
+    #[test]
+    fn without_a_limit_it_is_tried_for_ever_and_never_copied() {
+        assert_eq!(seen(u32::MAX, None, Arrival::Again).step(None), Step::Try { attempt: u32::MAX });
+    }
+}

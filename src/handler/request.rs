@@ -1,0 +1,94 @@
+//! A request as a payload: what a handler is given of a message that somebody waits for an answer to.
+
+use std::collections::BTreeMap;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A request. In Rust it is a [`PayloadHandler::Payload`](super::PayloadHandler::Payload), in any other language the
+/// `payload` of the document on standard input.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Request {
+    /// What is asked for, from the header `x-rpc-path`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// What it was published under.
+    pub routing_key: String,
+    /// What tells the answer apart; it is copied to it anyway.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub correlation_id: Option<String>,
+    /// All headers that are text.
+    pub headers: BTreeMap<String, String>,
+    /// Its media type, where its author said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub content_type: Option<String>,
+    /// How long its author waits, counted from when it was received.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seconds_left: Option<f64>,
+    /// The body, where it is text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub body: Option<String>,
+    /// The body in base64, where it is not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub body_base64: Option<String>,
+    /// What the body says, where it is JSON of at most 1 MiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub json: Option<serde_json::Value>,
+}
+
+impl Request {
+    /// Takes a body in, in every form that it has.
+    pub(crate) fn put(&mut self, body: &[u8], json_most: usize) {
+        match std::str::from_utf8(body) {
+            Ok(text) => {
+                self.json = (body.len() <= json_most).then(|| serde_json::from_str(text).ok()).flatten();
+                self.body = Some(text.to_owned());
+            }
+            Err(_) => self.body_base64 = Some(STANDARD.encode(body)),
+        }
+    }
+
+    /// The body, byte for byte.
+    #[must_use]
+    pub fn bytes(&self) -> Vec<u8> {
+        match (&self.body, &self.body_base64) {
+            (Some(text), _) => text.clone().into_bytes(),
+            // It was encoded here.
+            (None, Some(encoded)) => STANDARD.decode(encoded).unwrap_or_default(),
+            (None, None) => Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_is_had_back_byte_for_byte_whatever_it_is() {
+        for (body, text, json) in [
+            (&b"{\"x\":1}"[..], true, true),
+            (b"null", true, true),
+            (b"no json", true, false),
+            (b"", true, false),
+            (&[0xff, 0, 1], false, false),
+        ] {
+            let mut request = Request::default();
+            request.put(body, 64);
+            assert_eq!(request.bytes(), body);
+            assert_eq!((request.body.is_some(), request.json.is_some()), (text, json), "{body:?}");
+            let read: Request = serde_json::from_value(serde_json::to_value(&request).unwrap()).unwrap();
+            assert_eq!(read.bytes(), body);
+        }
+    }
+
+    #[test]
+    fn json_that_is_too_large_is_left_as_text() {
+        let mut request = Request::default();
+        request.put(b"[1,2,3]", 6);
+        assert_eq!((request.body.as_deref(), request.json), (Some("[1,2,3]"), None));
+    }
+}

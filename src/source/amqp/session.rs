@@ -1,0 +1,445 @@
+//! One consumer on one channel: what it was handed, what came of it, and how it ended.
+//!
+//! A delivery can be acknowledged on the channel that brought it and on no other, so everything here belongs to one channel
+//! for good. What comes after it is another session, with another number (the epoch).
+
+use std::collections::{BTreeSet, VecDeque};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use futures_core::Stream as _;
+use lapin::message::Delivery;
+use lapin::options::{
+    BasicCancelOptions, BasicConsumeOptions, BasicPublishOptions, BasicQosOptions, BasicRejectOptions,
+    ConfirmSelectOptions, QueueDeclareOptions,
+};
+use lapin::types::{FieldTable, ShortString};
+use lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer};
+use tokio::sync::{Notify, mpsc};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use crate::amqp::{self, Broker};
+use crate::domain::id::Run;
+use crate::domain::refusal::Refusal;
+use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_CHANNEL_LOOK_EVERY, AMQP_CLIENTS_ASKED_MAX, AMQP_UNPOLLED_MAX};
+use crate::source::{News, Refused};
+
+use super::Noticeboard;
+use super::tally::Tally;
+
+/// A delivery that nobody has asked for yet.
+pub(super) struct Waiting {
+    pub(super) delivery: Delivery,
+    pub(super) since: Instant,
+}
+
+/// One consumer on one channel.
+pub(super) struct Session {
+    pub(super) epoch: u64,
+    queue: String,
+    broker: Broker,
+    connection: Arc<Connection>,
+    intake: Channel,
+    answers: tokio::sync::Mutex<Channel>,
+    asking: tokio::sync::Mutex<Option<Channel>>,
+    asked: mpsc::Sender<ShortString>,
+    state: Mutex<State>,
+    /// How many claims of it there are, settled or not, that somebody still holds.
+    parts: AtomicUsize,
+    /// Something came, or nothing more will.
+    pub(super) arrived: Notify,
+    /// A poll has left something.
+    left: Notify,
+    /// Nobody wants more from it.
+    retired: Notify,
+}
+
+struct State {
+    waiting: VecDeque<Waiting>,
+    /// Why nothing more comes.
+    over: Option<String>,
+    /// Why nothing can be acknowledged any more.
+    lost: Option<String>,
+    /// What is held and not settled.
+    live: BTreeSet<Run>,
+    unwanted: bool,
+    polls: Polls,
+}
+
+/// Whether somebody asks.
+#[derive(Clone, Copy)]
+enum Polls {
+    UnderWay,
+    NoneSince(Instant),
+}
+
+/// A session that was opened, and what has to be done beside it.
+pub(super) struct Opened {
+    pub(super) session: Arc<Session>,
+    /// For [`Session::pump`].
+    pub(super) consumer: Consumer,
+    /// For [`Session::ask`].
+    pub(super) addresses: mpsc::Receiver<ShortString>,
+}
+
+/// What became of a message that was published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Published {
+    /// A queue has it.
+    Taken,
+    /// There is no queue for it.
+    Returned,
+    /// The broker did not want it.
+    Refused,
+}
+
+impl Session {
+    /// Consumes on a channel of its own. The queue is never declared.
+    pub(super) async fn open(
+        broker: &Broker,
+        connection: Arc<Connection>,
+        queue: &str,
+        tag: &str,
+        prefetch: u16,
+        epoch: u64,
+    ) -> Result<Opened, Refused> {
+        let refused = |operation: &str, error: lapin::Error| missing_or(broker, queue, operation, &error);
+        let opening = async {
+            let intake = connection.create_channel().await.map_err(|error| refused("open a channel", error))?;
+            intake
+                .basic_qos(prefetch, BasicQosOptions::default())
+                .await
+                .map_err(|error| refused("set the prefetch", error))?;
+            let answers = confirming(&connection).await.map_err(|error| refused("open a channel", error))?;
+            let consumer = intake
+                .basic_consume(queue.into(), tag.into(), BasicConsumeOptions::default(), FieldTable::default())
+                .await
+                .map_err(|error| refused("consume", error))?;
+            Ok::<_, Refused>((intake, answers, consumer))
+        };
+        let (intake, answers, consumer) = match timeout(AMQP_CALL_TIMEOUT, opening).await {
+            Ok(opened) => opened?,
+            Err(_) => return Err(amqp::retry(format!("consume from {queue}: not done in {AMQP_CALL_TIMEOUT:?}"))),
+        };
+        let (asked, addresses) = mpsc::channel(AMQP_CLIENTS_ASKED_MAX);
+        let session = Self {
+            epoch,
+            queue: queue.to_owned(),
+            broker: broker.clone(),
+            connection,
+            intake,
+            answers: tokio::sync::Mutex::new(answers),
+            asking: tokio::sync::Mutex::default(),
+            asked,
+            state: Mutex::new(State {
+                waiting: VecDeque::new(),
+                over: None,
+                lost: None,
+                live: BTreeSet::new(),
+                unwanted: false,
+                polls: Polls::NoneSince(Instant::now()),
+            }),
+            parts: AtomicUsize::new(0),
+            arrived: Notify::new(),
+            left: Notify::new(),
+            retired: Notify::new(),
+        };
+        Ok(Opened { session: Arc::new(session), consumer, addresses })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A poll begins.
+    pub(super) fn asked(&self) {
+        self.state().polls = Polls::UnderWay;
+    }
+
+    /// A poll has ended.
+    pub(super) fn unasked(&self) {
+        let mut state = self.state();
+        state.polls = Polls::NoneSince(Instant::now());
+        if !state.waiting.is_empty() {
+            self.left.notify_one();
+        }
+    }
+
+    /// Takes what was handed over, `most` at most.
+    pub(super) fn take(&self, most: usize) -> Vec<Waiting> {
+        let mut state = self.state();
+        let count = state.waiting.len().min(most);
+        state.waiting.drain(..count).collect()
+    }
+
+    /// Why nothing more comes, if nothing does.
+    pub(super) fn over(&self) -> Option<String> {
+        let state = self.state();
+        if state.waiting.is_empty() || state.unwanted { state.over.clone() } else { None }
+    }
+
+    /// Why nothing of it can be acknowledged any more.
+    pub(super) fn lost(&self) -> Option<String> {
+        self.state().lost.clone()
+    }
+
+    /// How many of its claims somebody holds: payloads of them may still be there.
+    pub(super) fn held(&self) -> usize {
+        self.parts.load(Ordering::Acquire)
+    }
+
+    /// Somebody lets a claim go.
+    pub(super) fn let_go(&self) {
+        self.parts.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// A claim is held.
+    pub(super) fn hold(&self, run: Run) {
+        self.parts.fetch_add(1, Ordering::AcqRel);
+        self.state().live.insert(run);
+    }
+
+    /// A claim is settled, or given up.
+    pub(super) fn settled(&self, run: &Run) {
+        self.state().live.remove(run);
+    }
+
+    /// Whether the broker lets nobody publish.
+    pub(super) fn blocked(&self) -> bool {
+        amqp::is_blocked(&self.connection)
+    }
+
+    /// Nobody wants more from it: what waits goes back, what is held goes on.
+    pub(super) fn retire(&self, why: &str) {
+        self.state().over.get_or_insert_with(|| why.to_owned());
+        self.retired.notify_one();
+    }
+
+    /// As [`Session::retire`], because the worker wants no requests at present.
+    pub(super) fn dismiss(&self) {
+        self.state().unwanted = true;
+        self.retire("no requests are wanted at present");
+        self.arrived.notify_one();
+    }
+
+    /// Whether it was dismissed.
+    pub(super) fn is_unwanted(&self) -> bool {
+        self.state().unwanted
+    }
+
+    /// Publishes by way of the default exchange, and waits until the broker has confirmed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel safe: it may or may not have been published.
+    pub(super) async fn publish(
+        self: Arc<Self>,
+        key: ShortString,
+        properties: BasicProperties,
+        body: Arc<[u8]>,
+    ) -> lapin::Result<Published> {
+        let channel = self.answering().await?;
+        // RabbitMQ returns each message to a direct reply address, whether it was delivered or not, body and all.
+        let options = BasicPublishOptions { mandatory: !is_direct(&key), ..BasicPublishOptions::default() };
+        let confirm = channel.basic_publish("".into(), key, options, &body, properties).await?;
+        drop(body);
+        Ok(match confirm.await? {
+            Confirmation::Ack(None) | Confirmation::NotRequested => Published::Taken,
+            Confirmation::Ack(Some(_)) => Published::Returned,
+            Confirmation::Nack(_) => Published::Refused,
+        })
+    }
+
+    /// Wants to know whether somebody still waits at a direct reply address, when there is time. Where many are asked after,
+    /// some are not.
+    pub(super) fn ask_after(&self, address: &ShortString) {
+        if is_direct(address) && self.asked.try_send(address.clone()).is_err() {
+            tracing::trace!("a client is not asked after: others are");
+        }
+    }
+
+    /// Whether somebody still waits at a direct reply address. The broker answers as if it were a queue, and closes the channel
+    /// where there is none.
+    pub(super) async fn is_there(&self, address: &ShortString) -> lapin::Result<bool> {
+        let mut asking = self.asking.lock().await;
+        let channel = match asking.take().filter(|channel| channel.status().connected()) {
+            Some(channel) => channel,
+            None => self.connection.create_channel().await?,
+        };
+        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        match channel.queue_declare(address.clone(), options, FieldTable::default()).await {
+            Ok(_) => {
+                *asking = Some(channel);
+                Ok(true)
+            }
+            Err(error) if amqp::code(&error) == Some(amqp::NOT_FOUND) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Asks after those that were answered, for as long as the session lasts.
+    pub(super) async fn ask(this: Weak<Self>, mut addresses: mpsc::Receiver<ShortString>, tally: Arc<Tally>) {
+        while let Some(address) = addresses.recv().await {
+            let Some(session) = this.upgrade() else { return };
+            if let Ok(Ok(false)) = timeout(AMQP_CALL_TIMEOUT, session.is_there(&address)).await {
+                tally.clients_gone.add();
+            }
+        }
+    }
+
+    /// The channel for what is published. Apart from that of the deliveries: what is wrong with one answer closes it, and must
+    /// not cost every other request.
+    async fn answering(&self) -> lapin::Result<Channel> {
+        let mut answers = self.answers.lock().await;
+        if !answers.status().connected() {
+            *answers = confirming(&self.connection).await?;
+        }
+        Ok(answers.clone())
+    }
+
+    /// Moves deliveries to where polls find them, until none come and none are held.
+    pub(super) async fn pump(self: Arc<Self>, mut consumer: Consumer, news: Arc<Noticeboard>) {
+        loop {
+            let unpolled = self.unpolled_at();
+            let item = tokio::select! {
+                biased;
+                item = next(&mut consumer) => item,
+                () = self.retired.notified() => break self.wind_up(consumer, &news).await,
+                // From now on what waits waits for nobody.
+                () = self.left.notified() => continue,
+                () = async { match unpolled {
+                    Some(at) => sleep_until(at).await,
+                    None => std::future::pending().await,
+                } } => {
+                    self.retire("nobody asks for requests at present; they went back");
+                    continue;
+                }
+            };
+            match item {
+                Some(Ok(delivery)) => {
+                    self.state().waiting.push_back(Waiting { delivery, since: Instant::now() });
+                    self.arrived.notify_one();
+                }
+                Some(Err(error)) => return self.fail(&amqp::shown(&error), &news),
+                None if self.intake.status().connected() => return self.canceled(&news).await,
+                None => return self.fail("the channel was closed", &news),
+            }
+        }
+    }
+
+    /// When what waits has waited long enough without anybody asking.
+    fn unpolled_at(&self) -> Option<Instant> {
+        let state = self.state();
+        match state.polls {
+            Polls::NoneSince(since) if !state.waiting.is_empty() => {
+                let first = state.waiting.front().map_or(since, |waiting| waiting.since);
+                Some(since.max(first) + AMQP_UNPOLLED_MAX)
+            }
+            Polls::NoneSince(_) | Polls::UnderWay => None,
+        }
+    }
+
+    /// Every claim of it is lost, and what waits is the broker's again.
+    fn fail(&self, why: &str, news: &Noticeboard) {
+        let what = format!("the connection to {} was lost: {why}", self.broker.shown());
+        let live = {
+            let mut state = self.state();
+            state.over = Some(what.clone());
+            state.lost = Some(what);
+            state.waiting.clear();
+            std::mem::take(&mut state.live)
+        };
+        self.arrived.notify_one();
+        if !live.is_empty() {
+            news.post(News::Lost(live.into_iter().collect()));
+        }
+    }
+
+    /// The broker has ended the consumer: its queue is gone, or cannot be reached.
+    async fn canceled(&self, news: &Noticeboard) {
+        let why = format!("the broker has canceled the consumer of {}", self.queue);
+        self.state().over = Some(why.clone());
+        self.arrived.notify_one();
+        if self.is_deleted().await {
+            news.post(News::Over { what: format!("{why}, and the queue is gone") });
+        }
+        self.watch(news).await;
+    }
+
+    /// Whether the queue was deleted, and not just lost from sight.
+    async fn is_deleted(&self) -> bool {
+        let asking = async {
+            let channel = self.connection.create_channel().await?;
+            let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+            channel.queue_declare(self.queue.as_str().into(), options, FieldTable::default()).await
+        };
+        match timeout(AMQP_CALL_TIMEOUT, asking).await {
+            Ok(Err(error)) => {
+                amqp::code(&error) == Some(amqp::NOT_FOUND) && !amqp::shown(&error).contains("down or inaccessible")
+            }
+            Ok(Ok(_)) | Err(_) => false,
+        }
+    }
+
+    /// Ends the consumer, and gives back what it still brings.
+    async fn wind_up(&self, mut consumer: Consumer, news: &Noticeboard) {
+        let canceling = self.intake.basic_cancel(consumer.tag(), BasicCancelOptions::default());
+        let ended = async {
+            canceling.await?;
+            while let Some(item) = next(&mut consumer).await {
+                self.state().waiting.push_back(Waiting { delivery: item?, since: Instant::now() });
+            }
+            Ok::<_, lapin::Error>(())
+        };
+        match timeout(AMQP_CALL_TIMEOUT, ended).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return self.fail(&amqp::shown(&error), news),
+            Err(_) => tracing::debug!(queue = self.queue, "a consumer was not canceled in time"),
+        }
+        let waiting = std::mem::take(&mut self.state().waiting);
+        for Waiting { delivery, .. } in waiting {
+            let options = BasicRejectOptions { requeue: true };
+            if !matches!(timeout(AMQP_CALL_TIMEOUT, delivery.acker.reject(options)).await, Ok(Ok(true))) {
+                break;
+            }
+        }
+        self.arrived.notify_one();
+        self.watch(news).await;
+    }
+
+    /// Looks after the channel while claims of it are held. No consumer tells of its end any more.
+    async fn watch(&self, news: &Noticeboard) {
+        while !self.state().live.is_empty() {
+            if !self.intake.status().connected() {
+                return self.fail("the channel was closed", news);
+            }
+            sleep(AMQP_CHANNEL_LOOK_EVERY).await;
+        }
+    }
+}
+
+async fn next(consumer: &mut Consumer) -> Option<lapin::Result<Delivery>> {
+    std::future::poll_fn(|context| Pin::new(&mut *consumer).poll_next(context)).await
+}
+
+/// Whether answers to it go straight to a client's channel, without a queue.
+pub(super) fn is_direct(address: &ShortString) -> bool {
+    address.as_str().starts_with("amq.rabbitmq.reply-to.")
+}
+
+async fn confirming(connection: &Connection) -> lapin::Result<Channel> {
+    let channel = connection.create_channel().await?;
+    channel.confirm_select(ConfirmSelectOptions::default()).await?;
+    Ok(channel)
+}
+
+/// A queue that is not there may come to be.
+fn missing_or(broker: &Broker, queue: &str, operation: &str, error: &lapin::Error) -> Refused {
+    if amqp::code(error) == Some(amqp::NOT_FOUND) {
+        let what =
+            format!("there is no queue {queue} at {}; it is waited for, since its controller makes it", broker.shown());
+        return Refused { refusal: Refusal::Retry { after: None }, what };
+    }
+    broker.refused(operation, error)
+}

@@ -1,0 +1,57 @@
+//! What a request queue's consumer counts besides claims.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A number that grows.
+#[derive(Debug, Default)]
+pub(super) struct Count(AtomicU64);
+
+impl Count {
+    pub(super) fn add(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+macro_rules! tally {
+    ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
+        #[derive(Debug, Default)]
+        pub(super) struct Tally { $($(#[$doc])* pub(super) $name: Count),+ }
+
+        impl Tally {
+            /// Every number by its name.
+            pub(super) fn read(&self) -> BTreeMap<&'static str, u64> {
+                BTreeMap::from([$((stringify!($name), self.$name.0.load(Ordering::Relaxed))),+])
+            }
+        }
+    };
+}
+
+tally! {
+    /// Connections made.
+    connections,
+    /// Consumers started.
+    sessions,
+    /// Answers that a queue has taken.
+    answers,
+    /// Partial answers that a queue has taken.
+    partial_answers,
+    /// Answers that nobody waited for any more.
+    clients_gone,
+    /// Answers that the broker refused.
+    nacked,
+    /// Requests that were given back.
+    handed_back,
+    /// Requests whose channel was gone when they were to be acknowledged.
+    unacknowledged,
+    /// Requests that had been handed out before.
+    redelivered,
+    /// Copies that note an attempt.
+    noted,
+    /// Requests that were tried too often.
+    exhausted,
+    /// Requests whose time was over before they were started.
+    expired,
+    /// Requests that are too large.
+    too_large,
+}

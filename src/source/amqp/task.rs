@@ -1,0 +1,233 @@
+//! A delivery as a task: what a message says, and what is to be done with it. Pure.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use lapin::BasicProperties;
+use lapin::message::Delivery;
+use lapin::types::{AMQPValue, FieldTable};
+use serde_json::{Value, json};
+
+use crate::amqp::headers;
+use crate::domain::attempts::{Arrival, Seen, Step};
+use crate::domain::id::{Run, TASK_ID_BYTES_MAX, TaskId};
+use crate::handler::Request;
+use crate::limits::REQUEST_JSON_BYTES_MAX;
+
+/// Which method is asked for.
+pub(super) const PATH: &str = "x-rpc-path";
+/// How often a request was tried before; ours.
+pub(super) const ATTEMPTS: &str = "x-journeyman-attempts";
+/// What a quorum queue counts.
+const DELIVERY_COUNT: &str = "x-delivery-count";
+/// Headers that would send a copy elsewhere too.
+const ROUTING: [&str; 2] = ["CC", "BCC"];
+
+/// What a handler is given of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// All of it, see [`Request`].
+    Whole,
+    /// What its body says in JSON, for a handler whose payloads have a shape of their own.
+    Body,
+}
+
+/// What is known of earlier deliveries of a message.
+pub(super) fn step(delivery: &Delivery, max: Option<NonZeroU32>) -> Step {
+    let empty = FieldTable::default();
+    let table = delivery.properties.headers().as_ref().unwrap_or(&empty);
+    let count = |name| headers::number(table, name).map(|count| u32::try_from(count).unwrap_or(u32::MAX));
+    let arrival = if delivery.redelivered { Arrival::Again } else { Arrival::First };
+    Seen { noted: count(ATTEMPTS).unwrap_or_default(), counted: count(DELIVERY_COUNT), arrival }.step(max)
+}
+
+/// How long its author waits, from when it was received.
+pub(super) fn patience(properties: &BasicProperties) -> Option<Duration> {
+    let text = properties.expiration().as_ref()?;
+    text.as_str().trim().parse().ok().map(Duration::from_millis)
+}
+
+/// The properties of a copy that takes a message's place, noting `attempts`.
+pub(super) fn copied(properties: &BasicProperties, attempts: u32) -> BasicProperties {
+    let mut table = properties.headers().clone().unwrap_or_default();
+    let mut kept = FieldTable::default();
+    for (name, value) in table.inner() {
+        if !ROUTING.contains(&name.as_str()) && name.as_str() != DELIVERY_COUNT {
+            kept.insert(name.clone(), value.clone());
+        }
+    }
+    kept.insert(ATTEMPTS.into(), AMQPValue::LongUInt(attempts));
+    table = kept;
+    // The broker refuses a user id that is not ours, and closes the channel.
+    let mut copy = BasicProperties::default().with_headers(table);
+    macro_rules! keep {
+        ($($get:ident $set:ident),*) => { $(if let Some(value) = properties.$get() { copy = copy.$set(value.clone()); })* };
+    }
+    keep!(
+        content_type with_content_type,
+        content_encoding with_content_encoding,
+        delivery_mode with_delivery_mode,
+        priority with_priority,
+        correlation_id with_correlation_id,
+        reply_to with_reply_to,
+        expiration with_expiration,
+        message_id with_message_id,
+        timestamp with_timestamp,
+        kind with_type,
+        app_id with_app_id
+    );
+    copy
+}
+
+/// The name of a delivery: its author's, as far as it can be one, and a number that no other delivery of this process has.
+/// Two requests may carry the same correlation id, and one may be handed out twice.
+pub(super) fn run(properties: &BasicProperties, number: u64, attempt: u32) -> Run {
+    let given = properties.correlation_id().as_ref().map_or("", |id| id.as_str());
+    let clean: String = given.chars().filter(|char| char.is_ascii_graphic() && *char != '/').collect();
+    let clean = clean.trim_start_matches('.');
+    let named = if clean.is_empty() { "request" } else { clean };
+    let number = format!(".{number}");
+    let most = TASK_ID_BYTES_MAX - number.len();
+    let name = format!("{}{number}", &named[..named.len().min(most)]);
+    Run { task: TaskId::parse(&name).unwrap_or_else(|| unnamed(&number)), run: attempt }
+}
+
+#[expect(clippy::expect_used, reason = "letters, a dot and digits are a task id")]
+fn unnamed(number: &str) -> TaskId {
+    TaskId::parse(&format!("request{number}")).expect("letters, a dot and digits are a task id")
+}
+
+/// The definition of the task.
+pub(super) fn definition(delivery: &Delivery, form: Form) -> Value {
+    let properties = &delivery.properties;
+    let empty = FieldTable::default();
+    let table = properties.headers().as_ref().unwrap_or(&empty);
+    let texts: BTreeMap<String, String> =
+        headers::texts(table).map(|(name, text)| (name.to_owned(), text.to_owned())).collect();
+    let extra: BTreeMap<&str, &String> =
+        ["traceparent", "tracestate"].into_iter().filter_map(|name| Some((name, texts.get(name)?))).collect();
+    let extra = json!(extra);
+    let mut request = Request {
+        path: texts.get(PATH).cloned(),
+        routing_key: delivery.routing_key.to_string(),
+        correlation_id: properties.correlation_id().as_ref().map(ToString::to_string),
+        content_type: properties.content_type().as_ref().map(ToString::to_string),
+        seconds_left: patience(properties).map(|span| span.as_secs_f64()),
+        headers: texts,
+        ..Request::default()
+    };
+    let payload = match form {
+        Form::Whole => {
+            request.put(&delivery.data, REQUEST_JSON_BYTES_MAX);
+            serde_json::to_value(request).unwrap_or_default()
+        }
+        // What is no JSON fits no schema, and is said to be malformed.
+        Form::Body => serde_json::from_slice(&delivery.data).unwrap_or_default(),
+    };
+    json!({ "payload": payload, "extra": extra })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A message as `fixtures/amqp` has recorded it.
+    fn recorded(text: &str) -> Delivery {
+        let recorded: Value = serde_json::from_str(text).unwrap();
+        let body = recorded["body"].as_str().unwrap().as_bytes().to_vec();
+        let key = recorded["routing_key"].as_str().unwrap();
+        let mut delivery = Delivery::mock(1, recorded["exchange"].as_str().unwrap().into(), key.into(), false, body);
+        let mut table = FieldTable::default();
+        for (name, header) in recorded["properties"]["headers"].as_object().unwrap() {
+            let text = header["value"].as_str().unwrap_or_default();
+            let value = match header["amqp_type"].as_str().unwrap() {
+                "x (byte array)" => AMQPValue::ByteArray(text.as_bytes().to_vec().into()),
+                "S (long string)" => AMQPValue::LongString(text.into()),
+                _ => AMQPValue::Void,
+            };
+            table.insert(name.as_str().into(), value);
+        }
+        let property = |name: &str| recorded["properties"][name].as_str().unwrap_or_default().into();
+        delivery.properties = BasicProperties::default()
+            .with_headers(table)
+            .with_correlation_id(property("correlation_id"))
+            .with_reply_to(property("reply_to"));
+        delivery
+    }
+
+    #[test]
+    fn the_recorded_requests_are_read_as_they_were_meant() {
+        for (text, id) in [
+            (
+                include_str!("../../../fixtures/amqp/request-warm-as-seen-by-worker.json"),
+                "f449c2b8-9ccc-418f-8b0d-c0446cb8db76",
+            ),
+            (
+                include_str!("../../../fixtures/amqp/request-cold-as-seen-by-worker.json"),
+                "e3435b68-0f14-40a8-8c83-f391d9e20fae",
+            ),
+        ] {
+            let delivery = recorded(text);
+            let definition = definition(&delivery, Form::Whole);
+            let request: Request = serde_json::from_value(definition["payload"].clone()).unwrap();
+            assert_eq!((request.path.as_deref(), request.routing_key.as_str()), (Some("/echo"), "42"));
+            assert_eq!((request.json, request.correlation_id.as_deref()), (Some(json!({"x": 1})), Some(id)));
+            assert_eq!(step(&delivery, NonZeroU32::new(3)), Step::Try { attempt: 0 });
+            assert_eq!(run(&delivery.properties, 7, 0).to_string(), format!("{id}.7/0"));
+            assert_eq!(super::definition(&delivery, Form::Body)["payload"], json!({"x": 1}));
+        }
+    }
+
+    #[test]
+    fn a_request_published_by_the_client_brings_its_trace() {
+        let delivery = recorded(include_str!("../../../fixtures/amqp/request-as-published-by-client.json"));
+        let definition = definition(&delivery, Form::Whole);
+        assert_eq!(definition["extra"]["traceparent"], json!("<W3C trace context, injected by editoast>"));
+    }
+
+    #[test]
+    fn a_name_is_made_of_whatever_a_client_calls_its_request() {
+        let named = |id: &str| run(&BasicProperties::default().with_correlation_id(id.into()), 1, 0).task.to_string();
+        assert_eq!(named("a/b c"), "abc.1");
+        assert_eq!(named(""), "request.1");
+        assert_eq!(named("..."), "request.1");
+        assert_eq!(named("é"), "request.1");
+        assert_eq!(named(&"x".repeat(200)).len(), TASK_ID_BYTES_MAX);
+        assert_eq!(run(&BasicProperties::default(), 2, 5).to_string(), "request.2/5");
+    }
+
+    #[test]
+    fn a_copy_keeps_what_its_author_said_and_nothing_that_would_go_astray() {
+        let mut table = FieldTable::default();
+        table.insert("CC".into(), AMQPValue::LongString("elsewhere".into()));
+        table.insert(DELIVERY_COUNT.into(), AMQPValue::LongLongInt(4));
+        table.insert(PATH.into(), AMQPValue::ByteArray(b"/echo".to_vec().into()));
+        let original = BasicProperties::default()
+            .with_headers(table)
+            .with_user_id("somebody".into())
+            .with_reply_to("there".into())
+            .with_expiration("1500".into());
+        let copy = copied(&original, 2);
+        let table = copy.headers().as_ref().unwrap();
+        assert_eq!(headers::number(table, ATTEMPTS), Some(2));
+        assert_eq!(headers::text(table, PATH), Some("/echo"));
+        assert!(table.inner().len() == 2 && copy.user_id().is_none());
+        assert_eq!(copy.reply_to().as_ref().map(ToString::to_string).as_deref(), Some("there"));
+        assert_eq!(patience(&copy), Some(Duration::from_millis(1500)));
+    }
+
+    #[test]
+    fn headers_of_unknown_types_and_an_odd_expiration_cost_nothing() {
+        let mut delivery = Delivery::mock(1, "".into(), "k".into(), true, vec![0xff]);
+        let mut table = FieldTable::default();
+        table.insert(PATH.into(), AMQPValue::Double(1.5));
+        table.insert(ATTEMPTS.into(), AMQPValue::LongString("many".into()));
+        table.insert("nested".into(), AMQPValue::FieldTable(FieldTable::default()));
+        delivery.properties = BasicProperties::default().with_headers(table).with_expiration("soon".into());
+        let definition = definition(&delivery, Form::Whole);
+        assert_eq!(definition["payload"]["bodyBase64"], json!("/w=="));
+        assert!(definition["payload"]["path"].is_null() && definition["payload"]["secondsLeft"].is_null());
+        assert_eq!(step(&delivery, NonZeroU32::new(3)), Step::Note { attempt: 1 });
+    }
+}

@@ -1,0 +1,60 @@
+//! What a worker leaves for those who tell others that it is alive. Leaving it costs nothing and waits for nobody.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use tokio::sync::Notify;
+
+use super::view;
+
+/// Signs of life.
+#[derive(Debug, Default)]
+pub struct Pulse {
+    received: AtomicU64,
+    held: AtomicUsize,
+    changed: Notify,
+    told: Mutex<Option<view::Activity>>,
+}
+
+impl Pulse {
+    /// Claims granted and extended since the start.
+    #[must_use]
+    pub fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+
+    /// Claims that are held.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    /// Resolves when something has changed since the last time. One waits at a time.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// Says what becomes of the reports, for those who look at the worker.
+    pub fn tell(&self, state: &view::Activity) {
+        *self.told.lock().unwrap_or_else(PoisonError::into_inner) = Some(state.clone());
+    }
+
+    pub(super) fn told(&self) -> Option<view::Activity> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A claim was granted or extended.
+    pub(super) fn receive(&self) {
+        self.received.fetch_add(1, Ordering::Relaxed);
+        self.changed.notify_one();
+    }
+
+    pub(super) fn hold(&self, held: usize) {
+        self.held.store(held, Ordering::Relaxed);
+        self.changed.notify_one();
+    }
+}

@@ -1,0 +1,235 @@
+//! Requests and their answers.
+
+use std::sync::Arc;
+
+use journeyman::amqp;
+use journeyman::amqp::lapin::BasicProperties;
+use journeyman::amqp::lapin::types::AMQPValue;
+use journeyman::domain::refusal::Refusal;
+use journeyman::handler::NotCompleted;
+use journeyman::source::{Reply, Status};
+
+use crate::support::{Act, Client, Gate, Kind, Running, echo, queue, shared, within};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_is_answered_as_the_recorded_worker_answers_it() {
+    let Some(broker) = shared() else { return };
+    for kind in [Kind::Transient, Kind::Durable, Kind::Quorum] {
+        let client = Client::new(&broker, kind).await;
+        let worker = Running::start(queue(&client), 2, echo());
+        let answer = client.call("/echo", b"{\"x\":1}").await;
+        assert_eq!((answer.status(), answer.partial), ("ok", false));
+        assert_eq!(answer.body, b"{\"echo\":{\"x\":1}}");
+        worker.drained().await;
+        // It is acknowledged, and nobody consumes any more.
+        client.until_depth(0, 0).await;
+        client.delete_queue().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_becomes_of_a_request_its_author_reads_it() {
+    let Some(broker) = shared() else { return };
+    let client = Client::new(&broker, Kind::Durable).await;
+    let act: Act = Arc::new(|request, context| {
+        Box::pin(async move {
+            match request.path.as_deref() {
+                Some("/silent") => Ok(()),
+                Some("/failed") => {
+                    context.answer(Reply::ok(*b"all is well")).expect("it fits");
+                    Err(NotCompleted::Failed("the train is late".to_owned()))
+                }
+                Some("/own") => {
+                    let status = Status::parse("not_found").expect("a word");
+                    context.answer(Reply::ok(*b"no such train").with_status(status)).expect("it fits");
+                    Err(NotCompleted::Failed("whatever".to_owned()))
+                }
+                Some("/unavailable") => Err(NotCompleted::Unavailable("no map".to_owned())),
+                _ => panic!("a handler that panics"),
+            }
+        })
+    });
+    let worker = Running::start(queue(&client), 2, act);
+    assert_eq!(client.call("/silent", b"null").await.body, b"null");
+    let own = client.call("/own", b"1").await;
+    assert_eq!((own.status(), own.body.as_slice()), ("not_found", &b"no such train"[..]));
+    for (path, kind, words) in [
+        ("/failed", "journeyman:failed", "the train is late"),
+        ("/unavailable", "journeyman:unavailable", "no map"),
+        ("/malformed", "journeyman:malformed_request", "not what it should be"),
+        ("/panics", "journeyman:internal_error", "panicked"),
+    ] {
+        let answer = client.call(path, b"{}").await;
+        assert_eq!(answer.status(), "core_error", "{path}");
+        let said = answer.json();
+        assert_eq!(said["type"], kind);
+        assert!(said["message"].as_str().is_some_and(|message| message.contains(words)), "{said}");
+        assert!(said["context"].is_object() && said["cause"].is_null());
+    }
+    worker.drained().await;
+    client.until_depth(0, 0).await;
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn partial_answers_come_first_and_in_order() {
+    let Some(broker) = shared() else { return };
+    let client = Client::new(&broker, Kind::Transient).await;
+    let act: Act = Arc::new(|_, context| {
+        Box::pin(async move {
+            for part in ["1", "2", "3"] {
+                context.answer_partly(Reply::ok(part.as_bytes())).await.expect("somebody waits");
+            }
+            context.answer(Reply::ok(*b"4")).expect("it fits");
+            Ok(())
+        })
+    });
+    let worker = Running::start(queue(&client), 1, act);
+    assert!(client.publish(Client::properties("stream", "/s"), b"null").await);
+    for (body, partial) in [("1", true), ("2", true), ("3", true), ("4", false)] {
+        let answer = client.answer("stream").await;
+        assert_eq!((answer.status(), answer.body.as_slice(), answer.partial), ("ok", body.as_bytes(), partial));
+    }
+    worker.drained().await;
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn headers_of_every_type_and_none_at_all_are_taken() {
+    let Some(broker) = shared() else { return };
+    let client = Client::new(&broker, Kind::Transient).await;
+    let act: Act = Arc::new(|request, context| {
+        Box::pin(async move {
+            let seen = format!("{:?} {:?}", request.path, request.headers.get("traceparent"));
+            context.answer(Reply::ok(seen.into_bytes())).expect("it fits");
+            Ok(())
+        })
+    });
+    let worker = Running::start(queue(&client), 1, act);
+    let long = |text: &str| AMQPValue::LongString(text.into());
+    let odd = amqp::table([
+        ("x-rpc-path", AMQPValue::Double(1.5)),
+        ("array", AMQPValue::FieldArray(vec![AMQPValue::Boolean(true)].into())),
+        ("void", AMQPValue::Void),
+        ("traceparent", long("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")),
+    ]);
+    let base = || BasicProperties::default().with_reply_to("amq.rabbitmq.reply-to".into());
+    for (id, properties, seen) in [
+        ("string", base().with_headers(amqp::table([("x-rpc-path", long("/long"))])), "Some(\"/long\") None"),
+        ("none", base(), "None None"),
+        ("odd", base().with_headers(odd), "None Some(\"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\")"),
+    ] {
+        assert!(client.publish(properties.with_correlation_id(id.into()), b"\xff").await);
+        assert_eq!(String::from_utf8(client.answer(id).await.body).expect("text"), seen);
+    }
+    // Nobody waits for these: they are worked at and acknowledged all the same.
+    assert!(client.publish(BasicProperties::default(), b"1").await);
+    assert!(client.publish(base(), b"1").await);
+    assert_eq!(client.answer("").await.correlation_id, None);
+    client.until_depth(0, 1).await;
+    worker.drained().await;
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_has_gone_is_counted_and_costs_nothing() {
+    let Some(broker) = shared() else { return };
+    let client = Client::new(&broker, Kind::Transient).await;
+    let (mut gate, act) = Gate::handler();
+    let worker = Running::start(queue(&client), 1, act);
+    let gone = Client::without_queue(&broker, &client.queue).await;
+    assert!(gone.publish(Client::properties("a", "/a"), b"a").await);
+    assert_eq!(gate.enters().await, "a");
+    drop(gone);
+    // An address that never was one.
+    let odd = Client::properties("b", "/b").with_reply_to("amq.rabbitmq.reply-to.nonsense".into());
+    gate.go.add_permits(2);
+    assert!(client.publish(odd, b"b").await);
+    assert_eq!(gate.enters().await, "b");
+    client.until_depth(0, 1).await;
+    // A queue that is not there, and never was.
+    let nowhere = Client::properties("c", "/c").with_reply_to("jm-test-nowhere".into());
+    gate.go.add_permits(1);
+    assert!(client.publish(nowhere, b"c").await);
+    assert_eq!(gate.enters().await, "c");
+    within("all three are counted", async {
+        while worker.tally("clients_gone").await < 3 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    gate.go.add_permits(1);
+    assert_eq!(client.call("/d", b"d").await.body, b"d");
+    worker.drained().await;
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_nobody_reads_any_more_is_told_so() {
+    let Some(broker) = shared() else { return };
+    let client = Client::new(&broker, Kind::Transient).await;
+    let (said, mut heard) = tokio::sync::mpsc::channel(1);
+    let act: Act = Arc::new(move |_, context| {
+        let said = said.clone();
+        Box::pin(async move {
+            let refused = loop {
+                if let Err(refused) = context.answer_partly(Reply::ok(*b"more")).await {
+                    break refused;
+                }
+            };
+            said.send(refused.refusal).await.expect("the test listens");
+            Ok(())
+        })
+    });
+    let worker = Running::start(queue(&client), 1, act);
+    let gone = Client::without_queue(&broker, &client.queue).await;
+    assert!(gone.publish(Client::properties("stream", "/s"), b"null").await);
+    assert!(gone.answer("stream").await.partial);
+    drop(gone);
+    assert_eq!(within("the handler is told", heard.recv()).await, Some(Refusal::Gone));
+    worker.drained().await;
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_is_too_large_or_too_late_is_answered_and_not_run() {
+    let Some(broker) = shared() else { return };
+    let client = Client::new(&broker, Kind::Transient).await;
+    let (mut gate, act) = Gate::handler();
+    let mut settings = queue(&client);
+    settings.max_message = 1000;
+    // One more slot than requests: the broker drops what has no time left and cannot be handed out at once.
+    let worker = Running::start(settings, 2, act);
+    let too_large = client.call("/large", &[b'x'; 1001]).await;
+    assert_eq!((too_large.status(), &too_large.json()["type"]), ("core_error", &"journeyman:too_large".into()));
+    let late = Client::properties("late", "/late").with_expiration("0".into());
+    assert!(client.publish(late, b"late").await);
+    assert_eq!(client.answer("late").await.json()["type"], "journeyman:expired");
+    gate.go.add_permits(1);
+    assert_eq!(client.call("/fits", &[b'x'; 1000]).await.body.len(), 1000);
+    assert_eq!(gate.enters().await.len(), 1000);
+    assert_eq!((worker.tally("too_large").await, worker.tally("expired").await), (1, 1));
+    worker.drained().await;
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_the_broker_cannot_take_is_replaced_by_an_error() {
+    let Some(broker) = shared() else { return };
+    let client = Client::new(&broker, Kind::Transient).await;
+    let act: Act = Arc::new(|_, context| {
+        Box::pin(async move {
+            // One byte more than RabbitMQ takes.
+            context.answer(Reply::ok(vec![0_u8; (128 << 20) + 1])).expect("the worker was told that it may");
+            Ok(())
+        })
+    });
+    let mut settings = queue(&client);
+    settings.max_message = 256 << 20;
+    let worker = Running::start(settings, 1, act);
+    let answer = client.call("/huge", b"null").await;
+    assert_eq!((answer.status(), &answer.json()["type"]), ("core_error", &"journeyman:answer_refused".into()));
+    worker.drained().await;
+    client.until_depth(0, 0).await;
+    client.delete_queue().await;
+}

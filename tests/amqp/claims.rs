@@ -1,0 +1,271 @@
+//! What a worker takes, holds, gives back, and in which number.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use journeyman::domain::outcome::{Outcome, Reason};
+use journeyman::handler::NotCompleted;
+use journeyman::source::Reply;
+use journeyman::source::amqp::Exhausted;
+use journeyman::worker::{Command, Exit, Note, Settings};
+
+use crate::support::{Act, Client, Gate, Kind, Running, echo, header, queue, shared, within};
+
+async fn publish(client: &Client, bodies: &[&str]) {
+    for body in bodies {
+        assert!(client.publish(Client::properties(body, "/work"), body.as_bytes()).await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_more_is_taken_than_there_are_slots() {
+    let Some(broker) = shared() else { return };
+    for kind in [Kind::Transient, Kind::Quorum] {
+        let client = Client::new(&broker, kind).await;
+        publish(&client, &["1", "2", "3", "4", "5"]).await;
+        let (mut gate, act) = Gate::handler();
+        let worker = Running::start(queue(&client), 2, act);
+        for _ in 0..2 {
+            gate.enters().await;
+        }
+        // The others are there for other workers.
+        client.until_depth(3, 1).await;
+        gate.go.add_permits(5);
+        for id in ["1", "2", "3", "4", "5"] {
+            assert_eq!(client.answer(id).await.body, id.as_bytes());
+        }
+        worker.drained().await;
+        client.until_depth(0, 0).await;
+        client.delete_queue().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_slots_take_more_and_a_paused_worker_takes_nothing() {
+    let Some(broker) = shared() else { return };
+    let client = Client::new(&broker, Kind::Transient).await;
+    let (mut gate, act) = Gate::handler();
+    let worker = Running::start(queue(&client), 1, act);
+    publish(&client, &["1", "2", "3"]).await;
+    gate.enters().await;
+    client.until_depth(2, 1).await;
+    let settings = Settings { capacity: 2, ..Settings::default() };
+    worker.control.reconfigure(settings).await;
+    gate.enters().await;
+    // What was handed over ahead of a slot goes back.
+    within("the third waits in the queue", async {
+        while client.depth().await.0 != 1 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    worker.control.command(Command::Pause { span: None }, Note::of("the test")).await;
+    gate.go.add_permits(2);
+    client.answer("1").await;
+    client.answer("2").await;
+    client.until_depth(1, 0).await;
+    worker.control.command(Command::Resume, Note::of("the test")).await;
+    assert_eq!(gate.enters().await, "3");
+    gate.go.add_permits(1);
+    client.answer("3").await;
+    worker.drained().await;
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_finishes_what_runs_and_leaves_the_rest_to_others() {
+    let Some(broker) = shared() else { return };
+    let client = Client::new(&broker, Kind::Durable).await;
+    publish(&client, &["1", "2", "3"]).await;
+    let (mut gate, act) = Gate::handler();
+    let worker = Running::start(queue(&client), 1, act);
+    gate.enters().await;
+    worker.control.drain().await;
+    client.until_depth(2, 0).await;
+    gate.go.add_permits(1);
+    assert_eq!(client.answer("1").await.body, b"1");
+    assert_eq!(worker.ended().await, Exit::Drained);
+    let second = Running::start(queue(&client), 4, echo());
+    for id in ["2", "3"] {
+        assert_eq!(client.answer(id).await.status(), "ok");
+    }
+    second.drained().await;
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_handed_back_runs_elsewhere_at_once() {
+    let Some(broker) = shared() else { return };
+    let client = Client::new(&broker, Kind::Transient).await;
+    publish(&client, &["1", "2"]).await;
+    let (mut gate, act) = Gate::handler();
+    let first = Running::start(queue(&client), 2, act);
+    gate.enters().await;
+    gate.enters().await;
+    first.control.hand_back(None).await;
+    assert_eq!(first.ended().await, Exit::HandedBack);
+    let second = Running::start(queue(&client), 2, echo());
+    for id in ["1", "2"] {
+        assert_eq!(client.answer(id).await.status(), "ok");
+    }
+    second.drained().await;
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_is_not_there_yet_is_waited_for() {
+    let Some(broker) = shared() else { return };
+    let name = format!("jm-test-{}", uuid::Uuid::new_v4().simple());
+    let client = Client::without_queue(&broker, &name).await;
+    let worker = Running::start(queue(&client), 1, echo());
+    within("the worker says what it waits for", async {
+        loop {
+            let view = worker.control.look().await.expect("it works");
+            if view.sources[0].error.as_ref().is_some_and(|error| error.text.contains("there is no queue")) {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    client.declare(Kind::Transient, &name).await;
+    assert_eq!(client.call("/echo", b"1").await.status(), "ok");
+    worker.drained().await;
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_whose_queue_is_deleted_finishes_and_leaves() {
+    let Some(broker) = shared() else { return };
+    let client = Client::new(&broker, Kind::Transient).await;
+    publish(&client, &["1"]).await;
+    let (mut gate, act) = Gate::handler();
+    let worker = Running::start(queue(&client), 1, act);
+    gate.enters().await;
+    client.delete_queue().await;
+    within("it drains", async {
+        while worker.control.look().await.is_some_and(|view| view.state != journeyman::worker::view::State::Draining) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    gate.go.add_permits(1);
+    assert_eq!(client.answer("1").await.body, b"1");
+    assert_eq!(worker.ended().await, Exit::Drained);
+}
+
+/// Starts workers that are told to end at once while they work, until the request is given up.
+async fn crashes(client: &Client, exhausted: &Exhausted) -> usize {
+    let mut tries = 0;
+    loop {
+        let (mut gate, act) = Gate::handler();
+        let mut settings = queue(client);
+        settings.max_attempts = NonZeroU32::new(3);
+        settings.exhausted = exhausted.clone();
+        let worker = Running::start(settings, 1, act);
+        tokio::select! {
+            _ = gate.enters() => {
+                tries += 1;
+                worker.control.abort().await;
+                assert_eq!(worker.ended().await, Exit::Aborted);
+            }
+            () = async {
+                while worker.tally("exhausted").await == 0 {
+                    tokio::task::yield_now().await;
+                }
+            } => {
+                worker.drained().await;
+                return tries;
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_ends_its_workers_is_given_up_and_its_author_is_told() {
+    let Some(broker) = shared() else { return };
+    for kind in [Kind::Transient, Kind::Durable, Kind::Quorum] {
+        let client = Client::new(&broker, kind).await;
+        publish(&client, &["poison"]).await;
+        assert_eq!(crashes(&client, &Exhausted::Answered).await, 3, "{kind:?}");
+        let answer = client.answer("poison").await;
+        assert_eq!((answer.status(), &answer.json()["type"]), ("core_error", &"journeyman:attempts_exhausted".into()));
+        assert_eq!(answer.json()["context"]["attempts"], 3);
+        client.until_depth(0, 0).await;
+        client.delete_queue().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_is_given_up_is_kept_with_the_reason_where_that_is_wanted() {
+    let Some(broker) = shared() else { return };
+    let client = Client::new(&broker, Kind::Durable).await;
+    let kept = format!("{}-poison", client.queue);
+    client.declare(Kind::Durable, &kept).await;
+    let act: Act =
+        Arc::new(|_, _| Box::pin(async { Err(NotCompleted::Intermittent("the network is down".to_owned())) }));
+    let mut settings = queue(&client);
+    settings.max_attempts = NonZeroU32::new(2);
+    settings.exhausted = Exhausted::Kept(kept.clone());
+    let worker = Running::start(settings, 1, act);
+    publish(&client, &["again"]).await;
+    let answer = client.answer("again").await;
+    assert_eq!(answer.json()["context"]["attempts"], 2);
+    assert!(answer.json()["message"].as_str().is_some_and(|said| said.contains("the network is down")));
+    let copy = client.get(&kept).await.expect("a copy is kept");
+    assert_eq!(copy.data, b"again");
+    assert!(header(&copy, "x-journeyman-reason").is_some_and(|reason| reason.contains("the network is down")));
+    assert_eq!(header(&copy, "x-journeyman-queue").as_deref(), Some(client.queue.as_str()));
+    assert_eq!(header(&copy, "x-rpc-path").as_deref(), Some("/work"));
+    worker.drained().await;
+    client.until_depth(0, 0).await;
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_asks_for_another_run_gets_it() {
+    let Some(broker) = shared() else { return };
+    let client = Client::new(&broker, Kind::Quorum).await;
+    let act: Act = Arc::new(|_, context| {
+        Box::pin(async move {
+            if context.task().run.run < 2 {
+                return Err(NotCompleted::Intermittent("not yet".to_owned()));
+            }
+            context.answer(Reply::ok(context.task().run.run.to_string().into_bytes())).expect("it fits");
+            Ok(())
+        })
+    });
+    let worker = Running::start(queue(&client), 1, act);
+    assert_eq!(client.call("/work", b"1").await.body, b"2");
+    let counts = worker.control.look().await.expect("it works").sources[0].counts;
+    assert_eq!(counts.ends.intermittent_task, 2);
+    assert_eq!(Outcome::Exception(Reason::IntermittentTask).to_string(), "exception (intermittent-task)");
+    worker.drained().await;
+    client.until_depth(0, 0).await;
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_letter_policy_gets_what_is_given_up() {
+    let Some(broker) = shared() else { return };
+    let client = Client::new(&broker, Kind::Durable).await;
+    let dead = format!("{}-dead", client.queue);
+    client.declare(Kind::Durable, &dead).await;
+    client.delete_queue().await;
+    client.declare_with_dead_letters(&dead).await;
+    publish(&client, &["poison"]).await;
+    assert_eq!(crashes(&client, &Exhausted::DeadLettered).await, 3);
+    let letter = within("the dead letter", async {
+        loop {
+            if let Some(letter) = client.get(&dead).await {
+                return letter;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    assert_eq!(letter.data, b"poison");
+    assert_eq!(header(&letter, "x-first-death-reason").as_deref(), Some("rejected"));
+    client.delete_queue().await;
+}

@@ -1,0 +1,379 @@
+//! A worker as a controller starts it: by its variables, with a program as its handler.
+
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use journeyman::amqp;
+use journeyman::amqp::lapin::options::{
+    BasicConsumeOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
+};
+use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
+use journeyman::amqp::lapin::{Consumer, ExchangeKind};
+
+use journeyman::domain::id::TaskId;
+use journeyman::queue::{self, Client as QueueClient, Db};
+use journeyman::source::taskcluster::{Api, ApiSettings, Credentials, Timeouts};
+
+use crate::broker::Broker;
+use crate::support::{Client, Kind, broker, next, shared_uri, within};
+
+/// Answers with what it was given, and says how far it is.
+const ECHO: &str = r#"#!/usr/bin/env python3
+import json, os, sys
+request = json.load(sys.stdin)["payload"]
+out = os.fdopen(3, "w")
+print(json.dumps({"type": "answer", "json": "soon", "partial": True}), file=out, flush=True)
+if request.get("path") == "/file":
+    with open("answer", "w") as file:
+        file.write("x" * 100000)
+    print(json.dumps({"type": "answer", "path": "answer"}), file=out)
+elif request.get("path") == "/result":
+    print(json.dumps({"type": "result", "value": {"r": 1}}), file=out)
+elif request.get("path") == "/crash":
+    os.kill(os.getpid(), 9)
+else:
+    answer = {"echo": request["json"], "key": os.environ["WORKER_KEY"]}
+    print(json.dumps({"type": "answer", "json": answer}), file=out)
+"#;
+
+struct Worker {
+    process: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Worker {
+    /// `journeyman worker` with a handler and these variables, and nothing else.
+    fn start(variables: &[(&str, &str)]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let program = folder.path().join("echo.py");
+        let mut file =
+            std::fs::OpenOptions::new().write(true).create_new(true).mode(0o755).open(&program).expect("a file");
+        file.write_all(ECHO.as_bytes()).expect("it is written");
+        drop(file);
+        let config = folder.path().join("journeyman.toml");
+        let text = format!("[handler.echo]\nkind = \"program\"\nexec = [\"{}\"]\n", program.display());
+        std::fs::write(&config, text).expect("it is written");
+        let process = command(folder.path(), &config, variables).spawn().expect("it starts");
+        Self { process, folder }
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.process);
+        rustix::process::kill_process(pid, signal).expect("it runs");
+    }
+
+    /// Its exit status and its log.
+    async fn ends(mut self) -> (Option<i32>, String) {
+        let status = tokio::task::spawn_blocking(move || {
+            let status = self.process.wait().expect("it ends");
+            (status, std::fs::read_to_string(self.folder.path().join("log")).expect("a log"))
+        });
+        let (status, log) = within("the end of the worker", status).await.expect("it was waited for");
+        (status.code(), log)
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        drop(self.process.kill());
+    }
+}
+
+fn command(folder: &Path, config: &Path, variables: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
+    command.args(["worker", "--config"]).arg(config).arg("--work-dir").arg(folder.join("work"));
+    let log = std::fs::File::create(folder.join("log")).expect("a log");
+    command.current_dir(folder).env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    command.env("JOURNEYMAN__HOST__SPOT", "off").env("JOURNEYMAN__WORKER__CAPACITY", "2");
+    command.env("JOURNEYMAN__LOG__LEVEL", "debug");
+    command.envs(variables.iter().copied()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+    command
+}
+
+/// What a controller hears.
+struct Reports(Consumer);
+
+impl Reports {
+    /// Declares the exchange as osrdyne does, and listens.
+    async fn of(client: &Client, exchange: &str) -> Self {
+        let fanout = ExchangeKind::Fanout;
+        let options = ExchangeDeclareOptions::default();
+        client
+            .channel
+            .exchange_declare(exchange.into(), fanout, options, FieldTable::default())
+            .await
+            .expect("declared");
+        let options = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };
+        let queue = client.channel.queue_declare("".into(), options, FieldTable::default()).await.expect("a queue");
+        let name = queue.name().clone();
+        let bind = QueueBindOptions::default();
+        client
+            .channel
+            .queue_bind(name.clone(), exchange.into(), "".into(), bind, FieldTable::default())
+            .await
+            .expect("bound");
+        let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
+        let consumer = client.channel.basic_consume(name, "".into(), options, FieldTable::default()).await;
+        Self(consumer.expect("it is consumed"))
+    }
+
+    /// Whether another report comes within this time.
+    async fn next_within(&mut self, span: Duration) -> bool {
+        tokio::time::timeout(span, next(&mut self.0)).await.is_ok()
+    }
+
+    /// The next event, which is as the recorded ones are.
+    async fn next(&mut self, key: &str, id: &str) -> String {
+        let report = within("a report", next(&mut self.0)).await.expect("the channel stays");
+        assert_eq!(report.routing_key.as_str(), key);
+        assert!(report.data.is_empty());
+        let table = report.properties.headers().clone().expect("headers");
+        assert_eq!(table.inner().len(), 2);
+        let text = |name: &str| match table.inner().get(name) {
+            Some(AMQPValue::LongString(text)) => text.to_string(),
+            other => panic!("{name} is a long string, not {other:?}"),
+        };
+        assert_eq!(text("x-worker-id"), id);
+        text("x-event")
+    }
+}
+
+fn fresh() -> String {
+    format!("p{}", &uuid::Uuid::new_v4().simple().to_string()[..12])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn its_variables_and_a_handler_make_a_worker() {
+    let Some(uri) = shared_uri() else { return };
+    let (pool, key) = (fresh(), "infra=42,x");
+    let queue = format!("{pool}-req-{key}");
+    let client = Client::on(&broker(&uri), Kind::Transient, &queue).await;
+    let mut reports = Reports::of(&client, &format!("{pool}-activity-xchg")).await;
+    let worker = Worker::start(&[
+        ("WORKER_ID", "eb81c35e-5808-45ff-970a-5ac9b8a0c2aa"),
+        ("WORKER_KEY", key),
+        ("WORKER_POOL", &pool),
+        ("WORKER_AMQP_URI", &format!("{uri};")),
+    ]);
+    let id = "eb81c35e-5808-45ff-970a-5ac9b8a0c2aa";
+    assert_eq!(reports.next(key, id).await, "started");
+    assert_eq!(reports.next(key, id).await, "ready");
+    for (path, body, answer) in [
+        ("/echo", &b"{\"x\":1}"[..], serde_json::json!({ "echo": { "x": 1 }, "key": key })),
+        ("/result", b"null", serde_json::json!({ "r": 1 })),
+    ] {
+        assert!(client.publish(Client::properties(path, path), body).await);
+        let partial = client.answer(path).await;
+        assert!(partial.partial && partial.body == b"\"soon\"");
+        let last = client.answer(path).await;
+        assert_eq!((last.status(), last.partial, last.json()), ("ok", false, answer));
+    }
+    assert!(client.publish(Client::properties("file", "/file"), b"null").await);
+    assert!(client.answer("file").await.partial);
+    assert_eq!(client.answer("file").await.body.len(), 100_000);
+    assert!(client.publish(Client::properties("crash", "/crash"), b"null").await);
+    assert!(client.answer("crash").await.partial);
+    let crashed = client.answer("crash").await;
+    assert_eq!((crashed.status(), &crashed.json()["type"]), ("core_error", &"journeyman:failed".into()));
+    assert_eq!(reports.next(key, id).await, "request-received");
+    worker.signal(rustix::process::Signal::TERM);
+    let (code, log) = worker.ends().await;
+    assert_eq!(code, Some(0), "{log}");
+    assert!(!log.contains("guest:guest"), "{log}");
+    assert!(!log.contains("amq.rabbitmq.reply-to.g"), "{log}");
+    client.until_depth(0, 0).await;
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_of_a_deleted_queue_ends_well() {
+    let Some(uri) = shared_uri() else { return };
+    let queue = format!("jm-test-{}", fresh());
+    let client = Client::on(&broker(&uri), Kind::Transient, &queue).await;
+    let worker = Worker::start(&[("WORKER_REQUESTS_QUEUE", &queue), ("WORKER_AMQP_URI", &uri)]);
+    client.until_depth(0, 1).await;
+    client.delete_queue().await;
+    let (code, log) = worker.ends().await;
+    assert_eq!(code, Some(0), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_are_taken_though_nobody_hears_of_them() {
+    let Some(uri) = shared_uri() else { return };
+    let queue = format!("jm-test-{}", fresh());
+    let client = Client::on(&broker(&uri), Kind::Transient, &queue).await;
+    let exchange = format!("{queue}-activity");
+    let worker = Worker::start(&[
+        ("WORKER_REQUESTS_QUEUE", &queue),
+        ("WORKER_KEY", "42"),
+        ("WORKER_ID", "w"),
+        ("WORKER_AMQP_URI", &uri),
+        ("WORKER_ACTIVITY_EXCHANGE", &exchange),
+    ]);
+    assert!(client.publish(Client::properties("a", "/a"), b"1").await);
+    assert!(client.answer("a").await.partial);
+    assert_eq!(client.answer("a").await.status(), "ok");
+    let log = worker.folder.path().join("log");
+    within("it says that there is no exchange", async {
+        while !std::fs::read_to_string(&log).expect("a log").contains("no activity reports for now") {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    // When there is one, reports come.
+    let mut reports = Reports::of(&client, &exchange).await;
+    let first = reports.next("42", "w").await;
+    assert!(["started", "ready"].contains(&first.as_str()), "{first}");
+    worker.signal(rustix::process::Signal::TERM);
+    assert_eq!(worker.ends().await.0, Some(0));
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_was_killed_leaves_its_request_to_the_next_one() {
+    let Some(uri) = shared_uri() else { return };
+    let queue = format!("jm-test-{}", fresh());
+    let client = Client::on(&broker(&uri), Kind::Durable, &queue).await;
+    let variables = [("WORKER_REQUESTS_QUEUE", queue.as_str()), ("WORKER_KEY", "1"), ("WORKER_AMQP_URI", &uri)];
+    for number in 0..5 {
+        let mut first = Worker::start(&variables);
+        client.until_depth(0, 1).await;
+        let id = number.to_string();
+        assert!(client.publish(Client::properties(&id, "/a"), b"1").await);
+        // Killed at one moment or another between taking it and having answered it.
+        tokio::time::sleep(Duration::from_millis(number * 30)).await;
+        first.process.kill().expect("it runs");
+        first.process.wait().expect("it ends");
+        let second = Worker::start(&variables);
+        loop {
+            let answer = client.answer(&id).await;
+            if !answer.partial {
+                assert_eq!(answer.status(), "ok");
+                break;
+            }
+        }
+        client.until_depth(0, 1).await;
+        second.signal(rustix::process::Signal::TERM);
+        assert_eq!(second.ends().await.0, Some(0));
+    }
+    client.delete_queue().await;
+}
+
+/// A task of the embedded queue that sleeps.
+async fn create_task(root_url: &str, task: &str, seconds: &str) {
+    let settings = ApiSettings {
+        root_url: root_url.to_owned(),
+        queue_url: None,
+        credentials: Some(Credentials::new("tester", "secret-token".to_owned().into(), None).expect("credentials")),
+        proxy: None,
+        allow_hosts: Vec::new(),
+        timeouts: Timeouts::default(),
+    };
+    let api = Api::new(settings).expect("usable settings");
+    let now = jiff::Timestamp::now();
+    let later = now.saturating_add(jiff::SignedDuration::from_hours(1)).expect("a time");
+    let definition = serde_json::json!({
+        "taskQueueId": "test/worker", "created": now.to_string(), "deadline": later.to_string(),
+        "payload": {"command": [["sleep", seconds]], "maxRunTime": 60},
+        "metadata": {"name": "n", "description": "d", "owner": "o@example.com", "source": "https://example.com"},
+    });
+    api.create_task(&TaskId::parse(task).expect("a task id"), definition).await.expect("created");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_of_another_queue_is_seen_alive_by_the_controller() {
+    let Some(uri) = shared_uri() else { return };
+    let exchange = format!("{}-activity", fresh());
+    let client = Client::new(&broker(&uri), Kind::Transient).await;
+    let mut reports = Reports::of(&client, &exchange).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    for protocol in ["azure", "claim-work"] {
+        let mut settings = queue::Settings::new(Db::Memory, folder.path().join(protocol));
+        settings.long_poll = Duration::from_millis(500);
+        settings.clients = vec![QueueClient {
+            client_id: "tester".into(),
+            access_token: "secret-token".to_owned().into(),
+            scopes: vec!["*".into()],
+        }];
+        let service = queue::start(settings).await.expect("the queue starts");
+        let source = |key: &str| format!("JOURNEYMAN__SOURCE__CI__{key}");
+        let worker = Worker::start(&[
+            (&source("KIND"), "taskcluster"),
+            (&source("PROTOCOL"), protocol),
+            (&source("ROOT_URL"), service.root_url()),
+            (&source("TASK_QUEUE"), "test/worker"),
+            (&source("CLIENT_ID"), "tester"),
+            (&source("ACCESS_TOKEN"), "secret-token"),
+            ("JOURNEYMAN__WORKER__POLL_INTERVAL", "100ms"),
+            ("JOURNEYMAN__ACTIVITY__REPEAT", "2s"),
+            ("WORKER_ID", "w"),
+            ("WORKER_KEY", "k"),
+            ("WORKER_AMQP_URI", &uri),
+            ("WORKER_ACTIVITY_EXCHANGE", &exchange),
+        ]);
+        assert_eq!(reports.next("k", "w").await, "started");
+        assert_eq!(reports.next("k", "w").await, "ready");
+        create_task(service.root_url(), "aaaaaaaaQACAAAAAAAAAAA", "6").await;
+        // A pair when it is claimed, and more while it goes on.
+        for _ in 0..4 {
+            assert_eq!(reports.next("k", "w").await, "request-received");
+        }
+        worker.signal(rustix::process::Signal::TERM);
+        assert_eq!(worker.ends().await.0, Some(0));
+        // What was on its way may still come.
+        while reports.next_within(Duration::from_millis(700)).await {}
+        service.stop().await;
+    }
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_handler_it_says_what_is_missing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = folder.path().join("journeyman.toml");
+    std::fs::write(&config, "").expect("it is written");
+    let mut command =
+        command(folder.path(), &config, &[("WORKER_KEY", "42"), ("WORKER_AMQP_URI", "amqp://x:hunter2@127.0.0.1:1")]);
+    let status = tokio::task::spawn_blocking(move || command.status().expect("it runs")).await.expect("it ends");
+    let log = std::fs::read_to_string(folder.path().join("log")).expect("a log");
+    assert!(!status.success() && log.contains("there is no handler for its requests"), "{log}");
+    assert!(!log.contains("hunter2"), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tls_with_a_ca_and_a_certificate_of_ones_own() {
+    if shared_uri().is_none() {
+        return;
+    }
+    let own = tokio::task::spawn_blocking(|| Broker::start("")).await.expect("it starts");
+    let client = Client::new(&broker(&own.uri()), Kind::Transient).await;
+    let tls = own.tls();
+    let file = |name: &str| tls.join(name).display().to_string();
+    let all = [
+        ("WORKER_REQUESTS_QUEUE", client.queue.clone()),
+        ("WORKER_KEY", "1".to_owned()),
+        ("WORKER_AMQP_URI", own.tls_uri()),
+        ("JOURNEYMAN__AMQP__CA_FILE", file("ca.pem")),
+        ("JOURNEYMAN__AMQP__CERTIFICATE_FILE", file("client.pem")),
+        ("JOURNEYMAN__AMQP__KEY_FILE", file("client.key")),
+    ];
+    let all: Vec<(&str, &str)> = all.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let worker = Worker::start(&all);
+    assert!(client.publish(Client::properties("a", "/a"), b"1").await);
+    assert!(client.answer("a").await.partial);
+    assert_eq!(client.answer("a").await.status(), "ok");
+    worker.signal(rustix::process::Signal::TERM);
+    assert_eq!(worker.ends().await.0, Some(0));
+    // Nobody vouches for the broker, or for us: not a byte of a request is exchanged.
+    let settings = |certificates| amqp::Settings { uri: secrecy::SecretString::from(own.tls_uri()), certificates };
+    let strangers = amqp::Certificates::default();
+    let unknown = amqp::Broker::new(&settings(strangers)).expect("the address is good").connect("test").await;
+    assert!(unknown.err().is_some_and(|refused| refused.what.contains("certificate")));
+    let nobody = amqp::Certificates { ca: Some(tls.join("ca.pem")), own: None };
+    let nobody = amqp::Broker::new(&settings(nobody)).expect("the address is good").connect("test").await;
+    assert!(nobody.is_err());
+    drop(own);
+}

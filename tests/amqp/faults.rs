@@ -1,0 +1,300 @@
+//! A broker and a network that go wrong.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use journeyman::amqp::lapin::BasicProperties;
+use journeyman::source::Reply;
+
+use crate::broker::Broker;
+use crate::support::{Act, Client, Gate, Kind, Running, broker, queue, shared, shared_uri, within};
+use crate::wire::{Way, Wire};
+
+fn target(uri: &str) -> String {
+    let rest = uri.split_once('@').expect("an address with a user").1;
+    rest.split_once('/').expect("an address with a path").0.to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_connection_ends_what_runs_and_it_runs_again_and_is_answered_once() {
+    let (Some(direct), Some(uri)) = (shared(), shared_uri()) else { return };
+    for kind in [Kind::Transient, Kind::Quorum] {
+        let client = Client::new(&direct, kind).await;
+        let wire = Wire::to(&target(&uri)).await;
+        let (mut gate, act) = Gate::handler();
+        let mut settings = queue(&client);
+        settings.broker = broker(&wire.uri(&uri));
+        let worker = Running::start(settings, 1, act);
+        assert!(client.publish(Client::properties("a", "/a"), b"a").await);
+        assert_eq!(gate.enters().await, "a");
+        wire.cut();
+        // The payload was told to end, and the broker has given the request to the worker's next connection.
+        assert_eq!(gate.enters().await, "a");
+        gate.go.add_permits(1);
+        assert_eq!(client.answer("a").await.body, b"a");
+        client.until_depth(0, 1).await;
+        let counts = worker.control.counts();
+        assert_eq!((counts.lost, counts.completed), (1, 1), "{kind:?}");
+        assert_eq!(worker.tally("answers").await, 1);
+        worker.drained().await;
+        client.delete_queue().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_that_was_killed_is_waited_for_and_loses_nothing_durable() {
+    if shared().is_none() {
+        return;
+    }
+    let mut own = tokio::task::spawn_blocking(|| Broker::start("")).await.expect("it starts");
+    let at = broker(&own.uri());
+    let client = Client::new(&at, Kind::Durable).await;
+    let reply_to = format!("{}-answers", client.queue);
+    client.declare(Kind::Durable, &reply_to).await;
+    let worker = Running::start(queue(&client), 4, crate::support::echo());
+    let mut published = 0;
+    for _ in 0..200 {
+        published += u64::from(client.publish(persistent(&published.to_string(), &reply_to), b"1").await);
+    }
+    let name = client.queue.clone();
+    let own = tokio::task::spawn_blocking(move || {
+        // The broker keeps its list of queues in memory for a while before it writes it; that is not what is tested.
+        own.ctl(&["eval", "mnesia:sync_log(), mnesia:dump_log()."]);
+        own.kill();
+        own.up();
+        own
+    })
+    .await
+    .expect("it comes back");
+    drop(client);
+    let client = Client::without_queue(&broker(&own.uri()), &name).await;
+    for more in published..published + 100 {
+        assert!(client.publish(persistent(&more.to_string(), &reply_to), b"1").await);
+    }
+    published += 100;
+    let mut seen = BTreeMap::new();
+    within("every request is answered", async {
+        while seen.len() < usize::try_from(published).expect("few") {
+            match client.get(&reply_to).await {
+                Some(answer) => {
+                    let id = answer.properties.correlation_id().as_ref().expect("an id").to_string();
+                    *seen.entry(id).or_insert(0) += 1;
+                }
+                None => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+    })
+    .await;
+    worker.drained().await;
+    own.stop();
+}
+
+fn persistent(id: &str, reply_to: &str) -> BasicProperties {
+    Client::properties(id, "/work").with_reply_to(reply_to.into()).with_delivery_mode(2)
+}
+
+/// How many messages a test of losses takes.
+fn messages() -> u64 {
+    std::env::var("JOURNEYMAN_TEST_AMQP_MESSAGES").ok().and_then(|text| text.parse().ok()).unwrap_or(3_000)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_lost_when_the_connection_is_cut_again_and_again() {
+    let (Some(direct), Some(uri)) = (shared(), shared_uri()) else { return };
+    let client = Client::new(&direct, Kind::Durable).await;
+    let reply_to = format!("{}-answers", client.queue);
+    client.declare(Kind::Durable, &reply_to).await;
+    let wire = Wire::to(&target(&uri)).await;
+    let runs = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&runs);
+    let act: Act = Arc::new(move |request, context| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        Box::pin(async move {
+            context.answer(Reply::ok(request.bytes())).expect("it fits");
+            Ok(())
+        })
+    });
+    let mut settings = queue(&client);
+    settings.broker = broker(&wire.uri(&uri));
+    // What is lost is the connection's fault, however often.
+    settings.max_attempts = None;
+    let worker = Running::start(settings, 64, act);
+    let all = messages();
+    let writer = Client::without_queue(&direct, &client.queue).await;
+    let publish = async {
+        for number in 0..all {
+            assert!(writer.publish(persistent(&number.to_string(), &reply_to), number.to_string().as_bytes()).await);
+        }
+    };
+    let answers: Mutex<BTreeMap<String, u64>> = Mutex::default();
+    let read = async {
+        while answers.lock().expect("unpoisoned").len() < usize::try_from(all).expect("few") {
+            match client.get(&reply_to).await {
+                Some(answer) => {
+                    let id = answer.properties.correlation_id().as_ref().expect("an id").to_string();
+                    assert_eq!(answer.data, id.as_bytes());
+                    *answers.lock().expect("unpoisoned").entry(id).or_insert(0) += 1;
+                }
+                None => tokio::task::yield_now().await,
+            }
+        }
+    };
+    let ways = [Way::Carry, Way::Delay(Duration::from_millis(2)), Way::Stall, Way::Carry, Way::HalfOpen];
+    let cut = async {
+        let mut round = 0;
+        loop {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            wire.set(ways[round % ways.len()]);
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            wire.set(Way::Carry);
+            wire.cut();
+            round += 1;
+        }
+    };
+    let patience = Duration::from_secs(60 + all / 100);
+    tokio::time::timeout(patience, async {
+        tokio::select! {
+            ((), ()) = async { tokio::join!(publish, read) } => {}
+            () = cut => {}
+        }
+    })
+    .await
+    .expect("every request is answered in time");
+    let (answers, more) = {
+        let answers = answers.lock().expect("unpoisoned");
+        (answers.len() as u64, answers.values().filter(|count| **count > 1).count())
+    };
+    println!(
+        "{all} requests, {} connections, {} runs: lost {}, answered twice {more}",
+        wire.connections(),
+        runs.load(Ordering::Relaxed),
+        all - answers
+    );
+    assert_eq!(answers, all);
+    worker.drained().await;
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_that_lets_nobody_publish_holds_an_answer_up_and_no_more() {
+    if shared().is_none() {
+        return;
+    }
+    let own = tokio::task::spawn_blocking(|| Broker::start("")).await.expect("it starts");
+    let client = Client::new(&broker(&own.uri()), Kind::Transient).await;
+    let (mut gate, act) = Gate::handler();
+    let worker = Running::start(queue(&client), 1, act);
+    assert!(client.publish(Client::properties("a", "/a"), b"a").await);
+    assert_eq!(gate.enters().await, "a");
+    let own = tokio::task::spawn_blocking(move || {
+        own.ctl(&["set_vm_memory_high_watermark", "absolute", "1"]);
+        own
+    })
+    .await
+    .expect("it is told");
+    gate.go.add_permits(1);
+    within("the status says so", async {
+        loop {
+            let view = worker.control.look().await.expect("it works");
+            if view.sources[0].what.contains("lets nobody publish") {
+                return assert_eq!(view.tasks.len(), 1, "it is held");
+            }
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    let own = tokio::task::spawn_blocking(move || {
+        own.ctl(&["set_vm_memory_high_watermark", "0.9"]);
+        own
+    })
+    .await
+    .expect("it is told");
+    assert_eq!(client.answer("a").await.body, b"a");
+    client.until_depth(0, 1).await;
+    assert_eq!((worker.tally("answers").await, worker.control.counts().completed), (1, 1));
+    worker.drained().await;
+    drop(own);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_is_ended_before_the_brokers_patience_is_and_costs_no_other() {
+    let Some(direct) = shared() else { return };
+    let client = Client::new(&direct, Kind::Quorum).await;
+    let (mut gate, act) = Gate::handler();
+    let mut settings = queue(&client);
+    settings.consumer_timeout = Some(Duration::from_secs(4));
+    settings.max_attempts = std::num::NonZeroU32::new(2);
+    let worker = Running::start(settings, 1, act);
+    assert!(client.publish(Client::properties("long", "/long"), b"long").await);
+    // It is given up and tried again, and then its author is told.
+    assert_eq!(gate.enters().await, "long");
+    assert_eq!(gate.enters().await, "long");
+    assert_eq!(client.answer("long").await.json()["type"], "journeyman:attempts_exhausted");
+    assert_eq!(worker.tally("connections").await, 1, "the channel was never closed");
+    assert_eq!(worker.control.counts().lost, 2);
+    worker.drained().await;
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_channel_that_the_broker_closes_for_its_patience_loses_its_claims_and_no_more() {
+    if shared().is_none() {
+        return;
+    }
+    let own = tokio::task::spawn_blocking(|| {
+        let own = Broker::start("");
+        own.ctl(&["eval", "[application:set_env(rabbit, K, V) || {K, V} <- [{consumer_timeout, 2000}, {channel_tick_interval, 1000}]]."]);
+        own
+    })
+    .await
+    .expect("it starts");
+    let client = Client::new(&broker(&own.uri()), Kind::Durable).await;
+    let (mut gate, act) = Gate::handler();
+    let mut settings = queue(&client);
+    // Nobody told the worker.
+    settings.consumer_timeout = None;
+    let worker = Running::start(settings, 1, act);
+    assert!(client.publish(Client::properties("a", "/a"), b"a").await);
+    assert_eq!(gate.enters().await, "a");
+    assert_eq!(gate.enters().await, "a");
+    gate.go.add_permits(1);
+    assert_eq!(client.answer("a").await.body, b"a");
+    assert_eq!(worker.control.counts().lost, 1);
+    worker.drained().await;
+    drop(own);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_does_not_meet_itself_after_a_lost_connection() {
+    let (Some(direct), Some(uri)) = (shared(), shared_uri()) else { return };
+    let client = Client::new(&direct, Kind::Transient).await;
+    let wire = Wire::to(&target(&uri)).await;
+    let (sender, mut entered) = tokio::sync::mpsc::channel(16);
+    let here = Arc::new(AtomicU64::new(0));
+    let act: Act = Arc::new(move |_, context| {
+        let (sender, here) = (sender.clone(), Arc::clone(&here));
+        Box::pin(async move {
+            let others = here.fetch_add(1, Ordering::SeqCst);
+            sender.send(others).await.expect("the test listens");
+            if context.task().run.run == 0 {
+                // Takes its time to end, as long as it may.
+                let order = context.canceled().await;
+                tokio::time::sleep(order.grace * 3 / 4).await;
+            }
+            here.fetch_sub(1, Ordering::SeqCst);
+            Ok(())
+        })
+    });
+    let mut settings = queue(&client);
+    settings.broker = broker(&wire.uri(&uri));
+    let worker = Running::start(settings, 4, act);
+    assert!(client.publish(Client::properties("a", "/a"), b"a").await);
+    assert_eq!(within("it starts", entered.recv()).await, Some(0));
+    wire.cut();
+    assert_eq!(within("it starts again", entered.recv()).await, Some(0), "alone");
+    assert_eq!(client.answer("a").await.body, b"null");
+    worker.drained().await;
+    client.delete_queue().await;
+}

@@ -1,0 +1,23 @@
+//! The worker on request queues of a real RabbitMQ.
+#![allow(missing_docs, reason = "tests are named by what they show")]
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    clippy::disallowed_methods,
+    reason = "a test that cannot go on fails"
+)]
+
+#[path = "../support/broker.rs"]
+#[allow(dead_code, reason = "this room needs a part of it")]
+mod broker;
+
+#[path = "../support/wire.rs"]
+mod wire;
+
+mod answers;
+mod claims;
+mod controller;
+mod faults;
+mod support;

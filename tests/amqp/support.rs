@@ -1,0 +1,366 @@
+//! A client as the recorded one is, and a worker with a handler of a test's own.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_core::Stream as _;
+use journeyman::amqp::lapin::message::Delivery;
+use journeyman::amqp::lapin::options::{
+    BasicConsumeOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions,
+    QueueDeleteOptions,
+};
+use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
+use journeyman::amqp::lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer};
+use journeyman::amqp::{self, headers};
+use journeyman::handler::{Context, NotCompleted, NotPrepared, PayloadHandler, Request, erase};
+use journeyman::source::Source as _;
+use journeyman::source::amqp::{Amqp, Settings as Queue};
+use journeyman::worker::{Control, Exit, Feed, Settings, Worker};
+use secrecy::SecretString;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+/// No wait of a test is longer.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The broker that all tests share.
+pub(crate) fn shared() -> Option<amqp::Broker> {
+    crate::broker::shared().map(|uri| broker(&uri))
+}
+
+/// Its address.
+pub(crate) fn shared_uri() -> Option<String> {
+    crate::broker::shared()
+}
+
+/// The broker at this address.
+pub(crate) fn broker(uri: &str) -> amqp::Broker {
+    let settings = amqp::Settings { uri: SecretString::from(uri), certificates: amqp::Certificates::default() };
+    amqp::Broker::new(&settings).expect("the address is good")
+}
+
+/// Kinds of queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// As osrdyne declares it: classic, and gone with the broker.
+    Transient,
+    Durable,
+    Quorum,
+}
+
+/// A client, with a queue of its own.
+pub(crate) struct Client {
+    pub(crate) queue: String,
+    pub(crate) broker: amqp::Broker,
+    connection: Connection,
+    pub(crate) channel: Channel,
+    answers: Mutex<Option<Consumer>>,
+    /// Answers that came while others were waited for, by correlation id.
+    early: Mutex<HashMap<String, Vec<Answered>>>,
+}
+
+/// An answer, or a request that came back.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Answered {
+    pub(crate) status: Option<AMQPValue>,
+    pub(crate) partial: bool,
+    pub(crate) correlation_id: Option<String>,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Answered {
+    pub(crate) fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.body).expect("the answer is JSON")
+    }
+
+    /// The status, which is a byte array.
+    pub(crate) fn status(&self) -> &str {
+        match &self.status {
+            Some(AMQPValue::ByteArray(bytes)) => std::str::from_utf8(bytes.as_slice()).expect("text"),
+            other => panic!("the status is a byte array, not {other:?}"),
+        }
+    }
+}
+
+pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("{what}: not within {PATIENCE:?}"))
+}
+
+pub(crate) async fn next(consumer: &mut Consumer) -> Option<Delivery> {
+    let item = std::future::poll_fn(|context| Pin::new(&mut *consumer).poll_next(context)).await;
+    item.map(|delivery| delivery.expect("a delivery"))
+}
+
+impl Client {
+    pub(crate) async fn new(broker: &amqp::Broker, kind: Kind) -> Self {
+        let queue = format!("jm-test-{}", uuid::Uuid::new_v4().simple());
+        Self::on(broker, kind, &queue).await
+    }
+
+    pub(crate) async fn on(broker: &amqp::Broker, kind: Kind, queue: &str) -> Self {
+        let client = Self::without_queue(broker, queue).await;
+        client.declare(kind, queue).await;
+        client
+    }
+
+    pub(crate) async fn without_queue(broker: &amqp::Broker, queue: &str) -> Self {
+        let connection = broker.connect("test client").await.expect("the broker lets us in");
+        let channel = connection.create_channel().await.expect("a channel");
+        channel.confirm_select(ConfirmSelectOptions::default()).await.expect("confirms");
+        let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
+        let answers = channel
+            .basic_consume("amq.rabbitmq.reply-to".into(), "".into(), options, FieldTable::default())
+            .await
+            .expect("direct replies");
+        let broker = broker.clone();
+        Self {
+            queue: queue.to_owned(),
+            broker,
+            connection,
+            channel,
+            answers: Mutex::new(Some(answers)),
+            early: Mutex::default(),
+        }
+    }
+
+    pub(crate) async fn declare(&self, kind: Kind, queue: &str) {
+        let mut arguments = FieldTable::default();
+        if kind == Kind::Quorum {
+            arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
+        }
+        let options = QueueDeclareOptions { durable: kind != Kind::Transient, ..QueueDeclareOptions::default() };
+        self.channel.queue_declare(queue.into(), options, arguments).await.expect("the queue is declared");
+    }
+
+    /// Declares the queue anew, with dead letters going to another.
+    pub(crate) async fn declare_with_dead_letters(&self, dead: &str) {
+        let arguments = amqp::table([
+            ("x-dead-letter-exchange", AMQPValue::LongString("".into())),
+            ("x-dead-letter-routing-key", AMQPValue::LongString(dead.into())),
+        ]);
+        let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+        self.channel.queue_declare(self.queue.as_str().into(), options, arguments).await.expect("it is declared");
+    }
+
+    pub(crate) async fn delete_queue(&self) {
+        let options = QueueDeleteOptions::default();
+        self.channel.queue_delete(self.queue.as_str().into(), options).await.expect("the queue is deleted");
+    }
+
+    /// A request as the recorded client publishes it.
+    pub(crate) fn properties(id: &str, path: &str) -> BasicProperties {
+        let path = AMQPValue::ByteArray(path.as_bytes().to_vec().into());
+        BasicProperties::default()
+            .with_reply_to("amq.rabbitmq.reply-to".into())
+            .with_correlation_id(id.into())
+            .with_headers(amqp::table([("x-rpc-path", path)]))
+    }
+
+    /// Publishes, and says whether a queue took it.
+    pub(crate) async fn publish(&self, properties: BasicProperties, body: &[u8]) -> bool {
+        let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+        let confirm = self
+            .channel
+            .basic_publish("".into(), self.queue.as_str().into(), options, body, properties)
+            .await
+            .expect("it is published");
+        matches!(confirm.await.expect("it is confirmed"), Confirmation::Ack(None))
+    }
+
+    /// The next answer to this request.
+    pub(crate) async fn answer(&self, id: &str) -> Answered {
+        within(&format!("the answer to {id}"), async {
+            loop {
+                if let Some(early) = self.early.lock().expect("unpoisoned").get_mut(id)
+                    && !early.is_empty()
+                {
+                    return early.remove(0);
+                }
+                let mut answers = self.answers.lock().expect("unpoisoned").take().expect("one waits at a time");
+                let delivery = next(&mut answers).await.expect("the channel stays");
+                *self.answers.lock().expect("unpoisoned") = Some(answers);
+                let answered = read(&delivery);
+                let of = answered.correlation_id.clone().unwrap_or_default();
+                self.early.lock().expect("unpoisoned").entry(of).or_default().push(answered);
+            }
+        })
+        .await
+    }
+
+    /// Asks and waits.
+    pub(crate) async fn call(&self, path: &str, body: &[u8]) -> Answered {
+        let id = uuid::Uuid::new_v4().to_string();
+        assert!(self.publish(Self::properties(&id, path), body).await, "there is a queue for it");
+        self.answer(&id).await
+    }
+
+    /// How many messages wait in the queue, and how many consumers it has.
+    pub(crate) async fn depth(&self) -> (u32, u32) {
+        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        let channel = self.connection.create_channel().await.expect("a channel");
+        let queue = channel
+            .queue_declare(self.queue.as_str().into(), options, FieldTable::default())
+            .await
+            .expect("the queue is there");
+        (queue.message_count(), queue.consumer_count())
+    }
+
+    /// Waits until so many messages are ready and so many consumers there. The broker tells nobody: it has to be asked.
+    pub(crate) async fn until_depth(&self, ready: u32, consumers: u32) {
+        within(&format!("{ready} messages ready and {consumers} consumers"), async {
+            while self.depth().await != (ready, consumers) {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+    }
+
+    /// Takes one message out of a queue, if there is one.
+    pub(crate) async fn get(&self, queue: &str) -> Option<Delivery> {
+        let options = BasicGetOptions { no_ack: true };
+        let got = self.channel.basic_get(queue.into(), options).await.expect("it can be looked into");
+        got.map(|message| message.delivery)
+    }
+}
+
+fn read(delivery: &Delivery) -> Answered {
+    let empty = FieldTable::default();
+    let table = delivery.properties.headers().as_ref().unwrap_or(&empty);
+    Answered {
+        status: table.inner().get("x-status").cloned(),
+        partial: table.inner().get("x-non-terminating-response") == Some(&AMQPValue::Boolean(true)),
+        correlation_id: delivery.properties.correlation_id().as_ref().map(ToString::to_string),
+        body: delivery.data.clone(),
+    }
+}
+
+/// What a test lets its handler do.
+pub(crate) type Act =
+    Arc<dyn Fn(Request, Context) -> Pin<Box<dyn Future<Output = Result<(), NotCompleted>> + Send>> + Send + Sync>;
+
+struct Scripted(Act);
+
+impl PayloadHandler for Scripted {
+    type Payload = Request;
+    type Prepared = Request;
+
+    async fn prepare(&self, payload: Request, _: &Context) -> Result<Request, NotPrepared> {
+        if payload.path.as_deref() == Some("/malformed") {
+            return Err(NotPrepared::Malformed(vec!["body: it is not what it should be".to_owned()]));
+        }
+        Ok(payload)
+    }
+
+    async fn execute(&self, request: Request, context: &Context) -> Result<(), NotCompleted> {
+        (self.0)(request, context.clone()).await
+    }
+}
+
+/// A worker with a handler of a test's own.
+pub(crate) struct Running {
+    pub(crate) control: Control,
+    worker: JoinHandle<std::io::Result<Exit>>,
+    _folder: tempfile::TempDir,
+}
+
+impl Running {
+    pub(crate) fn start(queue: Queue, capacity: u32, act: Act) -> Self {
+        Self::with(queue, |settings| Settings { capacity, ..settings }, act)
+    }
+
+    pub(crate) fn with(queue: Queue, change: impl FnOnce(Settings) -> Settings, act: Act) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let settings = change(Settings {
+            work_dir: folder.path().join("work"),
+            cancel_grace: Duration::from_secs(1),
+            ..Settings::default()
+        });
+        let source = Amqp::new(queue);
+        assert!(source.manner().long_poll);
+        let feed = Feed {
+            name: "requests".to_owned(),
+            source: Arc::new(source),
+            handler: erase(Scripted(act)),
+            env: std::collections::BTreeMap::new(),
+        };
+        let worker = Worker::new(settings, vec![feed]);
+        let control = worker.control();
+        Self { control, worker: tokio::spawn(worker.run()), _folder: folder }
+    }
+
+    /// What its source has counted.
+    pub(crate) async fn tally(&self, name: &str) -> u64 {
+        let view = self.control.look().await.expect("it works");
+        view.sources[0].tallies[name]
+    }
+
+    /// Waits for its end.
+    pub(crate) async fn ended(self) -> Exit {
+        within("the end of the worker", self.worker).await.expect("it did not panic").expect("it could work")
+    }
+
+    /// Drains it and waits for its end.
+    pub(crate) async fn drained(self) {
+        self.control.drain().await;
+        assert_eq!(self.ended().await, Exit::Drained);
+    }
+}
+
+/// A queue of the shared broker, with built-in rules.
+pub(crate) fn queue(client: &Client) -> Queue {
+    Queue::new(client.broker.clone(), &client.queue, "test worker")
+}
+
+/// Handlers that tell a test what they were given, and go on when it says so.
+pub(crate) struct Gate {
+    pub(crate) entered: mpsc::Receiver<String>,
+    pub(crate) go: Arc<tokio::sync::Semaphore>,
+}
+
+impl Gate {
+    /// A handler that answers with its body when the test lets it, and is canceled like any other.
+    pub(crate) fn handler() -> (Self, Act) {
+        let (sender, entered) = mpsc::channel(1024);
+        let go = Arc::new(tokio::sync::Semaphore::new(0));
+        let gate = Arc::clone(&go);
+        let act: Act = Arc::new(move |request, context| {
+            let (sender, gate) = (sender.clone(), Arc::clone(&gate));
+            Box::pin(async move {
+                sender.send(request.body.clone().unwrap_or_default()).await.expect("the test listens");
+                tokio::select! {
+                    permit = gate.acquire() => permit.expect("the gate stays").forget(),
+                    _ = context.canceled() => return Err(NotCompleted::Failed("canceled".to_owned())),
+                }
+                context.answer(journeyman::source::Reply::ok(request.bytes())).expect("it fits");
+                Ok(())
+            })
+        });
+        (Self { entered, go }, act)
+    }
+
+    pub(crate) async fn enters(&mut self) -> String {
+        within("a request reaches its handler", self.entered.recv()).await.expect("the worker lives")
+    }
+}
+
+/// Answers with what it was given.
+pub(crate) fn echo() -> Act {
+    Arc::new(|request, context| {
+        Box::pin(async move {
+            let body = match request.json {
+                Some(json) => serde_json::json!({ "echo": json }).to_string().into_bytes(),
+                None => request.bytes(),
+            };
+            context.answer(journeyman::source::Reply::ok(body)).expect("it fits");
+            Ok(())
+        })
+    })
+}
+
+/// A header of a message as text.
+pub(crate) fn header(delivery: &Delivery, name: &str) -> Option<String> {
+    headers::text(delivery.properties.headers().as_ref()?, name).map(str::to_owned)
+}

@@ -1,0 +1,234 @@
+//! Requests of a real RabbitMQ. A broker keeps no history of runs, so that what needs one is shown in `tests/amqp`.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_core::Stream as _;
+use journeyman::amqp::lapin::options::{BasicConsumeOptions, BasicPublishOptions, QueueDeclareOptions};
+use journeyman::amqp::lapin::types::FieldTable;
+use journeyman::amqp::lapin::{BasicProperties, Channel, Connection, Consumer};
+use journeyman::amqp::{Broker, Certificates, Settings as At, headers, lapin};
+use journeyman::domain::id::{Lane, Run, TaskId};
+use journeyman::domain::outcome::Outcome;
+use journeyman::source::amqp::{Amqp, Form, Settings};
+use journeyman::source::{Answer, Artifact, Batch, Claim, Grant, Manner, Message, Opened, Recovered, Source};
+
+use crate::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
+
+pub(crate) fn adapter() -> Adapter {
+    match std::env::var("JOURNEYMAN_TEST_AMQP").ok().filter(|uri| !uri.is_empty()) {
+        Some(uri) => Adapter::Present { rigs: vec![Box::new(Requests { uri })] },
+        None => Adapter::Absent {
+            name: "amqp",
+            why: "JOURNEYMAN_TEST_AMQP names no broker; tests/run starts one".into(),
+            needed: true,
+        },
+    }
+}
+
+struct Requests {
+    uri: String,
+}
+
+impl Rig for Requests {
+    fn name(&self) -> String {
+        "amqp".into()
+    }
+
+    fn can(&self, need: Need) -> bool {
+        match need {
+            Need::Claims | Need::Waits => true,
+            Need::History
+            | Need::Messages
+            | Need::Recovery
+            | Need::LeaseEnd
+            | Need::Redelivery
+            | Need::Garbage
+            | Need::Artifacts
+            | Need::Links => false,
+        }
+    }
+
+    fn bench(&self) -> Fut<'static, Arc<dyn Bench>> {
+        let at = At { uri: self.uri.as_str().into(), certificates: Certificates::default() };
+        Box::pin(async move {
+            let broker = Broker::new(&at).expect("the address is good");
+            let queue = format!("jm-test-{}", uuid::Uuid::new_v4().simple());
+            let connection = broker.connect("conformance").await.expect("the broker lets us in");
+            let channel = connection.create_channel().await.expect("a channel");
+            let options = QueueDeclareOptions { auto_delete: true, ..QueueDeclareOptions::default() };
+            let none = FieldTable::default;
+            channel.queue_declare(queue.as_str().into(), options, none()).await.expect("a queue");
+            let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
+            let direct = "amq.rabbitmq.reply-to";
+            let answers = channel.basic_consume(direct.into(), "".into(), options, none()).await.expect("answers");
+            let bench = RequestsBench {
+                broker,
+                queue,
+                _connection: connection,
+                channel,
+                answers: tokio::sync::Mutex::new(answers),
+                heard: Mutex::default(),
+                created: AtomicUsize::new(0),
+            };
+            Arc::new(bench) as Arc<dyn Bench>
+        })
+    }
+}
+
+struct RequestsBench {
+    broker: Broker,
+    queue: String,
+    _connection: Connection,
+    channel: Channel,
+    answers: tokio::sync::Mutex<Consumer>,
+    heard: Mutex<BTreeMap<String, String>>,
+    created: AtomicUsize,
+}
+
+impl Bench for RequestsBench {
+    fn source(&self, worker: &str) -> Arc<dyn Source> {
+        let settings = Settings { form: Form::Body, ..Settings::new(self.broker.clone(), &self.queue, worker) };
+        let source = Amqp::new(settings);
+        // No case has more in hand at once.
+        source.resized(4);
+        Arc::new(Named(source))
+    }
+
+    fn create(&self, spec: Spec) -> Fut<'_, TaskId> {
+        Box::pin(async move {
+            let task = format!("task-{}", self.created.fetch_add(1, Ordering::Relaxed));
+            let properties = BasicProperties::default()
+                .with_reply_to("amq.rabbitmq.reply-to".into())
+                .with_correlation_id(task.as_str().into());
+            let body = spec.payload.to_string();
+            let options = BasicPublishOptions::default();
+            let publish =
+                self.channel.basic_publish("".into(), self.queue.as_str().into(), options, body.as_bytes(), properties);
+            publish.await.expect("it is published").await.expect("no confirmation was asked for");
+            TaskId::parse(&task).expect("a good id")
+        })
+    }
+
+    /// What its author has been told, or else that it runs. Only asked of what was claimed, and settled if ever.
+    fn states<'a>(&'a self, task: &'a TaskId) -> Fut<'a, Vec<String>> {
+        Box::pin(async move {
+            let mut answers = self.answers.lock().await;
+            while let Ok(Some(Ok(answer))) =
+                tokio::time::timeout(Duration::from_millis(500), next_of(&mut answers)).await
+            {
+                let id = answer.properties.correlation_id().as_ref().expect("an id").to_string();
+                let table = answer.properties.headers().clone().expect("headers");
+                let state = if headers::text(&table, "x-status") == Some("ok") { "completed" } else { "failed" };
+                self.heard.lock().expect("unpoisoned").insert(id, state.to_owned());
+            }
+            let heard = self.heard.lock().expect("unpoisoned");
+            vec![heard.get(task.as_str()).cloned().unwrap_or_else(|| "running".to_owned())]
+        })
+    }
+
+    fn cancel<'a>(&'a self, _task: &'a TaskId) -> Fut<'a, ()> {
+        panic!("a request cannot be canceled");
+    }
+
+    fn artifact<'a>(&'a self, _run: &'a Run, _name: &'a str) -> Fut<'a, Vec<u8>> {
+        panic!("a request has no artifacts");
+    }
+
+    fn garbage(&self) -> Fut<'_, ()> {
+        panic!("every message is a request");
+    }
+
+    fn pass(&self, span: Span) -> Fut<'_, ()> {
+        panic!("{span:?} cannot be made to pass at a broker");
+    }
+}
+
+async fn next_of(answers: &mut Consumer) -> Option<lapin::Result<lapin::message::Delivery>> {
+    std::future::poll_fn(|context| Pin::new(&mut *answers).poll_next(context)).await
+}
+
+/// The source with the names that its authors gave: without the number that tells deliveries apart.
+struct Named(Amqp);
+
+struct Inner(Claim);
+
+fn renamed(run: &Run) -> Run {
+    let name = run.task.as_str().rsplit_once('.').expect("a number is part of it").0;
+    Run { task: TaskId::parse(name).expect("a good id"), run: run.run }
+}
+
+fn inner(claim: &Claim) -> &Claim {
+    &claim.part::<Inner>().expect("it is one of these").0
+}
+
+impl Source for Named {
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+
+    fn deployment(&self) -> String {
+        self.0.deployment()
+    }
+
+    fn claimant(&self) -> String {
+        self.0.claimant()
+    }
+
+    fn manner(&self) -> Manner {
+        self.0.manner()
+    }
+
+    fn open(&self) -> Answer<'_, Opened> {
+        self.0.open()
+    }
+
+    fn poll(&self, lane: Lane, max: u8) -> Answer<'_, Batch> {
+        Box::pin(async move {
+            // As the worker does after the first refusal, which says that nothing is consumed from yet.
+            self.0.open().await?;
+            let batch = self.0.poll(lane, max).await?;
+            let name = |grant: Grant| {
+                let run = renamed(&grant.run);
+                Grant { claim: Claim::new(run.clone(), Inner(grant.claim)), run, ..grant }
+            };
+            Ok(Batch { grants: batch.grants.into_iter().map(name).collect(), ..Batch::default() })
+        })
+    }
+
+    fn claim<'a>(&'a self, message: &'a Message) -> Answer<'a, Grant> {
+        self.0.claim(message)
+    }
+
+    fn delete<'a>(&'a self, lane: Lane, id: &'a str, receipt: &'a str) -> Answer<'a, ()> {
+        self.0.delete(lane, id, receipt)
+    }
+
+    fn recover<'a>(&'a self, held: &'a [Run]) -> Answer<'a, Recovered> {
+        self.0.recover(held)
+    }
+
+    fn take_over<'a>(&'a self, run: &'a Run) -> Answer<'a, Grant> {
+        self.0.take_over(run)
+    }
+
+    fn reclaim<'a>(&'a self, claim: &'a Claim) -> Answer<'a, Duration> {
+        self.0.reclaim(inner(claim))
+    }
+
+    fn report<'a>(&'a self, claim: &'a Claim, outcome: Outcome) -> Answer<'a, ()> {
+        self.0.report(inner(claim), outcome)
+    }
+
+    fn upload<'a>(&'a self, claim: &'a Claim, artifact: &'a Artifact) -> Answer<'a, ()> {
+        self.0.upload(inner(claim), artifact)
+    }
+
+    fn canceled<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool> {
+        self.0.canceled(inner(claim))
+    }
+}

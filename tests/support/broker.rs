@@ -1,0 +1,98 @@
+//! RabbitMQ for tests: the one that `tests/run` has started, and others of a test's own.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// A broker of a test's own, which it may stop and start. Gone with this value.
+pub(crate) struct Broker {
+    folder: tempfile::TempDir,
+    said: String,
+}
+
+fn script() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/rabbitmq")
+}
+
+impl Broker {
+    /// Starts one with this in its configuration.
+    pub(crate) fn start(extra: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("rabbitmq.extra"), extra).expect("it is written");
+        let mut broker = Self { folder, said: String::new() };
+        broker.up();
+        broker
+    }
+
+    /// Starts it again, where it was.
+    pub(crate) fn up(&mut self) {
+        let output = self.command("start").output().expect("the script can be run");
+        assert!(output.status.success(), "RabbitMQ does not start: {}", String::from_utf8_lossy(&output.stderr));
+        self.said = String::from_utf8(output.stdout).expect("text");
+        std::fs::write(self.folder.path().join("up"), "").expect("it is written");
+    }
+
+    /// Stops it in an orderly way.
+    pub(crate) fn stop(&self) {
+        assert!(self.command("stop").status().expect("the script can be run").success());
+    }
+
+    /// Kills it.
+    pub(crate) fn kill(&self) {
+        assert!(self.command("kill").status().expect("the script can be run").success());
+    }
+
+    /// Runs rabbitmqctl.
+    pub(crate) fn ctl(&self, arguments: &[&str]) -> String {
+        let output = self.command("ctl").args(arguments).output().expect("the script can be run");
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
+    }
+
+    /// Its address.
+    pub(crate) fn uri(&self) -> String {
+        self.value("AMQP")
+    }
+
+    /// Its address for TLS.
+    pub(crate) fn tls_uri(&self) -> String {
+        self.value("AMQPS")
+    }
+
+    /// Its management interface.
+    pub(crate) fn management(&self) -> String {
+        self.value("MANAGEMENT")
+    }
+
+    /// Where its certificates are: `ca.pem`, `client.pem`, `client.key`.
+    pub(crate) fn tls(&self) -> PathBuf {
+        self.folder.path().join("tls")
+    }
+
+    fn value(&self, name: &str) -> String {
+        let line = self.said.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+        line.expect("it says where it is").to_owned()
+    }
+
+    fn command(&self, what: &str) -> Command {
+        let mut command = Command::new(script());
+        command.arg(what).arg(self.folder.path()).stdin(Stdio::null());
+        command
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        drop(self.command("kill").stderr(Stdio::null()).status());
+    }
+}
+
+/// The broker that all tests share; `None` where there is none, which is a failure in CI.
+pub(crate) fn shared() -> Option<String> {
+    let uri = std::env::var("JOURNEYMAN_TEST_AMQP").ok().filter(|uri| !uri.is_empty());
+    let needed = std::env::var("CI").is_ok_and(|value| value == "true");
+    assert!(uri.is_some() || !needed, "JOURNEYMAN_TEST_AMQP names no broker; tests/run starts one");
+    if uri.is_none() {
+        eprintln!("NOT TESTED: JOURNEYMAN_TEST_AMQP names no broker; tests/run starts one");
+    }
+    uri
+}
