@@ -6,6 +6,7 @@ extern crate alloc;
 pub mod activity;
 pub mod amqp;
 pub mod cli;
+pub mod client;
 pub mod config;
 pub mod control;
 pub mod domain;

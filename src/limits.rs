@@ -477,3 +477,11 @@ pub const AMQP_CHANNEL_LOOK_EVERY: Duration = Duration::from_secs(1);
 pub const ACTIVITY_REPEAT_MIN: Duration = Duration::from_secs(2);
 /// How many clients may wait to be asked after, whether they still wait for their answers.
 pub const AMQP_CLIENTS_ASKED_MAX: usize = 16;
+/// How many calls of one client may be under way at once; more wait.
+pub const CALLS_MAX: usize = 16_384;
+/// How many answers to one call may wait to be taken.
+pub const ANSWERS_WAITING_MAX: usize = 256;
+/// The largest request of a client: RabbitMQ's own bound before 4.0.
+pub const CALL_BODY_BYTES_MAX: usize = 128 << 20;
+/// How much of an answer's own words `journeyman call` repeats in its error.
+pub const CALL_WHY_CHARS_MAX: usize = 500;

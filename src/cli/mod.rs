@@ -1,6 +1,7 @@
 //! The command line: from arguments to an exit code. One file a command; what a command does lives elsewhere.
 
 mod assemble;
+mod call;
 mod config;
 mod dev;
 mod doctor;
@@ -81,6 +82,8 @@ enum Verb {
     Queue(queue::QueueArgs),
     /// Create, watch, read, cancel and list tasks
     Task(task::TaskArgs),
+    /// Ask a worker group over AMQP
+    Call(call::CallArgs),
     /// Show and test handlers
     #[command(subcommand)]
     Handler(handler::HandlerCommand),
@@ -138,6 +141,7 @@ fn dispatch(verb: Verb, environment: &Environment) -> Ended {
         Verb::Stop(arguments) => client_runtime()?.block_on(steer::stop(arguments, environment)),
         Verb::Reload(arguments) => client_runtime()?.block_on(steer::reload(arguments, environment)),
         Verb::Tasks(command) => client_runtime()?.block_on(steer::tasks(command, environment)),
+        Verb::Call(arguments) => client_runtime()?.block_on(call::run(arguments, environment)),
         Verb::Task(arguments) => client_runtime()?.block_on(task::run(arguments, environment)),
         Verb::Handler(command) => client_runtime()?.block_on(handler::run(command, environment)),
         Verb::Config(command) => config::run(command, environment),

@@ -18,6 +18,7 @@ mod wire;
 
 mod answers;
 mod claims;
+mod client;
 mod controller;
 mod faults;
 mod support;

@@ -126,6 +126,12 @@ impl Client {
         }
     }
 
+    /// Leaves, and waits until the broker has seen it off.
+    pub(crate) async fn leave(self) {
+        let closing = self.connection.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into());
+        within("the connection is closed", closing).await.expect("it is closed in order");
+    }
+
     pub(crate) async fn declare(&self, kind: Kind, queue: &str) {
         let mut arguments = FieldTable::default();
         if kind == Kind::Quorum {

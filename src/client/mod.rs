@@ -1,0 +1,266 @@
+//! Asks the workers of a pool, over AMQP: a request goes to an exchange under a key, and the answers come back.
+//!
+//! One connection carries thousands of calls at once. It is made by the first call, and made again by the next one after it
+//! was lost; calls that were under way then fail, since nobody can tell whether they were worked at. Answers come by direct
+//! reply-to, so they last as long as the connection.
+
+mod session;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use crate::amqp::Broker;
+use crate::domain::refusal::Refusal;
+use crate::limits::{CALL_BODY_BYTES_MAX, CALLS_MAX};
+use session::{Event, Session};
+
+/// A request.
+#[derive(Clone)]
+pub struct Call {
+    /// Where it is published: `{pool}-req-xchg` for a pool.
+    pub exchange: String,
+    /// Which worker group it is for.
+    pub key: String,
+    /// What is asked for, for workers that tell requests apart by it (`x-rpc-path`).
+    pub path: Option<String>,
+    /// What it says. JSON for most workers.
+    pub body: Vec<u8>,
+    /// How long the last answer may take, from now. The broker drops the request when it has waited for so long.
+    pub timeout: Duration,
+}
+
+impl std::fmt::Debug for Call {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Call({} to {}, {} bytes)", self.key, self.exchange, self.body.len())
+    }
+}
+
+/// Whether more answers follow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// More follow.
+    Partial,
+    /// It is the last one.
+    Last,
+}
+
+/// An answer.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// How it went (`x-status`): `ok`, or a word for what went wrong. `None` where whoever answered did not say.
+    pub status: Option<String>,
+    /// Why the request was dead-lettered, where the answer is not a worker's own.
+    pub reason: Option<String>,
+    /// What it says.
+    pub body: Vec<u8>,
+    /// Whether more follow.
+    pub part: Part,
+}
+
+impl std::fmt::Debug for Answer {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { status, reason, body, part } = self;
+        write!(out, "Answer({status:?}, {reason:?}, {} bytes, {part:?})", body.len())
+    }
+}
+
+impl Answer {
+    /// Whether all is well.
+    #[must_use]
+    pub fn is_ok(&self) -> bool {
+        self.status.as_deref() == Some("ok")
+    }
+}
+
+/// Why a call has no answer. No text holds the request.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CallError {
+    /// There is no such exchange.
+    #[error("there is no exchange `{0}`: the pool does not exist, or its controller has not run yet")]
+    NoPool(String),
+    /// Nobody takes requests under this key. It was not worked at.
+    #[error(
+        "nobody takes requests under the key `{key}` at `{exchange}`: no worker group is there, and no controller starts one"
+    )]
+    NoGroup {
+        /// The exchange.
+        exchange: String,
+        /// The key.
+        key: String,
+    },
+    /// The broker did not take it, such as for a full queue. It was not worked at.
+    #[error("the broker did not take the request: its queue is full, or could not store it")]
+    NotTaken,
+    /// There was no last answer in time. It may still be worked at.
+    #[error("no answer within {0:?}")]
+    TimedOut(Duration),
+    /// The connection was lost. The request may have been worked at, and may still be.
+    #[error("the connection to the broker was lost before the answer came; the request may have been worked at")]
+    Lost,
+    /// Partial answers came faster than they were taken.
+    #[error("partial answers came faster than they were taken; the rest was dropped")]
+    Overrun,
+    /// The body is larger than a broker takes.
+    #[error("the request has {bytes} bytes, and {CALL_BODY_BYTES_MAX} can be sent")]
+    TooLarge {
+        /// What it has.
+        bytes: usize,
+    },
+    /// The broker does not let us in, or not publish there.
+    #[error("{0}")]
+    Denied(String),
+    /// The broker cannot be reached, or broke off.
+    #[error("{0}")]
+    Unreachable(String),
+}
+
+/// Asks the workers of pools.
+#[derive(Debug)]
+pub struct Client {
+    broker: Broker,
+    name: String,
+    session: Mutex<Option<Arc<Session>>>,
+    room: Arc<Semaphore>,
+}
+
+impl Client {
+    /// A client that is not connected yet. The broker shows its connection as `name`.
+    #[must_use]
+    pub fn new(broker: Broker, name: impl Into<String>) -> Self {
+        Self { broker, name: name.into(), session: Mutex::default(), room: Arc::new(Semaphore::new(CALLS_MAX)) }
+    }
+
+    /// Sends a request, and waits for the last answer.
+    ///
+    /// # Errors
+    ///
+    /// See [`CallError`]. An answer that says no is no error.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: the answer is dropped when it comes. The request may be worked at all the same.
+    pub async fn call(&self, call: &Call) -> Result<Answer, CallError> {
+        let mut answers = self.stream(call).await?;
+        loop {
+            match answers.next().await {
+                Some(Ok(answer)) if answer.part == Part::Last => return Ok(answer),
+                Some(Ok(_)) => {}
+                Some(Err(error)) => return Err(error),
+                None => return Err(CallError::Lost),
+            }
+        }
+    }
+
+    /// Sends a request. Its answers are had from what is returned, partial ones too.
+    ///
+    /// More than [`CALLS_MAX`] calls at once wait for each other.
+    ///
+    /// # Errors
+    ///
+    /// See [`CallError`]; what becomes known later comes in the place of an answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Client::call`].
+    pub async fn stream(&self, call: &Call) -> Result<Answers, CallError> {
+        let until = Instant::now() + call.timeout;
+        let sending = async {
+            let Ready { session, room } = self.ready(call).await?;
+            let pending = session.send(call, &self.broker).await?;
+            Ok(Answers { pending, state: State::Open, until, timeout: call.timeout, _room: room })
+        };
+        timeout_at(until, sending).await.unwrap_or(Err(CallError::TimedOut(call.timeout)))
+    }
+
+    /// Sends a request that nobody waits for an answer to. Returns when the broker has it.
+    ///
+    /// # Errors
+    ///
+    /// See [`CallError`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe; whether the broker has it is not known then.
+    pub async fn send(&self, call: &Call) -> Result<(), CallError> {
+        let sending = async {
+            let ready = self.ready(call).await?;
+            ready.session.hand_over(call, &self.broker).await
+        };
+        timeout(call.timeout, sending).await.unwrap_or(Err(CallError::TimedOut(call.timeout)))
+    }
+
+    async fn ready(&self, call: &Call) -> Result<Ready, CallError> {
+        if call.body.len() > CALL_BODY_BYTES_MAX {
+            return Err(CallError::TooLarge { bytes: call.body.len() });
+        }
+        let room = Arc::clone(&self.room).acquire_owned().await.map_err(|_| CallError::Lost)?;
+        Ok(Ready { session: self.session().await?, room })
+    }
+
+    async fn session(&self) -> Result<Arc<Session>, CallError> {
+        let mut place = self.session.lock().await;
+        if let Some(session) = place.as_ref().filter(|session| session.stands()) {
+            return Ok(Arc::clone(session));
+        }
+        let opened = Session::open(&self.broker, &self.name).await.map_err(|refused| match refused.refusal {
+            Refusal::Denied => CallError::Denied(refused.what),
+            Refusal::Retry { .. } | Refusal::Throttled { .. } | Refusal::Gone | Refusal::Rejected | Refusal::Stale => {
+                CallError::Unreachable(refused.what)
+            }
+        })?;
+        Ok(Arc::clone(place.insert(Arc::new(opened))))
+    }
+}
+
+/// What a call needs.
+struct Ready {
+    session: Arc<Session>,
+    room: OwnedSemaphorePermit,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Open,
+    Over,
+}
+
+/// The answers to a request, in the order in which they come.
+#[derive(Debug)]
+pub struct Answers {
+    pending: session::Pending,
+    state: State,
+    until: Instant,
+    timeout: Duration,
+    _room: OwnedSemaphorePermit,
+}
+
+impl Answers {
+    /// The next answer, or why there is none; `None` after the last one.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn next(&mut self) -> Option<Result<Answer, CallError>> {
+        if self.state == State::Over {
+            return None;
+        }
+        match timeout_at(self.until, self.pending.next()).await {
+            Ok(Event::Answer(answer)) => {
+                if answer.part == Part::Last {
+                    self.state = State::Over;
+                }
+                Some(Ok(answer))
+            }
+            Ok(Event::Failed(error)) => self.fail(error),
+            Err(_) => self.fail(CallError::TimedOut(self.timeout)),
+        }
+    }
+
+    fn fail(&mut self, error: CallError) -> Option<Result<Answer, CallError>> {
+        self.state = State::Over;
+        Some(Err(error))
+    }
+}

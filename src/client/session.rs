@@ -1,0 +1,285 @@
+//! One connection: it publishes requests, and hands each answer, return and confirm to the call that it is about.
+
+use std::collections::{HashMap, HashSet};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures_core::Stream as _;
+use lapin::message::{BasicReturnMessage, Delivery};
+use lapin::options::{BasicConsumeOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer, ExchangeKind, PublisherConfirm};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+
+use super::{Answer, Call, CallError, Part};
+use crate::amqp::{self, Broker, headers};
+use crate::limits::{ANSWERS_WAITING_MAX, CALLS_MAX};
+use crate::source::Refused;
+
+/// Where a broker puts answers for whoever consumes from it on the same channel.
+const REPLY_TO: &str = "amq.rabbitmq.reply-to";
+
+/// What happened to a call.
+#[derive(Debug)]
+pub(super) enum Event {
+    Answer(Answer),
+    Failed(CallError),
+}
+
+/// A call that an answer is awaited to. Dropping it forgets the call.
+#[derive(Debug)]
+pub(super) struct Pending {
+    id: String,
+    events: mpsc::Receiver<Event>,
+    session: Arc<Session>,
+}
+
+impl Pending {
+    pub(super) async fn next(&mut self) -> Event {
+        let over = || if self.session.stands() { CallError::Overrun } else { CallError::Lost };
+        self.events.recv().await.unwrap_or_else(|| Event::Failed(over()))
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.session.calls.lock().remove(&self.id);
+    }
+}
+
+/// The calls under way, by correlation id.
+#[derive(Debug, Default)]
+struct Calls(Mutex<HashMap<String, Waiting>>);
+
+#[derive(Debug)]
+struct Waiting {
+    events: mpsc::Sender<Event>,
+    exchange: String,
+    key: String,
+}
+
+impl Calls {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Waiting>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells a call. One that is over is not there any more.
+    fn tell(&self, id: &str, event: Event) {
+        let mut calls = self.lock();
+        let Some(waiting) = calls.get(id) else { return };
+        if waiting.events.try_send(event).is_err() {
+            // The sender is dropped: what is in the channel is still read, and then its end.
+            calls.remove(id);
+        }
+    }
+}
+
+/// A connection that stands, or stood.
+pub(super) struct Session {
+    connection: Connection,
+    channel: Channel,
+    /// Where one request at a time is published, so that a return is that request's: lapin hands a return to whichever
+    /// confirm comes next.
+    alone: tokio::sync::Mutex<Channel>,
+    calls: Arc<Calls>,
+    confirms: mpsc::Sender<Sent>,
+    known: Mutex<HashSet<String>>,
+    stands: watch::Receiver<Stands>,
+    _dispatcher: JoinSet<()>,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Session({} calls)", self.calls.lock().len())
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stands {
+    Yes,
+    No,
+}
+
+/// A request that was published and is not confirmed yet.
+struct Sent {
+    id: String,
+    confirm: PublisherConfirm,
+}
+
+struct Confirmed {
+    id: String,
+    answer: lapin::Result<Confirmation>,
+}
+
+impl Session {
+    pub(super) async fn open(broker: &Broker, name: &str) -> Result<Self, Refused> {
+        let connection = broker.connect(name).await?;
+        let opening = async {
+            let channel = connection.create_channel().await?;
+            channel.confirm_select(ConfirmSelectOptions::default()).await?;
+            let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
+            let consumer = channel.basic_consume(REPLY_TO.into(), "".into(), options, FieldTable::default()).await?;
+            let alone = connection.create_channel().await?;
+            alone.confirm_select(ConfirmSelectOptions::default()).await?;
+            lapin::Result::Ok((channel, consumer, alone))
+        };
+        let (channel, consumer, alone) = opening.await.map_err(|error| broker.refused("open a channel", &error))?;
+        let calls = Arc::<Calls>::default();
+        let (confirms, sent) = mpsc::channel(CALLS_MAX);
+        let (lost, stands) = watch::channel(Stands::Yes);
+        let mut dispatcher = JoinSet::new();
+        dispatcher.spawn(dispatch(consumer, sent, Arc::clone(&calls), lost));
+        Ok(Self {
+            connection,
+            channel,
+            alone: tokio::sync::Mutex::new(alone),
+            calls,
+            confirms,
+            known: Mutex::default(),
+            stands,
+            _dispatcher: dispatcher,
+        })
+    }
+
+    pub(super) fn stands(&self) -> bool {
+        *self.stands.borrow() == Stands::Yes && self.connection.status().connected()
+    }
+
+    /// Publishes a request that answers are awaited to.
+    pub(super) async fn send(self: Arc<Self>, call: &Call, broker: &Broker) -> Result<Pending, CallError> {
+        self.look_for(&call.exchange, broker).await?;
+        let id = uuid::Uuid::new_v4().to_string();
+        let (events, receiver) = mpsc::channel(ANSWERS_WAITING_MAX);
+        let waiting = Waiting { events, exchange: call.exchange.clone(), key: call.key.clone() };
+        self.calls.lock().insert(id.clone(), waiting);
+        // From here on the call is forgotten when this is dropped.
+        let pending = Pending { id: id.clone(), events: receiver, session: Arc::clone(&self) };
+        let properties = properties(call).with_correlation_id(id.as_str().into()).with_reply_to(REPLY_TO.into());
+        let confirm = publish(&self.channel, call, properties).await?;
+        self.confirms.send(Sent { id, confirm }).await.map_err(|_| CallError::Lost)?;
+        Ok(pending)
+    }
+
+    /// Publishes a request that nobody waits for an answer to, and returns when the broker has it.
+    pub(super) async fn hand_over(&self, call: &Call, broker: &Broker) -> Result<(), CallError> {
+        self.look_for(&call.exchange, broker).await?;
+        let channel = self.alone.lock().await;
+        let confirm = publish(&channel, call, properties(call)).await?;
+        match confirm.await.map_err(|_| CallError::Lost)? {
+            Confirmation::Ack(None) => Ok(()),
+            Confirmation::Ack(Some(_)) | Confirmation::Nack(Some(_)) => {
+                Err(CallError::NoGroup { exchange: call.exchange.clone(), key: call.key.clone() })
+            }
+            Confirmation::Nack(None) | Confirmation::NotRequested => Err(CallError::NotTaken),
+        }
+    }
+
+    /// Whether the exchange is there. Asked once, on a channel of its own: publishing to one that is not would close the
+    /// channel that all answers come by.
+    async fn look_for(&self, exchange: &str, broker: &Broker) -> Result<(), CallError> {
+        let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if exchange.is_empty() || known().contains(exchange) {
+            return Ok(());
+        }
+        let looking = async {
+            let channel = self.connection.create_channel().await?;
+            let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
+            let kind = ExchangeKind::Direct;
+            channel.exchange_declare(exchange.into(), kind, options, FieldTable::default()).await?;
+            channel.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into()).await
+        };
+        match looking.await {
+            Ok(()) => {
+                known().insert(exchange.to_owned());
+                Ok(())
+            }
+            Err(error) => Err(match amqp::code(&error) {
+                Some(amqp::NOT_FOUND) => CallError::NoPool(exchange.to_owned()),
+                Some(amqp::ACCESS_REFUSED) => CallError::Denied(broker.refused("look for the exchange", &error).what),
+                _ => CallError::Unreachable(broker.refused("look for the exchange", &error).what),
+            }),
+        }
+    }
+}
+
+fn properties(call: &Call) -> BasicProperties {
+    let expiration = call.timeout.as_millis().to_string();
+    let mut table = FieldTable::default();
+    if let Some(path) = &call.path {
+        table.insert("x-rpc-path".into(), AMQPValue::ByteArray(path.as_bytes().to_vec().into()));
+    }
+    BasicProperties::default().with_expiration(expiration.as_str().into()).with_headers(table)
+}
+
+async fn publish(channel: &Channel, call: &Call, properties: BasicProperties) -> Result<PublisherConfirm, CallError> {
+    let (exchange, key) = (call.exchange.as_str().into(), call.key.as_str().into());
+    let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+    channel.basic_publish(exchange, key, options, &call.body, properties).await.map_err(|_| CallError::Lost)
+}
+
+/// Until the connection is lost or nobody holds it any more.
+async fn dispatch(
+    mut consumer: Consumer,
+    mut sent: mpsc::Receiver<Sent>,
+    calls: Arc<Calls>,
+    lost: watch::Sender<Stands>,
+) {
+    let mut confirms = JoinSet::new();
+    loop {
+        tokio::select! {
+            delivery = std::future::poll_fn(|context| pin!(&mut consumer).poll_next(context)) => match delivery {
+                Some(Ok(delivery)) => on_delivery(&calls, delivery),
+                Some(Err(_)) | None => break,
+            },
+            Some(Sent { id, confirm }) = sent.recv() => {
+                confirms.spawn(async move { Confirmed { id, answer: confirm.await } });
+            }
+            Some(Ok(Confirmed { id, answer })) = confirms.join_next() => match answer {
+                Ok(confirmation) => on_confirmed(&calls, &id, confirmation),
+                Err(_) => break,
+            },
+        }
+    }
+    lost.send_replace(Stands::No);
+    calls.lock().clear();
+}
+
+fn on_delivery(calls: &Calls, delivery: Delivery) {
+    let Some(id) = delivery.properties.correlation_id().as_ref().map(|id| id.as_str().to_owned()) else { return };
+    let none = FieldTable::default();
+    let table = delivery.properties.headers().as_ref().unwrap_or(&none);
+    let partial = table.inner().get("x-non-terminating-response") == Some(&AMQPValue::Boolean(true));
+    let answer = Answer {
+        status: headers::text(table, "x-status").map(str::to_owned),
+        reason: headers::text(table, "x-reason").map(str::to_owned),
+        part: if partial { Part::Partial } else { Part::Last },
+        body: delivery.data,
+    };
+    calls.tell(&id, Event::Answer(answer));
+}
+
+fn on_confirmed(calls: &Calls, id: &str, confirmation: Confirmation) {
+    match confirmation {
+        Confirmation::Ack(None) | Confirmation::NotRequested => {}
+        Confirmation::Ack(Some(returned)) => on_returned(calls, &returned),
+        Confirmation::Nack(returned) => {
+            if let Some(returned) = returned {
+                on_returned(calls, &returned);
+            }
+            calls.tell(id, Event::Failed(CallError::NotTaken));
+        }
+    }
+}
+
+/// The message says which call it is: lapin may have given it to another one's confirm.
+fn on_returned(calls: &Calls, returned: &BasicReturnMessage) {
+    let Some(id) = returned.delivery.properties.correlation_id() else { return };
+    let error = calls
+        .lock()
+        .get(id.as_str())
+        .map(|waiting| CallError::NoGroup { exchange: waiting.exchange.clone(), key: waiting.key.clone() });
+    if let Some(error) = error {
+        calls.tell(id.as_str(), Event::Failed(error));
+    }
+}

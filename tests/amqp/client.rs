@@ -1,0 +1,313 @@
+//! `journeyman call`, and the client behind it, against a worker that is written by hand.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use journeyman::amqp::{self, headers};
+use journeyman::client::{Answer, Call, CallError, Client, Part};
+use lapin::message::Delivery;
+use lapin::options::{
+    BasicConsumeOptions, BasicPublishOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
+};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{BasicProperties, Channel, Connection, Consumer, ExchangeKind};
+use tokio::task::JoinSet;
+
+use crate::broker::Broker;
+use crate::support::{PATIENCE, broker, next, shared, within};
+
+/// A pool with one worker group that nobody works for yet.
+struct Pool {
+    _connection: Connection,
+    channel: Channel,
+    exchange: String,
+    queue: String,
+}
+
+impl Pool {
+    async fn new(broker: &amqp::Broker, arguments: FieldTable) -> Self {
+        let connection = broker.connect("a pool").await.expect("a connection");
+        let channel = connection.create_channel().await.expect("a channel");
+        let exchange = format!("{}-req-xchg", uuid::Uuid::new_v4());
+        let options = ExchangeDeclareOptions { auto_delete: true, ..ExchangeDeclareOptions::default() };
+        channel
+            .exchange_declare(exchange.as_str().into(), ExchangeKind::Direct, options, FieldTable::default())
+            .await
+            .expect("an exchange");
+        let options = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };
+        let queue = channel.queue_declare("".into(), options, arguments).await.expect("a queue").name().to_string();
+        let (from, name) = (exchange.as_str().into(), queue.as_str().into());
+        channel
+            .queue_bind(name, from, "42".into(), QueueBindOptions::default(), FieldTable::default())
+            .await
+            .expect("a binding");
+        Self { _connection: connection, channel, exchange, queue }
+    }
+
+    fn call(&self, body: &str) -> Call {
+        Call {
+            exchange: self.exchange.clone(),
+            key: "42".to_owned(),
+            path: Some("/echo".to_owned()),
+            body: body.as_bytes().to_vec(),
+            timeout: PATIENCE,
+        }
+    }
+
+    async fn worker(&self) -> Consumer {
+        let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
+        let consuming =
+            self.channel.basic_consume(self.queue.as_str().into(), "".into(), options, FieldTable::default());
+        consuming.await.expect("a consumer")
+    }
+
+    async fn answer(&self, request: &Delivery, body: &[u8], entries: &[(&'static str, AMQPValue)]) {
+        let to = request.properties.reply_to().as_ref().expect("somebody waits").clone();
+        let id = request.properties.correlation_id().as_ref().expect("it has an id").clone();
+        let table = amqp::table(entries.iter().map(|(name, value)| (*name, value.clone())));
+        let properties = BasicProperties::default().with_correlation_id(id).with_headers(table);
+        let options = BasicPublishOptions::default();
+        self.channel.basic_publish("".into(), to, options, body, properties).await.expect("it is published");
+    }
+}
+
+fn word(text: &str) -> AMQPValue {
+    AMQPValue::ByteArray(text.as_bytes().to_vec().into())
+}
+
+fn ok() -> Vec<(&'static str, AMQPValue)> {
+    vec![("x-status", word("ok"))]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_find_their_calls_whatever_their_order() {
+    const CALLS: usize = 2_000;
+    let Some(broker) = shared() else { return };
+    let pool = Pool::new(&broker, FieldTable::default()).await;
+    let client = Arc::new(Client::new(broker, "a test"));
+    let mut calls = JoinSet::new();
+    for n in 0..CALLS {
+        let (client, call) = (Arc::clone(&client), pool.call(&n.to_string()));
+        calls.spawn(async move { (n, client.call(&call).await) });
+    }
+    let mut worker = pool.worker().await;
+    let mut requests = Vec::new();
+    while requests.len() < CALLS {
+        requests.push(within("a request", next(&mut worker)).await.expect("a request"));
+    }
+    for request in requests.iter().rev() {
+        pool.answer(request, &request.data, &ok()).await;
+    }
+    let mut answered = BTreeSet::new();
+    while let Some(joined) = within("an answer", calls.join_next()).await {
+        let (n, answer) = joined.expect("no panic");
+        let answer = answer.expect("an answer");
+        assert_eq!((answer.body, answer.status.as_deref()), (n.to_string().into_bytes(), Some("ok")));
+        answered.insert(n);
+    }
+    assert_eq!(answered.len(), CALLS);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_is_as_the_recorded_client_publishes_it_and_the_broker_drops_it_when_nobody_waits_any_more() {
+    let Some(broker) = shared() else { return };
+    let pool = Pool::new(&broker, FieldTable::default()).await;
+    let client = Client::new(broker, "a test");
+    let mut worker = pool.worker().await;
+    let call = pool.call("{\"x\":1}");
+    let asking = client.call(&call);
+    let working = async {
+        let request = next(&mut worker).await.expect("a request");
+        pool.answer(&request, b"{}", &ok()).await;
+        request
+    };
+    let (answer, request) = within("an answer", Box::pin(async { tokio::join!(asking, working) })).await;
+    assert!(answer.expect("an answer").is_ok());
+    let properties = &request.properties;
+    assert_eq!(request.data, b"{\"x\":1}");
+    assert_eq!(request.routing_key.as_str(), "42");
+    assert_eq!(properties.expiration().as_ref().map(|text| text.as_str()), Some("60000"));
+    let table = properties.headers().as_ref().expect("headers");
+    assert_eq!(table.inner().get("x-rpc-path"), Some(&word("/echo")));
+    assert!(uuid::Uuid::parse_str(properties.correlation_id().as_ref().expect("an id").as_str()).is_ok());
+    assert!(properties.reply_to().as_ref().expect("an address").as_str().starts_with("amq.rabbitmq.reply-to."));
+    assert_eq!((properties.delivery_mode(), properties.content_type()), (&None, &None));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn partial_answers_come_one_by_one_and_call_waits_for_the_last() {
+    let Some(broker) = shared() else { return };
+    let pool = Pool::new(&broker, FieldTable::default()).await;
+    let client = Client::new(broker, "a test");
+    let mut worker = pool.worker().await;
+    let working = async {
+        for _ in 0..2 {
+            let request = next(&mut worker).await.expect("a request");
+            let partial = [&ok()[..], &[("x-non-terminating-response", AMQPValue::Boolean(true))]].concat();
+            pool.answer(&request, b"1", &partial).await;
+            pool.answer(&request, b"2", &partial).await;
+            let last = [&ok()[..], &[("x-non-terminating-response", AMQPValue::Boolean(false))]].concat();
+            pool.answer(&request, b"3", &last).await;
+        }
+    };
+    let asking = async {
+        let mut answers = client.stream(&pool.call("")).await.expect("it is sent");
+        let mut seen = Vec::new();
+        while let Some(answer) = answers.next().await {
+            let Answer { body, part, .. } = answer.expect("an answer");
+            seen.push((body, part));
+        }
+        (seen, client.call(&pool.call("")).await.expect("an answer").body)
+    };
+    let ((seen, last), ()) = within("answers", Box::pin(async { tokio::join!(asking, working) })).await;
+    let all = [(b"1".to_vec(), Part::Partial), (b"2".to_vec(), Part::Partial), (b"3".to_vec(), Part::Last)];
+    assert_eq!((seen.as_slice(), last.as_slice()), (&all[..], &b"3"[..]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_routed_is_said_at_once_and_to_nobody_else() {
+    const EACH: usize = 300;
+    let Some(broker) = shared() else { return };
+    let pool = Pool::new(&broker, FieldTable::default()).await;
+    let client = Arc::new(Client::new(broker, "a test"));
+    let missing = Call { exchange: "no-such-xchg".to_owned(), ..pool.call("") };
+    let error = within("no pool", client.call(&missing)).await.expect_err("there is no such pool");
+    assert_eq!(error, CallError::NoPool("no-such-xchg".to_owned()));
+    let mut calls = JoinSet::new();
+    for n in 0..2 * EACH {
+        let key = if n % 2 == 0 { "42" } else { "7" }.to_owned();
+        let (client, call) = (Arc::clone(&client), Call { key, ..pool.call(&n.to_string()) });
+        calls.spawn(async move { (n, client.call(&call).await) });
+    }
+    let mut refused = 0;
+    while refused < EACH {
+        let (n, answer) = within("a refusal", calls.join_next()).await.expect("a call").expect("no panic");
+        assert!(n % 2 == 1, "call {n} is for a group that is there: {answer:?}");
+        assert_eq!(answer, Err(CallError::NoGroup { exchange: pool.exchange.clone(), key: "7".to_owned() }));
+        refused += 1;
+    }
+    let mut worker = pool.worker().await;
+    for _ in 0..EACH {
+        let request = within("a request", next(&mut worker)).await.expect("a request");
+        pool.answer(&request, b"", &ok()).await;
+    }
+    while let Some(joined) = within("an answer", calls.join_next()).await {
+        assert!(joined.expect("no panic").1.is_ok());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_the_broker_does_not_take_is_said_to_be_not_taken() {
+    let Some(broker) = shared() else { return };
+    let full =
+        [("x-max-length", AMQPValue::LongInt(1)), ("x-overflow", AMQPValue::LongString("reject-publish".into()))];
+    let pool = Pool::new(&broker, amqp::table(full)).await;
+    let client = Client::new(broker, "a test");
+    within("the first", client.send(&pool.call("1"))).await.expect("there is room for one");
+    assert_eq!(within("the second", client.send(&pool.call("2"))).await, Err(CallError::NotTaken));
+    assert_eq!(within("the third", client.call(&pool.call("3"))).await, Err(CallError::NotTaken));
+    let elsewhere = Call { key: "7".to_owned(), ..pool.call("4") };
+    assert!(matches!(within("the fourth", client.send(&elsewhere)).await, Err(CallError::NoGroup { .. })));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_answer_in_time_is_an_error_and_a_late_one_is_nobodys() {
+    let Some(broker) = shared() else { return };
+    let pool = Pool::new(&broker, FieldTable::default()).await;
+    let client = Client::new(broker, "a test");
+    let mut worker = pool.worker().await;
+    // The time for the connection counts as well, and the broker drops what has waited for so long.
+    let short = Call { timeout: Duration::from_secs(5), ..pool.call("short") };
+    let (answer, late) =
+        within("the end of its time", Box::pin(async { tokio::join!(client.call(&short), next(&mut worker)) })).await;
+    assert_eq!(answer, Err(CallError::TimedOut(short.timeout)));
+    pool.answer(&late.expect("a request"), b"late", &ok()).await;
+    let call = pool.call("on time");
+    let working = async {
+        let request = next(&mut worker).await.expect("a request");
+        pool.answer(&request, b"on time", &ok()).await;
+    };
+    let (answer, ()) = within("an answer", Box::pin(async { tokio::join!(client.call(&call), working) })).await;
+    assert_eq!(answer.expect("an answer").body, b"on time");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_under_way_fail_with_the_connection_and_the_next_one_makes_another() {
+    if shared().is_none() {
+        return;
+    }
+    let mut own = Broker::start("");
+    let reached = broker(&own.uri());
+    let pool = Pool::new(&reached, FieldTable::default()).await;
+    let client = Client::new(reached.clone(), "a test");
+    let mut worker = pool.worker().await;
+    let call = pool.call("");
+    let killing = async {
+        next(&mut worker).await.expect("a request");
+        tokio::task::block_in_place(|| own.kill());
+    };
+    let (answer, ()) = within("the loss", Box::pin(async { tokio::join!(client.call(&call), killing) })).await;
+    assert_eq!(answer, Err(CallError::Lost));
+    assert!(matches!(within("a refusal", client.call(&call)).await, Err(CallError::Unreachable(_))));
+    tokio::task::block_in_place(|| own.up());
+    let pool = Pool::new(&reached, FieldTable::default()).await;
+    let mut worker = pool.worker().await;
+    let call = pool.call("");
+    let working = async {
+        let request = next(&mut worker).await.expect("a request");
+        assert_eq!(headers::text(request.properties.headers().as_ref().expect("headers"), "x-rpc-path"), Some("/echo"));
+        pool.answer(&request, b"again", &ok()).await;
+    };
+    let (answer, ()) = within("an answer", Box::pin(async { tokio::join!(client.call(&call), working) })).await;
+    assert_eq!(answer.expect("an answer").body, b"again");
+}
+
+/// What `journeyman call` prints and how it ends, with a worker that answers like this.
+async fn command(
+    pool: &Pool,
+    uri: &str,
+    arguments: &[&str],
+    entries: &[(&'static str, AMQPValue)],
+    body: &[u8],
+) -> (i32, String, String) {
+    let mut worker = pool.worker().await;
+    let running = tokio::process::Command::new(env!("CARGO_BIN_EXE_journeyman"))
+        .args(["call", "--exchange", &pool.exchange, "--key", "42"])
+        .args(arguments)
+        .env_clear()
+        .env("JOURNEYMAN_AMQP_URI", uri)
+        .stdin(std::process::Stdio::null())
+        .kill_on_drop(true)
+        .output();
+    let working = async {
+        while let Some(request) = next(&mut worker).await {
+            if request.properties.reply_to().is_some() {
+                pool.answer(&request, body, entries).await;
+            }
+        }
+    };
+    let output = tokio::select! {
+        output = within("the end of the command", running) => output.expect("it can be run"),
+        () = working => panic!("the worker's consumer ended"),
+    };
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+    (output.status.code().expect("an exit code"), text(output.stdout), text(output.stderr))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_command_prints_the_answer_and_says_why_one_is_not_good() {
+    let Ok(uri) = std::env::var("JOURNEYMAN_TEST_AMQP") else { return };
+    let Some(broker) = shared() else { return };
+    let good = Pool::new(&broker, FieldTable::default()).await;
+    let said = command(&good, &uri, &["{\"x\":1}"], &ok(), b"{\"echo\":1}").await;
+    assert_eq!(said, (0, "{\"echo\":1}\n".to_owned(), String::new()));
+    let dead = Pool::new(&broker, FieldTable::default()).await;
+    let body = br#"{"type":"dead_letter","message":"it was not worked at in time","context":{"reason":"expired"}}"#;
+    let (code, out, err) = command(&dead, &uri, &[], &[("x-status", word("core_error"))], body).await;
+    assert_eq!((code, out.as_bytes()), (1, [&body[..], b"\n"].concat().as_slice()));
+    assert_eq!(err, "error: the answer is core_error (expired): it was not worked at in time\n");
+    let none = Pool::new(&broker, FieldTable::default()).await;
+    let (code, out, err) = command(&none, &uri, &["--detach", "--", "-1"], &ok(), b"").await;
+    assert_eq!((code, out.as_str(), err.as_str()), (0, "", ""));
+}
