@@ -379,7 +379,7 @@ pub enum Exhausted {
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Amqp {
-    /// Address of the broker, such as `amqps://user:password@broker.example.com/vhost` [built-in: RabbitMQ's own, `amqp://guest:guest@127.0.0.1:5672/%2f`]. From the environment only; `WORKER_AMQP_URI` sets it too.
+    /// Address of the broker, such as `amqps://user:password@broker.example.com/vhost` [built-in: RabbitMQ on this machine, as guest]. From the environment only; `WORKER_AMQP_URI` sets it too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uri: Option<Secret>,
     /// File that holds the address; or `fd:N` or `systemd:NAME`.

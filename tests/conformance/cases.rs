@@ -51,7 +51,7 @@ cases! {
     a_task_without_retries_is_not_run_again needs Claims History;
     a_canceled_run_is_told_and_gone needs Claims History;
     a_claim_whose_reply_was_lost_is_taken_over_by_its_worker_alone needs Claims Recovery;
-    what_an_earlier_life_claimed_is_taken_over_and_reported_once needs Claims;
+    what_an_earlier_life_claimed_is_taken_over_and_reported_once needs Claims History;
     artifacts_are_stored_and_read_back needs Claims Artifacts;
     a_link_leads_to_its_target needs Claims Artifacts Links;
     artifacts_are_taken_after_an_exception_and_refused_after_success needs Claims Artifacts;

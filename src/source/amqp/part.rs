@@ -60,6 +60,13 @@ struct State {
     done: Option<Outcome>,
 }
 
+/// What is published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Publish {
+    Answer,
+    Copy,
+}
+
 /// What is done with a request in the end.
 #[derive(Debug)]
 pub(super) enum Plan {
@@ -210,7 +217,7 @@ impl Part {
             let properties = answered(reply, self.properties.correlation_id().clone(), More::No);
             durable.map_or_else(|| properties.clone(), |mode| properties.clone().with_delivery_mode(mode))
         };
-        match self.published(state, to.clone(), properties(reply), &reply.body).await {
+        match self.published(state, to.clone(), properties(reply), &reply.body, Publish::Answer).await {
             Ok(Published::Taken) => {
                 self.tally.answers.add();
                 self.session.ask_after(&to);
@@ -225,7 +232,7 @@ impl Part {
                 tracing::warn!(claim.run = %self.run, error = amqp::shown(&fault), "an answer cannot be sent; an error goes in its place");
                 let reply =
                     error("answer_refused", &format!("the answer could not be sent: {}", amqp::shown(&fault)), None);
-                match self.published(state, to, properties(&reply), &reply.body).await {
+                match self.published(state, to, properties(&reply), &reply.body, Publish::Answer).await {
                     Ok(Published::Taken | Published::Returned) => {}
                     Ok(Published::Refused) => {
                         return Err(self.refused(Refusal::Retry { after: None }, "the broker refused the answer"));
@@ -240,7 +247,7 @@ impl Part {
 
     async fn copy(&self, state: &mut State, queue: ShortString, properties: BasicProperties) -> Result<(), Refused> {
         let retry = |what: &str| Err(self.refused(Refusal::Retry { after: None }, what));
-        match self.published(state, queue.clone(), properties, &self.body).await {
+        match self.published(state, queue.clone(), properties, &self.body, Publish::Copy).await {
             Ok(Published::Taken) => Ok(()),
             Ok(Published::Returned) => Err(self.refused(Refusal::Rejected, &format!("there is no queue {queue}"))),
             Ok(Published::Refused) => retry("the broker refused a copy of it"),
@@ -256,13 +263,18 @@ impl Part {
         key: ShortString,
         properties: BasicProperties,
         body: &Arc<[u8]>,
+        what: Publish,
     ) -> lapin::Result<Published> {
         if let Some(published) = state.published {
             return Ok(published);
         }
-        let publishing = state
-            .publishing
-            .get_or_insert_with(|| Box::pin(Arc::clone(&self.session).publish(key, properties, Arc::clone(body))));
+        let publishing = state.publishing.get_or_insert_with(|| {
+            let (session, body) = (Arc::clone(&self.session), Arc::clone(body));
+            match what {
+                Publish::Answer => Box::pin(session.publish(key, properties, body)),
+                Publish::Copy => Box::pin(session.publish_alone(key, properties, body)),
+            }
+        });
         let ended = publishing.await;
         state.publishing = None;
         // What was refused is published anew.

@@ -15,7 +15,7 @@ use lapin::options::{
     ConfirmSelectOptions, QueueDeclareOptions,
 };
 use lapin::types::{FieldTable, ShortString};
-use lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer};
+use lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer, PublisherConfirm};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -42,6 +42,8 @@ pub(super) struct Session {
     connection: Arc<Connection>,
     intake: Channel,
     answers: tokio::sync::Mutex<Channel>,
+    /// Where one copy at a time is published; empty before the first one, and after one that nobody waited for.
+    copies: tokio::sync::Mutex<Option<Channel>>,
     asking: tokio::sync::Mutex<Option<Channel>>,
     asked: mpsc::Sender<ShortString>,
     state: Mutex<State>,
@@ -130,6 +132,7 @@ impl Session {
             connection,
             intake,
             answers: tokio::sync::Mutex::new(answers),
+            copies: tokio::sync::Mutex::default(),
             asking: tokio::sync::Mutex::default(),
             asked,
             state: Mutex::new(State {
@@ -228,7 +231,8 @@ impl Session {
         self.state().unwanted
     }
 
-    /// Publishes by way of the default exchange, and waits until the broker has confirmed.
+    /// Publishes an answer by way of the default exchange, and waits until the broker has confirmed. Of several answers on their
+    /// way, lapin gives a return to whichever is confirmed next: how many came back is told, and not which.
     ///
     /// # Cancel safety
     ///
@@ -244,11 +248,31 @@ impl Session {
         let options = BasicPublishOptions { mandatory: !is_direct(&key), ..BasicPublishOptions::default() };
         let confirm = channel.basic_publish("".into(), key, options, &body, properties).await?;
         drop(body);
-        Ok(match confirm.await? {
-            Confirmation::Ack(None) | Confirmation::NotRequested => Published::Taken,
-            Confirmation::Ack(Some(_)) => Published::Returned,
-            Confirmation::Nack(_) => Published::Refused,
-        })
+        published(confirm).await
+    }
+
+    /// Publishes what must not be taken for stored when it came back, one at a time, so that a return is its own.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Session::publish`].
+    pub(super) async fn publish_alone(
+        self: Arc<Self>,
+        key: ShortString,
+        properties: BasicProperties,
+        body: Arc<[u8]>,
+    ) -> lapin::Result<Published> {
+        let mut place = self.copies.lock().await;
+        let channel = match place.take().filter(|channel| channel.status().connected()) {
+            Some(channel) => channel,
+            None => confirming(&self.connection).await?,
+        };
+        let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+        let confirm = channel.basic_publish("".into(), key, options, &body, properties).await?;
+        drop(body);
+        let ended = published(confirm).await;
+        *place = Some(channel);
+        ended
     }
 
     /// Wants to know whether somebody still waits at a direct reply address, when there is time. Where many are asked after,
@@ -417,6 +441,14 @@ impl Session {
             sleep(AMQP_CHANNEL_LOOK_EVERY).await;
         }
     }
+}
+
+async fn published(confirm: PublisherConfirm) -> lapin::Result<Published> {
+    Ok(match confirm.await? {
+        Confirmation::Ack(None) | Confirmation::NotRequested => Published::Taken,
+        Confirmation::Ack(Some(_)) => Published::Returned,
+        Confirmation::Nack(_) => Published::Refused,
+    })
 }
 
 async fn next(consumer: &mut Consumer) -> Option<lapin::Result<Delivery>> {
