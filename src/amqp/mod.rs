@@ -79,10 +79,13 @@ impl Broker {
     pub fn new(settings: &Settings) -> Result<Self, Unusable> {
         // The templates of one controller end it with a semicolon.
         let text = settings.uri.expose_secret().trim().trim_end_matches(';');
-        let mut uri: AMQPUri = text.parse().map_err(|what| {
+        let mut uri: AMQPUri = text.parse().map_err(|what: String| {
+            // One of the reasons quotes the address, and the password in it.
+            let what = if what.starts_with("Invalid URL") { "it is no URL" } else { what.as_str() };
             Unusable(format!("the AMQP address cannot be read ({what}); one is amqp://user:password@host:5672/vhost"))
         })?;
-        if uri.vhost.is_empty() && !text.ends_with('/') {
+        // To the letter a slash and nothing after it is a vhost without a name. Nobody has one, and everybody means the usual one.
+        if uri.vhost.is_empty() {
             "/".clone_into(&mut uri.vhost);
         }
         uri.query.heartbeat.get_or_insert(AMQP_HEARTBEAT);
@@ -215,4 +218,59 @@ pub fn table(entries: impl IntoIterator<Item = (&'static str, AMQPValue)>) -> Fi
         table.insert(name.into(), value);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(uri: &str) -> Broker {
+        let settings = Settings { uri: SecretString::from(uri), certificates: Certificates::default() };
+        Broker::new(&settings).unwrap()
+    }
+
+    #[test]
+    fn an_address_without_a_vhost_means_the_usual_one() {
+        for (uri, vhost) in [
+            ("amqp://host", "/"),
+            ("amqp://host/", "/"),
+            ("amqp://host/;", "/"),
+            ("amqp://host/?heartbeat=7", "/"),
+            ("amqp://host?heartbeat=7", "/"),
+            ("amqp://host/%2f", "/"),
+            ("amqp://host/%2F", "/"),
+            (" amqp://host:5672/%2f; ", "/"),
+            ("amqp://host/name", "name"),
+            ("amqp://host/a%2fb", "a/b"),
+            ("amqp://host/name?heartbeat=7", "name"),
+        ] {
+            assert_eq!(read(uri).uri.vhost, vhost, "{uri}");
+        }
+        assert_eq!(read("amqp://host/").shown(), "amqp://host:5672/%2F");
+        assert_eq!(read("amqp://host/name").shown(), "amqp://host:5672/name");
+    }
+
+    #[test]
+    fn a_user_and_a_password_are_read_with_their_escapes_and_never_shown() {
+        for (uri, user, password) in [
+            ("amqp://host/", "guest", "guest"),
+            ("amqp://me:secret@host/", "me", "secret"),
+            ("amqp://m%65%40corp:p%2Fa%3as%25@host:5673/v", "me@corp", "p/a:s%"),
+        ] {
+            let broker = read(uri);
+            let login = &broker.uri.authority.userinfo;
+            assert_eq!((login.username.as_str(), login.password.as_str()), (user, password), "{uri}");
+            let shown = format!("{} {broker:?}", broker.shown());
+            assert!(!shown.contains('@') && !shown.contains("secret") && !shown.contains("s%"), "{shown}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_address_is_said_without_it() {
+        for odd in ["", "host:5672", "me:secret@host", "http://me:secret@host/", "amqp://me:secret@host:notaport/"] {
+            let settings = Settings { uri: SecretString::from(odd), certificates: Certificates::default() };
+            let error = Broker::new(&settings).unwrap_err().to_string();
+            assert!(error.contains("cannot be read") && !error.contains("secret"), "{odd}: {error}");
+        }
+    }
 }
