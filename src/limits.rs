@@ -485,3 +485,5 @@ pub const ANSWERS_WAITING_MAX: usize = 256;
 pub const CALL_BODY_BYTES_MAX: usize = 128 << 20;
 /// How much of an answer's own words `journeyman call` repeats in its error.
 pub const CALL_WHY_CHARS_MAX: usize = 500;
+/// How much of a request's body counts for what tells requests apart; its length counts whatever it is.
+pub const IDEMPOTENCY_BODY_BYTES_MAX: usize = 64 << 10;

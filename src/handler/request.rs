@@ -20,6 +20,10 @@ pub struct Request {
     /// What tells the answer apart; it is copied to it anyway.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub correlation_id: Option<String>,
+    /// The same at each delivery of this request, and of no other as far as its author tells them apart. A request may be
+    /// delivered twice; what must not happen twice is done under this key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idempotency_key: Option<String>,
     /// All headers that are text.
     pub headers: BTreeMap<String, String>,
     /// Its media type, where its author said.

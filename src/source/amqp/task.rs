@@ -4,16 +4,19 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use lapin::BasicProperties;
 use lapin::message::Delivery;
-use lapin::types::{AMQPValue, FieldTable};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
 use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
 
 use crate::amqp::headers;
 use crate::domain::attempts::{Arrival, Seen, Step};
 use crate::domain::id::{Run, TASK_ID_BYTES_MAX, TaskId};
 use crate::handler::Request;
-use crate::limits::REQUEST_JSON_BYTES_MAX;
+use crate::limits::{IDEMPOTENCY_BODY_BYTES_MAX, REQUEST_JSON_BYTES_MAX};
 
 /// Which method is asked for.
 pub(super) const PATH: &str = "x-rpc-path";
@@ -98,6 +101,32 @@ fn unnamed(number: &str) -> TaskId {
     TaskId::parse(&format!("request{number}")).expect("letters, a dot and digits are a task id")
 }
 
+/// What tells a request apart from every other, at each of its deliveries: the id of its message, or where its answer goes
+/// with the correlation id; `None` where its author gave neither. The body counts too, since authors may start their
+/// numbers over.
+fn idempotency_key(delivery: &Delivery) -> Option<String> {
+    let properties = &delivery.properties;
+    let text =
+        |name: &Option<ShortString>| name.as_ref().map(|text| text.as_str().to_owned()).filter(|text| !text.is_empty());
+    let names = match (text(properties.message_id()), text(properties.correlation_id())) {
+        (Some(message), _) => ["message", "", &message].map(str::to_owned),
+        (None, Some(correlation)) => {
+            ["reply", &text(properties.reply_to()).unwrap_or_default(), &correlation].map(str::to_owned)
+        }
+        (None, None) => return None,
+    };
+    let mut digest = Sha256::new();
+    // The routing key does not count: a copy is published under another one.
+    for part in &names {
+        digest.update(part.len().to_be_bytes());
+        digest.update(part);
+    }
+    digest.update(properties.timestamp().unwrap_or_default().to_be_bytes());
+    digest.update(delivery.data.len().to_be_bytes());
+    digest.update(&delivery.data[..delivery.data.len().min(IDEMPOTENCY_BODY_BYTES_MAX)]);
+    Some(URL_SAFE_NO_PAD.encode(digest.finalize()))
+}
+
 /// The definition of the task.
 pub(super) fn definition(delivery: &Delivery, form: Form) -> Value {
     let properties = &delivery.properties;
@@ -114,6 +143,7 @@ pub(super) fn definition(delivery: &Delivery, form: Form) -> Value {
         correlation_id: properties.correlation_id().as_ref().map(ToString::to_string),
         content_type: properties.content_type().as_ref().map(ToString::to_string),
         seconds_left: patience(properties).map(|span| span.as_secs_f64()),
+        idempotency_key: idempotency_key(delivery),
         headers: texts,
         ..Request::default()
     };
@@ -184,6 +214,39 @@ mod tests {
         let delivery = recorded(include_str!("../../../fixtures/amqp/request-as-published-by-client.json"));
         let definition = definition(&delivery, Form::Whole);
         assert_eq!(definition["extra"]["traceparent"], json!("<W3C trace context, injected by editoast>"));
+    }
+
+    #[test]
+    fn a_request_is_known_again_at_each_delivery_and_taken_for_no_other() {
+        let with = |message: &str, reply: &str, correlation: &str, body: &str, again: bool| {
+            let mut delivery = Delivery::mock(1, "".into(), "k".into(), again, body.as_bytes().to_vec());
+            let properties = BasicProperties::default().with_reply_to(reply.into());
+            let properties = properties.with_correlation_id(correlation.into());
+            delivery.properties = properties.with_message_id(message.into());
+            if again {
+                delivery.properties = copied(&delivery.properties, 1);
+            }
+            idempotency_key(&delivery)
+        };
+        let first = with("", "there", "1", "{}", false);
+        assert!(first.is_some());
+        assert_eq!(first, with("", "there", "1", "{}", true), "a delivery that comes again, and a copy");
+        for other in [
+            with("", "elsewhere", "1", "{}", false),
+            with("", "there", "2", "{}", false),
+            with("", "there", "1", "[]", false),
+            with("", "ther", "e1", "{}", false),
+            with("m", "there", "1", "{}", false),
+            with("", "there", "", "{}", false),
+        ] {
+            assert_ne!(first, other);
+        }
+        assert_eq!(
+            with("m", "there", "1", "{}", false),
+            with("m", "elsewhere", "2", "{}", false),
+            "a message has one id"
+        );
+        assert_eq!(with("", "there", "", "{}", false), None, "nothing tells it apart");
     }
 
     #[test]

@@ -106,6 +106,8 @@ mod tests {
         let url = signed().delete("7790fece-964b", "Ag+A/A==").unwrap();
         let expected = DELETE.replace(MESSAGE_ID, "7790fece-964b").replace(POP_RECEIPT, "Ag%2BA%2FA%3D%3D");
         assert_eq!(url.as_str(), expected);
+        let url = signed().delete("A", "𝕊").unwrap();
+        assert_eq!(url.as_str(), DELETE.replace(MESSAGE_ID, "A").replace(POP_RECEIPT, "%F0%9D%95%8A"));
     }
 
     #[test]
