@@ -5,6 +5,7 @@ extern crate alloc;
 
 pub mod activity;
 pub mod amqp;
+pub mod bridge;
 pub mod cli;
 pub mod client;
 pub mod config;

@@ -487,3 +487,17 @@ pub const CALL_BODY_BYTES_MAX: usize = 128 << 20;
 pub const CALL_WHY_CHARS_MAX: usize = 500;
 /// How much of a request's body counts for what tells requests apart; its length counts whatever it is.
 pub const IDEMPOTENCY_BODY_BYTES_MAX: usize = 64 << 10;
+/// The waits of a bridge between attempts at what did not go through.
+pub const BRIDGE_RETRY_MIN: Duration = Duration::from_millis(500);
+/// The longest of them.
+pub const BRIDGE_RETRY_MAX: Duration = Duration::from_secs(30);
+/// The first wait between two looks of a bridge at a task.
+pub const BRIDGE_WATCH_MIN: Duration = Duration::from_millis(100);
+/// The longest one.
+pub const BRIDGE_WATCH_MAX: Duration = Duration::from_secs(5);
+/// How long a task that was a request is kept after its deadline, for a request that comes again.
+pub const BRIDGE_TASK_KEPT: Duration = Duration::from_secs(24 * 3600);
+/// The largest result of a task that becomes an answer.
+pub const BRIDGE_RESULT_BYTES_MAX: usize = 16 << 20;
+/// How many partial answers are kept with a task.
+pub const BRIDGE_PARTS_MAX: usize = 500;

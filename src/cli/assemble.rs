@@ -94,7 +94,8 @@ pub(super) fn made(config: &Config, environment: &Environment) -> Result<Made, F
             // The configuration was refused already.
             (SourceKind::Taskcluster, None) => {}
             (SourceKind::Amqp, _) => {
-                feeds.push(requests::feed(source_name, source, config, &name, handler, environment)?)
+                let work = requests::Work::of(config, &source.handler, handler);
+                feeds.push(requests::feed(source_name, source, config, &name, work, environment)?);
             }
         }
     }
@@ -167,7 +168,42 @@ pub(super) const fn log_limits(most: Size) -> LogLimits {
     LogLimits { head_bytes: most.0 - tail_bytes, tail_bytes }
 }
 
-fn feed(
+/// How the deployment of a source is reached.
+fn api_settings(source: &Source, tasks: Tasks<'_>, environment: &Environment) -> Result<ApiSettings, Failure> {
+    let credentials = Credentials::of_source(source, environment)?
+        .map(|own| place::credentials(&own.client_id, &own.access_token, own.certificate.as_ref()))
+        .transpose()?;
+    Ok(ApiSettings {
+        root_url: tasks.root_url.as_str().to_owned(),
+        queue_url: source.queue_url.as_ref().map(|url| url.as_str().to_owned()),
+        credentials,
+        proxy: None,
+        allow_hosts: source.allow_hosts.clone(),
+        timeouts: Timeouts::default(),
+    })
+}
+
+/// The client of a source that is not polled.
+///
+/// # Errors
+///
+/// [`Exit::Config`] where a secret cannot be read or an address not be used.
+pub(super) fn api(
+    source_name: &str,
+    source: &Source,
+    tasks: Tasks<'_>,
+    environment: &Environment,
+) -> Result<Api, Failure> {
+    Api::new(api_settings(source, tasks, environment)?)
+        .map_err(|error| Failure::new(Exit::Config, format!("source.{source_name}.{error}")))
+}
+
+/// A source of tasks and what runs them.
+///
+/// # Errors
+///
+/// As [`api`].
+pub(super) fn feed(
     source_name: &str,
     source: &Source,
     tasks: Tasks<'_>,
@@ -175,20 +211,10 @@ fn feed(
     handler: Arc<dyn Handler>,
     environment: &Environment,
 ) -> Result<(Feed, Api), Failure> {
-    let credentials = Credentials::of_source(source, environment)?
-        .map(|own| place::credentials(&own.client_id, &own.access_token, own.certificate.as_ref()))
-        .transpose()?;
     let mut queue_hosts = taskcluster::Settings::azure_queue_hosts();
     queue_hosts.extend(source.queue_hosts.iter().cloned());
     let settings = taskcluster::Settings {
-        api: ApiSettings {
-            root_url: tasks.root_url.as_str().to_owned(),
-            queue_url: source.queue_url.as_ref().map(|url| url.as_str().to_owned()),
-            credentials,
-            proxy: None,
-            allow_hosts: source.allow_hosts.clone(),
-            timeouts: Timeouts::default(),
-        },
+        api: api_settings(source, tasks, environment)?,
         dialect: match source.protocol {
             Protocol::Azure => Dialect::Azure,
             Protocol::ClaimWork => Dialect::ClaimWork,

@@ -61,7 +61,7 @@ pub(super) async fn run(arguments: CallArgs, environment: &Environment) -> Ended
     let broker = broker(&arguments, environment)?;
     let CallArgs { pool, exchange, key, path, timeout, .. } = arguments;
     let exchange = exchange.unwrap_or_else(|| format!("{}-req-xchg", pool.unwrap_or_default()));
-    let call = Call { exchange, key, path, body: body(arguments.body)?, timeout: timeout.0 };
+    let call = Call { exchange, key, path, body: body(arguments.body)?, timeout: timeout.0, ..Call::default() };
     let client = Client::new(broker, "journeyman call");
     if arguments.detach {
         client.send(&call).await.map_err(failed)?;

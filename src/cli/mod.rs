@@ -1,6 +1,7 @@
 //! The command line: from arguments to an exit code. One file a command; what a command does lives elsewhere.
 
 mod assemble;
+mod bridge;
 mod call;
 mod config;
 mod dev;
@@ -59,6 +60,8 @@ enum Verb {
     Dev(Box<dev::DevArgs>),
     /// Claim and run tasks until told to go
     Worker(worker::WorkerArgs),
+    /// Have the work of one queue done by another: requests as tasks, tasks as requests
+    Bridge(worker::WorkerArgs),
     /// Claim and run tasks under Taskcluster's worker-runner
     Run(run::RunArgs),
     /// Show what a worker does, holds, and waits for
@@ -132,6 +135,7 @@ fn dispatch(verb: Verb, environment: &Environment) -> Ended {
         Verb::Dev(arguments) => serve(dev::run(*arguments, environment)),
         Verb::Queue(arguments) => serve(queue::run(arguments, environment)),
         Verb::Worker(arguments) => serve(worker::run(arguments, environment)),
+        Verb::Bridge(arguments) => serve(bridge::run(arguments, environment)),
         Verb::Run(arguments) => serve(run::run(arguments, environment)),
         Verb::Status(arguments) => client_runtime()?.block_on(steer::status(arguments, environment)),
         Verb::Top(arguments) => client_runtime()?.block_on(steer::top(arguments, environment)),

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::time::Duration;
 
 use secrecy::SecretString;
 
@@ -82,6 +83,27 @@ pub(super) fn queue(source: &Source, config: &Config) -> String {
     named.cloned().unwrap_or_else(|| format!("{}-req-{}", amqp.pool, amqp.worker_key.as_deref().unwrap_or_default()))
 }
 
+/// What is done with requests.
+pub(super) struct Work {
+    /// By whom.
+    pub handler: Arc<dyn Handler>,
+    /// What it is given of a request.
+    pub form: Form,
+    /// How long it may take.
+    pub longest: Duration,
+}
+
+impl Work {
+    /// That of a handler which the configuration names.
+    pub(super) fn of(config: &Config, name: &str, handler: Arc<dyn Handler>) -> Self {
+        let built_in = schema::Handler::default();
+        let wanted = config.handler.get(name);
+        let is_command = wanted.map_or(name == COMMAND, |handler| handler.kind == HandlerKind::Command);
+        let form = if is_command { Form::Body } else { Form::Whole };
+        Self { handler, form, longest: wanted.unwrap_or(&built_in).max_run_time.0 }
+    }
+}
+
 /// A source of requests and what runs them.
 ///
 /// # Errors
@@ -92,17 +114,15 @@ pub(super) fn feed(
     source: &Source,
     config: &Config,
     name: &Name,
-    handler: Arc<dyn Handler>,
+    work: Work,
     environment: &Environment,
 ) -> Result<Feed, Failure> {
+    let Work { handler, form, longest } = work;
     let amqp = &config.amqp;
     let key = amqp.worker_key.clone().unwrap_or_default();
     let queue = queue(source, config);
     let worker_id = worker_id(config, name);
-    let wanted = config.handler.get(&source.handler);
-    let is_command = wanted.map_or(source.handler == COMMAND, |handler| handler.kind == HandlerKind::Command);
     let patience = Some(amqp.consumer_timeout.0).filter(|span| !span.is_zero());
-    let longest = wanted.map_or_else(|| schema::Handler::default().max_run_time.0, |handler| handler.max_run_time.0);
     if let Some(patience) = patience.filter(|patience| *patience < longest) {
         tracing::warn!(
             source = source_name,
@@ -111,7 +131,7 @@ pub(super) fn feed(
         );
     }
     let settings = Settings {
-        form: if is_command { Form::Body } else { Form::Whole },
+        form,
         max_attempts: NonZeroU32::new(source.max_attempts),
         exhausted: match (source.exhausted, &source.poison_queue) {
             (_, Some(queue)) => Exhausted::Kept(queue.clone()),

@@ -36,11 +36,24 @@ pub(super) struct WorkerArgs {
 ///
 /// A configuration that cannot be used, a work folder or a control socket that cannot be had.
 pub(super) async fn run(arguments: WorkerArgs, environment: &Environment) -> Ended {
+    Box::pin(run_made_by(assemble::worker, arguments, environment)).await
+}
+
+/// Runs what `make` makes of the configuration.
+///
+/// # Errors
+///
+/// As [`run`].
+pub(super) async fn run_made_by(
+    make: fn(&Config, &Environment) -> Result<Worker, Failure>,
+    arguments: WorkerArgs,
+    environment: &Environment,
+) -> Ended {
     let loaded = arguments.settings.load(environment)?;
     log::start(&loaded.config.log, log::color(environment));
     settings::log_warnings(&loaded);
     harden();
-    let worker = assemble::worker(&loaded.config, environment)?;
+    let worker = make(&loaded.config, environment)?;
     let export = traced(&loaded.config, environment);
     let worker = recorded(worker, export.as_ref());
     let control = worker.control();

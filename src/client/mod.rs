@@ -6,6 +6,7 @@
 
 mod session;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use crate::limits::{CALL_BODY_BYTES_MAX, CALLS_MAX};
 use session::{Event, Session};
 
 /// A request.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Call {
     /// Where it is published: `{pool}-req-xchg` for a pool.
     pub exchange: String,
@@ -30,6 +31,10 @@ pub struct Call {
     pub body: Vec<u8>,
     /// How long the last answer may take, from now. The broker drops the request when it has waited for so long.
     pub timeout: Duration,
+    /// More headers, as text.
+    pub headers: BTreeMap<String, String>,
+    /// The same whenever the same is asked again, so that whoever works at it knows; nothing where that is never meant.
+    pub message_id: Option<String>,
 }
 
 impl std::fmt::Debug for Call {

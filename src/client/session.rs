@@ -206,10 +206,17 @@ impl Session {
 fn properties(call: &Call) -> BasicProperties {
     let expiration = call.timeout.as_millis().to_string();
     let mut table = FieldTable::default();
+    for (name, text) in &call.headers {
+        table.insert(name.as_str().into(), AMQPValue::LongString(text.as_str().into()));
+    }
     if let Some(path) = &call.path {
         table.insert("x-rpc-path".into(), AMQPValue::ByteArray(path.as_bytes().to_vec().into()));
     }
-    BasicProperties::default().with_expiration(expiration.as_str().into()).with_headers(table)
+    let properties = BasicProperties::default().with_expiration(expiration.as_str().into()).with_headers(table);
+    match &call.message_id {
+        Some(id) => properties.with_message_id(id.as_str().into()),
+        None => properties,
+    }
 }
 
 async fn publish(channel: &Channel, call: &Call, properties: BasicProperties) -> Result<PublisherConfirm, CallError> {

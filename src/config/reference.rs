@@ -40,9 +40,20 @@ pub enum Need {
 #[must_use]
 pub fn keys() -> Vec<Key> {
     let mut keys = Vec::new();
-    for section in
-        ["worker", "host", "source", "amqp", "activity", "handler", "queue", "control", "http", "telemetry", "log"]
-    {
+    for section in [
+        "worker",
+        "host",
+        "source",
+        "amqp",
+        "activity",
+        "bridge",
+        "handler",
+        "queue",
+        "control",
+        "http",
+        "telemetry",
+        "log",
+    ] {
         if let Some(schema) = SCHEMA.pointer(&format!("/properties/{section}")) {
             collect(schema, section, Need::Optional, &mut keys);
         }
@@ -169,6 +180,8 @@ pub fn template() -> String {
             ("source.NAME", "root_url") => ("", "\"http://127.0.0.1:7070\"".to_owned()),
             ("source.NAME", "task_queue") => ("", "\"journeyman/local\"".to_owned()),
             ("handler.NAME", "kind") => ("", "\"command\"".to_owned()),
+            // The section leads from and to others that are not in this file.
+            ("bridge.NAME", _) => ("#  ", key.default.clone().unwrap_or_else(|| sample(&key))),
             // The section is one of the other kind.
             ("source.NAME", _) if key.about.ends_with("For `amqp` only.") => {
                 ("#  ", key.default.clone().unwrap_or_else(|| sample(&key)))
@@ -184,6 +197,7 @@ fn heading(table: &str) -> String {
     match table {
         "source.NAME" => "\n# One section for each queue; the name is yours.\n[source.local]\n".to_owned(),
         "handler.NAME" => "\n# One section for each handler; the name is what a source refers to.\n[handler.command]\n".to_owned(),
+        "bridge.NAME" => "\n# One section for each bridge of `journeyman bridge`; the name is yours.\n#  [bridge.builds]\n".to_owned(),
         "queue.clients.NAME" => "\n# One section for each client of the embedded queue; the name is the client id.\n# [queue.clients.worker]\n".to_owned(),
         table => format!("\n[{table}]\n"),
     }
@@ -192,6 +206,8 @@ fn heading(table: &str) -> String {
 fn sample(key: &Key) -> String {
     let name = key.key.rsplit('.').next().unwrap_or("");
     match name {
+        "from" => "\"requests\"".to_owned(),
+        "to" => "\"builds\"".to_owned(),
         "socket" => "\"/run/journeyman/control.sock\"".to_owned(),
         "otlp" => "\"http://127.0.0.1:4318\"".to_owned(),
         "service_name" => "\"journeyman\"".to_owned(),

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use super::check::join;
 use super::problem::{Code, Origin, Problem, nearest};
-use super::schema::{ArtifactStorage, COMMAND, Config, Handler, HandlerKind, Protocol, Reach, Source, SourceKind};
+use super::schema::{
+    ArtifactStorage, Bridge, COMMAND, Config, Handler, HandlerKind, Protocol, Reach, Source, SourceKind,
+};
 use super::values::WORKER_NAME_CHARS_MAX_AZURE;
 
 struct Rules<'a> {
@@ -23,6 +25,9 @@ pub(super) fn check(
     let mut rules = Rules { origins, tables, problems };
     for (name, source) in &config.source {
         rules.source(config, name, source);
+    }
+    for (name, bridge) in &config.bridge {
+        rules.bridge(config, name, bridge);
     }
     for (name, handler) in &config.handler {
         rules.handler(name, handler);
@@ -160,6 +165,34 @@ impl Rules<'_> {
                 text.len()
             );
             self.push(Code::Value, named, what, "");
+        }
+    }
+
+    fn bridge(&mut self, config: &Config, name: &str, bridge: &Bridge) {
+        let key = format!("bridge.{name}");
+        let mut kinds = Vec::new();
+        for (side, named) in [("from", &bridge.from), ("to", &bridge.to)] {
+            match config.source.get(named) {
+                Some(source) => kinds.push(source.kind),
+                None => {
+                    let near = nearest(named, config.source.keys().map(String::as_str));
+                    let label = near.map_or_else(String::new, |near| format!("did you mean `{near}`?"));
+                    self.push(Code::Conflict, &join(&key, side), format!("there is no [source.{named}]"), &label);
+                }
+            }
+        }
+        if let [from, to] = kinds.as_slice()
+            && from == to
+        {
+            let what = format!(
+                "[{key}] leads from one source to another of the same kind; one is `taskcluster`, the other `amqp`"
+            );
+            self.push(Code::Conflict, &join(&key, "to"), what, "");
+        }
+        let twice = config.bridge.iter().any(|(other, bridge2)| other.as_str() < name && bridge2.from == bridge.from);
+        if twice {
+            let what = format!("[source.{}] is taken by another bridge already", bridge.from);
+            self.push(Code::Conflict, &join(&key, "from"), what, "");
         }
     }
 

@@ -26,6 +26,8 @@ pub struct Config {
     pub amqp: Amqp,
     /// What the controller of AMQP workers is told of this one.
     pub activity: Activity,
+    /// What `journeyman bridge` hands on, by name.
+    pub bridge: BTreeMap<String, Bridge>,
     /// What runs payloads, by name. `command` exists without being written.
     pub handler: BTreeMap<String, Handler>,
     /// The embedded queue (`journeyman queue` and `journeyman dev`).
@@ -484,6 +486,38 @@ pub enum ArtifactStorage {
     S3,
     /// The object service.
     Object,
+}
+
+/// What is taken of one source and handed on to another.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Bridge {
+    /// Name of the source whose tasks or requests are taken.
+    pub from: String,
+    /// Name of the source of the other kind where they are handed on to. Nothing is claimed there.
+    pub to: String,
+    /// What the other side is given: the whole request as a document, or its body alone as the payload of the task.
+    #[serde(default)]
+    pub form: Form,
+    /// How long the other side has.
+    #[serde(default = "bridge_time")]
+    #[schemars(extend("x-least" = Span(RUN_TIME_MIN)))]
+    pub max_run_time: Span,
+}
+
+fn bridge_time() -> Span {
+    built_in("25m")
+}
+
+/// What the other side of a bridge is given.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Form {
+    /// The whole request, as a program is given it.
+    #[default]
+    Whole,
+    /// The body of the request, which is the payload of the task.
+    Body,
 }
 
 /// Something that runs payloads.

@@ -52,6 +52,7 @@ impl Pool {
             path: Some("/echo".to_owned()),
             body: body.as_bytes().to_vec(),
             timeout: PATIENCE,
+            ..Call::default()
         }
     }
 

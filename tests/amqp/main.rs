@@ -17,6 +17,7 @@ mod broker;
 mod wire;
 
 mod answers;
+mod bridge;
 mod claims;
 mod client;
 mod controller;

@@ -15,7 +15,6 @@ use tokio::time::Instant;
 use super::super::exit::{Ended, Exit, Failure};
 use super::super::place;
 use super::super::signals::Signals;
-use super::super::task::create::{fresh_id, stamp};
 use super::super::task::{self, status};
 use super::super::{assemble, output, worker};
 use super::screen::{Judged, Row, Screen};
@@ -28,6 +27,7 @@ use crate::domain::id::{Run, TaskId};
 use crate::limits::{DEMO_LOG_BYTES_MAX, DEMO_REDRAW, DEMO_TIME_MAX, TASK_LIST_PAGES_MAX};
 use crate::source::Refused;
 use crate::source::taskcluster::Api;
+use crate::source::taskcluster::words::{fresh_id, stamp};
 use status::{State, Status};
 
 /// How long a claim lasts in the demo: short enough that one is seen being reclaimed, which is at half of so short a claim,

@@ -3,8 +3,6 @@
 use std::io::Read as _;
 use std::path::Path;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use clap::{Args, ValueEnum};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value, json};
@@ -16,6 +14,7 @@ use super::status::{State, Status};
 use crate::config::values::{Queue, Span};
 use crate::domain::id::TaskId;
 use crate::limits::TASK_DEFINITION_BYTES_MAX;
+use crate::source::taskcluster::words::{fresh_id, stamp};
 
 /// `task create`
 #[derive(Debug, Args)]
@@ -91,16 +90,6 @@ impl Priority {
             Self::Lowest => "lowest",
         }
     }
-}
-
-/// A task id that nobody else has: a random UUID in the 22 characters that Taskcluster writes it in.
-#[must_use]
-#[expect(clippy::expect_used, reason = "the alphabet holds nothing that an id may not")]
-pub fn fresh_id() -> TaskId {
-    let mut bytes = *uuid::Uuid::new_v4().as_bytes();
-    // A leading dash would be taken for a flag.
-    bytes[0] &= 0x7f;
-    TaskId::parse(&URL_SAFE_NO_PAD.encode(bytes)).expect("22 characters of base64 are a task id")
 }
 
 /// Runs it.
@@ -200,12 +189,6 @@ impl Create {
     }
 }
 
-/// A time as the queue writes it.
-#[must_use]
-pub fn stamp(time: Timestamp) -> String {
-    time.strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()
-}
-
 /// Reads a JSON text as it is given on a command line: itself, `@FILE`, or `-` for standard input.
 ///
 /// # Errors
@@ -238,23 +221,5 @@ fn object(text: &str, what: &str) -> Result<Map<String, Value>, Failure> {
             Exit::Usage,
             format!("the {what} is not JSON: {error}; a file is named with `@` before its name"),
         )),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_fresh_id_is_what_taskcluster_calls_a_slug() {
-        for _ in 0..200 {
-            let id = fresh_id();
-            let bytes = id.as_str().as_bytes();
-            assert_eq!(bytes.len(), 22);
-            assert!((b'Q'..=b'T').contains(&bytes[8]), "{id}");
-            assert!(b"CGKOSWaeimquy26-".contains(&bytes[10]), "{id}");
-            assert!(b"AQgw".contains(&bytes[21]), "{id}");
-            assert_ne!(bytes[0], b'-', "{id}");
-        }
     }
 }

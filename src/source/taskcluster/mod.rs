@@ -13,6 +13,7 @@ mod probe;
 mod reach;
 mod refuse;
 mod wire;
+pub mod words;
 
 #[cfg(test)]
 #[allow(unreachable_pub, reason = "shared with the test binaries")]

@@ -1,0 +1,450 @@
+//! `journeyman bridge`, between a real broker and the embedded queue, with a worker at its far side.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use journeyman::domain::id::{Run, TaskId};
+use journeyman::handler::NotCompleted;
+use journeyman::queue::{self, Client as QueueClient, Db, Running as Service};
+use journeyman::source::Reply;
+use journeyman::source::taskcluster::words::{fresh_id, stamp};
+use journeyman::source::taskcluster::{Api, ApiSettings, Credentials, Timeouts};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use tokio::io::AsyncReadExt as _;
+use tokio::net::UnixListener;
+use tokio::sync::mpsc;
+
+use crate::support::{Client, Kind, Running, broker, queue as requests, shared_uri, within};
+
+/// Says that it was started, waits to be let on, and leaves a result; or fails.
+const PROGRAM: &str = r#"#!/usr/bin/env python3
+import json, os, socket, sys
+request = json.load(sys.stdin)["payload"]
+with socket.socket(socket.AF_UNIX) as door:
+    door.connect(os.environ["DOOR"])
+    door.sendall(request["body"].encode() + b"\n")
+    door.recv(1)
+if request.get("path") == "/fail":
+    sys.exit(3)
+with os.fdopen(3, "w") as out:
+    print(json.dumps({"type": "result", "value": {"echo": request["json"], "path": request.get("path")}}), file=out)
+"#;
+
+/// A process that is killed with this value.
+struct Process {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    fn start(verb: &str, folder: &Path, number: u32, config: &str, uri: &str, more: &[(&str, &str)]) -> Self {
+        let file = folder.join(format!("{verb}.toml"));
+        std::fs::write(&file, config).expect("it is written");
+        let log = folder.join(format!("{verb}-{number}.log"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
+        command.arg(verb).arg("--config").arg(&file).arg("--work-dir").arg(folder.join(verb)).current_dir(folder);
+        command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command.env("JOURNEYMAN__HOST__SPOT", "off").env("JOURNEYMAN__WORKER__POLL_INTERVAL", "100ms");
+        command.env("JOURNEYMAN__LOG__LEVEL", "debug").env("JOURNEYMAN__AMQP__URI", uri);
+        if config.contains("[source.builds]") {
+            command.env("JOURNEYMAN__SOURCE__BUILDS__ACCESS_TOKEN", "secret-token");
+        }
+        command.envs(more.iter().copied());
+        let sink = std::fs::File::create(&log).expect("a log");
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(sink).spawn().expect("it starts");
+        Self { child, log }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("it runs");
+    }
+
+    async fn ends(mut self) -> (Option<i32>, String) {
+        let waited = tokio::task::spawn_blocking(move || {
+            let status = self.child.wait().expect("it ends");
+            (status.code(), std::fs::read_to_string(&self.log).expect("a log"))
+        });
+        within("the end of a process", waited).await.expect("it was waited for")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+/// A broker with a queue of requests, a queue of tasks, and a folder for everybody.
+struct Place {
+    uri: String,
+    client: Client,
+    service: Service,
+    api: Api,
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    async fn new(claims: Duration) -> Option<Self> {
+        let uri = shared_uri()?;
+        let client = Client::new(&broker(&uri), Kind::Durable).await;
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut settings = queue::Settings::new(Db::Memory, folder.path().join("artifacts"));
+        settings.long_poll = Duration::from_millis(500);
+        settings.claim_timeout = claims;
+        settings.clients = vec![QueueClient {
+            client_id: "tester".into(),
+            access_token: "secret-token".to_owned().into(),
+            scopes: vec!["*".into()],
+        }];
+        let service = queue::start(settings).await.expect("the queue starts");
+        let api = Api::new(ApiSettings {
+            root_url: service.root_url().to_owned(),
+            queue_url: None,
+            credentials: Some(Credentials::new("tester", "secret-token".to_owned().into(), None).expect("credentials")),
+            proxy: None,
+            allow_hosts: Vec::new(),
+            timeouts: Timeouts::default(),
+        });
+        Some(Self { uri, client, service, api: api.expect("usable settings"), folder })
+    }
+
+    fn sources(&self) -> String {
+        format!(
+            "[source.requests]\nkind = \"amqp\"\nrequests_queue = \"{}\"\nmax_attempts = 0\n\n\
+             [source.builds]\nkind = \"taskcluster\"\nroot_url = \"{}\"\ntask_queue = \"far/side\"\nclient_id = \"tester\"\n",
+            self.client.queue,
+            self.service.root_url()
+        )
+    }
+
+    /// `journeyman bridge`, the `number`th.
+    fn bridge(&self, number: u32, from: &str, to: &str, more: &str) -> Process {
+        let bridge = format!("\n[bridge.it]\nfrom = \"{from}\"\nto = \"{to}\"\n{more}");
+        let config = format!("[worker]\ncapacity = 8\n\n{}{bridge}", self.sources());
+        Process::start("bridge", self.folder.path(), number, &config, &self.uri, &[])
+    }
+
+    async fn task(&self, payload: Value) -> TaskId {
+        let (task, now) = (fresh_id(), jiff::Timestamp::now());
+        let later = now.saturating_add(jiff::SignedDuration::from_hours(1)).expect("a time");
+        let definition = json!({
+            "taskQueueId": "far/side", "created": stamp(now), "deadline": stamp(later), "payload": payload,
+            "metadata": {"name": "n", "description": "d", "owner": "o@example.com", "source": "https://example.com"},
+        });
+        self.api.create_task(&task, definition).await.expect("created");
+        task
+    }
+
+    /// The queue tells nobody: it has to be asked.
+    async fn resolved(&self, task: &TaskId) -> Value {
+        within("the resolution", async {
+            loop {
+                let status = self.api.task_status(task).await.expect("a status");
+                if !["pending", "running"].contains(&status["state"].as_str().expect("a state")) {
+                    return status;
+                }
+                tokio::task::yield_now().await;
+            }
+        })
+        .await
+    }
+
+    /// Waits until the bridge's status holds these words. It tells nobody: it has to be asked.
+    async fn says(&self, words: &str) {
+        within(words, async {
+            loop {
+                let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_journeyman"));
+                command.args(["status", "-o", "json", "--socket"]).arg(self.folder.path().join("bridge/control.sock"));
+                let said = command.output().await.expect("it can be asked");
+                if String::from_utf8_lossy(&said.stdout).contains(words) {
+                    return;
+                }
+            }
+        })
+        .await;
+    }
+
+    async fn artifact(&self, task: &TaskId, run: u32, name: &str) -> Vec<u8> {
+        let run = Run { task: task.clone(), run };
+        let mut download = self.api.artifact(&run, name).await.expect("it is there");
+        let mut bytes = Vec::new();
+        while let Some(piece) = download.piece().await.expect("a piece") {
+            bytes.extend(piece);
+        }
+        bytes
+    }
+}
+
+/// A worker of the tasks, whose runs knock at a door.
+struct FarSide {
+    _worker: Process,
+    knocks: mpsc::Receiver<Knock>,
+}
+
+/// A run that has begun and waits to be let on.
+struct Knock {
+    body: String,
+    stream: tokio::net::UnixStream,
+}
+
+impl Knock {
+    /// Lets it on.
+    fn answer(self) {
+        drop(self.stream);
+    }
+}
+
+impl FarSide {
+    fn start(place: &Place) -> Self {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = place.folder.path();
+        let (program, door) = (folder.join("far.py"), folder.join("door"));
+        std::fs::write(&program, PROGRAM).expect("it is written");
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("it may be run");
+        let listener = UnixListener::bind(&door).expect("a door");
+        let (sender, knocks) = mpsc::channel(64);
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let sender = sender.clone();
+                tokio::spawn(async move {
+                    let mut body = Vec::new();
+                    while !body.ends_with(b"\n") {
+                        if stream.read_buf(&mut body).await.unwrap_or(0) == 0 {
+                            return;
+                        }
+                    }
+                    let body = String::from_utf8(body).expect("text").trim_end().to_owned();
+                    drop(sender.send(Knock { body, stream }).await);
+                });
+            }
+        });
+        let config = format!(
+            "[worker]\ncapacity = 8\n\n[source.builds]\nkind = \"taskcluster\"\nroot_url = \"{}\"\ntask_queue = \"far/side\"\n\
+             client_id = \"tester\"\nhandler = \"far\"\n\n[handler.far]\nkind = \"program\"\nexec = [\"{}\"]\nenv_allow = [\"DOOR\", \"PATH\"]\n",
+            place.service.root_url(),
+            program.display()
+        );
+        let more = [("DOOR", door.to_str().expect("text"))];
+        let worker = Process::start("worker", folder, 0, &config, &place.uri, &more);
+        Self { _worker: worker, knocks }
+    }
+
+    async fn next(&mut self) -> Knock {
+        within("a run at the far side", self.knocks.recv()).await.expect("the door stays open")
+    }
+}
+
+const LONG: Duration = Duration::from_secs(600);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_becomes_a_task_and_what_comes_of_it_the_answer() {
+    let Some(place) = Place::new(LONG).await else { return };
+    let bridge = place.bridge(0, "requests", "builds", "");
+    let mut far = FarSide::start(&place);
+    assert!(place.client.publish(Client::properties("a", "/echo"), b"{\"x\":1}").await);
+    far.next().await.answer();
+    let answer = place.client.answer("a").await;
+    assert_eq!((answer.status(), answer.json()), ("ok", json!({"echo": {"x": 1}, "path": "/echo"})));
+    assert!(place.client.publish(Client::properties("b", "/fail"), b"{\"x\":2}").await);
+    far.next().await.answer();
+    let answer = place.client.answer("b").await;
+    assert_eq!(answer.status(), "core_error");
+    let message = answer.json()["message"].as_str().expect("a sentence").to_owned();
+    assert!(message.contains("failed in run 0"), "{message}");
+    bridge.signal(Signal::TERM);
+    let (code, log) = bridge.ends().await;
+    assert_eq!(code, Some(0), "{log}");
+    assert!(!log.contains("secret-token") && !log.contains("{\"x\":1}"), "{log}");
+    place.client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_of_a_bridge_that_is_killed_again_and_again_become_one_task_each() {
+    const REQUESTS: usize = 24;
+    let Some(place) = Place::new(LONG).await else { return };
+    let mut far = FarSide::start(&place);
+    let mut bridge = place.bridge(0, "requests", "builds", "");
+    for n in 0..REQUESTS {
+        assert!(place.client.publish(Client::properties(&n.to_string(), "/echo"), n.to_string().as_bytes()).await);
+    }
+    let mut begun = Vec::new();
+    for n in 0..REQUESTS {
+        let knock = far.next().await;
+        begun.push(knock.body.clone());
+        // Killed while some tasks are made, some wait, some run and some are about to be answered.
+        if n % 6 == 5 {
+            bridge.signal(Signal::KILL);
+            knock.answer();
+            bridge = place.bridge(u32::try_from(n).expect("small"), "requests", "builds", "");
+        } else {
+            knock.answer();
+        }
+    }
+    for n in 0..REQUESTS {
+        let answer = place.client.answer(&n.to_string()).await;
+        assert_eq!((answer.status(), answer.json()["echo"].clone()), ("ok", json!(n)));
+    }
+    begun.sort_by_key(|body| body.parse::<usize>().expect("a number"));
+    let all: Vec<String> = (0..REQUESTS).map(|n| n.to_string()).collect();
+    assert_eq!(begun, all, "each request ran once");
+    assert!(far.knocks.try_recv().is_err(), "and none of them again");
+    bridge.signal(Signal::TERM);
+    assert_eq!(bridge.ends().await.0, Some(0));
+    place.client.until_depth(0, 0).await;
+    place.client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bridge_holds_no_more_requests_than_it_has_slots_and_hands_them_back() {
+    let Some(place) = Place::new(LONG).await else { return };
+    let bridge = place.bridge(0, "requests", "builds", "");
+    for n in 0..20 {
+        assert!(place.client.publish(Client::properties(&n.to_string(), "/echo"), b"1").await);
+    }
+    // Nobody works at the far side; eight are held, and the others stay where they are.
+    place.client.until_depth(12, 1).await;
+    bridge.signal(Signal::QUIT);
+    bridge.ends().await;
+    place.client.until_depth(20, 0).await;
+    place.client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_becomes_a_request_and_its_answer_the_outcome() {
+    let Some(place) = Place::new(LONG).await else { return };
+    let worker = Running::start(
+        requests(&place.client),
+        4,
+        Arc::new(|request, context| {
+            Box::pin(async move {
+                if request.path.as_deref() == Some("/no") {
+                    return Err(NotCompleted::Failed("it will not".to_owned()));
+                }
+                context.answer_partly(Reply::ok(&b"[\"soon\"]"[..])).await.expect("it is sent");
+                context.answer(Reply::ok(request.bytes())).expect("it is small");
+                Ok(())
+            })
+        }),
+    );
+    let bridge = place.bridge(0, "builds", "requests", "");
+    let good = place.task(json!({"path": "/echo", "json": {"x": 1}})).await;
+    let bad = place.task(json!({"path": "/no", "body": "text"})).await;
+    let none = place.task(json!({"path": 7})).await;
+    assert_eq!(place.resolved(&good).await["state"], "completed");
+    assert_eq!(place.artifact(&good, 0, "public/result.json").await, b"{\"x\":1}");
+    assert_eq!(place.artifact(&good, 0, "public/parts/0001.json").await, b"[\"soon\"]");
+    assert_eq!(place.resolved(&bad).await["state"], "failed");
+    let why = place.artifact(&bad, 0, "public/result.json").await;
+    assert!(String::from_utf8(why).expect("text").contains("it will not"));
+    let none = place.resolved(&none).await;
+    assert_eq!(none["runs"][0]["reasonResolved"], "malformed-payload");
+    bridge.signal(Signal::TERM);
+    assert_eq!(bridge.ends().await.0, Some(0));
+    worker.drained().await;
+    place.client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_of_a_bridge_that_is_killed_is_asked_again_under_the_same_name() {
+    let Some(place) = Place::new(Duration::from_secs(5)).await else { return };
+    let (sender, mut asked) = mpsc::channel(8);
+    let go = Arc::new(tokio::sync::Semaphore::new(0));
+    let gate = Arc::clone(&go);
+    let worker = Running::start(
+        requests(&place.client),
+        4,
+        Arc::new(move |request, context| {
+            let (sender, gate) = (sender.clone(), Arc::clone(&gate));
+            Box::pin(async move {
+                drop(sender.send(request.idempotency_key.clone()).await);
+                tokio::select! {
+                    let_on = gate.acquire() => drop(let_on),
+                    _ = context.canceled() => {}
+                }
+                context.answer(Reply::ok(request.bytes())).expect("it is small");
+                Ok(())
+            })
+        }),
+    );
+    let bridge = place.bridge(0, "builds", "requests", "form = \"body\"\n");
+    let task = place.task(json!({"x": 1})).await;
+    let first = within("the request", asked.recv()).await.expect("it is asked");
+    bridge.signal(Signal::KILL);
+    bridge.ends().await;
+    let bridge = place.bridge(1, "builds", "requests", "form = \"body\"\n");
+    let second = within("the request again", asked.recv()).await.expect("it is asked");
+    assert!(first.is_some() && first == second, "{first:?} {second:?}");
+    go.add_permits(2);
+    let status = place.resolved(&task).await;
+    assert_eq!(status["state"], "completed");
+    let run = u32::try_from(status["runs"].as_array().expect("runs").len() - 1).expect("small");
+    assert_eq!(place.artifact(&task, run, "public/result.json").await, b"{\"x\":1}");
+    bridge.signal(Signal::TERM);
+    assert_eq!(bridge.ends().await.0, Some(0));
+    worker.drained().await;
+    place.client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bridge_waits_for_the_other_side_and_says_so() {
+    let Some(place) = Place::new(LONG).await else { return };
+    let echo = || {
+        Running::start(
+            requests(&place.client),
+            4,
+            Arc::new(|request, context| {
+                Box::pin(async move {
+                    context.answer(Reply::ok(request.bytes())).expect("it is small");
+                    Ok(())
+                })
+            }),
+        )
+    };
+    place.client.delete_queue().await;
+    let bridge = place.bridge(0, "builds", "requests", "");
+    let task = place.task(json!({"json": 1})).await;
+    place.says("nobody takes requests").await;
+    place.client.declare(Kind::Durable, &place.client.queue).await;
+    let worker = echo();
+    assert_eq!(place.resolved(&task).await["state"], "completed");
+    worker.drained().await;
+    bridge.signal(Signal::TERM);
+    assert_eq!(bridge.ends().await.0, Some(0));
+    // The other way round: the queue of the tasks is away, and comes back.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let sources = place.sources().replace(place.service.root_url(), &format!("http://{address}"));
+    let config = format!("{sources}\n[bridge.it]\nfrom = \"requests\"\nto = \"builds\"\n");
+    // What connects is shut out at once.
+    let shut = std::thread::spawn(move || drop(listener.accept()));
+    let bridge = Process::start("bridge", place.folder.path(), 1, &config, &place.uri, &[]);
+    assert!(place.client.publish(Client::properties("a", "/echo"), b"1").await);
+    place.says("waits: createTask").await;
+    shut.join().expect("it was asked");
+    bridge.signal(Signal::QUIT);
+    bridge.ends().await;
+    place.client.until_depth(1, 0).await;
+    place.client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bridge_that_leads_nowhere_is_refused_with_its_place() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let amqp =
+        "[source.a]\nkind = \"amqp\"\nrequests_queue = \"a\"\n[source.b]\nkind = \"amqp\"\nrequests_queue = \"b\"\n";
+    for (text, words) in [
+        (String::new(), "there is no [bridge.NAME]"),
+        (format!("{amqp}[bridge.x]\nfrom = \"a\"\nto = \"b\"\n"), "of the same kind"),
+        (format!("{amqp}[bridge.x]\nfrom = \"aa\"\nto = \"b\"\n"), "did you mean `a`?"),
+        (format!("{amqp}[bridge.x]\nfrom = \"a\"\n"), "needs `to`"),
+    ] {
+        let process = Process::start("bridge", folder.path(), 0, &text, "amqp://127.0.0.1:1", &[]);
+        let (code, log) = process.ends().await;
+        assert_eq!(code, Some(30), "{log}");
+        assert!(log.contains(words), "{words}: {log}");
+    }
+}
