@@ -5,6 +5,7 @@
 //! connection here gets a new one, and knows it.
 
 pub mod headers;
+pub mod management;
 #[cfg(feature = "amqps")]
 mod tls;
 mod wire;

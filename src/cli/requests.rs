@@ -11,11 +11,12 @@ use secrecy::SecretString;
 use super::assemble::Name;
 use super::exit::{Exit, Failure};
 use crate::activity;
+use crate::amqp::management::Management;
 use crate::amqp::{self, Broker, Certificates, Own};
 use crate::config::schema::{self, COMMAND, Config, HandlerKind, Source, SourceKind};
 use crate::config::{Environment, secrets};
 use crate::handler::Handler;
-use crate::source::amqp::{Amqp, Exhausted, Form, Settings};
+use crate::source::amqp::{Amqp, Early, Exhausted, Form, Settings};
 use crate::worker::{Control, Feed};
 
 /// Where RabbitMQ is that nobody has configured.
@@ -37,6 +38,13 @@ pub(super) fn broker(config: &schema::Amqp, environment: &Environment) -> Result
         },
     };
     Broker::new(&settings).map_err(|error| Failure::new(Exit::Config, format!("amqp: {error}")))
+}
+
+/// Where the broker may tell how long it waits; `None` where it is not asked.
+fn management(config: &schema::Amqp, broker: &Broker) -> Result<Option<Management>, Failure> {
+    let Some(base) = &config.management else { return Ok(None) };
+    let made = Management::new(broker, base.as_str(), config.ca_file.as_ref().map(|file| file.0.as_path()));
+    made.map(Some).map_err(|error| Failure::new(Exit::Config, format!("amqp.management: {error}")))
 }
 
 /// What the controller calls this worker.
@@ -123,13 +131,9 @@ pub(super) fn feed(
     let queue = queue(source, config);
     let worker_id = worker_id(config, name);
     let patience = Some(amqp.consumer_timeout.0).filter(|span| !span.is_zero());
-    if let Some(patience) = patience.filter(|patience| *patience < longest) {
-        tracing::warn!(
-            source = source_name,
-            "requests may run for {longest:?} and the broker takes them back after {patience:?}: raise its consumer_timeout and \
-             `amqp.consumer_timeout`, or lower `max_run_time` of the handler"
-        );
-    }
+    let broker = broker(amqp, environment)?;
+    // Whatever the source is called, its requests are in a folder of its own.
+    let shelf = format!("requests-{}", urlencoding::encode(source_name));
     let settings = Settings {
         form,
         max_attempts: NonZeroU32::new(source.max_attempts),
@@ -139,8 +143,16 @@ pub(super) fn feed(
             (schema::Exhausted::DeadLetter, None) => Exhausted::DeadLettered,
         },
         consumer_timeout: patience,
+        management: management(amqp, &broker)?,
+        longest: Some(longest),
+        early: match source.early_acknowledge {
+            schema::EarlyAcknowledge::Never => Early::Never,
+            schema::EarlyAcknowledge::RunAgain => Early::RunAgain,
+            schema::EarlyAcknowledge::Answer => Early::Answer,
+        },
+        shelf: Some(config.worker.work_dir.0.join(shelf)),
         max_message: amqp.max_message.0,
-        ..Settings::new(broker(amqp, environment)?, &queue, &worker_id)
+        ..Settings::new(broker, &queue, &worker_id)
     };
     let env = BTreeMap::from([
         ("WORKER_ID".to_owned(), worker_id),

@@ -228,6 +228,7 @@ fn sample(key: &Key) -> String {
         "client_id" => "\"worker/build\"".to_owned(),
         "access_token_file" => "\"/etc/journeyman/access-token\"".to_owned(),
         "uri_file" => "\"/etc/journeyman/amqp-uri\"".to_owned(),
+        "management" => "\"http://127.0.0.1:15672\"".to_owned(),
         "ca_file" => "\"/etc/journeyman/amqp-ca.pem\"".to_owned(),
         "certificate_file" if key.key.starts_with("amqp.") => "\"/etc/journeyman/amqp.pem\"".to_owned(),
         "key_file" => "\"/etc/journeyman/amqp.key\"".to_owned(),

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use super::check::join;
 use super::problem::{Code, Origin, Problem, nearest};
 use super::schema::{
-    ArtifactStorage, Bridge, COMMAND, Config, Handler, HandlerKind, Protocol, Reach, Source, SourceKind,
+    ArtifactStorage, Bridge, COMMAND, Config, EarlyAcknowledge, Handler, HandlerKind, Protocol, Reach, Source,
+    SourceKind,
 };
 use super::values::WORKER_NAME_CHARS_MAX_AZURE;
 
@@ -82,7 +83,11 @@ impl Rules<'_> {
         self.of_other_kind(
             key,
             "taskcluster",
-            &[("requests_queue", source.requests_queue.is_some()), ("poison_queue", source.poison_queue.is_some())],
+            &[
+                ("requests_queue", source.requests_queue.is_some()),
+                ("poison_queue", source.poison_queue.is_some()),
+                ("early_acknowledge", source.early_acknowledge != EarlyAcknowledge::Never),
+            ],
         );
         if source.protocol == Protocol::Azure {
             self.azure(config, key, source);

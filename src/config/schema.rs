@@ -312,6 +312,9 @@ pub struct Source {
     /// Queue for copies of such requests, with the reason; their authors are told too. For `amqp` only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub poison_queue: Option<String>,
+    /// Whether a request that takes longer than half of the broker's `consumer_timeout` is written to `work_dir` and acknowledged before its answer, so that it may take as long as it likes; and what becomes of it where its worker ends before it does. A host that vanishes with its disk takes such requests with it: not for spot hosts. For `amqp` only.
+    #[serde(default)]
+    pub early_acknowledge: EarlyAcknowledge,
     /// Name of the handler that runs this source's tasks.
     #[serde(default = "command_name")]
     pub handler: String,
@@ -339,6 +342,7 @@ impl Source {
             max_attempts: max_attempts(),
             exhausted: Exhausted::default(),
             poison_queue: None,
+            early_acknowledge: EarlyAcknowledge::default(),
             handler: handler.to_owned(),
         }
     }
@@ -377,6 +381,19 @@ pub enum Exhausted {
     DeadLetter,
 }
 
+/// What becomes of a request that was acknowledged early and whose worker ended.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum EarlyAcknowledge {
+    /// None is acknowledged early.
+    #[default]
+    Never,
+    /// The next life of the worker gives it back to its queue, one attempt later.
+    RunAgain,
+    /// The next life of the worker answers it with an error.
+    Answer,
+}
+
 /// The AMQP broker, and what the controller of AMQP workers calls this one.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -409,8 +426,11 @@ pub struct Amqp {
     pub requests_queue: Option<String>,
     /// The largest message that is taken or sent. The broker has a bound of its own. `WORKER_MAX_MSG_SIZE` sets it too, in bytes.
     pub max_message: Size,
-    /// How long the broker lets a request be worked at (its `consumer_timeout`): what takes longer is ended a little earlier and handed back. `0s` is without end.
+    /// How long the broker lets a request be worked at (its `consumer_timeout`), where its queue does not say otherwise: what takes longer is ended a little earlier and handed back. `0s` is without end.
     pub consumer_timeout: Span,
+    /// Address of the broker's management interface, which is asked with the broker's user and password how long it lets requests of the queue be worked at. RabbitMQ tells so from 3.12 on, by the queue's argument or its policies [built-in: none].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub management: Option<Url>,
 }
 
 impl Default for Amqp {
@@ -427,6 +447,7 @@ impl Default for Amqp {
             requests_queue: None,
             max_message: built_in("128MiB"),
             consumer_timeout: built_in("30m"),
+            management: None,
         }
     }
 }

@@ -15,6 +15,7 @@ pub mod journal;
 pub mod lease;
 pub mod notice;
 pub mod outcome;
+pub mod patience;
 pub mod poll;
 pub mod refusal;
 pub mod slots;

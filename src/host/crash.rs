@@ -3,7 +3,7 @@
 //! Only a debug build has them: `JOURNEYMAN_CRASH_AT=NAME` aborts the process the first time that it comes by, and
 //! `NAME:3` the third time. A release build knows nothing of it.
 
-/// Every place.
+/// The places that every source comes by, and those of a Taskcluster alone.
 #[doc(hidden)]
 pub const POINTS: &[&str] = &[
     "start-read",
@@ -30,6 +30,24 @@ pub const POINTS: &[&str] = &[
     "after-delete",
 ];
 
+/// The places of requests of an AMQP queue.
+#[doc(hidden)]
+pub const REQUEST_POINTS: &[&str] =
+    &["request-delivered", "request-copied", "request-published", "request-confirmed", "request-acknowledged"];
+
+/// The places of requests that are acknowledged before their answer.
+#[doc(hidden)]
+pub const SHELF_POINTS: &[&str] = &[
+    "shelf-torn-write",
+    "shelf-before-sync",
+    "shelf-before-rename",
+    "shelf-written",
+    "shelf-acknowledged",
+    "shelf-answered",
+    "shelf-removed",
+    "shelf-returned",
+];
+
 #[cfg(debug_assertions)]
 mod armed {
     use std::sync::LazyLock;
@@ -47,7 +65,8 @@ mod armed {
     });
 
     pub(crate) fn crash_due(name: &str) -> bool {
-        debug_assert!(super::POINTS.contains(&name), "{name}");
+        let known = [super::POINTS, super::REQUEST_POINTS, super::SHELF_POINTS];
+        debug_assert!(known.iter().any(|points| points.contains(&name)), "{name}");
         let order = ORDER.as_ref().filter(|order| order.name == name);
         order.is_some_and(|order| order.left.fetch_sub(1, Ordering::Relaxed) == 1)
     }

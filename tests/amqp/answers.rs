@@ -8,6 +8,7 @@ use journeyman::amqp::lapin::types::AMQPValue;
 use journeyman::domain::refusal::Refusal;
 use journeyman::handler::NotCompleted;
 use journeyman::source::{Reply, Status};
+use journeyman::worker::Exit;
 
 use crate::support::{Act, Client, Gate, Kind, Running, echo, queue, shared, within};
 
@@ -231,6 +232,45 @@ async fn an_answer_that_the_broker_cannot_take_is_replaced_by_an_error() {
     let answer = client.call("/huge", b"null").await;
     assert_eq!((answer.status(), &answer.json()["type"]), ("core_error", &"journeyman:answer_refused".into()));
     worker.drained().await;
+    client.until_depth(0, 0).await;
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_its_queue_refuses_is_sent_again_and_its_request_is_held_until_it_is_taken() {
+    let Some(broker) = shared() else { return };
+    let client = Client::new(&broker, Kind::Durable).await;
+    let full = format!("{}-full", client.queue);
+    client.declare_narrow(&full).await;
+    assert!(client.publish_to(&full, BasicProperties::default(), b"in the way").await);
+    assert!(!client.publish_to(&full, BasicProperties::default(), b"one too many").await, "it is refused");
+    let refused_twice = |worker: &Running| {
+        let control = worker.control.clone();
+        async move {
+            within("the broker refuses the answer", async {
+                while control.look().await.expect("it works").sources[0].tallies["nacked"] < 2 {
+                    tokio::task::yield_now().await;
+                }
+            })
+            .await;
+        }
+    };
+    let request = || Client::properties("a", "/a").with_reply_to(full.as_str().into()).with_delivery_mode(2);
+    let first = Running::start(queue(&client), 1, echo());
+    assert!(client.publish(request(), b"a").await);
+    refused_twice(&first).await;
+    // Not answered, so not acknowledged: whoever comes next has it.
+    first.control.abort().await;
+    assert_eq!(first.ended().await, Exit::Aborted);
+    client.until_depth(1, 0).await;
+    let second = Running::start(queue(&client), 1, echo());
+    refused_twice(&second).await;
+    client.until_depth(0, 1).await;
+    assert_eq!(second.control.look().await.expect("it works").tasks.len(), 1, "it is held");
+    assert_eq!(client.get(&full).await.expect("it is there").data, b"in the way");
+    let answer = client.taken_from(&full).await.next().await;
+    assert_eq!(answer.properties.correlation_id().as_ref().map(ToString::to_string).as_deref(), Some("a"));
+    second.drained().await;
     client.until_depth(0, 0).await;
     client.delete_queue().await;
 }

@@ -2,7 +2,6 @@
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::time::Duration;
 
 use journeyman::domain::outcome::{Outcome, Reason};
 use journeyman::handler::NotCompleted;
@@ -256,15 +255,7 @@ async fn a_dead_letter_policy_gets_what_is_given_up() {
     client.declare_with_dead_letters(&dead).await;
     publish(&client, &["poison"]).await;
     assert_eq!(crashes(&client, &Exhausted::DeadLettered).await, 3);
-    let letter = within("the dead letter", async {
-        loop {
-            if let Some(letter) = client.get(&dead).await {
-                return letter;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    })
-    .await;
+    let letter = client.taken_from(&dead).await.next().await;
     assert_eq!(letter.data, b"poison");
     assert_eq!(header(&letter, "x-first-death-reason").as_deref(), Some("rejected"));
     client.delete_queue().await;

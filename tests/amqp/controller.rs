@@ -1,23 +1,22 @@
 //! A worker as a controller starts it: by its variables, with a program as its handler.
 
-use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use journeyman::amqp;
 use journeyman::amqp::lapin::options::{
-    BasicConsumeOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
+    BasicConsumeOptions, BasicPublishOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
 };
 use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
-use journeyman::amqp::lapin::{Consumer, ExchangeKind};
+use journeyman::amqp::lapin::{BasicProperties, Consumer, ExchangeKind};
 
 use journeyman::domain::id::TaskId;
 use journeyman::queue::{self, Client as QueueClient, Db};
 use journeyman::source::taskcluster::{Api, ApiSettings, Credentials, Timeouts};
 
+use rustix::process::Signal;
+
 use crate::broker::Broker;
+use crate::process::{Ended, Process, config};
 use crate::support::{Client, Kind, broker, next, shared_uri, within};
 
 /// Answers with what it was given, and says how far it is.
@@ -40,57 +39,25 @@ else:
 "#;
 
 struct Worker {
-    process: Child,
-    folder: tempfile::TempDir,
+    process: Process,
+    _folder: tempfile::TempDir,
 }
 
 impl Worker {
     /// `journeyman worker` with a handler and these variables, and nothing else.
     fn start(variables: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let program = folder.path().join("echo.py");
-        let mut file =
-            std::fs::OpenOptions::new().write(true).create_new(true).mode(0o755).open(&program).expect("a file");
-        file.write_all(ECHO.as_bytes()).expect("it is written");
-        drop(file);
-        let config = folder.path().join("journeyman.toml");
-        let text = format!("[handler.echo]\nkind = \"program\"\nexec = [\"{}\"]\n", program.display());
-        std::fs::write(&config, text).expect("it is written");
-        let process = command(folder.path(), &config, variables).spawn().expect("it starts");
-        Self { process, folder }
+        let config = config(folder.path(), ECHO, "");
+        Self { process: Process::start(folder.path(), &config, variables), _folder: folder }
     }
 
-    fn signal(&self, signal: rustix::process::Signal) {
-        let pid = rustix::process::Pid::from_child(&self.process);
-        rustix::process::kill_process(pid, signal).expect("it runs");
+    /// Tells it to drain, and sees it do so. Answers with its log.
+    async fn leaves(self) -> String {
+        self.process.signal(Signal::TERM);
+        let ended = self.process.ends().await;
+        assert_eq!(ended.code(), Some(0), "{}", ended.log);
+        ended.log
     }
-
-    /// Its exit status and its log.
-    async fn ends(mut self) -> (Option<i32>, String) {
-        let status = tokio::task::spawn_blocking(move || {
-            let status = self.process.wait().expect("it ends");
-            (status, std::fs::read_to_string(self.folder.path().join("log")).expect("a log"))
-        });
-        let (status, log) = within("the end of the worker", status).await.expect("it was waited for");
-        (status.code(), log)
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        drop(self.process.kill());
-    }
-}
-
-fn command(folder: &Path, config: &Path, variables: &[(&str, &str)]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
-    command.args(["worker", "--config"]).arg(config).arg("--work-dir").arg(folder.join("work"));
-    let log = std::fs::File::create(folder.join("log")).expect("a log");
-    command.current_dir(folder).env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
-    command.env("JOURNEYMAN__HOST__SPOT", "off").env("JOURNEYMAN__WORKER__CAPACITY", "2");
-    command.env("JOURNEYMAN__LOG__LEVEL", "debug");
-    command.envs(variables.iter().copied()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-    command
 }
 
 /// What a controller hears.
@@ -120,9 +87,15 @@ impl Reports {
         Self(consumer.expect("it is consumed"))
     }
 
-    /// Whether another report comes within this time.
-    async fn next_within(&mut self, span: Duration) -> bool {
-        tokio::time::timeout(span, next(&mut self.0)).await.is_ok()
+    /// Passes over what was reported until now.
+    async fn until_now(&mut self, client: &Client, exchange: &str) {
+        let mark = b"the test's own";
+        let options = BasicPublishOptions::default();
+        let properties = BasicProperties::default();
+        let channel = &client.channel;
+        let published = channel.basic_publish(exchange.into(), "".into(), options, mark, properties).await;
+        published.expect("it is published").await.expect("it is confirmed");
+        while within("the mark", next(&mut self.0)).await.expect("the channel stays").data != mark {}
     }
 
     /// The next event, which is as the recorded ones are.
@@ -179,9 +152,7 @@ async fn its_variables_and_a_handler_make_a_worker() {
     let crashed = client.answer("crash").await;
     assert_eq!((crashed.status(), &crashed.json()["type"]), ("core_error", &"journeyman:failed".into()));
     assert_eq!(reports.next(key, id).await, "request-received");
-    worker.signal(rustix::process::Signal::TERM);
-    let (code, log) = worker.ends().await;
-    assert_eq!(code, Some(0), "{log}");
+    let log = worker.leaves().await;
     assert!(!log.contains("guest:guest"), "{log}");
     assert!(!log.contains("amq.rabbitmq.reply-to.g"), "{log}");
     client.until_depth(0, 0).await;
@@ -196,8 +167,8 @@ async fn a_worker_of_a_deleted_queue_ends_well() {
     let worker = Worker::start(&[("WORKER_REQUESTS_QUEUE", &queue), ("WORKER_AMQP_URI", &uri)]);
     client.until_depth(0, 1).await;
     client.delete_queue().await;
-    let (code, log) = worker.ends().await;
-    assert_eq!(code, Some(0), "{log}");
+    let ended = worker.process.ends().await;
+    assert_eq!(ended.code(), Some(0), "{}", ended.log);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -206,7 +177,7 @@ async fn requests_are_taken_though_nobody_hears_of_them() {
     let queue = format!("jm-test-{}", fresh());
     let client = Client::on(&broker(&uri), Kind::Transient, &queue).await;
     let exchange = format!("{queue}-activity");
-    let worker = Worker::start(&[
+    let mut worker = Worker::start(&[
         ("WORKER_REQUESTS_QUEUE", &queue),
         ("WORKER_KEY", "42"),
         ("WORKER_ID", "w"),
@@ -216,49 +187,12 @@ async fn requests_are_taken_though_nobody_hears_of_them() {
     assert!(client.publish(Client::properties("a", "/a"), b"1").await);
     assert!(client.answer("a").await.partial);
     assert_eq!(client.answer("a").await.status(), "ok");
-    let log = worker.folder.path().join("log");
-    within("it says that there is no exchange", async {
-        while !std::fs::read_to_string(&log).expect("a log").contains("no activity reports for now") {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    })
-    .await;
+    worker.process.says("no activity reports for now").await;
     // When there is one, reports come.
     let mut reports = Reports::of(&client, &exchange).await;
     let first = reports.next("42", "w").await;
     assert!(["started", "ready"].contains(&first.as_str()), "{first}");
-    worker.signal(rustix::process::Signal::TERM);
-    assert_eq!(worker.ends().await.0, Some(0));
-    client.delete_queue().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_was_killed_leaves_its_request_to_the_next_one() {
-    let Some(uri) = shared_uri() else { return };
-    let queue = format!("jm-test-{}", fresh());
-    let client = Client::on(&broker(&uri), Kind::Durable, &queue).await;
-    let variables = [("WORKER_REQUESTS_QUEUE", queue.as_str()), ("WORKER_KEY", "1"), ("WORKER_AMQP_URI", &uri)];
-    for number in 0..5 {
-        let mut first = Worker::start(&variables);
-        client.until_depth(0, 1).await;
-        let id = number.to_string();
-        assert!(client.publish(Client::properties(&id, "/a"), b"1").await);
-        // Killed at one moment or another between taking it and having answered it.
-        tokio::time::sleep(Duration::from_millis(number * 30)).await;
-        first.process.kill().expect("it runs");
-        first.process.wait().expect("it ends");
-        let second = Worker::start(&variables);
-        loop {
-            let answer = client.answer(&id).await;
-            if !answer.partial {
-                assert_eq!(answer.status(), "ok");
-                break;
-            }
-        }
-        client.until_depth(0, 1).await;
-        second.signal(rustix::process::Signal::TERM);
-        assert_eq!(second.ends().await.0, Some(0));
-    }
+    worker.leaves().await;
     client.delete_queue().await;
 }
 
@@ -321,10 +255,8 @@ async fn a_worker_of_another_queue_is_seen_alive_by_the_controller() {
         for _ in 0..4 {
             assert_eq!(reports.next("k", "w").await, "request-received");
         }
-        worker.signal(rustix::process::Signal::TERM);
-        assert_eq!(worker.ends().await.0, Some(0));
-        // What was on its way may still come.
-        while reports.next_within(Duration::from_millis(700)).await {}
+        worker.leaves().await;
+        reports.until_now(&client, &exchange).await;
         service.stop().await;
     }
     client.delete_queue().await;
@@ -335,10 +267,8 @@ async fn without_a_handler_it_says_what_is_missing() {
     let folder = tempfile::tempdir().expect("a folder");
     let config = folder.path().join("journeyman.toml");
     std::fs::write(&config, "").expect("it is written");
-    let mut command =
-        command(folder.path(), &config, &[("WORKER_KEY", "42"), ("WORKER_AMQP_URI", "amqp://x:hunter2@127.0.0.1:1")]);
-    let status = tokio::task::spawn_blocking(move || command.status().expect("it runs")).await.expect("it ends");
-    let log = std::fs::read_to_string(folder.path().join("log")).expect("a log");
+    let variables = [("WORKER_KEY", "42"), ("WORKER_AMQP_URI", "amqp://x:hunter2@127.0.0.1:1")];
+    let Ended { status, log } = Process::start(folder.path(), &config, &variables).ends().await;
     assert!(!status.success() && log.contains("there is no handler for its requests"), "{log}");
     assert!(!log.contains("hunter2"), "{log}");
 }
@@ -365,8 +295,7 @@ async fn tls_with_a_ca_and_a_certificate_of_ones_own() {
     assert!(client.publish(Client::properties("a", "/a"), b"1").await);
     assert!(client.answer("a").await.partial);
     assert_eq!(client.answer("a").await.status(), "ok");
-    worker.signal(rustix::process::Signal::TERM);
-    assert_eq!(worker.ends().await.0, Some(0));
+    worker.leaves().await;
     // Nobody vouches for the broker, or for us: not a byte of a request is exchanged.
     let settings = |certificates| amqp::Settings { uri: secrecy::SecretString::from(own.tls_uri()), certificates };
     let strangers = amqp::Certificates::default();

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use journeyman::amqp::lapin::BasicProperties;
 use journeyman::source::Reply;
+use journeyman::worker::Settings;
+use tokio::sync::{Semaphore, watch};
 
 use crate::broker::Broker;
 use crate::support::{Act, Client, Gate, Kind, Running, broker, queue, shared, shared_uri, within};
@@ -34,6 +36,7 @@ async fn a_lost_connection_ends_what_runs_and_it_runs_again_and_is_answered_once
         assert_eq!(gate.enters().await, "a");
         gate.go.add_permits(1);
         assert_eq!(client.answer("a").await.body, b"a");
+        worker.completed(1).await;
         client.until_depth(0, 1).await;
         let counts = worker.control.counts();
         assert_eq!((counts.lost, counts.completed), (1, 1), "{kind:?}");
@@ -74,19 +77,13 @@ async fn a_broker_that_was_killed_is_waited_for_and_loses_nothing_durable() {
         assert!(client.publish(persistent(&more.to_string(), &reply_to), b"1").await);
     }
     published += 100;
+    let mut answers = client.taken_from(&reply_to).await;
     let mut seen = BTreeMap::new();
-    within("every request is answered", async {
-        while seen.len() < usize::try_from(published).expect("few") {
-            match client.get(&reply_to).await {
-                Some(answer) => {
-                    let id = answer.properties.correlation_id().as_ref().expect("an id").to_string();
-                    *seen.entry(id).or_insert(0) += 1;
-                }
-                None => tokio::time::sleep(Duration::from_millis(10)).await,
-            }
-        }
-    })
-    .await;
+    while seen.len() < usize::try_from(published).expect("few") {
+        let answer = answers.next().await;
+        let id = answer.properties.correlation_id().as_ref().expect("an id").to_string();
+        *seen.entry(id).or_insert(0) += 1;
+    }
     worker.drained().await;
     own.stop();
 }
@@ -129,24 +126,34 @@ async fn nothing_is_lost_when_the_connection_is_cut_again_and_again() {
         }
     };
     let answers: Mutex<BTreeMap<String, u64>> = Mutex::default();
+    let mut taken = client.taken_from(&reply_to).await;
+    let progress = watch::Sender::new(0);
     let read = async {
-        while answers.lock().expect("unpoisoned").len() < usize::try_from(all).expect("few") {
-            match client.get(&reply_to).await {
-                Some(answer) => {
-                    let id = answer.properties.correlation_id().as_ref().expect("an id").to_string();
-                    assert_eq!(answer.data, id.as_bytes());
-                    *answers.lock().expect("unpoisoned").entry(id).or_insert(0) += 1;
-                }
-                None => tokio::task::yield_now().await,
+        loop {
+            let answer = taken.next().await;
+            let id = answer.properties.correlation_id().as_ref().expect("an id").to_string();
+            assert_eq!(answer.data, id.as_bytes());
+            let mut answers = answers.lock().expect("unpoisoned");
+            *answers.entry(id).or_insert(0) += 1;
+            progress.send_replace(answers.len() as u64);
+            if answers.len() as u64 == all {
+                return;
             }
         }
     };
     let ways = [Way::Carry, Way::Delay(Duration::from_millis(2)), Way::Stall, Way::Carry, Way::HalfOpen];
+    let cuts = all / 250;
     let cut = async {
-        for way in ways.iter().cycle().take(usize::try_from(all / 250).expect("few")) {
-            tokio::time::sleep(Duration::from_millis(500)).await;
+        let mut progress = progress.subscribe();
+        for (number, way) in (1..=cuts).zip(ways.iter().cycle()) {
+            let so_many = all * number / (cuts + 1);
+            progress.wait_for(|answers| *answers >= so_many).await.expect("they are read");
+            let held_up = wire.held_up();
             wire.set(*way);
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            // What is not answered yet is on its way, so that something comes by.
+            if *way != Way::Carry {
+                held_up.await;
+            }
             wire.set(Way::Carry);
             wire.cut();
         }
@@ -212,6 +219,7 @@ async fn a_broker_that_lets_nobody_publish_holds_an_answer_up_and_no_more() {
     .await
     .expect("it is told");
     assert_eq!(client.answer("a").await.body, b"a");
+    worker.completed(1).await;
     client.until_depth(0, 1).await;
     assert_eq!((worker.tally("answers").await, worker.control.counts().completed), (1, 1));
     worker.drained().await;
@@ -273,15 +281,17 @@ async fn a_request_does_not_meet_itself_after_a_lost_connection() {
     let wire = Wire::to(&target(&uri)).await;
     let (sender, mut entered) = tokio::sync::mpsc::channel(16);
     let here = Arc::new(AtomicU64::new(0));
+    let patient = Arc::new(Semaphore::new(0));
+    let waits = Arc::clone(&patient);
     let act: Act = Arc::new(move |_, context| {
-        let (sender, here) = (sender.clone(), Arc::clone(&here));
+        let (sender, here, waits) = (sender.clone(), Arc::clone(&here), Arc::clone(&waits));
         Box::pin(async move {
             let others = here.fetch_add(1, Ordering::SeqCst);
             sender.send(others).await.expect("the test listens");
             if context.task().run.run == 0 {
-                // Takes its time to end, as long as it may.
-                let order = context.canceled().await;
-                tokio::time::sleep(order.grace * 3 / 4).await;
+                // Takes its time to end.
+                context.canceled().await;
+                waits.acquire().await.expect("the test lets it").forget();
             }
             here.fetch_sub(1, Ordering::SeqCst);
             Ok(())
@@ -289,10 +299,22 @@ async fn a_request_does_not_meet_itself_after_a_lost_connection() {
     });
     let mut settings = queue(&client);
     settings.broker = broker(&wire.uri(&uri));
-    let worker = Running::start(settings, 4, act);
+    let grace = Duration::from_secs(60);
+    let worker = Running::with(settings, |settings| Settings { capacity: 4, cancel_grace: grace, ..settings }, act);
     assert!(client.publish(Client::properties("a", "/a"), b"a").await);
     assert_eq!(within("it starts", entered.recv()).await, Some(0));
     wire.cut();
+    within("the worker says what it waits for", async {
+        loop {
+            let view = worker.control.look().await.expect("it works");
+            if view.sources[0].error.as_ref().is_some_and(|error| error.text.contains("still being ended")) {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    patient.add_permits(1);
     assert_eq!(within("it starts again", entered.recv()).await, Some(0), "alone");
     assert_eq!(client.answer("a").await.body, b"null");
     worker.drained().await;

@@ -13,6 +13,10 @@
 #[allow(dead_code, reason = "this room needs a part of it")]
 mod broker;
 
+#[path = "../support/gremlin.rs"]
+#[allow(dead_code, reason = "this room needs a part of it")]
+mod gremlin;
+
 #[path = "../support/wire.rs"]
 mod wire;
 
@@ -21,5 +25,8 @@ mod bridge;
 mod claims;
 mod client;
 mod controller;
+mod deaths;
+mod early;
 mod faults;
+mod process;
 mod support;

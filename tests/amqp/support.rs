@@ -141,6 +141,16 @@ impl Client {
         self.channel.queue_declare(queue.into(), options, arguments).await.expect("the queue is declared");
     }
 
+    /// Declares a queue that has room for one message, and refuses others.
+    pub(crate) async fn declare_narrow(&self, queue: &str) {
+        let arguments = amqp::table([
+            ("x-max-length", AMQPValue::LongInt(1)),
+            ("x-overflow", AMQPValue::LongString("reject-publish".into())),
+        ]);
+        let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+        self.channel.queue_declare(queue.into(), options, arguments).await.expect("it is declared");
+    }
+
     /// Declares the queue anew, with dead letters going to another.
     pub(crate) async fn declare_with_dead_letters(&self, dead: &str) {
         let arguments = amqp::table([
@@ -165,12 +175,17 @@ impl Client {
             .with_headers(amqp::table([("x-rpc-path", path)]))
     }
 
-    /// Publishes, and says whether a queue took it.
+    /// Publishes a request, and says whether its queue took it.
     pub(crate) async fn publish(&self, properties: BasicProperties, body: &[u8]) -> bool {
+        self.publish_to(&self.queue, properties, body).await
+    }
+
+    /// Publishes to a queue, and says whether it took it.
+    pub(crate) async fn publish_to(&self, queue: &str, properties: BasicProperties, body: &[u8]) -> bool {
         let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
         let confirm = self
             .channel
-            .basic_publish("".into(), self.queue.as_str().into(), options, body, properties)
+            .basic_publish("".into(), queue.into(), options, body, properties)
             .await
             .expect("it is published");
         matches!(confirm.await.expect("it is confirmed"), Confirmation::Ack(None))
@@ -224,11 +239,32 @@ impl Client {
         .await;
     }
 
+    /// Everything that is put into a queue, when it is put there.
+    pub(crate) async fn taken_from(&self, queue: &str) -> Taken {
+        let channel = self.connection.create_channel().await.expect("a channel");
+        let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
+        let consumer = channel.basic_consume(queue.into(), "".into(), options, FieldTable::default()).await;
+        Taken { consumer: consumer.expect("it is consumed from"), _channel: channel }
+    }
+
     /// Takes one message out of a queue, if there is one.
     pub(crate) async fn get(&self, queue: &str) -> Option<Delivery> {
         let options = BasicGetOptions { no_ack: true };
         let got = self.channel.basic_get(queue.into(), options).await.expect("it can be looked into");
         got.map(|message| message.delivery)
+    }
+}
+
+/// What is put into a queue.
+pub(crate) struct Taken {
+    consumer: Consumer,
+    _channel: Channel,
+}
+
+impl Taken {
+    /// The next message.
+    pub(crate) async fn next(&mut self) -> Delivery {
+        within("a message", next(&mut self.consumer)).await.expect("the channel stays")
     }
 }
 
@@ -301,6 +337,16 @@ impl Running {
     pub(crate) async fn tally(&self, name: &str) -> u64 {
         let view = self.control.look().await.expect("it works");
         view.sources[0].tallies[name]
+    }
+
+    /// Waits until so many requests are completed: their authors know before the worker does.
+    pub(crate) async fn completed(&self, count: u64) {
+        within(&format!("{count} are completed"), async {
+            while self.control.counts().completed < count {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
     }
 
     /// Waits for its end.

@@ -96,3 +96,12 @@ pub(crate) fn shared() -> Option<String> {
     }
     uri
 }
+
+/// Where the management interface of that broker is.
+pub(crate) fn management() -> String {
+    let base = std::env::var("JOURNEYMAN_TEST_AMQP_MANAGEMENT").expect("tests/run says where it is, with the broker");
+    match base.split_once('@') {
+        Some((_, host)) => format!("http://{host}"),
+        None => base,
+    }
+}

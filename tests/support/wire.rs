@@ -30,6 +30,8 @@ pub(crate) struct Wire {
     /// Grows with each cut.
     cuts: watch::Sender<u64>,
     carried: Arc<AtomicU64>,
+    /// Grows with each piece that is not carried at once.
+    held_up: watch::Sender<u64>,
     _tasks: JoinSet<()>,
 }
 
@@ -40,18 +42,20 @@ impl Wire {
         let address = listener.local_addr().expect("an address");
         let (way, cuts) = (watch::Sender::new(Way::Carry), watch::Sender::new(0));
         let carried = Arc::new(AtomicU64::new(0));
+        let held_up = watch::Sender::new(0);
         let mut tasks = JoinSet::new();
         let (ways, cut, target, count) = (way.clone(), cuts.clone(), target.to_owned(), Arc::clone(&carried));
+        let held = held_up.clone();
         tasks.spawn(async move {
             let mut open = JoinSet::new();
             while let Ok((near, _)) = listener.accept().await {
                 while open.try_join_next().is_some() {}
                 let Ok(far) = TcpStream::connect(&target).await else { continue };
                 count.fetch_add(1, Ordering::Relaxed);
-                open.spawn(carry(near, far, ways.subscribe(), cut.subscribe()));
+                open.spawn(carry(near, far, ways.subscribe(), cut.subscribe(), held.clone()));
             }
         });
-        Self { address, way, cuts, carried, _tasks: tasks }
+        Self { address, way, cuts, carried, held_up, _tasks: tasks }
     }
 
     /// The address of a broker by way of this wire.
@@ -70,13 +74,25 @@ impl Wire {
         self.way.send_replace(way);
     }
 
+    /// Resolves when a piece is held up from now on.
+    pub(crate) fn held_up(&self) -> impl Future<Output = ()> + use<> {
+        let mut held_up = self.held_up.subscribe();
+        async move { held_up.changed().await.expect("the wire stays") }
+    }
+
     /// Resets every connection.
     pub(crate) fn cut(&self) {
         self.cuts.send_modify(|cuts| *cuts += 1);
     }
 }
 
-async fn carry(near: TcpStream, far: TcpStream, ways: watch::Receiver<Way>, mut cuts: watch::Receiver<u64>) {
+async fn carry(
+    near: TcpStream,
+    far: TcpStream,
+    ways: watch::Receiver<Way>,
+    mut cuts: watch::Receiver<u64>,
+    held_up: watch::Sender<u64>,
+) {
     cuts.borrow_and_update();
     // Closed without a word: what was on its way is lost, as with a cable.
     for stream in [&near, &far] {
@@ -86,8 +102,8 @@ async fn carry(near: TcpStream, far: TcpStream, ways: watch::Receiver<Way>, mut 
     let (near_in, near_out) = near.into_split();
     let (far_in, far_out) = far.into_split();
     tokio::select! {
-        () = pass(near_in, far_out, ways.clone(), Side::FromWorker) => {}
-        () = pass(far_in, near_out, ways, Side::FromBroker) => {}
+        () = pass(near_in, far_out, ways.clone(), Side::FromWorker, held_up.clone()) => {}
+        () = pass(far_in, near_out, ways, Side::FromBroker, held_up) => {}
         _ = cuts.changed() => {}
     }
 }
@@ -103,6 +119,7 @@ async fn pass(
     mut to: tokio::net::tcp::OwnedWriteHalf,
     mut ways: watch::Receiver<Way>,
     side: Side,
+    held_up: watch::Sender<u64>,
 ) {
     let mut piece = vec![0; 16 << 10];
     loop {
@@ -112,11 +129,13 @@ async fn pass(
             match way {
                 Way::Carry => break,
                 Way::Delay(span) => {
+                    held_up.send_modify(|pieces| *pieces += 1);
                     tokio::time::sleep(span).await;
                     break;
                 }
                 Way::HalfOpen if side == Side::FromBroker => break,
                 Way::Stall | Way::HalfOpen => {
+                    held_up.send_modify(|pieces| *pieces += 1);
                     if ways.changed().await.is_err() {
                         return;
                     }

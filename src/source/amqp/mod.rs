@@ -4,16 +4,20 @@
 //! nobody else. A poll waits for deliveries, a reclaim looks whether the channel stands, a report publishes the answer and
 //! acknowledges. What the broker does without being asked (a lost connection, a deleted queue) is told as [`News`].
 
+mod interrupted;
+mod link;
 mod part;
 mod session;
+mod shelf;
 mod tally;
 mod task;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 use std::time::Duration;
 
 use lapin::Connection;
@@ -22,16 +26,21 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::amqp::Broker;
+use crate::amqp::management::{Management, NotTold};
 use crate::domain::attempts::Step;
 use crate::domain::id::{Lane, Run};
 use crate::domain::outcome::{Outcome, Reason};
+use crate::domain::patience::{self, Says};
 use crate::domain::refusal::Refusal;
 use crate::host::clock::Clock;
 use crate::limits::{AMQP_ATTEMPTS_MAX, AMQP_LEASE, AMQP_MESSAGE_BYTES_MAX, AMQP_POLL_HOLD};
 
 use super::{Answer, Artifact, Batch, Claim, Grant, Manner, Message, News, Opened, Recovered, Refused, Source};
-use part::{Part, Plan, Taken};
+use interrupted::Interrupted;
+use link::Link;
+use part::{Around, Part, Plan, Taken};
 use session::{Session, Waiting};
+use shelf::Shelf;
 use tally::Tally;
 pub use task::Form;
 
@@ -50,8 +59,16 @@ pub struct Settings {
     pub max_attempts: Option<NonZeroU32>,
     /// What becomes of a request that was tried so often.
     pub exhausted: Exhausted,
-    /// How long the broker lets a delivery be unacknowledged; `None` is without end.
+    /// How long the broker lets a delivery be unacknowledged, where it does not tell itself; `None` is without end.
     pub consumer_timeout: Option<Duration>,
+    /// Where the broker may tell; `None` where it is not asked.
+    pub management: Option<Management>,
+    /// How long a handler lets a request run, where that is known; for a warning.
+    pub longest: Option<Duration>,
+    /// Whether a request is acknowledged before its answer that takes longer than the broker waits.
+    pub early: Early,
+    /// The folder for such requests, on a disk that outlives the worker; `None` where there are none, whatever `early` says.
+    pub shelf: Option<PathBuf>,
     /// The largest message that is taken or sent, in bytes.
     pub max_message: u64,
 }
@@ -67,10 +84,26 @@ impl Settings {
             form: Form::Whole,
             max_attempts: NonZeroU32::new(AMQP_ATTEMPTS_MAX),
             exhausted: Exhausted::Answered,
-            consumer_timeout: Some(Duration::from_secs(30 * 60)),
+            consumer_timeout: Some(patience::USUAL),
+            management: None,
+            longest: None,
+            early: Early::Never,
+            shelf: None,
             max_message: AMQP_MESSAGE_BYTES_MAX,
         }
     }
+}
+
+/// Whether a request is acknowledged before its answer that takes longer than the broker waits, and what becomes of it where
+/// its worker ends before it does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Early {
+    /// None is. What an earlier life has acknowledged so goes back to its queue.
+    Never,
+    /// It is, and goes back to its queue.
+    RunAgain,
+    /// It is, and its author is told.
+    Answer,
 }
 
 /// What becomes of a request that was tried too often.
@@ -84,6 +117,21 @@ pub enum Exhausted {
     Kept(String),
 }
 
+impl Settings {
+    /// Says so where requests may run longer than the broker waits.
+    fn warn_of(&self, patience: Option<Duration>) {
+        let (Some(patience), Some(longest), Early::Never) = (patience, self.longest, self.early) else { return };
+        if patience < longest {
+            tracing::warn!(
+                queue = self.queue,
+                "requests may run for {longest:?} and the broker takes them back after {patience:?}: raise its \
+                 consumer_timeout and `amqp.consumer_timeout`, lower `max_run_time` of the handler, or see \
+                 `early_acknowledge`"
+            );
+        }
+    }
+}
+
 /// A queue of requests.
 pub struct Amqp {
     inner: Arc<Inner>,
@@ -92,7 +140,13 @@ pub struct Amqp {
 struct Inner {
     settings: Settings,
     clock: Clock,
-    connection: Mutex<Option<Arc<Connection>>>,
+    link: Arc<Link>,
+    shelf: Option<Arc<Shelf>>,
+    looked_after: Once,
+    /// How long the broker lets a delivery be unacknowledged, as far as that is known.
+    patience: Mutex<Option<Duration>>,
+    /// The connection whose broker was asked for that.
+    asked: Mutex<Weak<Connection>>,
     session: Mutex<Option<Arc<Session>>>,
     /// Sessions whose connection was lost and whose payloads may still be there.
     lost: Mutex<Vec<Arc<Session>>>,
@@ -137,18 +191,28 @@ impl Amqp {
     /// A source that is not connected yet.
     #[must_use]
     pub fn new(settings: Settings) -> Self {
+        let tally: Arc<Tally> = Arc::default();
+        let Settings { broker, queue, name, .. } = &settings;
+        let shelf = settings.shelf.as_ref().map(|folder| Arc::new(Shelf::new(folder, broker.shown(), queue)));
+        if settings.management.is_none() {
+            settings.warn_of(settings.consumer_timeout);
+        }
         Self {
             inner: Arc::new(Inner {
+                link: Arc::new(Link::new(broker.clone(), name, Arc::clone(&tally))),
+                shelf,
+                looked_after: Once::new(),
+                patience: Mutex::new(settings.consumer_timeout),
+                asked: Mutex::default(),
                 settings,
                 clock: Clock::boot(),
-                connection: Mutex::default(),
                 session: Mutex::default(),
                 lost: Mutex::default(),
                 epochs: AtomicU64::new(0),
                 deliveries: AtomicU64::new(0),
                 prefetch: AtomicU16::new(1),
                 news: Arc::default(),
-                tally: Arc::default(),
+                tally,
                 tasks: Mutex::default(),
             }),
         }
@@ -166,15 +230,59 @@ impl Inner {
         tasks.spawn(task);
     }
 
-    async fn connection(&self) -> Result<Arc<Connection>, Refused> {
-        let known = lock(&self.connection).clone().filter(|connection| connection.status().connected());
-        if let Some(known) = known {
-            return Ok(known);
+    /// What outlives claims: the requests on the shelf.
+    fn around(&self) -> Around {
+        let takes = self.settings.early != Early::Never;
+        Around {
+            link: Arc::clone(&self.link),
+            shelf: self.shelf.clone().filter(|_| takes),
+            tally: Arc::clone(&self.tally),
         }
-        let made = Arc::new(self.settings.broker.connect(&self.settings.name).await?);
-        self.tally.connections.add();
-        *lock(&self.connection) = Some(Arc::clone(&made));
-        Ok(made)
+    }
+
+    fn look_after_the_shelf(&self) {
+        let Some(shelf) = self.shelf.clone() else { return };
+        self.looked_after.call_once(|| {
+            let Settings { queue, early, .. } = &self.settings;
+            let (link, tally) = (Arc::clone(&self.link), Arc::clone(&self.tally));
+            let interrupted = Interrupted { shelf, link, queue: queue.as_str().into(), early: *early, tally };
+            self.beside(interrupted.look_after());
+        });
+    }
+
+    fn patience(&self) -> Option<Duration> {
+        *lock(&self.patience)
+    }
+
+    /// Asks the broker how long it waits, once for each connection.
+    async fn learn(&self, connection: &Arc<Connection>) {
+        let Some(management) = &self.settings.management else { return };
+        if lock(&self.asked).ptr_eq(&Arc::downgrade(connection)) {
+            return;
+        }
+        let Settings { queue, consumer_timeout, .. } = &self.settings;
+        let says = match management.told(queue).await {
+            Ok(told) => told.says(),
+            // It is asked again when there is one.
+            Err(NotTold::NoQueue) => return,
+            Err(NotTold::Unanswered(why)) => {
+                tracing::warn!(queue, "how long the broker waits for an answer cannot be asked: {why}");
+                Says::Nothing
+            }
+        };
+        *lock(&self.asked) = Arc::downgrade(connection);
+        let patience = says.or(*consumer_timeout);
+        let before = std::mem::replace(&mut *lock(&self.patience), patience);
+        tracing::info!(queue, ?patience, ?says, "how long the broker waits for an answer");
+        if before != patience || says == Says::Nothing {
+            self.settings.warn_of(patience);
+        }
+    }
+
+    /// How many requests may be on their way. One that is on the shelf has a slot, and the broker knows nothing of it.
+    fn wanted(&self) -> u16 {
+        let shelved = self.shelf.as_ref().map_or(0, |shelf| shelf.held());
+        self.prefetch.load(Ordering::Relaxed).saturating_sub(shelved).max(1)
     }
 
     async fn open(&self) -> Result<Opened, Refused> {
@@ -182,11 +290,13 @@ impl Inner {
         if lock(&self.session).as_ref().is_some_and(|session| session.over().is_none()) {
             return Ok(opened);
         }
+        self.look_after_the_shelf();
         self.lost_are_over()?;
-        let connection = self.connection().await?;
+        let connection = self.link.connection().await?;
+        self.learn(&connection).await;
         let Settings { broker, queue, name, .. } = &self.settings;
         let epoch = self.epochs.fetch_add(1, Ordering::Relaxed) + 1;
-        let prefetch = self.prefetch.load(Ordering::Relaxed);
+        let prefetch = self.wanted();
         let tag = format!("{name}.{epoch}");
         let session::Opened { session, consumer, addresses } =
             Session::open(broker, connection, queue, &tag, prefetch, epoch).await?;
@@ -215,8 +325,11 @@ impl Inner {
         let Some(session) = lock(&self.session).clone() else {
             return Err(Refused { refusal: Refusal::Stale, what: "the queue is not consumed from yet".to_owned() });
         };
+        if session.prefetch != self.wanted() {
+            session.retire("the number of slots has changed");
+        }
         session.asked();
-        let waited = timeout(AMQP_POLL_HOLD, self.wait(&session, max, began)).await;
+        let waited = timeout(patience::hold(self.patience(), AMQP_POLL_HOLD), self.wait(&session, max, began)).await;
         session.unasked();
         waited.unwrap_or_else(|_| Ok(Batch::default()))
     }
@@ -262,7 +375,7 @@ impl Inner {
     /// Makes a grant of a delivery, or deals with it aside.
     fn admit(&self, session: &Arc<Session>, waiting: Waiting, began: crate::domain::time::Instant) -> Option<Grant> {
         let Waiting { mut delivery, since } = waiting;
-        let Settings { form, max_attempts, consumer_timeout, max_message, queue, .. } = &self.settings;
+        let Settings { form, max_attempts, max_message, queue, .. } = &self.settings;
         let most = usize::try_from(*max_message).unwrap_or(usize::MAX);
         if delivery.redelivered {
             self.tally.redelivered.add();
@@ -284,7 +397,7 @@ impl Inner {
             queue: queue.as_str().into(),
             delivered: now.minus(since.elapsed()),
         };
-        let part = Part::new(run.clone(), taken, Arc::clone(session), most, Arc::clone(&self.tally));
+        let part = Part::new(run.clone(), taken, Arc::clone(session), most, self.around());
         if task::patience(part.properties()).is_some_and(|patience| since.elapsed() >= patience) {
             self.aside(part, Aside::Expired);
             return None;
@@ -293,7 +406,7 @@ impl Inner {
             self.aside(part, if fits { Aside::Step(step) } else { Aside::TooLarge });
             return None;
         };
-        let lease = now.since(began) + part::lease(part.delivered, now, *consumer_timeout, AMQP_LEASE);
+        let lease = now.since(began) + part::lease(part.delivered, now, self.patience(), AMQP_LEASE);
         let replies = Some(part.replies());
         Some(Grant { run: run.clone(), lease, task, claim: Claim::new(run, part), replies })
     }
@@ -305,6 +418,15 @@ impl Inner {
             let run = part.run.clone();
             if let Err(refused) = what.deal(part, &tally, exhausted).await {
                 tracing::warn!(claim.run = %run, next = ?refused.refusal, "{}", refused.what);
+            }
+        });
+    }
+
+    /// A disk may take longer than a reclaim may.
+    fn shelve(&self, claim: Claim) {
+        self.beside(async move {
+            if let Some(part) = claim.part::<Part>() {
+                part.shelve().await;
             }
         });
     }
@@ -417,24 +539,30 @@ impl Source for Amqp {
         Box::pin(async { Ok(Recovered::default()) })
     }
 
-    /// What an earlier life held is the broker's again since its connection ended.
+    /// What an earlier life held is the broker's again since its connection ended, or on the shelf, which is looked after apart.
     fn take_over<'a>(&'a self, run: &'a Run) -> Answer<'a, Grant> {
-        let what = format!("request {run} went back to its queue when its worker ended");
+        let what = format!("request {run} was given up when its worker ended");
         Box::pin(async { Err(Refused { refusal: Refusal::Gone, what }) })
     }
 
     fn reclaim<'a>(&'a self, claim: &'a Claim) -> Answer<'a, Duration> {
         Box::pin(async {
             let part = self.inner.part(claim)?;
+            let gone = |what: &str| Refused { refusal: Refusal::Gone, what: format!("reclaim {}: {what}", part.run) };
+            if part.is_settled() {
+                return Err(gone("it is settled"));
+            }
+            let patience = self.inner.patience();
+            let due = patience::is_keeping_due(self.inner.clock.now().since(part.delivered), patience);
+            if due && part.is_to_be_shelved() {
+                self.inner.shelve(claim.clone());
+            }
+            if part.is_shelved() {
+                return Ok(AMQP_LEASE);
+            }
             match part.session.lost() {
-                Some(what) => Err(Refused { refusal: Refusal::Gone, what: format!("reclaim {}: {what}", part.run) }),
-                None if part.is_settled() => {
-                    Err(Refused { refusal: Refusal::Gone, what: format!("reclaim {}: it is settled", part.run) })
-                }
-                None => {
-                    let timeout = self.inner.settings.consumer_timeout;
-                    Ok(part::lease(part.delivered, self.inner.clock.now(), timeout, AMQP_LEASE))
-                }
+                Some(what) => Err(gone(&what)),
+                None => Ok(part::lease(part.delivered, self.inner.clock.now(), patience, AMQP_LEASE)),
             }
         })
     }
@@ -498,6 +626,9 @@ impl Source for Amqp {
     }
 
     fn canceled<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool> {
-        Box::pin(async { Ok(self.inner.part(claim)?.session.lost().is_some()) })
+        Box::pin(async {
+            let part = self.inner.part(claim)?;
+            Ok(!part.is_shelved() && part.session.lost().is_some())
+        })
     }
 }

@@ -18,9 +18,12 @@ use crate::domain::id::Run;
 use crate::domain::outcome::{Outcome, Reason};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
+use crate::host::crash::crash_point;
 use crate::source::{Answer, Partial, Refused, Replies, Reply, Status};
 
+use super::link::Link;
 use super::session::{self, Published, Session};
+use super::shelf::{Entry, Left, Shelf, Shelved, Writing};
 use super::tally::Tally;
 use super::task;
 
@@ -43,9 +46,24 @@ pub(super) struct Part {
     properties: BasicProperties,
     body: Arc<[u8]>,
     replies: Replies,
-    tally: Arc<Tally>,
+    around: Around,
     state: Mutex<State>,
     settled: AtomicBool,
+    /// Whether it is acknowledged and on the shelf, so that no channel matters to it.
+    shelved: Arc<AtomicBool>,
+    /// Whether somebody is about to put it there.
+    shelving: AtomicBool,
+    /// Whether the session still counts it.
+    counted: AtomicBool,
+}
+
+/// What the claims of a source have in common.
+#[derive(Clone)]
+pub(super) struct Around {
+    pub(super) link: Arc<Link>,
+    /// Where requests are put that are acknowledged early; `None` where none are.
+    pub(super) shelf: Option<Arc<Shelf>>,
+    pub(super) tally: Arc<Tally>,
 }
 
 type Publishing = Pin<Box<dyn Future<Output = lapin::Result<Published>> + Send>>;
@@ -57,7 +75,23 @@ struct State {
     published: Option<Published>,
     /// A copy is in the queue for those that were given up.
     kept: bool,
+    shelving: Shelving,
     done: Option<Outcome>,
+}
+
+type Acknowledging = Pin<Box<dyn Future<Output = lapin::Result<bool>> + Send>>;
+
+/// How far an early acknowledgement is. It, too, is kept over a call that was dropped.
+#[derive(Default)]
+enum Shelving {
+    #[default]
+    No,
+    Writing(Entry, Writing),
+    Written(Entry),
+    Acknowledging(Entry, Acknowledging),
+    /// Its connection ended before anybody knew.
+    Unknown(Entry),
+    Done(Entry),
 }
 
 /// What is published.
@@ -84,13 +118,15 @@ pub(super) enum Plan {
 }
 
 impl Part {
-    pub(super) fn new(run: Run, delivery: Taken, session: Arc<Session>, most: usize, tally: Arc<Tally>) -> Self {
+    pub(super) fn new(run: Run, delivery: Taken, session: Arc<Session>, most: usize, around: Around) -> Self {
         let Taken { acker, properties, body, queue, delivered } = delivery;
+        let shelved = Arc::new(AtomicBool::new(false));
         let partial = Sender {
             session: Arc::clone(&session),
+            shelved: Arc::clone(&shelved),
             to: properties.reply_to().clone(),
             correlation_id: properties.correlation_id().clone(),
-            tally: Arc::clone(&tally),
+            around: around.clone(),
         };
         session.hold(run.clone());
         Self {
@@ -102,9 +138,12 @@ impl Part {
             properties,
             body,
             replies: Replies::new(partial, most),
-            tally,
+            around,
             state: Mutex::default(),
             settled: AtomicBool::new(false),
+            shelved,
+            shelving: AtomicBool::new(false),
+            counted: AtomicBool::new(true),
         }
     }
 
@@ -148,18 +187,27 @@ impl Part {
             Some(done) => return Err(self.refused(Refusal::Gone, &format!("it was settled as {done}"))),
             None => {}
         }
+        if let Shelving::Acknowledging(..) = state.shelving {
+            self.shelve_on(&mut state).await?;
+        }
+        if self.is_shelved() {
+            return self.settle_shelved(&mut state, outcome, plan).await;
+        }
         if let Some(lost) = self.session.lost() {
             return Err(self.refused(Refusal::Gone, &lost));
         }
         match plan {
-            Plan::Answer(reply) => self.answer(&mut state, reply).await?,
+            Plan::Answer(reply) => {
+                self.answer(&mut state, reply).await?;
+                crash_point("request-confirmed");
+            }
             Plan::Again { attempts } => {
-                let properties = task::copied(&self.properties, *attempts);
-                self.copy(&mut state, self.queue.clone(), properties).await?;
+                self.again(&mut state, *attempts).await?;
+                crash_point("request-copied");
             }
             Plan::HandBack => {
                 self.reject(BasicRejectOptions { requeue: true }).await?;
-                self.tally.handed_back.add();
+                self.around.tally.handed_back.add();
                 self.done(&mut state, outcome);
                 return Ok(());
             }
@@ -170,8 +218,157 @@ impl Part {
             }
         }
         self.acknowledge().await?;
+        if matches!(plan, Plan::Answer(_)) {
+            crash_point("request-acknowledged");
+        }
         self.done(&mut state, outcome);
         Ok(())
+    }
+
+    /// Settles what is acknowledged already. What is handed back, or given up to the broker, goes there as a copy: with so many
+    /// attempts in its header that whoever gets it gives it up as well.
+    async fn settle_shelved(&self, state: &mut State, outcome: Outcome, plan: &Plan) -> Result<(), Refused> {
+        match plan {
+            Plan::Answer(reply) => {
+                self.answer(state, reply).await?;
+                crash_point("shelf-answered");
+            }
+            Plan::Again { attempts } => {
+                self.again(state, *attempts).await?;
+                crash_point("shelf-returned");
+            }
+            Plan::HandBack => {
+                self.again(state, self.run.run).await?;
+                crash_point("shelf-returned");
+                self.around.tally.handed_back.add();
+            }
+            Plan::DeadLetter => {
+                self.again(state, self.run.run.saturating_add(1)).await?;
+                crash_point("shelf-returned");
+            }
+        }
+        if let (Some(shelf), Shelving::Done(entry)) = (&self.around.shelf, &state.shelving) {
+            shelf.clear(entry.clone()).await;
+            crash_point("shelf-removed");
+        }
+        self.done(state, outcome);
+        Ok(())
+    }
+
+    /// Puts a copy into its own queue whose header says how often it was tried.
+    async fn again(&self, state: &mut State, attempts: u32) -> Result<(), Refused> {
+        let properties = task::copied(&self.properties, attempts);
+        self.copy(state, self.queue.clone(), properties).await
+    }
+
+    /// Whether it is to be put on the shelf, and nobody is about to.
+    pub(super) fn is_to_be_shelved(&self) -> bool {
+        self.around.shelf.is_some() && !self.is_shelved() && !self.shelving.swap(true, Ordering::AcqRel)
+    }
+
+    /// Puts it on the shelf and acknowledges it. Where that cannot be done nothing is changed, and said, and it may be tried again.
+    pub(super) async fn shelve(&self) {
+        // Otherwise it is being settled.
+        if let Ok(mut state) = self.state.try_lock()
+            && state.done.is_none()
+            && let Err(refused) = self.shelve_on(&mut state).await
+        {
+            tracing::warn!(claim.run = %self.run, "not acknowledged before its answer: {}", refused.what);
+        }
+        self.shelving.store(false, Ordering::Release);
+    }
+
+    async fn shelve_on(&self, state: &mut State) -> Result<(), Refused> {
+        let Some(shelf) = &self.around.shelf else { return Ok(()) };
+        loop {
+            match &mut state.shelving {
+                Shelving::No => {
+                    let attempts = self.run.run.saturating_add(1);
+                    let (properties, body) = (self.properties.clone(), Arc::clone(&self.body));
+                    let (entry, there) = (shelf.entry(), Arc::clone(shelf));
+                    let place = entry.clone();
+                    let writing = tokio::task::spawn_blocking(move || {
+                        there.write(&place, &Shelved { attempts, properties, body })
+                    });
+                    state.shelving = Shelving::Writing(entry, writing);
+                }
+                Shelving::Writing(entry, writing) => {
+                    let written = writing.await.map_err(std::io::Error::other).and_then(|written| written);
+                    let entry = entry.clone();
+                    if let Err(error) = written {
+                        state.shelving = Shelving::No;
+                        return self.unshelved(&error);
+                    }
+                    state.shelving = Shelving::Written(entry);
+                }
+                Shelving::Written(entry) => {
+                    let (entry, acker) = (entry.clone(), self.acker.clone());
+                    let acknowledging = Box::pin(async move { acker.ack(BasicAckOptions::default()).await });
+                    state.shelving = Shelving::Acknowledging(entry, acknowledging);
+                }
+                Shelving::Acknowledging(entry, acknowledging) => {
+                    let answer = acknowledging.await;
+                    let entry = entry.clone();
+                    return self.acknowledged_early(state, shelf, entry, answer);
+                }
+                Shelving::Unknown(_) => return Err(self.refused(Refusal::Gone, "its connection was lost")),
+                Shelving::Done(_) => return Ok(()),
+            }
+        }
+    }
+
+    fn acknowledged_early(
+        &self,
+        state: &mut State,
+        shelf: &Shelf,
+        entry: Entry,
+        answer: lapin::Result<bool>,
+    ) -> Result<(), Refused> {
+        match answer {
+            Ok(true) => {
+                crash_point("shelf-acknowledged");
+                state.shelving = Shelving::Done(entry);
+                shelf.hold();
+                self.shelved.store(true, Ordering::Release);
+                // What becomes of its channel is nothing to it any more.
+                self.session.settled(&self.run);
+                self.uncount();
+                self.around.tally.shelved.add();
+                tracing::info!(claim.run = %self.run, "acknowledged before its answer; the request is on this host's disk until then");
+                Ok(())
+            }
+            // It was never sent.
+            Ok(false) => {
+                state.shelving = Shelving::No;
+                shelf.leave(Left::Unneeded(entry, None));
+                Err(self.unacknowledged("its channel is closed"))
+            }
+            // Whether the broker has heard of it nobody knows. What is here stays, so that it may run twice and is not lost.
+            Err(error) => {
+                state.shelving = Shelving::Unknown(entry);
+                Err(self.unacknowledged(&amqp::shown(&error)))
+            }
+        }
+    }
+
+    fn unshelved(&self, error: &std::io::Error) -> Result<(), Refused> {
+        self.around.tally.unshelved.add();
+        tracing::error!(
+            alert = "not-shelved", claim.run = %self.run, %error,
+            "[alert operator] a request cannot be put on this host's disk, so it is not acknowledged before its answer, and is ended when              the broker's patience is"
+        );
+        Ok(())
+    }
+
+    /// Whether it is acknowledged and on the shelf.
+    pub(super) fn is_shelved(&self) -> bool {
+        self.shelved.load(Ordering::Acquire)
+    }
+
+    fn uncount(&self) {
+        if self.counted.swap(false, Ordering::AcqRel) {
+            self.session.let_go();
+        }
     }
 
     /// Puts a copy into another queue, with the reason. A queue that is not there is told of, and keeps nothing.
@@ -205,26 +402,42 @@ impl Part {
         state.done = Some(outcome);
         self.settled.store(true, Ordering::Relaxed);
         self.session.settled(&self.run);
+        self.leave(std::mem::take(&mut state.shelving));
+    }
+
+    /// Leaves word of what is on the shelf and is not needed there, or has nobody any more.
+    fn leave(&self, shelving: Shelving) {
+        let Some(shelf) = &self.around.shelf else { return };
+        let settled = self.settled.load(Ordering::Relaxed);
+        match shelving {
+            Shelving::No => {}
+            Shelving::Writing(entry, writing) => shelf.leave(Left::Unneeded(entry, Some(writing))),
+            Shelving::Written(entry) => shelf.leave(Left::Unneeded(entry, None)),
+            Shelving::Done(entry) => {
+                shelf.release();
+                if !settled {
+                    shelf.leave(Left::Interrupted(entry));
+                }
+            }
+            Shelving::Acknowledging(entry, _) | Shelving::Unknown(entry) => {
+                shelf.leave(if settled { Left::Unneeded(entry, None) } else { Left::Interrupted(entry) });
+            }
+        }
     }
 
     async fn answer(&self, state: &mut State, reply: &Reply) -> Result<(), Refused> {
         let Some(to) = self.properties.reply_to().clone().filter(|to| !to.as_str().is_empty()) else {
             return Ok(());
         };
-        // An answer lives as long as its request: it may wait in a queue, too.
-        let durable = *self.properties.delivery_mode();
-        let properties = |reply: &Reply| {
-            let properties = answered(reply, self.properties.correlation_id().clone(), More::No);
-            durable.map_or_else(|| properties.clone(), |mode| properties.clone().with_delivery_mode(mode))
-        };
+        let properties = |reply: &Reply| last(reply, &self.properties);
         match self.published(state, to.clone(), properties(reply), &reply.body, Publish::Answer).await {
             Ok(Published::Taken) => {
-                self.tally.answers.add();
+                self.around.tally.answers.add();
                 self.session.ask_after(&to);
             }
-            Ok(Published::Returned) => self.tally.clients_gone.add(),
+            Ok(Published::Returned) => self.around.tally.clients_gone.add(),
             Ok(Published::Refused) => {
-                self.tally.nacked.add();
+                self.around.tally.nacked.add();
                 return Err(self.refused(Refusal::Retry { after: None }, "the broker refused the answer"));
             }
             // It is this answer that the broker cannot take, such as for its size: no repetition helps, but a shorter one may.
@@ -271,6 +484,7 @@ impl Part {
         let publishing = state.publishing.get_or_insert_with(|| {
             let (session, body) = (Arc::clone(&self.session), Arc::clone(body));
             match what {
+                _ if self.is_shelved() => Box::pin(Arc::clone(&self.around.link).publish(key, properties, body)),
                 Publish::Answer => Box::pin(session.publish(key, properties, body)),
                 Publish::Copy => Box::pin(session.publish_alone(key, properties, body)),
             }
@@ -300,7 +514,7 @@ impl Part {
 
     /// The claim is lost, whatever was published: it will be handed out again.
     fn unacknowledged(&self, why: &str) -> Refused {
-        self.tally.unacknowledged.add();
+        self.around.tally.unacknowledged.add();
         self.refused(Refusal::Gone, why)
     }
 
@@ -312,16 +526,19 @@ impl Part {
 impl Drop for Part {
     /// What nobody settled goes back at once, instead of when its channel ends.
     fn drop(&mut self) {
-        self.session.let_go();
+        self.uncount();
         if self.settled.load(Ordering::Relaxed) {
             return;
         }
         self.session.settled(&self.run);
-        if self.acker.usable() {
+        let shelving = std::mem::take(&mut self.state.get_mut().shelving);
+        let is_the_brokers = matches!(shelving, Shelving::No | Shelving::Writing(..) | Shelving::Written(_));
+        self.leave(shelving);
+        if is_the_brokers && self.acker.usable() {
             let reject = self.acker.reject(BasicRejectOptions { requeue: true });
             // The order is given when it is first polled; what comes of it nobody waits for.
             let _sent = std::pin::pin!(reject).as_mut().poll(&mut Context::from_waker(Waker::noop()));
-            self.tally.handed_back.add();
+            self.around.tally.handed_back.add();
         }
     }
 }
@@ -338,9 +555,10 @@ pub(super) struct Taken {
 /// Sends partial answers.
 struct Sender {
     session: Arc<Session>,
+    shelved: Arc<AtomicBool>,
     to: Option<ShortString>,
     correlation_id: Option<ShortString>,
-    tally: Arc<Tally>,
+    around: Around,
 }
 
 impl Partial for Sender {
@@ -350,19 +568,25 @@ impl Partial for Sender {
             let Some(to) = self.to.clone() else {
                 return Err(refused(Refusal::Gone, "nobody waits for an answer"));
             };
-            if let Some(lost) = self.session.lost() {
+            let shelved = self.shelved.load(Ordering::Acquire);
+            if let Some(lost) = self.session.lost().filter(|_| !shelved) {
                 return Err(refused(Refusal::Gone, &lost));
             }
             let properties = answered(&reply, self.correlation_id.clone(), More::Yes);
-            match Arc::clone(&self.session).publish(to.clone(), properties, reply.body).await {
+            let published = if shelved {
+                Arc::clone(&self.around.link).publish(to.clone(), properties, reply.body).await
+            } else {
+                Arc::clone(&self.session).publish(to.clone(), properties, reply.body).await
+            };
+            match published {
                 Ok(Published::Taken)
-                    if session::is_direct(&to) && matches!(self.session.is_there(&to).await, Ok(false)) =>
+                    if !shelved && session::is_direct(&to) && matches!(self.session.is_there(&to).await, Ok(false)) =>
                 {
-                    self.tally.clients_gone.add();
+                    self.around.tally.clients_gone.add();
                     Err(refused(Refusal::Gone, "nobody waits for it any more"))
                 }
                 Ok(Published::Taken) => {
-                    self.tally.partial_answers.add();
+                    self.around.tally.partial_answers.add();
                     Ok(())
                 }
                 Ok(Published::Returned) => Err(refused(Refusal::Gone, "nobody waits for it any more")),
@@ -394,6 +618,15 @@ fn answered(reply: &Reply, correlation_id: Option<ShortString>, more: More) -> B
         properties = properties.with_content_type(kind.as_str().into());
     }
     properties
+}
+
+/// The properties of the last answer to a request. It lives as long as its request: it may wait in a queue, too.
+pub(super) fn last(reply: &Reply, request: &BasicProperties) -> BasicProperties {
+    let properties = answered(reply, request.correlation_id().clone(), More::No);
+    match *request.delivery_mode() {
+        Some(mode) => properties.with_delivery_mode(mode),
+        None => properties,
+    }
 }
 
 /// Something is wrong with what was published, and not with the way there.

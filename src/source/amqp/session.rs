@@ -22,6 +22,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use crate::amqp::{self, Broker};
 use crate::domain::id::Run;
 use crate::domain::refusal::Refusal;
+use crate::host::crash::crash_point;
 use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_CHANNEL_LOOK_EVERY, AMQP_CLIENTS_ASKED_MAX, AMQP_UNPOLLED_MAX};
 use crate::source::{News, Refused};
 
@@ -37,6 +38,8 @@ pub(super) struct Waiting {
 /// One consumer on one channel.
 pub(super) struct Session {
     pub(super) epoch: u64,
+    /// How many requests the broker may hand it at once.
+    pub(super) prefetch: u16,
     queue: String,
     broker: Broker,
     connection: Arc<Connection>,
@@ -127,6 +130,7 @@ impl Session {
         let (asked, addresses) = mpsc::channel(AMQP_CLIENTS_ASKED_MAX);
         let session = Self {
             epoch,
+            prefetch,
             queue: queue.to_owned(),
             broker: broker.clone(),
             connection,
@@ -248,6 +252,7 @@ impl Session {
         let options = BasicPublishOptions { mandatory: !is_direct(&key), ..BasicPublishOptions::default() };
         let confirm = channel.basic_publish("".into(), key, options, &body, properties).await?;
         drop(body);
+        crash_point("request-published");
         published(confirm).await
     }
 
@@ -342,6 +347,7 @@ impl Session {
             };
             match item {
                 Some(Ok(delivery)) => {
+                    crash_point("request-delivered");
                     self.state().waiting.push_back(Waiting { delivery, since: Instant::now() });
                     self.arrived.notify_one();
                 }
@@ -443,7 +449,8 @@ impl Session {
     }
 }
 
-async fn published(confirm: PublisherConfirm) -> lapin::Result<Published> {
+/// What became of it.
+pub(super) async fn published(confirm: PublisherConfirm) -> lapin::Result<Published> {
     Ok(match confirm.await? {
         Confirmation::Ack(None) | Confirmation::NotRequested => Published::Taken,
         Confirmation::Ack(Some(_)) => Published::Returned,
@@ -460,7 +467,8 @@ pub(super) fn is_direct(address: &ShortString) -> bool {
     address.as_str().starts_with("amq.rabbitmq.reply-to.")
 }
 
-async fn confirming(connection: &Connection) -> lapin::Result<Channel> {
+/// A channel on which the broker confirms.
+pub(super) async fn confirming(connection: &Connection) -> lapin::Result<Channel> {
     let channel = connection.create_channel().await?;
     channel.confirm_select(ConfirmSelectOptions::default()).await?;
     Ok(channel)

@@ -1,0 +1,166 @@
+//! What a broker's management interface tells of a queue: how long it lets messages of it be worked at.
+//!
+//! RabbitMQ shows its own `consumer_timeout` to nobody; what queues have of their own it shows, and heeds from 3.12 on. What
+//! follows of that is decided in [`crate::domain::patience`].
+
+use std::path::Path;
+use std::time::Duration;
+
+use secrecy::{ExposeSecret as _, SecretString};
+use serde::Deserialize;
+
+use super::{Broker, Unusable};
+use crate::domain::patience::{Kind, Told, Version};
+use crate::limits::{AMQP_MANAGEMENT_BYTES_MAX, AMQP_MANAGEMENT_TIMEOUT};
+
+/// The management interface of a broker.
+#[derive(Clone)]
+pub struct Management {
+    http: reqwest::Client,
+    base: String,
+    vhost: String,
+    user: String,
+    password: SecretString,
+}
+
+impl std::fmt::Debug for Management {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Management({})", self.base)
+    }
+}
+
+/// Why it tells nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum NotTold {
+    /// There is no such queue.
+    #[error("there is no such queue")]
+    NoQueue,
+    /// It cannot be asked, or its answer cannot be read.
+    #[error("{0}")]
+    Unanswered(String),
+}
+
+#[derive(Deserialize)]
+struct Overview {
+    rabbitmq_version: String,
+}
+
+#[derive(Deserialize)]
+struct Queue {
+    #[serde(rename = "type", default)]
+    kind: Option<String>,
+    /// An empty table is an empty list there.
+    #[serde(default)]
+    arguments: serde_json::Value,
+    #[serde(default)]
+    effective_policy_definition: serde_json::Value,
+}
+
+impl Management {
+    /// The interface at `base`, such as `http://127.0.0.1:15672`, which is asked with the broker's user and password. Who may
+    /// vouch for it is this system's choice, or that of the file `ca` (PEM) where one is named.
+    ///
+    /// # Errors
+    ///
+    /// Where the file cannot be used.
+    pub fn new(broker: &Broker, base: &str, ca: Option<&Path>) -> Result<Self, Unusable> {
+        crate::host::tls::choose();
+        let mut builder = reqwest::Client::builder()
+            .user_agent(concat!("journeyman/", env!("CARGO_PKG_VERSION")))
+            .redirect(reqwest::redirect::Policy::none())
+            .no_proxy()
+            .timeout(AMQP_MANAGEMENT_TIMEOUT);
+        if let Some(path) = ca {
+            let wrong = |error: &dyn std::fmt::Display| Unusable(format!("{}: {error}", path.display()));
+            let pem = std::fs::read(path).map_err(|error| wrong(&error))?;
+            let certificates = reqwest::Certificate::from_pem_bundle(&pem).map_err(|error| wrong(&error))?;
+            builder = builder.tls_certs_only(certificates);
+        }
+        let http = builder.build().map_err(|error| Unusable(format!("no client for {base} can be made: {error}")))?;
+        let login = &broker.uri.authority.userinfo;
+        Ok(Self {
+            http,
+            base: base.trim_end_matches('/').to_owned(),
+            vhost: broker.uri.vhost.clone(),
+            user: login.username.clone(),
+            password: SecretString::from(login.password.as_str()),
+        })
+    }
+
+    /// What is told of a queue.
+    ///
+    /// # Errors
+    ///
+    /// [`NotTold`], without user and password.
+    pub async fn told(&self, queue: &str) -> Result<Told, NotTold> {
+        let overview: Overview = self.get("overview").await?;
+        let version = Version::parse(&overview.rabbitmq_version)
+            .ok_or_else(|| NotTold::Unanswered(format!("its version is {:?}", overview.rabbitmq_version)))?;
+        let path = format!("queues/{}/{}", urlencoding::encode(&self.vhost), urlencoding::encode(queue));
+        let queue: Queue = self.get(&path).await?;
+        Ok(read(version, &queue))
+    }
+
+    async fn get<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<T, NotTold> {
+        let url = format!("{}/api/{path}", self.base);
+        let unanswered = |what: String| NotTold::Unanswered(format!("{url}: {what}"));
+        let lost = |error: reqwest::Error| unanswered(deepest(&error.without_url()));
+        let request = self.http.get(&url).basic_auth(&self.user, Some(self.password.expose_secret()));
+        let mut answer = request.send().await.map_err(lost)?;
+        match answer.status() {
+            reqwest::StatusCode::OK => {}
+            reqwest::StatusCode::NOT_FOUND => return Err(NotTold::NoQueue),
+            status => return Err(unanswered(format!("it answers {status}"))),
+        }
+        let mut bytes = Vec::new();
+        while let Some(piece) = answer.chunk().await.map_err(lost)? {
+            bytes.extend_from_slice(&piece);
+            if bytes.len() > AMQP_MANAGEMENT_BYTES_MAX {
+                return Err(unanswered("its answer is too long".to_owned()));
+            }
+        }
+        serde_json::from_slice(&bytes).map_err(|_| unanswered("its answer is not what it should be".to_owned()))
+    }
+}
+
+fn read(version: Version, queue: &Queue) -> Told {
+    let milliseconds = |table: &serde_json::Value, key| table.get(key)?.as_u64().map(Duration::from_millis);
+    Told {
+        version,
+        kind: if queue.kind.as_deref() == Some("classic") { Kind::Classic } else { Kind::Other },
+        argument: milliseconds(&queue.arguments, "x-consumer-timeout"),
+        policy: milliseconds(&queue.effective_policy_definition, "consumer-timeout"),
+    }
+}
+
+fn deepest(error: &dyn std::error::Error) -> String {
+    let mut error = error;
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(json: &str) -> Told {
+        read(Version { major: 3, minor: 12 }, &serde_json::from_str(json).unwrap())
+    }
+
+    #[test]
+    fn arguments_and_policies_of_a_queue_are_read() {
+        let both = told(
+            r#"{"type": "quorum", "arguments": {"x-queue-type": "quorum", "x-consumer-timeout": 3600000},
+                "effective_policy_definition": {"consumer-timeout": 60000}}"#,
+        );
+        assert_eq!((both.argument, both.policy), (Some(Duration::from_secs(3600)), Some(Duration::from_secs(60))));
+        assert_eq!(both.kind, Kind::Other);
+        // As RabbitMQ 3.10 has it.
+        let none = told(r#"{"type": "classic", "arguments": {}, "effective_policy_definition": []}"#);
+        assert_eq!((none.argument, none.policy, none.kind), (None, None, Kind::Classic));
+        let odd = told(r#"{"arguments": {"x-consumer-timeout": "soon"}, "policy": null}"#);
+        assert_eq!((odd.argument, odd.policy), (None, None));
+    }
+}

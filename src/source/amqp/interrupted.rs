@@ -1,0 +1,159 @@
+//! Requests that were acknowledged before their answer and whose run was cut short: each goes back to its queue, or is
+//! answered, and then it leaves the disk.
+
+use std::sync::Arc;
+
+use lapin::types::ShortString;
+use tokio::time::sleep;
+
+use crate::amqp;
+use crate::domain::backoff::Backoff;
+use crate::domain::jitter::Jitter;
+use crate::domain::poll::TROUBLE;
+use crate::host::crash::crash_point;
+
+use super::Early;
+use super::link::Link;
+use super::part;
+use super::session::Published;
+use super::shelf::{Entry, Left, Shelf, Shelved, Unread};
+use super::tally::Tally;
+use super::task;
+
+/// Whose requests they are, and what becomes of them.
+pub(super) struct Interrupted {
+    pub(super) shelf: Arc<Shelf>,
+    pub(super) link: Arc<Link>,
+    pub(super) queue: ShortString,
+    pub(super) early: Early,
+    pub(super) tally: Arc<Tally>,
+}
+
+impl Interrupted {
+    /// Does that for what an earlier life has left, and then for what is left in this one. Never resolves.
+    pub(super) async fn look_after(self) {
+        let mut open = self.left_over().await;
+        let mut jitter = Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0);
+        let mut backoff = Backoff::NEW;
+        loop {
+            while let Some(left) = self.shelf.next() {
+                match left {
+                    Left::Interrupted(entry) => open.push(entry),
+                    Left::Unneeded(entry, writing) => {
+                        if let Some(writing) = writing {
+                            // It goes, whatever came of it.
+                            drop(writing.await);
+                        }
+                        self.shelf.clear(entry).await;
+                    }
+                }
+            }
+            let mut later = Vec::new();
+            for entry in std::mem::take(&mut open) {
+                if let Err(why) = self.settle(&entry).await {
+                    if backoff.tries() == 0 {
+                        tracing::warn!(file = %entry, "a request that was interrupted waits on this host's disk: {why}");
+                    }
+                    later.push(entry);
+                }
+            }
+            open = later;
+            if open.is_empty() {
+                backoff.reset();
+                self.shelf.told().await;
+            } else {
+                let wait = sleep(backoff.wait(TROUBLE, None, &mut jitter));
+                tokio::select! {
+                    () = wait => {}
+                    () = self.shelf.told() => {}
+                }
+            }
+        }
+    }
+
+    async fn left_over(&self) -> Vec<Entry> {
+        let shelf = Arc::clone(&self.shelf);
+        let found = tokio::task::spawn_blocking(move || shelf.left_over()).await;
+        match found.map_err(std::io::Error::other).and_then(|found| found) {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::error!(
+                    alert = "shelf-unread", %error,
+                    "[alert operator] what an earlier life has acknowledged early cannot be read; it waits where it is"
+                );
+                Vec::new()
+            }
+        }
+    }
+
+    /// Deals with one; says why it has to wait.
+    async fn settle(&self, entry: &Entry) -> Result<(), String> {
+        let (shelf, place) = (Arc::clone(&self.shelf), entry.clone());
+        let read = tokio::task::spawn_blocking(move || shelf.read(&place)).await.map_err(|error| error.to_string())?;
+        let request = match read {
+            Ok(request) => request,
+            Err(Unread::Damaged) => {
+                tracing::error!(
+                    alert = "shelf-damaged", file = %entry,
+                    "[alert operator] a request that was acknowledged early cannot be read any more and is lost; what is left of it is beside it"
+                );
+                self.shelf.put_aside(entry);
+                return Ok(());
+            }
+            Err(Unread::Elsewhere(of)) => {
+                tracing::warn!(file = %entry, "a request that was acknowledged early waits on this host's disk: it is of {of}");
+                return Ok(());
+            }
+            Err(Unread::Io(error)) => return Err(error.to_string()),
+        };
+        match self.early {
+            Early::Never | Early::RunAgain => self.give_back(&request).await?,
+            Early::Answer => self.answer(&request).await?,
+        }
+        crash_point("shelf-returned");
+        self.shelf.clear(entry.clone()).await;
+        self.tally.interrupted.add();
+        Ok(())
+    }
+
+    async fn give_back(&self, request: &Shelved) -> Result<(), String> {
+        let properties = task::copied(&request.properties, request.attempts);
+        match self.publish(self.queue.clone(), properties, &request.body).await? {
+            Published::Taken => {
+                tracing::warn!(attempts = request.attempts, "a request that was interrupted went back to its queue");
+                Ok(())
+            }
+            Published::Returned => Err(format!("there is no queue {}", self.queue)),
+            Published::Refused => Err(format!("the broker refused it for {}", self.queue)),
+        }
+    }
+
+    async fn answer(&self, request: &Shelved) -> Result<(), String> {
+        let Some(to) = request.properties.reply_to().clone().filter(|to| !to.as_str().is_empty()) else {
+            tracing::warn!("a request that was interrupted is not run again, and nobody waits for its answer");
+            return Ok(());
+        };
+        let message = "its worker ended before it did, and it is not run again";
+        let reply = part::error("interrupted", message, Some(request.attempts));
+        match self.publish(to, part::last(&reply, &request.properties), &reply.body).await? {
+            Published::Taken => {
+                tracing::warn!(attempts = request.attempts, "a request that was interrupted is answered so");
+                self.tally.answers.add();
+            }
+            Published::Returned => self.tally.clients_gone.add(),
+            Published::Refused => return Err("the broker refused its answer".to_owned()),
+        }
+        Ok(())
+    }
+
+    /// Waits as long as the connection stands: what was sent once more while the broker lets nobody publish would come twice.
+    async fn publish(
+        &self,
+        key: ShortString,
+        properties: lapin::BasicProperties,
+        body: &Arc<[u8]>,
+    ) -> Result<Published, String> {
+        let published = Arc::clone(&self.link).publish(key, properties, Arc::clone(body)).await;
+        published.map_err(|error| amqp::shown(&error))
+    }
+}

@@ -1,0 +1,60 @@
+//! The connection of a source, and a way to publish that belongs to no consumer.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use lapin::options::BasicPublishOptions;
+use lapin::types::ShortString;
+use lapin::{BasicProperties, Connection};
+
+use crate::amqp::Broker;
+use crate::source::Refused;
+
+use super::lock;
+use super::session::{self, Published};
+use super::tally::Tally;
+
+/// A connection that is made anew when it was lost.
+pub(super) struct Link {
+    broker: Broker,
+    name: String,
+    connection: Mutex<Option<Arc<Connection>>>,
+    tally: Arc<Tally>,
+}
+
+impl Link {
+    pub(super) fn new(broker: Broker, name: &str, tally: Arc<Tally>) -> Self {
+        Self { broker, name: name.to_owned(), connection: Mutex::default(), tally }
+    }
+
+    /// The connection there is, or a new one.
+    pub(super) async fn connection(&self) -> Result<Arc<Connection>, Refused> {
+        let known = lock(&self.connection).clone().filter(|connection| connection.status().connected());
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let made = Arc::new(self.broker.connect(&self.name).await?);
+        self.tally.connections.add();
+        *lock(&self.connection) = Some(Arc::clone(&made));
+        Ok(made)
+    }
+
+    /// Publishes by way of the default exchange, on a channel of its own, and waits until the broker has confirmed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel safe: it may or may not have been published.
+    pub(super) async fn publish(
+        self: Arc<Self>,
+        key: ShortString,
+        properties: BasicProperties,
+        body: Arc<[u8]>,
+    ) -> lapin::Result<Published> {
+        let connection = self.connection().await.map_err(|refused| io::Error::other(refused.what))?;
+        let channel = session::confirming(&connection).await?;
+        let options = BasicPublishOptions { mandatory: !session::is_direct(&key), ..BasicPublishOptions::default() };
+        let confirm = channel.basic_publish("".into(), key, options, &body, properties).await?;
+        drop(body);
+        session::published(confirm).await
+    }
+}

@@ -1,0 +1,197 @@
+//! kill -9 of the worker at each step of a request: none is lost, each is answered, and one is answered twice only where its
+//! answer was under way, or a copy of it, when the worker died before it could say so.
+//!
+//! `JOURNEYMAN_CRASH_RUNS` is how often at each step (4 unless set).
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use journeyman::amqp::lapin::BasicProperties;
+use journeyman::host::crash::{REQUEST_POINTS, SHELF_POINTS};
+use rustix::process::Signal;
+
+use crate::process::{Process, config};
+use crate::support::{Client, Kind, broker, shared_uri};
+
+/// The steps of a request, in an order in which there is always something left to be copied.
+const STEPS: [&str; 10] = [
+    "request-delivered",
+    "request-copied",
+    // On record, and not started.
+    "prepared",
+    "spawned",
+    "request-copied",
+    "ended",
+    "before-report",
+    "request-published",
+    "request-confirmed",
+    "request-acknowledged",
+];
+
+/// Answers at once.
+const AT_ONCE: &str = "#!/bin/sh\necho '{\"type\":\"answer\",\"json\":1}' >&3\n";
+
+/// The steps of one that is acknowledged before its answer, in an order in which there is something left to be given back.
+const SHELF_STEPS: [&str; 8] = [
+    "shelf-torn-write",
+    "shelf-before-sync",
+    "shelf-before-rename",
+    "shelf-written",
+    "shelf-acknowledged",
+    "shelf-returned",
+    "shelf-answered",
+    "shelf-removed",
+];
+
+/// Answers when its request is on the disk.
+const WHEN_SHELVED: &str = r#"#!/bin/sh
+id=$(sed -n 's/.*"correlationId":"\([0-9]*\)".*/\1/p')
+until grep -qs "\"correlation_id\":\"$id\"" "${0%/*}"/work/requests-requests/*.request; do sleep 0.05; done
+echo '{"type":"answer","json":1}' >&3
+"#;
+
+/// Where workers live and die, one after the other.
+struct Scene {
+    uri: String,
+    client: Client,
+    answers: String,
+    folder: tempfile::TempDir,
+    config: PathBuf,
+    published: usize,
+    deaths: BTreeMap<&'static str, usize>,
+}
+
+impl Scene {
+    async fn new(uri: String, kind: Kind, program: &str, more: &str) -> Self {
+        let client = Client::new(&broker(&uri), kind).await;
+        let answers = format!("{}-answers", client.queue);
+        client.declare(Kind::Durable, &answers).await;
+        let folder = tempfile::tempdir().expect("a folder");
+        // However often it is tried: it is the worker that dies, and not by what it does.
+        let source = format!("[source.requests]\nkind = \"amqp\"\nhandler = \"echo\"\nmax_attempts = 100000\n{more}");
+        let config = config(folder.path(), program, &source);
+        Self { uri, client, answers, folder, config, published: 0, deaths: BTreeMap::new() }
+    }
+
+    async fn publish(&mut self, count: usize) {
+        for _ in 0..count {
+            let id = self.published.to_string();
+            let properties = Client::properties(&id, "/work");
+            let properties = properties.with_reply_to(self.answers.as_str().into()).with_delivery_mode(2);
+            assert!(self.client.publish(properties, id.as_bytes()).await);
+            self.published += 1;
+        }
+    }
+
+    fn worker(&self, crash_at: Option<&str>) -> Process {
+        let mut variables = vec![
+            ("WORKER_REQUESTS_QUEUE", self.client.queue.as_str()),
+            ("WORKER_KEY", "1"),
+            ("WORKER_AMQP_URI", &self.uri),
+            ("WORKER_ACTIVITY_EXCHANGE", ""),
+            ("JOURNEYMAN__WORKER__CAPACITY", "1"),
+            // One that never comes by its step ends all the same.
+            ("JOURNEYMAN__WORKER__EXIT_WHEN_IDLE", "30s"),
+        ];
+        variables.extend(crash_at.map(|at| ("JOURNEYMAN_CRASH_AT", at)));
+        Process::start(self.folder.path(), &self.config, &variables)
+    }
+
+    /// One life, which ends at the step when it comes by so often.
+    async fn dies_at(&mut self, step: &'static str, times: usize) {
+        self.publish(times).await;
+        let at = format!("{step}:{times}");
+        let ended = self.worker(Some(&at)).ends().await;
+        assert_eq!(ended.signal(), Some(Signal::KILL.as_raw()), "at {at}: {}", ended.log);
+        *self.deaths.entry(step).or_default() += 1;
+    }
+
+    /// Works until nothing is left, and answers with how often each request was answered.
+    async fn finish(&mut self) -> BTreeMap<String, usize> {
+        loop {
+            let last = self.worker(None);
+            self.client.until_depth(0, 1).await;
+            last.signal(Signal::TERM);
+            let ended = last.ends().await;
+            assert_eq!(ended.code(), Some(0), "{}", ended.log);
+            if self.client.depth().await == (0, 0) {
+                break;
+            }
+        }
+        let mut answered = BTreeMap::new();
+        while let Some(answer) = self.client.get(&self.answers).await {
+            *answered.entry(id(&answer.properties)).or_default() += 1;
+        }
+        answered
+    }
+
+    fn died(&self, steps: &[&str]) -> usize {
+        steps.iter().filter_map(|step| self.deaths.get(step)).sum()
+    }
+
+    /// Judges: none lost, and as many answers too many as there had to be; where `maybe`, as there may have been.
+    fn judge(&self, what: &str, answered: &BTreeMap<String, usize>, must: &[&str], maybe: &[&str]) {
+        let all: usize = answered.values().sum();
+        let again = all - answered.len();
+        let lost = self.published - answered.len();
+        let deaths: usize = self.deaths.values().sum();
+        println!("{what}: {deaths} deaths, {} requests: lost {lost}, answered again {again}", self.published);
+        assert_eq!(lost, 0, "{:?}", (0..self.published).find(|id| !answered.contains_key(&id.to_string())));
+        let (must, maybe) = (self.died(must), self.died(maybe));
+        assert!((must..=must + maybe).contains(&again), "{again} and not {must} to {}: {answered:?}", must + maybe);
+    }
+}
+
+fn id(properties: &BasicProperties) -> String {
+    properties.correlation_id().as_ref().expect("an id").to_string()
+}
+
+fn runs() -> usize {
+    std::env::var("JOURNEYMAN_CRASH_RUNS").ok().and_then(|text| text.parse().ok()).unwrap_or(4)
+}
+
+async fn die_at_each_step(kind: Kind, runs: usize) {
+    let Some(uri) = shared_uri() else { return };
+    let mut scene = Scene::new(uri, kind, AT_ONCE, "").await;
+    // A quorum queue counts by itself; nothing is copied.
+    let copied = |step: &&str| kind == Kind::Quorum && *step == "request-copied";
+    for run in 0..runs {
+        for step in STEPS.into_iter().filter(|step| !copied(step)) {
+            let times = if step == "request-copied" { 1 } else { 1 + run % 3 };
+            scene.dies_at(step, times).await;
+        }
+    }
+    let answered = scene.finish().await;
+    // A broker that loses a connection may pass over what has just come by it: an answer, or an acknowledgement.
+    let maybe = ["request-published", "request-acknowledged"];
+    scene.judge(&format!("{kind:?}"), &answered, &["request-confirmed", "request-copied"], &maybe);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_dies_at_any_step_of_a_request_loses_none_and_answers_again_only_what_it_must() {
+    assert!(REQUEST_POINTS.iter().all(|point| STEPS.contains(point)));
+    die_at_each_step(Kind::Durable, runs()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_on_a_quorum_queue() {
+    die_at_each_step(Kind::Quorum, runs().div_ceil(2)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_dies_at_any_step_of_an_early_acknowledgement_loses_none_either() {
+    assert!(SHELF_POINTS.iter().all(|point| SHELF_STEPS.contains(point)));
+    let Some(uri) = shared_uri() else { return };
+    let more = "early_acknowledge = \"run-again\"\n[amqp]\nconsumer_timeout = \"4s\"\n";
+    let mut scene = Scene::new(uri, Kind::Durable, WHEN_SHELVED, more).await;
+    for _ in 0..runs().div_ceil(2) {
+        for step in SHELF_STEPS {
+            scene.dies_at(step, 1).await;
+        }
+    }
+    let answered = scene.finish().await;
+    let must = ["shelf-written", "shelf-returned", "shelf-answered"];
+    scene.judge("early acknowledgement", &answered, &must, &["shelf-acknowledged"]);
+    let left = std::fs::read_dir(scene.folder.path().join("work/requests-requests")).expect("the folder");
+    assert_eq!(left.count(), 0, "nothing is left on the disk");
+}

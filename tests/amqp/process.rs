@@ -1,0 +1,127 @@
+//! `journeyman worker` as a process, with a log that tests wait for.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use rustix::process::Signal;
+use tokio::sync::watch;
+
+use crate::support::within;
+
+/// How a process ended, and what it has said.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) status: ExitStatus,
+    pub(crate) log: String,
+}
+
+impl Ended {
+    pub(crate) fn code(&self) -> Option<i32> {
+        self.status.code()
+    }
+
+    /// The signal that ended it, if one did.
+    pub(crate) fn signal(&self) -> Option<i32> {
+        std::os::unix::process::ExitStatusExt::signal(&self.status)
+    }
+}
+
+/// A worker. Killed when it is dropped.
+pub(crate) struct Process {
+    child: Child,
+    said: Arc<Mutex<String>>,
+    lines: watch::Receiver<usize>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Process {
+    /// Starts one in a folder, with these variables and nothing else.
+    pub(crate) fn start(folder: &Path, config: &Path, variables: &[(&str, &str)]) -> Self {
+        Self::of(command(folder, config, variables))
+    }
+
+    /// Starts what [`command`] has made, or something around it.
+    pub(crate) fn of(mut command: Command) -> Self {
+        let mut child = command.spawn().expect("it starts");
+        let said = Arc::new(Mutex::new(String::new()));
+        let lines = watch::Sender::new(0);
+        let (seen, stderr) = (lines.subscribe(), child.stderr.take().expect("it is piped"));
+        let into = Arc::clone(&said);
+        let reader = std::thread::spawn(move || read(stderr, &into, &lines));
+        Self { child, said, lines: seen, reader: Some(reader) }
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).expect("it runs");
+    }
+
+    /// What it has said so far.
+    pub(crate) fn log(&self) -> String {
+        self.said.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits until it has said these words.
+    pub(crate) async fn says(&mut self, words: &str) {
+        within(&format!("the worker says `{words}`"), async {
+            while !self.log().contains(words) {
+                assert!(self.lines.changed().await.is_ok(), "it ended without these words: {}", self.log());
+            }
+        })
+        .await;
+    }
+
+    /// Waits for its end.
+    pub(crate) async fn ends(mut self) -> Ended {
+        let ending = tokio::task::spawn_blocking(move || {
+            drop(self.reader.take().map(JoinHandle::join));
+            Ended { status: self.child.wait().expect("it ends"), log: self.log() }
+        });
+        within("the end of the worker", ending).await.expect("it was waited for")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+fn read(stderr: ChildStderr, into: &Mutex<String>, lines: &watch::Sender<usize>) {
+    for line in BufReader::new(stderr).lines() {
+        let Ok(line) = line else { return };
+        let mut said = into.lock().unwrap_or_else(PoisonError::into_inner);
+        said.push_str(&line);
+        said.push('\n');
+        drop(said);
+        lines.send_modify(|lines| *lines += 1);
+    }
+}
+
+/// `journeyman worker` with these variables and nothing else.
+pub(crate) fn command(folder: &Path, config: &Path, variables: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
+    command.args(["worker", "--config"]).arg(config).arg("--work-dir").arg(folder.join("work"));
+    command.current_dir(folder).env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    command.env("JOURNEYMAN__HOST__SPOT", "off").env("JOURNEYMAN__WORKER__CAPACITY", "2");
+    command.env("JOURNEYMAN__LOG__LEVEL", "debug");
+    command.envs(variables.iter().copied()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+}
+
+/// A configuration in this folder whose one handler is this program, and which says more.
+pub(crate) fn config(folder: &Path, program: &str, more: &str) -> PathBuf {
+    let path = folder.join("handler");
+    let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o755).open(&path).expect("a file");
+    file.write_all(program.as_bytes()).expect("it is written");
+    drop(file);
+    let config = folder.join("journeyman.toml");
+    let text = format!("[handler.echo]\nkind = \"program\"\nexec = [\"{}\"]\n{more}", path.display());
+    std::fs::write(&config, text).expect("it is written");
+    config
+}
