@@ -511,3 +511,29 @@ pub const SHELF_HEAD_BYTES_MAX: usize = 1 << 20;
 pub const AMQP_MANAGEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How much of its answer is read.
 pub const AMQP_MANAGEMENT_BYTES_MAX: usize = 1 << 20;
+/// How long connecting to a service beside the tasks may take; it is on this host as a rule.
+pub const SERVICE_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often a service is asked after that this worker has started, until it answers.
+pub const SERVICE_ASK_STARTING: Duration = Duration::from_millis(100);
+/// How often a service is asked after that somebody else starts, until it answers.
+pub const SERVICE_ASK_ABSENT: Duration = Duration::from_secs(1);
+/// The shortest time between two questions to a service, and the shortest time that it may be given to answer one.
+pub const SERVICE_ASK_EVERY_MIN: Duration = Duration::from_millis(100);
+/// The shortest time that a service may be given to start.
+pub const SERVICE_START_WITHIN_MIN: Duration = Duration::from_millis(100);
+/// How often in a row a service may not answer well before it is started again.
+pub const SERVICE_MISSES_MAX: u32 = 3;
+/// After how many lives in a row that did not last an operator is told of a service.
+pub const SERVICE_FAILURES_SAID: u32 = 3;
+/// After how many more an operator is told again; most of half an hour.
+pub const SERVICE_FAILURES_SAID_EVERY: u32 = 30;
+/// How much of one life of a service is kept of its log.
+pub const SERVICE_LOG_BYTES_MAX: u64 = 64 << 20;
+/// How much is read of what is written down of a service.
+pub const SERVICE_REMAINS_BYTES_MAX: u64 = 64 << 10;
+/// How long services may take to end when their worker ends. Each has a grace of its own.
+pub const SERVICES_END_WAIT: Duration = Duration::from_secs(10 * 60);
+/// How many headers of a request are passed on to a service.
+pub const SERVICE_HEADERS_MAX: usize = 64;
+/// The largest answer of a service to a task that nobody waits for; to a request it is what can be sent.
+pub const SERVICE_ANSWER_BYTES_MAX: usize = 128 << 20;

@@ -14,7 +14,7 @@ use crate::config::secrets::Credentials;
 use crate::config::values::{Size, WORKER_NAME_CHARS_MAX, WORKER_NAME_CHARS_MAX_AZURE};
 use crate::config::{Environment, schema};
 use crate::handler::log::LogLimits;
-use crate::handler::{self, Handler, command, environment, process, program};
+use crate::handler::{self, Handler, command, environment, http, process, program};
 use crate::host::containment::{Demand, Level, Limits, Unproven, Wanted};
 use crate::redact;
 use crate::source::taskcluster::{self, Api, ApiSettings, Dialect, Taskcluster, Timeouts};
@@ -256,7 +256,41 @@ pub(super) fn handler(config: &Config, name: &str, environment: &Environment) ->
             Ok(handler::erase(command::Command::new(of_command(wanted, environment, config.log.redact_env.clone()))))
         }
         HandlerKind::Program => program(name, wanted, environment),
+        HandlerKind::Http => Ok(handler::erase(service(name, wanted, environment)?)),
     }
+}
+
+/// A service as a handler.
+///
+/// # Errors
+///
+/// [`Exit::Config`] where it cannot be forwarded to, [`Exit::Unfit`] where its program is not there.
+pub(super) fn service(name: &str, wanted: &HandlerConfig, environment: &Environment) -> Result<http::Http, Failure> {
+    let target = match (&wanted.url, &wanted.socket) {
+        (Some(url), _) => http::Target::Tcp(url.parts().clone()),
+        (None, Some(socket)) => http::Target::Unix(socket.0.clone()),
+        (None, None) => {
+            return Err(Failure::new(Exit::Config, format!("handler {name}: it needs `url` or `socket`")));
+        }
+    };
+    let env = environment::pick(&wanted.env_allow, environment.pairs());
+    if let Some(program) = wanted.exec.first() {
+        process::locate(program, &env, Path::new(""))
+            .map_err(|error| Failure::new(Exit::Unfit, format!("handler {name}: {error}")))?;
+    }
+    let service = || http::Service { exec: wanted.exec.clone(), env, grace: wanted.grace.0 };
+    let settings = http::Settings {
+        name: name.to_owned(),
+        target,
+        health: wanted.health.clone(),
+        health_every: wanted.health_every.0,
+        health_timeout: wanted.health_timeout.0,
+        start_within: wanted.start_within.0,
+        max_run_time: wanted.max_run_time.0,
+        forward_headers: wanted.forward_headers.clone(),
+        service: (!wanted.exec.is_empty()).then(service),
+    };
+    http::Http::new(settings).map_err(|error| Failure::of(Exit::Config, &error))
 }
 
 fn of_command(wanted: &schema::Handler, environment: &Environment, redact_env: Vec<String>) -> command::Settings {

@@ -98,10 +98,21 @@ impl Inspection<'_> {
         match handler.kind {
             HandlerKind::Command => {}
             HandlerKind::Program => self.program(name, handler),
+            HandlerKind::Http => self.programs(name, handler),
         }
     }
 
     fn program(&mut self, name: &str, handler: &Handler) {
+        self.programs(name, handler);
+        let schema = handler.schema.as_ref().map(|file| file.0.clone());
+        let settings = program::Settings { schema, ..program::Settings::new(name, vec!["-".to_owned()]) };
+        if let Err(Misconfigured::Schema { path, what, .. }) = program::Program::new(settings) {
+            let what = format!("cannot use {}: {what}", path.display());
+            self.unusable(&format!("handler.{name}.schema"), what, "it has to be a file that holds a JSON Schema");
+        }
+    }
+
+    fn programs(&mut self, name: &str, handler: &Handler) {
         let env = environment::pick(&handler.env_allow, self.environment.pairs());
         for (key, arguments) in [("exec", &handler.exec), ("check", &handler.check)] {
             let Some(program) = arguments.first() else { continue };
@@ -109,12 +120,6 @@ impl Inspection<'_> {
                 let help = "a program is a file that may be executed, or a name that is found in PATH";
                 self.unusable(&format!("handler.{name}.{key}"), error.to_string(), help);
             }
-        }
-        let schema = handler.schema.as_ref().map(|file| file.0.clone());
-        let settings = program::Settings { schema, ..program::Settings::new(name, vec!["-".to_owned()]) };
-        if let Err(Misconfigured::Schema { path, what, .. }) = program::Program::new(settings) {
-            let what = format!("cannot use {}: {what}", path.display());
-            self.unusable(&format!("handler.{name}.schema"), what, "it has to be a file that holds a JSON Schema");
         }
     }
 

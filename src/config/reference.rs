@@ -208,7 +208,10 @@ fn sample(key: &Key) -> String {
     match name {
         "from" => "\"requests\"".to_owned(),
         "to" => "\"builds\"".to_owned(),
+        "socket" if key.key.starts_with("handler.") => "\"/run/echo/echo.sock\"".to_owned(),
         "socket" => "\"/run/journeyman/control.sock\"".to_owned(),
+        "url" => "\"http://127.0.0.1:8080\"".to_owned(),
+        "health" => "\"/health\"".to_owned(),
         "otlp" => "\"http://127.0.0.1:4318\"".to_owned(),
         "service_name" => "\"journeyman\"".to_owned(),
         "listen" => "\"127.0.0.1:7080\"".to_owned(),

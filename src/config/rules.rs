@@ -219,6 +219,7 @@ impl Rules<'_> {
                         format!("[{key}] is of kind `command`, where the task brings what is run, and has `{odd}`");
                     self.push(Code::Conflict, &join(&key, odd), what, "did you mean kind = \"program\"?");
                 }
+                self.no_service(&key, handler, "command");
             }
             HandlerKind::Program if handler.default_run_time.is_some() => {
                 let what = format!(
@@ -226,8 +227,35 @@ impl Rules<'_> {
                 );
                 self.push(Code::Conflict, &join(&key, "default_run_time"), what, "");
             }
-            HandlerKind::Program => {}
+            HandlerKind::Program => self.no_service(&key, handler, "program"),
+            HandlerKind::Http => self.service(&key, handler),
         }
+    }
+
+    fn service(&mut self, key: &str, handler: &Handler) {
+        if handler.url.is_some() == handler.socket.is_some() {
+            let what = format!("[{key}] is of kind `http` and needs one of `url` and `socket`");
+            self.push(Code::Missing, key, what, "such as `url = \"http://127.0.0.1:8080\"`");
+        }
+        if handler.health.as_ref().is_some_and(|path| !path.starts_with('/')) {
+            let what = format!("[{key}] needs a `health` that begins with `/`");
+            self.push(Code::Value, &join(key, "health"), what, "such as \"/health\"");
+        }
+        let set = [
+            ("check", !handler.check.is_empty()),
+            ("schema", handler.schema.is_some()),
+            ("default_run_time", handler.default_run_time.is_some()),
+        ];
+        self.of_other_kind(key, "http", &set);
+    }
+
+    fn no_service(&mut self, key: &str, handler: &Handler, kind: &str) {
+        let set = [
+            ("url", handler.url.is_some()),
+            ("socket", handler.socket.is_some()),
+            ("health", handler.health.is_some()),
+        ];
+        self.of_other_kind(key, kind, &set);
     }
 
     fn one_of(&mut self, key: &str, name: &str, value: bool, file: bool) {

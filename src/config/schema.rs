@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::values::{File, Filter, Listen, Queue as TaskQueue, Secret, SecretFile, Size, Span, Url, WorkerName};
 use crate::limits::{
-    ACTIVITY_REPEAT_MIN, CLAIM_TIMEOUT_MIN, POLL_INTERVAL_MIN, RUN_TIME_MIN, STATUS_POLL_MIN, TASK_LOG_BYTES_MIN,
+    ACTIVITY_REPEAT_MIN, CLAIM_TIMEOUT_MIN, POLL_INTERVAL_MIN, RUN_TIME_MIN, SERVICE_ASK_EVERY_MIN,
+    SERVICE_START_WITHIN_MIN, STATUS_POLL_MIN, TASK_LOG_BYTES_MIN,
 };
 
 /// A whole configuration.
@@ -548,9 +549,33 @@ pub struct Handler {
     /// What kind of handler it is.
     #[serde(default)]
     pub kind: HandlerKind,
-    /// The program and its arguments. For `program` only, and needed there.
+    /// The program and its arguments. Needed for `program`; for `http` it is the service that the worker starts, asks after and starts again, and without it somebody else does.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exec: Vec<String>,
+    /// Where the service listens, such as `http://127.0.0.1:8080`; the path of a request is put behind it. For `http`, which needs it or `socket`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub url: Option<Url>,
+    /// The Unix socket that the service listens on. For `http` only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub socket: Option<File>,
+    /// The path that answers with 2xx where the service is well [built-in: it is well where it can be connected to]. For `http` only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health: Option<String>,
+    /// How often the service is asked after while it is well. For `http` only.
+    #[serde(default = "health_every")]
+    #[schemars(extend("x-least" = Span(SERVICE_ASK_EVERY_MIN)))]
+    pub health_every: Span,
+    /// How long the service may take to say that it is well. Not in time three times in a row, it is ended and started again; while it is at work at a request, silence counts for nothing. For `http` only.
+    #[serde(default = "health_timeout")]
+    #[schemars(extend("x-least" = Span(SERVICE_ASK_EVERY_MIN)))]
+    pub health_timeout: Span,
+    /// How long the service may take until it is well, before it is ended and started again, and how long a task waits for it before it is handed back. For `http` only.
+    #[serde(default = "start_within")]
+    #[schemars(extend("x-least" = Span(SERVICE_START_WITHIN_MIN)))]
+    pub start_within: Span,
+    /// Which headers of a request are passed on to the service; `*` at the end stands for anything. For `http` only.
+    #[serde(default = "forward_headers")]
+    pub forward_headers: Vec<String>,
     /// A program that checks a payload before it is run. For `program` only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub check: Vec<String>,
@@ -573,6 +598,22 @@ pub struct Handler {
     pub grace: Span,
 }
 
+fn health_every() -> Span {
+    built_in("5s")
+}
+
+fn health_timeout() -> Span {
+    built_in("5s")
+}
+
+fn start_within() -> Span {
+    built_in("1m")
+}
+
+fn forward_headers() -> Vec<String> {
+    ["x-*", "tracestate"].map(str::to_owned).to_vec()
+}
+
 fn passed_on() -> Vec<String> {
     ["PATH", "LANG", "TZ"].map(str::to_owned).to_vec()
 }
@@ -590,6 +631,13 @@ impl Default for Handler {
         Self {
             kind: HandlerKind::Command,
             exec: Vec::new(),
+            url: None,
+            socket: None,
+            health: None,
+            health_every: health_every(),
+            health_timeout: health_timeout(),
+            start_within: start_within(),
+            forward_headers: forward_headers(),
             check: Vec::new(),
             schema: None,
             env_allow: passed_on(),
@@ -609,6 +657,8 @@ pub enum HandlerKind {
     /// Runs a program that is given the payload.
     #[default]
     Program,
+    /// Forwards the task to a service that speaks HTTP.
+    Http,
 }
 
 /// The embedded queue.

@@ -292,6 +292,12 @@ impl Url {
     pub fn as_str(&self) -> &str {
         self.0.as_str().trim_end_matches('/')
     }
+
+    /// The address, taken apart.
+    #[must_use]
+    pub const fn parts(&self) -> &url::Url {
+        &self.0
+    }
 }
 
 impl Text for Url {

@@ -18,6 +18,7 @@ pub mod outcome;
 pub mod patience;
 pub mod poll;
 pub mod refusal;
+pub mod service;
 pub mod slots;
 pub mod time;
 pub mod trace;

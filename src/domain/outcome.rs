@@ -63,6 +63,8 @@ pub enum Unprepared {
     Internal,
     /// The host is at fault, so that another one may do better.
     Host,
+    /// What runs it is not there at present, so that another worker, or this one later, may do better.
+    Away,
 }
 
 impl Unprepared {
@@ -73,7 +75,7 @@ impl Unprepared {
             Self::Malformed => Reason::MalformedPayload,
             Self::Unavailable => Reason::ResourceUnavailable,
             Self::Internal => Reason::InternalError,
-            Self::Host => Reason::WorkerShutdown,
+            Self::Host | Self::Away => Reason::WorkerShutdown,
         })
     }
 }
@@ -93,6 +95,8 @@ pub enum Verdict {
     Internal,
     /// The host could not run it, so that another one may do better.
     Host,
+    /// What runs it was not there, so that another worker, or this one later, may do better.
+    Away,
 }
 
 impl Verdict {
@@ -105,7 +109,7 @@ impl Verdict {
             Self::Intermittent => Outcome::Exception(Reason::IntermittentTask),
             Self::Unavailable => Outcome::Exception(Reason::ResourceUnavailable),
             Self::Internal => Outcome::Exception(Reason::InternalError),
-            Self::Host => Outcome::Exception(Reason::WorkerShutdown),
+            Self::Host | Self::Away => Outcome::Exception(Reason::WorkerShutdown),
         }
     }
 }

@@ -306,6 +306,12 @@ impl Poller {
         self.recover = self.manner.recovers;
     }
 
+    /// Whether it is to be asked for lost claims before it is polled.
+    #[must_use]
+    pub const fn owes_a_recovery(&self) -> bool {
+        self.recover
+    }
+
     /// A claim from this source was answered in a way that shows our credentials are good.
     pub const fn accepted(&mut self) {
         self.denied_claim.reset();

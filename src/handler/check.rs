@@ -11,17 +11,22 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::domain::id::{Run, TaskId};
 use crate::host::clock::Clock;
+use crate::host::containment::Containment;
+use crate::limits::PROCESS_KILLED_WAIT;
 
 use super::artifact::Artifacts;
+use super::beside::{Beside, Serving, Word};
 use super::collect::Item;
+use super::http::Http;
 use super::log::{LogLimits, TaskLog};
 use super::process::{Bounds, Cause, Effort, shown};
 use super::program::{Program, Spoken, judge};
-use super::{Cancel, CancelCause, Context, Handler, NotCompleted, NotPrepared, Task};
+use super::{Cancel, CancelCause, Context, Handler, NotCompleted, NotPrepared, PayloadHandler as _, Task, erase};
 
 /// How long a program is left alone before it is told to end, unless it writes something earlier.
 pub const CANCEL_AFTER: Duration = Duration::from_millis(500);
@@ -110,6 +115,98 @@ pub async fn check_program(plan: &Plan, folder: &Path) -> io::Result<Report> {
         cancel(plan, payload, folder, &mut report).await?;
     }
     Ok(report)
+}
+
+/// What a service is checked with.
+#[derive(Debug)]
+pub struct ServicePlan {
+    /// The service.
+    pub service: Http,
+    /// A payload that it answers well.
+    pub payload: Option<Value>,
+    /// A payload that it answers with an error.
+    pub bad_payload: Option<Value>,
+    /// How long it may take to be well, and each request.
+    pub patience: Duration,
+}
+
+/// Starts a service where that is this worker's part, and forwards to it. `folder` is an empty one for its tasks and logs, and
+/// is left to the caller.
+///
+/// # Errors
+///
+/// Where a folder for a run cannot be made.
+pub async fn check_service(plan: &ServicePlan, folder: &Path) -> io::Result<Report> {
+    let mut report = Report { cases: Vec::new(), logs: Vec::new() };
+    let (beside, mut lent) = Beside::lend(folder.join("service"), Clock::boot(), Containment::none());
+    let service = plan.service.clone();
+    let mut kept = JoinSet::new();
+    kept.spawn(async move { service.beside(beside).await });
+    let there = timeout(plan.patience, lent.word.wait_for(|word| word.serving == Serving::Up)).await;
+    let there = there.is_ok_and(|heard| heard.is_ok());
+    let Word { what, log, .. } = lent.word.borrow().clone();
+    report.logs.extend(log.clone());
+    report.add("is there and well", broken_if((!there).then_some(what)));
+    if there {
+        answer_well(plan, folder, &mut report).await?;
+        answer_ill(plan, folder, &mut report).await?;
+    }
+    lent.over.send_replace(true);
+    let grace = plan.service.grace();
+    const RULE: &str = "ends within its grace when it is told to";
+    let began = tokio::time::Instant::now();
+    let ended = timeout(grace.unwrap_or_default().saturating_add(PROCESS_KILLED_WAIT * 4), kept.join_next()).await;
+    report.add(
+        RULE,
+        match (grace, ended) {
+            (None, _) => CaseResult::NotSeen("somebody else starts it".to_owned()),
+            (Some(_), Err(_)) => CaseResult::Broken("it does not end although it was killed".to_owned()),
+            (Some(grace), Ok(_)) if began.elapsed() >= grace => CaseResult::Broken(format!(
+                "it was still there {} after SIGTERM, and killed; end on SIGTERM, and pass it on to what you started",
+                shown(grace)
+            )),
+            (Some(_), Ok(_)) => CaseResult::Kept,
+        },
+    );
+    Ok(report)
+}
+
+async fn answer_well(plan: &ServicePlan, folder: &Path, report: &mut Report) -> io::Result<()> {
+    const RULE: &str = "answers a good payload with 2xx";
+    let Some(payload) = &plan.payload else {
+        let why = "give a payload that it answers well".to_owned();
+        report.add(RULE, CaseResult::NotSeen(why));
+        return Ok(());
+    };
+    let stage = Stage::new(folder, "payload", payload)?;
+    report.logs.push(stage.log());
+    let why = forwarded(plan, payload, &stage).await.err();
+    report.add(RULE, broken_if(why));
+    Ok(())
+}
+
+async fn answer_ill(plan: &ServicePlan, folder: &Path, report: &mut Report) -> io::Result<()> {
+    const RULE: &str = "answers a bad payload with an error";
+    let Some(payload) = &plan.bad_payload else {
+        let why = "give a payload that it answers with an error".to_owned();
+        report.add(RULE, CaseResult::NotSeen(why));
+        return Ok(());
+    };
+    let stage = Stage::new(folder, "bad-payload", payload)?;
+    report.logs.push(stage.log());
+    let accepted = forwarded(plan, payload, &stage).await.is_ok();
+    report.add(RULE, broken_if(accepted.then(|| "it is answered with 2xx".to_owned())));
+    Ok(())
+}
+
+/// How it went, where that is not well.
+async fn forwarded(plan: &ServicePlan, payload: &Value, stage: &Stage) -> Result<(), String> {
+    let forward = async {
+        let handler = erase(plan.service.clone());
+        let ready = handler.prepare(payload.clone(), &stage.context).await.map_err(|refused| told(&refused))?;
+        ready.execute(&stage.context).await.map_err(|error| ended(&error))
+    };
+    timeout(plan.patience, forward).await.unwrap_or_else(|_| Err(format!("not done after {}", shown(plan.patience))))
 }
 
 /// A bad payload is refused before it is started.
@@ -226,9 +323,10 @@ fn broken_if(why: Option<String>) -> CaseResult {
 fn told(refused: &NotPrepared) -> String {
     match refused {
         NotPrepared::Malformed(sentences) => sentences.join("\n"),
-        NotPrepared::Unavailable(sentence) | NotPrepared::Internal(sentence) | NotPrepared::Host(sentence) => {
-            sentence.clone()
-        }
+        NotPrepared::Unavailable(sentence)
+        | NotPrepared::Internal(sentence)
+        | NotPrepared::Host(sentence)
+        | NotPrepared::Away(sentence) => sentence.clone(),
     }
 }
 
@@ -238,7 +336,8 @@ fn ended(error: &NotCompleted) -> String {
         | NotCompleted::Intermittent(sentence)
         | NotCompleted::Unavailable(sentence)
         | NotCompleted::Internal(sentence)
-        | NotCompleted::Host(sentence) => sentence.clone(),
+        | NotCompleted::Host(sentence)
+        | NotCompleted::Away(sentence) => sentence.clone(),
     }
 }
 

@@ -6,6 +6,7 @@
 
 pub mod artifact;
 pub mod beneath;
+pub mod beside;
 pub mod check;
 pub mod collect;
 pub mod command;
@@ -13,6 +14,7 @@ pub mod context;
 pub mod environment;
 mod exit;
 pub mod fault;
+pub mod http;
 pub mod log;
 pub mod message;
 pub mod process;
@@ -28,6 +30,7 @@ use serde::de::DeserializeOwned;
 
 use schema::Checked;
 
+pub use beside::Beside;
 pub use context::{Cancel, CancelCause, Context, Task};
 pub use request::Request;
 
@@ -43,6 +46,8 @@ pub enum NotPrepared {
     /// The host is at fault: no disk, no memory, no more processes or files. The task is handed back, as `worker-shutdown`,
     /// which the queue retries, and the worker claims nothing until its host was found fit.
     Host(String),
+    /// What runs it is not there at present. The task is handed back, as `worker-shutdown`, which the queue retries.
+    Away(String),
 }
 
 /// Why a payload that was started did not succeed. The sentence goes into the task's log.
@@ -58,6 +63,8 @@ pub enum NotCompleted {
     Internal(String),
     /// The host could not run it: no disk, no memory, no more processes or files. As [`NotPrepared::Host`].
     Host(String),
+    /// What runs it was not there, and nothing of it ran. As [`NotPrepared::Away`].
+    Away(String),
 }
 
 /// A kind of payload and how to run it.
@@ -92,6 +99,19 @@ pub trait PayloadHandler: Send + Sync + 'static {
         prepared: Self::Prepared,
         context: &Context,
     ) -> impl Future<Output = Result<(), NotCompleted>> + Send;
+
+    /// What it keeps there beside its tasks, by a name that can be a file's; `None` is nothing.
+    fn runs_beside(&self) -> Option<String> {
+        None
+    }
+
+    /// Keeps there what its tasks need, such as a service that they are forwarded to, until [`Beside::over`] resolves. Called
+    /// once, before the first task, where [`PayloadHandler::runs_beside`] says so: nothing is claimed for this handler until
+    /// [`Beside::say`] was told that tasks can come, and while it says that they cannot.
+    fn beside(&self, lent: Beside) -> impl Future<Output = ()> + Send {
+        drop(lent);
+        std::future::ready(())
+    }
 }
 
 /// A future that a handler made.
@@ -111,6 +131,17 @@ pub trait Handler: Send + Sync + 'static {
         payload: serde_json::Value,
         context: &'a Context,
     ) -> Pending<'a, Result<Box<dyn Prepared>, NotPrepared>>;
+
+    /// As [`PayloadHandler::runs_beside`].
+    fn runs_beside(&self) -> Option<String> {
+        None
+    }
+
+    /// As [`PayloadHandler::beside`].
+    fn beside(&self, lent: Beside) -> Pending<'_, ()> {
+        drop(lent);
+        Box::pin(std::future::ready(()))
+    }
 }
 
 /// A payload that is ready to be started.
@@ -161,6 +192,14 @@ impl<H: PayloadHandler> Handler for Erased<H> {
             let ready: Box<dyn Prepared> = Box::new(Ready { handler, prepared });
             Ok(ready)
         })
+    }
+
+    fn runs_beside(&self) -> Option<String> {
+        self.handler.runs_beside()
+    }
+
+    fn beside(&self, lent: Beside) -> Pending<'_, ()> {
+        Box::pin(self.handler.beside(lent))
     }
 }
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// A request. In Rust it is a [`PayloadHandler::Payload`](super::PayloadHandler::Payload), in any other language the
 /// `payload` of the document on standard input.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Request {
     /// What is asked for, from the header `x-rpc-path`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -38,7 +38,7 @@ pub struct Request {
     /// The body in base64, where it is not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub body_base64: Option<String>,
-    /// What the body says, where it is JSON of at most 1 MiB.
+    /// What the body says, where it is JSON of at most 1 MiB. Alone, it is the body.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub json: Option<serde_json::Value>,
 }
@@ -58,12 +58,18 @@ impl Request {
     /// The body, byte for byte.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
-        match (&self.body, &self.body_base64) {
-            (Some(text), _) => text.clone().into_bytes(),
-            // It was encoded here.
-            (None, Some(encoded)) => STANDARD.decode(encoded).unwrap_or_default(),
-            (None, None) => Vec::new(),
+        match (&self.body, &self.body_base64, &self.json) {
+            (Some(text), _, _) => text.clone().into_bytes(),
+            (None, Some(_), _) => self.decoded().unwrap_or_default(),
+            (None, None, Some(json)) => json.to_string().into_bytes(),
+            (None, None, None) => Vec::new(),
         }
+    }
+
+    /// What `body_base64` stands for; `None` where there is none, or it is no base64.
+    #[must_use]
+    pub fn decoded(&self) -> Option<Vec<u8>> {
+        STANDARD.decode(self.body_base64.as_ref()?).ok()
     }
 }
 
@@ -87,6 +93,14 @@ mod tests {
             let read: Request = serde_json::from_value(serde_json::to_value(&request).unwrap()).unwrap();
             assert_eq!(read.bytes(), body);
         }
+    }
+
+    #[test]
+    fn a_task_may_give_its_body_as_json_and_misspells_nothing_in_silence() {
+        let request: Request = serde_json::from_str(r#"{"path": "/x", "json": {"a": 1}}"#).unwrap();
+        assert_eq!(request.bytes(), b"{\"a\":1}");
+        assert!(serde_json::from_str::<Request>(r#"{"bodi": "x"}"#).is_err());
+        assert_eq!(Request { body_base64: Some("no base64!".to_owned()), ..Request::default() }.decoded(), None);
     }
 
     #[test]

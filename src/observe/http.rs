@@ -236,6 +236,7 @@ fn checks(view: &View) -> Vec<Check> {
         held("not paused", &[Blocked::Paused]),
         Check { name: "stays", wrong: going.then(|| why.clone()), remark: None },
         held("host is fit", &[Blocked::Unfit]),
+        held("services", &[Blocked::Service]),
         held("disk", &[Blocked::Disk]),
         held("memory", &[Blocked::Memory]),
         Check { name: "slots", wrong: None, remark: Some(remark) },

@@ -14,7 +14,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::control::Status;
 use crate::worker::record::Spans;
-use crate::worker::view::{Blocked, Source, State};
+use crate::worker::view::{Blocked, Service, Source, State};
 
 /// What the text is.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -81,6 +81,7 @@ impl Family {
 }
 
 const SOURCE: &[&str] = &["source"];
+const HANDLER: &[&str] = &["handler"];
 const PROVIDER: &[&str] = &["provider"];
 
 const FAMILIES: &[Family] = &[
@@ -170,6 +171,14 @@ const FAMILIES: &[Family] = &[
     })
     .by(SOURCE)
     .in_unit("seconds"),
+    gauge("service_up", "1 where what a handler keeps there beside its tasks can take them; absent where none does.", |status| {
+        services(status, |service| flag(service.up))
+    })
+    .by(HANDLER),
+    counter("service_restarts", "How often what a handler keeps there beside its tasks was started again.", |status| {
+        services(status, |service| float(service.restarts))
+    })
+    .by(HANDLER),
     counter("delete_failures", "Attempts to delete a message that failed.", |s| count(s.view.counts.deletes_failed)),
     counter("high_dequeue_counts", "Messages received more often than `worker.dequeue_alert`.", |status| {
         count(status.view.counts.dequeue_alerts)
@@ -288,6 +297,10 @@ fn count(many: u64) -> Vec<Sample> {
 
 fn each(status: &Status, value: impl Fn(&Source) -> f64) -> Vec<Sample> {
     status.view.sources.iter().map(|source| labeled([&source.name], value(source))).collect()
+}
+
+fn services(status: &Status, value: impl Fn(&Service) -> f64) -> Vec<Sample> {
+    status.view.services.iter().map(|service| labeled([&service.name], value(service))).collect()
 }
 
 /// As Prometheus keeps it: exact up to 2^53.

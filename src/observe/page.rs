@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::control::Status;
 use crate::worker::look::{bytes, span};
-use crate::worker::view::{Blocked, Host, Outcomes, Source, State, Task, View};
+use crate::worker::view::{Blocked, Host, Outcomes, Service, Source, State, Task, View};
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
@@ -142,6 +142,10 @@ fn body(status: &Status, clock: Clock) -> Markup {
             @if view.tasks.is_empty() { (no_tasks(view)) } @else { (tasks(&view.tasks, clock)) }
             h2 { "Sources" }
             (sources(&view.sources, clock))
+            @if !view.services.is_empty() {
+                h2 { "Services" }
+                (services(&view.services))
+            }
             h2 { "Last hour" }
             (hour(view.last_hour))
         }
@@ -154,7 +158,7 @@ fn first(view: &View) -> Markup {
         view.sources.iter().filter(|source| source.in_trouble).map(|source| source.name.as_str()).collect();
     let none = !down.is_empty() && !view.sources.iter().any(answered);
     let mood = match view.blocked {
-        Some(Blocked::Disk | Blocked::Memory | Blocked::Unfit) => "first bad",
+        Some(Blocked::Disk | Blocked::Memory | Blocked::Unfit | Blocked::Service) => "first bad",
         Some(Blocked::Paused | Blocked::Leaving | Blocked::Draining | Blocked::HandingBack | Blocked::Exited) => {
             "first warn"
         }
@@ -295,6 +299,26 @@ fn sources(sources: &[Source], clock: Clock) -> Markup {
                             }
                         }
                         td data-label="claims" { (source.counts.claims) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn services(services: &[Service]) -> Markup {
+    html! {
+        table {
+            thead { tr { th { "handler" } th { "answers" } th { "what it does" } th { "started again" } } }
+            tbody {
+                @for service in services {
+                    tr {
+                        td data-label="handler" { (service.name) }
+                        td data-label="answers" {
+                            @if service.up { span.good { "ok" } } @else { span.bad { "down" } }
+                        }
+                        td data-label="what it does" { (service.what) }
+                        td data-label="started again" { (service.restarts) }
                     }
                 }
             }

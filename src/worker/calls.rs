@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 use crate::domain::claim::Settled;
 use crate::domain::fitness::Condition;
@@ -13,6 +13,7 @@ use crate::domain::outcome::{Emptiness, Outcome, Unprepared, Verdict};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 use crate::domain::worker::Room;
+use crate::handler::beside::Word;
 use crate::handler::{Context, Handler, NotCompleted, NotPrepared, Prepared};
 use crate::host::room;
 use crate::limits::{KILL_SLACK, ROOM_EVERY};
@@ -29,22 +30,78 @@ use crate::host::journal::Recorded;
 
 /// What a call brings back.
 pub(super) enum Back {
-    Measured { room: Room },
-    Opened { source: SourceId, sent_at: Instant, answer: Result<Opened, Refused> },
-    Polled { source: SourceId, lane: Lane, sent_at: Instant, answer: Result<Batch, Refused> },
-    Recovered { source: SourceId, sent_at: Instant, answer: Result<Recovered, Refused> },
-    Claimed { claim: Token, sent_at: Instant, answer: Result<Grant, Refused> },
-    TakenOver { claim: Token, sent_at: Instant, answer: Result<Grant, Refused> },
-    Deleted { message: Token, answer: Result<(), Refused> },
-    Prepared { claim: Token, answer: Result<Box<dyn Prepared>, Unprepared> },
-    Ended { claim: Token, verdict: Verdict, emptiness: Emptiness },
-    Vacated { claim: Token },
-    Settled { claim: Token, settled: Settled },
-    Reported { claim: Token, answer: Result<(), Refused> },
-    Reclaimed { claim: Token, sent_at: Instant, answer: Result<Duration, Refused> },
-    Checked { claim: Token, answer: Result<bool, Refused> },
+    Measured {
+        room: Room,
+    },
+    Opened {
+        source: SourceId,
+        sent_at: Instant,
+        answer: Result<Opened, Refused>,
+    },
+    Polled {
+        source: SourceId,
+        lane: Lane,
+        sent_at: Instant,
+        answer: Result<Batch, Refused>,
+    },
+    Recovered {
+        source: SourceId,
+        sent_at: Instant,
+        answer: Result<Recovered, Refused>,
+    },
+    Claimed {
+        claim: Token,
+        sent_at: Instant,
+        answer: Result<Grant, Refused>,
+    },
+    TakenOver {
+        claim: Token,
+        sent_at: Instant,
+        answer: Result<Grant, Refused>,
+    },
+    Deleted {
+        message: Token,
+        answer: Result<(), Refused>,
+    },
+    Prepared {
+        claim: Token,
+        answer: Result<Box<dyn Prepared>, Unprepared>,
+    },
+    Ended {
+        claim: Token,
+        verdict: Verdict,
+        emptiness: Emptiness,
+    },
+    Vacated {
+        claim: Token,
+    },
+    Settled {
+        claim: Token,
+        settled: Settled,
+    },
+    Reported {
+        claim: Token,
+        answer: Result<(), Refused>,
+    },
+    Reclaimed {
+        claim: Token,
+        sent_at: Instant,
+        answer: Result<Duration, Refused>,
+    },
+    Checked {
+        claim: Token,
+        answer: Result<bool, Refused>,
+    },
     Looked(Condition),
-    Told { source: SourceId, news: News },
+    Told {
+        source: SourceId,
+        news: News,
+    },
+    /// What is said of what a handler keeps there; `None` where nothing is said any more.
+    Heard {
+        beside: usize,
+        word: Option<watch::Receiver<Word>>,
+    },
 }
 
 impl Back {
@@ -65,7 +122,8 @@ impl Back {
             | Self::Reclaimed { .. }
             | Self::Checked { .. }
             | Self::Looked(_)
-            | Self::Told { .. } => &[],
+            | Self::Told { .. }
+            | Self::Heard { .. } => &[],
         }
     }
 
@@ -87,7 +145,8 @@ impl Back {
             | Self::Recovered { .. }
             | Self::Deleted { .. }
             | Self::Looked(_)
-            | Self::Told { .. } => None,
+            | Self::Told { .. }
+            | Self::Heard { .. } => None,
         }
     }
 }
@@ -114,6 +173,14 @@ pub(super) async fn news(source: Arc<dyn Source>, id: SourceId) -> Back {
             tracing::error!(panic = text, "a source panicked; it will have no more news");
             std::future::pending().await
         }
+    }
+}
+
+/// Waits for what is said of what a handler keeps there.
+pub(super) async fn word(beside: usize, mut word: watch::Receiver<Word>) -> Back {
+    match word.changed().await {
+        Ok(()) => Back::Heard { beside, word: Some(word) },
+        Err(_) => Back::Heard { beside, word: None },
     }
 }
 
@@ -245,6 +312,11 @@ pub(super) async fn prepare(
             note(&format!("not started and handed back, this host is at fault: {sentence}"));
             Err(Unprepared::Host)
         }
+        Ok(Err(NotPrepared::Away(sentence))) => {
+            tracing::warn!(claim.run = %context.task().run, "handed back: {sentence}");
+            note(&format!("not started and handed back: {sentence}"));
+            Err(Unprepared::Away)
+        }
         Err(Panicked(text)) => {
             tracing::error!(claim.run = %context.task().run, panic = text, "the handler panicked while it prepared");
             note("not started: the handler panicked while it prepared; the worker's log says more");
@@ -315,6 +387,11 @@ fn verdict(ended: Result<Result<(), NotCompleted>, Panicked>, context: &Context)
             tracing::error!(claim.run = %context.task().run, "the host is at fault: {sentence}");
             note(&format!("not completed and handed back, this host is at fault: {sentence}"));
             Verdict::Host
+        }
+        Ok(Err(NotCompleted::Away(sentence))) => {
+            tracing::warn!(claim.run = %context.task().run, "handed back: {sentence}");
+            note(&format!("handed back: {sentence}"));
+            Verdict::Away
         }
         Err(Panicked(text)) => {
             tracing::error!(claim.run = %context.task().run, panic = text, "the handler panicked");

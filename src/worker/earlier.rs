@@ -17,6 +17,7 @@ use crate::host::containment::{Unproven, end_of_earlier_life, kill_leftovers};
 use crate::host::crash::crash_point;
 use crate::host::journal::{self, Journal};
 use crate::host::presence::Presence;
+use crate::host::remains;
 use crate::source::{Grant, Refused};
 
 use super::calls;
@@ -24,6 +25,9 @@ use super::counters::count;
 use super::engine::Engine;
 use super::live::Recording;
 use super::view::Recovered;
+
+/// The folder in the work folder that services beside the tasks have.
+pub(super) const SERVICES: &str = "services";
 
 /// Takes the names that this worker claims by: whoever else has one is no earlier life of it, but lives.
 ///
@@ -73,6 +77,16 @@ pub(super) fn look_back(folder: &Path, claimants: &[Box<str>], unproven: Unprove
             plan.kill.len()
         }
     };
+    let services = folder.join(SERVICES);
+    let left = remains::read(&services, &found.boot);
+    match kill_leftovers(&left) {
+        Ok(0) => {}
+        Ok(killed) => {
+            tracing::warn!(services = killed, "what an earlier life of this worker left of its services was killed")
+        }
+        Err(error) => end_of_earlier_life(&error.to_string(), unproven)?,
+    }
+    remains::forget_all(&services);
     Ok(Past { found, plan, killed })
 }
 

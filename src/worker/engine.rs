@@ -5,7 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 
 use crate::domain::claim::KillCause;
@@ -13,10 +13,12 @@ use crate::domain::id::{Deployment, Run, SourceId, Token};
 use crate::domain::journal::{EntryId, Held};
 use crate::domain::outcome::{Emptiness, Unprepared, Verdict};
 use crate::domain::refusal::Refusal;
+use crate::domain::service::Serving;
 use crate::domain::time::Instant as Moment;
 use crate::domain::worker::{
     self as rules, Brought, Effect, Event, Exit, Found, Haul, Lanes, LeftOver, Place, Room, Seen,
 };
+use crate::handler::beside::Word;
 use crate::host::clock::Clock;
 use crate::host::containment::{Containment, Unproven};
 use crate::host::crash::crash_point;
@@ -28,6 +30,7 @@ use crate::host::spare::Spares;
 use crate::limits::HANDLERS_DROP_WAIT;
 use crate::source::{Batch, Grant, News, Recovered, Refused};
 
+use super::besides::Besides;
 use super::calls::{self, Back};
 use super::counters::{Counters, count};
 use super::earlier::{self, Earlier};
@@ -58,6 +61,7 @@ pub(super) struct Engine {
     pub(super) control: Control,
     pub(super) calls: JoinSet<Back>,
     threads: Threads,
+    pub(super) besides: Besides,
     entries: HashMap<Token, Arc<Entry>>,
     pub(super) live: HashMap<Token, Live>,
     /// What each source last said when it refused something.
@@ -77,8 +81,8 @@ pub(super) struct Engine {
     pub(super) noticed: Option<Noticed>,
     tokens: u64,
     seed: u64,
-    /// Whether claims are wanted, as far as the rules go.
-    wanting: bool,
+    /// Whether claims of each source are wanted, as far as the rules go.
+    wanting: Vec<bool>,
     exit: Option<Exit>,
     pub(super) journal: Journal,
     /// How each source's claims are called in the journal.
@@ -111,11 +115,18 @@ impl Engine {
         // Nobody else sets it.
         drop(control.containment.set(containment.clone()));
         let seed = settings.seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0);
-        let rules = rules::Worker::new(settings.policy(), &places(&feeds), seed);
+        let mut rules = rules::Worker::new(settings.policy(), &places(&feeds), seed);
         let own = !settings.clock.is_of_runtime();
         let threads = if own { Threads::own(settings.handler_threads)? } else { Threads::shared() };
+        let services = folder.path().join(earlier::SERVICES);
+        let besides = Besides::start(&feeds, &services, settings.clock, &containment, &threads);
+        for (beside, _) in besides.words() {
+            besides.feeds(beside).iter().for_each(|feed| rules.serve(source_id(*feed), Serving::Down));
+        }
         Ok(Self {
             rules,
+            wanting: vec![true; feeds.len()],
+            besides,
             tracks: feeds.iter().map(|_| Track::default()).collect(),
             hour: Hour::default(),
             began: settings.clock.now(),
@@ -141,7 +152,6 @@ impl Engine {
             lost_early: HashSet::new(),
             tokens: left_over.len() as u64,
             seed,
-            wanting: true,
             exit: None,
             journal,
             claimants,
@@ -172,6 +182,9 @@ impl Engine {
         for index in 0..self.feeds.len() {
             self.listen(source_id(index));
         }
+        for (beside, word) in self.besides.words() {
+            self.calls.spawn(calls::word(beside, word));
+        }
         self.happened(Event::Measured(self.room));
         self.calls.spawn(calls::measure(self.folder.tasks().to_owned(), Arc::clone(&self.measuring)));
         self.happened(Event::Tick);
@@ -183,6 +196,11 @@ impl Engine {
                 tracing::info!(?exit, counts = ?self.control.counts(), "the worker exits");
                 if tokio::time::timeout(HANDLERS_DROP_WAIT, self.calls.shutdown()).await.is_err() {
                     tracing::warn!("a handler does not let itself be dropped; what it started may live on");
+                }
+                if exit == Exit::Aborted {
+                    self.besides.kill().await;
+                } else {
+                    self.besides.end().await;
                 }
                 self.journal.settled().await;
                 return Ok(exit);
@@ -213,9 +231,12 @@ impl Engine {
 
     pub(super) fn happened(&mut self, event: Event) {
         self.rules.handle(event, self.clock.now());
-        let wanting = matches!(self.rules.claiming(), Claiming::Asking | Claiming::Full);
-        if std::mem::replace(&mut self.wanting, wanting) && !wanting {
-            self.feeds.iter().for_each(|feed| feed.source.unwanted());
+        let asking = matches!(self.rules.claiming(), Claiming::Asking | Claiming::Full);
+        for ((view, feed), wanted) in self.rules.sources().zip(&self.feeds).zip(&mut self.wanting) {
+            let wanting = asking && view.serving == Serving::Up;
+            if std::mem::replace(wanted, wanting) && !wanting {
+                feed.source.unwanted();
+            }
         }
     }
 
@@ -326,6 +347,7 @@ impl Engine {
                 self.listen(source);
                 return self.told(source, news);
             }
+            Back::Heard { beside, word } => return self.heard(beside, word),
             Back::Looked(condition) => Event::Looked(condition),
             Back::Claimed { claim, sent_at, answer } => self.claimed(claim, sent_at, answer),
             Back::TakenOver { claim, sent_at, answer } => self.taken_over(claim, sent_at, answer),
@@ -387,6 +409,18 @@ impl Engine {
     fn listen(&mut self, id: SourceId) {
         if let Some(feed) = self.feeds.get(usize::from(id.0)) {
             self.calls.spawn(calls::news(Arc::clone(&feed.source), id));
+        }
+    }
+
+    /// Something is said of what a handler keeps there.
+    fn heard(&mut self, beside: usize, word: Option<watch::Receiver<Word>>) {
+        let serving = word.map_or(Serving::Down, |mut word| {
+            let serving = word.borrow_and_update().serving;
+            self.calls.spawn(calls::word(beside, word));
+            serving
+        });
+        for feed in self.besides.feeds(beside).to_vec() {
+            self.happened(Event::Serving { source: source_id(feed), serving });
         }
     }
 

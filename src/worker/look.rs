@@ -4,12 +4,13 @@ use crate::domain::claim::End;
 use crate::domain::id::SourceId;
 use crate::domain::outcome::{Outcome, Reason};
 use crate::domain::poll::Ready;
+use crate::domain::service::Serving;
 use crate::domain::time::Instant;
 use crate::domain::worker::{ClaimView, Claiming, Exit, Hold, Room};
 
 use super::counters::SourceCounts;
 use super::engine::Engine;
-use super::view::{Blocked, Host, Next, Notice, Outcomes, Source, SourceError, State, Task, View};
+use super::view::{Blocked, Host, Next, Notice, Outcomes, Service, Source, SourceError, State, Task, View};
 
 /// How long a source may be in trouble before a hint says so.
 const TROUBLE_HINT_SECONDS: f64 = 5.0;
@@ -67,10 +68,11 @@ impl Engine {
         let sources = self.sources(now);
         let next = self.next(claiming, now);
         let last_hour = self.hour.sum(now);
-        let hints = hints(claiming, &sources, last_hour);
+        let services = self.besides.view();
+        let hints = hints(claiming, &sources, last_hour, &services);
         View {
             state: state(claiming),
-            not_claiming: not_claiming(claiming, tasks.len(), now),
+            not_claiming: not_claiming(claiming, tasks.len(), now, &services),
             blocked: blocked(claiming),
             note: self.note.clone(),
             uptime_seconds: seconds(self.began, now),
@@ -81,6 +83,7 @@ impl Engine {
             last_hour,
             counts: self.control.counts(),
             host: self.host(),
+            services,
             activity: self.control.pulse().told(),
             containment: self.containment().level().as_str().to_owned(),
             notice: self.noticed.map(|noticed| Notice {
@@ -105,13 +108,17 @@ impl Engine {
         let look = |((view, feed), track): ((crate::domain::worker::SourceView<'_>, &super::Feed), &Track)| Source {
             name: feed.name.clone(),
             what: feed.source.describe(),
-            step: view.poller.step(now).to_owned(),
+            step: match view.serving {
+                Serving::Down if !view.poller.polling() => "waiting for its service",
+                Serving::Up | Serving::Down => view.poller.step(now),
+            }
+            .to_owned(),
             in_trouble: view.poller.in_trouble(),
             polled_seconds_ago: track.polled.map(|at| seconds(at, now)),
             brought_seconds_ago: track.brought.map(|at| seconds(at, now)),
             next_poll_in_seconds: match view.poller.ready(now) {
-                Ready::At(at) => Some(seconds(now, at)),
-                Ready::Open | Ready::Recover | Ready::Poll(_) | Ready::Busy => None,
+                Ready::At(at) if view.serving == Serving::Up => Some(seconds(now, at)),
+                Ready::At(_) | Ready::Open | Ready::Recover | Ready::Poll(_) | Ready::Busy => None,
             },
             error: track.refused.as_ref().map(|refused| SourceError {
                 text: refused.text.clone(),
@@ -157,7 +164,9 @@ impl Engine {
             Some((at, format!("reclaim {}", claim.run)))
         });
         let polls = self.rules.sources().zip(&self.feeds).filter_map(|(source, feed)| match source.poller.ready(now) {
-            Ready::At(at) if claiming == Claiming::Asking => Some((at, format!("poll {}", feed.name))),
+            Ready::At(at) if claiming == Claiming::Asking && source.serving == Serving::Up => {
+                Some((at, format!("poll {}", feed.name)))
+            }
             Ready::At(_) | Ready::Open | Ready::Recover | Ready::Poll(_) | Ready::Busy => None,
         });
         let own = match claiming {
@@ -209,9 +218,9 @@ const fn state(claiming: Claiming) -> State {
     match claiming {
         Claiming::Asking
         | Claiming::Full
-        | Claiming::Held(Hold::Disk { .. } | Hold::Memory { .. } | Hold::Unfit { .. } | Hold::Trial { .. }) => {
-            State::Running
-        }
+        | Claiming::Held(
+            Hold::Disk { .. } | Hold::Memory { .. } | Hold::Unfit { .. } | Hold::Trial { .. } | Hold::Service,
+        ) => State::Running,
         Claiming::Held(Hold::Paused { .. }) => State::Paused,
         Claiming::Leaving(_) => State::Leaving,
         Claiming::Draining { .. } => State::Draining,
@@ -228,6 +237,7 @@ const fn blocked(claiming: Claiming) -> Option<Blocked> {
         Claiming::Held(Hold::Disk { .. }) => Blocked::Disk,
         Claiming::Held(Hold::Memory { .. }) => Blocked::Memory,
         Claiming::Held(Hold::Unfit { .. } | Hold::Trial { .. }) => Blocked::Unfit,
+        Claiming::Held(Hold::Service) => Blocked::Service,
         Claiming::Leaving(_) => Blocked::Leaving,
         Claiming::Draining { .. } => Blocked::Draining,
         Claiming::HandingBack { .. } => Blocked::HandingBack,
@@ -235,7 +245,7 @@ const fn blocked(claiming: Claiming) -> Option<Blocked> {
     })
 }
 
-fn not_claiming(claiming: Claiming, tasks: usize, now: Instant) -> Option<String> {
+fn not_claiming(claiming: Claiming, tasks: usize, now: Instant, services: &[Service]) -> Option<String> {
     Some(match claiming {
         Claiming::Asking => return None,
         Claiming::Full => "every slot is taken".to_owned(),
@@ -254,12 +264,19 @@ fn not_claiming(claiming: Claiming, tasks: usize, now: Instant) -> Option<String
         Claiming::Held(Hold::Unfit { until: Some(until) }) => {
             format!("this host could not run a task; it is looked at in {}; the log says why", span(until.since(now)))
         }
+        Claiming::Held(Hold::Service) => absent(services).collect::<Vec<_>>().join("; "),
         Claiming::Leaving(Exit::Idle) => "there was nothing to do for `worker.exit_when_idle`; it leaves".to_owned(),
         Claiming::Leaving(_) => "`worker.max_tasks` or `worker.max_uptime` is reached; it leaves".to_owned(),
         Claiming::Draining { deadline, .. } => left(tasks, "handed back in", deadline, now),
         Claiming::HandingBack { deadline } => left(tasks, "the host goes in", deadline, now),
         Claiming::Exited => "exited".to_owned(),
     })
+}
+
+/// The services that are not there, with why.
+fn absent(services: &[Service]) -> impl Iterator<Item = String> {
+    let absent = services.iter().filter(|service| !service.up);
+    absent.map(|service| format!("the service of handler {} is not there: {}", service.name, service.what))
 }
 
 fn left(tasks: usize, then: &str, at: Option<Instant>, now: Instant) -> String {
@@ -271,8 +288,12 @@ fn short(what: &str, free: u64, least: u64, key: &str) -> String {
     format!("{what}: {} free, less than the {} of `{key}`", bytes(free), bytes(least))
 }
 
-fn hints(claiming: Claiming, sources: &[Source], hour: Outcomes) -> Vec<String> {
+fn hints(claiming: Claiming, sources: &[Source], hour: Outcomes, services: &[Service]) -> Vec<String> {
     let mut hints = Vec::new();
+    // Where it holds up every source, it is said already.
+    if claiming != Claiming::Held(Hold::Service) {
+        hints.extend(absent(services));
+    }
     for source in sources {
         if let Some(error) =
             source.error.as_ref().filter(|error| error.in_a_row > 1 || error.seconds_ago > TROUBLE_HINT_SECONDS)

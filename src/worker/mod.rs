@@ -4,6 +4,7 @@
 //! happened. One task owns the machine; every call runs beside it and ends as one event.
 
 mod alerts;
+mod besides;
 mod calls;
 mod cleanse;
 pub mod counters;

@@ -55,6 +55,9 @@ pub struct View {
     /// What became of the spans of ended claims, where any are recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spans: Option<Spans>,
+    /// What handlers keep there beside their tasks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub services: Vec<Service>,
     /// What becomes of activity reports, where a controller is told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub activity: Option<Activity>,
@@ -63,6 +66,22 @@ pub struct View {
     pub next: Option<Next>,
     /// What a person could look into.
     pub hints: Vec<String>,
+}
+
+/// What a handler keeps there beside its tasks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Service {
+    /// The handler.
+    pub name: String,
+    /// Whether tasks can be forwarded to it.
+    pub up: bool,
+    /// What it does, or why it is not there.
+    pub what: String,
+    /// How often it was started again.
+    pub restarts: u64,
+    /// Where its log is, where it is started here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<PathBuf>,
 }
 
 /// What became of the runs that an earlier life of this worker held.
@@ -146,6 +165,8 @@ pub enum Blocked {
     Memory,
     /// The host could not run a task.
     Unfit,
+    /// What runs the tasks of every source is not there.
+    Service,
     /// It is about to leave by itself.
     Leaving,
     /// It finishes what it holds.
@@ -158,12 +179,13 @@ pub enum Blocked {
 
 impl Blocked {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Full,
         Self::Paused,
         Self::Disk,
         Self::Memory,
         Self::Unfit,
+        Self::Service,
         Self::Leaving,
         Self::Draining,
         Self::HandingBack,
@@ -179,6 +201,7 @@ impl Blocked {
             Self::Disk => "disk",
             Self::Memory => "memory",
             Self::Unfit => "unfit",
+            Self::Service => "service",
             Self::Leaving => "leaving",
             Self::Draining => "draining",
             Self::HandingBack => "handing-back",

@@ -150,7 +150,7 @@ fn every_line_of_the_template_is_valid_when_its_comment_is_taken_off() {
     let is_setting = |line: &str| {
         line.strip_prefix("# ").is_some_and(|rest| {
             rest.starts_with("[queue.")
-                || !rest.starts_with("default_run_time")
+                || !["default_run_time", "url", "socket", "health "].iter().any(|of_other| rest.starts_with(of_other))
                     && rest.split_once(" = ").is_some_and(|(key, _)| !key.contains([' ', '`']))
         })
     };

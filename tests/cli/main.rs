@@ -16,6 +16,7 @@ mod runner;
 mod running;
 mod secrets;
 mod server;
+mod services;
 mod steering;
 mod support;
 mod systemd;

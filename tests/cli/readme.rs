@@ -106,7 +106,13 @@ fn every_promise_has_its_tests() {
     assert!(tests.len() > 300, "only {} tests were found", tests.len());
     assert_eq!(
         table.keys().collect::<Vec<_>>(),
-        ["Signals", "What it promises", "What it promises about bridged work", "What it promises about requests"]
+        [
+            "Signals",
+            "What it promises",
+            "What it promises about bridged work",
+            "What it promises about requests",
+            "What it promises about services",
+        ]
     );
     for (title, promises) in &table {
         let said: Vec<&str> = promises.iter().map(|promise| promise.says.as_str()).collect();

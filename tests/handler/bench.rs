@@ -65,6 +65,15 @@ impl Bench {
         Self { _folder: folder, context, cancel, clock, _lease: lease }
     }
 
+    /// The same for another task.
+    #[allow(dead_code, reason = "one of the rooms that share this needs it")]
+    pub(crate) fn of(mut self, task: Task) -> Self {
+        let (workdir, log) = (self.context.workdir().to_owned(), self.context.log().clone());
+        let (cancel, lease) = (self.cancel.subscribe(), self.context.lease());
+        self.context = Context::new(task, workdir, log, Artifacts::new(), cancel, lease, self.clock);
+        self
+    }
+
     /// The same with an enclosure around the payload's processes.
     #[allow(dead_code, reason = "one of the rooms that share this needs it")]
     pub(crate) fn within(mut self, enclosure: Enclosure) -> Self {

@@ -17,3 +17,4 @@ mod examples;
 mod logs;
 mod processes;
 mod programs;
+mod services;

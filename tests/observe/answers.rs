@@ -38,7 +38,7 @@ async fn a_worker_is_ready_while_it_claims_and_says_check_by_check_why_it_is_not
     let ready = get(server.address, "/readyz?verbose").await;
     assert_eq!(
         ready.body,
-        "[+] sources: 2 of 2 answer\n[+] not paused\n[+] stays\n[+] host is fit\n[+] disk\n[+] memory\n[+] slots: 1 free\nready\n"
+        "[+] sources: 2 of 2 answer\n[+] not paused\n[+] stays\n[+] host is fit\n[+] services\n[+] disk\n[+] memory\n[+] slots: 1 free\nready\n"
     );
 
     server.show(Some(views::paused()));
@@ -56,7 +56,7 @@ async fn a_worker_is_ready_while_it_claims_and_says_check_by_check_why_it_is_not
     let one_down = get(server.address, "/readyz?verbose").await;
     assert_eq!(one_down.status, 503, "one is in trouble, the other was never asked: {}", one_down.body);
     assert!(one_down.body.contains("[-] sources: 0 of 2 answer; ci: poll: 502"), "{}", one_down.body);
-    assert_eq!(one_down.body.lines().count(), 8, "one line a check: {}", one_down.body);
+    assert_eq!(one_down.body.lines().count(), 9, "one line a check: {}", one_down.body);
     silent.view.sources[1].polled_seconds_ago = Some(1.0);
     server.show(Some(silent));
     assert_eq!(get(server.address, "/readyz").await.status, 200, "one source is enough to work");

@@ -7,7 +7,7 @@ use journeyman::control::Status;
 use journeyman::observe::http::{Door, Look, Reach, serve};
 use journeyman::worker::counters::{Counts, Ends, SourceCounts};
 use journeyman::worker::view::{
-    Activity, Blocked, Host, Next, Note, Notice, Outcomes, Source, SourceError, State, Task, View,
+    Activity, Blocked, Host, Next, Note, Notice, Outcomes, Service, Source, SourceError, State, Task, View,
 };
 use tokio::task::JoinSet;
 
@@ -26,6 +26,7 @@ pub(crate) fn idle() -> Status {
         tallies: Default::default(),
     };
     let view = View {
+        services: Vec::new(),
         activity: None,
         state: State::Running,
         not_claiming: None,
@@ -114,6 +115,13 @@ pub(crate) fn draining() -> Status {
     status.view.counts.notices = 1;
     status.view.counts.notices_aws = 1;
     status.view.sources[0].tallies.insert("answers".to_owned(), 12);
+    status.view.services = vec![Service {
+        name: "echo".to_owned(),
+        up: true,
+        what: "it answers at /run/echo.sock".to_owned(),
+        restarts: 2,
+        log: None,
+    }];
     status.view.activity =
         Some(Activity { exchange: "core-activity-xchg".to_owned(), reports: 7, failures: 1, error: None });
     status

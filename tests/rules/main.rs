@@ -41,5 +41,6 @@ mod i28_nothing_is_resumed;
 mod i33_a_sick_host_pauses;
 mod i34_an_order_is_about_one_claim;
 mod notices;
+mod service;
 mod staying;
 mod support;

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::shown;
 use crate::control::Status;
 use crate::worker::look::bytes;
-use crate::worker::view::{Host, Outcomes, Source, State, Task, View};
+use crate::worker::view::{Host, Outcomes, Service, Source, State, Task, View};
 
 /// The width of the first column.
 const LABEL: usize = 9;
@@ -33,6 +33,10 @@ pub(super) fn table(status: &Status) -> String {
     label(&mut out, "host", &host(view.host));
     out.push_str("sources\n");
     out.push_str(&sources(&view.sources));
+    if !view.services.is_empty() {
+        out.push_str("services\n");
+        out.push_str(&services(&view.services));
+    }
     out.push_str("tasks\n");
     out.push_str(&tasks(&view.tasks));
     label(&mut out, "last hour", &outcomes(view.last_hour));
@@ -97,6 +101,19 @@ fn sources(sources: &[Source]) -> String {
         }
         let mark = if source.in_trouble { "TROUBLE" } else { "ok" };
         vec![source.name.clone(), source.what.clone(), mark.to_owned(), source.step.clone(), more]
+    });
+    columns(rows.collect())
+}
+
+fn services(services: &[Service]) -> String {
+    let rows = services.iter().map(|service| {
+        let mark = if service.up { "ok" } else { "DOWN" };
+        let restarts = match service.restarts {
+            0 => String::new(),
+            1 => "started again once".to_owned(),
+            many => format!("started again {many} times"),
+        };
+        vec![service.name.clone(), mark.to_owned(), plain(&service.what), restarts]
     });
     columns(rows.collect())
 }

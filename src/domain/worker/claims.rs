@@ -10,6 +10,7 @@ use crate::domain::fitness::News;
 use crate::domain::id::{Deployment, Run, SourceId, Token};
 use crate::domain::outcome::Verdict;
 use crate::domain::refusal::Refusal;
+use crate::domain::service::Serving;
 use crate::domain::slots::Slot;
 use crate::domain::time::Instant;
 
@@ -240,6 +241,7 @@ impl Worker {
     pub(super) fn judge_host(&mut self, claim: Token, verdict: Verdict, now: Instant) {
         match verdict {
             Verdict::Host => self.on_host_fault(claim, now),
+            Verdict::Away => self.on_away(claim, now),
             Verdict::Completed | Verdict::Failed | Verdict::Intermittent => self.prove(claim),
             Verdict::Unavailable | Verdict::Internal => {}
         }
@@ -263,6 +265,17 @@ impl Worker {
             self.effects.push_back(Effect::Alert(Alert::HostUnfit { run }));
         }
         if self.feeds.get(usize::from(source.0)).is_some_and(|feed| feed.poller.waiting_for_work()) {
+            self.tell(claim, Happening::PollOut, now);
+        }
+    }
+
+    /// The claim is handed back, since what runs its source's tasks is not there. A poll that is still under way would bring it
+    /// back to where nobody can run it.
+    pub(super) fn on_away(&mut self, claim: Token, now: Instant) {
+        let Some(source) = self.held.get(&claim).map(|held| held.source) else { return };
+        let Some(feed) = self.feeds.get(usize::from(source.0)) else { return };
+        if feed.serving == Serving::Down && feed.poller.waiting_for_work() {
+            self.awaited.insert(source);
             self.tell(claim, Happening::PollOut, now);
         }
     }

@@ -9,6 +9,7 @@ use crate::domain::fitness::Condition;
 use crate::domain::id::{Lane, Run, SourceId, Token};
 use crate::domain::outcome::{Outcome, Unprepared, Verdict};
 use crate::domain::refusal::Refusal;
+use crate::domain::service::Serving;
 use crate::domain::time::Instant;
 
 use super::{Policy, Room};
@@ -184,6 +185,13 @@ pub enum Event {
     },
     /// Ask again.
     Resume,
+    /// Whether what runs this source's tasks can take any. It can, unless said otherwise.
+    Serving {
+        /// The source.
+        source: SourceId,
+        /// Whether it can.
+        serving: Serving,
+    },
     /// The answer to [`Effect::Look`].
     Looked(Condition),
     /// What the host has left.

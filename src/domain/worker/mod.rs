@@ -24,6 +24,7 @@ use super::id::{Deployment, Run, SourceId, Token};
 use super::jitter::Jitter;
 use super::outcome::Unprepared;
 use super::poll::{self, Poller, Ready};
+use super::service::Serving;
 use super::slots::{Slot, Slots};
 use super::time::Instant;
 
@@ -180,6 +181,7 @@ struct Feed {
     accepted: bool,
     polled: bool,
     started: bool,
+    serving: Serving,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -208,6 +210,8 @@ pub struct SourceView<'a> {
     pub poller: &'a Poller,
     /// The slots that wait in its poll.
     pub asked: usize,
+    /// Whether what runs its tasks can take any.
+    pub serving: Serving,
 }
 
 /// The worker.
@@ -256,6 +260,7 @@ impl Worker {
             accepted: false,
             polled: false,
             started: false,
+            serving: Serving::Up,
         };
         Self {
             jitter: Jitter::seeded(seed),
@@ -290,7 +295,11 @@ impl Worker {
 
     /// The sources, in their order.
     pub fn sources(&self) -> impl Iterator<Item = SourceView<'_>> {
-        self.feeds.iter().map(|feed| SourceView { poller: &feed.poller, asked: feed.reserved.len() })
+        self.feeds.iter().map(|feed| SourceView {
+            poller: &feed.poller,
+            asked: feed.reserved.len(),
+            serving: feed.serving,
+        })
     }
 
     /// How many slots there are.
@@ -321,6 +330,13 @@ impl Worker {
         self.mode != Mode::Running
     }
 
+    /// Says whether what runs a source's tasks can take any. Of the start; later [`Event::Serving`] says it.
+    pub fn serve(&mut self, source: SourceId, serving: Serving) {
+        if let Some(feed) = self.feeds.get_mut(usize::from(source.0)) {
+            feed.serving = serving;
+        }
+    }
+
     /// The rules changed. What is held keeps the rules that it was taken in hand under.
     fn reconfigure(&mut self, policy: Policy) {
         self.slots.resize(policy.capacity);
@@ -344,8 +360,10 @@ impl Worker {
             Event::Claimed { claim, sent_at, answer } => self.on_claimed(claim, sent_at, answer, now),
             Event::Deleted { message, answer } => self.on_deleted(message, answer, now),
             Event::Prepared { claim, answer } => {
-                if answer == Err(Unprepared::Host) {
-                    self.on_host_fault(claim, now);
+                match answer {
+                    Err(Unprepared::Host) => self.on_host_fault(claim, now),
+                    Err(Unprepared::Away) => self.on_away(claim, now),
+                    Ok(()) | Err(Unprepared::Malformed | Unprepared::Unavailable | Unprepared::Internal) => {}
                 }
                 self.tell(claim, Happening::Prepared(answer), now);
             }
@@ -371,6 +389,7 @@ impl Worker {
             }
             Event::Pause { until } => self.pause(until),
             Event::Resume => self.resume(),
+            Event::Serving { source, serving } => self.serve(source, serving),
             Event::Looked(condition) => self.fitness.looked(condition, now, &mut self.jitter),
             Event::Measured(room) => self.on_room(room),
             Event::Reconfigured(policy) => self.reconfigure(*policy),
@@ -417,7 +436,14 @@ impl Worker {
             Ready::Open | Ready::Recover | Ready::Poll(_) => Some(Instant::ORIGIN),
             Ready::Busy => None,
         };
-        self.feeds.iter().filter_map(due).min()
+        self.feeds.iter().filter(|feed| feed.is_wanted()).filter_map(due).min()
+    }
+}
+
+impl Feed {
+    /// Whether anything is asked of it. While nobody is there to run its tasks, only what an earlier life has left is.
+    const fn is_wanted(&self) -> bool {
+        matches!(self.serving, Serving::Up) || self.poller.owes_a_recovery()
     }
 }
 

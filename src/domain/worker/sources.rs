@@ -148,7 +148,7 @@ impl Worker {
             .feeds
             .iter()
             .enumerate()
-            .filter(|(_, feed)| !matches!(feed.poller.ready(now), Ready::Busy | Ready::At(_)))
+            .filter(|(_, feed)| feed.is_wanted() && !matches!(feed.poller.ready(now), Ready::Busy | Ready::At(_)))
             .map(|(index, feed)| (feed.poller.waiting_since(), index))
             .collect();
         due.sort_unstable();

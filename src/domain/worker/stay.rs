@@ -10,6 +10,7 @@ use core::time::Duration;
 use super::{Effect, Exit, Held, Mode, Proof, Worker};
 use crate::domain::fitness::PROVEN_AFTER;
 use crate::domain::id::Token;
+use crate::domain::service::Serving;
 use crate::domain::time::Instant;
 
 /// When a worker leaves by itself. `None` everywhere is never.
@@ -68,6 +69,8 @@ pub enum Hold {
         /// When the host is looked at; `None` is at present.
         until: Option<Instant>,
     },
+    /// What runs the tasks of every source is not there.
+    Service,
     /// It was found fit since, and has as many tasks as it is tried with.
     Trial {
         /// How many tasks at once.
@@ -155,11 +158,17 @@ impl Worker {
             Mode::Running => match (self.staying.leaving, self.hold_off()) {
                 (Some(exit), _) => Claiming::Leaving(exit),
                 (None, Some(hold)) => Claiming::Held(hold),
+                (None, None) if self.unserved() => Claiming::Held(Hold::Service),
                 (None, None) if self.full() => Claiming::Full,
                 (None, None) if let Some(tasks) = self.tried() => Claiming::Held(Hold::Trial { tasks }),
                 (None, None) => Claiming::Asking,
             },
         }
+    }
+
+    /// Whether nobody is there to run any source's tasks.
+    fn unserved(&self) -> bool {
+        !self.feeds.is_empty() && self.feeds.iter().all(|feed| feed.serving == Serving::Down)
     }
 
     fn full(&self) -> bool {

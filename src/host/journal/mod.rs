@@ -59,7 +59,7 @@ impl Earlier {
 }
 
 /// The kernel's name for the time since the host was started.
-fn this_boot() -> Boot {
+pub(crate) fn this_boot() -> Boot {
     // Where there is none, no two lives are of one boot, so that no number of a process is believed.
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     Boot(boot.map_or_else(|_| uuid::Uuid::new_v4().to_string(), |boot| boot.trim().to_owned()).into())

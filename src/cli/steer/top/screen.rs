@@ -269,6 +269,7 @@ mod tests {
             counts: crate::worker::counters::SourceCounts::default(),
         };
         let view = View {
+            services: Vec::new(),
             activity: None,
             state,
             not_claiming: (state == State::Paused).then(|| "paused until `journeyman resume`".to_owned()),

@@ -1,0 +1,306 @@
+//! One request on its way to the service, and the answer on its way back.
+//!
+//! What the service is asked: `POST BASE/PATH` with the body. Headers of ours say which task it is (`x-task-id`, `x-run-id`),
+//! what it was published as (`x-correlation-id`, `x-rpc-path`, `x-worker-key`), what it is at every delivery
+//! (`idempotency-key`), how many seconds its author still waits
+//! (`x-seconds-left`), and where it belongs in a trace (`traceparent`). Of its own headers those are passed on that the
+//! operator names, and never one that is ours or about the connection.
+//!
+//! What it answers: 2xx is completed; 429 and 503 ask for another run; every other code is failed. A redirect is not
+//! followed. The body is the answer, and its status `ok` or `core_error`, or what the service says in `x-status`. Where the
+//! body is of the type `application/x-ndjson`, each line is a partial answer, sent when it is there, and what follows the
+//! last line's end is the last answer.
+
+use std::path::Path;
+
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use reqwest::{Response, StatusCode};
+use tokio::fs::File;
+use tokio::io::AsyncWriteExt as _;
+use tokio::time::Instant;
+use url::Url;
+
+use super::{Addressed, Inner};
+use crate::domain::refusal::Refusal;
+use crate::handler::artifact::{Declaration, What};
+use crate::handler::process::shown;
+use crate::handler::{Context, NotCompleted, fault};
+use crate::limits::{SERVICE_ANSWER_BYTES_MAX, SERVICE_HEADERS_MAX};
+use crate::source::{Replies, Reply, Status};
+
+/// What comes of an attempt.
+pub(super) enum Tried {
+    /// The service has seen it.
+    Done(Result<(), NotCompleted>),
+    /// Nobody has.
+    Refused,
+}
+
+/// The artifact that the answer to a task becomes which nobody waits for.
+const ANSWER: &str = "public/answer";
+/// Its file.
+const ANSWER_FILE: &str = "answer";
+/// The type of answers that come line by line.
+const LINES: &str = "application/x-ndjson";
+
+const TASK: &str = "x-task-id";
+const RUN: &str = "x-run-id";
+const CORRELATION: &str = "x-correlation-id";
+const KEY_ONCE: &str = "idempotency-key";
+const PATH: &str = "x-rpc-path";
+const KEY: &str = "x-worker-key";
+const LEFT: &str = "x-seconds-left";
+const TRACE: &str = "traceparent";
+const STATUS: &str = "x-status";
+
+/// What nobody else says: ours, and what is about a connection.
+const OURS: [&str; 17] = [
+    TASK,
+    RUN,
+    CORRELATION,
+    KEY_ONCE,
+    PATH,
+    KEY,
+    LEFT,
+    TRACE,
+    "connection",
+    "content-length",
+    "content-type",
+    "expect",
+    "host",
+    "keep-alive",
+    "te",
+    "transfer-encoding",
+    "upgrade",
+];
+
+impl Inner {
+    /// The address of a path of the service: on no other host, and not above the base; `None` where it would be.
+    pub(super) fn address(&self, path: &str) -> Option<Url> {
+        let (path, query) = path.split_once('?').map_or((path, None), |(path, query)| (path, Some(query)));
+        let path = path.trim_start_matches('/');
+        // As a reader of addresses takes them.
+        let odd = |piece: &str| matches!(piece.to_ascii_lowercase().replace("%2e", ".").as_str(), "." | "..");
+        if path.split('/').any(odd) || path.chars().any(|char| char == '\\' || char.is_control()) {
+            return None;
+        }
+        let mut url = self.base.clone();
+        if !path.is_empty() {
+            let base = url.path().trim_end_matches('/').to_owned();
+            url.set_path(&format!("{base}/{path}"));
+        }
+        url.set_query(query);
+        let stays =
+            url.origin() == self.base.origin() && url.path().starts_with(self.base.path().trim_end_matches('/'));
+        stays.then_some(url)
+    }
+
+    fn headers(&self, Addressed { request, until, .. }: &Addressed, context: &Context) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in &request.headers {
+            let name = name.to_ascii_lowercase();
+            if headers.len() < SERVICE_HEADERS_MAX && self.passes_on(&name) {
+                put(&mut headers, &name, value);
+            }
+        }
+        let run = &context.task().run;
+        put(&mut headers, TASK, run.task.as_str());
+        put(&mut headers, RUN, &run.run.to_string());
+        let media = if request.body_base64.is_some() { "application/octet-stream" } else { "application/json" };
+        put(&mut headers, CONTENT_TYPE.as_str(), request.content_type.as_deref().unwrap_or(media));
+        if !request.routing_key.is_empty() {
+            put(&mut headers, KEY, &request.routing_key);
+        }
+        let known =
+            [(CORRELATION, &request.correlation_id), (KEY_ONCE, &request.idempotency_key), (PATH, &request.path)];
+        for (name, value) in known {
+            if let Some(value) = value {
+                put(&mut headers, name, value);
+            }
+        }
+        if let Some(until) = until {
+            let left = until.saturating_duration_since(Instant::now());
+            put(&mut headers, LEFT, &format!("{:.3}", left.as_secs_f64()));
+        }
+        if let Some(trace) = context.task().env.get("TRACEPARENT") {
+            put(&mut headers, TRACE, trace);
+        }
+        headers
+    }
+
+    fn passes_on(&self, name: &str) -> bool {
+        let named = |pattern: &String| match pattern.strip_suffix('*') {
+            Some(start) => name.starts_with(&start.to_ascii_lowercase()),
+            None => name.eq_ignore_ascii_case(pattern),
+        };
+        !OURS.contains(&name) && self.settings.forward_headers.iter().any(named)
+    }
+
+    /// Sends it, and takes the answer in.
+    pub(super) async fn forward(&self, ready: &Addressed, context: &Context) -> Result<Tried, NotCompleted> {
+        let (headers, body) = (self.headers(ready, context), ready.request.bytes());
+        let began = Instant::now();
+        let asking = self.client.post(ready.url.clone()).headers(headers).body(body).send();
+        let at_work = self.works();
+        let response = match asking.await {
+            Ok(response) => response,
+            Err(error) if error.is_connect() => return Ok(Tried::Refused),
+            Err(error) => return Err(self.broke_off(&error, Heard::Nothing)),
+        };
+        let code = response.status();
+        if matches!(code, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS) {
+            let what = format!("the service {} answered {code}", self.settings.name);
+            return Ok(Tried::Done(Err(NotCompleted::Intermittent(what))));
+        }
+        match context.replies() {
+            Some(replies) => self.answer(response, replies, context).await?,
+            None => {
+                let bytes = self.keep(response, context).await?;
+                let took = shown(began.elapsed());
+                context.log().note(&format!("POST {}: {code}, {bytes} bytes, after {took}", ready.url.path()));
+            }
+        }
+        drop(at_work);
+        if code.is_success() {
+            return Ok(Tried::Done(Ok(())));
+        }
+        let also = if code.is_redirection() { ", and redirects are not followed" } else { "" };
+        let what = format!("the service {} answered {code}{also}", self.settings.name);
+        Ok(Tried::Done(Err(NotCompleted::Failed(what))))
+    }
+
+    /// Hands the answer to whoever waits for it.
+    async fn answer(&self, mut response: Response, replies: &Replies, context: &Context) -> Result<(), NotCompleted> {
+        let good = response.status().is_success();
+        let content_type = header(&response, CONTENT_TYPE.as_str());
+        let said = header(&response, STATUS).as_deref().and_then(Status::parse);
+        let status = match said {
+            // What failed is not said to be well.
+            Some(said) if good || said != Status::OK => said,
+            Some(_) | None if good => Status::OK,
+            Some(_) | None => Status::CORE_ERROR,
+        };
+        let reply =
+            |body: Vec<u8>| Reply { status: status.clone(), body: body.into(), content_type: content_type.clone() };
+        let most = replies.most();
+        let mut lines = Lines::of(good && content_type.as_deref().is_some_and(|kind| kind.starts_with(LINES)));
+        let mut heard = Heard::Nothing;
+        let mut kept = Vec::new();
+        while let Some(piece) = response.chunk().await.map_err(|error| self.broke_off(&error, heard))? {
+            kept.extend_from_slice(&piece);
+            while let Some(line) = lines.next(&mut kept) {
+                if line.len() > most {
+                    return Err(self.too_large(most));
+                }
+                let partial = Reply { status: Status::OK, ..reply(line) };
+                context.answer_partly(partial).await.map_err(|refused| match refused.refusal {
+                    Refusal::Gone => NotCompleted::Failed("nobody waits for its answers any more".to_owned()),
+                    Refusal::Retry { .. }
+                    | Refusal::Throttled { .. }
+                    | Refusal::Rejected
+                    | Refusal::Denied
+                    | Refusal::Stale => NotCompleted::Failed(format!("a partial answer cannot be sent: {refused}")),
+                })?;
+                heard = Heard::Parts;
+            }
+            if kept.len() > most {
+                return Err(self.too_large(most));
+            }
+        }
+        if matches!(heard, Heard::Parts) && kept.is_empty() {
+            // The last line was sent when it came.
+            kept.extend_from_slice(b"null");
+        }
+        context.answer(reply(kept)).map_err(|_| self.too_large(most))
+    }
+
+    /// Keeps the answer to a task as an artifact. Answers how large it is.
+    async fn keep(&self, mut response: Response, context: &Context) -> Result<usize, NotCompleted> {
+        let of_disk = |error: std::io::Error| {
+            let what = format!("the answer of the service {} cannot be kept: {error}", self.settings.name);
+            if fault::is_of_host(&error) { NotCompleted::Host(what) } else { NotCompleted::Internal(what) }
+        };
+        let content_type = header(&response, CONTENT_TYPE.as_str());
+        let mut file = File::create(context.workdir().join(ANSWER_FILE)).await.map_err(of_disk)?;
+        let mut bytes = 0_usize;
+        while let Some(piece) = response.chunk().await.map_err(|error| self.broke_off(&error, Heard::Nothing))? {
+            bytes = bytes.saturating_add(piece.len());
+            if bytes > SERVICE_ANSWER_BYTES_MAX {
+                return Err(self.too_large(SERVICE_ANSWER_BYTES_MAX));
+            }
+            file.write_all(&piece).await.map_err(of_disk)?;
+        }
+        file.flush().await.map_err(of_disk)?;
+        let what = What::File { path: Path::new(ANSWER_FILE).to_owned(), content_type };
+        let declared = context.artifacts().declare(Declaration::new(ANSWER, what));
+        declared.map_err(|error| NotCompleted::Internal(error.to_string()))?;
+        Ok(bytes)
+    }
+
+    fn too_large(&self, most: usize) -> NotCompleted {
+        NotCompleted::Failed(format!("the answer of the service {} has more than {most} bytes", self.settings.name))
+    }
+
+    /// The service had it, and the connection broke. What has been answered in part is not begun again.
+    fn broke_off(&self, error: &reqwest::Error, heard: Heard) -> NotCompleted {
+        tracing::debug!(handler = self.settings.name, error = ?error.to_string(), "a service broke off");
+        let what = format!("the service {} broke off before its answer was whole", self.settings.name);
+        match heard {
+            Heard::Nothing => NotCompleted::Intermittent(what),
+            Heard::Parts => NotCompleted::Failed(what),
+        }
+    }
+}
+
+/// What somebody has heard of an answer.
+#[derive(Debug, Clone, Copy)]
+enum Heard {
+    Nothing,
+    Parts,
+}
+
+/// Cuts lines off what has come.
+struct Lines {
+    /// So much was looked at; `None` where there are no lines.
+    seen: Option<usize>,
+}
+
+impl Lines {
+    fn of(there: bool) -> Self {
+        Self { seen: there.then_some(0) }
+    }
+
+    /// The next line that is not empty, without its end.
+    fn next(&mut self, kept: &mut Vec<u8>) -> Option<Vec<u8>> {
+        let seen = self.seen.as_mut()?;
+        loop {
+            let fresh = kept.get(*seen..).unwrap_or_default();
+            let Some(end) = fresh.iter().position(|byte| *byte == b'\n').map(|at| at + *seen) else {
+                *seen = kept.len();
+                return None;
+            };
+            *seen = 0;
+            let rest = kept.split_off(end + 1);
+            let mut line = std::mem::replace(kept, rest);
+            line.truncate(end);
+            if line.last() == Some(&b'\r') {
+                line.pop();
+            }
+            if !line.is_empty() {
+                return Some(line);
+            }
+        }
+    }
+}
+
+fn header(response: &Response, name: &str) -> Option<String> {
+    response.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
+}
+
+/// What cannot be a header is none.
+fn put(headers: &mut HeaderMap, name: &str, value: &str) {
+    let name = HeaderName::from_bytes(name.as_bytes());
+    if let (Ok(name), Ok(value)) = (name, HeaderValue::from_str(value)) {
+        headers.insert(name, value);
+    }
+}

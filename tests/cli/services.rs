@@ -1,0 +1,450 @@
+//! Services that a worker starts and forwards tasks to, as processes.
+
+use std::io::{Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+
+use crate::running::queue;
+use crate::server::Server;
+use crate::support::{Said, journeyman, run};
+
+#[path = "../../examples/echo_service.rs"]
+#[expect(dead_code, reason = "its main is run by `cargo run --example echo_service`")]
+mod example;
+
+/// The service in Rust, as its own process: a worker starts this very program with this test alone.
+#[test]
+#[ignore = "it is a service, which another test lets a worker start"]
+fn serves_as_the_example_in_rust() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(example::serve()).expect("it serves");
+}
+
+fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+}
+
+/// An address of this host that nobody else has: every test has its own.
+fn own_address() -> String {
+    let bytes = uuid::Uuid::new_v4().into_bytes();
+    format!("http://127.{}.{}.{}:8080", bytes[0], bytes[1], bytes[2].clamp(1, 254))
+}
+
+/// A queue and a worker with a service.
+struct Scene {
+    folder: tempfile::TempDir,
+    root: String,
+    _queue: Server,
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        // Where the test has failed, nobody else ends them.
+        let text = std::fs::read_to_string(self.service().join("lives")).unwrap_or_default();
+        for pid in text.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?)) {
+            let line = std::fs::read_to_string(format!("/proc/{}/cmdline", pid.as_raw_pid())).unwrap_or_default();
+            if line.contains("odd.py") {
+                kill_process(pid, Signal::KILL).unwrap_or_default();
+            }
+        }
+    }
+}
+
+impl Scene {
+    /// With a handler that is to be configured by `handler`.
+    fn new(handler: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (queue, root) = queue(folder.path());
+        let scene = Self { folder, root, _queue: queue };
+        scene.configure(handler);
+        std::fs::write(scene.here().join("token"), "a-token-for-tests").expect("it is written");
+        std::fs::create_dir_all(scene.service()).expect("a folder");
+        scene
+    }
+
+    fn configure(&self, handler: &str) {
+        let text = format!(
+            "[source.ci]\nkind = \"taskcluster\"\nroot_url = \"{}\"\ntask_queue = \"build/linux\"\nclient_id = \"me\"\nprotocol = \"azure\"\n\
+             access_token_file = \"token\"\nhandler = \"echo\"\n[worker]\nwork_dir = \"work\"\ncapacity = 2\npoll_interval = \"100ms\"\n\
+             [handler.echo]\nkind = \"http\"\n{handler}\n",
+            self.root
+        );
+        std::fs::write(self.here().join("journeyman.toml"), text).expect("it is written");
+    }
+
+    /// With the service of these tests.
+    fn odd(more: &str) -> Self {
+        let program = source("tests/cli/services/odd.py");
+        Self::new(&format!(
+            "socket = \"echo.sock\"\nhealth = \"/health\"\nhealth_every = \"100ms\"\nexec = [\"{}\"]\n{more}",
+            program.display()
+        ))
+    }
+
+    fn here(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The service's folder.
+    fn service(&self) -> PathBuf {
+        self.here().join("work/services/echo")
+    }
+
+    fn worker(&self) -> Server {
+        self.worker_with(&[])
+    }
+
+    fn worker_with(&self, arguments: &[&str]) -> Server {
+        let mut command = journeyman(self.here());
+        command.arg("worker").args(arguments).env("JOURNEYMAN__LOG__FORMAT", "human").env("NO_COLOR", "1");
+        Server::start(&mut command)
+    }
+
+    fn task(&self, arguments: &[&str]) -> Said {
+        let mut command: Command = journeyman(self.here());
+        command.arg("task").args(arguments).env("TASKCLUSTER_ROOT_URL", &self.root);
+        run(command.env("TASKCLUSTER_CLIENT_ID", "me").env("TASKCLUSTER_ACCESS_TOKEN", "a-token-for-tests"), "")
+    }
+
+    /// Creates a task, and answers with its id.
+    fn create(&self, payload: &str) -> String {
+        let said = self.task(&["create", "--queue", "build/linux", "--payload", payload]);
+        assert_eq!(said.code, 0, "{}", said.err);
+        said.out.trim().to_owned()
+    }
+
+    /// Waits for the end of a task; whether it was completed.
+    fn completes(&self, id: &str) -> bool {
+        self.task(&["wait", id]).code == 0
+    }
+
+    /// How the runs of a task ended.
+    fn runs(&self, id: &str) -> Vec<String> {
+        let said = self.task(&["status", id, "-o", "json"]);
+        let status: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
+        let reason = |run: &serde_json::Value| run["reasonResolved"].as_str().unwrap_or_default().to_owned();
+        status["runs"].as_array().expect("runs").iter().map(reason).collect()
+    }
+
+    fn steer(&self, arguments: &[&str]) -> Said {
+        let said = run(journeyman(self.here()).args(arguments), "");
+        assert_eq!(said.code, 0, "{arguments:?}: {}", said.err);
+        said
+    }
+
+    fn status(&self) -> serde_json::Value {
+        serde_json::from_str(&self.steer(&["status", "-o", "json"]).out).expect("JSON")
+    }
+
+    /// What a task has left as its answer.
+    fn answer(&self, id: &str) -> String {
+        get(&format!("{}/api/queue/v1/task/{id}/artifacts/public/answer", self.root))
+    }
+
+    /// A named pipe in the service's folder.
+    fn pipe(&self, name: &str) -> PathBuf {
+        let path = self.service().join(name);
+        assert!(Command::new("mkfifo").arg(&path).status().expect("mkfifo").success());
+        path
+    }
+
+    /// The processes that have been the service.
+    fn lives(&self) -> Vec<Pid> {
+        let text = std::fs::read_to_string(self.service().join("lives")).expect("it has lived");
+        text.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?)).collect()
+    }
+
+    fn flag(&self, name: &str) {
+        std::fs::write(self.service().join(name), "").expect("it is written");
+    }
+
+    fn unflag(&self, name: &str) {
+        std::fs::remove_file(self.service().join(name)).expect("it is there");
+    }
+}
+
+/// Asks a server of this host, and goes where it says.
+fn get(url: &str) -> String {
+    let (host, path) = url.strip_prefix("http://").and_then(|url| url.split_once('/')).expect("an address with a path");
+    let mut stream = std::net::TcpStream::connect(host).expect("somebody listens");
+    write!(stream, "GET /{path} HTTP/1.0\r\nHost: {host}\r\n\r\n").expect("it reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("text");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
+    let elsewhere = head.lines().find_map(|line| line.strip_prefix("location: "));
+    assert!(elsewhere.is_some() || head.starts_with("HTTP/1.0 200") || head.starts_with("HTTP/1.1 200"), "{answer}");
+    elsewhere.map_or_else(|| body.to_owned(), get)
+}
+
+/// Hears from the service that it has got somewhere.
+fn hears(pipe: &Path) {
+    let said = std::fs::read_to_string(pipe).expect("the service says something");
+    assert!(!said.is_empty());
+}
+
+fn is_gone(pid: Pid) -> bool {
+    // What ended and was not waited for is a process still; only its parent sees that.
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).unwrap_or_default();
+    test_kill_process(pid).is_err() || stat.contains(") Z ")
+}
+
+fn stops(worker: Server) -> Said {
+    worker.signal(Signal::TERM);
+    let said = worker.ends();
+    assert_eq!(said.code, 0, "{}", said.err);
+    said
+}
+
+const TCP: &str = "url";
+const UNIX: &str = "socket";
+
+fn echoes(exec: &[String], listens: &str) {
+    let exec = serde_json::to_string(exec).expect("JSON is TOML here");
+    let place =
+        if listens == TCP { format!("url = \"{}\"", own_address()) } else { "socket = \"echo.sock\"".to_owned() };
+    let scene = Scene::new(&format!("{place}\nhealth = \"/health\"\nexec = {exec}\n"));
+    let mut worker = scene.worker();
+    let group = worker.logs("a service is started");
+    worker.logs("a service is up");
+    let id = scene.create(r#"{"path": "/echo", "json": {"x": 1}}"#);
+    assert!(scene.completes(&id), "{}", scene.task(&["log", &id]).out);
+    let answer: serde_json::Value = serde_json::from_str(&scene.answer(&id)).expect("JSON");
+    assert_eq!(answer, serde_json::json!({"echo": {"x": 1}, "path": "/echo", "task": id}));
+    let count = scene.create(r#"{"path": "/count", "body": "3"}"#);
+    assert!(scene.completes(&count));
+    assert_eq!(scene.answer(&count), "1\n2\n3\n\"done\"");
+    let odd = scene.create(r#"{"path": "/echo", "body": "no JSON"}"#);
+    assert!(!scene.completes(&odd));
+    assert_eq!(scene.runs(&odd), ["failed"]);
+    let log = scene.task(&["log", &odd]).out;
+    assert!(log.contains("the service echo answered 400 Bad Request"), "{log}");
+    stops(worker);
+    let group = group.split("group=").nth(1).and_then(|rest| rest.split_whitespace().next()).expect("its number");
+    assert!(is_gone(Pid::from_raw(group.parse().expect("a number")).expect("a process")));
+}
+
+#[test]
+fn the_example_service_in_python_echoes() {
+    let exec = [source("examples/services/echo.py").display().to_string()];
+    echoes(&exec, TCP);
+    echoes(&exec, UNIX);
+}
+
+#[test]
+fn the_example_service_in_rust_echoes() {
+    let own = std::env::current_exe().expect("this program").display().to_string();
+    let words = ["--exact", "services::serves_as_the_example_in_rust", "--ignored", "--nocapture"];
+    let exec: Vec<String> = std::iter::once(own).chain(words.map(str::to_owned)).collect();
+    echoes(&exec, TCP);
+    echoes(&exec, UNIX);
+}
+
+#[test]
+fn a_service_sees_what_it_is_given_of_the_workers_environment_and_nothing_else() {
+    let scene = Scene::odd("env_allow = [\"PATH\", \"GIVEN\"]");
+    let program = source("tests/cli/services/odd.py");
+    scene.configure(&format!(
+        "socket = \"echo.sock\"\nexec = [\"/bin/sh\", \"-c\", \"env >environment; exec {}\"]\nenv_allow = [\"PATH\", \"GIVEN\"]",
+        program.display()
+    ));
+    let mut command = journeyman(scene.here());
+    command.arg("worker").env("GIVEN", "yes").env("KEPT", "a secret");
+    let mut worker = Server::start(&mut command);
+    worker.logs("a service is up");
+    let text = std::fs::read_to_string(scene.service().join("environment")).expect("it is there");
+    let mut names: Vec<&str> = text.lines().filter_map(|line| Some(line.split_once('=')?.0)).collect();
+    // What the shell itself adds, and the cookie.
+    names.retain(|name| !["PWD", "OLDPWD", "SHLVL", "_", "JOURNEYMAN_CLAIM"].contains(name));
+    names.sort_unstable();
+    assert_eq!(names, ["GIVEN", "HOME", "JOURNEYMAN_HANDLER", "JOURNEYMAN_SERVICE_SOCKET", "PATH"]);
+    stops(worker);
+}
+
+#[test]
+fn a_service_that_is_killed_in_the_midst_of_a_request_is_started_again_and_the_task_is_run_again() {
+    let scene = Scene::odd("");
+    let (waiting, go) = (scene.pipe("waiting"), scene.pipe("go"));
+    let mut worker = scene.worker();
+    worker.logs("a service is up");
+    let id = scene.create(r#"{"path": "/wait"}"#);
+    hears(&waiting);
+    kill_process(scene.lives()[0], Signal::KILL).expect("it runs");
+    worker.logs("it ended (SIGKILL)");
+    worker.logs("a service is up");
+    hears(&waiting);
+    let seen = scene.status();
+    assert_eq!(
+        (seen["services"][0]["up"].as_bool(), seen["services"][0]["restarts"].as_u64()),
+        (Some(true), Some(1)),
+        "{seen}"
+    );
+    std::fs::write(&go, "go").expect("the service waits");
+    assert!(scene.completes(&id));
+    assert_eq!(
+        (scene.runs(&id), scene.answer(&id).as_str()),
+        (vec!["intermittent-task".into(), "completed".into()], "waited")
+    );
+    assert_eq!(scene.lives().len(), 2);
+    stops(worker);
+}
+
+#[test]
+fn nothing_is_claimed_for_a_service_that_never_gets_well_and_everybody_is_told_why() {
+    let scene = Scene::odd("start_within = \"300ms\"");
+    scene.flag("never");
+    let mut worker = scene.worker_with(&["--set", "http.listen=127.0.0.1:0"]);
+    let id = scene.create(r#"{"path": "/echo", "body": "x"}"#);
+    let at = worker.logs("http://127.0.0.1:");
+    worker.logs("alert=\"service\"");
+    let seen = scene.status();
+    assert_eq!((seen["blocked"].as_str(), seen["counts"]["claims"].as_u64()), (Some("service"), Some(0)), "{seen}");
+    let why = seen["not_claiming"].as_str().expect("why");
+    assert!(why.contains("the service of handler echo is not there") && why.contains("was not well within"), "{why}");
+    assert!(why.contains("work/services/echo.log"), "{why}");
+    let table = scene.steer(&["status"]).out;
+    assert!(table.contains("services\n  echo  DOWN") && table.contains("waiting for its service"), "{table}");
+    let root = at.split_whitespace().find_map(|word| word.find("http://").map(|at| &word[at..])).expect("an address");
+    let metrics = get(&format!("{}/metrics", root.trim_end_matches(['"', '/'])));
+    assert!(metrics.contains("journeyman_service_up{handler=\"echo\"} 0"), "{metrics}");
+    assert!(metrics.contains("journeyman_guard_blocked{reason=\"service\"} 1"), "{metrics}");
+    scene.unflag("never");
+    worker.logs("a service is up");
+    assert!(scene.completes(&id));
+    assert_eq!(scene.runs(&id), ["completed"]);
+    stops(worker);
+}
+
+#[test]
+fn a_service_that_crashes_at_its_start_says_so_with_its_status_and_its_log() {
+    let scene = Scene::odd("");
+    scene.flag("crash");
+    let mut worker = scene.worker();
+    worker.logs("alert=\"service\"");
+    let seen = scene.status();
+    let why = seen["services"][0]["what"].as_str().expect("why");
+    assert!(why.contains("exit status 3") && why.contains("times in a row"), "{why}");
+    let log = std::fs::read_to_string(scene.here().join("work/services/echo.log.before")).expect("a log");
+    assert!(log.contains("the map cannot be loaded"), "{log}");
+    stops(worker);
+}
+
+#[test]
+fn a_service_that_is_no_longer_well_is_ended_and_started_again() {
+    let scene = Scene::odd("");
+    let mut worker = scene.worker();
+    worker.logs("a service is up");
+    scene.flag("ill");
+    worker.logs("a service was no longer well");
+    scene.unflag("ill");
+    worker.logs("a service is up");
+    assert_eq!(scene.lives().len(), 2);
+    assert!(is_gone(scene.lives()[0]));
+    stops(worker);
+}
+
+#[test]
+fn a_worker_that_is_told_to_end_finishes_its_requests_before_its_service_is_told_to() {
+    let scene = Scene::odd("");
+    let (waiting, go, ended) = (scene.pipe("waiting"), scene.pipe("go"), scene.pipe("ended"));
+    let mut worker = scene.worker();
+    worker.logs("a service is up");
+    let id = scene.create(r#"{"path": "/wait"}"#);
+    hears(&waiting);
+    worker.signal(Signal::TERM);
+    worker.logs("an order");
+    std::fs::write(&go, "go").expect("the service waits");
+    // It is told by TERM.
+    hears(&ended);
+    let said = worker.ends();
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert_eq!(scene.runs(&id), ["completed"]);
+    assert!(is_gone(scene.lives()[0]));
+}
+
+#[test]
+fn a_task_that_is_handed_back_drops_its_connection() {
+    let scene = Scene::odd("");
+    let (waiting, dropped) = (scene.pipe("waiting"), scene.pipe("dropped"));
+    let mut worker = scene.worker();
+    worker.logs("a service is up");
+    let id = scene.create(r#"{"path": "/hang"}"#);
+    hears(&waiting);
+    scene.steer(&["pause"]);
+    scene.steer(&["tasks", "hand-back", &id, "--note", "for a test"]);
+    hears(&dropped);
+    worker.logs("worker-shutdown");
+    assert_eq!(scene.runs(&id), ["worker-shutdown", ""]);
+    worker.signal(Signal::QUIT);
+    assert_eq!(worker.ends().code, 14);
+    assert!(is_gone(scene.lives()[0]), "also of a worker that has no time");
+}
+
+#[test]
+fn what_a_killed_worker_has_left_of_its_service_is_killed_by_the_next_one() {
+    for containment in ["auto", "group"] {
+        let scene = Scene::odd("");
+        let (waiting, go) = (scene.pipe("waiting"), scene.pipe("go"));
+        let set = format!("host.containment={containment}");
+        let mut first = scene.worker_with(&["--set", &set]);
+        first.logs("a service is up");
+        let id = scene.create(r#"{"path": "/wait"}"#);
+        hears(&waiting);
+        first.signal(Signal::KILL);
+        first.ends();
+        assert!(!is_gone(scene.lives()[0]), "{containment}: nobody has ended it yet");
+        let mut second = scene.worker_with(&["--set", &set]);
+        second.logs("a service is up");
+        assert!(is_gone(scene.lives()[0]), "{containment}");
+        hears(&waiting);
+        std::fs::write(&go, "go").expect("the service waits");
+        assert!(scene.completes(&id), "{containment}");
+        assert_eq!(scene.runs(&id), ["worker-shutdown", "completed"], "{containment}");
+        stops(second);
+    }
+}
+
+#[test]
+fn a_service_is_tried_by_hand() {
+    let scene = Scene::odd("");
+    let said = run(
+        journeyman(scene.here()).env("TMPDIR", scene.here()).args([
+            "handler",
+            "test",
+            "--service",
+            "echo",
+            "--payload",
+            r#"{"path": "/echo", "json": 1}"#,
+            "--bad-payload",
+            r#"{"path": "/../echo"}"#,
+        ]),
+        "",
+    );
+    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+    let all = "ok        is there and well\nok        answers a good payload with 2xx\nok        answers a bad payload with an error\n\
+               ok        ends within its grace when it is told to\n";
+    assert_eq!(said.out, all, "{}", said.err);
+    // Now one that is not well.
+    let program = scene.here().join("sleeps");
+    std::fs::write(&program, "#!/bin/sh\necho no map\nexec sleep 1000\n").expect("it is written");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&program, mode).expect("it is there");
+    scene.configure("socket = \"echo.sock\"\nexec = [\"./sleeps\"]\n");
+    let mut command = journeyman(scene.here());
+    command.env("TMPDIR", scene.here()).args(["handler", "test", "--service", "echo", "--patience", "300ms"]);
+    let said = run(&mut command, "");
+    assert_eq!(said.code, 1, "{}{}", said.out, said.err);
+    assert!(
+        said.out.contains("BROKEN    is there and well\n          it was started, and does not answer yet"),
+        "{}",
+        said.out
+    );
+    let nobody = run(journeyman(scene.here()).args(["handler", "test", "--service", "nobody"]), "");
+    assert!(
+        nobody.code == 30 && nobody.err.contains("no [handler.nobody] of kind `http`"),
+        "{}{}",
+        nobody.code,
+        nobody.err
+    );
+}

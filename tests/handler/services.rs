@@ -1,0 +1,550 @@
+//! A service that tasks and requests are forwarded to, played here byte by byte.
+#![allow(clippy::disallowed_methods, reason = "what is spawned here is waited for, or goes with its test")]
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use journeyman::domain::refusal::Refusal;
+use journeyman::handler::beside::{Beside, Lent, Serving};
+use journeyman::handler::collect::Item;
+use journeyman::handler::http::{Http, Service, Settings, Target};
+use journeyman::handler::{Handler, NotCompleted, NotPrepared, Request, erase};
+use journeyman::host::clock::Clock;
+use journeyman::host::containment::Containment;
+use journeyman::source::{Answer, ArtifactBody, Partial, Refused, Replies, Reply};
+use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, mpsc};
+use tokio::task::JoinHandle;
+
+use crate::bench::{Bench, Went};
+
+const BOUND: Duration = Duration::from_secs(30);
+
+async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(BOUND, future).await.unwrap_or_else(|_| panic!("{what}: not in time"))
+}
+
+/// A request as the service has seen it.
+#[derive(Debug)]
+struct Seen {
+    line: String,
+    headers: BTreeMap<String, String>,
+    body: Vec<u8>,
+}
+
+/// Reads one request; `None` where there is none.
+async fn read(stream: &mut TcpStream) -> Option<Seen> {
+    let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
+    let head = loop {
+        if let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
+            break end;
+        }
+        match stream.read(&mut buffer).await {
+            Ok(0) | Err(_) => return None,
+            Ok(taken) => bytes.extend_from_slice(&buffer[..taken]),
+        }
+    };
+    let text = String::from_utf8(bytes[..head].to_vec()).unwrap();
+    let mut lines = text.split("\r\n");
+    let line = lines.next().unwrap().to_owned();
+    let pairs = lines.map(|line| line.split_once(": ").unwrap());
+    let headers: BTreeMap<_, _> = pairs.map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned())).collect();
+    let length: usize = headers.get("content-length").map_or(0, |length| length.parse().unwrap());
+    let mut body = bytes.split_off(head + 4);
+    while body.len() < length {
+        let taken = stream.read(&mut buffer).await.unwrap();
+        assert!(taken > 0, "the whole body comes");
+        body.extend_from_slice(&buffer[..taken]);
+    }
+    Some(Seen { line, headers, body })
+}
+
+fn whole(code: &str, headers: &str, body: &[u8]) -> Vec<u8> {
+    let head = format!("HTTP/1.1 {code}\r\n{headers}Content-Length: {}\r\n\r\n", body.len());
+    [head.as_bytes(), body].concat()
+}
+
+fn chunk(text: &str) -> String {
+    format!("{:x}\r\n{text}\r\n", text.len())
+}
+
+const LINES: &str = "HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n";
+
+/// What the service does about a request.
+async fn act(mut stream: TcpStream, seen: mpsc::Sender<Seen>, go: Arc<Notify>) {
+    let Some(request) = read(&mut stream).await else { return };
+    let path = request.line.split(' ').nth(1).unwrap().to_owned();
+    let body = request.body.clone();
+    if path != "/health" {
+        seen.send(request).await.unwrap();
+    }
+    let answer = match path.as_str() {
+        "/health" => whole("204 No Content", "", b""),
+        "/word" => whole("200 OK", "x-status: not_found\r\nContent-Type: text/plain\r\n", b"no such train"),
+        "/word-500" => whole("500 Odd", "x-status: no_route\r\n", b"no route"),
+        "/liar" => whole("500 Odd", "x-status: ok\r\n", b"all is well"),
+        "/away" => whole("302 Found", "Location: /echo\r\n", b""),
+        "/large" => whole("200 OK", "", &[b'x'; 1001]),
+        "/cut" => b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf".to_vec(),
+        "/nothing" => Vec::new(),
+        "/one-line" => [LINES, &chunk("1\r\n"), "0\r\n\r\n"].concat().into_bytes(),
+        "/cut-lines" => [LINES, &chunk("1\n")].concat().into_bytes(),
+        "/lines" => {
+            // Lines come in any pieces.
+            for piece in [LINES, &chunk("1\n\n2\n3"), &chunk("3\n")] {
+                stream.write_all(piece.as_bytes()).await.unwrap();
+            }
+            go.notified().await;
+            [&chunk("4\n"), &chunk("last"), "0\r\n\r\n"].concat().into_bytes()
+        }
+        "/hang" => {
+            let mut rest = Vec::new();
+            stream.read_to_end(&mut rest).await.unwrap();
+            go.notify_one();
+            return;
+        }
+        path if path.starts_with("/code/") => whole(&format!("{} Word", &path[6..]), "", path.as_bytes()),
+        _ => whole("200 OK", "Content-Type: application/json\r\n", &body),
+    };
+    stream.write_all(&answer).await.unwrap();
+    stream.shutdown().await.unwrap();
+}
+
+/// Where partial answers go.
+#[derive(Clone, Default)]
+struct Parts {
+    heard: Arc<Mutex<Vec<(String, String)>>>,
+    gone: bool,
+    came: Arc<Notify>,
+}
+
+impl Partial for Parts {
+    fn send(&self, reply: Reply) -> Answer<'_, ()> {
+        let body = String::from_utf8(reply.body.to_vec()).unwrap();
+        self.heard.lock().unwrap().push((reply.status.as_str().to_owned(), body));
+        self.came.notify_one();
+        let gone = self.gone;
+        Box::pin(async move {
+            let what = "nobody is there".to_owned();
+            if gone { Err(Refused { refusal: Refusal::Gone, what }) } else { Ok(()) }
+        })
+    }
+}
+
+impl Parts {
+    fn heard(&self) -> Vec<String> {
+        self.heard.lock().unwrap().iter().map(|(_, body)| body.clone()).collect()
+    }
+}
+
+/// The service, and what is kept there of it.
+struct Stage {
+    handler: Arc<dyn Handler>,
+    seen: mpsc::Receiver<Seen>,
+    go: Arc<Notify>,
+    lent: Lent,
+    kept: JoinHandle<()>,
+    serving: JoinHandle<()>,
+    url: url::Url,
+    _folder: tempfile::TempDir,
+}
+
+fn settings(url: &url::Url) -> Settings {
+    Settings {
+        name: "warm".to_owned(),
+        target: Target::Tcp(url.clone()),
+        health: None,
+        health_every: Duration::from_millis(100),
+        health_timeout: Duration::from_secs(5),
+        start_within: BOUND,
+        max_run_time: BOUND,
+        forward_headers: vec!["x-*".to_owned(), "Baggage".to_owned()],
+        service: None,
+    }
+}
+
+impl Stage {
+    async fn new() -> Self {
+        Self::with(|settings| settings).await
+    }
+
+    async fn with(change: impl FnOnce(Settings) -> Settings) -> Self {
+        // An address that nobody else has, so that nobody takes it while this one is away.
+        let bytes = uuid::Uuid::new_v4().into_bytes();
+        let host = std::net::Ipv4Addr::new(127, bytes[0], bytes[1], bytes[2].clamp(1, 254));
+        let listener = TcpListener::bind((host, 0)).await.unwrap();
+        let url = url::Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+        let (sender, seen) = mpsc::channel(64);
+        let go = Arc::new(Notify::new());
+        let serving = tokio::spawn(accept(listener, sender, Arc::clone(&go)));
+        let handler = erase(Http::new(change(settings(&url))).unwrap());
+        let folder = tempfile::tempdir().unwrap();
+        let (beside, lent) = Beside::lend(folder.path().join("services"), Clock::boot(), Containment::none());
+        let keeping = Arc::clone(&handler);
+        let kept = tokio::spawn(async move { keeping.beside(beside).await });
+        Self { handler, seen, go, lent, kept, serving, url, _folder: folder }
+    }
+
+    async fn until(&self, serving: Serving) {
+        let mut word = self.lent.word.clone();
+        within("a word", word.wait_for(|word| word.serving == serving)).await.unwrap();
+    }
+
+    /// A request to this path, with answers.
+    async fn ask(&self, path: &str, parts: &Parts) -> (Went, Option<Reply>) {
+        let request = Request { path: Some(path.to_owned()), body: Some("{}".to_owned()), ..Request::default() };
+        self.forward(&request, parts).await
+    }
+
+    async fn forward(&self, request: &Request, parts: &Parts) -> (Went, Option<Reply>) {
+        let mut bench = Bench::new();
+        let replies = Replies::new(parts.clone(), 1000);
+        bench.context = bench.context.answering(Some(replies.clone()));
+        let went = within("the task", bench.run(&*self.handler, serde_json::to_value(request).unwrap())).await;
+        (went, replies.last())
+    }
+
+    async fn sees(&mut self) -> Seen {
+        within("a request", self.seen.recv()).await.unwrap()
+    }
+
+    /// The worker goes.
+    async fn ends(self) {
+        self.lent.over.send_replace(true);
+        within("the end", self.kept).await.unwrap();
+        self.serving.abort();
+    }
+}
+
+async fn accept(listener: TcpListener, seen: mpsc::Sender<Seen>, go: Arc<Notify>) {
+    let mut open = tokio::task::JoinSet::new();
+    loop {
+        let (stream, _) = listener.accept().await.unwrap();
+        open.spawn(act(stream, seen.clone(), Arc::clone(&go)));
+    }
+}
+
+fn text(reply: &Reply) -> &str {
+    std::str::from_utf8(&reply.body).unwrap()
+}
+
+#[tokio::test]
+async fn a_request_is_forwarded_with_what_is_known_of_it_and_nothing_else() {
+    let mut stage = Stage::new().await;
+    let header = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    let request = Request {
+        path: Some("/a/b?c=d".to_owned()),
+        routing_key: "42".to_owned(),
+        correlation_id: Some("c-1".to_owned()),
+        idempotency_key: Some("k-1".to_owned()),
+        headers: BTreeMap::from([
+            header("x-rpc-path", "/a/b?c=d"),
+            header("X-Own", "passed on"),
+            header("baggage", "passed on too"),
+            header("x-task-id", "somebody else's"),
+            header("Idempotency-Key", "somebody else's"),
+            header("authorization", "a secret"),
+            header("cookie", "a secret"),
+            header("host", "elsewhere"),
+            header("content-length", "7"),
+            header("transfer-encoding", "chunked"),
+            header("x-odd", "a\nb"),
+        ]),
+        content_type: Some("text/plain".to_owned()),
+        seconds_left: Some(20.0),
+        body_base64: Some("/wAB".to_owned()),
+        ..Request::default()
+    };
+    let mut bench = Bench::new();
+    let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let mut task = bench.context.task().clone();
+    task.env.insert("TRACEPARENT".to_owned(), trace.to_owned());
+    bench = bench.of(task);
+    let went = within("the task", bench.run(&*stage.handler, serde_json::to_value(&request).unwrap())).await;
+    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    let mut seen = stage.sees().await;
+    assert_eq!((seen.line.as_str(), seen.body.as_slice()), ("POST /a/b?c=d HTTP/1.1", &[0xff, 0, 1][..]));
+    let left: f64 = seen.headers.remove("x-seconds-left").unwrap().parse().unwrap();
+    assert!(left > 0.0 && left <= 20.0, "{left}");
+    seen.headers.remove("accept");
+    let host = format!("{}:{}", stage.url.host_str().unwrap(), stage.url.port().unwrap());
+    let wanted = BTreeMap::from([
+        header("host", &host),
+        header("content-length", "3"),
+        header("content-type", "text/plain"),
+        header("x-task-id", "fN1SbArXTPSVFNUvaOlinQ"),
+        header("x-run-id", "3"),
+        header("x-correlation-id", "c-1"),
+        header("idempotency-key", "k-1"),
+        header("x-rpc-path", "/a/b?c=d"),
+        header("x-worker-key", "42"),
+        header("x-own", "passed on"),
+        header("baggage", "passed on too"),
+        header("traceparent", trace),
+    ]);
+    assert_eq!(seen.headers, wanted);
+    stage.ends().await;
+}
+
+#[tokio::test]
+async fn the_code_of_an_answer_is_the_verdict_and_its_body_the_answer() {
+    let stage = Stage::new().await;
+    let parts = Parts::default();
+    for (path, verdict, answer) in [
+        ("/code/200", "Ran(Ok(()))", Some(("ok", "/code/200"))),
+        ("/code/201", "Ran(Ok(()))", Some(("ok", "/code/201"))),
+        ("/code/404", "Ran(Err(Failed(", Some(("core_error", "/code/404"))),
+        ("/code/500", "Ran(Err(Failed(", Some(("core_error", "/code/500"))),
+        ("/code/429", "Ran(Err(Intermittent(", None),
+        ("/code/503", "Ran(Err(Intermittent(", None),
+        ("/away", "Ran(Err(Failed(", Some(("core_error", ""))),
+        ("/word", "Ran(Ok(()))", Some(("not_found", "no such train"))),
+        ("/word-500", "Ran(Err(Failed(", Some(("no_route", "no route"))),
+        ("/liar", "Ran(Err(Failed(", Some(("core_error", "all is well"))),
+        ("/large", "Ran(Err(Failed(", None),
+        ("/cut", "Ran(Err(Intermittent(", None),
+        ("/nothing", "Ran(Err(Intermittent(", None),
+    ] {
+        let (went, reply) = stage.ask(path, &parts).await;
+        assert!(format!("{went:?}").starts_with(verdict), "{path}: {went:?}");
+        let said = reply.as_ref().map(|reply| (reply.status.as_str(), text(reply)));
+        assert_eq!(said, answer, "{path}");
+    }
+    assert_eq!(parts.heard(), Vec::<String>::new());
+    let (_, reply) = stage.ask("/word", &parts).await;
+    assert_eq!(reply.unwrap().content_type.as_deref(), Some("text/plain"));
+    let (went, _) = stage.ask("/away", &parts).await;
+    assert!(format!("{went:?}").contains("redirects are not followed"), "{went:?}");
+    stage.ends().await;
+}
+
+#[tokio::test]
+async fn lines_are_partial_answers_as_they_come_and_the_rest_is_the_last_one() {
+    let stage = Stage::new().await;
+    let parts = Parts::default();
+    let ask = stage.ask("/lines", &parts);
+    let lets_go = async {
+        while parts.heard().len() < 3 {
+            parts.came.notified().await;
+        }
+        // These have been heard although the answer is not whole.
+        stage.go.notify_one();
+        std::future::pending::<()>().await;
+    };
+    let (went, reply) = tokio::select! {
+        done = ask => done,
+        () = lets_go => panic!("it never ends"),
+    };
+    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    assert_eq!(parts.heard(), ["1", "2", "33", "4"]);
+    assert_eq!(reply, Some(Reply { content_type: Some("application/x-ndjson".to_owned()), ..Reply::ok(*b"last") }));
+
+    let parts = Parts::default();
+    let (went, reply) = stage.ask("/one-line", &parts).await;
+    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    assert_eq!((parts.heard(), text(&reply.unwrap())), (vec!["1".to_owned()], "null"));
+    stage.ends().await;
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_off_is_not_begun_again_and_one_without_a_reader_is_left() {
+    let stage = Stage::new().await;
+    let (went, reply) = stage.ask("/cut-lines", &Parts::default()).await;
+    assert!(format!("{went:?}").starts_with("Ran(Err(Failed("), "{went:?}");
+    assert_eq!(reply, None);
+    let gone = Parts { gone: true, ..Parts::default() };
+    let (went, _) = stage.ask("/lines", &gone).await;
+    assert!(format!("{went:?}").contains("nobody waits"), "{went:?}");
+    assert_eq!(gone.heard(), ["1"]);
+    stage.ends().await;
+}
+
+#[tokio::test]
+async fn a_task_that_nobody_waits_for_leaves_its_answer_as_an_artifact() {
+    let stage = Stage::new().await;
+    let bench = Bench::new();
+    let went = within("the task", bench.run(&*stage.handler, json!({"path": "/x", "json": {"a": 1}}))).await;
+    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    let mut items = bench.context.artifacts().open(bench.workdir()).unwrap();
+    let Some(Item::Found(artifact)) = items.next() else { panic!("there is one") };
+    assert_eq!(artifact.name, "public/answer");
+    let ArtifactBody::File { file, content_type, .. } = &artifact.body else { panic!("it is a file") };
+    assert_eq!(
+        (std::io::read_to_string(&**file).unwrap().as_str(), content_type.as_str()),
+        ("{\"a\":1}", "application/json")
+    );
+    assert!(bench.log().contains("POST /x: 200 OK, 7 bytes"), "{}", bench.log());
+    for (payload, words) in [
+        (json!({"path": "/../x"}), "payload/path"),
+        (json!({"path": "/%2E%2e/x"}), "payload/path"),
+        (json!({"path": "/a\\..\\x"}), "payload/path"),
+        (json!({"bodyBase64": "!"}), "payload/bodyBase64"),
+        (json!({"pth": "/x"}), "pth"),
+    ] {
+        let went = Bench::new().run(&*stage.handler, payload).await;
+        let Went::Refused(NotPrepared::Malformed(sentences)) = went else { panic!("{went:?}") };
+        assert!(sentences.join("\n").contains(words), "{sentences:?}");
+    }
+    stage.ends().await;
+}
+
+#[tokio::test]
+async fn a_path_leads_to_the_service_and_below_its_base_alone() {
+    let mut stage = Stage::with(|settings| {
+        let Target::Tcp(mut url) = settings.target.clone() else { panic!("it is one") };
+        url.set_path("/v1/");
+        Settings { target: Target::Tcp(url), ..settings }
+    })
+    .await;
+    for (path, line) in [
+        ("/echo", "POST /v1/echo HTTP/1.1"),
+        ("echo/", "POST /v1/echo/ HTTP/1.1"),
+        ("", "POST /v1/ HTTP/1.1"),
+        ("/a%20b?c=%2F", "POST /v1/a%20b?c=%2F HTTP/1.1"),
+        ("//evil.example/x", "POST /v1/evil.example/x HTTP/1.1"),
+        ("@evil.example", "POST /v1/@evil.example HTTP/1.1"),
+        ("http://evil.example/#x", "POST /v1/http://evil.example/%23x HTTP/1.1"),
+    ] {
+        let (went, _) = stage.ask(path, &Parts::default()).await;
+        assert!(matches!(went, Went::Ran(Ok(()))), "{path}: {went:?}");
+        assert_eq!(stage.sees().await.line, line);
+    }
+    stage.ends().await;
+}
+
+#[tokio::test]
+async fn a_task_that_has_to_end_drops_the_connection() {
+    let mut stage = Stage::new().await;
+    let bench = Bench::new();
+    let run = bench.run(&*stage.handler, json!({"path": "/hang"}));
+    let told = async {
+        stage.seen.recv().await.unwrap();
+        bench.cancel(Duration::from_secs(60));
+        std::future::pending::<()>().await;
+    };
+    let went = tokio::select! {
+        went = within("the task", run) => went,
+        () = told => panic!("it never ends"),
+    };
+    assert!(matches!(went, Went::Ran(Err(NotCompleted::Failed(_)))), "{went:?}");
+    within("the service sees that nobody waits any more", stage.go.notified()).await;
+    stage.ends().await;
+}
+
+#[tokio::test]
+async fn a_request_has_so_much_time_and_no_more() {
+    let stage = Stage::with(|settings| Settings { max_run_time: Duration::from_millis(50), ..settings }).await;
+    let (went, _) = stage.ask("/hang", &Parts::default()).await;
+    assert!(format!("{went:?}").contains("within 0.05 s"), "{went:?}");
+    within("the connection is dropped", stage.go.notified()).await;
+    let late = Request { seconds_left: Some(0.0), ..Request::default() };
+    let (went, _) = stage.forward(&late, &Parts::default()).await;
+    assert!(format!("{went:?}").contains("its time was over"), "{went:?}");
+    stage.ends().await;
+}
+
+#[tokio::test]
+async fn a_task_waits_for_a_service_that_is_not_there_and_goes_back_in_the_end() {
+    let mut stage = Stage::new().await;
+    stage.until(Serving::Up).await;
+    let address = stage.url.socket_addrs(|| None).unwrap()[0];
+    stage.serving.abort();
+    within("nobody listens", async { while TcpStream::connect(address).await.is_ok() {} }).await;
+    // It is thought to be there until this request is refused.
+    let parts = Parts::default();
+    let ask = stage.ask("/echo", &parts);
+    let comes_back = async {
+        stage.until(Serving::Down).await;
+        let listener = TcpListener::bind(address).await.unwrap();
+        let (sender, _seen) = mpsc::channel(64);
+        accept(listener, sender, Arc::new(Notify::new())).await;
+    };
+    let (went, reply) = tokio::select! {
+        done = ask => done,
+        () = comes_back => panic!("it never ends"),
+    };
+    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    assert_eq!(text(&reply.unwrap()), "{}");
+    // And now for good.
+    stage.until(Serving::Down).await;
+    let short = Settings { start_within: Duration::from_millis(50), ..settings(&stage.url) };
+    stage.handler = erase(Http::new(short).unwrap());
+    let (went, _) = stage.ask("/echo", &parts).await;
+    assert!(matches!(went, Went::Refused(NotPrepared::Away(_))), "{went:?}");
+    stage.ends().await;
+}
+
+#[tokio::test]
+async fn silence_while_it_works_is_not_held_against_a_service() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = url::Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+    let short = Duration::from_millis(50);
+    let settings =
+        Settings { health: Some("/health".to_owned()), health_timeout: short, health_every: short, ..settings(&url) };
+    let handler = erase(Http::new(settings).unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let (beside, lent) = Beside::lend(folder.path().to_owned(), Clock::boot(), Containment::none());
+    let keeping = Arc::clone(&handler);
+    let kept = tokio::spawn(async move { keeping.beside(beside).await });
+    // While it works it answers nothing else.
+    let (asked, mut questions) = mpsc::channel(64);
+    let go = Arc::new(Notify::new());
+    let gate = Arc::clone(&go);
+    let serving = tokio::spawn(async move {
+        let (mut open, works) = (tokio::task::JoinSet::new(), Arc::new(AtomicBool::new(false)));
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let (works, asked, gate) = (Arc::clone(&works), asked.clone(), Arc::clone(&gate));
+            open.spawn(async move {
+                let Some(request) = read(&mut stream).await else { return };
+                if request.line.starts_with("GET") {
+                    if works.load(Ordering::Relaxed) {
+                        asked.send(()).await.unwrap();
+                        std::future::pending::<()>().await;
+                    }
+                } else {
+                    works.store(true, Ordering::Relaxed);
+                    gate.notified().await;
+                    works.store(false, Ordering::Relaxed);
+                }
+                stream.write_all(&whole("200 OK", "", b"done")).await.unwrap();
+            });
+        }
+    });
+    let mut asking = Bench::new();
+    let replies = Replies::new(Parts::default(), 1000);
+    asking.context = asking.context.answering(Some(replies.clone()));
+    let work = asking.run(&*handler, json!({"path": "/work"}));
+    let watched = async {
+        // More than would be too many of one that has nothing to do.
+        for _ in 0..8 {
+            questions.recv().await.unwrap();
+            assert_eq!(lent.word.borrow().serving, Serving::Up);
+        }
+        go.notify_one();
+        std::future::pending::<()>().await;
+    };
+    let went = tokio::select! {
+        went = within("the task", work) => went,
+        () = watched => panic!("it never ends"),
+    };
+    assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
+    assert_eq!(text(&replies.last().unwrap()), "done");
+    lent.over.send_replace(true);
+    kept.await.unwrap();
+    serving.abort();
+}
+
+#[test]
+fn a_service_that_cannot_be_asked_or_started_is_said_at_once() {
+    let url = url::Url::parse("http://127.0.0.1:1/?x").unwrap();
+    assert!(Http::new(settings(&url)).unwrap_err().to_string().contains("no path can be put"));
+    let url = url::Url::parse("http://127.0.0.1:1").unwrap();
+    let service = Service { exec: vec![], env: BTreeMap::new(), grace: Duration::ZERO };
+    let error = Http::new(Settings { service: Some(service), ..settings(&url) }).unwrap_err();
+    assert!(error.to_string().contains("`exec` is empty"), "{error}");
+}
