@@ -1,5 +1,7 @@
 //! A worker as a controller starts it: by its variables, with a program as its handler.
 
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use journeyman::amqp;
@@ -305,4 +307,38 @@ async fn tls_with_a_ca_and_a_certificate_of_ones_own() {
     let nobody = amqp::Broker::new(&settings(nobody)).expect("the address is good").connect("test").await;
     assert!(nobody.is_err());
     drop(own);
+}
+
+/// The page's own two minutes: its configuration, its worker, and a client in a library of somebody else's.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_example_of_a_client_asks_the_example_of_a_handler() {
+    let Some(uri) = shared_uri() else { return };
+    let python = std::env::var("JOURNEYMAN_TEST_PIKA_PYTHON").ok();
+    let needed = std::env::var("CI").is_ok_and(|value| value == "true");
+    assert!(python.is_some() || !needed, "JOURNEYMAN_TEST_PIKA_PYTHON names no Python with pika; tests/run has one");
+    let Some(python) = python else {
+        return eprintln!("NOT TESTED: JOURNEYMAN_TEST_PIKA_PYTHON names no Python with pika; tests/run has one");
+    };
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = std::fs::read_to_string(root.join("src/guide/requests.md")).expect("the page");
+    let toml = page.split("<<'TOML'\n").nth(1).and_then(|rest| rest.split("TOML\n").next()).expect("its file");
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = folder.path().join("journeyman.toml");
+    let handler = root.join("examples/handlers/echo.py");
+    let toml = toml.replace("examples/handlers/echo.py", handler.to_str().expect("a path"));
+    std::fs::write(&config, toml).expect("it is written");
+    let (pool, key) = (fresh(), "42");
+    // The client declares the queue that the worker waits for, or the other way round.
+    let variables = [("WORKER_POOL", pool.as_str()), ("WORKER_KEY", key), ("WORKER_AMQP_URI", &uri)];
+    let worker = Process::start(folder.path(), &config, &variables);
+    let mut ask = Command::new(python);
+    ask.arg(root.join("examples/ask.py")).args([&format!("{pool}-req-{key}"), "/echo", "{\"x\": 1}"]);
+    ask.env("WORKER_AMQP_URI", &uri).stdin(Stdio::null());
+    let asked = tokio::task::spawn_blocking(move || ask.output().expect("it runs"));
+    let asked = within("the answer", asked).await.expect("it ends");
+    assert_eq!(String::from_utf8_lossy(&asked.stdout), "ok {\"echo\":{\"x\":1}}\n", "{asked:?}");
+    assert!(page.contains(String::from_utf8_lossy(&asked.stdout).trim()), "as the page has it");
+    worker.signal(Signal::TERM);
+    let ended = worker.ends().await;
+    assert_eq!(ended.code(), Some(0), "{}", ended.log);
 }
