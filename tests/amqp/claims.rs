@@ -2,11 +2,12 @@
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::time::Duration;
 
 use journeyman::domain::outcome::{Outcome, Reason};
 use journeyman::handler::NotCompleted;
-use journeyman::source::Reply;
-use journeyman::source::amqp::Exhausted;
+use journeyman::source::amqp::{Amqp, Exhausted};
+use journeyman::source::{Reply, Source as _};
 use journeyman::worker::{Command, Exit, Note, Settings};
 
 use crate::support::{Act, Client, Gate, Kind, Running, echo, header, queue, shared, within};
@@ -258,5 +259,18 @@ async fn a_dead_letter_policy_gets_what_is_given_up() {
     let letter = client.taken_from(&dead).await.next().await;
     assert_eq!(letter.data, b"poison");
     assert_eq!(header(&letter, "x-first-death-reason").as_deref(), Some("rejected"));
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumer_that_nobody_wants_any_more_while_it_is_being_made_is_not_left_behind() {
+    let Some(broker) = shared() else { return };
+    let client = Client::new(&broker, Kind::Transient).await;
+    for moment in 0..100 {
+        let source = Amqp::new(queue(&client));
+        // Dropped at one moment or another of connecting, of making channels, and of consuming.
+        drop(tokio::time::timeout(Duration::from_millis(moment), source.open()).await);
+    }
+    client.until_depth(0, 0).await;
     client.delete_queue().await;
 }

@@ -231,12 +231,14 @@ impl Client {
 
     /// Waits until so many messages are ready and so many consumers there. The broker tells nobody: it has to be asked.
     pub(crate) async fn until_depth(&self, ready: u32, consumers: u32) {
-        within(&format!("{ready} messages ready and {consumers} consumers"), async {
-            while self.depth().await != (ready, consumers) {
-                tokio::task::yield_now().await;
+        let mut seen = (u32::MAX, u32::MAX);
+        let wanted = async {
+            while seen != (ready, consumers) {
+                seen = self.depth().await;
             }
-        })
-        .await;
+        };
+        let ended = tokio::time::timeout(PATIENCE, wanted).await;
+        assert!(ended.is_ok(), "not {ready} messages ready and {consumers} consumers but {seen:?} within {PATIENCE:?}");
     }
 
     /// Everything that is put into a queue, when it is put there.

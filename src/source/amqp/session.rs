@@ -7,6 +7,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Waker};
 
 use futures_core::Stream as _;
 use lapin::message::Delivery;
@@ -117,10 +118,12 @@ impl Session {
                 .await
                 .map_err(|error| refused("set the prefetch", error))?;
             let answers = confirming(&connection).await.map_err(|error| refused("open a channel", error))?;
+            let unwanted = Unwanted(Some(intake.clone()));
             let consumer = intake
                 .basic_consume(queue.into(), tag.into(), BasicConsumeOptions::default(), FieldTable::default())
                 .await
                 .map_err(|error| refused("consume", error))?;
+            unwanted.wanted();
             Ok::<_, Refused>((intake, answers, consumer))
         };
         let (intake, answers, consumer) = match timeout(AMQP_CALL_TIMEOUT, opening).await {
@@ -446,6 +449,25 @@ impl Session {
             }
             sleep(AMQP_CHANNEL_LOOK_EVERY).await;
         }
+    }
+}
+
+/// A channel on which a consumer is asked for. Closed unless that is waited for: the consumer would stay at the broker, with
+/// lapin alone holding it, and take requests that nobody sees.
+struct Unwanted(Option<Channel>);
+
+impl Unwanted {
+    fn wanted(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Unwanted {
+    fn drop(&mut self) {
+        let Some(channel) = self.0.take() else { return };
+        let closing = channel.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into());
+        // The order is given when it is first polled; what comes of it nobody waits for.
+        let _sent = std::pin::pin!(closing).as_mut().poll(&mut Context::from_waker(Waker::noop()));
     }
 }
 
