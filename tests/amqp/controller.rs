@@ -22,7 +22,7 @@ use crate::process::{Ended, Process, config};
 use crate::support::{Client, Kind, broker, next, shared_uri, within};
 
 /// Answers with what it was given, and says how far it is.
-const ECHO: &str = r#"#!/usr/bin/env python3
+pub(crate) const ECHO: &str = r#"#!/usr/bin/env python3
 import json, os, sys
 request = json.load(sys.stdin)["payload"]
 out = os.fdopen(3, "w")
@@ -63,11 +63,11 @@ impl Worker {
 }
 
 /// What a controller hears.
-struct Reports(Consumer);
+pub(crate) struct Reports(Consumer);
 
 impl Reports {
     /// Declares the exchange as osrdyne does, and listens.
-    async fn of(client: &Client, exchange: &str) -> Self {
+    pub(crate) async fn of(client: &Client, exchange: &str) -> Self {
         let fanout = ExchangeKind::Fanout;
         let options = ExchangeDeclareOptions::default();
         client
@@ -100,10 +100,14 @@ impl Reports {
         while within("the mark", next(&mut self.0)).await.expect("the channel stays").data != mark {}
     }
 
-    /// The next event, which is as the recorded ones are.
-    async fn next(&mut self, key: &str, id: &str) -> String {
-        let report = within("a report", next(&mut self.0)).await.expect("the channel stays");
-        assert_eq!(report.routing_key.as_str(), key);
+    /// The next event of this key, which is as the recorded ones are. A pool may have others.
+    pub(crate) async fn next(&mut self, key: &str, id: &str) -> String {
+        let report = loop {
+            let report = within("a report", next(&mut self.0)).await.expect("the channel stays");
+            if report.routing_key.as_str() == key {
+                break report;
+            }
+        };
         assert!(report.data.is_empty());
         let table = report.properties.headers().clone().expect("headers");
         assert_eq!(table.inner().len(), 2);
@@ -116,7 +120,8 @@ impl Reports {
     }
 }
 
-fn fresh() -> String {
+/// A name that nobody else has.
+pub(crate) fn fresh() -> String {
     format!("p{}", &uuid::Uuid::new_v4().simple().to_string()[..12])
 }
 

@@ -30,3 +30,4 @@ mod early;
 mod faults;
 mod process;
 mod support;
+mod told;

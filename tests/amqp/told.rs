@@ -1,0 +1,140 @@
+//! What a worker is told of its queue, by variables and by its configuration, and what others see of its requests.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use rustix::process::Signal;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::controller::{ECHO, Reports, fresh};
+use crate::process::{Process, config};
+use crate::support::{Client, Kind, broker, shared_uri, within};
+
+async fn leaves(worker: Process) -> String {
+    worker.signal(Signal::TERM);
+    let ended = worker.ends().await;
+    assert_eq!(ended.code(), Some(0), "{}", ended.log);
+    ended.log
+}
+
+async fn answers(client: &Client) {
+    assert!(client.publish(Client::properties("a", "/a"), b"1").await);
+    assert!(client.answer("a").await.partial);
+    assert_eq!(client.answer("a").await.status(), "ok");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_controller_does_not_say_has_its_default() {
+    let Some(uri) = shared_uri() else { return };
+    let key = fresh();
+    let client = Client::on(&broker(&uri), Kind::Transient, &format!("core-req-{key}")).await;
+    let mut reports = Reports::of(&client, "core-activity-xchg").await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = config(folder.path(), ECHO, "[worker]\nid = \"a-worker\"\n");
+    let variables = [("WORKER_KEY", key.as_str()), ("WORKER_AMQP_URI", &uri)];
+    let worker = Process::start(folder.path(), &config, &variables);
+    assert_eq!(reports.next(&key, "a-worker").await, "started");
+    assert_eq!(reports.next(&key, "a-worker").await, "ready");
+    answers(&client).await;
+    leaves(worker).await;
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_configuration_says_the_same_as_a_controller() {
+    let Some(uri) = shared_uri() else { return };
+    let (key, exchange) = (fresh(), format!("{}-activity", fresh()));
+    let client = Client::new(&broker(&uri), Kind::Durable).await;
+    let mut reports = Reports::of(&client, &exchange).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("uri");
+    std::fs::write(&file, format!("{uri}\n")).expect("it is written");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).expect("it is ours");
+    let text = format!(
+        "[source.requests]\nkind = \"amqp\"\nhandler = \"echo\"\nrequests_queue = \"{}\"\n\
+         [amqp]\nuri_file = \"{}\"\nworker_key = \"{key}\"\nworker_id = \"w-1\"\n[activity]\nexchange = \"{exchange}\"\n",
+        client.queue,
+        file.display()
+    );
+    let worker = Process::start(folder.path(), &config(folder.path(), ECHO, &text), &[]);
+    assert_eq!(reports.next(&key, "w-1").await, "started");
+    assert_eq!(reports.next(&key, "w-1").await, "ready");
+    answers(&client).await;
+    assert_eq!(reports.next(&key, "w-1").await, "request-received");
+    leaves(worker).await;
+    client.until_depth(0, 0).await;
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_may_run_longer_than_the_broker_waits_are_warned_of() {
+    let Some(uri) = shared_uri() else { return };
+    let client = Client::new(&broker(&uri), Kind::Durable).await;
+    for (longest, early, warned) in [("20m", "never", false), ("2h", "never", true), ("2h", "run-again", false)] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let text = format!(
+            "max_run_time = \"{longest}\"\n[source.requests]\nkind = \"amqp\"\nhandler = \"echo\"\n\
+             early_acknowledge = \"{early}\"\n"
+        );
+        let config = config(folder.path(), ECHO, &text);
+        let variables = [("WORKER_REQUESTS_QUEUE", client.queue.as_str()), ("WORKER_AMQP_URI", &uri)];
+        let worker = Process::start(folder.path(), &config, &variables);
+        answers(&client).await;
+        let log = leaves(worker).await;
+        assert_eq!(log.contains("requests may run for 7200s"), warned, "{longest} {early}: {log}");
+    }
+    client.delete_queue().await;
+}
+
+async fn get(address: &str, path: &str) -> String {
+    let mut stream = tokio::net::TcpStream::connect(address).await.expect("somebody listens");
+    let asked = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
+    stream.write_all(asked.as_bytes()).await.expect("it is sent");
+    let mut answer = String::new();
+    within("an answer", stream.read_to_string(&mut answer)).await.expect("it is text");
+    answer
+}
+
+/// Says that it runs, and ends when it may.
+fn waiting(folder: &Path) -> String {
+    let folder = folder.display();
+    format!("#!/bin/sh\ncat >/dev/null\necho running >{folder}/runs\nread go <{folder}/go\n")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_is_a_claim_like_any_other_to_whoever_looks() {
+    let Some(uri) = shared_uri() else { return };
+    let client = Client::new(&broker(&uri), Kind::Durable).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    for name in ["runs", "go"] {
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mkfifoat(rustix::fs::CWD, here.join(name), mode).expect("a pipe");
+    }
+    let config = config(here, &waiting(here), "[http]\nlisten = \"127.0.0.1:0\"\n");
+    let variables = [("WORKER_REQUESTS_QUEUE", client.queue.as_str()), ("WORKER_AMQP_URI", &uri)];
+    let mut worker = Process::start(here, &config, &variables);
+    worker.says("http://").await;
+    let log = worker.log();
+    let address = log.split("http://").nth(1).and_then(|rest| rest.split('/').next()).expect("an address");
+    let id = fresh();
+    assert!(client.publish(Client::properties(&id, "/long"), b"1").await);
+    let runs = here.join("runs");
+    let running = tokio::task::spawn_blocking(move || std::fs::read_to_string(runs).expect("it says so"));
+    assert_eq!(within("it runs", running).await.expect("it was read"), "running\n");
+    // In the journal before it was started, on the status page and among the numbers while it runs.
+    let journal = std::fs::read_to_string(here.join("work/journal")).expect("a journal");
+    assert!(journal.lines().any(|line| line.contains("\"held\"") && line.contains(&id)), "{journal}");
+    assert!(get(address, "/").await.contains(&id), "on the status page");
+    let metrics = get(address, "/metrics").await;
+    assert!(metrics.contains("journeyman_tasks_running{source=\"requests\"} 1.0"), "{metrics}");
+    let go = here.join("go");
+    tokio::task::spawn_blocking(move || std::fs::write(go, "go\n").expect("it reads")).await.expect("it is let go");
+    assert_eq!(client.answer(&id).await.body, b"null");
+    // The answer is known before it is counted.
+    within("it is counted", async { while !get(address, "/metrics").await.contains("event=\"answers\"} 1.0") {} })
+        .await;
+    leaves(worker).await;
+    client.until_depth(0, 0).await;
+    client.delete_queue().await;
+}
