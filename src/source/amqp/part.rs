@@ -1,4 +1,5 @@
-//! A claim on a request: answered, then acknowledged on the channel that brought it, or not at all (I18, I19).
+//! A claim on a request: answered, then acknowledged on the channel that brought it, or not at all (I18, I19). One that takes
+//! long may be put on the shelf and acknowledged before; from then on it belongs to this host, and no channel matters to it.
 
 use std::future::Future;
 use std::pin::Pin;
