@@ -1,4 +1,4 @@
-//! What a worker writes down of the claims whose payloads it is about to start, and what that means to its next life.
+//! What a worker writes down of the claims whose payloads it is about to start, when, and what that means to its next life.
 //!
 //! A [`Journal`] is the state of the matter; every change of it is a [`Record`], and the records in their order lead to the
 //! state again. Where they are kept, and how they survive, is `host::journal`'s business. Nothing in here is a secret: what
@@ -11,9 +11,28 @@ use alloc::vec::Vec;
 use super::claim::{End, Loss};
 use super::id::Run;
 use super::outcome::{Outcome, Reason};
+use super::poll::Manner;
 
 /// So many more records than are needed may be kept before they are written anew without the others.
 pub const RECORDS_SLACK: usize = 4096;
+
+/// When a claim is written down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Keeping {
+    /// Before its handler prepares.
+    AtOnce,
+    /// Before the first of its processes is started. One without processes never is.
+    WithProcesses,
+}
+
+impl Keeping {
+    /// What the claims of such a source need. One that outlives the worker is reported by the next life, whatever had been done
+    /// of it. One that ends with the worker leaves at most processes, which the next life has to find (I27).
+    #[must_use]
+    pub const fn of(manner: Manner) -> Self {
+        if manner.ends_with_worker { Self::WithProcesses } else { Self::AtOnce }
+    }
+}
 
 /// Names an entry among those of one journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -34,6 +34,8 @@ pub struct Manner {
     pub recovers: bool,
     /// The source tells whether a run is still wanted without touching its lease.
     pub tells_canceled: bool,
+    /// A claim ends with the worker that holds it, however that ends: nothing of it can be reported later.
+    pub ends_with_worker: bool,
 }
 
 /// What a source is ready for.

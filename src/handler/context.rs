@@ -244,6 +244,11 @@ impl Context {
         then.since(self.inner.clock.now())
     }
 
+    /// The time on the worker's clock.
+    pub(crate) fn now(&self) -> Instant {
+        self.inner.clock.now()
+    }
+
     /// As [`Context::lease_ends`], to wait for its changes.
     #[must_use]
     pub fn lease(&self) -> watch::Receiver<Instant> {

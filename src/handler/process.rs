@@ -204,6 +204,7 @@ impl Running {
     ///
     /// Dropping the future kills what it has started.
     pub async fn start(launch: Launch<'_>) -> io::Result<Self> {
+        launch.within.registered().await?;
         let (output, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let entry = launch.within.open()?;
         let Prepared { mut command, forerunner } = prepare(launch, &entry, writer)?;

@@ -55,6 +55,17 @@ impl Request {
         }
     }
 
+    /// As a payload. What is long is moved, not copied.
+    pub(crate) fn into_value(mut self) -> serde_json::Value {
+        let (body, json) = (self.body.take(), self.json.take());
+        let mut value = serde_json::to_value(self).unwrap_or_default();
+        if let serde_json::Value::Object(fields) = &mut value {
+            fields.extend(body.map(|body| ("body".to_owned(), body.into())));
+            fields.extend(json.map(|json| ("json".to_owned(), json)));
+        }
+        value
+    }
+
     /// The body, byte for byte.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {

@@ -561,7 +561,7 @@ impl Source for Memory {
 
     fn manner(&self) -> Manner {
         let claims = matches!(self.queue.0.settings.style, Style::Claims { .. });
-        Manner { long_poll: claims, recovers: claims, tells_canceled: true }
+        Manner { long_poll: claims, recovers: claims, tells_canceled: true, ends_with_worker: false }
     }
 
     fn open(&self) -> Answer<'_, Opened> {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::domain::claim::Settled;
 use crate::domain::fitness::Condition;
@@ -26,6 +26,7 @@ use super::settle::Store;
 use super::timeline::Phase;
 use crate::host::clock::Clock;
 use crate::host::containment::Enclosure;
+use crate::host::crash::crash_point;
 use crate::host::journal::Recorded;
 
 /// What a call brings back.
@@ -67,10 +68,12 @@ pub(super) enum Back {
         claim: Token,
         answer: Result<Box<dyn Prepared>, Unprepared>,
     },
+    /// It was started then, if it was started by what prepared it.
     Ended {
         claim: Token,
         verdict: Verdict,
         emptiness: Emptiness,
+        started: Option<Instant>,
     },
     Vacated {
         claim: Token,
@@ -260,19 +263,62 @@ pub(super) async fn settle(store: Store, claim: Token, job: Job) -> Back {
     Back::Settled { claim, settled }
 }
 
-/// Prepares once the claim is on record, unless it is told to end first: then what was being prepared is dropped.
-pub(super) async fn prepare(
+/// A payload that was started as soon as it was prepared.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Started {
+    pub(super) claim: Token,
+    pub(super) at: Instant,
+}
+
+/// Prepares, and starts at once where the claim is ours long enough (I3): asking first would take a word to another thread and
+/// back. What has not ended when it is first looked at is told by `starts`.
+pub(super) async fn run(
     handler: Arc<dyn Handler>,
-    recorded: Recorded,
+    recorded: Option<Recorded>,
+    claim: Token,
+    payload: serde_json::Value,
+    context: Context,
+    starts: mpsc::Sender<Started>,
+) -> Back {
+    let back = prepare(handler, recorded, claim, payload, context.clone()).await;
+    let Back::Prepared { answer: Ok(prepared), .. } = back else { return back };
+    crash_point("prepared");
+    let at = context.now();
+    if context.cancel().is_some() || at >= context.lease_ends() {
+        return Back::Prepared { claim, answer: Ok(prepared) };
+    }
+    let mut executing = Box::pin(execute(prepared, claim, context));
+    let mut back = tokio::select! {
+        biased;
+        back = &mut executing => back,
+        () = std::future::ready(()) => {
+            // Nobody listens where the worker exits, which ends this as well.
+            starts.send(Started { claim, at }).await.ok();
+            executing.await
+        }
+    };
+    if let Back::Ended { started, .. } = &mut back {
+        *started = Some(at);
+    }
+    back
+}
+
+/// Prepares once the claim is on record, where that is waited for, unless it is told to end first: then what was being prepared
+/// is dropped.
+async fn prepare(
+    handler: Arc<dyn Handler>,
+    recorded: Option<Recorded>,
     claim: Token,
     payload: serde_json::Value,
     context: Context,
 ) -> Back {
     let prepared = async {
-        match recorded.safe().await {
-            Ok(()) => guarded(handler.prepare(payload, &context)).await,
-            Err(why) => Ok(Err(NotPrepared::Host(why.to_string()))),
+        if let Some(recorded) = recorded
+            && let Err(why) = recorded.safe().await
+        {
+            return Ok(Err(NotPrepared::Host(why.to_string())));
         }
+        guarded(handler.prepare(payload, &context)).await
     };
     let answer = tokio::select! {
         biased;
@@ -285,7 +331,7 @@ pub(super) async fn prepare(
         Some(_) | None => context.enclosure().clear().await,
     };
     let Some(answer) = answer.filter(|_| emptiness == Emptiness::Proven) else {
-        return Back::Ended { claim, verdict: Verdict::Internal, emptiness };
+        return Back::Ended { claim, verdict: Verdict::Internal, emptiness, started: None };
     };
     let note = |text: &str| tell(&context, text);
     if folder_missing(&context) {
@@ -344,7 +390,7 @@ pub(super) async fn execute(prepared: Box<dyn Prepared>, claim: Token, context: 
     };
     // I26: also of a handler that was dropped, or that did not wait for what it started.
     let emptiness = context.enclosure().clear().await;
-    Back::Ended { claim, verdict: verdict(ended, &context), emptiness }
+    Back::Ended { claim, verdict: verdict(ended, &context), emptiness, started: None }
 }
 
 async fn overdue(context: &Context) {
@@ -473,16 +519,21 @@ mod tests {
     }
 
     fn context(workdir: &Path) -> Context {
+        held_until(workdir, Instant::ORIGIN)
+    }
+
+    fn held_until(workdir: &Path, lease_ends: Instant) -> Context {
         let run = Run { task: TaskId::parse("fN1SbArXTPSVFNUvaOlinQ").unwrap(), run: 0 };
         let task = Task { run, source: "s".into(), definition: serde_json::Value::Null, env: Default::default() };
         let log = TaskLog::new(workdir.with_extension("log"), LogLimits::default());
-        let (cancel, lease_ends) = (watch::channel(None).1, watch::channel(Instant::ORIGIN).1);
+        let (cancel, lease_ends) = (watch::channel(None).1, watch::channel(lease_ends).1);
         Context::new(task, workdir.to_owned(), log, Artifacts::new(), cancel, lease_ends, Clock::boot())
     }
 
     async fn prepared(uses: Uses, context: &Context) -> Result<Box<dyn Prepared>, Unprepared> {
         let handler = erase(Content { uses });
-        let back = prepare(handler, Recorded::already(), Token(1), serde_json::Value::Null, context.clone()).await;
+        let back =
+            prepare(handler, Some(Recorded::already()), Token(1), serde_json::Value::Null, context.clone()).await;
         let Back::Prepared { answer, .. } = back else { panic!("it answers whether it is prepared") };
         answer
     }
@@ -503,6 +554,21 @@ mod tests {
         assert_eq!(prepared(Uses::InPrepare, &context(&workdir)).await.err(), Some(Unprepared::Host));
         assert_eq!(ended(Uses::InExecute, &context(&workdir)).await, Verdict::Host);
         assert_eq!(ended(Uses::Never, &context(&workdir)).await, Verdict::Completed);
+    }
+
+    #[tokio::test]
+    async fn i03_a_payload_is_started_as_soon_as_it_is_prepared_while_its_claim_is_ours_and_not_after() {
+        let base = tempfile::tempdir().unwrap();
+        let ran = async |lease_ends| {
+            let context = held_until(base.path(), lease_ends);
+            let handler = erase(Content { uses: Uses::Never });
+            run(handler, None, Token(1), serde_json::Value::Null, context, mpsc::channel(1).0).await
+        };
+        let now = Clock::boot().now();
+        let back = ran(now.plus(Duration::from_secs(3600))).await;
+        assert!(matches!(back, Back::Ended { verdict: Verdict::Completed, started: Some(_), .. }));
+        let back = ran(now).await;
+        assert!(matches!(back, Back::Prepared { answer: Ok(_), .. }));
     }
 
     #[tokio::test]

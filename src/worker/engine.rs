@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 
 use crate::domain::claim::KillCause;
 use crate::domain::id::{Deployment, Run, SourceId, Token};
-use crate::domain::journal::{EntryId, Held};
+use crate::domain::journal::{EntryId, Held, Keeping};
 use crate::domain::outcome::{Emptiness, Unprepared, Verdict};
 use crate::domain::refusal::Refusal;
 use crate::domain::service::Serving;
@@ -31,7 +31,7 @@ use crate::limits::HANDLERS_DROP_WAIT;
 use crate::source::{Batch, Grant, News, Recovered, Refused};
 
 use super::besides::Besides;
-use super::calls::{self, Back};
+use super::calls::{self, Back, Started};
 use super::counters::{Counters, count};
 use super::earlier::{self, Earlier};
 use super::examine::Examination;
@@ -47,6 +47,8 @@ use super::{Claiming, Command, Control, Feed, Order, Settings, Worker};
 
 /// How many claims are remembered that were said to be lost and are not known.
 const LOST_EARLY_MAX: usize = 1024;
+/// How many payloads may have been started without the rules' having heard of it.
+const STARTS_MAX: usize = 256;
 
 pub(super) struct Engine {
     pub(super) rules: rules::Worker,
@@ -62,6 +64,9 @@ pub(super) struct Engine {
     pub(super) calls: JoinSet<Back>,
     threads: Threads,
     pub(super) besides: Besides,
+    /// Payloads that were started by what prepared them.
+    starts: mpsc::Receiver<Started>,
+    starting: mpsc::Sender<Started>,
     entries: HashMap<Token, Arc<Entry>>,
     pub(super) live: HashMap<Token, Live>,
     /// What each source last said when it refused something.
@@ -116,6 +121,7 @@ impl Engine {
         drop(control.containment.set(containment.clone()));
         let seed = settings.seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0);
         let mut rules = rules::Worker::new(settings.policy(), &places(&feeds), seed);
+        let (starting, starts) = mpsc::channel(STARTS_MAX);
         let own = !settings.clock.is_of_runtime();
         let threads = if own { Threads::own(settings.handler_threads)? } else { Threads::shared() };
         let services = folder.path().join(earlier::SERVICES);
@@ -145,6 +151,8 @@ impl Engine {
             control,
             calls: JoinSet::new(),
             threads,
+            starts,
+            starting,
             entries: HashMap::new(),
             live: HashMap::new(),
             said: HashMap::new(),
@@ -215,6 +223,7 @@ impl Engine {
             tokio::select! {
                 biased;
                 Some(order) = self.orders.recv() => self.order(order),
+                Some(started) = self.starts.recv() => self.started(started),
                 Some(back) = self.calls.join_next() => self.returned(back),
                 () = async { match deadline {
                     Some(at) => clock.sleep_until(at).await,
@@ -300,7 +309,22 @@ impl Engine {
         }
     }
 
+    /// A payload runs. It may have ended already.
+    fn started(&mut self, Started { claim, at }: Started) {
+        let Some(live) = self.live.get_mut(&claim) else { return };
+        if live.started {
+            return;
+        }
+        live.started = true;
+        live.timeline.end(&[Phase::Prepare], at);
+        live.timeline.begin(Phase::Run, at);
+        self.happened(Event::Started { claim });
+    }
+
     fn came_back(&mut self, back: Back) {
+        if let Back::Ended { claim, started: Some(at), .. } = back {
+            self.started(Started { claim, at });
+        }
         if let Some(live) = back.claim().and_then(|claim| self.live.get_mut(&claim)) {
             live.let_go();
             live.timeline.end(back.ends(), self.clock.now());
@@ -356,7 +380,7 @@ impl Engine {
                 Event::Deleted { message, answer: answer.map_err(|refused| self.note("delete", refused)) }
             }
             Back::Prepared { claim, answer } => self.prepared(claim, answer),
-            Back::Ended { claim, verdict, emptiness } => {
+            Back::Ended { claim, verdict, emptiness, .. } => {
                 crash_point("ended");
                 if emptiness == Emptiness::Unproven {
                     self.occupied(claim);
@@ -607,7 +631,6 @@ impl Engine {
     }
 
     fn prepared(&mut self, claim: Token, answer: Result<Box<dyn crate::handler::Prepared>, Unprepared>) -> Event {
-        crash_point("prepared");
         let Some(live) = self.live.get_mut(&claim) else {
             discard(answer);
             return Event::Prepared { claim, answer: Err(Unprepared::Internal) };
@@ -745,9 +768,18 @@ impl Engine {
         let (journal, entry) = (self.journal.clone(), EntryId(claim.0));
         let enclosure = self.containment.enclosure().witnessed_by(move |leader| journal.leads(entry, leader));
         let claimant = self.claimants.get(live.feed).cloned().unwrap_or_default();
-        let remains = Some(enclosure.name().remains());
+        let (run, journal) = (held.run().clone(), self.journal.clone());
+        let hold = move |remains| {
+            journal.hold(entry, Held { run: run.clone(), claimant: claimant.clone(), remains: Some(remains) })
+        };
         // I27: a payload that nobody has written down would outlive this worker.
-        let recorded = self.journal.hold(entry, Held { run: held.run().clone(), claimant, remains });
+        let (enclosure, recorded) = match Keeping::of(feed.source.manner()) {
+            Keeping::AtOnce => {
+                let recorded = hold(enclosure.name().remains());
+                (enclosure, Some(recorded))
+            }
+            Keeping::WithProcesses => (enclosure.registered_by(hold), None),
+        };
         let (base, spares) = (self.folder.tasks(), self.spares.clone());
         let around = Surroundings { base, spares, log: settings.log, clock: self.clock, enclosure };
         let job = live.begin(claim, held.run(), feed, around);
@@ -755,7 +787,8 @@ impl Engine {
         let trace_id = trace_id.as_ref().map(tracing::field::display);
         tracing::info!(claim.run = %held.run(), source = feed.name, trace_id, "claimed");
         let payload = job.context.task().definition.get("payload").cloned().unwrap_or_default();
-        let call = calls::prepare(Arc::clone(&feed.handler), recorded, claim, payload, job.context);
+        let (handler, starts) = (Arc::clone(&feed.handler), self.starting.clone());
+        let call = calls::run(handler, recorded, claim, payload, job.context, starts);
         self.calls.spawn_on(call, self.threads.handle());
     }
 

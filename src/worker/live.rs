@@ -40,6 +40,8 @@ pub(super) struct Live {
     pub(super) claim: Option<Claim>,
     pub(super) prepared: Option<Box<dyn Prepared>>,
     pub(super) job: Option<Job>,
+    /// Whether the rules know that what prepared it has started it.
+    pub(super) started: bool,
     pub(super) calls: Vec<AbortHandle>,
     /// When it was granted, and when last extended.
     pub(super) since: Option<Instant>,
@@ -85,6 +87,7 @@ impl Live {
             claim: None,
             prepared: None,
             job: None,
+            started: false,
             calls: Vec::new(),
             since: None,
             reclaimed: None,

@@ -1,20 +1,19 @@
 //! A broker and a network that go wrong.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use journeyman::amqp::lapin::BasicProperties;
-use journeyman::source::Reply;
 use journeyman::worker::Settings;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::Semaphore;
 
 use crate::broker::Broker;
 use crate::support::{Act, Client, Gate, Kind, Running, broker, queue, shared, shared_uri, within};
-use crate::wire::{Way, Wire};
+use crate::wire::Wire;
 
-fn target(uri: &str) -> String {
+pub(crate) fn target(uri: &str) -> String {
     let rest = uri.split_once('@').expect("an address with a user").1;
     rest.split_once('/').expect("an address with a path").0.to_owned()
 }
@@ -88,100 +87,8 @@ async fn a_broker_that_was_killed_is_waited_for_and_loses_nothing_durable() {
     own.stop();
 }
 
-fn persistent(id: &str, reply_to: &str) -> BasicProperties {
+pub(crate) fn persistent(id: &str, reply_to: &str) -> BasicProperties {
     Client::properties(id, "/work").with_reply_to(reply_to.into()).with_delivery_mode(2)
-}
-
-/// How many messages a test of losses takes.
-fn messages() -> u64 {
-    std::env::var("JOURNEYMAN_TEST_AMQP_MESSAGES").ok().and_then(|text| text.parse().ok()).unwrap_or(3_000)
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_lost_when_the_connection_is_cut_again_and_again() {
-    let (Some(direct), Some(uri)) = (shared(), shared_uri()) else { return };
-    let client = Client::new(&direct, Kind::Durable).await;
-    let reply_to = format!("{}-answers", client.queue);
-    client.declare(Kind::Durable, &reply_to).await;
-    let wire = Wire::to(&target(&uri)).await;
-    let runs = Arc::new(AtomicU64::new(0));
-    let counted = Arc::clone(&runs);
-    let act: Act = Arc::new(move |request, context| {
-        counted.fetch_add(1, Ordering::Relaxed);
-        Box::pin(async move {
-            context.answer(Reply::ok(request.bytes())).expect("it fits");
-            Ok(())
-        })
-    });
-    let mut settings = queue(&client);
-    settings.broker = broker(&wire.uri(&uri));
-    // What is lost is the connection's fault, however often.
-    settings.max_attempts = None;
-    let worker = Running::start(settings, 64, act);
-    let all = messages();
-    let writer = Client::without_queue(&direct, &client.queue).await;
-    let publish = async {
-        for number in 0..all {
-            assert!(writer.publish(persistent(&number.to_string(), &reply_to), number.to_string().as_bytes()).await);
-        }
-    };
-    let answers: Mutex<BTreeMap<String, u64>> = Mutex::default();
-    let mut taken = client.taken_from(&reply_to).await;
-    let progress = watch::Sender::new(0);
-    let read = async {
-        loop {
-            let answer = taken.next().await;
-            let id = answer.properties.correlation_id().as_ref().expect("an id").to_string();
-            assert_eq!(answer.data, id.as_bytes());
-            let mut answers = answers.lock().expect("unpoisoned");
-            *answers.entry(id).or_insert(0) += 1;
-            progress.send_replace(answers.len() as u64);
-            if answers.len() as u64 == all {
-                return;
-            }
-        }
-    };
-    let ways = [Way::Carry, Way::Delay(Duration::from_millis(2)), Way::Stall, Way::Carry, Way::HalfOpen];
-    let cuts = all / 250;
-    let cut = async {
-        let mut progress = progress.subscribe();
-        for (number, way) in (1..=cuts).zip(ways.iter().cycle()) {
-            let so_many = all * number / (cuts + 1);
-            progress.wait_for(|answers| *answers >= so_many).await.expect("they are read");
-            let held_up = wire.held_up();
-            wire.set(*way);
-            // What is not answered yet is on its way, so that something comes by.
-            if *way != Way::Carry {
-                held_up.await;
-            }
-            wire.set(Way::Carry);
-            wire.cut();
-        }
-        std::future::pending::<()>().await;
-    };
-    // A bound for what hangs, not for how fast it is.
-    let patience = Duration::from_secs(300 + all / 10);
-    tokio::time::timeout(patience, async {
-        tokio::select! {
-            ((), ()) = async { tokio::join!(publish, read) } => {}
-            () = cut => {}
-        }
-    })
-    .await
-    .expect("every request is answered in time");
-    let (answers, more) = {
-        let answers = answers.lock().expect("unpoisoned");
-        (answers.len() as u64, answers.values().filter(|count| **count > 1).count())
-    };
-    println!(
-        "{all} requests, {} connections, {} runs: lost {}, answered twice {more}",
-        wire.connections(),
-        runs.load(Ordering::Relaxed),
-        all - answers
-    );
-    assert_eq!(answers, all);
-    worker.drained().await;
-    client.delete_queue().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -13,6 +13,8 @@ mod limits;
 #[path = "../host/metadata.rs"]
 #[allow(dead_code, unreachable_pub, clippy::expect_used, reason = "what the tests of the host use")]
 mod metadata;
+mod raw;
+mod requests;
 mod roles;
 mod rows;
 mod table;

@@ -201,13 +201,13 @@ pub(crate) struct Queue {
 impl Queue {
     pub(crate) async fn start(folder: &Path, claim_timeout: Duration) -> Done<Self> {
         let queue = QueueRole { folder: fresh(folder, "queue")?, claim_timeout };
-        Self::of(Role { queue: Some(queue), worker: None, threads: THREADS }, folder).await
+        Self::of(Role { queue: Some(queue), threads: THREADS, ..Role::default() }, folder).await
     }
 
     /// With a worker in the same process.
     pub(crate) async fn with_worker(folder: &Path, claim_timeout: Duration, worker: WorkerRole) -> Done<Self> {
         let queue = QueueRole { folder: fresh(folder, "queue")?, claim_timeout };
-        Self::of(Role { queue: Some(queue), worker: Some(worker), threads: THREADS }, folder).await
+        Self::of(Role { queue: Some(queue), worker: Some(worker), threads: THREADS, ..Role::default() }, folder).await
     }
 
     async fn of(role: Role, folder: &Path) -> Done<Self> {

@@ -7,12 +7,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use journeyman::activity;
 use journeyman::config::schema::Log;
+use journeyman::handler::Request;
 use journeyman::handler::command::{Command, Settings as CommandSettings};
 use journeyman::handler::{Context, Handler, NotCompleted, NotPrepared, PayloadHandler, erase};
 use journeyman::observe::log::{self, Color};
 use journeyman::queue::{self, Client, Db};
 use journeyman::source::Source;
+use journeyman::source::amqp::{Amqp, Settings as RequestSettings};
 use journeyman::source::taskcluster::{
     ApiSettings, ArtifactStorage, Credentials, Dialect, Settings as SourceSettings, Taskcluster, Timeouts,
 };
@@ -26,6 +29,7 @@ use tokio::sync::watch;
 
 use crate::Done;
 use crate::fleet::resident;
+use crate::raw::{self, Pace, warm};
 use crate::watch::Watched;
 
 /// Who calls the queue. Its token is no secret: the queue lives as long as the run.
@@ -33,10 +37,12 @@ pub(crate) const CLIENT_ID: &str = "bench";
 pub(crate) const ACCESS_TOKEN: &str = "bench-token";
 
 /// A process that is measured, as it finds itself on its own command line.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Role {
     pub(crate) queue: Option<QueueRole>,
     pub(crate) worker: Option<WorkerRole>,
+    pub(crate) raw: Option<raw::Loop>,
+    pub(crate) caller: Option<raw::Caller>,
     pub(crate) threads: usize,
 }
 
@@ -52,6 +58,8 @@ pub(crate) struct QueueRole {
 pub(crate) struct WorkerRole {
     /// Empty where the queue is in the same process.
     pub(crate) root_url: String,
+    /// Instead of task queues.
+    pub(crate) requests: Option<RequestsRole>,
     pub(crate) azure: bool,
     pub(crate) queues: Vec<String>,
     pub(crate) capacity: u32,
@@ -59,6 +67,15 @@ pub(crate) struct WorkerRole {
     pub(crate) payload: Payload,
     /// After how many completed tasks it says `done`.
     pub(crate) expected: u64,
+}
+
+/// A queue of requests.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct RequestsRole {
+    pub(crate) uri: String,
+    pub(crate) queue: String,
+    /// Where activity is reported.
+    pub(crate) exchange: Option<String>,
 }
 
 /// What is done with a task.
@@ -90,7 +107,7 @@ fn span(clock: ClockId) -> Duration {
 }
 
 /// A line for the measuring process. One that has gone is noticed at the end of standard input.
-fn say(line: &str) {
+pub(crate) fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}").and_then(|()| out.flush()).ok();
 }
@@ -111,14 +128,34 @@ pub(crate) async fn live(role: Role) -> Done<()> {
         let pending = queue.as_ref().map(queue::Running::pending);
         work(settings, pending, &mut lines).await?;
     } else {
-        while let Some(line) = lines.next_line().await? {
-            answer(&line);
+        let mut beside = std::pin::pin!(beside(role.raw, role.caller));
+        let mut done = false;
+        loop {
+            tokio::select! {
+                ended = &mut beside, if !done => {
+                    ended?;
+                    done = true;
+                }
+                line = lines.next_line() => match line? {
+                    Some(line) => answer(&line),
+                    None => break,
+                }
+            }
         }
     }
     if let Some(queue) = queue {
         queue.stop().await;
     }
     Ok(())
+}
+
+/// What lapin does without us; for ever, where there is none.
+async fn beside(server: Option<raw::Loop>, caller: Option<raw::Caller>) -> Done<()> {
+    match (server, caller) {
+        (Some(server), _) => server.run().await,
+        (None, Some(caller)) => caller.run().await,
+        (None, None) => std::future::pending().await,
+    }
 }
 
 type Lines = tokio::io::Lines<BufReader<pipe::Receiver>>;
@@ -164,6 +201,7 @@ async fn work(settings: WorkerRole, pending: Option<watch::Receiver<u64>>, lines
     // A worker writes its log; what it says of every task is part of what a task costs.
     log::start(&Log::default(), Color::Never);
     let (release, released) = watch::channel(Held::Yes);
+    let handler_state = InProcess { payload: settings.payload, released: released.clone() };
     let handler = handler(settings.payload, released);
     let watched = Arc::new(Watched::default());
     let mut feeds = Vec::new();
@@ -181,6 +219,11 @@ async fn work(settings: WorkerRole, pending: Option<watch::Receiver<u64>>, lines
         let source = if settings.payload == Payload::Wait { watched.watch(source) } else { source };
         feeds.push(Feed { name: queue.clone(), source, handler: Arc::clone(&handler), env: Default::default() });
     }
+    if let Some(RequestsRole { uri, queue, .. }) = &settings.requests {
+        let source = Arc::new(Amqp::new(RequestSettings::new(raw::broker(uri)?, queue, "bench")));
+        let handler = erase(NoOp(handler_state));
+        feeds.push(Feed { name: "requests".to_owned(), source, handler, env: Default::default() });
+    }
     let worker = Worker::new(
         Settings { capacity: settings.capacity, work_dir: settings.work_dir.clone(), ..Settings::default() },
         feeds,
@@ -191,6 +234,19 @@ async fn work(settings: WorkerRole, pending: Option<watch::Receiver<u64>>, lines
         side.spawn(pass_on(pending, control.clone()));
     }
     side.spawn(tell_when_done(control.clone(), settings.expected));
+    if let Some(RequestsRole { uri, exchange, .. }) = &settings.requests {
+        side.spawn(tell_pace(control.clone(), settings.expected));
+        if let Some(exchange) = exchange {
+            let settings = activity::Settings {
+                broker: raw::broker(uri)?,
+                exchange: exchange.clone(),
+                key: "bench".to_owned(),
+                worker_id: "bench".to_owned(),
+                repeat: Duration::from_secs(60),
+            };
+            side.spawn(activity::report(settings, control.pulse()));
+        }
+    }
     let mut run = std::pin::pin!(worker.run());
     say("working");
     loop {
@@ -235,6 +291,23 @@ async fn tell_when_done(control: Control, expected: u64) {
     }
 }
 
+/// As a raw loop does.
+async fn tell_pace(control: Control, expected: u64) {
+    let (mut look, mut pace) = (tokio::time::interval(Duration::from_millis(5)), None);
+    if expected == 0 {
+        return;
+    }
+    loop {
+        look.tick().await;
+        let completed = control.counts().completed;
+        match &pace {
+            None if completed >= warm(expected) => pace = Some(Pace::begin(completed)),
+            Some(pace) if completed >= expected => return Pace::say(pace, completed),
+            None | Some(_) => {}
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Held {
     Yes,
@@ -255,6 +328,7 @@ fn handler(payload: Payload, released: watch::Receiver<Held>) -> Arc<dyn Handler
     }
 }
 
+#[derive(Clone)]
 struct InProcess {
     payload: Payload,
     released: watch::Receiver<Held>,
@@ -272,6 +346,30 @@ impl PayloadHandler for InProcess {
     }
 
     async fn execute(&self, (): (), context: &Context) -> Result<(), NotCompleted> {
+        self.act(context).await;
+        Ok(())
+    }
+}
+
+/// The same with requests. Nobody sets an answer, so that it is `null`.
+struct NoOp(InProcess);
+
+impl PayloadHandler for NoOp {
+    type Payload = Request;
+    type Prepared = ();
+
+    async fn prepare(&self, _: Request, _: &Context) -> Result<(), NotPrepared> {
+        Ok(())
+    }
+
+    async fn execute(&self, (): (), context: &Context) -> Result<(), NotCompleted> {
+        self.0.act(context).await;
+        Ok(())
+    }
+}
+
+impl InProcess {
+    async fn act(&self, context: &Context) {
         match self.payload {
             Payload::Nothing | Payload::Command => {}
             Payload::Stamp => say(&format!("started {} {}", now().as_nanos(), context.task().run.task)),
@@ -280,6 +378,5 @@ impl PayloadHandler for InProcess {
                 self.released.clone().wait_for(|held| *held == Held::No).await.ok();
             }
         }
-        Ok(())
     }
 }

@@ -19,8 +19,10 @@ use crate::table::{Row, Table, load};
 use crate::{Done, Size};
 
 /// The measurements by name.
-pub(crate) const NAMES: [&str; 11] =
-    ["tasks", "commands", "latency", "notice", "cancel", "idle", "leases", "trees", "starts", "start", "size"];
+pub(crate) const NAMES: [&str; 12] = [
+    "tasks", "commands", "requests", "latency", "notice", "cancel", "idle", "leases", "trees", "starts", "start",
+    "size",
+];
 
 pub(crate) const QUEUE: &str = "bench/tasks";
 pub(crate) const CLAIM_TIMEOUT: Duration = Duration::from_secs(1200);
@@ -39,6 +41,7 @@ pub(crate) async fn measure(size: Size, place: &Path, only: &[&str], table: &mut
         let rows = match name {
             "tasks" => lab.tasks().await,
             "commands" => lab.commands().await,
+            "requests" => lab.requests().await,
             "latency" => lab.latency().await,
             "notice" => lab.notice().await,
             "cancel" => lab.cancel().await,
@@ -70,6 +73,7 @@ impl Lab {
     fn worker(&self, client: &Client, capacity: u32, payload: Payload) -> Done<WorkerRole> {
         Ok(WorkerRole {
             root_url: client.root_url.clone(),
+            requests: None,
             azure: false,
             queues: vec![QUEUE.to_owned()],
             capacity,
@@ -80,11 +84,11 @@ impl Lab {
     }
 
     fn start_worker(&self, settings: WorkerRole) -> Done<Process> {
-        let role = Role { queue: None, worker: Some(settings), threads: THREADS };
+        let role = Role { worker: Some(settings), threads: THREADS, ..Role::default() };
         Process::start(&role, &self.path().join("worker.log"))
     }
 
-    fn work_dir(&self) -> Done<PathBuf> {
+    pub(crate) fn work_dir(&self) -> Done<PathBuf> {
         fresh(self.path(), "work")
     }
 

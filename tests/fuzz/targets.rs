@@ -95,7 +95,8 @@ impl<'a> World<'a> {
             least: Least::default(),
             noticed: Noticed::MayFinish { margin: Duration::from_secs(15) },
         };
-        let manner = |long_poll| Manner { long_poll, recovers: long_poll, tells_canceled: true };
+        let manner =
+            |long_poll| Manner { long_poll, recovers: long_poll, tells_canceled: true, ends_with_worker: false };
         let places = [false, true].map(|long_poll| Place { manner: manner(long_poll), deployment: Deployment(0) });
         let worker = Worker::new(policy, &places, 1);
         let (now, calls) = (Instant::ORIGIN, Vec::new());

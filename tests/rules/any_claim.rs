@@ -53,6 +53,7 @@ fn steps() -> impl Strategy<Value = Step> {
         6 => Just(Step::Wake),
         1 => proptest::option::of((0_u64..400).prop_map(Duration::from_secs)).prop_map(|after| Step::Happens(Happening::Unanswered { after })),
         3 => Just(Step::Happens(Happening::Prepared(Ok(())))),
+        1 => Just(Step::Happens(Happening::Started)),
         1 => unprepared.prop_map(|why| Step::Happens(Happening::Prepared(Err(why)))),
         3 => verdicts.prop_map(|verdict| Step::Happens(Happening::Ended(verdict))),
         3 => settled.prop_map(|settled| Step::Happens(Happening::Settled(settled))),
@@ -141,6 +142,15 @@ fn lives(length: u64, late: u64, steps: Vec<Step>) {
         }
         if let Happening::Prepared(Err(_)) = happening {
             judge.unprepared |= machine.step() == "preparing";
+        }
+        if happening == Happening::Started && machine.step() == "preparing" {
+            let ours = machine.lease().is_some_and(|lease| now < lease.abandon_at());
+            if !ours {
+                // Nobody starts what is not ours any more.
+                return false;
+            }
+            assert!(!judge.executed, "I6: started twice");
+            judge.executed = true;
         }
         machine.handle(happening, now, &mut jitter, &mut acts);
         let any = !acts.is_empty();

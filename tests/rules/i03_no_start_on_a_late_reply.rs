@@ -48,6 +48,22 @@ fn i03_a_payload_that_is_prepared_just_in_time_is_started() {
 }
 
 #[test]
+fn i03_what_was_started_as_soon_as_it_was_prepared_is_told_to_end_when_its_lease_is_over() {
+    let mut one = One::preparing();
+    assert_eq!(one.happens(Happening::Started), []);
+    assert_eq!(one.machine.step(), "running");
+    let acts = one.pass_to(abandon_at(), Reclaims::Silent);
+    assert!(matches!(acts.last(), Some(Act::Kill { .. })), "{acts:?}");
+}
+
+#[test]
+fn i03_a_word_of_a_start_that_comes_late_kills_and_does_not_close() {
+    let mut one = One::preparing();
+    let acts = one.happens_at(abandon_at(), Happening::Started);
+    assert!(matches!(acts[..], [Act::Kill { .. }]), "{acts:?}");
+}
+
+#[test]
 fn i03_a_lease_without_length_is_given_up_at_once() {
     let mut one = One::requested();
     let acts = one.happens(Happening::Granted { sent_at: at(0), length: Duration::ZERO });

@@ -31,6 +31,21 @@ fn i21_what_was_not_prepared_is_reported_by_its_reason_and_never_executed() {
 }
 
 #[test]
+fn i21_what_was_started_as_soon_as_it_was_prepared_ran() {
+    let mut one = One::preparing();
+    one.happens(Happening::Started);
+    assert_eq!(one.happens(Happening::Started), [], "said twice");
+    assert_eq!(one.happens(Happening::Ended(Verdict::Completed)), [Act::Settle]);
+    assert_eq!(reported(&one.happens(Happening::Settled(Settled::Clean))), Some(Outcome::Completed));
+    // Told to end before that was known: its word does not count.
+    let mut one = One::preparing();
+    assert!(matches!(one.happens(Happening::HandBack { deadline: None })[..], [Act::Kill { .. }]));
+    assert_eq!(one.happens(Happening::Started), []);
+    let acts = one.happens(Happening::Ended(Verdict::Completed));
+    assert_eq!(reported(&acts), Some(Outcome::Exception(Reason::WorkerShutdown)));
+}
+
+#[test]
 fn i21_what_ran_to_its_end_is_reported_by_its_verdict() {
     for (verdict, outcome) in [
         (Verdict::Completed, Outcome::Completed),

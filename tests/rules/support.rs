@@ -20,9 +20,11 @@ pub(crate) const MARGIN: Duration = Duration::from_secs(15);
 pub(crate) const RETRY: Refusal = Refusal::Retry { after: None };
 
 /// Messages first, then claims; nothing optional.
-pub(crate) const MESSAGES: Manner = Manner { long_poll: false, recovers: false, tells_canceled: false };
+pub(crate) const MESSAGES: Manner =
+    Manner { long_poll: false, recovers: false, tells_canceled: false, ends_with_worker: false };
 /// Claims straight from the poll, and all options.
-pub(crate) const CLAIMS: Manner = Manner { long_poll: true, recovers: true, tells_canceled: true };
+pub(crate) const CLAIMS: Manner =
+    Manner { long_poll: true, recovers: true, tells_canceled: true, ends_with_worker: false };
 
 pub(crate) fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)

@@ -237,7 +237,12 @@ impl Host {
             self.definite.insert(run.clone());
             left.push(LeftOver { token, source: SourceId(0), run, outcome });
         }
-        let manner = poll::Manner { long_poll: !self.azure, recovers: !self.azure, tells_canceled: true };
+        let manner = poll::Manner {
+            long_poll: !self.azure,
+            recovers: !self.azure,
+            tells_canceled: true,
+            ends_with_worker: false,
+        };
         let place = Place { manner, deployment: Deployment(0) };
         self.worker = Some(Worker::new(self.policy.clone(), &[place], rng.bits()));
         left

@@ -23,15 +23,21 @@ pub(crate) enum Way {
     HalfOpen,
 }
 
+/// How it goes for all connections, and for some.
+#[derive(Debug, Clone, Copy)]
+struct Ways {
+    all: Way,
+    /// For those that were there before so many had been made.
+    stranded: Option<(u64, Way)>,
+}
+
 /// A proxy before a broker.
 pub(crate) struct Wire {
     address: SocketAddr,
-    way: watch::Sender<Way>,
+    ways: watch::Sender<Ways>,
     /// Grows with each cut.
     cuts: watch::Sender<u64>,
     carried: Arc<AtomicU64>,
-    /// Grows with each piece that is not carried at once.
-    held_up: watch::Sender<u64>,
     _tasks: JoinSet<()>,
 }
 
@@ -40,22 +46,20 @@ impl Wire {
     pub(crate) async fn to(target: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
-        let (way, cuts) = (watch::Sender::new(Way::Carry), watch::Sender::new(0));
+        let (ways, cuts) = (watch::Sender::new(Ways { all: Way::Carry, stranded: None }), watch::Sender::new(0));
         let carried = Arc::new(AtomicU64::new(0));
-        let held_up = watch::Sender::new(0);
         let mut tasks = JoinSet::new();
-        let (ways, cut, target, count) = (way.clone(), cuts.clone(), target.to_owned(), Arc::clone(&carried));
-        let held = held_up.clone();
+        let (told, cut, target, count) = (ways.clone(), cuts.clone(), target.to_owned(), Arc::clone(&carried));
         tasks.spawn(async move {
             let mut open = JoinSet::new();
             while let Ok((near, _)) = listener.accept().await {
                 while open.try_join_next().is_some() {}
                 let Ok(far) = TcpStream::connect(&target).await else { continue };
-                count.fetch_add(1, Ordering::Relaxed);
-                open.spawn(carry(near, far, ways.subscribe(), cut.subscribe(), held.clone()));
+                let line = Line { number: count.fetch_add(1, Ordering::Relaxed), ways: told.subscribe() };
+                open.spawn(carry(near, far, line, cut.subscribe()));
             }
         });
-        Self { address, way, cuts, carried, held_up, _tasks: tasks }
+        Self { address, ways, cuts, carried, _tasks: tasks }
     }
 
     /// The address of a broker by way of this wire.
@@ -70,14 +74,15 @@ impl Wire {
         self.carried.load(Ordering::Relaxed)
     }
 
+    /// From now on all connections are this way, but those that were stranded.
     pub(crate) fn set(&self, way: Way) {
-        self.way.send_replace(way);
+        self.ways.send_modify(|ways| ways.all = way);
     }
 
-    /// Resolves when a piece is held up from now on.
-    pub(crate) fn held_up(&self) -> impl Future<Output = ()> + use<> {
-        let mut held_up = self.held_up.subscribe();
-        async move { held_up.changed().await.expect("the wire stays") }
+    /// The connections that are there are this way for good, or until they are cut. Others are not.
+    pub(crate) fn strand(&self, way: Way) {
+        let made = self.connections();
+        self.ways.send_modify(|ways| ways.stranded = Some((made, way)));
     }
 
     /// Resets every connection.
@@ -86,13 +91,21 @@ impl Wire {
     }
 }
 
-async fn carry(
-    near: TcpStream,
-    far: TcpStream,
-    ways: watch::Receiver<Way>,
-    mut cuts: watch::Receiver<u64>,
-    held_up: watch::Sender<u64>,
-) {
+/// One connection's view of the matter.
+#[derive(Debug, Clone)]
+struct Line {
+    number: u64,
+    ways: watch::Receiver<Ways>,
+}
+
+impl Line {
+    fn way(&mut self) -> Way {
+        let Ways { all, stranded } = *self.ways.borrow_and_update();
+        stranded.filter(|(before, _)| self.number < *before).map_or(all, |(_, way)| way)
+    }
+}
+
+async fn carry(near: TcpStream, far: TcpStream, line: Line, mut cuts: watch::Receiver<u64>) {
     cuts.borrow_and_update();
     // Closed without a word: what was on its way is lost, as with a cable.
     for stream in [&near, &far] {
@@ -102,8 +115,8 @@ async fn carry(
     let (near_in, near_out) = near.into_split();
     let (far_in, far_out) = far.into_split();
     tokio::select! {
-        () = pass(near_in, far_out, ways.clone(), Side::FromWorker, held_up.clone()) => {}
-        () = pass(far_in, near_out, ways, Side::FromBroker, held_up) => {}
+        () = pass(near_in, far_out, line.clone(), Side::FromWorker) => {}
+        () = pass(far_in, near_out, line, Side::FromBroker) => {}
         _ = cuts.changed() => {}
     }
 }
@@ -117,26 +130,22 @@ enum Side {
 async fn pass(
     mut from: tokio::net::tcp::OwnedReadHalf,
     mut to: tokio::net::tcp::OwnedWriteHalf,
-    mut ways: watch::Receiver<Way>,
+    mut line: Line,
     side: Side,
-    held_up: watch::Sender<u64>,
 ) {
     let mut piece = vec![0; 16 << 10];
     loop {
         let Ok(read @ 1..) = from.read(&mut piece).await else { return };
         loop {
-            let way = *ways.borrow_and_update();
-            match way {
+            match line.way() {
                 Way::Carry => break,
                 Way::Delay(span) => {
-                    held_up.send_modify(|pieces| *pieces += 1);
                     tokio::time::sleep(span).await;
                     break;
                 }
                 Way::HalfOpen if side == Side::FromBroker => break,
                 Way::Stall | Way::HalfOpen => {
-                    held_up.send_modify(|pieces| *pieces += 1);
-                    if ways.changed().await.is_err() {
+                    if line.ways.changed().await.is_err() {
                         return;
                     }
                 }

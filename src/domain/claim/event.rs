@@ -123,9 +123,9 @@ pub enum Obeyed {
 pub enum Act {
     /// Send the claim request.
     Request,
-    /// Let the handler prepare the payload.
+    /// Let the handler prepare the payload. It may be started at once as well, see [`Happening::Started`].
     Prepare,
-    /// Start the payload.
+    /// Start the payload that was prepared.
     Execute,
     /// Tell the payload to end, and kill what is left after `grace`. Answered by [`Happening::Ended`] when it is proven gone.
     Kill {
@@ -176,6 +176,8 @@ pub enum Happening {
     },
     /// Prepared, or not.
     Prepared(Result<(), Unprepared>),
+    /// Prepared, and started at once by whoever prepared it, before [`Act::Extended`]'s time was over (I3).
+    Started,
     /// The payload ended, or what was being prepared is gone; no process of it is left.
     Ended(Verdict),
     /// Log and artifacts are dealt with.

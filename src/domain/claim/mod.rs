@@ -215,6 +215,9 @@ impl Machine {
             Happening::Granted { sent_at, length } => self.on_granted(sent_at, length, now, jitter, acts),
             Happening::Unanswered { after } => self.on_unanswered(after, now, jitter, acts),
             Happening::Prepared(answer) => self.on_prepared(answer, now, acts),
+            Happening::Started if self.stage == Stage::Preparing => self.stage = Stage::Executing,
+            // It was told to end meanwhile, and will.
+            Happening::Started => {}
             Happening::Ended(verdict) => self.on_ended(verdict, now, acts),
             Happening::Settled(settled) => self.on_settled(settled, now, acts),
             Happening::Reported(answer) => self.on_reported(answer, now, jitter, acts),

@@ -117,6 +117,11 @@ pub enum Event {
         /// Whether it can be started.
         answer: Result<(), Unprepared>,
     },
+    /// The payload was prepared and started, both for [`Effect::Prepare`]. It is told at the latest before [`Event::Ended`].
+    Started {
+        /// The claim.
+        claim: Token,
+    },
     /// The answer to [`Effect::Execute`], or to [`Effect::Kill`]: no process of the payload is left.
     Ended {
         /// The claim.

@@ -367,6 +367,7 @@ impl Worker {
                 }
                 self.tell(claim, Happening::Prepared(answer), now);
             }
+            Event::Started { claim } => self.tell(claim, Happening::Started, now),
             Event::Ended { claim, verdict } => {
                 self.note_overlap(claim, now);
                 self.judge_host(claim, verdict, now);

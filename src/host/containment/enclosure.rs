@@ -5,8 +5,11 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use std::{fmt, io};
 
+use rustix::io::Errno;
 use rustix::process::Signal;
+use tokio::sync::OnceCell;
 
+use super::super::journal::Recorded;
 use super::super::process::{self, LOOK_AGAIN};
 use super::cgroup::{Group, Means};
 use super::{Limits, children, forerunner, shim};
@@ -39,6 +42,19 @@ struct Witness(OnceLock<Box<dyn Fn(Leader) + Send + Sync>>);
 impl fmt::Debug for Witness {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str("Witness")
+    }
+}
+
+/// Who writes the claim down before there are processes of it.
+#[derive(Default)]
+struct Register {
+    write: OnceLock<Box<dyn Fn(Remains) -> Recorded + Send + Sync>>,
+    written: OnceCell<()>,
+}
+
+impl fmt::Debug for Register {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Register(written: {})", self.written.initialized())
     }
 }
 
@@ -91,6 +107,7 @@ struct Inner {
     limits: Limits,
     state: Mutex<State>,
     witness: Witness,
+    register: Register,
 }
 
 #[derive(Debug)]
@@ -155,7 +172,8 @@ impl Inner {
 
 impl Enclosure {
     fn new(name: Name, around: Around, limits: Limits) -> Self {
-        Self { inner: Arc::new(Inner { name, around, limits, state: Mutex::default(), witness: Witness::default() }) }
+        let (state, witness, register) = (Mutex::default(), Witness::default(), Register::default());
+        Self { inner: Arc::new(Inner { name, around, limits, state, witness, register }) }
     }
 
     /// Nothing but the process group that each payload process leads anyway. What leaves it is not seen.
@@ -206,6 +224,32 @@ impl Enclosure {
         // Nobody else has set it.
         drop(self.inner.witness.0.set(Box::new(witness)));
         self
+    }
+
+    /// Has `write` put down by what its processes are found, before the first of them is started.
+    pub(crate) fn registered_by(self, write: impl Fn(Remains) -> Recorded + Send + Sync + 'static) -> Self {
+        // Nobody else has set it.
+        drop(self.inner.register.write.set(Box::new(write)));
+        self
+    }
+
+    /// Resolves when a process may be started in it: whoever comes after this worker would find it (I27).
+    ///
+    /// # Errors
+    ///
+    /// Where that cannot be written down, which is the host's fault.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub(crate) async fn registered(&self) -> io::Result<()> {
+        let Register { write, written } = &self.inner.register;
+        let Some(write) = write.get() else { return Ok(()) };
+        let writing = async || write(self.inner.name.remains()).safe().await;
+        written.get_or_try_init(writing).await.map(drop).map_err(|why| {
+            tracing::error!("no process of a task can be started: {why}");
+            Errno::IO.into()
+        })
     }
 
     /// What each of its processes finds in its environment as [`COOKIE`](super::COOKIE).
@@ -526,6 +570,22 @@ mod tests {
         let bytes = taken(folder.path().to_owned(), u64::MAX);
         assert!((100_000..300_000).contains(&bytes), "{bytes}");
         assert!(taken(folder.path().to_owned(), 1000) > 1000);
+    }
+
+    #[tokio::test]
+    async fn i27_what_cannot_be_written_down_is_the_hosts_fault_and_is_written_once_when_it_can() {
+        let writes = Arc::new(std::sync::atomic::AtomicU32::new(0));
+        let count = Arc::clone(&writes);
+        let enclosure = Enclosure::bare().registered_by(move |_| {
+            let first = count.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0;
+            if first { Recorded::refused() } else { Recorded::already() }
+        });
+        let error = enclosure.registered().await.unwrap_err();
+        assert!(crate::handler::fault::is_of_host(&error), "{error}");
+        for _ in 0..3 {
+            enclosure.registered().await.unwrap();
+        }
+        assert_eq!(writes.load(std::sync::atomic::Ordering::Relaxed), 2);
     }
 
     #[tokio::test]

@@ -127,6 +127,14 @@ impl Recorded {
         Self(receiver)
     }
 
+    /// For tests of what comes of that.
+    #[cfg(test)]
+    pub(crate) fn refused() -> Self {
+        let (sender, receiver) = oneshot::channel();
+        sender.send(Err("the disk is full".into())).unwrap();
+        Self(receiver)
+    }
+
     /// Waits until the record is on the disk.
     ///
     /// # Errors

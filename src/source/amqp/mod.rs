@@ -515,7 +515,7 @@ impl Source for Amqp {
     }
 
     fn manner(&self) -> Manner {
-        Manner { long_poll: true, recovers: false, tells_canceled: false }
+        Manner { long_poll: true, recovers: false, tells_canceled: false, ends_with_worker: true }
     }
 
     fn open(&self) -> Answer<'_, Opened> {

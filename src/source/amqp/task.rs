@@ -9,7 +9,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use lapin::BasicProperties;
 use lapin::message::Delivery;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::amqp::headers;
@@ -150,12 +150,15 @@ pub(super) fn definition(delivery: &Delivery, form: Form) -> Value {
     let payload = match form {
         Form::Whole => {
             request.put(&delivery.data, REQUEST_JSON_BYTES_MAX);
-            serde_json::to_value(request).unwrap_or_default()
+            request.into_value()
         }
         // What is no JSON fits no schema, and is said to be malformed.
         Form::Body => serde_json::from_slice(&delivery.data).unwrap_or_default(),
     };
-    json!({ "payload": payload, "extra": extra })
+    let mut definition = Map::new();
+    definition.insert("payload".to_owned(), payload);
+    definition.insert("extra".to_owned(), extra);
+    Value::Object(definition)
 }
 
 #[cfg(test)]

@@ -175,7 +175,7 @@ impl Source for Taskcluster {
 
     fn manner(&self) -> Manner {
         let long_poll = self.dialect == Dialect::ClaimWork;
-        Manner { long_poll, recovers: long_poll, tells_canceled: true }
+        Manner { long_poll, recovers: long_poll, tells_canceled: true, ends_with_worker: false }
     }
 
     fn open(&self) -> Answer<'_, Opened> {

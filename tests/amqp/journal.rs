@@ -1,0 +1,82 @@
+//! What a worker writes down of its requests.
+
+use std::path::Path;
+
+use journeyman::handler::environment::Variables;
+use journeyman::handler::process::{Bounds, Input, Launch, Running as Process};
+use journeyman::handler::{Context, NotCompleted, fault};
+use journeyman::source::Reply;
+use journeyman::worker::Settings;
+
+use crate::support::{Act, Client, Kind, PATIENCE, Running, queue, shared};
+
+/// Runs a process, and says what the journal holds meanwhile.
+async fn with_process(journal: &Path, context: &Context) -> Result<String, NotCompleted> {
+    let (argv, env) = (["/bin/true".to_owned()], Variables::new());
+    let (workdir, within) = (context.workdir(), context.enclosure());
+    let launch = Launch { argv: &argv, env: &env, workdir, input: Input::Null, channel: None, within };
+    let process = Process::start(launch).await.map_err(|error| {
+        assert!(fault::is_of_host(&error), "{error}");
+        NotCompleted::Host(error.to_string())
+    })?;
+    let held = std::fs::read_to_string(journal).expect("there is a journal");
+    let bounds = Bounds { run_time: None, grace: PATIENCE };
+    process.finish(bounds, context).await.expect("it ends");
+    Ok(held)
+}
+
+/// Answers with whether its request is in the journal; with a process, or without one.
+fn look(journal: &Path) -> Act {
+    let journal = journal.to_owned();
+    std::sync::Arc::new(move |request, context| {
+        let journal = journal.clone();
+        Box::pin(async move {
+            let held = if request.path.as_deref() == Some("/process") {
+                with_process(&journal, &context).await?
+            } else {
+                std::fs::read_to_string(&journal).unwrap_or_default()
+            };
+            let known = held.contains(context.task().run.task.as_str());
+            context.answer(Reply::ok(known.to_string().into_bytes())).expect("it fits");
+            Ok(())
+        })
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_is_written_down_before_its_first_process_and_not_without_one() {
+    let Some(broker) = shared() else { return };
+    let client = Client::new(&broker, Kind::Transient).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let work_dir = folder.path().join("work");
+    let act = look(&work_dir.join("journal"));
+    let worker = Running::with(queue(&client), |settings| Settings { work_dir, ..settings }, act);
+    assert_eq!(client.call("/none", b"1").await.body, b"false");
+    assert_eq!(client.call("/process", b"1").await.body, b"true");
+    worker.drained().await;
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_nothing_can_be_written_down_requests_without_processes_are_answered_and_others_wait() {
+    let Some(broker) = shared() else { return };
+    let client = Client::new(&broker, Kind::Transient).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let work_dir = folder.path().join("work");
+    let in_the_way = work_dir.join("journal.next/in the way");
+    std::fs::create_dir_all(&in_the_way).expect("made");
+    let act = look(&work_dir.join("journal"));
+    let worker = Running::with(queue(&client), |settings| Settings { work_dir, ..settings }, act);
+    assert_eq!(client.call("/none", b"1").await.body, b"false");
+    assert!(client.publish(Client::properties("p", "/process"), b"1").await);
+    crate::support::within("the host is found unfit", async {
+        while worker.control.counts().host_faults == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    std::fs::remove_dir_all(in_the_way.parent().expect("a folder")).expect("removed");
+    assert_eq!(client.answer("p").await.body, b"true");
+    worker.drained().await;
+    client.delete_queue().await;
+}
