@@ -6,8 +6,10 @@ use std::sync::{Arc, Mutex};
 use lapin::options::BasicPublishOptions;
 use lapin::types::ShortString;
 use lapin::{BasicProperties, Connection};
+use tokio::time::timeout;
 
 use crate::amqp::Broker;
+use crate::limits::AMQP_CHANNEL_LOOK_EVERY;
 use crate::source::Refused;
 
 use super::lock;
@@ -51,10 +53,25 @@ impl Link {
         body: Arc<[u8]>,
     ) -> lapin::Result<Published> {
         let connection = self.connection().await.map_err(|refused| io::Error::other(refused.what))?;
-        let channel = session::confirming(&connection).await?;
-        let options = BasicPublishOptions { mandatory: !session::is_direct(&key), ..BasicPublishOptions::default() };
-        let confirm = channel.basic_publish("".into(), key, options, &body, properties).await?;
-        drop(body);
-        session::published(confirm).await
+        let publishing = async {
+            let channel = session::confirming(&connection).await?;
+            let options =
+                BasicPublishOptions { mandatory: !session::is_direct(&key), ..BasicPublishOptions::default() };
+            let confirm = channel.basic_publish("".into(), key, options, &body, properties).await?;
+            session::published(confirm).await
+        };
+        while_it_stands(&connection, publishing).await
+    }
+}
+
+/// Goes on for as long as the connection stands. What is asked of one at the moment of its end is at times never answered.
+async fn while_it_stands<T>(connection: &Connection, work: impl Future<Output = lapin::Result<T>>) -> lapin::Result<T> {
+    let mut work = std::pin::pin!(work);
+    loop {
+        match timeout(AMQP_CHANNEL_LOOK_EVERY, work.as_mut()).await {
+            Ok(ended) => return ended,
+            Err(_) if connection.status().connected() => {}
+            Err(_) => return Err(io::Error::other("the connection was lost").into()),
+        }
     }
 }
