@@ -9,12 +9,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::Deserialize;
+use tokio::net::unix::pipe;
 use tokio::time::Instant;
 
 use crate::limits::PROCESS_GRACE;
@@ -24,7 +26,11 @@ use super::artifact::{self, Artifacts, Declaration, Need, What};
 use super::environment::{self, Variables};
 use super::log::NotHidden;
 use super::process::{self, Bounds, Cause, Ended, Input, Launch, Running, Status, shown};
+use super::program::converse;
 use super::{CancelCause, Context, NotCompleted, NotPrepared, PayloadHandler, fault};
+
+/// What the commands of a request find in their environment of it: all but its body, as JSON.
+const REQUEST: &str = "REQUEST";
 
 /// What the operator decides about `command`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -182,7 +188,11 @@ impl PayloadHandler for Command {
             }
         }
         let artifacts = artifacts(payload.artifacts, context, &mut wrong);
-        let env = environment::with_payloads(&self.settings.env, payload.env, context);
+        let mut env = environment::with_payloads(&self.settings.env, payload.env, context);
+        if context.replies().is_some() {
+            let request = &context.task().definition["extra"]["request"];
+            env.insert(REQUEST.to_owned(), request.to_string());
+        }
         let secrets = env.iter().filter(|(name, _)| redact::is_named_like_a_secret(name, &self.settings.redact_env));
         for (_, value) in secrets {
             // What is too short to be hidden is too short to be a secret.
@@ -248,19 +258,22 @@ impl Command {
         let log = context.log();
         log.note(&format!("executing command {number}: {}", as_typed(argv)));
         let began = Instant::now();
+        let (channel, writer) = answers(context).map_err(|error| not_started(number, &error))?;
         let launch = Launch {
             argv,
             env: &ready.env,
             workdir: context.workdir(),
             input: Input::Null,
-            channel: None,
+            channel: writer,
             within: context.enclosure(),
         };
         let running = Running::start(launch).await.map_err(|error| not_started(number, &error))?;
         let bounds = Bounds { run_time: Some(left), grace: self.settings.grace };
-        let ended = running
-            .finish(bounds, context)
-            .await
+        let ended = match channel {
+            Some(channel) => converse(running, &channel, b"", bounds, context).await.map(|spoken| spoken.ended),
+            None => running.finish(bounds, context).await,
+        };
+        let ended = ended
             .map_err(|error| NotCompleted::Internal(format!("command {number}: its end was not seen: {error}")))?;
         for remark in &ended.remarks {
             log.note(&format!("command {number}: {remark}"));
@@ -268,6 +281,15 @@ impl Command {
         log.note(&format!("command {number}: {}, after {}", ended.status, shown(began.elapsed())));
         Ok(ended)
     }
+}
+
+/// What commands say of the answer to a request, on their descriptor 3; nothing where nobody waits for one.
+fn answers(context: &Context) -> io::Result<(Option<pipe::Receiver>, Option<OwnedFd>)> {
+    if context.replies().is_none() {
+        return Ok((None, None));
+    }
+    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    Ok((Some(pipe::Receiver::from_owned_fd(reader)?), Some(writer)))
 }
 
 /// Decides what the end of a command means. Pure.

@@ -229,30 +229,13 @@ impl Inner {
             channel: Some(writer),
             within: context.enclosure(),
         };
-        let mut running = Running::start(launch).await?;
-        let input = running.input.take();
+        let running = Running::start(launch).await?;
         let document = document(phase, payload, context).to_string();
-        let mut listener = Listener::new(context);
-        let ended = {
-            let mut end = std::pin::pin!(running.finish(bounds, context));
-            // Neither a program that does not read nor one that does not close its side keeps the other from ending.
-            let mut talk = std::pin::pin!(async {
-                tokio::join!(tell(input, document.as_bytes()), listen(&channel, &mut listener));
-            });
-            // Lines first: one of them may say what the output that follows must not show.
-            tokio::select! {
-                biased;
-                () = &mut talk => end.await,
-                ended = &mut end => ended,
-            }
-        }?;
-        if timeout(PROCESS_DRAIN, listen(&channel, &mut listener)).await.is_err() {
-            context.log().note("something outside the payload's group holds descriptor 3 open; it is no longer read");
-        }
-        for remark in &ended.remarks {
+        let spoken = converse(running, &channel, document.as_bytes(), bounds, context).await?;
+        for remark in &spoken.ended.remarks {
             context.log().note(remark);
         }
-        Ok(Spoken { ended, told: listener.finish() })
+        Ok(spoken)
     }
 
     fn environment(&self, phase: Phase, context: &Context) -> Variables {
@@ -268,6 +251,35 @@ impl Inner {
         set("EXIT_RETRY", status::RETRY.to_string());
         env
     }
+}
+
+/// Sees a process to its end, with all that is said both ways.
+pub(super) async fn converse(
+    mut running: Running,
+    channel: &pipe::Receiver,
+    document: &[u8],
+    bounds: Bounds,
+    context: &Context,
+) -> io::Result<Spoken> {
+    let input = running.input.take();
+    let mut listener = Listener::new(context);
+    let ended = {
+        let mut end = std::pin::pin!(running.finish(bounds, context));
+        // Neither a program that does not read nor one that does not close its side keeps the other from ending.
+        let mut talk = std::pin::pin!(async {
+            tokio::join!(tell(input, document), listen(channel, &mut listener));
+        });
+        // Lines first: one of them may say what the output that follows must not show.
+        tokio::select! {
+            biased;
+            () = &mut talk => end.await,
+            ended = &mut end => ended,
+        }
+    }?;
+    if timeout(PROCESS_DRAIN, listen(channel, &mut listener)).await.is_err() {
+        context.log().note("something outside the payload's group holds descriptor 3 open; it is no longer read");
+    }
+    Ok(Spoken { ended, told: listener.finish() })
 }
 
 /// What a program is asked to do.

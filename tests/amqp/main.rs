@@ -31,5 +31,6 @@ mod early;
 mod faults;
 mod journal;
 mod process;
+mod services;
 mod support;
 mod told;

@@ -45,7 +45,7 @@ impl Drop for Scene {
         let text = std::fs::read_to_string(self.service().join("lives")).unwrap_or_default();
         for pid in text.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?)) {
             let line = std::fs::read_to_string(format!("/proc/{}/cmdline", pid.as_raw_pid())).unwrap_or_default();
-            if line.contains("odd.py") {
+            if line.contains("odd_service.py") {
                 kill_process(pid, Signal::KILL).unwrap_or_default();
             }
         }
@@ -76,7 +76,7 @@ impl Scene {
 
     /// With the service of these tests.
     fn odd(more: &str) -> Self {
-        let program = source("tests/cli/services/odd.py");
+        let program = source("tests/support/odd_service.py");
         Self::new(&format!(
             "socket = \"echo.sock\"\nhealth = \"/health\"\nhealth_every = \"100ms\"\nexec = [\"{}\"]\n{more}",
             program.display()
@@ -244,7 +244,7 @@ fn the_example_service_in_rust_echoes() {
 #[test]
 fn a_service_sees_what_it_is_given_of_the_workers_environment_and_nothing_else() {
     let scene = Scene::odd("env_allow = [\"PATH\", \"GIVEN\"]");
-    let program = source("tests/cli/services/odd.py");
+    let program = source("tests/support/odd_service.py");
     scene.configure(&format!(
         "socket = \"echo.sock\"\nexec = [\"/bin/sh\", \"-c\", \"env >environment; exec {}\"]\nenv_allow = [\"PATH\", \"GIVEN\"]",
         program.display()
@@ -292,7 +292,7 @@ fn a_service_that_is_killed_in_the_midst_of_a_request_is_started_again_and_the_t
 
 #[test]
 fn nothing_is_claimed_for_a_service_that_never_gets_well_and_everybody_is_told_why() {
-    let scene = Scene::odd("start_within = \"300ms\"");
+    let scene = Scene::odd("start_within = \"3s\"");
     scene.flag("never");
     let mut worker = scene.worker_with(&["--set", "http.listen=127.0.0.1:0"]);
     let id = scene.create(r#"{"path": "/echo", "body": "x"}"#);

@@ -40,12 +40,14 @@ fn steps() -> impl Strategy<Value = Step> {
         Just(Verdict::Unavailable),
         Just(Verdict::Internal),
         Just(Verdict::Host),
+        Just(Verdict::Away),
     ];
     let unprepared = prop_oneof![
         Just(Unprepared::Malformed),
         Just(Unprepared::Unavailable),
         Just(Unprepared::Internal),
-        Just(Unprepared::Host)
+        Just(Unprepared::Host),
+        Just(Unprepared::Away)
     ];
     let settled = prop_oneof![Just(Settled::Clean), Just(Settled::Missing), Just(Settled::Unstored)];
     prop_oneof![

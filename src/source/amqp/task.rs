@@ -136,7 +136,7 @@ pub(super) fn definition(delivery: &Delivery, form: Form) -> Value {
         headers::texts(table).map(|(name, text)| (name.to_owned(), text.to_owned())).collect();
     let extra: BTreeMap<&str, &String> =
         ["traceparent", "tracestate"].into_iter().filter_map(|name| Some((name, texts.get(name)?))).collect();
-    let extra = json!(extra);
+    let mut extra = json!(extra);
     let mut request = Request {
         path: texts.get(PATH).cloned(),
         routing_key: delivery.routing_key.to_string(),
@@ -153,7 +153,10 @@ pub(super) fn definition(delivery: &Delivery, form: Form) -> Value {
             request.into_value()
         }
         // What is no JSON fits no schema, and is said to be malformed.
-        Form::Body => serde_json::from_slice(&delivery.data).unwrap_or_default(),
+        Form::Body => {
+            extra["request"] = serde_json::to_value(request).unwrap_or_default();
+            serde_json::from_slice(&delivery.data).unwrap_or_default()
+        }
     };
     let mut definition = Map::new();
     definition.insert("payload".to_owned(), payload);

@@ -13,7 +13,7 @@ import time
 def fifo(path):
     """Waits until the test has opened its side."""
     with open(path) as pipe:
-        return pipe.read()
+        return pipe.readline()
 
 
 def tell(name):
@@ -36,6 +36,8 @@ class Odd(http.server.BaseHTTPRequestHandler):
             self.connection.recv(1)
             tell("dropped")
             return
+        elif self.path == "/die":
+            os.kill(os.getpid(), signal.SIGKILL)
         self.reply(200, body)
 
     def reply(self, code, body):

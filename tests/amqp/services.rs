@@ -1,0 +1,305 @@
+//! Requests of a real RabbitMQ that are forwarded to a service, which the worker starts.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use journeyman::amqp;
+use journeyman::amqp::lapin::BasicProperties;
+use journeyman::amqp::lapin::types::AMQPValue;
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use tokio::io::AsyncReadExt as _;
+use tokio::net::unix::pipe;
+
+use crate::process::Process;
+use crate::support::{Client, Kind, PATIENCE, broker, shared_uri};
+
+#[path = "../../examples/echo_service.rs"]
+#[expect(dead_code, reason = "its main is run by `cargo run --example echo_service`")]
+mod example;
+
+/// The service in Rust, as its own process: a worker starts this very program with this test alone.
+#[test]
+#[ignore = "it is a service, which another test lets a worker start"]
+fn serves_as_the_example_in_rust() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(example::serve()).expect("it serves");
+}
+
+fn source(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name).display().to_string()
+}
+
+/// A queue of requests, and a worker's folder.
+struct Scene {
+    client: Client,
+    uri: String,
+    folder: tempfile::TempDir,
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        // Where the test has failed, nobody else ends them.
+        for pid in self.lives() {
+            let line = std::fs::read_to_string(format!("/proc/{}/cmdline", pid.as_raw_pid())).unwrap_or_default();
+            if line.contains("odd_service.py") {
+                kill_process(pid, Signal::KILL).unwrap_or_default();
+            }
+        }
+    }
+}
+
+impl Scene {
+    async fn new(uri: String, exec: &[String], more: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let client = Client::new(&broker(&uri), Kind::Durable).await;
+        let exec = serde_json::to_string(exec).expect("JSON is TOML here");
+        let text = format!(
+            "[source.requests]\nkind = \"amqp\"\nrequests_queue = \"{}\"\nhandler = \"echo\"\nmax_attempts = 2\n\
+             [handler.echo]\nkind = \"http\"\nsocket = \"echo.sock\"\nhealth = \"/health\"\nexec = {exec}\n{more}\n",
+            client.queue
+        );
+        std::fs::write(folder.path().join("journeyman.toml"), text).expect("it is written");
+        let scene = Self { client, uri, folder };
+        std::fs::create_dir_all(scene.service()).expect("a folder");
+        scene
+    }
+
+    /// With the service that does what it is told.
+    async fn odd(uri: String, more: &str) -> Self {
+        Self::new(uri, &[source("tests/support/odd_service.py")], &format!("health_every = \"100ms\"\n{more}")).await
+    }
+
+    fn service(&self) -> PathBuf {
+        self.folder.path().join("work/services/echo")
+    }
+
+    fn worker(&self) -> Process {
+        let config = self.folder.path().join("journeyman.toml");
+        let variables = [
+            ("WORKER_AMQP_URI", self.uri.as_str()),
+            ("WORKER_ACTIVITY_EXCHANGE", ""),
+            ("JOURNEYMAN__LOG__FORMAT", "human"),
+            ("NO_COLOR", "1"),
+        ];
+        Process::start(self.folder.path(), &config, &variables)
+    }
+
+    fn pipe(&self, name: &str) -> Pipe {
+        let path = self.service().join(name);
+        assert!(Command::new("mkfifo").arg(&path).status().expect("mkfifo").success());
+        let from = pipe::OpenOptions::new().read_write(true).open_receiver(&path).expect("it is a pipe");
+        Pipe { from, to: std::fs::OpenOptions::new().write(true).open(path).expect("it is open already") }
+    }
+
+    fn lives(&self) -> Vec<Pid> {
+        let text = std::fs::read_to_string(self.service().join("lives")).unwrap_or_default();
+        text.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?)).collect()
+    }
+
+    async fn ask(&self, id: &str, path: &str, body: &[u8]) {
+        assert!(self.client.publish(Client::properties(id, path), body).await, "there is a queue for it");
+    }
+
+    /// The worker finishes and ends, and nothing is left in the queue.
+    async fn ends(self, worker: Process) {
+        worker.signal(Signal::TERM);
+        let ended = worker.ends().await;
+        assert_eq!(ended.code(), Some(0), "{}", ended.log);
+        self.client.until_depth(0, 0).await;
+        self.client.delete_queue().await;
+        assert!(self.lives().into_iter().all(is_gone));
+    }
+}
+
+/// A named pipe between the test and the service. Both sides are open here, so that nobody waits for the other to open its own.
+struct Pipe {
+    from: pipe::Receiver,
+    to: std::fs::File,
+}
+
+impl Pipe {
+    /// Hears from the service that it has got somewhere.
+    async fn hears(&mut self, worker: &Process) {
+        let mut byte = [0; 1];
+        let line = async { while self.from.read(&mut byte).await.expect("it can be read") > 0 && byte != *b"\n" {} };
+        let heard = tokio::time::timeout(PATIENCE, line).await;
+        assert!(heard.is_ok(), "the service says nothing: {}", worker.log());
+    }
+
+    /// Lets one request go on.
+    fn lets_go(&mut self) {
+        self.to.write_all(b"go\n").expect("it is written");
+    }
+}
+
+fn is_gone(pid: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).unwrap_or_default();
+    test_kill_process(pid).is_err() || stat.contains(") Z ")
+}
+
+async fn echoes(uri: &str, exec: &[String]) {
+    let scene = Scene::new(uri.to_owned(), exec, "").await;
+    let mut worker = scene.worker();
+    worker.says("a service is up").await;
+    let client = &scene.client;
+    let answer = client.call("/echo", b"{\"x\": 1}").await;
+    assert_eq!((answer.status(), answer.partial), ("ok", false));
+    let said = answer.json();
+    assert_eq!((&said["echo"], said["path"].as_str()), (&serde_json::json!({"x": 1}), Some("/echo")));
+    assert!(said["task"].as_str().is_some_and(|task| task.contains('.')), "{said}");
+    // The path as the other recorded type, and none at all.
+    let long = AMQPValue::LongString("/long".into());
+    let base = || BasicProperties::default().with_reply_to("amq.rabbitmq.reply-to".into());
+    let text = base().with_correlation_id("long".into()).with_headers(amqp::table([("x-rpc-path", long)]));
+    assert!(client.publish(text, b"2").await);
+    assert_eq!(client.answer("long").await.json()["path"], "/long");
+    assert!(client.publish(base().with_correlation_id("none".into()), b"2").await);
+    assert_eq!(client.answer("none").await.json()["path"], "/");
+    // Answers in parts.
+    scene.ask("parts", "/count", b"3").await;
+    for (body, partial) in [("1", true), ("2", true), ("3", true), ("\"done\"", false)] {
+        let answer = client.answer("parts").await;
+        assert_eq!((answer.status(), answer.body.as_slice(), answer.partial), ("ok", body.as_bytes(), partial));
+    }
+    // What the service says is wrong.
+    let answer = client.call("/echo", b"no JSON").await;
+    assert_eq!((answer.status(), &answer.json()["message"]), ("core_error", &"the body is no JSON".into()));
+    scene.ends(worker).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_example_services_answer_requests_in_python_and_in_rust() {
+    let Some(uri) = shared_uri() else { return };
+    echoes(&uri, &[source("examples/services/echo.py")]).await;
+    let own = std::env::current_exe().expect("this program").display().to_string();
+    let words = ["--exact", "services::serves_as_the_example_in_rust", "--ignored", "--nocapture"];
+    echoes(&uri, &std::iter::once(own).chain(words.map(str::to_owned)).collect::<Vec<_>>()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_are_given_the_request_too_and_answer_it() {
+    let Some(uri) = shared_uri() else { return };
+    let scene = Scene::odd(uri, "").await;
+    let text = format!(
+        "[source.requests]\nkind = \"amqp\"\nrequests_queue = \"{}\"\nhandler = \"command\"\n",
+        scene.client.queue
+    );
+    std::fs::write(scene.folder.path().join("journeyman.toml"), text).expect("it is written");
+    let worker = scene.worker();
+    let script = "echo '{\"type\":\"answer\",\"text\":\"half\",\"partial\":true}' >&3; \
+                  echo \"{\\\"type\\\":\\\"answer\\\",\\\"status\\\":\\\"odd\\\",\\\"json\\\":$REQUEST}\" >&3; echo $TRACEPARENT";
+    let body = serde_json::json!({ "command": [["/bin/sh", "-c", script]], "maxRunTime": 60 }).to_string();
+    for path in [AMQPValue::ByteArray(b"/do".to_vec().into()), AMQPValue::LongString("/do".into())] {
+        let own = AMQPValue::LongString("yes".into());
+        let headers = amqp::table([("x-rpc-path", path), ("x-own", own)]);
+        let properties = Client::properties("a", "/do").with_headers(headers).with_expiration("60000".into());
+        assert!(scene.client.publish(properties, body.as_bytes()).await);
+        let half = scene.client.answer("a").await;
+        assert_eq!((half.partial, half.body.as_slice()), (true, &b"half"[..]));
+        let answer = scene.client.answer("a").await;
+        let said = answer.json();
+        assert_eq!((answer.status(), &said["path"], &said["correlationId"]), ("odd", &"/do".into(), &"a".into()));
+        assert_eq!((&said["headers"]["x-own"], &said["secondsLeft"]), (&"yes".into(), &60.0.into()), "{said}");
+    }
+    scene.ends(worker).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_whose_service_is_killed_is_answered_by_its_next_life() {
+    let Some(uri) = shared_uri() else { return };
+    let scene = Scene::odd(uri, "").await;
+    let (mut waiting, mut go) = (scene.pipe("waiting"), scene.pipe("go"));
+    let mut worker = scene.worker();
+    worker.says("a service is up").await;
+    scene.ask("a", "/wait", b"1").await;
+    waiting.hears(&worker).await;
+    kill_process(scene.lives()[0], Signal::KILL).expect("it runs");
+    waiting.hears(&worker).await;
+    assert_eq!(scene.lives().len(), 2);
+    go.lets_go();
+    let answer = scene.client.answer("a").await;
+    assert_eq!((answer.status(), answer.body.as_slice()), ("ok", &b"waited"[..]));
+    scene.ends(worker).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_kills_its_service_each_time_is_given_up_and_its_author_told() {
+    let Some(uri) = shared_uri() else { return };
+    let scene = Scene::odd(uri, "").await;
+    let mut worker = scene.worker();
+    worker.says("a service is up").await;
+    scene.ask("a", "/die", b"1").await;
+    let answer = scene.client.answer("a").await;
+    let said = answer.json();
+    assert_eq!((answer.status(), &said["type"]), ("core_error", &"journeyman:attempts_exhausted".into()));
+    // The next one is well. Where the second try was handed to the worker while there was no service, it went back and counts.
+    assert_eq!(scene.client.call("/echo", b"2").await.body, b"2");
+    assert!((2..=3).contains(&scene.lives().len()), "{:?}", scene.lives());
+    scene.ends(worker).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_taken_off_the_queue_while_the_service_is_not_there() {
+    let Some(uri) = shared_uri() else { return };
+    let scene = Scene::odd(uri, "start_within = \"3s\"").await;
+    std::fs::write(scene.service().join("never"), "").expect("it is written");
+    let mut worker = scene.worker();
+    scene.ask("a", "/echo", b"1").await;
+    worker.says("alert=\"service\"").await;
+    // It waits for whoever can take it, and was given to nobody.
+    scene.client.until_depth(1, 0).await;
+    assert!(!worker.log().contains("INFO claimed"), "{}", worker.log());
+    std::fs::remove_file(scene.service().join("never")).expect("it is there");
+    assert_eq!(scene.client.answer("a").await.body, b"1");
+    // And now it is no longer well, while one request is worked at.
+    let (mut waiting, mut go) = (scene.pipe("waiting"), scene.pipe("go"));
+    scene.ask("b", "/wait", b"1").await;
+    waiting.hears(&worker).await;
+    std::fs::write(scene.service().join("ill"), "").expect("it is written");
+    worker.says("was no longer well").await;
+    std::fs::remove_file(scene.service().join("ill")).expect("it is there");
+    // Its service was ended under it: it is tried again.
+    waiting.hears(&worker).await;
+    go.lets_go();
+    assert_eq!(scene.client.answer("b").await.body, b"waited");
+    scene.ends(worker).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_killed_worker_was_at_is_answered_by_the_next_one_and_its_service_is_gone() {
+    let Some(uri) = shared_uri() else { return };
+    let scene = Scene::odd(uri, "").await;
+    let (mut waiting, mut go) = (scene.pipe("waiting"), scene.pipe("go"));
+    let first = scene.worker();
+    scene.ask("a", "/wait", b"1").await;
+    waiting.hears(&first).await;
+    first.signal(Signal::KILL);
+    first.ends().await;
+    let second = scene.worker();
+    waiting.hears(&second).await;
+    assert!(is_gone(scene.lives()[0]));
+    go.lets_go();
+    assert_eq!(scene.client.answer("a").await.body, b"waited");
+    scene.ends(second).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_is_told_to_end_answers_what_its_service_is_at() {
+    let Some(uri) = shared_uri() else { return };
+    let scene = Scene::odd(uri, "").await;
+    let (mut waiting, mut go) = (scene.pipe("waiting"), scene.pipe("go"));
+    let mut worker = scene.worker();
+    scene.ask("a", "/wait", b"1").await;
+    waiting.hears(&worker).await;
+    worker.signal(Signal::TERM);
+    worker.says("an order").await;
+    // Nobody takes the next one.
+    scene.client.until_depth(0, 0).await;
+    go.lets_go();
+    assert_eq!(scene.client.answer("a").await.body, b"waited");
+    let ended = worker.ends().await;
+    assert_eq!(ended.code(), Some(0), "{}", ended.log);
+    assert!(is_gone(scene.lives()[0]));
+    scene.client.delete_queue().await;
+}
