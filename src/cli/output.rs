@@ -1,6 +1,6 @@
 //! The only place that writes to standard output and standard error, apart from the log.
 
-use std::io::{self, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
 
 /// How a command answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -33,6 +33,31 @@ pub fn print_raw(bytes: &[u8]) -> io::Result<()> {
     out.flush()
 }
 
+/// What a task has written, piece by piece. A terminal is not given what would act on it: a log may move the cursor, name the
+/// window or ask for keys. A file or a pipe is given every byte.
+#[derive(Debug)]
+pub struct Foreign(Option<anstream::adapter::StripBytes>);
+
+impl Foreign {
+    /// For standard output as it is.
+    #[must_use]
+    pub fn new() -> Self {
+        Self(io::stdout().is_terminal().then(anstream::adapter::StripBytes::new))
+    }
+
+    /// Writes the next piece.
+    ///
+    /// # Errors
+    ///
+    /// As [`print()`].
+    pub fn print(&mut self, piece: &[u8]) -> io::Result<()> {
+        match &mut self.0 {
+            Some(strip) => strip.strip_next(piece).try_for_each(print_raw),
+            None => print_raw(piece),
+        }
+    }
+}
+
 /// Writes a line to standard output.
 ///
 /// # Errors
@@ -62,4 +87,20 @@ pub fn failure(message: &str) {
         return;
     }
     if message.starts_with("error") { note(message) } else { note(&format!("error: {message}")) }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_terminal_is_given_nothing_that_acts_on_it_however_it_is_cut() {
+        let text = b"a\x1b[2Jb\x07\x08\x1b]0;name\x07c\x1b[31md\x1b[0m\n\xc3\xa9\x1bPq\x1b\\e";
+        for cut in 0..text.len() {
+            let mut strip = anstream::adapter::StripBytes::new();
+            let mut shown = Vec::new();
+            for piece in [&text[..cut], &text[cut..]] {
+                strip.strip_next(piece).for_each(|part| shown.extend_from_slice(part));
+            }
+            assert_eq!(String::from_utf8_lossy(&shown), "abcd\n\u{e9}e", "cut at {cut}");
+        }
+    }
 }

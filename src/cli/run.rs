@@ -15,7 +15,7 @@ use super::{assemble, output, place, requests, spot, worker};
 use crate::config::schema::Config;
 use crate::config::{self, Document, Environment};
 use crate::control::server::Reloaded;
-use crate::host::containment::harden;
+use crate::host::containment::{bequeath_nothing, harden};
 use crate::limits::{RUNNER_FILE_BYTES_MAX, RUNNER_LINE_BYTES_MAX, RUNNER_LINES_MAX, RUNNER_SAY_TIMEOUT};
 use crate::observe::log;
 use crate::runner::{Conversation, Credentials, Given, Heard, SOURCE};
@@ -47,6 +47,7 @@ pub(super) async fn run(arguments: RunArgs, environment: &Environment) -> Ended 
     log::start_to(&config.log, log_line);
     harden();
     let made = assemble::made(&config, environment)?;
+    bequeath_nothing();
     renew(&made.apis, &credentials)?;
     let export = worker::traced(&config, environment);
     let recorded = worker::recorded(made.worker, export.as_ref());

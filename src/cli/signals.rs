@@ -1,9 +1,12 @@
 //! What signals ask of a worker: the first TERM or INT drains, the second hands back, the third ends it at once; QUIT
-//! hands back.
+//! hands back. TSTP pauses and CONT ends that, USR1 asks for the state.
+
+use std::convert::Infallible;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::exit::{Exit, Failure};
+use super::steer::status::one_line;
 use crate::worker::{Command, Control, Note};
 
 /// A signal that asks a worker to go.
@@ -55,9 +58,6 @@ impl Signals {
     ///
     /// [`Exit::Unfit`] where no handler can be installed.
     pub(super) fn listen() -> Result<Self, Failure> {
-        let kept = |kind| {
-            signal(kind).map_err(|error| Failure::new(Exit::Unfit, format!("no signals can be received: {error}")))
-        };
         Ok(Self {
             term: kept(SignalKind::terminate())?,
             int: kept(SignalKind::interrupt())?,
@@ -114,6 +114,59 @@ impl Signals {
             }
         }
     }
+}
+
+/// The signals that ask a worker for something else than to go.
+#[derive(Debug)]
+pub(super) struct Others {
+    tstp: Signal,
+    cont: Signal,
+    usr1: Signal,
+}
+
+impl Others {
+    /// Listens from now on; the process is no longer stopped or ended by them.
+    ///
+    /// # Errors
+    ///
+    /// [`Exit::Unfit`] where no handler can be installed.
+    pub(super) fn listen() -> Result<Self, Failure> {
+        let kept = |number| kept(SignalKind::from_raw(number));
+        Ok(Self { tstp: kept(TSTP)?, cont: kept(CONT)?, usr1: kept(USR1)? })
+    }
+
+    /// Does what they ask. Never resolves.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe; signals are then no longer answered.
+    pub(super) async fn obey(mut self, control: Control) -> Infallible {
+        loop {
+            tokio::select! {
+                _ = self.tstp.recv() => control.command(Command::Pause { span: None }, Note::of("SIGTSTP")).await,
+                _ = self.cont.recv() => {
+                    // Any process that was stopped is told to go on; only a pause of the same kind ends by it.
+                    let note = control.look().await.and_then(|view| view.note);
+                    if note.is_some_and(|note| note.by == "SIGTSTP") {
+                        control.command(Command::Resume, Note::of("SIGCONT")).await;
+                    }
+                }
+                _ = self.usr1.recv() => {
+                    if let Some(view) = control.look().await {
+                        tracing::info!("state: {}", one_line(&view));
+                    }
+                }
+            }
+        }
+    }
+}
+
+const TSTP: i32 = rustix::process::Signal::TSTP.as_raw();
+const CONT: i32 = rustix::process::Signal::CONT.as_raw();
+const USR1: i32 = rustix::process::Signal::USR1.as_raw();
+
+fn kept(kind: SignalKind) -> Result<Signal, Failure> {
+    signal(kind).map_err(|error| Failure::new(Exit::Unfit, format!("no signals can be received: {error}")))
 }
 
 struct Received {

@@ -9,13 +9,13 @@ use clap::Args;
 use super::exit::{Ended, Exit, Failure};
 use super::reload::Reloader;
 use super::settings::{self, Settings, WorkerFlags};
-use super::signals::Signals;
+use super::signals::{Others, Signals};
 use super::{assemble, requests, spot, supervised};
 use crate::config::schema::{self, Config};
 use crate::config::{Environment, telemetry};
 use crate::control::server::{Desk, Reload, Socket};
 use crate::control::{Status, server, socket_in};
-use crate::host::containment::harden;
+use crate::host::containment::{bequeath_nothing, harden};
 use crate::host::systemd::{Manager, Word};
 use crate::limits::ABORT_WAIT;
 use crate::observe::http::{self, Door, Look};
@@ -54,10 +54,12 @@ pub(super) async fn run_made_by(
     settings::log_warnings(&loaded);
     harden();
     let worker = make(&loaded.config, environment)?;
+    bequeath_nothing();
     let export = traced(&loaded.config, environment);
     let worker = recorded(worker, export.as_ref());
     let control = worker.control();
     let obey = Signals::listen()?.obey(control.clone());
+    let others = Others::listen()?.obey(control.clone());
     let watch = spot::watch(&loaded.config, control.clone())?;
     let config = loaded.config.clone();
     let manager = Manager::of_process(environment.get("NOTIFY_SOCKET"))
@@ -102,6 +104,7 @@ pub(super) async fn run_made_by(
         () = watched => Err(Failure::new(Exit::Internal, "the status page is no longer served")),
         () = hup => Err(Failure::new(Exit::Internal, "signals are no longer received")),
         never = told => match never {},
+        never = others => match never {},
         () = reports => Err(Failure::new(Exit::Internal, "activity is no longer reported")),
     };
     if let Some(export) = export {

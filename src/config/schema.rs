@@ -118,9 +118,9 @@ pub struct Host {
     /// Address of the metadata service where it is not `http://169.254.169.254`; `http://[fd00:ec2::254]` on EC2 without IPv4.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spot_endpoint: Option<Url>,
-    /// Nothing is claimed while less disk than this is free for `worker.work_dir`.
+    /// Nothing is claimed while less disk than this is free for `worker.work_dir`; a poll under way may still bring a task.
     pub min_free_disk: Size,
-    /// Nothing is claimed while less memory than this can be had.
+    /// Nothing is claimed while less memory than this can be had; a poll under way may still bring a task.
     pub min_free_memory: Size,
     /// How the processes of a task are held together, so that none outlives its claim.
     pub containment: Containment,

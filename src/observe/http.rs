@@ -8,6 +8,7 @@
 //! | `/` | the status page, which refreshes itself; `/status` does not |
 //! | `/status.json` | the same as JSON, as `journeyman status -o json` shows it |
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::fmt::Write as _;
 use std::future::Future;
@@ -15,6 +16,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::body::Body;
 use axum::http::header::{ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, REFERRER_POLICY};
@@ -25,8 +27,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
 use super::metrics;
@@ -86,21 +87,39 @@ impl Door {
 
 /// Answers until it is dropped.
 pub async fn serve(door: Door, look: Arc<Look>) -> Infallible {
-    let places = Arc::new(Semaphore::new(HTTP_CONNECTIONS_MAX));
     let mut connections = JoinSet::new();
+    let mut seats: VecDeque<Seat> = VecDeque::new();
     loop {
-        let place = Arc::clone(&places).acquire_owned().await.ok();
         let stream = accept(&door.listener).await;
         while connections.try_join_next().is_some() {}
-        let (look, reach) = (Arc::clone(&look), door.reach);
-        connections.spawn(async move {
+        seats.retain(|seat| !seat.task.is_finished());
+        while seats.len() >= HTTP_CONNECTIONS_MAX {
+            // One that asks for nothing makes room for one that may: a probe is not kept waiting by idle ones.
+            match seats.iter().position(|seat| !seat.answering.load(Ordering::Relaxed)) {
+                Some(idle) => drop(seats.remove(idle).map(|seat| seat.task.abort())),
+                None => {
+                    connections.join_next().await;
+                    seats.retain(|seat| !seat.task.is_finished());
+                }
+            }
+        }
+        let (look, reach, answering) = (Arc::clone(&look), door.reach, Arc::<AtomicBool>::default());
+        let busy = Arc::clone(&answering);
+        let task = connections.spawn(async move {
             // What is left of a connection that takes too long is dropped.
-            if timeout(HTTP_CONNECTION_MAX, connection(stream, look, reach)).await.is_err() {
+            if timeout(HTTP_CONNECTION_MAX, connection(stream, look, reach, busy)).await.is_err() {
                 tracing::debug!("a connection of the status page has lasted long enough");
             }
-            drop(place);
         });
+        seats.push_back(Seat { task, answering });
     }
+}
+
+/// A connection.
+struct Seat {
+    task: AbortHandle,
+    /// Whether a request of it is being answered.
+    answering: Arc<AtomicBool>,
 }
 
 async fn accept(listener: &TcpListener) -> TcpStream {
@@ -115,10 +134,15 @@ async fn accept(listener: &TcpListener) -> TcpStream {
     }
 }
 
-async fn connection(stream: TcpStream, look: Arc<Look>, reach: Reach) {
+async fn connection(stream: TcpStream, look: Arc<Look>, reach: Reach, answering: Arc<AtomicBool>) {
     let service = service_fn(move |request: Request<Incoming>| {
-        let look = Arc::clone(&look);
-        async move { Ok::<_, Infallible>(answer(&request, &*look, reach).await) }
+        let (look, answering) = (Arc::clone(&look), Arc::clone(&answering));
+        async move {
+            answering.store(true, Ordering::Relaxed);
+            let answer = answer(&request, &*look, reach).await;
+            answering.store(false, Ordering::Relaxed);
+            Ok::<_, Infallible>(answer)
+        }
     });
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HTTP_HEAD_TIMEOUT).max_buf_size(HTTP_HEAD_BYTES_MAX);

@@ -19,8 +19,6 @@ const SCRIPT: &str = include_str!("page.js");
 const RELOAD_SECONDS: u8 = 10;
 /// A lease with less than this left is marked.
 const LEASE_SHORT_SECONDS: f64 = 30.0;
-/// What the bar of a lease counts as full. Taskcluster's leases last 20 minutes.
-const LEASE_FULL_SECONDS: f64 = 1200.0;
 
 /// Whether the page refreshes itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -258,7 +256,9 @@ fn row(task: &Task, clock: Clock) -> Markup {
             td.short data-label="lease left" {
                 @match task.lease_left_seconds {
                     Some(left) => {
-                        progress max=(LEASE_FULL_SECONDS) value=(left.clamp(0.0, LEASE_FULL_SECONDS)) {} " "
+                        @if let Some(full) = task.lease_seconds.filter(|full| *full > 0.0) {
+                            progress max=(full) value=(left.clamp(0.0, full)) {} " "
+                        }
                         span class=(if left < LEASE_SHORT_SECONDS { "bad" } else { "" }) { (clock.ahead(left)) }
                         small { "until " (clock.of_day(left)) }
                     },

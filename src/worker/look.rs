@@ -74,7 +74,8 @@ impl Engine {
             state: state(claiming),
             not_claiming: not_claiming(claiming, tasks.len(), now, &services),
             blocked: blocked(claiming),
-            note: self.note.clone(),
+            // What was paused for a while goes on by itself.
+            note: self.note.clone().filter(|_| state(claiming) != State::Running),
             uptime_seconds: seconds(self.began, now),
             capacity: self.rules.capacity(),
             asked: self.rules.sources().map(|source| u32::try_from(source.asked).unwrap_or(u32::MAX)).sum(),
@@ -151,6 +152,10 @@ impl Engine {
             step: claim.machine.step().to_owned(),
             progress: context.and_then(|context| context.progress()),
             held_seconds: live.and_then(|live| live.since).map_or(0.0, |since| seconds(since, now)),
+            lease_seconds: claim.machine.lease().map(|lease| {
+                let leased = live.and_then(|live| live.leased).unwrap_or(now);
+                seconds(leased, lease.deadline())
+            }),
             lease_left_seconds: claim.machine.lease().map(|lease| seconds(now, lease.abandon_at())),
             reclaimed_seconds_ago: live.and_then(|live| live.reclaimed).map(|at| seconds(at, now)),
             log_bytes: context.map_or(0, |context| context.log().bytes()),

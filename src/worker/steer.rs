@@ -90,7 +90,6 @@ impl Engine {
         let definition = context.map(|context| &context.task().definition);
         let text = |path: &str| definition.and_then(|task| task.pointer(path)?.as_str()).map(str::to_owned);
         let enclosure = context.map(|context| context.enclosure().clone());
-        let lease = view.machine.lease();
         let detail = Detail {
             task: self.task(&view, now),
             name: text("/metadata/name"),
@@ -98,7 +97,6 @@ impl Engine {
             place: feed.source.describe(),
             handler: feed.handler.describe(),
             dequeue_count: live.message.as_ref().map(|message| message.dequeue_count),
-            lease_seconds: lease.map(|lease| seconds(live.leased.unwrap_or(now), lease.deadline())),
             reclaims: live.reclaims,
             reclaim_in_seconds: view.machine.next_reclaim().map(|at| seconds(now, at)),
             containment: self.containment().level().as_str().to_owned(),

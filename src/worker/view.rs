@@ -306,6 +306,9 @@ pub struct Task {
     pub held_seconds: f64,
     /// Until its lease is given up if it is not extended.
     pub lease_left_seconds: Option<f64>,
+    /// How long its lease is, from when it was last asked for.
+    #[serde(default)]
+    pub lease_seconds: Option<f64>,
     /// Since the lease was last extended.
     pub reclaimed_seconds_ago: Option<f64>,
     /// Bytes of its log.
@@ -334,8 +337,6 @@ pub struct Detail {
     /// How often its message had been received; absent where it came by no message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dequeue_count: Option<u32>,
-    /// How long its lease was when it was last granted or extended.
-    pub lease_seconds: Option<f64>,
     /// How often its lease was extended.
     pub reclaims: u32,
     /// Until its lease is extended next.

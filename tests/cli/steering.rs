@@ -300,3 +300,55 @@ fn connections_that_say_nothing_leave_a_control_socket_in_use() {
     assert_eq!(status(here)["state"], "running");
     drop(held);
 }
+
+#[test]
+fn a_worker_is_paused_and_asked_for_its_state_by_signals() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let (_queue, root) = queue(here);
+    let mut server = Server::start(&mut worker(here, &root, "a-token-for-tests\n"));
+    server.logs("journeyman worker");
+    server.signal(Signal::CONT);
+    server.signal(Signal::TSTP);
+    let asked = |words: &str| loop {
+        let table = steer(here, &["status", "--config", "journeyman.toml"]).out;
+        if table.contains(words) {
+            return table;
+        }
+    };
+    assert!(asked("PAUSED").contains("by SIGTSTP"));
+    server.signal(Signal::USR1);
+    let line = server.logs("state: ");
+    assert!(line.contains("PAUSED") && line.contains("by SIGTSTP"), "{line}");
+    server.signal(Signal::CONT);
+    assert!(!asked("RUNNING").contains("SIG"));
+    // A pause of the operator's is not ended by a process that goes on.
+    steer(here, &["pause", "--config", "journeyman.toml", "--for", "300ms"]);
+    server.signal(Signal::CONT);
+    server.signal(Signal::USR1);
+    assert!(server.logs("state: ").contains("by ana"));
+    // It ends by itself, and then nobody is named any more.
+    assert!(!asked("RUNNING").contains("by ana"));
+    server.signal(Signal::QUIT);
+    assert_eq!(server.ends().code, 14);
+}
+
+#[test]
+fn a_payload_inherits_no_file_of_who_started_the_worker() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    std::fs::write(here.join("secret"), "hunter2").expect("it is written");
+    let mut shell = std::process::Command::new("sh");
+    let ours = journeyman(here);
+    shell.current_dir(here).env_clear().envs(ours.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    shell.args(["-c", "exec 9<secret; exec \"$0\" dev"]).arg(ours.get_program());
+    let mut server = Server::start(&mut shell);
+    server.logs("claim");
+    let said =
+        task(here, &["create", "--wait", "--", "/bin/sh", "-c", "ls -l /proc/self/fd; test ! -e /proc/self/fd/9"]);
+    let id = said.out.split_whitespace().find(|word| word.len() == 22).map(str::to_owned);
+    let log = id.map(|id| task(here, &["log", &id]).out).unwrap_or_default();
+    assert_eq!(said.code, 0, "{}{}{log}", said.out, said.err);
+    server.signal(Signal::QUIT);
+    server.ends();
+}

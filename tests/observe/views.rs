@@ -67,6 +67,7 @@ fn task(name: &str, source: &str, held: f64, left: f64, progress: Option<&str>) 
         progress: progress.map(str::to_owned),
         held_seconds: held,
         lease_left_seconds: Some(left),
+        lease_seconds: Some(1_200.0),
         reclaimed_seconds_ago: (held > 900.0).then_some(128.0),
         log_bytes: 2_345_678,
         trace_id: Some("0af7651916cd43dd8448eb211c80319c".to_owned()),

@@ -236,3 +236,26 @@ fn i22_a_host_that_may_have_to_go_is_drained_and_says_why() {
     bench.pass(secs(600));
     assert_eq!(bench.completes(claim).last(), Some(&Effect::Exit(Exit::HostGoes)));
 }
+
+#[test]
+fn i22_a_host_that_goes_at_an_unknown_time_waits_for_no_poll() {
+    for before in [None, Some(Event::HandBack { deadline: None })] {
+        let mut bench = Bench::claims(2);
+        let grant = bench.grant("T");
+        let claim = grant.token;
+        assert_eq!(polls(&bench.brought(vec![grant])), 1, "the other slot waits in the next poll");
+        bench.happens(Event::Prepared { claim, answer: Ok(()) });
+        let is_report = |effect: &Effect| matches!(effect, Effect::Report { .. });
+        let waits = before.is_some();
+        if let Some(before) = before {
+            bench.happens(before);
+            let ended = bench.happens(Event::Ended { claim, verdict: Verdict::Failed });
+            assert!(!ended.iter().any(is_report), "the worker may wait: {ended:?}");
+        }
+        let mut effects = bench.happens(Event::Terminate { deadline: None });
+        if !waits {
+            effects = bench.happens(Event::Ended { claim, verdict: Verdict::Failed });
+        }
+        assert!(effects.iter().any(is_report), "the host may be gone the next second: {effects:?}");
+    }
+}

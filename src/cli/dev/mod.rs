@@ -27,7 +27,7 @@ use crate::config::schema::{
 use crate::config::values::{self, Listen, Queue as TaskQueue, Secret, Span};
 use crate::config::{Environment, Loaded};
 use crate::control::server::Reloaded;
-use crate::host::containment::harden;
+use crate::host::containment::{bequeath_nothing, harden};
 use crate::limits::CLAIM_TIMEOUT_MIN;
 use crate::observe::log;
 use crate::queue::{self, Client, Db};
@@ -177,6 +177,7 @@ fn serve_programs(programs: &[Program], config: &mut Config) -> Result<(), Failu
 async fn serve(dev: Dev, signals: Signals, environment: &Environment) -> Ended {
     harden();
     let worker = assemble::worker(&dev.config, environment)?;
+    bequeath_nothing();
     let control = worker.control();
     let reload = || -> Reloaded { Box::pin(async { Err("dev has nothing to read again; start it anew".to_owned()) }) };
     let answers = worker::answer(&dev.config, control.clone(), Arc::new(reload))?;

@@ -59,7 +59,7 @@ fn lease(detail: &Detail) -> String {
     format!(
         "{} left of {}   reclaimed {} times{ago}{next}",
         of(detail.task.lease_left_seconds),
-        of(detail.lease_seconds),
+        of(detail.task.lease_seconds),
         detail.reclaims
     )
 }

@@ -202,7 +202,8 @@ pub(super) async fn status(arguments: StatusArgs, environment: &Environment) -> 
             return Ok(Exit::Done);
         };
         let clear = if std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
-        output::print_raw(format!("{clear}{shown}").as_bytes())?;
+        output::print_raw(clear.as_bytes())?;
+        output::print(&shown)?;
         tokio::time::sleep(every.0).await;
     }
 }
@@ -252,7 +253,7 @@ async fn until_gone(client: &Client) -> Result<(), Failure> {
         match client.status().await {
             Ok(status) if status.view.tasks.len() != left => {
                 left = status.view.tasks.len();
-                output::note(&format!("{left} tasks left"));
+                output::note(&format!("{left} {} left", if left == 1 { "task" } else { "tasks" }));
             }
             Ok(_) => {}
             Err(Error::Broken(..) | Error::NobodyThere(_) | Error::Refused(_)) => return Ok(()),
@@ -305,8 +306,9 @@ pub(super) async fn tasks(command: TasksCommand, environment: &Environment) -> E
         TasksCommand::Logs { task, which, follow } => {
             let follow = if follow { Follow::Yes } else { Follow::No };
             let mut answer = which.client(environment)?.log(&task, follow).await?;
+            let mut log = output::Foreign::new();
             while let Some(piece) = answer.chunk().await.map_err(|error| Failure::of(Exit::Unreachable, &error))? {
-                output::print_raw(&piece)?;
+                log.print(&piece)?;
             }
             Ok(Exit::Done)
         }

@@ -30,7 +30,7 @@ pub(super) fn table(status: &Status) -> String {
     if let Some(why) = view.not_claiming.as_ref().filter(|_| view.state == State::Running) {
         label(&mut out, "", &format!("not claiming: {why}"));
     }
-    label(&mut out, "host", &host(view.host));
+    label(&mut out, "host", &format!("{}   payloads held by {}", host(view.host), view.containment));
     out.push_str("sources\n");
     out.push_str(&sources(&view.sources));
     if !view.services.is_empty() {

@@ -208,8 +208,9 @@ async fn read_log(client: &Client, log: &Log) -> Ended {
         Err(Refused { refusal: Refusal::Gone, .. }) => return Err(absent()),
         Err(refused) => return Err(client.refused(refused)),
     };
+    let mut shown = output::Foreign::new();
     while let Some(piece) = download.piece().await.map_err(|refused| client.refused(refused))? {
-        output::print_raw(&piece)?;
+        shown.print(&piece)?;
     }
     Ok(Exit::Done)
 }

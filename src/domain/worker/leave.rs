@@ -30,6 +30,16 @@ impl Worker {
         self.hand_back_those(|_| true, deadline, now);
     }
 
+    /// The host goes at a time that nobody knows: it may be the next second, so no report waits for our own poll. What that
+    /// poll still brings is handed back as well.
+    fn hand_back_without_waiting(&mut self, now: Instant) {
+        self.hand_back(None, now);
+        let claims: Vec<Token> = self.held.keys().copied().collect();
+        for claim in claims {
+            self.tell(claim, Happening::PollOver, now);
+        }
+    }
+
     /// The host goes. Its time is used: what has not started has nothing to lose and is handed back at once, what runs may
     /// finish until there is just time left to end it and to report it (I22).
     pub(super) fn terminate(&mut self, deadline: Option<Instant>, now: Instant) {
@@ -46,7 +56,9 @@ impl Worker {
         if news {
             self.host_goes = deadline.or(self.host_goes);
             let at_once = self.hand_back_at().is_none_or(|at| now >= at);
-            if deadline.is_none() || at_once || matches!(self.mode, Mode::HandingBack { .. }) {
+            if deadline.is_none() {
+                self.hand_back_without_waiting(now);
+            } else if at_once || matches!(self.mode, Mode::HandingBack { .. }) {
                 self.hand_back(deadline, now);
             } else {
                 self.drain(exit, now);

@@ -342,6 +342,12 @@ pub fn harden() {
     }
 }
 
+/// Keeps from payloads what whoever started this process left open: that may be anything, secrets too. To be called once what
+/// is to be read of it was read, since the descriptors that came with a process are known by this mark.
+pub fn bequeath_nothing() {
+    close_fds::set_fds_cloexec(3, &[]);
+}
+
 /// Makes this process the reaper of what payloads leave behind.
 fn adopt() -> Adopts {
     if !shim::called() {

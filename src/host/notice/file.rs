@@ -13,6 +13,10 @@ use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::limits::{METADATA_TIMEOUT, NOTICE_FILE_BYTES_MAX};
 
+/// What is said of a file that holds something else, before it is taken at its word.
+const ODD: &str =
+    "it holds no time such as 2030-01-31T12:00:00Z; if it still does at the next look, this host goes at once";
+
 pub(super) async fn watch(path: &Path, clock: Clock, pace: Pace, seed: u64, teller: Teller) {
     let mut rules = NoticeFile::new(pace, seed);
     tracing::info!(path = %path.display(), "watching a file for the notice that this host goes");
@@ -20,6 +24,7 @@ pub(super) async fn watch(path: &Path, clock: Clock, pace: Pace, seed: u64, tell
         clock.sleep_until(rules.due()).await;
         let sent_at = clock.now();
         let (content, trouble) = match read(path.to_owned(), sent_at).await {
+            Ok(Content::Odd) => (Content::Odd, Some(format!("{}: {ODD}", path.display()))),
             Ok(content) => (content, None),
             Err(error) => (Content::Unreadable, Some(format!("{}: {error}", path.display()))),
         };

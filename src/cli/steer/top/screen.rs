@@ -249,6 +249,7 @@ mod tests {
             progress: Some(progress.to_owned()),
             held_seconds: 201.0,
             lease_left_seconds: Some(left),
+            lease_seconds: None,
             reclaimed_seconds_ago: None,
             log_bytes: 2_345_678,
             trace_id: None,
