@@ -41,7 +41,7 @@ pub struct Foreign(Option<anstream::adapter::StripBytes>);
 impl Foreign {
     /// For standard output as it is.
     #[must_use]
-    pub fn new() -> Self {
+    pub fn to_stdout() -> Self {
         Self(io::stdout().is_terminal().then(anstream::adapter::StripBytes::new))
     }
 

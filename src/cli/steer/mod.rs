@@ -306,7 +306,7 @@ pub(super) async fn tasks(command: TasksCommand, environment: &Environment) -> E
         TasksCommand::Logs { task, which, follow } => {
             let follow = if follow { Follow::Yes } else { Follow::No };
             let mut answer = which.client(environment)?.log(&task, follow).await?;
-            let mut log = output::Foreign::new();
+            let mut log = output::Foreign::to_stdout();
             while let Some(piece) = answer.chunk().await.map_err(|error| Failure::of(Exit::Unreachable, &error))? {
                 log.print(&piece)?;
             }

@@ -208,7 +208,7 @@ async fn read_log(client: &Client, log: &Log) -> Ended {
         Err(Refused { refusal: Refusal::Gone, .. }) => return Err(absent()),
         Err(refused) => return Err(client.refused(refused)),
     };
-    let mut shown = output::Foreign::new();
+    let mut shown = output::Foreign::to_stdout();
     while let Some(piece) = download.piece().await.map_err(|refused| client.refused(refused))? {
         shown.print(&piece)?;
     }
