@@ -46,7 +46,8 @@ const SHELF_STEPS: [&str; 8] = [
 /// Answers when its request is on the disk.
 const WHEN_SHELVED: &str = r#"#!/bin/sh
 id=$(sed -n 's/.*"correlationId":"\([0-9]*\)".*/\1/p')
-until grep -qs "\"correlation_id\":\"$id\"" "${0%/*}"/work/requests-requests/*.request; do sleep 0.05; done
+cd "${0%/*}/work" || exit 1
+until grep -qs "\"correlation_id\":\"$id\"" requests-requests/*.request; do sleep 0.05; done
 echo '{"type":"answer","json":1}' >&3
 "#;
 
