@@ -10,6 +10,7 @@ pub mod cli;
 pub mod client;
 pub mod config;
 pub mod control;
+pub mod controller;
 pub mod domain;
 pub mod guide;
 pub mod handler;

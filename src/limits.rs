@@ -354,7 +354,7 @@ pub const CONTROL_READ_BYTES: usize = 64 << 10;
 pub const CONTROL_FOLLOW_CHECK: Duration = Duration::from_secs(1);
 /// The largest answer of a control socket, logs aside.
 pub const CONTROL_ANSWER_BYTES_MAX: usize = 64 << 20;
-/// How often `journeyman drain --wait` looks whether the worker is still there.
+/// How often a command that waits for a worker to be gone, or a task, looks.
 pub const DRAIN_WAIT_EVERY: Duration = Duration::from_millis(250);
 /// How many words to a service manager may wait for it to read.
 pub const MANAGER_MESSAGES_MAX: usize = 16;
@@ -415,6 +415,10 @@ pub const TOP_LOG_LINES_MAX: usize = 2_000;
 pub const TOP_LOG_LINE_BYTES_MAX: usize = 1_000;
 /// How many lines of the worker's own log may wait for whoever reads it; the next ones are dropped and counted.
 pub const LOG_LINES_WAITING_MAX: usize = 8_192;
+/// How many bytes of it are written at once at most, whole lines that came together.
+pub const LOG_WRITE_BYTES: usize = 64 * 1024;
+/// How long after a write the next lines are gathered.
+pub const LOG_GATHER: Duration = Duration::from_millis(2);
 /// How long a word to the worker-runner may take to be written.
 pub const RUNNER_SAY_TIMEOUT: Duration = Duration::from_secs(2);
 /// How many connections a control socket serves at once; the others wait.
@@ -429,6 +433,8 @@ pub const JOURNAL_BYTES_MAX: u64 = 64 << 20;
 pub const JOURNAL_PENDING_BYTES_MAX: usize = 1 << 20;
 /// How long a claim waits for its record before the host counts as unfit.
 pub const JOURNAL_WAIT: Duration = Duration::from_secs(10);
+/// How long a poll that claims waits until its record would outlive the worker.
+pub const JOURNAL_POLL_WAIT: Duration = Duration::from_secs(1);
 /// How long a worker that exits waits for its journal; what is not written then is asked for at the next start.
 pub const JOURNAL_LAST_WAIT: Duration = Duration::from_secs(1);
 
@@ -469,6 +475,14 @@ pub const AMQP_CALL_TIMEOUT: Duration = Duration::from_secs(20);
 pub const AMQP_CLOSE_WAIT: Duration = Duration::from_secs(2);
 /// The largest message that is taken or sent, unless configured: RabbitMQ's own bound before 4.0.
 pub const AMQP_MESSAGE_BYTES_MAX: u64 = 128 << 20;
+/// How long a client takes an exchange for granted that it has seen.
+pub const EXCHANGE_KNOWN: Duration = Duration::from_secs(1);
+/// How long a request rests that a service was too busy for, unless it says how long.
+pub const SERVICE_REST: Duration = Duration::from_secs(1);
+/// The longest of such rests, whatever a service says.
+pub const SERVICE_REST_MAX: Duration = Duration::from_secs(30);
+/// The longest name that AMQP has room for: of a queue, an exchange, a key, a header, a media type.
+pub const AMQP_NAME_BYTES_MAX: usize = 255;
 /// How often a request is tried, unless configured.
 pub const AMQP_ATTEMPTS_MAX: u32 = 5;
 /// How often a channel is looked at that is consumed from no more while requests of it are worked at.
@@ -477,6 +491,10 @@ pub const AMQP_CHANNEL_LOOK_EVERY: Duration = Duration::from_secs(1);
 pub const ACTIVITY_REPEAT_MIN: Duration = Duration::from_secs(2);
 /// How many clients may wait to be asked after, whether they still wait for their answers.
 pub const AMQP_CLIENTS_ASKED_MAX: usize = 16;
+/// How long a client that was there is taken to be there still.
+pub const AMQP_CLIENT_ASKED_EVERY: Duration = Duration::from_secs(1);
+/// How many such clients are remembered.
+pub const AMQP_CLIENTS_SEEN_MAX: usize = 64;
 /// How many calls of one client may be under way at once; more wait.
 pub const CALLS_MAX: usize = 16_384;
 /// How many answers to one call may wait to be taken.
@@ -537,3 +555,25 @@ pub const SERVICES_END_WAIT: Duration = Duration::from_secs(10 * 60);
 pub const SERVICE_HEADERS_MAX: usize = 64;
 /// The largest answer of a service to a task that nobody waits for; to a request it is what can be sent.
 pub const SERVICE_ANSWER_BYTES_MAX: usize = 128 << 20;
+/// How many orphans a controller has in hand at once.
+pub const CONTROLLER_ORPHANS_MAX: u16 = 512;
+/// How many of them it publishes before it waits for the broker.
+pub const CONTROLLER_BATCH_MAX: usize = 128;
+/// How often a request may come to the orphans before it is answered with an error.
+pub const CONTROLLER_HOPS_MAX: u64 = 8;
+/// How long an orphan waits for its queue before it is answered with an error; so one key does not hold up the others.
+pub const CONTROLLER_ORPHAN_WAIT: Duration = Duration::from_secs(60);
+/// How many dead letters a controller has in hand at once.
+pub const CONTROLLER_LETTERS_MAX: u16 = 256;
+/// How often a controller looks after its workers and its queues.
+pub const CONTROLLER_LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How often a controller that stands by looks whether the other one has gone.
+pub const CONTROLLER_STANDBY_LOOK: Duration = Duration::from_secs(1);
+/// How many steps about queues may wait to be carried out.
+pub const CONTROLLER_STEPS_MAX: usize = 4096;
+/// How long a worker counts as busy after it has reported a request.
+pub const CONTROLLER_BUSY_FOR: Duration = Duration::from_secs(10);
+/// A worker that was ready for so long has lasted.
+pub const CONTROLLER_STEADY: Duration = Duration::from_secs(30);
+/// How many groups of one pool may be there at once.
+pub const CONTROLLER_GROUPS_MAX: usize = 10_000;

@@ -40,8 +40,6 @@ pub struct Settings {
 pub async fn report(settings: Settings, pulse: Arc<Pulse>) {
     let clock = Clock::boot();
     let mut machine = Activity::new(Policy { repeat: settings.repeat });
-    // The worker runs; there is nothing that it still has to load.
-    machine.handle(Happening::Ready, clock.now());
     let mut jitter = Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0);
     let mut backoff = Backoff::NEW;
     let mut state = view::Activity { exchange: settings.exchange.clone(), ..view::Activity::default() };
@@ -99,7 +97,7 @@ async fn speak(
     backoff: &mut Backoff,
 ) -> String {
     let mut seen = pulse.received();
-    machine.handle(Happening::Held(pulse.held()), clock.now());
+    look(machine, pulse, clock);
     machine.handle(Happening::Connected, clock.now());
     loop {
         while let Some(report) = machine.next_report() {
@@ -115,27 +113,40 @@ async fn speak(
             pulse.tell(state);
         }
         let deadline = machine.next_deadline();
-        tokio::select! {
-            () = pulse.changed() => {}
-            () = async { match deadline {
-                Some(at) => clock.sleep_until(at).await,
-                None => std::future::pending().await,
-            } } => {}
-        }
         let now = clock.now();
-        machine.handle(Happening::Held(pulse.held()), now);
+        match machine.rests_until().filter(|rested| now < *rested) {
+            // Thousands of requests a second wake nobody here.
+            Some(rested) => clock.sleep_until(deadline.map_or(rested, |at| at.min(rested))).await,
+            None => tokio::select! {
+                () = pulse.changed() => {}
+                () = async { match deadline {
+                    Some(at) => clock.sleep_until(at).await,
+                    None => std::future::pending().await,
+                } } => {}
+            },
+        }
+        look(machine, pulse, clock);
         let received = pulse.received();
         let happening =
             if std::mem::replace(&mut seen, received) == received { Happening::Tick } else { Happening::Received };
-        machine.handle(happening, now);
+        machine.handle(happening, clock.now());
     }
+}
+
+/// What the worker has left word of.
+fn look(machine: &mut Activity, pulse: &Pulse, clock: Clock) {
+    if pulse.is_claiming() {
+        machine.handle(Happening::Ready, clock.now());
+    }
+    machine.handle(Happening::Held(pulse.held()), clock.now());
 }
 
 async fn publish(settings: &Settings, channel: &Channel, report: Report) -> Result<(), String> {
     let text = |text: &str| AMQPValue::LongString(LongString::from(text));
     let headers = amqp::table([("x-event", text(report.as_str())), ("x-worker-id", text(&settings.worker_id))]);
+    let exchange = amqp::short("the name of the exchange", &settings.exchange).map_err(|error| error.to_string())?;
+    let key = amqp::short("the key", &settings.key).map_err(|error| error.to_string())?;
     let publishing = async {
-        let (exchange, key) = (settings.exchange.as_str().into(), settings.key.as_str().into());
         let properties = BasicProperties::default().with_headers(headers);
         channel.basic_publish(exchange, key, BasicPublishOptions::default(), &[], properties).await?.await
     };

@@ -6,11 +6,13 @@
 
 pub mod headers;
 pub mod management;
+mod name;
 #[cfg(feature = "amqps")]
 mod tls;
 mod wire;
 
 use std::path::PathBuf;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use lapin::types::{AMQPValue, FieldTable, LongString};
@@ -23,6 +25,7 @@ use crate::limits::{AMQP_CONNECT_TIMEOUT, AMQP_HEARTBEAT};
 use crate::source::Refused;
 
 pub use lapin;
+pub use name::{TooLong, short, short_or_none};
 
 /// What it takes to reach a broker.
 #[derive(Debug, Clone)]
@@ -89,6 +92,7 @@ impl Broker {
         if uri.vhost.is_empty() {
             "/".clone_into(&mut uri.vhost);
         }
+        short("the vhost of the AMQP address", &uri.vhost).map_err(|error| Unusable(error.to_string()))?;
         uri.query.heartbeat.get_or_insert(AMQP_HEARTBEAT);
         let shown = format!(
             "{}://{}:{}/{}",
@@ -211,6 +215,50 @@ pub async fn close(connection: &Connection, within: Duration) {
     }
 }
 
+/// Something of a connection that is being set up: closed when it is dropped, unless somebody keeps it. lapin alone would hold
+/// on to it, with whatever was asked for on it.
+pub(crate) struct Provisional<T: Closes>(Option<T>);
+
+impl<T: Closes> Provisional<T> {
+    pub(crate) const fn of(what: T) -> Self {
+        Self(Some(what))
+    }
+
+    pub(crate) fn keep(mut self) -> Option<T> {
+        self.0.take()
+    }
+}
+
+impl<T: Closes> Drop for Provisional<T> {
+    fn drop(&mut self) {
+        if let Some(what) = self.0.take() {
+            what.order_to_close();
+        }
+    }
+}
+
+/// What can be told to close without waiting for it.
+pub(crate) trait Closes {
+    fn order_to_close(&self);
+}
+
+impl Closes for lapin::Channel {
+    fn order_to_close(&self) {
+        order(self.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into()));
+    }
+}
+
+impl Closes for &Connection {
+    fn order_to_close(&self) {
+        order(self.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into()));
+    }
+}
+
+/// An order is given when it is first polled; what comes of it nobody waits for.
+pub(crate) fn order(what: impl Future) {
+    let _sent = std::pin::pin!(what).poll(&mut Context::from_waker(Waker::noop()));
+}
+
 /// A table of headers.
 #[must_use]
 pub fn table(entries: impl IntoIterator<Item = (&'static str, AMQPValue)>) -> FieldTable {
@@ -273,5 +321,8 @@ mod tests {
             let error = Broker::new(&settings).unwrap_err().to_string();
             assert!(error.contains("cannot be read") && !error.contains("secret"), "{odd}: {error}");
         }
+        let uri = SecretString::from(format!("amqp://me:secret@host/{}", "v".repeat(256)));
+        let error = Broker::new(&Settings { uri, certificates: Certificates::default() }).unwrap_err().to_string();
+        assert_eq!(error, "the vhost of the AMQP address has 256 bytes, and AMQP has room for 255");
     }
 }

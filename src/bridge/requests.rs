@@ -15,7 +15,7 @@ use crate::client::{Answer, Call, CallError, Client, Part};
 use crate::domain::backoff::Policy;
 use crate::handler::artifact::{Declaration, What};
 use crate::handler::{Context, NotCompleted, NotPrepared, PayloadHandler};
-use crate::limits::{BRIDGE_PARTS_MAX, BRIDGE_RETRY_MAX, BRIDGE_RETRY_MIN, CALL_BODY_BYTES_MAX};
+use crate::limits::{BRIDGE_PARTS_MAX, BRIDGE_RETRY_MAX, BRIDGE_RETRY_MIN};
 
 /// The content of an answer that is no JSON.
 const RAW: &str = "public/result";
@@ -66,15 +66,11 @@ impl PayloadHandler for Requests {
     async fn prepare(&self, payload: Value, context: &Context) -> Result<Call, NotPrepared> {
         let request = request(payload, self.0.form).map_err(|what| NotPrepared::Malformed(vec![what]))?;
         let body = body(&request);
-        if body.len() > CALL_BODY_BYTES_MAX {
-            let what = format!("payload: its body has {} bytes, and {CALL_BODY_BYTES_MAX} can be sent", body.len());
-            return Err(NotPrepared::Malformed(vec![what]));
-        }
         let mut headers: BTreeMap<String, String> = request.headers;
         if let Some(trace) = context.task().env.get("TRACEPARENT") {
             headers.insert("traceparent".to_owned(), trace.clone());
         }
-        Ok(Call {
+        let call = Call {
             exchange: self.0.exchange.clone(),
             key: self.0.key.clone(),
             path: request.path,
@@ -82,7 +78,9 @@ impl PayloadHandler for Requests {
             timeout: self.0.max_run_time,
             headers,
             message_id: Some(format!("{}/{}", self.0.origin, context.task().run.task)),
-        })
+        };
+        call.check().map_err(|error| NotPrepared::Malformed(vec![format!("payload: {error}")]))?;
+        Ok(call)
     }
 
     async fn execute(&self, call: Call, context: &Context) -> Result<(), NotCompleted> {
@@ -108,7 +106,9 @@ impl Requests {
                 Err(CallError::TimedOut(_)) => {
                     return Err(NotCompleted::Failed(format!("no answer within {:?}", self.0.max_run_time)));
                 }
-                Err(error @ CallError::TooLarge { .. }) => return Err(NotCompleted::Failed(error.to_string())),
+                Err(error @ (CallError::TooLarge { .. } | CallError::TooLong(_))) => {
+                    return Err(NotCompleted::Failed(error.to_string()));
+                }
                 Err(error) => {
                     context.log().note(&format!("the request is sent once more in a while: {error}"));
                     context.set_progress(&format!("waits: {error}"));

@@ -65,7 +65,7 @@ fn feed(
                 form,
                 max_run_time: longest,
             }));
-            let work = Work { handler, form: amqp::Form::Whole, longest };
+            let work = Work { handler, form: amqp::Form::Whole, longest: amqp::Longest::Set(longest) };
             requests::feed(&bridge.from, from, config, name, work, environment)
         }
         (Some(tasks), None) => {

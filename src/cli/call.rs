@@ -7,7 +7,7 @@ use clap::{Args, ValueHint};
 
 use super::exit::{Ended, Exit, Failure};
 use super::output;
-use crate::amqp::{self, Broker, Certificates};
+use crate::amqp::{self, Broker, Certificates, Own};
 use crate::client::{Answer, Call, CallError, Client, Part};
 use crate::config::values::{Secret, Span};
 use crate::config::{Environment, secrets};
@@ -37,8 +37,11 @@ pub(super) struct CallArgs {
     /// Wait for no answer, only until the broker has the request
     #[arg(long, conflicts_with = "stream")]
     detach: bool,
+    /// Nor until the broker has it for sure: a key that nobody works for, or a full queue, is not noticed
+    #[arg(long, requires = "detach")]
+    no_confirm: bool,
     /// How long to wait for the last answer; the broker drops the request after that
-    #[arg(long, value_name = "TIME", default_value = "30s")]
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = some_time)]
     timeout: Span,
     /// File that holds the broker's address, with user and password [env: JOURNEYMAN_AMQP_URI or WORKER_AMQP_URI holds the
     /// address itself] [default: RabbitMQ on this machine, as guest]
@@ -47,6 +50,12 @@ pub(super) struct CallArgs {
     /// File with the certificates (PEM) that may vouch for the broker [default: this system's]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     amqp_ca: Option<PathBuf>,
+    /// File with our own certificate (PEM), and those that vouch for it
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "amqp_key")]
+    amqp_certificate: Option<PathBuf>,
+    /// File with its private key (PEM)
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "amqp_certificate")]
+    amqp_key: Option<PathBuf>,
     /// What to say, JSON for most workers; `-` reads it from standard input
     #[arg(value_name = "BODY", default_value = "null")]
     body: String,
@@ -64,7 +73,8 @@ pub(super) async fn run(arguments: CallArgs, environment: &Environment) -> Ended
     let call = Call { exchange, key, path, body: body(arguments.body)?, timeout: timeout.0, ..Call::default() };
     let client = Client::new(broker, "journeyman call");
     if arguments.detach {
-        client.send(&call).await.map_err(failed)?;
+        let sent = if arguments.no_confirm { client.send_unconfirmed(&call).await } else { client.send(&call).await };
+        sent.map_err(failed)?;
         return Ok(Exit::Done);
     }
     let mut answers = client.stream(&call).await.map_err(failed)?;
@@ -84,13 +94,24 @@ pub(super) async fn run(arguments: CallArgs, environment: &Environment) -> Ended
     Ok(Exit::Done)
 }
 
+/// A time in which something can come.
+fn some_time(text: &str) -> Result<Span, String> {
+    let span: Span = text.parse()?;
+    if span.0.is_zero() {
+        return Err("no answer comes in no time; leave it out for 30s, or give it as long as you would wait".to_owned());
+    }
+    Ok(span)
+}
+
 fn broker(arguments: &CallArgs, environment: &Environment) -> Result<Broker, Failure> {
     let named = ["JOURNEYMAN_AMQP_URI", "WORKER_AMQP_URI"].into_iter().find_map(|name| environment.get(name));
     let uri = match &arguments.amqp_uri_file {
         Some(path) => secrets::read(path, "the address of a broker")?,
         None => Secret::new(named.unwrap_or(BROKER)),
     };
-    let certificates = Certificates { ca: arguments.amqp_ca.clone(), own: None };
+    let own = arguments.amqp_certificate.clone().zip(arguments.amqp_key.clone());
+    let own = own.map(|(certificate, key)| Own { certificate, key });
+    let certificates = Certificates { ca: arguments.amqp_ca.clone(), own };
     let settings = amqp::Settings { uri: uri.reveal().to_owned().into(), certificates };
     Broker::new(&settings).map_err(|error| Failure::of(Exit::Config, &error))
 }
@@ -114,7 +135,8 @@ fn failed(error: CallError) -> Failure {
         | CallError::NotTaken
         | CallError::TimedOut(_)
         | CallError::Overrun
-        | CallError::TooLarge { .. } => Exit::No,
+        | CallError::TooLarge { .. }
+        | CallError::TooLong(_) => Exit::No,
     };
     Failure::of(exit, &error)
 }

@@ -4,6 +4,7 @@ mod assemble;
 mod bridge;
 mod call;
 mod config;
+mod controller;
 mod dev;
 mod doctor;
 pub mod exit;
@@ -62,6 +63,8 @@ enum Verb {
     Worker(worker::WorkerArgs),
     /// Have the work of one queue done by another: requests as tasks, tasks as requests
     Bridge(worker::WorkerArgs),
+    /// Start, scale and stop groups of AMQP workers by demand
+    Controller(controller::ControllerArgs),
     /// Claim and run tasks under Taskcluster's worker-runner
     Run(run::RunArgs),
     /// Show what a worker does, holds, and waits for
@@ -136,6 +139,7 @@ fn dispatch(verb: Verb, environment: &Environment) -> Ended {
         Verb::Queue(arguments) => serve(queue::run(arguments, environment)),
         Verb::Worker(arguments) => serve(worker::run(arguments, environment)),
         Verb::Bridge(arguments) => serve(bridge::run(arguments, environment)),
+        Verb::Controller(arguments) => serve(controller::run(arguments, environment)),
         Verb::Run(arguments) => serve(run::run(arguments, environment)),
         Verb::Status(arguments) => client_runtime()?.block_on(steer::status(arguments, environment)),
         Verb::Top(arguments) => client_runtime()?.block_on(steer::top(arguments, environment)),

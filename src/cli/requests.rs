@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::time::Duration;
 
 use secrecy::SecretString;
 
@@ -16,11 +15,11 @@ use crate::amqp::{self, Broker, Certificates, Own};
 use crate::config::schema::{self, COMMAND, Config, HandlerKind, Source, SourceKind};
 use crate::config::{Environment, secrets};
 use crate::handler::Handler;
-use crate::source::amqp::{Amqp, Early, Exhausted, Form, Settings};
+use crate::source::amqp::{Amqp, Early, Exhausted, Form, Longest, Settings};
 use crate::worker::{Control, Feed};
 
 /// Where RabbitMQ is that nobody has configured.
-const USUAL: &str = "amqp://guest:guest@127.0.0.1:5672/%2f";
+pub(super) const USUAL: &str = "amqp://guest:guest@127.0.0.1:5672/%2f";
 
 /// The broker.
 ///
@@ -52,6 +51,23 @@ pub(super) fn worker_id(config: &Config, name: &Name) -> String {
     config.amqp.worker_id.clone().unwrap_or_else(|| name.id.clone())
 }
 
+/// The exchange that activity is reported to; `None` where it is not.
+pub(super) fn exchange(config: &Config) -> Option<String> {
+    let of_requests = config.source.values().any(|source| source.kind == SourceKind::Amqp);
+    let built_in = || of_requests.then(|| format!("{}-activity-xchg", config.amqp.pool));
+    config.activity.exchange.clone().or_else(built_in).filter(|exchange| !exchange.is_empty())
+}
+
+fn told_without_a_key(exchange: String, config: &Config) -> String {
+    if config.amqp.worker_key.is_none() {
+        tracing::warn!(
+            exchange,
+            "activity is reported under an empty routing key, which tells a controller nothing: set `amqp.worker_key` (WORKER_KEY)"
+        );
+    }
+    exchange
+}
+
 /// Reports to the controller of AMQP workers for as long as it is polled, where there is one to be told.
 ///
 /// # Errors
@@ -62,13 +78,10 @@ pub(super) fn reports(
     control: &Control,
     environment: &Environment,
 ) -> Result<impl Future<Output = ()> + use<>, Failure> {
-    let of_requests = config.source.values().any(|source| source.kind == SourceKind::Amqp);
-    let built_in = || of_requests.then(|| format!("{}-activity-xchg", config.amqp.pool));
-    let exchange = config.activity.exchange.clone().or_else(built_in).filter(|exchange| !exchange.is_empty());
-    let settings = match exchange {
+    let settings = match exchange(config) {
         Some(exchange) => Some(activity::Settings {
             broker: broker(&config.amqp, environment)?,
-            exchange,
+            exchange: told_without_a_key(exchange, config),
             key: config.amqp.worker_key.clone().unwrap_or_default(),
             worker_id: worker_id(config, &Name::of(config)),
             repeat: config.activity.repeat.0,
@@ -98,7 +111,7 @@ pub(super) struct Work {
     /// What it is given of a request.
     pub form: Form,
     /// How long it may take.
-    pub longest: Duration,
+    pub longest: Longest,
 }
 
 impl Work {
@@ -108,7 +121,21 @@ impl Work {
         let wanted = config.handler.get(name);
         let is_command = wanted.map_or(name == COMMAND, |handler| handler.kind == HandlerKind::Command);
         let form = if is_command { Form::Body } else { Form::Whole };
-        Self { handler, form, longest: wanted.unwrap_or(&built_in).max_run_time.0 }
+        let (longest, usual) = (wanted.unwrap_or(&built_in).max_run_time.0, built_in.max_run_time.0);
+        let set = longest != usual || config.amqp.consumer_timeout != schema::Amqp::default().consumer_timeout;
+        Self { handler, form, longest: if set { Longest::Set(longest) } else { Longest::BuiltIn(longest) } }
+    }
+}
+
+/// A host that goes takes its disk along.
+fn warn_of_early(source_name: &str, source: &Source, host: &schema::Host) {
+    let goes = host.spot_file.is_some() || !matches!(host.spot, schema::Spot::Auto | schema::Spot::Off);
+    if goes && source.early_acknowledge != schema::EarlyAcknowledge::Never {
+        tracing::warn!(
+            source = source_name,
+            "this host may be taken away (`host.spot`, `host.spot_file`), and requests that are acknowledged early are on its disk \
+             alone: a notice puts them back into their queue, an end without one loses them; see `early_acknowledge`"
+        );
     }
 }
 
@@ -134,6 +161,7 @@ pub(super) fn feed(
     let broker = broker(amqp, environment)?;
     // Whatever the source is called, its requests are in a folder of its own.
     let shelf = format!("requests-{}", urlencoding::encode(source_name));
+    warn_of_early(source_name, source, &config.host);
     let settings = Settings {
         form,
         max_attempts: NonZeroU32::new(source.max_attempts),
@@ -144,7 +172,7 @@ pub(super) fn feed(
         },
         consumer_timeout: patience,
         management: management(amqp, &broker)?,
-        longest: Some(longest),
+        longest,
         early: match source.early_acknowledge {
             schema::EarlyAcknowledge::Never => Early::Never,
             schema::EarlyAcknowledge::RunAgain => Early::RunAgain,

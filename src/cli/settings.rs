@@ -71,6 +71,14 @@ impl Flags for QueueFlags {
     ];
 }
 
+/// `journeyman controller`.
+#[derive(Debug, Clone)]
+pub struct ControllerFlags;
+
+impl Flags for ControllerFlags {
+    const LIST: &'static [Flag] = &[LOG[0], LOG[1]];
+}
+
 /// `journeyman dev`.
 #[derive(Debug, Clone)]
 pub struct DevFlags;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use clap::Args;
 
+use super::doctor::host::too_few_files;
 use super::exit::{Ended, Exit, Failure};
 use super::reload::Reloader;
 use super::settings::{self, Settings, WorkerFlags};
@@ -52,6 +53,9 @@ pub(super) async fn run_made_by(
     let loaded = arguments.settings.load(environment)?;
     log::start(&loaded.config.log, log::color(environment));
     settings::log_warnings(&loaded);
+    if let Some(told) = too_few_files(&loaded.config) {
+        tracing::warn!("{told}");
+    }
     harden();
     let worker = make(&loaded.config, environment)?;
     bequeath_nothing();

@@ -8,12 +8,13 @@ mod session;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::amqp::Broker;
+use crate::amqp::{self, Broker, TooLong};
 use crate::domain::refusal::Refusal;
 use crate::limits::{CALL_BODY_BYTES_MAX, CALLS_MAX};
 use session::{Event, Session};
@@ -35,6 +36,26 @@ pub struct Call {
     pub headers: BTreeMap<String, String>,
     /// The same whenever the same is asked again, so that whoever works at it knows; nothing where that is never meant.
     pub message_id: Option<String>,
+}
+
+impl Call {
+    /// Whether it can be sent at all.
+    ///
+    /// # Errors
+    ///
+    /// [`CallError::TooLarge`] and [`CallError::TooLong`].
+    pub fn check(&self) -> Result<(), CallError> {
+        if self.body.len() > CALL_BODY_BYTES_MAX {
+            return Err(CallError::TooLarge { bytes: self.body.len() });
+        }
+        amqp::short("the name of the exchange", &self.exchange)?;
+        amqp::short("the key", &self.key)?;
+        amqp::short("the message id", self.message_id.as_deref().unwrap_or_default())?;
+        for name in self.headers.keys() {
+            amqp::short("the name of a header", name)?;
+        }
+        Ok(())
+    }
 }
 
 impl std::fmt::Debug for Call {
@@ -114,6 +135,9 @@ pub enum CallError {
         /// What it has.
         bytes: usize,
     },
+    /// A name in it is longer than what can be sent.
+    #[error(transparent)]
+    TooLong(#[from] TooLong),
     /// The broker does not let us in, or not publish there.
     #[error("{0}")]
     Denied(String),
@@ -129,13 +153,26 @@ pub struct Client {
     name: String,
     session: Mutex<Option<Arc<Session>>>,
     room: Arc<Semaphore>,
+    strays: Arc<AtomicU64>,
 }
 
 impl Client {
     /// A client that is not connected yet. The broker shows its connection as `name`.
     #[must_use]
     pub fn new(broker: Broker, name: impl Into<String>) -> Self {
-        Self { broker, name: name.into(), session: Mutex::default(), room: Arc::new(Semaphore::new(CALLS_MAX)) }
+        Self {
+            broker,
+            name: name.into(),
+            session: Mutex::default(),
+            room: Arc::new(Semaphore::new(CALLS_MAX)),
+            strays: Arc::default(),
+        }
+    }
+
+    /// How many answers came that no call waited for any more: second ones, and those that came too late.
+    #[must_use]
+    pub fn strays(&self) -> u64 {
+        self.strays.load(Ordering::Relaxed)
     }
 
     /// Sends a request, and waits for the last answer.
@@ -197,10 +234,26 @@ impl Client {
         timeout(call.timeout, sending).await.unwrap_or(Err(CallError::TimedOut(call.timeout)))
     }
 
+    /// As [`Client::send`], without waiting for the broker's word that it has it: whether anybody takes requests under the key, and
+    /// whether the queue had room, is not known.
+    ///
+    /// # Errors
+    ///
+    /// See [`CallError`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe; whether it was sent is not known then.
+    pub async fn send_unconfirmed(&self, call: &Call) -> Result<(), CallError> {
+        let sending = async {
+            let ready = self.ready(call).await?;
+            ready.session.hand_over_unconfirmed(call, &self.broker).await
+        };
+        timeout(call.timeout, sending).await.unwrap_or(Err(CallError::TimedOut(call.timeout)))
+    }
+
     async fn ready(&self, call: &Call) -> Result<Ready, CallError> {
-        if call.body.len() > CALL_BODY_BYTES_MAX {
-            return Err(CallError::TooLarge { bytes: call.body.len() });
-        }
+        call.check()?;
         let room = Arc::clone(&self.room).acquire_owned().await.map_err(|_| CallError::Lost)?;
         Ok(Ready { session: self.session().await?, room })
     }
@@ -210,12 +263,17 @@ impl Client {
         if let Some(session) = place.as_ref().filter(|session| session.stands()) {
             return Ok(Arc::clone(session));
         }
-        let opened = Session::open(&self.broker, &self.name).await.map_err(|refused| match refused.refusal {
-            Refusal::Denied => CallError::Denied(refused.what),
-            Refusal::Retry { .. } | Refusal::Throttled { .. } | Refusal::Gone | Refusal::Rejected | Refusal::Stale => {
-                CallError::Unreachable(refused.what)
-            }
-        })?;
+        let opened =
+            Session::open(&self.broker, &self.name, Arc::clone(&self.strays)).await.map_err(|refused| match refused
+                .refusal
+            {
+                Refusal::Denied => CallError::Denied(refused.what),
+                Refusal::Retry { .. }
+                | Refusal::Throttled { .. }
+                | Refusal::Gone
+                | Refusal::Rejected
+                | Refusal::Stale => CallError::Unreachable(refused.what),
+            })?;
         Ok(Arc::clone(place.insert(Arc::new(opened))))
     }
 }

@@ -1,7 +1,8 @@
 //! One connection: it publishes requests, and hands each answer, return and confirm to the call that it is about.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_core::Stream as _;
@@ -11,10 +12,11 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer, ExchangeKind, PublisherConfirm};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use super::{Answer, Call, CallError, Part};
-use crate::amqp::{self, Broker, headers};
-use crate::limits::{ANSWERS_WAITING_MAX, CALLS_MAX};
+use crate::amqp::{self, Broker, Provisional, headers};
+use crate::limits::{ANSWERS_WAITING_MAX, CALLS_MAX, EXCHANGE_KNOWN};
 use crate::source::Refused;
 
 /// Where a broker puts answers for whoever consumes from it on the same channel.
@@ -49,8 +51,11 @@ impl Drop for Pending {
 }
 
 /// The calls under way, by correlation id.
-#[derive(Debug, Default)]
-struct Calls(Mutex<HashMap<String, Waiting>>);
+#[derive(Debug)]
+struct Calls {
+    waiting: Mutex<HashMap<String, Waiting>>,
+    strays: Arc<AtomicU64>,
+}
 
 #[derive(Debug)]
 struct Waiting {
@@ -61,13 +66,18 @@ struct Waiting {
 
 impl Calls {
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Waiting>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tells a call. One that is over is not there any more.
     fn tell(&self, id: &str, event: Event) {
         let mut calls = self.lock();
-        let Some(waiting) = calls.get(id) else { return };
+        let Some(waiting) = calls.get(id) else {
+            if matches!(event, Event::Answer(_)) {
+                self.strays.fetch_add(1, Ordering::Relaxed);
+            }
+            return;
+        };
         if waiting.events.try_send(event).is_err() {
             // The sender is dropped: what is in the channel is still read, and then its end.
             calls.remove(id);
@@ -84,7 +94,8 @@ pub(super) struct Session {
     alone: tokio::sync::Mutex<Channel>,
     calls: Arc<Calls>,
     confirms: mpsc::Sender<Sent>,
-    known: Mutex<HashSet<String>>,
+    /// When an exchange was last seen.
+    known: Mutex<HashMap<String, Instant>>,
     stands: watch::Receiver<Stands>,
     _dispatcher: JoinSet<()>,
 }
@@ -113,7 +124,7 @@ struct Confirmed {
 }
 
 impl Session {
-    pub(super) async fn open(broker: &Broker, name: &str) -> Result<Self, Refused> {
+    pub(super) async fn open(broker: &Broker, name: &str, strays: Arc<AtomicU64>) -> Result<Self, Refused> {
         let connection = broker.connect(name).await?;
         let opening = async {
             let channel = connection.create_channel().await?;
@@ -124,8 +135,11 @@ impl Session {
             alone.confirm_select(ConfirmSelectOptions::default()).await?;
             lapin::Result::Ok((channel, consumer, alone))
         };
+        // Who calls may lose patience meanwhile.
+        let unwanted = Provisional::of(&connection);
         let (channel, consumer, alone) = opening.await.map_err(|error| broker.refused("open a channel", &error))?;
-        let calls = Arc::<Calls>::default();
+        unwanted.keep();
+        let calls = Arc::new(Calls { waiting: Mutex::default(), strays });
         let (confirms, sent) = mpsc::channel(CALLS_MAX);
         let (lost, stands) = watch::channel(Stands::Yes);
         let mut dispatcher = JoinSet::new();
@@ -155,7 +169,7 @@ impl Session {
         self.calls.lock().insert(id.clone(), waiting);
         // From here on the call is forgotten when this is dropped.
         let pending = Pending { id: id.clone(), events: receiver, session: Arc::clone(&self) };
-        let properties = properties(call).with_correlation_id(id.as_str().into()).with_reply_to(REPLY_TO.into());
+        let properties = properties(call)?.with_correlation_id(id.as_str().into()).with_reply_to(REPLY_TO.into());
         let confirm = publish(&self.channel, call, properties).await?;
         self.confirms.send(Sent { id, confirm }).await.map_err(|_| CallError::Lost)?;
         Ok(pending)
@@ -165,7 +179,7 @@ impl Session {
     pub(super) async fn hand_over(&self, call: &Call, broker: &Broker) -> Result<(), CallError> {
         self.look_for(&call.exchange, broker).await?;
         let channel = self.alone.lock().await;
-        let confirm = publish(&channel, call, properties(call)).await?;
+        let confirm = publish(&channel, call, properties(call)?).await?;
         match confirm.await.map_err(|_| CallError::Lost)? {
             Confirmation::Ack(None) => Ok(()),
             Confirmation::Ack(Some(_)) | Confirmation::Nack(Some(_)) => {
@@ -175,23 +189,35 @@ impl Session {
         }
     }
 
-    /// Whether the exchange is there. Asked once, on a channel of its own: publishing to one that is not would close the
-    /// channel that all answers come by.
+    /// Publishes one of the same kind on a channel of its own on which nothing is confirmed. That it is closed in order says that
+    /// the broker has read it.
+    pub(super) async fn hand_over_unconfirmed(&self, call: &Call, broker: &Broker) -> Result<(), CallError> {
+        self.look_for(&call.exchange, broker).await?;
+        let channel = self.connection.create_channel().await.map_err(|_| CallError::Lost)?;
+        let _unconfirmed = publish(&channel, call, properties(call)?).await?;
+        let closing = channel.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into());
+        closing.await.map_err(|_| CallError::Lost)
+    }
+
+    /// Whether the exchange is there. Asked now and then, on a channel of its own: publishing to one that is not would close the
+    /// channel that all answers come by, which is what one that was just deleted still does.
     async fn look_for(&self, exchange: &str, broker: &Broker) -> Result<(), CallError> {
         let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if exchange.is_empty() || known().contains(exchange) {
+        let is_fresh = || known().get(exchange).is_some_and(|seen| seen.elapsed() < EXCHANGE_KNOWN);
+        if exchange.is_empty() || is_fresh() {
             return Ok(());
         }
+        let name = amqp::short("the name of the exchange", exchange)?;
         let looking = async {
             let channel = self.connection.create_channel().await?;
             let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
             let kind = ExchangeKind::Direct;
-            channel.exchange_declare(exchange.into(), kind, options, FieldTable::default()).await?;
+            channel.exchange_declare(name.clone(), kind, options, FieldTable::default()).await?;
             channel.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into()).await
         };
         match looking.await {
             Ok(()) => {
-                known().insert(exchange.to_owned());
+                known().insert(exchange.to_owned(), Instant::now());
                 Ok(())
             }
             Err(error) => Err(match amqp::code(&error) {
@@ -203,24 +229,25 @@ impl Session {
     }
 }
 
-fn properties(call: &Call) -> BasicProperties {
+fn properties(call: &Call) -> Result<BasicProperties, CallError> {
     let expiration = call.timeout.as_millis().to_string();
     let mut table = FieldTable::default();
     for (name, text) in &call.headers {
-        table.insert(name.as_str().into(), AMQPValue::LongString(text.as_str().into()));
+        table.insert(amqp::short("the name of a header", name)?, AMQPValue::LongString(text.as_str().into()));
     }
     if let Some(path) = &call.path {
         table.insert("x-rpc-path".into(), AMQPValue::ByteArray(path.as_bytes().to_vec().into()));
     }
     let properties = BasicProperties::default().with_expiration(expiration.as_str().into()).with_headers(table);
-    match &call.message_id {
-        Some(id) => properties.with_message_id(id.as_str().into()),
+    Ok(match &call.message_id {
+        Some(id) => properties.with_message_id(amqp::short("the message id", id)?),
         None => properties,
-    }
+    })
 }
 
 async fn publish(channel: &Channel, call: &Call, properties: BasicProperties) -> Result<PublisherConfirm, CallError> {
-    let (exchange, key) = (call.exchange.as_str().into(), call.key.as_str().into());
+    let exchange = amqp::short("the name of the exchange", &call.exchange)?;
+    let key = amqp::short("the key", &call.key)?;
     let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
     channel.basic_publish(exchange, key, options, &call.body, properties).await.map_err(|_| CallError::Lost)
 }

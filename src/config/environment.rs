@@ -60,18 +60,13 @@ impl Environment {
     /// The settings in it, those that count less first. Variables that are ours and cannot be read become problems.
     pub(super) fn settings(&self, problems: &mut Vec<Problem>) -> Vec<Setting> {
         let mut settings = self.of_controller();
+        problems.extend(self.unread_of_controller());
         for (name, value) in &self.0 {
             let Some(name) = name.to_str() else { continue };
             let Some(rest) = name.strip_prefix(PREFIX) else { continue };
             let origin = Origin::Env(name.to_owned());
             let Some(text) = value.to_str() else {
-                problems.push(Problem {
-                    code: Code::Value,
-                    what: format!("the value of {name} is not UTF-8"),
-                    origin,
-                    label: String::new(),
-                    help: None,
-                });
+                problems.push(not_utf8(name));
                 continue;
             };
             let path = rest.split("__").map(str::to_owned).collect();
@@ -102,6 +97,12 @@ impl Environment {
         ["WORKER_AMQP_URI", "WORKER_KEY", "WORKER_REQUESTS_QUEUE"].iter().any(|name| self.get(name).is_some())
     }
 
+    /// What a controller says that nobody can read: without it the worker would go by another name than the controller knows.
+    fn unread_of_controller(&self) -> Vec<Problem> {
+        let there = |name: &&str| self.0.get(std::ffi::OsStr::new(name)).is_some_and(|value| value.to_str().is_none());
+        OF_CONTROLLER.iter().map(|(name, _)| *name).filter(there).map(not_utf8).collect()
+    }
+
     fn of_controller(&self) -> Vec<Setting> {
         let by_hostname = ID_BY_HOSTNAME
             .iter()
@@ -117,6 +118,16 @@ impl Environment {
             Some(Setting { path: path.map(str::to_owned).to_vec(), text, origin: Origin::Env(name.to_owned()) })
         };
         OF_CONTROLLER.into_iter().filter_map(|(name, path)| set(name, path)).collect()
+    }
+}
+
+fn not_utf8(name: &str) -> Problem {
+    Problem {
+        code: Code::Value,
+        what: format!("the value of {name} is not UTF-8"),
+        origin: Origin::Env(name.to_owned()),
+        label: String::new(),
+        help: None,
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod check;
 pub mod environment;
+pub mod pool;
 pub mod problem;
 pub mod reference;
 mod rules;
@@ -99,7 +100,8 @@ pub fn load(document: Option<Document>, environment: &Environment, overrides: &[
         }
     };
     let mut config = config;
-    if config.source.is_empty() && environment.is_of_controller() {
+    // A configuration with pools is that of a controller, which is given the broker's address in the same variable.
+    if config.source.is_empty() && config.pool.is_empty() && environment.is_of_controller() {
         match handler_for_requests(&config) {
             Ok(handler) => drop(config.source.insert(REQUESTS.to_owned(), schema::Source::requests(handler))),
             Err(problem) => problems.push(problem),

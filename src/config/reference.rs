@@ -47,6 +47,7 @@ pub fn keys() -> Vec<Key> {
         "amqp",
         "activity",
         "bridge",
+        "pool",
         "handler",
         "queue",
         "control",
@@ -181,7 +182,7 @@ pub fn template() -> String {
             ("source.NAME", "task_queue") => ("", "\"journeyman/local\"".to_owned()),
             ("handler.NAME", "kind") => ("", "\"command\"".to_owned()),
             // The section leads from and to others that are not in this file.
-            ("bridge.NAME", _) => ("#  ", key.default.clone().unwrap_or_else(|| sample(&key))),
+            ("bridge.NAME" | "pool.NAME", _) => ("#  ", key.default.clone().unwrap_or_else(|| sample(&key))),
             // The section is one of the other kind.
             ("source.NAME", _) if key.about.ends_with("For `amqp` only.") => {
                 ("#  ", key.default.clone().unwrap_or_else(|| sample(&key)))
@@ -198,6 +199,7 @@ fn heading(table: &str) -> String {
         "source.NAME" => "\n# One section for each queue; the name is yours.\n[source.local]\n".to_owned(),
         "handler.NAME" => "\n# One section for each handler; the name is what a source refers to.\n[handler.command]\n".to_owned(),
         "bridge.NAME" => "\n# One section for each bridge of `journeyman bridge`; the name is yours.\n#  [bridge.builds]\n".to_owned(),
+        "pool.NAME" => "\n# One section for each pool of `journeyman controller`; the name is the pool's.\n#  [pool.core]\n".to_owned(),
         "queue.clients.NAME" => "\n# One section for each client of the embedded queue; the name is the client id.\n# [queue.clients.worker]\n".to_owned(),
         table => format!("\n[{table}]\n"),
     }

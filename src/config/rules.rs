@@ -9,6 +9,7 @@ use super::schema::{
     SourceKind,
 };
 use super::values::WORKER_NAME_CHARS_MAX_AZURE;
+use crate::limits::AMQP_NAME_BYTES_MAX;
 
 struct Rules<'a> {
     origins: &'a BTreeMap<String, Origin>,
@@ -33,6 +34,7 @@ pub(super) fn check(
     for (name, handler) in &config.handler {
         rules.handler(name, handler);
     }
+    rules.names(config);
     if let Some(listen) = config.http.listen
         && config.http.reach == Reach::Loopback
         && !listen.0.ip().to_canonical().is_loopback()
@@ -115,6 +117,39 @@ impl Rules<'_> {
         if config.amqp.certificate_file.is_some() != config.amqp.key_file.is_some() {
             let what = "[amqp] needs both `certificate_file` and `key_file`, or neither".to_owned();
             self.push(Code::Missing, "amqp", what, "");
+        }
+    }
+
+    /// Names on the wire of AMQP, given and made.
+    fn names(&mut self, config: &Config) {
+        let amqp = &config.amqp;
+        let key = amqp.worker_key.as_deref().unwrap_or_default();
+        let mut names = vec![
+            ("amqp.worker_key".to_owned(), key.to_owned()),
+            ("amqp.requests_queue".to_owned(), amqp.requests_queue.clone().unwrap_or_default()),
+            ("activity.exchange".to_owned(), config.activity.exchange.clone().unwrap_or_default()),
+            // The longest of what is made of it.
+            ("amqp.pool".to_owned(), format!("{}-activity-xchg", amqp.pool)),
+        ];
+        for (name, source) in &config.source {
+            let place = |key| join(&format!("source.{name}"), key);
+            names.push((place("requests_queue"), source.requests_queue.clone().unwrap_or_default()));
+            names.push((place("poison_queue"), source.poison_queue.clone().unwrap_or_default()));
+            let is_made = source.kind == SourceKind::Amqp && source.requests_queue.is_none();
+            if is_made && amqp.requests_queue.is_none() && key.len() <= AMQP_NAME_BYTES_MAX {
+                names.push(("amqp.worker_key".to_owned(), format!("{}-req-{key}", amqp.pool)));
+            }
+        }
+        for (key, name) in names.iter().filter(|(_, name)| name.len() > AMQP_NAME_BYTES_MAX) {
+            let what = format!(
+                "{key} is, or makes, a name of {} bytes, and AMQP has room for {AMQP_NAME_BYTES_MAX}",
+                name.len()
+            );
+            self.push(Code::Value, key, what, "");
+        }
+        if amqp.max_message.0 == 0 {
+            let what = "amqp.max_message is 0, with which no request could be taken".to_owned();
+            self.push(Code::Value, "amqp.max_message", what, "such as \"128MiB\"");
         }
     }
 

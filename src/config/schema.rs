@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::pool::Pool;
 use super::values::{File, Filter, Listen, Queue as TaskQueue, Secret, SecretFile, Size, Span, Url, WorkerName};
 use crate::limits::{
     ACTIVITY_REPEAT_MIN, CLAIM_TIMEOUT_MIN, POLL_INTERVAL_MIN, RUN_TIME_MIN, SERVICE_ASK_EVERY_MIN,
@@ -29,6 +30,8 @@ pub struct Config {
     pub activity: Activity,
     /// What `journeyman bridge` hands on, by name.
     pub bridge: BTreeMap<String, Bridge>,
+    /// Worker groups that `journeyman controller` keeps by demand, by the name of their pool. The broker is that of `[amqp]`.
+    pub pool: BTreeMap<String, Pool>,
     /// What runs payloads, by name. `command` exists without being written.
     pub handler: BTreeMap<String, Handler>,
     /// The embedded queue (`journeyman queue` and `journeyman dev`).

@@ -15,8 +15,19 @@ use crate::worker::view::Detail;
 pub struct Client {
     http: reqwest::Client,
     socket: PathBuf,
+    /// Who listens.
+    pid: Option<i32>,
     /// What the short path leads through.
     _folder: File,
+}
+
+fn silent(pid: Option<i32>) -> String {
+    let waited = (CONTROL_TIMEOUT * 2).as_secs();
+    let Some(pid) = pid else { return format!("somebody listens there, and has not answered within {waited} s") };
+    format!(
+        "process {pid} listens there, and has not answered within {waited} s. Where `ps -o stat= -p {pid}` shows a T it is stopped, and \
+         `kill -CONT {pid}` lets it go on; otherwise it hangs: `kill -KILL {pid}`, and the next start hands back what it held"
+    )
 }
 
 /// Why a worker did not do, or say, what it was asked.
@@ -28,6 +39,14 @@ pub enum Error {
     /// The socket may not be written to.
     #[error("{} may not be used by this user: it is for the worker's own user and group", .0.display())]
     Forbidden(PathBuf),
+    /// Somebody listens, and does not answer.
+    #[error("{}: {}", .socket.display(), silent(*.pid))]
+    Silent {
+        /// Where.
+        socket: PathBuf,
+        /// Its process, where the system tells.
+        pid: Option<i32>,
+    },
     /// The worker said no.
     #[error("{0}")]
     Refused(String),
@@ -53,7 +72,8 @@ impl Client {
         let folder = File::open(folder).map_err(told)?;
         let short = through(&folder, Path::new(name));
         // Asked once more by hand: the HTTP client would hide why it cannot connect.
-        std::os::unix::net::UnixStream::connect(&short).map_err(told)?;
+        let stream = std::os::unix::net::UnixStream::connect(&short).map_err(told)?;
+        let pid = rustix::net::sockopt::socket_peercred(&stream).ok().map(|peer| peer.pid.as_raw_nonzero().get());
         crate::host::tls::choose();
         let http = reqwest::Client::builder()
             .unix_socket(short)
@@ -61,7 +81,7 @@ impl Client {
             .redirect(reqwest::redirect::Policy::none())
             .build()
             .map_err(|error| Error::Broken(socket.to_owned(), error.to_string()))?;
-        Ok(Self { http, socket: socket.to_owned(), _folder: folder })
+        Ok(Self { http, socket: socket.to_owned(), pid, _folder: folder })
     }
 
     /// How it looks.
@@ -139,6 +159,9 @@ impl Client {
     }
 
     fn broken(&self, error: &reqwest::Error) -> Error {
+        if error.is_timeout() {
+            return Error::Silent { socket: self.socket.clone(), pid: self.pid };
+        }
         let mut text = error.to_string();
         let mut cause = std::error::Error::source(error);
         while let Some(error) = cause {

@@ -50,7 +50,7 @@ pub enum Happening {
     Connected,
     /// It cannot.
     Disconnected,
-    /// The worker is done with its preparations.
+    /// The worker begins to take tasks, or requests.
     Ready,
     /// Claims were granted or extended since the last time.
     Received,
@@ -126,8 +126,14 @@ impl Activity {
         if !self.connected {
             return None;
         }
-        let pending = self.pending.then(|| self.last.map_or(Instant::ORIGIN, |last| last.plus(GAP)));
+        let pending = self.pending.then(|| self.rests_until().unwrap_or(Instant::ORIGIN));
         [pending, self.echo_at, self.repeat_at()].into_iter().flatten().min()
+    }
+
+    /// Until when nothing that happens is reported, so that nobody has to tell of it before.
+    #[must_use]
+    pub fn rests_until(&self) -> Option<Instant> {
+        self.last.map(|last| last.plus(GAP))
     }
 
     fn on_connected(&mut self, now: Instant) {
@@ -154,7 +160,7 @@ impl Activity {
                 self.send(Report::Started, now);
             }
         }
-        let rested = self.last.is_none_or(|last| now >= last.plus(GAP));
+        let rested = self.rests_until().is_none_or(|at| now >= at);
         if self.pending && rested {
             self.pending = false;
             self.send(Report::RequestReceived, now);

@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 /// A seeded generator (SplitMix64). Good enough to keep workers apart, unfit for anything secret.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Jitter(u64);
 
 impl Jitter {

@@ -7,11 +7,13 @@
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
+use core::time::Duration;
 
 use super::claim::{End, Loss};
 use super::id::Run;
 use super::outcome::{Outcome, Reason};
 use super::poll::Manner;
+use super::time::Instant;
 
 /// So many more records than are needed may be kept before they are written anew without the others.
 pub const RECORDS_SLACK: usize = 4096;
@@ -41,6 +43,35 @@ pub struct EntryId(pub u64);
 /// One boot of the host, by its own name for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Boot(pub Box<str>);
+
+/// A moment as it can be told in another life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stamp {
+    /// On the boot clock of the boot that is written down with it; `None` where that was an earlier one. It never steps.
+    pub boot: Option<Instant>,
+    /// Since 1970, on the host's own clock, which may.
+    pub wall: Duration,
+}
+
+impl Stamp {
+    /// How long ago it was at `now`, of the same boot where both tell the boot's clock. Zero where a clock was set back.
+    #[must_use]
+    pub fn ago(&self, now: Self) -> Duration {
+        match (self.boot, now.boot) {
+            (Some(then), Some(now)) => now.since(then),
+            (None, _) | (_, None) => now.wall.saturating_sub(self.wall),
+        }
+    }
+}
+
+/// A poll that an earlier life sent and is not known to have read the answer of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PollLeft {
+    /// Which of the claimants asked for has sent it.
+    pub claimant: usize,
+    /// When.
+    pub sent: Stamp,
+}
 
 /// A claim whose payload may be started.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,6 +138,13 @@ pub enum Record {
         /// The claim.
         entry: EntryId,
     },
+    /// These are the polls that claim and whose answers nobody has read: what they have claimed may be in no other record.
+    Polls {
+        /// Who sent them.
+        claimant: Box<str>,
+        /// When. None is the usual end.
+        unread: Vec<Stamp>,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -120,6 +158,7 @@ struct Entry {
 pub struct Journal {
     boot: Option<Boot>,
     open: BTreeMap<EntryId, Entry>,
+    polls: BTreeMap<Box<str>, Vec<Stamp>>,
 }
 
 /// What is left of an earlier life of the worker, and what is to be done about it.
@@ -174,7 +213,7 @@ impl Journal {
     /// A journal that is begun during this boot of the host.
     #[must_use]
     pub const fn begun(boot: Boot) -> Self {
-        Self { boot: Some(boot), open: BTreeMap::new() }
+        Self { boot: Some(boot), open: BTreeMap::new(), polls: BTreeMap::new() }
     }
 
     /// Takes over what a record says. Records that fit nothing are passed over: what they are about is over, or was lost.
@@ -197,13 +236,23 @@ impl Journal {
             Record::Over { entry } => {
                 self.open.remove(&entry);
             }
+            Record::Polls { claimant, unread } if unread.is_empty() => {
+                self.polls.remove(&claimant);
+            }
+            Record::Polls { claimant, unread } => {
+                self.polls.insert(claimant, unread);
+            }
         }
     }
 
     /// As [`Journal::apply`], of something that happens now. Answers with the record where it is worth keeping.
     pub fn note(&mut self, record: Record) -> Option<Record> {
         let news = match &record {
-            Record::Began { .. } | Record::Held { .. } => true,
+            Record::Began { .. } => true,
+            Record::Held { entry, held } => self.open.get(entry).is_none_or(|open| open.held != *held),
+            Record::Polls { claimant, unread } => {
+                self.polls.get(claimant).map_or(&[][..], Vec::as_slice) != unread.as_slice()
+            }
             Record::Leads { entry, .. } | Record::Over { entry } => self.open.contains_key(entry),
             Record::Decided { entry, outcome } => {
                 self.open.get(entry).is_some_and(|open| open.decided != Some(*outcome))
@@ -234,6 +283,10 @@ impl Journal {
             records.extend(leads);
             records.extend(open.decided.map(|outcome| Record::Decided { entry: *entry, outcome }));
         }
+        let polls = self.polls.iter();
+        records.extend(
+            polls.map(|(claimant, unread)| Record::Polls { claimant: claimant.clone(), unread: unread.clone() }),
+        );
         records
     }
 
@@ -263,6 +316,21 @@ impl Journal {
             plan.report.push(Unreported { claimant, run, outcome });
         }
         plan
+    }
+
+    /// The polls of these claimants whose answers are not known to have been read, as the next life may tell of them in this boot
+    /// of the host.
+    #[must_use]
+    pub fn polls_left(&self, boot: &Boot, claimants: &[Box<str>]) -> Vec<PollLeft> {
+        let same = self.boot.as_ref() == Some(boot);
+        let told = |sent: &Stamp| Stamp { boot: sent.boot.filter(|_| same), ..*sent };
+        let mut left = Vec::new();
+        for (name, unread) in &self.polls {
+            if let Some(claimant) = claimants.iter().position(|claimant| claimant == name) {
+                left.extend(unread.iter().map(|sent| PollLeft { claimant, sent: told(sent) }));
+            }
+        }
+        left
     }
 
     /// What may be left of a payload's processes. Of another boot of the host, nothing. Where it is not known which boot it

@@ -8,6 +8,7 @@ use super::id::Lane;
 use super::jitter::Jitter;
 use super::refusal::Refusal;
 use super::time::Instant;
+use super::unread::Unread;
 
 /// The waits after a poll or an open that brought no definite answer.
 pub const TROUBLE: backoff::Policy =
@@ -75,6 +76,9 @@ pub struct Poller {
     cursor: u16,
     usable_until: Option<Instant>,
     recover: bool,
+    unread: Unread,
+    /// What the poll under way has claimed could not be read.
+    garbled: bool,
     recoveries: Backoff,
     trouble: Backoff,
     trouble_claim: Backoff,
@@ -97,6 +101,8 @@ impl Poller {
             cursor: 0,
             usable_until: None,
             recover: manner.recovers,
+            unread: Unread::NONE,
+            garbled: false,
             recoveries: Backoff::NEW,
             trouble: Backoff::NEW,
             trouble_claim: Backoff::NEW,
@@ -183,9 +189,12 @@ impl Poller {
     }
 
     /// It is being polled.
-    pub const fn poll_sent(&mut self, lane: Lane, now: Instant) {
+    pub fn poll_sent(&mut self, lane: Lane, now: Instant) {
         if lane.0 == 0 {
             self.woken = false;
+        }
+        if self.manner.recovers {
+            self.unread.sent(now);
         }
         self.state = State::Polling { sent_at: now, lane };
     }
@@ -212,6 +221,7 @@ impl Poller {
             if self.manner.long_poll {
                 self.denied_claim.reset();
             }
+            self.poll_read();
         }
         match core::mem::replace(&mut self.state, State::Idle) {
             State::Polling { .. } if found > 0 => {
@@ -234,6 +244,7 @@ impl Poller {
             }
             State::Recovering => {
                 self.recover = false;
+                self.unread.accounted();
                 self.recoveries.reset();
                 self.not_before = now;
             }
@@ -249,8 +260,11 @@ impl Poller {
             self.recovery_refused(refusal, now, jitter);
             return 0;
         }
-        if matches!(was, State::Polling { .. }) && matches!(refusal, Refusal::Retry { .. }) {
-            self.look_for_lost();
+        if matches!(was, State::Polling { .. }) {
+            if matches!(refusal, Refusal::Retry { .. }) {
+                self.look_for_lost();
+            }
+            self.poll_read();
         }
         if matches!(was, State::Opening) || refusal == Refusal::Stale {
             self.state = State::Closed;
@@ -297,15 +311,43 @@ impl Poller {
         self.trouble.tries()
     }
 
+    /// Whether our credentials were refused when it was asked last.
+    #[must_use]
+    pub const fn is_denied(&self) -> bool {
+        self.denied_open.tries() > 0 || self.denied_claim.tries() > 0
+    }
+
     /// How often in a row claiming was put off because of claims that failed.
     #[must_use]
     pub const fn claim_troubles(&self) -> u32 {
         self.trouble_claim.tries()
     }
 
-    /// Something was claimed that did not reach us: to be looked for before the next poll, where the source can be asked.
+    /// What the poll under way claimed did not reach us: to be looked for before the next one, where the source can be asked.
+    /// To be said before the poll is answered or refused.
     pub const fn look_for_lost(&mut self) {
         self.recover = self.manner.recovers;
+        self.garbled = self.manner.recovers;
+    }
+
+    /// The poll under way has ended.
+    fn poll_read(&mut self) {
+        if self.manner.recovers && !core::mem::take(&mut self.garbled) {
+            self.unread.read();
+        }
+    }
+
+    /// An earlier life sent a poll so long ago, and is not known to have read its answer.
+    pub fn poll_left(&mut self, now: Instant, ago: Duration) {
+        if self.manner.recovers {
+            self.unread.left(now, ago);
+        }
+    }
+
+    /// The polls that nobody has read the answers of, the one under way included.
+    #[must_use]
+    pub const fn unread(&self) -> &Unread {
+        &self.unread
     }
 
     /// Whether it is to be asked for lost claims before it is polled.

@@ -203,7 +203,7 @@ async fn answer_ill(plan: &ServicePlan, folder: &Path, report: &mut Report) -> i
 async fn forwarded(plan: &ServicePlan, payload: &Value, stage: &Stage) -> Result<(), String> {
     let forward = async {
         let handler = erase(plan.service.clone());
-        let ready = handler.prepare(payload.clone(), &stage.context).await.map_err(|refused| told(&refused))?;
+        let ready = handler.prepare(payload, &stage.context).await.map_err(|refused| told(&refused))?;
         ready.execute(&stage.context).await.map_err(|error| ended(&error))
     };
     timeout(plan.patience, forward).await.unwrap_or_else(|_| Err(format!("not done after {}", shown(plan.patience))))
@@ -342,7 +342,7 @@ fn ended(error: &NotCompleted) -> String {
 }
 
 async fn prepare(plan: &Plan, payload: &Value, stage: &Stage) -> Result<(), NotPrepared> {
-    plan.program.prepare(payload.clone(), &stage.context).await.map(drop)
+    plan.program.prepare(payload, &stage.context).await.map(drop)
 }
 
 impl Report {

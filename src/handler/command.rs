@@ -25,8 +25,9 @@ use crate::redact;
 use super::artifact::{self, Artifacts, Declaration, Need, What};
 use super::environment::{self, Variables};
 use super::log::NotHidden;
+use super::message::Told;
 use super::process::{self, Bounds, Cause, Ended, Input, Launch, Running, Status, shown};
-use super::program::converse;
+use super::program::{Spoken, converse};
 use super::{CancelCause, Context, NotCompleted, NotPrepared, PayloadHandler, fault};
 
 /// What the commands of a request find in their environment of it: all but its body, as JSON.
@@ -241,8 +242,9 @@ impl Command {
             if left.is_zero() {
                 return Err(too_late(number, Cause::RunTime, ready));
             }
-            let ended = self.one(number, argv, ready, left, context).await?;
-            judge(number, &ended, ready)?;
+            let spoken = self.one(number, argv, ready, left, context).await?;
+            judge(number, &spoken.ended, ready)?;
+            spoken.told.judge(&format!("command {number}"))?;
         }
         Ok(())
     }
@@ -254,7 +256,7 @@ impl Command {
         ready: &Ready,
         left: Duration,
         context: &Context,
-    ) -> Result<Ended, NotCompleted> {
+    ) -> Result<Spoken, NotCompleted> {
         let log = context.log();
         log.note(&format!("executing command {number}: {}", as_typed(argv)));
         let began = Instant::now();
@@ -269,17 +271,18 @@ impl Command {
         };
         let running = Running::start(launch).await.map_err(|error| not_started(number, &error))?;
         let bounds = Bounds { run_time: Some(left), grace: self.settings.grace };
-        let ended = match channel {
-            Some(channel) => converse(running, &channel, b"", bounds, context).await.map(|spoken| spoken.ended),
-            None => running.finish(bounds, context).await,
+        let spoken = match channel {
+            Some(channel) => converse(running, &channel, b"", bounds, context).await,
+            None => running.finish(bounds, context).await.map(|ended| Spoken { ended, told: Told::default() }),
         };
-        let ended = ended
+        let spoken = spoken
             .map_err(|error| NotCompleted::Internal(format!("command {number}: its end was not seen: {error}")))?;
+        let ended = &spoken.ended;
         for remark in &ended.remarks {
             log.note(&format!("command {number}: {remark}"));
         }
         log.note(&format!("command {number}: {}, after {}", ended.status, shown(began.elapsed())));
-        Ok(ended)
+        Ok(spoken)
     }
 }
 

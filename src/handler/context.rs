@@ -15,7 +15,7 @@ use crate::host::folder;
 use crate::host::spare::Spares;
 use crate::limits::PROGRESS_CHARS_MAX;
 
-use crate::source::{Refused, Replies, Reply, TooLarge};
+use crate::source::{Refused, Replies, Reply, Unfit};
 
 use super::artifact::Artifacts;
 use super::log::TaskLog;
@@ -160,7 +160,7 @@ impl Context {
     /// # Errors
     ///
     /// Where it is too large to be sent; what was set before stays.
-    pub fn answer(&self, reply: Reply) -> Result<(), TooLarge> {
+    pub fn answer(&self, reply: Reply) -> Result<(), Unfit> {
         self.replies.as_ref().map_or(Ok(()), |replies| replies.set(reply))
     }
 

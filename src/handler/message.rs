@@ -1,10 +1,10 @@
 //! What a program says to the worker while it runs: JSON objects, one a line, on its descriptor 3.
 //!
 //! Every line is taken by itself. One that is too long, is no JSON or says nothing known is told in the task's log and
-//! changes nothing; so does one more than [`PROGRAM_LINES_MAX`]. No line can fail the task: that is what the exit status
-//! is for.
+//! changes nothing; so does one more than [`PROGRAM_LINES_MAX`]. No line can fail a task: that is what the exit status
+//! is for. A request that somebody waits for is another matter: the line may have been its answer, so that it fails.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::Read as _;
 use std::os::fd::AsFd as _;
@@ -14,17 +14,19 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use tokio::task::JoinSet;
 
 use crate::limits::{PROGRAM_COMPLAINTS_MAX, PROGRAM_LINE_BYTES_MAX, PROGRAM_LINES_MAX, PROGRAM_REASONS_MAX};
 
+use crate::domain::refusal::Refusal;
 use crate::source::{Refused, Replies, Reply, Status};
 
-use super::Context;
 use super::artifact::{Absent, Declaration, Need, What, content_type, outlives};
 use super::beneath::{self, Kind, Walk};
+use super::{Context, NotCompleted};
 
-/// One line. Further keys are ignored, so that a newer program can talk to an older worker.
+/// One line. Further keys are ignored, so that a newer program can talk to an older worker, but for those of an answer.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase", rename_all_fields = "camelCase")]
 pub enum Message {
@@ -88,6 +90,9 @@ pub enum Message {
         /// Others follow: it is sent at once.
         #[serde(default)]
         partial: bool,
+        /// Whatever else: a key that is misspelled must not cost somebody the answer.
+        #[serde(flatten)]
+        unknown: BTreeMap<String, IgnoredAny>,
     },
     /// Another name for an artifact.
     Link {
@@ -211,12 +216,22 @@ pub struct Listener<'a> {
 }
 
 /// What a run of a program told, apart from what went into its context.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Told {
     /// Why the payload is refused.
     pub reasons: Vec<String>,
     /// How many lines were not understood.
     pub ignored: usize,
+    /// Why what it was to answer to a request cannot be known for sure.
+    pub broken: Option<String>,
+}
+
+impl Told {
+    /// Says so where somebody waits for an answer that cannot be known; `who` names the program.
+    pub(super) fn judge(&self, who: &str) -> Result<(), NotCompleted> {
+        let failed = |why| NotCompleted::Failed(format!("{who}: its answer cannot be used: {why}"));
+        self.broken.as_ref().map_or(Ok(()), |why| Err(failed(why)))
+    }
 }
 
 #[derive(Debug, Default)]
@@ -224,6 +239,7 @@ struct Heard {
     lines: usize,
     complaints: usize,
     reasons: Vec<String>,
+    broken: Option<String>,
     /// Partial answers that were not sent yet.
     partial: VecDeque<Reply>,
 }
@@ -252,6 +268,10 @@ impl<'a> Listener<'a> {
             while let Some(sent) = self.sending.join_next().await {
                 if let Ok(Err(refused)) = sent {
                     self.context.log().note(&refused.what);
+                    // Whoever waits for no answer misses none.
+                    if refused.refusal != Refusal::Gone {
+                        self.heard.breaks(&refused.what, &refused.what, self.context);
+                    }
                 }
             }
             let Some(reply) = self.heard.partial.pop_front() else { return };
@@ -265,7 +285,7 @@ impl<'a> Listener<'a> {
     pub fn finish(mut self) -> Told {
         let Self { context, lines, heard, .. } = &mut self;
         lines.end(|line| heard.line(&line, context));
-        Told { reasons: self.heard.reasons, ignored: self.heard.complaints }
+        Told { reasons: self.heard.reasons, ignored: self.heard.complaints, broken: self.heard.broken }
     }
 }
 
@@ -274,27 +294,51 @@ impl Heard {
         self.lines += 1;
         if self.lines > PROGRAM_LINES_MAX {
             if self.lines == PROGRAM_LINES_MAX + 1 {
-                context
-                    .log()
-                    .note(&format!("more than {PROGRAM_LINES_MAX} lines on descriptor 3; the rest is ignored"));
+                let wrong = format!("more than {PROGRAM_LINES_MAX} lines on descriptor 3; the rest is ignored");
+                context.log().note(&wrong);
+                self.breaks(&wrong, &wrong, context);
             }
             return;
         }
-        let wrong = match line {
-            Line::TooLong => format!("longer than {PROGRAM_LINE_BYTES_MAX} bytes"),
+        let place = format!("descriptor 3, line {}", self.lines);
+        let breaks = |shown: &str, wrong: &str| (format!("{place}: {shown}"), format!("{place}: {wrong}"));
+        let (wrong, broken) = match line {
+            Line::TooLong => {
+                let wrong = format!("longer than {PROGRAM_LINE_BYTES_MAX} bytes");
+                (wrong.clone(), Some(breaks(&wrong, &wrong)))
+            }
             Line::Whole(bytes) => match serde_json::from_slice(bytes) {
-                Ok(message) => match self.message(message, context) {
-                    Ok(()) => return,
-                    Err(wrong) => wrong,
-                },
-                Err(error) => error.to_string(),
+                Ok(message) => {
+                    let answers = matches!(message, Message::Answer { .. } | Message::Result { .. });
+                    match self.message(message, context) {
+                        Ok(()) => return,
+                        Err(wrong) => (wrong.clone(), answers.then(|| breaks(&wrong, &wrong))),
+                    }
+                }
+                Err(error) => {
+                    // What it says in full may quote the line.
+                    let shown = if error.is_data() { "it says nothing known" } else { "it is no JSON, or is cut off" };
+                    let wrong = error.to_string();
+                    (wrong.clone(), Some(breaks(shown, &wrong)))
+                }
             },
         };
+        if let Some((shown, why)) = broken {
+            self.breaks(&why, &shown, context);
+        }
         self.complaints += 1;
         if self.complaints <= PROGRAM_COMPLAINTS_MAX {
             context.log().note(&format!("descriptor 3, line {}, is ignored: {wrong}", self.lines));
         } else if self.complaints == PROGRAM_COMPLAINTS_MAX + 1 {
             context.log().note("descriptor 3: further lines are ignored without a word");
+        }
+    }
+
+    /// What may have been an answer is none. The first time counts, and the worker's log says so too, in the words of `shown`.
+    fn breaks(&mut self, why: &str, shown: &str, context: &Context) {
+        if context.replies().is_some() && self.broken.is_none() {
+            tracing::warn!(claim.run = %context.task().run, "the answer of a program cannot be used: {shown}");
+            self.broken = Some(why.to_owned());
         }
     }
 
@@ -305,11 +349,16 @@ impl Heard {
                 (name, What::File { path, content_type }, expires, optional)
             }
             Message::Directory { name, path, expires, optional } => (name, What::Directory { path }, expires, optional),
-            Message::Answer { json, text, base64, path, content_type, status, partial } => {
+            Message::Answer { json, text, base64, path, content_type, status, partial, unknown } => {
                 let Some(replies) = context.replies() else { return Err("nobody waits for an answer".to_owned()) };
+                if let Some(key) = unknown.keys().next() {
+                    return Err(format!("an answer has no `{key}`"));
+                }
                 let body = body(json, text, base64, path, context)?;
                 let status = status.map_or(Ok(Status::OK), |word| {
-                    Status::parse(&word).ok_or_else(|| "the status is no word".to_owned())
+                    Status::parse(&word).ok_or_else(|| {
+                        "the status is no word of at most 64 letters, digits, `_`, `-` and `.`".to_owned()
+                    })
                 })?;
                 let reply = Reply { status, body: body.into(), content_type };
                 if partial {

@@ -26,6 +26,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use serde::Deserialize as _;
 use serde::de::DeserializeOwned;
 
 use schema::Checked;
@@ -67,6 +68,16 @@ pub enum NotCompleted {
     Away(String),
 }
 
+/// Where a handler runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RunsOn {
+    /// On threads that only handlers use: it may compute, and block, and costs no other task its claim.
+    OwnThreads,
+    /// On the threads that keep leases, which saves a word to another thread and one back: a tenth of a millisecond that a short
+    /// request notices. Each step of it has to be over within a millisecond; one that blocks holds up every lease of the worker.
+    LeaseThreads,
+}
+
 /// A kind of payload and how to run it.
 ///
 /// A panic in either method becomes `internal-error` and costs no other task anything.
@@ -100,6 +111,11 @@ pub trait PayloadHandler: Send + Sync + 'static {
         context: &Context,
     ) -> impl Future<Output = Result<(), NotCompleted>> + Send;
 
+    /// Where it runs.
+    fn runs_on(&self) -> RunsOn {
+        RunsOn::OwnThreads
+    }
+
     /// What it keeps there beside its tasks, by a name that can be a file's; `None` is nothing.
     fn runs_beside(&self) -> Option<String> {
         None
@@ -128,9 +144,14 @@ pub trait Handler: Send + Sync + 'static {
     /// Checks the payload against the schema, then prepares it.
     fn prepare<'a>(
         &'a self,
-        payload: serde_json::Value,
+        payload: &'a serde_json::Value,
         context: &'a Context,
     ) -> Pending<'a, Result<Box<dyn Prepared>, NotPrepared>>;
+
+    /// As [`PayloadHandler::runs_on`].
+    fn runs_on(&self) -> RunsOn {
+        RunsOn::OwnThreads
+    }
 
     /// As [`PayloadHandler::runs_beside`].
     fn runs_beside(&self) -> Option<String> {
@@ -179,19 +200,23 @@ impl<H: PayloadHandler> Handler for Erased<H> {
 
     fn prepare<'a>(
         &'a self,
-        payload: serde_json::Value,
+        payload: &'a serde_json::Value,
         context: &'a Context,
     ) -> Pending<'a, Result<Box<dyn Prepared>, NotPrepared>> {
         Box::pin(async move {
             let checked = self.checked.as_ref().map_err(|unusable| NotPrepared::Internal(unusable.to_string()))?;
-            checked.check(&payload)?;
+            checked.check(payload)?;
             // The message of a failure here may quote the payload, so only its place is told.
-            let payload = serde_json::from_value(payload).map_err(|error| not_read::<H>(&error))?;
+            let payload = H::Payload::deserialize(payload).map_err(|error| not_read::<H>(&error))?;
             let prepared = self.handler.prepare(payload, context).await?;
             let handler = Arc::clone(&self.handler);
             let ready: Box<dyn Prepared> = Box::new(Ready { handler, prepared });
             Ok(ready)
         })
+    }
+
+    fn runs_on(&self) -> RunsOn {
+        self.handler.runs_on()
     }
 
     fn runs_beside(&self) -> Option<String> {

@@ -322,12 +322,12 @@ impl Handler for Program {
 
     fn prepare<'a>(
         &'a self,
-        payload: Value,
+        payload: &'a Value,
         context: &'a Context,
     ) -> Pending<'a, Result<Box<dyn Prepared>, NotPrepared>> {
         Box::pin(async move {
             let Inner { settings, schema } = &*self.inner;
-            schema.check(&payload)?;
+            schema.check(payload)?;
             let env = environment::of_task(&settings.env, context);
             for argv in [Some(&settings.exec), settings.check.as_ref()].into_iter().flatten() {
                 let program = argv.first().map_or("", String::as_str);
@@ -336,9 +336,10 @@ impl Handler for Program {
                     .map_err(|error| NotPrepared::Host(format!("handler {}: {error}", settings.name)))?;
             }
             if let Some(check) = &settings.check {
-                self.inner.check(check, &payload, context).await?;
+                self.inner.check(check, payload, context).await?;
             }
-            let ready: Box<dyn Prepared> = Box::new(Ready { program: Arc::clone(&self.inner), payload });
+            let ready: Box<dyn Prepared> =
+                Box::new(Ready { program: Arc::clone(&self.inner), payload: payload.clone() });
             Ok(ready)
         })
     }
@@ -350,7 +351,8 @@ impl Prepared for Ready {
             let settings = &self.program.settings;
             let bounds = Bounds { run_time: settings.max_run_time, grace: settings.grace };
             let spoken = self.program.run(&self.payload, bounds, context).await?;
-            judge(&spoken.ended, settings)
+            judge(&spoken.ended, settings)?;
+            spoken.told.judge(&format!("handler {}", settings.name))
         })
     }
 }

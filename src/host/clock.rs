@@ -10,6 +10,17 @@ use crate::domain::time::Instant;
 /// clock does not, so a claim that ran out meanwhile is noticed this soon after the host wakes.
 pub const SUSPEND_CHECK: Duration = Duration::from_secs(1);
 
+/// The time since 1970, for what has to be told across boots. It steps whenever somebody sets it.
+pub(crate) fn wall() -> Duration {
+    read(ClockId::Realtime)
+}
+
+fn read(clock: ClockId) -> Duration {
+    let time = clock_gettime(clock);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
+    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or_default())
+}
+
 /// A clock.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock(Kind);
@@ -42,12 +53,7 @@ impl Clock {
     #[must_use]
     pub fn now(self) -> Instant {
         match self.0 {
-            Kind::Boot => {
-                let time = clock_gettime(ClockId::Boottime);
-                let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
-                let nanos = u32::try_from(time.tv_nsec).unwrap_or_default();
-                Instant::at(Duration::new(seconds, nanos))
-            }
+            Kind::Boot => Instant::at(read(ClockId::Boottime)),
             Kind::Tokio { origin } => Instant::at(origin.elapsed()),
         }
     }

@@ -1,7 +1,7 @@
 //! The worker's own log: lines for a person on a terminal, a JSON object a line otherwise, always on stderr.
 //!
-//! A thread of its own writes it. Who reads it may be slow, or not read at all: then lines are dropped and counted, and no
-//! lease, signal or kill ever waits for the log.
+//! A thread of its own writes it: the first line at once, what follows within [`LOG_GATHER`] together. Who reads it may be
+//! slow, or not read at all: then lines are dropped and counted, and no lease, signal or kill ever waits for the log.
 //!
 //! A task's log is another thing and does not pass here. No line shows a secret, see [`redact`].
 
@@ -17,7 +17,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::config::Environment;
 use crate::config::schema::{Log, LogFormat};
-use crate::limits::LOG_LINES_WAITING_MAX;
+use crate::limits::{LOG_GATHER, LOG_LINES_WAITING_MAX, LOG_WRITE_BYTES};
 use crate::redact;
 
 /// Whether lines may be coloured.
@@ -43,7 +43,8 @@ pub fn start(settings: &Log, color: Color) {
         LogFormat::Human => true,
         LogFormat::Json => false,
     };
-    let base = tracing_subscriber::fmt().with_env_filter(filter(settings)).with_writer(apart(Lines(stderr())));
+    let base =
+        tracing_subscriber::fmt().with_env_filter(filter(settings)).with_writer(apart(Lines(Gathered::to(stderr()))));
     // Only a second call fails, and then the first one's settings stay.
     if human {
         let colored = terminal && color == Color::Auto;
@@ -138,6 +139,47 @@ impl Write for Given {
     }
 }
 
+/// Writes at once what comes together: lines that follow each other closely cost a call to the system and the wake-up of a
+/// thread together, and not each.
+struct Gathered<W> {
+    to: W,
+    lines: Vec<u8>,
+}
+
+impl<W: Write> Gathered<W> {
+    const fn to(to: W) -> Self {
+        Self { to, lines: Vec::new() }
+    }
+
+    fn write_out(&mut self) -> io::Result<()> {
+        let written = self.to.write_all(&self.lines);
+        // What could not be written is lost: nobody waits for a log.
+        self.lines.clear();
+        written
+    }
+}
+
+impl<W: Write> Write for Gathered<W> {
+    fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
+        if self.lines.len() + lines.len() > LOG_WRITE_BYTES {
+            self.write_out()?;
+        }
+        self.lines.extend_from_slice(lines);
+        Ok(lines.len())
+    }
+
+    /// Called by the writing thread when nothing waits any more.
+    fn flush(&mut self) -> io::Result<()> {
+        if self.lines.is_empty() {
+            return self.to.flush();
+        }
+        self.write_out()?;
+        self.to.flush()?;
+        std::thread::sleep(LOG_GATHER);
+        Ok(())
+    }
+}
+
 /// Writes whole lines, which is what it is given, without the secrets in them.
 struct Lines<W>(W);
 
@@ -196,6 +238,36 @@ mod tests {
             assert!(!text.contains("payload-canary"), "{level}: {text}");
             assert_eq!(text.contains("said"), level != "lapin=trace", "{level}: {text}");
         }
+    }
+
+    /// Notes how much each call writes.
+    #[derive(Default)]
+    struct Calls(Vec<usize>);
+
+    impl Write for &mut Calls {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.push(bytes.len());
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn lines_that_come_together_are_written_together_up_to_a_bound() {
+        let mut calls = Calls::default();
+        let mut lines = Lines(Gathered::to(&mut calls));
+        lines.write_all(b"one\n").unwrap();
+        lines.write_all(b"two\n").unwrap();
+        lines.flush().unwrap();
+        lines.flush().unwrap();
+        for _ in 0..3 {
+            lines.write_all(&[b'x'; LOG_WRITE_BYTES / 2]).unwrap();
+        }
+        lines.flush().unwrap();
+        assert_eq!(calls.0, [8, LOG_WRITE_BYTES, LOG_WRITE_BYTES / 2]);
     }
 
     #[test]

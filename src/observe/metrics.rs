@@ -211,6 +211,11 @@ const FAMILIES: &[Family] = &[
         by_provider([counts.hints_aws, counts.hints_gcp, counts.hints_azure, counts.hints_file], counts.hints)
     })
     .by(PROVIDER),
+    gauge("spot_watch_up", "1 while the metadata service answers that would say that the host goes, 0 while it does not; absent where none is watched.", |status| {
+        let up = |spot: &crate::worker::view::Spot| if spot.trouble.is_none() { 1.0 } else { 0.0 };
+        status.view.spot.iter().map(|spot| labeled([spot.provider.as_str()], up(spot))).collect()
+    })
+    .by(PROVIDER),
     gauge("spot_reaction", "From the first notice to the latest end of a claim since; absent before one.", |status| {
         let end = status.view.notice.and_then(|notice| notice.to_last_end_seconds);
         end.map_or_else(Vec::new, one)

@@ -202,6 +202,11 @@ fn facts(view: &View, clock: Clock) -> Markup {
             @if let Some(recovered) = view.recovered {
                 div { dt { "an earlier life" } dd { (recovered) } }
             }
+            @if let Some(spot) = &view.spot {
+                div { dt { "notices of " (spot.provider) }
+                    @if spot.trouble.is_some() { dd.bad { "not heard since " (clock.ago(spot.seconds)) } }
+                    @else { dd { "heard" } } }
+            }
             @if let Some(notice) = view.notice {
                 div { dt { "this host goes" } dd.bad { "told " (clock.ago(notice.seconds_ago)) } }
             }

@@ -3,6 +3,8 @@
 //! It keeps the rules of the real queues (leases that end, one outcome, retries, redelivery, priorities) on a clock it
 //! is given, and nothing else of them: no network, no credentials, no durability.
 
+mod recovery;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::FileExt as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +20,7 @@ use crate::domain::time::Instant;
 use crate::limits::MEMORY_ARTIFACT_BYTES_MAX;
 use crate::source::{
     Answer, Artifact, ArtifactBody, Batch, Claim, Grant, Manner, Message, Opened, Recovered, Refused, Source,
-    Undecodable,
+    Undecodable, Window,
 };
 
 /// The priorities of tasks, highest first; each is a lane.
@@ -149,6 +151,7 @@ struct Task {
 struct TaskRun {
     state: State,
     worker: Option<Arc<str>>,
+    claimed: Instant,
     taken_until: Instant,
     artifacts: BTreeMap<String, Stored>,
 }
@@ -256,6 +259,7 @@ impl Tasks {
         task.runs.push(TaskRun {
             state: State::Pending,
             worker: None,
+            claimed: Instant::ORIGIN,
             taken_until: Instant::ORIGIN,
             artifacts: BTreeMap::new(),
         });
@@ -288,9 +292,13 @@ impl Tasks {
     }
 
     /// Gives a run to a worker until `taken_until`.
-    fn lend(&mut self, run: &Run, worker: &Arc<str>, taken_until: Instant) {
+    fn lend(&mut self, run: &Run, worker: &Arc<str>, lease: Duration, now: Instant) {
         let Some(found) = self.run_mut(run) else { return };
+        let taken_until = now.plus(lease);
         let former = (found.taken_until, run.task.clone());
+        if found.state == State::Pending {
+            found.claimed = now;
+        }
         found.state = State::Running;
         found.worker = Some(Arc::clone(worker));
         found.taken_until = taken_until;
@@ -321,7 +329,7 @@ impl Tasks {
                 if self.run(&run).is_none_or(|found| found.state != State::Pending) {
                     continue;
                 }
-                self.lend(&run, worker, now.plus(settings.lease));
+                self.lend(&run, worker, settings.lease, now);
                 batch.grants.extend(self.grant(&run, worker, settings.lease));
             }
         }
@@ -410,39 +418,7 @@ impl Memory {
             Some(_) => return Err(gone(run, "claimed by another worker, or resolved")),
             None => return Err(gone(run, "unknown")),
         };
-        tasks.lend(run, &self.worker, now.plus(lease));
-        tasks.grant(run, &self.worker, lease).ok_or_else(|| gone(run, "unknown"))
-    }
-
-    fn adopt(&self, held: &[Run]) -> Vec<Grant> {
-        let now = self.queue.now();
-        let lease = self.queue.0.settings.lease;
-        let mut tasks = self.queue.settled(now);
-        let ours: Vec<Run> = tasks
-            .leases
-            .iter()
-            .filter_map(|(_, id)| {
-                let last = tasks.tasks.get(id)?.runs.len().checked_sub(1)?;
-                let run = Run { task: id.clone(), run: last.try_into().ok()? };
-                (tasks.is_running(&run, &self.worker) && !held.contains(&run)).then_some(run)
-            })
-            .collect();
-        let mut grants = Vec::new();
-        for run in ours {
-            tasks.lend(&run, &self.worker, now.plus(lease));
-            grants.extend(tasks.grant(&run, &self.worker, lease));
-        }
-        grants
-    }
-
-    fn take_back(&self, run: &Run) -> Result<Grant, Refused> {
-        let now = self.queue.now();
-        let lease = self.queue.0.settings.lease;
-        let mut tasks = self.queue.settled(now);
-        if !tasks.is_running(run, &self.worker) {
-            return Err(gone(run, "not running, or not for this worker"));
-        }
-        tasks.lend(run, &self.worker, now.plus(lease));
+        tasks.lend(run, &self.worker, lease, now);
         tasks.grant(run, &self.worker, lease).ok_or_else(|| gone(run, "unknown"))
     }
 
@@ -454,7 +430,7 @@ impl Memory {
         if !tasks.is_running(run, worker) {
             return Err(gone(run, "not running, or not for this worker"));
         }
-        tasks.lend(run, worker, now.plus(lease));
+        tasks.lend(run, worker, lease, now);
         Ok(lease)
     }
 
@@ -601,11 +577,11 @@ impl Source for Memory {
         })
     }
 
-    fn recover<'a>(&'a self, held: &'a [Run]) -> Answer<'a, Recovered> {
+    fn recover<'a>(&'a self, held: &'a [Run], asked: &'a [Window]) -> Answer<'a, Recovered> {
         Box::pin(async {
             match self.queue.0.settings.style {
                 Style::Messages { .. } => Ok(Recovered::default()),
-                Style::Claims { .. } => Ok(Recovered { grants: self.adopt(held), missed: None }),
+                Style::Claims { .. } => Ok(self.adopt(held, asked)),
             }
         })
     }

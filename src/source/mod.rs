@@ -20,7 +20,8 @@ use crate::domain::outcome::Outcome;
 use crate::domain::refusal::Refusal;
 
 pub use crate::domain::poll::Manner;
-pub use reply::{Partial, Replies, Reply, Status, TooLarge};
+pub use crate::domain::unread::Window;
+pub use reply::{Partial, Replies, Reply, Status, Unfit};
 
 /// What a call to a source resolves to.
 pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, Refused>> + Send + 'a>>;
@@ -66,6 +67,8 @@ pub struct Recovered {
     pub grants: Vec<Grant>,
     /// Why others could not be, if there are any. The next call finds them again.
     pub missed: Option<Refused>,
+    /// How many more go by this worker's name, claimed at other times than those asked for. They were left alone.
+    pub others: usize,
 }
 
 /// An entry of a queue that may lead to a claim.
@@ -253,9 +256,10 @@ pub trait Source: Send + Sync + 'static {
     /// Deletes an entry. Already gone is success.
     fn delete<'a>(&'a self, lane: Lane, id: &'a str, receipt: &'a str) -> Answer<'a, ()>;
 
-    /// Finds the runs that the service counts as claimed by this very worker, except those in `held`, and takes
-    /// each one over with a fresh lease. Refused where none could be.
-    fn recover<'a>(&'a self, held: &'a [Run]) -> Answer<'a, Recovered>;
+    /// Finds the runs that the service counts as claimed by this very worker, except those in `held`, and takes each one over
+    /// with a fresh lease that was claimed within a window of `asked`, measured from when this is called. The others may be those
+    /// of another worker that lives under the same name: they are counted. Refused where none could be taken over.
+    fn recover<'a>(&'a self, held: &'a [Run], asked: &'a [Window]) -> Answer<'a, Recovered>;
 
     /// Takes over a run that an earlier life of this worker has claimed, with a lease that counts from this request: what it
     /// grants may be reported, and nothing else is done with it. [`Refusal::Gone`] where the service counts the run as
@@ -295,6 +299,12 @@ pub trait Source: Send + Sync + 'static {
     /// No claims are wanted until the next poll: one under way may be answered now, if nothing is lost by it, and what was
     /// handed to the worker ahead of polls may go back.
     fn unwanted(&self) {}
+
+    /// The worker exits, and holds nothing of it any more: takes leave of a service that might otherwise not heed what it was
+    /// told last. Called once; bounded by the adapter.
+    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(std::future::ready(()))
+    }
 
     /// Whether the run has been resolved by somebody else.
     fn canceled<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool>;

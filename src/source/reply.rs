@@ -1,9 +1,11 @@
 //! What a handler answers to somebody who waits for it. Sources whose tasks are requests take such answers; others do not.
 
 use std::borrow::Cow;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Answer;
+use crate::limits::AMQP_NAME_BYTES_MAX;
 
 /// An answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,6 +73,7 @@ struct Inner {
     why: Mutex<Option<String>>,
     partial: Box<dyn Partial>,
     most: usize,
+    untouched: AtomicBool,
 }
 
 impl std::fmt::Debug for Replies {
@@ -79,21 +82,36 @@ impl std::fmt::Debug for Replies {
     }
 }
 
-/// An answer is larger than what can be sent.
+/// Why an answer cannot be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("an answer has {bytes} bytes, and {most} can be sent; see `amqp.max_message`")]
-pub struct TooLarge {
-    /// What it has.
-    pub bytes: usize,
-    /// What it may have.
-    pub most: usize,
+pub enum Unfit {
+    /// It is larger than what can be sent.
+    #[error("an answer has {bytes} bytes, and {most} can be sent; see `amqp.max_message`")]
+    TooLarge {
+        /// What it has.
+        bytes: usize,
+        /// What it may have.
+        most: usize,
+    },
+    /// Its media type is longer than what can be sent.
+    #[error("the content type of an answer has {bytes} bytes, and {AMQP_NAME_BYTES_MAX} can be sent")]
+    ContentType {
+        /// What it has.
+        bytes: usize,
+    },
 }
 
 impl Replies {
     /// Keeps the last answer, and passes on partial ones, each of at most `most` bytes.
     pub fn new(partial: impl Partial, most: usize) -> Self {
         Self {
-            inner: Arc::new(Inner { last: Mutex::default(), why: Mutex::default(), partial: Box::new(partial), most }),
+            inner: Arc::new(Inner {
+                last: Mutex::default(),
+                why: Mutex::default(),
+                partial: Box::new(partial),
+                most,
+                untouched: AtomicBool::new(false),
+            }),
         }
     }
 
@@ -101,8 +119,8 @@ impl Replies {
     ///
     /// # Errors
     ///
-    /// Where it is too large; what was set before stays.
-    pub fn set(&self, reply: Reply) -> Result<(), TooLarge> {
+    /// See [`Unfit`]; what was set before stays.
+    pub fn set(&self, reply: Reply) -> Result<(), Unfit> {
         self.fits(&reply)?;
         *self.inner.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(reply);
         Ok(())
@@ -124,7 +142,7 @@ impl Replies {
     ///
     /// # Errors
     ///
-    /// [`Gone`](crate::domain::refusal::Refusal::Gone) where nobody waits for it any more, `Rejected` where it is too large.
+    /// [`Gone`](crate::domain::refusal::Refusal::Gone) where nobody waits for it any more, `Rejected` where it is [`Unfit`].
     pub async fn send(&self, reply: Reply) -> Result<(), super::Refused> {
         let rejected = |what| super::Refused { refusal: crate::domain::refusal::Refusal::Rejected, what };
         self.fits(&reply).map_err(|error| rejected(error.to_string()))?;
@@ -135,6 +153,17 @@ impl Replies {
     pub fn explain(&self, sentence: &str) {
         let mut why = self.inner.why.lock().unwrap_or_else(PoisonError::into_inner);
         why.get_or_insert_with(|| crate::redact::text(sentence).into_owned());
+    }
+
+    /// Says that nothing of the request has run, and that whoever is given it next may take it for new.
+    pub fn leave_untouched(&self) {
+        self.inner.untouched.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether somebody said so.
+    #[must_use]
+    pub fn is_untouched(&self) -> bool {
+        self.inner.untouched.load(Ordering::Relaxed)
     }
 
     /// Why there is no good answer, where somebody said.
@@ -149,9 +178,14 @@ impl Replies {
         self.inner.most
     }
 
-    fn fits(&self, reply: &Reply) -> Result<(), TooLarge> {
+    fn fits(&self, reply: &Reply) -> Result<(), Unfit> {
         let (bytes, most) = (reply.body.len(), self.inner.most);
-        if bytes > most { Err(TooLarge { bytes, most }) } else { Ok(()) }
+        let kind = reply.content_type.as_ref().map_or(0, String::len);
+        match () {
+            () if bytes > most => Err(Unfit::TooLarge { bytes, most }),
+            () if kind > AMQP_NAME_BYTES_MAX => Err(Unfit::ContentType { bytes: kind }),
+            () => Ok(()),
+        }
     }
 }
 
@@ -172,7 +206,9 @@ mod tests {
         let replies = Replies::new(Nowhere, 3);
         assert!(!replies.is_set());
         replies.set(Reply::ok(*b"one")).unwrap();
-        assert_eq!(replies.set(Reply::ok(*b"four")), Err(TooLarge { bytes: 4, most: 3 }));
+        assert_eq!(replies.set(Reply::ok(*b"four")), Err(Unfit::TooLarge { bytes: 4, most: 3 }));
+        let of_type = |bytes| Reply { content_type: Some("x".repeat(bytes)), ..Reply::ok(*b"two") };
+        assert_eq!(replies.set(of_type(256)), Err(Unfit::ContentType { bytes: 256 }));
         assert_eq!(replies.last().map(|reply| reply.body.to_vec()), Some(b"one".to_vec()));
     }
 

@@ -95,9 +95,26 @@ impl Engine {
             Alert::LeftOver { run } => {
                 tracing::warn!(claim.run = %run, "held by an earlier life of this worker; handed back");
             }
+            Alert::Namesake { source: id, claims } => tracing::error!(
+                alert = "namesake",
+                source = source(*id),
+                claims,
+                "[alert operator] {}",
+                namesake(*claims)
+            ),
             Alert::Unasked { run } => {
                 tracing::warn!(claim.run = %run, "granted without a free slot; handed back");
             }
         }
     }
+}
+
+/// What an operator is told of claims under this worker's name that are not its own.
+pub(super) fn namesake(claims: usize) -> String {
+    let claims = if claims == 1 { "1 claim is".to_owned() } else { format!("{claims} claims are") };
+    format!(
+        "{claims} held under this worker's name that nothing in its work folder knows of: another worker may live under it, on \
+         whatever host. They are left alone; give each worker an `id` of its own. If there is no other, they are of a life with \
+         another `work_dir`, and run again once they expire"
+    )
 }

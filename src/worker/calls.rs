@@ -12,6 +12,7 @@ use crate::domain::id::{Lane, Run, SourceId, Token};
 use crate::domain::outcome::{Emptiness, Outcome, Unprepared, Verdict};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
+use crate::domain::unread::Window;
 use crate::domain::worker::Room;
 use crate::handler::beside::Word;
 use crate::handler::{Context, Handler, NotCompleted, NotPrepared, Prepared};
@@ -22,12 +23,13 @@ use crate::source::{Answer, Batch, Claim, Grant, News, Opened, Recovered, Refuse
 use super::examine::Examination;
 use super::guard::{Panicked, guarded};
 use super::live::{Entry, Job};
+use super::prompt::{Begun, Prompt};
 use super::settle::Store;
 use super::timeline::Phase;
 use crate::host::clock::Clock;
 use crate::host::containment::Enclosure;
 use crate::host::crash::crash_point;
-use crate::host::journal::Recorded;
+use crate::host::journal::{Noted, Recorded};
 
 /// What a call brings back.
 pub(super) enum Back {
@@ -74,6 +76,8 @@ pub(super) enum Back {
         verdict: Verdict,
         emptiness: Emptiness,
         started: Option<Instant>,
+        /// Its report, where that was begun.
+        report: Option<Begun>,
     },
     Vacated {
         claim: Token,
@@ -192,14 +196,31 @@ pub(super) async fn open(source: Arc<dyn Source>, id: SourceId, clock: Clock) ->
     Back::Opened { source: id, sent_at, answer: call("open", source.open()).await }
 }
 
-pub(super) async fn poll(source: Arc<dyn Source>, id: SourceId, lane: Lane, max: u8, clock: Clock) -> Back {
+/// A poll that claims is on record before it is sent, where that can be had.
+pub(super) async fn poll(
+    source: Arc<dyn Source>,
+    id: SourceId,
+    lane: Lane,
+    max: u8,
+    noted: Option<Noted>,
+    clock: Clock,
+) -> Back {
+    if let Some(noted) = noted {
+        noted.outlives().await;
+    }
     let sent_at = clock.now();
     Back::Polled { source: id, lane, sent_at, answer: call("poll", source.poll(lane, max)).await }
 }
 
-pub(super) async fn recover(source: Arc<dyn Source>, id: SourceId, held: Vec<Run>, clock: Clock) -> Back {
+pub(super) async fn recover(
+    source: Arc<dyn Source>,
+    id: SourceId,
+    held: Vec<Run>,
+    asked: Vec<Window>,
+    clock: Clock,
+) -> Back {
     let sent_at = clock.now();
-    Back::Recovered { source: id, sent_at, answer: call("recover", source.recover(&held)).await }
+    Back::Recovered { source: id, sent_at, answer: call("recover", source.recover(&held, &asked)).await }
 }
 
 pub(super) async fn claim(
@@ -227,9 +248,19 @@ pub(super) async fn report(
     token: Token,
     claim: Claim,
     outcome: Outcome,
+    begun: Option<Begun>,
     timeout: Duration,
 ) -> Back {
-    let answer = within(timeout, "report", source.report(&claim, outcome)).await;
+    let reporting = async {
+        if let Some(begun) = begun {
+            let answer = begun.answer().await;
+            if outcome == Begun::OUTCOME {
+                return answer;
+            }
+        }
+        source.report(&claim, outcome).await
+    };
+    let answer = within(timeout, "report", Box::pin(reporting)).await;
     Back::Reported { claim: token, answer }
 }
 
@@ -276,18 +307,18 @@ pub(super) async fn run(
     handler: Arc<dyn Handler>,
     recorded: Option<Recorded>,
     claim: Token,
-    payload: serde_json::Value,
     context: Context,
+    prompt: Option<Prompt>,
     starts: mpsc::Sender<Started>,
 ) -> Back {
-    let back = prepare(handler, recorded, claim, payload, context.clone()).await;
+    let back = prepare(handler, recorded, claim, context.clone()).await;
     let Back::Prepared { answer: Ok(prepared), .. } = back else { return back };
     crash_point("prepared");
     let at = context.now();
     if context.cancel().is_some() || at >= context.lease_ends() {
         return Back::Prepared { claim, answer: Ok(prepared) };
     }
-    let mut executing = Box::pin(execute(prepared, claim, context));
+    let mut executing = Box::pin(execute(prepared, claim, context.clone()));
     let mut back = tokio::select! {
         biased;
         back = &mut executing => back,
@@ -300,18 +331,16 @@ pub(super) async fn run(
     if let Back::Ended { started, .. } = &mut back {
         *started = Some(at);
     }
+    if let Some(prompt) = prompt {
+        prompt.begin(&mut back, &context);
+    }
     back
 }
 
 /// Prepares once the claim is on record, where that is waited for, unless it is told to end first: then what was being prepared
 /// is dropped.
-async fn prepare(
-    handler: Arc<dyn Handler>,
-    recorded: Option<Recorded>,
-    claim: Token,
-    payload: serde_json::Value,
-    context: Context,
-) -> Back {
+async fn prepare(handler: Arc<dyn Handler>, recorded: Option<Recorded>, claim: Token, context: Context) -> Back {
+    let payload = context.task().definition.get("payload").unwrap_or(&serde_json::Value::Null);
     let prepared = async {
         if let Some(recorded) = recorded
             && let Err(why) = recorded.safe().await
@@ -331,7 +360,7 @@ async fn prepare(
         Some(_) | None => context.enclosure().clear().await,
     };
     let Some(answer) = answer.filter(|_| emptiness == Emptiness::Proven) else {
-        return Back::Ended { claim, verdict: Verdict::Internal, emptiness, started: None };
+        return Back::Ended { claim, verdict: Verdict::Internal, emptiness, started: None, report: None };
     };
     let note = |text: &str| tell(&context, text);
     if folder_missing(&context) {
@@ -361,6 +390,7 @@ async fn prepare(
         Ok(Err(NotPrepared::Away(sentence))) => {
             tracing::warn!(claim.run = %context.task().run, "handed back: {sentence}");
             note(&format!("not started and handed back: {sentence}"));
+            leave_untouched(&context);
             Err(Unprepared::Away)
         }
         Err(Panicked(text)) => {
@@ -390,7 +420,7 @@ pub(super) async fn execute(prepared: Box<dyn Prepared>, claim: Token, context: 
     };
     // I26: also of a handler that was dropped, or that did not wait for what it started.
     let emptiness = context.enclosure().clear().await;
-    Back::Ended { claim, verdict: verdict(ended, &context), emptiness, started: None }
+    Back::Ended { claim, verdict: verdict(ended, &context), emptiness, started: None, report: None }
 }
 
 async fn overdue(context: &Context) {
@@ -437,6 +467,7 @@ fn verdict(ended: Result<Result<(), NotCompleted>, Panicked>, context: &Context)
         Ok(Err(NotCompleted::Away(sentence))) => {
             tracing::warn!(claim.run = %context.task().run, "handed back: {sentence}");
             note(&format!("handed back: {sentence}"));
+            leave_untouched(context);
             Verdict::Away
         }
         Err(Panicked(text)) => {
@@ -451,6 +482,13 @@ fn verdict(ended: Result<Result<(), NotCompleted>, Panicked>, context: &Context)
 fn tell(context: &Context, text: &str) {
     context.log().note(text);
     explain(context, text);
+}
+
+/// Nothing of it has run: where tries are counted, this is none.
+fn leave_untouched(context: &Context) {
+    if let Some(replies) = context.replies() {
+        replies.leave_untouched();
+    }
 }
 
 fn explain(context: &Context, text: &str) {
@@ -469,7 +507,7 @@ async fn within<T>(timeout: Duration, operation: &str, answer: Answer<'_, T>) ->
     }
 }
 
-async fn call<T>(operation: &str, answer: Answer<'_, T>) -> Result<T, Refused> {
+pub(super) async fn call<T>(operation: &str, answer: Answer<'_, T>) -> Result<T, Refused> {
     guarded(answer).await.unwrap_or_else(|Panicked(text)| {
         tracing::error!(operation, panic = text, "a source panicked");
         let what = format!("{operation}: the source panicked");
@@ -532,8 +570,7 @@ mod tests {
 
     async fn prepared(uses: Uses, context: &Context) -> Result<Box<dyn Prepared>, Unprepared> {
         let handler = erase(Content { uses });
-        let back =
-            prepare(handler, Some(Recorded::already()), Token(1), serde_json::Value::Null, context.clone()).await;
+        let back = prepare(handler, Some(Recorded::already()), Token(1), context.clone()).await;
         let Back::Prepared { answer, .. } = back else { panic!("it answers whether it is prepared") };
         answer
     }
@@ -562,7 +599,7 @@ mod tests {
         let ran = async |lease_ends| {
             let context = held_until(base.path(), lease_ends);
             let handler = erase(Content { uses: Uses::Never });
-            run(handler, None, Token(1), serde_json::Value::Null, context, mpsc::channel(1).0).await
+            run(handler, None, Token(1), context, None, mpsc::channel(1).0).await
         };
         let now = Clock::boot().now();
         let back = ran(now.plus(Duration::from_secs(3600))).await;

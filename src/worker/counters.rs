@@ -1,5 +1,6 @@
 //! What the worker counts, for metrics, tests and the line it says at its end.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::domain::claim::End;
@@ -23,6 +24,17 @@ macro_rules! counters {
             }
         }
     };
+}
+
+impl fmt::Display for Counts {
+    /// What became of its claims, in words.
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { claims, completed, failed, exceptions, handed_back, lost, .. } = self;
+        write!(
+            out,
+            "{claims} claims, {completed} completed, {failed} failed, {exceptions} exceptions, {handed_back} handed back, {lost} lost"
+        )
+    }
 }
 
 counters! {

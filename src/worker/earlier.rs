@@ -8,14 +8,14 @@ use std::path::Path;
 
 use crate::domain::claim::End;
 use crate::domain::id::{Run, SourceId, Token};
-use crate::domain::journal::{EntryId, Held, Plan};
+use crate::domain::journal::{EntryId, Held, Plan, PollLeft};
 use crate::domain::outcome::{Outcome, Reason};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 use crate::domain::worker::{Event, LeftOver};
 use crate::host::containment::{Unproven, end_of_earlier_life, kill_leftovers};
 use crate::host::crash::crash_point;
-use crate::host::journal::{self, Journal};
+use crate::host::journal::{self, Carried, Journal};
 use crate::host::presence::Presence;
 use crate::host::remains;
 use crate::source::{Grant, Refused};
@@ -57,6 +57,7 @@ pub(super) fn take_names(claimants: &[Box<str>]) -> io::Result<Vec<Presence>> {
 pub(super) struct Past {
     found: journal::Earlier,
     plan: Plan,
+    polls_left: Vec<PollLeft>,
     killed: usize,
 }
 
@@ -69,6 +70,7 @@ pub(super) fn look_back(folder: &Path, claimants: &[Box<str>], unproven: Unprove
     let found = journal::Earlier::read(folder);
     crash_point("start-read");
     let plan = found.journal.plan(&found.boot, claimants);
+    let polls_left = found.journal.polls_left(&found.boot, claimants);
     // I27
     let killed = match kill_leftovers(&plan.kill) {
         Ok(killed) => killed,
@@ -87,7 +89,7 @@ pub(super) fn look_back(folder: &Path, claimants: &[Box<str>], unproven: Unprove
         Err(error) => end_of_earlier_life(&error.to_string(), unproven)?,
     }
     remains::forget_all(&services);
-    Ok(Past { found, plan, killed })
+    Ok(Past { found, plan, polls_left, killed })
 }
 
 /// The journal of this life, and what the rules are to be told first.
@@ -95,12 +97,13 @@ pub(super) struct Begun {
     pub(super) journal: Journal,
     pub(super) earlier: Earlier,
     pub(super) left_over: Vec<LeftOver>,
+    pub(super) polls_left: Vec<PollLeft>,
 }
 
 impl Past {
     /// Begins the journal of this life. To be called once the earlier life's processes and folders are gone.
     pub(super) fn begin(self, folder: &Path, claimants: &[Box<str>]) -> Begun {
-        let Self { found, plan, killed } = self;
+        let Self { found, plan, polls_left, killed } = self;
         let damage = found.damage.len();
         for what in found.damage {
             tracing::error!(
@@ -115,9 +118,16 @@ impl Past {
         let carried = plan.report.iter().enumerate().map(|(index, left)| {
             let claimant = claimants.get(left.claimant).cloned().unwrap_or_default();
             let held = Held { run: left.run.clone(), claimant, remains: None };
-            (EntryId(token(index).0), held, left.outcome)
+            Carried::Claim { entry: EntryId(token(index).0), held, outcome: left.outcome }
         });
-        let journal = Journal::begin(folder, found.boot, carried);
+        let polls = claimants.iter().enumerate().map(|(index, claimant)| {
+            let of_it = polls_left.iter().filter(|left| left.claimant == index);
+            Carried::Polls { claimant: claimant.clone(), unread: of_it.map(|left| left.sent).collect() }
+        });
+        // Equal names are one, and the first of them has all.
+        let named_first = |at: &usize| claimants.iter().position(|name| Some(name) == claimants.get(*at)) == Some(*at);
+        let polls = polls.enumerate().filter(|(index, _)| named_first(index)).map(|(_, polls)| polls);
+        let journal = Journal::begin(folder, found.boot, carried.chain(polls));
         let mut earlier = Earlier { killed, forgotten: plan.forget.len(), damage, ..Earlier::default() };
         let mut left_over = Vec::new();
         for (index, left) in plan.report.into_iter().enumerate() {
@@ -125,7 +135,7 @@ impl Past {
             earlier.open.insert(token, left.run.clone());
             left_over.push(LeftOver { token, source, run: left.run, outcome: left.outcome });
         }
-        Begun { journal, earlier, left_over }
+        Begun { journal, earlier, left_over, polls_left }
     }
 }
 

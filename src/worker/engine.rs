@@ -10,14 +10,13 @@ use tokio::task::JoinSet;
 
 use crate::domain::claim::KillCause;
 use crate::domain::id::{Deployment, Run, SourceId, Token};
-use crate::domain::journal::{EntryId, Held, Keeping};
+use crate::domain::journal::{EntryId, Held, Keeping, PollLeft};
 use crate::domain::outcome::{Emptiness, Unprepared, Verdict};
 use crate::domain::refusal::Refusal;
 use crate::domain::service::Serving;
 use crate::domain::time::Instant as Moment;
-use crate::domain::worker::{
-    self as rules, Brought, Effect, Event, Exit, Found, Haul, Lanes, LeftOver, Place, Room, Seen,
-};
+use crate::domain::worker::{self as rules, Brought, Effect, Event, Exit, Haul, Lanes, LeftOver, Place, Room, Seen};
+use crate::handler::RunsOn;
 use crate::handler::beside::Word;
 use crate::host::clock::Clock;
 use crate::host::containment::{Containment, Unproven};
@@ -28,7 +27,7 @@ use crate::host::presence::Presence;
 use crate::host::room;
 use crate::host::spare::Spares;
 use crate::limits::HANDLERS_DROP_WAIT;
-use crate::source::{Batch, Grant, News, Recovered, Refused};
+use crate::source::{Batch, Grant, News, Refused};
 
 use super::besides::Besides;
 use super::calls::{self, Back, Started};
@@ -39,6 +38,8 @@ use super::guard::discard;
 use super::hour::Hour;
 use super::live::{Entry, Job, Live, Recording, Surroundings};
 use super::look::{Noticed, Track};
+use super::prompt::Prompt;
+use super::recovery::Stamped;
 use super::settle::Store;
 use super::threads::Threads;
 use super::timeline::{self, Phase};
@@ -72,7 +73,9 @@ pub(super) struct Engine {
     /// What each source last said when it refused something.
     pub(super) said: HashMap<SourceId, String>,
     /// Sources whose missing scopes for recoveries were told of.
-    unrecovered: HashSet<SourceId>,
+    pub(super) unrecovered: HashSet<SourceId>,
+    /// The polls of each source as the journal has them.
+    pub(super) stamped: Vec<Stamped>,
     /// Claims that a source said were lost before the poll that brought them was taken in.
     lost_early: HashSet<Run>,
     pub(super) tracks: Vec<Track>,
@@ -91,12 +94,13 @@ pub(super) struct Engine {
     exit: Option<Exit>,
     pub(super) journal: Journal,
     /// How each source's claims are called in the journal.
-    claimants: Vec<Box<str>>,
+    pub(super) claimants: Vec<Box<str>>,
     /// Held for as long as it lives.
     _names: Vec<Presence>,
     pub(super) earlier: Earlier,
-    /// What an earlier life has left to be reported; told to the rules first of all.
+    /// What an earlier life has left to be reported, and to be asked for; told to the rules first of all.
     left_over: Vec<LeftOver>,
+    polls_left: Vec<PollLeft>,
 }
 
 impl Engine {
@@ -116,7 +120,7 @@ impl Engine {
         crash_point("start-killed");
         folder.clear().map_err(unusable)?;
         crash_point("start-cleared");
-        let earlier::Begun { journal, earlier, left_over } = past.begin(folder.path(), &claimants);
+        let earlier::Begun { journal, earlier, left_over, polls_left } = past.begin(folder.path(), &claimants);
         // Nobody else sets it.
         drop(control.containment.set(containment.clone()));
         let seed = settings.seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0);
@@ -157,6 +161,7 @@ impl Engine {
             live: HashMap::new(),
             said: HashMap::new(),
             unrecovered: HashSet::new(),
+            stamped: claimants.iter().map(|_| Stamped::new()).collect(),
             lost_early: HashSet::new(),
             tokens: left_over.len() as u64,
             seed,
@@ -166,6 +171,7 @@ impl Engine {
             _names: names,
             earlier,
             left_over,
+            polls_left,
         })
     }
 
@@ -185,6 +191,8 @@ impl Engine {
         let left_over = std::mem::take(&mut self.left_over);
         left_over.iter().for_each(|left| drop(self.live.insert(left.token, Live::new(usize::from(left.source.0)))));
         self.happened(Event::LeftOver(left_over));
+        let polls_left = std::mem::take(&mut self.polls_left);
+        self.tell_polls_left(polls_left);
         self.say_recovered();
         self.resize();
         for index in 0..self.feeds.len() {
@@ -200,14 +208,18 @@ impl Engine {
             while let Some(effect) = self.rules.next_effect() {
                 self.perform(effect);
             }
+            self.note_all_polls();
             if let Some(exit) = self.exit {
-                tracing::info!(?exit, counts = ?self.control.counts(), "the worker exits");
+                tracing::info!(exit = exit.as_str(), "the worker exits: {}", self.control.counts());
                 if tokio::time::timeout(HANDLERS_DROP_WAIT, self.calls.shutdown()).await.is_err() {
                     tracing::warn!("a handler does not let itself be dropped; what it started may live on");
                 }
                 if exit == Exit::Aborted {
                     self.besides.kill().await;
                 } else {
+                    for feed in &self.feeds {
+                        feed.source.close().await;
+                    }
                     self.besides.end().await;
                 }
                 self.journal.settled().await;
@@ -262,7 +274,7 @@ impl Engine {
     }
 
     fn command(&mut self, command: Command, note: Note) {
-        tracing::info!(?command, by = note.by, note = note.text, "an order");
+        tracing::info!(by = note.by, note = note.text, "an order: {command}");
         let in_time = |span: Option<Duration>| span.map(|span| self.clock.now().plus(span));
         let event = match command {
             Command::Pause { span } => Event::Pause { until: in_time(span) },
@@ -380,8 +392,11 @@ impl Engine {
                 Event::Deleted { message, answer: answer.map_err(|refused| self.note("delete", refused)) }
             }
             Back::Prepared { claim, answer } => self.prepared(claim, answer),
-            Back::Ended { claim, verdict, emptiness, .. } => {
+            Back::Ended { claim, verdict, emptiness, report, .. } => {
                 crash_point("ended");
+                if let Some(live) = self.live.get_mut(&claim) {
+                    live.report = report;
+                }
                 if emptiness == Emptiness::Unproven {
                     self.occupied(claim);
                 }
@@ -504,21 +519,12 @@ impl Engine {
         answer.map_err(|refused| self.refusal(source, refused))
     }
 
-    fn refusal(&mut self, source: SourceId, refused: Refused) -> Refusal {
+    pub(super) fn refusal(&mut self, source: SourceId, refused: Refused) -> Refusal {
         if let Some(track) = self.tracks.get_mut(usize::from(source.0)) {
             track.refused(self.clock.now(), &refused.what);
         }
         tracing::warn!(source = self.source_name(source), next = ?refused.refusal, "{}", refused.what);
         self.remember(source, refused)
-    }
-
-    /// As [`Engine::refusal`], of a recovery: scopes that are missing are missing all day, and are said once.
-    pub(super) fn recovery_refusal(&mut self, source: SourceId, refused: Refused) -> Refusal {
-        if refused.refusal == Refusal::Denied && !self.unrecovered.insert(source) {
-            tracing::debug!(source = self.source_name(source), next = ?refused.refusal, "{}", refused.what);
-            return refused.refusal;
-        }
-        self.refusal(source, refused)
     }
 
     /// Keeps the sentence for an alert that may come of it.
@@ -582,12 +588,7 @@ impl Engine {
         }
     }
 
-    fn found(&mut self, source: SourceId, sent_at: Moment, found: Recovered) -> Found {
-        let missed = found.missed.map(|refused| self.recovery_refusal(source, refused));
-        Found { claims: found.grants.into_iter().map(|grant| self.bring(source, sent_at, grant)).collect(), missed }
-    }
-
-    fn bring(&mut self, source: SourceId, sent_at: Moment, grant: Grant) -> Brought {
+    pub(super) fn bring(&mut self, source: SourceId, sent_at: Moment, grant: Grant) -> Brought {
         let token = self.token();
         count(&self.counters().claims);
         self.tally(usize::from(source.0), |counts| counts.claims += 1);
@@ -660,10 +661,12 @@ impl Engine {
         match effect {
             Effect::Open(id) => self.source_call(id, |source, clock| calls::open(source, id, clock)),
             Effect::Poll { source: id, lane, max } => {
-                self.source_call(id, |source, clock| calls::poll(source, id, lane, max, clock));
+                self.control.pulse.claim();
+                let noted = self.note_polls(id);
+                self.source_call(id, |source, clock| calls::poll(source, id, lane, max, noted, clock));
             }
-            Effect::Recover { source: id, held } => {
-                self.source_call(id, |source, clock| calls::recover(source, id, held, clock));
+            Effect::Recover { source: id, held, asked } => {
+                self.source_call(id, |source, clock| calls::recover(source, id, held, asked, clock));
             }
             Effect::Claim(claim) => self.claim(claim),
             Effect::TakeOver(claim) => self.take_over(claim),
@@ -696,9 +699,12 @@ impl Engine {
             }
             Effect::Settle(claim) => self.settle(claim),
             Effect::Report { claim, outcome, timeout } => {
-                self.journal.decided(EntryId(claim.0), outcome);
-                crash_point("before-report");
-                self.claim_call(claim, |source, held, _| calls::report(source, claim, held, outcome, timeout));
+                self.note_decided(claim, outcome);
+                let begun = self.live.get_mut(&claim).and_then(|live| live.report.take());
+                if begun.is_none() {
+                    crash_point("before-report");
+                }
+                self.claim_call(claim, |source, held, _| calls::report(source, claim, held, outcome, begun, timeout));
             }
             Effect::Reclaim { claim, timeout } => {
                 self.claim_call(claim, |source, held, clock| calls::reclaim(source, claim, held, timeout, clock));
@@ -785,17 +791,32 @@ impl Engine {
         let job = live.begin(claim, held.run(), feed, around);
         let trace_id = live.trace.map(|trace| trace.trace_id());
         let trace_id = trace_id.as_ref().map(tracing::field::display);
-        tracing::info!(claim.run = %held.run(), source = feed.name, trace_id, "claimed");
-        let payload = job.context.task().definition.get("payload").cloned().unwrap_or_default();
+        // Requests may be thousands a second: the line about each one's end is enough.
+        if feed.source.manner().ends_with_worker {
+            tracing::debug!(claim.run = %held.run(), source = feed.name, trace_id, "claimed");
+        } else {
+            tracing::info!(claim.run = %held.run(), source = feed.name, trace_id, "claimed");
+        }
         let (handler, starts) = (Arc::clone(&feed.handler), self.starting.clone());
-        let call = calls::run(handler, recorded, claim, payload, job.context, starts);
-        self.calls.spawn_on(call, self.threads.handle());
+        let prompt = Prompt::of(&feed.source, &held);
+        let call = calls::run(handler, recorded, claim, job.context, prompt, starts);
+        let runs_on = feed.handler.runs_on();
+        self.run_on(runs_on, call);
     }
 
     fn execute(&mut self, claim: Token) {
         let Some(live) = self.live.get_mut(&claim) else { return };
         let (Some(prepared), Some(job)) = (live.prepared.take(), live.job.as_ref()) else { return };
-        self.calls.spawn_on(calls::execute(prepared, claim, job.context.clone()), self.threads.handle());
+        let Some(feed) = self.feeds.get(live.feed) else { return };
+        let (runs_on, call) = (feed.handler.runs_on(), calls::execute(prepared, claim, job.context.clone()));
+        self.run_on(runs_on, call);
+    }
+
+    fn run_on(&mut self, threads: RunsOn, call: impl Future<Output = Back> + Send + 'static) {
+        match threads {
+            RunsOn::OwnThreads => self.calls.spawn_on(call, self.threads.handle()),
+            RunsOn::LeaseThreads => self.calls.spawn(call),
+        };
     }
 
     fn settle(&mut self, claim: Token) {

@@ -1,7 +1,9 @@
 //! What the runtime keeps of one claim: everything that the rules have no use for.
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -17,6 +19,7 @@ use crate::handler::{Cancel, CancelCause, Context, Prepared, Task};
 use crate::source::{Claim, Grant, Message, Replies};
 
 use super::Feed;
+use super::prompt::Begun;
 use super::record::Trace;
 use super::steer::Said;
 use super::timeline::{Phase, Timeline};
@@ -40,6 +43,8 @@ pub(super) struct Live {
     pub(super) claim: Option<Claim>,
     pub(super) prepared: Option<Box<dyn Prepared>>,
     pub(super) job: Option<Job>,
+    /// A report that was begun, and that the rules have not asked for yet.
+    pub(super) report: Option<Begun>,
     /// Whether the rules know that what prepared it has started it.
     pub(super) started: bool,
     pub(super) calls: Vec<AbortHandle>,
@@ -87,6 +92,7 @@ impl Live {
             claim: None,
             prepared: None,
             job: None,
+            report: None,
             started: false,
             calls: Vec::new(),
             since: None,
@@ -211,9 +217,18 @@ struct Found {
 fn trace_of(definition: &serde_json::Value) -> Found {
     let given = definition.pointer("/extra/traceparent").and_then(serde_json::Value::as_str);
     let given = given.and_then(TraceParent::parse);
-    let number = || uuid::Uuid::new_v4().as_u64_pair().1;
-    let own = given.unwrap_or_else(|| TraceParent::new(uuid::Uuid::new_v4().as_u128(), number())).below(number());
-    Found { given, own, run: number() }
+    let own = given.unwrap_or_else(|| {
+        let (high, low) = (u128::from(number()), u128::from(number()));
+        TraceParent::new(high << 64 | low, number())
+    });
+    Found { given, own: own.below(number()), run: number() }
+}
+
+/// A number that nobody else has. Not worth a call to the system: it is no secret.
+fn number() -> u64 {
+    static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    KEYS.hash_one(COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
 impl Found {

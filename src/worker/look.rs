@@ -7,10 +7,12 @@ use crate::domain::poll::Ready;
 use crate::domain::service::Serving;
 use crate::domain::time::Instant;
 use crate::domain::worker::{ClaimView, Claiming, Exit, Hold, Room};
+use crate::host::notice::{Origin, Sight};
 
+use super::alerts::namesake;
 use super::counters::SourceCounts;
 use super::engine::Engine;
-use super::view::{Blocked, Host, Next, Notice, Outcomes, Service, Source, SourceError, State, Task, View};
+use super::view::{Blocked, Host, Next, Notice, Outcomes, Service, Source, SourceError, Spot, State, Task, View};
 
 /// How long a source may be in trouble before a hint says so.
 const TROUBLE_HINT_SECONDS: f64 = 5.0;
@@ -69,7 +71,9 @@ impl Engine {
         let next = self.next(claiming, now);
         let last_hour = self.hour.sum(now);
         let services = self.besides.view();
-        let hints = hints(claiming, &sources, last_hour, &services);
+        let spot = self.spot(now);
+        let mut hints = hints(claiming, &sources, last_hour, &services);
+        hints.extend(spot.as_ref().and_then(Spot::hint));
         View {
             state: state(claiming),
             not_claiming: not_claiming(claiming, tasks.len(), now, &services),
@@ -91,11 +95,18 @@ impl Engine {
                 seconds_ago: seconds(noticed.at, now),
                 to_last_end_seconds: noticed.last_end.map(|end| seconds(noticed.at, end)),
             }),
+            spot,
             recovered: self.earlier.view(),
             spans: self.settings.recorder.as_ref().map(|recorder| recorder.counts()),
             next,
             hints,
         }
+    }
+
+    fn spot(&self, now: Instant) -> Option<Spot> {
+        let Sight { provider, trouble, since } = self.control.sight.get()?.borrow().clone()?;
+        let provider = Origin::Cloud(provider).as_str().to_owned();
+        Some(Spot { provider, trouble, seconds: seconds(since, now) })
     }
 
     fn host(&self) -> Host {
@@ -127,6 +138,7 @@ impl Engine {
                 in_a_row: refused.in_a_row,
             }),
             counts: track.counts,
+            others: view.others,
             tallies: feed.source.tallies().into_iter().map(|(name, count)| (name.to_owned(), count)).collect(),
         };
         looked.map(look).collect()
@@ -300,6 +312,9 @@ fn hints(claiming: Claiming, sources: &[Source], hour: Outcomes, services: &[Ser
         hints.extend(absent(services));
     }
     for source in sources {
+        if source.others > 0 {
+            hints.push(format!("{}: {}", source.name, namesake(source.others)));
+        }
         if let Some(error) =
             source.error.as_ref().filter(|error| error.in_a_row > 1 || error.seconds_ago > TROUBLE_HINT_SECONDS)
         {

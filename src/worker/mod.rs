@@ -17,8 +17,10 @@ mod hour;
 mod live;
 pub mod look;
 mod named;
+mod prompt;
 pub mod pulse;
 pub mod record;
+mod recovery;
 mod settle;
 mod steer;
 mod threads;
@@ -26,11 +28,12 @@ pub mod timeline;
 pub mod view;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use crate::domain::notice::Provider;
 use crate::domain::time::Instant;
@@ -44,7 +47,7 @@ use crate::source::Source;
 pub use crate::domain::worker::{Claiming, Exit, Hold, Least, Noticed, Stay};
 use crate::host::clock::Clock;
 use crate::host::containment::{self, Containment};
-use crate::host::notice::Origin;
+use crate::host::notice::{Origin, Sight};
 use counters::{Counters, Counts, count};
 pub use named::NotOne;
 use pulse::Pulse;
@@ -175,6 +178,7 @@ pub struct Control {
     wake: Arc<Notify>,
     counters: Arc<Counters>,
     containment: Arc<OnceLock<Containment>>,
+    sight: Arc<OnceLock<watch::Receiver<Option<Sight>>>>,
     pulse: Arc<Pulse>,
 }
 
@@ -228,6 +232,24 @@ pub enum Command {
     Abort,
 }
 
+impl fmt::Display for Command {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let within =
+            |span: &Option<Duration>| span.map_or_else(String::new, |span| format!(" within {}", look::span(span)));
+        match self {
+            Self::Pause { span: None } => out.write_str("pause"),
+            Self::Pause { span: Some(span) } => write!(out, "pause for {}", look::span(*span)),
+            Self::Resume => out.write_str("resume"),
+            Self::Drain { within: span } => write!(out, "drain{}", within(span)),
+            Self::HandBack { within: span } => write!(out, "hand back{}", within(span)),
+            Self::Terminate { deadline: Some(_) } => out.write_str("the host goes at a known time"),
+            Self::Terminate { deadline: None } => out.write_str("the host goes"),
+            Self::Retire => out.write_str("drain, for the host may have to go"),
+            Self::Abort => out.write_str("exit at once"),
+        }
+    }
+}
+
 impl Worker {
     /// A worker with these settings and sources, in this order.
     #[must_use]
@@ -238,6 +260,7 @@ impl Worker {
             wake: Arc::default(),
             counters: Arc::default(),
             containment: Arc::default(),
+            sight: Arc::default(),
             pulse: Arc::default(),
         };
         Self { settings, feeds, orders, control }
@@ -319,6 +342,11 @@ impl Control {
     /// The host may have to go before long: drains, and exits as for a host that goes.
     pub async fn retire(&self) {
         self.command(Command::Retire, Note::of("a hint")).await;
+    }
+
+    /// Shows to those who look how the metadata service of this host is heard. The first to be named counts.
+    pub fn watched_by(&self, sight: watch::Receiver<Option<Sight>>) {
+        drop(self.sight.set(sight));
     }
 
     /// Counts a hint that the host may have to go, whatever is made of it.

@@ -1,6 +1,6 @@
 //! What a worker leaves for those who tell others that it is alive. Leaving it costs nothing and waits for nobody.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::Notify;
@@ -10,6 +10,7 @@ use super::view;
 /// Signs of life.
 #[derive(Debug, Default)]
 pub struct Pulse {
+    claiming: AtomicBool,
     received: AtomicU64,
     held: AtomicUsize,
     changed: Notify,
@@ -17,6 +18,12 @@ pub struct Pulse {
 }
 
 impl Pulse {
+    /// Whether it has begun to ask for claims: what it has to load is loaded, and its queue is there.
+    #[must_use]
+    pub fn is_claiming(&self) -> bool {
+        self.claiming.load(Ordering::Relaxed)
+    }
+
     /// Claims granted and extended since the start.
     #[must_use]
     pub fn received(&self) -> u64 {
@@ -45,6 +52,14 @@ impl Pulse {
 
     pub(super) fn told(&self) -> Option<view::Activity> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A source is asked for claims.
+    pub(super) fn claim(&self) {
+        if !self.claiming.load(Ordering::Relaxed) {
+            self.claiming.store(true, Ordering::Relaxed);
+            self.changed.notify_one();
+        }
     }
 
     /// A claim was granted or extended.

@@ -49,6 +49,9 @@ pub struct View {
     /// The first notice that the host goes, where there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notice: Option<Notice>,
+    /// How the metadata service is heard that would say that the host goes, where one is watched.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spot: Option<Spot>,
     /// What an earlier life of this worker had left, where it had left something.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recovered: Option<Recovered>,
@@ -219,6 +222,28 @@ pub struct Notice {
     pub to_last_end_seconds: Option<f64>,
 }
 
+/// The watch for notices that the host goes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Spot {
+    /// Whose metadata service is asked: `aws`, `gcp` or `azure`.
+    pub provider: String,
+    /// Why a notice may be missed; absent while it answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+    /// Since it answers, or does not.
+    pub seconds: f64,
+}
+
+impl Spot {
+    /// What a person could look into.
+    pub(super) fn hint(&self) -> Option<String> {
+        let (provider, trouble) = (&self.provider, self.trouble.as_ref()?);
+        Some(format!(
+            "the metadata service of {provider} does not answer, so a notice that this host goes may be missed: {trouble}"
+        ))
+    }
+}
+
 /// Who gave an order, and what they said.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Note {
@@ -273,6 +298,9 @@ pub struct Source {
     /// What has been counted of it since the start.
     #[serde(default)]
     pub counts: SourceCounts,
+    /// Claims under this worker's name that are not its own, as it was told last. Another worker may live under it.
+    #[serde(default)]
+    pub others: usize,
     /// What it has counted itself.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tallies: BTreeMap<String, u64>,

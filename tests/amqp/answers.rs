@@ -4,13 +4,15 @@ use std::sync::Arc;
 
 use journeyman::amqp;
 use journeyman::amqp::lapin::BasicProperties;
+use journeyman::amqp::lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use journeyman::amqp::lapin::types::AMQPValue;
+use journeyman::client::{Call, CallError};
 use journeyman::domain::refusal::Refusal;
 use journeyman::handler::NotCompleted;
 use journeyman::source::{Reply, Status};
 use journeyman::worker::Exit;
 
-use crate::support::{Act, Client, Gate, Kind, Running, echo, queue, shared, within};
+use crate::support::{Act, Client, Gate, Kind, PATIENCE, Running, echo, queue, shared, within};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_is_answered_as_the_recorded_worker_answers_it() {
@@ -211,6 +213,41 @@ async fn a_request_that_is_too_large_or_too_late_is_answered_and_not_run() {
     assert_eq!(client.call("/fits", &[b'x'; 1000]).await.body.len(), 1000);
     assert_eq!(gate.enters().await.len(), 1000);
     assert_eq!((worker.tally("too_large").await, worker.tally("expired").await), (1, 1));
+    worker.drained().await;
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_larger_than_the_broker_takes_reaches_no_worker_and_the_largest_it_takes_is_answered() {
+    const MOST: usize = 128 << 20;
+    let Some(broker) = shared() else { return };
+    let client = Client::new(&broker, Kind::Transient).await;
+    let act: Act = Arc::new(|request, context| {
+        Box::pin(async move {
+            let bytes = request.body.map_or(0, |body| body.len());
+            context.answer(Reply::ok(bytes.to_string().into_bytes())).expect("it fits");
+            Ok(())
+        })
+    });
+    let worker = Running::start(queue(&client), 1, act);
+    let body = vec![b' '; MOST + 1];
+    // Our own client does not send it.
+    let asking = journeyman::client::Client::new(broker.clone(), "a caller");
+    let call = Call { key: client.queue.clone(), body: body.clone(), timeout: PATIENCE, ..Call::default() };
+    assert_eq!(asking.call(&call).await, Err(CallError::TooLarge { bytes: MOST + 1 }));
+    // Who sends it is told by the broker, at the price of the channel.
+    let connection = broker.connect("somebody else").await.expect("a connection");
+    let channel = connection.create_channel().await.expect("a channel");
+    channel.confirm_select(ConfirmSelectOptions::default()).await.expect("confirmations");
+    let (to, properties) = (client.queue.as_str().into(), BasicProperties::default());
+    let sending = channel.basic_publish("".into(), to, BasicPublishOptions::default(), &body, properties);
+    let told = match sending.await {
+        Ok(confirm) => confirm.await.expect_err("it is not taken"),
+        Err(error) => error,
+    };
+    assert_eq!(amqp::code(&told), Some(406), "{told}");
+    assert_eq!(client.call("/largest", &body[..MOST]).await.body, MOST.to_string().as_bytes());
+    assert_eq!((worker.control.counts().claims, worker.tally("too_large").await), (1, 0));
     worker.drained().await;
     client.delete_queue().await;
 }

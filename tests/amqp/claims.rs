@@ -274,3 +274,50 @@ async fn a_consumer_that_nobody_wants_any_more_while_it_is_being_made_is_not_lef
     client.until_depth(0, 0).await;
     client.delete_queue().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_nothing_of_was_run_goes_back_as_often_as_it_takes() {
+    let Some(broker) = shared() else { return };
+    for kind in [Kind::Transient, Kind::Durable, Kind::Quorum] {
+        let client = Client::new(&broker, kind).await;
+        let tries = Arc::new(std::sync::atomic::AtomicU32::new(0));
+        let tried = Arc::clone(&tries);
+        let act: Act = Arc::new(move |_, context| {
+            let before = tried.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            Box::pin(async move {
+                if before < 5 {
+                    return Err(NotCompleted::Away("its service comes and goes".to_owned()));
+                }
+                // It is still the first time.
+                assert_eq!(context.task().run.run, 0);
+                context.answer(Reply::ok(*b"at last")).expect("it fits");
+                Ok(())
+            })
+        });
+        let mut settings = queue(&client);
+        settings.max_attempts = NonZeroU32::new(2);
+        let worker = Running::start(settings, 1, act);
+        assert_eq!(client.call("/work", b"1").await.body, b"at last", "{kind:?}");
+        assert_eq!(tries.load(std::sync::atomic::Ordering::Relaxed), 6, "{kind:?}");
+        assert_eq!((worker.tally("handed_back").await, worker.tally("exhausted").await), (5, 0), "{kind:?}");
+        worker.drained().await;
+        client.until_depth(0, 0).await;
+        client.delete_queue().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_acknowledged_last_does_not_come_back_when_the_worker_exits() {
+    let Some(broker) = shared() else { return };
+    for kind in [Kind::Transient, Kind::Quorum] {
+        let client = Client::new(&broker, kind).await;
+        for round in 0..25_u32 {
+            // With and without a poll under way.
+            let worker = Running::start(queue(&client), 1 + round % 2, echo());
+            assert_eq!(client.call("/work", b"1").await.status(), "ok");
+            worker.drained().await;
+            client.until_depth(0, 0).await;
+        }
+        client.delete_queue().await;
+    }
+}

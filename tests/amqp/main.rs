@@ -22,6 +22,7 @@ mod wire;
 
 mod answers;
 mod bridge;
+mod broken;
 mod claims;
 mod client;
 mod controller;
@@ -29,6 +30,7 @@ mod cuts;
 mod deaths;
 mod early;
 mod faults;
+mod groups;
 mod journal;
 mod process;
 mod services;

@@ -21,3 +21,4 @@ mod steering;
 mod support;
 mod systemd;
 mod traces;
+mod unwell;

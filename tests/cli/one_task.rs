@@ -84,12 +84,10 @@ fn a_task_that_is_handed_back_is_ended_and_another_run_of_it_is_claimed() {
     let id = started(&mut server, here, &format!("[ $RUN_ID = 1 ] && exit 0; {STUBBORN}"));
     let other = started(&mut server, here, "echo rea''dy; sleep 600");
     told(here, &["pause"]);
-    let said = told(here, &["tasks", "hand-back", &format!("{id}/0"), "--note", "disk is slow"]);
+    let said = told(here, &["tasks", "hand-back", &format!("{id}/0"), "--note", "disk is slow", "--wait"]);
     assert_eq!(said.code, 0, "{}", said.err);
     let expected = "/0 is told to end, and is reported as exception (worker-shutdown) when it has; others may claim it";
     assert!(said.out.contains(&format!("{id}{expected}")), "{}", said.out);
-    let line = server.logs("reported");
-    assert!(line.contains(&format!("{id}/0")) && line.contains("worker-shutdown"), "{line}");
     let held = json(&told(here, &["tasks", "ls", "-o", "json"]));
     let held: Vec<_> = held.as_array().expect("a list").iter().map(|task| task["task"].as_str()).collect();
     assert_eq!(held, [Some(other.as_str())], "its slot is free, and its neighbour runs on");
@@ -116,12 +114,10 @@ fn a_task_that_is_canceled_here_is_run_by_nobody_again_and_its_log_says_by_whom(
     let here = folder.path();
     let mut server = dev(here, &["--cancel-grace", "200ms", "--set", "handler.command.kind=command"]);
     let id = started(&mut server, here, STUBBORN);
-    let said = told(here, &["tasks", "cancel", &id, "--note", "eats the\u{1b} disk"]);
+    let said = told(here, &["tasks", "cancel", &id[..8], "--wait", "--note", "eats the\u{1b} disk"]);
     assert!(said.code == 0 && said.out.contains("reported as exception (internal-error)"), "{}{}", said.out, said.err);
-    assert_eq!(task(here, &["wait", &id]).code, 1);
+    assert_eq!(json(&told(here, &["tasks", "ls", "-o", "json"])), serde_json::json!([]));
     assert_eq!(ended(here, &id), ("internal-error".to_owned(), 1));
-    // The log follows the report.
-    server.logs("reported");
     let log = task(here, &["log", &id]);
     assert!(log.out.contains("canceled by ana, who runs this worker: eats the  disk"), "{}{}", log.out, log.err);
     assert!(log.out.contains("stopped: canceled by those who run the worker"), "{}", log.out);

@@ -57,6 +57,10 @@ impl Server {
         read.lines().last().unwrap_or_default().to_owned()
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, signal).expect("the process is there");

@@ -60,7 +60,7 @@ fn a_paused_worker_says_by_whom_and_claims_nothing_until_it_is_resumed() {
     assert_eq!((seen["counts"]["polls"].as_u64(), seen["counts"]["claims"].as_u64()), (polls, Some(0)));
     steer(here, &["resume"]);
     assert_eq!(task(here, &["wait", &id]).code, 0);
-    server.logs("Resume");
+    server.logs("an order: resume");
 }
 
 #[test]
@@ -93,6 +93,8 @@ fn a_stop_hands_back_and_a_worker_that_is_gone_is_said_to_be() {
     let said = server.ends();
     assert_eq!(said.code, 14, "{}", said.err);
     assert!(said.err.contains("done for today") && said.err.contains("worker-shutdown"), "{}", said.err);
+    assert!(said.err.contains("the worker exits: 1 claims, 0 completed"), "{}", said.err);
+    assert!(said.err.contains("an order: hand back"), "{}", said.err);
     let gone = run(journeyman(here).arg("status"), "");
     assert_eq!(gone.code, 32, "{}", gone.err);
     assert!(gone.err.contains("no worker answers at") && gone.err.contains("--socket"), "{}", gone.err);
@@ -269,7 +271,7 @@ fn what_a_notice_and_a_reload_came_to_is_counted_by_source() {
     let time = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(3600);
     std::fs::write(here.join("new"), time.to_string()).expect("a file");
     std::fs::rename(here.join("new"), &notice).expect("it can be renamed");
-    server.logs("Terminate");
+    server.logs("an order: the host goes at a known time");
     std::fs::write(here.join("pipe"), "go\n").expect("the task reads");
     server.logs("\"reported\"");
     let after = seen();

@@ -185,6 +185,47 @@ fn the_units_end_a_worker_as_it_wants_to_be_ended() {
     }
 }
 
+/// The package's script after an installation, with what it would call of the system played by scripts of one line.
+#[test]
+fn a_systemd_that_does_not_know_the_units_type_gets_one_that_it_knows_and_a_reload() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let bin = here.join("bin");
+    std::fs::create_dir(&bin).expect("made");
+    let played = |name: &str, script: &str| {
+        let path = bin.join(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("written");
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("ours");
+    };
+    played("getent", "exit 0");
+    let share = here.join("usr/share/journeyman");
+    std::fs::create_dir_all(&share).expect("made");
+    std::fs::copy(root.join("examples/systemd/before-253.conf"), share.join("before-253.conf")).expect("copied");
+    let scripted = |script: &str, argument: &str| {
+        let mut command = Command::new("sh");
+        let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
+        command.arg(root.join("examples/packaging/debian").join(script)).args([argument, ""]);
+        let ran = command.env("PATH", path).env("DPKG_ROOT", here).output().expect("it runs");
+        assert!(ran.status.success(), "{script}: {}", String::from_utf8_lossy(&ran.stderr));
+    };
+    let places =
+        ["journeyman.service.d", "journeyman@.service.d"].map(|name| here.join("usr/lib/systemd/system").join(name));
+    for (version, needed) in [("252 (252.38-1~deb12u1)", true), ("253 (253.5-1)", false), ("252 (252.1)", true)] {
+        played("systemctl", &format!("echo 'systemd {version}'"));
+        scripted("postinst", "configure");
+        for place in &places {
+            assert_eq!(place.join("before-253.conf").exists(), needed, "{version}");
+            assert_eq!(place.exists(), needed, "{version}: an empty folder is left");
+        }
+    }
+    let dropin = std::fs::read_to_string(places[0].join("before-253.conf")).expect("it is there");
+    assert_eq!(setting(&dropin, "Type"), "notify");
+    assert_eq!(setting(&dropin, "ExecReload"), "/bin/kill -HUP $MAINPID");
+    scripted("postrm", "remove");
+    assert!(places.iter().all(|place| !place.exists()), "a removal leaves something");
+}
+
 #[test]
 fn systemd_can_read_the_units() {
     let Ok(version) = Command::new("systemd-analyze").arg("--version").output() else {

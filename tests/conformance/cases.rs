@@ -8,7 +8,7 @@ use std::time::Duration;
 use journeyman::domain::id::{Lane, Run, TaskId};
 use journeyman::domain::outcome::{Outcome, Reason};
 use journeyman::domain::refusal::Refusal;
-use journeyman::source::{Artifact, ArtifactBody, Message, Refused, Source};
+use journeyman::source::{Artifact, ArtifactBody, Message, Refused, Source, Window};
 use serde_json::json;
 
 use crate::bench::{Bench, Fut, Need, Span, Spec, receive, take, take_one};
@@ -288,8 +288,15 @@ async fn a_claim_whose_reply_was_lost_is_taken_over_by_its_worker_alone(bench: A
     let held = bench.create(Spec::default()).await;
     let taken = take(&*first, 2).await;
     let kept: Vec<Run> = taken.into_iter().map(|taken| taken.grant.run).filter(|run| run.task == held).collect();
-    assert!(second.recover(&[]).await.expect("it is answered").grants.is_empty());
-    let found = first.recover(&kept).await.expect("it is answered").grants;
+    // At no time at which this worker had asked: another one of its name may have.
+    let long_ago = Window { began: Duration::MAX, ended: Duration::from_secs(3600) };
+    for asked in [&[][..], &[long_ago]] {
+        let left = first.recover(&kept, asked).await.expect("it is answered");
+        assert_eq!((left.grants.len(), left.others), (0, 1));
+    }
+    assert!(second.recover(&[], &[Window::ALWAYS]).await.expect("it is answered").grants.is_empty());
+    let found =
+        first.recover(&kept, &[long_ago, Window::of_poll(Duration::ZERO)]).await.expect("it is answered").grants;
     assert_eq!(found.len(), 1);
     let grant = &found[0];
     assert_eq!(grant.run, Run { task: task.clone(), run: 0 });
@@ -298,7 +305,7 @@ async fn a_claim_whose_reply_was_lost_is_taken_over_by_its_worker_alone(bench: A
     first.report(&grant.claim, Outcome::Completed).await.expect("it is accepted");
     assert_eq!(bench.states(&task).await, ["completed"]);
     let both = [kept[0].clone(), grant.run.clone()];
-    assert!(first.recover(&both).await.expect("it is answered").grants.is_empty());
+    assert!(first.recover(&both, &[Window::ALWAYS]).await.expect("it is answered").grants.is_empty());
 }
 
 async fn what_an_earlier_life_claimed_is_taken_over_and_reported_once(bench: Arc<dyn Bench>) {

@@ -15,7 +15,7 @@ use journeyman::amqp::{Broker, Certificates, Settings as At, headers, lapin};
 use journeyman::domain::id::{Lane, Run, TaskId};
 use journeyman::domain::outcome::Outcome;
 use journeyman::source::amqp::{Amqp, Form, Settings};
-use journeyman::source::{Answer, Artifact, Batch, Claim, Grant, Manner, Message, Opened, Recovered, Source};
+use journeyman::source::{Answer, Artifact, Batch, Claim, Grant, Manner, Message, Opened, Recovered, Source, Window};
 
 use crate::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
 
@@ -208,8 +208,8 @@ impl Source for Named {
         self.0.delete(lane, id, receipt)
     }
 
-    fn recover<'a>(&'a self, held: &'a [Run]) -> Answer<'a, Recovered> {
-        self.0.recover(held)
+    fn recover<'a>(&'a self, held: &'a [Run], asked: &'a [Window]) -> Answer<'a, Recovered> {
+        self.0.recover(held, asked)
     }
 
     fn take_over<'a>(&'a self, run: &'a Run) -> Answer<'a, Grant> {

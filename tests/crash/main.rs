@@ -14,11 +14,12 @@ mod points;
 mod process;
 
 use std::path::Path;
+use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use journeyman::domain::id::TaskId;
 use journeyman::source::taskcluster::{Api, ApiSettings, Credentials, Timeouts};
-use process::{Process, TOKEN};
+use process::{Process, TOKEN, Variable};
 use serde_json::{Value, json};
 
 const TASK_QUEUE: &str = "crash/test";
@@ -143,6 +144,25 @@ async fn a_worker_killed_at_any_line_loses_nothing_by_claim_work() {
 #[tokio::test]
 async fn a_worker_killed_at_any_line_loses_nothing_by_azure_messages() {
     workers_die("azure").await;
+}
+
+/// Its claim lasts for an hour, so nobody else can have given it up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_whose_worker_died_as_the_poll_was_answered_is_handed_back_by_the_next_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let queue = points::queue_in(folder.path(), Duration::from_secs(3600)).await;
+    let api = api(queue.root_url());
+    let task = TaskId::parse(&crash_id(0)).expect("a task id");
+    api.create_task(&task, definition(folder.path())).await.expect("created");
+    let at = [Variable { name: "JOURNEYMAN_CRASH_AT", value: "claim-answered" }];
+    let mut worker = Process::worker_with(folder.path(), queue.root_url(), "claim-work", &at);
+    assert_eq!(worker.died_of(), Some(rustix::process::Signal::KILL.as_raw()), "{:?}", worker.said);
+    assert_eq!(status(&api, &task).await["state"], "running");
+    finish(folder.path(), queue.root_url(), "claim-work", &api, std::slice::from_ref(&task)).await;
+    let status = status(&api, &task).await;
+    assert_eq!(status["runs"][0]["reasonResolved"], "worker-shutdown", "{status}");
+    assert_eq!(status["runs"].as_array().map(Vec::len), Some(2), "{status}");
+    queue.stop().await;
 }
 
 /// Its folder fills while the next worker starts, until that has killed it.

@@ -218,13 +218,13 @@ fn processes_of(folder: &Path) -> Vec<i32> {
     pids.filter(|pid| *pid != std::process::id().cast_signed()).filter(names).collect()
 }
 
-/// A queue with short claims, whose messages come back soon.
-async fn queue_in(folder: &Path) -> queue::Running {
+/// A queue with such claims, whose messages come back soon.
+pub async fn queue_in(folder: &Path, claim_timeout: Duration) -> queue::Running {
     let client =
         Client { client_id: "tester".to_owned(), access_token: TOKEN.to_owned().into(), scopes: vec!["*".to_owned()] };
     queue::start(queue::Settings {
         clients: vec![client],
-        claim_timeout: Duration::from_secs(5),
+        claim_timeout,
         claim_delay: Duration::from_millis(200),
         long_poll: Duration::from_millis(500),
         visibility: Duration::from_secs(5),
@@ -236,7 +236,7 @@ async fn queue_in(folder: &Path) -> queue::Running {
 
 async fn play(stage: Stage, runs: usize) -> usize {
     let folder = tempfile::tempdir().expect("a folder");
-    let queue = queue_in(folder.path()).await;
+    let queue = queue_in(folder.path(), Duration::from_secs(5)).await;
     let root_url = queue.root_url().to_owned();
     let mut scene = Scene {
         stage,

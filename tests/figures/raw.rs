@@ -3,14 +3,17 @@
 
 use std::collections::HashMap;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_core::Stream as _;
 use journeyman::amqp::lapin::message::Delivery;
 use journeyman::amqp::lapin::options::{
-    BasicAckOptions, BasicConsumeOptions, BasicPublishOptions, BasicQosOptions, ConfirmSelectOptions,
+    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicPublishOptions, BasicQosOptions,
+    ConfirmSelectOptions,
 };
+use journeyman::amqp::lapin::protocol::constants::REPLY_SUCCESS;
 use journeyman::amqp::lapin::types::{AMQPValue, FieldTable, ShortString};
 use journeyman::amqp::lapin::{
     BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, Consumer, PublisherConfirm,
@@ -21,6 +24,7 @@ use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
 use crate::Done;
 use crate::roles::{cpu, now, say};
@@ -115,7 +119,8 @@ async fn serve(channel: Channel, request: Delivery) -> Done<()> {
 }
 
 impl Loop {
-    pub(crate) async fn run(&self) -> Done<()> {
+    /// Until it is over. Then it takes leave as the worker does, step by step: what was acknowledged last would come back.
+    pub(crate) async fn run(&self, over: &CancellationToken) -> Done<()> {
         let connection = Connection::connect(&self.uri, ConnectionProperties::default()).await?;
         let intake = connection.create_channel().await?;
         intake.basic_qos(self.prefetch, BasicQosOptions::default()).await?;
@@ -128,7 +133,12 @@ impl Loop {
         let (mut served, mut pace, mut under_way) = (0, Pace::begin(0), JoinSet::new());
         loop {
             if self.prefetch == 1 {
-                serve(answers.clone(), next(&mut requests).await?).await?;
+                let request = tokio::select! {
+                    biased;
+                    request = next(&mut requests) => request?,
+                    () = over.cancelled() => break,
+                };
+                serve(answers.clone(), request).await?;
             } else {
                 tokio::select! {
                     biased;
@@ -137,6 +147,7 @@ impl Loop {
                         under_way.spawn(serve(answers.clone(), request?));
                         continue;
                     }
+                    () = over.cancelled() => break,
                 }
             }
             served += 1;
@@ -146,6 +157,9 @@ impl Loop {
                 pace.say(served);
             }
         }
+        intake.basic_cancel(requests.tag(), BasicCancelOptions::default()).await?;
+        intake.close(REPLY_SUCCESS, "OK".into()).await?;
+        Ok(connection.close(REPLY_SUCCESS, "OK".into()).await?)
     }
 }
 
@@ -177,6 +191,9 @@ impl Caller {
             ended??;
         }
         pace.say(self.count as u64 + 1);
+        // Whatever came before this one's answer was taken in.
+        asking.ask().await?;
+        say(&format!("twice {}", asking.twice()));
         Ok(())
     }
 }
@@ -186,6 +203,9 @@ type Answered<'a> = Pin<Box<dyn Future<Output = Done<()>> + Send + 'a>>;
 /// One request and its answer.
 trait Ask: Send + Sync {
     fn ask(&self) -> Answered<'_>;
+
+    /// How many answers came for which nobody waited any more.
+    fn twice(&self) -> u64;
 }
 
 struct Library {
@@ -209,6 +229,10 @@ impl Ask for Library {
             if answer.is_ok() && answer.body == NOTHING { Ok(()) } else { Err(format!("{answer:?}").into()) }
         })
     }
+
+    fn twice(&self) -> u64 {
+        self.client.strays()
+    }
 }
 
 type Waiting = Mutex<HashMap<String, oneshot::Sender<Vec<u8>>>>;
@@ -217,6 +241,7 @@ struct Raw {
     channel: Channel,
     queue: String,
     waiting: Arc<Waiting>,
+    twice: Arc<AtomicU64>,
     _connection: Connection,
     _reader: JoinSet<()>,
 }
@@ -229,16 +254,27 @@ impl Raw {
         let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
         let mut answers = channel.basic_consume(REPLY_TO.into(), "".into(), options, FieldTable::default()).await?;
         let (waiting, mut reader) = (Arc::<Waiting>::default(), JoinSet::new());
-        let asked = Arc::clone(&waiting);
+        let (asked, strays) = (Arc::clone(&waiting), Arc::<AtomicU64>::default());
+        let twice = Arc::clone(&strays);
         reader.spawn(async move {
             while let Ok(answer) = next(&mut answers).await {
                 let id = answer.properties.correlation_id().as_ref().map(ToString::to_string).unwrap_or_default();
                 let waiting = asked.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
                 // Who asked has gone where nobody takes it.
-                drop(waiting.map(|waiting| waiting.send(answer.data)));
+                match waiting {
+                    Some(waiting) => drop(waiting.send(answer.data)),
+                    None => drop(strays.fetch_add(1, Ordering::Relaxed)),
+                }
             }
         });
-        Ok(Arc::new(Self { channel, queue: queue.to_owned(), waiting, _connection: connection, _reader: reader }))
+        Ok(Arc::new(Self {
+            channel,
+            queue: queue.to_owned(),
+            waiting,
+            twice,
+            _connection: connection,
+            _reader: reader,
+        }))
     }
 }
 
@@ -258,6 +294,10 @@ impl Ask for Raw {
                 (confirmed, _) => Err(format!("a call went wrong: {confirmed:?}").into()),
             }
         })
+    }
+
+    fn twice(&self) -> u64 {
+        self.twice.load(Ordering::Relaxed)
     }
 }
 

@@ -55,6 +55,8 @@ impl fmt::Display for Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Who {
     Worker,
+    /// The worker, whose handler runs on threads of its own.
+    Apart,
     Raw,
 }
 
@@ -127,12 +129,12 @@ impl Lab {
         Ok(rows)
     }
 
-    async fn no_ops(&self, broker: &Broker, kind: Kind, prefetch: u16) -> Done<[Row; 2]> {
+    async fn no_ops(&self, broker: &Broker, kind: Kind, prefetch: u16) -> Done<[Row; 3]> {
         let count = if prefetch == 1 { self.size.pick(4_000, 50) } else { self.size.pick(20_000, 300) };
         let load = load();
-        let (mut raw, mut worker, mut answers) = (Vec::new(), Vec::new(), Answers::default());
+        let (mut raw, mut worker, mut apart, mut answers) = (Vec::new(), Vec::new(), Vec::new(), Answers::default());
         for _ in 0..self.size.pick(ROUNDS, 1) {
-            for (who, ran) in [(Who::Raw, &mut raw), (Who::Worker, &mut worker)] {
+            for (who, ran) in [(Who::Raw, &mut raw), (Who::Worker, &mut worker), (Who::Apart, &mut apart)] {
                 let bench = Bench::open(broker, kind).await?;
                 bench.fill(count).await?;
                 let mut process = self.server(broker, &bench.queue, who, prefetch, count, None)?;
@@ -141,13 +143,13 @@ impl Lab {
                 answers.and(bench.collect(count).await?.judged()?);
             }
         }
-        let (raw, worker) = (Ran::median(&raw), Ran::median(&worker));
+        let (raw, worker, apart) = (Ran::median(&raw), Ran::median(&worker), Ran::median(&apart));
         Ok([
             Row {
                 what: format!("no-op requests, {kind}, prefetch {prefetch}; {answers}"),
                 reached: format!("{:.0} /s, {:.0} %", worker.per_second, worker.per_second * 100.0 / raw.per_second),
                 aim: "≥ 90 %".to_owned(),
-                limit: format!("{:.0} /s by lapin alone", raw.per_second),
+                limit: format!("{:.0} /s by lapin alone, each confirmed", raw.per_second),
                 load,
             },
             Row {
@@ -155,6 +157,19 @@ impl Lab {
                 reached: format!("{:.0} µs, {:+.0} µs", worker.cpu_us, worker.cpu_us - raw.cpu_us),
                 aim: "≤ +40 µs".to_owned(),
                 limit: format!("{:.0} µs by lapin alone", raw.cpu_us),
+                load,
+            },
+            Row {
+                what: format!("… both, {kind}, prefetch {prefetch}, the handler on threads of its own"),
+                reached: format!(
+                    "{:.0} /s, {:.0} %; {:.0} µs, {:+.0} µs",
+                    apart.per_second,
+                    apart.per_second * 100.0 / raw.per_second,
+                    apart.cpu_us,
+                    apart.cpu_us - raw.cpu_us
+                ),
+                aim: String::new(),
+                limit: String::new(),
                 load,
             },
         ])
@@ -175,8 +190,9 @@ impl Lab {
                 let raw = Loop { uri: broker.uri.clone(), queue: queue.to_owned(), prefetch, expected };
                 Role { raw: Some(raw), threads: THREADS, ..Role::default() }
             }
-            Who::Worker => {
-                let worker = self.worker_of(broker, queue, prefetch, Payload::Nothing, expected, exchange)?;
+            Who::Worker | Who::Apart => {
+                let payload = if who == Who::Apart { Payload::Apart } else { Payload::Nothing };
+                let worker = self.worker_of(broker, queue, prefetch, payload, expected, exchange)?;
                 Role { worker: Some(worker), threads: THREADS, ..Role::default() }
             }
         };
@@ -279,14 +295,16 @@ impl Lab {
         for _ in 0..self.size.pick(ROUNDS, 1) {
             for (by, ran) in [(By::Lapin, &mut raw), (By::Library, &mut library)] {
                 let bench = Bench::open(broker, Kind::Classic).await?;
-                // One call before the others.
-                let mut server = self.server(broker, &bench.queue, Who::Raw, 256, count + 1, None)?;
+                // One call before the others, and one after them.
+                let mut server = self.server(broker, &bench.queue, Who::Raw, 256, count + 2, None)?;
                 server.hear("working").await?;
                 let caller = Caller { uri: broker.uri.clone(), queue: bench.queue.clone(), count, parallel, by };
                 let role = Role { caller: Some(caller), threads: THREADS, ..Role::default() };
                 let mut caller = Process::start(&role, &self.path().join("caller.log"))?;
                 // It says so when each call has had its answer; the other end, when it has given as many.
                 ran.push(Ran::of(&mut caller).await?);
+                let [twice] = numbers::<1>(&caller.hear("twice").await?)?;
+                answers.and(Answers { lost: 0, twice: usize::try_from(twice)? });
                 server.hear("paced").await?;
                 caller.end().await?;
                 server.end().await?;

@@ -11,7 +11,7 @@ use journeyman::activity;
 use journeyman::config::schema::Log;
 use journeyman::handler::Request;
 use journeyman::handler::command::{Command, Settings as CommandSettings};
-use journeyman::handler::{Context, Handler, NotCompleted, NotPrepared, PayloadHandler, erase};
+use journeyman::handler::{Context, Handler, NotCompleted, NotPrepared, PayloadHandler, RunsOn, erase};
 use journeyman::observe::log::{self, Color};
 use journeyman::queue::{self, Client, Db};
 use journeyman::source::Source;
@@ -26,6 +26,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::net::unix::pipe;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use crate::Done;
 use crate::fleet::resident;
@@ -81,8 +82,10 @@ pub(crate) struct RequestsRole {
 /// What is done with a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Payload {
-    /// Nothing.
+    /// Nothing; of requests, on the threads that keep leases.
     Nothing,
+    /// Nothing, on threads of its own.
+    Apart,
     /// Says when it was started.
     Stamp,
     /// Waits until it is told to end.
@@ -128,7 +131,8 @@ pub(crate) async fn live(role: Role) -> Done<()> {
         let pending = queue.as_ref().map(queue::Running::pending);
         work(settings, pending, &mut lines).await?;
     } else {
-        let mut beside = std::pin::pin!(beside(role.raw, role.caller));
+        let over = CancellationToken::new();
+        let mut beside = std::pin::pin!(beside(role.raw, role.caller, &over));
         let mut done = false;
         loop {
             tokio::select! {
@@ -142,6 +146,10 @@ pub(crate) async fn live(role: Role) -> Done<()> {
                 }
             }
         }
+        over.cancel();
+        if !done {
+            beside.await?;
+        }
     }
     if let Some(queue) = queue {
         queue.stop().await;
@@ -149,12 +157,15 @@ pub(crate) async fn live(role: Role) -> Done<()> {
     Ok(())
 }
 
-/// What lapin does without us; for ever, where there is none.
-async fn beside(server: Option<raw::Loop>, caller: Option<raw::Caller>) -> Done<()> {
+/// What lapin does without us, until it is over.
+async fn beside(server: Option<raw::Loop>, caller: Option<raw::Caller>, over: &CancellationToken) -> Done<()> {
     match (server, caller) {
-        (Some(server), _) => server.run().await,
+        (Some(server), _) => server.run(over).await,
         (None, Some(caller)) => caller.run().await,
-        (None, None) => std::future::pending().await,
+        (None, None) => {
+            over.cancelled().await;
+            Ok(())
+        }
     }
 }
 
@@ -324,7 +335,7 @@ fn handler(payload: Payload, released: watch::Receiver<Held>) -> Arc<dyn Handler
                 ..CommandSettings::default()
             }))
         }
-        Payload::Nothing | Payload::Stamp | Payload::Wait => erase(InProcess { payload, released }),
+        Payload::Nothing | Payload::Apart | Payload::Stamp | Payload::Wait => erase(InProcess { payload, released }),
     }
 }
 
@@ -366,12 +377,16 @@ impl PayloadHandler for NoOp {
         self.0.act(context).await;
         Ok(())
     }
+
+    fn runs_on(&self) -> RunsOn {
+        if self.0.payload == Payload::Nothing { RunsOn::LeaseThreads } else { RunsOn::OwnThreads }
+    }
 }
 
 impl InProcess {
     async fn act(&self, context: &Context) {
         match self.payload {
-            Payload::Nothing | Payload::Command => {}
+            Payload::Nothing | Payload::Apart | Payload::Command => {}
             Payload::Stamp => say(&format!("started {} {}", now().as_nanos(), context.task().run.task)),
             Payload::Wait => {
                 // Where the sender has gone, the process ends.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use journeyman::domain::id::{Lane, Run};
 use journeyman::domain::outcome::Outcome;
 use journeyman::domain::poll::Manner;
-use journeyman::source::{Answer, Artifact, Batch, Claim, Grant, Message, Opened, Recovered, Source};
+use journeyman::source::{Answer, Artifact, Batch, Claim, Grant, Message, Opened, Recovered, Source, Window};
 
 use crate::roles::now;
 
@@ -129,8 +129,8 @@ impl Source for Through {
         self.source.delete(lane, id, receipt)
     }
 
-    fn recover<'a>(&'a self, held: &'a [Run]) -> Answer<'a, Recovered> {
-        self.source.recover(held)
+    fn recover<'a>(&'a self, held: &'a [Run], asked: &'a [Window]) -> Answer<'a, Recovered> {
+        self.source.recover(held, asked)
     }
 
     fn take_over<'a>(&'a self, run: &'a Run) -> Answer<'a, Grant> {

@@ -10,6 +10,7 @@ use journeyman::domain::id::{Deployment, Run, SourceId, TaskId, Token};
 use journeyman::domain::outcome::{Outcome, Reason, Unprepared, Verdict};
 use journeyman::domain::poll::{self, Manner};
 use journeyman::domain::refusal::Refusal;
+use journeyman::domain::service::Serving;
 use journeyman::domain::time::Instant;
 use journeyman::domain::worker::{
     Brought, Effect, Event, Found, Haul, Lanes, Least, LeftOver, Noticed, Place, Policy, Seen, Stay, Worker,
@@ -59,7 +60,11 @@ pub(crate) fn worker_events(bytes: &[u8]) {
                 Event::Tick
             }
             220..=229 => Event::Pause { until: Some(world.now.plus(Duration::from_secs(world.number()))) },
-            230..=239 => Event::Resume,
+            230..=235 => Event::Resume,
+            236..=239 => {
+                let source = SourceId(u16::try_from(world.number() % 2).unwrap_or_default());
+                Event::Serving { source, serving: if world.index() < 4 { Serving::Down } else { Serving::Up } }
+            }
             240..=245 => Event::Drain,
             246..=249 => Event::HandBack { deadline: Some(world.now.plus(Duration::from_secs(world.number()))) },
             250..=253 => Event::Terminate { deadline: Some(world.now.plus(Duration::from_secs(world.number()))) },
@@ -164,8 +169,9 @@ impl<'a> World<'a> {
                 Event::Polled { source, lane, sent_at, answer: self.or_refused(haul) }
             }
             Effect::Recover { source, .. } => {
-                let claims = (0..self.number() % 3).map(|_| self.brought()).collect();
-                Event::Recovered { source, sent_at, answer: self.or_refused(Found { claims, missed: None }) }
+                let claims: Vec<Brought> = (0..self.number() % 3).map(|_| self.brought()).collect();
+                let others = claims.len();
+                Event::Recovered { source, sent_at, answer: self.or_refused(Found { claims, missed: None, others }) }
             }
             Effect::Claim(claim) => {
                 let length = self.length();
@@ -177,12 +183,19 @@ impl<'a> World<'a> {
             }
             Effect::Delete(message) => Event::Deleted { message, answer: self.or_refused(()) },
             Effect::Prepare(claim) => {
-                let faults = [Unprepared::Malformed, Unprepared::Unavailable, Unprepared::Internal, Unprepared::Host];
+                let faults = [
+                    Unprepared::Malformed,
+                    Unprepared::Unavailable,
+                    Unprepared::Internal,
+                    Unprepared::Host,
+                    Unprepared::Away,
+                ];
                 let answer = faults.get(self.index()).map_or(Ok(()), |fault| Err(*fault));
                 Event::Prepared { claim, answer }
             }
             Effect::Execute(claim) | Effect::Kill { claim, .. } => {
-                let verdicts = [Verdict::Completed, Verdict::Failed, Verdict::Intermittent, Verdict::Host];
+                let verdicts =
+                    [Verdict::Completed, Verdict::Failed, Verdict::Intermittent, Verdict::Host, Verdict::Away];
                 let verdict = verdicts.get(self.index()).copied().unwrap_or(Verdict::Internal);
                 Event::Ended { claim, verdict }
             }

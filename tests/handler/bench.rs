@@ -97,7 +97,7 @@ impl Bench {
 
     /// Prepares and executes, as the runtime does.
     pub(crate) async fn run(&self, handler: &dyn Handler, payload: Value) -> Went {
-        match handler.prepare(payload, &self.context).await {
+        match handler.prepare(&payload, &self.context).await {
             Err(refused) => Went::Refused(refused),
             Ok(ready) => Went::Ran(ready.execute(&self.context).await),
         }

@@ -3,7 +3,7 @@
 use journeyman::domain::notice::{Goes, Provider};
 use journeyman::host::notice::{Cloud, Notice, Origin, Said};
 
-use crate::metadata::{Cloud as Service, FAULTS, Metadata};
+use crate::metadata::{Cloud as Service, FAULTS, Fault, Metadata};
 use crate::watched::{Watched, about};
 
 const EC2: Cloud = Cloud::Named(Provider::Aws);
@@ -104,6 +104,21 @@ async fn no_fault_of_the_service_is_a_notice_or_ends_the_watch() {
     let time = service.in_seconds(120);
     service.change(|state| state.instance_action = action("terminate", time));
     about(watched.goes_in().await, 120.0);
+}
+
+#[tokio::test]
+async fn a_service_that_stops_answering_is_seen_by_those_who_look_until_it_answers_again() {
+    let service = Metadata::start(Service::Ec2).await;
+    let mut watched = Watched::cloud(EC2, service.url());
+    let seen = watched.seen(|sight| sight.trouble.is_none()).await;
+    assert_eq!(seen.provider, Provider::Aws);
+    service.is_asked(ACTION, 2).await;
+    service.change(|state| state.faults.extend([Fault::ServerError; 10_000]));
+    let seen = watched.seen(|sight| sight.trouble.is_some()).await;
+    assert!(seen.trouble.is_some_and(|trouble| trouble.contains("500")));
+    service.change(|state| state.faults.clear());
+    watched.seen(|sight| sight.trouble.is_none()).await;
+    watched.said_nothing_more();
 }
 
 #[tokio::test]

@@ -6,8 +6,8 @@ use std::time::Duration;
 use journeyman::domain::backoff;
 use journeyman::domain::notice::{Goes, Pace};
 use journeyman::host::clock::Clock;
-use journeyman::host::notice::{Cloud, Notice, Paces, Said, Settings, Watch};
-use tokio::sync::mpsc;
+use journeyman::host::notice::{Cloud, Notice, Paces, Said, Settings, Sight, Watch};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use crate::metadata::PATIENCE;
@@ -15,6 +15,7 @@ use crate::metadata::PATIENCE;
 pub struct Watched {
     notices: mpsc::Receiver<Notice>,
     clock: Clock,
+    sight: watch::Receiver<Option<Sight>>,
     _tasks: JoinSet<()>,
 }
 
@@ -33,10 +34,11 @@ impl Watched {
         let pace = Pace { every: Duration::from_millis(20), trouble };
         let paces = Paces { aws: pace, gcp: pace, azure: pace, file: pace };
         let watch = Watch::new(Settings { cloud, endpoint, file, paces, clock }).expect("a watch");
+        let sight = watch.sight();
         let (sender, notices) = mpsc::channel(16);
         let mut tasks = JoinSet::new();
         tasks.spawn(watch.run(sender));
-        Self { notices, clock, _tasks: tasks }
+        Self { notices, clock, sight, _tasks: tasks }
     }
 
     pub async fn next(&mut self) -> Notice {
@@ -49,6 +51,13 @@ impl Watched {
         let notice = self.next().await;
         let Said::Goes(Goes::At(at)) = notice.said else { panic!("{notice:?} names no time") };
         at.since(self.clock.now()).as_secs_f64()
+    }
+
+    /// Waits until the service is seen to be well, or not.
+    pub async fn seen(&mut self, wanted: impl Fn(&Sight) -> bool) -> Sight {
+        let seen = self.sight.wait_for(|sight| sight.as_ref().is_some_and(&wanted));
+        let seen = tokio::time::timeout(PATIENCE, seen).await.expect("it is seen").expect("the watch goes on");
+        seen.clone().expect("it is seen")
     }
 
     pub fn said_nothing_more(&mut self) {

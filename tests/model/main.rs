@@ -7,7 +7,14 @@
 //!
 //! One tick is 15 seconds. A lease of 120 s is 8 ticks, and the rules give it a margin of 2 ticks.
 
-#![allow(clippy::disallowed_methods, clippy::print_stdout, reason = "a model says how long it took")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::print_stdout,
+    clippy::expect_used,
+    reason = "a model says how long it took"
+)]
+
+mod groups;
 
 use std::time::Duration;
 

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use journeyman::limits::HTTP_CONNECTIONS_MAX;
 use journeyman::observe::http::{Door, Reach};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -82,6 +83,26 @@ async fn a_worker_that_has_exited_is_neither_alive_nor_ready() {
     for path in ["/livez", "/readyz", "/metrics", "/", "/status.json"] {
         assert_eq!(get(server.address, path).await.status, 503, "{path}");
     }
+}
+
+#[tokio::test]
+async fn connections_that_ask_for_nothing_make_room_for_a_probe() {
+    let server = Server::start(views::running()).await;
+    let mut halves = Vec::new();
+    for _ in 0..2 * HTTP_CONNECTIONS_MAX {
+        let mut stream = TcpStream::connect(server.address).await.expect("somebody listens");
+        stream.write_all(b"GET /livez HTTP/1.1\r\nConnection: close\r\nHost: ").await.expect("it is read");
+        halves.push(stream);
+    }
+    assert_eq!(get(server.address, "/livez").await.status, 200);
+    // The oldest went, and the youngest is still there: it was no time limit that made room.
+    let mut text = String::new();
+    drop(halves[0].read_to_string(&mut text).await);
+    assert_eq!(text, "");
+    let youngest = halves.last_mut().expect("there are some");
+    youngest.write_all(format!("{}\r\n\r\n", server.address).as_bytes()).await.expect("it is read");
+    youngest.read_to_string(&mut text).await.expect("an answer");
+    assert!(text.starts_with("HTTP/1.1 200"), "{text}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -7,7 +7,7 @@ use journeyman::control::Status;
 use journeyman::observe::http::{Door, Look, Reach, serve};
 use journeyman::worker::counters::{Counts, Ends, SourceCounts};
 use journeyman::worker::view::{
-    Activity, Blocked, Host, Next, Note, Notice, Outcomes, Service, Source, SourceError, State, Task, View,
+    Activity, Blocked, Host, Next, Note, Notice, Outcomes, Service, Source, SourceError, Spot, State, Task, View,
 };
 use tokio::task::JoinSet;
 
@@ -23,10 +23,12 @@ pub(crate) fn idle() -> Status {
         next_poll_in_seconds: None,
         error: None,
         counts: SourceCounts { polls: 17, ..SourceCounts::default() },
+        others: 0,
         tallies: Default::default(),
     };
     let view = View {
         services: Vec::new(),
+        spot: Some(Spot { provider: "aws".to_owned(), trouble: None, seconds: 5.0 }),
         activity: None,
         state: State::Running,
         not_claiming: None,

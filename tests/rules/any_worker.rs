@@ -264,14 +264,17 @@ impl World {
                 let answer = if haul == Haul::default() { self.answer(haul) } else { Ok(haul) };
                 Event::Polled { source, lane: Lane(lane), sent_at, answer }
             }
-            Effect::Recover { source, held } => {
+            Effect::Recover { source, held, .. } => {
                 let asked = if self.calm { 0 } else { self.below(3) };
                 let mut runs: BTreeSet<_> = (0..asked).map(|_| self.run()).collect();
                 runs.retain(|run| !held.contains(run));
                 let answer = self.answer(());
                 let missed = (!self.calm && self.below(4) == 0).then(|| self.refusal());
-                let answer =
-                    answer.map(|()| Found { claims: runs.into_iter().map(|run| self.bring(run)).collect(), missed });
+                let answer = answer.map(|()| Found {
+                    claims: runs.into_iter().map(|run| self.bring(run)).collect(),
+                    missed,
+                    others: 0,
+                });
                 Event::Recovered { source, sent_at, answer }
             }
             Effect::Claim(claim) => Event::Claimed { claim, sent_at, answer: self.answer(length) },

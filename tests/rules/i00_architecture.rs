@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// I18 to I20 are about sources that are not built yet, I29 to I32 about what the rules do not decide.
+/// I18 to I20 are held in `tests/amqp`, I31 in `tests/model`; I29, I30 and I32 are about what the rules do not decide.
 const IN_FORCE: [u8; 27] =
     [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 21, 22, 23, 24, 25, 26, 27, 28, 33, 34];
 

@@ -7,14 +7,17 @@ use journeyman::domain::id::{SourceId, Token};
 use journeyman::domain::outcome::{Outcome, Reason};
 use journeyman::domain::poll::RECOVERIES_MAX;
 use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{Alert, Brought, Effect, Event, Found, LeftOver};
+use journeyman::domain::unread::{CLOCKS_APART, UNREAD_MAX, Window};
+use journeyman::domain::worker::{Alert, Brought, Effect, Event, Found, Haul, LeftOver};
 
 use crate::support::{Bench, CLAIMS, LEASE, MESSAGES, RETRY, policy, run, secs};
 
 const SHUTDOWN: Outcome = Outcome::Exception(Reason::WorkerShutdown);
 
+/// An earlier life may have died with a poll under way.
 fn started() -> Bench {
     let mut bench = Bench::new(policy(2), &[CLAIMS]);
+    bench.happens(Event::PollLeft { source: SourceId(0), ago: secs(5) });
     bench.tick();
     assert!(matches!(bench.opened(0, 1)[..], [Effect::Recover { .. }]), "asked before the first poll");
     bench
@@ -49,11 +52,28 @@ fn i28_one_whose_lease_does_not_allow_it_is_forgotten() {
 fn i28_a_claim_whose_reply_was_lost_in_this_life_is_started() {
     let mut bench = started();
     bench.recovered(0, Ok(Vec::new()));
+    // Until the clocks can tell the lives apart.
+    for _ in 0..=CLOCKS_APART.as_secs() {
+        bench.polled(0, 0, Ok(Haul { messages: Vec::new(), claims: Vec::new() }));
+        bench.pass_until(|effect| matches!(effect, Effect::Poll { .. }));
+    }
     bench.polled(0, 0, Err(RETRY));
     assert!(bench.pass(secs(2)).iter().any(|effect| matches!(effect, Effect::Recover { .. })));
     let found = bench.grant("T");
     let claim = found.token;
     assert!(bench.recovered(0, Ok(vec![found])).contains(&Effect::Prepare(claim)));
+}
+
+#[test]
+fn i28_a_claim_whose_reply_was_lost_too_soon_for_the_clocks_to_tell_is_handed_back() {
+    let mut bench = started();
+    bench.recovered(0, Ok(Vec::new()));
+    bench.polled(0, 0, Err(RETRY));
+    assert!(bench.pass(secs(2)).iter().any(|effect| matches!(effect, Effect::Recover { .. })));
+    let found = bench.grant("T");
+    let claim = found.token;
+    let effects = bench.recovered(0, Ok(vec![found]));
+    assert!(!effects.contains(&Effect::Prepare(claim)), "{effects:?}");
 }
 
 #[test]
@@ -78,7 +98,7 @@ fn i28_while_the_start_could_not_be_looked_at_everything_found_later_is_an_earli
 }
 
 fn partly(bench: &mut Bench, claims: Vec<Brought>) -> Vec<Effect> {
-    let answer = Ok(Found { claims, missed: Some(RETRY) });
+    let answer = Ok(Found { claims, missed: Some(RETRY), others: 0 });
     bench.happens(Event::Recovered { source: SourceId(0), sent_at: bench.now, answer })
 }
 
@@ -110,6 +130,77 @@ fn i28_what_a_first_recovery_missed_is_still_an_earlier_lifes() {
     let effects = bench.recovered(0, Ok(vec![found]));
     assert!(effects.contains(&Effect::Alert(Alert::LeftOver { run: run("T") })), "{effects:?}");
     assert!(!effects.contains(&Effect::Prepare(claim)));
+}
+
+// What goes by our name and is not ours.
+
+fn asked(effects: &[Effect]) -> Option<Vec<Window>> {
+    let asked = |effect: &Effect| if let Effect::Recover { asked, .. } = effect { Some(asked.clone()) } else { None };
+    effects.iter().find_map(asked)
+}
+
+#[test]
+fn i28_only_what_was_claimed_while_an_unread_poll_may_have_claimed_is_asked_for() {
+    let mut bench = Bench::new(policy(2), &[CLAIMS]);
+    bench.tick();
+    assert_eq!(asked(&bench.opened(0, 1)), Some(vec![]), "nothing has asked for anything");
+    bench.recovered(0, Ok(Vec::new()));
+    // Answered, however: no claim can be lost.
+    for refusal in [Refusal::Throttled { after: None }, Refusal::Denied] {
+        bench.polled(0, 0, Err(refusal));
+        let effects = bench.pass_until(|effect| matches!(effect, Effect::Poll { .. }));
+        assert_eq!(asked(&effects), None, "{refusal:?}");
+    }
+    bench.now = bench.now.plus(secs(10));
+    bench.polled(0, 0, Err(RETRY));
+    let effects = bench.pass_until(|effect| matches!(effect, Effect::Recover { .. }));
+    let windows = asked(&effects).expect("asked");
+    let [window] = windows[..] else { panic!("{windows:?}") };
+    let holds = |ago: u64| window.holds(secs(ago), Duration::ZERO);
+    assert!(holds(5) && holds(10) && !holds(20), "{window:?}");
+    // That is done with, once it was answered.
+    bench.recovered(0, Ok(Vec::new()));
+    bench.polled(0, 0, Err(RETRY));
+    assert_eq!(
+        asked(&bench.pass_until(|effect| matches!(effect, Effect::Recover { .. }))).map(|all| all.len()),
+        Some(1)
+    );
+}
+
+#[test]
+fn i28_polls_whose_claims_could_not_be_looked_for_are_remembered_and_not_without_end() {
+    let mut bench = started();
+    let mut effects = bench.recovered(0, Err(Refusal::Denied));
+    for lost in 1..UNREAD_MAX + 4 {
+        assert!(effects.iter().any(|effect| matches!(effect, Effect::Poll { .. })), "{effects:?}");
+        bench.polled(0, 0, Err(RETRY));
+        effects = bench.pass_until(|effect| matches!(effect, Effect::Recover { .. }));
+        let windows = asked(&effects).expect("asked");
+        // The earlier life's as well, as long as there is room.
+        assert_eq!(windows.len(), (lost + 1).min(UNREAD_MAX));
+        effects = bench.recovered(0, Err(Refusal::Denied));
+        effects.extend(bench.pass(secs(60)));
+    }
+}
+
+#[test]
+fn i28_claims_of_a_namesake_are_told_of_once_and_again_when_they_become_more() {
+    let mut bench = started();
+    let told = |effects: &[Effect]| {
+        let claims = |effect: &Effect| match effect {
+            Effect::Alert(Alert::Namesake { claims, .. }) => Some(*claims),
+            _ => None,
+        };
+        effects.iter().find_map(claims)
+    };
+    for (others, expected) in [(2, Some(2)), (2, None), (1, None), (3, Some(3)), (0, None), (1, Some(1))] {
+        let answer = Ok(Found { claims: Vec::new(), missed: None, others });
+        let effects = bench.happens(Event::Recovered { source: SourceId(0), sent_at: bench.now, answer });
+        assert_eq!(told(&effects), expected, "{others}");
+        assert_eq!(bench.worker.sources().next().map(|source| source.others), Some(others));
+        bench.polled(0, 0, Err(RETRY));
+        bench.pass_until(|effect| matches!(effect, Effect::Recover { .. }));
+    }
 }
 
 // What was written down.

@@ -6,9 +6,10 @@ use std::time::Duration;
 use journeyman::domain::claim::End;
 use journeyman::domain::id::SourceId;
 use journeyman::domain::outcome::{Outcome, Reason};
+use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{Claiming, Effect, Event, Exit, Haul, Hold, Least, Policy, Room, Stay};
 
-use crate::support::{Bench, CLAIMS, MESSAGES, at, claims, policy, polls, secs};
+use crate::support::{Bench, CLAIMS, LEASE, MESSAGES, at, claims, policy, polls, secs};
 
 fn staying(capacity: u32, stay: Stay) -> Bench {
     let mut bench = Bench::new(Policy { stay, ..policy(capacity) }, &[CLAIMS]);
@@ -63,6 +64,78 @@ fn i24_an_idle_worker_of_several_sources_leaves_when_all_polls_are_back() {
     let effects = bench.polled(0, 0, Ok(Haul::default()));
     assert_eq!((polls(&effects), exits(&effects)), (0, None), "no poll is started, the other one is out: {effects:?}");
     assert_eq!(exits(&bench.polled(1, 0, Ok(Haul::default()))), Some(Exit::Idle));
+}
+
+#[test]
+fn i24_a_worker_whose_credentials_are_refused_is_not_idle() {
+    let mut bench = staying(1, IDLE);
+    let mut effects = bench.polled(0, 0, Err(Refusal::Denied));
+    for _ in 0..100 {
+        if let Some(exit) = exits(&effects) {
+            return assert_eq!(
+                exit,
+                Exit::CredentialsRefused,
+                "a person has to come, and a new host would fare no better"
+            );
+        }
+        effects = bench.pass_until(|effect| matches!(effect, Effect::Poll { .. } | Effect::Exit(_)));
+        if polls(&effects) > 0 {
+            effects.extend(bench.polled(0, 0, Err(Refusal::Denied)));
+        }
+    }
+    panic!("it never gives up");
+}
+
+#[test]
+fn i22_what_a_poll_brings_that_was_under_way_when_claiming_was_held_off_goes_back_at_once() {
+    let room = Room { disk: Some(1), memory: None };
+    let least = Least { disk: 2, memory: 0 };
+    for held_off in [Event::Pause { until: None }, Event::Pause { until: Some(at(900)) }, Event::Measured(room)] {
+        let mut bench = Bench::new(Policy { least, ..policy(2) }, &[CLAIMS]);
+        bench.tick();
+        bench.opened(0, 1);
+        bench.recovered(0, Ok(Vec::new()));
+        bench.happens(held_off.clone());
+        let grant = bench.grant("T");
+        let claim = grant.token;
+        let effects = bench.brought(vec![grant]);
+        let handed_back = Outcome::Exception(Reason::WorkerShutdown);
+        let back = |effect: &Effect| matches!(effect, Effect::Report { outcome, .. } if *outcome == handed_back);
+        assert!(effects.iter().any(back), "{held_off:?}: {effects:?}");
+        assert!(!effects.contains(&Effect::Prepare(claim)), "{held_off:?}");
+        bench.happens(Event::Reported { claim, answer: Ok(()) });
+        assert!(!bench.worker.stopping() && bench.worker.free() == 2, "it is the worker that it was");
+        // A message costs nobody a retry: it is left where it is.
+        let mut bench = Bench::new(Policy { least, ..policy(2) }, &[MESSAGES]);
+        bench.tick();
+        bench.opened(0, 1);
+        bench.happens(held_off.clone());
+        let seen = bench.seen("m", "T");
+        let effects = bench.hit(vec![seen]);
+        assert_eq!(
+            (claims(&effects), effects.iter().filter(|effect| matches!(effect, Effect::Forget(_))).count()),
+            (0, 1)
+        );
+    }
+}
+
+#[test]
+fn i22_a_claim_that_is_granted_after_a_pause_goes_back_and_what_was_held_before_goes_on() {
+    let mut bench = Bench::new(policy(2), &[MESSAGES]);
+    bench.tick();
+    bench.opened(0, 1);
+    let before = bench.preparing("m1", "T");
+    let seen = bench.seen("m2", "U");
+    let asked = seen.token;
+    assert_eq!(claims(&bench.hit(vec![seen])), 1);
+    bench.happens(Event::Pause { until: None });
+    let effects = bench.claimed(asked, Ok(LEASE));
+    assert!(!effects.contains(&Effect::Prepare(asked)), "{effects:?}");
+    assert!(
+        effects.iter().any(|effect| matches!(effect, Effect::Report { claim, .. } if *claim == asked)),
+        "{effects:?}"
+    );
+    assert!(bench.happens(Event::Prepared { claim: before, answer: Ok(()) }).contains(&Effect::Execute(before)));
 }
 
 #[test]
@@ -125,7 +198,7 @@ fn i08_a_claim_that_was_refused_does_not_count_as_a_task() {
     let seen = bench.seen("m1", "T1");
     let claim = seen.token;
     assert_eq!(claims(&bench.hit(vec![seen])), 1);
-    let effects = bench.claimed(claim, Err(journeyman::domain::refusal::Refusal::Gone));
+    let effects = bench.claimed(claim, Err(Refusal::Gone));
     assert!(!bench.worker.stopping());
     assert_eq!(polls(&effects), 1, "{effects:?}");
 }

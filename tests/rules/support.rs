@@ -250,7 +250,7 @@ impl Bench {
     }
 
     pub(crate) fn recovered(&mut self, source: u16, answer: Result<Vec<Brought>, Refusal>) -> Vec<Effect> {
-        let answer = answer.map(|claims| Found { claims, missed: None });
+        let answer = answer.map(|claims| Found { claims, missed: None, others: 0 });
         self.happens(Event::Recovered { source: SourceId(source), sent_at: self.now, answer })
     }
 

@@ -7,6 +7,7 @@ use journeyman::domain::id::{Lane, Run, Token};
 use journeyman::domain::lease::{self, Lease};
 use journeyman::domain::outcome::{Outcome, Reason};
 use journeyman::domain::refusal::Refusal;
+use journeyman::domain::service::Serving;
 use journeyman::domain::time::Instant;
 use journeyman::domain::worker::{Alert, Brought, Effect, Exit, Found, Haul};
 
@@ -80,6 +81,8 @@ impl World {
         });
         self.held("I22", self.hosts[host].stop.is_none(), || format!("host {host} polls after it was told to stop"));
         self.check_fit(host);
+        let served = self.hosts[host].serving == Serving::Up;
+        self.held("I33", served, || format!("host {host} polls while nobody is there to run its tasks"));
         self.held("I8", (1..=32).contains(&max), || format!("host {host} asks for {max}"));
     }
 
@@ -237,8 +240,9 @@ impl World {
             }
             Alert::DeleteFailed { .. } => self.hosts[host].delete_alerts += 1,
             Alert::LeftOver { run } => {
-                let claims = self.hosts[host].claims.values().filter(|track| track.run == *run).count();
-                self.held("I28", claims > 0, || format!("{run} is no claim of host {host}"));
+                let track = self.hosts[host].claims.values_mut().find(|track| track.run == *run);
+                let known = track.map(|track| track.unasked = true);
+                self.held("I28", known.is_some(), || format!("{run} is no claim of host {host}"));
             }
             Alert::Unasked { run } => {
                 if let Some(track) = self.hosts[host].claims.values_mut().find(|track| track.run == *run) {
@@ -249,6 +253,7 @@ impl World {
             | Alert::HostUnfit { .. }
             | Alert::Trouble { .. }
             | Alert::Occupied { .. }
+            | Alert::Namesake { .. }
             | Alert::Unreadable { .. }
             | Alert::Denied { .. }
             | Alert::Throttled { .. }
@@ -344,12 +349,11 @@ impl World {
     }
 
     pub fn check_recovered(&mut self, host: usize, answer: &Result<Found, Refusal>) {
-        let Ok(Found { claims: brought, missed }) = answer else { return };
-        let first = self.hosts[host].recoveries == 0;
-        self.hosts[host].recoveries += u32::from(missed.is_none());
+        let Ok(Found { claims: brought, .. }) = answer else { return };
+        let began = self.hosts[host].began;
         for one in brought {
             if let Some(track) = self.hosts[host].claims.get_mut(&one.token) {
-                track.left_over = first;
+                track.left_over = self.queue.claimed[&track.run] < began;
             }
         }
         self.note_grants(host, brought);

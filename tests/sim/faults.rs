@@ -24,7 +24,7 @@ faults! {
     // The host.
     Crash, Suspend, TimerLate, ClockFast, ClockSlow, Drain, HandBackNoDeadline, HandBack120s, HandBack30s, HandBackNow,
     SecondSignal, Abort, SpotNotice120s, SpotNotice30s, SpotNoticeWithoutTime, SpotNoticeThenSignal, EarlierNotice, HostAtRisk,
-    HostUnfit, OperatorHandsBack, OperatorCancels,
+    HostUnfit, ServiceGone, OperatorHandsBack, OperatorCancels,
     // The payload.
     IgnoresTerm, NeverEnds, Malformed, Unavailable, Panics, Intermittent, SlowPrepare, ArtifactMissing, ArtifactUnstored,
     SlowSettle,

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use journeyman::domain::claim;
 use journeyman::domain::id::{Deployment, Run, SourceId, Token};
-use journeyman::domain::journal::{Boot, EntryId, Held, Journal, Record, Unreported};
+use journeyman::domain::journal::{Boot, EntryId, Held, Journal, Record, Stamp, Unreported};
 use journeyman::domain::lease::{self, Lease};
 use journeyman::domain::outcome::{Outcome, Verdict};
 use journeyman::domain::poll;
+use journeyman::domain::service::Serving;
 use journeyman::domain::time::Instant;
 use journeyman::domain::worker::{Event, Exit, Least, LeftOver, Noticed, Place, Policy, Stay, Worker};
 
@@ -50,7 +51,10 @@ pub struct Host {
     pub unfit_until: u64,
     /// A task was found to fail because of the host, and no look has found it fit since.
     pub known_unfit: bool,
-    pub recoveries: u32,
+    /// When this life began.
+    pub began: u64,
+    /// Whether what its tasks need is there, as its worker was told.
+    pub serving: Serving,
     pub request_good: Option<bool>,
     /// What is on its disk.
     pub journal: Journal,
@@ -186,7 +190,8 @@ impl Host {
             partitioned_until: 0,
             unfit_until: 0,
             known_unfit: false,
-            recoveries: 0,
+            began: 0,
+            serving: Serving::Up,
             request_good: None,
             journal: Journal::default(),
             left: BTreeSet::new(),
@@ -215,12 +220,17 @@ impl Host {
         if self.azure { LANES } else { 1 }
     }
 
-    pub fn start(&mut self, rng: &mut Rng) -> Vec<LeftOver> {
+    /// Begins a life; answers with what it is to be told first.
+    pub fn start(&mut self, rng: &mut Rng, now: u64) -> Vec<Event> {
         self.stopped();
         self.life += 1;
+        self.began = now;
         let boot = Boot("boot".into());
         let plan = self.journal.plan(&boot, &[CLAIMANT.into()]);
+        let polls = self.journal.polls_left(&boot, &[CLAIMANT.into()]);
         self.journal = Journal::begun(boot);
+        let unread = polls.iter().map(|left| left.sent).collect();
+        self.journal.apply(Record::Polls { claimant: CLAIMANT.into(), unread });
         self.left.clear();
         let mut left = Vec::new();
         for Unreported { run, outcome, .. } in plan.report {
@@ -245,7 +255,23 @@ impl Host {
         };
         let place = Place { manner, deployment: Deployment(0) };
         self.worker = Some(Worker::new(self.policy.clone(), &[place], rng.bits()));
-        left
+        let present = self.stamp(self.local(now));
+        let ago = polls.iter().map(|left| left.sent.ago(present));
+        let polls = ago.map(|ago| Event::PollLeft { source: SourceId(0), ago });
+        std::iter::once(Event::LeftOver(left)).chain(polls).collect()
+    }
+
+    fn stamp(&self, at: Instant) -> Stamp {
+        Stamp { boot: Some(at), wall: Duration::ZERO }
+    }
+
+    /// Writes down which polls it has not read the answers of.
+    pub fn note_polls(&mut self, now: u64) {
+        let now = self.local(now);
+        let Some(source) = self.worker.as_ref().and_then(|worker| worker.sources().next()) else { return };
+        let sent = source.poller.unread().polls().iter().map(|asked| self.stamp(now.minus(asked.ago(now))));
+        let unread = sent.collect();
+        self.note(Record::Polls { claimant: CLAIMANT.into(), unread });
     }
 
     /// Writes something down.
@@ -269,8 +295,8 @@ impl Host {
         self.alerted.clear();
         self.deletes_failed = 0;
         self.delete_alerts = 0;
-        self.recoveries = 0;
         self.known_unfit = false;
+        self.serving = Serving::Up;
         self.request_good = None;
     }
 

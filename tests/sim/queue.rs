@@ -44,6 +44,8 @@ pub struct Queue {
     pub lease_ms: u64,
     pub tasks: BTreeMap<TaskId, Task>,
     pub entries: BTreeMap<u64, Entry>,
+    /// When each run was claimed.
+    pub claimed: BTreeMap<Run, u64>,
     next: u64,
 }
 
@@ -52,7 +54,7 @@ pub type Said<T> = Result<T, ()>;
 
 impl Queue {
     pub fn new(lease_ms: u64) -> Self {
-        Self { lease_ms, tasks: BTreeMap::new(), entries: BTreeMap::new(), next: 0 }
+        Self { lease_ms, tasks: BTreeMap::new(), entries: BTreeMap::new(), claimed: BTreeMap::new(), next: 0 }
     }
 
     pub fn create(&mut self, lane: u16, retries: u32, now: u64) -> TaskId {
@@ -122,6 +124,7 @@ impl Queue {
         }
         match self.state(run).ok_or(())? {
             State::Pending => {
+                self.claimed.insert(run.clone(), now);
                 self.set(run, State::Running { host, taken_until: now + self.lease_ms });
                 Ok(now + self.lease_ms)
             }
@@ -142,6 +145,7 @@ impl Queue {
         pending.truncate(max);
         let runs: Vec<Run> = pending.into_iter().map(|(_, run)| run).collect();
         for run in &runs {
+            self.claimed.insert(run.clone(), now);
             self.set(run, State::Running { host, taken_until: now + self.lease_ms });
         }
         runs

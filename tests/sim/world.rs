@@ -10,7 +10,9 @@ use journeyman::domain::id::{Lane, Run, SourceId, TaskId, Token};
 use journeyman::domain::journal::{After, EntryId, Held, Record};
 use journeyman::domain::outcome::{Outcome, Unprepared, Verdict};
 use journeyman::domain::refusal::Refusal;
+use journeyman::domain::service::Serving;
 use journeyman::domain::time::Instant;
+use journeyman::domain::unread::Window;
 use journeyman::domain::worker::{Brought, Effect, Event, Exit, Found, Haul, Lanes, Seen};
 
 use crate::faults::{ALL, Fault, Tally};
@@ -28,7 +30,7 @@ const EVENTS_MAX: u64 = 2_000_000;
 pub enum Call {
     Open,
     Poll { lane: Lane, max: u8 },
-    Recover { held: Vec<Run> },
+    Recover { held: Vec<Run>, asked: Vec<Window> },
     Claim { claim: Token, run: Run },
     TakeOver { claim: Token, run: Run },
     Delete { message: Token, id: u64, receipt: u64 },
@@ -87,6 +89,7 @@ enum Happens {
     EndedAt { host: usize, life: u32, claim: Token, verdict: Verdict },
     SettledAt { host: usize, life: u32, claim: Token, settled: Settled },
     LookedAt { host: usize, life: u32, condition: Condition },
+    ServedAgain { host: usize, life: u32 },
     LongPollOver { id: u64 },
     Expiry { run: Run },
     Create,
@@ -192,6 +195,7 @@ impl World {
             Fault::QueueRestart,
             Fault::Quarantine,
             Fault::HostUnfit,
+            Fault::ServiceGone,
             Fault::OperatorHandsBack,
             Fault::OperatorCancels,
             Fault::PartitionedReplies,
@@ -282,7 +286,8 @@ impl World {
             | Happens::PreparedAt { host, life, .. }
             | Happens::EndedAt { host, life, .. }
             | Happens::SettledAt { host, life, .. }
-            | Happens::LookedAt { host, life, .. } => Some((*host, *life)),
+            | Happens::LookedAt { host, life, .. }
+            | Happens::ServedAgain { host, life } => Some((*host, *life)),
             Happens::Arrive(_)
             | Happens::LongPollOver { .. }
             | Happens::Expiry { .. }
@@ -312,6 +317,7 @@ impl World {
                 self.hosts[host].known_unfit &= condition == Condition::Unfit;
                 self.tell(host, Event::Looked(condition));
             }
+            Happens::ServedAgain { host, .. } => self.serve(host, Serving::Up),
             Happens::PreparedAt { host, claim, answer, .. } => {
                 self.note_host_fault(host, claim, answer == Err(Unprepared::Host));
                 if self.hosts[host].claims.get(&claim).is_some_and(|track| !track.killed) {
@@ -348,10 +354,12 @@ impl World {
             Happens::Start { host } if self.hosts[host].worker.is_some() => {}
             Happens::Start { host } => {
                 let mut rng = self.rng.clone();
-                let left = self.hosts[host].start(&mut rng);
+                let told = self.hosts[host].start(&mut rng, self.now);
                 self.rng = rng;
                 self.note(|| format!("host {host} starts"));
-                self.tell(host, Event::LeftOver(left));
+                for event in told {
+                    self.tell(host, event);
+                }
                 self.tell(host, Event::Tick);
             }
             Happens::Calm => self.become_calm(),
@@ -368,6 +376,7 @@ impl World {
             self.hosts[host].quarantined_until = 0;
             self.hosts[host].partitioned_until = 0;
             self.hosts[host].unfit_until = 0;
+            self.serve(host, Serving::Up);
             if self.hosts[host].worker.is_none() {
                 self.at(self.now, Happens::Start { host });
             }
@@ -411,6 +420,11 @@ impl World {
                 }
             }
             Fault::HostUnfit => self.hosts[host].unfit_until = self.now + self.rng.between(1_000, 1_000_000),
+            Fault::ServiceGone => {
+                self.serve(host, Serving::Down);
+                let (at, life) = (self.now + self.rng.between(1_000, 600_000), self.hosts[host].life);
+                self.at(at, Happens::ServedAgain { host, life });
+            }
             Fault::OperatorHandsBack => self.order(host, Order::HandBack),
             Fault::OperatorCancels => self.order(host, Order::Cancel),
             Fault::Quarantine => self.hosts[host].quarantined_until = self.now + self.rng.between(1_000, 600_000),
@@ -432,6 +446,12 @@ impl World {
                 self.queue.put(2, Some(Run { task, run: 0 }), crate::host::DEQUEUE_ALERT, self.now);
             }
             other => unreachable!("{other:?} is no incident"),
+        }
+    }
+
+    fn serve(&mut self, host: usize, serving: Serving) {
+        if self.suspended(host).is_none() && std::mem::replace(&mut self.hosts[host].serving, serving) != serving {
+            self.tell(host, Event::Serving { source: SourceId(0), serving });
         }
     }
 
@@ -533,6 +553,7 @@ impl World {
                 return;
             }
         }
+        self.hosts[host].note_polls(self.now);
         self.check_capacity(host);
         self.check_told_in_time(host);
         self.set_wake(host);
@@ -556,10 +577,11 @@ impl World {
             Effect::Open(_) => self.send(host, Call::Open, CALL_TIMEOUT),
             Effect::Poll { lane, max, .. } => {
                 self.hosts[host].reserved += u32::from(max);
+                self.hosts[host].note_polls(self.now);
                 let timeout = if self.hosts[host].azure { CALL_TIMEOUT } else { LONG_POLL_TIMEOUT };
                 self.send(host, Call::Poll { lane, max }, timeout);
             }
-            Effect::Recover { held, .. } => self.send(host, Call::Recover { held }, CALL_TIMEOUT),
+            Effect::Recover { held, asked, .. } => self.send(host, Call::Recover { held, asked }, CALL_TIMEOUT),
             Effect::Claim(claim) => {
                 let run = run_of(self, claim).expect("check_effect made the track");
                 self.send(host, Call::Claim { claim, run }, CALL_TIMEOUT);
@@ -589,7 +611,9 @@ impl World {
             Effect::Settle(claim) => self.settle(host, claim),
             Effect::Report { claim, outcome, timeout } => {
                 // The record may be lost with the host, as long as nobody waits for it.
-                if !self.rng.chance(10) {
+                if let Some(run) = run_of(self, claim).filter(|_| !self.rng.chance(10)) {
+                    let held = Held { run, claimant: CLAIMANT.into(), remains: None };
+                    self.hosts[host].note(Record::Held { entry: EntryId(claim.0), held });
                     self.hosts[host].note(Record::Decided { entry: EntryId(claim.0), outcome });
                 }
                 if let Some(run) = run_of(self, claim) {
@@ -633,6 +657,8 @@ impl World {
         let unfit = self.now < self.hosts[host].unfit_until;
         let answer = if unfit && self.rng.chance(50) {
             Err(Unprepared::Host)
+        } else if self.hosts[host].serving == Serving::Down && self.rng.chance(50) {
+            Err(Unprepared::Away)
         } else if self.hit(Fault::Malformed, 10) {
             Err(Unprepared::Malformed)
         } else if self.hit(Fault::Unavailable, 5) {
@@ -651,6 +677,8 @@ impl World {
         let unfit = self.now < self.hosts[host].unfit_until;
         let verdict = if unfit {
             Verdict::Host
+        } else if self.hosts[host].serving == Serving::Down && self.rng.chance(50) {
+            Verdict::Away
         } else if self.hit(Fault::Panics, 5) {
             Verdict::Internal
         } else if self.hit(Fault::Intermittent, 10) {
@@ -785,10 +813,15 @@ impl World {
             }
             Call::Poll { lane, max } if self.hosts[host].azure => Ok(self.receive(lane, max)),
             Call::Poll { max, .. } => return self.claim_work(request, max),
-            Call::Recover { held } => {
+            Call::Recover { held, asked } => {
                 let mut granted = Vec::new();
                 let mut missed = false;
+                let took = self.hosts[host].local(self.now).since(request.sent_at);
                 for run in self.queue.claimed_by(host).into_iter().filter(|run| !held.contains(run)) {
+                    let ago = Duration::from_millis(self.now - self.queue.claimed[&run]);
+                    if !asked.iter().any(|window| window.holds(ago, took)) {
+                        continue;
+                    }
                     if self.hit(Fault::RecoveryPartly, 30) {
                         missed = true;
                     } else if let Ok(Answer::Length(length)) = self.length(|queue, now| queue.reclaim(host, &run, now))
@@ -1035,7 +1068,7 @@ impl World {
             Answer::Partly(granted) => (Answer::Granted(granted), Some(Refusal::Retry { after: None })),
             other => (other, None),
         };
-        Found { claims: self.haul(host, answer).claims, missed }
+        Found { claims: self.haul(host, answer).claims, missed, others: 0 }
     }
 
     fn haul(&mut self, host: usize, answer: Answer) -> Haul {

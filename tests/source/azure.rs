@@ -259,5 +259,5 @@ async fn answers_of_poll_task_urls_that_nothing_can_be_polled_with_are_tried_aga
 #[tokio::test]
 async fn there_is_nothing_to_recover_where_claims_are_idempotent() {
     let source = source("http://127.0.0.1:1", Dialect::Azure);
-    assert!(source.recover(&[]).await.expect("no call is made").grants.is_empty());
+    assert!(source.recover(&[], &[]).await.expect("no call is made").grants.is_empty());
 }

@@ -6,7 +6,7 @@ use journeyman::domain::id::Lane;
 use journeyman::domain::outcome::{Outcome, Reason};
 use journeyman::domain::refusal::Refusal;
 use journeyman::source::taskcluster::{Dialect, Taskcluster};
-use journeyman::source::{Message, Source as _};
+use journeyman::source::{Message, Source as _, Window};
 use serde_json::json;
 
 use crate::gremlin::{Asked, Gremlin, answer_with, date, json as say};
@@ -238,7 +238,38 @@ async fn a_run_that_is_not_running_for_us_is_canceled() {
 }
 
 fn listed(task: &str, id: &str) -> serde_json::Value {
-    json!({ "taskId": task, "runId": 0, "workerGroup": "wg", "workerId": id, "task": { "payload": {} } })
+    let claimed = jiff::Timestamp::now().to_string();
+    json!({
+        "taskId": task, "runId": 0, "workerGroup": "wg", "workerId": id, "claimed": claimed, "task": { "payload": {} },
+    })
+}
+
+#[tokio::test]
+async fn what_was_claimed_under_our_name_when_we_had_asked_for_nothing_is_left_alone_and_counted() {
+    // By the service's clock, which is hours away from ours.
+    let shift_s = 3 * 3600;
+    let at = |ago: i64| (jiff::Timestamp::now() + jiff::SignedDuration::from_secs(shift_s - ago)).to_string();
+    let claimed = |task: &str, when: Option<String>| {
+        let mut entry = listed(task, "w1");
+        entry["claimed"] = when.map_or(serde_json::Value::Null, Into::into);
+        entry
+    };
+    let tasks = [
+        claimed("early", Some(at(110))),
+        claimed("lost", Some(at(90))),
+        claimed("late", Some(at(50))),
+        claimed("timeless", None),
+        listed("other", "w2"),
+    ];
+    let page = json!({ "tasks": tasks }).to_string();
+    let headers = [("content-type", "application/json"), ("date", &date(shift_s))];
+    let page = answer_with(200, &headers, page);
+    let gremlin = Gremlin::start(|_| vec![page, say(200, &reclaim("lost", 0, "adopted"))]).await;
+    let asked = [Window::of_poll(Duration::from_secs(100))];
+    let found = source(&gremlin.url(), Dialect::ClaimWork).recover(&[], &asked).await.expect("it is answered");
+    let runs: Vec<String> = found.grants.iter().map(|grant| grant.run.to_string()).collect();
+    assert_eq!((runs, found.others), (vec!["lost/0".to_owned()], 3));
+    assert_eq!(gremlin.asked().len(), 2, "nobody else's lease is touched");
 }
 
 #[tokio::test]
@@ -256,7 +287,7 @@ async fn a_claim_whose_reply_was_lost_is_found_page_by_page_and_taken_over() {
     ];
     let gremlin = Gremlin::start(|_| script).await;
     let source = source(&gremlin.url(), Dialect::ClaimWork);
-    let grants = source.recover(&[run("H", 0)]).await.expect("it is answered").grants;
+    let grants = source.recover(&[run("H", 0)], &[Window::ALWAYS]).await.expect("it is answered").grants;
     assert_eq!(grants.len(), 1);
     assert_eq!((&grants[0].run, &grants[0].task["payload"]), (&run("O", 0), &json!("of O")));
     let asked = gremlin.asked();
@@ -277,7 +308,8 @@ async fn what_was_taken_over_is_kept_though_another_could_not_be() {
     let page = json!({ "tasks": [listed("O", "w1"), listed("P", "w1")] });
     let script = vec![say(200, &page), say(200, &reclaim("O", 0, "adopted")), error(500, "InternalServerError")];
     let gremlin = Gremlin::start(|_| script).await;
-    let found = source(&gremlin.url(), Dialect::ClaimWork).recover(&[]).await.expect("it is answered");
+    let found =
+        source(&gremlin.url(), Dialect::ClaimWork).recover(&[], &[Window::ALWAYS]).await.expect("it is answered");
     assert_eq!(found.grants.len(), 1);
     assert_eq!(found.missed.expect("it says so").refusal, RETRY);
 }
@@ -286,7 +318,11 @@ async fn what_was_taken_over_is_kept_though_another_could_not_be() {
 async fn a_listing_that_never_ends_is_left() {
     let page = json!({ "tasks": [], "continuationToken": "again" });
     let gremlin = Gremlin::start(|_| vec![say(200, &page)]).await;
-    let grants = source(&gremlin.url(), Dialect::ClaimWork).recover(&[]).await.expect("it is answered").grants;
+    let grants = source(&gremlin.url(), Dialect::ClaimWork)
+        .recover(&[], &[Window::ALWAYS])
+        .await
+        .expect("it is answered")
+        .grants;
     assert!(grants.is_empty());
     assert_eq!(gremlin.asked().len(), journeyman::limits::LISTING_PAGES_MAX);
 }
@@ -296,13 +332,13 @@ async fn missing_scopes_for_taking_over_are_named() {
     let page = json!({ "tasks": [listed("O", "w1")] });
     for script in [vec![error(403, "InsufficientScopes")], vec![say(200, &page), error(403, "InsufficientScopes")]] {
         let gremlin = Gremlin::start(|_| script).await;
-        let refused = discreet(source(&gremlin.url(), Dialect::ClaimWork).recover(&[]).await);
+        let refused = discreet(source(&gremlin.url(), Dialect::ClaimWork).recover(&[], &[Window::ALWAYS]).await);
         assert_eq!(refused.refusal, Refusal::Denied);
         assert!(refused.what.contains("queue:claimed-list:prov/wt"), "{refused}");
         assert!(refused.what.contains("queue:reclaim-task:*"), "{refused}");
     }
     let gremlin = Gremlin::start(|_| vec![error(401, "AuthenticationFailed")]).await;
-    let refused = discreet(source(&gremlin.url(), Dialect::ClaimWork).recover(&[]).await);
+    let refused = discreet(source(&gremlin.url(), Dialect::ClaimWork).recover(&[], &[Window::ALWAYS]).await);
     assert_eq!(refused.refusal, Refusal::Denied);
     assert!(!refused.what.contains("scopes"), "{refused}");
 }

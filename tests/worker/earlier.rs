@@ -20,40 +20,51 @@ use tokio::sync::{mpsc, watch};
 use crate::faults::{Mood, Moody};
 use crate::scripted::{Scripted, Told};
 
-const STYLES: [Style; 2] =
+pub const STYLES: [Style; 2] =
     [Style::Claims { patience: Duration::from_secs(20) }, Style::Messages { hidden: Duration::from_secs(300) }];
-const HANDED_BACK: State = State::Resolved(End::Reported(Outcome::Exception(Reason::WorkerShutdown)));
-const COMPLETED: State = State::Resolved(End::Reported(Outcome::Completed));
+pub const HANDED_BACK: State = State::Resolved(End::Reported(Outcome::Exception(Reason::WorkerShutdown)));
+pub const COMPLETED: State = State::Resolved(End::Reported(Outcome::Completed));
 
 /// A queue and a work folder, which outlive workers.
-struct Scene {
-    queue: Queue,
+pub struct Scene {
+    pub queue: Queue,
     clock: Clock,
-    folder: tempfile::TempDir,
-    mood: watch::Sender<Mood>,
+    pub folder: tempfile::TempDir,
+    pub mood: watch::Sender<Mood>,
+    pub capacity: u32,
 }
 
 /// One life of the worker.
-struct Life {
-    control: Control,
-    told: mpsc::Receiver<Told>,
+pub struct Life {
+    pub control: Control,
+    pub told: mpsc::Receiver<Told>,
     running: tokio::task::JoinSet<std::io::Result<Exit>>,
 }
 
 impl Scene {
-    fn new(style: Style) -> Self {
+    pub fn new(style: Style) -> Self {
         let clock = Clock::tokio();
         let queue = Queue::new(QueueSettings { style, ..QueueSettings::default() }, Arc::new(move || clock.now()));
-        Self { queue, clock, folder: tempfile::tempdir().expect("a folder"), mood: watch::channel(Mood::Well).0 }
+        Self {
+            queue,
+            clock,
+            folder: tempfile::tempdir().expect("a folder"),
+            mood: watch::channel(Mood::Well).0,
+            capacity: 1,
+        }
     }
 
     fn create(&self, payload: serde_json::Value) -> TaskId {
-        let task = TaskId::parse("task").expect("a task id");
+        self.create_as("task", payload)
+    }
+
+    pub fn create_as(&self, name: &str, payload: serde_json::Value) -> TaskId {
+        let task = TaskId::parse(name).expect("a task id");
         self.queue.create(task.clone(), json!({ "payload": payload })).expect("created");
         task
     }
 
-    fn live(&self) -> Life {
+    pub fn live(&self) -> Life {
         self.live_as("worker")
     }
 
@@ -62,16 +73,26 @@ impl Scene {
     }
 
     fn live_in(&self, folder: &Path, name: &str) -> Life {
+        self.live_on("", folder, name)
+    }
+
+    /// On another host, where nothing is known of this one's workers.
+    pub fn live_on(&self, elsewhere: &'static str, folder: &Path, name: &str) -> Life {
         let (sender, told) = mpsc::channel(8);
-        let source =
-            Moody { inner: self.queue.source(name), mood: self.mood.subscribe(), polls: Arc::<AtomicU64>::default() };
+        let source = Moody {
+            inner: self.queue.source(name),
+            mood: self.mood.subscribe(),
+            polls: Arc::<AtomicU64>::default(),
+            elsewhere,
+        };
         let feed = Feed {
             name: "memory".into(),
             source: Arc::new(source),
             handler: handler::erase(Scripted(sender)),
             env: BTreeMap::new(),
         };
-        let settings = Settings { work_dir: folder.into(), clock: self.clock, ..Settings::default() };
+        let settings =
+            Settings { work_dir: folder.into(), clock: self.clock, capacity: self.capacity, ..Settings::default() };
         let worker = Worker::new(settings, vec![feed]);
         let control = worker.control();
         let mut running = tokio::task::JoinSet::new();
@@ -85,12 +106,12 @@ impl Scene {
 }
 
 impl Life {
-    async fn started(&mut self) {
+    pub async fn started(&mut self) {
         assert!(matches!(self.told.recv().await, Some(Told::Started(_))));
     }
 
     /// As a process that is killed: nothing is said to anybody any more.
-    async fn dies(mut self) {
+    pub async fn dies(mut self) {
         self.running.abort_all();
         while self.running.join_next().await.is_some() {}
         while self.control.look().await.is_some() {

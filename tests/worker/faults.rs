@@ -11,7 +11,9 @@ use journeyman::domain::refusal::Refusal;
 use journeyman::handler;
 use journeyman::host::clock::Clock;
 use journeyman::source::memory::{End, Memory, Queue, Settings as QueueSettings, State, Style};
-use journeyman::source::{Answer, Artifact, Batch, Claim, Grant, Manner, Message, Opened, Recovered, Refused, Source};
+use journeyman::source::{
+    Answer, Artifact, Batch, Claim, Grant, Manner, Message, Opened, Recovered, Refused, Source, Window,
+};
 use journeyman::worker::{Exit, Feed, Settings, Worker};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
@@ -34,12 +36,16 @@ pub enum Mood {
     StoresNothing,
     /// No message can be deleted.
     DeletesNothing,
+    /// What a poll has claimed never arrives.
+    LosesReplies,
 }
 
 pub struct Moody {
     pub inner: Memory,
     pub mood: watch::Receiver<Mood>,
     pub polls: Arc<AtomicU64>,
+    /// Tells hosts apart, which know nothing of each other's workers.
+    pub elsewhere: &'static str,
 }
 
 impl Moody {
@@ -52,7 +58,9 @@ impl Moody {
                 Mood::FailsAndForbids => {
                     Err(Refused { refusal: Refusal::Retry { after: None }, what: "a portal wants a login".into() })
                 }
-                Mood::Well | Mood::Quarantines | Mood::StoresNothing | Mood::DeletesNothing => answer.await,
+                Mood::Well | Mood::Quarantines | Mood::StoresNothing | Mood::DeletesNothing | Mood::LosesReplies => {
+                    answer.await
+                }
             }
         })
     }
@@ -66,7 +74,7 @@ impl Source for Moody {
         self.inner.deployment()
     }
     fn claimant(&self) -> String {
-        self.inner.claimant()
+        format!("{}{}", self.inner.claimant(), self.elsewhere)
     }
     fn manner(&self) -> Manner {
         self.inner.manner()
@@ -82,6 +90,12 @@ impl Source for Moody {
         if *self.mood.borrow() == Mood::Quarantines {
             return Box::pin(async { Ok(Batch::default()) });
         }
+        if *self.mood.borrow() == Mood::LosesReplies {
+            return Box::pin(async move {
+                drop(self.inner.poll(lane, max).await);
+                std::future::pending().await
+            });
+        }
         self.unless_moody(self.inner.poll(lane, max))
     }
     fn claim<'a>(&'a self, message: &'a Message) -> Answer<'a, Grant> {
@@ -94,11 +108,11 @@ impl Source for Moody {
         }
         self.unless_moody(self.inner.delete(lane, id, receipt))
     }
-    fn recover<'a>(&'a self, held: &'a [Run]) -> Answer<'a, Recovered> {
+    fn recover<'a>(&'a self, held: &'a [Run], asked: &'a [Window]) -> Answer<'a, Recovered> {
         if *self.mood.borrow() == Mood::FailsAndForbids {
             return Box::pin(async { Err(Refused { refusal: Refusal::Denied, what: "scopes are missing".into() }) });
         }
-        self.unless_moody(self.inner.recover(held))
+        self.unless_moody(self.inner.recover(held, asked))
     }
     fn take_over<'a>(&'a self, run: &'a Run) -> Answer<'a, Grant> {
         self.unless_moody(self.inner.take_over(run))
@@ -143,7 +157,7 @@ impl Scene {
         let (mood, moods) = watch::channel(mood);
         let (sender, told) = mpsc::channel(8);
         let polls = Arc::<AtomicU64>::default();
-        let source = Moody { inner: queue.source("worker"), mood: moods, polls: Arc::clone(&polls) };
+        let source = Moody { inner: queue.source("worker"), mood: moods, polls: Arc::clone(&polls), elsewhere: "" };
         let settings =
             Settings { capacity, work_dir: folder.path().into(), clock, drain_deadline: None, ..Settings::default() };
         let feed = Feed {

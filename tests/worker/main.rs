@@ -12,6 +12,7 @@ mod deployments;
 mod earlier;
 mod faults;
 mod long;
+mod namesakes;
 mod outcomes;
 mod scripted;
 mod service;

@@ -1,10 +1,11 @@
-//! Looks at a queue of requests: whether the broker lets us in, and whether the queue is there.
+//! Looks at a broker: whether it lets us in, and whether the queue of requests and the exchange for reports are there.
 
 use tokio::time::timeout;
 
 use super::Check;
 use crate::amqp;
-use crate::amqp::lapin::options::QueueDeclareOptions;
+use crate::amqp::lapin::ExchangeKind;
+use crate::amqp::lapin::options::{ExchangeDeclareOptions, QueueDeclareOptions};
 use crate::amqp::lapin::types::FieldTable;
 use crate::cli::requests;
 use crate::config::Environment;
@@ -35,7 +36,7 @@ pub(super) async fn source(name: String, source: Source, config: Config, environ
     let looking = async {
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         let channel = connection.create_channel().await?;
-        channel.queue_declare(queue.as_str().into(), options, FieldTable::default()).await
+        channel.queue_declare(amqp::short_or_none(&queue).unwrap_or_default(), options, FieldTable::default()).await
     };
     checks.push(match timeout(DOCTOR_CALL_TIME, looking).await {
         Ok(Ok(found)) => Check::ok(
@@ -54,4 +55,33 @@ pub(super) async fn source(name: String, source: Source, config: Config, environ
     });
     amqp::close(&connection, AMQP_CLOSE_WAIT).await;
     checks
+}
+
+/// Looks at where activity is reported.
+pub(super) async fn activity(exchange: String, config: Config, environment: Environment) -> Vec<Check> {
+    let part = || "activity".to_owned();
+    let connected = match requests::broker(&config.amqp, &environment) {
+        Ok(broker) => broker.connect("journeyman doctor").await.map_err(|refused| refused.what),
+        Err(failure) => Err(failure.message),
+    };
+    let connection = match connected {
+        Ok(connection) => connection,
+        Err(what) => return vec![Check::warning(part(), what, "without its broker nothing is reported; tasks go on")],
+    };
+    let looking = async {
+        let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
+        let name = amqp::short_or_none(&exchange).unwrap_or_default();
+        let channel = connection.create_channel().await?;
+        channel.exchange_declare(name, ExchangeKind::Fanout, options, FieldTable::default()).await
+    };
+    let check = match timeout(DOCTOR_CALL_TIME, looking).await {
+        Ok(Ok(())) => Check::ok(part(), format!("is reported to {exchange}")),
+        Ok(Err(error)) => {
+            let what = format!("cannot be reported to {exchange}: {}", amqp::shown(&error));
+            Check::warning(part(), what, "its controller declares it; until then nothing is reported, and tasks go on")
+        }
+        Err(_) => Check::warning(part(), format!("{exchange}: no answer"), "is the broker under an alarm?"),
+    };
+    amqp::close(&connection, AMQP_CLOSE_WAIT).await;
+    vec![check]
 }

@@ -4,15 +4,15 @@
 use std::fs::File;
 use std::io::ErrorKind;
 use std::os::unix::fs::FileTypeExt as _;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use rustix::process::{Resource, getrlimit};
 
 use super::Check;
-use crate::cli::{spot, worker::socket_of};
+use crate::cli::spot;
 use crate::config::schema::{Config, Containment, Host, Spot};
+use crate::control::client::{Client, Error};
 use crate::host::{notice, room};
 use crate::limits::{DOCTOR_INODES_LEAST, FILES_OF_A_TASK, FILES_OF_A_WORKER};
 use crate::worker::look::bytes;
@@ -20,7 +20,7 @@ use crate::worker::look::bytes;
 /// Everything on this machine. Blocks for as long as its file systems take.
 pub(super) fn look(config: &Config) -> Vec<Check> {
     let mut checks = folder(config);
-    checks.extend([memory(config), files(config), groups(&config.host), socket(config)]);
+    checks.extend([memory(config), files(config), groups(&config.host)]);
     checks
 }
 
@@ -97,18 +97,40 @@ fn memory(config: &Config) -> Check {
 }
 
 fn files(config: &Config) -> Check {
-    let needed = FILES_OF_A_WORKER + FILES_OF_A_TASK * u64::from(config.worker.capacity);
-    let found =
-        |most: String| format!("{most} for this user, {needed} are enough for capacity {}", config.worker.capacity);
-    match getrlimit(Resource::Nofile).current {
-        Some(most) if most < needed => Check::warning(
-            "open files",
-            found(most.to_string()),
-            "raise it for the worker: LimitNOFILE= in the unit (the units that come along do), `ulimit -n` elsewhere",
-        ),
+    let Files { most, enough } = Files::of(config);
+    let capacity = config.worker.capacity;
+    let found = |most: String| format!("{most} for this user, {enough} are enough for capacity {capacity}");
+    match most {
+        Some(most) if most < enough => Check::warning("open files", found(most.to_string()), RAISE_FILES),
         Some(most) => Check::ok("open files", found(most.to_string())),
         None => Check::ok("open files", found("without a limit".to_owned())),
     }
+}
+
+const RAISE_FILES: &str =
+    "raise it for the worker: LimitNOFILE= in the unit (the units that come along do), `ulimit -n` elsewhere";
+
+/// How many files may be open.
+struct Files {
+    /// By this process; `None` is without a limit.
+    most: Option<u64>,
+    /// For what the configuration wants to run at once.
+    enough: u64,
+}
+
+impl Files {
+    fn of(config: &Config) -> Self {
+        let enough = FILES_OF_A_WORKER + FILES_OF_A_TASK * u64::from(config.worker.capacity);
+        Self { most: getrlimit(Resource::Nofile).current, enough }
+    }
+}
+
+/// What a worker says at its start, where fewer files may be open than its capacity needs.
+pub(in crate::cli) fn too_few_files(config: &Config) -> Option<String> {
+    let Files { most, enough } = Files::of(config);
+    let most = most.filter(|most| *most < enough)?;
+    let capacity = config.worker.capacity;
+    Some(format!("{most} files may be open, and a capacity of {capacity} may need {enough}: {RAISE_FILES}"))
 }
 
 /// What can be seen without moving a process: the worker itself finds out by doing it, and in its own group.
@@ -141,9 +163,9 @@ fn own_group() -> Option<PathBuf> {
     Some(root.join(own)).filter(|own| own.exists())
 }
 
-fn socket(config: &Config) -> Check {
+/// Whether a worker can be asked, and one that listens answers.
+pub(super) async fn socket(path: PathBuf) -> Check {
     let name = "control socket";
-    let path = socket_of(config);
     let shown = path.display();
     match std::fs::symlink_metadata(&path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Check::ok(name, format!("{shown} is free")),
@@ -155,10 +177,21 @@ fn socket(config: &Config) -> Check {
             format!("{shown} is there and no socket"),
             "remove it, or set control.socket to another place",
         ),
-        Ok(_) if UnixStream::connect(&path).is_ok() => {
-            Check::ok(name, format!("a worker listens at {shown}; `journeyman status` shows it"))
-        }
-        Ok(_) => Check::ok(name, format!("{shown} is what an earlier worker left; the next one replaces it")),
+        Ok(_) => match Client::new(&path) {
+            Err(Error::NobodyThere(_)) => {
+                Check::ok(name, format!("{shown} is what an earlier worker left; the next one replaces it"))
+            }
+            Err(error) => Check::warning(name, error.to_string(), "ask as root, or as the worker's user"),
+            Ok(client) => match client.status().await {
+                Ok(status) => {
+                    let pid = status.pid;
+                    Check::ok(name, format!("a worker answers at {shown}, process {pid}; `journeyman status` shows it"))
+                }
+                Err(error) => {
+                    Check::failed(name, error.to_string(), "end it, or let it go on; nothing can be told to it now")
+                }
+            },
+        },
     }
 }
 

@@ -5,7 +5,7 @@
 //! is part of what it says.
 
 mod broker;
-mod host;
+pub(super) mod host;
 mod remote;
 
 use std::fmt::Write as _;
@@ -20,7 +20,9 @@ use super::assemble::{self, Name};
 use super::exit::{Ended, Exit};
 use super::inspect;
 use super::output::{self, Format};
+use super::requests;
 use super::settings::{NoFlags, Settings};
+use super::worker::socket_of;
 use crate::config::problem::Severity;
 use crate::config::schema::SourceKind;
 use crate::config::{Environment, Loaded, telemetry};
@@ -205,6 +207,10 @@ async fn look(loaded: &Loaded, environment: &Environment) -> Vec<Check> {
         };
         begin(&source_name, looks);
     }
+    if let Some(exchange) = requests::exchange(&loaded.config) {
+        let (config, environment) = (loaded.config.clone(), environment.clone());
+        begin("activity", Box::pin(broker::activity(exchange, config, environment)));
+    }
     begin("cloud", Box::pin(host::cloud(loaded.config.host.clone())));
     let config = loaded.config.clone();
     begin(
@@ -216,6 +222,8 @@ async fn look(loaded: &Loaded, environment: &Environment) -> Vec<Check> {
                 .unwrap_or_else(|error| vec![Check::failed("host", format!("it could not be looked at: {error}"), "")])
         }),
     );
+    let socket = socket_of(&loaded.config);
+    begin("control socket", Box::pin(async move { vec![host::socket(socket).await] }));
     let mut parts = Vec::new();
     while let Some(part) = looking.join_next().await {
         match part {

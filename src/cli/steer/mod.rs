@@ -120,6 +120,9 @@ pub(super) enum TasksCommand {
     HandBack {
         /// The task, or task and run as TASK/RUN, or the beginning of it
         task: String,
+        /// Wait until the worker holds it no more
+        #[arg(long)]
+        wait: bool,
         #[command(flatten)]
         which: Which,
         #[command(flatten)]
@@ -133,6 +136,9 @@ pub(super) enum TasksCommand {
     Cancel {
         /// The task, or task and run as TASK/RUN, or the beginning of it
         task: String,
+        /// Wait until the worker holds it no more
+        #[arg(long)]
+        wait: bool,
         #[command(flatten)]
         which: Which,
         #[command(flatten)]
@@ -180,7 +186,7 @@ impl Which {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let exit = match error {
-            Error::NobodyThere(_) => Exit::Unreachable,
+            Error::NobodyThere(_) | Error::Silent { .. } => Exit::Unreachable,
             Error::Forbidden(_) | Error::Refused(_) => Exit::No,
             Error::Broken(..) => Exit::Internal,
         };
@@ -295,13 +301,11 @@ pub(super) async fn tasks(command: TasksCommand, environment: &Environment) -> E
             }
             Ok(Exit::Done)
         }
-        TasksCommand::HandBack { task, which, why } => {
-            order(&which, Order::HandBack { task }, why, environment).await?;
-            Ok(Exit::Done)
+        TasksCommand::HandBack { task, wait, which, why } => {
+            end(task, |task| Order::HandBack { task }, wait, &which, why, environment).await
         }
-        TasksCommand::Cancel { task, which, why } => {
-            order(&which, Order::Cancel { task }, why, environment).await?;
-            Ok(Exit::Done)
+        TasksCommand::Cancel { task, wait, which, why } => {
+            end(task, |task| Order::Cancel { task }, wait, &which, why, environment).await
         }
         TasksCommand::Logs { task, which, follow } => {
             let follow = if follow { Follow::Yes } else { Follow::No };
@@ -312,6 +316,34 @@ pub(super) async fn tasks(command: TasksCommand, environment: &Environment) -> E
             }
             Ok(Exit::Done)
         }
+    }
+}
+
+/// Ends one task, and waits for that where it is wanted.
+async fn end(
+    task: String,
+    what: fn(String) -> Order,
+    wait: bool,
+    which: &Which,
+    why: Why,
+    environment: &Environment,
+) -> Ended {
+    if !wait {
+        order(which, what(task), why, environment).await?;
+        return Ok(Exit::Done);
+    }
+    // By its whole name: what is meant by a part of one may be another task before long.
+    let held = which.client(environment)?.show(&task).await?.task;
+    let name = format!("{}:{}/{}", held.source, held.task, held.run);
+    let client = order(which, what(name.clone()), why, environment).await?;
+    loop {
+        match client.show(&name).await {
+            Ok(_) => {}
+            // It holds no such task, or is gone itself.
+            Err(Error::Refused(_) | Error::NobodyThere(_) | Error::Broken(..)) => return Ok(Exit::Done),
+            Err(error @ (Error::Forbidden(_) | Error::Silent { .. })) => return Err(error.into()),
+        }
+        tokio::time::sleep(DRAIN_WAIT_EVERY).await;
     }
 }
 

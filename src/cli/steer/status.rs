@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::shown;
 use crate::control::Status;
 use crate::worker::look::bytes;
-use crate::worker::view::{Host, Outcomes, Service, Source, State, Task, View};
+use crate::worker::view::{Activity, Host, Outcomes, Service, Source, Spot, State, Task, View};
 
 /// The width of the first column.
 const LABEL: usize = 9;
@@ -31,11 +31,17 @@ pub(super) fn table(status: &Status) -> String {
         label(&mut out, "", &format!("not claiming: {why}"));
     }
     label(&mut out, "host", &format!("{}   payloads held by {}", host(view.host), view.containment));
+    if let Some(spot) = &view.spot {
+        label(&mut out, "spot", &heard(spot));
+    }
     out.push_str("sources\n");
     out.push_str(&sources(&view.sources));
     if !view.services.is_empty() {
         out.push_str("services\n");
         out.push_str(&services(&view.services));
+    }
+    if let Some(reports) = &view.activity {
+        label(&mut out, "activity", &activity(reports));
     }
     out.push_str("tasks\n");
     out.push_str(&tasks(&view.tasks));
@@ -50,6 +56,18 @@ pub(super) fn table(status: &Status) -> String {
         label(&mut out, "hint", &plain(hint));
     }
     out
+}
+
+/// What becomes of the reports to a controller.
+fn activity(reports: &Activity) -> String {
+    let Activity { exchange, reports, failures, error } = reports;
+    match error {
+        Some(why) => format!("not reported to {}: {}", plain(exchange), plain(why)),
+        None if *failures > 0 => {
+            format!("{reports} reports to {}, which failed {failures} times before", plain(exchange))
+        }
+        None => format!("{reports} reports to {}", plain(exchange)),
+    }
 }
 
 fn label(out: &mut String, label: &str, text: &str) {
@@ -89,6 +107,15 @@ fn state(view: &View) -> String {
 pub(super) fn host(host: Host) -> String {
     let free = |free: Option<u64>| free.map_or_else(|| "unknown".to_owned(), bytes);
     format!("disk {} free   memory {} free", free(host.disk_free), free(host.memory_free))
+}
+
+/// The watch for notices that the host goes.
+fn heard(spot: &Spot) -> String {
+    let (provider, since) = (&spot.provider, shown(spot.seconds));
+    match &spot.trouble {
+        None => format!("{provider}: notices are heard"),
+        Some(trouble) => format!("{provider}: NOT HEARD for {since}: {}", plain(trouble)),
+    }
 }
 
 fn sources(sources: &[Source]) -> String {
@@ -169,4 +196,28 @@ fn columns(rows: Vec<Vec<String>>) -> String {
         _ = writeln!(out, "  {}", line.trim_end());
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watch_that_hears_nothing_says_for_how_long_and_why() {
+        let mut spot = Spot { provider: "aws".to_owned(), trouble: None, seconds: 75.0 };
+        assert_eq!(heard(&spot), "aws: notices are heard");
+        spot.trouble = Some("500 for\nspot/instance-action".to_owned());
+        assert_eq!(heard(&spot), "aws: NOT HEARD for 1m15s: 500 for spot/instance-action");
+    }
+
+    #[test]
+    fn reports_of_activity_are_shown_with_why_there_are_none() {
+        let told = |failures, error: Option<&str>| {
+            let error = error.map(str::to_owned);
+            activity(&Activity { exchange: "core-activity-xchg".to_owned(), reports: 7, failures, error })
+        };
+        assert_eq!(told(0, None), "7 reports to core-activity-xchg");
+        assert_eq!(told(2, None), "7 reports to core-activity-xchg, which failed 2 times before");
+        assert_eq!(told(3, Some("it is gone")), "not reported to core-activity-xchg: it is gone");
+    }
 }

@@ -4,7 +4,7 @@ use alloc::collections::btree_map::Entry;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use super::{Alert, Brought, Effect, Exit, Held, Mode, Overlap, Proof, Timer, Work, Worker};
+use super::{Alert, Brought, Effect, Exit, Held, Overlap, Proof, Timer, Work, Worker};
 use crate::domain::claim::{self, Act, End, Happening, Machine};
 use crate::domain::fitness::News;
 use crate::domain::id::{Deployment, Run, SourceId, Token};
@@ -44,7 +44,7 @@ impl Worker {
             return;
         }
         self.effects.extend(alert.map(Effect::Alert));
-        let hand_back = slot.is_none() || self.mode != Mode::Running;
+        let hand_back = slot.is_none() || !self.takes();
         if slot.is_some() {
             self.staying.granted();
         }
@@ -110,7 +110,7 @@ impl Worker {
                 feed.poller.accepted();
                 self.staying.granted();
                 self.delete_messages_of(claim);
-                if self.mode != Mode::Running {
+                if !self.takes() {
                     let deadline = self.hand_back_deadline();
                     self.tell(claim, Happening::HandBack { deadline }, now);
                 }

@@ -11,6 +11,7 @@ use crate::domain::outcome::{Outcome, Unprepared, Verdict};
 use crate::domain::refusal::Refusal;
 use crate::domain::service::Serving;
 use crate::domain::time::Instant;
+use crate::domain::unread::Window;
 
 use super::{Policy, Room};
 
@@ -56,6 +57,14 @@ pub struct LeftOver {
 pub enum Event {
     /// An earlier life of this worker has left these unreported. To be told before the first [`Event::Tick`].
     LeftOver(Vec<LeftOver>),
+    /// An earlier life of this worker sent this source a poll that claims, and is not known to have read its answer. To be told
+    /// before the first [`Event::Tick`].
+    PollLeft {
+        /// The source.
+        source: SourceId,
+        /// How long ago.
+        ago: Duration,
+    },
     /// The answer to [`Effect::TakeOver`].
     TakenOver {
         /// The claim.
@@ -245,6 +254,8 @@ pub struct Found {
     pub claims: Vec<Brought>,
     /// Why others could not be; `None` where there are none.
     pub missed: Option<Refusal>,
+    /// How many more go by our name, claimed when no poll of ours can have claimed them. They are left alone.
+    pub others: usize,
 }
 
 /// What a poll brought.
@@ -276,6 +287,8 @@ pub enum Effect {
         source: SourceId,
         /// What is held already, or ended here.
         held: Vec<Run>,
+        /// When polls may have claimed what nobody read the answer of. What was claimed at any other time is not ours.
+        asked: Vec<Window>,
     },
     /// Claim the run that this message is about. The claim goes by the message's token.
     Claim(Token),
@@ -420,6 +433,14 @@ pub enum Alert {
         /// The run.
         run: Run,
     },
+    /// The service counts claims under our name that are not ours: another worker lives under it, or an earlier life had another
+    /// work folder. They are left alone.
+    Namesake {
+        /// The source.
+        source: SourceId,
+        /// How many.
+        claims: usize,
+    },
     /// A poll brought a claim without a free slot; it is handed back.
     Unasked {
         /// The run.
@@ -434,6 +455,25 @@ pub enum Retried {
     Yes,
     /// That was the last time.
     No,
+}
+
+impl Exit {
+    /// In words, for a log.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Drained => "drained",
+            Self::HandedBack => "handed back",
+            Self::Idle => "idle",
+            Self::Limit => "limit reached",
+            Self::DrainDeadline => "drain deadline",
+            Self::HostGoes => "host goes",
+            Self::CredentialsRefused => "credentials refused",
+            Self::Misconfigured => "misconfigured",
+            Self::Aborted => "aborted",
+            Self::Occupied => "processes left",
+        }
+    }
 }
 
 /// Why the worker exits (I24): the first cause counts, but that a hand back outranks a drain, and the host's end both.

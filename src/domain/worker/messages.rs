@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::{Alert, DELETE_RETRY, DELETES_MAX, Deletion, Effect, Entry, Kept, Mode, Retried, Seen, Worker};
+use super::{Alert, DELETE_RETRY, DELETES_MAX, Deletion, Effect, Entry, Kept, Retried, Seen, Worker};
 use crate::domain::backoff::Backoff;
 use crate::domain::claim::Machine;
 use crate::domain::id::{SourceId, Token};
@@ -39,7 +39,7 @@ impl Worker {
             // I12, I25: it was granted to us and is over here. Were it asked for again before it is over at the queue,
             // it would be granted again, and executed twice.
             self.delete(seen.token);
-        } else if self.mode != Mode::Running || self.fitness.unfit() {
+        } else if !self.takes() {
             // Left alone: it becomes visible again, to another worker.
             self.forget(seen.token);
         } else if let Some(slot) = slots.pop() {

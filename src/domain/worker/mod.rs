@@ -180,7 +180,8 @@ struct Feed {
     reserved: Vec<Slot>,
     accepted: bool,
     polled: bool,
-    started: bool,
+    /// How many claims under our name nobody here knows of, as it was told last.
+    others: usize,
     serving: Serving,
 }
 
@@ -212,6 +213,8 @@ pub struct SourceView<'a> {
     pub asked: usize,
     /// Whether what runs its tasks can take any.
     pub serving: Serving,
+    /// How many claims the service counts under our name that nobody here knows of, as it was told last.
+    pub others: usize,
 }
 
 /// The worker.
@@ -221,6 +224,8 @@ pub struct Worker {
     jitter: Jitter,
     mode: Mode,
     exit: Exit,
+    /// When the first thing happened.
+    began: Option<Instant>,
     /// When the host goes, by the earliest notice.
     host_goes: Option<Instant>,
     /// The hand back's deadline has passed: only payloads are waited for.
@@ -259,13 +264,14 @@ impl Worker {
             reserved: Vec::new(),
             accepted: false,
             polled: false,
-            started: false,
+            others: 0,
             serving: Serving::Up,
         };
         Self {
             jitter: Jitter::seeded(seed),
             mode: Mode::Running,
             exit: Exit::Drained,
+            began: None,
             host_goes: None,
             overdue: false,
             staying: Staying::default(),
@@ -299,6 +305,7 @@ impl Worker {
             poller: &feed.poller,
             asked: feed.reserved.len(),
             serving: feed.serving,
+            others: feed.others,
         })
     }
 
@@ -351,8 +358,14 @@ impl Worker {
         if self.mode == Mode::Exited {
             return;
         }
+        self.began.get_or_insert(now);
         match event {
             Event::LeftOver(list) => self.on_left_over(list, now),
+            Event::PollLeft { source, ago } => {
+                if let Some(feed) = self.feeds.get_mut(usize::from(source.0)) {
+                    feed.poller.poll_left(now, ago);
+                }
+            }
             Event::TakenOver { claim, sent_at, answer } => self.on_taken_over(claim, sent_at, answer, now),
             Event::Opened { source, sent_at, answer } => self.on_opened(source, sent_at, answer, now),
             Event::Polled { source, lane: _, sent_at, answer } => self.on_polled(source, sent_at, answer, now),

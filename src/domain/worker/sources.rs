@@ -44,14 +44,14 @@ impl Worker {
                 feed.accepted |= claims;
                 feed.polled = true;
                 let lost = if claims { haul.messages.len() } else { 0 };
+                if lost > 0 {
+                    feed.poller.look_for_lost();
+                }
                 if lost > 0 && haul.claims.is_empty() {
                     // Each further poll may cost one more claim: no faster than after any other trouble.
                     feed.poller.refused(Refusal::Retry { after: None }, now, &mut self.jitter);
                 } else {
                     feed.poller.answered(haul.messages.len() + haul.claims.len(), now, &mut self.jitter);
-                }
-                if lost > 0 {
-                    feed.poller.look_for_lost();
                 }
                 // I13: of several receptions of one message in a batch, the last one has the valid receipt.
                 let latest: BTreeMap<Box<str>, Token> =
@@ -85,15 +85,16 @@ impl Worker {
     ) {
         let Some(feed) = self.feeds.get_mut(usize::from(source.0)) else { return };
         match answer {
-            Ok(Found { claims, missed }) => {
+            Ok(Found { claims, missed, others }) => {
                 // I28: what an earlier life of this worker held may have run already, so it is handed back, never resumed.
-                // What a lost reply of this life granted has not.
-                let fresh = feed.started;
+                // What a lost reply of this life granted has not, where the clocks can tell.
+                let began = self.began.unwrap_or(now);
+                let fresh = !feed.poller.unread().may_be_of_earlier_life(began);
+                if core::mem::replace(&mut feed.others, others) < others {
+                    self.effects.push_back(Effect::Alert(Alert::Namesake { source, claims: others }));
+                }
                 match missed {
-                    None => {
-                        feed.started = true;
-                        feed.poller.answered(claims.len(), now, &mut self.jitter);
-                    }
+                    None => feed.poller.answered(claims.len(), now, &mut self.jitter),
                     Some(refusal) => {
                         feed.poller.refused(refusal, now, &mut self.jitter);
                     }
@@ -185,7 +186,8 @@ impl Worker {
                 let ours = |work: &&Work| work.deployment == feed.deployment;
                 let known = self.by_run.keys().chain(self.ended.iter()).chain(self.given_up.iter()).filter(ours);
                 let held: Vec<Run> = known.map(|work| work.run.clone()).collect();
-                self.effects.push_back(Effect::Recover { source, held });
+                let asked = feed.poller.unread().windows(now);
+                self.effects.push_back(Effect::Recover { source, held, asked });
             }
             Ready::Poll(lane) => {
                 let share = self.slots.free().div_ceil(waiting.max(1)).min(POLL_MAX).min(allowed);

@@ -246,7 +246,9 @@ impl Worker {
         for claim in proven {
             self.prove(claim);
         }
-        if !self.held.is_empty() || self.staying.paused.is_some() {
+        // Nobody knows what there would be to do for one that is refused.
+        let refused = self.feeds.iter().any(|feed| feed.poller.is_denied());
+        if !self.held.is_empty() || self.staying.paused.is_some() || refused {
             self.staying.busy();
         }
         let idle = if self.held.is_empty() { Some(*self.staying.idle.get_or_insert(now)) } else { None };
@@ -288,6 +290,11 @@ impl Worker {
         let idle = idle.zip(self.policy.stay.idle_exit).map(|(since, span)| since.plus(span));
         let proof = self.proofs().map(|due| due.at).min();
         [uptime, idle, self.staying.paused.flatten(), self.fitness.next_deadline(), proof].into_iter().flatten().min()
+    }
+
+    /// Whether anything that comes is taken: what a poll still brings that was under way when claiming was held off goes back.
+    pub(super) fn takes(&self) -> bool {
+        self.mode == Mode::Running && self.hold_off().is_none()
     }
 
     /// Whether a poll may be started.

@@ -6,14 +6,16 @@
 //! (`x-seconds-left`), and where it belongs in a trace (`traceparent`). Of its own headers those are passed on that the
 //! operator names, and never one that is ours or about the connection.
 //!
-//! What it answers: 2xx is completed; 429 and 503 ask for another run; every other code is failed. A redirect is not
+//! What it answers: 2xx is completed; 429 and 503 ask for another run, after the pause they name in `retry-after`; every other code is failed. A redirect is not
 //! followed. The body is the answer, and its status `ok` or `core_error`, or what the service says in `x-status`. Where the
 //! body is of the type `application/x-ndjson`, each line is a partial answer, sent when it is there, and what follows the
 //! last line's end is the last answer.
 
 use std::path::Path;
 
-use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use std::time::Duration;
+
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::{Response, StatusCode};
 use tokio::fs::File;
 use tokio::io::AsyncWriteExt as _;
@@ -25,7 +27,7 @@ use crate::domain::refusal::Refusal;
 use crate::handler::artifact::{Declaration, What};
 use crate::handler::process::shown;
 use crate::handler::{Context, NotCompleted, fault};
-use crate::limits::{SERVICE_ANSWER_BYTES_MAX, SERVICE_HEADERS_MAX};
+use crate::limits::{SERVICE_ANSWER_BYTES_MAX, SERVICE_HEADERS_MAX, SERVICE_REST, SERVICE_REST_MAX};
 use crate::source::{Replies, Reply, Status};
 
 /// What comes of an attempt.
@@ -150,6 +152,13 @@ impl Inner {
         let code = response.status();
         if matches!(code, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS) {
             let what = format!("the service {} answered {code}", self.settings.name);
+            let rest = rest(&response);
+            // It is what its author reads where this was the last try.
+            if let Some(replies) = context.replies() {
+                self.answer(response, replies, context).await?;
+            }
+            drop(at_work);
+            wait(rest, ready.until, context).await;
             return Ok(Tried::Done(Err(NotCompleted::Intermittent(what))));
         }
         match context.replies() {
@@ -211,7 +220,10 @@ impl Inner {
             // The last line was sent when it came.
             kept.extend_from_slice(b"null");
         }
-        context.answer(reply(kept)).map_err(|_| self.too_large(most))
+        context.answer(reply(kept)).map_err(|unfit| {
+            tracing::warn!(claim.run = %context.task().run, handler = self.settings.name, "an answer cannot be sent: {unfit}");
+            NotCompleted::Failed(format!("the service {}: {unfit}", self.settings.name))
+        })
     }
 
     /// Keeps the answer to a task as an artifact. Answers how large it is.
@@ -290,6 +302,22 @@ impl Lines {
                 return Some(line);
             }
         }
+    }
+}
+
+/// How long a service that is too busy wants to be left alone, in seconds as it says or as usual.
+fn rest(response: &Response) -> Duration {
+    let asked = header(response, RETRY_AFTER.as_str()).and_then(|text| text.trim().parse().ok());
+    asked.map_or(SERVICE_REST, Duration::from_secs).min(SERVICE_REST_MAX)
+}
+
+/// Leaves it alone: the slot is kept, so that nothing else is taken for a service that has too much. Never for longer than
+/// somebody waits for the answer.
+async fn wait(rest: Duration, until: Option<Instant>, context: &Context) {
+    let over = Instant::now() + rest;
+    tokio::select! {
+        () = tokio::time::sleep_until(until.map_or(over, |until| until.min(over))) => {}
+        _ = context.canceled() => {}
     }
 }
 

@@ -3,13 +3,15 @@
 //! The checksum is for torn and rotten lines, not against people: whoever can write the file can write a line.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::domain::id::{Run, TaskId};
-use crate::domain::journal::{Boot, EntryId, Held, Journal, Leader, Record, Remains};
+use crate::domain::journal::{Boot, EntryId, Held, Journal, Leader, Record, Remains, Stamp};
 use crate::domain::outcome::{Outcome, Reason};
+use crate::domain::time::Instant;
 
 /// Told apart from what a later version may write.
 const FORMAT: u32 = 1;
@@ -49,6 +51,33 @@ enum Line<'a> {
     Over {
         entry: u64,
     },
+    Polls {
+        #[serde(borrow)]
+        claimant: Cow<'a, str>,
+        unread: Vec<Sent>,
+    },
+}
+
+/// Milliseconds.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+struct Sent {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    boot: Option<u64>,
+    wall: u64,
+}
+
+impl From<&Stamp> for Sent {
+    fn from(stamp: &Stamp) -> Self {
+        let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
+        Self { boot: stamp.boot.map(|at| millis(at.since_origin())), wall: millis(stamp.wall) }
+    }
+}
+
+impl From<Sent> for Stamp {
+    fn from(sent: Sent) -> Self {
+        let boot = sent.boot.map(|millis| Instant::at(Duration::from_millis(millis)));
+        Self { boot, wall: Duration::from_millis(sent.wall) }
+    }
 }
 
 /// Appends a record.
@@ -66,6 +95,9 @@ pub(super) fn write(record: &Record, out: &mut Vec<u8>) {
         Record::Leads { entry, leader } => Line::Leads { entry: entry.0, pid: leader.pid, started: leader.started },
         Record::Decided { entry, outcome } => Line::Decided { entry: entry.0, outcome: Cow::Borrowed(word(*outcome)) },
         Record::Over { entry } => Line::Over { entry: entry.0 },
+        Record::Polls { claimant, unread } => {
+            Line::Polls { claimant: Cow::Borrowed(claimant), unread: unread.iter().map(Sent::from).collect() }
+        }
     };
     let start = out.len();
     out.extend_from_slice(&[b' '; SUM_CHARS + 1]);
@@ -141,6 +173,9 @@ fn record(line: &[u8]) -> Option<Record> {
             Record::Decided { entry: EntryId(entry), outcome: OUTCOMES.into_iter().find(|one| word(*one) == outcome)? }
         }
         Line::Over { entry } => Record::Over { entry: EntryId(entry) },
+        Line::Polls { claimant, unread } => {
+            Record::Polls { claimant: claimant.into(), unread: unread.into_iter().map(Stamp::from).collect() }
+        }
     })
 }
 
@@ -186,6 +221,8 @@ mod tests {
                 remains,
             },
         );
+        let stamp = (proptest::option::of(0..u64::MAX / 2), 0..u64::MAX / 2)
+            .prop_map(|(boot, wall)| Sent { boot, wall }.into());
         let leader = (any::<i32>(), any::<u64>()).prop_map(|(pid, started)| Leader { pid, started });
         prop_oneof![
             1 => text().prop_map(|boot| Record::Began { boot: Boot(boot) }),
@@ -194,6 +231,8 @@ mod tests {
             2 => (entry(), proptest::sample::select(OUTCOMES.to_vec()))
                 .prop_map(|(entry, outcome)| Record::Decided { entry, outcome }),
             2 => entry().prop_map(|entry| Record::Over { entry }),
+            2 => (text(), proptest::collection::vec(stamp, 0..3))
+                .prop_map(|(claimant, unread)| Record::Polls { claimant, unread }),
         ]
     }
 

@@ -16,9 +16,9 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::crash::{crash, crash_due, crash_point};
-use crate::domain::journal::{Boot, EntryId, Held, Journal as Rules, Leader, Record};
+use crate::domain::journal::{Boot, EntryId, Held, Journal as Rules, Leader, Record, Stamp};
 use crate::domain::outcome::Outcome;
-use crate::limits::{JOURNAL_BYTES_MAX, JOURNAL_LAST_WAIT, JOURNAL_PENDING_BYTES_MAX, JOURNAL_WAIT};
+use crate::limits::{JOURNAL_BYTES_MAX, JOURNAL_LAST_WAIT, JOURNAL_PENDING_BYTES_MAX, JOURNAL_POLL_WAIT, JOURNAL_WAIT};
 
 /// The file in the work folder.
 const FILE: &str = "journal";
@@ -65,6 +65,26 @@ pub(crate) fn this_boot() -> Boot {
     Boot(boot.map_or_else(|_| uuid::Uuid::new_v4().to_string(), |boot| boot.trim().to_owned()).into())
 }
 
+/// What a life leaves to the next one after this.
+pub(crate) enum Carried {
+    /// A claim that is still to be reported.
+    Claim {
+        /// Names it.
+        entry: EntryId,
+        /// The claim.
+        held: Held,
+        /// What is reported.
+        outcome: Outcome,
+    },
+    /// Polls whose answers nobody has read.
+    Polls {
+        /// Who sent them.
+        claimant: Box<str>,
+        /// When.
+        unread: Vec<Stamp>,
+    },
+}
+
 /// A worker's journal. Clones are the same one.
 #[derive(Debug, Clone)]
 pub(crate) struct Journal {
@@ -84,12 +104,18 @@ struct Shared {
     /// Lines that are to be appended.
     pending: Vec<u8>,
     records: usize,
-    /// Who waits until they are safe.
-    waiting: Vec<oneshot::Sender<Result<(), Arc<str>>>>,
+    /// Who waits for them.
+    waiting: Vec<Waiting>,
     /// Some lines were dropped.
     gaps: Gaps,
     /// Not here while something is being written.
     keeper: Option<Keeper>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    told: oneshot::Sender<Result<(), Arc<str>>>,
+    until: Sync,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,6 +138,22 @@ struct Keeper {
 enum Trouble {
     None,
     Said,
+}
+
+/// Word of whether a record is where it has to be.
+#[derive(Debug)]
+pub(crate) struct Noted(oneshot::Receiver<Result<(), Arc<str>>>);
+
+impl Noted {
+    /// Waits until the kernel has the record, so that it outlives this process, or cannot have it, or it takes too long.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub(crate) async fn outlives(self) {
+        // What cannot be written was told already.
+        tokio::time::timeout(JOURNAL_POLL_WAIT, self.0).await.ok();
+    }
 }
 
 /// Word of whether a record is safe.
@@ -158,11 +200,16 @@ impl Journal {
     /// a runtime, whose threads for blocking calls it uses.
     ///
     /// Where it cannot be written that is told, and tried again with the first claim.
-    pub(crate) fn begin(folder: &Path, boot: Boot, carried: impl Iterator<Item = (EntryId, Held, Outcome)>) -> Self {
+    pub(crate) fn begin(folder: &Path, boot: Boot, carried: impl Iterator<Item = Carried>) -> Self {
         let mut rules = Rules::begun(boot);
-        for (entry, held, outcome) in carried {
-            rules.apply(Record::Held { entry, held });
-            rules.apply(Record::Decided { entry, outcome });
+        for one in carried {
+            match one {
+                Carried::Claim { entry, held, outcome } => {
+                    rules.apply(Record::Held { entry, held });
+                    rules.apply(Record::Decided { entry, outcome });
+                }
+                Carried::Polls { claimant, unread } => rules.apply(Record::Polls { claimant, unread }),
+            }
         }
         let mut keeper = Keeper { file: None, records: 0, trouble: Trouble::None };
         // Said there, and tried again.
@@ -181,9 +228,21 @@ impl Journal {
 
     /// Writes down a claim. Its payload may come into being once that is safe.
     pub(crate) fn hold(&self, entry: EntryId, held: Held) -> Recorded {
-        let (sender, receiver) = oneshot::channel();
-        self.write(Some(Record::Held { entry, held }), Some(sender));
+        let (told, receiver) = oneshot::channel();
+        self.write(Some(Record::Held { entry, held }), Some(Waiting { told, until: Sync::Now }));
         Recorded(receiver)
+    }
+
+    /// Writes down a claim without a payload, of which something is about to be reported.
+    pub(crate) fn hold_idle(&self, entry: EntryId, held: Held) {
+        self.write(Some(Record::Held { entry, held }), None);
+    }
+
+    /// Writes down the polls that nobody has read the answers of.
+    pub(crate) fn polls(&self, claimant: Box<str>, unread: Vec<Stamp>) -> Noted {
+        let (told, receiver) = oneshot::channel();
+        self.write(Some(Record::Polls { claimant, unread }), Some(Waiting { told, until: Sync::Later }));
+        Noted(receiver)
     }
 
     /// Writes down the leader of a process group of its payload.
@@ -209,12 +268,12 @@ impl Journal {
 
     /// Resolves when all that was noted is on the disk, or cannot be written.
     async fn written(&self) {
-        let (sender, receiver) = oneshot::channel();
-        self.write(None, Some(sender));
+        let (told, receiver) = oneshot::channel();
+        self.write(None, Some(Waiting { told, until: Sync::Now }));
         receiver.await.ok();
     }
 
-    fn write(&self, record: Option<Record>, waiting: Option<oneshot::Sender<Result<(), Arc<str>>>>) {
+    fn write(&self, record: Option<Record>, waiting: Option<Waiting>) {
         let mut shared = self.inner.shared();
         let record = record.and_then(|record| shared.rules.note(record));
         if record.is_none() && waiting.is_none() {
@@ -260,21 +319,23 @@ impl Inner {
             let written = if anew {
                 keeper.write_anew(&self.folder, &whole)
             } else {
-                keeper.append(&lines, records, if waiting.is_empty() { Sync::Later } else { Sync::Now })
+                let sync = waiting.iter().map(|one| one.until).max().unwrap_or(Sync::Later);
+                keeper.append(&lines, records, sync)
             };
             for waiting in waiting {
                 // Who waited may have been told to end meanwhile.
-                drop(waiting.send(written.clone()));
+                drop(waiting.told.send(written.clone()));
             }
         }
     }
 }
 
 /// Whether somebody waits until it is on the disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Sync {
-    Now,
+    /// The kernel writes it by and by.
     Later,
+    Now,
 }
 
 impl Keeper {

@@ -10,9 +10,10 @@ mod gcp;
 mod service;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::domain::notice::{Goes, News, Next, Pace, Probed, Provider, Search};
 use crate::domain::time::Instant;
@@ -115,12 +116,24 @@ pub struct Notice {
     pub said: Said,
 }
 
+/// How a metadata service is heard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sight {
+    /// Whose.
+    pub provider: Provider,
+    /// Why a notice of it may be missed; `None` where it answers.
+    pub trouble: Option<String>,
+    /// Since when.
+    pub since: Instant,
+}
+
 /// The watch over this host.
 #[derive(Debug)]
 pub struct Watch {
     settings: Settings,
     service: Service,
     seed: u64,
+    sight: Arc<watch::Sender<Option<Sight>>>,
 }
 
 impl Watch {
@@ -132,7 +145,13 @@ impl Watch {
     pub fn new(settings: Settings) -> Result<Self, Unusable> {
         let service = Service::new(settings.endpoint.as_deref(), settings.clock)?;
         let seed = uuid::Uuid::new_v4().as_u64_pair().0;
-        Ok(Self { settings, service, seed })
+        Ok(Self { settings, service, seed, sight: Arc::default() })
+    }
+
+    /// How the metadata service is heard that is watched; `None` where none is.
+    #[must_use]
+    pub fn sight(&self) -> watch::Receiver<Option<Sight>> {
+        self.sight.subscribe()
     }
 
     /// Watches, and sends each notice once. Comes back when there is nothing to watch, or nobody to tell.
@@ -151,7 +170,9 @@ impl Watch {
             Cloud::Auto => self.search().await,
         };
         let Some(provider) = found else { return };
-        let teller = Teller { origin: Origin::Cloud(provider), notices: notices.clone() };
+        let heard = Heard { provider, clock: self.settings.clock, sight: Arc::clone(&self.sight) };
+        heard.say(None);
+        let teller = Teller { origin: Origin::Cloud(provider), notices: notices.clone(), heard: Some(heard) };
         tracing::info!(provider = teller.origin.as_str(), "watching for notices that this host goes");
         let (service, paces) = (&self.service, self.settings.paces);
         match provider {
@@ -191,7 +212,7 @@ impl Watch {
 
     async fn watch_file(&self, notices: &mpsc::Sender<Notice>) {
         let Some(path) = &self.settings.file else { return };
-        let teller = Teller { origin: Origin::File, notices: notices.clone() };
+        let teller = Teller { origin: Origin::File, notices: notices.clone(), heard: None };
         file::watch(path, self.settings.clock, self.settings.paces.file, self.seed, teller).await;
     }
 }
@@ -217,11 +238,26 @@ async fn due<C>(clock: Clock, mut next: impl FnMut(Instant) -> Next<C>) -> Due<C
 #[derive(Debug)]
 struct NobodyListens;
 
+/// Keeps for those who look whether a service is heard.
+#[derive(Debug, Clone)]
+struct Heard {
+    provider: Provider,
+    clock: Clock,
+    sight: Arc<watch::Sender<Option<Sight>>>,
+}
+
+impl Heard {
+    fn say(&self, trouble: Option<String>) {
+        self.sight.send_replace(Some(Sight { provider: self.provider, trouble, since: self.clock.now() }));
+    }
+}
+
 /// Passes on what a watch learns.
 #[derive(Debug, Clone)]
 struct Teller {
     origin: Origin,
     notices: mpsc::Sender<Notice>,
+    heard: Option<Heard>,
 }
 
 impl Teller {
@@ -241,10 +277,12 @@ impl Teller {
             Some(News::Unwell) => {
                 let trouble = trouble.unwrap_or("it does not answer");
                 tracing::warn!(provider, "a notice that this host goes may be missed: {trouble}");
+                self.heard.iter().for_each(|heard| heard.say(Some(trouble.to_owned())));
                 return Ok(());
             }
             Some(News::Well) => {
                 tracing::info!(provider, "notices are heard again");
+                self.heard.iter().for_each(|heard| heard.say(None));
                 return Ok(());
             }
             None => return Ok(()),

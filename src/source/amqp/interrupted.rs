@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use lapin::types::ShortString;
+use tokio::sync::Semaphore;
 use tokio::time::sleep;
 
 use crate::amqp;
@@ -13,8 +14,8 @@ use crate::domain::poll::TROUBLE;
 use crate::host::crash::crash_point;
 
 use super::Early;
+use super::answer;
 use super::link::Link;
-use super::part;
 use super::session::Published;
 use super::shelf::{Entry, Left, Shelf, Shelved, Unread};
 use super::tally::Tally;
@@ -27,10 +28,12 @@ pub(super) struct Interrupted {
     pub(super) queue: ShortString,
     pub(super) early: Early,
     pub(super) tally: Arc<Tally>,
+    /// As that of the source: closed where it closes.
+    pub(super) copying: Arc<Semaphore>,
 }
 
 impl Interrupted {
-    /// Does that for what an earlier life has left, and then for what is left in this one. Never resolves.
+    /// Does that for what an earlier life has left, and then for what is left in this one, until its source closes.
     pub(super) async fn look_after(self) {
         let mut open = self.left_over().await;
         let mut jitter = Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0);
@@ -50,6 +53,7 @@ impl Interrupted {
             }
             let mut later = Vec::new();
             for entry in std::mem::take(&mut open) {
+                let Ok(_copying) = self.copying.acquire().await else { return };
                 if let Err(why) = self.settle(&entry).await {
                     if backoff.tries() == 0 {
                         tracing::warn!(file = %entry, "a request that was interrupted waits on this host's disk: {why}");
@@ -134,8 +138,8 @@ impl Interrupted {
             return Ok(());
         };
         let message = "its worker ended before it did, and it is not run again";
-        let reply = part::error("interrupted", message, Some(request.attempts));
-        match self.publish(to, part::last(&reply, &request.properties), &reply.body).await? {
+        let reply = answer::error("interrupted", message, Some(request.attempts));
+        match self.publish(to, answer::last(&reply, &request.properties), &reply.body).await? {
             Published::Taken => {
                 tracing::warn!(attempts = request.attempts, "a request that was interrupted is answered so");
                 self.tally.answers.add();

@@ -3,7 +3,6 @@
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use lapin::options::BasicPublishOptions;
 use lapin::types::ShortString;
 use lapin::{BasicProperties, Connection};
 use tokio::time::timeout;
@@ -29,10 +28,14 @@ impl Link {
         Self { broker, name: name.to_owned(), connection: Mutex::default(), tally }
     }
 
-    /// The connection there is, or a new one.
+    /// The connection there is.
+    pub(super) fn known(&self) -> Option<Arc<Connection>> {
+        lock(&self.connection).clone().filter(|connection| connection.status().connected())
+    }
+
+    /// The same, or a new one.
     pub(super) async fn connection(&self) -> Result<Arc<Connection>, Refused> {
-        let known = lock(&self.connection).clone().filter(|connection| connection.status().connected());
-        if let Some(known) = known {
+        if let Some(known) = self.known() {
             return Ok(known);
         }
         let made = Arc::new(self.broker.connect(&self.name).await?);
@@ -55,10 +58,7 @@ impl Link {
         let connection = self.connection().await.map_err(|refused| io::Error::other(refused.what))?;
         let publishing = async {
             let channel = session::confirming(&connection).await?;
-            let options =
-                BasicPublishOptions { mandatory: !session::is_direct(&key), ..BasicPublishOptions::default() };
-            let confirm = channel.basic_publish("".into(), key, options, &body, properties).await?;
-            session::published(confirm).await
+            session::published(session::sent(&channel, key, properties, body).await?).await
         };
         while_it_stands(&connection, publishing).await
     }

@@ -4,133 +4,54 @@
 //! nobody else. A poll waits for deliveries, a reclaim looks whether the channel stands, a report publishes the answer and
 //! acknowledges. What the broker does without being asked (a lost connection, a deleted queue) is told as [`News`].
 
+mod answer;
+mod aside;
 mod interrupted;
+mod keeping;
 mod link;
 mod part;
 mod session;
+mod settings;
 mod shelf;
 mod tally;
 mod task;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::num::NonZeroU32;
-use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 use std::time::Duration;
 
 use lapin::Connection;
-use tokio::sync::Notify;
+use lapin::types::ShortString;
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::amqp::Broker;
-use crate::amqp::management::{Management, NotTold};
+use crate::amqp;
+use crate::amqp::management::NotTold;
 use crate::domain::attempts::Step;
 use crate::domain::id::{Lane, Run};
-use crate::domain::outcome::{Outcome, Reason};
+use crate::domain::outcome::Outcome;
 use crate::domain::patience::{self, Says};
 use crate::domain::refusal::Refusal;
 use crate::host::clock::Clock;
-use crate::limits::{AMQP_ATTEMPTS_MAX, AMQP_LEASE, AMQP_MESSAGE_BYTES_MAX, AMQP_POLL_HOLD};
+use crate::limits::{AMQP_CLOSE_WAIT, AMQP_LEASE, AMQP_POLL_HOLD};
 
-use super::{Answer, Artifact, Batch, Claim, Grant, Manner, Message, News, Opened, Recovered, Refused, Source};
+use super::{Answer, Artifact, Batch, Claim, Grant, Manner, Message, News, Opened, Recovered, Refused, Source, Window};
+use aside::{Aside, give_up};
 use interrupted::Interrupted;
 use link::Link;
 use part::{Around, Part, Plan, Taken};
 use session::{Session, Waiting};
+use settings::Word;
+pub use settings::{Early, Exhausted, Longest, Settings};
 use shelf::Shelf;
 use tally::Tally;
 pub use task::Form;
 
-/// What a request source is made of.
-#[derive(Debug, Clone)]
-pub struct Settings {
-    /// Where the queue is.
-    pub broker: Broker,
-    /// The queue. It is consumed from, and never declared.
-    pub queue: String,
-    /// What the broker shows this worker as.
-    pub name: String,
-    /// What handlers are given of a request.
-    pub form: Form,
-    /// How often a request is tried; `None` is without end.
-    pub max_attempts: Option<NonZeroU32>,
-    /// What becomes of a request that was tried so often.
-    pub exhausted: Exhausted,
-    /// How long the broker lets a delivery be unacknowledged, where it does not tell itself; `None` is without end.
-    pub consumer_timeout: Option<Duration>,
-    /// Where the broker may tell; `None` where it is not asked.
-    pub management: Option<Management>,
-    /// How long a handler lets a request run, where that is known; for a warning.
-    pub longest: Option<Duration>,
-    /// Whether a request is acknowledged before its answer that takes longer than the broker waits.
-    pub early: Early,
-    /// The folder for such requests, on a disk that outlives the worker; `None` where there are none, whatever `early` says.
-    pub shelf: Option<PathBuf>,
-    /// The largest message that is taken or sent, in bytes.
-    pub max_message: u64,
-}
-
-impl Settings {
-    /// A queue of this broker, with built-in rules.
-    #[must_use]
-    pub fn new(broker: Broker, queue: &str, name: &str) -> Self {
-        Self {
-            broker,
-            queue: queue.to_owned(),
-            name: name.to_owned(),
-            form: Form::Whole,
-            max_attempts: NonZeroU32::new(AMQP_ATTEMPTS_MAX),
-            exhausted: Exhausted::Answered,
-            consumer_timeout: Some(patience::USUAL),
-            management: None,
-            longest: None,
-            early: Early::Never,
-            shelf: None,
-            max_message: AMQP_MESSAGE_BYTES_MAX,
-        }
-    }
-}
-
-/// Whether a request is acknowledged before its answer that takes longer than the broker waits, and what becomes of it where
-/// its worker ends before it does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Early {
-    /// None is. What an earlier life has acknowledged so goes back to its queue.
-    Never,
-    /// It is, and goes back to its queue.
-    RunAgain,
-    /// It is, and its author is told.
-    Answer,
-}
-
-/// What becomes of a request that was tried too often.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Exhausted {
-    /// Its author is told.
-    Answered,
-    /// It is dead-lettered, as the broker's policy says.
-    DeadLettered,
-    /// A copy is kept in this queue, and its author is told.
-    Kept(String),
-}
-
-impl Settings {
-    /// Says so where requests may run longer than the broker waits.
-    fn warn_of(&self, patience: Option<Duration>) {
-        let (Some(patience), Some(longest), Early::Never) = (patience, self.longest, self.early) else { return };
-        if patience < longest {
-            tracing::warn!(
-                queue = self.queue,
-                "requests may run for {longest:?} and the broker takes them back after {patience:?}: raise its \
-                 consumer_timeout and `amqp.consumer_timeout`, lower `max_run_time` of the handler, or see \
-                 `early_acknowledge`"
-            );
-        }
-    }
-}
+/// More requests than are ever settled beside the calls at once.
+const COPYING_MAX: u32 = 1 << 17;
 
 /// A queue of requests.
 pub struct Amqp {
@@ -145,9 +66,13 @@ struct Inner {
     looked_after: Once,
     /// How long the broker lets a delivery be unacknowledged, as far as that is known.
     patience: Mutex<Option<Duration>>,
+    /// What was last looked at for a warning.
+    warned: Mutex<Option<Option<Duration>>>,
     /// The connection whose broker was asked for that.
     asked: Mutex<Weak<Connection>>,
     session: Mutex<Option<Arc<Session>>>,
+    /// The one before, until there is another: leave of it may still have to be taken.
+    former: Mutex<Option<Arc<Session>>>,
     /// Sessions whose connection was lost and whose payloads may still be there.
     lost: Mutex<Vec<Arc<Session>>>,
     epochs: AtomicU64,
@@ -155,6 +80,8 @@ struct Inner {
     prefetch: AtomicU16,
     news: Arc<Noticeboard>,
     tally: Arc<Tally>,
+    /// Held by whoever settles a request beside the calls: by a copy, and then the original.
+    copying: Arc<Semaphore>,
     /// What goes on beside the calls; it ends with the source.
     tasks: Mutex<JoinSet<()>>,
 }
@@ -195,7 +122,7 @@ impl Amqp {
         let Settings { broker, queue, name, .. } = &settings;
         let shelf = settings.shelf.as_ref().map(|folder| Arc::new(Shelf::new(folder, broker.shown(), queue)));
         if settings.management.is_none() {
-            settings.warn_of(settings.consumer_timeout);
+            settings.warn_of(settings.consumer_timeout, Word::Settings);
         }
         Self {
             inner: Arc::new(Inner {
@@ -203,16 +130,19 @@ impl Amqp {
                 shelf,
                 looked_after: Once::new(),
                 patience: Mutex::new(settings.consumer_timeout),
+                warned: Mutex::default(),
                 asked: Mutex::default(),
                 settings,
                 clock: Clock::boot(),
                 session: Mutex::default(),
+                former: Mutex::default(),
                 lost: Mutex::default(),
                 epochs: AtomicU64::new(0),
                 deliveries: AtomicU64::new(0),
                 prefetch: AtomicU16::new(1),
                 news: Arc::default(),
                 tally,
+                copying: Arc::new(Semaphore::new(COPYING_MAX as usize)),
                 tasks: Mutex::default(),
             }),
         }
@@ -240,12 +170,12 @@ impl Inner {
         }
     }
 
-    fn look_after_the_shelf(&self) {
+    fn look_after_the_shelf(&self, queue: &ShortString) {
         let Some(shelf) = self.shelf.clone() else { return };
         self.looked_after.call_once(|| {
-            let Settings { queue, early, .. } = &self.settings;
-            let (link, tally) = (Arc::clone(&self.link), Arc::clone(&self.tally));
-            let interrupted = Interrupted { shelf, link, queue: queue.as_str().into(), early: *early, tally };
+            let copying = Arc::clone(&self.copying);
+            let (link, tally, early) = (Arc::clone(&self.link), Arc::clone(&self.tally), self.settings.early);
+            let interrupted = Interrupted { shelf, link, queue: queue.clone(), early, tally, copying };
             self.beside(interrupted.look_after());
         });
     }
@@ -272,10 +202,11 @@ impl Inner {
         };
         *lock(&self.asked) = Arc::downgrade(connection);
         let patience = says.or(*consumer_timeout);
-        let before = std::mem::replace(&mut *lock(&self.patience), patience);
+        *lock(&self.patience) = patience;
         tracing::info!(queue, ?patience, ?says, "how long the broker waits for an answer");
-        if before != patience || says == Says::Nothing {
-            self.settings.warn_of(patience);
+        // Once, and again where it has changed.
+        if lock(&self.warned).replace(patience) != Some(patience) {
+            self.settings.warn_of(patience, if says == Says::Nothing { Word::Settings } else { Word::Broker });
         }
     }
 
@@ -290,21 +221,23 @@ impl Inner {
         if lock(&self.session).as_ref().is_some_and(|session| session.over().is_none()) {
             return Ok(opened);
         }
-        self.look_after_the_shelf();
+        let Settings { broker, queue, name, .. } = &self.settings;
+        let queue = &amqp::short("the name of the queue", queue).map_err(|error| amqp::retry(error.to_string()))?;
+        self.look_after_the_shelf(queue);
         self.lost_are_over()?;
         let connection = self.link.connection().await?;
         self.learn(&connection).await;
-        let Settings { broker, queue, name, .. } = &self.settings;
         let epoch = self.epochs.fetch_add(1, Ordering::Relaxed) + 1;
         let prefetch = self.wanted();
         let tag = format!("{name}.{epoch}");
         let session::Opened { session, consumer, addresses } =
             Session::open(broker, connection, queue, &tag, prefetch, epoch).await?;
         self.tally.sessions.add();
-        tracing::debug!(queue, epoch, prefetch, "consuming");
+        tracing::debug!(queue = queue.as_str(), epoch, prefetch, "consuming");
         self.beside(Session::ask(Arc::downgrade(&session), addresses, Arc::clone(&self.tally)));
         self.beside(Arc::clone(&session).pump(consumer, Arc::clone(&self.news)));
         *lock(&self.session) = Some(session);
+        *lock(&self.former) = None;
         Ok(opened)
     }
 
@@ -366,7 +299,7 @@ impl Inner {
         }
         let mut current = lock(&self.session);
         if current.as_ref().is_some_and(|current| current.epoch == session.epoch) {
-            *current = None;
+            *lock(&self.former) = current.take();
         }
         let refusal = if lost { Refusal::Retry { after: None } } else { Refusal::Stale };
         Refused { refusal, what }
@@ -375,7 +308,7 @@ impl Inner {
     /// Makes a grant of a delivery, or deals with it aside.
     fn admit(&self, session: &Arc<Session>, waiting: Waiting, began: crate::domain::time::Instant) -> Option<Grant> {
         let Waiting { mut delivery, since } = waiting;
-        let Settings { form, max_attempts, max_message, queue, .. } = &self.settings;
+        let Settings { form, max_attempts, max_message, .. } = &self.settings;
         let most = usize::try_from(*max_message).unwrap_or(usize::MAX);
         if delivery.redelivered {
             self.tally.redelivered.add();
@@ -394,7 +327,7 @@ impl Inner {
             acker: delivery.acker.clone(),
             properties: std::mem::take(&mut delivery.properties),
             body: std::mem::take(&mut delivery.data).into(),
-            queue: queue.as_str().into(),
+            queue: session.queue.clone(),
             delivered: now.minus(since.elapsed()),
         };
         let part = Part::new(run.clone(), taken, Arc::clone(session), most, self.around());
@@ -414,7 +347,9 @@ impl Inner {
     /// Deals with a request that no handler is to see. At most as many at once as were handed to us.
     fn aside(&self, part: Part, what: Aside) {
         let (tally, exhausted) = (Arc::clone(&self.tally), self.settings.exhausted.clone());
+        let copying = Arc::clone(&self.copying);
         self.beside(async move {
+            let Ok(_copying) = copying.acquire().await else { return };
             let run = part.run.clone();
             if let Err(refused) = what.deal(part, &tally, exhausted).await {
                 tracing::warn!(claim.run = %run, next = ?refused.refusal, "{}", refused.what);
@@ -436,61 +371,6 @@ impl Inner {
             refusal: Refusal::Rejected,
             what: format!("the claim on {} is none of this source", claim.run()),
         })
-    }
-}
-
-/// Why no handler sees a request.
-enum Aside {
-    Expired,
-    TooLarge,
-    Step(Step),
-}
-
-impl Aside {
-    async fn deal(self, part: Part, tally: &Tally, exhausted: Exhausted) -> Result<(), Refused> {
-        const INTERNAL: Outcome = Outcome::Exception(Reason::InternalError);
-        // Counted when it is done: a worker that leaves before gives the request back.
-        match self {
-            Self::Expired => {
-                let reply = part::error("expired", "its time was over before it could be started", None);
-                part.settle(INTERNAL, &Plan::Answer(reply)).await?;
-                tally.expired.add();
-            }
-            Self::TooLarge => {
-                let message = format!("the request has {} bytes, which is more than this worker takes", part.bytes());
-                part.settle(INTERNAL, &Plan::Answer(part::error("too_large", &message, None))).await?;
-                tally.too_large.add();
-            }
-            Self::Step(Step::Note { attempt }) => {
-                part.settle(INTERNAL, &Plan::Again { attempts: attempt }).await?;
-                tally.noted.add();
-            }
-            Self::Step(Step::GiveUp { attempts }) => {
-                let reason = format!("it was tried {attempts} times, and each time its worker did not come to an end");
-                tracing::error!(
-                    alert = "exhausted", claim.run = %part.run,
-                    "[alert operator] a request was tried {attempts} times and is given up; what it does to its workers their logs say"
-                );
-                give_up(&part, exhausted, reason, attempts).await?;
-                tally.exhausted.add();
-            }
-            Self::Step(Step::Try { .. }) => {}
-        }
-        Ok(())
-    }
-}
-
-/// The end of a request that was tried too often.
-async fn give_up(part: &Part, exhausted: Exhausted, reason: String, attempts: u32) -> Result<(), Refused> {
-    const INTERNAL: Outcome = Outcome::Exception(Reason::InternalError);
-    let answer = Plan::Answer(part::error("attempts_exhausted", &reason, Some(attempts)));
-    match exhausted {
-        Exhausted::Answered => part.settle(INTERNAL, &answer).await,
-        Exhausted::DeadLettered => part.settle(INTERNAL, &Plan::DeadLetter).await,
-        Exhausted::Kept(queue) => {
-            part.keep(&queue, &reason, attempts).await?;
-            part.settle(INTERNAL, &answer).await
-        }
     }
 }
 
@@ -535,7 +415,7 @@ impl Source for Amqp {
         Box::pin(async { Ok(()) })
     }
 
-    fn recover<'a>(&'a self, _held: &'a [Run]) -> Answer<'a, Recovered> {
+    fn recover<'a>(&'a self, _held: &'a [Run], _asked: &'a [Window]) -> Answer<'a, Recovered> {
         Box::pin(async { Ok(Recovered::default()) })
     }
 
@@ -583,7 +463,11 @@ impl Source for Amqp {
                     self.inner.tally.exhausted.add();
                     Ok(())
                 }
-                plan @ (Plan::Answer(_) | Plan::HandBack | Plan::Again { .. } | Plan::DeadLetter) => {
+                // Where nothing is counted it need not lose its place.
+                Plan::HandOn if self.inner.settings.max_attempts.is_none() => {
+                    part.settle(outcome, &Plan::HandBack).await
+                }
+                plan @ (Plan::Answer(_) | Plan::HandBack | Plan::HandOn | Plan::Again { .. } | Plan::DeadLetter) => {
                     part.settle(outcome, &plan).await
                 }
             }
@@ -623,6 +507,25 @@ impl Source for Amqp {
         if let Some(session) = lock(&self.inner.session).clone() {
             session.dismiss();
         }
+    }
+
+    /// What was acknowledged last may still be on its way: a connection that breaks would bring it back.
+    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(async {
+            // A copy whose original is not settled yet would be one too many.
+            let all = self.inner.copying.acquire_many(COPYING_MAX);
+            if timeout(AMQP_CLOSE_WAIT, all).await.is_err() {
+                tracing::debug!("requests that are put back are not waited for any longer; some may run twice");
+            }
+            self.inner.copying.close();
+            let (current, former) = (lock(&self.inner.session).take(), lock(&self.inner.former).take());
+            for session in [former, current].into_iter().flatten() {
+                session.close().await;
+            }
+            if let Some(connection) = self.inner.link.known() {
+                amqp::close(&connection, AMQP_CLOSE_WAIT).await;
+            }
+        })
     }
 
     fn canceled<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool> {

@@ -5,33 +5,29 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Waker};
 use std::time::Duration;
 
 use lapin::options::{BasicAckOptions, BasicRejectOptions};
 use lapin::types::{AMQPValue, ShortString};
 use lapin::{Acker, BasicProperties};
-use serde_json::json;
 use tokio::sync::Mutex;
 
-use crate::amqp::{self, table};
+use crate::amqp;
 use crate::domain::id::Run;
 use crate::domain::outcome::{Outcome, Reason};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 use crate::host::crash::crash_point;
-use crate::source::{Answer, Partial, Refused, Replies, Reply, Status};
+use crate::source::{Refused, Replies, Reply, Status};
 
+use super::answer::{Sender, error, last};
+use super::keeping::Shelving;
 use super::link::Link;
-use super::session::{self, Published, Session};
-use super::shelf::{Entry, Left, Shelf, Shelved, Writing};
+use super::session::{Published, Session};
+use super::shelf::Shelf;
 use super::tally::Tally;
 use super::task;
 
-/// How it went.
-const STATUS: &str = "x-status";
-/// Whether more answers follow.
-const PARTIAL: &str = "x-non-terminating-response";
 /// Why a request is in the poison queue.
 const REASON: &str = "x-journeyman-reason";
 /// Which queue it came from.
@@ -42,18 +38,18 @@ pub(super) struct Part {
     pub(super) run: Run,
     pub(super) session: Arc<Session>,
     pub(super) delivered: Instant,
-    acker: Acker,
+    pub(super) acker: Acker,
     queue: ShortString,
-    properties: BasicProperties,
-    body: Arc<[u8]>,
+    pub(super) properties: BasicProperties,
+    pub(super) body: Arc<[u8]>,
     replies: Replies,
-    around: Around,
-    state: Mutex<State>,
-    settled: AtomicBool,
+    pub(super) around: Around,
+    pub(super) state: Mutex<State>,
+    pub(super) settled: AtomicBool,
     /// Whether it is acknowledged and on the shelf, so that no channel matters to it.
-    shelved: Arc<AtomicBool>,
+    pub(super) shelved: Arc<AtomicBool>,
     /// Whether somebody is about to put it there.
-    shelving: AtomicBool,
+    pub(super) shelving: AtomicBool,
     /// Whether the session still counts it.
     counted: AtomicBool,
 }
@@ -71,28 +67,13 @@ type Publishing = Pin<Box<dyn Future<Output = lapin::Result<Published>> + Send>>
 
 /// How far settling it is. What is under way is kept over a call that was dropped, so that nothing is published twice.
 #[derive(Default)]
-struct State {
+pub(super) struct State {
     publishing: Option<Publishing>,
     published: Option<Published>,
     /// A copy is in the queue for those that were given up.
     kept: bool,
-    shelving: Shelving,
-    done: Option<Outcome>,
-}
-
-type Acknowledging = Pin<Box<dyn Future<Output = lapin::Result<bool>> + Send>>;
-
-/// How far an early acknowledgement is. It, too, is kept over a call that was dropped.
-#[derive(Default)]
-enum Shelving {
-    #[default]
-    No,
-    Writing(Entry, Writing),
-    Written(Entry),
-    Acknowledging(Entry, Acknowledging),
-    /// Its connection ended before anybody knew.
-    Unknown(Entry),
-    Done(Entry),
+    pub(super) shelving: Shelving,
+    pub(super) done: Option<Outcome>,
 }
 
 /// What is published.
@@ -109,6 +90,8 @@ pub(super) enum Plan {
     Answer(Reply),
     /// Give it back to the queue, where it was.
     HandBack,
+    /// Put a copy of it into the queue as if it had not been handed out, and acknowledge: nothing of it has run.
+    HandOn,
     /// Put a copy into the queue whose header says how often it was tried, and acknowledge.
     Again {
         /// What the header says.
@@ -175,6 +158,7 @@ impl Part {
             Outcome::Exception(Reason::MalformedPayload) => wrong("malformed_request", "the request is malformed"),
             Outcome::Exception(Reason::ResourceUnavailable) => wrong("unavailable", "something it needs cannot be had"),
             Outcome::Exception(Reason::InternalError) => wrong("internal_error", "the worker is at fault"),
+            Outcome::Exception(Reason::WorkerShutdown) if self.replies.is_untouched() => Plan::HandOn,
             Outcome::Exception(Reason::WorkerShutdown) => Plan::HandBack,
             Outcome::Exception(Reason::IntermittentTask) => Plan::Again { attempts: self.run.run.saturating_add(1) },
         }
@@ -205,6 +189,11 @@ impl Part {
             Plan::Again { attempts } => {
                 self.again(&mut state, *attempts).await?;
                 crash_point("request-copied");
+            }
+            Plan::HandOn => {
+                self.again(&mut state, self.run.run).await?;
+                crash_point("request-copied");
+                self.around.tally.handed_back.add();
             }
             Plan::HandBack => {
                 self.reject(BasicRejectOptions { requeue: true }).await?;
@@ -238,7 +227,7 @@ impl Part {
                 self.again(state, *attempts).await?;
                 crash_point("shelf-returned");
             }
-            Plan::HandBack => {
+            Plan::HandBack | Plan::HandOn => {
                 self.again(state, self.run.run).await?;
                 crash_point("shelf-returned");
                 self.around.tally.handed_back.add();
@@ -262,111 +251,12 @@ impl Part {
         self.copy(state, self.queue.clone(), properties).await
     }
 
-    /// Whether it is to be put on the shelf, and nobody is about to.
-    pub(super) fn is_to_be_shelved(&self) -> bool {
-        self.around.shelf.is_some() && !self.is_shelved() && !self.shelving.swap(true, Ordering::AcqRel)
-    }
-
-    /// Puts it on the shelf and acknowledges it. Where that cannot be done nothing is changed, and said, and it may be tried again.
-    pub(super) async fn shelve(&self) {
-        // Otherwise it is being settled.
-        if let Ok(mut state) = self.state.try_lock()
-            && state.done.is_none()
-            && let Err(refused) = self.shelve_on(&mut state).await
-        {
-            tracing::warn!(claim.run = %self.run, "not acknowledged before its answer: {}", refused.what);
-        }
-        self.shelving.store(false, Ordering::Release);
-    }
-
-    async fn shelve_on(&self, state: &mut State) -> Result<(), Refused> {
-        let Some(shelf) = &self.around.shelf else { return Ok(()) };
-        loop {
-            match &mut state.shelving {
-                Shelving::No => {
-                    let attempts = self.run.run.saturating_add(1);
-                    let (properties, body) = (self.properties.clone(), Arc::clone(&self.body));
-                    let (entry, there) = (shelf.entry(), Arc::clone(shelf));
-                    let place = entry.clone();
-                    let writing = tokio::task::spawn_blocking(move || {
-                        there.write(&place, &Shelved { attempts, properties, body })
-                    });
-                    state.shelving = Shelving::Writing(entry, writing);
-                }
-                Shelving::Writing(entry, writing) => {
-                    let written = writing.await.map_err(std::io::Error::other).and_then(|written| written);
-                    let entry = entry.clone();
-                    if let Err(error) = written {
-                        state.shelving = Shelving::No;
-                        return self.unshelved(&error);
-                    }
-                    state.shelving = Shelving::Written(entry);
-                }
-                Shelving::Written(entry) => {
-                    let (entry, acker) = (entry.clone(), self.acker.clone());
-                    let acknowledging = Box::pin(async move { acker.ack(BasicAckOptions::default()).await });
-                    state.shelving = Shelving::Acknowledging(entry, acknowledging);
-                }
-                Shelving::Acknowledging(entry, acknowledging) => {
-                    let answer = acknowledging.await;
-                    let entry = entry.clone();
-                    return self.acknowledged_early(state, shelf, entry, answer);
-                }
-                Shelving::Unknown(_) => return Err(self.refused(Refusal::Gone, "its connection was lost")),
-                Shelving::Done(_) => return Ok(()),
-            }
-        }
-    }
-
-    fn acknowledged_early(
-        &self,
-        state: &mut State,
-        shelf: &Shelf,
-        entry: Entry,
-        answer: lapin::Result<bool>,
-    ) -> Result<(), Refused> {
-        match answer {
-            Ok(true) => {
-                crash_point("shelf-acknowledged");
-                state.shelving = Shelving::Done(entry);
-                shelf.hold();
-                self.shelved.store(true, Ordering::Release);
-                // What becomes of its channel is nothing to it any more.
-                self.session.settled(&self.run);
-                self.uncount();
-                self.around.tally.shelved.add();
-                tracing::info!(claim.run = %self.run, "acknowledged before its answer; the request is on this host's disk until then");
-                Ok(())
-            }
-            // It was never sent.
-            Ok(false) => {
-                state.shelving = Shelving::No;
-                shelf.leave(Left::Unneeded(entry, None));
-                Err(self.unacknowledged("its channel is closed"))
-            }
-            // Whether the broker has heard of it nobody knows. What is here stays, so that it may run twice and is not lost.
-            Err(error) => {
-                state.shelving = Shelving::Unknown(entry);
-                Err(self.unacknowledged(&amqp::shown(&error)))
-            }
-        }
-    }
-
-    fn unshelved(&self, error: &std::io::Error) -> Result<(), Refused> {
-        self.around.tally.unshelved.add();
-        tracing::error!(
-            alert = "not-shelved", claim.run = %self.run, %error,
-            "[alert operator] a request cannot be put on this host's disk, so it is not acknowledged before its answer, and is ended when              the broker's patience is"
-        );
-        Ok(())
-    }
-
     /// Whether it is acknowledged and on the shelf.
     pub(super) fn is_shelved(&self) -> bool {
         self.shelved.load(Ordering::Acquire)
     }
 
-    fn uncount(&self) {
+    pub(super) fn uncount(&self) {
         if self.counted.swap(false, Ordering::AcqRel) {
             self.session.let_go();
         }
@@ -382,7 +272,11 @@ impl Part {
         headers.insert(REASON.into(), AMQPValue::LongString(reason.into()));
         headers.insert(ORIGIN.into(), AMQPValue::LongString(self.queue.as_str().into()));
         let properties = task::copied(&self.properties, attempts).with_headers(headers);
-        match self.copy(&mut state, queue.into(), properties).await {
+        let copied = match amqp::short("the name of the queue for them", queue) {
+            Ok(queue) => self.copy(&mut state, queue, properties).await,
+            Err(error) => Err(self.refused(Refusal::Rejected, &error.to_string())),
+        };
+        match copied {
             Ok(()) => {}
             Err(refused) if refused.refusal == Refusal::Rejected => {
                 tracing::error!(alert = "not-kept", claim.run = %self.run, "[alert operator] a request that was given up could not be kept: {}", refused.what);
@@ -404,26 +298,6 @@ impl Part {
         self.settled.store(true, Ordering::Relaxed);
         self.session.settled(&self.run);
         self.leave(std::mem::take(&mut state.shelving));
-    }
-
-    /// Leaves word of what is on the shelf and is not needed there, or has nobody any more.
-    fn leave(&self, shelving: Shelving) {
-        let Some(shelf) = &self.around.shelf else { return };
-        let settled = self.settled.load(Ordering::Relaxed);
-        match shelving {
-            Shelving::No => {}
-            Shelving::Writing(entry, writing) => shelf.leave(Left::Unneeded(entry, Some(writing))),
-            Shelving::Written(entry) => shelf.leave(Left::Unneeded(entry, None)),
-            Shelving::Done(entry) => {
-                shelf.release();
-                if !settled {
-                    shelf.leave(Left::Interrupted(entry));
-                }
-            }
-            Shelving::Acknowledging(entry, _) | Shelving::Unknown(entry) => {
-                shelf.leave(if settled { Left::Unneeded(entry, None) } else { Left::Interrupted(entry) });
-            }
-        }
     }
 
     async fn answer(&self, state: &mut State, reply: &Reply) -> Result<(), Refused> {
@@ -514,12 +388,12 @@ impl Part {
     }
 
     /// The claim is lost, whatever was published: it will be handed out again.
-    fn unacknowledged(&self, why: &str) -> Refused {
+    pub(super) fn unacknowledged(&self, why: &str) -> Refused {
         self.around.tally.unacknowledged.add();
         self.refused(Refusal::Gone, why)
     }
 
-    fn refused(&self, refusal: Refusal, what: &str) -> Refused {
+    pub(super) fn refused(&self, refusal: Refusal, what: &str) -> Refused {
         Refused { refusal, what: format!("report on request {}: {what}", self.run) }
     }
 }
@@ -536,9 +410,7 @@ impl Drop for Part {
         let is_the_brokers = matches!(shelving, Shelving::No | Shelving::Writing(..) | Shelving::Written(_));
         self.leave(shelving);
         if is_the_brokers && self.acker.usable() {
-            let reject = self.acker.reject(BasicRejectOptions { requeue: true });
-            // The order is given when it is first polled; what comes of it nobody waits for.
-            let _sent = std::pin::pin!(reject).as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            amqp::order(self.acker.reject(BasicRejectOptions { requeue: true }));
             self.around.tally.handed_back.add();
         }
     }
@@ -553,97 +425,9 @@ pub(super) struct Taken {
     pub(super) delivered: Instant,
 }
 
-/// Sends partial answers.
-struct Sender {
-    session: Arc<Session>,
-    shelved: Arc<AtomicBool>,
-    to: Option<ShortString>,
-    correlation_id: Option<ShortString>,
-    around: Around,
-}
-
-impl Partial for Sender {
-    fn send(&self, reply: Reply) -> Answer<'_, ()> {
-        Box::pin(async move {
-            let refused = |refusal, what: &str| Refused { refusal, what: format!("a partial answer: {what}") };
-            let Some(to) = self.to.clone() else {
-                return Err(refused(Refusal::Gone, "nobody waits for an answer"));
-            };
-            let shelved = self.shelved.load(Ordering::Acquire);
-            if let Some(lost) = self.session.lost().filter(|_| !shelved) {
-                return Err(refused(Refusal::Gone, &lost));
-            }
-            let properties = answered(&reply, self.correlation_id.clone(), More::Yes);
-            let published = if shelved {
-                Arc::clone(&self.around.link).publish(to.clone(), properties, reply.body).await
-            } else {
-                Arc::clone(&self.session).publish(to.clone(), properties, reply.body).await
-            };
-            match published {
-                Ok(Published::Taken)
-                    if !shelved && session::is_direct(&to) && matches!(self.session.is_there(&to).await, Ok(false)) =>
-                {
-                    self.around.tally.clients_gone.add();
-                    Err(refused(Refusal::Gone, "nobody waits for it any more"))
-                }
-                Ok(Published::Taken) => {
-                    self.around.tally.partial_answers.add();
-                    Ok(())
-                }
-                Ok(Published::Returned) => Err(refused(Refusal::Gone, "nobody waits for it any more")),
-                Ok(Published::Refused) => Err(refused(Refusal::Retry { after: None }, "the broker refused it")),
-                Err(error) => Err(refused(Refusal::Retry { after: None }, &amqp::shown(&error))),
-            }
-        })
-    }
-}
-
-/// Whether an answer is followed by others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum More {
-    Yes,
-    No,
-}
-
-fn answered(reply: &Reply, correlation_id: Option<ShortString>, more: More) -> BasicProperties {
-    let status = AMQPValue::ByteArray(reply.status.as_str().as_bytes().to_vec().into());
-    let mut headers = table([(STATUS, status)]);
-    if more == More::Yes {
-        headers.insert(PARTIAL.into(), AMQPValue::Boolean(true));
-    }
-    let mut properties = BasicProperties::default().with_headers(headers);
-    if let Some(id) = correlation_id {
-        properties = properties.with_correlation_id(id);
-    }
-    if let Some(kind) = &reply.content_type {
-        properties = properties.with_content_type(kind.as_str().into());
-    }
-    properties
-}
-
-/// The properties of the last answer to a request. It lives as long as its request: it may wait in a queue, too.
-pub(super) fn last(reply: &Reply, request: &BasicProperties) -> BasicProperties {
-    let properties = answered(reply, request.correlation_id().clone(), More::No);
-    match *request.delivery_mode() {
-        Some(mode) => properties.with_delivery_mode(mode),
-        None => properties,
-    }
-}
-
 /// Something is wrong with what was published, and not with the way there.
 fn is_soft(error: &lapin::Error) -> bool {
     error.is_amqp_soft_error()
-}
-
-/// An answer that a client reads as an error.
-pub(super) fn error(kind: &str, message: &str, attempts: Option<u32>) -> Reply {
-    let context = attempts.map_or_else(|| json!({}), |attempts| json!({ "attempts": attempts }));
-    let body = json!({ "type": format!("journeyman:{kind}"), "message": message, "context": context, "cause": null });
-    Reply {
-        status: Status::CORE_ERROR,
-        body: body.to_string().into_bytes().into(),
-        content_type: Some("application/json".to_owned()),
-    }
 }
 
 /// How long a claim may be trusted from now on: as long as its channel is looked after, and never past the broker's patience.

@@ -3,11 +3,10 @@
 //! A delivery can be acknowledged on the channel that brought it and on no other, so everything here belongs to one channel
 //! for good. What comes after it is another session, with another number (the epoch).
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Waker};
 
 use futures_core::Stream as _;
 use lapin::message::Delivery;
@@ -15,16 +14,20 @@ use lapin::options::{
     BasicCancelOptions, BasicConsumeOptions, BasicPublishOptions, BasicQosOptions, BasicRejectOptions,
     ConfirmSelectOptions, QueueDeclareOptions,
 };
+use lapin::protocol::constants::REPLY_SUCCESS;
 use lapin::types::{FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer, PublisherConfirm};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::amqp::{self, Broker};
+use crate::amqp::{self, Broker, Provisional};
 use crate::domain::id::Run;
 use crate::domain::refusal::Refusal;
 use crate::host::crash::crash_point;
-use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_CHANNEL_LOOK_EVERY, AMQP_CLIENTS_ASKED_MAX, AMQP_UNPOLLED_MAX};
+use crate::limits::{
+    AMQP_CALL_TIMEOUT, AMQP_CHANNEL_LOOK_EVERY, AMQP_CLIENT_ASKED_EVERY, AMQP_CLIENTS_ASKED_MAX, AMQP_CLIENTS_SEEN_MAX,
+    AMQP_CLOSE_WAIT, AMQP_UNPOLLED_MAX,
+};
 use crate::source::{News, Refused};
 
 use super::Noticeboard;
@@ -41,7 +44,7 @@ pub(super) struct Session {
     pub(super) epoch: u64,
     /// How many requests the broker may hand it at once.
     pub(super) prefetch: u16,
-    queue: String,
+    pub(super) queue: ShortString,
     broker: Broker,
     connection: Arc<Connection>,
     intake: Channel,
@@ -50,6 +53,8 @@ pub(super) struct Session {
     copies: tokio::sync::Mutex<Option<Channel>>,
     asking: tokio::sync::Mutex<Option<Channel>>,
     asked: mpsc::Sender<ShortString>,
+    /// Direct reply addresses at which somebody was a moment ago.
+    there: Mutex<HashMap<Box<str>, Instant>>,
     state: Mutex<State>,
     /// How many claims of it there are, settled or not, that somebody still holds.
     parts: AtomicUsize,
@@ -59,6 +64,8 @@ pub(super) struct Session {
     left: Notify,
     /// Nobody wants more from it.
     retired: Notify,
+    /// Nothing comes any more, and nothing is held.
+    ended: Notify,
 }
 
 struct State {
@@ -105,12 +112,12 @@ impl Session {
     pub(super) async fn open(
         broker: &Broker,
         connection: Arc<Connection>,
-        queue: &str,
+        queue: &ShortString,
         tag: &str,
         prefetch: u16,
         epoch: u64,
     ) -> Result<Opened, Refused> {
-        let refused = |operation: &str, error: lapin::Error| missing_or(broker, queue, operation, &error);
+        let refused = |operation: &str, error: lapin::Error| missing_or(broker, queue.as_str(), operation, &error);
         let opening = async {
             let intake = connection.create_channel().await.map_err(|error| refused("open a channel", error))?;
             intake
@@ -118,12 +125,15 @@ impl Session {
                 .await
                 .map_err(|error| refused("set the prefetch", error))?;
             let answers = confirming(&connection).await.map_err(|error| refused("open a channel", error))?;
-            let unwanted = Unwanted(Some(intake.clone()));
+            // Were it dropped here, the consumer would stay at the broker and take requests that nobody sees.
+            let unwanted = Provisional::of(intake.clone());
+            // Where ours is too long the broker makes one.
+            let tag = amqp::short_or_none(tag).unwrap_or_default();
             let consumer = intake
-                .basic_consume(queue.into(), tag.into(), BasicConsumeOptions::default(), FieldTable::default())
+                .basic_consume(queue.clone(), tag, BasicConsumeOptions::default(), FieldTable::default())
                 .await
                 .map_err(|error| refused("consume", error))?;
-            unwanted.wanted();
+            unwanted.keep();
             Ok::<_, Refused>((intake, answers, consumer))
         };
         let (intake, answers, consumer) = match timeout(AMQP_CALL_TIMEOUT, opening).await {
@@ -134,7 +144,7 @@ impl Session {
         let session = Self {
             epoch,
             prefetch,
-            queue: queue.to_owned(),
+            queue: queue.clone(),
             broker: broker.clone(),
             connection,
             intake,
@@ -142,6 +152,7 @@ impl Session {
             copies: tokio::sync::Mutex::default(),
             asking: tokio::sync::Mutex::default(),
             asked,
+            there: Mutex::default(),
             state: Mutex::new(State {
                 waiting: VecDeque::new(),
                 over: None,
@@ -154,6 +165,7 @@ impl Session {
             arrived: Notify::new(),
             left: Notify::new(),
             retired: Notify::new(),
+            ended: Notify::new(),
         };
         Ok(Opened { session: Arc::new(session), consumer, addresses })
     }
@@ -251,10 +263,7 @@ impl Session {
         body: Arc<[u8]>,
     ) -> lapin::Result<Published> {
         let channel = self.answering().await?;
-        // RabbitMQ returns each message to a direct reply address, whether it was delivered or not, body and all.
-        let options = BasicPublishOptions { mandatory: !is_direct(&key), ..BasicPublishOptions::default() };
-        let confirm = channel.basic_publish("".into(), key, options, &body, properties).await?;
-        drop(body);
+        let confirm = sent(&channel, key, properties, body).await?;
         crash_point("request-published");
         published(confirm).await
     }
@@ -275,20 +284,27 @@ impl Session {
             Some(channel) => channel,
             None => confirming(&self.connection).await?,
         };
-        let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
-        let confirm = channel.basic_publish("".into(), key, options, &body, properties).await?;
-        drop(body);
-        let ended = published(confirm).await;
+        let ended = published(sent(&channel, key, properties, body).await?).await;
         *place = Some(channel);
         ended
     }
 
-    /// Wants to know whether somebody still waits at a direct reply address, when there is time. Where many are asked after,
-    /// some are not.
+    /// Wants to know whether somebody still waits at a direct reply address, when there is time. One that was there a moment ago
+    /// is not asked after; where many are, some are not.
     pub(super) fn ask_after(&self, address: &ShortString) {
-        if is_direct(address) && self.asked.try_send(address.clone()).is_err() {
+        if !is_direct(address) || self.seen_lately(address) {
+            return;
+        }
+        if self.asked.try_send(address.clone()).is_err() {
             tracing::trace!("a client is not asked after: others are");
         }
+    }
+
+    fn seen_lately(&self, address: &ShortString) -> bool {
+        let now = Instant::now();
+        let mut there = self.there.lock().unwrap_or_else(PoisonError::into_inner);
+        there.retain(|_, asked| now.duration_since(*asked) < AMQP_CLIENT_ASKED_EVERY);
+        there.contains_key(address.as_str())
     }
 
     /// Whether somebody still waits at a direct reply address. The broker answers as if it were a queue, and closes the channel
@@ -314,8 +330,15 @@ impl Session {
     pub(super) async fn ask(this: Weak<Self>, mut addresses: mpsc::Receiver<ShortString>, tally: Arc<Tally>) {
         while let Some(address) = addresses.recv().await {
             let Some(session) = this.upgrade() else { return };
-            if let Ok(Ok(false)) = timeout(AMQP_CALL_TIMEOUT, session.is_there(&address)).await {
-                tally.clients_gone.add();
+            match timeout(AMQP_CALL_TIMEOUT, session.is_there(&address)).await {
+                Ok(Ok(false)) => tally.clients_gone.add(),
+                Ok(Ok(true)) => {
+                    let mut there = session.there.lock().unwrap_or_else(PoisonError::into_inner);
+                    if there.len() < AMQP_CLIENTS_SEEN_MAX {
+                        there.insert(address.as_str().into(), Instant::now());
+                    }
+                }
+                Ok(Err(_)) | Err(_) => {}
             }
         }
     }
@@ -331,13 +354,31 @@ impl Session {
     }
 
     /// Moves deliveries to where polls find them, until none come and none are held.
-    pub(super) async fn pump(self: Arc<Self>, mut consumer: Consumer, news: Arc<Noticeboard>) {
+    pub(super) async fn pump(self: Arc<Self>, consumer: Consumer, news: Arc<Noticeboard>) {
+        self.move_on(consumer, &news).await;
+        self.ended.notify_one();
+    }
+
+    /// Takes leave of the broker, in order: nothing comes any more, then the channel ends. Only then has a quorum queue heeded every
+    /// acknowledgement; of those that are on their way when their connection is closed it has been seen to forget some.
+    pub(super) async fn close(&self) {
+        self.retire("the worker exits");
+        let closing = async {
+            self.ended.notified().await;
+            self.intake.close(REPLY_SUCCESS, "OK".into()).await
+        };
+        if !matches!(timeout(AMQP_CLOSE_WAIT, closing).await, Ok(Ok(()))) {
+            tracing::debug!(queue = self.queue.as_str(), "a channel was not closed in order");
+        }
+    }
+
+    async fn move_on(&self, mut consumer: Consumer, news: &Noticeboard) {
         loop {
             let unpolled = self.unpolled_at();
             let item = tokio::select! {
                 biased;
                 item = next(&mut consumer) => item,
-                () = self.retired.notified() => break self.wind_up(consumer, &news).await,
+                () = self.retired.notified() => break self.wind_up(consumer, news).await,
                 // From now on what waits waits for nobody.
                 () = self.left.notified() => continue,
                 () = async { match unpolled {
@@ -354,9 +395,9 @@ impl Session {
                     self.state().waiting.push_back(Waiting { delivery, since: Instant::now() });
                     self.arrived.notify_one();
                 }
-                Some(Err(error)) => return self.fail(&amqp::shown(&error), &news),
-                None if self.intake.status().connected() => return self.canceled(&news).await,
-                None => return self.fail("the channel was closed", &news),
+                Some(Err(error)) => return self.fail(&amqp::shown(&error), news),
+                None if self.intake.status().connected() => return self.canceled(news).await,
+                None => return self.fail("the channel was closed", news),
             }
         }
     }
@@ -405,7 +446,7 @@ impl Session {
         let asking = async {
             let channel = self.connection.create_channel().await?;
             let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-            channel.queue_declare(self.queue.as_str().into(), options, FieldTable::default()).await
+            channel.queue_declare(self.queue.clone(), options, FieldTable::default()).await
         };
         match timeout(AMQP_CALL_TIMEOUT, asking).await {
             Ok(Err(error)) => {
@@ -428,7 +469,7 @@ impl Session {
         match timeout(AMQP_CALL_TIMEOUT, ended).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => return self.fail(&amqp::shown(&error), news),
-            Err(_) => tracing::debug!(queue = self.queue, "a consumer was not canceled in time"),
+            Err(_) => tracing::debug!(queue = self.queue.as_str(), "a consumer was not canceled in time"),
         }
         let waiting = std::mem::take(&mut self.state().waiting);
         for Waiting { delivery, .. } in waiting {
@@ -452,23 +493,16 @@ impl Session {
     }
 }
 
-/// A channel on which a consumer is asked for. Closed unless that is waited for: the consumer would stay at the broker, with
-/// lapin alone holding it, and take requests that nobody sees.
-struct Unwanted(Option<Channel>);
-
-impl Unwanted {
-    fn wanted(mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for Unwanted {
-    fn drop(&mut self) {
-        let Some(channel) = self.0.take() else { return };
-        let closing = channel.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into());
-        // The order is given when it is first polled; what comes of it nobody waits for.
-        let _sent = std::pin::pin!(closing).as_mut().poll(&mut Context::from_waker(Waker::noop()));
-    }
+/// Publishes by way of the default exchange. What is sent is let go before it is confirmed: it may be large.
+pub(super) async fn sent(
+    channel: &Channel,
+    key: ShortString,
+    properties: BasicProperties,
+    body: Arc<[u8]>,
+) -> lapin::Result<PublisherConfirm> {
+    // RabbitMQ returns each message to a direct reply address, whether it was delivered or not, body and all.
+    let options = BasicPublishOptions { mandatory: !is_direct(&key), ..BasicPublishOptions::default() };
+    channel.basic_publish("".into(), key, options, &body, properties).await
 }
 
 /// What became of it.

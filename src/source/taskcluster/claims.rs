@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
 use reqwest::Method;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -16,14 +17,29 @@ use super::{Dialect, Taskcluster};
 use crate::domain::id::{Lane, Run, TaskId};
 use crate::domain::outcome::Outcome;
 use crate::domain::refusal::Refusal;
+use crate::host::clock::Clock;
 use crate::limits::{CLAIMED_PAGE_ENTRIES, LISTING_PAGES_MAX, POLL_MESSAGES_MAX};
-use crate::source::{Batch, Claim, Grant, Recovered, Refused, Undecodable};
+use crate::source::{Batch, Claim, Grant, Recovered, Refused, Undecodable, Window};
 
 /// What the adapter keeps of a claim it granted.
 pub(super) struct Part {
     pub(super) credentials: Swap<Credentials>,
     /// When the task, and with it everything it leaves behind, may be thrown away.
     pub(super) task_expires: Option<String>,
+}
+
+/// What goes by this worker's name, and is not held.
+#[derive(Default)]
+struct Orphans {
+    /// Claimed by a poll of ours, for all that is known.
+    ours: Vec<(Run, Option<Value>)>,
+    others: usize,
+}
+
+struct Listed {
+    page: WireClaimedPage,
+    /// When it was, by the service's clock.
+    date: Timestamp,
 }
 
 impl Taskcluster {
@@ -146,15 +162,16 @@ impl Taskcluster {
     }
 
     /// Finds the runs that the queue counts as claimed by this worker though it does not hold them, and takes them over.
-    pub(super) async fn find_lost(&self, held: &[Run]) -> Result<Recovered, Refused> {
+    pub(super) async fn find_lost(&self, held: &[Run], asked: &[Window]) -> Result<Recovered, Refused> {
         match self.dialect {
             // claimTask is idempotent, and the message comes back: there is nothing to lose.
             Dialect::Azure => return Ok(Recovered::default()),
             Dialect::ClaimWork => {}
         }
+        let Orphans { ours, others } = self.orphans(held, asked).await?;
         let mut grants = Vec::new();
         let mut missed = None;
-        for (run, task) in self.orphans(held).await? {
+        for (run, task) in ours {
             match self.adopt(run, task).await {
                 Ok(grant) => grants.push(grant),
                 Err(refused) if refused.refusal == Refusal::Gone => {}
@@ -164,7 +181,7 @@ impl Taskcluster {
         // What was missed is found again by the next call; what was taken over must not be dropped for it.
         match missed {
             Some(refused) if grants.is_empty() => Err(refused),
-            missed => Ok(Recovered { grants, missed }),
+            missed => Ok(Recovered { grants, missed, others }),
         }
     }
 
@@ -202,19 +219,28 @@ impl Taskcluster {
         self.api.call(call).await?.json()
     }
 
-    async fn orphans(&self, held: &[Run]) -> Result<Vec<(Run, Option<Value>)>, Refused> {
-        let mut orphans = Vec::new();
+    async fn orphans(&self, held: &[Run], asked: &[Window]) -> Result<Orphans, Refused> {
+        let began = Clock::boot().now();
+        let mut orphans = Orphans::default();
         let mut token = None;
         for _ in 0..LISTING_PAGES_MAX {
-            let page = self.claimed_page(token.as_deref()).await?;
-            let ours = page.tasks.into_iter().filter(|found| self.worker.is(&found.worker_group, &found.worker_id));
-            for WireClaimed { task_id, run_id, task, .. } in ours {
+            let Listed { page, date } = self.claimed_page(token.as_deref()).await?;
+            let took = Clock::boot().now().since(began);
+            // By the service's own clock alone. One that does not tell when is taken for another's.
+            let while_asked = |claimed: Timestamp| {
+                let ago = Duration::try_from(date.duration_since(claimed)).unwrap_or_default();
+                asked.iter().any(|window| window.holds(ago, took))
+            };
+            let by_name = page.tasks.into_iter().filter(|found| self.worker.is(&found.worker_group, &found.worker_id));
+            for WireClaimed { task_id, run_id, task, claimed, .. } in by_name {
                 let Some(task_id) = TaskId::parse(&task_id) else {
                     continue;
                 };
                 let run = Run { task: task_id, run: run_id };
-                if !held.contains(&run) {
-                    orphans.push((run, task));
+                match claimed.is_some_and(while_asked) {
+                    _ if held.contains(&run) => {}
+                    true => orphans.ours.push((run, task)),
+                    false => orphans.others += 1,
                 }
             }
             token = page.continuation_token;
@@ -225,7 +251,7 @@ impl Taskcluster {
         Ok(orphans)
     }
 
-    async fn claimed_page(&self, token: Option<&str>) -> Result<WireClaimedPage, Refused> {
+    async fn claimed_page(&self, token: Option<&str>) -> Result<Listed, Refused> {
         let queue = segment(&self.task_queue);
         let mut path = format!("/task-queues/{queue}/claimed?limit={CLAIMED_PAGE_ENTRIES}");
         if let Some(token) = token {
@@ -239,7 +265,8 @@ impl Taskcluster {
                 Some(401) => failed.refused,
                 Some(_) | None => self.name_scopes(failed.refused),
             });
-        reply?.json()
+        let reply = reply?;
+        Ok(Listed { date: reply.date_or_now(), page: reply.json()? })
     }
 
     fn name_scopes(&self, mut refused: Refused) -> Refused {

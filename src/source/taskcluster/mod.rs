@@ -29,7 +29,7 @@ pub use probe::{Known, Pending, Pong};
 
 use crate::domain::id::{Lane, Run};
 use crate::domain::outcome::Outcome;
-use crate::source::{Answer, Artifact, Batch, Claim, Grant, Manner, Message, Opened, Recovered, Source};
+use crate::source::{Answer, Artifact, Batch, Claim, Grant, Manner, Message, Opened, Recovered, Source, Window};
 use azure::Lanes;
 use credentials::Swap;
 use wire::Worker;
@@ -204,8 +204,8 @@ impl Source for Taskcluster {
         }
     }
 
-    fn recover<'a>(&'a self, held: &'a [Run]) -> Answer<'a, Recovered> {
-        Box::pin(self.find_lost(held))
+    fn recover<'a>(&'a self, held: &'a [Run], asked: &'a [Window]) -> Answer<'a, Recovered> {
+        Box::pin(self.find_lost(held, asked))
     }
 
     fn take_over<'a>(&'a self, run: &'a Run) -> Answer<'a, Grant> {

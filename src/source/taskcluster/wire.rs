@@ -116,6 +116,8 @@ pub(super) struct WireClaimed {
     pub(super) run_id: u32,
     pub(super) worker_group: String,
     pub(super) worker_id: String,
+    /// When, by the service's clock.
+    pub(super) claimed: Option<Timestamp>,
     pub(super) task: Option<Value>,
 }
 

@@ -15,8 +15,6 @@ use crate::worker::view::{Source, State, Task, View};
 
 /// A lease with less than this left is marked.
 const LEASE_SHORT_SECONDS: f64 = 30.0;
-/// What a full bar stands for.
-const LEASE_FULL_SECONDS: f64 = 1200.0;
 const BAR_CELLS: u8 = 10;
 /// More sources than this are not listed one by one.
 const SOURCES_MAX: usize = 8;
@@ -114,7 +112,7 @@ fn task_row(task: &Task) -> Row<'static> {
     Row::new([
         Cell::from(name(task)),
         Cell::from(task.source.clone()),
-        lease(task.lease_left_seconds),
+        lease(task),
         Cell::from(shown(task.held_seconds)),
         Cell::from(bytes(task.log_bytes)),
         Cell::from(task.step.clone()),
@@ -123,9 +121,10 @@ fn task_row(task: &Task) -> Row<'static> {
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and the cells of a bar")]
-fn lease(left: Option<f64>) -> Cell<'static> {
-    let Some(left) = left else { return Cell::from("-") };
-    let full = (left / LEASE_FULL_SECONDS).clamp(0.0, 1.0) * f64::from(BAR_CELLS);
+fn lease(task: &Task) -> Cell<'static> {
+    let Some(left) = task.lease_left_seconds else { return Cell::from("-") };
+    let whole = task.lease_seconds.filter(|whole| *whole > 0.0).unwrap_or(f64::INFINITY);
+    let full = (left / whole).clamp(0.0, 1.0) * f64::from(BAR_CELLS);
     let full = full.round() as usize;
     let bar = "█".repeat(full) + &"·".repeat(usize::from(BAR_CELLS) - full);
     let short = left < LEASE_SHORT_SECONDS;

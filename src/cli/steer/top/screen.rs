@@ -249,7 +249,7 @@ mod tests {
             progress: Some(progress.to_owned()),
             held_seconds: 201.0,
             lease_left_seconds: Some(left),
-            lease_seconds: None,
+            lease_seconds: Some(1200.0),
             reclaimed_seconds_ago: None,
             log_bytes: 2_345_678,
             trace_id: None,
@@ -258,6 +258,7 @@ mod tests {
 
     fn status(state: State) -> Status {
         let source = |name: &str, error| Source {
+            others: 0,
             tallies: std::collections::BTreeMap::new(),
             name: name.to_owned(),
             what: "prov/linux at tc.example.com, claim-work".to_owned(),
@@ -289,6 +290,7 @@ mod tests {
             host: Host { disk_free: Some(212 << 30), memory_free: Some(9 << 30), ..Host::default() },
             containment: "group".to_owned(),
             notice: None,
+            spot: None,
             recovered: None,
             spans: None,
             next: Some(Next { what: "reclaim fN1SbArXTPSVFNUvaOlinQ/0".to_owned(), in_seconds: 3.0 }),

@@ -1,0 +1,149 @@
+//! Makes the exchanges and queues of a pool, and those of its groups.
+
+use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions};
+use lapin::types::{AMQPValue, FieldTable, LongString};
+use lapin::{Channel, ExchangeKind};
+
+use super::names::Names;
+use crate::amqp;
+use crate::domain::group::Key;
+use crate::domain::group::pool::{Answer, Step};
+
+/// How requests are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Profile {
+    /// Classic queues in memory, as existing workers know them. A restart of the broker loses what is in them.
+    #[default]
+    Fast,
+    /// Quorum queues on disk.
+    Safe,
+}
+
+/// What becomes of requests that wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Keeping {
+    /// How they are kept.
+    pub profile: Profile,
+    /// How long one may wait, in milliseconds; `None` is for ever.
+    pub message_ttl: Option<u32>,
+    /// How many may wait; `None` is any number.
+    pub max_length: Option<u32>,
+    /// How often a quorum queue hands one out again; `None` is as the broker has it.
+    pub delivery_limit: Option<u32>,
+}
+
+/// Declares what a pool has as a whole.
+///
+/// # Errors
+///
+/// What the broker says; it closes the channel with it.
+pub(super) async fn declare(channel: &Channel, names: &Names, keeping: Keeping) -> lapin::Result<()> {
+    let durable = keeping.profile == Profile::Safe;
+    let exchange = ExchangeDeclareOptions { durable, ..ExchangeDeclareOptions::default() };
+    for name in [names.orphans(), names.dead_letters(), names.activity()] {
+        channel.exchange_declare(name.into(), ExchangeKind::Fanout, exchange, FieldTable::default()).await?;
+    }
+    let orphans = amqp::table([("alternate-exchange", text(&names.orphans()))]);
+    channel.exchange_declare(names.requests().into(), ExchangeKind::Direct, exchange, orphans).await?;
+    // Of these each outlives the controller, so that nothing is lost while there is none.
+    let queue = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+    for name in [names.orphan_queue(), names.dead_letter_queue(), names.poison_queue()] {
+        channel.queue_declare(name.into(), queue, FieldTable::default()).await?;
+    }
+    // Reports of old are worth nothing.
+    let reports = QueueDeclareOptions { exclusive: true, auto_delete: true, ..QueueDeclareOptions::default() };
+    channel.queue_declare(names.activity_queue().into(), reports, FieldTable::default()).await?;
+    for (queue, exchange) in [
+        (names.orphan_queue(), names.orphans()),
+        (names.dead_letter_queue(), names.dead_letters()),
+        (names.activity_queue(), names.activity()),
+    ] {
+        let options = QueueBindOptions::default();
+        channel.queue_bind(queue.into(), exchange.into(), "".into(), options, FieldTable::default()).await?;
+    }
+    Ok(())
+}
+
+/// Does a step about the queue of a key.
+///
+/// # Errors
+///
+/// What the broker says; it closes the channel with it.
+pub(super) async fn carry_out(
+    channel: &Channel,
+    names: &Names,
+    keeping: Keeping,
+    key: &Key,
+    step: Step,
+) -> lapin::Result<Answer> {
+    // One whose name would be too long was answered long before.
+    let Some(queue) = names.request_queue(key) else { return Ok(Answer::Missing) };
+    let done = match step {
+        Step::Bind => bind(channel, names, keeping, key, &queue).await.map(|()| Answer::Done),
+        Step::Unbind => {
+            let mut done = Ok(());
+            for binding in names.bindings(key) {
+                let exchange = names.requests().into();
+                let (queue, binding) = (queue.as_str().into(), binding.into());
+                done = done.and(channel.queue_unbind(queue, exchange, binding, FieldTable::default()).await);
+            }
+            done.map(|()| Answer::Done)
+        }
+        Step::Look => look(channel, &queue).await,
+        Step::Delete => {
+            // A quorum queue knows no such conditions: asking for them closes the connection. It was looked at just before.
+            let conditional = keeping.profile == Profile::Fast;
+            let options = QueueDeleteOptions { if_empty: conditional, if_unused: conditional, ..Default::default() };
+            channel.queue_delete(queue.as_str().into(), options).await.map(|_| Answer::Done)
+        }
+    };
+    match done {
+        Err(error) if amqp::code(&error) == Some(amqp::NOT_FOUND) => Ok(Answer::Missing),
+        Err(error) if step == Step::Delete && amqp::code(&error) == Some(PRECONDITION_FAILED) => {
+            tracing::debug!(%key, "its queue is not empty, or somebody consumes from it: {}", amqp::shown(&error));
+            Ok(Answer::Holds { ready: 0, consumers: 1 })
+        }
+        other => other,
+    }
+}
+
+const PRECONDITION_FAILED: u16 = 406;
+
+async fn bind(channel: &Channel, names: &Names, keeping: Keeping, key: &Key, queue: &str) -> lapin::Result<()> {
+    let mut arguments = amqp::table([("x-dead-letter-exchange", text(&names.dead_letters()))]);
+    let mut number = |name: &str, value: Option<u32>| {
+        if let Some(value) = value {
+            arguments.insert(name.into(), AMQPValue::LongLongInt(value.into()));
+        }
+    };
+    number("x-message-ttl", keeping.message_ttl);
+    number("x-max-length", keeping.max_length);
+    let durable = keeping.profile == Profile::Safe;
+    if durable {
+        number("x-delivery-limit", keeping.delivery_limit);
+        arguments.insert("x-queue-type".into(), text("quorum"));
+    }
+    let options = QueueDeclareOptions { durable, ..QueueDeclareOptions::default() };
+    channel.queue_declare(queue.into(), options, arguments).await?;
+    for binding in names.bindings(key) {
+        let exchange = names.requests().into();
+        let options = QueueBindOptions::default();
+        channel.queue_bind(queue.into(), exchange, binding.into(), options, FieldTable::default()).await?;
+    }
+    Ok(())
+}
+
+/// Asks what is in a queue.
+///
+/// # Errors
+///
+/// What the broker says; it closes the channel with it, also where there is no such queue.
+pub(super) async fn look(channel: &Channel, queue: &str) -> lapin::Result<Answer> {
+    let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+    let queue = channel.queue_declare(queue.into(), options, FieldTable::default()).await?;
+    Ok(Answer::Holds { ready: queue.message_count(), consumers: queue.consumer_count() })
+}
+
+fn text(text: &str) -> AMQPValue {
+    AMQPValue::LongString(LongString::from(text))
+}

@@ -1,0 +1,591 @@
+//! The groups of one pool and their request queues: what is wanted, what the broker is known to have, and the next step
+//! for each queue where the two differ.
+//!
+//! One step a key is under way at a time, and whatever was learned over a connection is forgotten with it. A queue is
+//! deleted only when it was unbound for the whole stop delay, no worker of the group is left, and the broker said that it
+//! is empty and that nobody consumes from it; one that holds requests makes its group active again (I31).
+
+use alloc::collections::{BTreeMap, VecDeque};
+use core::time::Duration;
+
+use super::tracker::{self, Tracker};
+use super::{Generation, Key, Phase};
+use crate::domain::backoff::{self, Backoff};
+use crate::domain::jitter::Jitter;
+use crate::domain::time::Instant;
+
+/// The pauses before a step that failed is tried again.
+pub const TROUBLE: backoff::Policy =
+    backoff::Policy { first: Duration::from_millis(200), max: Duration::from_secs(30) };
+
+/// How soon a queue that is still consumed from is looked at again.
+pub const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// Something to do about a request queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Step {
+    /// Declare it and bind it. The answer is [`Answer::Done`].
+    Bind,
+    /// Unbind it, if there is one. The answer is [`Answer::Done`].
+    Unbind,
+    /// Ask what is in it. The answer is [`Answer::Holds`] or [`Answer::Missing`].
+    Look,
+    /// Delete it. The answer is [`Answer::Done`], or [`Answer::Holds`] where the broker refuses since it is not empty.
+    Delete,
+}
+
+/// What came of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Answer {
+    /// It is so.
+    Done,
+    /// There is no such queue.
+    Missing,
+    /// So much is known of it.
+    Holds {
+        /// Requests that no worker holds.
+        ready: u32,
+        /// How many consume.
+        consumers: u32,
+    },
+    /// Neither this nor that.
+    Failed,
+}
+
+/// Names a connection to the broker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Epoch(pub u64);
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// The broker can be reached, and the pool's exchanges are there.
+    Connected(Epoch),
+    /// It cannot.
+    Disconnected,
+    /// A queue of this key was found there.
+    Found(Key),
+    /// A sign of demand for a key, which is good for so much longer than usual.
+    Demand {
+        /// The key.
+        key: Key,
+        /// How much longer.
+        extra: Duration,
+    },
+    /// A request of this key did not find its queue, which is bound as far as is known.
+    Strayed(Key),
+    /// The answer to a step.
+    Answered {
+        /// Over which connection.
+        epoch: Epoch,
+        /// Whose queue.
+        key: Key,
+        /// The step.
+        step: Step,
+        /// What came of it.
+        answer: Answer,
+    },
+    /// So many workers of a key are there, in whatever state.
+    Workers {
+        /// The key.
+        key: Key,
+        /// How many.
+        count: u32,
+    },
+    /// Time passed.
+    Tick,
+}
+
+/// What to do.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Effect {
+    /// A step for a queue.
+    Do {
+        /// Over which connection.
+        epoch: Epoch,
+        /// Whose queue.
+        key: Key,
+        /// The step.
+        step: Step,
+    },
+    /// A queue that was to go holds requests: its group is active again.
+    Revived {
+        /// Whose queue.
+        key: Key,
+        /// How many requests.
+        ready: u32,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Known {
+    Unknown,
+    Absent,
+    Bound,
+    Unbound { since: Instant },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Queue {
+    known: Known,
+    under_way: Option<Step>,
+    row: Backoff,
+    /// Nothing is done before.
+    not_before: Instant,
+    /// What the broker said of it since anything about it changed.
+    looked: Option<Looked>,
+    workers: u32,
+    /// What the queue is to be, and since which change.
+    target: Option<Phase>,
+    since: Generation,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Looked {
+    Empty,
+    /// Something changed while it was looked at: what is answered says nothing.
+    InVain,
+}
+
+impl Queue {
+    const fn new(known: Known, since: Generation) -> Self {
+        Self {
+            known,
+            under_way: None,
+            row: Backoff::NEW,
+            not_before: Instant::ORIGIN,
+            looked: None,
+            workers: 0,
+            target: None,
+            since,
+        }
+    }
+
+    /// What would bring it closer to what it is to be, and when.
+    fn step(&self, stop_delay: Duration) -> Option<(Step, Instant)> {
+        let now_or = |at: Instant| at.max(self.not_before);
+        match (self.target, self.known) {
+            (Some(Phase::Active), Known::Bound) => None,
+            (Some(Phase::Active), _) => Some((Step::Bind, self.not_before)),
+            (Some(Phase::Unbound) | None, Known::Unknown | Known::Bound) => Some((Step::Unbind, self.not_before)),
+            (Some(Phase::Unbound) | None, Known::Absent) | (Some(Phase::Unbound), Known::Unbound { .. }) => None,
+            // Nobody asks while workers are there: they may hold what no count shows.
+            (None, Known::Unbound { .. }) if self.workers > 0 => None,
+            (None, Known::Unbound { since }) => match self.looked {
+                None | Some(Looked::InVain) => Some((Step::Look, now_or(since.plus(stop_delay)))),
+                Some(Looked::Empty) => Some((Step::Delete, self.not_before)),
+            },
+        }
+    }
+
+    /// Something about it changed, so that what was seen of it counts no more.
+    fn doubt(&mut self) {
+        self.looked = (self.under_way == Some(Step::Look)).then_some(Looked::InVain);
+    }
+
+    const fn is_settled(&self) -> bool {
+        self.under_way.is_none()
+            && matches!(
+                (self.target, self.known),
+                (Some(Phase::Active), Known::Bound)
+                    | (Some(Phase::Unbound), Known::Unbound { .. } | Known::Absent)
+                    | (None, Known::Absent)
+            )
+    }
+}
+
+/// The groups and queues of one pool.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Pool {
+    policy: tracker::Policy,
+    tracker: Tracker,
+    queues: BTreeMap<Key, Queue>,
+    epoch: Option<Epoch>,
+    jitter: Jitter,
+    effects: VecDeque<Effect>,
+}
+
+impl Pool {
+    /// One of which nothing is known.
+    #[must_use]
+    pub fn new(policy: tracker::Policy, seed: u64, now: Instant) -> Self {
+        Self {
+            policy,
+            tracker: Tracker::new(policy, [], now),
+            queues: BTreeMap::new(),
+            epoch: None,
+            jitter: Jitter::seeded(seed),
+            effects: VecDeque::new(),
+        }
+    }
+
+    /// Takes in what happened.
+    pub fn handle(&mut self, event: Event, now: Instant) {
+        match event {
+            Event::Connected(epoch) => {
+                self.forget();
+                self.epoch = Some(epoch);
+            }
+            Event::Disconnected => {
+                self.forget();
+                self.epoch = None;
+            }
+            Event::Found(key) => {
+                self.tracker.require(key, Duration::ZERO, now);
+            }
+            Event::Demand { key, extra } => {
+                self.tracker.require(key, extra, now);
+            }
+            Event::Strayed(key) => {
+                if let Some(queue) = self.queues.get_mut(&key)
+                    && queue.known == Known::Bound
+                {
+                    queue.known = Known::Unknown;
+                }
+            }
+            Event::Answered { epoch, key, step, answer } => {
+                if self.epoch == Some(epoch) {
+                    self.answered(&key, step, answer, now);
+                }
+            }
+            Event::Workers { key, count } => {
+                let generation = self.tracker.generation();
+                if count > 0 {
+                    self.queues.entry(key.clone()).or_insert_with(|| Queue::new(Known::Unknown, generation));
+                }
+                if let Some(queue) = self.queues.get_mut(&key)
+                    && queue.workers != count
+                {
+                    // What one of them has put back was not there when it was looked at.
+                    queue.workers = count;
+                    queue.doubt();
+                }
+            }
+            Event::Tick => {}
+        }
+        self.tracker.tick(now);
+        self.want();
+        self.go_on(now);
+    }
+
+    /// The next effect, in order.
+    pub fn next_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    /// When [`Event::Tick`] has something to do.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let steps = self.queues.values().filter(|queue| self.epoch.is_some() && queue.under_way.is_none());
+        let steps = steps.filter_map(|queue| queue.step(self.policy.stop_delay)).map(|(_, at)| at);
+        steps.chain(self.tracker.next_deadline()).min()
+    }
+
+    /// The groups that are wanted.
+    #[must_use]
+    pub const fn tracker(&self) -> &Tracker {
+        &self.tracker
+    }
+
+    /// Every key that there is something to do about, wanted or not.
+    pub fn keys(&self) -> impl Iterator<Item = &Key> {
+        self.queues.keys()
+    }
+
+    /// Whether a request that is published now reaches the queue of its key.
+    #[must_use]
+    pub fn is_bound(&self, key: &Key) -> bool {
+        let bound = |queue: &Queue| queue.known == Known::Bound && queue.under_way.is_none();
+        self.queues.get(key).is_some_and(bound)
+    }
+
+    /// Every change up to this one has been carried out.
+    #[must_use]
+    pub fn reached(&self) -> Generation {
+        let unsettled = self.queues.values().filter(|queue| !queue.is_settled()).map(|queue| queue.since).min();
+        unsettled.map_or_else(|| self.tracker.generation(), |since| Generation(since.0.saturating_sub(1)))
+    }
+
+    fn forget(&mut self) {
+        // Steps that were not begun belong to the connection as well.
+        self.effects.retain(|effect| !matches!(effect, Effect::Do { .. }));
+        for queue in self.queues.values_mut() {
+            (queue.known, queue.under_way, queue.looked) = (Known::Unknown, None, None);
+            queue.row.reset();
+            queue.not_before = Instant::ORIGIN;
+        }
+    }
+
+    fn answered(&mut self, key: &Key, step: Step, answer: Answer, now: Instant) {
+        let Some(queue) = self.queues.get_mut(key) else { return };
+        if queue.under_way != Some(step) {
+            return;
+        }
+        queue.under_way = None;
+        if answer == Answer::Failed {
+            // What it was is not known any more: it may have been done all the same.
+            (queue.known, queue.looked) = (Known::Unknown, None);
+            queue.not_before = now.plus(queue.row.wait(TROUBLE, None, &mut self.jitter));
+            return;
+        }
+        queue.row.reset();
+        queue.not_before = now;
+        match (step, answer) {
+            (Step::Bind, _) => (queue.known, queue.looked) = (Known::Bound, None),
+            (Step::Unbind, Answer::Missing) | (Step::Look, Answer::Missing | Answer::Done) => {
+                queue.known = Known::Absent;
+            }
+            (Step::Unbind, _) => (queue.known, queue.looked) = (Known::Unbound { since: now }, None),
+            (Step::Delete, Answer::Done | Answer::Missing) => queue.known = Known::Absent,
+            (Step::Look, Answer::Holds { ready: 0, consumers: 0 }) => {
+                let in_vain = queue.looked == Some(Looked::InVain);
+                queue.looked = (!in_vain).then_some(Looked::Empty);
+            }
+            (Step::Look | Step::Delete, Answer::Holds { ready: 0, .. } | Answer::Failed) => {
+                queue.looked = None;
+                queue.not_before = now.plus(LOOK_AGAIN);
+            }
+            (Step::Look | Step::Delete, Answer::Holds { ready, .. }) => {
+                queue.looked = None;
+                self.effects.push_back(Effect::Revived { key: key.clone(), ready });
+                self.tracker.require(key.clone(), Duration::ZERO, now);
+            }
+        }
+    }
+
+    /// Tells each queue what it is to be.
+    fn want(&mut self) {
+        let generation = self.tracker.generation();
+        for (key, wanted) in self.tracker.groups() {
+            let queue = self.queues.entry(key.clone()).or_insert_with(|| Queue::new(Known::Unknown, wanted.since));
+            if queue.target != Some(wanted.phase) {
+                (queue.target, queue.since) = (Some(wanted.phase), wanted.since);
+                queue.doubt();
+            }
+        }
+        for (key, queue) in &mut self.queues {
+            if queue.target.is_some() && self.tracker.wanted(key).is_none() {
+                (queue.target, queue.since) = (None, generation);
+                queue.doubt();
+            }
+        }
+        self.queues.retain(|_, queue| {
+            queue.target.is_some() || queue.known != Known::Absent || queue.under_way.is_some() || queue.workers > 0
+        });
+    }
+
+    fn go_on(&mut self, now: Instant) {
+        let Some(epoch) = self.epoch else { return };
+        for (key, queue) in &mut self.queues {
+            if queue.under_way.is_some() {
+                continue;
+            }
+            if let Some((step, at)) = queue.step(self.policy.stop_delay)
+                && at <= now
+            {
+                queue.under_way = Some(step);
+                if step == Step::Look {
+                    queue.looked = None;
+                }
+                self.effects.push_back(Effect::Do { epoch, key: key.clone(), step });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POLICY: tracker::Policy =
+        tracker::Policy { unbind_delay: Duration::from_secs(10), stop_delay: Duration::from_secs(5) };
+
+    fn at(seconds: u64) -> Instant {
+        Instant::at(Duration::from_secs(seconds))
+    }
+
+    fn key() -> Key {
+        Key::new("a").unwrap()
+    }
+
+    fn demand() -> Event {
+        Event::Demand { key: key(), extra: Duration::ZERO }
+    }
+
+    fn answered(step: Step, answer: Answer) -> Event {
+        Event::Answered { epoch: Epoch(1), key: key(), step, answer }
+    }
+
+    fn connected() -> Pool {
+        let mut pool = Pool::new(POLICY, 1, at(0));
+        pool.handle(Event::Connected(Epoch(1)), at(0));
+        pool
+    }
+
+    fn steps(pool: &mut Pool) -> Vec<Step> {
+        core::iter::from_fn(|| pool.next_effect())
+            .filter_map(|effect| match effect {
+                Effect::Do { step, .. } => Some(step),
+                Effect::Revived { .. } => None,
+            })
+            .collect()
+    }
+
+    /// Bound at 0, unbound at 10, and not wanted at 15.
+    fn over() -> Pool {
+        let mut pool = connected();
+        pool.handle(demand(), at(0));
+        pool.handle(answered(Step::Bind, Answer::Done), at(0));
+        pool.handle(Event::Tick, at(10));
+        pool.handle(answered(Step::Unbind, Answer::Done), at(10));
+        steps(&mut pool);
+        pool
+    }
+
+    #[test]
+    fn a_queue_is_bound_on_demand_unbound_in_a_calm_and_deleted_when_it_is_empty() {
+        let mut pool = connected();
+        pool.handle(demand(), at(0));
+        assert_eq!((steps(&mut pool), pool.is_bound(&key())), (vec![Step::Bind], false));
+        pool.handle(answered(Step::Bind, Answer::Done), at(1));
+        assert!(pool.is_bound(&key()));
+        assert_eq!(pool.reached(), Generation(1));
+        assert_eq!(pool.next_deadline(), Some(at(10)));
+        pool.handle(Event::Tick, at(10));
+        assert_eq!((steps(&mut pool), pool.is_bound(&key())), (vec![Step::Unbind], false));
+        pool.handle(answered(Step::Unbind, Answer::Done), at(12));
+        pool.handle(Event::Tick, at(15));
+        assert_eq!(steps(&mut pool), [], "it was unbound at 12, and not at 10");
+        assert_eq!(pool.next_deadline(), Some(at(17)));
+        pool.handle(Event::Tick, at(17));
+        assert_eq!(steps(&mut pool), [Step::Look]);
+        pool.handle(answered(Step::Look, Answer::Holds { ready: 0, consumers: 0 }), at(17));
+        assert_eq!(steps(&mut pool), [Step::Delete]);
+        pool.handle(answered(Step::Delete, Answer::Done), at(17));
+        assert_eq!((pool.next_deadline(), pool.reached()), (None, Generation(3)));
+        assert!(pool.queues.is_empty());
+    }
+
+    #[test]
+    fn a_queue_that_holds_requests_is_not_deleted_and_its_group_is_active_again() {
+        for refused_by in [Step::Look, Step::Delete] {
+            let mut pool = over();
+            pool.handle(Event::Tick, at(15));
+            if refused_by == Step::Delete {
+                pool.handle(answered(Step::Look, Answer::Holds { ready: 0, consumers: 0 }), at(15));
+            }
+            assert_eq!(steps(&mut pool).last(), Some(&refused_by));
+            pool.handle(answered(refused_by, Answer::Holds { ready: 3, consumers: 0 }), at(16));
+            assert_eq!(pool.next_effect(), Some(Effect::Revived { key: key(), ready: 3 }));
+            assert_eq!(steps(&mut pool), [Step::Bind]);
+        }
+    }
+
+    #[test]
+    fn a_queue_is_not_deleted_while_anybody_consumes_or_a_worker_is_there() {
+        let mut pool = over();
+        pool.handle(Event::Workers { key: key(), count: 1 }, at(11));
+        pool.handle(Event::Tick, at(60));
+        assert_eq!((steps(&mut pool), pool.next_deadline()), (vec![], None));
+        pool.handle(Event::Workers { key: key(), count: 0 }, at(60));
+        assert_eq!(steps(&mut pool), [Step::Look]);
+        pool.handle(answered(Step::Look, Answer::Holds { ready: 0, consumers: 1 }), at(60));
+        assert_eq!((steps(&mut pool), pool.next_deadline()), (vec![], Some(at(61))));
+        pool.handle(Event::Tick, at(61));
+        assert_eq!(steps(&mut pool), [Step::Look]);
+    }
+
+    #[test]
+    fn a_look_says_nothing_where_a_worker_went_meanwhile() {
+        let mut pool = over();
+        pool.handle(Event::Tick, at(15));
+        pool.handle(Event::Workers { key: key(), count: 1 }, at(15));
+        pool.handle(Event::Workers { key: key(), count: 0 }, at(15));
+        assert_eq!(steps(&mut pool), [Step::Look]);
+        pool.handle(answered(Step::Look, Answer::Holds { ready: 0, consumers: 0 }), at(15));
+        assert_eq!(steps(&mut pool), [Step::Look], "what it held has come back since");
+    }
+
+    #[test]
+    fn demand_during_a_deletion_makes_the_queue_anew() {
+        let mut pool = over();
+        pool.handle(Event::Tick, at(15));
+        pool.handle(answered(Step::Look, Answer::Holds { ready: 0, consumers: 0 }), at(15));
+        pool.handle(demand(), at(15));
+        assert_eq!(steps(&mut pool), [Step::Look, Step::Delete]);
+        assert!(!pool.is_bound(&key()));
+        pool.handle(answered(Step::Delete, Answer::Done), at(16));
+        assert_eq!(steps(&mut pool), [Step::Bind]);
+    }
+
+    #[test]
+    fn demand_between_the_look_and_the_deletion_keeps_the_queue() {
+        let mut pool = over();
+        pool.handle(Event::Tick, at(15));
+        steps(&mut pool);
+        pool.handle(demand(), at(15));
+        pool.handle(answered(Step::Look, Answer::Holds { ready: 0, consumers: 0 }), at(15));
+        assert_eq!(steps(&mut pool), [Step::Bind]);
+    }
+
+    #[test]
+    fn what_was_known_is_forgotten_with_the_connection() {
+        let mut pool = connected();
+        pool.handle(demand(), at(0));
+        pool.handle(Event::Disconnected, at(1));
+        assert_eq!((steps(&mut pool), pool.next_deadline()), (vec![], Some(at(10))));
+        pool.handle(answered(Step::Bind, Answer::Done), at(1));
+        assert!(!pool.is_bound(&key()));
+        pool.handle(Event::Connected(Epoch(2)), at(2));
+        assert_eq!(steps(&mut pool), [Step::Bind]);
+        pool.handle(answered(Step::Bind, Answer::Done), at(2));
+        assert!(!pool.is_bound(&key()), "that was said by the connection before");
+    }
+
+    #[test]
+    fn a_queue_that_could_not_be_unbound_waits_its_whole_delay_from_when_it_was() {
+        let mut pool = connected();
+        pool.handle(demand(), at(0));
+        pool.handle(answered(Step::Bind, Answer::Done), at(0));
+        pool.handle(Event::Tick, at(10));
+        pool.handle(Event::Disconnected, at(10));
+        pool.handle(Event::Tick, at(100));
+        pool.handle(Event::Connected(Epoch(1)), at(100));
+        assert_eq!(steps(&mut pool), [Step::Unbind], "what the connection before was to do went with it");
+        pool.handle(answered(Step::Unbind, Answer::Done), at(100));
+        assert_eq!(pool.next_deadline(), Some(at(105)));
+    }
+
+    #[test]
+    fn a_step_that_failed_is_tried_again_later_and_holds_up_no_other_key() {
+        let mut pool = connected();
+        pool.handle(demand(), at(0));
+        pool.handle(answered(Step::Bind, Answer::Failed), at(0));
+        pool.handle(Event::Demand { key: Key::new("b").unwrap(), extra: Duration::ZERO }, at(0));
+        assert_eq!(steps(&mut pool), [Step::Bind, Step::Bind]);
+        let again = pool.next_deadline().unwrap();
+        assert!(again > at(0) && again <= Instant::at(TROUBLE.first), "{again:?}");
+        pool.handle(Event::Tick, again);
+        assert_eq!(steps(&mut pool), [Step::Bind]);
+    }
+
+    #[test]
+    fn a_queue_that_a_request_did_not_find_is_made_again() {
+        let mut pool = connected();
+        pool.handle(demand(), at(0));
+        pool.handle(answered(Step::Bind, Answer::Done), at(0));
+        steps(&mut pool);
+        pool.handle(Event::Strayed(key()), at(1));
+        assert_eq!((steps(&mut pool), pool.is_bound(&key())), (vec![Step::Bind], false));
+    }
+
+    #[test]
+    fn workers_of_a_key_that_nobody_wants_are_seen_and_their_queue_is_looked_after() {
+        let mut pool = connected();
+        pool.handle(Event::Workers { key: key(), count: 2 }, at(0));
+        assert_eq!(steps(&mut pool), [Step::Unbind]);
+        pool.handle(answered(Step::Unbind, Answer::Missing), at(0));
+        pool.handle(Event::Workers { key: key(), count: 0 }, at(1));
+        assert!(pool.queues.is_empty());
+    }
+}

@@ -1,0 +1,122 @@
+//! What a source of requests is told, and what is said of it at the start.
+
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::amqp::Broker;
+use crate::amqp::management::Management;
+use crate::domain::patience;
+use crate::limits::{AMQP_ATTEMPTS_MAX, AMQP_MESSAGE_BYTES_MAX};
+
+use super::task::Form;
+
+/// What a request source is made of.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Where the queue is.
+    pub broker: Broker,
+    /// The queue. It is consumed from, and never declared.
+    pub queue: String,
+    /// What the broker shows this worker as.
+    pub name: String,
+    /// What handlers are given of a request.
+    pub form: Form,
+    /// How often a request is tried; `None` is without end.
+    pub max_attempts: Option<NonZeroU32>,
+    /// What becomes of a request that was tried so often.
+    pub exhausted: Exhausted,
+    /// How long the broker lets a delivery be unacknowledged, where it does not tell itself; `None` is without end.
+    pub consumer_timeout: Option<Duration>,
+    /// Where the broker may tell; `None` where it is not asked.
+    pub management: Option<Management>,
+    /// How long a handler lets a request run; for a warning.
+    pub longest: Longest,
+    /// Whether a request is acknowledged before its answer that takes longer than the broker waits.
+    pub early: Early,
+    /// The folder for such requests, on a disk that outlives the worker; `None` where there are none, whatever `early` says.
+    pub shelf: Option<PathBuf>,
+    /// The largest message that is taken or sent, in bytes.
+    pub max_message: u64,
+}
+
+impl Settings {
+    /// A queue of this broker, with built-in rules.
+    #[must_use]
+    pub fn new(broker: Broker, queue: &str, name: &str) -> Self {
+        Self {
+            broker,
+            queue: queue.to_owned(),
+            name: name.to_owned(),
+            form: Form::Whole,
+            max_attempts: NonZeroU32::new(AMQP_ATTEMPTS_MAX),
+            exhausted: Exhausted::Answered,
+            consumer_timeout: Some(patience::USUAL),
+            management: None,
+            longest: Longest::Unknown,
+            early: Early::Never,
+            shelf: None,
+            max_message: AMQP_MESSAGE_BYTES_MAX,
+        }
+    }
+}
+
+/// How long a handler lets a request run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Longest {
+    /// Nobody knows.
+    Unknown,
+    /// So long, and neither that nor how long the broker waits was set by anybody: only the broker's own word is held against it.
+    BuiltIn(Duration),
+    /// So long.
+    Set(Duration),
+}
+
+/// Who says how long a broker waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Word {
+    Broker,
+    Settings,
+}
+
+/// Whether a request is acknowledged before its answer that takes longer than the broker waits, and what becomes of it where
+/// its worker ends before it does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Early {
+    /// None is. What an earlier life has acknowledged so goes back to its queue.
+    Never,
+    /// It is, and goes back to its queue.
+    RunAgain,
+    /// It is, and its author is told.
+    Answer,
+}
+
+/// What becomes of a request that was tried too often.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Exhausted {
+    /// Its author is told.
+    Answered,
+    /// It is dead-lettered, as the broker's policy says.
+    DeadLettered,
+    /// A copy is kept in this queue, and its author is told.
+    Kept(String),
+}
+
+impl Settings {
+    /// Says so where requests may run longer than the broker waits.
+    pub(super) fn warn_of(&self, patience: Option<Duration>, word: Word) {
+        let longest = match (self.longest, word) {
+            (Longest::Set(longest), _) | (Longest::BuiltIn(longest), Word::Broker) => longest,
+            (Longest::Unknown, _) | (Longest::BuiltIn(_), Word::Settings) => return,
+        };
+        let (Some(patience), Early::Never) = (patience, self.early) else { return };
+        if patience < longest {
+            tracing::warn!(
+                queue = self.queue,
+                "requests may run for {longest:?} and the broker takes them back after {patience:?}: raise its \
+                 consumer_timeout and `amqp.consumer_timeout`, lower `max_run_time` of the handler, or see \
+                 `early_acknowledge`"
+            );
+        }
+    }
+}

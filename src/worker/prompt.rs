@@ -1,0 +1,66 @@
+//! A report that is begun by what ran the payload, before the rules have asked for it: asking first would take a word to another
+//! thread, and a request waits for it.
+//!
+//! Only that a payload was completed is reported so, where nothing of it has to be stored first, and while the claim is ours on
+//! the clock that the rules go by (I1). They hear of it as of any other, and of where they would have reported something else
+//! by then: the source knows what it was told first.
+
+use std::future::{Future, ready};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+
+use crate::domain::outcome::{Emptiness, Outcome, Verdict};
+use crate::handler::Context;
+use crate::host::crash::crash_point;
+use crate::source::{Claim, Refused, Source};
+
+use super::calls::{Back, call};
+
+/// Who may begin it.
+pub(super) struct Prompt {
+    source: Arc<dyn Source>,
+    claim: Claim,
+}
+
+/// A report under way, which somebody has to wait for.
+pub(super) struct Begun(Pin<Box<dyn Future<Output = Result<(), Refused>> + Send>>);
+
+impl Prompt {
+    /// Where nothing is written down of what was decided. A report that a later life would repeat is begun by the rules alone.
+    pub(super) fn of(source: &Arc<dyn Source>, claim: &Claim) -> Option<Self> {
+        let ends = source.manner().ends_with_worker;
+        ends.then(|| Self { source: Arc::clone(source), claim: claim.clone() })
+    }
+
+    /// Begins it, if that is how the payload ended.
+    pub(super) fn begin(self, back: &mut Back, context: &Context) {
+        let Back::Ended { verdict: Verdict::Completed, emptiness: Emptiness::Proven, report, .. } = back else {
+            return;
+        };
+        let stored = context.artifacts().is_empty() && context.log().is_empty();
+        let ours = context.cancel().is_none() && context.now() < context.lease_ends();
+        if !stored || !ours {
+            return;
+        }
+        crash_point("before-report");
+        let Self { source, claim } = self;
+        let mut begun: Begun =
+            Begun(Box::pin(async move { call("report", source.report(&claim, Begun::OUTCOME)).await }));
+        // Whoever waits for it polls it again.
+        if let Poll::Ready(answer) = begun.0.as_mut().poll(&mut std::task::Context::from_waker(Waker::noop())) {
+            begun = Begun(Box::pin(ready(answer)));
+        }
+        *report = Some(begun);
+    }
+}
+
+impl Begun {
+    /// What it reports.
+    pub(super) const OUTCOME: Outcome = Outcome::Completed;
+
+    /// What came of it.
+    pub(super) async fn answer(self) -> Result<(), Refused> {
+        self.0.await
+    }
+}

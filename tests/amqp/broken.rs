@@ -1,0 +1,306 @@
+//! What a handler answers and nobody can use: its author is told what is wrong, the worker's log says so, and the worker goes on.
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use journeyman::amqp::lapin::types::AMQPValue;
+use rustix::process::Signal;
+
+use crate::controller::{Reports, fresh};
+use crate::process::{Process, config};
+use crate::support::{Client, Kind, broker, shared_uri, within};
+
+/// Answers badly, in the way that its path names; and well where that is `/good`.
+const BADLY: &str = r#"#!/usr/bin/env python3
+import json, os, sys
+request = json.load(sys.stdin)["payload"]
+out = os.fdopen(3, "w")
+def say(**answer):
+    print(json.dumps({"type": "answer", **answer}), file=out)
+def large():
+    with open("answer", "w") as file:
+        file.write("x" * 300000)
+    say(path="answer")
+{
+    "/good": lambda: say(json="good", contentType="x" * 255),
+    "/line": lambda: say(text="x" * 70000),
+    "/missing": lambda: say(path="nowhere"),
+    "/large": large,
+    "/status": lambda: say(json=1, status="two words"),
+    "/key": lambda: say(jsn={"a": 1}),
+    "/two": lambda: say(json=1, text="1"),
+    "/cut": lambda: out.write('{"type": "answer", "json": 1'),
+    "/flood": lambda: [print('{"type": "step", "name": "s"}', file=out) for _ in range(20001)] + [say(json=1)],
+    "/type": lambda: say(json=1, contentType="x" * 300),
+    "/part": lambda: [say(json=1, partial=True, contentType="x" * 300), say(json="last")],
+    "/kind": lambda: print('{"type": "answr", "json": 1}', file=out),
+}[request["path"]]()
+"#;
+
+/// The paths, and what of the reason is read by whoever asked and by whoever reads the log.
+const BAD: [(&str, &str, &str); 11] = [
+    ("/line", "longer than 65536 bytes", "longer than 65536 bytes"),
+    ("/missing", "No such file", "No such file"),
+    ("/large", "and 200000 can be sent", "and 200000 can be sent"),
+    ("/status", "the status is no word", "the status is no word"),
+    ("/key", "an answer has no `jsn`", "an answer has no `jsn`"),
+    ("/two", "more than one of `json`", "more than one of `json`"),
+    ("/cut", "EOF while parsing", "it is no JSON, or is cut off"),
+    ("/flood", "more than 20000 lines", "more than 20000 lines"),
+    ("/type", "the content type of an answer has 300 bytes", "the content type of an answer has 300 bytes"),
+    ("/part", "the content type of an answer has 300 bytes", "the content type of an answer has 300 bytes"),
+    ("/kind", "unknown variant", "it says nothing known"),
+];
+
+fn worker(folder: &std::path::Path, config: &std::path::Path, uri: &str, more: &[(&str, &str)]) -> Process {
+    let mut variables = vec![("WORKER_AMQP_URI", uri), ("WORKER_ACTIVITY_EXCHANGE", ""), ("NO_COLOR", "1")];
+    variables.push(("JOURNEYMAN__LOG__FORMAT", "human"));
+    variables.push(("JOURNEYMAN__WORKER__CAPACITY", "1"));
+    variables.extend(more);
+    Process::start(folder, config, &variables)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_of_a_program_that_cannot_be_used_is_an_error_that_says_why() {
+    let Some(uri) = shared_uri() else { return };
+    let client = Client::new(&broker(&uri), Kind::Durable).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = config(folder.path(), BADLY, "");
+    let queue = [("WORKER_REQUESTS_QUEUE", client.queue.as_str()), ("WORKER_MAX_MSG_SIZE", "200000")];
+    let worker = worker(folder.path(), &config, &uri, &queue);
+    for (path, why, _) in BAD {
+        let answer = client.call(path, b"1").await;
+        assert_eq!(answer.status(), "core_error", "{path}: {}", String::from_utf8_lossy(&answer.body));
+        let said = answer.json();
+        let message = said["message"].as_str().unwrap_or_default();
+        assert!(said["type"] == "journeyman:failed" && message.contains(why), "{path}: {said}");
+    }
+    let good = client.call("/good", b"1").await;
+    assert_eq!((good.status(), good.json()), ("ok", "good".into()));
+    worker.signal(Signal::TERM);
+    let ended = worker.ends().await;
+    assert_eq!(ended.code(), Some(0), "{}", ended.log);
+    let told: Vec<&str> = ended.log.lines().filter(|line| line.contains("the answer of a program cannot be")).collect();
+    assert_eq!(told.len(), BAD.len(), "{}", ended.log);
+    for ((path, _, shown), line) in BAD.iter().zip(told) {
+        assert!(line.contains(shown), "{path}: {line}");
+    }
+    client.delete_queue().await;
+}
+
+/// A service that answers each request with a media type of 300 bytes, and is well.
+async fn serve(listener: tokio::net::UnixListener) {
+    loop {
+        let (mut stream, _) = listener.accept().await.expect("somebody comes");
+        let mut head = [0; 16];
+        stream.read_exact(&mut head).await.unwrap_or_default();
+        let kind = if head.starts_with(b"GET /health ") { "text/plain".to_owned() } else { "x".repeat(300) };
+        let answer =
+            format!("HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: 1\r\nconnection: close\r\n\r\n1");
+        stream.write_all(answer.as_bytes()).await.unwrap_or_default();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_a_service_loads_the_worker_is_started_and_it_is_ready_once_it_takes_requests() {
+    let Some(uri) = shared_uri() else { return };
+    let exchange = format!("{}-activity", fresh());
+    let client = Client::new(&broker(&uri), Kind::Durable).await;
+    let mut reports = Reports::of(&client, &exchange).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = folder.path().join("journeyman.toml");
+    let text =
+        "[handler.echo]\nkind = \"http\"\nsocket = \"echo.sock\"\nhealth = \"/health\"\nhealth_every = \"100ms\"\n";
+    std::fs::write(&config, text).expect("it is written");
+    let variables = [
+        ("WORKER_REQUESTS_QUEUE", client.queue.as_str()),
+        ("WORKER_ACTIVITY_EXCHANGE", &exchange),
+        ("WORKER_ID", "w"),
+        ("WORKER_KEY", "k"),
+        ("JOURNEYMAN__ACTIVITY__REPEAT", "2s"),
+    ];
+    let worker = worker(folder.path(), &config, &uri, &variables);
+    // The service is not there yet.
+    for _ in 0..2 {
+        assert_eq!(reports.next("k", "w").await, "started");
+    }
+    let service = tokio::spawn(serve(tokio::net::UnixListener::bind(folder.path().join("echo.sock")).expect("bound")));
+    reports.until_ready("k", "w").await;
+    // And what it says its answers are nobody can send.
+    let answer = client.call("/x", b"1").await;
+    let message = answer.json()["message"].to_string();
+    assert_eq!(answer.status(), "core_error");
+    assert!(message.contains("the content type of an answer has 300 bytes"), "{message}");
+    assert_eq!(reports.next("k", "w").await, "request-received");
+    worker.signal(Signal::TERM);
+    let ended = worker.ends().await;
+    assert_eq!(ended.code(), Some(0), "{}", ended.log);
+    assert!(ended.log.contains("an answer cannot be sent: the content type"), "{}", ended.log);
+    service.abort();
+    client.delete_queue().await;
+}
+
+/// A service that is well, and too busy for every request: it tells which one it was, and when it came.
+async fn is_busy(listener: tokio::net::UnixListener, came: tokio::sync::mpsc::Sender<std::time::Instant>) {
+    let mut count = 0;
+    loop {
+        let (mut stream, _) = listener.accept().await.expect("somebody comes");
+        let mut head = [0; 16];
+        stream.read_exact(&mut head).await.unwrap_or_default();
+        let answer = if head.starts_with(b"GET /health ") {
+            "HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".to_owned()
+        } else {
+            came.send(std::time::Instant::now()).await.expect("the test listens");
+            count += 1;
+            let head = "HTTP/1.1 503 Busy\r\nretry-after: 2\r\ncontent-length: 10\r\nconnection: close";
+            format!("{head}\r\n\r\n{{\"try\": {count}}}")
+        };
+        stream.write_all(answer.as_bytes()).await.unwrap_or_default();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_that_is_too_busy_is_left_alone_as_long_as_it_says_and_its_last_word_is_the_answer() {
+    let Some(uri) = shared_uri() else { return };
+    let client = Client::new(&broker(&uri), Kind::Durable).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = folder.path().join("journeyman.toml");
+    let text = format!(
+        "[handler.echo]\nkind = \"http\"\nsocket = \"echo.sock\"\nhealth = \"/health\"\nhealth_every = \"100ms\"\n\
+         [source.requests]\nkind = \"amqp\"\nhandler = \"echo\"\nmax_attempts = 2\nrequests_queue = \"{}\"\n",
+        client.queue
+    );
+    std::fs::write(&config, text).expect("it is written");
+    let (sender, mut came) = tokio::sync::mpsc::channel(16);
+    let listener = tokio::net::UnixListener::bind(folder.path().join("echo.sock")).expect("bound");
+    let service = tokio::spawn(is_busy(listener, sender));
+    let worker = worker(folder.path(), &config, &uri, &[]);
+    let answer = client.call("/x", b"1").await;
+    assert_eq!((answer.status(), answer.json()), ("core_error", serde_json::json!({"try": 2})));
+    let (first, second) = (came.recv().await.expect("a try"), came.recv().await.expect("another"));
+    assert!(second - first >= std::time::Duration::from_secs(2), "{:?}", second - first);
+    worker.signal(Signal::TERM);
+    let ended = worker.ends().await;
+    assert_eq!(ended.code(), Some(0), "{}", ended.log);
+    service.abort();
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_has_time_a_certificate_of_its_own_and_need_not_be_confirmed() {
+    let Some(uri) = shared_uri() else { return };
+    let client = Client::new(&broker(&uri), Kind::Durable).await;
+    let call = async |arguments: &[&str]| {
+        let command = tokio::process::Command::new(env!("CARGO_BIN_EXE_journeyman"))
+            .args(["call", "--exchange", "", "--key", &client.queue])
+            .args(arguments)
+            .env_clear()
+            .env("JOURNEYMAN_AMQP_URI", &uri)
+            .output();
+        let output = within("the end of the command", command).await.expect("it can be run");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, said) = call(&["--timeout", "0s"]).await;
+    assert!(code == Some(2) && said.contains("no answer comes in no time"), "{code:?} {said}");
+    let (code, said) = call(&["--amqp-certificate", "own.pem"]).await;
+    assert!(code == Some(2) && said.contains("--amqp-key"), "{code:?} {said}");
+    assert_eq!(call(&["--detach", "--no-confirm", "7"]).await, (Some(0), String::new()));
+    client.until_depth(1, 0).await;
+    let request = client.get(&client.queue).await.expect("it is there");
+    assert_eq!((request.data.as_slice(), request.properties.reply_to()), (&b"7"[..], &None));
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_looks_whether_activity_can_be_reported() {
+    let Some(uri) = shared_uri() else { return };
+    let exchange = format!("{}-activity", fresh());
+    let client = Client::new(&broker(&uri), Kind::Transient).await;
+    let _reports = Reports::of(&client, &exchange).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = config(folder.path(), BADLY, "");
+    for (exchange, said) in [(exchange.as_str(), "is reported to "), ("nowhere", "cannot be reported to ")] {
+        let command = tokio::process::Command::new(env!("CARGO_BIN_EXE_journeyman"))
+            .args(["doctor", "--config"])
+            .arg(&config)
+            .current_dir(folder.path())
+            .env_clear()
+            .env("JOURNEYMAN__HOST__SPOT", "off")
+            .env("WORKER_AMQP_URI", &uri)
+            .env("WORKER_KEY", "k")
+            .env("WORKER_REQUESTS_QUEUE", &client.queue)
+            .env("WORKER_ACTIVITY_EXCHANGE", exchange)
+            .output();
+        let output = within("the end of the command", command).await.expect("it can be run");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(text.contains(&format!("{said}{exchange}")), "{text} {}", String::from_utf8_lossy(&output.stderr));
+        assert!(text.contains(&format!("{}: 0 waiting", client.queue)), "{text}");
+    }
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_is_not_ready_before_its_queue_is_there() {
+    let Some(uri) = shared_uri() else { return };
+    let exchange = format!("{}-activity", fresh());
+    let client = Client::without_queue(&broker(&uri), &fresh()).await;
+    let mut reports = Reports::of(&client, &exchange).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = config(folder.path(), BADLY, "");
+    let variables = [
+        ("WORKER_REQUESTS_QUEUE", client.queue.as_str()),
+        ("WORKER_ACTIVITY_EXCHANGE", &exchange),
+        ("WORKER_ID", "w"),
+        ("WORKER_KEY", "k"),
+        ("JOURNEYMAN__ACTIVITY__REPEAT", "2s"),
+    ];
+    let worker = worker(folder.path(), &config, &uri, &variables);
+    assert_eq!(reports.next("k", "w").await, "started");
+    client.declare(Kind::Durable, &client.queue).await;
+    reports.until_ready("k", "w").await;
+    client.until_depth(0, 1).await;
+    worker.signal(Signal::TERM);
+    let ended = worker.ends().await;
+    assert_eq!(ended.code(), Some(0), "{}", ended.log);
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_that_are_too_long_are_refused_and_cost_nobody_else_anything() {
+    let Some(uri) = shared_uri() else { return };
+    let long = "k".repeat(256);
+    // A call, from the command line.
+    let command = tokio::process::Command::new(env!("CARGO_BIN_EXE_journeyman"))
+        .args(["call", "--pool", "core", "--key", &long])
+        .env_clear()
+        .env("JOURNEYMAN_AMQP_URI", &uri)
+        .output();
+    let output = within("the end of the command", command).await.expect("it can be run");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(
+        (output.status.code(), said.as_str()),
+        (Some(1), "error: the key has 256 bytes, and AMQP has room for 255\n")
+    );
+    // A worker's key.
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = config(folder.path(), BADLY, "");
+    let ended = worker(folder.path(), &config, &uri, &[("WORKER_KEY", &long)]).ends().await;
+    assert!(ended.code() == Some(30) && ended.log.contains("JM-CFG-005"), "{:?} {}", ended.status, ended.log);
+    // A poison queue and a worker's own name, by the library: the request is given up all the same.
+    let client = Client::new(&broker(&uri), Kind::Durable).await;
+    let queue = journeyman::source::amqp::Settings {
+        name: long.clone(),
+        max_attempts: std::num::NonZeroU32::new(1),
+        exhausted: journeyman::source::amqp::Exhausted::Kept(long),
+        ..crate::support::queue(&client)
+    };
+    let worker = crate::support::Running::start(queue, 1, crate::support::echo());
+    assert_eq!(client.call("/echo", b"1").await.status(), "ok");
+    let mut properties = Client::properties("poison", "/echo");
+    let mut headers = properties.headers().clone().unwrap_or_default();
+    headers.insert("x-journeyman-attempts".into(), AMQPValue::LongUInt(7));
+    properties = properties.with_headers(headers);
+    assert!(client.publish(properties, b"1").await);
+    assert_eq!(client.answer("poison").await.json()["type"], "journeyman:attempts_exhausted");
+    worker.drained().await;
+    client.delete_queue().await;
+}

@@ -1,0 +1,235 @@
+//! `journeyman controller` between clients and workers that it starts, on a real broker.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use journeyman::amqp;
+use journeyman::amqp::lapin::options::{BasicPublishOptions, QueueDeclareOptions};
+use journeyman::amqp::lapin::types::FieldTable;
+use journeyman::amqp::lapin::{BasicProperties, Confirmation};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::controller::ECHO;
+use crate::process::{self, Process};
+use crate::support::{Client, broker, shared_uri, within};
+
+/// A pool of a test's own.
+struct Pool {
+    name: String,
+    folder: tempfile::TempDir,
+    uri: String,
+    client: Client,
+}
+
+impl Pool {
+    async fn new() -> Option<Self> {
+        let uri = shared_uri()?;
+        let name = format!("p{}", uuid::Uuid::new_v4().simple());
+        let client = Client::without_queue(&broker(&uri), "").await;
+        Some(Self { name, folder: tempfile::tempdir().expect("a folder"), uri, client })
+    }
+
+    /// Starts a controller of it, with this said of the pool.
+    fn controller(&self, more: &str) -> Process {
+        let file = self.folder.path().join("controller.toml");
+        let folder = self.folder.path().join("workers");
+        let text = format!("[pool.{}]\nfolder = \"{}\"\n{more}", self.name, folder.display());
+        std::fs::write(&file, text).expect("it is written");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
+        command.args(["controller", "--config"]).arg(file).env_clear();
+        command.env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("WORKER_AMQP_URI", &self.uri);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        Process::of(command)
+    }
+
+    /// What makes a controller start workers that echo.
+    fn echo(&self) -> String {
+        self.workers(ECHO)
+    }
+
+    /// What makes a controller start workers with this program.
+    fn workers(&self, program: &str) -> String {
+        let folder = self.folder.path();
+        let more = "[source.requests]\nkind = \"amqp\"\nhandler = \"echo\"\n[host]\nspot = \"off\"\n";
+        let config = process::config(folder, program, more);
+        let worker = format!(
+            "exec {} worker --config {} --work-dir {}/$WORKER_ID",
+            env!("CARGO_BIN_EXE_journeyman"),
+            config.display(),
+            folder.display()
+        );
+        format!("command = [\"/bin/sh\", \"-c\", '{worker}']\n")
+    }
+
+    /// Publishes a request under a key; whether it was routed.
+    async fn publish(&self, key: &str, properties: BasicProperties) -> bool {
+        let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+        let exchange = format!("{}-req-xchg", self.name);
+        let channel = &self.client.channel;
+        let confirm = channel.basic_publish(exchange.into(), key.into(), options, b"1", properties).await;
+        matches!(confirm.expect("it is published").await.expect("it is confirmed"), Confirmation::Ack(None))
+    }
+
+    async fn ask(&self, key: &str, id: &str) {
+        assert!(self.publish(key, Client::properties(id, "/echo")).await, "{key} leads somewhere");
+    }
+
+    /// How many requests wait in a queue, and how many consume from it; `None` where it is not there.
+    async fn depth(&self, queue: &str) -> Option<(u32, u32)> {
+        let connection = self.client.broker.connect("look").await.expect("the broker lets us in");
+        let channel = connection.create_channel().await.expect("a channel");
+        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        match channel.queue_declare(queue.into(), options, FieldTable::default()).await {
+            Ok(queue) => Some((queue.message_count(), queue.consumer_count())),
+            Err(error) if amqp::code(&error) == Some(amqp::NOT_FOUND) => None,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Waits until a queue is like this. The broker tells nobody: it has to be asked.
+    async fn until(&self, queue: &str, like: Option<(u32, u32)>) {
+        within(&format!("{queue} is {like:?}"), async { while self.depth(queue).await != like {} }).await;
+    }
+}
+
+impl Drop for Pool {
+    /// A controller leaves its workers as they are; a test does not.
+    fn drop(&mut self) {
+        let entries = std::fs::read_dir(self.folder.path().join("workers")).into_iter().flatten().flatten();
+        for entry in entries.filter(|entry| entry.path().to_string_lossy().ends_with(".json")) {
+            let record = std::fs::read(entry.path()).unwrap_or_default();
+            let record: serde_json::Value = serde_json::from_slice(&record).unwrap_or_default();
+            let pid = record["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+            if let Some(group) = pid {
+                // It may have ended by itself.
+                kill_process_group(group, Signal::KILL).ok();
+            }
+        }
+    }
+}
+
+const READY: &str = "this is the controller of the pool";
+
+fn files(folder: &Path, ending: &str) -> usize {
+    let entries = std::fs::read_dir(folder).expect("a folder").flatten();
+    entries.filter(|entry| entry.path().to_string_lossy().ends_with(ending)).count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cold_key_is_answered_by_a_worker_that_is_started_for_it_and_goes_when_nobody_asks() {
+    let Some(pool) = Pool::new().await else { return };
+    let delays = "unbind_delay = \"3s\"\nstop_delay = \"1s\"\n";
+    let mut controller = pool.controller(&format!("{delays}{}", pool.echo()));
+    controller.says(READY).await;
+    for key in ["infra=42 ü", "infra%3D42%20%C3%BC", "7"] {
+        pool.ask(key, key).await;
+    }
+    for key in ["infra=42 ü", "infra%3D42%20%C3%BC", "7"] {
+        let mut answer = pool.client.answer(key).await;
+        while answer.partial {
+            answer = pool.client.answer(key).await;
+        }
+        assert_eq!(answer.status(), "ok", "{key}");
+    }
+    assert_eq!(controller.log().matches("a worker is started").count(), 2, "one for each key");
+    let queue = format!("{}-req-infra%3D42%20%C3%BC", pool.name);
+    pool.until(&queue, None).await;
+    pool.until(&format!("{}-req-7", pool.name), None).await;
+    let workers = pool.folder.path().join("workers");
+    assert_eq!((files(&workers, ".json"), files(&workers, ".log")), (0, 2), "{}", controller.log());
+    controller.signal(Signal::TERM);
+    assert_eq!(controller.ends().await.code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_under_many_cold_keys_reach_their_queues_though_their_controller_is_killed() {
+    const KEYS: usize = 300;
+    let Some(pool) = Pool::new().await else { return };
+    let mut first = pool.controller("");
+    first.says(READY).await;
+    for number in 0..KEYS {
+        pool.ask(&format!("k{number}"), &number.to_string()).await;
+        if number == KEYS / 2 {
+            first.signal(Signal::KILL);
+        }
+    }
+    drop(first);
+    let mut second = pool.controller("");
+    second.says(READY).await;
+    for number in 0..KEYS {
+        let queue = format!("{}-req-k{number}", pool.name);
+        let there = async { while pool.depth(&queue).await.is_none_or(|(ready, _)| ready == 0) {} };
+        within(&format!("{queue} has its request"), there).await;
+    }
+    pool.until(&format!("{}-orphan", pool.name), Some((0, 1))).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_nobody_takes_is_answered_with_the_reason() {
+    let Some(pool) = Pool::new().await else { return };
+    let mut controller = pool.controller("message_ttl = \"200ms\"\n");
+    controller.says(READY).await;
+    for number in 0..300 {
+        pool.ask("nobody", &number.to_string()).await;
+    }
+    for number in 0..300 {
+        let answer = pool.client.answer(&number.to_string()).await;
+        assert_eq!(answer.status(), "core_error");
+        let body = answer.json();
+        assert_eq!(body["context"]["reason"], "expired", "{body}");
+        assert_eq!(body["context"]["key"], "nobody");
+    }
+    pool.until(&format!("{}-deadletter", pool.name), Some((0, 1))).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_controller_stands_by_takes_over_and_finds_the_workers_of_the_first() {
+    let Some(pool) = Pool::new().await else { return };
+    let echo = pool.echo();
+    let mut first = pool.controller(&echo);
+    first.says(READY).await;
+    pool.ask("a", "1").await;
+    assert!(pool.client.answer("1").await.partial);
+    assert_eq!(pool.client.answer("1").await.status(), "ok");
+    let mut second = pool.controller(&echo);
+    second.says("this one stands by").await;
+    first.signal(Signal::KILL);
+    second.says(READY).await;
+    assert!(second.log().contains("workers of an earlier controller go on"), "{}", second.log());
+    pool.ask("a", "2").await;
+    assert!(pool.client.answer("2").await.partial);
+    assert_eq!(pool.client.answer("2").await.status(), "ok");
+    assert_eq!(second.log().matches("a worker is started").count(), 0, "the first one's worker goes on");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_came_to_a_queue_while_there_was_no_controller_gets_a_worker() {
+    let Some(pool) = Pool::new().await else { return };
+    // It ends at once, so that the key has a queue and nobody who works.
+    let mut first = pool.controller("command = [\"/bin/false\"]\n");
+    first.says(READY).await;
+    pool.ask("a", "1").await;
+    first.says("a worker has ended").await;
+    first.signal(Signal::TERM);
+    assert_eq!(first.ends().await.code(), Some(0));
+    let mut second = pool.controller(&pool.echo());
+    second.says(READY).await;
+    assert!(pool.client.answer("1").await.partial);
+    assert_eq!(pool.client.answer("1").await.status(), "ok");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_kills_its_workers_is_answered_and_put_aside() {
+    let Some(pool) = Pool::new().await else { return };
+    let killer = pool.workers("#!/bin/sh\nkill -9 $PPID\n");
+    let delays = "unbind_delay = \"3s\"\nstop_delay = \"1s\"\n";
+    let mut controller = pool.controller(&format!("profile = \"safe\"\ndelivery_limit = 1\n{delays}{killer}"));
+    controller.says(READY).await;
+    pool.ask("a", "1").await;
+    let answer = pool.client.answer("1").await;
+    assert_eq!(answer.json()["context"]["reason"], "delivery_limit", "{:?}", answer.json());
+    pool.until(&format!("{}-poison", pool.name), Some((1, 0))).await;
+    // A quorum queue is deleted without the conditions that it does not know.
+    pool.until(&format!("{}-req-a", pool.name), None).await;
+    assert!(!controller.log().contains("the broker is lost"), "{}", controller.log());
+}
