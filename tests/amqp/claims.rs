@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use journeyman::domain::id::Lane;
 use journeyman::domain::outcome::{Outcome, Reason};
 use journeyman::handler::NotCompleted;
 use journeyman::source::amqp::{Amqp, Exhausted};
@@ -170,11 +171,7 @@ async fn crashes(client: &Client, exhausted: &Exhausted) -> usize {
                 worker.control.abort().await;
                 assert_eq!(worker.ended().await, Exit::Aborted);
             }
-            () = async {
-                while worker.tally("exhausted").await == 0 {
-                    tokio::task::yield_now().await;
-                }
-            } => {
+            () = worker.counts("exhausted", 1) => {
                 worker.drained().await;
                 return tries;
             }
@@ -302,6 +299,46 @@ async fn a_request_that_nothing_of_was_run_goes_back_as_often_as_it_takes() {
         assert_eq!((worker.tally("handed_back").await, worker.tally("exhausted").await), (5, 0), "{kind:?}");
         worker.drained().await;
         client.until_depth(0, 0).await;
+        client.delete_queue().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_waited_here_for_nobody_goes_back_without_counting_as_a_try() {
+    let Some(broker) = shared() else { return };
+    for (kind, tries) in [(Kind::Transient, 1), (Kind::Quorum, 1), (Kind::Durable, 0)] {
+        let client = Client::new(&broker, kind).await;
+        let mut settings = queue(&client);
+        settings.max_attempts = NonZeroU32::new(tries);
+        let source = Amqp::new(settings);
+        source.resized(3);
+        for _ in 0..3 {
+            source.open().await.expect("there is a queue");
+            publish(&client, &["1", "2", "3"]).await;
+            // They are here, and nobody polls.
+            client.until_depth(0, 1).await;
+            source.unwanted();
+            client.until_depth(3, 0).await;
+            source.open().await.expect("there is a queue");
+            let mut grants = Vec::new();
+            let brings = async {
+                while grants.len() < 3 {
+                    match source.poll(Lane(0), 3).await {
+                        Ok(batch) => grants.extend(batch.grants),
+                        // On a slow machine they have waited for too long once more.
+                        Err(_) => drop(source.open().await.expect("there is a queue")),
+                    }
+                }
+            };
+            within("what went back", brings).await;
+            for grant in grants {
+                assert!(tries == 0 || grant.run.run == 0, "{kind:?} {:?}", grant.run);
+                source.report(&grant.claim, Outcome::Completed).await.expect("it is answered");
+            }
+            source.unwanted();
+            client.until_depth(0, 0).await;
+        }
+        assert_eq!(source.tallies()["exhausted"], 0, "{kind:?}");
         client.delete_queue().await;
     }
 }

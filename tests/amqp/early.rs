@@ -44,15 +44,6 @@ fn on_the_shelf(folder: &Path) -> usize {
     std::fs::read_dir(folder.join("requests")).map_or(0, Iterator::count)
 }
 
-async fn until(worker: &Running, tally: &str, least: u64) {
-    within(&format!("{least} {tally}"), async {
-        while worker.tally(tally).await < least {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
-}
-
 /// Waits until a broker's patience is over with a message that it delivers from now on.
 async fn patience_is_over(at: &Address) {
     let witness = Client::new(at, Kind::Durable).await;
@@ -118,7 +109,7 @@ async fn a_request_that_is_acknowledged_early_outlives_its_connection() {
     let worker = Running::start(settings, 1, act);
     assert!(client.publish(Client::properties("a", "/a"), b"a").await);
     assert_eq!(gate.enters().await, "a");
-    until(&worker, "shelved", 1).await;
+    worker.counts("shelved", 1).await;
     wire.cut();
     gate.go.add_permits(1);
     assert_eq!(client.answer("a").await.body, b"a");
@@ -137,7 +128,7 @@ async fn what_is_acknowledged_early_and_handed_back_is_in_its_queue_again_and_no
     let first = Running::start(early(&client, folder.path(), Early::RunAgain), 1, act);
     assert!(client.publish(Client::properties("a", "/a"), b"a").await);
     assert_eq!(gate.enters().await, "a");
-    until(&first, "shelved", 1).await;
+    first.counts("shelved", 1).await;
     first.control.hand_back(None).await;
     assert_eq!(first.ended().await, Exit::HandedBack);
     client.until_depth(1, 0).await;
@@ -165,11 +156,11 @@ async fn tries(client: &Client, folder: &Path) -> usize {
         tokio::select! {
             _ = gate.enters() => {
                 tries += 1;
-                until(&worker, "shelved", 1).await;
+                worker.counts("shelved", 1).await;
                 worker.control.abort().await;
                 assert_eq!(worker.ended().await, Exit::Aborted);
             }
-            () = until(&worker, "exhausted", 1) => {
+            () = worker.counts("exhausted", 1) => {
                 worker.drained().await;
                 return tries;
             }
@@ -198,7 +189,7 @@ async fn what_was_cut_short_after_an_early_acknowledgement_is_answered_so_where_
     let first = Running::start(early(&client, folder.path(), Early::Answer), 1, act);
     assert!(client.publish(Client::properties("a", "/a"), b"a").await);
     gate.enters().await;
-    until(&first, "shelved", 1).await;
+    first.counts("shelved", 1).await;
     first.control.abort().await;
     assert_eq!(first.ended().await, Exit::Aborted);
     let (mut gate, act) = Gate::handler();
@@ -323,7 +314,7 @@ async fn who_asks_for_partial_answers_gets_them_after_an_early_acknowledgement_a
     });
     let worker = Running::start(early(&client, folder.path(), Early::RunAgain), 1, act);
     assert!(client.publish(Client::properties("a", "/a"), b"a").await);
-    until(&worker, "shelved", 1).await;
+    worker.counts("shelved", 1).await;
     shelved.add_permits(1);
     let part = client.answer("a").await;
     assert_eq!((part.partial, part.body.as_slice()), (true, &b"part"[..]));

@@ -341,6 +341,16 @@ impl Running {
         view.sources[0].tallies[name]
     }
 
+    /// Waits until its source has counted so many: what it counts is done by then, and seen by others a moment before.
+    pub(crate) async fn counts(&self, name: &str, least: u64) {
+        within(&format!("{least} {name}"), async {
+            while self.tally(name).await < least {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+    }
+
     /// Waits until so many requests are completed: their authors know before the worker does.
     pub(crate) async fn completed(&self, count: u64) {
         within(&format!("{count} are completed"), async {

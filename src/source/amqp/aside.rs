@@ -14,6 +14,8 @@ pub(super) enum Aside {
     Expired,
     TooLarge,
     Step(Step),
+    /// Nobody wants requests at present.
+    Unwanted(Plan),
 }
 
 impl Aside {
@@ -44,6 +46,7 @@ impl Aside {
                 give_up(&part, exhausted, reason, attempts).await?;
                 tally.exhausted.add();
             }
+            Self::Unwanted(plan) => part.settle(Outcome::Exception(Reason::WorkerShutdown), &plan).await?,
             Self::Step(Step::Try { .. }) => {}
         }
         Ok(())

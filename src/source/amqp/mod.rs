@@ -35,6 +35,7 @@ use crate::domain::id::{Lane, Run};
 use crate::domain::outcome::Outcome;
 use crate::domain::patience::{self, Says};
 use crate::domain::refusal::Refusal;
+use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::limits::{AMQP_CLOSE_WAIT, AMQP_LEASE, AMQP_POLL_HOLD};
 
@@ -216,7 +217,7 @@ impl Inner {
         self.prefetch.load(Ordering::Relaxed).saturating_sub(shelved).max(1)
     }
 
-    async fn open(&self) -> Result<Opened, Refused> {
+    async fn open(self: &Arc<Self>) -> Result<Opened, Refused> {
         let opened = Opened { lanes: 1, usable_for: None };
         if lock(&self.session).as_ref().is_some_and(|session| session.over().is_none()) {
             return Ok(opened);
@@ -235,7 +236,12 @@ impl Inner {
         self.tally.sessions.add();
         tracing::debug!(queue = queue.as_str(), epoch, prefetch, "consuming");
         self.beside(Session::ask(Arc::downgrade(&session), addresses, Arc::clone(&self.tally)));
-        self.beside(Arc::clone(&session).pump(consumer, Arc::clone(&self.news)));
+        let (pumped, inner) = (Arc::clone(&session), Arc::downgrade(self));
+        self.beside(Arc::clone(&session).pump(consumer, Arc::clone(&self.news), move |waiting| {
+            if let Some(inner) = inner.upgrade() {
+                inner.hand_back(&pumped, waiting);
+            }
+        }));
         *lock(&self.session) = Some(session);
         *lock(&self.former) = None;
         Ok(opened)
@@ -267,12 +273,7 @@ impl Inner {
         waited.unwrap_or_else(|_| Ok(Batch::default()))
     }
 
-    async fn wait(
-        &self,
-        session: &Arc<Session>,
-        max: u8,
-        began: crate::domain::time::Instant,
-    ) -> Result<Batch, Refused> {
+    async fn wait(&self, session: &Arc<Session>, max: u8, began: Instant) -> Result<Batch, Refused> {
         loop {
             let taken = if session.is_unwanted() { Vec::new() } else { session.take(usize::from(max)) };
             if taken.is_empty() {
@@ -306,31 +307,21 @@ impl Inner {
     }
 
     /// Makes a grant of a delivery, or deals with it aside.
-    fn admit(&self, session: &Arc<Session>, waiting: Waiting, began: crate::domain::time::Instant) -> Option<Grant> {
-        let Waiting { mut delivery, since } = waiting;
-        let Settings { form, max_attempts, max_message, .. } = &self.settings;
-        let most = usize::try_from(*max_message).unwrap_or(usize::MAX);
+    fn admit(&self, session: &Arc<Session>, waiting: Waiting, began: Instant) -> Option<Grant> {
+        let Waiting { delivery, since } = &waiting;
+        let (since, Settings { form, max_attempts, .. }) = (*since, &self.settings);
         if delivery.redelivered {
             self.tally.redelivered.add();
         }
-        let step = task::step(&delivery, *max_attempts);
+        let step = task::seen(delivery).step(*max_attempts);
         let attempt = match step {
             Step::Try { attempt } | Step::Note { attempt } => attempt,
             Step::GiveUp { attempts } => attempts,
         };
-        let number = self.deliveries.fetch_add(1, Ordering::Relaxed);
-        let run = task::run(&delivery.properties, number, attempt);
-        let fits = delivery.data.len() <= most;
-        let task = (fits && matches!(step, Step::Try { .. })).then(|| task::definition(&delivery, *form));
+        let fits = delivery.data.len() <= self.most();
+        let task = (fits && matches!(step, Step::Try { .. })).then(|| task::definition(delivery, *form));
         let now = self.clock.now();
-        let taken = Taken {
-            acker: delivery.acker.clone(),
-            properties: std::mem::take(&mut delivery.properties),
-            body: std::mem::take(&mut delivery.data).into(),
-            queue: session.queue.clone(),
-            delivered: now.minus(since.elapsed()),
-        };
-        let part = Part::new(run.clone(), taken, Arc::clone(session), most, self.around());
+        let part = self.part_of(session, waiting, attempt, now);
         if task::patience(part.properties()).is_some_and(|patience| since.elapsed() >= patience) {
             self.aside(part, Aside::Expired);
             return None;
@@ -340,8 +331,42 @@ impl Inner {
             return None;
         };
         let lease = now.since(began) + part::lease(part.delivered, now, self.patience(), AMQP_LEASE);
-        let replies = Some(part.replies());
+        let (run, replies) = (part.run.clone(), Some(part.replies()));
         Some(Grant { run: run.clone(), lease, task, claim: Claim::new(run, part), replies })
+    }
+
+    fn part_of(&self, session: &Arc<Session>, waiting: Waiting, attempt: u32, now: Instant) -> Part {
+        let Waiting { delivery, since } = waiting;
+        let number = self.deliveries.fetch_add(1, Ordering::Relaxed);
+        let run = task::run(&delivery.properties, number, attempt);
+        let taken = Taken {
+            acker: delivery.acker,
+            properties: delivery.properties,
+            body: delivery.data.into(),
+            queue: session.queue.clone(),
+            delivered: now.minus(since.elapsed()),
+        };
+        Part::new(run, taken, Arc::clone(session), self.most(), self.around())
+    }
+
+    /// The largest request.
+    fn most(&self) -> usize {
+        usize::try_from(self.settings.max_message).unwrap_or(usize::MAX)
+    }
+
+    /// Nobody has looked at it, which is no attempt.
+    fn hand_back(&self, session: &Arc<Session>, waiting: Waiting) {
+        let attempt = task::seen(&waiting.delivery).attempts();
+        let part = self.part_of(session, waiting, attempt, self.clock.now());
+        let plan = self.handed_on(&part);
+        self.aside(part, Aside::Unwanted(plan));
+    }
+
+    /// How what was not begun goes back. Where nothing is counted it need not lose its place, and where nobody may publish a copy
+    /// would wait for as long.
+    fn handed_on(&self, part: &Part) -> Plan {
+        let counts = self.settings.max_attempts.is_some();
+        if counts && !part.is_blocked() { Plan::HandOn } else { Plan::HandBack }
     }
 
     /// Deals with a request that no handler is to see. At most as many at once as were handed to us.
@@ -463,11 +488,8 @@ impl Source for Amqp {
                     self.inner.tally.exhausted.add();
                     Ok(())
                 }
-                // Where nothing is counted it need not lose its place.
-                Plan::HandOn if self.inner.settings.max_attempts.is_none() => {
-                    part.settle(outcome, &Plan::HandBack).await
-                }
-                plan @ (Plan::Answer(_) | Plan::HandBack | Plan::HandOn | Plan::Again { .. } | Plan::DeadLetter) => {
+                Plan::HandOn => part.settle(outcome, &self.inner.handed_on(part)).await,
+                plan @ (Plan::Answer(_) | Plan::HandBack | Plan::Again { .. } | Plan::DeadLetter) => {
                     part.settle(outcome, &plan).await
                 }
             }
@@ -512,16 +534,16 @@ impl Source for Amqp {
     /// What was acknowledged last may still be on its way: a connection that breaks would bring it back.
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(async {
+            let (current, former) = (lock(&self.inner.session).take(), lock(&self.inner.former).take());
+            for session in [former, current].into_iter().flatten() {
+                session.close().await;
+            }
             // A copy whose original is not settled yet would be one too many.
             let all = self.inner.copying.acquire_many(COPYING_MAX);
             if timeout(AMQP_CLOSE_WAIT, all).await.is_err() {
                 tracing::debug!("requests that are put back are not waited for any longer; some may run twice");
             }
             self.inner.copying.close();
-            let (current, former) = (lock(&self.inner.session).take(), lock(&self.inner.former).take());
-            for session in [former, current].into_iter().flatten() {
-                session.close().await;
-            }
             if let Some(connection) = self.inner.link.known() {
                 amqp::close(&connection, AMQP_CLOSE_WAIT).await;
             }

@@ -135,6 +135,11 @@ impl Part {
         self.replies.clone()
     }
 
+    /// Whether the broker lets nobody publish.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.session.blocked()
+    }
+
     pub(super) fn properties(&self) -> &BasicProperties {
         &self.properties
     }

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use futures_core::Stream as _;
 use lapin::message::Delivery;
 use lapin::options::{
-    BasicCancelOptions, BasicConsumeOptions, BasicPublishOptions, BasicQosOptions, BasicRejectOptions,
-    ConfirmSelectOptions, QueueDeclareOptions,
+    BasicCancelOptions, BasicConsumeOptions, BasicPublishOptions, BasicQosOptions, ConfirmSelectOptions,
+    QueueDeclareOptions,
 };
 use lapin::protocol::constants::REPLY_SUCCESS;
 use lapin::types::{FieldTable, ShortString};
@@ -353,9 +353,9 @@ impl Session {
         Ok(answers.clone())
     }
 
-    /// Moves deliveries to where polls find them, until none come and none are held.
-    pub(super) async fn pump(self: Arc<Self>, consumer: Consumer, news: Arc<Noticeboard>) {
-        self.move_on(consumer, &news).await;
+    /// Moves deliveries to where polls find them, until none come and none are held. What nobody has asked for in the end goes `back`.
+    pub(super) async fn pump(self: Arc<Self>, consumer: Consumer, news: Arc<Noticeboard>, back: impl Fn(Waiting)) {
+        self.move_on(consumer, &news, back).await;
         self.ended.notify_one();
     }
 
@@ -372,13 +372,13 @@ impl Session {
         }
     }
 
-    async fn move_on(&self, mut consumer: Consumer, news: &Noticeboard) {
+    async fn move_on(&self, mut consumer: Consumer, news: &Noticeboard, back: impl Fn(Waiting)) {
         loop {
             let unpolled = self.unpolled_at();
             let item = tokio::select! {
                 biased;
                 item = next(&mut consumer) => item,
-                () = self.retired.notified() => break self.wind_up(consumer, news).await,
+                () = self.retired.notified() => break self.wind_up(consumer, news, back).await,
                 // From now on what waits waits for nobody.
                 () = self.left.notified() => continue,
                 () = async { match unpolled {
@@ -457,7 +457,7 @@ impl Session {
     }
 
     /// Ends the consumer, and gives back what it still brings.
-    async fn wind_up(&self, mut consumer: Consumer, news: &Noticeboard) {
+    async fn wind_up(&self, mut consumer: Consumer, news: &Noticeboard, back: impl Fn(Waiting)) {
         let canceling = self.intake.basic_cancel(consumer.tag(), BasicCancelOptions::default());
         let ended = async {
             canceling.await?;
@@ -472,12 +472,7 @@ impl Session {
             Err(_) => tracing::debug!(queue = self.queue.as_str(), "a consumer was not canceled in time"),
         }
         let waiting = std::mem::take(&mut self.state().waiting);
-        for Waiting { delivery, .. } in waiting {
-            let options = BasicRejectOptions { requeue: true };
-            if !matches!(timeout(AMQP_CALL_TIMEOUT, delivery.acker.reject(options)).await, Ok(Ok(true))) {
-                break;
-            }
-        }
+        waiting.into_iter().for_each(back);
         self.arrived.notify_one();
         self.watch(news).await;
     }

@@ -1,7 +1,6 @@
 //! A delivery as a task: what a message says, and what is to be done with it. Pure.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroU32;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -13,7 +12,7 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::amqp::headers;
-use crate::domain::attempts::{Arrival, Seen, Step};
+use crate::domain::attempts::{Arrival, Seen};
 use crate::domain::id::{Run, TASK_ID_BYTES_MAX, TaskId};
 use crate::handler::Request;
 use crate::limits::{IDEMPOTENCY_BODY_BYTES_MAX, REQUEST_JSON_BYTES_MAX};
@@ -37,12 +36,12 @@ pub enum Form {
 }
 
 /// What is known of earlier deliveries of a message.
-pub(super) fn step(delivery: &Delivery, max: Option<NonZeroU32>) -> Step {
+pub(super) fn seen(delivery: &Delivery) -> Seen {
     let empty = FieldTable::default();
     let table = delivery.properties.headers().as_ref().unwrap_or(&empty);
     let count = |name| headers::number(table, name).map(|count| u32::try_from(count).unwrap_or(u32::MAX));
     let arrival = if delivery.redelivered { Arrival::Again } else { Arrival::First };
-    Seen { noted: count(ATTEMPTS).unwrap_or_default(), counted: count(DELIVERY_COUNT), arrival }.step(max)
+    Seen { noted: count(ATTEMPTS).unwrap_or_default(), counted: count(DELIVERY_COUNT), arrival }
 }
 
 /// How long its author waits, from when it was received.
@@ -166,7 +165,10 @@ pub(super) fn definition(delivery: &Delivery, form: Form) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
+
     use super::*;
+    use crate::domain::attempts::Step;
 
     /// A message as `fixtures/amqp` has recorded it.
     fn recorded(text: &str) -> Delivery {
@@ -209,7 +211,7 @@ mod tests {
             let request: Request = serde_json::from_value(definition["payload"].clone()).unwrap();
             assert_eq!((request.path.as_deref(), request.routing_key.as_str()), (Some("/echo"), "42"));
             assert_eq!((request.json, request.correlation_id.as_deref()), (Some(json!({"x": 1})), Some(id)));
-            assert_eq!(step(&delivery, NonZeroU32::new(3)), Step::Try { attempt: 0 });
+            assert_eq!(seen(&delivery).step(NonZeroU32::new(3)), Step::Try { attempt: 0 });
             assert_eq!(run(&delivery.properties, 7, 0).to_string(), format!("{id}.7/0"));
             assert_eq!(super::definition(&delivery, Form::Body)["payload"], json!({"x": 1}));
         }
@@ -297,6 +299,6 @@ mod tests {
         let definition = definition(&delivery, Form::Whole);
         assert_eq!(definition["payload"]["bodyBase64"], json!("/w=="));
         assert!(definition["payload"]["path"].is_null() && definition["payload"]["secondsLeft"].is_null());
-        assert_eq!(step(&delivery, NonZeroU32::new(3)), Step::Note { attempt: 1 });
+        assert_eq!(seen(&delivery).step(NonZeroU32::new(3)), Step::Note { attempt: 1 });
     }
 }
