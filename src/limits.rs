@@ -340,6 +340,8 @@ pub const HOST_LOOK_TIME: Duration = Duration::from_secs(10);
 pub const HANDLER_THREADS_MAX: usize = 16;
 /// How long a worker that exits waits for its handlers to be dropped, and their processes with them.
 pub const HANDLERS_DROP_WAIT: Duration = Duration::from_secs(1);
+/// How long a worker that exits waits for an orderly goodbye to its sources, all at once.
+pub const SOURCES_CLOSE_WAIT: Duration = Duration::from_secs(15);
 /// How often the worker looks what its host has left.
 pub const ROOM_EVERY: Duration = Duration::from_secs(10);
 /// How much of what a task says of its progress is kept.
@@ -471,8 +473,8 @@ pub const AMQP_LEASE: Duration = Duration::from_secs(600);
 pub const AMQP_UNPOLLED_MAX: Duration = Duration::from_secs(2);
 /// How long a call to a broker may take besides a connection.
 pub const AMQP_CALL_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long an orderly goodbye to a broker may take.
-pub const AMQP_CLOSE_WAIT: Duration = Duration::from_secs(2);
+/// How long a step of an orderly goodbye to a broker may take.
+pub const AMQP_CLOSE_WAIT: Duration = Duration::from_secs(5);
 /// The largest message that is taken or sent, unless configured: RabbitMQ's own bound before 4.0.
 pub const AMQP_MESSAGE_BYTES_MAX: u64 = 128 << 20;
 /// How long a client takes an exchange for granted that it has seen.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
+use std::time::Duration;
 
 use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions};
@@ -113,6 +114,10 @@ async fn control(
             Some((key, result)) = results.recv() => match result {
                 Done::Step(step, answer) => pool.handle(Event::Answered { epoch, key, step, answer }, clock.now()),
                 Done::Depth(Answer::Holds { ready, .. }) => {
+                    // What waits is asked for: its workers may only be slow to come up.
+                    if ready > 0 {
+                        pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, clock.now());
+                    }
                     here.loads.insert(key, Load { ready, ..Load::default() });
                 }
                 Done::Depth(Answer::Missing) => pool.handle(Event::Strayed(key), clock.now()),
@@ -300,7 +305,7 @@ fn heard(names: &Names, pool: &mut Pool, staff: &mut Staff, report: &Delivery, n
     if let (Some(id), Some(event)) = (text("x-worker-id"), text("x-event")) {
         staff.heard(id, event, now);
     }
-    pool.handle(Event::Demand { key, extra: std::time::Duration::ZERO }, now);
+    pool.handle(Event::Demand { key, extra: Duration::ZERO }, now);
 }
 
 struct Waiting {
@@ -339,7 +344,7 @@ impl Here {
         if publish::hops(&delivery) > 0 {
             pool.handle(Event::Strayed(key.clone()), now);
         }
-        pool.handle(Event::Demand { key: key.clone(), extra: std::time::Duration::ZERO }, now);
+        pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, now);
         self.waiting.entry(key).or_default().push(Waiting { since: now, delivery });
         None
     }

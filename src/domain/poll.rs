@@ -84,6 +84,8 @@ pub struct Poller {
     trouble_claim: Backoff,
     denied_open: Backoff,
     denied_claim: Backoff,
+    /// Our credentials were refused, and nothing has shown since that there is nothing to do.
+    denied: bool,
 }
 
 impl Poller {
@@ -108,6 +110,7 @@ impl Poller {
             trouble_claim: Backoff::NEW,
             denied_open: Backoff::NEW,
             denied_claim: Backoff::NEW,
+            denied: false,
         }
     }
 
@@ -221,6 +224,7 @@ impl Poller {
             if self.manner.long_poll {
                 self.denied_claim.reset();
             }
+            self.denied &= found > 0 && !self.manner.long_poll;
             self.poll_read();
         }
         match core::mem::replace(&mut self.state, State::Idle) {
@@ -282,6 +286,7 @@ impl Poller {
             Refusal::Denied => denied.wait(DENIED, None, jitter),
         };
         let count = if refusal == Refusal::Denied { denied.tries() } else { 0 };
+        self.denied |= refusal == Refusal::Denied;
         self.not_before = now.plus(wait);
         count
     }
@@ -311,10 +316,10 @@ impl Poller {
         self.trouble.tries()
     }
 
-    /// Whether our credentials were refused when it was asked last.
+    /// Whether our credentials were refused, and nothing has shown since that there is nothing to do.
     #[must_use]
     pub const fn is_denied(&self) -> bool {
-        self.denied_open.tries() > 0 || self.denied_claim.tries() > 0
+        self.denied
     }
 
     /// How often in a row claiming was put off because of claims that failed.
@@ -360,6 +365,7 @@ impl Poller {
     pub const fn accepted(&mut self) {
         self.denied_claim.reset();
         self.trouble_claim.reset();
+        self.denied = false;
     }
 
     /// There is no slot for the poll it is ready for. The round is over: what a higher lane said is out of date by the
@@ -380,7 +386,12 @@ impl Poller {
         if now >= self.held_until {
             self.held_until = now.plus(row.wait(policy, after, jitter));
         }
-        if refusal == Refusal::Denied { row.tries() } else { 0 }
+        if refusal == Refusal::Denied {
+            self.denied = true;
+            row.tries()
+        } else {
+            0
+        }
     }
 
     /// Its URLs are refused: open it again before the next poll.

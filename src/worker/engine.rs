@@ -36,6 +36,7 @@ use super::earlier::{self, Earlier};
 use super::examine::Examination;
 use super::guard::discard;
 use super::hour::Hour;
+use super::leave;
 use super::live::{Entry, Job, Live, Recording, Surroundings};
 use super::look::{Noticed, Track};
 use super::prompt::Prompt;
@@ -214,15 +215,14 @@ impl Engine {
                 if tokio::time::timeout(HANDLERS_DROP_WAIT, self.calls.shutdown()).await.is_err() {
                     tracing::warn!("a handler does not let itself be dropped; what it started may live on");
                 }
+                self.journal.settled().await;
                 if exit == Exit::Aborted {
                     self.besides.kill().await;
                 } else {
-                    for feed in &self.feeds {
-                        feed.source.close().await;
-                    }
+                    let sources = self.feeds.iter().map(|feed| Arc::clone(&feed.source)).collect();
+                    leave::take_leave(sources).await;
                     self.besides.end().await;
                 }
-                self.journal.settled().await;
                 return Ok(exit);
             }
             let deadline = self.rules.next_deadline();
@@ -820,6 +820,7 @@ impl Engine {
     }
 
     fn settle(&mut self, claim: Token) {
+        self.note_unprepared(claim);
         let Some(live) = self.live.get_mut(&claim) else { return };
         let (Some(feed), Some(held)) = (self.feeds.get(live.feed), live.claim.clone()) else { return };
         if live.job.is_none() && live.ordered.is_some() {

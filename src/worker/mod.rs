@@ -14,6 +14,7 @@ mod engine;
 mod examine;
 mod guard;
 mod hour;
+mod leave;
 mod live;
 pub mod look;
 mod named;

@@ -55,8 +55,10 @@ impl Engine {
             (asked, known.unwrap_or_else(|| before(present, asked, now)))
         });
         *noted = stamped.collect();
-        let unread = noted.iter().map(|(_, stamp)| *stamp).collect();
         let claimant = self.claimants.get(index).cloned().unwrap_or_default();
+        // Two sources may be one claimant, and the record is of the claimant.
+        let same = self.claimants.iter().zip(&self.stamped).filter(|(other, _)| **other == claimant);
+        let unread = same.flat_map(|(_, stamped)| stamped.iter().map(|(_, stamp)| *stamp)).collect();
         Some(self.journal.polls(claimant, unread))
     }
 
@@ -85,19 +87,22 @@ impl Engine {
 }
 
 impl Engine {
-    /// Writes down what is about to be reported. A claim that was never prepared is in no record yet, and the poll that brought it
-    /// is not waited for any more.
+    /// Writes down what is about to be reported.
     pub(super) fn note_decided(&self, claim: Token, outcome: Outcome) {
-        let entry = EntryId(claim.0);
+        self.note_unprepared(claim);
+        self.journal.decided(EntryId(claim.0), outcome);
+    }
+
+    /// A claim that was never prepared is in no record yet, and the poll that brought it is not waited for any more.
+    pub(super) fn note_unprepared(&self, claim: Token) {
         if let Some(live) = self.live.get(&claim)
             && live.job.is_none()
             && let (Some(held), Some(feed)) = (&live.claim, self.feeds.get(live.feed))
             && Keeping::of(feed.source.manner()) == Keeping::AtOnce
         {
             let claimant = self.claimants.get(live.feed).cloned().unwrap_or_default();
-            self.journal.hold_idle(entry, Held { run: held.run().clone(), claimant, remains: None });
+            self.journal.hold_idle(EntryId(claim.0), Held { run: held.run().clone(), claimant, remains: None });
         }
-        self.journal.decided(entry, outcome);
     }
 }
 

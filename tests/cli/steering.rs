@@ -55,9 +55,7 @@ fn a_paused_worker_says_by_whom_and_claims_nothing_until_it_is_resumed() {
     assert!(table.contains("PAUSED") && table.contains("\"kernel update\""), "{table}");
     let created = task(here, &["create", "--", "/bin/true"]);
     let id = created.out.split_whitespace().next().expect("the id").to_owned();
-    let polls = seen["counts"]["polls"].as_u64();
-    let seen = status(here);
-    assert_eq!((seen["counts"]["polls"].as_u64(), seen["counts"]["claims"].as_u64()), (polls, Some(0)));
+    assert_eq!(status(here)["counts"]["claims"], 0);
     steer(here, &["resume"]);
     assert_eq!(task(here, &["wait", &id]).code, 0);
     server.logs("an order: resume");

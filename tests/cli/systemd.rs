@@ -194,9 +194,12 @@ fn a_systemd_that_does_not_know_the_units_type_gets_one_that_it_knows_and_a_relo
     let bin = here.join("bin");
     std::fs::create_dir(&bin).expect("made");
     let played = |name: &str, script: &str| {
-        let path = bin.join(name);
-        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("written");
-        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("ours");
+        // Written elsewhere: what other tests start meanwhile must not hold it open for writing.
+        let written = Command::new("sh")
+            .args(["-c", "printf '#!/bin/sh\\n%s\\n' \"$2\" > \"$1\" && chmod 755 \"$1\"", "sh"])
+            .args([bin.join(name).as_os_str(), script.as_ref()])
+            .status();
+        assert!(written.expect("it runs").success());
     };
     played("getent", "exit 0");
     let share = here.join("usr/share/journeyman");

@@ -87,6 +87,31 @@ fn i24_a_worker_whose_credentials_are_refused_is_not_idle() {
 }
 
 #[test]
+fn i24_a_worker_that_was_refused_one_claim_is_idle_when_a_poll_brings_nothing_since() {
+    let mut bench = Bench::new(Policy { stay: IDLE, ..policy(1) }, &[MESSAGES]);
+    bench.tick();
+    bench.opened(0, 1);
+    let seen = bench.seen("m", "T");
+    let asked = seen.token;
+    bench.hit(vec![seen]);
+    bench.claimed(asked, Err(Refusal::Denied));
+    let again = |effect: &Effect| matches!(effect, Effect::Poll { .. } | Effect::Exit(_));
+    assert_eq!(exits(&bench.pass_until(again)), None);
+    // Another worker has taken it.
+    let mut effects = bench.empty(0);
+    for _ in 0..100 {
+        if let Some(exit) = exits(&effects) {
+            return assert_eq!(exit, Exit::Idle);
+        }
+        effects = bench.pass_until(again);
+        if polls(&effects) > 0 {
+            effects.extend(bench.empty(0));
+        }
+    }
+    panic!("it stays for ever");
+}
+
+#[test]
 fn i22_what_a_poll_brings_that_was_under_way_when_claiming_was_held_off_goes_back_at_once() {
     let room = Room { disk: Some(1), memory: None };
     let least = Least { disk: 2, memory: 0 };
