@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use reqwest::StatusCode;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
@@ -50,6 +51,12 @@ pub enum Error {
     /// The worker said no.
     #[error("{0}")]
     Refused(String),
+    /// It holds nothing of that name, or has exited.
+    #[error("{0}")]
+    Gone(String),
+    /// It answers at its socket, and had no time to look.
+    #[error("{0}")]
+    Slow(String),
     /// What came back is not what a worker says.
     #[error("{path}: {what}", path = .0.display(), what = .1)]
     Broken(PathBuf, String),
@@ -143,7 +150,11 @@ impl Client {
         let said = self.body(answer).await.ok().and_then(|body| serde_json::from_slice::<Answer>(&body).ok());
         said.map_or_else(
             || Error::Broken(self.socket.clone(), format!("answered with {status}")),
-            |answer| Error::Refused(answer.said),
+            |Answer { said }| match status {
+                StatusCode::NOT_FOUND | StatusCode::SERVICE_UNAVAILABLE => Error::Gone(said),
+                StatusCode::GATEWAY_TIMEOUT => Error::Slow(said),
+                _ => Error::Refused(said),
+            },
         )
     }
 

@@ -1,6 +1,6 @@
 //! A running worker, asked and steered through its control socket.
 
-use std::io::Write as _;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
@@ -96,6 +96,63 @@ fn a_stop_hands_back_and_a_worker_that_is_gone_is_said_to_be() {
     let gone = run(journeyman(here).arg("status"), "");
     assert_eq!(gone.code, 32, "{}", gone.err);
     assert!(gone.err.contains("no worker answers at") && gone.err.contains("--socket"), "{}", gone.err);
+}
+
+/// A worker that is asked for a task and says this, one after the other. Answers with what it was asked.
+fn scripted(folder: &Path, answers: Vec<(&'static str, serde_json::Value)>) -> std::thread::JoinHandle<Vec<String>> {
+    let listener = std::os::unix::net::UnixListener::bind(folder.join("socket")).expect("a socket");
+    std::thread::spawn(move || {
+        let mut asked = Vec::new();
+        while asked.len() < answers.len() {
+            let (mut stream, _) = listener.accept().expect("a connection");
+            let mut reader = BufReader::new(stream.try_clone().expect("a second one"));
+            let mut first = String::new();
+            // One that is opened to see who listens says nothing.
+            if reader.read_line(&mut first).expect("it is UTF-8") == 0 {
+                continue;
+            }
+            let (mut line, mut length) = (String::new(), 0);
+            while reader.read_line(&mut line).expect("it is UTF-8") > 2 {
+                if let Some(number) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                    length = number.trim().parse().expect("a number");
+                }
+                line.clear();
+            }
+            reader.read_exact(&mut vec![0; length]).expect("the body comes");
+            let (code, body) = &answers[asked.len()];
+            let body = body.to_string();
+            let head = format!("HTTP/1.1 {code}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+            stream.write_all(format!("{head}{body}").as_bytes()).expect("it listens");
+            asked.push(first);
+        }
+        asked
+    })
+}
+
+#[test]
+fn a_worker_that_is_slow_to_look_still_holds_its_task() {
+    let said = |text: &str| serde_json::json!({ "said": text });
+    let task = serde_json::json!({
+        "task": "fN1SbArXTPSVFNUvaOlinQ", "run": 0, "source": "ci", "step": "running", "progress": null,
+        "held_seconds": 1.0, "lease_left_seconds": null, "reclaimed_seconds_ago": null, "log_bytes": 0, "place": "here",
+        "handler": "command", "reclaims": 0, "reclaim_in_seconds": null, "containment": "group", "processes": [], "phases": [],
+    });
+    for (last, code) in [("404 Not Found", 0), ("503 Service Unavailable", 0), ("409 Conflict", 1)] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let answers = vec![
+            ("200 OK", task.clone()),
+            ("200 OK", said("told to end")),
+            ("504 Gateway Timeout", said("no answer in time")),
+            ("200 OK", task.clone()),
+            (last, said("the last word")),
+        ];
+        let worker = scripted(folder.path(), answers);
+        let arguments = ["tasks", "hand-back", "fN1", "--wait", "--socket", "socket"];
+        let ended = run(journeyman(folder.path()).args(arguments), "");
+        assert_eq!(ended.code, code, "{last}: {}", ended.err);
+        let asked = worker.join().expect("it was asked as often");
+        assert!(asked[2..].iter().all(|line| line.starts_with("GET /v1/task?")), "{asked:?}");
+    }
 }
 
 #[test]

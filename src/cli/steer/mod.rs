@@ -186,8 +186,8 @@ impl Which {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let exit = match error {
-            Error::NobodyThere(_) | Error::Silent { .. } => Exit::Unreachable,
-            Error::Forbidden(_) | Error::Refused(_) => Exit::No,
+            Error::NobodyThere(_) | Error::Silent { .. } | Error::Slow(_) => Exit::Unreachable,
+            Error::Forbidden(_) | Error::Refused(_) | Error::Gone(_) => Exit::No,
             Error::Broken(..) => Exit::Internal,
         };
         Self::of(exit, &error)
@@ -261,9 +261,9 @@ async fn until_gone(client: &Client) -> Result<(), Failure> {
                 left = status.view.tasks.len();
                 output::note(&format!("{left} {} left", if left == 1 { "task" } else { "tasks" }));
             }
-            Ok(_) => {}
-            Err(Error::Broken(..) | Error::NobodyThere(_) | Error::Refused(_)) => return Ok(()),
-            Err(error) => return Err(error.into()),
+            Ok(_) | Err(Error::Slow(_)) => {}
+            Err(Error::Broken(..) | Error::NobodyThere(_) | Error::Gone(_)) => return Ok(()),
+            Err(error @ (Error::Forbidden(_) | Error::Silent { .. } | Error::Refused(_))) => return Err(error.into()),
         }
         tokio::time::sleep(DRAIN_WAIT_EVERY).await;
     }
@@ -338,10 +338,10 @@ async fn end(
     let client = order(which, what(name.clone()), why, environment).await?;
     loop {
         match client.show(&name).await {
-            Ok(_) => {}
+            Ok(_) | Err(Error::Slow(_)) => {}
             // It holds no such task, or is gone itself.
-            Err(Error::Refused(_) | Error::NobodyThere(_) | Error::Broken(..)) => return Ok(Exit::Done),
-            Err(error @ (Error::Forbidden(_) | Error::Silent { .. })) => return Err(error.into()),
+            Err(Error::Gone(_) | Error::NobodyThere(_) | Error::Broken(..)) => return Ok(Exit::Done),
+            Err(error @ (Error::Forbidden(_) | Error::Silent { .. } | Error::Refused(_))) => return Err(error.into()),
         }
         tokio::time::sleep(DRAIN_WAIT_EVERY).await;
     }
