@@ -88,6 +88,12 @@ async fn act(mut stream: TcpStream, seen: mpsc::Sender<Seen>, go: Arc<Notify>) {
         "/word-500" => whole("500 Odd", "x-status: no_route\r\n", b"no route"),
         "/liar" => whole("500 Odd", "x-status: ok\r\n", b"all is well"),
         "/away" => whole("302 Found", "Location: /echo\r\n", b""),
+        "/busy" => whole("503 Busy", "Retry-After: 6\r\n", b"later"),
+        "/busy-large" => whole("503 Busy", "Retry-After: 0\r\n", &[b'x'; 1001]),
+        "/busy-odd" => {
+            let kind = format!("Retry-After: 0\r\nContent-Type: text/{}\r\n", "x".repeat(300));
+            whole("429 Busy", &kind, b"later")
+        }
         "/large" => whole("200 OK", "", &[b'x'; 1001]),
         "/cut" => b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf".to_vec(),
         "/nothing" => Vec::new(),
@@ -306,6 +312,8 @@ async fn the_code_of_an_answer_is_the_verdict_and_its_body_the_answer() {
         ("/word-500", "Ran(Err(Failed(", Some(("no_route", "no route"))),
         ("/liar", "Ran(Err(Failed(", Some(("core_error", "all is well"))),
         ("/large", "Ran(Err(Failed(", None),
+        ("/busy-large", "Ran(Err(Intermittent(", None),
+        ("/busy-odd", "Ran(Err(Intermittent(", None),
         ("/cut", "Ran(Err(Intermittent(", None),
         ("/nothing", "Ran(Err(Intermittent(", None),
     ] {
@@ -319,6 +327,15 @@ async fn the_code_of_an_answer_is_the_verdict_and_its_body_the_answer() {
     assert_eq!(reply.unwrap().content_type.as_deref(), Some("text/plain"));
     let (went, _) = stage.ask("/away", &parts).await;
     assert!(format!("{went:?}").contains("redirects are not followed"), "{went:?}");
+    stage.ends().await;
+}
+
+#[tokio::test]
+async fn a_busy_service_may_rest_for_longer_than_an_answer_may_take() {
+    let stage = Stage::with(|settings| Settings { max_run_time: Duration::from_secs(5), ..settings }).await;
+    let (went, reply) = stage.ask("/busy", &Parts::default()).await;
+    assert!(format!("{went:?}").starts_with("Ran(Err(Intermittent("), "{went:?}");
+    assert_eq!(reply.as_ref().map(text), Some("later"));
     stage.ends().await;
 }
 

@@ -34,6 +34,13 @@ use crate::source::{Replies, Reply, Status};
 pub(super) enum Tried {
     /// The service has seen it.
     Done(Result<(), NotCompleted>),
+    /// It has, and has too much to do.
+    Busy {
+        /// A sentence.
+        what: String,
+        /// How long it wants to be left alone.
+        rest: Duration,
+    },
     /// Nobody has.
     Refused,
 }
@@ -153,13 +160,14 @@ impl Inner {
         if matches!(code, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS) {
             let what = format!("the service {} answered {code}", self.settings.name);
             let rest = rest(&response);
-            // It is what its author reads where this was the last try.
-            if let Some(replies) = context.replies() {
-                self.answer(response, replies, context).await?;
+            // It is what its author reads where this was the last try. One that cannot be kept changes nothing.
+            if let Some(replies) = context.replies()
+                && let Err(unfit) = self.answer(response, replies, context).await
+            {
+                tracing::debug!(handler = self.settings.name, "what a busy service said is not kept: {unfit:?}");
             }
             drop(at_work);
-            wait(rest, ready.until, context).await;
-            return Ok(Tried::Done(Err(NotCompleted::Intermittent(what))));
+            return Ok(Tried::Busy { what, rest });
         }
         match context.replies() {
             Some(replies) => self.answer(response, replies, context).await?,
@@ -313,7 +321,7 @@ fn rest(response: &Response) -> Duration {
 
 /// Leaves it alone: the slot is kept, so that nothing else is taken for a service that has too much. Never for longer than
 /// somebody waits for the answer.
-async fn wait(rest: Duration, until: Option<Instant>, context: &Context) {
+pub(super) async fn wait(rest: Duration, until: Option<Instant>, context: &Context) {
     let over = Instant::now() + rest;
     tokio::select! {
         () = tokio::time::sleep_until(until.map_or(over, |until| until.min(over))) => {}

@@ -205,6 +205,11 @@ impl Inner {
             }
             match tokio::time::timeout(*max_run_time, self.forward(ready, context)).await {
                 Ok(Ok(Tried::Done(result))) => return result,
+                // Not its own time: however long it rests, it has answered.
+                Ok(Ok(Tried::Busy { what, rest })) => {
+                    forward::wait(rest, ready.until, context).await;
+                    return Err(NotCompleted::Intermittent(what));
+                }
                 Ok(Ok(Tried::Refused)) => self.refused.notify_one(),
                 Ok(Err(error)) => return Err(error),
                 Err(_) => {
