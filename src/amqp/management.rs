@@ -110,6 +110,10 @@ impl Management {
         match answer.status() {
             reqwest::StatusCode::OK => {}
             reqwest::StatusCode::NOT_FOUND => return Err(NotTold::NoQueue),
+            status @ (reqwest::StatusCode::UNAUTHORIZED | reqwest::StatusCode::FORBIDDEN) => {
+                let fix = "the user of `amqp.uri` needs a tag such as `monitoring` there, or `amqp.management` to be left out";
+                return Err(unanswered(format!("it answers {status}: {fix}")));
+            }
             status => return Err(unanswered(format!("it answers {status}"))),
         }
         let mut bytes = Vec::new();

@@ -12,6 +12,7 @@ mod tls;
 mod wire;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
@@ -22,6 +23,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 
 use crate::domain::refusal::Refusal;
 use crate::limits::{AMQP_CONNECT_TIMEOUT, AMQP_HEARTBEAT};
+use crate::redact;
 use crate::source::Refused;
 
 pub use lapin;
@@ -64,6 +66,8 @@ pub struct Unusable(String);
 pub struct Broker {
     uri: AMQPUri,
     shown: String,
+    /// No log shows the password for as long as there is something that logs in with it.
+    _in_logs: Arc<redact::Hidden>,
     #[cfg(feature = "amqps")]
     tls: Option<tls::Tls>,
 }
@@ -86,7 +90,7 @@ impl Broker {
         let mut uri: AMQPUri = text.parse().map_err(|what: String| {
             // One of the reasons quotes the address, and the password in it.
             let what = if what.starts_with("Invalid URL") { "it is no URL" } else { what.as_str() };
-            Unusable(format!("the AMQP address cannot be read ({what}); one is amqp://user:password@host:5672/vhost"))
+            Unusable(format!("the AMQP address cannot be read ({what}); one is amqp://host:5672/vhost, with user:password@ before the host"))
         })?;
         // To the letter a slash and nothing after it is a vhost without a name. Nobody has one, and everybody means the usual one.
         if uri.vhost.is_empty() {
@@ -111,6 +115,7 @@ impl Broker {
             return Err(Unusable("this build has no TLS for AMQP (feature `amqps`)".to_owned()));
         }
         Ok(Self {
+            _in_logs: Arc::new(redact::hide([uri.authority.userinfo.password.as_str()])),
             uri,
             shown,
             #[cfg(feature = "amqps")]
@@ -315,11 +320,23 @@ mod tests {
     }
 
     #[test]
+    fn a_password_is_in_no_log_for_as_long_as_somebody_logs_in_with_it() {
+        let line = "login with broker-canary/17 or broker-canary%2F17";
+        let broker = read("amqp://me:broker-canary%2F17@host/");
+        let kept = broker.clone();
+        drop(broker);
+        assert_eq!(redact::text(line), "login with [redacted] or [redacted]");
+        drop(kept);
+        assert_eq!(redact::text(line), line);
+    }
+
+    #[test]
     fn what_is_no_address_is_said_without_it() {
         for odd in ["", "host:5672", "me:secret@host", "http://me:secret@host/", "amqp://me:secret@host:notaport/"] {
             let settings = Settings { uri: SecretString::from(odd), certificates: Certificates::default() };
             let error = Broker::new(&settings).unwrap_err().to_string();
             assert!(error.contains("cannot be read") && !error.contains("secret"), "{odd}: {error}");
+            assert_eq!(redact::text(&error), error, "what it should look like is shown");
         }
         let uri = SecretString::from(format!("amqp://me:secret@host/{}", "v".repeat(256)));
         let error = Broker::new(&Settings { uri, certificates: Certificates::default() }).unwrap_err().to_string();
