@@ -4,10 +4,11 @@
 use std::path::Path;
 
 use super::place;
+use crate::config::pool::Pool;
 use crate::config::problem::{Code, Origin, Problem};
 use crate::config::schema::{Client, Handler, HandlerKind, Source};
 use crate::config::secrets::{self, Credentials, NoSecret};
-use crate::config::values::SecretFile;
+use crate::config::values::{File, SecretFile};
 use crate::config::{Environment, Loaded};
 use crate::handler::program::{self, Misconfigured};
 use crate::handler::{environment, process};
@@ -25,12 +26,18 @@ pub(super) fn inspect(loaded: &Loaded, environment: &Environment) -> Vec<Problem
     for (id, client) in &loaded.config.queue.clients {
         inspection.client(&format!("queue.clients.{id}"), client);
     }
+    inspection.broker();
+    for (name, pool) in &loaded.config.pool {
+        inspection.pool(&format!("pool.{name}"), pool);
+    }
     let work_dir = &loaded.config.worker.work_dir.0;
     if work_dir.exists() && !work_dir.is_dir() {
         inspection.unusable("worker.work_dir", format!("{} is not a folder", work_dir.display()), "name a folder");
     }
     inspection.problems
 }
+
+const PROGRAM: &str = "a program is a file that may be executed, or a name that is found in PATH";
 
 struct Inspection<'a> {
     loaded: &'a Loaded,
@@ -60,6 +67,26 @@ impl Inspection<'_> {
         self.secret(&format!("{key}.access_token_file"), client.access_token_file.as_ref(), "an access token");
     }
 
+    fn broker(&mut self) {
+        let amqp = &self.loaded.config.amqp;
+        self.secret("amqp.uri_file", amqp.uri_file.as_ref(), "an AMQP address");
+        if let Some(File(path)) = &amqp.key_file
+            && secrets::is_open(path)
+        {
+            self.open("amqp.key_file", path, "a private key");
+        }
+    }
+
+    /// The program of its workers, as it is looked for with what they find in their environment.
+    fn pool(&mut self, key: &str, pool: &Pool) {
+        let Some(program) = pool.command.first() else { return };
+        let own = pool.env.iter().map(|(name, value)| (name.clone(), value.0.clone()));
+        let env = self.environment.pairs().filter(|(name, _)| name == "PATH").chain(own).collect();
+        if let Err(error) = process::locate(program, &env, Path::new("")) {
+            self.unusable(&format!("{key}.command"), error.to_string(), PROGRAM);
+        }
+    }
+
     fn secret(&mut self, key: &str, file: Option<&SecretFile>, holds: &'static str) {
         let credential;
         let path = match file {
@@ -76,12 +103,7 @@ impl Inspection<'_> {
             },
         };
         match secrets::read(path, holds) {
-            Ok(_) if secrets::is_open(path) => self.push(
-                Code::Open,
-                key,
-                format!("every user of this machine can read {}, which holds {holds}", path.display()),
-                &format!("`chmod 600 {}` hides it", path.display()),
-            ),
+            Ok(_) if secrets::is_open(path) => self.open(key, path, holds),
             Ok(_) => {}
             Err(NoSecret::Unreadable { source, .. }) => self.unusable(
                 key,
@@ -117,10 +139,14 @@ impl Inspection<'_> {
         for (key, arguments) in [("exec", &handler.exec), ("check", &handler.check)] {
             let Some(program) = arguments.first() else { continue };
             if let Err(error) = process::locate(program, &env, Path::new("")) {
-                let help = "a program is a file that may be executed, or a name that is found in PATH";
-                self.unusable(&format!("handler.{name}.{key}"), error.to_string(), help);
+                self.unusable(&format!("handler.{name}.{key}"), error.to_string(), PROGRAM);
             }
         }
+    }
+
+    fn open(&mut self, key: &str, path: &Path, holds: &str) {
+        let what = format!("every user of this machine can read {}, which holds {holds}", path.display());
+        self.push(Code::Open, key, what, &format!("`chmod 600 {}` hides it", path.display()));
     }
 
     fn unusable(&mut self, key: &str, what: String, help: &str) {

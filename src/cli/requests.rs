@@ -29,6 +29,11 @@ pub(super) const USUAL: &str = "amqp://guest:guest@127.0.0.1:5672/%2f";
 pub(super) fn broker(config: &schema::Amqp, environment: &Environment) -> Result<Broker, Failure> {
     let uri = secrets::of_amqp(config, environment)?;
     let own = config.certificate_file.as_ref().zip(config.key_file.as_ref());
+    if let Some((_, key)) = own
+        && secrets::is_open(&key.0)
+    {
+        tracing::warn!(path = %key.0.display(), "every user of this machine can read this private key; chmod 600 hides it");
+    }
     let settings = amqp::Settings {
         uri: SecretString::from(uri.as_ref().map_or(USUAL, |uri| uri.reveal())),
         certificates: Certificates {

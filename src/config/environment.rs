@@ -94,7 +94,13 @@ impl Environment {
     /// Whether a controller has started this process for a queue of requests.
     #[must_use]
     pub fn is_of_controller(&self) -> bool {
-        ["WORKER_AMQP_URI", "WORKER_KEY", "WORKER_REQUESTS_QUEUE"].iter().any(|name| self.get(name).is_some())
+        self.get("WORKER_AMQP_URI").is_some() || self.has_group()
+    }
+
+    /// Whether a controller has said which group this process works for.
+    #[must_use]
+    pub fn has_group(&self) -> bool {
+        ["WORKER_KEY", "WORKER_REQUESTS_QUEUE"].iter().any(|name| self.get(name).is_some())
     }
 
     /// What a controller says that nobody can read: without it the worker would go by another name than the controller knows.

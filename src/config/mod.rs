@@ -100,8 +100,9 @@ pub fn load(document: Option<Document>, environment: &Environment, overrides: &[
         }
     };
     let mut config = config;
-    // A configuration with pools is that of a controller, which is given the broker's address in the same variable.
-    if config.source.is_empty() && config.pool.is_empty() && environment.is_of_controller() {
+    // A configuration with pools may be that of a controller, which is given the broker's address in the same variable.
+    let is_worker = if config.pool.is_empty() { environment.is_of_controller() } else { environment.has_group() };
+    if config.source.is_empty() && is_worker {
         match handler_for_requests(&config) {
             Ok(handler) => drop(config.source.insert(REQUESTS.to_owned(), schema::Source::requests(handler))),
             Err(problem) => problems.push(problem),

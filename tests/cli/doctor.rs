@@ -270,6 +270,53 @@ fn a_host_that_is_short_of_disk_memory_or_its_cloud_is_said() {
 }
 
 #[test]
+fn a_controllers_host_needs_a_broker_and_the_folders_of_its_pools_and_nothing_of_a_worker() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let text = "[pool.core]\ncommand = [\"/bin/true\"]\nfolder = \"pool\"\n[pool.odd]\ncommand = [\"./not-there\"]\n\
+                folder = \"/proc/journeyman\"\n[worker]\nwork_dir = \"/proc/journeyman/work\"\n";
+    std::fs::write(folder.path().join("journeyman.toml"), text).expect("it can be written");
+    let said = run(journeyman(folder.path()).arg("doctor").env("WORKER_AMQP_URI", "amqp://127.0.0.1:1"), "");
+    assert_eq!(said.code, 1, "{}", said.out);
+    for line in [
+        "ok       configuration  journeyman.toml: pools 2\n",
+        "failed   files          `pool.odd.command`: ",
+        "failed   pools: broker  ",
+        "ok       core: folder   pool can be written\n",
+        "failed   odd: folder    /proc/journeyman cannot be written: ",
+    ] {
+        assert!(said.out.contains(line), "{line}: {}", said.out);
+    }
+    assert!(!said.out.contains("work folder") && !said.out.contains("control socket"), "{}", said.out);
+}
+
+#[test]
+fn a_socket_that_takes_no_connection_holds_up_nothing() {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with};
+    let folder = tempfile::tempdir().expect("a folder");
+    let address = SocketAddrUnix::new(folder.path().join("full")).expect("it is short");
+    let socket = || {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("a socket")
+    };
+    let listener = socket();
+    bind(&listener, &address).expect("it is bound");
+    listen(&listener, 0).expect("it listens");
+    let mut waiting = Vec::new();
+    let full = loop {
+        let one = socket();
+        if let Err(error) = connect(&one, &address) {
+            break error;
+        }
+        waiting.push(one);
+    };
+    assert_eq!(full, rustix::io::Errno::AGAIN, "so many wait: {}", waiting.len());
+    let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("its number");
+    let said = run(configured(folder.path(), &format!("http://{free}"), "").args(["--set", "control.socket=full"]), "");
+    assert_eq!(said.code, 1, "{}", said.out);
+    assert!(said.out.contains("full: somebody listens there and takes no connection"), "{}", said.out);
+}
+
+#[test]
 fn a_configuration_that_cannot_be_read_is_all_that_is_said() {
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("journeyman.toml"), "[worker]\ncapcity = 3\n").expect("it can be written");

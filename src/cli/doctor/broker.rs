@@ -4,9 +4,9 @@ use tokio::time::timeout;
 
 use super::Check;
 use crate::amqp;
-use crate::amqp::lapin::ExchangeKind;
 use crate::amqp::lapin::options::{ExchangeDeclareOptions, QueueDeclareOptions};
 use crate::amqp::lapin::types::FieldTable;
+use crate::amqp::lapin::{Connection, ExchangeKind};
 use crate::cli::requests;
 use crate::config::Environment;
 use crate::config::schema::{Config, Source};
@@ -16,22 +16,11 @@ use crate::limits::{AMQP_CLOSE_WAIT, DOCTOR_CALL_TIME};
 /// Looks at a source.
 pub(super) async fn source(name: String, source: Source, config: Config, environment: Environment) -> Vec<Check> {
     let part = |part: &str| format!("{name}: {part}");
-    let broker = match requests::broker(&config.amqp, &environment) {
-        Ok(broker) => broker,
-        Err(failure) => return vec![Check::failed(part("broker"), failure.message, "see [amqp]")],
+    let (connection, check) = match connected(part("broker"), &config, &environment).await {
+        Ok(Connected { connection, check }) => (connection, check),
+        Err(check) => return vec![check],
     };
-    let connection = match broker.connect("journeyman doctor").await {
-        Ok(connection) => connection,
-        Err(refused) => {
-            let fix = if refused.refusal == Refusal::Denied {
-                "are user and password of `amqp.uri` right, and may that user use its virtual host?"
-            } else {
-                "is `amqp.uri` right, and does a broker listen there?"
-            };
-            return vec![Check::failed(part("broker"), refused.what, fix)];
-        }
-    };
-    let mut checks = vec![Check::ok(part("broker"), format!("{} lets us in", broker.shown()))];
+    let mut checks = vec![check];
     let queue = requests::queue(&source, &config);
     let looking = async {
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
@@ -55,6 +44,43 @@ pub(super) async fn source(name: String, source: Source, config: Config, environ
     });
     amqp::close(&connection, AMQP_CLOSE_WAIT).await;
     checks
+}
+
+/// Looks at the broker of worker groups.
+pub(super) async fn pools(config: Config, environment: Environment) -> Vec<Check> {
+    match connected("pools: broker".to_owned(), &config, &environment).await {
+        Ok(Connected { connection, check }) => {
+            amqp::close(&connection, AMQP_CLOSE_WAIT).await;
+            vec![check]
+        }
+        Err(check) => vec![check],
+    }
+}
+
+/// A connection, and that there is one.
+struct Connected {
+    connection: Connection,
+    check: Check,
+}
+
+async fn connected(part: String, config: &Config, environment: &Environment) -> Result<Connected, Check> {
+    let broker = match requests::broker(&config.amqp, environment) {
+        Ok(broker) => broker,
+        Err(failure) => return Err(Check::failed(part, failure.message, "see [amqp]")),
+    };
+    match broker.connect("journeyman doctor").await {
+        Ok(connection) => {
+            Ok(Connected { connection, check: Check::ok(part, format!("{} lets us in", broker.shown())) })
+        }
+        Err(refused) => {
+            let fix = if refused.refusal == Refusal::Denied {
+                "are user and password of `amqp.uri` right, and may that user use its virtual host?"
+            } else {
+                "is `amqp.uri` right, and does a broker listen there?"
+            };
+            Err(Check::failed(part, refused.what, fix))
+        }
+    }
 }
 
 /// Looks at where activity is reported.

@@ -8,13 +8,14 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use rustix::process::{Resource, getrlimit};
+use tokio::time::timeout;
 
 use super::Check;
 use crate::cli::spot;
 use crate::config::schema::{Config, Containment, Host, Spot};
 use crate::control::client::{Client, Error};
 use crate::host::{notice, room};
-use crate::limits::{DOCTOR_INODES_LEAST, FILES_OF_A_TASK, FILES_OF_A_WORKER};
+use crate::limits::{DOCTOR_CALL_TIME, DOCTOR_INODES_LEAST, FILES_OF_A_TASK, FILES_OF_A_WORKER};
 use crate::worker::look::bytes;
 
 /// Everything on this machine. Blocks for as long as its file systems take.
@@ -28,9 +29,7 @@ fn folder(config: &Config) -> Vec<Check> {
     let wanted = &config.worker.work_dir.0;
     let name = "work folder";
     // The worker makes it where it is missing.
-    let Some(there) =
-        wanted.ancestors().map(|at| if at.as_os_str().is_empty() { Path::new(".") } else { at }).find(|at| at.exists())
-    else {
+    let Some(there) = nearest(wanted) else {
         return vec![Check::failed(name, format!("{} is nowhere", wanted.display()), "set worker.work_dir")];
     };
     let shown = wanted.display();
@@ -72,6 +71,30 @@ fn folder(config: &Config) -> Vec<Check> {
         });
     }
     checks
+}
+
+/// What there is of a folder: it, or the nearest above it.
+fn nearest(wanted: &Path) -> Option<&Path> {
+    wanted.ancestors().map(|at| if at.as_os_str().is_empty() { Path::new(".") } else { at }).find(|at| at.exists())
+}
+
+/// The folders of the pools whose workers are started here.
+pub(super) fn pools(config: &Config) -> Vec<Check> {
+    let started = config.pool.iter().filter(|(_, pool)| !pool.command.is_empty());
+    started
+        .map(|(name, pool)| {
+            let (part, folder) = (format!("{name}: folder"), &pool.folder.0);
+            let written = nearest(folder).map_or_else(|| Err(ErrorKind::NotFound.into()), write_to);
+            match written {
+                Ok(()) => Check::ok(part, format!("{} can be written", folder.display())),
+                Err(error) => Check::failed(
+                    part,
+                    format!("{} cannot be written: {error}", folder.display()),
+                    format!("make it the user's that runs the controller, or set pool.{name}.folder to another"),
+                ),
+            }
+        })
+        .collect()
 }
 
 /// Makes an empty file and takes it away again.
@@ -167,22 +190,37 @@ fn own_group() -> Option<PathBuf> {
 pub(super) async fn socket(path: PathBuf) -> Check {
     let name = "control socket";
     let shown = path.display();
-    match std::fs::symlink_metadata(&path) {
+    let at = path.clone();
+    // Both may block: one on a file system that hangs, the other where somebody listens and takes nobody in.
+    let looking = tokio::task::spawn_blocking(move || {
+        let about = std::fs::symlink_metadata(&at);
+        let client = about.as_ref().is_ok_and(|about| about.file_type().is_socket()).then(|| Client::new(&at));
+        (about, client)
+    });
+    let (about, client) = match timeout(DOCTOR_CALL_TIME, looking).await {
+        Ok(Ok(looked)) => looked,
+        Ok(Err(error)) => return Check::failed(name, format!("{shown} could not be looked at: {error}"), ""),
+        Err(_) => {
+            let found = format!("{shown}: somebody listens there and takes no connection");
+            return Check::failed(name, found, "end it, or let it go on; nothing can be told to it now");
+        }
+    };
+    match about {
         Err(error) if error.kind() == ErrorKind::NotFound => Check::ok(name, format!("{shown} is free")),
         Err(error) => {
             Check::failed(name, format!("{shown}: {error}"), "set control.socket to a place this user may use")
         }
-        Ok(about) if !about.file_type().is_socket() => Check::failed(
-            name,
-            format!("{shown} is there and no socket"),
-            "remove it, or set control.socket to another place",
-        ),
-        Ok(_) => match Client::new(&path) {
-            Err(Error::NobodyThere(_)) => {
+        Ok(_) => match client {
+            None => Check::failed(
+                name,
+                format!("{shown} is there and no socket"),
+                "remove it, or set control.socket to another place",
+            ),
+            Some(Err(Error::NobodyThere(_))) => {
                 Check::ok(name, format!("{shown} is what an earlier worker left; the next one replaces it"))
             }
-            Err(error) => Check::warning(name, error.to_string(), "ask as root, or as the worker's user"),
-            Ok(client) => match client.status().await {
+            Some(Err(error)) => Check::warning(name, error.to_string(), "ask as root, or as the worker's user"),
+            Some(Ok(client)) => match client.status().await {
                 Ok(status) => {
                     let pid = status.pid;
                     Check::ok(name, format!("a worker answers at {shown}, process {pid}; `journeyman status` shows it"))

@@ -24,7 +24,7 @@ use super::requests;
 use super::settings::{NoFlags, Settings};
 use super::worker::socket_of;
 use crate::config::problem::Severity;
-use crate::config::schema::SourceKind;
+use crate::config::schema::{Config, SourceKind};
 use crate::config::{Environment, Loaded, telemetry};
 use crate::limits::DOCTOR_TIME;
 use crate::redact;
@@ -153,7 +153,9 @@ fn table(checks: &[Check]) -> String {
 fn configuration(loaded: &Loaded, environment: &Environment) -> Vec<Check> {
     let config = &loaded.config;
     let named = loaded.document.as_ref().map_or("the built-in one", |document| &document.name);
-    let mut checks = vec![if config.source.is_empty() {
+    let mut checks = vec![if is_controllers(config) {
+        Check::ok("configuration", format!("{named}: pools {}", config.pool.len()))
+    } else if config.source.is_empty() {
         let fix = "`journeyman config init journeyman.toml` writes one to start from";
         Check::failed("configuration", format!("{named}: there is no [source.NAME], so nothing to work for"), fix)
     } else {
@@ -185,6 +187,11 @@ fn configuration(loaded: &Loaded, environment: &Environment) -> Vec<Check> {
     checks
 }
 
+/// Whether it is a controller's, which claims nothing itself.
+fn is_controllers(config: &Config) -> bool {
+    config.source.is_empty() && !config.pool.is_empty()
+}
+
 /// Everything that takes time, at once, in a fixed order of lines.
 async fn look(loaded: &Loaded, environment: &Environment) -> Vec<Check> {
     let name = Name::of(&loaded.config);
@@ -211,19 +218,19 @@ async fn look(loaded: &Loaded, environment: &Environment) -> Vec<Check> {
         let (config, environment) = (loaded.config.clone(), environment.clone());
         begin("activity", Box::pin(broker::activity(exchange, config, environment)));
     }
-    begin("cloud", Box::pin(host::cloud(loaded.config.host.clone())));
-    let config = loaded.config.clone();
-    begin(
-        "host",
-        Box::pin(async move {
-            // A work folder on a file system that hangs must not hold up the rest.
-            let looked = tokio::task::spawn_blocking(move || host::look(&config)).await;
-            looked
-                .unwrap_or_else(|error| vec![Check::failed("host", format!("it could not be looked at: {error}"), "")])
-        }),
-    );
-    let socket = socket_of(&loaded.config);
-    begin("control socket", Box::pin(async move { vec![host::socket(socket).await] }));
+    if !loaded.config.pool.is_empty() {
+        let (config, environment) = (loaded.config.clone(), environment.clone());
+        begin("pools", Box::pin(broker::pools(config, environment)));
+        let config = loaded.config.clone();
+        begin("pools", blocking("pools", move || host::pools(&config)));
+    }
+    if !is_controllers(&loaded.config) {
+        let config = loaded.config.clone();
+        begin("cloud", Box::pin(host::cloud(config.host.clone())));
+        let socket = socket_of(&config);
+        begin("host", blocking("host", move || host::look(&config)));
+        begin("control socket", Box::pin(async move { vec![host::socket(socket).await] }));
+    }
     let mut parts = Vec::new();
     while let Some(part) = looking.join_next().await {
         match part {
@@ -233,6 +240,14 @@ async fn look(loaded: &Loaded, environment: &Environment) -> Vec<Check> {
     }
     parts.sort_by_key(|part| part.place);
     parts.into_iter().flat_map(|part| part.checks).collect()
+}
+
+/// What blocks for as long as its file systems take must not hold up the rest.
+fn blocking(part: &'static str, look: impl FnOnce() -> Vec<Check> + Send + 'static) -> Looks {
+    Box::pin(async move {
+        let looked = tokio::task::spawn_blocking(look).await;
+        looked.unwrap_or_else(|error| vec![Check::failed(part, format!("it could not be looked at: {error}"), "")])
+    })
 }
 
 type Looks = std::pin::Pin<Box<dyn Future<Output = Vec<Check>> + Send>>;
