@@ -380,6 +380,10 @@ pub const RUNNER_LINE_BYTES_MAX: u64 = 1 << 20;
 pub const RUNNER_LINES_MAX: usize = 16;
 /// The largest file that a worker-runner may write for its worker.
 pub const RUNNER_FILE_BYTES_MAX: u64 = 16 << 20;
+/// The shortest time that a request in the queue of a worker group may wait for a worker.
+pub const MESSAGE_TTL_MIN: Duration = Duration::from_millis(1);
+/// The longest; RabbitMQ takes no more milliseconds.
+pub const MESSAGE_TTL_MAX: Duration = Duration::from_millis(u32::MAX as u64);
 /// How long `journeyman doctor` looks at one source, or at the host, at most.
 pub const DOCTOR_TIME: Duration = Duration::from_secs(40);
 /// How long it waits for a name, or for a connection.

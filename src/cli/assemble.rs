@@ -102,10 +102,11 @@ pub(super) fn made(config: &Config, environment: &Environment) -> Result<Made, F
     Ok(Made { worker: Worker::new(settings(config), feeds), apis })
 }
 
-/// Keeps what the environment holds under the name of a secret out of every log.
+/// Keeps what the environment holds under the name of a secret out of every log, and what that of a pool's workers does.
 pub(super) fn hide_secrets(config: &Config, environment: &Environment) {
     let named = |(name, _): &(String, String)| redact::is_named_like_a_secret(name, &config.log.redact_env);
-    let values: Vec<String> = environment.pairs().filter(named).map(|(_, value)| value).collect();
+    let of_pools = config.pool.values().flat_map(|pool| &pool.env).map(|(name, value)| (name.clone(), value.0.clone()));
+    let values: Vec<String> = environment.pairs().chain(of_pools).filter(named).map(|(_, value)| value).collect();
     redact::hide(values.iter().map(String::as_str)).for_good();
 }
 

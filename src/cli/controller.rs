@@ -7,12 +7,13 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::exit::{Ended, Exit, Failure};
-use super::requests;
 use super::settings::{self, ControllerFlags, Settings};
+use super::{assemble, requests};
 use crate::config::pool::{Names, Pool, Profile};
 use crate::config::{Config, Environment, secrets};
 use crate::controller;
 use crate::domain::group::{scale, tracker};
+use crate::host::containment::{bequeath_nothing, harden};
 use crate::observe::log;
 
 /// `journeyman controller`
@@ -37,13 +38,18 @@ pub(super) async fn run(arguments: ControllerArgs, environment: &Environment) ->
             "there is no [pool.NAME], so there is nothing to control; `journeyman guide controller` shows one",
         ));
     }
+    assemble::hide_secrets(&loaded.config, environment);
+    harden();
+    let settings = loaded.config.pool.iter().map(|(name, pool)| settings_of(name, pool, &loaded.config, environment));
+    let settings = settings.collect::<Result<Vec<_>, Failure>>()?;
+    bequeath_nothing();
     let failed = |error| Failure::new(Exit::Unfit, format!("no signals can be received: {error}"));
     let mut term = signal(SignalKind::terminate()).map_err(failed)?;
     let mut int = signal(SignalKind::interrupt()).map_err(failed)?;
     let leave = CancellationToken::new();
     let mut pools = JoinSet::new();
-    for (name, pool) in &loaded.config.pool {
-        pools.spawn(controller::run(settings_of(name, pool, &loaded.config, environment)?, leave.clone()));
+    for settings in settings {
+        pools.spawn(controller::run(settings, leave.clone()));
     }
     tokio::select! {
         _ = term.recv() => {}
@@ -57,6 +63,12 @@ pub(super) async fn run(arguments: ControllerArgs, environment: &Environment) ->
     leave.cancel();
     while pools.join_next().await.is_some() {}
     Ok(Exit::Done)
+}
+
+/// Each pool has a folder of its own, whatever it is called: what lies in it is taken for workers of the pool.
+fn folder_of(pool: &str) -> String {
+    // A name may be `..`.
+    urlencoding::encode(pool).replace('.', "%2E")
 }
 
 fn settings_of(
@@ -83,7 +95,7 @@ fn settings_of(
     let program = (!pool.command.is_empty()).then(|| controller::Program {
         command: pool.command.clone(),
         env: pool.env.iter().map(|(name, value)| (name.clone(), value.0.clone())).collect(),
-        folder: pool.folder.0.clone(),
+        folder: pool.folder.0.join(folder_of(name)),
         grace: pool.stop_grace.0,
     });
     Ok(controller::Settings {
@@ -113,4 +125,18 @@ fn settings_of(
         program,
         dead_letter_status: pool.dead_letter_status.clone(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_folder_of_a_pool_is_below_the_one_that_is_configured_and_no_other_pools() {
+        let names = ["core", "..", ".", "a/b", "a%2Fb", "a.b", "a-b"];
+        let folders: std::collections::BTreeSet<String> = names.into_iter().map(folder_of).collect();
+        assert_eq!(folders.len(), names.len());
+        assert!(folders.contains("core") && folders.contains("a-b"));
+        assert!(folders.iter().all(|folder| !folder.contains(['/', '.'])), "{folders:?}");
+    }
 }

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
-use super::values::{File, Span};
+use super::values::{File, MASK, Span};
+use crate::limits::MESSAGE_TTL_MIN;
 
 /// A pool of worker groups.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
@@ -21,6 +22,7 @@ pub struct Pool {
     /// How long after that its workers are stopped and its queue is deleted.
     pub stop_delay: Span,
     /// How long a request may wait for a worker; `0s` is for ever. Then it is answered with an error.
+    #[schemars(extend("x-least" = Span(MESSAGE_TTL_MIN), "x-zero" = "for ever"))]
     pub message_ttl: Span,
     /// How many requests may wait in one queue [built-in: any number].
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -32,7 +34,7 @@ pub struct Pool {
     pub command: Vec<String>,
     /// What workers find in their environment besides, by name.
     pub env: BTreeMap<String, Variable>,
-    /// Folder for the logs of workers, and for what they are found again by.
+    /// Folder for the logs of workers, and for what they are found again by: each pool has one of its own in it, of its name.
     pub folder: File,
     /// How long a worker that was told to end has before it is killed.
     pub stop_grace: Span,
@@ -87,10 +89,23 @@ impl Default for Pool {
     }
 }
 
-/// What a worker finds in its environment under this name.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+/// What a worker finds in its environment under this name. It is shown nowhere.
+#[derive(Clone, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Variable(pub String);
+
+// It may be a secret whatever it is called: an address with a password in it, say.
+impl std::fmt::Debug for Variable {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(MASK)
+    }
+}
+
+impl Serialize for Variable {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(MASK)
+    }
+}
 
 const fn minutes(count: u64) -> Span {
     Span(Duration::from_secs(count * 60))

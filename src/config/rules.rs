@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 
 use super::check::join;
+use super::pool::{Pool, Profile};
 use super::problem::{Code, Origin, Problem, nearest};
 use super::schema::{
     ArtifactStorage, Bridge, COMMAND, Config, EarlyAcknowledge, Handler, HandlerKind, Protocol, Reach, Source,
     SourceKind,
 };
 use super::values::WORKER_NAME_CHARS_MAX_AZURE;
-use crate::limits::AMQP_NAME_BYTES_MAX;
+use crate::limits::{AMQP_NAME_BYTES_MAX, MESSAGE_TTL_MAX};
 
 struct Rules<'a> {
     origins: &'a BTreeMap<String, Origin>,
@@ -34,6 +35,10 @@ pub(super) fn check(
     for (name, handler) in &config.handler {
         rules.handler(name, handler);
     }
+    for (name, pool) in &config.pool {
+        rules.pool(&format!("pool.{name}"), pool);
+    }
+    rules.broker(config);
     rules.names(config);
     if let Some(listen) = config.http.listen
         && config.http.reach == Reach::Loopback
@@ -113,10 +118,38 @@ impl Rules<'_> {
             );
             self.push(Code::Missing, key, what, "");
         }
-        self.one_of("amqp", "uri", config.amqp.uri.is_some(), config.amqp.uri_file.is_some());
-        if config.amqp.certificate_file.is_some() != config.amqp.key_file.is_some() {
-            let what = "[amqp] needs both `certificate_file` and `key_file`, or neither".to_owned();
-            self.push(Code::Missing, "amqp", what, "");
+    }
+
+    /// How the broker is reached, where it is.
+    fn broker(&mut self, config: &Config) {
+        let of_requests = config.source.values().any(|source| source.kind == SourceKind::Amqp);
+        if !of_requests && config.pool.is_empty() && config.activity.exchange.is_none() {
+            return;
+        }
+        let amqp = &config.amqp;
+        self.one_of("amqp", "uri", amqp.uri.is_some(), amqp.uri_file.is_some());
+        let (there, lacks) = match (&amqp.certificate_file, &amqp.key_file) {
+            (Some(_), None) => ("certificate_file", "key_file"),
+            (None, Some(_)) => ("key_file", "certificate_file"),
+            (Some(_), Some(_)) | (None, None) => return,
+        };
+        let what = format!("[amqp] has `{there}` and no `{lacks}`, and needs both or neither");
+        self.push(Code::Missing, &join("amqp", there), what, "");
+    }
+
+    fn pool(&mut self, key: &str, pool: &Pool) {
+        if pool.delivery_limit.is_some() && pool.profile == Profile::Fast {
+            let what = format!("[{key}] has a `delivery_limit`, which queues in memory do not know");
+            self.push(Code::Conflict, &join(key, "delivery_limit"), what, "did you mean profile = \"safe\" as well?");
+        }
+        if pool.min > pool.max {
+            let what = format!("[{key}] has {} workers at least and {} at most", pool.min, pool.max);
+            let odd = if self.origins.contains_key(&join(key, "min")) { "min" } else { "max" };
+            self.push(Code::Conflict, &join(key, odd), what, "`min` may be as much as `max`");
+        }
+        if pool.message_ttl.0 > MESSAGE_TTL_MAX {
+            let what = format!("[{key}] has a `message_ttl` that is longer than RabbitMQ can count, which is 49 days");
+            self.push(Code::Value, &join(key, "message_ttl"), what, "\"0s\" is for ever");
         }
     }
 

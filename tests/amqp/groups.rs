@@ -1,6 +1,6 @@
 //! `journeyman controller` between clients and workers that it starts, on a real broker.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use journeyman::amqp;
@@ -40,6 +40,11 @@ impl Pool {
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("WORKER_AMQP_URI", &self.uri);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         Process::of(command)
+    }
+
+    /// Where its workers are written down.
+    fn records(&self) -> PathBuf {
+        self.folder.path().join("workers").join(&self.name)
     }
 
     /// What makes a controller start workers that echo.
@@ -95,7 +100,7 @@ impl Pool {
 impl Drop for Pool {
     /// A controller leaves its workers as they are; a test does not.
     fn drop(&mut self) {
-        let entries = std::fs::read_dir(self.folder.path().join("workers")).into_iter().flatten().flatten();
+        let entries = std::fs::read_dir(self.records()).into_iter().flatten().flatten();
         for entry in entries.filter(|entry| entry.path().to_string_lossy().ends_with(".json")) {
             let record = std::fs::read(entry.path()).unwrap_or_default();
             let record: serde_json::Value = serde_json::from_slice(&record).unwrap_or_default();
@@ -135,7 +140,7 @@ async fn a_cold_key_is_answered_by_a_worker_that_is_started_for_it_and_goes_when
     let queue = format!("{}-req-infra%3D42%20%C3%BC", pool.name);
     pool.until(&queue, None).await;
     pool.until(&format!("{}-req-7", pool.name), None).await;
-    let workers = pool.folder.path().join("workers");
+    let workers = pool.records();
     assert_eq!((files(&workers, ".json"), files(&workers, ".log")), (0, 2), "{}", controller.log());
     controller.signal(Signal::TERM);
     assert_eq!(controller.ends().await.code(), Some(0));
@@ -200,6 +205,52 @@ async fn a_second_controller_stands_by_takes_over_and_finds_the_workers_of_the_f
     assert!(pool.client.answer("2").await.partial);
     assert_eq!(pool.client.answer("2").await.status(), "ok");
     assert_eq!(second.log().matches("a worker is started").count(), 0, "the first one's worker goes on");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_leaves_the_workers_of_another_alone_whose_folder_is_the_same() {
+    let Some(pool) = Pool::new().await else { return };
+    let echo = pool.echo();
+    let mut alone = pool.controller(&echo);
+    alone.says(READY).await;
+    pool.ask("a", "1").await;
+    assert!(pool.client.answer("1").await.partial);
+    alone.signal(Signal::TERM);
+    assert_eq!(alone.ends().await.code(), Some(0));
+    let folder = pool.folder.path().join("workers");
+    let other = format!("[pool.other{}]\nfolder = \"{}\"\n{echo}", pool.name, folder.display());
+    let mut both = pool.controller(&format!("{echo}{other}"));
+    // Each has looked for its workers before its first word to the broker.
+    both.says(&format!("{READY}\",\"pool\":\"{}", pool.name)).await;
+    both.says(&format!("{READY}\",\"pool\":\"other{}", pool.name)).await;
+    assert_eq!(both.log().matches("workers of an earlier controller go on").count(), 1, "{}", both.log());
+    both.signal(Signal::TERM);
+    assert_eq!(both.ends().await.code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_inherits_no_file_of_who_started_its_controller_and_no_core_is_written() {
+    let Some(pool) = Pool::new().await else { return };
+    let file = pool.folder.path().join("controller.toml");
+    let look = "command = [\"/bin/sh\", \"-c\", \"ls /proc/self/fd; grep core /proc/self/limits\"]";
+    let text = format!("[pool.{}]\nfolder = \"{}\"\n{look}", pool.name, pool.folder.path().join("workers").display());
+    std::fs::write(&file, text).expect("it is written");
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", "exec \"$@\" 7</dev/null", "sh", env!("CARGO_BIN_EXE_journeyman"), "controller", "--config"]);
+    command.arg(file).env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    command.env("WORKER_AMQP_URI", &pool.uri).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut controller = Process::of(command);
+    controller.says(READY).await;
+    pool.ask("a", "1").await;
+    controller.says("a worker has ended").await;
+    let logs = std::fs::read_dir(pool.records()).expect("a folder").flatten().map(|entry| entry.path());
+    let log = logs.filter(|path| path.extension().is_some_and(|extension| extension == "log")).min().expect("a log");
+    let seen = std::fs::read_to_string(log).expect("it is UTF-8");
+    let limit = seen.lines().find(|line| line.starts_with("Max core file size")).expect("the limit");
+    assert_eq!(limit.split_whitespace().nth(4), Some("0"), "{seen}");
+    // The last one is the folder that is listed.
+    let open: Vec<&str> = seen.lines().take_while(|line| line.parse::<u32>().is_ok()).collect();
+    assert_eq!(open, ["0", "1", "2", "3"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

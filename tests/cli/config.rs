@@ -59,6 +59,49 @@ fn a_secret_that_every_user_can_read_is_a_warning_and_its_content_is_never_shown
 }
 
 #[test]
+fn a_brokers_secrets_that_every_user_can_read_are_a_warning() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    for (file, key) in [("uri", "uri_file = \"uri\""), ("key", "certificate_file = \"cert\"\nkey_file = \"key\"")] {
+        std::fs::write(here.join(file), "amqp://me:hunter2@host\n").expect("it is written");
+        for (mode, warned) in [(0o640, false), (0o604, true)] {
+            let open = std::os::unix::fs::PermissionsExt::from_mode(mode);
+            std::fs::set_permissions(here.join(file), open).expect("it is ours");
+            let said = run(journeyman(here).args(["config", "check", "-"]), &format!("[amqp]\n{key}\n[pool.core]\n"));
+            assert_eq!(said.code, 0, "{mode:o}: {}", said.err);
+            assert_eq!(said.err.contains(&format!("chmod 600 {file}")), warned, "{mode:o}: {}", said.err);
+            assert!(!said.err.contains("hunter2"), "{}", said.err);
+        }
+    }
+}
+
+#[test]
+fn a_key_without_its_certificate_is_said_at_its_place_however_the_broker_is_named() {
+    let file = "[pool.core]\n[amqp]\nkey_file = \"/etc/key.pem\"\n";
+    let said = check(&["-", "--no-files"], &[("WORKER_AMQP_URI", "amqp://host")], file);
+    assert_eq!(said.code, CONFIG_INVALID);
+    assert!(said.err.contains("has `key_file` and no `certificate_file`"), "{}", said.err);
+    assert!(said.err.contains("standard input:3:12") && !said.err.contains("WORKER_AMQP_URI"), "{}", said.err);
+}
+
+#[test]
+fn a_worker_may_have_the_configuration_of_its_controller() {
+    let file = "[pool.core]\n[handler.echo]\nkind = \"program\"\nexec = [\"/bin/true\"]\n";
+    let uri = ("WORKER_AMQP_URI", "amqp://host");
+    for (variables, sources) in [
+        ([uri].as_slice(), "0 sources"),
+        (&[uri, ("WORKER_KEY", "42")], "1 source,"),
+        (&[uri, ("WORKER_REQUESTS_QUEUE", "core-req-42")], "1 source,"),
+    ] {
+        let said = check(&["-"], variables, file);
+        assert!(said.code == 0 && said.out.contains(sources), "{variables:?}: {}{}", said.out, said.err);
+    }
+    let said = check(&["-"], &[uri, ("WORKER_KEY", "42")], "[pool.core]\n");
+    assert_eq!(said.code, CONFIG_INVALID);
+    assert!(said.err.contains("there is no handler for its requests"), "{}", said.err);
+}
+
+#[test]
 fn a_variable_that_sets_nothing_is_a_warning_with_the_one_that_was_meant() {
     let variables = [("JOURNEYMAN_WORKER_CAPACITY", "4"), ("JOURNEYMAN_TEST_ROOT_URL", "x"), ("JOURNEYMAN_CONFIG", "")];
     let said = check(&["-"], &variables, "");

@@ -221,6 +221,32 @@ fn a_configuration_cannot_be_printed_with_its_secrets() {
 }
 
 #[test]
+fn what_a_pool_gives_its_workers_is_shown_nowhere() {
+    let folder = tempfile::tempdir().expect("a folder");
+    // A pool's name is in its log, whatever is hidden.
+    let text = "[pool.pool-canary-19.env]\nMY_TOKEN = \"pool-canary-19\"\nPLACE = \"http://a:env-canary-44@b\"\n";
+    std::fs::write(folder.path().join("journeyman.toml"), text).expect("the file can be written");
+    for arguments in [["show"].as_slice(), &["show", "--origin"], &["show", "-o", "json"]] {
+        let said = run(journeyman(folder.path()).arg("config").args(arguments), "");
+        assert_eq!(said.code, 0, "{}", said.err);
+        let line = said.out.lines().find(|line| line.contains("MY_TOKEN") && line.contains("********"));
+        assert!(line.is_some_and(|line| !line.contains("pool-canary-19\"")), "{}", said.out);
+        assert!(!said.out.contains("env-canary-44"), "{}", said.out);
+    }
+    let loaded = config::load(Some(Document::new(Path::new("x.toml"), text)), &Environment::default(), &[]);
+    let shown = format!("{:?}", loaded.expect("it is good").config.pool.values());
+    assert!(!shown.contains("canary"), "{shown}");
+    let mut command = journeyman(folder.path());
+    command.arg("controller").env("WORKER_AMQP_URI", "amqp://me:uri-canary-7@127.0.0.1:1/");
+    let mut controller = Server::start(&mut command);
+    controller.logs("the broker is lost");
+    controller.signal(Signal::TERM);
+    let said = controller.ends();
+    assert!(said.code == 0 && said.err.contains("[redacted]"), "{}", said.err);
+    assert!(!said.err.contains("canary"), "{}", said.err);
+}
+
+#[test]
 fn a_descriptor_or_a_credential_that_is_not_there_is_said_with_a_way_out() {
     let folder = tempfile::tempdir().expect("a folder");
     for (line, said_so) in [
