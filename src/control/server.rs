@@ -321,8 +321,9 @@ async fn show(
     let Shown { mut detail, enclosure } = in_time(desk.control.show(&named.task)).await?;
     if let Some(enclosure) = enclosure {
         // A file system that hangs holds up who asks, and only for so long.
-        let looked = tokio::task::spawn_blocking(move || enclosure.processes());
-        detail.processes = timeout(CONTROL_TIMEOUT, looked).await.ok().and_then(Result::ok).unwrap_or_default();
+        let looked = tokio::task::spawn_blocking(move || (enclosure.processes(), enclosure.memory()));
+        (detail.processes, detail.task.memory_bytes) =
+            timeout(CONTROL_TIMEOUT, looked).await.ok().and_then(Result::ok).unwrap_or_default();
     }
     Ok(Json(detail))
 }

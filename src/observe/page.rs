@@ -243,7 +243,7 @@ fn no_tasks(view: &View) -> Markup {
 fn tasks(tasks: &[Task], clock: Clock) -> Markup {
     html! {
         table {
-            thead { tr { th { "task" } th { "lease left" } th { "held" } th { "reclaimed" } th { "step" } th { "log" } } }
+            thead { tr { th { "task" } th { "lease left" } th { "held" } th { "reclaimed" } th { "step" } th { "log" } th { "memory" } } }
             tbody { @for task in tasks { (row(task, clock)) } }
         }
     }
@@ -282,6 +282,7 @@ fn row(task: &Task, clock: Clock) -> Markup {
                 @if let Some(progress) = &task.progress { " · " (progress) }
             }
             td.short data-label="log" { (bytes(task.log_bytes)) }
+            td.short data-label="memory" { @match task.memory_bytes { Some(memory) => { (bytes(memory)) }, None => { "–" } } }
         }
     }
 }

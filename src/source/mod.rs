@@ -291,6 +291,11 @@ pub trait Source: Send + Sync + 'static {
         let _ = capacity;
     }
 
+    /// How far this host's clock is ahead of the service's, in seconds, as its last answer told; negative where it is behind.
+    fn clock_ahead(&self) -> Option<i64> {
+        None
+    }
+
     /// What it counts besides claims, by names of its own.
     fn tallies(&self) -> BTreeMap<&'static str, u64> {
         BTreeMap::new()

@@ -7,6 +7,7 @@ use crate::domain::poll::Ready;
 use crate::domain::service::Serving;
 use crate::domain::time::Instant;
 use crate::domain::worker::{ClaimView, Claiming, Exit, Hold, Room};
+use crate::host::containment::Enclosure;
 use crate::host::notice::{Origin, Sight};
 
 use super::alerts::namesake;
@@ -16,6 +17,8 @@ use super::view::{Blocked, Host, Next, Notice, Outcomes, Service, Source, Source
 
 /// How long a source may be in trouble before a hint says so.
 const TROUBLE_HINT_SECONDS: f64 = 5.0;
+/// A clock that is so far from a service's is worth a hint.
+const CLOCK_HINT_SECONDS: u64 = 30;
 /// A source in which nothing was found for so long is worth a hint.
 const DRY_HINT_SECONDS: f64 = 600.0;
 
@@ -61,12 +64,34 @@ impl Track {
     }
 }
 
+/// How a worker looks, and what the processes of its tasks are in, by their place in the list.
+#[derive(Debug)]
+pub(super) struct Looked {
+    pub(super) view: View,
+    enclosures: Vec<Option<Enclosure>>,
+}
+
+impl Looked {
+    /// With what the tasks take up. That is read file by file, and nothing else waits for it meanwhile.
+    pub(super) async fn weighed(self) -> View {
+        let Self { mut view, enclosures } = self;
+        let bare = view.clone();
+        let weighing = tokio::task::spawn_blocking(move || {
+            for (task, enclosure) in view.tasks.iter_mut().zip(enclosures) {
+                task.memory_bytes = enclosure.and_then(|enclosure| enclosure.memory());
+            }
+            view
+        });
+        weighing.await.unwrap_or(bare)
+    }
+}
+
 impl Engine {
     /// How it looks now.
-    pub(super) fn look(&mut self) -> View {
+    pub(super) fn look(&mut self) -> Looked {
         let now = self.clock.now();
         let claiming = self.rules.claiming();
-        let tasks = self.tasks(now);
+        let (tasks, enclosures): (Vec<Task>, Vec<Option<Enclosure>>) = self.tasks(now).into_iter().unzip();
         let sources = self.sources(now);
         let next = self.next(claiming, now);
         let last_hour = self.hour.sum(now);
@@ -74,7 +99,7 @@ impl Engine {
         let spot = self.spot(now);
         let mut hints = hints(claiming, &sources, last_hour, &services);
         hints.extend(spot.as_ref().and_then(Spot::hint));
-        View {
+        let view = View {
             state: state(claiming),
             not_claiming: not_claiming(claiming, tasks.len(), now, &services),
             blocked: blocked(claiming),
@@ -100,7 +125,8 @@ impl Engine {
             spans: self.settings.recorder.as_ref().map(|recorder| recorder.counts()),
             next,
             hints,
-        }
+        };
+        Looked { view, enclosures }
     }
 
     fn spot(&self, now: Instant) -> Option<Spot> {
@@ -139,15 +165,21 @@ impl Engine {
             }),
             counts: track.counts,
             others: view.others,
+            clock_ahead_seconds: feed.source.clock_ahead(),
             tallies: feed.source.tallies().into_iter().map(|(name, count)| (name.to_owned(), count)).collect(),
         };
         looked.map(look).collect()
     }
 
-    fn tasks(&self, now: Instant) -> Vec<Task> {
-        let mut tasks: Vec<Task> =
-            self.rules.claims().filter(|claim| claim.machine.granted()).map(|claim| self.task(&claim, now)).collect();
-        tasks.sort_by(|one, other| {
+    fn tasks(&self, now: Instant) -> Vec<(Task, Option<Enclosure>)> {
+        let granted = self.rules.claims().filter(|claim| claim.machine.granted());
+        let mut tasks: Vec<(Task, Option<Enclosure>)> = granted
+            .map(|claim| {
+                let job = self.live.get(&claim.claim).and_then(|live| live.job.as_ref());
+                (self.task(&claim, now), job.map(|job| job.context.enclosure().clone()))
+            })
+            .collect();
+        tasks.sort_by(|(one, _), (other, _)| {
             one.lease_left_seconds.partial_cmp(&other.lease_left_seconds).unwrap_or(std::cmp::Ordering::Equal)
         });
         tasks
@@ -171,6 +203,7 @@ impl Engine {
             lease_left_seconds: claim.machine.lease().map(|lease| seconds(now, lease.abandon_at())),
             reclaimed_seconds_ago: live.and_then(|live| live.reclaimed).map(|at| seconds(at, now)),
             log_bytes: context.map_or(0, |context| context.log().bytes()),
+            memory_bytes: None,
             trace_id: live.and_then(|live| live.trace).map(|trace| trace.trace_id().to_string()),
         }
     }
@@ -312,6 +345,13 @@ fn hints(claiming: Claiming, sources: &[Source], hour: Outcomes, services: &[Ser
         hints.extend(absent(services));
     }
     for source in sources {
+        if let Some(ahead) = source.clock_ahead_seconds.filter(|ahead| ahead.unsigned_abs() >= CLOCK_HINT_SECONDS) {
+            let (far, way) = (ahead.unsigned_abs(), if ahead > 0 { "ahead of" } else { "behind" });
+            hints.push(format!(
+                "{}: this host's clock is {far} s {way} the service's; let it be set by NTP",
+                source.name
+            ));
+        }
         if source.others > 0 {
             hints.push(format!("{}: {}", source.name, namesake(source.others)));
         }

@@ -187,7 +187,7 @@ pub struct Control {
 enum Order {
     Do(Command, Note),
     Reconfigure(Box<Settings>),
-    Look(oneshot::Sender<View>),
+    Look(oneshot::Sender<look::Looked>),
     Log(String, oneshot::Sender<Result<TaskLog, NotOne>>),
     Show(String, oneshot::Sender<Result<Shown, NotOne>>),
     End { name: String, order: claim::Order, note: Note, sender: oneshot::Sender<Result<Told, NotOne>> },
@@ -391,9 +391,9 @@ impl Control {
     ///
     /// Cancel safe.
     pub async fn look(&self) -> Option<View> {
-        let (sender, view) = oneshot::channel();
+        let (sender, looked) = oneshot::channel();
         self.order(Order::Look(sender)).await;
-        view.await.ok()
+        Some(looked.await.ok()?.weighed().await)
     }
 
     /// The log of a task that is held: `TASK` or `TASK/RUN`, or the beginning of one of them.

@@ -301,6 +301,9 @@ pub struct Source {
     /// Claims under this worker's name that are not its own, as it was told last. Another worker may live under it.
     #[serde(default)]
     pub others: usize,
+    /// How far this host's clock is ahead of the service's, in seconds, as its last answer told; negative where it is behind.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clock_ahead_seconds: Option<i64>,
     /// What it has counted itself.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tallies: BTreeMap<String, u64>,
@@ -341,6 +344,9 @@ pub struct Task {
     pub reclaimed_seconds_ago: Option<f64>,
     /// Bytes of its log.
     pub log_bytes: u64,
+    /// Bytes of memory that its processes take up; absent where no control group tells which they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
     /// The trace that its handler was given, see `TRACEPARENT`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace_id: Option<String>,

@@ -52,6 +52,12 @@ fn everything_that_is_known_of_a_task_is_shown() {
     assert!(shown["reclaim_in_seconds"].as_f64().is_some_and(|left| left > 60.0), "{shown}");
     assert!(shown["place"].as_str().is_some_and(|place| place.contains("dev/command")), "{shown}");
     assert!(shown["log_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{shown}");
+    if shown["cgroup"].is_string() {
+        let held = json(&told(here, &["status", "-o", "json"]));
+        for memory in [&shown["memory_bytes"], &held["tasks"][0]["memory_bytes"]] {
+            assert!(memory.as_u64().is_some_and(|bytes| bytes > 0), "{shown} {held}");
+        }
+    }
     let kept = Path::new(shown["folder"].as_str().expect("its folder")).join("pid");
     let pid: i64 = std::fs::read_to_string(&kept).expect("it wrote there").trim().parse().expect("a number");
     let processes: Vec<i64> =

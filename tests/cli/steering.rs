@@ -32,6 +32,7 @@ fn a_status_says_what_is_held_and_for_how_long() {
     assert_eq!((seen["tasks"][0]["source"].as_str(), seen["tasks"][0]["run"].as_u64()), (Some("command"), Some(0)));
     assert!(seen["tasks"][0]["lease_left_seconds"].as_f64().is_some_and(|left| left > 600.0), "{seen}");
     assert!(seen["host"]["disk_free"].as_u64().is_some_and(|bytes| bytes > 0), "{seen}");
+    assert!(seen["sources"][0]["clock_ahead_seconds"].as_i64().is_some_and(|ahead| ahead.abs() <= 60), "{seen}");
     let table = steer(here, &["status"]).out;
     for part in ["RUNNING", "1/4 busy", "LEASE LEFT", "last hour", "next       reclaim "] {
         assert!(table.contains(part), "{part}: {table}");

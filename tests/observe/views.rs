@@ -24,6 +24,7 @@ pub(crate) fn idle() -> Status {
         error: None,
         counts: SourceCounts { polls: 17, ..SourceCounts::default() },
         others: 0,
+        clock_ahead_seconds: Some(0),
         tallies: Default::default(),
     };
     let view = View {
@@ -72,6 +73,7 @@ fn task(name: &str, source: &str, held: f64, left: f64, progress: Option<&str>) 
         lease_seconds: Some(1_200.0),
         reclaimed_seconds_ago: (held > 900.0).then_some(128.0),
         log_bytes: 2_345_678,
+        memory_bytes: Some(430 << 20),
         trace_id: Some("0af7651916cd43dd8448eb211c80319c".to_owned()),
     }
 }

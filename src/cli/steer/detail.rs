@@ -39,6 +39,9 @@ pub(super) fn table(detail: &Detail) -> String {
     line("processes", &processes(&detail.processes));
     optional(&mut line, "folder", detail.folder.as_ref().map(|path| path.display().to_string()).as_deref());
     line("log", &bytes(task.log_bytes));
+    if let Some(memory) = task.memory_bytes {
+        line("memory", &bytes(memory));
+    }
     optional(&mut line, "trace", task.trace_id.as_deref());
     for (number, phase) in detail.phases.iter().enumerate() {
         line(if number == 0 { "phases" } else { "" }, &lap(phase));

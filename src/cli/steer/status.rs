@@ -30,7 +30,11 @@ pub(super) fn table(status: &Status) -> String {
     if let Some(why) = view.not_claiming.as_ref().filter(|_| view.state == State::Running) {
         label(&mut out, "", &format!("not claiming: {why}"));
     }
-    label(&mut out, "host", &format!("{}   payloads held by {}", host(view.host), view.containment));
+    label(
+        &mut out,
+        "host",
+        &format!("{}{}   payloads held by {}", host(view.host), clock(&view.sources), view.containment),
+    );
     if let Some(spot) = &view.spot {
         label(&mut out, "spot", &heard(spot));
     }
@@ -109,6 +113,20 @@ pub(super) fn host(host: Host) -> String {
     format!("disk {} free   memory {} free", free(host.disk_free), free(host.memory_free))
 }
 
+/// How far this host's clock is from that of the service it is furthest from.
+fn clock(sources: &[Source]) -> String {
+    let told = sources.iter().filter_map(|source| Some((source.clock_ahead_seconds?, &source.name)));
+    match told.max_by_key(|(ahead, _)| ahead.unsigned_abs()) {
+        None => String::new(),
+        // Services tell whole seconds, and their word takes a while.
+        Some((-1..=1, _)) => "   clock right".to_owned(),
+        Some((ahead, name)) => {
+            let way = if ahead > 0 { "ahead of" } else { "behind" };
+            format!("   clock {} s {way} {name}", ahead.unsigned_abs())
+        }
+    }
+}
+
 /// The watch for notices that the host goes.
 fn heard(spot: &Spot) -> String {
     let (provider, since) = (&spot.provider, shown(spot.seconds));
@@ -150,7 +168,7 @@ pub(super) fn tasks(tasks: &[Task]) -> String {
     if tasks.is_empty() {
         return "  none\n".to_owned();
     }
-    let head = ["TASK", "SOURCE", "STEP", "HELD", "LEASE LEFT", "RECLAIMED", "LOG", "PROGRESS"];
+    let head = ["TASK", "SOURCE", "STEP", "HELD", "LEASE LEFT", "RECLAIMED", "LOG", "MEMORY", "PROGRESS"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(tasks.iter().map(|task| {
         let lease = task.lease_left_seconds.map_or_else(
@@ -165,6 +183,7 @@ pub(super) fn tasks(tasks: &[Task]) -> String {
             lease,
             task.reclaimed_seconds_ago.map_or_else(|| "-".to_owned(), |seconds| format!("{} ago", shown(seconds))),
             bytes(task.log_bytes),
+            task.memory_bytes.map_or_else(|| "-".to_owned(), bytes),
             plain(task.progress.as_deref().unwrap_or("")),
         ]
     }));

@@ -179,6 +179,19 @@ impl Group {
         lists.flat_map(|list| list.lines().filter_map(|line| line.parse().ok()).collect::<Vec<_>>()).collect()
     }
 
+    /// Bytes that they take up: as it is charged for them, or where no controller counts, what is resident of each.
+    pub(super) fn memory(&self) -> Option<u64> {
+        if let Ok(text) = self.read("memory.current") {
+            return text.trim().parse().ok();
+        }
+        let resident = |pid: i32| {
+            let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+            text.split_whitespace().nth(1)?.parse::<u64>().ok()
+        };
+        let page = u64::try_from(rustix::param::page_size()).ok()?;
+        self.folder.is_dir().then(|| self.processes().into_iter().filter_map(resident).sum::<u64>() * page)
+    }
+
     /// It and the groups below it, the outer before the inner.
     fn nested(&self) -> Vec<PathBuf> {
         let mut found = vec![self.folder.clone()];

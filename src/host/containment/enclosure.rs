@@ -213,6 +213,16 @@ impl Enclosure {
         }
     }
 
+    /// Bytes of memory that its processes take up; `None` where no control group holds them, or none is there. Reads files as
+    /// [`Enclosure::processes`] does.
+    #[must_use]
+    pub fn memory(&self) -> Option<u64> {
+        match &self.inner.around {
+            Around::Nothing | Around::Reaper => None,
+            Around::Cgroup { group, .. } => group.memory(),
+        }
+    }
+
     /// By what its processes are found again.
     #[must_use]
     pub fn name(&self) -> &Name {

@@ -25,6 +25,8 @@ use crate::limits::{
 };
 use crate::source::Refused;
 
+/// No answer has said what time it is.
+const UNKNOWN: i64 = i64::MIN;
 /// How far the service's clock must be from ours before a refused signature is blamed on it.
 const SKEW_TOLERATED: SignedDuration = SignedDuration::from_secs(60);
 
@@ -96,6 +98,8 @@ struct Shared {
     timeouts: Timeouts,
     /// The service's clock minus ours, in seconds, as learnt from a refused signature.
     skew_s: AtomicI64,
+    /// How far our clock was ahead at the last answer that said what time it is.
+    ahead_s: AtomicI64,
 }
 
 /// Which service a call is for.
@@ -233,6 +237,7 @@ impl Api {
             own: Swap::new(settings.credentials),
             timeouts: settings.timeouts,
             skew_s: AtomicI64::new(0),
+            ahead_s: AtomicI64::new(UNKNOWN),
         })))
     }
 
@@ -245,6 +250,11 @@ impl Api {
     /// Replaces the credentials that the worker or user signs with, for every later call.
     pub fn replace_credentials(&self, credentials: Credentials) {
         self.0.own.store(Some(credentials));
+    }
+
+    /// How far our clock is ahead of the service's, in seconds, as its last answer told.
+    pub(super) fn clock_ahead(&self) -> Option<i64> {
+        Some(self.0.ahead_s.load(Ordering::Relaxed)).filter(|ahead| *ahead != UNKNOWN)
     }
 
     /// Where the service may send us.
@@ -312,6 +322,9 @@ impl Api {
             Patience::Call | Patience::LongPoll => request.send().await.map_err(|error| transport(operation, error))?,
             Patience::Transfer => self.head(operation, request).await?,
         };
+        if let Some(date) = date(&response) {
+            self.0.ahead_s.store(Timestamp::now().duration_since(date).as_secs(), Ordering::Relaxed);
+        }
         let leads_on = call.patience == Patience::Transfer && response.status().as_u16() == 303;
         if response.status().is_success() || leads_on {
             return Ok(response);

@@ -173,6 +173,10 @@ impl Source for Taskcluster {
         format!("{} {} {}/{}", self.api.queue_base(), self.task_queue, self.worker.group, self.worker.id)
     }
 
+    fn clock_ahead(&self) -> Option<i64> {
+        self.api.clock_ahead()
+    }
+
     fn manner(&self) -> Manner {
         let long_poll = self.dialect == Dialect::ClaimWork;
         Manner { long_poll, recovers: long_poll, tells_canceled: true, ends_with_worker: false }

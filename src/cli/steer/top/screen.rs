@@ -252,6 +252,7 @@ mod tests {
             lease_seconds: Some(1200.0),
             reclaimed_seconds_ago: None,
             log_bytes: 2_345_678,
+            memory_bytes: Some(430 << 20),
             trace_id: None,
         }
     }
@@ -259,6 +260,7 @@ mod tests {
     fn status(state: State) -> Status {
         let source = |name: &str, error| Source {
             others: 0,
+            clock_ahead_seconds: None,
             tallies: std::collections::BTreeMap::new(),
             name: name.to_owned(),
             what: "prov/linux at tc.example.com, claim-work".to_owned(),
