@@ -5,8 +5,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use lapin::options::BasicAckOptions;
-
 use crate::amqp;
 use crate::domain::refusal::Refusal;
 use crate::host::crash::crash_point;
@@ -72,8 +70,8 @@ impl Part {
                     state.shelving = Shelving::Written(entry);
                 }
                 Shelving::Written(entry) => {
-                    let (entry, acker) = (entry.clone(), self.acker.clone());
-                    let acknowledging = Box::pin(async move { acker.ack(BasicAckOptions::default()).await });
+                    let (entry, acker, session) = (entry.clone(), self.acker.clone(), Arc::clone(&self.session));
+                    let acknowledging = Box::pin(async move { session.acknowledge(&acker).await });
                     state.shelving = Shelving::Acknowledging(entry, acknowledging);
                 }
                 Shelving::Acknowledging(entry, acknowledging) => {

@@ -60,18 +60,36 @@ impl Link {
             let channel = session::confirming(&connection).await?;
             session::published(session::sent(&channel, key, properties, body).await?).await
         };
-        while_it_stands(&connection, publishing).await
+        while_it(|| connection.status().connected(), publishing).await
     }
 }
 
 /// Goes on for as long as the connection stands. What is asked of one at the moment of its end is at times never answered.
-async fn while_it_stands<T>(connection: &Connection, work: impl Future<Output = lapin::Result<T>>) -> lapin::Result<T> {
+pub(super) async fn while_it<T>(
+    stands: impl Fn() -> bool,
+    work: impl Future<Output = lapin::Result<T>>,
+) -> lapin::Result<T> {
     let mut work = std::pin::pin!(work);
     loop {
         match timeout(AMQP_CHANNEL_LOOK_EVERY, work.as_mut()).await {
             Ok(ended) => return ended,
-            Err(_) if connection.status().connected() => {}
+            Err(_) if stands() => {}
             Err(_) => return Err(io::Error::other("the connection was lost").into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_connection_never_answers_ends_soon_after_it() {
+        let (looks, began) = (Cell::new(0), tokio::time::Instant::now());
+        let stands = || looks.replace(looks.get() + 1) < 100;
+        let ended = while_it(stands, std::future::pending::<lapin::Result<()>>()).await;
+        assert!(ended.is_err_and(|error| error.to_string().contains("the connection was lost")));
+        assert_eq!(began.elapsed(), 101 * AMQP_CHANNEL_LOOK_EVERY);
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use lapin::options::{BasicAckOptions, BasicRejectOptions};
+use lapin::options::BasicRejectOptions;
 use lapin::types::{AMQPValue, ShortString};
 use lapin::{Acker, BasicProperties};
 use tokio::sync::Mutex;
@@ -377,7 +377,7 @@ impl Part {
     }
 
     async fn acknowledge(&self) -> Result<(), Refused> {
-        match self.acker.ack(BasicAckOptions::default()).await {
+        match self.session.acknowledge(&self.acker).await {
             Ok(true) => Ok(()),
             Ok(false) => Err(self.unacknowledged("its channel is closed")),
             Err(error) => Err(self.unacknowledged(&amqp::shown(&error))),
@@ -385,7 +385,7 @@ impl Part {
     }
 
     async fn reject(&self, options: BasicRejectOptions) -> Result<(), Refused> {
-        match self.acker.reject(options).await {
+        match self.session.reject(&self.acker, options).await {
             Ok(true) => Ok(()),
             Ok(false) => Err(self.unacknowledged("its channel is closed")),
             Err(error) => Err(self.unacknowledged(&amqp::shown(&error))),

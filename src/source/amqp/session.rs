@@ -11,12 +11,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use futures_core::Stream as _;
 use lapin::message::Delivery;
 use lapin::options::{
-    BasicCancelOptions, BasicConsumeOptions, BasicPublishOptions, BasicQosOptions, ConfirmSelectOptions,
-    QueueDeclareOptions,
+    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicPublishOptions, BasicQosOptions, BasicRejectOptions,
+    ConfirmSelectOptions, QueueDeclareOptions,
 };
 use lapin::protocol::constants::REPLY_SUCCESS;
 use lapin::types::{FieldTable, ShortString};
-use lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer, PublisherConfirm};
+use lapin::{Acker, BasicProperties, Channel, Confirmation, Connection, Consumer, PublisherConfirm};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -31,6 +31,7 @@ use crate::limits::{
 use crate::source::{News, Refused};
 
 use super::Noticeboard;
+use super::link;
 use super::tally::Tally;
 
 /// A delivery that nobody has asked for yet.
@@ -262,10 +263,13 @@ impl Session {
         properties: BasicProperties,
         body: Arc<[u8]>,
     ) -> lapin::Result<Published> {
-        let channel = self.answering().await?;
-        let confirm = sent(&channel, key, properties, body).await?;
-        crash_point("request-published");
-        published(confirm).await
+        let publishing = async {
+            let channel = self.answering().await?;
+            let confirm = sent(&channel, key, properties, body).await?;
+            crash_point("request-published");
+            published(confirm).await
+        };
+        self.while_it_stands(publishing).await
     }
 
     /// Publishes what must not be taken for stored when it came back, one at a time, so that a return is its own.
@@ -279,14 +283,31 @@ impl Session {
         properties: BasicProperties,
         body: Arc<[u8]>,
     ) -> lapin::Result<Published> {
-        let mut place = self.copies.lock().await;
-        let channel = match place.take().filter(|channel| channel.status().connected()) {
-            Some(channel) => channel,
-            None => confirming(&self.connection).await?,
+        let publishing = async {
+            let mut place = self.copies.lock().await;
+            let channel = match place.take().filter(|channel| channel.status().connected()) {
+                Some(channel) => channel,
+                None => confirming(&self.connection).await?,
+            };
+            let ended = published(sent(&channel, key, properties, body).await?).await;
+            *place = Some(channel);
+            ended
         };
-        let ended = published(sent(&channel, key, properties, body).await?).await;
-        *place = Some(channel);
-        ended
+        self.while_it_stands(publishing).await
+    }
+
+    /// Acknowledges what it was handed.
+    pub(super) async fn acknowledge(&self, acker: &Acker) -> lapin::Result<bool> {
+        self.while_it_stands(acker.ack(BasicAckOptions::default())).await
+    }
+
+    /// Gives up what it was handed.
+    pub(super) async fn reject(&self, acker: &Acker, options: BasicRejectOptions) -> lapin::Result<bool> {
+        self.while_it_stands(acker.reject(options)).await
+    }
+
+    async fn while_it_stands<T>(&self, work: impl Future<Output = lapin::Result<T>>) -> lapin::Result<T> {
+        link::while_it(|| self.connection.status().connected(), work).await
     }
 
     /// Wants to know whether somebody still waits at a direct reply address, when there is time. One that was there a moment ago
@@ -310,20 +331,23 @@ impl Session {
     /// Whether somebody still waits at a direct reply address. The broker answers as if it were a queue, and closes the channel
     /// where there is none.
     pub(super) async fn is_there(&self, address: &ShortString) -> lapin::Result<bool> {
-        let mut asking = self.asking.lock().await;
-        let channel = match asking.take().filter(|channel| channel.status().connected()) {
-            Some(channel) => channel,
-            None => self.connection.create_channel().await?,
-        };
-        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-        match channel.queue_declare(address.clone(), options, FieldTable::default()).await {
-            Ok(_) => {
-                *asking = Some(channel);
-                Ok(true)
+        let asked = async {
+            let mut asking = self.asking.lock().await;
+            let channel = match asking.take().filter(|channel| channel.status().connected()) {
+                Some(channel) => channel,
+                None => self.connection.create_channel().await?,
+            };
+            let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+            match channel.queue_declare(address.clone(), options, FieldTable::default()).await {
+                Ok(_) => {
+                    *asking = Some(channel);
+                    Ok(true)
+                }
+                Err(error) if amqp::code(&error) == Some(amqp::NOT_FOUND) => Ok(false),
+                Err(error) => Err(error),
             }
-            Err(error) if amqp::code(&error) == Some(amqp::NOT_FOUND) => Ok(false),
-            Err(error) => Err(error),
-        }
+        };
+        self.while_it_stands(asked).await
     }
 
     /// Asks after those that were answered, for as long as the session lasts.
