@@ -8,10 +8,12 @@ use journeyman::domain::id::Lane;
 use journeyman::domain::outcome::{Outcome, Reason};
 use journeyman::handler::NotCompleted;
 use journeyman::source::amqp::{Amqp, Exhausted};
-use journeyman::source::{Reply, Source as _};
+use journeyman::source::{Grant, Reply, Source as _};
 use journeyman::worker::{Command, Exit, Note, Settings};
 
-use crate::support::{Act, Client, Gate, Kind, Running, echo, header, queue, shared, within};
+use crate::faults::target;
+use crate::support::{Act, Client, Gate, Kind, Running, broker, echo, header, queue, shared, shared_uri, within};
+use crate::wire::Wire;
 
 async fn publish(client: &Client, bodies: &[&str]) {
     for body in bodies {
@@ -357,4 +359,47 @@ async fn what_was_acknowledged_last_does_not_come_back_when_the_worker_exits() {
         }
         client.delete_queue().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i06_what_an_earlier_consumer_brought_does_not_meet_itself_after_a_lost_connection() {
+    let (Some(direct), Some(uri)) = (shared(), shared_uri()) else { return };
+    let client = Client::new(&direct, Kind::Durable).await;
+    let wire = Wire::to(&target(&uri)).await;
+    let mut settings = queue(&client);
+    settings.broker = broker(&wire.uri(&uri));
+    let source = Amqp::new(settings);
+    publish(&client, &["1"]).await;
+    source.open().await.expect("there is a queue");
+    let grant = taken(&source).await;
+    // Another consumer follows, and holds nothing.
+    source.unwanted();
+    client.until_depth(0, 0).await;
+    source.open().await.expect("there is a queue");
+    wire.cut();
+    within("the source knows", async { while source.poll(Lane(0), 1).await.is_ok() {} }).await;
+    let refused = source.open().await.expect_err("its payload may be there");
+    assert!(refused.what.contains("1 requests of the connection that was lost are still being ended"), "{refused:?}");
+    drop(grant);
+    source.open().await.expect("nothing is held");
+    let again = taken(&source).await;
+    source.report(&again.claim, Outcome::Completed).await.expect("it is answered");
+    client.until_depth(0, 1).await;
+    source.close().await;
+    client.delete_queue().await;
+}
+
+/// The one request that a poll brings.
+async fn taken(source: &Amqp) -> Grant {
+    let brings = async {
+        loop {
+            match source.poll(Lane(0), 1).await {
+                Ok(mut batch) if !batch.grants.is_empty() => return batch.grants.remove(0),
+                Ok(_) => {}
+                // On a slow machine it has waited for too long.
+                Err(_) => drop(source.open().await.expect("there is a queue")),
+            }
+        }
+    };
+    within("a request", brings).await
 }

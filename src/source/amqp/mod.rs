@@ -72,10 +72,9 @@ struct Inner {
     /// The connection whose broker was asked for that.
     asked: Mutex<Weak<Connection>>,
     session: Mutex<Option<Arc<Session>>>,
-    /// The one before, until there is another: leave of it may still have to be taken.
-    former: Mutex<Option<Arc<Session>>>,
-    /// Sessions whose connection was lost and whose payloads may still be there.
-    lost: Mutex<Vec<Arc<Session>>>,
+    /// Those before, for as long as claims of them are held, and the last one until there is another: leave of them may still have
+    /// to be taken, and their payloads may be there when their connection is not.
+    earlier: Mutex<Vec<Arc<Session>>>,
     epochs: AtomicU64,
     deliveries: AtomicU64,
     prefetch: AtomicU16,
@@ -136,8 +135,7 @@ impl Amqp {
                 settings,
                 clock: Clock::boot(),
                 session: Mutex::default(),
-                former: Mutex::default(),
-                lost: Mutex::default(),
+                earlier: Mutex::default(),
                 epochs: AtomicU64::new(0),
                 deliveries: AtomicU64::new(0),
                 prefetch: AtomicU16::new(1),
@@ -219,14 +217,19 @@ impl Inner {
 
     async fn open(self: &Arc<Self>) -> Result<Opened, Refused> {
         let opened = Opened { lanes: 1, usable_for: None };
-        if lock(&self.session).as_ref().is_some_and(|session| session.over().is_none()) {
-            return Ok(opened);
+        {
+            let mut current = lock(&self.session);
+            if current.as_ref().is_some_and(|session| session.over().is_none()) {
+                return Ok(opened);
+            }
+            lock(&self.earlier).extend(current.take());
         }
         let Settings { broker, queue, name, .. } = &self.settings;
         let queue = &amqp::short("the name of the queue", queue).map_err(|error| amqp::retry(error.to_string()))?;
         self.look_after_the_shelf(queue);
-        self.lost_are_over()?;
         let connection = self.link.connection().await?;
+        // Asked only now: a new connection is made where the one before is known to be lost.
+        self.lost_are_over()?;
         self.learn(&connection).await;
         let epoch = self.epochs.fetch_add(1, Ordering::Relaxed) + 1;
         let prefetch = self.wanted();
@@ -243,15 +246,15 @@ impl Inner {
             }
         }));
         *lock(&self.session) = Some(session);
-        *lock(&self.former) = None;
         Ok(opened)
     }
 
     /// I6: what a lost connection had brought comes again by the next one, and must not meet itself here.
     fn lost_are_over(&self) -> Result<(), Refused> {
-        let mut lost = lock(&self.lost);
-        lost.retain(|session| session.held() > 0);
-        let held: usize = lost.iter().map(|session| session.held()).sum();
+        let mut earlier = lock(&self.earlier);
+        earlier.retain(|session| session.held() > 0);
+        let lost = earlier.iter().filter(|session| session.is_lost());
+        let held: usize = lost.map(|session| session.held()).sum();
         if held == 0 {
             return Ok(());
         }
@@ -294,15 +297,11 @@ impl Inner {
     /// What follows the end of a session: a new one at once, or after a while where the connection was lost, so that a broker
     /// that comes back is not met by everybody at once.
     fn ended(&self, session: &Arc<Session>, what: String) -> Refused {
-        let lost = session.lost().is_some();
-        if lost {
-            lock(&self.lost).push(Arc::clone(session));
-        }
         let mut current = lock(&self.session);
         if current.as_ref().is_some_and(|current| current.epoch == session.epoch) {
-            *lock(&self.former) = current.take();
+            lock(&self.earlier).extend(current.take());
         }
-        let refusal = if lost { Refusal::Retry { after: None } } else { Refusal::Stale };
+        let refusal = if session.lost().is_some() { Refusal::Retry { after: None } } else { Refusal::Stale };
         Refused { refusal, what }
     }
 
@@ -534,10 +533,12 @@ impl Source for Amqp {
     /// What was acknowledged last may still be on its way: a connection that breaks would bring it back.
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(async {
-            let (current, former) = (lock(&self.inner.session).take(), lock(&self.inner.former).take());
-            for session in [former, current].into_iter().flatten() {
-                session.close().await;
-            }
+            let earlier = std::mem::take(&mut *lock(&self.inner.earlier));
+            let sessions = earlier.into_iter().chain(lock(&self.inner.session).take());
+            let closing =
+                sessions.filter(|session| !session.is_lost()).map(|session| async move { session.close().await });
+            let mut closing: JoinSet<()> = closing.collect();
+            while closing.join_next().await.is_some() {}
             // A copy whose original is not settled yet would be one too many.
             let all = self.inner.copying.acquire_many(COPYING_MAX);
             if timeout(AMQP_CLOSE_WAIT, all).await.is_err() {

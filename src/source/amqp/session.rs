@@ -207,6 +207,11 @@ impl Session {
         self.state().lost.clone()
     }
 
+    /// The same, where it may be that nobody was told yet.
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost().is_some() || !self.connection.status().connected() || !self.intake.status().connected()
+    }
+
     /// How many of its claims somebody holds: payloads of them may still be there.
     pub(super) fn held(&self) -> usize {
         self.parts.load(Ordering::Acquire)
