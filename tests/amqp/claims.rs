@@ -8,14 +8,16 @@ use journeyman::domain::id::Lane;
 use journeyman::domain::outcome::{Outcome, Reason};
 use journeyman::handler::NotCompleted;
 use journeyman::source::amqp::{Amqp, Exhausted};
-use journeyman::source::{Grant, Reply, Source as _};
+use journeyman::source::{Reply, Source as _};
 use journeyman::worker::{Command, Exit, Note, Settings};
 
 use crate::faults::target;
-use crate::support::{Act, Client, Gate, Kind, Running, broker, echo, header, queue, shared, shared_uri, within};
+use crate::support::{
+    Act, Client, Gate, Kind, Running, broker, echo, header, queue, shared, shared_uri, taken, within,
+};
 use crate::wire::Wire;
 
-async fn publish(client: &Client, bodies: &[&str]) {
+pub(crate) async fn publish(client: &Client, bodies: &[&str]) {
     for body in bodies {
         assert!(client.publish(Client::properties(body, "/work"), body.as_bytes()).await);
     }
@@ -387,19 +389,4 @@ async fn i06_what_an_earlier_consumer_brought_does_not_meet_itself_after_a_lost_
     client.until_depth(0, 1).await;
     source.close().await;
     client.delete_queue().await;
-}
-
-/// The one request that a poll brings.
-async fn taken(source: &Amqp) -> Grant {
-    let brings = async {
-        loop {
-            match source.poll(Lane(0), 1).await {
-                Ok(mut batch) if !batch.grants.is_empty() => return batch.grants.remove(0),
-                Ok(_) => {}
-                // On a slow machine it has waited for too long.
-                Err(_) => drop(source.open().await.expect("there is a queue")),
-            }
-        }
-    };
-    within("a request", brings).await
 }

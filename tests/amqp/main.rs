@@ -33,6 +33,7 @@ mod faults;
 mod groups;
 mod journal;
 mod process;
+mod reports;
 mod services;
 mod support;
 mod told;

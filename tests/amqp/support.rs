@@ -15,9 +15,10 @@ use journeyman::amqp::lapin::options::{
 use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
 use journeyman::amqp::lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer};
 use journeyman::amqp::{self, headers};
+use journeyman::domain::id::Lane;
 use journeyman::handler::{Context, NotCompleted, NotPrepared, PayloadHandler, Request, erase};
-use journeyman::source::Source as _;
 use journeyman::source::amqp::{Amqp, Settings as Queue};
+use journeyman::source::{Grant, Source};
 use journeyman::worker::{Control, Exit, Feed, Settings, Worker};
 use secrecy::SecretString;
 use tokio::sync::mpsc;
@@ -316,17 +317,22 @@ impl Running {
     }
 
     pub(crate) fn with(queue: Queue, change: impl FnOnce(Settings) -> Settings, act: Act) -> Self {
+        let source = Amqp::new(queue);
+        assert!(source.manner().long_poll);
+        Self::of(Arc::new(source), change, act)
+    }
+
+    /// With a source of a test's own.
+    pub(crate) fn of(source: Arc<dyn Source>, change: impl FnOnce(Settings) -> Settings, act: Act) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let settings = change(Settings {
             work_dir: folder.path().join("work"),
             cancel_grace: Duration::from_secs(1),
             ..Settings::default()
         });
-        let source = Amqp::new(queue);
-        assert!(source.manner().long_poll);
         let feed = Feed {
             name: "requests".to_owned(),
-            source: Arc::new(source),
+            source,
             handler: erase(Scripted(act)),
             env: std::collections::BTreeMap::new(),
         };
@@ -427,4 +433,19 @@ pub(crate) fn echo() -> Act {
 /// A header of a message as text.
 pub(crate) fn header(delivery: &Delivery, name: &str) -> Option<String> {
     headers::text(delivery.properties.headers().as_ref()?, name).map(str::to_owned)
+}
+
+/// The one request that a poll brings.
+pub(crate) async fn taken(source: &Amqp) -> Grant {
+    let brings = async {
+        loop {
+            match source.poll(Lane(0), 1).await {
+                Ok(mut batch) if !batch.grants.is_empty() => return batch.grants.remove(0),
+                Ok(_) => {}
+                // On a slow machine it has waited for too long.
+                Err(_) => drop(source.open().await.expect("there is a queue")),
+            }
+        }
+    };
+    within("a request", brings).await
 }

@@ -25,16 +25,16 @@ impl Aside {
         match self {
             Self::Expired => {
                 let reply = answer::error("expired", "its time was over before it could be started", None);
-                part.settle(INTERNAL, &Plan::Answer(reply)).await?;
+                part.settle(INTERNAL, Plan::Answer(reply)).await?;
                 tally.expired.add();
             }
             Self::TooLarge => {
                 let message = format!("the request has {} bytes, which is more than this worker takes", part.bytes());
-                part.settle(INTERNAL, &Plan::Answer(answer::error("too_large", &message, None))).await?;
+                part.settle(INTERNAL, Plan::Answer(answer::error("too_large", &message, None))).await?;
                 tally.too_large.add();
             }
             Self::Step(Step::Note { attempt }) => {
-                part.settle(INTERNAL, &Plan::Again { attempts: attempt }).await?;
+                part.settle(INTERNAL, Plan::Again { attempts: attempt }).await?;
                 tally.noted.add();
             }
             Self::Step(Step::GiveUp { attempts }) => {
@@ -46,7 +46,7 @@ impl Aside {
                 give_up(&part, exhausted, reason, attempts).await?;
                 tally.exhausted.add();
             }
-            Self::Unwanted(plan) => part.settle(Outcome::Exception(Reason::WorkerShutdown), &plan).await?,
+            Self::Unwanted(plan) => part.settle(Outcome::Exception(Reason::WorkerShutdown), plan).await?,
             Self::Step(Step::Try { .. }) => {}
         }
         Ok(())
@@ -61,11 +61,11 @@ pub(super) async fn give_up(part: &Part, exhausted: Exhausted, reason: String, a
     let answer = said.unwrap_or_else(|| answer::error("attempts_exhausted", &reason, Some(attempts)));
     let answer = Plan::Answer(answer);
     match exhausted {
-        Exhausted::Answered => part.settle(INTERNAL, &answer).await,
-        Exhausted::DeadLettered => part.settle(INTERNAL, &Plan::DeadLetter).await,
+        Exhausted::Answered => part.settle(INTERNAL, answer).await,
+        Exhausted::DeadLettered => part.settle(INTERNAL, Plan::DeadLetter).await,
         Exhausted::Kept(queue) => {
             part.keep(&queue, &reason, attempts).await?;
-            part.settle(INTERNAL, &answer).await
+            part.settle(INTERNAL, answer).await
         }
     }
 }

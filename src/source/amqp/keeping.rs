@@ -13,7 +13,8 @@ use crate::source::Refused;
 use super::part::{Part, State};
 use super::shelf::{Entry, Left, Shelf, Shelved, Writing};
 
-pub(super) type Acknowledging = Pin<Box<dyn Future<Output = lapin::Result<bool>> + Send>>;
+/// The broker is told what becomes of a request, and was heard to be there then.
+pub(super) type Telling = Pin<Box<dyn Future<Output = lapin::Result<bool>> + Send>>;
 
 /// How far an early acknowledgement is. It, too, is kept over a call that was dropped.
 #[derive(Default)]
@@ -22,7 +23,7 @@ pub(super) enum Shelving {
     No,
     Writing(Entry, Writing),
     Written(Entry),
-    Acknowledging(Entry, Acknowledging),
+    Acknowledging(Entry, Telling),
     /// Its connection ended before anybody knew.
     Unknown(Entry),
     Done(Entry),
@@ -38,7 +39,7 @@ impl Part {
     pub(super) async fn shelve(&self) {
         // Otherwise it is being settled.
         if let Ok(mut state) = self.state.try_lock()
-            && state.done.is_none()
+            && state.may_be_shelved()
             && let Err(refused) = self.shelve_on(&mut state).await
         {
             tracing::warn!(claim.run = %self.run, "not acknowledged before its answer: {}", refused.what);

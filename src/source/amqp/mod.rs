@@ -487,9 +487,9 @@ impl Source for Amqp {
                     self.inner.tally.exhausted.add();
                     Ok(())
                 }
-                Plan::HandOn => part.settle(outcome, &self.inner.handed_on(part)).await,
+                Plan::HandOn => part.settle(outcome, self.inner.handed_on(part)).await,
                 plan @ (Plan::Answer(_) | Plan::HandBack | Plan::Again { .. } | Plan::DeadLetter) => {
-                    part.settle(outcome, &plan).await
+                    part.settle(outcome, plan).await
                 }
             }
         })

@@ -21,7 +21,7 @@ use crate::host::crash::crash_point;
 use crate::source::{Refused, Replies, Reply, Status};
 
 use super::answer::{Sender, error, last};
-use super::keeping::Shelving;
+use super::keeping::{Shelving, Telling};
 use super::link::Link;
 use super::session::{Published, Session};
 use super::shelf::Shelf;
@@ -68,12 +68,36 @@ type Publishing = Pin<Box<dyn Future<Output = lapin::Result<Published>> + Send>>
 /// How far settling it is. What is under way is kept over a call that was dropped, so that nothing is published twice.
 #[derive(Default)]
 pub(super) struct State {
+    begun: Option<Arc<Begun>>,
     publishing: Option<Publishing>,
     published: Option<Published>,
+    /// The broker is being told what becomes of it, which can be begun once.
+    telling: Option<Telling>,
     /// A copy is in the queue for those that were given up.
     kept: bool,
     pub(super) shelving: Shelving,
     pub(super) done: Option<Outcome>,
+}
+
+impl State {
+    /// Whether it is neither settled nor about to be.
+    pub(super) const fn may_be_shelved(&self) -> bool {
+        self.done.is_none() && self.telling.is_none()
+    }
+}
+
+/// How it began to be settled. What is asked for later cannot call back what was sent: somebody would have it twice.
+struct Begun {
+    outcome: Outcome,
+    plan: Plan,
+}
+
+/// The last word to the broker.
+#[derive(Clone, Copy)]
+enum Last {
+    Acknowledge,
+    Requeue,
+    DeadLetter,
 }
 
 /// What is published.
@@ -170,59 +194,75 @@ impl Part {
     }
 
     /// Settles it. Repeating it goes on where it was, and is harmless once it is done.
-    pub(super) async fn settle(&self, outcome: Outcome, plan: &Plan) -> Result<(), Refused> {
+    pub(super) async fn settle(&self, outcome: Outcome, plan: Plan) -> Result<(), Refused> {
         let mut state = self.state.lock().await;
-        match state.done {
-            Some(done) if done == outcome => return Ok(()),
-            Some(done) => return Err(self.refused(Refusal::Gone, &format!("it was settled as {done}"))),
-            None => {}
+        if state.done.is_none() {
+            let begun = Arc::clone(state.begun.get_or_insert_with(|| Arc::new(Begun { outcome, plan })));
+            if let Err(refused) = self.go_on(&mut state, &begun).await {
+                (state.begun, state.published) = (None, None);
+                return Err(refused);
+            }
         }
+        match state.done {
+            Some(done) if done != outcome => Err(self.refused(Refusal::Gone, &format!("it was settled as {done}"))),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    async fn go_on(&self, state: &mut State, begun: &Begun) -> Result<(), Refused> {
         if let Shelving::Acknowledging(..) = state.shelving {
-            self.shelve_on(&mut state).await?;
+            self.shelve_on(state).await?;
         }
         if self.is_shelved() {
-            return self.settle_shelved(&mut state, outcome, plan).await;
+            self.settle_shelved(state, &begun.plan).await?;
+        } else {
+            self.settle_held(state, &begun.plan).await?;
         }
-        if let Some(lost) = self.session.lost() {
-            return Err(self.refused(Refusal::Gone, &lost));
+        self.done(state, begun.outcome);
+        Ok(())
+    }
+
+    async fn settle_held(&self, state: &mut State, plan: &Plan) -> Result<(), Refused> {
+        if state.telling.is_none() {
+            if let Some(lost) = self.session.lost() {
+                return Err(self.refused(Refusal::Gone, &lost));
+            }
+            let last = self.publish(state, plan).await?;
+            state.telling = Some(self.tell(last));
         }
+        self.told(state).await?;
+        match plan {
+            Plan::Answer(_) => crash_point("request-acknowledged"),
+            Plan::HandOn | Plan::HandBack => self.around.tally.handed_back.add(),
+            Plan::Again { .. } | Plan::DeadLetter => {}
+        }
+        Ok(())
+    }
+
+    /// Publishes what the plan asks for. Says what the broker is told then.
+    async fn publish(&self, state: &mut State, plan: &Plan) -> Result<Last, Refused> {
         match plan {
             Plan::Answer(reply) => {
-                self.answer(&mut state, reply).await?;
+                self.answer(state, reply).await?;
                 crash_point("request-confirmed");
             }
             Plan::Again { attempts } => {
-                self.again(&mut state, *attempts).await?;
+                self.again(state, *attempts).await?;
                 crash_point("request-copied");
             }
             Plan::HandOn => {
-                self.again(&mut state, self.run.run).await?;
+                self.again(state, self.run.run).await?;
                 crash_point("request-copied");
-                self.around.tally.handed_back.add();
             }
-            Plan::HandBack => {
-                self.reject(BasicRejectOptions { requeue: true }).await?;
-                self.around.tally.handed_back.add();
-                self.done(&mut state, outcome);
-                return Ok(());
-            }
-            Plan::DeadLetter => {
-                self.reject(BasicRejectOptions { requeue: false }).await?;
-                self.done(&mut state, outcome);
-                return Ok(());
-            }
+            Plan::HandBack => return Ok(Last::Requeue),
+            Plan::DeadLetter => return Ok(Last::DeadLetter),
         }
-        self.acknowledge().await?;
-        if matches!(plan, Plan::Answer(_)) {
-            crash_point("request-acknowledged");
-        }
-        self.done(&mut state, outcome);
-        Ok(())
+        Ok(Last::Acknowledge)
     }
 
     /// Settles what is acknowledged already. What is handed back, or given up to the broker, goes there as a copy: with so many
     /// attempts in its header that whoever gets it gives it up as well.
-    async fn settle_shelved(&self, state: &mut State, outcome: Outcome, plan: &Plan) -> Result<(), Refused> {
+    async fn settle_shelved(&self, state: &mut State, plan: &Plan) -> Result<(), Refused> {
         match plan {
             Plan::Answer(reply) => {
                 self.answer(state, reply).await?;
@@ -246,7 +286,6 @@ impl Part {
             shelf.clear(entry.clone()).await;
             crash_point("shelf-removed");
         }
-        self.done(state, outcome);
         Ok(())
     }
 
@@ -376,16 +415,22 @@ impl Part {
         ended
     }
 
-    async fn acknowledge(&self) -> Result<(), Refused> {
-        match self.session.acknowledge(&self.acker).await {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(self.unacknowledged("its channel is closed")),
-            Err(error) => Err(self.unacknowledged(&amqp::shown(&error))),
-        }
+    fn tell(&self, last: Last) -> Telling {
+        let (session, acker) = (Arc::clone(&self.session), self.acker.clone());
+        Box::pin(async move {
+            match last {
+                Last::Acknowledge => session.acknowledge(&acker).await,
+                Last::Requeue => session.reject(&acker, BasicRejectOptions { requeue: true }).await,
+                Last::DeadLetter => session.reject(&acker, BasicRejectOptions { requeue: false }).await,
+            }
+        })
     }
 
-    async fn reject(&self, options: BasicRejectOptions) -> Result<(), Refused> {
-        match self.session.reject(&self.acker, options).await {
+    async fn told(&self, state: &mut State) -> Result<(), Refused> {
+        let Some(telling) = &mut state.telling else { return Ok(()) };
+        let told = telling.await;
+        state.telling = None;
+        match told {
             Ok(true) => Ok(()),
             Ok(false) => Err(self.unacknowledged("its channel is closed")),
             Err(error) => Err(self.unacknowledged(&amqp::shown(&error))),

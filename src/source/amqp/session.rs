@@ -4,6 +4,7 @@
 //! for good. What comes after it is another session, with another number (the epoch).
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -18,6 +19,7 @@ use lapin::protocol::constants::REPLY_SUCCESS;
 use lapin::types::{FieldTable, ShortString};
 use lapin::{Acker, BasicProperties, Channel, Confirmation, Connection, Consumer, PublisherConfirm};
 use tokio::sync::{Notify, mpsc};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::amqp::{self, Broker, Provisional};
@@ -49,7 +51,9 @@ pub(super) struct Session {
     broker: Broker,
     connection: Arc<Connection>,
     intake: Channel,
-    answers: tokio::sync::Mutex<Channel>,
+    answers: Mutex<Channel>,
+    /// Held by whoever makes another channel for answers.
+    renewing: tokio::sync::Mutex<()>,
     /// Where one copy at a time is published; empty before the first one, and after one that nobody waited for.
     copies: tokio::sync::Mutex<Option<Channel>>,
     asking: tokio::sync::Mutex<Option<Channel>>,
@@ -79,6 +83,15 @@ struct State {
     live: BTreeSet<Run>,
     unwanted: bool,
     polls: Polls,
+}
+
+impl State {
+    fn unpolled_at(&self) -> Option<Instant> {
+        match self.polls {
+            Polls::NoneSince(since) => self.waiting.front().map(|first| since.max(first.since) + AMQP_UNPOLLED_MAX),
+            Polls::UnderWay => None,
+        }
+    }
 }
 
 /// Whether somebody asks.
@@ -149,7 +162,8 @@ impl Session {
             broker: broker.clone(),
             connection,
             intake,
-            answers: tokio::sync::Mutex::new(answers),
+            answers: Mutex::new(answers),
+            renewing: tokio::sync::Mutex::default(),
             copies: tokio::sync::Mutex::default(),
             asking: tokio::sync::Mutex::default(),
             asked,
@@ -288,17 +302,20 @@ impl Session {
         properties: BasicProperties,
         body: Arc<[u8]>,
     ) -> lapin::Result<Published> {
-        let publishing = async {
-            let mut place = self.copies.lock().await;
-            let channel = match place.take().filter(|channel| channel.status().connected()) {
-                Some(channel) => channel,
-                None => confirming(&self.connection).await?,
+        apart(async move {
+            let publishing = async {
+                let mut place = self.copies.lock().await;
+                let channel = match place.take().filter(|channel| channel.status().connected()) {
+                    Some(channel) => channel,
+                    None => confirming(&self.connection).await?,
+                };
+                let ended = published(sent(&channel, key, properties, body).await?).await;
+                *place = Some(channel);
+                ended
             };
-            let ended = published(sent(&channel, key, properties, body).await?).await;
-            *place = Some(channel);
-            ended
-        };
-        self.while_it_stands(publishing).await
+            self.while_it_stands(publishing).await
+        })
+        .await
     }
 
     /// Acknowledges what it was handed.
@@ -374,12 +391,29 @@ impl Session {
 
     /// The channel for what is published. Apart from that of the deliveries: what is wrong with one answer closes it, and must
     /// not cost every other request.
-    async fn answering(&self) -> lapin::Result<Channel> {
-        let mut answers = self.answers.lock().await;
-        if !answers.status().connected() {
-            *answers = confirming(&self.connection).await?;
+    async fn answering(self: &Arc<Self>) -> lapin::Result<Channel> {
+        if let Some(channel) = self.open_for_answers() {
+            return Ok(channel);
         }
-        Ok(answers.clone())
+        let this = Arc::clone(self);
+        apart(async move {
+            let making = async {
+                let _one = this.renewing.lock().await;
+                if let Some(channel) = this.open_for_answers() {
+                    return Ok(channel);
+                }
+                let channel = confirming(&this.connection).await?;
+                *this.answers.lock().unwrap_or_else(PoisonError::into_inner) = channel.clone();
+                Ok(channel)
+            };
+            this.while_it_stands(making).await
+        })
+        .await
+    }
+
+    fn open_for_answers(&self) -> Option<Channel> {
+        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        answers.status().connected().then(|| answers.clone())
     }
 
     /// Moves deliveries to where polls find them, until none come and none are held. What nobody has asked for in the end goes `back`.
@@ -391,6 +425,7 @@ impl Session {
     /// Takes leave of the broker, in order: nothing comes any more, then the channel ends. Only then has a quorum queue heeded every
     /// acknowledgement; of those that are on their way when their connection is closed it has been seen to forget some.
     pub(super) async fn close(&self) {
+        self.state().unwanted = true;
         self.retire("the worker exits");
         let closing = async {
             self.ended.notified().await;
@@ -425,7 +460,7 @@ impl Session {
                     self.arrived.notify_one();
                 }
                 Some(Err(error)) => return self.fail(&amqp::shown(&error), news),
-                None if self.intake.status().connected() => return self.canceled(news).await,
+                None if self.intake.status().connected() => return self.canceled(news, back).await,
                 None => return self.fail("the channel was closed", news),
             }
         }
@@ -433,14 +468,7 @@ impl Session {
 
     /// When what waits has waited long enough without anybody asking.
     fn unpolled_at(&self) -> Option<Instant> {
-        let state = self.state();
-        match state.polls {
-            Polls::NoneSince(since) if !state.waiting.is_empty() => {
-                let first = state.waiting.front().map_or(since, |waiting| waiting.since);
-                Some(since.max(first) + AMQP_UNPOLLED_MAX)
-            }
-            Polls::NoneSince(_) | Polls::UnderWay => None,
-        }
+        self.state().unpolled_at()
     }
 
     /// Every claim of it is lost, and what waits is the broker's again.
@@ -460,14 +488,14 @@ impl Session {
     }
 
     /// The broker has ended the consumer: its queue is gone, or cannot be reached.
-    async fn canceled(&self, news: &Noticeboard) {
+    async fn canceled(&self, news: &Noticeboard, back: impl Fn(Waiting)) {
         let why = format!("the broker has canceled the consumer of {}", self.queue);
         self.state().over = Some(why.clone());
         self.arrived.notify_one();
         if self.is_deleted().await {
             news.post(News::Over { what: format!("{why}, and the queue is gone") });
         }
-        self.watch(news).await;
+        self.watch(news, back).await;
     }
 
     /// Whether the queue was deleted, and not just lost from sight.
@@ -501,19 +529,44 @@ impl Session {
             Err(_) => tracing::debug!(queue = self.queue.as_str(), "a consumer was not canceled in time"),
         }
         let waiting = std::mem::take(&mut self.state().waiting);
-        waiting.into_iter().for_each(back);
+        waiting.into_iter().for_each(&back);
         self.arrived.notify_one();
-        self.watch(news).await;
+        self.watch(news, back).await;
     }
 
-    /// Looks after the channel while claims of it are held. No consumer tells of its end any more.
-    async fn watch(&self, news: &Noticeboard) {
-        while !self.state().live.is_empty() {
+    /// Looks after the channel while claims of it are held, or wait. No consumer tells of its end any more.
+    async fn watch(&self, news: &Noticeboard, back: impl Fn(Waiting)) {
+        loop {
+            self.for_nobody().into_iter().for_each(&back);
+            {
+                let state = self.state();
+                if state.live.is_empty() && state.waiting.is_empty() {
+                    return;
+                }
+            }
             if !self.intake.status().connected() {
                 return self.fail("the channel was closed", news);
             }
             sleep(AMQP_CHANNEL_LOOK_EVERY).await;
         }
+    }
+
+    /// What waits and is not wanted, or was not asked for in time.
+    fn for_nobody(&self) -> VecDeque<Waiting> {
+        let mut state = self.state();
+        let is_late = state.unpolled_at().is_some_and(|at| at <= Instant::now());
+        if state.unwanted || is_late { std::mem::take(&mut state.waiting) } else { VecDeque::new() }
+    }
+}
+
+/// Goes on while whoever wants it waits for something else, until they want it no more: others may wait for what it holds.
+async fn apart<T: Send + 'static>(work: impl Future<Output = lapin::Result<T>> + Send + 'static) -> lapin::Result<T> {
+    let mut going = JoinSet::new();
+    going.spawn(work);
+    match going.join_next().await {
+        Some(Ok(ended)) => ended,
+        Some(Err(error)) => Err(io::Error::other(error).into()),
+        None => Err(io::Error::other("it was not begun").into()),
     }
 }
 

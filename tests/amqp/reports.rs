@@ -1,0 +1,97 @@
+//! Reports that are left before they are answered, and come again.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::Poll;
+
+use journeyman::amqp::lapin::BasicProperties;
+use journeyman::domain::outcome::{Outcome, Reason};
+use journeyman::domain::refusal::Refusal;
+use journeyman::source::amqp::Amqp;
+use journeyman::source::{Answer, Grant, Refused, Source as _};
+
+use crate::claims::publish;
+use crate::faults::target;
+use crate::support::{Client, Kind, broker, queue, shared, shared_uri, taken, within};
+use crate::wire::{Way, Wire};
+
+const SHUTDOWN: Outcome = Outcome::Exception(Reason::WorkerShutdown);
+const AGAIN: Outcome = Outcome::Exception(Reason::IntermittentTask);
+
+/// Looks at it once.
+async fn once(call: &mut Answer<'_, ()>) -> Poll<Result<(), Refused>> {
+    let mut call = Pin::new(call);
+    std::future::poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await
+}
+
+/// Begins a report, and leaves it.
+async fn begin(source: &Amqp, grant: &Grant, outcome: Outcome) {
+    drop(once(&mut source.report(&grant.claim, outcome)).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_whose_answer_is_on_its_way_is_not_handed_back() {
+    let (Some(direct), Some(uri)) = (shared(), shared_uri()) else { return };
+    let client = Client::new(&direct, Kind::Durable).await;
+    let wire = Wire::to(&target(&uri)).await;
+    let mut settings = queue(&client);
+    settings.broker = broker(&wire.uri(&uri));
+    let source = Amqp::new(settings);
+    publish(&client, &["1"]).await;
+    source.open().await.expect("there is a queue");
+    let grant = taken(&source).await;
+    wire.set(Way::Stall);
+    begin(&source, &grant, Outcome::Completed).await;
+    let mut back = source.report(&grant.claim, SHUTDOWN);
+    assert!(once(&mut back).await.is_pending(), "it waits for what became of the answer");
+    wire.set(Way::Carry);
+    let refused = within("the report", back).await.expect_err("it was answered");
+    assert_eq!(refused.refusal, Refusal::Gone);
+    assert!(refused.what.contains("it was settled as completed"), "{refused:?}");
+    assert_eq!(client.answer("1").await.body, b"null");
+    source.unwanted();
+    client.until_depth(0, 0).await;
+    assert_eq!((source.tallies()["answers"], source.tallies()["handed_back"]), (1, 0));
+    source.close().await;
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_acknowledgement_that_was_not_waited_for_is_none_that_failed() {
+    let Some(direct) = shared() else { return };
+    let client = Client::new(&direct, Kind::Durable).await;
+    let source = Amqp::new(queue(&client));
+    source.open().await.expect("there is a queue");
+    for outcome in [Outcome::Completed, SHUTDOWN] {
+        // Nobody waits for an answer, so that the acknowledgement comes first.
+        assert!(client.publish(BasicProperties::default(), b"1").await);
+        let grant = taken(&source).await;
+        begin(&source, &grant, outcome).await;
+        source.report(&grant.claim, outcome).await.expect("it is settled");
+    }
+    let grant = taken(&source).await;
+    source.report(&grant.claim, Outcome::Completed).await.expect("it came back once");
+    assert_eq!(source.tallies()["unacknowledged"], 0);
+    source.unwanted();
+    client.until_depth(0, 0).await;
+    source.close().await;
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_that_nobody_waits_for_holds_up_no_other() {
+    let Some(direct) = shared() else { return };
+    let client = Client::new(&direct, Kind::Durable).await;
+    let source = Amqp::new(queue(&client));
+    source.resized(2);
+    publish(&client, &["1", "2"]).await;
+    source.open().await.expect("there is a queue");
+    let (left, waited) = (taken(&source).await, taken(&source).await);
+    begin(&source, &left, AGAIN).await;
+    within("the other copy", source.report(&waited.claim, AGAIN)).await.expect("it is copied");
+    within("the first one", source.report(&left.claim, AGAIN)).await.expect("it is copied");
+    source.unwanted();
+    client.until_depth(2, 0).await;
+    source.close().await;
+    client.delete_queue().await;
+}
