@@ -700,7 +700,10 @@ impl Engine {
             Effect::Settle(claim) => self.settle(claim),
             Effect::Report { claim, outcome, timeout } => {
                 self.note_decided(claim, outcome);
-                let begun = self.live.get_mut(&claim).and_then(|live| live.report.take());
+                let begun = self.live.get_mut(&claim).and_then(|live| {
+                    live.leave_untouched_unless_begun();
+                    live.report.take()
+                });
                 if begun.is_none() {
                     crash_point("before-report");
                 }

@@ -122,6 +122,13 @@ impl Live {
         self.claim = Some(grant.claim);
     }
 
+    /// Of what no handler has seen nothing has run: where tries are counted, this is none.
+    pub(super) fn leave_untouched_unless_begun(&self) {
+        if let (None, Some(replies)) = (&self.job, &self.replies) {
+            replies.leave_untouched();
+        }
+    }
+
     /// Remembers a call, so that it can be dropped when the claim is over.
     pub(super) fn keep(&mut self, call: AbortHandle) {
         self.calls.push(call);

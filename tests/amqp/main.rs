@@ -32,6 +32,7 @@ mod early;
 mod faults;
 mod groups;
 mod journal;
+mod late;
 mod process;
 mod reports;
 mod services;
