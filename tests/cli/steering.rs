@@ -3,6 +3,7 @@
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 
 use rustix::process::Signal;
 
@@ -100,11 +101,13 @@ fn a_stop_hands_back_and_a_worker_that_is_gone_is_said_to_be() {
 }
 
 /// A worker that is asked for a task and says this, one after the other. Answers with what it was asked.
-fn scripted(folder: &Path, answers: Vec<(&'static str, serde_json::Value)>) -> std::thread::JoinHandle<Vec<String>> {
+fn scripted(folder: &Path, answers: Vec<(&'static str, serde_json::Value)>) -> Arc<Mutex<Vec<String>>> {
     let listener = std::os::unix::net::UnixListener::bind(folder.join("socket")).expect("a socket");
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let noted = Arc::clone(&asked);
     std::thread::spawn(move || {
-        let mut asked = Vec::new();
-        while asked.len() < answers.len() {
+        let mut answers = answers.into_iter();
+        while answers.len() > 0 {
             let (mut stream, _) = listener.accept().expect("a connection");
             let mut reader = BufReader::new(stream.try_clone().expect("a second one"));
             let mut first = String::new();
@@ -120,14 +123,14 @@ fn scripted(folder: &Path, answers: Vec<(&'static str, serde_json::Value)>) -> s
                 line.clear();
             }
             reader.read_exact(&mut vec![0; length]).expect("the body comes");
-            let (code, body) = &answers[asked.len()];
+            noted.lock().expect("nobody panics with it").push(first);
+            let (code, body) = answers.next().expect("there is one more");
             let body = body.to_string();
             let head = format!("HTTP/1.1 {code}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
             stream.write_all(format!("{head}{body}").as_bytes()).expect("it listens");
-            asked.push(first);
         }
-        asked
-    })
+    });
+    asked
 }
 
 #[test]
@@ -147,11 +150,12 @@ fn a_worker_that_is_slow_to_look_still_holds_its_task() {
             ("200 OK", task.clone()),
             (last, said("the last word")),
         ];
-        let worker = scripted(folder.path(), answers);
+        let asked = scripted(folder.path(), answers);
         let arguments = ["tasks", "hand-back", "fN1", "--wait", "--socket", "socket"];
         let ended = run(journeyman(folder.path()).args(arguments), "");
         assert_eq!(ended.code, code, "{last}: {}", ended.err);
-        let asked = worker.join().expect("it was asked as often");
+        let asked = asked.lock().expect("nobody panics with it");
+        assert_eq!(asked.len(), 5, "it was asked again until the last word: {asked:?}");
         assert!(asked[2..].iter().all(|line| line.starts_with("GET /v1/task?")), "{asked:?}");
     }
 }
