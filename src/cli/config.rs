@@ -47,6 +47,9 @@ pub(super) struct Check {
 /// `config show`
 #[derive(Debug, Args)]
 pub(super) struct Show {
+    /// The file, `-` for standard input
+    #[arg(value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    file: Option<PathBuf>,
     /// Say beside each value where it comes from
     #[arg(long)]
     origin: bool,
@@ -93,7 +96,7 @@ pub(super) fn run(command: ConfigCommand, environment: &Environment) -> Ended {
         ConfigCommand::Init(init) => write_template(&init),
         ConfigCommand::Check(check) => say_whether_usable(check, environment),
         ConfigCommand::Show(given) => {
-            let loaded = given.settings.load(environment)?;
+            let loaded = given.settings.with_file(given.file).load(environment)?;
             settings::note_warnings(&loaded);
             let beside = if given.origin { Beside::Origin } else { Beside::Nothing };
             match given.output {

@@ -176,7 +176,7 @@ fn what_init_writes_passes_the_check_and_shows_the_built_in_values() {
     assert_eq!((said.code, said.err.as_str()), (0, ""));
     // Every commented key must be valid as well: with the comments taken off, only the examples' meaning may collide.
     let shown = |input: &str| {
-        let said = run(journeyman(empty.path()).args(["config", "show", "-c", "-", "-o", "json"]), input);
+        let said = run(journeyman(empty.path()).args(["config", "show", "-", "-o", "json"]), input);
         let shown: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
         shown["config"].clone()
     };
