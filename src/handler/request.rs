@@ -29,6 +29,9 @@ pub struct Request {
     /// Its media type, where its author said.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content_type: Option<String>,
+    /// How the body is encoded, such as `gzip`, where its author said. It is handed over as it came.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub content_encoding: Option<String>,
     /// How long its author waits, counted from when it was received.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seconds_left: Option<f64>,

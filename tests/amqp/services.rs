@@ -194,6 +194,8 @@ async fn commands_are_given_the_request_too_and_answer_it() {
         let own = AMQPValue::LongString("yes".into());
         let headers = amqp::table([("x-rpc-path", path), ("x-own", own)]);
         let properties = Client::properties("a", "/do").with_headers(headers).with_expiration("60000".into());
+        let properties =
+            properties.with_content_type("application/json".into()).with_content_encoding("identity".into());
         assert!(scene.client.publish(properties, body.as_bytes()).await);
         let half = scene.client.answer("a").await;
         assert_eq!((half.partial, half.body.as_slice()), (true, &b"half"[..]));
@@ -201,6 +203,8 @@ async fn commands_are_given_the_request_too_and_answer_it() {
         let said = answer.json();
         assert_eq!((answer.status(), &said["path"], &said["correlationId"]), ("odd", &"/do".into(), &"a".into()));
         assert_eq!((&said["headers"]["x-own"], &said["secondsLeft"]), (&"yes".into(), &60.0.into()), "{said}");
+        let of_body = (&said["contentType"], &said["contentEncoding"]);
+        assert_eq!(of_body, (&"application/json".into(), &"identity".into()), "{said}");
     }
     scene.ends(worker).await;
 }

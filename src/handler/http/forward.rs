@@ -15,7 +15,7 @@ use std::path::Path;
 
 use std::time::Duration;
 
-use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::{Response, StatusCode};
 use tokio::fs::File;
 use tokio::io::AsyncWriteExt as _;
@@ -63,7 +63,7 @@ const TRACE: &str = "traceparent";
 const STATUS: &str = "x-status";
 
 /// What nobody else says: ours, and what is about a connection.
-const OURS: [&str; 17] = [
+const OURS: [&str; 18] = [
     TASK,
     RUN,
     CORRELATION,
@@ -73,6 +73,7 @@ const OURS: [&str; 17] = [
     LEFT,
     TRACE,
     "connection",
+    "content-encoding",
     "content-length",
     "content-type",
     "expect",
@@ -120,8 +121,12 @@ impl Inner {
         if !request.routing_key.is_empty() {
             put(&mut headers, KEY, &request.routing_key);
         }
-        let known =
-            [(CORRELATION, &request.correlation_id), (KEY_ONCE, &request.idempotency_key), (PATH, &request.path)];
+        let known = [
+            (CONTENT_ENCODING.as_str(), &request.content_encoding),
+            (CORRELATION, &request.correlation_id),
+            (KEY_ONCE, &request.idempotency_key),
+            (PATH, &request.path),
+        ];
         for (name, value) in known {
             if let Some(value) = value {
                 put(&mut headers, name, value);

@@ -141,6 +141,7 @@ pub(super) fn definition(delivery: &Delivery, form: Form) -> Value {
         routing_key: delivery.routing_key.to_string(),
         correlation_id: properties.correlation_id().as_ref().map(ToString::to_string),
         content_type: properties.content_type().as_ref().map(ToString::to_string),
+        content_encoding: properties.content_encoding().as_ref().map(ToString::to_string),
         seconds_left: patience(properties).map(|span| span.as_secs_f64()),
         idempotency_key: idempotency_key(delivery),
         headers: texts,
@@ -255,6 +256,61 @@ mod tests {
             "a message has one id"
         );
         assert_eq!(with("", "there", "", "{}", false), None, "nothing tells it apart");
+    }
+
+    #[test]
+    fn what_an_author_says_of_the_body_is_passed_on_in_both_forms() {
+        let body = &[0x1f, 0x8b];
+        let mut delivery = Delivery::mock(1, "".into(), "k".into(), false, body.to_vec());
+        let properties = BasicProperties::default().with_content_type("application/json".into());
+        delivery.properties = properties.with_content_encoding("gzip".into());
+        let whole = definition(&delivery, Form::Whole);
+        let request: Request = serde_json::from_value(whole["payload"].clone()).unwrap();
+        assert_eq!(request.bytes(), body);
+        for said in [&whole["payload"], &definition(&delivery, Form::Body)["extra"]["request"]] {
+            assert_eq!((&said["contentType"], &said["contentEncoding"]), (&json!("application/json"), &json!("gzip")));
+        }
+        let silent = Delivery::mock(1, "".into(), "k".into(), false, b"1".to_vec());
+        assert!(definition(&silent, Form::Whole)["payload"].get("contentEncoding").is_none());
+    }
+
+    #[test]
+    fn a_count_of_tries_is_read_whatever_its_author_has_made_of_it() {
+        let of = |value: AMQPValue| {
+            let mut delivery = Delivery::mock(1, "".into(), "k".into(), false, Vec::new());
+            let mut table = FieldTable::default();
+            table.insert(ATTEMPTS.into(), value);
+            delivery.properties = BasicProperties::default().with_headers(table);
+            let step = seen(&delivery).step(NonZeroU32::new(3));
+            // What is said of it everywhere else takes any number, too.
+            run(&delivery.properties, 1, seen(&delivery).attempts()).to_string();
+            step
+        };
+        for (value, tried) in [
+            (AMQPValue::LongUInt(2), 2),
+            (AMQPValue::ShortShortInt(2), 2),
+            (AMQPValue::LongLongInt(1), 1),
+            (AMQPValue::Timestamp(1), 1),
+            (AMQPValue::LongInt(-1), 0),
+            (AMQPValue::LongLongInt(i64::MIN), 0),
+            (AMQPValue::Double(2.0), 0),
+            (AMQPValue::Boolean(true), 0),
+            (AMQPValue::Void, 0),
+            (AMQPValue::LongString("2".into()), 0),
+            (AMQPValue::ByteArray(b"2".to_vec().into()), 0),
+            (AMQPValue::FieldArray(vec![AMQPValue::LongUInt(2)].into()), 0),
+            (AMQPValue::FieldTable(FieldTable::default()), 0),
+        ] {
+            assert_eq!(of(value.clone()), Step::Try { attempt: tried }, "{value:?}");
+        }
+        for (value, tried) in [
+            (AMQPValue::LongUInt(u32::MAX), u32::MAX),
+            (AMQPValue::LongLongInt(i64::MAX), u32::MAX),
+            (AMQPValue::Timestamp(u64::MAX), u32::MAX),
+            (AMQPValue::ShortShortUInt(3), 3),
+        ] {
+            assert_eq!(of(value.clone()), Step::GiveUp { attempts: tried }, "{value:?}");
+        }
     }
 
     #[test]
