@@ -103,7 +103,7 @@ impl Management {
 
     async fn get<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<T, NotTold> {
         let url = format!("{}/api/{path}", self.base);
-        let unanswered = |what: String| NotTold::Unanswered(format!("{url}: {what}"));
+        let unanswered = |what: String| NotTold::Unanswered(format!("`amqp.management`, {url}: {what}"));
         let lost = |error: reqwest::Error| unanswered(deepest(&error.without_url()));
         let request = self.http.get(&url).basic_auth(&self.user, Some(self.password.expose_secret()));
         let mut answer = request.send().await.map_err(lost)?;
@@ -111,8 +111,8 @@ impl Management {
             reqwest::StatusCode::OK => {}
             reqwest::StatusCode::NOT_FOUND => return Err(NotTold::NoQueue),
             status @ (reqwest::StatusCode::UNAUTHORIZED | reqwest::StatusCode::FORBIDDEN) => {
-                let fix = "the user of `amqp.uri` needs a tag such as `monitoring` there, or `amqp.management` to be left out";
-                return Err(unanswered(format!("it answers {status}: {fix}")));
+                let fix = "the user of `amqp.uri` needs the tag `management` at the broker (`rabbitmqctl set_user_tags`), or leave that key out";
+                return Err(unanswered(format!("it answers {status}; {fix}")));
             }
             status => return Err(unanswered(format!("it answers {status}"))),
         }

@@ -124,7 +124,8 @@ impl Part {
         self.around.tally.unshelved.add();
         tracing::error!(
             alert = "not-shelved", claim.run = %self.run, %error,
-            "[alert operator] a request cannot be put on this host's disk, so it is not acknowledged before its answer, and is ended when              the broker's patience is"
+            "[alert operator] a request cannot be put on this host's disk, so it is not acknowledged before its answer, and is ended when \
+             the broker's patience is"
         );
         Ok(())
     }

@@ -195,7 +195,10 @@ impl Inner {
             // It is asked again when there is one.
             Err(NotTold::NoQueue) => return,
             Err(NotTold::Unanswered(why)) => {
-                tracing::warn!(queue, "how long the broker waits for an answer cannot be asked: {why}");
+                tracing::warn!(
+                    queue,
+                    "how long the broker lets requests of {queue} be worked at cannot be asked, so `amqp.consumer_timeout` counts: {why}"
+                );
                 Says::Nothing
             }
         };
