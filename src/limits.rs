@@ -493,6 +493,12 @@ pub const AMQP_NAME_BYTES_MAX: usize = 255;
 pub const AMQP_ATTEMPTS_MAX: u32 = 5;
 /// How often a channel is looked at that is consumed from no more while requests of it are worked at.
 pub const AMQP_CHANNEL_LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long an answer is sent again that its queue refuses, since that is full.
+pub const AMQP_REFUSED_MAX: Duration = Duration::from_secs(60);
+/// The pause before such an answer is sent again to a request that no handler has seen.
+pub const AMQP_REFUSED_REST: Duration = Duration::from_secs(1);
+/// How often an alert says that requests were acknowledged without an answer.
+pub const AMQP_UNANSWERED_SAID_EVERY: Duration = Duration::from_secs(60);
 /// The shortest time between two reports of a task that goes on that may be set.
 pub const ACTIVITY_REPEAT_MIN: Duration = Duration::from_secs(2);
 /// How many clients may wait to be asked after, whether they still wait for their answers.

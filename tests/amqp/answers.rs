@@ -1,6 +1,7 @@
 //! Requests and their answers.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use journeyman::amqp;
 use journeyman::amqp::lapin::BasicProperties;
@@ -290,14 +291,19 @@ async fn an_answer_that_its_queue_refuses_is_sent_again_and_its_request_is_held_
         }
     };
     let request = || Client::properties("a", "/a").with_reply_to(full.as_str().into()).with_delivery_mode(2);
-    let first = Running::start(queue(&client), 1, echo());
+    let patient = || {
+        let mut settings = queue(&client);
+        settings.refused_most = Duration::MAX;
+        settings
+    };
+    let first = Running::start(patient(), 1, echo());
     assert!(client.publish(request(), b"a").await);
     refused_twice(&first).await;
     // Not answered, so not acknowledged: whoever comes next has it.
     first.control.abort().await;
     assert_eq!(first.ended().await, Exit::Aborted);
     client.until_depth(1, 0).await;
-    let second = Running::start(queue(&client), 1, echo());
+    let second = Running::start(patient(), 1, echo());
     refused_twice(&second).await;
     client.until_depth(0, 1).await;
     assert_eq!(second.control.look().await.expect("it works").tasks.len(), 1, "it is held");
@@ -305,6 +311,34 @@ async fn an_answer_that_its_queue_refuses_is_sent_again_and_its_request_is_held_
     let answer = client.taken_from(&full).await.next().await;
     assert_eq!(answer.properties.correlation_id().as_ref().map(ToString::to_string).as_deref(), Some("a"));
     second.drained().await;
+    client.until_depth(0, 0).await;
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_whose_answer_is_refused_for_too_long_is_acknowledged_without_one_and_counted() {
+    let Some(broker) = shared() else { return };
+    let client = Client::new(&broker, Kind::Durable).await;
+    let full = format!("{}-full", client.queue);
+    client.declare_narrow(&full).await;
+    assert!(client.publish_to(&full, BasicProperties::default(), b"in the way").await);
+    let mut settings = queue(&client);
+    settings.refused_most = Duration::from_secs(1);
+    settings.max_message = 10;
+    let worker = Running::start(settings, 1, echo());
+    // One that a handler has seen, and one that none is to see.
+    for (body, count) in [("short", 1), ("longer than ten bytes", 2)] {
+        let refused = worker.tally("nacked").await;
+        let to_the_full = Client::properties("a", "/a").with_reply_to(full.as_str().into());
+        assert!(client.publish(to_the_full, body.as_bytes()).await);
+        worker.counts("unanswered", count).await;
+        assert!(worker.tally("nacked").await >= refused + 2, "it was sent again before");
+    }
+    // Its slot is free.
+    assert_eq!(client.call("/a", b"b").await.body, b"b");
+    worker.counts("too_large", 1).await;
+    assert_eq!(client.get(&full).await.expect("it is there").data, b"in the way");
+    worker.drained().await;
     client.until_depth(0, 0).await;
     client.delete_queue().await;
 }

@@ -1,13 +1,18 @@
 //! Requests that no handler sees, and those that were tried too often.
 
+use tokio::time::sleep;
+
 use crate::domain::attempts::Step;
 use crate::domain::outcome::{Outcome, Reason};
+use crate::domain::refusal::Refusal;
+use crate::limits::AMQP_REFUSED_REST;
 use crate::source::{Refused, Status};
 
 use super::answer;
 use super::part::{Part, Plan};
 use super::settings::Exhausted;
 use super::tally::Tally;
+use super::task;
 
 /// Why no handler sees a request.
 pub(super) enum Aside {
@@ -20,6 +25,18 @@ pub(super) enum Aside {
 
 impl Aside {
     pub(super) async fn deal(self, part: Part, tally: &Tally, exhausted: Exhausted) -> Result<(), Refused> {
+        loop {
+            match self.try_once(&part, tally, exhausted.clone()).await {
+                // Given back it would be here again at once.
+                Err(Refused { refusal: Refusal::Retry { .. }, .. }) if part.is_refused().await => {
+                    sleep(AMQP_REFUSED_REST).await;
+                }
+                ended => return ended,
+            }
+        }
+    }
+
+    async fn try_once(&self, part: &Part, tally: &Tally, exhausted: Exhausted) -> Result<(), Refused> {
         const INTERNAL: Outcome = Outcome::Exception(Reason::InternalError);
         // Counted when it is done: a worker that leaves before gives the request back.
         match self {
@@ -34,19 +51,22 @@ impl Aside {
                 tally.too_large.add();
             }
             Self::Step(Step::Note { attempt }) => {
-                part.settle(INTERNAL, Plan::Again { attempts: attempt }).await?;
+                part.settle(INTERNAL, Plan::Again { attempts: *attempt }).await?;
                 tally.noted.add();
             }
             Self::Step(Step::GiveUp { attempts }) => {
-                let reason = format!("it was tried {attempts} times, and each time its worker did not come to an end");
+                let reason = format!(
+                    "it was tried {attempts} times, as its queue and its header {} count, and each time its worker did not come to an end",
+                    task::ATTEMPTS
+                );
+                give_up(part, exhausted, reason, *attempts).await?;
                 tracing::error!(
                     alert = "exhausted", claim.run = %part.run,
                     "[alert operator] a request was tried {attempts} times and is given up; what it does to its workers their logs say"
                 );
-                give_up(&part, exhausted, reason, attempts).await?;
                 tally.exhausted.add();
             }
-            Self::Unwanted(plan) => part.settle(Outcome::Exception(Reason::WorkerShutdown), plan).await?,
+            Self::Unwanted(plan) => part.settle(Outcome::Exception(Reason::WorkerShutdown), plan.clone()).await?,
             Self::Step(Step::Try { .. }) => {}
         }
         Ok(())

@@ -15,6 +15,7 @@ mod settings;
 mod shelf;
 mod tally;
 mod task;
+mod unanswered;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::pin::Pin;
@@ -50,6 +51,7 @@ pub use settings::{Early, Exhausted, Longest, Settings};
 use shelf::Shelf;
 use tally::Tally;
 pub use task::Form;
+use unanswered::Unanswered;
 
 /// More requests than are ever settled beside the calls at once.
 const COPYING_MAX: u32 = 1 << 17;
@@ -80,6 +82,7 @@ struct Inner {
     prefetch: AtomicU16,
     news: Arc<Noticeboard>,
     tally: Arc<Tally>,
+    unanswered: Arc<Unanswered>,
     /// Held by whoever settles a request beside the calls: by a copy, and then the original.
     copying: Arc<Semaphore>,
     /// What goes on beside the calls; it ends with the source.
@@ -121,6 +124,7 @@ impl Amqp {
         let tally: Arc<Tally> = Arc::default();
         let Settings { broker, queue, name, .. } = &settings;
         let shelf = settings.shelf.as_ref().map(|folder| Arc::new(Shelf::new(folder, broker.shown(), queue)));
+        let unanswered = Unanswered::new(settings.refused_most, Arc::clone(&tally));
         if settings.management.is_none() {
             settings.warn_of(settings.consumer_timeout, Word::Settings);
         }
@@ -140,6 +144,7 @@ impl Amqp {
                 deliveries: AtomicU64::new(0),
                 prefetch: AtomicU16::new(1),
                 news: Arc::default(),
+                unanswered: Arc::new(unanswered),
                 tally,
                 copying: Arc::new(Semaphore::new(COPYING_MAX as usize)),
                 tasks: Mutex::default(),
@@ -166,6 +171,7 @@ impl Inner {
             link: Arc::clone(&self.link),
             shelf: self.shelf.clone().filter(|_| takes),
             tally: Arc::clone(&self.tally),
+            unanswered: Arc::clone(&self.unanswered),
         }
     }
 

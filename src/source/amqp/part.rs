@@ -27,6 +27,7 @@ use super::session::{Published, Session};
 use super::shelf::Shelf;
 use super::tally::Tally;
 use super::task;
+use super::unanswered::Unanswered;
 
 /// Why a request is in the poison queue.
 const REASON: &str = "x-journeyman-reason";
@@ -61,6 +62,7 @@ pub(super) struct Around {
     /// Where requests are put that are acknowledged early; `None` where none are.
     pub(super) shelf: Option<Arc<Shelf>>,
     pub(super) tally: Arc<Tally>,
+    pub(super) unanswered: Arc<Unanswered>,
 }
 
 type Publishing = Pin<Box<dyn Future<Output = lapin::Result<Published>> + Send>>;
@@ -73,6 +75,8 @@ pub(super) struct State {
     published: Option<Published>,
     /// The broker is being told what becomes of it, which can be begun once.
     telling: Option<Telling>,
+    /// Since when its answer is refused.
+    refused_since: Option<tokio::time::Instant>,
     /// A copy is in the queue for those that were given up.
     kept: bool,
     pub(super) shelving: Shelving,
@@ -108,7 +112,7 @@ enum Publish {
 }
 
 /// What is done with a request in the end.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) enum Plan {
     /// Answer, where somebody waits, and acknowledge.
     Answer(Reply),
@@ -355,26 +359,37 @@ impl Part {
                 self.session.ask_after(&to);
             }
             Ok(Published::Returned) => self.around.tally.clients_gone.add(),
-            Ok(Published::Refused) => {
-                self.around.tally.nacked.add();
-                return Err(self.refused(Refusal::Retry { after: None }, "the broker refused the answer"));
-            }
+            Ok(Published::Refused) => return self.refused_again(state, &to),
             // It is this answer that the broker cannot take, such as for its size: no repetition helps, but a shorter one may.
             Err(fault) if is_soft(&fault) => {
                 tracing::warn!(claim.run = %self.run, error = amqp::shown(&fault), "an answer cannot be sent; an error goes in its place");
                 let reply =
                     error("answer_refused", &format!("the answer could not be sent: {}", amqp::shown(&fault)), None);
-                match self.published(state, to, properties(&reply), &reply.body, Publish::Answer).await {
+                match self.published(state, to.clone(), properties(&reply), &reply.body, Publish::Answer).await {
                     Ok(Published::Taken | Published::Returned) => {}
-                    Ok(Published::Refused) => {
-                        return Err(self.refused(Refusal::Retry { after: None }, "the broker refused the answer"));
-                    }
+                    Ok(Published::Refused) => return self.refused_again(state, &to),
                     Err(fault) => return Err(self.refused(Refusal::Retry { after: None }, &amqp::shown(&fault))),
                 }
             }
             Err(fault) => return Err(self.refused(Refusal::Retry { after: None }, &amqp::shown(&fault))),
         }
         Ok(())
+    }
+
+    /// Its queue is full, or an answer may not come in. A slot that waits for that is no use to anybody else.
+    fn refused_again(&self, state: &mut State, to: &ShortString) -> Result<(), Refused> {
+        self.around.tally.nacked.add();
+        let since = *state.refused_since.get_or_insert_with(tokio::time::Instant::now);
+        if self.around.unanswered.is_over(since) {
+            self.around.unanswered.give_up(&self.run, to.as_str());
+            return Ok(());
+        }
+        Err(self.refused(Refusal::Retry { after: None }, "the broker refused the answer"))
+    }
+
+    /// Whether its answer was refused.
+    pub(super) async fn is_refused(&self) -> bool {
+        self.state.lock().await.refused_since.is_some()
     }
 
     async fn copy(&self, state: &mut State, queue: ShortString, properties: BasicProperties) -> Result<(), Refused> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::amqp::Broker;
 use crate::amqp::management::Management;
 use crate::domain::patience;
-use crate::limits::{AMQP_ATTEMPTS_MAX, AMQP_MESSAGE_BYTES_MAX};
+use crate::limits::{AMQP_ATTEMPTS_MAX, AMQP_MESSAGE_BYTES_MAX, AMQP_REFUSED_MAX};
 
 use super::task::Form;
 
@@ -38,6 +38,8 @@ pub struct Settings {
     pub shelf: Option<PathBuf>,
     /// The largest message that is taken or sent, in bytes.
     pub max_message: u64,
+    /// How long an answer is sent again that its queue refuses; then its request is acknowledged without one.
+    pub refused_most: Duration,
 }
 
 impl Settings {
@@ -57,6 +59,7 @@ impl Settings {
             early: Early::Never,
             shelf: None,
             max_message: AMQP_MESSAGE_BYTES_MAX,
+            refused_most: AMQP_REFUSED_MAX,
         }
     }
 }

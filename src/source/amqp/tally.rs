@@ -40,6 +40,8 @@ tally! {
     clients_gone,
     /// Answers that the broker refused.
     nacked,
+    /// Requests that were acknowledged without an answer, since its queue refused it for too long.
+    unanswered,
     /// Requests that were given back.
     handed_back,
     /// Requests whose channel was gone when they were to be acknowledged.
