@@ -11,7 +11,7 @@ use core::num::NonZeroU32;
 pub struct Seen {
     /// What our own header says; 0 where it is missing.
     pub noted: u32,
-    /// What the queue has counted of this very message; `None` where it does not count, or where this is the first time.
+    /// What the queue has counted of this very message, or its author pretends that it has; `None` where nobody did.
     pub counted: Option<u32>,
     /// How it comes.
     pub arrival: Arrival,
@@ -51,9 +51,9 @@ impl Seen {
     #[must_use]
     pub const fn attempts(self) -> u32 {
         let more = match (self.counted, self.arrival) {
-            (Some(counted), _) => counted,
+            (_, Arrival::First) => 0,
+            (Some(counted), Arrival::Again) => counted,
             (None, Arrival::Again) => 1,
-            (None, Arrival::First) => 0,
         };
         self.noted.saturating_add(more)
     }
@@ -66,6 +66,9 @@ impl Seen {
             (Some(max), _, _) if attempt >= max.get() => Step::GiveUp { attempts: attempt },
             // Without the copy it would look the same at its hundredth return as at its first.
             (Some(_), None, Arrival::Again) => Step::Note { attempt },
+            // No queue counts what it hands out for the first time: the number is its author's, and a copy is without it. A queue that
+            // does not count would leave it there for ever.
+            (Some(_), Some(_), Arrival::First) => Step::Note { attempt },
             (Some(_) | None, _, _) => Step::Try { attempt },
         }
     }
@@ -108,6 +111,24 @@ mod tests {
         assert_eq!(seen(0, Some(3), Arrival::Again).step(MAX), Step::GiveUp { attempts: 3 });
         // One attempt before the copy that it counts.
         assert_eq!(seen(1, Some(2), Arrival::Again).step(MAX), Step::GiveUp { attempts: 3 });
+    }
+
+    #[test]
+    fn a_count_that_came_with_a_message_is_taken_off_before_it_is_tried() {
+        assert_eq!(seen(0, Some(0), Arrival::First).step(MAX), Step::Note { attempt: 0 });
+        assert_eq!(seen(1, Some(u32::MAX), Arrival::First).step(MAX), Step::Note { attempt: 1 });
+        assert_eq!(seen(3, Some(0), Arrival::First).step(MAX), Step::GiveUp { attempts: 3 });
+        assert_eq!(seen(0, Some(7), Arrival::First).step(None), Step::Try { attempt: 0 });
+    }
+
+    #[test]
+    fn whatever_numbers_an_author_writes_they_neither_overflow_nor_try_more_often() {
+        for arrival in [Arrival::First, Arrival::Again] {
+            for counted in [None, Some(0), Some(u32::MAX)] {
+                assert_eq!(seen(u32::MAX, counted, arrival).step(MAX), Step::GiveUp { attempts: u32::MAX });
+            }
+        }
+        assert_eq!(seen(1, Some(u32::MAX), Arrival::Again).attempts(), u32::MAX);
     }
 
     #[test]

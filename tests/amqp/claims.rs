@@ -4,6 +4,8 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use journeyman::amqp;
+use journeyman::amqp::lapin::types::AMQPValue;
 use journeyman::domain::id::Lane;
 use journeyman::domain::outcome::{Outcome, Reason};
 use journeyman::handler::NotCompleted;
@@ -193,6 +195,36 @@ async fn a_request_that_ends_its_workers_is_given_up_and_its_author_is_told() {
         let answer = client.answer("poison").await;
         assert_eq!((answer.status(), &answer.json()["type"]), ("core_error", &"journeyman:attempts_exhausted".into()));
         assert_eq!(answer.json()["context"]["attempts"], 3);
+        client.until_depth(0, 0).await;
+        client.delete_queue().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_author_says_of_how_often_a_request_was_tried_keeps_no_worker_dying() {
+    let Some(broker) = shared() else { return };
+    for kind in [Kind::Durable, Kind::Quorum] {
+        let client = Client::new(&broker, kind).await;
+        for counted in [0, 1, i64::MAX] {
+            let headers = amqp::table([
+                ("x-delivery-count", AMQPValue::LongLongInt(counted)),
+                ("x-journeyman-attempts", AMQPValue::LongInt(-1)),
+            ]);
+            let properties = Client::properties("poison", "/work").with_headers(headers);
+            assert!(client.publish(properties, b"poison").await);
+            let tries = within("it is given up", Box::pin(crashes(&client, &Exhausted::Answered))).await;
+            assert_eq!(tries, 3, "{kind:?} {counted}");
+            assert_eq!(client.answer("poison").await.json()["context"]["attempts"], 3);
+        }
+        let headers = amqp::table([("x-journeyman-attempts", AMQPValue::LongUInt(u32::MAX))]);
+        assert!(client.publish(Client::properties("once", "/work").with_headers(headers), b"1").await);
+        assert_eq!(crashes(&client, &Exhausted::Answered).await, 0);
+        let said = client.answer("once").await.json();
+        assert_eq!(
+            (&said["type"], &said["context"]["attempts"]),
+            (&"journeyman:attempts_exhausted".into(), &u32::MAX.into())
+        );
+        assert!(said["message"].as_str().is_some_and(|text| text.contains("x-journeyman-attempts")), "{said}");
         client.until_depth(0, 0).await;
         client.delete_queue().await;
     }
