@@ -587,5 +587,7 @@ pub const CONTROLLER_STEPS_MAX: usize = 4096;
 pub const CONTROLLER_BUSY_FOR: Duration = Duration::from_secs(10);
 /// A worker that was ready for so long has lasted.
 pub const CONTROLLER_STEADY: Duration = Duration::from_secs(30);
+/// How many who ask for the state of a pool may wait for its controller at once.
+pub const CONTROLLER_ASKS_MAX: usize = 64;
 /// How many groups of one pool may be there at once.
 pub const CONTROLLER_GROUPS_MAX: usize = 10_000;

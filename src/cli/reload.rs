@@ -122,7 +122,8 @@ fn take_over(running: &mut Config, new: &Config) {
     running.log.level = new.log.level.clone();
 }
 
-fn changed(one: &Config, other: &Config) -> Vec<String> {
+/// The keys whose values differ.
+pub(super) fn changed(one: &Config, other: &Config) -> Vec<String> {
     let (one, other) = (flat(one), flat(other));
     let keys = one.keys().chain(other.keys().filter(|key| !one.contains_key(*key)));
     let mut keys: Vec<String> = keys.filter(|key| one.get(*key) != other.get(*key)).cloned().collect();

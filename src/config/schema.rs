@@ -223,7 +223,7 @@ pub enum Rebalance {
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Control {
-    /// Where it is [built-in: `control.sock` in `worker.work_dir`]. The worker's user and group may use it.
+    /// Where it is [built-in: `control.sock` in `worker.work_dir`; of a controller `controller.sock` in `folder` of its first pool]. The user and group of whose it is may use it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub socket: Option<File>,
 }

@@ -7,7 +7,7 @@ use reqwest::StatusCode;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-use super::{Answer, Ordered, Status, through};
+use super::{Answer, Ordered, Status, controller, through};
 use crate::limits::{CONTROL_ANSWER_BYTES_MAX, CONTROL_TIMEOUT};
 use crate::worker::view::Detail;
 
@@ -98,6 +98,16 @@ impl Client {
     /// Where it does not answer as it should.
     pub async fn status(&self) -> Result<Status, Error> {
         let sent = self.http.get("http://worker/v1/status").timeout(CONTROL_TIMEOUT * 2).send().await;
+        self.answer(sent).await
+    }
+
+    /// How it looks, where it is a controller.
+    ///
+    /// # Errors
+    ///
+    /// Where it does not answer as it should.
+    pub async fn controller(&self) -> Result<controller::Status, Error> {
+        let sent = self.http.get("http://controller/v1/controller").timeout(CONTROL_TIMEOUT * 2).send().await;
         self.answer(sent).await
     }
 

@@ -1,9 +1,11 @@
-//! A worker's control socket: what those who run it ask it, and what they tell it.
+//! The control socket of a worker or a controller: what those who run it ask it, and what they tell it.
 //!
-//! HTTP over a Unix socket in the work folder. Who may write to the socket may give orders; nobody else can reach it.
-//! [`server`] answers beside the worker and decides nothing, [`client`] is what the commands use.
+//! HTTP over a Unix socket in a folder of its own. Who may write to the socket may give orders; nobody else can reach it.
+//! [`server`] answers beside the worker, [`controller`] beside a controller; they decide nothing. [`client`] is what the
+//! commands use.
 
 pub mod client;
+pub mod controller;
 pub mod server;
 
 use std::fs::File;

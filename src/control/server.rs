@@ -127,17 +127,31 @@ impl Socket {
 
 /// Answers until it is dropped; the socket's file goes with it.
 pub async fn serve(socket: Socket, desk: Desk) -> Infallible {
-    let Socket { listener, file: _file } = socket;
     let reload = Arc::clone(&desk.reload);
-    let (asks, mut asked) = mpsc::channel(CONTROL_CONNECTIONS_MAX);
+    let (asks, asked) = mpsc::channel(CONTROL_CONNECTIONS_MAX);
     let desk = Counter { desk, reloads: asks };
     let router = Router::new()
         .route("/v1/status", get(status))
         .route("/v1/orders", post(order))
         .route("/v1/log", get(log))
         .route("/v1/task", get(show))
-        .layer(DefaultBodyLimit::max(CONTROL_BODY_BYTES_MAX))
+        .fallback(async || {
+            let text = "a worker answers here; `journeyman status` and the like ask it";
+            Refusal(StatusCode::NOT_FOUND, text.to_owned())
+        })
         .with_state(desk);
+    answer(socket, router, reload, asked).await
+}
+
+/// Answers with a router, and reloads where that asks for it.
+pub(super) async fn answer(
+    socket: Socket,
+    router: Router,
+    reload: Arc<Reload>,
+    mut asked: mpsc::Receiver<Reloading>,
+) -> Infallible {
+    let Socket { listener, file: _file } = socket;
+    let router = router.layer(DefaultBodyLimit::max(CONTROL_BODY_BYTES_MAX));
     let places = Arc::new(Semaphore::new(CONTROL_CONNECTIONS_MAX));
     let (mut connections, mut reloads) = (JoinSet::new(), JoinSet::new());
     // The others wait in the system's own queue.
@@ -185,10 +199,10 @@ struct Counter {
 }
 
 /// Whoever asked for a reload.
-type Reloading = oneshot::Sender<Result<String, String>>;
+pub(super) type Reloading = oneshot::Sender<Result<String, String>>;
 
 /// A refusal, for a person.
-struct Refusal(StatusCode, String);
+pub(super) struct Refusal(pub(super) StatusCode, pub(super) String);
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {

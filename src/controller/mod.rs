@@ -5,16 +5,22 @@
 //! loop carries that out; what waits for the broker waits beside it. Whoever holds the lock queue of a pool is its controller,
 //! any other one stands by. Workers outlive the controller, and the next one finds them again.
 
+mod look;
 mod names;
 mod publish;
 mod session;
 mod staff;
 mod subprocess;
+mod tally;
 mod topology;
+pub mod view;
 
-use std::time::Duration;
+use std::future::Future;
+use std::sync::Arc;
 
 use secrecy::SecretString;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use crate::amqp::Broker;
@@ -23,15 +29,18 @@ use crate::domain::group::pool::{Event, Pool};
 use crate::domain::group::{scale, tracker};
 use crate::domain::jitter::Jitter;
 use crate::domain::poll::TROUBLE;
+use crate::domain::time::Instant;
 use crate::host::clock::Clock;
-use crate::limits::CONTROLLER_LOOK_EVERY;
+use crate::limits::{CONTROLLER_ASKS_MAX, CONTROLLER_LOOK_EVERY};
 
 pub use names::{Names, Spelling};
 pub use subprocess::Program;
 pub use topology::{Keeping, Profile};
 
-use session::Over;
+use session::{Here, Over};
 use staff::Staff;
+use tally::Tally;
+use view::Role;
 
 /// What a controller of one pool has to know.
 #[derive(Debug, Clone)]
@@ -46,16 +55,93 @@ pub struct Settings {
     pub names: Names,
     /// How requests are kept.
     pub keeping: Keeping,
-    /// How long groups stay.
+    /// How long groups stay, and how many workers they have.
+    pub tuning: Tuning,
+    /// What is started; `None` where somebody else starts the workers.
+    pub program: Option<Program>,
+    /// The `x-status` of answers that the controller gives in a worker's place.
+    pub dead_letter_status: String,
+}
+
+/// Asks the controller of one pool, and tells it.
+#[derive(Debug, Clone)]
+pub struct Control {
+    /// The pool.
+    pub pool: String,
+    asks: mpsc::Sender<Ask>,
+}
+
+/// Where what is asked arrives.
+#[derive(Debug)]
+pub struct Asks(mpsc::Receiver<Ask>);
+
+#[derive(Debug)]
+enum Ask {
+    Look(oneshot::Sender<view::Pool>),
+    Tune(Tuning),
+}
+
+/// What can be changed while a controller runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tuning {
+    /// How long groups stay. What has begun is counted by the old ones.
     pub delays: tracker::Policy,
     /// How many workers a group has.
     pub limits: scale::Limits,
     /// How many all groups have together; `None` is any number.
     pub budget: Option<scale::Budget>,
-    /// What is started; `None` where somebody else starts the workers.
-    pub program: Option<Program>,
-    /// The `x-status` of answers that the controller gives in a worker's place.
-    pub dead_letter_status: String,
+}
+
+impl Control {
+    /// For the controller of this pool.
+    #[must_use]
+    pub fn of(pool: &str) -> (Self, Asks) {
+        let (asks, asked) = mpsc::channel(CONTROLLER_ASKS_MAX);
+        (Self { pool: pool.to_owned(), asks }, Asks(asked))
+    }
+
+    /// How it looks now; `None` once it has gone.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn look(&self) -> Option<view::Pool> {
+        let (sender, looked) = oneshot::channel();
+        self.asks.send(Ask::Look(sender)).await.ok()?;
+        looked.await.ok()
+    }
+
+    /// Changes what can be changed. It is heeded from its next look on.
+    pub async fn tune(&self, tuning: Tuning) {
+        // One that has gone heeds nothing.
+        self.asks.send(Ask::Tune(tuning)).await.ok();
+    }
+}
+
+/// Something that ended badly.
+#[derive(Debug, Clone)]
+struct Ended {
+    at: Instant,
+    what: String,
+}
+
+/// The controller of one pool.
+struct Controller {
+    settings: Settings,
+    clock: Clock,
+    pool: Pool,
+    staff: Staff,
+    /// The attempts to have the broker.
+    row: Backoff,
+    role: Role,
+    role_since: Instant,
+    here: Here,
+    tally: Arc<Tally>,
+    /// Why there is no connection.
+    lost: Option<String>,
+    /// The last thing that went wrong.
+    fault: Option<Ended>,
+    asked: mpsc::Receiver<Ask>,
 }
 
 /// Controls the pool until it is told to leave. Workers and queues stay as they are then.
@@ -63,34 +149,93 @@ pub struct Settings {
 /// # Errors
 ///
 /// Where the folder of the workers cannot be used.
-pub async fn run(settings: Settings, leave: CancellationToken) -> std::io::Result<()> {
+pub async fn run(settings: Settings, asks: Asks, leave: CancellationToken) -> std::io::Result<()> {
     let clock = Clock::boot();
     let seed = uuid::Uuid::new_v4().as_u64_pair().0;
-    let mut pool = Pool::new(settings.delays, seed, clock.now());
-    let mut staff = Staff::find(&settings, clock.now())?;
-    let (mut jitter, mut row, mut epoch) = (Jitter::seeded(seed), Backoff::NEW, 0);
-    loop {
-        epoch += 1;
-        let over = tokio::select! {
-            over = session::live(&settings, &mut pool, &mut staff, clock, epoch, &mut row) => over,
-            () = leave.cancelled() => return Ok(()),
-        };
-        pool.handle(Event::Disconnected, clock.now());
-        let Over { why } = over;
-        if row.tries() == 0 {
-            tracing::warn!(pool = settings.pool, "the broker is lost: {why}; workers go on, and it is tried again");
-        } else {
-            tracing::debug!(pool = settings.pool, "still no broker: {why}");
+    let tally = Arc::new(Tally::default());
+    let Asks(asked) = asks;
+    let mut controller = Controller {
+        pool: Pool::new(settings.tuning.delays, seed, clock.now()),
+        staff: Staff::find(&settings, Arc::clone(&tally), clock.now())?,
+        row: Backoff::NEW,
+        role: Role::Disconnected,
+        role_since: clock.now(),
+        here: Here::default(),
+        tally,
+        lost: None,
+        fault: None,
+        asked,
+        settings,
+        clock,
+    };
+    let controlling = async {
+        let (mut jitter, mut epoch) = (Jitter::seeded(seed), 0);
+        loop {
+            epoch += 1;
+            let over = session::live(&mut controller, epoch).await;
+            let again = controller.lost(over, &mut jitter);
+            controller.meanwhile(clock.sleep_until(again)).await;
         }
-        let again = clock.now().plus(row.wait(TROUBLE, None, &mut jitter));
-        while clock.now() < again {
-            let rest = again.since(clock.now()).min(CONTROLLER_LOOK_EVERY);
+    };
+    tokio::select! {
+        () = controlling => {}
+        () = leave.cancelled() => {}
+    }
+    Ok(())
+}
+
+impl Controller {
+    /// The connection is over. Answers with when the next one is tried.
+    fn lost(&mut self, over: Over, jitter: &mut Jitter) -> Instant {
+        let (Over { why }, now) = (over, self.clock.now());
+        self.pool.handle(Event::Disconnected, now);
+        self.here = Here::default();
+        self.tally.orphans.clear();
+        self.becomes(Role::Disconnected);
+        if self.row.tries() == 0 {
+            self.tally.losses.add();
+            tracing::warn!(
+                pool = self.settings.pool,
+                "the broker is lost: {why}; workers go on, and it is tried again"
+            );
+        } else {
+            tracing::debug!(pool = self.settings.pool, "still no broker: {why}");
+        }
+        self.fault = Some(Ended { at: now, what: format!("the broker: {why}") });
+        self.lost = Some(why);
+        now.plus(self.row.wait(TROUBLE, None, jitter))
+    }
+
+    fn becomes(&mut self, role: Role) {
+        if self.role != role {
+            (self.role, self.role_since) = (role, self.clock.now());
+        }
+    }
+
+    /// Sees to it that something is done, and meanwhile to its workers and to who asks: those that end are not left as
+    /// zombies, and a broker that is slow keeps nobody from looking.
+    async fn meanwhile<T>(&mut self, doing: impl Future<Output = T>) -> T {
+        let mut doing = std::pin::pin!(doing);
+        let mut look = interval(CONTROLLER_LOOK_EVERY);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
             tokio::select! {
-                () = tokio::time::sleep(rest.max(Duration::from_millis(1))) => {}
-                () = leave.cancelled() => return Ok(()),
+                biased;
+                done = &mut doing => return done,
+                Some(ask) = self.asked.recv() => self.hear(ask),
+                _ = look.tick() => self.staff.look(self.clock.now()),
             }
-            // Those that end meanwhile are not left as zombies.
-            staff.look(clock.now());
+        }
+    }
+
+    fn hear(&mut self, ask: Ask) {
+        match ask {
+            // Who has asked may have gone.
+            Ask::Look(answer) => drop(answer.send(self.look(self.clock.now()))),
+            Ask::Tune(Tuning { delays, limits, budget }) => {
+                self.pool.reconfigure(delays);
+                self.staff.tune(limits, budget);
+            }
         }
     }
 }

@@ -11,6 +11,7 @@ use lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer};
 use tokio::sync::mpsc;
 
 use super::names::Names;
+use super::tally::Tally;
 use crate::amqp::headers;
 use crate::domain::group::Key;
 use crate::limits::{CONTROLLER_BATCH_MAX, CONTROLLER_HOPS_MAX, CONTROLLER_ORPHAN_WAIT};
@@ -57,6 +58,7 @@ pub(super) async fn forward(
     names: Names,
     mut ready: mpsc::Receiver<Orphan>,
     unbound: mpsc::Sender<Key>,
+    tally: &Tally,
 ) -> lapin::Result<()> {
     let mut batch = Vec::new();
     while ready.recv_many(&mut batch, CONTROLLER_BATCH_MAX).await > 0 {
@@ -83,6 +85,7 @@ pub(super) async fn forward(
         }
         for (number, Orphan { key, delivery }) in batch.drain(..).enumerate() {
             let number = number as u64;
+            tally.orphans.take();
             if returned.contains(&number) || refused.contains(&number) {
                 tracing::debug!(%key, "a request could not be forwarded; it stays an orphan");
                 delivery.acker.nack(BasicNackOptions { requeue: true, ..BasicNackOptions::default() }).await?;
@@ -90,6 +93,7 @@ pub(super) async fn forward(
                 unbound.send(key).await.ok();
             } else {
                 delivery.acker.ack(BasicAckOptions::default()).await?;
+                tally.forwarded.add();
             }
         }
     }
@@ -188,12 +192,14 @@ pub(super) async fn answer(
     status: &str,
     delivery: Delivery,
     obituary: &Obituary,
+    tally: &Tally,
 ) -> lapin::Result<()> {
     if obituary.is_poison() {
         let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
         let properties = without_user(&delivery.properties).with_delivery_mode(PERSISTENT);
         let queue: ShortString = names.poison_queue().into();
         channel.basic_publish("".into(), queue, options, &delivery.data, properties).await?.await?;
+        tally.poison.add();
     }
     if let Some(reply_to) = delivery.properties.reply_to().clone() {
         let body = serde_json::json!({
@@ -215,5 +221,6 @@ pub(super) async fn answer(
         channel.basic_publish("".into(), reply_to, options, body.as_bytes(), properties).await?.await?;
     }
     delivery.acker.ack(BasicAckOptions::default()).await?;
+    tally.dead_letters.add();
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use lapin::message::Delivery;
@@ -11,18 +12,17 @@ use lapin::{Channel, Connection, Consumer};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
-use super::Settings;
 use super::names::Names;
 use super::publish::{self, Obituary, Orphan, confirming, next};
-use super::staff::Staff;
+use super::tally::Tally;
 use super::topology::{self, Keeping};
+use super::view::Role;
+use super::{Controller, Ended, Settings};
 use crate::amqp::{self, headers};
-use crate::domain::backoff::Backoff;
 use crate::domain::group::Key;
 use crate::domain::group::pool::{Answer, Effect, Epoch, Event, Pool, Step};
 use crate::domain::group::scale::Load;
 use crate::domain::time::Instant;
-use crate::host::clock::Clock;
 use crate::limits::{
     AMQP_CALL_TIMEOUT, CONTROLLER_GROUPS_MAX, CONTROLLER_LETTERS_MAX, CONTROLLER_LOOK_EVERY, CONTROLLER_ORPHAN_WAIT,
     CONTROLLER_ORPHANS_MAX, CONTROLLER_STANDBY_LOOK, CONTROLLER_STEPS_MAX,
@@ -50,42 +50,49 @@ enum Done {
     Depth(Answer),
 }
 
+/// What came of a job, and why where it failed.
+struct Finished {
+    key: Key,
+    done: Done,
+    why: Option<String>,
+}
+
+/// What a session has its messages by.
+struct Channels {
+    orphans: Consumer,
+    reports: Consumer,
+    forwards: Channel,
+    answers: Channel,
+}
+
 /// Controls the pool for as long as the connection lasts.
-pub(super) async fn live(
-    settings: &Settings,
-    pool: &mut Pool,
-    staff: &mut Staff,
-    clock: Clock,
-    epoch: u64,
-    row: &mut Backoff,
-) -> Over {
+pub(super) async fn live(controller: &mut Controller, epoch: u64) -> Over {
+    let settings = controller.settings.clone();
     let name = format!("journeyman controller of {}", settings.pool);
-    let connection = match settings.broker.connect(&name).await {
+    let connection = match controller.meanwhile(settings.broker.connect(&name)).await {
         Ok(connection) => connection,
         Err(refused) => return Over { why: refused.what },
     };
-    match control(settings, pool, staff, clock, Epoch(epoch), row, &connection).await {
+    match control(controller, &settings, Epoch(epoch), &connection).await {
         Err(over) => over,
         Ok(never) => match never {},
     }
 }
 
 async fn control(
+    controller: &mut Controller,
     settings: &Settings,
-    pool: &mut Pool,
-    staff: &mut Staff,
-    clock: Clock,
     epoch: Epoch,
-    row: &mut Backoff,
     connection: &Connection,
 ) -> Result<std::convert::Infallible, Over> {
-    let names = &settings.names;
-    let _lock = lock(connection, names, staff, clock).await?;
-    let channel = connection.create_channel().await?;
-    timeout(AMQP_CALL_TIMEOUT, topology::declare(&channel, names, settings.keeping))
-        .await
-        .map_err(|_| Over { why: format!("the pool's queues were not made in {AMQP_CALL_TIMEOUT:?}") })??;
-    row.reset();
+    let (names, clock, tally) = (&settings.names, controller.clock, Arc::clone(&controller.tally));
+    let _lock = lock(controller, connection, names).await?;
+    controller.becomes(Role::Starting);
+    let Channels { answers, forwards, mut orphans, mut reports } =
+        controller.meanwhile(open(settings, connection)).await?;
+    controller.row.reset();
+    controller.lost = None;
+    controller.becomes(Role::Active);
     tracing::info!(pool = settings.pool, broker = settings.broker.shown(), "this is the controller of the pool");
 
     let (jobs, to_do) = mpsc::channel(CONTROLLER_STEPS_MAX);
@@ -93,47 +100,34 @@ async fn control(
     let (ready, to_forward) = mpsc::channel(CONTROLLER_ORPHANS_MAX.into());
     let (unbound, mut strayed) = mpsc::channel(CONTROLLER_ORPHANS_MAX.into());
     let mut working = std::pin::pin!(work(connection, names, settings.keeping, to_do, done));
-    let mut forwarding =
-        std::pin::pin!(publish::forward(confirming(connection).await?, names.clone(), to_forward, unbound));
-    let mut letters = std::pin::pin!(answer_letters(settings, connection));
-    let mut orphans = consume(connection, &names.orphan_queue(), Some(CONTROLLER_ORPHANS_MAX)).await?;
-    let mut reports = consume(connection, &names.activity_queue(), None).await?;
-    let answers = confirming(connection).await?;
+    let mut forwarding = std::pin::pin!(publish::forward(forwards, names.clone(), to_forward, unbound, &tally));
+    let mut letters = std::pin::pin!(answer_letters(settings, connection, &tally));
 
-    pool.handle(Event::Connected(epoch), clock.now());
-    for key in staff.counts(&staff.remembered().into_iter().collect()).into_keys() {
-        pool.handle(Event::Found(key), clock.now());
+    controller.pool.handle(Event::Connected(epoch), clock.now());
+    for key in controller.staff.counts(&controller.staff.remembered().into_iter().collect()).into_keys() {
+        controller.pool.handle(Event::Found(key), clock.now());
     }
-    let mut here = Here { waiting: BTreeMap::new(), loads: BTreeMap::new() };
     let mut look = interval(CONTROLLER_LOOK_EVERY);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        let generation = pool.tracker().generation();
+        let generation = controller.pool.tracker().generation();
+        let deadline = controller.pool.next_deadline();
         tokio::select! {
             biased;
-            Some((key, result)) = results.recv() => match result {
-                Done::Step(step, answer) => pool.handle(Event::Answered { epoch, key, step, answer }, clock.now()),
-                Done::Depth(Answer::Holds { ready, .. }) => {
-                    // What waits is asked for: its workers may only be slow to come up.
-                    if ready > 0 {
-                        pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, clock.now());
-                    }
-                    here.loads.insert(key, Load { ready, ..Load::default() });
-                }
-                Done::Depth(Answer::Missing) => pool.handle(Event::Strayed(key), clock.now()),
-                Done::Depth(Answer::Done | Answer::Failed) => {}
-            },
-            Some(key) = strayed.recv() => pool.handle(Event::Strayed(key), clock.now()),
+            Some(finished) = results.recv() => controller.finished(epoch, finished),
+            Some(key) = strayed.recv() => controller.pool.handle(Event::Strayed(key), clock.now()),
+            Some(ask) = controller.asked.recv() => controller.hear(ask),
             orphan = next(&mut orphans) => {
                 let delivery = orphan.ok_or_else(|| ended("orphans"))??;
-                if let Some(odd) = here.take_in(names, pool, delivery, clock.now()) {
+                tally.orphans.add();
+                if let Some(odd) = controller.here.take_in(names, &mut controller.pool, delivery, clock.now()) {
                     let (delivery, obituary) = *odd;
-                    publish::answer(&answers, names, &settings.dead_letter_status, delivery, &obituary).await?;
+                    controller.bury(&answers, delivery, &obituary).await?;
                 }
             }
             report = next(&mut reports) => {
                 let delivery = report.ok_or_else(|| ended("reports"))??;
-                heard(names, pool, staff, &delivery, clock.now());
+                controller.heard(&delivery);
                 delivery.acker.ack(BasicAckOptions::default()).await?;
             }
             over = &mut working => return Err(over),
@@ -143,34 +137,28 @@ async fn control(
             }
             over = &mut letters => return Err(over),
             _ = look.tick() => {
-                staff.look(clock.now());
-                let wanted: BTreeSet<Key> = pool.tracker().groups().map(|(key, _)| key.clone()).collect();
-                here.loads.retain(|key, _| wanted.contains(key));
-                let known = pool.keys().cloned().collect();
-                for (key, count) in staff.counts(&known) {
-                    pool.handle(Event::Workers { key, count }, clock.now());
+                for delivery in controller.look_after() {
+                    controller.bury(&answers, delivery, &Obituary::of_no_queue()).await?;
                 }
-                for delivery in here.give_up(clock.now()) {
-                    let obituary = Obituary::of_no_queue();
-                    publish::answer(&answers, names, &settings.dead_letter_status, delivery, &obituary).await?;
-                }
-                pool.handle(Event::Tick, clock.now());
-                staff.plan(pool.tracker(), &here.loads, clock.now());
-                for key in wanted.into_iter().filter(|key| pool.is_bound(key)) {
+                controller.pool.handle(Event::Tick, clock.now());
+                controller.plan();
+                let keys = controller.pool.tracker().groups().map(|(key, _)| key);
+                for key in keys.filter(|key| controller.pool.is_bound(key)) {
                     // The next look asks again.
-                    drop(jobs.try_send((key, Job::Depth)));
+                    drop(jobs.try_send((key.clone(), Job::Depth)));
                 }
             }
-            () = async { match pool.next_deadline() {
+            () = async { match deadline {
                 Some(at) => clock.sleep_until(at).await,
                 None => std::future::pending().await,
-            } } => pool.handle(Event::Tick, clock.now()),
+            } } => controller.pool.handle(Event::Tick, clock.now()),
         }
-        while let Some(effect) = pool.next_effect() {
+        while let Some(effect) = controller.pool.next_effect() {
             match effect {
                 Effect::Do { key, step, .. } => {
                     if jobs.try_send((key.clone(), Job::Step(step))).is_err() {
-                        pool.handle(Event::Answered { epoch, key, step, answer: Answer::Failed }, clock.now());
+                        let answered = Event::Answered { epoch, key, step, answer: Answer::Failed };
+                        controller.pool.handle(answered, clock.now());
                     }
                 }
                 Effect::Revived { key, ready } => {
@@ -178,12 +166,92 @@ async fn control(
                 }
             }
         }
-        here.let_go(pool, &ready);
-        staff.remember(pool.keys());
-        if pool.tracker().generation() != generation {
-            staff.plan(pool.tracker(), &here.loads, clock.now());
+        controller.here.let_go(&controller.pool, &ready);
+        controller.staff.remember(controller.pool.keys());
+        if controller.pool.tracker().generation() != generation {
+            controller.plan();
         }
     }
+}
+
+impl Controller {
+    /// A job about a queue is done.
+    fn finished(&mut self, epoch: Epoch, finished: Finished) {
+        let (Finished { key, done, why }, now) = (finished, self.clock.now());
+        if let Some(why) = why {
+            self.fault = Some(Ended { at: now, what: format!("a step about the queue of {key}: {why}") });
+        }
+        match done {
+            Done::Step(step, answer) => {
+                let count = if answer == Answer::Failed { &self.tally.steps_failed } else { &self.tally.steps };
+                count.add();
+                self.pool.handle(Event::Answered { epoch, key, step, answer }, now);
+            }
+            Done::Depth(Answer::Holds { ready, .. }) => {
+                // What waits is asked for: its workers may only be slow to come up.
+                if ready > 0 {
+                    self.pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, now);
+                }
+                self.here.loads.insert(key, Load { ready, ..Load::default() });
+            }
+            Done::Depth(Answer::Missing) => self.pool.handle(Event::Strayed(key), now),
+            Done::Depth(Answer::Done | Answer::Failed) => {}
+        }
+    }
+
+    /// A worker has reported.
+    fn heard(&mut self, report: &Delivery) {
+        let Some(key) = self.settings.names.key(report.routing_key.as_str()) else { return };
+        let table = report.properties.headers().as_ref();
+        let text = |name| table.and_then(|table| headers::text(table, name));
+        let now = self.clock.now();
+        self.tally.reports.add();
+        if let (Some(id), Some(event)) = (text("x-worker-id"), text("x-event")) {
+            self.staff.heard(id, event, now);
+        }
+        self.pool.handle(Event::Demand { key, extra: Duration::ZERO }, now);
+    }
+
+    /// Sees who is there. Answers with the orphans that have waited too long.
+    fn look_after(&mut self) -> Vec<Delivery> {
+        let now = self.clock.now();
+        self.staff.look(now);
+        let wanted: BTreeSet<&Key> = self.pool.tracker().groups().map(|(key, _)| key).collect();
+        self.here.loads.retain(|key, _| wanted.contains(key));
+        let known = self.pool.keys().cloned().collect();
+        for (key, count) in self.staff.counts(&known) {
+            self.pool.handle(Event::Workers { key, count }, now);
+        }
+        self.here.give_up(now)
+    }
+
+    fn plan(&mut self) {
+        self.staff.plan(self.pool.tracker(), &self.here.loads, self.clock.now());
+    }
+
+    /// Answers an orphan that will have no queue.
+    async fn bury(&mut self, answers: &Channel, delivery: Delivery, obituary: &Obituary) -> lapin::Result<()> {
+        let (names, status) = (self.settings.names.clone(), self.settings.dead_letter_status.clone());
+        let tally = Arc::clone(&self.tally);
+        self.meanwhile(publish::answer(answers, &names, &status, delivery, obituary, &tally)).await?;
+        tally.orphans.take();
+        Ok(())
+    }
+}
+
+/// Makes the pool's exchanges and queues, and listens to them.
+async fn open(settings: &Settings, connection: &Connection) -> Result<Channels, Over> {
+    let names = &settings.names;
+    let channel = connection.create_channel().await?;
+    timeout(AMQP_CALL_TIMEOUT, topology::declare(&channel, names, settings.keeping))
+        .await
+        .map_err(|_| Over { why: format!("the pool's queues were not made in {AMQP_CALL_TIMEOUT:?}") })??;
+    Ok(Channels {
+        orphans: consume(connection, &names.orphan_queue(), Some(CONTROLLER_ORPHANS_MAX)).await?,
+        reports: consume(connection, &names.activity_queue(), None).await?,
+        forwards: confirming(connection).await?,
+        answers: confirming(connection).await?,
+    })
 }
 
 fn ended(what: &str) -> Over {
@@ -192,20 +260,24 @@ fn ended(what: &str) -> Over {
 
 /// Waits until this is the controller of the pool. Whoever holds the queue is; it goes with its connection, and everything that
 /// was sent by it was done before.
-async fn lock(connection: &Connection, names: &Names, staff: &mut Staff, clock: Clock) -> Result<Channel, Over> {
+async fn lock(controller: &mut Controller, connection: &Connection, names: &Names) -> Result<Channel, Over> {
     let options = QueueDeclareOptions { exclusive: true, auto_delete: true, ..QueueDeclareOptions::default() };
-    let mut said = false;
     loop {
-        let channel = connection.create_channel().await?;
-        match channel.queue_declare(names.lock_queue().into(), options, FieldTable::default()).await {
-            Ok(_) => return Ok(channel),
+        let declared = async {
+            let channel = connection.create_channel().await?;
+            let declaring = channel.queue_declare(names.lock_queue().into(), options, FieldTable::default());
+            declaring.await.map(|_| channel)
+        };
+        match controller.meanwhile(declared).await {
+            Ok(channel) => return Ok(channel),
             Err(error) if amqp::code(&error) == Some(RESOURCE_LOCKED) => {
-                if !said {
+                if controller.role != Role::Standby {
                     tracing::info!("another controller has this pool; this one stands by");
-                    said = true;
+                    controller.becomes(Role::Standby);
+                    controller.lost = None;
+                    controller.row.reset();
                 }
-                staff.look(clock.now());
-                sleep(CONTROLLER_STANDBY_LOOK).await;
+                controller.meanwhile(sleep(CONTROLLER_STANDBY_LOOK)).await;
             }
             Err(error) => return Err(error.into()),
         }
@@ -228,7 +300,7 @@ async fn work(
     names: &Names,
     keeping: Keeping,
     mut jobs: mpsc::Receiver<(Key, Job)>,
-    done: mpsc::Sender<(Key, Done)>,
+    done: mpsc::Sender<Finished>,
 ) -> Over {
     let mut channel: Option<Channel> = None;
     while let Some((key, job)) = jobs.recv().await {
@@ -245,16 +317,19 @@ async fn work(
                 Job::Depth => depth(&open, names, &key).await,
             }
         };
-        let answer = within(doing).await.unwrap_or_else(|why| {
-            tracing::warn!(%key, "a step about its queue failed: {why}");
-            Answer::Failed
-        });
+        let (answer, why) = match within(doing).await {
+            Ok(answer) => (answer, None),
+            Err(why) => {
+                tracing::warn!(%key, "a step about its queue failed: {why}");
+                (Answer::Failed, Some(why))
+            }
+        };
         channel = Some(open);
-        let done_now = match job {
+        let finished = match job {
             Job::Step(step) => Done::Step(step, answer),
             Job::Depth => Done::Depth(answer),
         };
-        if done.send((key, done_now)).await.is_err() {
+        if done.send(Finished { key, done: finished, why }).await.is_err() {
             break;
         }
     }
@@ -278,7 +353,7 @@ async fn depth(channel: &Channel, names: &Names, key: &Key) -> lapin::Result<Ans
 }
 
 /// Answers what nobody else will.
-async fn answer_letters(settings: &Settings, connection: &Connection) -> Over {
+async fn answer_letters(settings: &Settings, connection: &Connection, tally: &Tally) -> Over {
     let answering = async {
         let queue = settings.names.dead_letter_queue();
         let mut letters = consume(connection, &queue, Some(CONTROLLER_LETTERS_MAX)).await?;
@@ -287,7 +362,7 @@ async fn answer_letters(settings: &Settings, connection: &Connection) -> Over {
             let letter = letter?;
             let obituary = Obituary::of(&letter);
             tracing::info!(reason = obituary.reason, queue = obituary.queue, "a request is answered for its workers");
-            publish::answer(&answers, &settings.names, &settings.dead_letter_status, letter, &obituary).await?;
+            publish::answer(&answers, &settings.names, &settings.dead_letter_status, letter, &obituary, tally).await?;
         }
         Ok::<_, lapin::Error>(())
     };
@@ -297,27 +372,17 @@ async fn answer_letters(settings: &Settings, connection: &Connection) -> Over {
     }
 }
 
-/// A worker has reported.
-fn heard(names: &Names, pool: &mut Pool, staff: &mut Staff, report: &Delivery, now: Instant) {
-    let Some(key) = names.key(report.routing_key.as_str()) else { return };
-    let table = report.properties.headers().as_ref();
-    let text = |name| table.and_then(|table| headers::text(table, name));
-    if let (Some(id), Some(event)) = (text("x-worker-id"), text("x-event")) {
-        staff.heard(id, event, now);
-    }
-    pool.handle(Event::Demand { key, extra: Duration::ZERO }, now);
-}
-
 struct Waiting {
     since: Instant,
     delivery: Delivery,
 }
 
 /// What this connection brought.
-struct Here {
+#[derive(Default)]
+pub(super) struct Here {
     /// Orphans whose queue is not there yet.
     waiting: BTreeMap<Key, Vec<Waiting>>,
-    loads: BTreeMap<Key, Load>,
+    pub(super) loads: BTreeMap<Key, Load>,
 }
 
 impl Here {

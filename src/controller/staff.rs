@@ -2,12 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::sync::Arc;
 
 use secrecy::ExposeSecret as _;
 
-use super::Settings;
 use super::names::Names;
 use super::subprocess::{Assignment, Gone, Subprocesses};
+use super::tally::Tally;
+use super::{Ended, Settings};
 use crate::domain::group::restart::{End, Restarts};
 use crate::domain::group::scale::{Budget, Decision, Doing, Group, Limits, Load, Scale, Worker};
 use crate::domain::group::tracker::Tracker;
@@ -37,6 +39,21 @@ pub(super) struct Staff {
     variables: Vec<(&'static str, String)>,
     /// The keys that were written down last.
     written: BTreeSet<Key>,
+    /// What was decided last of each group.
+    decisions: BTreeMap<Key, Decision>,
+    /// How the last worker of each group ended that was not told to.
+    ends: BTreeMap<Key, Ended>,
+    tally: Arc<Tally>,
+}
+
+/// What those who look see of a group.
+#[derive(Default)]
+pub(super) struct Seen<'a> {
+    /// What each of its workers does.
+    pub(super) doing: Vec<Doing>,
+    pub(super) decision: Option<&'a Decision>,
+    pub(super) restarts: Option<&'a Restarts>,
+    pub(super) last_end: Option<&'a Ended>,
 }
 
 impl Staff {
@@ -45,7 +62,7 @@ impl Staff {
     /// # Errors
     ///
     /// Where their folder cannot be used.
-    pub(super) fn find(settings: &Settings, now: Instant) -> io::Result<Self> {
+    pub(super) fn find(settings: &Settings, tally: Arc<Tally>, now: Instant) -> io::Result<Self> {
         let driver = settings.program.clone().map(Subprocesses::find).transpose()?;
         let mut members = BTreeMap::new();
         for (id, key) in driver.iter().flat_map(Subprocesses::there) {
@@ -67,11 +84,14 @@ impl Staff {
             members,
             restarts: BTreeMap::new(),
             scale: Scale::default(),
-            limits: settings.limits,
-            budget: settings.budget,
+            limits: settings.tuning.limits,
+            budget: settings.tuning.budget,
             names: settings.names.clone(),
             variables,
             written: BTreeSet::new(),
+            decisions: BTreeMap::new(),
+            ends: BTreeMap::new(),
+            tally,
         })
     }
 
@@ -97,6 +117,41 @@ impl Staff {
             driver.remember(&keys.iter().map(|key| key.as_str()).collect::<Vec<_>>());
             self.written = keys.into_iter().cloned().collect();
         }
+    }
+
+    /// Other numbers, from the next plan on.
+    pub(super) const fn tune(&mut self, limits: Limits, budget: Option<Budget>) {
+        (self.limits, self.budget) = (limits, budget);
+    }
+
+    /// Whether it starts any.
+    pub(super) const fn starts_workers(&self) -> bool {
+        self.driver.is_some()
+    }
+
+    /// How many there may be.
+    pub(super) const fn budget(&self) -> Option<Budget> {
+        self.budget
+    }
+
+    /// The keys of those who are there.
+    pub(super) fn keys(&self) -> impl Iterator<Item = &Key> {
+        self.members.values().map(|member| &member.key)
+    }
+
+    /// Every group, for those who look.
+    pub(super) fn seen(&self, now: Instant) -> BTreeMap<&Key, Seen<'_>> {
+        let mut seen: BTreeMap<&Key, Seen<'_>> = BTreeMap::new();
+        for (key, decision) in &self.decisions {
+            seen.entry(key).or_default().decision = Some(decision);
+        }
+        for (id, member) in &self.members {
+            seen.entry(&member.key).or_default().doing.push(member.shown(id, now).doing);
+        }
+        for (key, group) in &mut seen {
+            (group.restarts, group.last_end) = (self.restarts.get(*key), self.ends.get(*key));
+        }
+        seen
     }
 
     /// What a worker has reported.
@@ -130,6 +185,8 @@ impl Staff {
             if told {
                 tracing::info!(worker = id, key = %member.key, "a worker has gone as it was told: {how}");
             } else {
+                self.tally.failed.add();
+                self.ends.insert(member.key.clone(), Ended { at: now, what: format!("{how}; its log is {id}.log") });
                 tracing::warn!(worker = id, key = %member.key, short_lives = restarts.short_lives(), "a worker has ended: {how}");
             }
             if restarts.fails() && !failing {
@@ -149,6 +206,7 @@ impl Staff {
         let mut keys: BTreeSet<Key> = tracker.groups().map(|(key, _)| key.clone()).collect();
         keys.extend(self.members.values().map(|member| member.key.clone()));
         self.restarts.retain(|key, restarts| keys.contains(key) || restarts.short_lives() > 0);
+        self.ends.retain(|key, _| keys.contains(key));
         let groups: Vec<Group> = keys
             .into_iter()
             .map(|key| {
@@ -164,9 +222,11 @@ impl Staff {
                 }
             })
             .collect();
-        for decision in self.scale.plan(&groups, self.budget, now) {
-            self.carry_out(&decision, now);
+        let decisions = self.scale.plan(&groups, self.budget, now);
+        for decision in &decisions {
+            self.carry_out(decision, now);
         }
+        self.decisions = decisions.into_iter().map(|decision| (decision.key.clone(), decision)).collect();
     }
 
     fn carry_out(&mut self, decision: &Decision, now: Instant) {
@@ -191,12 +251,16 @@ impl Staff {
             ]);
             match driver.start(Assignment { id: id.clone(), key, variables }) {
                 Ok(()) => {
+                    self.tally.started.add();
                     tracing::info!(worker = id, key = %decision.key, "a worker is started, of {}: {why}", decision.wanted);
                     let key = decision.key.clone();
                     self.members.insert(id, Member { key, since: now, ready: None, busy: None, going: false });
                 }
                 Err(error) => {
                     tracing::error!(key = %decision.key, "a worker cannot be started: {error}");
+                    self.tally.failed.add();
+                    let what = format!("it cannot be started: {error}");
+                    self.ends.insert(decision.key.clone(), Ended { at: now, what });
                     restarts_of(&mut self.restarts, &decision.key).ended(End::NeverReady, now);
                     return;
                 }

@@ -1,5 +1,7 @@
 //! `journeyman controller` between clients and workers that it starts, on a real broker.
 
+mod seen;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -29,12 +31,18 @@ impl Pool {
         Some(Self { name, folder: tempfile::tempdir().expect("a folder"), uri, client })
     }
 
-    /// Starts a controller of it, with this said of the pool.
-    fn controller(&self, more: &str) -> Process {
+    /// Writes a configuration of it, with this said of the pool.
+    fn write(&self, more: &str) -> PathBuf {
         let file = self.folder.path().join("controller.toml");
         let folder = self.folder.path().join("workers");
         let text = format!("[pool.{}]\nfolder = \"{}\"\n{more}", self.name, folder.display());
         std::fs::write(&file, text).expect("it is written");
+        file
+    }
+
+    /// Starts a controller of it, with this said of the pool.
+    fn controller(&self, more: &str) -> Process {
+        let file = self.write(more);
         let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
         command.args(["controller", "--config"]).arg(file).env_clear();
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("WORKER_AMQP_URI", &self.uri);

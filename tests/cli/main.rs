@@ -7,6 +7,7 @@
 )]
 
 mod config;
+mod controller;
 mod dev;
 mod doctor;
 mod help;

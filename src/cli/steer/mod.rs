@@ -197,13 +197,21 @@ impl From<Error> for Failure {
 /// `journeyman status`
 pub(super) async fn status(arguments: StatusArgs, environment: &Environment) -> Ended {
     let client = arguments.which.client(environment)?;
-    loop {
+    let look = async || {
         let looked = client.status().await?;
-        let shown = match arguments.output {
+        Ok(match arguments.output {
             Format::Json => format!("{:#}\n", to_json(&looked)),
             Format::Table => status::table(&looked),
-        };
-        let Some(every) = &arguments.watch else {
+        })
+    };
+    shown_every(arguments.watch.as_ref(), look).await
+}
+
+/// Shows what a look brings: once, or again and again.
+pub(super) async fn shown_every(every: Option<&Span>, look: impl AsyncFn() -> Result<String, Failure>) -> Ended {
+    loop {
+        let shown = look().await?;
+        let Some(every) = every else {
             output::print(&shown)?;
             return Ok(Exit::Done);
         };
@@ -348,6 +356,6 @@ async fn end(
 }
 
 /// A span for a reader, of seconds.
-fn shown(seconds: f64) -> String {
+pub(super) fn shown(seconds: f64) -> String {
     crate::worker::look::span(Duration::from_secs_f64(seconds.max(0.0)))
 }

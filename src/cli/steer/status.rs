@@ -90,8 +90,8 @@ pub(in crate::cli) fn one_line(view: &View) -> String {
     text
 }
 
-const BOLD: &str = "\x1b[1m";
-const PLAIN: &str = "\x1b[0m";
+pub(in crate::cli) const BOLD: &str = "\x1b[1m";
+pub(in crate::cli) const PLAIN: &str = "\x1b[0m";
 
 fn state(view: &View) -> String {
     let mut text =
@@ -198,11 +198,12 @@ pub(super) fn outcomes(hour: Outcomes) -> String {
 }
 
 /// What came from a task or a person, on one line and without control characters.
-pub(super) fn plain(text: &str) -> String {
+pub(in crate::cli) fn plain(text: &str) -> String {
     text.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
 }
 
-fn columns(rows: Vec<Vec<String>>) -> String {
+/// Rows whose columns stand below each other.
+pub(in crate::cli) fn columns(rows: Vec<Vec<String>>) -> String {
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
         rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)

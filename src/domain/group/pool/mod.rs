@@ -5,8 +5,12 @@
 //! deleted only when it was unbound for the whole stop delay, no worker of the group is left, and the broker said that it
 //! is empty and that nobody consumes from it; one that holds requests makes its group active again (I31).
 
+mod standing;
+
 use alloc::collections::{BTreeMap, VecDeque};
 use core::time::Duration;
+
+pub use standing::{Standing, Wait};
 
 use super::tracker::{self, Tracker};
 use super::{Generation, Key, Phase};
@@ -266,6 +270,12 @@ impl Pool {
         self.tracker.tick(now);
         self.want();
         self.go_on(now);
+    }
+
+    /// Other delays. What has begun is counted by the old ones.
+    pub const fn reconfigure(&mut self, policy: tracker::Policy) {
+        self.policy = policy;
+        self.tracker.reconfigure(policy);
     }
 
     /// The next effect, in order.

@@ -1,0 +1,246 @@
+//! `journeyman controller`: keeps worker groups by demand.
+
+mod reload;
+mod status;
+
+use std::future::Future;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::{Args, Subcommand};
+use secrecy::SecretString;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::exit::{Ended, Exit, Failure};
+use super::settings::{self, ControllerFlags, Settings};
+use super::{assemble, requests};
+use crate::config::pool::{Names, Pool, Profile};
+use crate::config::{Config, Environment, secrets};
+use crate::control::controller::{Pools, serve, socket_in};
+use crate::control::server::{Reload, Socket};
+use crate::controller;
+use crate::domain::group::{scale, tracker};
+use crate::host::clock::Clock;
+use crate::host::containment::{bequeath_nothing, harden};
+use crate::limits::CONTROLLER_STANDBY_LOOK;
+use crate::observe::log;
+use reload::Reloader;
+
+/// `journeyman controller`
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(super) struct ControllerArgs {
+    #[command(subcommand)]
+    command: Option<ControllerCommand>,
+    #[command(flatten)]
+    settings: Settings<ControllerFlags>,
+}
+
+#[derive(Debug, Subcommand)]
+enum ControllerCommand {
+    /// Show which groups there are, why they have so many workers, and what is in the way
+    Status(status::StatusArgs),
+}
+
+/// Runs it, or asks one that runs.
+///
+/// # Errors
+///
+/// A configuration that cannot be used, a folder that cannot be had, or nobody to ask.
+pub(super) async fn run(arguments: ControllerArgs, environment: &Environment) -> Ended {
+    match arguments.command {
+        Some(ControllerCommand::Status(arguments)) => status::run(arguments, environment).await,
+        None => Box::pin(control(arguments.settings, environment)).await,
+    }
+}
+
+async fn control(source: Settings<ControllerFlags>, environment: &Environment) -> Ended {
+    let loaded = source.load(environment)?;
+    log::start(&loaded.config.log, log::color(environment));
+    settings::log_warnings(&loaded);
+    let config = loaded.config;
+    let Some(socket) = socket_of(&config) else { return Err(nothing_to_control()) };
+    assemble::hide_secrets(&config, environment);
+    harden();
+    let settings = config.pool.iter().map(|(name, pool)| settings_of(name, pool, &config, environment));
+    let settings = settings.collect::<Result<Vec<_>, Failure>>()?;
+    bequeath_nothing();
+    let failed = |error| Failure::new(Exit::Unfit, format!("no signals can be received: {error}"));
+    let mut term = signal(SignalKind::terminate()).map_err(failed)?;
+    let mut int = signal(SignalKind::interrupt()).map_err(failed)?;
+    let leave = CancellationToken::new();
+    let (mut pools, mut controls) = (JoinSet::new(), Vec::new());
+    for settings in settings {
+        let (control, asks) = controller::Control::of(&settings.pool);
+        controls.push(control);
+        pools.spawn(controller::run(settings, asks, leave.clone()));
+    }
+    let reloader = Arc::new(Reloader::new(source, environment.clone(), controls.clone(), config.clone()));
+    let hup = reloader.at_hup().map_err(failed)?;
+    let answers = answer(socket, Pools::new(controls, Clock::boot()), reload_of(&reloader))?;
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
+        Some(ended) = pools.join_next() => return match ended {
+            Ok(Err(error)) => Err(Failure::new(Exit::Unfit, format!("a pool cannot be controlled: {error}"))),
+            Ok(Ok(())) | Err(_) => Err(Failure::new(Exit::Internal, "a pool is no longer controlled")),
+        },
+        () = answers => return Err(Failure::new(Exit::Internal, "the control socket is no longer answered")),
+        () = hup => return Err(Failure::new(Exit::Internal, "signals are no longer received")),
+    }
+    tracing::info!("the controller leaves; workers and queues stay as they are");
+    leave.cancel();
+    while pools.join_next().await.is_some() {}
+    Ok(Exit::Done)
+}
+
+fn nothing_to_control() -> Failure {
+    let text = "there is no [pool.NAME], so there is nothing to control; `journeyman guide controller` shows one";
+    Failure::new(Exit::Config, text)
+}
+
+fn reload_of(reloader: &Arc<Reloader>) -> Arc<Reload> {
+    let reloader = Arc::clone(reloader);
+    Arc::new(move || {
+        let reloader = Arc::clone(&reloader);
+        Box::pin(async move { reloader.reload().await })
+    })
+}
+
+/// Where a controller can be asked, and whether somebody has said so.
+struct Place {
+    path: PathBuf,
+    named: bool,
+}
+
+/// Where a controller of this configuration can be asked; `None` where it has no pool.
+fn socket_of(config: &Config) -> Option<Place> {
+    let (_, first) = config.pool.first_key_value()?;
+    let named = config.control.socket.as_ref().map(|socket| socket.0.clone());
+    Some(Place { named: named.is_some(), path: named.unwrap_or_else(|| socket_in(&first.folder.0)) })
+}
+
+/// Answers on the control socket for as long as it is polled. One that another controller of this host has is had when that one
+/// has gone.
+///
+/// # Errors
+///
+/// Where a socket that was asked for cannot be had.
+fn answer(place: Place, pools: Pools, reload: Arc<Reload>) -> Result<impl Future<Output = ()>, Failure> {
+    let Place { path, named } = place;
+    let first = match Socket::listen(&path) {
+        Err(error) if named && error.kind() != io::ErrorKind::AddrInUse => {
+            return Err(Failure::new(Exit::Unfit, format!("the control socket cannot be had: {error}")));
+        }
+        first => first,
+    };
+    Ok(async move {
+        let (mut tried, mut said) = (first, false);
+        loop {
+            match tried {
+                Ok(socket) => match serve(socket, pools, reload).await {},
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                    if !said {
+                        let path = path.display();
+                        tracing::info!(%path, "another process answers at the control socket; this one does when it has gone");
+                        said = true;
+                    }
+                    tokio::time::sleep(CONTROLLER_STANDBY_LOOK).await;
+                    tried = Socket::listen(&path);
+                }
+                Err(error) => {
+                    tracing::warn!(
+                        "nobody can ask this controller for its state: {error}; `control.socket` names another"
+                    );
+                    return std::future::pending().await;
+                }
+            }
+        }
+    })
+}
+
+/// Each pool has a folder of its own, whatever it is called: what lies in it is taken for workers of the pool.
+fn folder_of(pool: &str) -> String {
+    // A name may be `..`.
+    urlencoding::encode(pool).replace('.', "%2E")
+}
+
+fn settings_of(
+    name: &str,
+    pool: &Pool,
+    config: &Config,
+    environment: &Environment,
+) -> Result<controller::Settings, Failure> {
+    let uri = secrets::of_amqp(&config.amqp, environment)?;
+    let spelling = match pool.names {
+        Names::Implementation => controller::Spelling::Implementation,
+        Names::Document => controller::Spelling::Document,
+    };
+    let names = controller::Names::new(name, spelling);
+    if !names.fit() {
+        return Err(Failure::new(
+            Exit::Config,
+            format!(
+                "[pool.{name}]: with this name those of its exchanges are too long for AMQP; give it a shorter one"
+            ),
+        ));
+    }
+    let ttl = u32::try_from(pool.message_ttl.0.as_millis()).unwrap_or(u32::MAX);
+    let program = (!pool.command.is_empty()).then(|| controller::Program {
+        command: pool.command.clone(),
+        env: pool.env.iter().map(|(name, value)| (name.clone(), value.0.clone())).collect(),
+        folder: pool.folder.0.join(folder_of(name)),
+        grace: pool.stop_grace.0,
+    });
+    Ok(controller::Settings {
+        pool: name.to_owned(),
+        broker: requests::broker(&config.amqp, environment)?,
+        uri: SecretString::from(uri.as_ref().map_or(requests::USUAL, |uri| uri.reveal())),
+        names,
+        keeping: controller::Keeping {
+            profile: match pool.profile {
+                Profile::Fast => controller::Profile::Fast,
+                Profile::Safe => controller::Profile::Safe,
+            },
+            message_ttl: (ttl > 0).then_some(ttl),
+            max_length: pool.max_length,
+            delivery_limit: pool.delivery_limit,
+        },
+        tuning: tuning_of(pool),
+        program,
+        dead_letter_status: pool.dead_letter_status.clone(),
+    })
+}
+
+/// What can be changed while a controller runs.
+fn tuning_of(pool: &Pool) -> controller::Tuning {
+    controller::Tuning {
+        delays: tracker::Policy { unbind_delay: pool.unbind_delay.0, stop_delay: pool.stop_delay.0 },
+        limits: scale::Limits {
+            min: pool.min,
+            max: pool.max,
+            spares: pool.spares,
+            concurrency: pool.concurrency,
+            down_after: pool.down_after.0,
+            starting_max: pool.starting_max,
+        },
+        budget: pool.budget.map(|workers| scale::Budget { workers, turn: pool.turn.0 }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_folder_of_a_pool_is_below_the_one_that_is_configured_and_no_other_pools() {
+        let names = ["core", "..", ".", "a/b", "a%2Fb", "a.b", "a-b"];
+        let folders: std::collections::BTreeSet<String> = names.into_iter().map(folder_of).collect();
+        assert_eq!(folders.len(), names.len());
+        assert!(folders.contains("core") && folders.contains("a-b"));
+        assert!(folders.iter().all(|folder| !folder.contains(['/', '.'])), "{folders:?}");
+    }
+}

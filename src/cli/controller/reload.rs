@@ -1,0 +1,142 @@
+//! Reading the configuration again while a controller runs: all of it is accepted or none, and what only a restart can
+//! change is said by name.
+
+use std::future::Future;
+use std::io;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Mutex;
+
+use super::tuning_of;
+use crate::cli::reload::changed;
+use crate::cli::settings::{ControllerFlags, Settings};
+use crate::config::pool::Pool;
+use crate::config::{Config, Environment};
+use crate::controller::Control;
+use crate::observe::log;
+
+/// What reads the configuration again.
+pub(super) struct Reloader {
+    settings: Settings<ControllerFlags>,
+    environment: Environment,
+    controls: Vec<Control>,
+    /// What the controller works with.
+    running: Mutex<Config>,
+}
+
+impl Reloader {
+    /// For a controller that was started with `running`.
+    pub(super) fn new(
+        settings: Settings<ControllerFlags>,
+        environment: Environment,
+        controls: Vec<Control>,
+        running: Config,
+    ) -> Self {
+        Self { settings, environment, controls, running: Mutex::new(running) }
+    }
+
+    /// Reads it again. Answers with what has changed, and what waits for a restart.
+    ///
+    /// # Errors
+    ///
+    /// Everything that is wrong with it; nothing has changed then.
+    pub(super) async fn reload(&self) -> Result<String, String> {
+        // One after the other, each as a whole.
+        let mut running = self.running.lock().await;
+        let new = self.settings.load(&self.environment).map_err(|failure| failure.message)?.config;
+        let before = running.clone();
+        take_over(&mut running, &new);
+        let (now, later) = (changed(&before, &running), changed(&running, &new));
+        if !now.is_empty() {
+            for control in &self.controls {
+                if let Some(pool) = running.pool.get(&control.pool) {
+                    control.tune(tuning_of(pool)).await;
+                }
+            }
+            log::refilter(&running.log);
+        }
+        let said = match (now.is_empty(), later.is_empty()) {
+            (true, true) => "the configuration is as it was".to_owned(),
+            (false, true) => format!("changed: {}", now.join(", ")),
+            (true, false) => format!("nothing has changed; a restart is needed for {}", later.join(", ")),
+            (false, false) => format!("changed: {}; a restart is needed for {}", now.join(", "), later.join(", ")),
+        };
+        tracing::info!("configuration read again; {said}");
+        Ok(said)
+    }
+
+    /// Reads it again at every HUP. Never resolves.
+    ///
+    /// # Errors
+    ///
+    /// Where no handler can be installed.
+    pub(super) fn at_hup(&self) -> io::Result<impl Future<Output = ()>> {
+        let mut hup = signal(SignalKind::hangup())?;
+        Ok(async move {
+            while hup.recv().await.is_some() {
+                if let Err(error) = self.reload().await {
+                    tracing::error!("the configuration is refused and the old one stays: {error}");
+                }
+            }
+            std::future::pending::<()>().await;
+        })
+    }
+}
+
+/// The keys that take effect while a controller runs.
+fn take_over(running: &mut Config, new: &Config) {
+    for (name, pool) in &mut running.pool {
+        let Some(new) = new.pool.get(name) else { continue };
+        let Pool {
+            unbind_delay,
+            stop_delay,
+            min,
+            max,
+            spares,
+            concurrency,
+            down_after,
+            starting_max,
+            budget,
+            turn,
+            ..
+        } = new.clone();
+        let kept = pool.clone();
+        *pool = Pool {
+            unbind_delay,
+            stop_delay,
+            min,
+            max,
+            spares,
+            concurrency,
+            down_after,
+            starting_max,
+            budget,
+            turn,
+            ..kept
+        };
+    }
+    running.log.level = new.log.level.clone();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_delays_take_effect_and_the_rest_waits_for_a_restart() {
+        let mut running = Config::default();
+        running.pool.insert("core".to_owned(), Pool::default());
+        let mut new = running.clone();
+        let pool = new.pool.get_mut("core").unwrap();
+        (pool.max, pool.budget, pool.unbind_delay) = (7, Some(3), "5s".parse().unwrap());
+        pool.command = vec!["other".to_owned()];
+        new.pool.insert("second".to_owned(), Pool::default());
+        let before = running.clone();
+        take_over(&mut running, &new);
+        assert_eq!(changed(&before, &running), ["pool.core.budget", "pool.core.max", "pool.core.unbind_delay"]);
+        let later = changed(&running, &new);
+        assert!(later.contains(&"pool.core.command".to_owned()), "{later:?}");
+        assert!(later.contains(&"pool.second.max".to_owned()), "{later:?}");
+        assert!(!later.contains(&"pool.core.max".to_owned()), "{later:?}");
+    }
+}

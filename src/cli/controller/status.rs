@@ -1,0 +1,313 @@
+//! A controller's status as a person reads it.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use clap::{Args, ValueHint};
+
+use super::{nothing_to_control, socket_of};
+use crate::cli::exit::{Ended, Failure};
+use crate::cli::output::Format;
+use crate::cli::settings::{NoFlags, Settings};
+use crate::cli::steer::status::{BOLD, PLAIN, columns, plain};
+use crate::cli::steer::{shown, shown_every};
+use crate::config::Environment;
+use crate::config::environment::SOCKET_VARIABLE;
+use crate::config::values::Span;
+use crate::control::client::{Client, Error};
+use crate::control::controller::Status;
+use crate::controller::view::{Fault, Group, Phase, Pool, Role, Workers};
+
+/// `journeyman controller status`
+#[derive(Debug, Args)]
+pub(super) struct StatusArgs {
+    /// The controller's control socket [env: JOURNEYMAN_SOCKET] [default: that of the configuration]
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    socket: Option<PathBuf>,
+    /// Configuration file of the controller
+    #[arg(long, short, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    config: Option<PathBuf>,
+    /// How to answer
+    #[arg(long, short, value_enum, default_value_t = Format::Table)]
+    output: Format,
+    /// Show it again and again, every so often
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "2s")]
+    watch: Option<Span>,
+}
+
+/// Asks a controller.
+///
+/// # Errors
+///
+/// Where there is none, or it does not answer as it should.
+pub(super) async fn run(arguments: StatusArgs, environment: &Environment) -> Ended {
+    let socket = match arguments.socket.or_else(|| environment.get(SOCKET_VARIABLE).map(PathBuf::from)) {
+        Some(socket) => socket,
+        None => of_configuration(arguments.config, environment)?,
+    };
+    let client = Client::new(&socket).map_err(failed)?;
+    let look = async || {
+        let looked = client.controller().await.map_err(failed)?;
+        Ok(match arguments.output {
+            Format::Json => format!("{:#}\n", serde_json::to_value(&looked).unwrap_or_default()),
+            Format::Table => table(&looked),
+        })
+    };
+    shown_every(arguments.watch.as_ref(), look).await
+}
+
+fn of_configuration(file: Option<PathBuf>, environment: &Environment) -> Result<PathBuf, Failure> {
+    let hint = "It names the controller's socket; `--socket PATH` does without it.";
+    let told = |failure: Failure| Failure { message: format!("{}\n\n{hint}", failure.message), ..failure };
+    let loaded = Settings::<NoFlags>::of_file(file).load(environment).map_err(told)?;
+    Ok(socket_of(&loaded.config).ok_or_else(|| told(nothing_to_control()))?.path)
+}
+
+fn failed(error: Error) -> Failure {
+    let message = match &error {
+        Error::NobodyThere(socket) => format!(
+            "no controller answers at {}: is one running? `journeyman controller --config FILE` starts one, `--socket` names \
+             another socket, `--config` another configuration",
+            socket.display()
+        ),
+        Error::Forbidden(socket) => {
+            format!("{} may not be used by this user: it is for the controller's own user and group", socket.display())
+        }
+        Error::Silent { socket, pid: Some(pid) } => format!(
+            "{}: process {pid} listens there, and has not answered. Where `ps -o stat= -p {pid}` shows a T it is stopped, and \
+             `kill -CONT {pid}` lets it go on; otherwise it hangs: `kill -KILL {pid}`; its workers go on, and the next start \
+             finds them",
+            socket.display()
+        ),
+        Error::Silent { pid: None, .. } | Error::Refused(_) | Error::Gone(_) | Error::Slow(_) | Error::Broken(..) => {
+            return error.into();
+        }
+    };
+    Failure { message, ..Failure::from(error) }
+}
+
+/// The whole of it.
+fn table(status: &Status) -> String {
+    let view = &status.view;
+    let mut out = String::new();
+    // Writing to a String cannot fail.
+    _ = writeln!(
+        out,
+        "journeyman {}  controller  up {}  pid {}",
+        status.version,
+        shown(view.uptime_seconds),
+        status.pid
+    );
+    for pool in &view.pools {
+        out.push_str(&of_pool(pool));
+    }
+    out
+}
+
+fn of_pool(pool: &Pool) -> String {
+    let mut out = format!(
+        "\npool {}  {BOLD}{}{PLAIN} for {}   {}\n",
+        plain(&pool.name),
+        pool.role.as_str().to_uppercase(),
+        shown(pool.role_seconds),
+        plain(&pool.broker.address)
+    );
+    let mut line = |label: &str, text: &str| {
+        // Writing to a String cannot fail.
+        _ = writeln!(out, "  {label:LABEL$}  {text}");
+    };
+    if let Some(why) = rests(pool) {
+        line("", &format!("nothing is started or stopped: {why}"));
+    }
+    line("workers", &all_workers(pool));
+    let counts = pool.counts;
+    line("orphans", &format!("{} in hand   {} forwarded", pool.orphans, counts.orphans_forwarded));
+    line("answered", &format!("{} in a worker's place   {} put aside as poison", counts.dead_letters, counts.poison));
+    let behind = if pool.reached < pool.generation { format!(" of {}", pool.generation) } else { String::new() };
+    line("steps", &format!("change {}{behind} reached   {} failed", pool.reached, counts.steps_failed));
+    if let Some(error) = &pool.last_error {
+        line("last error", &ago(error));
+    }
+    out.push_str("  groups\n");
+    out.push_str(&groups(pool));
+    out
+}
+
+/// The width of the first column.
+const LABEL: usize = 10;
+
+fn rests(pool: &Pool) -> Option<String> {
+    let why = pool.role.rests()?;
+    Some(match &pool.broker.error {
+        Some(error) if pool.role == Role::Disconnected => {
+            format!("{why}, tried {} times: {}", pool.broker.failures, plain(error))
+        }
+        Some(_) | None => why.to_owned(),
+    })
+}
+
+fn all_workers(pool: &Pool) -> String {
+    if !pool.starts_workers {
+        return "started by somebody else, who is not seen here".to_owned();
+    }
+    let budget = pool.budget.map_or_else(String::new, |budget| format!("   the budget is {budget}"));
+    format!(
+        "{}   {} started   {} failed{budget}",
+        workers(pool.workers),
+        pool.counts.workers_started,
+        pool.counts.workers_failed
+    )
+}
+
+fn workers(workers: Workers) -> String {
+    let Workers { starting, idle, busy, going } = workers;
+    let kinds = [(starting, "starting"), (idle, "idle"), (busy, "busy"), (going, "going")];
+    let there: Vec<String> =
+        kinds.iter().filter(|(count, _)| *count > 0).map(|(count, kind)| format!("{count} {kind}")).collect();
+    if there.is_empty() { "none".to_owned() } else { there.join(", ") }
+}
+
+fn ago(fault: &Fault) -> String {
+    format!("{} ago: {}", shown(fault.seconds_ago), plain(&fault.text))
+}
+
+fn groups(pool: &Pool) -> String {
+    if pool.groups.is_empty() {
+        return "  none: nobody has asked under any key\n".to_owned();
+    }
+    let head = ["KEY", "PHASE", "NEXT", "READY", "WORKERS", "WANTED", "WHY"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    rows.extend(pool.groups.iter().map(|group| {
+        let next = match group.phase {
+            Phase::Active => "unbound",
+            Phase::Unbound => "going",
+            Phase::Going => "deleted",
+        };
+        let number = |count: Option<u32>| count.map_or_else(|| "-".to_owned(), |count| count.to_string());
+        vec![
+            plain(&group.key),
+            group.phase.as_str().to_owned(),
+            group.next_phase_seconds.map_or_else(|| next.to_owned(), |left| format!("{next} in {}", shown(left))),
+            number(group.ready),
+            if pool.starts_workers { workers(group.workers) } else { "-".to_owned() },
+            number(group.wanted),
+            why(group),
+        ]
+    }));
+    columns(rows)
+}
+
+/// Why it has as many workers as it has, and what is in the way of more.
+fn why(group: &Group) -> String {
+    let mut why = Vec::new();
+    if !group.reasons.is_empty() {
+        why.push(group.reasons.join(", "));
+    }
+    if group.short_lives > 0 {
+        let lives = if group.short_lives == 1 { "worker" } else { "workers in a row" };
+        let pause =
+            group.pause_seconds.map_or_else(String::new, |left| format!(", the next starts in {}", shown(left)));
+        let fails = if group.fails { "FAILS: " } else { "" };
+        why.push(format!("{fails}{} {lives} did not last{pause}", group.short_lives));
+    }
+    if let Some(ended) = group.last_end.as_ref().filter(|_| group.short_lives > 0) {
+        why.push(format!("the last one {}", ago(ended)));
+    }
+    if let Some(waits) = &group.waits {
+        let left = group.waits_seconds.map_or_else(String::new, |left| format!(" in {}", shown(left)));
+        why.push(format!("{waits}{left}"));
+    }
+    why.join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controller::view::{Broker, Counts, View};
+
+    fn group(key: &str, phase: Phase) -> Group {
+        Group {
+            key: key.to_owned(),
+            phase,
+            next_phase_seconds: None,
+            generation: 1,
+            settled: true,
+            ready: None,
+            workers: Workers::default(),
+            wanted: Some(0),
+            reasons: Vec::new(),
+            waits: None,
+            waits_seconds: None,
+            pause_seconds: None,
+            short_lives: 0,
+            fails: false,
+            last_end: None,
+        }
+    }
+
+    fn pool(name: &str, role: Role, groups: Vec<Group>) -> Pool {
+        Pool {
+            name: name.to_owned(),
+            role,
+            role_seconds: 62.0,
+            broker: Broker {
+                address: "amqp://mq:5672/%2f".to_owned(),
+                connected: role != Role::Disconnected,
+                error: (role == Role::Disconnected).then(|| "connection\nrefused".to_owned()),
+                failures: 4,
+            },
+            generation: 9,
+            reached: 9,
+            budget: None,
+            starts_workers: true,
+            workers: Workers::default(),
+            groups,
+            orphans: 0,
+            counts: Counts::default(),
+            last_error: None,
+        }
+    }
+
+    #[test]
+    fn the_table_says_of_each_group_why_it_has_so_many_workers_and_of_each_pool_what_is_in_the_way() {
+        let mut warm = group("42", Phase::Active);
+        warm.next_phase_seconds = Some(571.0);
+        (warm.ready, warm.wanted) = (Some(5), Some(3));
+        warm.workers = Workers { starting: 1, idle: 0, busy: 2, going: 0 };
+        warm.reasons = vec!["the load needs 5".to_owned(), "3 at most".to_owned()];
+        let mut failing = group("b\u{1b}[2J", Phase::Unbound);
+        failing.next_phase_seconds = Some(3.0);
+        (failing.ready, failing.wanted) = (Some(0), Some(1));
+        failing.reasons = vec!["the load needs 0".to_owned(), "1 at least".to_owned()];
+        (failing.short_lives, failing.fails, failing.pause_seconds) = (6, true, Some(40.0));
+        failing.last_end = Some(Fault { text: "exit status: 1; its log is x.log".to_owned(), seconds_ago: 12.0 });
+        let mut going = group("c", Phase::Going);
+        going.workers.going = 1;
+        going.reasons = vec!["nobody needs the group".to_owned()];
+        going.waits = Some("its queue goes when its last worker has ended".to_owned());
+        let mut core = pool("core", Role::Active, vec![warm, failing, going]);
+        (core.budget, core.reached, core.orphans) = (Some(10), 8, 2);
+        core.workers = Workers { starting: 1, idle: 0, busy: 2, going: 1 };
+        core.counts = Counts {
+            orphans_forwarded: 17,
+            dead_letters: 3,
+            poison: 1,
+            steps: 20,
+            steps_failed: 1,
+            reports: 40,
+            workers_started: 11,
+            workers_failed: 7,
+            broker_losses: 0,
+        };
+        core.last_error =
+            Some(Fault { text: "a step about the queue of 42: not done in 30s".to_owned(), seconds_ago: 75.0 });
+        let pools = vec![
+            core,
+            pool("far", Role::Disconnected, Vec::new()),
+            Pool { starts_workers: false, ..pool("second", Role::Standby, Vec::new()) },
+        ];
+        let view = View { uptime_seconds: 3_700.0, pools };
+        let text = table(&Status { version: "1.2.3".to_owned(), pid: 7, view });
+        assert_eq!(text.replace(BOLD, "").replace(PLAIN, ""), include_str!("status.txt"));
+    }
+}

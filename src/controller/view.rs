@@ -1,0 +1,225 @@
+//! A controller as a person may look at it: which groups there are and why, and what keeps one from working.
+//!
+//! Times are seconds, spans count from the moment of the view. Nothing in here is a secret: no request, no credential.
+
+use serde::{Deserialize, Serialize};
+
+/// Everything, at one moment. The keys are stable: `journeyman controller status -o json` shows them as they are.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct View {
+    /// Since it started.
+    pub uptime_seconds: f64,
+    /// In the order of their names.
+    pub pools: Vec<Pool>,
+}
+
+/// A pool.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Pool {
+    /// As people call it.
+    pub name: String,
+    /// What this process is to it.
+    pub role: Role,
+    /// Since when.
+    pub role_seconds: f64,
+    /// Its broker.
+    pub broker: Broker,
+    /// The last change of what is wanted.
+    pub generation: u64,
+    /// Every change up to this one has been carried out.
+    pub reached: u64,
+    /// How many workers all groups may have together; absent where any number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<u32>,
+    /// Whether workers are started here; somebody else does otherwise, and they are not counted.
+    pub starts_workers: bool,
+    /// The workers of all groups.
+    pub workers: Workers,
+    /// In the order of their keys.
+    pub groups: Vec<Group>,
+    /// Requests in hand that came under a key without a queue.
+    pub orphans: u64,
+    /// What has been counted since the start.
+    pub counts: Counts,
+    /// The last thing that went wrong, where something did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<Fault>,
+}
+
+/// What a controller is to a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Role {
+    /// It has the broker no longer, or not yet.
+    Disconnected,
+    /// Another one has the pool.
+    Standby,
+    /// It has the pool, and makes its exchanges and queues.
+    Starting,
+    /// It controls the pool.
+    Active,
+}
+
+impl Role {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Disconnected, Self::Standby, Self::Starting, Self::Active];
+
+    /// Its name.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Disconnected => "disconnected",
+            Self::Standby => "standby",
+            Self::Starting => "starting",
+            Self::Active => "active",
+        }
+    }
+
+    /// Why groups are left as they are; `None` where they are not.
+    #[must_use]
+    pub const fn rests(self) -> Option<&'static str> {
+        match self {
+            Self::Disconnected => Some("the broker cannot be reached"),
+            Self::Standby => Some("it stands by: another controller has this pool"),
+            Self::Starting => Some("it makes the pool's exchanges and queues"),
+            Self::Active => None,
+        }
+    }
+}
+
+/// A broker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Broker {
+    /// Its address, without user and password.
+    pub address: String,
+    /// Whether there is a connection.
+    pub connected: bool,
+    /// Why there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// How often in a row there was none.
+    pub failures: u32,
+}
+
+/// Something that went wrong.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Fault {
+    /// What.
+    pub text: String,
+    /// How long ago.
+    pub seconds_ago: f64,
+}
+
+/// Workers by what they do.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Workers {
+    /// Were started and are not ready yet.
+    pub starting: u32,
+    /// Are ready and hold nothing.
+    pub idle: u32,
+    /// Hold requests, or nobody knows.
+    pub busy: u32,
+    /// Were told to go.
+    pub going: u32,
+}
+
+impl Workers {
+    /// All of them.
+    #[must_use]
+    pub const fn all(self) -> u32 {
+        self.starting + self.idle + self.busy + self.going
+    }
+}
+
+/// A group.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Group {
+    /// Its key.
+    pub key: String,
+    /// What is wanted of it.
+    pub phase: Phase,
+    /// Until the next phase, if nothing more is heard of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_phase_seconds: Option<f64>,
+    /// The change that led to what is wanted.
+    pub generation: u64,
+    /// Whether that has been carried out.
+    pub settled: bool,
+    /// Requests that no worker holds; absent where nobody has looked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready: Option<u32>,
+    /// Its workers.
+    pub workers: Workers,
+    /// How many it is to have; absent where that was not decided here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wanted: Option<u32>,
+    /// Why so many: each bound that changed the number, in the order in which they did.
+    #[serde(default)]
+    pub reasons: Vec<String>,
+    /// What its queue waits for; absent where it is as it is to be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits: Option<String>,
+    /// Until that is over, where it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits_seconds: Option<f64>,
+    /// Until a worker may be started again after others that did not last; absent where one may at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pause_seconds: Option<f64>,
+    /// How many workers in a row did not last.
+    pub short_lives: u32,
+    /// Whether that were so many that somebody has to look.
+    pub fails: bool,
+    /// How its last worker ended that was not told to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_end: Option<Fault>,
+}
+
+/// What is wanted of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// Requests go straight to its queue.
+    Active,
+    /// Requests go to the orphans; its workers finish what is in its queue.
+    Unbound,
+    /// Its workers are told to end, and then its queue is deleted.
+    Going,
+}
+
+impl Phase {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Active, Self::Unbound, Self::Going];
+
+    /// Its name.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Active => "active",
+            Self::Unbound => "unbound",
+            Self::Going => "going",
+        }
+    }
+}
+
+/// What has been counted of a pool since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Orphans that were forwarded to their queue.
+    pub orphans_forwarded: u64,
+    /// Requests that were answered in a worker's place, dead letters and orphans without a queue.
+    pub dead_letters: u64,
+    /// Those of them that were put aside as poison.
+    pub poison: u64,
+    /// Steps about queues that were carried out.
+    pub steps: u64,
+    /// Steps about queues that failed.
+    pub steps_failed: u64,
+    /// Reports of workers.
+    pub reports: u64,
+    /// Workers that were started.
+    pub workers_started: u64,
+    /// Workers that ended without being told to, or could not be started.
+    pub workers_failed: u64,
+    /// How often the broker was lost.
+    pub broker_losses: u64,
+}

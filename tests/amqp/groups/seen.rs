@@ -1,0 +1,120 @@
+//! What a person sees of a controller.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::{Pool, READY};
+use crate::support::within;
+
+/// `journeyman controller status`; what it prints.
+pub(super) async fn status(socket: &Path, more: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
+    command.args(["controller", "status", "--socket"]).arg(socket).args(more).env_clear().stdin(Stdio::null());
+    let said = tokio::task::spawn_blocking(move || command.output().expect("it runs"));
+    let said = within("the status", said).await.expect("it ends");
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    String::from_utf8(said.stdout).expect("UTF-8")
+}
+
+/// Looks at the first pool until it is as it should be. Nobody tells when it is: it has to be asked.
+pub(super) async fn until(socket: &Path, what: &str, like: impl Fn(&Value) -> bool) -> Value {
+    within(what, async {
+        loop {
+            let seen: Value = serde_json::from_str(&status(socket, &["-o", "json"]).await).expect("JSON");
+            if like(&seen["pools"][0]) {
+                return seen["pools"][0].clone();
+            }
+        }
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn status_says_why_a_group_has_so_many_workers_and_what_came_of_its_requests() {
+    let Some(pool) = Pool::new().await else { return };
+    let mut controller = pool.controller(&format!("spares = 1\nmax = 1\n{}", pool.echo()));
+    controller.says(READY).await;
+    pool.ask("a b", "1").await;
+    assert!(pool.client.answer("1").await.partial);
+    assert_eq!(pool.client.answer("1").await.status(), "ok");
+    let socket = pool.folder.path().join("workers/controller.sock");
+    let busy = |seen: &Value| seen["groups"][0]["workers"]["busy"] == 1 && seen["groups"][0]["settled"] == true;
+    let seen = until(&socket, "the worker is seen", busy).await;
+    assert_eq!((&seen["role"], &seen["broker"]["connected"]), (&"active".into(), &true.into()), "{seen}");
+    assert_eq!((&seen["orphans"], &seen["counts"]["orphans_forwarded"]), (&0.into(), &1.into()), "{seen}");
+    assert_eq!((&seen["counts"]["workers_started"], &seen["generation"]), (&1.into(), &seen["reached"]), "{seen}");
+    let group = &seen["groups"][0];
+    assert_eq!((&group["key"], &group["phase"], &group["wanted"]), (&"a b".into(), &"active".into(), &1.into()));
+    assert!(group["next_phase_seconds"].as_f64().is_some_and(|left| left > 500.0 && left <= 600.0), "{group}");
+    let reasons = group["reasons"].to_string();
+    assert!(["the load needs", "1 at least", "1 at most"].iter().any(|reason| reasons.contains(reason)), "{reasons}");
+    let table = status(&socket, &[]).await;
+    for part in [&format!("pool {}  ACTIVE", pool.name), "a b", "unbound in 9m", "1 busy", "1 forwarded", "WHY"] {
+        assert!(table.contains(part), "{part}: {table}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn status_says_that_workers_do_not_last_and_where_the_log_of_the_last_one_is() {
+    let Some(pool) = Pool::new().await else { return };
+    let mut controller = pool.controller("command = [\"/bin/false\"]\n");
+    controller.says(READY).await;
+    pool.ask("a", "1").await;
+    controller.says("a worker has ended").await;
+    let socket = pool.folder.path().join("workers/controller.sock");
+    let seen = until(&socket, "the end is seen", |seen| seen["groups"][0]["short_lives"] != 0).await;
+    let last = seen["groups"][0]["last_end"]["text"].as_str().unwrap_or_default();
+    assert!(last.contains("exit status: 1; its log is ") && last.ends_with(".log"), "{seen}");
+    until(&socket, "its request waits", |seen| seen["groups"][0]["ready"] == 1).await;
+    let table = status(&socket, &[]).await;
+    assert!(table.contains("did not last") && table.contains("exit status: 1"), "{table}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_controller_that_stands_by_says_so_and_answers_at_the_socket_of_the_one_that_went() {
+    let Some(pool) = Pool::new().await else { return };
+    let mut first = pool.controller("");
+    first.says(READY).await;
+    let shared = pool.folder.path().join("workers/controller.sock");
+    until(&shared, "the first one controls", |seen| seen["role"] == "active").await;
+    let own = pool.folder.path().join("second.sock");
+    let mut second = pool.controller(&format!("[control]\nsocket = \"{}\"\n", own.display()));
+    second.says("this one stands by").await;
+    until(&own, "the second one stands by", |seen| seen["role"] == "standby").await;
+    let table = status(&own, &[]).await;
+    assert!(table.contains("STANDBY") && table.contains("nothing is started or stopped"), "{table}");
+    let mut third = pool.controller("");
+    third.says("another process answers at the control socket").await;
+    first.signal(Signal::KILL);
+    drop(first);
+    // The first one's socket is the third one's then; which of both has the pool, the broker says.
+    let active = async |socket: &Path| status(socket, &[]).await.contains("ACTIVE");
+    within("the third one answers", async { while std::os::unix::net::UnixStream::connect(&shared).is_err() {} }).await;
+    within("one of them has the pool", async { while !active(&own).await && !active(&shared).await {} }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_configuration_that_is_read_again_is_heeded_at_once_and_a_bad_one_is_refused() {
+    let Some(pool) = Pool::new().await else { return };
+    let echo = pool.echo();
+    let mut controller = pool.controller(&echo);
+    controller.says(READY).await;
+    pool.ask("a", "1").await;
+    let socket = pool.folder.path().join("workers/controller.sock");
+    until(&socket, "one is enough", |seen| seen["groups"][0]["wanted"] == 1).await;
+    pool.write(&format!("min = 2\nmax = 2\nstop_grace = \"5s\"\n{echo}"));
+    controller.signal(Signal::HUP);
+    let name = &pool.name;
+    let said = format!("changed: pool.{name}.max, pool.{name}.min; a restart is needed for pool.{name}.stop_grace");
+    controller.says(&said).await;
+    until(&socket, "two are wanted", |seen| seen["groups"][0]["wanted"] == 2).await;
+    pool.write(&format!("min = 3\nmax = 2\n{echo}"));
+    controller.signal(Signal::HUP);
+    controller.says("the configuration is refused and the old one stays").await;
+    until(&socket, "two are there", |seen| seen["counts"]["workers_started"] == 2).await;
+    let seen = until(&socket, "two are wanted", |seen| seen["groups"][0]["wanted"] == 2).await;
+    assert_eq!(seen["role"], "active", "{seen}");
+}

@@ -1,0 +1,65 @@
+//! `journeyman controller` without a broker, and those who ask for one that is not there.
+
+use std::path::Path;
+
+use rustix::process::Signal;
+
+use crate::server::Server;
+use crate::support::{journeyman, run};
+
+/// Nobody listens there.
+const NO_BROKER: &str = "amqp://me:secret-canary-5@127.0.0.1:1/";
+
+/// A controller with this configuration that has found no broker.
+fn without_broker(folder: &Path, more: &str) -> Server {
+    let text = format!("[pool.core]\nfolder = \"pool\"\n{more}");
+    std::fs::write(folder.join("journeyman.toml"), text).expect("the file can be written");
+    let mut controller = Server::start(journeyman(folder).arg("controller").env("WORKER_AMQP_URI", NO_BROKER));
+    controller.logs("the broker is lost");
+    controller
+}
+
+#[test]
+fn who_asks_a_controller_that_is_not_there_is_told_what_to_do() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let said = run(journeyman(folder.path()).args(["controller", "status"]), "");
+    assert_eq!(said.code, 30, "{}", said.err);
+    assert!(said.err.contains("there is no [pool.NAME]") && said.err.contains("--socket PATH"), "{}", said.err);
+    std::fs::write(folder.path().join("journeyman.toml"), "[pool.core]\nfolder = \"pool\"\n").expect("it is written");
+    for more in [["--config", "journeyman.toml"], ["--socket", "pool/controller.sock"]] {
+        let said = run(journeyman(folder.path()).args(["controller", "status"]).args(more), "");
+        assert_eq!(said.code, 32, "{}", said.err);
+        assert!(said.err.contains("no controller answers at pool/controller.sock"), "{}", said.err);
+        assert!(said.err.contains("`journeyman controller --config FILE` starts one"), "{}", said.err);
+    }
+}
+
+#[test]
+fn a_controller_without_a_broker_says_so_and_why_and_no_secret() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let controller = without_broker(here, "");
+    let table = run(journeyman(here).args(["controller", "status"]), "");
+    assert_eq!(table.code, 0, "{}", table.err);
+    for part in [
+        "pool core  DISCONNECTED",
+        "nothing is started or stopped: the broker cannot be reached, tried ",
+        "127.0.0.1:1",
+    ] {
+        assert!(table.out.contains(part), "{part}: {}", table.out);
+    }
+    let json = run(journeyman(here).args(["controller", "status", "-o", "json"]), "").out;
+    let seen: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(
+        (&seen["pools"][0]["role"], &seen["pools"][0]["groups"]),
+        (&"disconnected".into(), &serde_json::json!([]))
+    );
+    assert!(seen["pools"][0]["broker"]["error"].as_str().is_some_and(|error| !error.is_empty()), "{json}");
+    assert!(!json.contains("secret-canary-5") && !table.out.contains("secret-canary-5"), "{json}");
+    // It is no worker.
+    let said = run(journeyman(here).args(["status", "--socket", "pool/controller.sock"]), "");
+    assert!(said.err.contains("`journeyman controller status` asks it"), "{}", said.err);
+    controller.signal(Signal::TERM);
+    assert_eq!(controller.ends().code, 0);
+    assert!(!here.join("pool/controller.sock").exists());
+}
