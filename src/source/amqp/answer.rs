@@ -11,8 +11,10 @@ use crate::amqp::{self, table};
 use crate::domain::refusal::Refusal;
 use crate::source::{Answer, Partial, Refused, Reply, Status};
 
+use super::clients::is_direct;
+use super::outlet::Published;
 use super::part::Around;
-use super::session::{self, Published, Session};
+use super::session::Session;
 
 /// How it went.
 const STATUS: &str = "x-status";
@@ -43,11 +45,11 @@ impl Partial for Sender {
             let published = if shelved {
                 Arc::clone(&self.around.link).publish(to.clone(), properties, reply.body).await
             } else {
-                Arc::clone(&self.session).publish(to.clone(), properties, reply.body).await
+                Arc::clone(&self.session.outlet).publish(to.clone(), properties, reply.body).await
             };
             match published {
                 Ok(Published::Taken)
-                    if !shelved && session::is_direct(&to) && matches!(self.session.is_there(&to).await, Ok(false)) =>
+                    if !shelved && is_direct(&to) && matches!(self.session.clients.is_there(&to).await, Ok(false)) =>
                 {
                     self.around.tally.clients_gone.add();
                     Err(refused(Refusal::Gone, "nobody waits for it any more"))

@@ -16,7 +16,7 @@ use crate::host::crash::crash_point;
 use super::Early;
 use super::answer;
 use super::link::Link;
-use super::session::Published;
+use super::outlet::Published;
 use super::shelf::{Entry, Left, Shelf, Shelved, Unread};
 use super::tally::Tally;
 use super::task;

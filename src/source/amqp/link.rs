@@ -12,7 +12,7 @@ use crate::limits::AMQP_CHANNEL_LOOK_EVERY;
 use crate::source::Refused;
 
 use super::lock;
-use super::session::{self, Published};
+use super::outlet::{self, Published};
 use super::tally::Tally;
 
 /// A connection that is made anew when it was lost.
@@ -57,18 +57,23 @@ impl Link {
     ) -> lapin::Result<Published> {
         let connection = self.connection().await.map_err(|refused| io::Error::other(refused.what))?;
         let publishing = async {
-            let channel = session::confirming(&connection).await?;
-            session::published(session::sent(&channel, key, properties, body).await?).await
+            let channel = outlet::confirming(&connection).await?;
+            outlet::published(outlet::sent(&channel, key, properties, body).await?).await
         };
-        while_it(|| connection.status().connected(), publishing).await
+        while_connected(&connection, publishing).await
     }
 }
 
-/// Goes on for as long as the connection stands. What is asked of one at the moment of its end is at times never answered.
-pub(super) async fn while_it<T>(
-    stands: impl Fn() -> bool,
+/// Goes on for as long as this connection stands.
+pub(super) async fn while_connected<T>(
+    connection: &Connection,
     work: impl Future<Output = lapin::Result<T>>,
 ) -> lapin::Result<T> {
+    while_it(|| connection.status().connected(), work).await
+}
+
+/// Goes on for as long as the connection stands. What is asked of one at the moment of its end is at times never answered.
+async fn while_it<T>(stands: impl Fn() -> bool, work: impl Future<Output = lapin::Result<T>>) -> lapin::Result<T> {
     let mut work = std::pin::pin!(work);
     loop {
         match timeout(AMQP_CHANNEL_LOOK_EVERY, work.as_mut()).await {

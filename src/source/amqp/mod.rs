@@ -6,9 +6,11 @@
 
 mod answer;
 mod aside;
+mod clients;
 mod interrupted;
 mod keeping;
 mod link;
+mod outlet;
 mod part;
 mod session;
 mod settings;
@@ -42,6 +44,7 @@ use crate::limits::{AMQP_CLOSE_WAIT, AMQP_LEASE, AMQP_POLL_HOLD};
 
 use super::{Answer, Artifact, Batch, Claim, Grant, Manner, Message, News, Opened, Recovered, Refused, Source, Window};
 use aside::{Aside, give_up};
+use clients::Clients;
 use interrupted::Interrupted;
 use link::Link;
 use part::{Around, Part, Plan, Taken};
@@ -247,7 +250,7 @@ impl Inner {
             Session::open(broker, connection, queue, &tag, prefetch, epoch).await?;
         self.tally.sessions.add();
         tracing::debug!(queue = queue.as_str(), epoch, prefetch, "consuming");
-        self.beside(Session::ask(Arc::downgrade(&session), addresses, Arc::clone(&self.tally)));
+        self.beside(Clients::ask(Arc::downgrade(&session.clients), addresses, Arc::clone(&self.tally)));
         let (pumped, inner) = (Arc::clone(&session), Arc::downgrade(self));
         self.beside(Arc::clone(&session).pump(consumer, Arc::clone(&self.news), move |waiting| {
             if let Some(inner) = inner.upgrade() {

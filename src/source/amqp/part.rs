@@ -23,7 +23,8 @@ use crate::source::{Refused, Replies, Reply, Status};
 use super::answer::{Sender, error, last};
 use super::keeping::{Shelving, Telling};
 use super::link::Link;
-use super::session::{Published, Session};
+use super::outlet::Published;
+use super::session::Session;
 use super::shelf::Shelf;
 use super::tally::Tally;
 use super::task;
@@ -356,7 +357,7 @@ impl Part {
         match self.published(state, to.clone(), properties(reply), &reply.body, Publish::Answer).await {
             Ok(Published::Taken) => {
                 self.around.tally.answers.add();
-                self.session.ask_after(&to);
+                self.session.clients.ask_after(&to);
             }
             Ok(Published::Returned) => self.around.tally.clients_gone.add(),
             Ok(Published::Refused) => return self.refused_again(state, &to),
@@ -416,11 +417,11 @@ impl Part {
             return Ok(published);
         }
         let publishing = state.publishing.get_or_insert_with(|| {
-            let (session, body) = (Arc::clone(&self.session), Arc::clone(body));
+            let (outlet, body) = (Arc::clone(&self.session.outlet), Arc::clone(body));
             match what {
                 _ if self.is_shelved() => Box::pin(Arc::clone(&self.around.link).publish(key, properties, body)),
-                Publish::Answer => Box::pin(session.publish(key, properties, body)),
-                Publish::Copy => Box::pin(session.publish_alone(key, properties, body)),
+                Publish::Answer => Box::pin(outlet.publish(key, properties, body)),
+                Publish::Copy => Box::pin(outlet.publish_alone(key, properties, body)),
             }
         });
         let ended = publishing.await;

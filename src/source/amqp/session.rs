@@ -1,40 +1,34 @@
-//! One consumer on one channel: what it was handed, what came of it, and how it ended.
+//! One consumer on one channel: what it was handed, what came of it, and how it ended. What it publishes is in `outlet.rs`.
 //!
 //! A delivery can be acknowledged on the channel that brought it and on no other, so everything here belongs to one channel
 //! for good. What comes after it is another session, with another number (the epoch).
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::io;
+use std::collections::{BTreeSet, VecDeque};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use futures_core::Stream as _;
 use lapin::message::Delivery;
 use lapin::options::{
-    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicPublishOptions, BasicQosOptions, BasicRejectOptions,
-    ConfirmSelectOptions, QueueDeclareOptions,
+    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicQosOptions, BasicRejectOptions, QueueDeclareOptions,
 };
 use lapin::protocol::constants::REPLY_SUCCESS;
 use lapin::types::{FieldTable, ShortString};
-use lapin::{Acker, BasicProperties, Channel, Confirmation, Connection, Consumer, PublisherConfirm};
+use lapin::{Acker, Channel, Connection, Consumer};
 use tokio::sync::{Notify, mpsc};
-use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::amqp::{self, Broker, Provisional};
 use crate::domain::id::Run;
 use crate::domain::refusal::Refusal;
 use crate::host::crash::crash_point;
-use crate::limits::{
-    AMQP_CALL_TIMEOUT, AMQP_CHANNEL_LOOK_EVERY, AMQP_CLIENT_ASKED_EVERY, AMQP_CLIENTS_ASKED_MAX, AMQP_CLIENTS_SEEN_MAX,
-    AMQP_CLOSE_WAIT, AMQP_UNPOLLED_MAX,
-};
+use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_CHANNEL_LOOK_EVERY, AMQP_CLOSE_WAIT, AMQP_UNPOLLED_MAX};
 use crate::source::{News, Refused};
 
-use super::Noticeboard;
-use super::link;
-use super::tally::Tally;
+use super::clients::Clients;
+use super::outlet::{self, Outlet};
+use super::{Noticeboard, link, lock};
 
 /// A delivery that nobody has asked for yet.
 pub(super) struct Waiting {
@@ -51,15 +45,8 @@ pub(super) struct Session {
     broker: Broker,
     connection: Arc<Connection>,
     intake: Channel,
-    answers: Mutex<Channel>,
-    /// Held by whoever makes another channel for answers.
-    renewing: tokio::sync::Mutex<()>,
-    /// Where one copy at a time is published; empty before the first one, and after one that nobody waited for.
-    copies: tokio::sync::Mutex<Option<Channel>>,
-    asking: tokio::sync::Mutex<Option<Channel>>,
-    asked: mpsc::Sender<ShortString>,
-    /// Direct reply addresses at which somebody was a moment ago.
-    there: Mutex<HashMap<Box<str>, Instant>>,
+    pub(super) outlet: Arc<Outlet>,
+    pub(super) clients: Arc<Clients>,
     state: Mutex<State>,
     /// How many claims of it there are, settled or not, that somebody still holds.
     parts: AtomicUsize,
@@ -106,19 +93,8 @@ pub(super) struct Opened {
     pub(super) session: Arc<Session>,
     /// For [`Session::pump`].
     pub(super) consumer: Consumer,
-    /// For [`Session::ask`].
+    /// For [`Clients::ask`].
     pub(super) addresses: mpsc::Receiver<ShortString>,
-}
-
-/// What became of a message that was published.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Published {
-    /// A queue has it.
-    Taken,
-    /// There is no queue for it.
-    Returned,
-    /// The broker did not want it.
-    Refused,
 }
 
 impl Session {
@@ -138,7 +114,7 @@ impl Session {
                 .basic_qos(prefetch, BasicQosOptions::default())
                 .await
                 .map_err(|error| refused("set the prefetch", error))?;
-            let answers = confirming(&connection).await.map_err(|error| refused("open a channel", error))?;
+            let answers = outlet::confirming(&connection).await.map_err(|error| refused("open a channel", error))?;
             // Were it dropped here, the consumer would stay at the broker and take requests that nobody sees.
             let unwanted = Provisional::of(intake.clone());
             // Where ours is too long the broker makes one.
@@ -154,20 +130,16 @@ impl Session {
             Ok(opened) => opened?,
             Err(_) => return Err(amqp::retry(format!("consume from {queue}: not done in {AMQP_CALL_TIMEOUT:?}"))),
         };
-        let (asked, addresses) = mpsc::channel(AMQP_CLIENTS_ASKED_MAX);
+        let (clients, addresses) = Clients::new(Arc::clone(&connection));
         let session = Self {
             epoch,
             prefetch,
             queue: queue.clone(),
             broker: broker.clone(),
+            outlet: Arc::new(Outlet::new(Arc::clone(&connection), answers)),
+            clients,
             connection,
             intake,
-            answers: Mutex::new(answers),
-            renewing: tokio::sync::Mutex::default(),
-            copies: tokio::sync::Mutex::default(),
-            asking: tokio::sync::Mutex::default(),
-            asked,
-            there: Mutex::default(),
             state: Mutex::new(State {
                 waiting: VecDeque::new(),
                 over: None,
@@ -186,7 +158,7 @@ impl Session {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// A poll begins.
@@ -270,150 +242,14 @@ impl Session {
         self.state().unwanted
     }
 
-    /// Publishes an answer by way of the default exchange, and waits until the broker has confirmed. Of several answers on their
-    /// way, lapin gives a return to whichever is confirmed next: how many came back is told, and not which.
-    ///
-    /// # Cancel safety
-    ///
-    /// Not cancel safe: it may or may not have been published.
-    pub(super) async fn publish(
-        self: Arc<Self>,
-        key: ShortString,
-        properties: BasicProperties,
-        body: Arc<[u8]>,
-    ) -> lapin::Result<Published> {
-        let publishing = async {
-            let channel = self.answering().await?;
-            let confirm = sent(&channel, key, properties, body).await?;
-            crash_point("request-published");
-            published(confirm).await
-        };
-        self.while_it_stands(publishing).await
-    }
-
-    /// Publishes what must not be taken for stored when it came back, one at a time, so that a return is its own.
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`Session::publish`].
-    pub(super) async fn publish_alone(
-        self: Arc<Self>,
-        key: ShortString,
-        properties: BasicProperties,
-        body: Arc<[u8]>,
-    ) -> lapin::Result<Published> {
-        apart(async move {
-            let publishing = async {
-                let mut place = self.copies.lock().await;
-                let channel = match place.take().filter(|channel| channel.status().connected()) {
-                    Some(channel) => channel,
-                    None => confirming(&self.connection).await?,
-                };
-                let ended = published(sent(&channel, key, properties, body).await?).await;
-                *place = Some(channel);
-                ended
-            };
-            self.while_it_stands(publishing).await
-        })
-        .await
-    }
-
     /// Acknowledges what it was handed.
     pub(super) async fn acknowledge(&self, acker: &Acker) -> lapin::Result<bool> {
-        self.while_it_stands(acker.ack(BasicAckOptions::default())).await
+        link::while_connected(&self.connection, acker.ack(BasicAckOptions::default())).await
     }
 
     /// Gives up what it was handed.
     pub(super) async fn reject(&self, acker: &Acker, options: BasicRejectOptions) -> lapin::Result<bool> {
-        self.while_it_stands(acker.reject(options)).await
-    }
-
-    async fn while_it_stands<T>(&self, work: impl Future<Output = lapin::Result<T>>) -> lapin::Result<T> {
-        link::while_it(|| self.connection.status().connected(), work).await
-    }
-
-    /// Wants to know whether somebody still waits at a direct reply address, when there is time. One that was there a moment ago
-    /// is not asked after; where many are, some are not.
-    pub(super) fn ask_after(&self, address: &ShortString) {
-        if !is_direct(address) || self.seen_lately(address) {
-            return;
-        }
-        if self.asked.try_send(address.clone()).is_err() {
-            tracing::trace!("a client is not asked after: others are");
-        }
-    }
-
-    fn seen_lately(&self, address: &ShortString) -> bool {
-        let now = Instant::now();
-        let mut there = self.there.lock().unwrap_or_else(PoisonError::into_inner);
-        there.retain(|_, asked| now.duration_since(*asked) < AMQP_CLIENT_ASKED_EVERY);
-        there.contains_key(address.as_str())
-    }
-
-    /// Whether somebody still waits at a direct reply address. The broker answers as if it were a queue, and closes the channel
-    /// where there is none.
-    pub(super) async fn is_there(&self, address: &ShortString) -> lapin::Result<bool> {
-        let asked = async {
-            let mut asking = self.asking.lock().await;
-            let channel = match asking.take().filter(|channel| channel.status().connected()) {
-                Some(channel) => channel,
-                None => self.connection.create_channel().await?,
-            };
-            let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-            match channel.queue_declare(address.clone(), options, FieldTable::default()).await {
-                Ok(_) => {
-                    *asking = Some(channel);
-                    Ok(true)
-                }
-                Err(error) if amqp::code(&error) == Some(amqp::NOT_FOUND) => Ok(false),
-                Err(error) => Err(error),
-            }
-        };
-        self.while_it_stands(asked).await
-    }
-
-    /// Asks after those that were answered, for as long as the session lasts.
-    pub(super) async fn ask(this: Weak<Self>, mut addresses: mpsc::Receiver<ShortString>, tally: Arc<Tally>) {
-        while let Some(address) = addresses.recv().await {
-            let Some(session) = this.upgrade() else { return };
-            match timeout(AMQP_CALL_TIMEOUT, session.is_there(&address)).await {
-                Ok(Ok(false)) => tally.clients_gone.add(),
-                Ok(Ok(true)) => {
-                    let mut there = session.there.lock().unwrap_or_else(PoisonError::into_inner);
-                    if there.len() < AMQP_CLIENTS_SEEN_MAX {
-                        there.insert(address.as_str().into(), Instant::now());
-                    }
-                }
-                Ok(Err(_)) | Err(_) => {}
-            }
-        }
-    }
-
-    /// The channel for what is published. Apart from that of the deliveries: what is wrong with one answer closes it, and must
-    /// not cost every other request.
-    async fn answering(self: &Arc<Self>) -> lapin::Result<Channel> {
-        if let Some(channel) = self.open_for_answers() {
-            return Ok(channel);
-        }
-        let this = Arc::clone(self);
-        apart(async move {
-            let making = async {
-                let _one = this.renewing.lock().await;
-                if let Some(channel) = this.open_for_answers() {
-                    return Ok(channel);
-                }
-                let channel = confirming(&this.connection).await?;
-                *this.answers.lock().unwrap_or_else(PoisonError::into_inner) = channel.clone();
-                Ok(channel)
-            };
-            this.while_it_stands(making).await
-        })
-        .await
-    }
-
-    fn open_for_answers(&self) -> Option<Channel> {
-        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        answers.status().connected().then(|| answers.clone())
+        link::while_connected(&self.connection, acker.reject(options)).await
     }
 
     /// Moves deliveries to where polls find them, until none come and none are held. What nobody has asked for in the end goes `back`.
@@ -559,52 +395,8 @@ impl Session {
     }
 }
 
-/// Goes on while whoever wants it waits for something else, until they want it no more: others may wait for what it holds.
-async fn apart<T: Send + 'static>(work: impl Future<Output = lapin::Result<T>> + Send + 'static) -> lapin::Result<T> {
-    let mut going = JoinSet::new();
-    going.spawn(work);
-    match going.join_next().await {
-        Some(Ok(ended)) => ended,
-        Some(Err(error)) => Err(io::Error::other(error).into()),
-        None => Err(io::Error::other("it was not begun").into()),
-    }
-}
-
-/// Publishes by way of the default exchange. What is sent is let go before it is confirmed: it may be large.
-pub(super) async fn sent(
-    channel: &Channel,
-    key: ShortString,
-    properties: BasicProperties,
-    body: Arc<[u8]>,
-) -> lapin::Result<PublisherConfirm> {
-    // RabbitMQ returns each message to a direct reply address, whether it was delivered or not, body and all.
-    let options = BasicPublishOptions { mandatory: !is_direct(&key), ..BasicPublishOptions::default() };
-    channel.basic_publish("".into(), key, options, &body, properties).await
-}
-
-/// What became of it.
-pub(super) async fn published(confirm: PublisherConfirm) -> lapin::Result<Published> {
-    Ok(match confirm.await? {
-        Confirmation::Ack(None) | Confirmation::NotRequested => Published::Taken,
-        Confirmation::Ack(Some(_)) => Published::Returned,
-        Confirmation::Nack(_) => Published::Refused,
-    })
-}
-
 async fn next(consumer: &mut Consumer) -> Option<lapin::Result<Delivery>> {
     std::future::poll_fn(|context| Pin::new(&mut *consumer).poll_next(context)).await
-}
-
-/// Whether answers to it go straight to a client's channel, without a queue.
-pub(super) fn is_direct(address: &ShortString) -> bool {
-    address.as_str().starts_with("amq.rabbitmq.reply-to.")
-}
-
-/// A channel on which the broker confirms.
-pub(super) async fn confirming(connection: &Connection) -> lapin::Result<Channel> {
-    let channel = connection.create_channel().await?;
-    channel.confirm_select(ConfirmSelectOptions::default()).await?;
-    Ok(channel)
 }
 
 /// A queue that is not there may come to be.
