@@ -8,6 +8,7 @@ use journeyman::amqp;
 use journeyman::amqp::lapin::types::AMQPValue;
 use journeyman::domain::id::Lane;
 use journeyman::domain::outcome::{Outcome, Reason};
+use journeyman::domain::refusal::Refusal;
 use journeyman::handler::NotCompleted;
 use journeyman::source::amqp::{Amqp, Exhausted};
 use journeyman::source::{Reply, Source as _};
@@ -415,6 +416,44 @@ async fn i06_what_an_earlier_consumer_brought_does_not_meet_itself_after_a_lost_
     let refused = source.open().await.expect_err("its payload may be there");
     assert!(refused.what.contains("1 requests of the connection that was lost are still being ended"), "{refused:?}");
     drop(grant);
+    source.open().await.expect("nothing is held");
+    let again = taken(&source).await;
+    source.report(&again.claim, Outcome::Completed).await.expect("it is answered");
+    client.until_depth(0, 1).await;
+    source.close().await;
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_whose_channel_is_gone_when_it_is_acknowledged_is_counted() {
+    let (Some(direct), Some(uri)) = (shared(), shared_uri()) else { return };
+    let client = Client::new(&direct, Kind::Durable).await;
+    let wire = Wire::to(&target(&uri)).await;
+    let mut settings = queue(&client);
+    settings.broker = broker(&wire.uri(&uri));
+    // Where nothing is counted it goes back without a copy.
+    settings.max_attempts = None;
+    let source = Amqp::new(settings);
+    publish(&client, &["1"]).await;
+    let counted = async {
+        while source.tallies()["unacknowledged"] == 0 {
+            source.open().await.expect("nothing is held");
+            let grant = taken(&source).await;
+            // Nothing comes any more, so that the end of the channel is seen only when somebody looks.
+            source.unwanted();
+            client.until_depth(0, 0).await;
+            wire.cut();
+            // Until the connection is known to be lost. Whether the source has looked by then is a matter of luck.
+            while source.open().await.is_ok() {
+                source.unwanted();
+            }
+            let shutdown = Outcome::Exception(Reason::WorkerShutdown);
+            let refused = source.report(&grant.claim, shutdown).await.expect_err("its channel is gone");
+            assert_eq!(refused.refusal, Refusal::Gone, "{refused:?}");
+        }
+    };
+    within("it is counted", Box::pin(counted)).await;
+    // It was not taken for acknowledged: the broker has it.
     source.open().await.expect("nothing is held");
     let again = taken(&source).await;
     source.report(&again.claim, Outcome::Completed).await.expect("it is answered");

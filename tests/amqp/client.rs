@@ -312,3 +312,22 @@ async fn the_command_prints_the_answer_and_says_why_one_is_not_good() {
     let (code, out, err) = command(&none, &uri, &["--detach", "--", "-1"], &ok(), b"").await;
     assert_eq!((code, out.as_str(), err.as_str()), (0, "", ""));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_command_shows_its_certificate_and_looks_at_the_brokers() {
+    if shared().is_none() {
+        return;
+    }
+    let own = tokio::task::spawn_blocking(|| Broker::start("")).await.expect("it starts");
+    let pool = Pool::new(&broker(&own.uri()), FieldTable::default()).await;
+    let file = |name: &str| own.tls().join(name).display().to_string();
+    let (ca, certificate, key) = (file("ca.pem"), file("client.pem"), file("client.key"));
+    let all = ["--amqp-ca", &ca, "--amqp-certificate", &certificate, "--amqp-key", &key];
+    let said = command(&pool, &own.tls_uri(), &all, &ok(), b"{\"echo\":1}").await;
+    assert_eq!(said, (0, "{\"echo\":1}\n".to_owned(), String::new()));
+    // Nobody vouches for the broker, or for us; half of what vouches for us is told before anything is asked.
+    for (arguments, code) in [(&all[2..], 32), (&all[..2], 32), (&all[..4], 2)] {
+        let (ended, out, err) = command(&pool, &own.tls_uri(), arguments, &ok(), b"1").await;
+        assert_eq!((ended, out.as_str()), (code, ""), "{arguments:?}: {err}");
+    }
+}
