@@ -501,8 +501,9 @@ pub const AMQP_REFUSED_REST: Duration = Duration::from_secs(1);
 pub const AMQP_UNANSWERED_SAID_EVERY: Duration = Duration::from_secs(60);
 /// The shortest time between two reports of a task that goes on that may be set.
 pub const ACTIVITY_REPEAT_MIN: Duration = Duration::from_secs(2);
-/// How many clients may wait to be asked after, whether they still wait for their answers.
-pub const AMQP_CLIENTS_ASKED_MAX: usize = 16;
+/// How many clients may be asked after at once, whether they still wait for their answers: an address that is nobody's costs the channel
+/// that it is asked for on.
+pub const AMQP_CLIENTS_ASKED_MAX: usize = 1;
 /// How long a client that was there is taken to be there still.
 pub const AMQP_CLIENT_ASKED_EVERY: Duration = Duration::from_secs(1);
 /// How many such clients are remembered.

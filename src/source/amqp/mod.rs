@@ -246,11 +246,11 @@ impl Inner {
         let epoch = self.epochs.fetch_add(1, Ordering::Relaxed) + 1;
         let prefetch = self.wanted();
         let tag = format!("{name}.{epoch}");
-        let session::Opened { session, consumer, addresses } =
+        let session::Opened { session, consumer, questions } =
             Session::open(broker, connection, queue, &tag, prefetch, epoch).await?;
         self.tally.sessions.add();
         tracing::debug!(queue = queue.as_str(), epoch, prefetch, "consuming");
-        self.beside(Clients::ask(Arc::downgrade(&session.clients), addresses, Arc::clone(&self.tally)));
+        self.beside(Clients::count(Arc::downgrade(&session.clients), questions, Arc::clone(&self.tally)));
         let (pumped, inner) = (Arc::clone(&session), Arc::downgrade(self));
         self.beside(Arc::clone(&session).pump(consumer, Arc::clone(&self.news), move |waiting| {
             if let Some(inner) = inner.upgrade() {

@@ -355,10 +355,7 @@ impl Part {
         };
         let properties = |reply: &Reply| last(reply, &self.properties);
         match self.published(state, to.clone(), properties(reply), &reply.body, Publish::Answer).await {
-            Ok(Published::Taken) => {
-                self.around.tally.answers.add();
-                self.session.clients.ask_after(&to);
-            }
+            Ok(Published::Taken) => self.around.tally.answers.add(),
             Ok(Published::Returned) => self.around.tally.clients_gone.add(),
             Ok(Published::Refused) => return self.refused_again(state, &to),
             // It is this answer that the broker cannot take, such as for its size: no repetition helps, but a shorter one may.
@@ -418,6 +415,9 @@ impl Part {
         }
         let publishing = state.publishing.get_or_insert_with(|| {
             let (outlet, body) = (Arc::clone(&self.session.outlet), Arc::clone(body));
+            if what == Publish::Answer {
+                self.session.clients.ask_ahead(&key);
+            }
             match what {
                 _ if self.is_shelved() => Box::pin(Arc::clone(&self.around.link).publish(key, properties, body)),
                 Publish::Answer => Box::pin(outlet.publish(key, properties, body)),

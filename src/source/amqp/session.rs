@@ -26,7 +26,7 @@ use crate::host::crash::crash_point;
 use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_CHANNEL_LOOK_EVERY, AMQP_CLOSE_WAIT, AMQP_UNPOLLED_MAX};
 use crate::source::{News, Refused};
 
-use super::clients::Clients;
+use super::clients::{Asked, Clients};
 use super::outlet::{self, Outlet};
 use super::{Noticeboard, link, lock};
 
@@ -93,8 +93,8 @@ pub(super) struct Opened {
     pub(super) session: Arc<Session>,
     /// For [`Session::pump`].
     pub(super) consumer: Consumer,
-    /// For [`Clients::ask`].
-    pub(super) addresses: mpsc::Receiver<ShortString>,
+    /// For [`Clients::count`].
+    pub(super) questions: mpsc::Receiver<Asked>,
 }
 
 impl Session {
@@ -130,7 +130,7 @@ impl Session {
             Ok(opened) => opened?,
             Err(_) => return Err(amqp::retry(format!("consume from {queue}: not done in {AMQP_CALL_TIMEOUT:?}"))),
         };
-        let (clients, addresses) = Clients::new(Arc::clone(&connection));
+        let (clients, questions) = Clients::new(Arc::clone(&connection));
         let session = Self {
             epoch,
             prefetch,
@@ -154,7 +154,7 @@ impl Session {
             retired: Notify::new(),
             ended: Notify::new(),
         };
-        Ok(Opened { session: Arc::new(session), consumer, addresses })
+        Ok(Opened { session: Arc::new(session), consumer, questions })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
