@@ -73,12 +73,7 @@ impl Reloader {
             log::refilter(&running.log);
         }
         drop(running);
-        let said = match (now.is_empty(), later.is_empty()) {
-            (true, true) => "the configuration is as it was".to_owned(),
-            (false, true) => format!("changed: {}", now.join(", ")),
-            (true, false) => format!("nothing has changed; a restart is needed for {}", later.join(", ")),
-            (false, false) => format!("changed: {}; a restart is needed for {}", now.join(", "), later.join(", ")),
-        };
+        let said = said(&now, &later);
         tracing::info!("configuration read again; {said}");
         Ok(said)
     }
@@ -89,15 +84,34 @@ impl Reloader {
     ///
     /// Where no handler can be installed.
     pub(super) fn at_hup(&self) -> io::Result<impl Future<Output = ()>> {
-        let mut hup = signal(SignalKind::hangup())?;
-        Ok(async move {
-            while hup.recv().await.is_some() {
-                if let Err(error) = self.reload().await {
-                    tracing::error!("the configuration is refused and the old one stays: {error}");
-                }
+        at_hup(async move || self.reload().await)
+    }
+}
+
+/// Reads a configuration again at every HUP. Never resolves.
+///
+/// # Errors
+///
+/// Where no handler can be installed.
+pub(super) fn at_hup(reload: impl AsyncFn() -> Result<String, String>) -> io::Result<impl Future<Output = ()>> {
+    let mut hup = signal(SignalKind::hangup())?;
+    Ok(async move {
+        while hup.recv().await.is_some() {
+            if let Err(error) = reload().await {
+                tracing::error!("the configuration is refused and the old one stays: {error}");
             }
-            std::future::pending::<()>().await;
-        })
+        }
+        std::future::pending::<()>().await;
+    })
+}
+
+/// What came of it, by keys: those that have changed, and those that wait for a restart.
+pub(super) fn said(now: &[String], later: &[String]) -> String {
+    match (now.is_empty(), later.is_empty()) {
+        (true, true) => "the configuration is as it was".to_owned(),
+        (false, true) => format!("changed: {}", now.join(", ")),
+        (true, false) => format!("nothing has changed; a restart is needed for {}", later.join(", ")),
+        (false, false) => format!("changed: {}; a restart is needed for {}", now.join(", "), later.join(", ")),
     }
 }
 

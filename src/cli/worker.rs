@@ -174,20 +174,7 @@ pub(super) fn answer(
 ///
 /// Where the address cannot be had.
 pub(super) async fn watched(config: &Config, control: &Control) -> Result<impl Future<Output = ()> + use<>, Failure> {
-    let door = match config.http.listen {
-        Some(listen) => {
-            let reach = match config.http.reach {
-                schema::Reach::Loopback => http::Reach::Loopback,
-                schema::Reach::Network => http::Reach::Network,
-            };
-            let unfit = |error| Failure::new(Exit::Unfit, format!("the status page cannot be served: {error}"));
-            let door = Door::listen(listen.0, reach).await.map_err(unfit)?;
-            let address = door.address().map_err(unfit)?;
-            tracing::info!(%address, "health, metrics and a status page: http://{address}/");
-            Some(door)
-        }
-        None => None,
-    };
+    let door = door(config, "health, metrics and a status page", "/").await?;
     let name = assemble::Name::of(config);
     let control = control.clone();
     let look: Arc<Look> = Arc::new(move || {
@@ -200,6 +187,24 @@ pub(super) async fn watched(config: &Config, control: &Control) -> Result<impl F
             None => std::future::pending().await,
         }
     })
+}
+
+/// Listens where the configuration says so, and says what is served there.
+///
+/// # Errors
+///
+/// Where the address cannot be had.
+pub(super) async fn door(config: &Config, what: &str, path: &str) -> Result<Option<Door>, Failure> {
+    let Some(listen) = config.http.listen else { return Ok(None) };
+    let reach = match config.http.reach {
+        schema::Reach::Loopback => http::Reach::Loopback,
+        schema::Reach::Network => http::Reach::Network,
+    };
+    let unfit = |error| Failure::new(Exit::Unfit, format!("the status page cannot be served: {error}"));
+    let door = Door::listen(listen.0, reach).await.map_err(unfit)?;
+    let address = door.address().map_err(unfit)?;
+    tracing::info!(%address, "{what}: http://{address}{path}");
+    Ok(Some(door))
 }
 
 /// Runs a worker while `obey` gives it orders.

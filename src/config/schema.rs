@@ -38,7 +38,7 @@ pub struct Config {
     pub queue: Queue,
     /// The socket on which a worker takes questions and orders.
     pub control: Control,
-    /// Health, metrics and a status page for those who watch a worker.
+    /// Health, metrics and a status page for those who watch a worker or a controller.
     pub http: Http,
     /// Traces for an OpenTelemetry collector.
     pub telemetry: Telemetry,
@@ -228,11 +228,11 @@ pub struct Control {
     pub socket: Option<File>,
 }
 
-/// Health, metrics and a status page for those who watch a worker.
+/// Health, metrics and a status page for those who watch a worker or a controller.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Http {
-    /// Where `/livez`, `/readyz`, `/metrics` and the status page are served, such as `127.0.0.1:7080` [built-in: nowhere]. Port 0 lets the system choose.
+    /// Where `/livez`, `/readyz`, `/metrics` and the status page are served, such as `127.0.0.1:7080` [built-in: nowhere]; of a controller `/status` is JSON. Port 0 lets the system choose.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub listen: Option<Listen>,
     /// Who may be able to reach `listen`. Whoever can sees what the worker does, task names and sources; no secrets.

@@ -4,87 +4,32 @@
 //! exist from the start, at zero, so that a rate is right from the first event on; labels hold names of the configuration
 //! and words of a fixed list, and nothing that a task brings.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::DescriptorEncoder;
-use prometheus_client::encoding::text::encode;
-use prometheus_client::metrics::MetricType;
-use prometheus_client::registry::{Registry, Unit};
-
+use super::family::{self, Family, Kind, Sample, count, flag, float, labeled, one};
 use crate::control::Status;
 use crate::worker::record::Spans;
 use crate::worker::view::{Blocked, Service, Source, State};
 
-/// What the text is.
-pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+type Read = fn(&Status) -> Vec<Sample>;
 
-const PREFIX: &str = "journeyman";
-
-/// What kind of number it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Gauge,
-    Counter,
-    Info,
+const fn gauge(name: &'static str, help: &'static str, read: Read) -> Family<Status> {
+    Family::new(Kind::Gauge, name, help, read)
 }
 
-/// A value under its labels, in the order of [`Family::labels`].
-struct Sample {
-    labels: Vec<String>,
-    value: f64,
+const fn counter(name: &'static str, help: &'static str, read: Read) -> Family<Status> {
+    Family::new(Kind::Counter, name, help, read)
 }
 
-/// A metric: what it is called, what it means, and how it is read.
-struct Family {
-    name: &'static str,
-    kind: Kind,
-    unit: Option<&'static str>,
-    labels: &'static [&'static str],
-    help: &'static str,
-    read: fn(&Status) -> Vec<Sample>,
-}
-
-impl Family {
-    /// The name that queries use.
-    fn full_name(&self) -> String {
-        let unit = self.unit.map(|unit| format!("_{unit}")).unwrap_or_default();
-        let suffix = match self.kind {
-            Kind::Gauge => "",
-            Kind::Counter => "_total",
-            Kind::Info => "_info",
-        };
-        format!("{PREFIX}_{}{unit}{suffix}", self.name)
-    }
-}
-
-const fn gauge(name: &'static str, help: &'static str, read: fn(&Status) -> Vec<Sample>) -> Family {
-    Family { name, kind: Kind::Gauge, unit: None, labels: &[], help, read }
-}
-
-const fn counter(name: &'static str, help: &'static str, read: fn(&Status) -> Vec<Sample>) -> Family {
-    Family { name, kind: Kind::Counter, unit: None, labels: &[], help, read }
-}
-
-const fn info(name: &'static str, help: &'static str, read: fn(&Status) -> Vec<Sample>) -> Family {
-    Family { name, kind: Kind::Info, unit: None, labels: &[], help, read }
-}
-
-impl Family {
-    const fn by(self, labels: &'static [&'static str]) -> Self {
-        Self { labels, ..self }
-    }
-
-    const fn in_unit(self, unit: &'static str) -> Self {
-        Self { unit: Some(unit), ..self }
-    }
+const fn info(name: &'static str, help: &'static str, read: Read) -> Family<Status> {
+    Family::new(Kind::Info, name, help, read)
 }
 
 const SOURCE: &[&str] = &["source"];
 const HANDLER: &[&str] = &["handler"];
 const PROVIDER: &[&str] = &["provider"];
 
-const FAMILIES: &[Family] = &[
+const FAMILIES: &[Family<Status>] = &[
     info("build", "The version that runs.", |status| vec![labeled([&status.version], 1.0)]).by(&["version"]),
     info("worker", "Which worker this is, and how it holds payloads together.", |status| {
         vec![labeled([&status.id, &status.group, &status.view.containment], 1.0)]
@@ -288,18 +233,6 @@ fn by_provider(known: [u64; 4], all: u64) -> Vec<Sample> {
     rows.map(|(provider, many)| labeled([provider], float(many))).collect()
 }
 
-fn labeled<const N: usize>(labels: [impl ToString; N], value: f64) -> Sample {
-    Sample { labels: labels.iter().map(ToString::to_string).collect(), value }
-}
-
-fn one(value: impl Into<f64>) -> Vec<Sample> {
-    vec![Sample { labels: Vec::new(), value: value.into() }]
-}
-
-fn count(many: u64) -> Vec<Sample> {
-    one(float(many))
-}
-
 fn each(status: &Status, value: impl Fn(&Source) -> f64) -> Vec<Sample> {
     status.view.sources.iter().map(|source| labeled([&source.name], value(source))).collect()
 }
@@ -308,73 +241,17 @@ fn services(status: &Status, value: impl Fn(&Service) -> f64) -> Vec<Sample> {
     status.view.services.iter().map(|service| labeled([&service.name], value(service))).collect()
 }
 
-/// As Prometheus keeps it: exact up to 2^53.
-#[expect(clippy::cast_precision_loss, reason = "samples are floating point numbers")]
-const fn float(many: u64) -> f64 {
-    many as f64
-}
-
-const fn flag(is: bool) -> f64 {
-    if is { 1.0 } else { 0.0 }
-}
-
 /// The text that `/metrics` answers with.
 ///
 /// # Errors
 ///
 /// None that a String could have.
 pub fn text(status: Status) -> Result<String, fmt::Error> {
-    let mut registry = Registry::with_prefix(PREFIX);
-    registry.register_collector(Box::new(Of(status)));
-    let mut text = String::new();
-    encode(&mut text, &registry)?;
-    Ok(text)
+    family::text(status, FAMILIES)
 }
 
 /// The names and labels as a Markdown table, as `examples/prometheus/README.md` shows it.
 #[must_use]
 pub fn markdown() -> String {
-    let mut out = String::from("| metric | labels | what it says |\n| --- | --- | --- |\n");
-    for family in FAMILIES {
-        let labels: Vec<String> = family.labels.iter().map(|label| format!("`{label}`")).collect();
-        // Writing to a String cannot fail.
-        _ = writeln!(out, "| `{}` | {} | {} |", family.full_name(), labels.join(", "), family.help);
-    }
-    out
-}
-
-type Labels = Vec<(String, String)>;
-
-#[derive(Debug)]
-struct Of(Status);
-
-impl Collector for Of {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        for family in FAMILIES {
-            let unit = family.unit.map(|unit| Unit::Other(unit.to_owned()));
-            let kind = match family.kind {
-                Kind::Gauge => MetricType::Gauge,
-                Kind::Counter => MetricType::Counter,
-                Kind::Info => MetricType::Info,
-            };
-            let mut metric = encoder.encode_descriptor(family.name, family.help, unit.as_ref(), kind)?;
-            for sample in (family.read)(&self.0) {
-                let pairs = family.labels.iter().map(ToString::to_string).zip(sample.labels);
-                let labels: Labels = pairs.filter(|(_, value)| !value.is_empty()).collect();
-                match family.kind {
-                    Kind::Info => metric.encode_info(&labels)?,
-                    // An empty set of labels would be written as one.
-                    Kind::Gauge if labels.is_empty() => metric.encode_gauge(&sample.value)?,
-                    Kind::Gauge => metric.encode_family(&labels)?.encode_gauge(&sample.value)?,
-                    Kind::Counter if labels.is_empty() => {
-                        metric.encode_counter::<Labels, _, f64>(&sample.value, None)?
-                    }
-                    Kind::Counter => {
-                        metric.encode_family(&labels)?.encode_counter::<Labels, _, f64>(&sample.value, None)?;
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
+    family::markdown(FAMILIES)
 }

@@ -1,5 +1,8 @@
 //! What the outside sees of a running journeyman.
 
+pub mod controller;
+mod door;
+mod family;
 pub mod http;
 pub mod log;
 pub mod metrics;

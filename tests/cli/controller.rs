@@ -1,5 +1,7 @@
 //! `journeyman controller` without a broker, and those who ask for one that is not there.
 
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::Path;
 
 use rustix::process::Signal;
@@ -62,4 +64,42 @@ fn a_controller_without_a_broker_says_so_and_why_and_no_secret() {
     controller.signal(Signal::TERM);
     assert_eq!(controller.ends().code, 0);
     assert!(!here.join("pool/controller.sock").exists());
+}
+
+/// What is answered to a path.
+fn get(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("somebody listens");
+    let request = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).expect("it is sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("it is UTF-8");
+    answer
+}
+
+#[test]
+fn a_controller_without_a_broker_lives_and_is_not_ready() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let text = "[pool.core]\nfolder = \"pool\"\n[http]\nlisten = \"127.0.0.1:0\"\n";
+    std::fs::write(folder.path().join("journeyman.toml"), text).expect("the file can be written");
+    let mut controller = Server::start(journeyman(folder.path()).arg("controller").env("WORKER_AMQP_URI", NO_BROKER));
+    let line = controller.logs("health, metrics and state: http://");
+    let address = line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).expect("an address").to_owned();
+    controller.logs("the broker is lost");
+    assert!(get(&address, "/livez").starts_with("HTTP/1.1 200"));
+    let ready = get(&address, "/readyz");
+    assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");
+    assert!(ready.contains("[-] pool core: the broker cannot be reached: "), "{ready}");
+    let metrics = get(&address, "/metrics");
+    for sample in [
+        "journeyman_controller_role{pool=\"core\",role=\"disconnected\"} 1.0",
+        "journeyman_controller_groups{pool=\"core\",phase=\"active\"} 0.0",
+        "journeyman_controller_dead_letters_total{pool=\"core\"} 0.0",
+    ] {
+        assert!(metrics.contains(sample), "{sample}: {metrics}");
+    }
+    assert!(get(&address, "/status").contains("\"role\": \"disconnected\""));
+    let other = get(&address, "/");
+    assert!(other.starts_with("HTTP/1.1 404") && other.contains("/readyz?verbose"), "{other}");
+    controller.signal(Signal::TERM);
+    assert_eq!(controller.ends().code, 0);
 }

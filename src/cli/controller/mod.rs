@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::exit::{Ended, Exit, Failure};
 use super::settings::{self, ControllerFlags, Settings};
+use super::worker::door;
 use super::{assemble, requests};
 use crate::config::pool::{Names, Pool, Profile};
 use crate::config::{Config, Environment, secrets};
@@ -26,7 +27,7 @@ use crate::domain::group::{scale, tracker};
 use crate::host::clock::Clock;
 use crate::host::containment::{bequeath_nothing, harden};
 use crate::limits::CONTROLLER_STANDBY_LOOK;
-use crate::observe::log;
+use crate::observe::{self, log};
 use reload::Reloader;
 
 /// `journeyman controller`
@@ -71,6 +72,7 @@ async fn control(source: Settings<ControllerFlags>, environment: &Environment) -
     let failed = |error| Failure::new(Exit::Unfit, format!("no signals can be received: {error}"));
     let mut term = signal(SignalKind::terminate()).map_err(failed)?;
     let mut int = signal(SignalKind::interrupt()).map_err(failed)?;
+    let door = door(&config, "health, metrics and state", "/status").await?;
     let leave = CancellationToken::new();
     let (mut pools, mut controls) = (JoinSet::new(), Vec::new());
     for settings in settings {
@@ -80,7 +82,14 @@ async fn control(source: Settings<ControllerFlags>, environment: &Environment) -
     }
     let reloader = Arc::new(Reloader::new(source, environment.clone(), controls.clone(), config.clone()));
     let hup = reloader.at_hup().map_err(failed)?;
-    let answers = answer(socket, Pools::new(controls, Clock::boot()), reload_of(&reloader))?;
+    let seen = Pools::new(controls, Clock::boot());
+    let pages = async {
+        match door {
+            Some(door) => match observe::controller::serve(door, seen.clone()).await {},
+            None => std::future::pending::<()>().await,
+        }
+    };
+    let answers = answer(socket, seen.clone(), reload_of(&reloader))?;
     tokio::select! {
         _ = term.recv() => {}
         _ = int.recv() => {}
@@ -89,6 +98,7 @@ async fn control(source: Settings<ControllerFlags>, environment: &Environment) -
             Ok(Ok(())) | Err(_) => Err(Failure::new(Exit::Internal, "a pool is no longer controlled")),
         },
         () = answers => return Err(Failure::new(Exit::Internal, "the control socket is no longer answered")),
+        () = pages => return Err(Failure::new(Exit::Internal, "the state is no longer served")),
         () = hup => return Err(Failure::new(Exit::Internal, "signals are no longer received")),
     }
     tracing::info!("the controller leaves; workers and queues stay as they are");

@@ -4,11 +4,10 @@
 use std::future::Future;
 use std::io;
 
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Mutex;
 
 use super::tuning_of;
-use crate::cli::reload::changed;
+use crate::cli::reload::{at_hup, changed, said};
 use crate::cli::settings::{ControllerFlags, Settings};
 use crate::config::pool::Pool;
 use crate::config::{Config, Environment};
@@ -55,12 +54,7 @@ impl Reloader {
             }
             log::refilter(&running.log);
         }
-        let said = match (now.is_empty(), later.is_empty()) {
-            (true, true) => "the configuration is as it was".to_owned(),
-            (false, true) => format!("changed: {}", now.join(", ")),
-            (true, false) => format!("nothing has changed; a restart is needed for {}", later.join(", ")),
-            (false, false) => format!("changed: {}; a restart is needed for {}", now.join(", "), later.join(", ")),
-        };
+        let said = said(&now, &later);
         tracing::info!("configuration read again; {said}");
         Ok(said)
     }
@@ -71,15 +65,7 @@ impl Reloader {
     ///
     /// Where no handler can be installed.
     pub(super) fn at_hup(&self) -> io::Result<impl Future<Output = ()>> {
-        let mut hup = signal(SignalKind::hangup())?;
-        Ok(async move {
-            while hup.recv().await.is_some() {
-                if let Err(error) = self.reload().await {
-                    tracing::error!("the configuration is refused and the old one stays: {error}");
-                }
-            }
-            std::future::pending::<()>().await;
-        })
+        at_hup(async move || self.reload().await)
     }
 }
 

@@ -1,0 +1,83 @@
+//! Health, metrics and state of a controller over HTTP. Nothing here gives an order.
+//!
+//! | path | answers with |
+//! | --- | --- |
+//! | `/livez` | 200 where the loop of each pool answers in time, with a broker or without |
+//! | `/readyz` | 200 where it controls every pool; `?verbose` names each |
+//! | `/metrics` | OpenMetrics |
+//! | `/status`, `/status.json` | JSON, as `journeyman controller status -o json` shows it |
+
+mod metrics;
+
+use std::convert::Infallible;
+
+use axum::body::Body;
+use axum::http::{Response, StatusCode};
+use tokio::time::timeout;
+
+use super::door::{self, Check, Door, Site, TEXT, ready, said};
+use super::family;
+use crate::control::controller::{Pools, Status};
+use crate::controller::view::{Pool, Role};
+use crate::limits::HTTP_LOOK_TIMEOUT;
+pub use metrics::markdown;
+
+/// Answers until it is dropped.
+pub async fn serve(door: Door, pools: Pools) -> Infallible {
+    let site = Site {
+        paths: &["/livez", "/readyz", "/metrics", "/status", "/status.json"],
+        hint: "/livez, /readyz?verbose, /metrics, /status",
+        answer: Box::new(move |path, query| {
+            let pools = pools.clone();
+            Box::pin(async move { answer(&path, query.as_deref(), &pools).await })
+        }),
+    };
+    door::serve(door, site).await
+}
+
+async fn answer(path: &str, query: Option<&str>, pools: &Pools) -> Response<Body> {
+    let status = match timeout(HTTP_LOOK_TIMEOUT, pools.look()).await {
+        Ok(Some(status)) => status,
+        Ok(None) => return said(StatusCode::SERVICE_UNAVAILABLE, TEXT, "the controller has gone\n".to_owned()),
+        Err(_) => {
+            let text = format!("the controller's loop did not answer within {HTTP_LOOK_TIMEOUT:?}\n");
+            return said(StatusCode::SERVICE_UNAVAILABLE, TEXT, text);
+        }
+    };
+    match path {
+        "/livez" => said(StatusCode::OK, TEXT, "ok\n".to_owned()),
+        "/readyz" => ready(&checks(&status), query),
+        "/metrics" => match metrics::text(status) {
+            Ok(text) => said(StatusCode::OK, family::CONTENT_TYPE, text),
+            Err(_) => said(StatusCode::INTERNAL_SERVER_ERROR, TEXT, "the metrics cannot be written\n".to_owned()),
+        },
+        _ => {
+            let json = serde_json::to_string_pretty(&status).unwrap_or_default();
+            said(StatusCode::OK, "application/json", json + "\n")
+        }
+    }
+}
+
+fn checks(status: &Status) -> Vec<Check> {
+    status.view.pools.iter().map(check).collect()
+}
+
+fn check(pool: &Pool) -> Check {
+    let wrong = pool.role.rests().map(|why| match &pool.broker.error {
+        Some(error) if pool.role == Role::Disconnected => format!("{why}: {error}").replace(['\n', '\r'], " "),
+        Some(_) | None => why.to_owned(),
+    });
+    let remark = Some(format!("{} groups", pool.groups.len()));
+    Check { name: format!("pool {}", pool.name), wrong, remark }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_guide_has_every_metric() {
+        let guide = include_str!("../../guide/controller.md");
+        assert!(guide.contains(&markdown()), "in src/guide/controller.md should be:\n{}", markdown());
+    }
+}

@@ -1,0 +1,235 @@
+//! The door for those who look over HTTP: who may knock, how many at once, and for how long. What they see is decided by
+//! the site behind it.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::fmt::Write as _;
+use std::future::Future;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::body::Body;
+use axum::http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HOST, REFERRER_POLICY};
+use axum::http::header::{HeaderValue, X_CONTENT_TYPE_OPTIONS};
+use axum::http::{Method, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{sleep, timeout};
+
+use crate::limits::{
+    HTTP_ACCEPT_REST, HTTP_CONNECTION_MAX, HTTP_CONNECTIONS_MAX, HTTP_HEAD_BYTES_MAX, HTTP_HEAD_TIMEOUT,
+};
+
+/// What is behind a door.
+pub(super) struct Site {
+    /// Every path that there is.
+    pub(super) paths: &'static [&'static str],
+    /// For people who ask for another.
+    pub(super) hint: &'static str,
+    /// Answers to one of them.
+    pub(super) answer: Box<Answering>,
+}
+
+/// Answers to a path and its query.
+pub(super) type Answering = dyn Fn(String, Option<String>) -> Answered + Send + Sync;
+/// An answer that is under way.
+pub(super) type Answered = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
+
+/// Who may be able to reach the address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// This machine alone. Requests have to name it, so that no web site reads the page through a visitor's browser.
+    Loopback,
+    /// Everybody the network lets through.
+    Network,
+}
+
+/// An address that is listened on.
+#[derive(Debug)]
+pub struct Door {
+    listener: TcpListener,
+    reach: Reach,
+}
+
+impl Door {
+    /// Listens.
+    ///
+    /// # Errors
+    ///
+    /// Where the address cannot be had, or others could reach it although `reach` says that they may not.
+    pub async fn listen(address: SocketAddr, reach: Reach) -> io::Result<Self> {
+        if reach == Reach::Loopback && !address.ip().to_canonical().is_loopback() {
+            let text = format!("others could reach {address}; `http.reach = \"network\"` says that this is meant");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let at = |error: io::Error| io::Error::new(error.kind(), format!("{address}: {error}"));
+        Ok(Self { listener: TcpListener::bind(address).await.map_err(at)?, reach })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    ///
+    /// Where the system does not say.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+}
+
+/// Answers until it is dropped.
+pub(super) async fn serve(door: Door, site: Site) -> Infallible {
+    let site = Arc::new(site);
+    let mut connections = JoinSet::new();
+    let mut seats: VecDeque<Seat> = VecDeque::new();
+    loop {
+        let stream = accept(&door.listener).await;
+        while connections.try_join_next().is_some() {}
+        seats.retain(|seat| !seat.task.is_finished());
+        while seats.len() >= HTTP_CONNECTIONS_MAX {
+            // One that asks for nothing makes room for one that may: a probe is not kept waiting by idle ones.
+            match seats.iter().position(|seat| !seat.answering.load(Ordering::Relaxed)) {
+                Some(idle) => drop(seats.remove(idle).map(|seat| seat.task.abort())),
+                None => {
+                    connections.join_next().await;
+                    seats.retain(|seat| !seat.task.is_finished());
+                }
+            }
+        }
+        let (site, reach, answering) = (Arc::clone(&site), door.reach, Arc::<AtomicBool>::default());
+        let busy = Arc::clone(&answering);
+        let task = connections.spawn(async move {
+            // What is left of a connection that takes too long is dropped.
+            if timeout(HTTP_CONNECTION_MAX, connection(stream, site, reach, busy)).await.is_err() {
+                tracing::debug!("a connection of the status page has lasted long enough");
+            }
+        });
+        seats.push_back(Seat { task, answering });
+    }
+}
+
+/// A connection.
+struct Seat {
+    task: AbortHandle,
+    /// Whether a request of it is being answered.
+    answering: Arc<AtomicBool>,
+}
+
+async fn accept(listener: &TcpListener) -> TcpStream {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return stream,
+            Err(error) => {
+                tracing::debug!(%error, "no connection of the status page can be accepted");
+                sleep(HTTP_ACCEPT_REST).await;
+            }
+        }
+    }
+}
+
+async fn connection(stream: TcpStream, site: Arc<Site>, reach: Reach, answering: Arc<AtomicBool>) {
+    let service = service_fn(move |request: Request<Incoming>| {
+        let (site, answering) = (Arc::clone(&site), Arc::clone(&answering));
+        async move {
+            answering.store(true, Ordering::Relaxed);
+            let answer = answer(&request, &site, reach).await;
+            answering.store(false, Ordering::Relaxed);
+            Ok::<_, Infallible>(answer)
+        }
+    });
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(HTTP_HEAD_TIMEOUT).max_buf_size(HTTP_HEAD_BYTES_MAX);
+    if let Err(error) = builder.serve_connection(TokioIo::new(stream), service).await {
+        tracing::debug!(%error, "a connection of the status page has ended");
+    }
+}
+
+pub(super) const TEXT: &str = "text/plain; charset=utf-8";
+
+async fn answer<B>(request: &Request<B>, site: &Site, reach: Reach) -> Response<Body> {
+    let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
+    if reach == Reach::Loopback && !host.is_none_or(names_this_machine) {
+        let text = "this is served to this machine alone: ask for localhost or 127.0.0.1, or set `http.reach`\n";
+        return said(StatusCode::MISDIRECTED_REQUEST, TEXT, text.to_owned());
+    }
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        let mut refused = said(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only looking is possible here\n".to_owned());
+        refused.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+        return refused;
+    }
+    let path = request.uri().path();
+    if !site.paths.contains(&path) {
+        return said(StatusCode::NOT_FOUND, TEXT, format!("there is: {}\n", site.hint));
+    }
+    (site.answer)(path.to_owned(), request.uri().query().map(str::to_owned)).await
+}
+
+/// An answer that nobody keeps and no browser takes for something else.
+pub(super) fn said(status: StatusCode, content_type: &'static str, text: String) -> Response<Body> {
+    let mut answer = Response::new(Body::from(text));
+    *answer.status_mut() = status;
+    let headers = answer.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    answer
+}
+
+/// Whether a `Host` is this machine in its own eyes.
+fn names_this_machine(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
+}
+
+/// One thing that has to be so.
+pub(super) struct Check {
+    pub(super) name: String,
+    /// What is in the way.
+    pub(super) wrong: Option<String>,
+    /// What else to know.
+    pub(super) remark: Option<String>,
+}
+
+/// Whether all of it is so; with `verbose` in the query, or where it is not, each check by name.
+pub(super) fn ready(checks: &[Check], query: Option<&str>) -> Response<Body> {
+    let fine = checks.iter().all(|check| check.wrong.is_none());
+    let verbose = query.is_some_and(|query| query.split('&').any(|word| word.split('=').next() == Some("verbose")));
+    let mut text = String::new();
+    for check in checks.iter().filter(|_| verbose || !fine) {
+        // Writing to a String cannot fail.
+        _ = match (&check.wrong, &check.remark) {
+            (Some(wrong), _) => writeln!(text, "[-] {}: {wrong}", check.name),
+            (None, Some(remark)) => writeln!(text, "[+] {}: {remark}", check.name),
+            (None, None) => writeln!(text, "[+] {}", check.name),
+        };
+    }
+    text.push_str(if fine { "ready\n" } else { "not ready\n" });
+    said(if fine { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, TEXT, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_of_this_machine_are_taken_for_it() {
+        for host in ["localhost", "LOCALHOST:7080", "127.0.0.1:7080", "127.8.9.1", "[::1]:7080", "[::ffff:127.0.0.1]"] {
+            assert!(names_this_machine(host), "{host}");
+        }
+        for host in
+            ["", "evil.example", "127.0.0.1.evil.example:7080", "10.0.0.1", "[::2]:80", "localhost.evil.example"]
+        {
+            assert!(!names_this_machine(host), "{host}");
+        }
+    }
+}

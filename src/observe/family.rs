@@ -1,0 +1,156 @@
+//! Numbers as OpenMetrics: families of samples that are read from a view at each scrape. Nothing is counted here.
+
+use std::fmt::{self, Write as _};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::{Registry, Unit};
+
+/// What the text is.
+pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+const PREFIX: &str = "journeyman";
+
+/// What kind of number it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Gauge,
+    Counter,
+    Info,
+}
+
+/// A value under its labels, in the order of [`Family::labels`].
+pub(super) struct Sample {
+    labels: Vec<String>,
+    value: f64,
+}
+
+/// A metric: what it is called, what it means, and how it is read.
+pub(super) struct Family<S> {
+    name: &'static str,
+    kind: Kind,
+    unit: Option<&'static str>,
+    labels: &'static [&'static str],
+    help: &'static str,
+    read: fn(&S) -> Vec<Sample>,
+}
+
+impl<S> Family<S> {
+    /// One without labels and unit.
+    pub(super) const fn new(kind: Kind, name: &'static str, help: &'static str, read: fn(&S) -> Vec<Sample>) -> Self {
+        Self { name, kind, unit: None, labels: &[], help, read }
+    }
+
+    /// The name that queries use.
+    fn full_name(&self) -> String {
+        let unit = self.unit.map(|unit| format!("_{unit}")).unwrap_or_default();
+        let suffix = match self.kind {
+            Kind::Gauge => "",
+            Kind::Counter => "_total",
+            Kind::Info => "_info",
+        };
+        format!("{PREFIX}_{}{unit}{suffix}", self.name)
+    }
+
+    /// The names of its labels.
+    pub(super) const fn by(self, labels: &'static [&'static str]) -> Self {
+        Self { labels, ..self }
+    }
+
+    /// Its unit.
+    pub(super) const fn in_unit(self, unit: &'static str) -> Self {
+        Self { unit: Some(unit), ..self }
+    }
+}
+
+pub(super) fn labeled<const N: usize>(labels: [impl ToString; N], value: f64) -> Sample {
+    Sample { labels: labels.iter().map(ToString::to_string).collect(), value }
+}
+
+pub(super) fn one(value: impl Into<f64>) -> Vec<Sample> {
+    vec![Sample { labels: Vec::new(), value: value.into() }]
+}
+
+pub(super) fn count(many: u64) -> Vec<Sample> {
+    one(float(many))
+}
+
+/// As Prometheus keeps it: exact up to 2^53.
+#[expect(clippy::cast_precision_loss, reason = "samples are floating point numbers")]
+pub(super) const fn float(many: u64) -> f64 {
+    many as f64
+}
+
+pub(super) const fn flag(is: bool) -> f64 {
+    if is { 1.0 } else { 0.0 }
+}
+
+/// The text that `/metrics` answers with.
+///
+/// # Errors
+///
+/// None that a String could have.
+pub(super) fn text<S: Send + Sync + 'static>(status: S, families: &'static [Family<S>]) -> Result<String, fmt::Error> {
+    let mut registry = Registry::with_prefix(PREFIX);
+    registry.register_collector(Box::new(Of { status, families }));
+    let mut text = String::new();
+    encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+/// The names and labels as a Markdown table.
+pub(super) fn markdown<S>(families: &[Family<S>]) -> String {
+    let mut out = String::from("| metric | labels | what it says |\n| --- | --- | --- |\n");
+    for family in families {
+        let labels: Vec<String> = family.labels.iter().map(|label| format!("`{label}`")).collect();
+        // Writing to a String cannot fail.
+        _ = writeln!(out, "| `{}` | {} | {} |", family.full_name(), labels.join(", "), family.help);
+    }
+    out
+}
+
+type Labels = Vec<(String, String)>;
+
+struct Of<S: 'static> {
+    status: S,
+    families: &'static [Family<S>],
+}
+
+impl<S> fmt::Debug for Of<S> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("Of")
+    }
+}
+
+impl<S: Send + Sync> Collector for Of<S> {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        for family in self.families {
+            let unit = family.unit.map(|unit| Unit::Other(unit.to_owned()));
+            let kind = match family.kind {
+                Kind::Gauge => MetricType::Gauge,
+                Kind::Counter => MetricType::Counter,
+                Kind::Info => MetricType::Info,
+            };
+            let mut metric = encoder.encode_descriptor(family.name, family.help, unit.as_ref(), kind)?;
+            for sample in (family.read)(&self.status) {
+                let pairs = family.labels.iter().map(ToString::to_string).zip(sample.labels);
+                let labels: Labels = pairs.filter(|(_, value)| !value.is_empty()).collect();
+                match family.kind {
+                    Kind::Info => metric.encode_info(&labels)?,
+                    // An empty set of labels would be written as one.
+                    Kind::Gauge if labels.is_empty() => metric.encode_gauge(&sample.value)?,
+                    Kind::Gauge => metric.encode_family(&labels)?.encode_gauge(&sample.value)?,
+                    Kind::Counter if labels.is_empty() => {
+                        metric.encode_counter::<Labels, _, f64>(&sample.value, None)?
+                    }
+                    Kind::Counter => {
+                        metric.encode_family(&labels)?.encode_counter::<Labels, _, f64>(&sample.value, None)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
