@@ -26,20 +26,27 @@ enum Step {
     Abort,
 }
 
-/// How far the ladder has been climbed. It is never climbed down.
+/// How far the ladder has been climbed. It is never climbed down, and whichever of two signals that come together is heard
+/// first, they lead to the same step.
 #[derive(Debug, Default)]
-struct Ladder(Option<Step>);
+struct Ladder {
+    /// How often it was asked to leave.
+    leaves: u8,
+    now: bool,
+}
 
 impl Ladder {
     fn climb(&mut self, asked: Asked) -> Step {
-        let step = match (self.0, asked) {
-            (None, Asked::Leave) => Step::Drain,
-            (None | Some(Step::Drain), Asked::LeaveNow) | (Some(Step::Drain), Asked::Leave) => Step::HandBack,
-            (Some(Step::HandBack | Step::Abort), Asked::Leave) => Step::Abort,
-            (Some(step @ (Step::HandBack | Step::Abort)), Asked::LeaveNow) => step,
-        };
-        self.0 = Some(step);
-        step
+        match asked {
+            Asked::Leave => self.leaves = self.leaves.saturating_add(1),
+            Asked::LeaveNow => self.now = true,
+        }
+        let at_least = if self.now { Step::HandBack } else { Step::Drain };
+        at_least.max(match self.leaves {
+            0 | 1 => Step::Drain,
+            2 => Step::HandBack,
+            _ => Step::Abort,
+        })
     }
 }
 
@@ -102,7 +109,7 @@ impl Signals {
                 Step::HandBack => {
                     tracing::warn!(
                         signal = name,
-                        "handing back what runs; once more ends at once without handing back"
+                        "handing back what runs; a third TERM or INT ends at once without handing back"
                     );
                     control.command(Command::HandBack { within: None }, Note::of(&format!("SIG{name}"))).await;
                 }
@@ -193,7 +200,14 @@ mod tests {
         assert_eq!(climb(&[Asked::LeaveNow; 3]), [Step::HandBack; 3]);
         assert_eq!(
             climb(&[Asked::Leave, Asked::LeaveNow, Asked::Leave, Asked::LeaveNow]),
-            [Step::Drain, Step::HandBack, Step::Abort, Step::Abort]
+            [Step::Drain, Step::HandBack, Step::HandBack, Step::HandBack]
         );
+    }
+
+    #[test]
+    fn who_is_told_to_hand_back_is_not_ended_by_whoever_asks_it_to_leave() {
+        // A service manager sends its TERM to a worker that an operator has sent a QUIT.
+        let asked = [Asked::LeaveNow, Asked::Leave, Asked::Leave, Asked::Leave];
+        assert_eq!(climb(&asked), [Step::HandBack, Step::HandBack, Step::HandBack, Step::Abort]);
     }
 }

@@ -9,8 +9,8 @@ use core::num::NonZeroU32;
 /// What is known of earlier deliveries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen {
-    /// What our own header says; 0 where it is missing.
-    pub noted: u32,
+    /// What our own header says; `None` where it is missing.
+    pub noted: Option<u32>,
     /// What the queue has counted of this very message, or its author pretends that it has; `None` where nobody did.
     pub counted: Option<u32>,
     /// How it comes.
@@ -52,24 +52,32 @@ impl Seen {
     pub const fn attempts(self) -> u32 {
         let more = match (self.counted, self.arrival) {
             (_, Arrival::First) => 0,
+            // It did not come back for the first time, whatever is said.
+            (None | Some(0), Arrival::Again) => 1,
             (Some(counted), Arrival::Again) => counted,
-            (None, Arrival::Again) => 1,
         };
-        self.noted.saturating_add(more)
+        let noted = match self.noted {
+            Some(noted) => noted,
+            None => 0,
+        };
+        noted.saturating_add(more)
     }
 
     /// What to do, where a message is tried `max` times; `None` is without end.
     #[must_use]
     pub const fn step(self, max: Option<NonZeroU32>) -> Step {
         let attempt = self.attempts();
-        match (max, self.counted, self.arrival) {
-            (Some(max), _, _) if attempt >= max.get() => Step::GiveUp { attempts: attempt },
+        let Some(max) = max else { return Step::Try { attempt } };
+        if attempt >= max.get() {
+            return Step::GiveUp { attempts: attempt };
+        }
+        match (self.counted, self.arrival, self.noted) {
             // Without the copy it would look the same at its hundredth return as at its first.
-            (Some(_), None, Arrival::Again) => Step::Note { attempt },
-            // No queue counts what it hands out for the first time: the number is its author's, and a copy is without it. A queue that
-            // does not count would leave it there for ever.
-            (Some(_), Some(_), Arrival::First) => Step::Note { attempt },
-            (Some(_) | None, _, _) => Step::Try { attempt },
+            (None | Some(0), Arrival::Again, _) => Step::Note { attempt },
+            // A count of what was never handed out is its author's, and would stay for ever where the queue does not count: a copy
+            // is without it. One copy, should a queue of some make count so.
+            (Some(1..), Arrival::First, None) => Step::Note { attempt },
+            (_, Arrival::First, _) | (Some(1..), Arrival::Again, _) => Step::Try { attempt },
         }
     }
 }
@@ -81,7 +89,7 @@ mod tests {
     const MAX: Option<NonZeroU32> = NonZeroU32::new(3);
 
     fn seen(noted: u32, counted: Option<u32>, arrival: Arrival) -> Seen {
-        Seen { noted, counted, arrival }
+        Seen { noted: Some(noted).filter(|noted| *noted > 0), counted, arrival }
     }
 
     #[test]
@@ -115,10 +123,20 @@ mod tests {
 
     #[test]
     fn a_count_that_came_with_a_message_is_taken_off_before_it_is_tried() {
-        assert_eq!(seen(0, Some(0), Arrival::First).step(MAX), Step::Note { attempt: 0 });
-        assert_eq!(seen(1, Some(u32::MAX), Arrival::First).step(MAX), Step::Note { attempt: 1 });
-        assert_eq!(seen(3, Some(0), Arrival::First).step(MAX), Step::GiveUp { attempts: 3 });
+        assert_eq!(seen(0, Some(1), Arrival::First).step(MAX), Step::Note { attempt: 0 });
+        assert_eq!(seen(0, Some(u32::MAX), Arrival::First).step(MAX), Step::Note { attempt: 0 });
+        assert_eq!(seen(3, Some(1), Arrival::First).step(MAX), Step::GiveUp { attempts: 3 });
+        // Were a queue to count so, there would be no end of copies.
+        let copy = Seen { noted: Some(0), counted: Some(1), arrival: Arrival::First };
+        assert_eq!(copy.step(MAX), Step::Try { attempt: 0 });
         assert_eq!(seen(0, Some(7), Arrival::First).step(None), Step::Try { attempt: 0 });
+    }
+
+    #[test]
+    fn a_count_of_nothing_is_no_count() {
+        assert_eq!(seen(0, Some(0), Arrival::First).step(MAX), Step::Try { attempt: 0 });
+        assert_eq!(seen(0, Some(0), Arrival::Again).step(MAX), Step::Note { attempt: 1 });
+        assert_eq!(seen(2, Some(0), Arrival::Again).step(MAX), Step::GiveUp { attempts: 3 });
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub(super) fn seen(delivery: &Delivery) -> Seen {
     let table = delivery.properties.headers().as_ref().unwrap_or(&empty);
     let count = |name| headers::number(table, name).map(|count| u32::try_from(count).unwrap_or(u32::MAX));
     let arrival = if delivery.redelivered { Arrival::Again } else { Arrival::First };
-    Seen { noted: count(ATTEMPTS).unwrap_or_default(), counted: count(DELIVERY_COUNT), arrival }
+    Seen { noted: count(ATTEMPTS), counted: count(DELIVERY_COUNT), arrival }
 }
 
 /// How long its author waits, from when it was received.
