@@ -333,7 +333,8 @@ async fn a_request_that_nothing_of_was_run_goes_back_as_often_as_it_takes() {
         let worker = Running::start(settings, 1, act);
         assert_eq!(client.call("/work", b"1").await.body, b"at last", "{kind:?}");
         assert_eq!(tries.load(std::sync::atomic::Ordering::Relaxed), 6, "{kind:?}");
-        assert_eq!((worker.tally("handed_back").await, worker.tally("exhausted").await), (5, 0), "{kind:?}");
+        assert_eq!(worker.tally("exhausted").await, 0, "{kind:?}");
+        assert!(worker.tally("handed_back").await >= 5, "{kind:?}: more often where it waited for nobody");
         worker.drained().await;
         client.until_depth(0, 0).await;
         client.delete_queue().await;
@@ -350,10 +351,11 @@ async fn what_waited_here_for_nobody_goes_back_without_counting_as_a_try() {
         let source = Amqp::new(settings);
         source.resized(3);
         for _ in 0..3 {
-            source.open().await.expect("there is a queue");
             publish(&client, &["1", "2", "3"]).await;
-            // They are here, and nobody polls.
-            client.until_depth(0, 1).await;
+            source.open().await.expect("there is a queue");
+            // They are here, and nobody polls; or on a slow machine they have gone back already.
+            let here = async { while !matches!(client.depth().await, (0, 1) | (3, 0)) {} };
+            within("they are here", here).await;
             source.unwanted();
             client.until_depth(3, 0).await;
             source.open().await.expect("there is a queue");
