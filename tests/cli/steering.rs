@@ -370,7 +370,7 @@ fn a_worker_is_paused_and_asked_for_its_state_by_signals() {
     let (_queue, root) = queue(here);
     let mut server = Server::start(&mut worker(here, &root, "a-token-for-tests\n"));
     server.logs("the work folder");
-    server.signal(Signal::CONT);
+    // Two that are sent together come in no order; so one, and what it did, and then the other.
     server.signal(Signal::TSTP);
     let asked = |words: &str| loop {
         let table = steer(here, &["status", "--config", "journeyman.toml"]).out;
