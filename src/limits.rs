@@ -576,6 +576,12 @@ pub const CONTROLLER_BATCH_MAX: usize = 128;
 pub const CONTROLLER_HOPS_MAX: u64 = 8;
 /// How long an orphan waits for its queue before it is answered with an error; so one key does not hold up the others.
 pub const CONTROLLER_ORPHAN_WAIT: Duration = Duration::from_secs(60);
+/// How often in a row a queue could not be made before the orphans of its key wait for it no longer.
+pub const CONTROLLER_BIND_TRIES: u32 = 5;
+/// How often a controller gives an answer in a worker's place whose queue refuses it.
+pub const CONTROLLER_ANSWER_TRIES: u32 = 5;
+/// How long it waits before it gives it again.
+pub const CONTROLLER_ANSWER_AGAIN: Duration = Duration::from_millis(500);
 /// How many dead letters a controller has in hand at once.
 pub const CONTROLLER_LETTERS_MAX: u16 = 256;
 /// How often a controller looks after its workers and its queues.

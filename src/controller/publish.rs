@@ -6,15 +6,19 @@ use std::pin::Pin;
 use futures_core::Stream as _;
 use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicNackOptions, BasicPublishOptions, ConfirmSelectOptions};
-use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer};
 use tokio::sync::mpsc;
+use tokio::time::sleep;
 
 use super::names::Names;
+use super::session::Over;
 use super::tally::Tally;
 use crate::amqp::headers;
 use crate::domain::group::Key;
-use crate::limits::{CONTROLLER_BATCH_MAX, CONTROLLER_HOPS_MAX, CONTROLLER_ORPHAN_WAIT};
+use crate::limits::{
+    CONTROLLER_ANSWER_AGAIN, CONTROLLER_ANSWER_TRIES, CONTROLLER_BATCH_MAX, CONTROLLER_HOPS_MAX, CONTROLLER_ORPHAN_WAIT,
+};
 
 /// The delivery mode of what is kept on disk.
 const PERSISTENT: u8 = 2;
@@ -164,7 +168,7 @@ impl Obituary {
 
     /// A request whose queue could not be made.
     pub(super) fn of_no_queue() -> Self {
-        let message = format!("the queue of its key could not be made within {CONTROLLER_ORPHAN_WAIT:?}");
+        let message = format!("the queue of its key could not be made, or not within {CONTROLLER_ORPHAN_WAIT:?}");
         Self { reason: "no-queue".to_owned(), message, queue: None }
     }
 
@@ -185,7 +189,12 @@ impl Obituary {
     }
 }
 
-/// Answers a request in the place of a worker, and acknowledges it once the broker has the answer.
+/// Answers a request in the place of a worker, and acknowledges it once the broker has the answer, and has put it aside where
+/// it is poison. An answer that its queue refuses again and again is given up, as that of a worker is.
+///
+/// # Errors
+///
+/// Where the channel fails, or the broker does not put it aside: then it is a dead letter still.
 pub(super) async fn answer(
     channel: &Channel,
     names: &Names,
@@ -193,34 +202,53 @@ pub(super) async fn answer(
     delivery: Delivery,
     obituary: &Obituary,
     tally: &Tally,
-) -> lapin::Result<()> {
+) -> Result<(), Over> {
     if obituary.is_poison() {
+        let queue = names.poison_queue();
         let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
         let properties = without_user(&delivery.properties).with_delivery_mode(PERSISTENT);
-        let queue: ShortString = names.poison_queue().into();
-        channel.basic_publish("".into(), queue, options, &delivery.data, properties).await?.await?;
+        let publishing = channel.basic_publish("".into(), queue.as_str().into(), options, &delivery.data, properties);
+        if !matches!(publishing.await?.await?, Confirmation::Ack(None)) {
+            return Err(Over { why: format!("the broker does not put a request aside in {queue}") });
+        }
         tally.poison.add();
     }
     if let Some(reply_to) = delivery.properties.reply_to().clone() {
-        let body = serde_json::json!({
-            "type": format!("journeyman:dead_letter:{}", obituary.reason),
-            "message": obituary.message,
-            "context": { "reason": obituary.reason, "queue": obituary.queue, "key": delivery.routing_key.as_str() },
-            "cause": null,
-        });
-        let mut table = FieldTable::default();
-        table.insert("x-status".into(), AMQPValue::ByteArray(status.as_bytes().to_vec().into()));
-        table.insert("x-dead-letter-reason".into(), AMQPValue::LongString(obituary.reason.as_str().into()));
-        let mut properties =
-            BasicProperties::default().with_headers(table).with_content_type("application/json".into());
-        if let Some(id) = delivery.properties.correlation_id().clone() {
-            properties = properties.with_correlation_id(id);
+        let (body, properties) = said(status, &delivery, obituary);
+        let mut tries = 1;
+        loop {
+            let options = BasicPublishOptions::default();
+            let publishing = channel.basic_publish("".into(), reply_to.clone(), options, &body, properties.clone());
+            if !matches!(publishing.await?.await?, Confirmation::Nack(_)) {
+                break;
+            }
+            if tries == CONTROLLER_ANSWER_TRIES {
+                tracing::warn!(tries, "an answer in a worker's place is given up: its queue refuses it");
+                break;
+            }
+            tries += 1;
+            sleep(CONTROLLER_ANSWER_AGAIN).await;
         }
-        let body = body.to_string();
-        let options = BasicPublishOptions::default();
-        channel.basic_publish("".into(), reply_to, options, body.as_bytes(), properties).await?.await?;
     }
     delivery.acker.ack(BasicAckOptions::default()).await?;
     tally.dead_letters.add();
     Ok(())
+}
+
+/// What its client is answered.
+fn said(status: &str, delivery: &Delivery, obituary: &Obituary) -> (Vec<u8>, BasicProperties) {
+    let body = serde_json::json!({
+        "type": format!("journeyman:dead_letter:{}", obituary.reason),
+        "message": obituary.message,
+        "context": { "reason": obituary.reason, "queue": obituary.queue, "key": delivery.routing_key.as_str() },
+        "cause": null,
+    });
+    let mut table = FieldTable::default();
+    table.insert("x-status".into(), AMQPValue::ByteArray(status.as_bytes().to_vec().into()));
+    table.insert("x-dead-letter-reason".into(), AMQPValue::LongString(obituary.reason.as_str().into()));
+    let mut properties = BasicProperties::default().with_headers(table).with_content_type("application/json".into());
+    if let Some(id) = delivery.properties.correlation_id().clone() {
+        properties = properties.with_correlation_id(id);
+    }
+    (body.to_string().into_bytes(), properties)
 }

@@ -24,8 +24,8 @@ use crate::domain::group::pool::{Answer, Effect, Epoch, Event, Pool, Step};
 use crate::domain::group::scale::Load;
 use crate::domain::time::Instant;
 use crate::limits::{
-    AMQP_CALL_TIMEOUT, CONTROLLER_GROUPS_MAX, CONTROLLER_LETTERS_MAX, CONTROLLER_LOOK_EVERY, CONTROLLER_ORPHAN_WAIT,
-    CONTROLLER_ORPHANS_MAX, CONTROLLER_STANDBY_LOOK, CONTROLLER_STEPS_MAX,
+    AMQP_CALL_TIMEOUT, CONTROLLER_BIND_TRIES, CONTROLLER_GROUPS_MAX, CONTROLLER_LETTERS_MAX, CONTROLLER_LOOK_EVERY,
+    CONTROLLER_ORPHAN_WAIT, CONTROLLER_ORPHANS_MAX, CONTROLLER_STANDBY_LOOK, CONTROLLER_STEPS_MAX,
 };
 
 /// It cannot go on.
@@ -95,11 +95,12 @@ async fn control(
     controller.becomes(Role::Active);
     tracing::info!(pool = settings.pool, broker = settings.broker.shown(), "this is the controller of the pool");
 
-    let (jobs, to_do) = mpsc::channel(CONTROLLER_STEPS_MAX);
+    let (steps, to_do) = mpsc::channel(CONTROLLER_STEPS_MAX);
+    let (depths, to_measure) = mpsc::channel(CONTROLLER_STEPS_MAX);
     let (done, mut results) = mpsc::channel(CONTROLLER_STEPS_MAX);
     let (ready, to_forward) = mpsc::channel(CONTROLLER_ORPHANS_MAX.into());
     let (unbound, mut strayed) = mpsc::channel(CONTROLLER_ORPHANS_MAX.into());
-    let mut working = std::pin::pin!(work(connection, names, settings.keeping, to_do, done));
+    let mut working = std::pin::pin!(work(connection, names, settings.keeping, (to_do, to_measure), done));
     let mut forwarding = std::pin::pin!(publish::forward(forwards, names.clone(), to_forward, unbound, &tally));
     let mut letters = std::pin::pin!(answer_letters(settings, connection, &tally));
 
@@ -142,10 +143,12 @@ async fn control(
                 }
                 controller.pool.handle(Event::Tick, clock.now());
                 controller.plan();
-                let keys = controller.pool.tracker().groups().map(|(key, _)| key);
-                for key in keys.filter(|key| controller.pool.is_bound(key)) {
-                    // The next look asks again.
-                    drop(jobs.try_send((key.clone(), Job::Depth)));
+                if depths.capacity() == depths.max_capacity() {
+                    let keys = controller.pool.tracker().groups().map(|(key, _)| key);
+                    for key in keys.filter(|key| controller.pool.is_bound(key)) {
+                        // The next look asks again.
+                        drop(depths.try_send(key.clone()));
+                    }
                 }
             }
             () = async { match deadline {
@@ -156,7 +159,7 @@ async fn control(
         while let Some(effect) = controller.pool.next_effect() {
             match effect {
                 Effect::Do { key, step, .. } => {
-                    if jobs.try_send((key.clone(), Job::Step(step))).is_err() {
+                    if steps.try_send((key.clone(), step)).is_err() {
                         let answered = Event::Answered { epoch, key, step, answer: Answer::Failed };
                         controller.pool.handle(answered, clock.now());
                     }
@@ -209,7 +212,10 @@ impl Controller {
         if let (Some(id), Some(event)) = (text("x-worker-id"), text("x-event")) {
             self.staff.heard(id, event, now);
         }
-        self.pool.handle(Event::Demand { key, extra: Duration::ZERO }, now);
+        // Anybody may report: it makes no more groups than requests may.
+        if !full(&self.pool, &key) {
+            self.pool.handle(Event::Demand { key, extra: Duration::ZERO }, now);
+        }
     }
 
     /// Sees who is there. Answers with the orphans that have waited too long.
@@ -222,7 +228,7 @@ impl Controller {
         for (key, count) in self.staff.counts(&known) {
             self.pool.handle(Event::Workers { key, count }, now);
         }
-        self.here.give_up(now)
+        self.here.give_up(&self.pool, now)
     }
 
     fn plan(&mut self) {
@@ -230,7 +236,7 @@ impl Controller {
     }
 
     /// Answers an orphan that will have no queue.
-    async fn bury(&mut self, answers: &Channel, delivery: Delivery, obituary: &Obituary) -> lapin::Result<()> {
+    async fn bury(&mut self, answers: &Channel, delivery: Delivery, obituary: &Obituary) -> Result<(), Over> {
         let (names, status) = (self.settings.names.clone(), self.settings.dead_letter_status.clone());
         let tally = Arc::clone(&self.tally);
         self.meanwhile(publish::answer(answers, &names, &status, delivery, obituary, &tally)).await?;
@@ -294,16 +300,22 @@ async fn consume(connection: &Connection, queue: &str, prefetch: Option<u16>) ->
     channel.basic_consume(queue.into(), "".into(), BasicConsumeOptions::default(), FieldTable::default()).await
 }
 
-/// Does what is to be done about queues, one after the other.
+/// Does what is to be done about queues, one after the other: steps first, since who waits for one is a request.
 async fn work(
     connection: &Connection,
     names: &Names,
     keeping: Keeping,
-    mut jobs: mpsc::Receiver<(Key, Job)>,
+    (mut steps, mut depths): (mpsc::Receiver<(Key, Step)>, mpsc::Receiver<Key>),
     done: mpsc::Sender<Finished>,
 ) -> Over {
     let mut channel: Option<Channel> = None;
-    while let Some((key, job)) = jobs.recv().await {
+    loop {
+        let (key, job) = tokio::select! {
+            biased;
+            Some((key, step)) = steps.recv() => (key, Job::Step(step)),
+            Some(key) = depths.recv() => (key, Job::Depth),
+            else => break,
+        };
         let open = match channel.take().filter(|channel| channel.status().connected()) {
             Some(open) => open,
             None => match connection.create_channel().await {
@@ -364,12 +376,14 @@ async fn answer_letters(settings: &Settings, connection: &Connection, tally: &Ta
             tracing::info!(reason = obituary.reason, queue = obituary.queue, "a request is answered for its workers");
             publish::answer(&answers, &settings.names, &settings.dead_letter_status, letter, &obituary, tally).await?;
         }
-        Ok::<_, lapin::Error>(())
+        Ok::<_, Over>(())
     };
-    match answering.await {
-        Ok(()) => ended("dead letters"),
-        Err(error) => error.into(),
-    }
+    answering.await.err().unwrap_or_else(|| ended("dead letters"))
+}
+
+/// Whether there is no room for a group of this key.
+fn full(pool: &Pool, key: &Key) -> bool {
+    pool.tracker().wanted(key).is_none() && pool.tracker().groups().count() >= CONTROLLER_GROUPS_MAX
 }
 
 struct Waiting {
@@ -402,7 +416,7 @@ impl Here {
         if publish::goes_round(&delivery) {
             return Some(Box::new((delivery, Obituary::of_circle())));
         }
-        if pool.tracker().wanted(&key).is_none() && pool.tracker().groups().count() >= CONTROLLER_GROUPS_MAX {
+        if full(pool, &key) {
             let message = format!("there are {CONTROLLER_GROUPS_MAX} groups already");
             return Some(Box::new((delivery, Obituary { reason: "groups".to_owned(), message, queue: None })));
         }
@@ -414,11 +428,12 @@ impl Here {
         None
     }
 
-    /// Those that have waited too long.
-    fn give_up(&mut self, now: Instant) -> Vec<Delivery> {
+    /// Those that have waited too long, or whose queue cannot be made: they would take the room of others.
+    fn give_up(&mut self, pool: &Pool, now: Instant) -> Vec<Delivery> {
         let mut over = Vec::new();
-        self.waiting.retain(|_, waiting| {
-            let first = waiting.iter().position(|one| now.since(one.since) < CONTROLLER_ORPHAN_WAIT);
+        self.waiting.retain(|key, waiting| {
+            let in_vain = pool.failures(key) >= CONTROLLER_BIND_TRIES;
+            let first = waiting.iter().position(|one| !in_vain && now.since(one.since) < CONTROLLER_ORPHAN_WAIT);
             over.extend(waiting.drain(..first.unwrap_or(waiting.len())).map(|one| one.delivery));
             !waiting.is_empty()
         });

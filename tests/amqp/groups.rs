@@ -1,5 +1,6 @@
 //! `journeyman controller` between clients and workers that it starts, on a real broker.
 
+mod refused;
 mod seen;
 
 use std::path::{Path, PathBuf};

@@ -309,6 +309,12 @@ impl Pool {
         self.queues.get(key).is_some_and(bound)
     }
 
+    /// How often in a row a step about the queue of a key has failed.
+    #[must_use]
+    pub fn failures(&self, key: &Key) -> u32 {
+        self.queues.get(key).map_or(0, |queue| queue.row.tries())
+    }
+
     /// Every change up to this one has been carried out.
     #[must_use]
     pub fn reached(&self) -> Generation {

@@ -1,0 +1,80 @@
+//! What a controller does where the broker takes something not.
+
+use journeyman::amqp;
+use journeyman::amqp::lapin::BasicProperties;
+use journeyman::amqp::lapin::options::{BasicPublishOptions, QueueDeclareOptions, QueueDeleteOptions};
+use journeyman::amqp::lapin::types::AMQPValue;
+
+use super::{Pool, READY};
+use crate::support::{Client, within};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_whose_queue_cannot_be_made_is_answered_and_takes_no_room_from_others() {
+    let Some(pool) = Pool::new().await else { return };
+    let queue = format!("{}-req-bad", pool.name);
+    let other = amqp::table([("x-max-length", AMQPValue::LongLongInt(7))]);
+    let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+    pool.client.channel.queue_declare(queue.into(), options, other).await.expect("it is made");
+    let mut controller = pool.controller("");
+    controller.says(READY).await;
+    // More than a controller has in hand at once.
+    for number in 0..600 {
+        pool.ask("bad", &number.to_string()).await;
+    }
+    pool.ask("good", "good").await;
+    let good = format!("{}-req-good", pool.name);
+    within("the other key has its request", async { while pool.depth(&good).await != Some((1, 0)) {} }).await;
+    for number in 0..600 {
+        let answer = pool.client.answer(&number.to_string()).await;
+        assert_eq!(answer.json()["context"]["reason"], "no-queue", "{:?}", answer.json());
+    }
+    let channel = pool.client.broker.connect("clean").await.expect("a connection").create_channel().await;
+    let channel = channel.expect("a channel");
+    let bad = format!("{}-req-bad", pool.name);
+    channel.queue_delete(bad.into(), QueueDeleteOptions::default()).await.expect("it is deleted");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_its_queue_refuses_is_given_up_and_holds_up_no_other() {
+    let Some(pool) = Pool::new().await else { return };
+    let mut controller = pool.controller("message_ttl = \"200ms\"\n");
+    controller.says(READY).await;
+    let full = format!("{}-full", pool.name);
+    let one = amqp::table([
+        ("x-max-length", AMQPValue::LongLongInt(1)),
+        ("x-overflow", AMQPValue::LongString("reject-publish".into())),
+    ]);
+    let channel = &pool.client.channel;
+    let options = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };
+    channel.queue_declare(full.as_str().into(), options, one).await.expect("it is made");
+    let filling = channel.basic_publish(
+        "".into(),
+        full.as_str().into(),
+        BasicPublishOptions::default(),
+        b"1",
+        BasicProperties::default(),
+    );
+    filling.await.expect("it is published").await.expect("it is confirmed");
+    let properties = Client::properties("1", "/echo").with_reply_to(full.as_str().into());
+    assert!(pool.publish("nobody", properties).await);
+    pool.ask("nobody", "2").await;
+    controller.says("its queue refuses it").await;
+    assert_eq!(pool.client.answer("2").await.json()["context"]["reason"], "expired");
+    pool.until(&format!("{}-deadletter", pool.name), Some((0, 1))).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_poison_is_put_aside_though_the_place_for_it_is_gone() {
+    let Some(pool) = Pool::new().await else { return };
+    let killer = pool.workers("#!/bin/sh\nkill -9 $PPID\n");
+    let mut controller = pool.controller(&format!("profile = \"safe\"\ndelivery_limit = 1\n{killer}"));
+    controller.says(READY).await;
+    let poison = format!("{}-poison", pool.name);
+    let channel = &pool.client.channel;
+    channel.queue_delete(poison.as_str().into(), QueueDeleteOptions::default()).await.expect("it is deleted");
+    pool.ask("a", "1").await;
+    controller.says("does not put a request aside").await;
+    pool.until(&poison, Some((1, 0))).await;
+    let answer = pool.client.answer("1").await;
+    assert_eq!(answer.json()["context"]["reason"], "delivery_limit", "{:?}", answer.json());
+}
