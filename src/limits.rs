@@ -598,3 +598,29 @@ pub const CONTROLLER_STEADY: Duration = Duration::from_secs(30);
 pub const CONTROLLER_ASKS_MAX: usize = 64;
 /// How many groups of one pool may be there at once.
 pub const CONTROLLER_GROUPS_MAX: usize = 10_000;
+/// How long a controller waits to hear which workers are there before it goes on without.
+pub const CONTROLLER_MUSTER_WAIT: Duration = Duration::from_secs(5);
+/// How many calls of a driver may be under way at once.
+pub const DRIVER_CALLS_MAX: usize = 16;
+/// How long a call of a driver may take.
+pub const DRIVER_CALL_TIMEOUT: Duration = Duration::from_secs(60);
+/// How many workers may wait to be started or stopped; what exceeds it is decided anew.
+pub const DRIVER_ORDERS_MAX: usize = 1024;
+/// How much a driver may have to say that nobody has heard.
+pub const DRIVER_NEWS_MAX: usize = 256;
+/// How much of the end of a log is kept of a worker that has ended.
+pub const DRIVER_LAST_WORDS_BYTES_MAX: u64 = 4096;
+/// How often a driver that asks somebody else asks who is there.
+pub const DRIVER_LOOK_EVERY: Duration = Duration::from_secs(2);
+/// How much a driver reads of what is said to it: a list of some thousands of pods.
+pub const DRIVER_OUTPUT_BYTES_MAX: usize = 64 << 20;
+/// How long the output of such a program is waited for after its end, where something it has started holds it open.
+pub const DRIVER_OUTPUT_WAIT: Duration = Duration::from_secs(1);
+/// The longest name of a container: it is a host's name, too.
+pub const CONTAINER_NAME_BYTES_MAX: usize = 63;
+/// The longest name of a Deployment: those of its pods, which are names of hosts, are 17 characters longer.
+pub const DEPLOYMENT_NAME_BYTES_MAX: usize = 46;
+/// The longest name of another object of a cluster, and the longest label.
+pub const OBJECT_NAME_BYTES_MAX: usize = 63;
+/// The longest name of a unit that is made here. There may be 15 more, which files and folders of its name need.
+pub const UNIT_NAME_BYTES_MAX: usize = 240;

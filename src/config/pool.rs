@@ -6,7 +6,8 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::values::{File, MASK, Span};
+use super::schema::built_in;
+use super::values::{File, MASK, Span, Url};
 use crate::limits::MESSAGE_TTL_MIN;
 
 /// A pool of worker groups.
@@ -30,7 +31,9 @@ pub struct Pool {
     /// How often a request is handed out again whose worker ended. For `profile = "safe"` only; what exceeds it is answered with an error, and put aside as poison [built-in: as the broker has it].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delivery_limit: Option<u32>,
-    /// A worker's program and its arguments; empty where somebody else starts the workers. Each finds `WORKER_ID`, `WORKER_KEY`, `WORKER_POOL`, `WORKER_REQUESTS_QUEUE`, `WORKER_ACTIVITY_EXCHANGE` and `WORKER_AMQP_URI` in its environment.
+    /// Who starts the workers: this host as processes, its systemd as instances of a unit, Docker, Kubernetes, or commands of your own. `noop` starts none, and says how many would be.
+    pub driver: Driver,
+    /// A worker's program and its arguments; with `docker` and `kubernetes` those of its container, or empty for those of the image. Without, `subprocess` starts none. Each finds `WORKER_ID`, `WORKER_KEY`, `WORKER_POOL`, `WORKER_REQUESTS_QUEUE`, `WORKER_ACTIVITY_EXCHANGE` and `WORKER_AMQP_URI` in its environment.
     pub command: Vec<String>,
     /// What workers find in their environment besides, by name.
     pub env: BTreeMap<String, Variable>,
@@ -60,6 +63,14 @@ pub struct Pool {
     pub turn: Span,
     /// The `x-status` of answers that the controller gives in a worker's place. One known client ends at any that it does not know, so that this is `core_error` unless told otherwise; the reason is in the header `x-dead-letter-reason` and in the body.
     pub dead_letter_status: String,
+    /// For `driver = "exec"`.
+    pub exec: Exec,
+    /// For `driver = "systemd"`.
+    pub systemd: Systemd,
+    /// For `driver = "docker"`.
+    pub docker: Docker,
+    /// For `driver = "kubernetes"`.
+    pub kubernetes: Kubernetes,
 }
 
 impl Default for Pool {
@@ -72,6 +83,7 @@ impl Default for Pool {
             message_ttl: minutes(0),
             max_length: None,
             delivery_limit: None,
+            driver: Driver::default(),
             command: Vec::new(),
             env: BTreeMap::new(),
             folder: File("/var/lib/journeyman/pool".into()),
@@ -85,8 +97,148 @@ impl Default for Pool {
             budget: None,
             turn: minutes(1),
             dead_letter_status: "core_error".to_owned(),
+            exec: Exec::default(),
+            systemd: Systemd::default(),
+            docker: Docker::default(),
+            kubernetes: Kubernetes::default(),
         }
     }
+}
+
+/// Who starts the workers of a pool.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Driver {
+    /// Processes of this host.
+    #[default]
+    Subprocess,
+    /// Instances of a template unit.
+    Systemd,
+    /// Containers.
+    Docker,
+    /// Pods of a cluster.
+    Kubernetes,
+    /// Commands of the site's own.
+    Exec,
+    /// Nobody.
+    Noop,
+}
+
+impl Driver {
+    /// Its name.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Subprocess => "subprocess",
+            Self::Systemd => "systemd",
+            Self::Docker => "docker",
+            Self::Kubernetes => "kubernetes",
+            Self::Exec => "exec",
+            Self::Noop => "noop",
+        }
+    }
+}
+
+/// Commands of the site's own.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Exec {
+    /// Program and arguments that list the workers.
+    pub list: Vec<String>,
+    /// Program and arguments that start one.
+    pub start: Vec<String>,
+    /// Program and arguments that tell one to go.
+    pub stop: Vec<String>,
+}
+
+/// A template unit.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Systemd {
+    /// Name of the template unit without `@.service`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unit: Option<String>,
+    /// What speaks to the service manager, and what goes before its verbs, such as `["systemctl", "--user"]`.
+    pub systemctl: Vec<String>,
+}
+
+impl Default for Systemd {
+    fn default() -> Self {
+        Self { unit: None, systemctl: vec!["systemctl".to_owned()] }
+    }
+}
+
+/// Containers of a daemon.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Docker {
+    /// The image of a worker. It has to be there: it is not pulled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// Where the daemon is: `unix:///…`, or `http://…` where nobody else can reach it.
+    pub host: String,
+    /// The network that workers are in, such as `host` [built-in: the daemon's own choice].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network: Option<String>,
+}
+
+impl Default for Docker {
+    fn default() -> Self {
+        Self { image: None, host: "unix:///var/run/docker.sock".to_owned(), network: None }
+    }
+}
+
+/// Pods of a cluster.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Kubernetes {
+    /// The image of a worker.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// The namespace that everything is made in.
+    pub namespace: String,
+    /// Who decides how many pods a key has.
+    pub scaling: Scaling,
+    /// The service account of workers [built-in: that of the namespace].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub service_account: Option<String>,
+    /// A pod template as JSON, for what a site says of its pods besides: resources, volumes, where they run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub template: Option<File>,
+    /// Address of the cluster's API; `http://127.0.0.1:8001` is that of `kubectl proxy`.
+    pub server: Url,
+    /// File with the token that the API is asked with, read at each call [built-in: none with `http://`, otherwise that of the controller's pod].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_file: Option<File>,
+    /// Who may vouch for the API (PEM) [built-in: as above].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ca_file: Option<File>,
+}
+
+impl Default for Kubernetes {
+    fn default() -> Self {
+        Self {
+            image: None,
+            namespace: "default".to_owned(),
+            scaling: Scaling::Own,
+            service_account: None,
+            template: None,
+            server: built_in("https://kubernetes.default.svc"),
+            token_file: None,
+            ca_file: None,
+        }
+    }
+}
+
+/// Who decides how many pods a key has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Scaling {
+    /// The controller.
+    #[default]
+    Own,
+    /// KEDA, which counts what waits.
+    Keda,
 }
 
 /// What a worker finds in its environment under this name. It is shown nowhere.

@@ -182,7 +182,9 @@ pub fn template() -> String {
             ("source.NAME", "task_queue") => ("", "\"journeyman/local\"".to_owned()),
             ("handler.NAME", "kind") => ("", "\"command\"".to_owned()),
             // The section leads from and to others that are not in this file.
-            ("bridge.NAME" | "pool.NAME", _) => ("#  ", key.default.clone().unwrap_or_else(|| sample(&key))),
+            (table, _) if table == "bridge.NAME" || table.starts_with("pool.NAME") => {
+                ("#  ", key.default.clone().unwrap_or_else(|| sample(&key)))
+            }
             // The section is one of the other kind.
             ("source.NAME", _) if key.about.ends_with("For `amqp` only.") => {
                 ("#  ", key.default.clone().unwrap_or_else(|| sample(&key)))
@@ -200,6 +202,7 @@ fn heading(table: &str) -> String {
         "handler.NAME" => "\n# One section for each handler; the name is what a source refers to.\n[handler.command]\n".to_owned(),
         "bridge.NAME" => "\n# One section for each bridge of `journeyman bridge`; the name is yours.\n#  [bridge.builds]\n".to_owned(),
         "pool.NAME" => "\n# One section for each pool of `journeyman controller`; the name is the pool's.\n#  [pool.core]\n".to_owned(),
+        table if table.starts_with("pool.NAME.") => format!("\n#  [{}]\n", table.replace("NAME", "core")),
         "queue.clients.NAME" => "\n# One section for each client of the embedded queue; the name is the client id.\n# [queue.clients.worker]\n".to_owned(),
         table => format!("\n[{table}]\n"),
     }
@@ -212,6 +215,15 @@ fn sample(key: &Key) -> String {
         "to" => "\"builds\"".to_owned(),
         "socket" if key.key.starts_with("handler.") => "\"/run/echo/echo.sock\"".to_owned(),
         "socket" => "\"/run/journeyman/control.sock\"".to_owned(),
+        "image" => "\"worker:1\"".to_owned(),
+        "network" => "\"host\"".to_owned(),
+        "service_account" => "\"worker\"".to_owned(),
+        "template" => "\"/etc/journeyman/pod.json\"".to_owned(),
+        "token_file" => "\"/var/run/secrets/kubernetes.io/serviceaccount/token\"".to_owned(),
+        "ca_file" if key.key.starts_with("pool.") => {
+            "\"/var/run/secrets/kubernetes.io/serviceaccount/ca.crt\"".to_owned()
+        }
+        "unit" => "\"worker\"".to_owned(),
         "url" => "\"http://127.0.0.1:8080\"".to_owned(),
         "health" => "\"/health\"".to_owned(),
         "otlp" => "\"http://127.0.0.1:4318\"".to_owned(),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::check::join;
-use super::pool::{Pool, Profile};
+use super::pool::{Driver, Pool, Profile};
 use super::problem::{Code, Origin, Problem, nearest};
 use super::schema::{
     ArtifactStorage, Bridge, COMMAND, Config, EarlyAcknowledge, Handler, HandlerKind, Protocol, Reach, Source,
@@ -151,6 +151,52 @@ impl Rules<'_> {
             let what = format!("[{key}] has a `message_ttl` that is longer than RabbitMQ can count, which is 49 days");
             self.push(Code::Value, &join(key, "message_ttl"), what, "\"0s\" is for ever");
         }
+        self.driver(key, pool);
+    }
+
+    /// Each driver has what it needs, and nothing of another one.
+    fn driver(&mut self, key: &str, pool: &Pool) {
+        let driver = pool.driver.as_str();
+        for table in ["exec", "systemd", "docker", "kubernetes"] {
+            if self.tables.contains_key(&join(key, table)) && table != driver {
+                let what = format!("[{key}] has `driver = \"{driver}\"` and a table for `{table}`");
+                let label = format!("did you mean driver = \"{table}\"?");
+                self.push(Code::Conflict, &join(key, table), what, &label);
+            }
+        }
+        let (needed, starts_command) = match pool.driver {
+            Driver::Subprocess => (Vec::new(), true),
+            Driver::Noop => (Vec::new(), false),
+            Driver::Exec => (
+                vec![
+                    ("list", pool.exec.list.is_empty(), "[\"/opt/workers\", \"list\"]"),
+                    ("start", pool.exec.start.is_empty(), "[\"/opt/workers\", \"start\"]"),
+                    ("stop", pool.exec.stop.is_empty(), "[\"/opt/workers\", \"stop\"]"),
+                ],
+                false,
+            ),
+            Driver::Kubernetes => {
+                (vec![("image", pool.kubernetes.image.as_ref().is_none_or(String::is_empty), "\"worker:1\"")], true)
+            }
+            Driver::Docker => {
+                (vec![("image", pool.docker.image.as_ref().is_none_or(String::is_empty), "\"worker:1\"")], true)
+            }
+            Driver::Systemd => {
+                (vec![("unit", pool.systemd.unit.as_ref().is_none_or(String::is_empty), "\"worker\"")], false)
+            }
+        };
+        for (name, _, example) in needed.iter().filter(|(_, lacks, _)| *lacks) {
+            self.missing(&join(key, driver), name, example);
+        }
+        let host = &pool.docker.host;
+        if !["unix://", "http://", "tcp://"].iter().any(|scheme| host.starts_with(scheme)) {
+            let what = format!("[{key}] has a `docker.host` that is neither a socket nor plain HTTP");
+            self.push(Code::Value, &join(key, "docker.host"), what, "such as \"unix:///var/run/docker.sock\"");
+        }
+        if !pool.command.is_empty() && !starts_command {
+            let what = format!("[{key}] has `driver = \"{driver}\"`, which starts no `command`");
+            self.push(Code::Conflict, &join(key, "command"), what, "did you mean driver = \"subprocess\"?");
+        }
     }
 
     /// Names on the wire of AMQP, given and made.
@@ -194,7 +240,9 @@ impl Rules<'_> {
     }
 
     fn missing(&mut self, key: &str, name: &str, example: &str) {
-        let origin = self.tables.get(key).cloned().unwrap_or(Origin::BuiltIn);
+        // A table that is not there either is missed in the one around it.
+        let around = key.rsplit_once('.').map_or("", |(around, _)| around);
+        let origin = self.tables.get(key).or_else(|| self.tables.get(around)).cloned().unwrap_or(Origin::BuiltIn);
         self.problems.push(Problem {
             code: Code::Missing,
             what: format!("[{key}] needs `{name}`"),

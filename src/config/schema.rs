@@ -771,6 +771,6 @@ pub enum LogFormat {
 }
 
 #[expect(clippy::expect_used, reason = "every built-in value is read by a test")]
-fn built_in<T: std::str::FromStr<Err = String>>(text: &str) -> T {
+pub(super) fn built_in<T: std::str::FromStr<Err = String>>(text: &str) -> T {
     text.parse().expect("a built-in value is well formed")
 }

@@ -5,22 +5,25 @@
 //! loop carries that out; what waits for the broker waits beside it. Whoever holds the lock queue of a pool is its controller,
 //! any other one stands by. Workers outlive the controller, and the next one finds them again.
 
+mod driver;
+mod escape;
 mod look;
+mod memory;
 mod names;
 mod publish;
 mod session;
 mod staff;
-mod subprocess;
 mod tally;
 mod topology;
 pub mod view;
 
 use std::future::Future;
+use std::io;
 use std::sync::Arc;
 
 use secrecy::SecretString;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::amqp::Broker;
@@ -31,12 +34,13 @@ use crate::domain::jitter::Jitter;
 use crate::domain::poll::TROUBLE;
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
-use crate::limits::{CONTROLLER_ASKS_MAX, CONTROLLER_LOOK_EVERY};
+use crate::limits::{CONTROLLER_ASKS_MAX, CONTROLLER_MUSTER_WAIT};
 
+pub use driver::{Cluster, Commands, Containers, Means, Posting, Program, Scaling, Template};
 pub use names::{Names, Spelling};
-pub use subprocess::Program;
 pub use topology::{Keeping, Profile};
 
+use driver::News;
 use session::{Here, Over};
 use staff::Staff;
 use tally::Tally;
@@ -57,8 +61,8 @@ pub struct Settings {
     pub keeping: Keeping,
     /// How long groups stay, and how many workers they have.
     pub tuning: Tuning,
-    /// What is started; `None` where somebody else starts the workers.
-    pub program: Option<Program>,
+    /// Who starts its workers.
+    pub posting: Posting,
     /// The `x-status` of answers that the controller gives in a worker's place.
     pub dead_letter_status: String,
 }
@@ -148,15 +152,16 @@ struct Controller {
 ///
 /// # Errors
 ///
-/// Where the folder of the workers cannot be used.
-pub async fn run(settings: Settings, asks: Asks, leave: CancellationToken) -> std::io::Result<()> {
+/// Where what its driver needs on this host cannot be had.
+pub async fn run(settings: Settings, asks: Asks, leave: CancellationToken) -> io::Result<()> {
     let clock = Clock::boot();
     let seed = uuid::Uuid::new_v4().as_u64_pair().0;
     let tally = Arc::new(Tally::default());
     let Asks(asked) = asks;
+    let mut drivers = JoinSet::new();
     let mut controller = Controller {
         pool: Pool::new(settings.tuning.delays, seed, clock.now()),
-        staff: Staff::find(&settings, Arc::clone(&tally), clock.now())?,
+        staff: Staff::engage(&settings, Arc::clone(&tally), clock, &mut drivers)?,
         row: Backoff::NEW,
         role: Role::Disconnected,
         role_since: clock.now(),
@@ -178,10 +183,10 @@ pub async fn run(settings: Settings, asks: Asks, leave: CancellationToken) -> st
         }
     };
     tokio::select! {
-        () = controlling => {}
-        () = leave.cancelled() => {}
+        () = controlling => Ok(()),
+        () = leave.cancelled() => Ok(()),
+        Some(_) = drivers.join_next() => Err(io::Error::other("who starts its workers has ended")),
     }
-    Ok(())
 }
 
 impl Controller {
@@ -210,21 +215,53 @@ impl Controller {
         if self.role != role {
             (self.role, self.role_since) = (role, self.clock.now());
         }
+        match role {
+            Role::Standby => self.staff.stands_by(),
+            Role::Starting => self.staff.takes_charge(),
+            Role::Disconnected | Role::Active => {}
+        }
     }
 
-    /// Sees to it that something is done, and meanwhile to its workers and to who asks: those that end are not left as
-    /// zombies, and a broker that is slow keeps nobody from looking.
+    /// Sees to it that something is done, and meanwhile to who asks and to what is said of its workers: a broker that is slow
+    /// keeps nobody from looking.
     async fn meanwhile<T>(&mut self, doing: impl Future<Output = T>) -> T {
         let mut doing = std::pin::pin!(doing);
-        let mut look = interval(CONTROLLER_LOOK_EVERY);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 biased;
                 done = &mut doing => return done,
                 Some(ask) = self.asked.recv() => self.hear(ask),
-                _ = look.tick() => self.staff.look(self.clock.now()),
+                news = self.staff.news() => self.told(news),
             }
+        }
+    }
+
+    /// Waits until it is known who is there, though not for ever: without workers, too, requests are forwarded.
+    async fn musters(&mut self) {
+        let until = self.clock.now().plus(CONTROLLER_MUSTER_WAIT);
+        while !self.staff.knows() {
+            let clock = self.clock;
+            tokio::select! {
+                biased;
+                Some(ask) = self.asked.recv() => self.hear(ask),
+                news = self.staff.news() => self.told(news),
+                () = clock.sleep_until(until) => return,
+            }
+        }
+    }
+
+    /// Its driver has said something.
+    fn told(&mut self, news: News) {
+        let now = self.clock.now();
+        match self.staff.told(news, now) {
+            Ok(found) if self.role == Role::Active => {
+                for key in found {
+                    self.pool.handle(Event::Found(key), now);
+                }
+            }
+            // The session asks for them as it begins.
+            Ok(_) => {}
+            Err(what) => self.fault = Some(Ended { at: now, what }),
         }
     }
 

@@ -4,8 +4,7 @@
 //! look for: there a pool and a key stand in names with every byte that is no ASCII letter or digit as `%XX`, and clients
 //! send their keys in that form.
 
-use std::fmt::Write as _;
-
+use super::escape;
 use crate::domain::group::Key;
 use crate::limits::AMQP_NAME_BYTES_MAX;
 
@@ -150,32 +149,15 @@ impl Names {
     }
 }
 
-/// Every byte but ASCII letters and digits as `%XX`.
 fn escaped(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() {
-            escaped.push(char::from(byte));
-        } else {
-            // Writing to a string does not fail.
-            write!(escaped, "%{byte:02X}").ok();
-        }
-    }
-    escaped
+    escape::QUEUE.write(text)
 }
 
 /// The other way. What is in no such form is what it is; `None` where it would not be text.
 fn unescaped(text: &str) -> Option<String> {
-    let is_escaped = |text: &str| {
-        let mut pieces = text.split('%');
-        let plain = |piece: &str| piece.bytes().all(|byte| byte.is_ascii_alphanumeric());
-        let hex = |piece: &str| piece.get(..2).is_some_and(|hex| hex.bytes().all(|byte| byte.is_ascii_hexdigit()));
-        pieces.next().is_some_and(plain) && pieces.all(|piece| hex(piece) && plain(piece))
-    };
-    if is_escaped(text) {
-        urlencoding::decode(text).ok().map(std::borrow::Cow::into_owned)
-    } else {
-        Some(text.to_owned())
+    match escape::QUEUE.read(text) {
+        Some(bytes) => String::from_utf8(bytes).ok(),
+        None => Some(text.to_owned()),
     }
 }
 

@@ -90,6 +90,7 @@ async fn control(
     controller.becomes(Role::Starting);
     let Channels { answers, forwards, mut orphans, mut reports } =
         controller.meanwhile(open(settings, connection)).await?;
+    controller.musters().await;
     controller.row.reset();
     controller.lost = None;
     controller.becomes(Role::Active);
@@ -118,6 +119,7 @@ async fn control(
             Some(finished) = results.recv() => controller.finished(epoch, finished),
             Some(key) = strayed.recv() => controller.pool.handle(Event::Strayed(key), clock.now()),
             Some(ask) = controller.asked.recv() => controller.hear(ask),
+            news = controller.staff.news() => controller.told(news),
             orphan = next(&mut orphans) => {
                 let delivery = orphan.ok_or_else(|| ended("orphans"))??;
                 tally.orphans.add();
@@ -218,10 +220,9 @@ impl Controller {
         }
     }
 
-    /// Sees who is there. Answers with the orphans that have waited too long.
+    /// Tells the rules who is there. Answers with the orphans that have waited too long.
     fn look_after(&mut self) -> Vec<Delivery> {
         let now = self.clock.now();
-        self.staff.look(now);
         let wanted: BTreeSet<&Key> = self.pool.tracker().groups().map(|(key, _)| key).collect();
         self.here.loads.retain(|key, _| wanted.contains(key));
         let known = self.pool.keys().cloned().collect();

@@ -5,9 +5,11 @@ use std::io;
 use std::sync::Arc;
 
 use secrecy::ExposeSecret as _;
+use tokio::task::JoinSet;
 
+use super::driver::{self, Assignment, Change, End as Death, Line, News, Trouble};
+use super::memory::Memory;
 use super::names::Names;
-use super::subprocess::{Assignment, Gone, Subprocesses};
 use super::tally::Tally;
 use super::{Ended, Settings};
 use crate::domain::group::restart::{End, Restarts};
@@ -15,6 +17,7 @@ use crate::domain::group::scale::{Budget, Decision, Doing, Group, Limits, Load, 
 use crate::domain::group::tracker::Tracker;
 use crate::domain::group::{Key, Phase};
 use crate::domain::time::Instant;
+use crate::host::clock::Clock;
 use crate::limits::{CONTROLLER_BUSY_FOR, CONTROLLER_STEADY};
 
 /// What is known of a worker.
@@ -27,18 +30,26 @@ struct Member {
     going: bool,
 }
 
-/// The workers that this controller starts; none where somebody else does.
+/// The workers of a pool; none where somebody else starts them.
 pub(super) struct Staff {
-    driver: Option<Subprocesses>,
+    pool: String,
+    /// Who starts and stops them; `None` where nobody here does.
+    driver: Option<Line>,
+    /// The look that has to be answered before anything is decided: until then it is not known who is there.
+    waits_for: u64,
+    listed: bool,
+    /// Whether this controller has the pool. Where it has not, workers come and go by somebody else's will.
+    in_charge: bool,
+    /// Why it is not known who is there.
+    blind: Option<String>,
     members: BTreeMap<String, Member>,
     restarts: BTreeMap<Key, Restarts>,
     scale: Scale,
     limits: Limits,
     budget: Option<Budget>,
     names: Names,
-    variables: Vec<(&'static str, String)>,
-    /// The keys that were written down last.
-    written: BTreeSet<Key>,
+    variables: BTreeMap<String, String>,
+    memory: Memory,
     /// What was decided last of each group.
     decisions: BTreeMap<Key, Decision>,
     /// How the last worker of each group ended that was not told to.
@@ -57,42 +68,82 @@ pub(super) struct Seen<'a> {
 }
 
 impl Staff {
-    /// Finds those that an earlier controller has started.
+    /// Has its driver begin, which finds those that an earlier controller has started.
     ///
     /// # Errors
     ///
-    /// Where their folder cannot be used.
-    pub(super) fn find(settings: &Settings, tally: Arc<Tally>, now: Instant) -> io::Result<Self> {
-        let driver = settings.program.clone().map(Subprocesses::find).transpose()?;
-        let mut members = BTreeMap::new();
-        for (id, key) in driver.iter().flat_map(Subprocesses::there) {
-            let Some(key) = settings.names.key(key) else { continue };
-            // It was ready for somebody else, or will say so.
-            let member = Member { key, since: now, ready: Some(now), busy: Some(now), going: false };
-            members.insert(id.to_owned(), member);
-        }
-        if !members.is_empty() {
-            tracing::info!(pool = settings.pool, workers = members.len(), "workers of an earlier controller go on");
-        }
-        let variables = vec![
-            ("WORKER_POOL", settings.pool.clone()),
-            ("WORKER_ACTIVITY_EXCHANGE", settings.names.activity()),
-            ("WORKER_AMQP_URI", settings.uri.expose_secret().to_owned()),
-        ];
+    /// Where what the driver needs on this host cannot be had.
+    pub(super) fn engage(
+        settings: &Settings,
+        tally: Arc<Tally>,
+        clock: Clock,
+        tasks: &mut JoinSet<()>,
+    ) -> io::Result<Self> {
+        let driver = driver::engage(&settings.posting, clock, tasks)?;
+        let mut variables = settings.posting.env.clone();
+        variables.extend([
+            ("WORKER_POOL".to_owned(), settings.posting.pool.clone()),
+            ("WORKER_ACTIVITY_EXCHANGE".to_owned(), settings.names.activity()),
+            ("WORKER_AMQP_URI".to_owned(), settings.uri.expose_secret().to_owned()),
+        ]);
         Ok(Self {
+            pool: settings.posting.pool.clone(),
+            waits_for: 0,
+            listed: driver.is_none(),
+            in_charge: false,
+            blind: None,
+            memory: Memory::new(driver.is_some().then(|| settings.posting.folder.clone())),
             driver,
-            members,
+            members: BTreeMap::new(),
             restarts: BTreeMap::new(),
             scale: Scale::default(),
             limits: settings.tuning.limits,
             budget: settings.tuning.budget,
             names: settings.names.clone(),
             variables,
-            written: BTreeSet::new(),
             decisions: BTreeMap::new(),
             ends: BTreeMap::new(),
             tally,
         })
+    }
+
+    /// This controller has the pool from now on. What another one did a moment ago has to be seen before anything is done.
+    pub(super) fn takes_charge(&mut self) {
+        self.in_charge = true;
+        if let Some(driver) = &mut self.driver {
+            driver.is_in_charge(true);
+            self.waits_for = driver.look();
+            self.listed = false;
+        }
+    }
+
+    /// Another one has the pool.
+    pub(super) fn stands_by(&mut self) {
+        self.in_charge = false;
+        if let Some(driver) = &self.driver {
+            driver.is_in_charge(false);
+        }
+    }
+
+    /// Whether it is known who is there.
+    pub(super) const fn knows(&self) -> bool {
+        self.listed
+    }
+
+    /// What its driver has to say.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub(super) async fn news(&mut self) -> News {
+        match &mut self.driver {
+            // The controller ends where its driver has.
+            Some(driver) => match driver.news().await {
+                Some(news) => news,
+                None => std::future::pending().await,
+            },
+            None => std::future::pending().await,
+        }
     }
 
     /// How many there are of each key; also of those that have none any more.
@@ -106,17 +157,12 @@ impl Staff {
 
     /// The keys that an earlier controller had queues for, as far as that is known.
     pub(super) fn remembered(&self) -> Vec<Key> {
-        self.driver.iter().flat_map(Subprocesses::remembered).filter_map(|key| Key::new(&key)).collect()
+        self.memory.read()
     }
 
     /// Writes them down where they have changed.
     pub(super) fn remember<'a>(&mut self, keys: impl Iterator<Item = &'a Key>) {
-        let Some(driver) = &self.driver else { return };
-        let keys: BTreeSet<&Key> = keys.collect();
-        if !keys.iter().copied().eq(&self.written) {
-            driver.remember(&keys.iter().map(|key| key.as_str()).collect::<Vec<_>>());
-            self.written = keys.into_iter().cloned().collect();
-        }
+        self.memory.write(keys);
     }
 
     /// Other numbers, from the next plan on.
@@ -169,38 +215,116 @@ impl Staff {
         }
     }
 
-    /// Sees who has ended.
-    pub(super) fn look(&mut self, now: Instant) {
-        let Some(driver) = &mut self.driver else { return };
-        for Gone { id, how, told } in driver.look(now) {
-            let Some(member) = self.members.remove(&id) else { continue };
-            let end = match member.ready {
-                _ if told => End::Expected,
-                Some(ready) => End::After(now.since(ready)),
-                None => End::NeverReady,
-            };
-            let restarts = restarts_of(&mut self.restarts, &member.key);
-            let failing = restarts.fails();
-            restarts.ended(end, now);
-            if told {
-                tracing::info!(worker = id, key = %member.key, "a worker has gone as it was told: {how}");
-            } else {
-                self.tally.failed.add();
-                self.ends.insert(member.key.clone(), Ended { at: now, what: format!("{how}; its log is {id}.log") });
-                tracing::warn!(worker = id, key = %member.key, short_lives = restarts.short_lives(), "a worker has ended: {how}");
+    /// Its driver has said something. Answers with the keys of workers that were found.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the driver, where that was not so before.
+    pub(super) fn told(&mut self, news: News, now: Instant) -> Result<Vec<Key>, String> {
+        match news {
+            News::Started(id) => {
+                if let Some(Member { key, .. }) = self.members.get(&id) {
+                    self.tally.started.add();
+                    let (wanted, why) = self.decisions.get(key).map_or_else(Default::default, said);
+                    tracing::info!(worker = id, %key, "a worker is started, of {wanted}: {why}");
+                }
             }
-            if restarts.fails() && !failing {
-                tracing::error!(
-                    alert = "group-fails", key = %member.key,
-                    "[alert operator] the workers of this key do not last; the log of the last one is {id}.log"
-                );
+            News::Refused { id, why: Trouble(why) } => {
+                if let Some(Member { key, .. }) = self.members.remove(&id) {
+                    tracing::error!(%key, "a worker cannot be started: {why}");
+                    self.tally.failed.add();
+                    self.ends.insert(key.clone(), Ended { at: now, what: format!("it cannot be started: {why}") });
+                    restarts_of(&mut self.restarts, &key).ended(End::NeverReady, now);
+                }
             }
+            News::Looked { number, changes: Ok(changes) } => {
+                self.listed |= number >= self.waits_for;
+                if self.blind.take().is_some() {
+                    tracing::info!(pool = self.pool, "it is known again which workers are there");
+                }
+                return Ok(self.change(changes, now));
+            }
+            News::Looked { changes: Err(Trouble(why)), .. } => {
+                let what = format!("it is not known which workers are there: {why}");
+                if self.blind.replace(why).is_none() {
+                    tracing::warn!(pool = self.pool, "{what}; they go on, and it is asked again");
+                    return Err(what);
+                }
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    fn change(&mut self, changes: Vec<Change>, now: Instant) -> Vec<Key> {
+        let (mut keys, mut found, mut kept) = (Vec::new(), 0_usize, 0);
+        for change in changes {
+            match change {
+                Change::Promised { id, key } => {
+                    keys.push(key.clone());
+                    let member = Member { key, since: now, ready: None, busy: None, going: false };
+                    self.members.insert(id, member);
+                }
+                Change::Kept { id } => {
+                    kept += 1;
+                    self.members.remove(&id);
+                }
+                Change::Found { id, key } => {
+                    found += 1;
+                    keys.push(key.clone());
+                    // It was ready for somebody else, or will say so.
+                    let member = Member { key, since: now, ready: Some(now), busy: Some(now), going: false };
+                    self.members.insert(id, member);
+                }
+                Change::Going { id } => {
+                    if let Some(member) = self.members.get_mut(&id) {
+                        member.going = true;
+                    }
+                }
+                Change::Ended { id, end, told } => self.ended(&id, &end, told, now),
+            }
+        }
+        // As many as were promised are there by their own names.
+        let earlier = found.saturating_sub(kept);
+        if earlier > 0 {
+            tracing::info!(pool = self.pool, workers = earlier, "workers of an earlier controller go on");
+        }
+        keys
+    }
+
+    fn ended(&mut self, id: &str, death: &Death, told: bool, now: Instant) {
+        let Some(member) = self.members.remove(id) else { return };
+        let Death { how, log, last_words } = death;
+        if !self.in_charge {
+            return tracing::debug!(worker = id, "a worker of another controller has gone: {how}");
+        }
+        let end = match member.ready {
+            _ if told => End::Expected,
+            Some(ready) => End::After(now.since(ready)),
+            None => End::NeverReady,
+        };
+        let restarts = restarts_of(&mut self.restarts, &member.key);
+        let failing = restarts.fails();
+        restarts.ended(end, now);
+        if told {
+            return tracing::info!(worker = id, key = %member.key, "a worker has gone as it was told: {how}");
+        }
+        self.tally.failed.add();
+        let log = log.as_ref().map_or_else(String::new, |log| format!("its log is {log}"));
+        let what = if log.is_empty() { how.clone() } else { format!("{how}; {log}") };
+        self.ends.insert(member.key.clone(), Ended { at: now, what });
+        tracing::warn!(worker = id, key = %member.key, short_lives = restarts.short_lives(), "a worker has ended: {how}");
+        tracing::debug!(worker = id, "its last words: {last_words}");
+        if restarts.fails() && !failing {
+            tracing::error!(
+                alert = "group-fails", key = %member.key,
+                "[alert operator] the workers of this key do not last; the last one: {how}; {log}"
+            );
         }
     }
 
     /// Brings the workers to what is wanted of their groups.
     pub(super) fn plan(&mut self, tracker: &Tracker, loads: &BTreeMap<Key, Load>, now: Instant) {
-        if self.driver.is_none() {
+        if !self.listed {
             return;
         }
         let mut keys: BTreeSet<Key> = tracker.groups().map(|(key, _)| key.clone()).collect();
@@ -230,43 +354,42 @@ impl Staff {
     }
 
     fn carry_out(&mut self, decision: &Decision, now: Instant) {
-        let Some(driver) = &mut self.driver else { return };
-        let why = decision.reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let (wanted, why) = said(decision);
+        let Some(driver) = &self.driver else {
+            if self.decisions.get(&decision.key).map_or(0, |last| last.wanted) != wanted {
+                tracing::info!(key = %decision.key, wanted, "workers are wanted, and none is started here: {why}");
+            }
+            return;
+        };
         for id in &decision.drain {
-            if let Some(member) = self.members.get_mut(&**id) {
+            if let Some(member) = self.members.get_mut(&**id)
+                && driver.stop(id)
+            {
                 tracing::info!(worker = &**id, key = %decision.key, "a worker is told to go: {why}");
                 member.going = true;
-                driver.stop(id, now);
             }
         }
+        let key = &decision.key;
+        let Some(queue) = self.names.request_queue(key) else { return };
         for _ in 0..decision.start {
             let id = uuid::Uuid::new_v4().to_string();
-            let key = self.names.worker_key(&decision.key);
-            let Some(queue) = self.names.request_queue(&decision.key) else { return };
             let mut variables = self.variables.clone();
             variables.extend([
-                ("WORKER_ID", id.clone()),
-                ("WORKER_KEY", key.clone()),
-                ("WORKER_REQUESTS_QUEUE", queue),
+                ("WORKER_ID".to_owned(), id.clone()),
+                ("WORKER_KEY".to_owned(), self.names.worker_key(key)),
+                ("WORKER_REQUESTS_QUEUE".to_owned(), queue.clone()),
             ]);
-            match driver.start(Assignment { id: id.clone(), key, variables }) {
-                Ok(()) => {
-                    self.tally.started.add();
-                    tracing::info!(worker = id, key = %decision.key, "a worker is started, of {}: {why}", decision.wanted);
-                    let key = decision.key.clone();
-                    self.members.insert(id, Member { key, since: now, ready: None, busy: None, going: false });
-                }
-                Err(error) => {
-                    tracing::error!(key = %decision.key, "a worker cannot be started: {error}");
-                    self.tally.failed.add();
-                    let what = format!("it cannot be started: {error}");
-                    self.ends.insert(decision.key.clone(), Ended { at: now, what });
-                    restarts_of(&mut self.restarts, &decision.key).ended(End::NeverReady, now);
-                    return;
-                }
+            if driver.start(Assignment { id: id.clone(), key: key.clone(), variables }) {
+                let member = Member { key: key.clone(), since: now, ready: None, busy: None, going: false };
+                self.members.insert(id, member);
             }
         }
     }
+}
+
+/// How many, and why.
+fn said(decision: &Decision) -> (u32, String) {
+    (decision.wanted, decision.reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
 }
 
 impl Member {

@@ -110,6 +110,7 @@ fn every_promise_has_its_tests() {
             "Signals",
             "What it promises",
             "What it promises about bridged work",
+            "What it promises about drivers",
             "What it promises about groups",
             "What it promises about requests",
             "What it promises about services",

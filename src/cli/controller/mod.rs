@@ -18,7 +18,8 @@ use super::exit::{Ended, Exit, Failure};
 use super::settings::{self, ControllerFlags, Settings};
 use super::worker::door;
 use super::{assemble, requests};
-use crate::config::pool::{Names, Pool, Profile};
+use crate::config::pool::{Driver, Names, Pool, Profile, Scaling};
+use crate::config::values::File;
 use crate::config::{Config, Environment, secrets};
 use crate::control::controller::{Pools, serve, socket_in};
 use crate::control::server::{Reload, Socket};
@@ -199,12 +200,6 @@ fn settings_of(
         ));
     }
     let ttl = u32::try_from(pool.message_ttl.0.as_millis()).unwrap_or(u32::MAX);
-    let program = (!pool.command.is_empty()).then(|| controller::Program {
-        command: pool.command.clone(),
-        env: pool.env.iter().map(|(name, value)| (name.clone(), value.0.clone())).collect(),
-        folder: pool.folder.0.join(folder_of(name)),
-        grace: pool.stop_grace.0,
-    });
     Ok(controller::Settings {
         pool: name.to_owned(),
         broker: requests::broker(&config.amqp, environment)?,
@@ -220,18 +215,87 @@ fn settings_of(
             delivery_limit: pool.delivery_limit,
         },
         tuning: tuning_of(pool),
-        program,
+        posting: posting_of(name, pool)?,
         dead_letter_status: pool.dead_letter_status.clone(),
+    })
+}
+
+/// Who starts the workers of a pool.
+fn posting_of(name: &str, pool: &Pool) -> Result<controller::Posting, Failure> {
+    let means = match pool.driver {
+        Driver::Subprocess if pool.command.is_empty() => controller::Means::None,
+        Driver::Noop => controller::Means::None,
+        Driver::Subprocess => controller::Means::Subprocess(controller::Program { command: pool.command.clone() }),
+        Driver::Exec => controller::Means::Exec(controller::Commands {
+            list: pool.exec.list.clone(),
+            start: pool.exec.start.clone(),
+            stop: pool.exec.stop.clone(),
+        }),
+        Driver::Kubernetes => controller::Means::Kubernetes(Box::new(cluster_of(name, pool)?)),
+        Driver::Docker => controller::Means::Docker(controller::Containers {
+            host: pool.docker.host.clone(),
+            image: pool.docker.image.clone().unwrap_or_default(),
+            command: pool.command.clone(),
+            network: pool.docker.network.clone(),
+        }),
+        Driver::Systemd => controller::Means::Systemd(controller::Template {
+            unit: pool.systemd.unit.clone().unwrap_or_default(),
+            systemctl: pool.systemd.systemctl.clone(),
+        }),
+    };
+    Ok(controller::Posting {
+        pool: name.to_owned(),
+        means,
+        env: pool.env.iter().map(|(name, value)| (name.clone(), value.0.clone())).collect(),
+        folder: pool.folder.0.join(folder_of(name)),
+        grace: pool.stop_grace.0,
+    })
+}
+
+/// Where the pods of a pool are, and what they are made of.
+fn cluster_of(name: &str, pool: &Pool) -> Result<controller::Cluster, Failure> {
+    let of = &pool.kubernetes;
+    let template = of.template.as_ref().map(|File(path)| {
+        let read = || Ok(serde_json::from_slice(&std::fs::read(path)?)?);
+        read().map_err(|error: io::Error| {
+            let text = format!("[pool.{name}]: {} cannot be used as a pod template: {error}", path.display());
+            Failure::new(Exit::Config, text)
+        })
+    });
+    // A pod finds them there.
+    let usual = |given: &Option<File>, name: &str| {
+        let is_tls = of.server.parts().scheme() == "https";
+        let own = || PathBuf::from("/var/run/secrets/kubernetes.io/serviceaccount").join(name);
+        given.as_ref().map(|File(path)| path.clone()).or_else(|| is_tls.then(own))
+    };
+    Ok(controller::Cluster {
+        server: of.server.as_str().to_owned(),
+        namespace: of.namespace.clone(),
+        token_file: usual(&of.token_file, "token"),
+        ca_file: usual(&of.ca_file, "ca.crt"),
+        image: of.image.clone().unwrap_or_default(),
+        command: pool.command.clone(),
+        service_account: of.service_account.clone(),
+        template: template.transpose()?,
+        scaling: match of.scaling {
+            Scaling::Own => controller::Scaling::Own,
+            Scaling::Keda => {
+                controller::Scaling::Keda { least: pool.min, most: pool.max, per_worker: pool.concurrency }
+            }
+        },
     })
 }
 
 /// What can be changed while a controller runs.
 fn tuning_of(pool: &Pool) -> controller::Tuning {
+    // There a whole group is one worker to us, and somebody else decides how many it has.
+    let is_counted_elsewhere = pool.driver == Driver::Kubernetes && pool.kubernetes.scaling == Scaling::Keda;
+    let one = |count| if is_counted_elsewhere { 1 } else { count };
     controller::Tuning {
         delays: tracker::Policy { unbind_delay: pool.unbind_delay.0, stop_delay: pool.stop_delay.0 },
         limits: scale::Limits {
-            min: pool.min,
-            max: pool.max,
+            min: one(pool.min),
+            max: one(pool.max),
             spares: pool.spares,
             concurrency: pool.concurrency,
             down_after: pool.down_after.0,

@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""Workers as processes of this host, for a pool with `driver = "exec"`:
+
+    [pool.core]
+    driver = "exec"
+    [pool.core.exec]
+    list = ["/opt/drivers/processes.py", "/var/lib/workers", "/opt/worker"]
+    start = ["/opt/drivers/processes.py", "/var/lib/workers", "/opt/worker"]
+    stop = ["/opt/drivers/processes.py", "/var/lib/workers", "/opt/worker"]
+
+The first argument is a folder for its notes, the rest is what is started. It reads its order from standard input; a
+failure is told by the exit status and the last line of standard error. A real one asks a scheduler instead of the kernel.
+"""
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+
+def start_time(pid):
+    """When a process was started, as the kernel counts: with its number it is nobody else's. None where it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    state, *rest = stat.rpartition(")")[2].split()
+    return None if state in "ZX" else rest[18]
+
+
+def supervise(command, variables, note, log):
+    """Starts a worker, writes down whose it is, and at its end how it ended. It is nobody's child and holds no pipe of ours."""
+    worker = subprocess.Popen(command, env={**os.environ, **variables}, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    note["pid"], note["started"] = worker.pid, start_time(worker.pid)
+    write(note)
+    os.close(told)
+    code = worker.wait()
+    note["ended"] = f"exit status: {code}" if code >= 0 else f"signal: {-code}"
+    write(note)
+
+
+def path(id, kind):
+    if not id or "/" in id:
+        sys.exit(f"{id!r} is no name of a worker")
+    return folder / f"{id}.{kind}"
+
+
+def write(note):
+    fresh = path(note["id"], "new")
+    fresh.write_text(json.dumps(note))
+    fresh.rename(path(note["id"], "json"))
+
+
+def show(note):
+    """Says who is there. All pools share the folder here: each line says whose its worker is."""
+    log = path(note["id"], "log")
+    seen = {name: note[name] for name in ("pool", "id", "key")}
+    if "ended" not in note and start_time(note["pid"]) != note["started"]:
+        note["ended"] = "it is gone, and nobody has seen how"
+    if "ended" in note:
+        seen |= {"ended": note["ended"], "log": str(log), "last_words": log.read_text(errors="replace")[-2000:]}
+    print(json.dumps(seen))
+
+
+folder, command, order = Path(sys.argv[1]), sys.argv[2:], json.loads(sys.stdin.readline())
+folder.mkdir(parents=True, exist_ok=True)
+if order["do"] == "list":
+    for name in folder.glob("*.json"):
+        show(json.loads(name.read_text()))
+elif order["do"] == "start":
+    note = {name: order[name] for name in ("pool", "id", "key")}
+    log = os.open(path(order["id"], "log"), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    heard, told = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        os.close(heard)
+        for descriptor in (0, 1, 2):
+            os.dup2(log, descriptor)
+        supervise(command, order["variables"], note, log)
+        os._exit(0)
+    os.close(told)
+    # The end of it says that the worker was started, or that it could not be: then it has no note.
+    os.read(heard, 1)
+    if not path(order["id"], "json").exists():
+        sys.exit(f"it cannot be started: {path(order['id'], 'log').read_text()[-200:].strip()}")
+elif order["do"] == "stop" and path(order["id"], "json").exists():
+    note = json.loads(path(order["id"], "json").read_text())
+    if order["how"] == "forget":
+        path(order["id"], "json").unlink()
+    elif start_time(note["pid"]) == note["started"]:
+        os.kill(note["pid"], signal.SIGKILL if order["how"] == "force" else signal.SIGTERM)

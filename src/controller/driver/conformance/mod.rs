@@ -1,0 +1,320 @@
+//! What every driver keeps, whatever it starts workers with. Each is held against something that behaves as the real one is
+//! documented to; only processes of this host are the real thing here.
+
+mod cluster;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::*;
+
+/// What a worker is here: it does as its key says.
+pub(super) const WORKER: &str = r#"#!/bin/sh
+echo "hello from $WORKER_ID"
+case "$WORKER_KEY" in
+dies*) echo "goodbye"; exit 3 ;;
+stays*) trap '' TERM ;;
+esac
+exec 3>&1
+printf '%s' "$WORKER_KEY" >"$SEEN/$WORKER_ID"
+while :; do sleep 0.05; done
+"#;
+
+/// Any wait of a test is over by then.
+const LONGEST: Duration = Duration::from_secs(60);
+/// How long a worker that does not go has.
+const GRACE: Duration = Duration::from_millis(200);
+
+/// A pool with its driver, and what it works with.
+pub(super) struct Place {
+    pub(super) folder: tempfile::TempDir,
+}
+
+impl Place {
+    pub(super) fn new() -> Self {
+        let place = Self { folder: tempfile::tempdir().expect("a folder") };
+        std::fs::create_dir(place.path().join("seen")).expect("a folder");
+        std::fs::write(place.path().join("worker"), WORKER).expect("it is written");
+        place
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub(super) fn posting(&self, pool: &str, means: Means) -> Posting {
+        let folder = self.path().join("pools").join(pool);
+        Posting { pool: pool.to_owned(), means, env: BTreeMap::new(), folder, grace: GRACE }
+    }
+}
+
+/// A controller's driver, as its staff has it.
+struct Site {
+    line: Line,
+    _tasks: JoinSet<()>,
+}
+
+impl Site {
+    fn new(posting: &Posting) -> Self {
+        let mut tasks = JoinSet::new();
+        let line = engage(posting, Clock::boot(), &mut tasks).expect("it begins").expect("it starts workers");
+        line.is_in_charge(true);
+        Self { line, _tasks: tasks }
+    }
+
+    async fn news(&mut self) -> News {
+        timeout(LONGEST, self.line.news()).await.expect("it says something").expect("it is there")
+    }
+
+    /// What has changed until now.
+    async fn looks(&mut self) -> Vec<Change> {
+        let (asked, mut all) = (self.line.look(), Vec::new());
+        loop {
+            match self.news().await {
+                News::Looked { number, changes } => {
+                    all.extend(changes.expect("it can say who is there"));
+                    if number >= asked {
+                        return all;
+                    }
+                }
+                News::Started(id) | News::Refused { id, .. } => panic!("{id} was not to be started"),
+            }
+        }
+    }
+
+    /// Looks until something has changed.
+    async fn change(&mut self) -> Change {
+        let looking = async {
+            loop {
+                let mut changes = self.looks().await;
+                if let Some(change) = changes.pop() {
+                    assert_eq!(changes, []);
+                    return change;
+                }
+            }
+        };
+        timeout(LONGEST, looking).await.expect("something changes")
+    }
+
+    /// Starts one, as far as that can be had.
+    async fn starts(&mut self, assignment: Assignment) -> Result<(), Trouble> {
+        let id = assignment.id.clone();
+        assert!(self.line.start(assignment));
+        loop {
+            match self.news().await {
+                News::Started(started) if started == id => return Ok(()),
+                News::Refused { id: refused, why } if refused == id => return Err(why),
+                // It may have looked meanwhile.
+                News::Looked { changes, .. } => assert_eq!(changes, Ok(Vec::new())),
+                News::Started(id) | News::Refused { id, .. } => panic!("{id} was not to be started"),
+            }
+        }
+    }
+
+    /// Sees one end.
+    async fn ends(&mut self, id: &str, was_told: bool) -> End {
+        match self.change().await {
+            Change::Ended { id: ended, end, told } => {
+                assert_eq!((ended.as_str(), told), (id, was_told), "{end:?}");
+                end
+            }
+            other @ (Change::Found { .. } | Change::Promised { .. } | Change::Kept { .. } | Change::Going { .. }) => {
+                panic!("{id} is known: {other:?}")
+            }
+        }
+    }
+}
+
+fn key(text: &str) -> Key {
+    Key::new(text).expect("it is no longer than a key may be")
+}
+
+/// A worker of this key. Where it is up it says so in the folder that `SEEN` names.
+pub(super) fn assignment(place: &Place, text: &str) -> Assignment {
+    let id = uuid::Uuid::new_v4().to_string();
+    let variables = [
+        ("WORKER_ID", id.clone()),
+        ("WORKER_KEY", text.to_owned()),
+        ("WORKER_AMQP_URI", "amqp://me:$ecret \"quoted\" \\ `x`@h/".to_owned()),
+        ("SEEN", place.path().join("seen").display().to_string()),
+    ];
+    let variables = variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    Assignment { id, key: key(text), variables }
+}
+
+/// A worker whose start cannot be had, whoever starts it.
+fn impossible(place: &Place) -> Assignment {
+    let mut assignment = assignment(place, "cannot");
+    // No process has such a variable.
+    assignment.variables.insert("CANNOT".to_owned(), "\0".to_owned());
+    assignment
+}
+
+/// Everything that is asked of a driver.
+pub(super) async fn conforms(place: &Place, means: Means) {
+    let (core, other) = (place.posting("core", means.clone()), place.posting("core-2", means));
+    let (mut site, mut stranger) = (Site::new(&core), Site::new(&other));
+    assert_eq!(site.looks().await, [], "nobody is there");
+
+    // One that is started is there, and told what it is to know. That it is there is no news.
+    let idle = assignment(place, "lives");
+    site.starts(idle.clone()).await.expect("it is started");
+    assert_eq!(site.looks().await, []);
+    is_up(place, &idle).await;
+
+    // Any key can be had, and one that would make too long a name; each is found again by the next controller.
+    let keys = ["", "-", "Ü/ %2d.", "a=b\u{1}\"$`\\'\n", &format!("lives{}", "é".repeat(120)), "lives"];
+    let mut there = BTreeMap::from([(idle.id.clone(), idle.key.clone())]);
+    for text in keys {
+        let worker = assignment(place, text);
+        site.starts(worker.clone()).await.expect("it is started");
+        there.insert(worker.id, worker.key);
+    }
+    drop(site);
+    let mut site = Site::new(&core);
+    let found = site.looks().await.into_iter().map(|change| match change {
+        Change::Found { id, key } => (id, key),
+        other @ (Change::Promised { .. } | Change::Kept { .. } | Change::Going { .. } | Change::Ended { .. }) => {
+            panic!("they go on: {other:?}")
+        }
+    });
+    assert_eq!(found.collect::<BTreeMap<_, _>>(), there);
+    assert_eq!(site.looks().await, [], "once");
+    assert_eq!(stranger.looks().await, [], "those of another pool are none of its business");
+
+    // One that is told to go goes.
+    for id in there.keys() {
+        assert!(site.line.stop(id));
+        site.ends(id, true).await;
+    }
+
+    // One that does not is killed.
+    let stays = assignment(place, "stays");
+    site.starts(stays.clone()).await.expect("it is started");
+    is_up(place, &stays).await;
+    assert!(site.line.stop(&stays.id));
+    site.ends(&stays.id, true).await;
+
+    // One that dies at once is told of, and how, and what it has said.
+    let dies = assignment(place, "dies");
+    site.starts(dies.clone()).await.expect("it is started");
+    let end = site.ends(&dies.id, false).await;
+    assert!(end.how.contains("exit status: 3"), "{end:?}");
+    assert!(end.last_words.contains("goodbye"), "{end:?}");
+
+    // One that cannot be started is refused, or is there and dies.
+    let cannot = impossible(place);
+    if site.starts(cannot.clone()).await.is_ok() {
+        site.ends(&cannot.id, false).await;
+    }
+
+    // Of those who have gone nothing is left by which anybody would be found, and no secret.
+    drop(site);
+    let mut site = Site::new(&core);
+    assert_eq!((site.looks().await, site.looks().await), (vec![], vec![]));
+    let left: Vec<_> = std::fs::read_dir(&core.folder).into_iter().flatten().flatten().collect();
+    assert!(left.iter().all(|entry| entry.path().extension().is_some_and(|kind| kind == "log")), "{left:?}");
+}
+
+/// A worker has written what key it was told. Nobody tells when it has: it has to be looked for.
+async fn is_up(place: &Place, worker: &Assignment) {
+    let path = place.path().join("seen").join(&worker.id);
+    let looking = async {
+        while std::fs::read_to_string(&path).ok().as_deref() != Some(worker.key.as_str()) {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(LONGEST, looking).await.expect("it is up");
+}
+
+mod real {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn processes_of_this_host_are_a_driver() {
+        let place = Place::new();
+        let worker = place.path().join("worker").display().to_string();
+        conforms(&place, Means::Subprocess(Program { command: vec!["/bin/sh".to_owned(), worker] })).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn the_commands_of_the_example_are_a_driver() {
+        let place = Place::new();
+        let example = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/drivers/processes.py");
+        let notes = place.path().join("notes").display().to_string();
+        let command =
+            vec![example.to_owned(), notes, "/bin/sh".to_owned(), place.path().join("worker").display().to_string()];
+        let commands = Commands { list: command.clone(), start: command.clone(), stop: command };
+        conforms(&place, Means::Exec(commands)).await;
+    }
+
+    /// A stand-in, until it is dropped.
+    pub(super) struct StandIn(std::process::Child);
+
+    impl StandIn {
+        /// Starts a program of tests/support, which says a line when it is ready. Answers with that.
+        #[expect(clippy::disallowed_methods, reason = "it is not a payload")]
+        pub(super) fn start(program: &str, arguments: &[&str]) -> (Self, String) {
+            use std::io::{BufRead as _, BufReader};
+            use std::process::{Command, Stdio};
+            let mut command = Command::new(format!("{}/tests/support/{program}", env!("CARGO_MANIFEST_DIR")));
+            command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
+            let mut child = command.spawn().expect("it starts");
+            let mut line = String::new();
+            let out = child.stdout.as_mut().expect("it is piped");
+            BufReader::new(out).read_line(&mut line).expect("it is ready");
+            (Self(child), line.trim().to_owned())
+        }
+    }
+
+    impl Drop for StandIn {
+        /// It ends, and its workers with it, when its input does.
+        fn drop(&mut self) {
+            drop(self.0.stdin.take());
+            self.0.wait().ok();
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn containers_are_a_driver() {
+        let place = Place::new();
+        let path = |name: &str| place.path().join(name).display().to_string();
+        let (socket, worker) = (path("docker.sock"), path("worker"));
+        let (_docker, _) = StandIn::start("docker", &[&socket, "/bin/sh", &worker]);
+        let containers = Containers {
+            host: format!("unix://{socket}"),
+            image: "worker:1".to_owned(),
+            command: Vec::new(),
+            network: Some("host".to_owned()),
+        };
+        conforms(&place, Means::Docker(containers)).await;
+    }
+
+    /// The stand-in reads the unit of the example, but for where things are.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn instances_of_a_template_unit_are_a_driver() {
+        let place = Place::new();
+        let root = env!("CARGO_MANIFEST_DIR");
+        let example = std::fs::read_to_string(format!("{root}/examples/systemd/worker@.service")).expect("the unit");
+        let (here, folder) = (place.path().display(), place.path().join("pools"));
+        let line = |line: &str| match line.split_once('=') {
+            Some(("EnvironmentFile", _)) => format!("EnvironmentFile={}/*/%i.env\n", folder.display()),
+            Some(("ExecStart", _)) => format!("ExecStart=/bin/sh {here}/worker\n"),
+            Some(_) | None => format!("{line}\n"),
+        };
+        let unit = example.lines().map(line).collect::<String>();
+        let units = place.path().join("units");
+        std::fs::create_dir(&units).expect("a folder");
+        std::fs::write(units.join("worker@.service"), unit).expect("it is written");
+        let stand_in = format!("{root}/tests/support/systemctl");
+        let template = Template {
+            unit: "worker".to_owned(),
+            systemctl: vec![stand_in, units.join("worker@.service").display().to_string()],
+        };
+        conforms(&place, Means::Systemd(template)).await;
+    }
+}

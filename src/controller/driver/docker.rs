@@ -1,0 +1,199 @@
+//! Workers as containers of a Docker daemon, or of one that speaks as it does: one container a worker.
+//!
+//! Whose a container is, is in its labels; its name is for people. Docker does not remove one that has ended: its exit status
+//! and its last lines are read first.
+
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::time::Duration;
+
+use bollard::errors::Error;
+use bollard::models::{ContainerCreateBody, ContainerSummary, ContainerSummaryStateEnum as State, HostConfig};
+use bollard::query_parameters::{
+    CreateContainerOptionsBuilder, KillContainerOptionsBuilder, ListContainersOptionsBuilder, LogsOptionsBuilder,
+    RemoveContainerOptionsBuilder,
+};
+use bollard::{API_DEFAULT_VERSION, Docker};
+use futures_core::Stream as _;
+use tokio::sync::OnceCell;
+
+use super::{Assignment, Driver, End, Found, Standing, Stop, Trouble};
+use crate::controller::escape;
+use crate::domain::group::Key;
+use crate::limits::{CONTAINER_NAME_BYTES_MAX, DRIVER_CALL_TIMEOUT, DRIVER_LAST_WORDS_BYTES_MAX, DRIVER_LOOK_EVERY};
+
+/// What containers are made of.
+#[derive(Debug, Clone)]
+pub struct Containers {
+    /// Where the daemon is: `unix://…` or `http://…`.
+    pub host: String,
+    /// The image, which is there already.
+    pub image: String,
+    /// What is run in it; what the image says where this is empty.
+    pub command: Vec<String>,
+    /// The network they are in; the daemon's own choice where there is none.
+    pub network: Option<String>,
+}
+
+/// The workers of one pool that a daemon runs.
+pub(super) struct Daemon {
+    containers: Containers,
+    pool: String,
+    /// It is asked first which version of its language it speaks.
+    client: OnceCell<Docker>,
+}
+
+const POOL: &str = "journeyman.pool";
+const KEY: &str = "journeyman.key";
+const WORKER: &str = "journeyman.worker";
+/// How many digits of a worker's id are in the name of its container.
+const ID_DIGITS: usize = 12;
+
+impl Daemon {
+    pub(super) const fn new(containers: Containers, pool: String) -> Self {
+        Self { containers, pool, client: OnceCell::const_new() }
+    }
+
+    async fn client(&self) -> Result<&Docker, Trouble> {
+        let connect = async || {
+            let (host, seconds) = (self.containers.host.as_str(), DRIVER_CALL_TIMEOUT.as_secs());
+            let client = if host.starts_with("unix://") {
+                Docker::connect_with_unix(host, seconds, API_DEFAULT_VERSION)
+            } else {
+                Docker::connect_with_http(host, seconds, API_DEFAULT_VERSION)
+            };
+            client?.negotiate_version().await
+        };
+        let client = self.client.get_or_try_init(connect).await;
+        client.map_err(|error| Trouble(format!("{} cannot be asked: {}", self.containers.host, shown(&error))))
+    }
+
+    fn name(&self, id: &str, key: &Key) -> String {
+        let digits: String = id.chars().filter(char::is_ascii_alphanumeric).take(ID_DIGITS).collect();
+        escape::name(&[&self.pool, key.as_str(), &digits], CONTAINER_NAME_BYTES_MAX)
+    }
+
+    /// How it has ended; `None` where it is not there any more.
+    async fn end(&self, client: &Docker, id: &str) -> Result<Option<End>, Trouble> {
+        let state = match client.inspect_container(id, None).await {
+            Err(Error::DockerResponseServerError { status_code: 404, .. }) => return Ok(None),
+            inspected => inspected?.state.unwrap_or_default(),
+        };
+        let mut how = format!("exit status: {}", state.exit_code.unwrap_or_default());
+        if state.oom_killed == Some(true) {
+            how.push_str("; it had no more memory");
+        }
+        if let Some(error) = state.error.filter(|error| !error.is_empty()) {
+            how = format!("{how}; {error}");
+        }
+        // Once it is forgotten its log is gone with it.
+        Ok(Some(End { how, log: None, last_words: last_words(client, id).await }))
+    }
+
+    async fn found(&self, client: &Docker, container: ContainerSummary) -> Result<Option<Found>, Trouble> {
+        let labels = container.labels.unwrap_or_default();
+        let of = |name| labels.get(name).map(String::as_str);
+        let (Some(id), Some(key)) = (of(WORKER), of(KEY).and_then(Key::new)) else { return Ok(None) };
+        let Some(container_id) = container.id.filter(|_| of(POOL) == Some(&self.pool)) else { return Ok(None) };
+        let standing = match container.state.unwrap_or(State::EMPTY) {
+            // Whoever made it was stopped before it was started.
+            State::CREATED => Standing::Ended(End { how: "it was never started".to_owned(), ..End::default() }),
+            State::EXITED | State::DEAD => match self.end(client, &container_id).await? {
+                Some(end) => Standing::Ended(end),
+                None => return Ok(None),
+            },
+            State::REMOVING => return Ok(None),
+            State::STOPPING => Standing::Going,
+            State::RUNNING | State::PAUSED | State::RESTARTING | State::EMPTY => Standing::There,
+        };
+        Ok(Some(Found { id: id.to_owned(), key, standing }))
+    }
+}
+
+impl Driver for Daemon {
+    const LOOK_EVERY: Duration = DRIVER_LOOK_EVERY;
+
+    async fn list(&self) -> Result<Vec<Found>, Trouble> {
+        let client = self.client().await?;
+        let filters = HashMap::from([("label", vec![format!("{POOL}={}", self.pool)])]);
+        let options = ListContainersOptionsBuilder::new().all(true).filters(&filters).build();
+        let mut found = Vec::new();
+        for container in client.list_containers(Some(options)).await? {
+            found.extend(self.found(client, container).await?);
+        }
+        Ok(found)
+    }
+
+    async fn start(&self, assignment: Assignment) -> Result<(), Trouble> {
+        let client = self.client().await?;
+        let Assignment { id, key, variables } = assignment;
+        let name = self.name(&id, &key);
+        let labels = [(POOL, self.pool.as_str()), (KEY, key.as_str()), (WORKER, id.as_str())];
+        let Containers { image, command, network, .. } = self.containers.clone();
+        let container = ContainerCreateBody {
+            image: Some(image),
+            cmd: (!command.is_empty()).then_some(command),
+            env: Some(variables.iter().map(|(name, value)| format!("{name}={value}")).collect()),
+            labels: Some(labels.map(|(name, value)| (name.to_owned(), value.to_owned())).into()),
+            host_config: network.map(|network| HostConfig { network_mode: Some(network), ..HostConfig::default() }),
+            ..ContainerCreateBody::default()
+        };
+        let options = CreateContainerOptionsBuilder::new().name(&name).build();
+        client.create_container(Some(options), container).await?;
+        if let Err(error) = client.start_container(&name, None).await {
+            // What cannot be removed is found by the next list.
+            self.stop(id, key, Stop::Forget).await.ok();
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    async fn stop(&self, id: String, key: Key, stop: Stop) -> Result<(), Trouble> {
+        let (client, name) = (self.client().await?, self.name(&id, &key));
+        let kill = |signal| KillContainerOptionsBuilder::new().signal(signal).build();
+        let stopped = match stop {
+            Stop::Ask => client.kill_container(&name, Some(kill("SIGTERM"))).await,
+            Stop::Force => client.kill_container(&name, Some(kill("SIGKILL"))).await,
+            Stop::Forget => {
+                let options = RemoveContainerOptionsBuilder::new().force(true).v(true).build();
+                client.remove_container(&name, Some(options)).await
+            }
+        };
+        match stopped {
+            // It is not there, does not run, or is being removed.
+            Err(Error::DockerResponseServerError { status_code: 404 | 409, .. }) => Ok(()),
+            other => Ok(other?),
+        }
+    }
+}
+
+async fn last_words(client: &Docker, name: &str) -> String {
+    let options = LogsOptionsBuilder::new().stdout(true).stderr(true).tail("20").build();
+    let mut lines = pin!(client.logs(name, Some(options)));
+    let mut said = String::new();
+    let room = usize::try_from(DRIVER_LAST_WORDS_BYTES_MAX).unwrap_or(usize::MAX);
+    while said.len() < room
+        && let Some(Ok(line)) = poll_fn(|context| lines.as_mut().poll_next(context)).await
+    {
+        said.push_str(&line.to_string());
+    }
+    said
+}
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Self {
+        Self(shown(&error))
+    }
+}
+
+/// What the daemon says, and what it said that of.
+fn shown(error: &Error) -> String {
+    let mut said = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        said = format!("{said}: {cause}");
+        source = cause.source();
+    }
+    said
+}

@@ -1,0 +1,259 @@
+//! Workers as processes of this host: each in a process group of its own, with a log of its own, and written down, so that the
+//! next controller finds those that a controller left.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use serde::{Deserialize, Serialize};
+use tokio::process::{Child, Command};
+
+use super::{Assignment, Driver, End, Found, Standing, Stop, Trouble};
+use crate::domain::group::Key;
+use crate::limits::{CONTROLLER_LOOK_EVERY, DRIVER_LAST_WORDS_BYTES_MAX};
+
+/// What is started.
+#[derive(Debug, Clone)]
+pub struct Program {
+    /// The program and its arguments.
+    pub command: Vec<String>,
+}
+
+/// By what one is found again.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Record {
+    id: String,
+    key: String,
+    pid: i32,
+    /// In clock ticks since the host was started: number and start together are nobody else's.
+    started: u64,
+    boot: String,
+}
+
+enum Life {
+    Own(Box<Child>),
+    Adopted,
+}
+
+struct Worker {
+    record: Record,
+    life: Life,
+    end: Option<End>,
+}
+
+/// The workers of one pool on this host.
+pub(super) struct Subprocesses {
+    program: Program,
+    folder: PathBuf,
+    boot: String,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    workers: BTreeMap<String, Worker>,
+    /// When the folder had last changed as it was last read; `None` where it may have since.
+    read: Option<SystemTime>,
+}
+
+impl Subprocesses {
+    pub(super) fn new(program: Program, folder: PathBuf) -> Self {
+        Self { program, folder, boot: boot(), state: Mutex::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes in those that were written down by somebody else.
+    fn read(&self, state: &mut State) -> io::Result<()> {
+        let changed = std::fs::metadata(&self.folder)?.modified()?;
+        if state.read == Some(changed) {
+            return Ok(());
+        }
+        for entry in std::fs::read_dir(&self.folder)?.flatten() {
+            let path = entry.path();
+            if path.extension().is_none_or(|extension| extension != "json") {
+                continue;
+            }
+            let record: Option<Record> =
+                std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+            match record {
+                Some(record) if state.workers.contains_key(&record.id) => {}
+                Some(record) if self.is_there(&record) => {
+                    state.workers.insert(record.id.clone(), Worker { life: Life::Adopted, record, end: None });
+                }
+                Some(_) | None => forget(&path),
+            }
+        }
+        // What changes within a tick of the file system's clock does not show.
+        let is_old = changed.elapsed().is_ok_and(|age| age > TICK);
+        state.read = is_old.then_some(changed);
+        Ok(())
+    }
+
+    fn is_there(&self, record: &Record) -> bool {
+        record.boot == self.boot && started(record.pid) == Some(record.started)
+    }
+
+    fn look(&self) -> io::Result<Vec<Found>> {
+        let mut state = self.state();
+        self.read(&mut state)?;
+        let mut found = Vec::with_capacity(state.workers.len());
+        for Worker { record, life, end } in state.workers.values_mut() {
+            // A key that is none was written by somebody else.
+            let Some(key) = Key::new(&record.key) else { continue };
+            if end.is_some() {
+                found.push(Found { id: record.id.clone(), key, standing: standing(end) });
+                continue;
+            }
+            let how = match life {
+                Life::Own(child) => match child.try_wait() {
+                    Ok(None) => None,
+                    Ok(Some(status)) => Some(status.to_string()),
+                    Err(error) => Some(error.to_string()),
+                },
+                Life::Adopted => (!self.is_there(record)).then(|| "it is not there any more".to_owned()),
+            };
+            *end = how.map(|how| {
+                // What it has left in its group goes with it. A number that somebody else has by now is none of our business.
+                if started(record.pid).is_none() {
+                    signal(record, Signal::KILL);
+                }
+                let log = format!("{}.log", record.id);
+                End { how, last_words: last_words(&self.folder.join(&log)), log: Some(log) }
+            });
+            found.push(Found { id: record.id.clone(), key, standing: standing(end) });
+        }
+        Ok(found)
+    }
+
+    fn start_now(&self, assignment: Assignment) -> Result<(), Trouble> {
+        let Assignment { id, key, variables } = assignment;
+        let Some((program, arguments)) = self.program.command.split_first() else {
+            return Err(Trouble("no command is configured".to_owned()));
+        };
+        let log = std::fs::File::create(self.folder.join(format!("{id}.log")))?;
+        let mut command = Command::new(program);
+        command.args(arguments).env_clear().envs(usual()).envs(variables);
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
+        let mut child = command.spawn()?;
+        let pid = child.id().and_then(|id| i32::try_from(id).ok());
+        let Some(pid) = pid else { return Err(Trouble("it ended at once".to_owned())) };
+        let record = Record {
+            id: id.clone(),
+            key: key.as_str().to_owned(),
+            pid,
+            // One that has ended already is found so by the next list.
+            started: started(pid).unwrap_or_default(),
+            boot: self.boot.clone(),
+        };
+        // Whoever reads it finds the whole of it.
+        let (path, fresh) = (self.path(&id), self.folder.join(format!("{id}.new")));
+        let written = serde_json::to_vec(&record)
+            .map_err(io::Error::other)
+            .and_then(|bytes| std::fs::write(&fresh, bytes))
+            .and_then(|()| std::fs::rename(&fresh, &path));
+        if let Err(error) = written {
+            child.start_kill()?;
+            return Err(error.into());
+        }
+        self.state().workers.insert(id, Worker { record, life: Life::Own(Box::new(child)), end: None });
+        Ok(())
+    }
+
+    fn stop_now(&self, id: &str, stop: Stop) {
+        let mut state = self.state();
+        let Some(Worker { record, .. }) = state.workers.get(id) else { return };
+        match stop {
+            Stop::Ask | Stop::Force if !self.is_there(record) => {}
+            Stop::Ask => signal(record, Signal::TERM),
+            Stop::Force => signal(record, Signal::KILL),
+            Stop::Forget => {
+                state.workers.remove(id);
+                drop(state);
+                forget(&self.path(id));
+            }
+        }
+    }
+
+    fn path(&self, id: &str) -> PathBuf {
+        self.folder.join(format!("{id}.json"))
+    }
+}
+
+impl Driver for Subprocesses {
+    const LOOK_EVERY: Duration = CONTROLLER_LOOK_EVERY;
+
+    async fn list(&self) -> Result<Vec<Found>, Trouble> {
+        Ok(self.look()?)
+    }
+
+    async fn start(&self, assignment: Assignment) -> Result<(), Trouble> {
+        self.start_now(assignment)
+    }
+
+    async fn stop(&self, id: String, _key: Key, stop: Stop) -> Result<(), Trouble> {
+        self.stop_now(&id, stop);
+        Ok(())
+    }
+}
+
+/// A change of a folder within so short a time of another one may not show in its time.
+const TICK: Duration = Duration::from_millis(100);
+
+/// What a program that is started here keeps of the controller's own environment.
+pub(super) fn usual() -> impl Iterator<Item = (&'static str, std::ffi::OsString)> {
+    ["PATH", "HOME", "LANG", "USER"].into_iter().filter_map(|name| Some((name, std::env::var_os(name)?)))
+}
+
+fn standing(end: &Option<End>) -> Standing {
+    end.clone().map_or(Standing::There, Standing::Ended)
+}
+
+/// The end of a log; nothing where there is none.
+fn last_words(path: &Path) -> String {
+    let read = || {
+        let mut file = std::fs::File::open(path)?;
+        let from = file.metadata()?.len().saturating_sub(DRIVER_LAST_WORDS_BYTES_MAX);
+        file.seek(SeekFrom::Start(from))?;
+        let mut bytes = Vec::new();
+        file.take(DRIVER_LAST_WORDS_BYTES_MAX).read_to_end(&mut bytes)?;
+        Ok::<_, io::Error>(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    read().unwrap_or_default()
+}
+
+fn signal(record: &Record, signal: Signal) {
+    if let Some(group) = Pid::from_raw(record.pid)
+        && let Err(error) = kill_process_group(group, signal)
+        && error != rustix::io::Errno::SRCH
+    {
+        tracing::warn!(worker = record.id, %error, "a worker cannot be told");
+    }
+}
+
+fn forget(path: &Path) {
+    if let Err(error) = std::fs::remove_file(path) {
+        tracing::debug!(%error, path = %path.display(), "the record of a worker cannot be removed");
+    }
+}
+
+fn boot() -> String {
+    let crate::domain::journal::Boot(boot) = crate::host::journal::this_boot();
+    boot.into()
+}
+
+/// When a process was started; `None` where it is not there, or is only waited for.
+fn started(pid: i32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Its name may hold anything, spaces and parentheses too.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X") { None } else { fields.nth(18)?.parse().ok() }
+}

@@ -1,0 +1,92 @@
+//! A controller and who starts its workers.
+
+use rustix::process::Signal;
+
+use super::seen::until;
+use super::{Pool, READY};
+use crate::controller::ECHO;
+use crate::process;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_controller_that_stood_by_finds_the_workers_that_were_started_meanwhile() {
+    let Some(pool) = Pool::new().await else { return };
+    let echo = pool.echo();
+    let mut first = pool.controller(&echo);
+    first.says(READY).await;
+    let socket = pool.folder.path().join("second.sock");
+    let mut second = pool.controller(&format!("{echo}[control]\nsocket = \"{}\"\n", socket.display()));
+    second.says("this one stands by").await;
+    pool.ask("a", "1").await;
+    assert!(pool.client.answer("1").await.partial);
+    assert_eq!(pool.client.answer("1").await.status(), "ok");
+    first.signal(Signal::KILL);
+    second.says(READY).await;
+    pool.ask("a", "2").await;
+    assert!(pool.client.answer("2").await.partial);
+    assert_eq!(pool.client.answer("2").await.status(), "ok");
+    // Two would be enough for the answer above as well.
+    let seen =
+        until(&socket, "it has decided", |seen| seen["role"] == "active" && seen["groups"][0]["wanted"] == 1).await;
+    let workers = &seen["groups"][0]["workers"];
+    let count: u64 = ["starting", "idle", "busy"].iter().filter_map(|name| workers[name].as_u64()).sum();
+    assert_eq!((count, second.log().matches("a worker is started").count()), (1, 0), "{seen}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_commands_of_a_site_start_a_worker_that_answers_and_outlives_its_controller() {
+    let Some(pool) = Pool::new().await else { return };
+    let here = pool.folder.path();
+    let config = process::config(here, ECHO, "[host]\nspot = \"off\"\n");
+    let worker = format!(
+        "exec {} worker --config {} --work-dir {}/$WORKER_ID",
+        env!("CARGO_BIN_EXE_journeyman"),
+        config.display(),
+        here.display()
+    );
+    let driver = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/drivers/processes.py");
+    let command = format!("[\"{driver}\", \"{}/notes\", \"/bin/sh\", \"-c\", '{worker}']", here.display());
+    let pool_section = format!(
+        "driver = \"exec\"\n[pool.{}.exec]\nlist = {command}\nstart = {command}\nstop = {command}\n",
+        pool.name
+    );
+    let mut first = pool.controller(&pool_section);
+    first.says(READY).await;
+    pool.ask("a b", "1").await;
+    assert!(pool.client.answer("1").await.partial);
+    assert_eq!(pool.client.answer("1").await.status(), "ok");
+    first.signal(Signal::KILL);
+    let mut second = pool.controller(&pool_section);
+    second.says("workers of an earlier controller go on").await;
+    second.says(READY).await;
+    pool.ask("a b", "2").await;
+    assert!(pool.client.answer("2").await.partial);
+    assert_eq!(pool.client.answer("2").await.status(), "ok");
+    assert_eq!(second.log().matches("a worker is started").count(), 0, "{}", second.log());
+    kill_noted(here);
+}
+
+/// A controller leaves its workers as they are; a test does not.
+fn kill_noted(here: &std::path::Path) {
+    for entry in std::fs::read_dir(here.join("notes")).into_iter().flatten().flatten() {
+        let note: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(entry.path()).unwrap_or_default()).unwrap_or_default();
+        let pid = note["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+        if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
+            // It may have ended by itself.
+            rustix::process::kill_process(pid, Signal::KILL).ok();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_nobody_starts_workers_it_is_said_how_many_would_be() {
+    let Some(pool) = Pool::new().await else { return };
+    let mut controller = pool.controller("driver = \"noop\"\nmin = 2\nmax = 3\n");
+    controller.says(READY).await;
+    pool.ask("a", "1").await;
+    controller.says("workers are wanted, and none is started here").await;
+    let socket = pool.folder.path().join("workers/controller.sock");
+    let seen = until(&socket, "it has decided", |seen| seen["groups"][0]["wanted"] == 2).await;
+    assert_eq!((&seen["starts_workers"], &seen["counts"]["workers_started"]), (&false.into(), &0.into()), "{seen}");
+    assert!(seen["groups"][0]["reasons"].to_string().contains("2 at least"), "{seen}");
+}
