@@ -554,6 +554,10 @@ pub const SERVICE_ASK_EVERY_MIN: Duration = Duration::from_millis(100);
 pub const SERVICE_START_WITHIN_MIN: Duration = Duration::from_millis(100);
 /// How often in a row a service may not answer well before it is started again.
 pub const SERVICE_MISSES_MAX: u32 = 3;
+/// How long a connection to a service that broke off has to last until it counts as there.
+pub const SERVICE_STAYS: Duration = Duration::from_millis(100);
+/// How long a request that a service broke off waits until that is known to be on its way out.
+pub const SERVICE_DOUBT_MAX: Duration = Duration::from_secs(1);
 /// After how many lives in a row that did not last an operator is told of a service.
 pub const SERVICE_FAILURES_SAID: u32 = 3;
 /// After how many more an operator is told again; most of half an hour.

@@ -71,6 +71,8 @@ pub enum Event {
     Answered(Health),
     /// A task could not be forwarded: nobody was there to take it.
     Unreachable,
+    /// It broke off, and did not answer well when it was looked at.
+    BrokeOff,
     /// Time passed.
     Tick,
 }
@@ -101,10 +103,24 @@ pub enum Effect {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    Waiting { start_at: Instant },
+    Waiting {
+        start_at: Instant,
+    },
     Starting,
-    Warming { until: Option<Instant>, ask_at: Option<Instant> },
-    Well { since: Instant, ask_at: Option<Instant>, misses: u32 },
+    Warming {
+        until: Option<Instant>,
+        ask_at: Option<Instant>,
+    },
+    Well {
+        since: Instant,
+        ask_at: Option<Instant>,
+        misses: u32,
+    },
+    /// It was well, and may be on its way out.
+    Doubted {
+        ask_at: Option<Instant>,
+        misses: u32,
+    },
     Ending,
 }
 
@@ -140,7 +156,9 @@ impl Service {
     pub const fn starts_at(&self) -> Option<Instant> {
         match self.state {
             State::Waiting { start_at } => Some(start_at),
-            State::Starting | State::Warming { .. } | State::Well { .. } | State::Ending => None,
+            State::Starting | State::Warming { .. } | State::Well { .. } | State::Doubted { .. } | State::Ending => {
+                None
+            }
         }
     }
 
@@ -148,7 +166,8 @@ impl Service {
     pub fn handle(&mut self, event: Event, now: Instant) {
         match (self.state, event) {
             (State::Starting, Event::Started) => self.warm(now, now),
-            (State::Starting, Event::NotStarted) | (State::Warming { .. } | State::Ending, Event::Ended) => {
+            (State::Starting, Event::NotStarted)
+            | (State::Warming { .. } | State::Doubted { .. } | State::Ending, Event::Ended) => {
                 self.rest(now);
             }
             (State::Well { since, .. }, Event::Ended) => {
@@ -159,7 +178,14 @@ impl Service {
                 self.down(since, now);
                 self.warm(now, now);
             }
-            (State::Warming { .. }, Event::Answered(Health::Well)) => {
+            (State::Well { since, misses, .. }, Event::BrokeOff) => {
+                self.down(since, now);
+                self.state = State::Doubted { ask_at: Some(now), misses };
+            }
+            (State::Doubted { misses, .. }, Event::Answered(health @ (Health::Ill | Health::Busy))) => {
+                self.doubted(misses, health, now);
+            }
+            (State::Warming { .. } | State::Doubted { .. }, Event::Answered(Health::Well)) => {
                 self.effects.push_back(Effect::Up);
                 self.state = State::Well { since: now, ask_at: Some(now.plus(self.policy.ask_well)), misses: 0 };
             }
@@ -167,7 +193,10 @@ impl Service {
                 self.state = State::Warming { until, ask_at: Some(now.plus(self.policy.ask_starting)) };
             }
             (State::Well { since, misses, .. }, Event::Answered(health)) => self.asked(since, misses, health, now),
-            (State::Waiting { .. } | State::Starting | State::Warming { .. } | State::Ending, _)
+            (
+                State::Waiting { .. } | State::Starting | State::Warming { .. } | State::Doubted { .. } | State::Ending,
+                _,
+            )
             | (State::Well { .. }, Event::Started | Event::NotStarted | Event::Tick) => {}
         }
         self.due(now);
@@ -184,9 +213,23 @@ impl Service {
             return;
         }
         self.down(since, now);
+        self.given_up(now);
+    }
+
+    fn doubted(&mut self, misses: u32, health: Health, now: Instant) {
+        let misses = if health == Health::Ill { misses + 1 } else { misses };
+        if misses < self.policy.misses_max {
+            self.state = State::Doubted { ask_at: Some(now.plus(self.policy.ask_starting)), misses };
+        } else {
+            self.given_up(now);
+        }
+    }
+
+    /// It did not answer well often enough in a row.
+    fn given_up(&mut self, now: Instant) {
         match self.policy.keeping {
             Keeping::Here => self.end(Why::NoLongerWell),
-            Keeping::Elsewhere => self.warm(now, now.plus(again)),
+            Keeping::Elsewhere => self.warm(now, now.plus(self.policy.ask_starting)),
         }
     }
 
@@ -201,7 +244,7 @@ impl Service {
         match self.state {
             State::Waiting { start_at } => Some(start_at),
             State::Warming { until, ask_at } => [until, ask_at].into_iter().flatten().min(),
-            State::Well { ask_at, .. } => ask_at,
+            State::Well { ask_at, .. } | State::Doubted { ask_at, .. } => ask_at,
             State::Starting | State::Ending => None,
         }
     }
@@ -213,11 +256,18 @@ impl Service {
                 self.effects.push_back(Effect::Start);
             }
             State::Warming { until, .. } if until.is_some_and(|until| now >= until) => self.end(Why::NeverWell),
-            State::Warming { ask_at, .. } | State::Well { ask_at, .. } if ask_at.is_some_and(|at| now >= at) => {
+            State::Warming { ask_at, .. } | State::Well { ask_at, .. } | State::Doubted { ask_at, .. }
+                if ask_at.is_some_and(|at| now >= at) =>
+            {
                 *ask_at = None;
                 self.effects.push_back(Effect::Ask);
             }
-            State::Waiting { .. } | State::Starting | State::Warming { .. } | State::Well { .. } | State::Ending => {}
+            State::Waiting { .. }
+            | State::Starting
+            | State::Warming { .. }
+            | State::Well { .. }
+            | State::Doubted { .. }
+            | State::Ending => {}
         }
     }
 

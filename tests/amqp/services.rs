@@ -228,6 +228,18 @@ async fn a_request_whose_service_is_killed_is_answered_by_its_next_life() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_service_that_broke_off_is_no_try_until_it_is_well_again() {
+    let Some(uri) = shared_uri() else { return };
+    let scene = Scene::odd(uri, "health_timeout = \"200ms\"").await;
+    let mut worker = scene.worker();
+    worker.says("a service is up").await;
+    let answer = scene.client.call("/stop", b"2").await;
+    assert_eq!((answer.status(), answer.body.as_slice()), ("ok", &b"2"[..]), "{}", worker.log());
+    assert_eq!(scene.lives().len(), 2);
+    scene.ends(worker).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_kills_its_service_each_time_is_given_up_and_its_author_told() {
     let Some(uri) = shared_uri() else { return };
     let scene = Scene::odd(uri, "").await;

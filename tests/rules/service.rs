@@ -148,6 +148,22 @@ fn one_that_nobody_answers_for_is_asked_after_at_once_and_ended_unless_it_comes_
 }
 
 #[test]
+fn one_that_broke_off_is_not_there_until_it_is_well_and_is_ended_soon_unless_it_is() {
+    let mut bench = Bench::well();
+    assert_eq!(bench.happens(Event::BrokeOff), [Effect::Down, Effect::Ask]);
+    assert_eq!(bench.happens(Event::BrokeOff), [], "one question at a time");
+    assert_eq!(bench.happens(Event::Answered(Health::Well)), [Effect::Up]);
+    assert_eq!(bench.happens(Event::BrokeOff), [Effect::Down, Effect::Ask]);
+    for health in [Health::Ill, Health::Busy, Health::Ill] {
+        assert_eq!(bench.happens(Event::Answered(health)), []);
+        assert_eq!(bench.passes(), (POLICY.ask_starting, vec![Effect::Ask]));
+    }
+    assert_eq!(bench.happens(Event::Answered(Health::Ill)), [Effect::End(Why::NoLongerWell)]);
+    assert_eq!(bench.happens(Event::Ended), []);
+    assert_eq!(bench.passes().1, [Effect::Start]);
+}
+
+#[test]
 fn silence_of_one_that_is_at_work_says_nothing() {
     let mut bench = Bench::well();
     for _ in 0..10 {

@@ -5,6 +5,7 @@
 import http.server
 import os
 import signal
+import socket
 import socketserver
 import sys
 import time
@@ -36,6 +37,11 @@ class Odd(http.server.BaseHTTPRequestHandler):
             self.connection.recv(1)
             tell("dropped")
             return
+        elif self.path == "/stop" and not os.path.exists("stopped"):
+            # Connections are taken still, and nobody is there who would answer.
+            open("stopped", "w").close()
+            self.connection.shutdown(socket.SHUT_RDWR)
+            os.kill(os.getpid(), signal.SIGSTOP)
         elif self.path == "/die":
             os.kill(os.getpid(), signal.SIGKILL)
         self.reply(200, body)

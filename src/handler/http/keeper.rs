@@ -7,8 +7,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
+use url::Url;
 
 use super::{Inner, Service, Target, Up};
 use crate::domain::outcome::Emptiness;
@@ -19,6 +21,7 @@ use crate::handler::environment::{PATH_DEFAULT, Variables};
 use crate::handler::process::{Bounds, Input, Launch, Running};
 use crate::limits::{
     SERVICE_ASK_ABSENT, SERVICE_ASK_STARTING, SERVICE_FAILURES_SAID, SERVICE_FAILURES_SAID_EVERY, SERVICE_MISSES_MAX,
+    SERVICE_STAYS,
 };
 
 type Waiting<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -125,6 +128,7 @@ impl Keeper {
             how = ended => Next::Ended(how),
             health = answered => Next::Happened(Event::Answered(health)),
             () = http.refused.notified() => Next::Happened(Event::Unreachable),
+            () = http.doubted.notified() => Next::Happened(Event::BrokeOff),
             () = time => Next::Happened(Event::Tick),
         }
     }
@@ -307,6 +311,31 @@ fn environment(http: &Inner, service: &Service, one: &One) -> Variables {
 
 /// Asks whether it is well.
 async fn ask(http: Arc<Inner>) -> Health {
+    look(&http).await
+}
+
+/// Whether it answers after it has broken off. A process that is being ended may take connections still; it does not keep them.
+pub(super) async fn stays(http: &Inner) -> bool {
+    if http.settings.health.is_some() {
+        return look(http).await != Health::Ill;
+    }
+    let mut byte = [0];
+    let closed = async {
+        match &http.settings.target {
+            Target::Unix(socket) => match UnixStream::connect(socket).await {
+                Ok(mut open) => drop(open.read(&mut byte).await),
+                Err(_) => {}
+            },
+            Target::Tcp(url) => match tcp(url).await {
+                Some(mut open) => drop(open.read(&mut byte).await),
+                None => {}
+            },
+        }
+    };
+    timeout(SERVICE_STAYS, closed).await.is_err()
+}
+
+async fn look(http: &Inner) -> Health {
     let well = match &http.settings.health {
         Some(path) => {
             let Some(url) = http.address(path) else { return Health::Ill };
@@ -319,7 +348,7 @@ async fn ask(http: Arc<Inner>) -> Health {
                 Err(_) => false,
             }
         }
-        None => timeout(http.settings.health_timeout, connects(&http)).await.unwrap_or_default(),
+        None => timeout(http.settings.health_timeout, connects(http)).await.unwrap_or_default(),
     };
     if well { Health::Well } else { Health::Ill }
 }
@@ -327,16 +356,60 @@ async fn ask(http: Arc<Inner>) -> Health {
 async fn connects(http: &Inner) -> bool {
     match &http.settings.target {
         Target::Unix(socket) => UnixStream::connect(socket).await.is_ok(),
-        Target::Tcp(url) => match (url.host_str(), url.port_or_known_default()) {
-            (Some(host), Some(port)) => TcpStream::connect((host.trim_matches(['[', ']']), port)).await.is_ok(),
-            _ => false,
-        },
+        Target::Tcp(url) => tcp(url).await.is_some(),
     }
+}
+
+async fn tcp(url: &Url) -> Option<TcpStream> {
+    let (host, port) = (url.host_str()?, url.port_or_known_default()?);
+    TcpStream::connect((host.trim_matches(['[', ']']), port)).await.ok()
 }
 
 const fn said(why: Why) -> &'static str {
     match why {
         Why::NeverWell => "was not well within `start_within`",
         Why::NoLongerWell => "was no longer well",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::net::UnixListener;
+
+    use super::super::{Http, Settings};
+    use super::*;
+
+    #[tokio::test]
+    async fn who_takes_a_connection_and_drops_it_is_not_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("service.sock");
+        let settings = Settings {
+            name: "service".to_owned(),
+            target: Target::Unix(socket.clone()),
+            health: None,
+            health_every: Duration::from_secs(1),
+            health_timeout: Duration::from_secs(1),
+            start_within: Duration::from_secs(1),
+            max_run_time: Duration::from_secs(1),
+            forward_headers: Vec::new(),
+            service: None,
+        };
+        let http = Http::new(settings).unwrap();
+        assert!(!stays(&http.inner).await, "nobody listens");
+        let listener = UnixListener::bind(&socket).unwrap();
+        assert!(stays(&http.inner).await);
+        let dropping = async {
+            // The first is the one that lasted.
+            while let Ok((open, _)) = listener.accept().await {
+                drop(open);
+            }
+        };
+        let there = tokio::select! {
+            there = stays(&http.inner) => there,
+            () = dropping => unreachable!("it listens for ever"),
+        };
+        assert!(!there);
     }
 }

@@ -21,7 +21,7 @@ use url::Url;
 use super::command::ordered;
 use super::environment::Variables;
 use super::{Beside, Context, NotCompleted, NotPrepared, PayloadHandler, Request};
-use crate::limits::SERVICE_CONNECT_TIMEOUT;
+use crate::limits::{SERVICE_CONNECT_TIMEOUT, SERVICE_DOUBT_MAX};
 use forward::Tried;
 
 /// Where the service listens.
@@ -98,6 +98,8 @@ struct Inner {
     up: watch::Sender<Up>,
     /// Somebody was refused a connection.
     refused: Notify,
+    /// It broke off, and does not look well.
+    doubted: Notify,
     /// How many requests the service is at work at.
     at_work: AtomicU32,
 }
@@ -154,6 +156,7 @@ impl Http {
             base,
             up: watch::channel(Up::No).0,
             refused: Notify::new(),
+            doubted: Notify::new(),
             at_work: AtomicU32::new(0),
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -211,7 +214,12 @@ impl Inner {
                     return Err(NotCompleted::Intermittent(what));
                 }
                 Ok(Ok(Tried::Refused)) => self.refused.notify_one(),
-                Ok(Err(error)) => return Err(error),
+                Ok(Err(error)) => {
+                    if let NotCompleted::Intermittent(_) = &error {
+                        self.doubt(after).await;
+                    }
+                    return Err(error);
+                }
                 Err(_) => {
                     let most = max_run_time.as_secs_f64();
                     let what =
@@ -220,6 +228,19 @@ impl Inner {
                 }
             }
         }
+    }
+
+    /// It broke off. Where it is on its way out that is known before the request goes back, which would meet it once more: that
+    /// would be a try.
+    async fn doubt(&self, epoch: Option<u64>) {
+        if keeper::stays(self).await {
+            return;
+        }
+        self.doubted.notify_one();
+        let mut up = self.up.subscribe();
+        let other = |up: &Up| !matches!(up, Up::Yes { epoch: now } if Some(*now) == epoch);
+        // Its keeper is this worker's, and hears of it at once.
+        tokio::time::timeout(SERVICE_DOUBT_MAX, up.wait_for(other)).await.ok();
     }
 
     fn away(&self) -> String {
