@@ -232,9 +232,7 @@ impl Staff {
             News::Refused { id, why: Trouble(why) } => {
                 if let Some(Member { key, .. }) = self.members.remove(&id) {
                     tracing::error!(%key, "a worker cannot be started: {why}");
-                    self.tally.failed.add();
-                    self.ends.insert(key.clone(), Ended { at: now, what: format!("it cannot be started: {why}") });
-                    restarts_of(&mut self.restarts, &key).ended(End::NeverReady, now);
+                    self.failed(&key, End::NeverReady, format!("it cannot be started: {why}"), now);
                 }
             }
             News::Looked { number, changes: Ok(changes) } => {
@@ -297,29 +295,29 @@ impl Staff {
         if !self.in_charge {
             return tracing::debug!(worker = id, "a worker of another controller has gone: {how}");
         }
-        let end = match member.ready {
-            _ if told => End::Expected,
-            Some(ready) => End::After(now.since(ready)),
-            None => End::NeverReady,
-        };
-        let restarts = restarts_of(&mut self.restarts, &member.key);
-        let failing = restarts.fails();
-        restarts.ended(end, now);
         if told {
             return tracing::info!(worker = id, key = %member.key, "a worker has gone as it was told: {how}");
         }
-        self.tally.failed.add();
-        let log = log.as_ref().map_or_else(String::new, |log| format!("its log is {log}"));
-        let what = if log.is_empty() { how.clone() } else { format!("{how}; {log}") };
-        self.ends.insert(member.key.clone(), Ended { at: now, what });
-        tracing::warn!(worker = id, key = %member.key, short_lives = restarts.short_lives(), "a worker has ended: {how}");
+        let end = member.ready.map_or(End::NeverReady, |ready| End::After(now.since(ready)));
+        let what = log.as_ref().map_or_else(|| how.clone(), |log| format!("{how}; its log is {log}"));
+        let short_lives = self.failed(&member.key, end, what, now);
+        tracing::warn!(worker = id, key = %member.key, short_lives, "a worker has ended: {how}");
         tracing::debug!(worker = id, "its last words: {last_words}");
+    }
+
+    /// One has come to an end that nobody wanted. Answers with how many in a row did not last.
+    fn failed(&mut self, key: &Key, end: End, what: String, now: Instant) -> u32 {
+        self.tally.failed.add();
+        let restarts = restarts_of(&mut self.restarts, key);
+        let failing = restarts.fails();
+        restarts.ended(end, now);
         if restarts.fails() && !failing {
-            tracing::error!(
-                alert = "group-fails", key = %member.key,
-                "[alert operator] the workers of this key do not last; the last one: {how}; {log}"
-            );
+            let text = "[alert operator] the workers of this key do not last; the last one";
+            tracing::error!(alert = "group-fails", %key, "{text}: {what}");
         }
+        let short_lives = restarts.short_lives();
+        self.ends.insert(key.clone(), Ended { at: now, what });
+        short_lives
     }
 
     /// Brings the workers to what is wanted of their groups.

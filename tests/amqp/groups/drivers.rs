@@ -90,3 +90,18 @@ async fn where_nobody_starts_workers_it_is_said_how_many_would_be() {
     assert_eq!((&seen["starts_workers"], &seen["counts"]["workers_started"]), (&false.into(), &0.into()), "{seen}");
     assert!(seen["groups"][0]["reasons"].to_string().contains("2 at least"), "{seen}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_whose_workers_cannot_even_be_started_is_an_alert_and_said_in_its_status() {
+    let Some(pool) = Pool::new().await else { return };
+    let start = "[\"/bin/sh\", \"-c\", \"echo no room >&2; exit 1\"]";
+    let commands = format!("list = [\"/bin/true\"]\nstart = {start}\nstop = [\"/bin/true\"]\n");
+    let mut controller = pool.controller(&format!("driver = \"exec\"\n[pool.{}.exec]\n{commands}", pool.name));
+    controller.says(READY).await;
+    pool.ask("a", "1").await;
+    controller.says("the workers of this key do not last; the last one: it cannot be started: no room").await;
+    let socket = pool.folder.path().join("workers/controller.sock");
+    let seen = until(&socket, "it fails", |seen| seen["groups"][0]["fails"] == true).await;
+    let last = seen["groups"][0]["last_end"]["text"].as_str().unwrap_or_default();
+    assert_eq!(last, "it cannot be started: no room (exit status: 1)", "{seen}");
+}

@@ -186,11 +186,19 @@ pub(super) async fn conforms(place: &Place, means: Means) {
     assert_eq!(site.looks().await, [], "once");
     assert_eq!(stranger.looks().await, [], "those of another pool are none of its business");
 
-    // One that is told to go goes.
+    // Those that are told to go go.
     for id in there.keys() {
         assert!(site.line.stop(id));
-        site.ends(id, true).await;
     }
+    let going = async {
+        while !there.is_empty() {
+            for change in site.looks().await {
+                let Change::Ended { id, told: true, .. } = &change else { panic!("they go: {change:?}") };
+                assert!(there.remove(id).is_some(), "{id} goes once");
+            }
+        }
+    };
+    timeout(LONGEST, going).await.expect("they go");
 
     // One that does not is killed.
     let stays = assignment(place, "stays");
@@ -212,12 +220,20 @@ pub(super) async fn conforms(place: &Place, means: Means) {
         site.ends(&cannot.id, false).await;
     }
 
-    // Of those who have gone nothing is left by which anybody would be found, and no secret.
+    // Of those who have gone nothing is left by which anybody would be found, and no secret, whoever has to forget them.
     drop(site);
     let mut site = Site::new(&core);
-    assert_eq!((site.looks().await, site.looks().await), (vec![], vec![]));
-    let left: Vec<_> = std::fs::read_dir(&core.folder).into_iter().flatten().flatten().collect();
-    assert!(left.iter().all(|entry| entry.path().extension().is_some_and(|kind| kind == "log")), "{left:?}");
+    let left = || {
+        let entries = std::fs::read_dir(&core.folder).into_iter().flatten().flatten().map(|entry| entry.path());
+        entries.filter(|path| path.extension().is_none_or(|kind| kind != "log")).collect::<Vec<_>>()
+    };
+    let forgetting = async {
+        while !left().is_empty() {
+            assert_eq!(site.looks().await, []);
+        }
+    };
+    assert!(timeout(LONGEST, forgetting).await.is_ok(), "{:?}", left());
+    assert_eq!(site.looks().await, []);
 }
 
 /// A worker has written what key it was told. Nobody tells when it has: it has to be looked for.
