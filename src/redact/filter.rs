@@ -5,8 +5,10 @@
 //! only while they may be the beginning of something, so ordinary lines pass at once.
 
 use super::REPLACEMENT;
+use super::lines::{self, Beginning, Reach};
 use super::needles::{Needles, WINDOW, window};
 use super::shapes::{self, LOOK_BEHIND, Last, Shape, Tail};
+use super::variants::{Breaks, Variant};
 
 /// Replaces secrets in one stream of bytes.
 #[derive(Debug, Default)]
@@ -77,12 +79,14 @@ impl Filter {
 
     fn run(&mut self, sets: &[&Needles], last: Last, out: &mut Vec<u8>) {
         self.follow_tail();
+        // Nothing is told from there on: where line ends are left out, what lies behind it may be known before it is.
+        let end = match last {
+            Last::Yes => self.bytes.len(),
+            Last::No => short_candidate(sets, &self.bytes, self.at),
+        };
         loop {
-            let Some(place) = candidate(sets, &self.bytes, self.at) else {
-                self.at = match last {
-                    Last::Yes => self.bytes.len(),
-                    Last::No => short_candidate(sets, &self.bytes, self.at),
-                };
+            let Some(place) = candidate(sets, &self.bytes, self.at).filter(|place| *place < end) else {
+                self.at = end;
                 break;
             };
             self.at = place;
@@ -97,13 +101,20 @@ impl Filter {
     /// Looks at the place `at`, where something may start.
     fn decide(&mut self, sets: &[&Needles], last: Last, out: &mut Vec<u8>) -> Known {
         let rest = self.bytes.get(self.at..).unwrap_or_default();
-        let Some(window) = window(rest, 0) else { return Known::Open };
         let (mut longest, mut known) = (0, Known::Decided);
-        for needle in sets.iter().flat_map(|set| set.at(window)) {
-            if rest.starts_with(needle) {
-                longest = longest.max(needle.len());
-            } else if needle.starts_with(rest) && last == Last::No {
-                known = Known::Open;
+        let mut see = |reach: Reach| match reach {
+            Reach::Whole(bytes) => longest = longest.max(bytes),
+            Reach::Open if last == Last::No => known = Known::Open,
+            Reach::Open | Reach::No => {}
+        };
+        for needle in sets.iter().filter_map(|set| Some(set.at(window(rest, 0)?))).flatten() {
+            see(reach(needle, rest));
+        }
+        for beginning in [lines::across(&self.bytes, self.at), lines::behind(&self.bytes, self.at)] {
+            let Beginning::Window { window, behind } = beginning else { continue };
+            let needles = sets.iter().flat_map(|set| set.at(window));
+            for needle in needles.filter(|needle| needle.breaks == Breaks::Anywhere) {
+                see(lines::reach(needle.text.get(behind..).unwrap_or_default(), rest));
             }
         }
         // A longer one may still come; until then the place stays open, and is looked at again.
@@ -179,8 +190,28 @@ impl Filter {
     }
 }
 
+/// How far a text reaches in what starts at its place.
+fn reach(needle: &Variant, rest: &[u8]) -> Reach {
+    match needle.breaks {
+        Breaks::Anywhere => lines::reach(&needle.text, rest),
+        Breaks::Nowhere if rest.starts_with(&needle.text) => Reach::Whole(needle.text.len()),
+        Breaks::Nowhere if needle.text.starts_with(rest) => Reach::Open,
+        Breaks::Nowhere => Reach::No,
+    }
+}
+
 /// The next place, from `at` on, where something may start, of those that have enough bytes behind them to tell.
 fn candidate(sets: &[&Needles], bytes: &[u8], at: usize) -> Option<usize> {
+    let unbroken = unbroken_candidate(sets, bytes, at);
+    if !sets.iter().any(|set| set.may_be_broken()) {
+        return unbroken;
+    }
+    let until = unbroken.unwrap_or(bytes.len());
+    lines::candidate(bytes, at, until, |window| sets.iter().any(|set| set.may_start(window))).or(unbroken)
+}
+
+/// That where the first bytes stand together.
+fn unbroken_candidate(sets: &[&Needles], bytes: &[u8], at: usize) -> Option<usize> {
     let rest = bytes.get(at..)?;
     let mut windows = rest.windows(WINDOW);
     let number = |window: &[u8]| u32::from_le_bytes(window.try_into().unwrap_or_default());
@@ -198,10 +229,19 @@ fn candidate(sets: &[&Needles], bytes: &[u8], at: usize) -> Option<usize> {
 
 /// The first place, from `at` on, where something may start of which too few bytes are there; or the end.
 fn short_candidate(sets: &[&Needles], bytes: &[u8], at: usize) -> usize {
-    let start = bytes.len().saturating_sub(WINDOW - 1).max(at);
+    let start = bytes.len().saturating_sub(lines::SHORT_BYTES_MAX).max(at);
+    let may_go_on = |beginning| match beginning {
+        Beginning::Short { characters, count } => {
+            let characters = characters.get(..count).unwrap_or_default();
+            sets.iter().any(|set| set.may_start_broken(characters))
+        }
+        Beginning::No | Beginning::Window { .. } => false,
+    };
     let may_start = |place: &usize| {
         let rest = bytes.get(*place..).unwrap_or_default();
-        sets.iter().any(|set| set.may_start_short(rest))
+        rest.len() < WINDOW && sets.iter().any(|set| set.may_start_short(rest))
+            || may_go_on(lines::across(bytes, *place))
+            || may_go_on(lines::behind(bytes, *place))
     };
     (start..bytes.len()).find(may_start).unwrap_or(bytes.len())
 }

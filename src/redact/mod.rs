@@ -9,11 +9,14 @@
 //! to spell a secret letter by letter is enough. Of artifacts those are looked at that are called `*.log`.
 
 mod filter;
+mod lines;
 mod needles;
 mod shapes;
 #[cfg(test)]
 mod tests;
 mod variants;
+#[cfg(test)]
+mod wrapped;
 
 use std::borrow::Cow;
 use std::sync::{LazyLock, PoisonError, RwLock};

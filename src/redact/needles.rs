@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use super::shapes;
-use super::variants::{self, Variant};
+use super::variants::{self, Breaks, Variant};
 use crate::limits::REDACT_BITMAP_BITS_MAX;
 
 /// How many bytes of a needle the bitmap knows.
@@ -25,7 +25,7 @@ pub struct SecretId(u64);
 #[derive(Clone)]
 struct Needle {
     secret: SecretId,
-    text: Variant,
+    variant: Variant,
 }
 
 /// Texts to be looked for, with all their variants.
@@ -38,6 +38,8 @@ pub struct Needles {
     shapes: Shapes,
     last: u64,
     count: usize,
+    /// How many of them may have line ends within.
+    broken: usize,
     bytes: usize,
     /// How many windows the bitmap still knows though nothing starts with them any more.
     stale: usize,
@@ -69,6 +71,7 @@ impl Needles {
             shapes,
             last: 0,
             count: 0,
+            broken: 0,
             bytes: 0,
             stale: 0,
         };
@@ -82,13 +85,14 @@ impl Needles {
         self.last += 1;
         let id = SecretId(self.last);
         let mut windows = Vec::new();
-        for text in variants::of(secret) {
-            let Some(window) = window(&text, 0) else { continue };
+        for variant in variants::of(secret) {
+            let Some(window) = window(&variant.text, 0) else { continue };
             windows.push(window);
-            self.bits.learn(&text);
+            self.bits.learn(&variant.text, variant.breaks);
             self.count += 1;
-            self.bytes += text.len();
-            self.by_window.entry(window).or_default().push(Needle { secret: id, text });
+            self.broken += usize::from(variant.breaks == Breaks::Anywhere);
+            self.bytes += variant.text.len();
+            self.by_window.entry(window).or_default().push(Needle { secret: id, variant });
         }
         self.windows.insert(id, windows.into());
         if self.bits.is_crowded(self.count) {
@@ -107,7 +111,8 @@ impl Needles {
                     if !kept {
                         self.count -= 1;
                         self.stale += 1;
-                        self.bytes -= needle.text.len();
+                        self.broken -= usize::from(needle.variant.breaks == Breaks::Anywhere);
+                        self.bytes -= needle.variant.text.len();
                     }
                     kept
                 });
@@ -138,9 +143,19 @@ impl Needles {
         self.bits.has_short(bytes)
     }
 
-    /// The texts that start with these bytes.
-    pub(super) fn at(&self, window: u32) -> impl Iterator<Item = &[u8]> {
-        self.by_window.get(&window).into_iter().flatten().map(|needle| needle.text.as_slice())
+    /// Whether something may start with these bytes, two or three, and go on behind a line end.
+    pub(super) fn may_start_broken(&self, bytes: &[u8]) -> bool {
+        self.bits.has_broken(bytes)
+    }
+
+    /// Whether anything here may have line ends within.
+    pub(super) const fn may_be_broken(&self) -> bool {
+        self.broken > 0
+    }
+
+    /// What starts with these bytes.
+    pub(super) fn at(&self, window: u32) -> impl Iterator<Item = &Variant> {
+        self.by_window.get(&window).into_iter().flatten().map(|needle| &needle.variant)
     }
 
     fn rebuild(&mut self) {
@@ -150,9 +165,9 @@ impl Needles {
         };
         self.bits = Bits::new(self.count + shapes.len());
         self.stale = 0;
-        shapes.iter().for_each(|beginning| self.bits.learn(beginning));
+        shapes.iter().for_each(|beginning| self.bits.learn(beginning, Breaks::Nowhere));
         for needle in self.by_window.values().flatten() {
-            self.bits.learn(&needle.text);
+            self.bits.learn(&needle.variant.text, needle.variant.breaks);
         }
     }
 }
@@ -168,7 +183,7 @@ pub(super) fn window(bytes: &[u8], at: usize) -> Option<u32> {
 #[derive(Clone)]
 struct Bits {
     windows: Box<[u64]>,
-    /// Of two and of three bytes.
+    /// Of two and of three bytes; those that may go on behind a line end once more.
     short: Box<[u64]>,
     /// Of one byte, without false alarms: most writes end with a line end, and nothing starts with one.
     first: [u64; 4],
@@ -187,13 +202,16 @@ impl Bits {
         bits < REDACT_BITMAP_BITS_MAX && needles * BITS_A_WINDOW > bits
     }
 
-    fn learn(&mut self, beginning: &[u8]) {
+    fn learn(&mut self, beginning: &[u8], breaks: Breaks) {
         if let Some(window) = window(beginning, 0) {
             set(&mut self.windows, slot(window, self.shift));
         }
         for bytes in 2..WINDOW {
-            let number = number(beginning.get(..bytes).unwrap_or_default());
-            set(&mut self.short, slot(number, self.shift));
+            let bytes = beginning.get(..bytes).unwrap_or_default();
+            set(&mut self.short, slot(number(bytes, Breaks::Nowhere), self.shift));
+            if breaks == Breaks::Anywhere {
+                set(&mut self.short, slot(number(bytes, breaks), self.shift));
+            }
         }
         if let Some(first) = beginning.first() {
             set(&mut self.first, usize::from(*first));
@@ -209,8 +227,12 @@ impl Bits {
         match bytes {
             [] => false,
             [first] => is_set(&self.first, usize::from(*first)),
-            more => is_set(&self.short, slot(number(more), self.shift)),
+            more => is_set(&self.short, slot(number(more, Breaks::Nowhere), self.shift)),
         }
+    }
+
+    fn has_broken(&self, bytes: &[u8]) -> bool {
+        is_set(&self.short, slot(number(bytes, Breaks::Anywhere), self.shift))
     }
 }
 
@@ -230,9 +252,13 @@ const fn slot(number: u32, shift: u32) -> usize {
     (number.wrapping_mul(0x9E37_79B1) >> shift) as usize
 }
 
-/// A short beginning as a number that tells its length too.
-fn number(bytes: &[u8]) -> u32 {
-    bytes.iter().fold(1, |number, byte| number << 8 | u32::from(*byte))
+/// A short beginning as a number that tells its length too, and what may follow it.
+fn number(bytes: &[u8], breaks: Breaks) -> u32 {
+    let first = match breaks {
+        Breaks::Nowhere => 1,
+        Breaks::Anywhere => 2,
+    };
+    bytes.iter().fold(first, |number, byte| number << 8 | u32::from(*byte))
 }
 
 #[cfg(test)]
@@ -243,8 +269,9 @@ mod tests {
     fn what_was_removed_is_no_longer_known_and_the_rest_is() {
         let mut set = Needles::new(Shapes::Known);
         let (one, _two) = (set.add("first secret"), set.add("second secret"));
-        let known =
-            |set: &Needles, text: &str| set.at(window(text.as_bytes(), 0).unwrap()).any(|n| n == text.as_bytes());
+        let known = |set: &Needles, text: &str| {
+            set.at(window(text.as_bytes(), 0).unwrap()).any(|n| **n.text == *text.as_bytes())
+        };
         assert!(known(&set, "first secret") && known(&set, "second secret"));
         set.remove(&[one]);
         assert!(!known(&set, "first secret") && known(&set, "second secret"));
@@ -260,6 +287,6 @@ mod tests {
             assert!((1..WINDOW).all(|bytes| set.may_start_short(&text.as_bytes()[..bytes])));
         }
         set.remove(&ids);
-        assert_eq!((set.count, set.bytes, set.by_window.len(), set.windows.len()), (0, 0, 0, 0));
+        assert_eq!((set.count, set.broken, set.bytes, set.by_window.len(), set.windows.len()), (0, 0, 0, 0, 0));
     }
 }

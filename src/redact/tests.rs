@@ -2,12 +2,13 @@
 
 use proptest::prelude::*;
 
+use super::variants::{Breaks, Variant};
 use super::*;
 
 const SECRETS: [&str; 6] =
     ["hunter2-hunter2", "aaaaaa", "p@ss w/\"o'$", "multi line\nsecret value\nof three", "abcabcabd", "ähnlich%41+b"];
 
-fn set(secrets: &[&str], shapes: Shapes) -> Needles {
+pub(super) fn set(secrets: &[&str], shapes: Shapes) -> Needles {
     let mut set = Needles::new(shapes);
     for secret in secrets {
         set.add(secret);
@@ -19,9 +20,9 @@ fn set(secrets: &[&str], shapes: Shapes) -> Needles {
 fn defined(text: &[u8], secrets: &[&str]) -> Vec<u8> {
     let mut covered = vec![false; text.len()];
     for variant in secrets.iter().flat_map(|secret| variants::of(secret)) {
-        for at in 0..(text.len() + 1).saturating_sub(variant.len()) {
-            if text[at..].starts_with(&variant) {
-                covered[at..at + variant.len()].fill(true);
+        for at in 0..text.len() {
+            if let Some(places) = places(&variant, text, at) {
+                covered[places].fill(true);
             }
         }
     }
@@ -36,8 +37,28 @@ fn defined(text: &[u8], secrets: &[&str]) -> Vec<u8> {
     out
 }
 
+/// What a variant that starts at a place covers. Base64 may have up to two bytes of line ends between its characters; its
+/// first one is covered only together with the second.
+fn places(variant: &Variant, text: &[u8], at: usize) -> Option<std::ops::Range<usize>> {
+    let (mut from, mut place) = (at, at);
+    for (index, character) in variant.text.iter().enumerate() {
+        let gap = text.get(place..)?.iter().take_while(|byte| b"\r\n".contains(byte)).count();
+        if index > 0 && variant.breaks == Breaks::Anywhere && gap <= 2 {
+            place += gap;
+        }
+        if index == 1 && gap > 0 && variant.breaks == Breaks::Anywhere {
+            from = place;
+        }
+        if text.get(place) != Some(character) {
+            return None;
+        }
+        place += 1;
+    }
+    Some(from..place)
+}
+
 /// Passes a text through the filter in pieces, and holds it to its bound.
-fn filtered(set: &[&Needles], text: &[u8], cuts: &[usize]) -> Vec<u8> {
+pub(super) fn filtered(set: &[&Needles], text: &[u8], cuts: &[usize]) -> Vec<u8> {
     let (mut filter, mut out, mut rest) = (Filter::default(), Vec::new(), text);
     for cut in cuts {
         let (piece, after) = rest.split_at((*cut).min(rest.len()));
@@ -51,11 +72,21 @@ fn filtered(set: &[&Needles], text: &[u8], cuts: &[usize]) -> Vec<u8> {
     out
 }
 
-/// Secrets, their variants, what almost is one, and noise.
+/// Secrets, their variants, what almost is one, line ends in all of these, and noise.
 fn part() -> impl Strategy<Value = Vec<u8>> {
     let variants: Vec<Vec<u8>> =
-        SECRETS.iter().flat_map(|secret| variants::of(secret)).map(|variant| variant.to_vec()).collect();
+        SECRETS.iter().flat_map(|secret| variants::of(secret)).map(|variant| variant.text.to_vec()).collect();
     let some = prop::sample::select(variants);
+    let breaks = prop::collection::vec(any::<prop::sample::Index>(), 1..4);
+    let gap = prop::sample::select(&["\n", "\r", "\r\n", "\n\n", "\n\r\n"][..]);
+    let broken = (some.clone(), breaks, gap).prop_map(|(mut variant, breaks, gap)| {
+        for place in breaks {
+            let place = place.index(variant.len());
+            variant.splice(place..place, gap.bytes());
+        }
+        variant
+    });
+    let some = prop_oneof![some, broken];
     prop_oneof![
         3 => some.clone(),
         3 => (some.clone(), any::<prop::sample::Index>()).prop_map(|(v, cut)| v[..cut.index(v.len())].to_vec()),
@@ -102,7 +133,7 @@ proptest! {
         let out = filtered(&[&set], &text, &cuts);
         prop_assert_eq!(&out, &filtered(&[&set], &text, &[]));
         for variant in SECRETS.iter().flat_map(|secret| variants::of(secret)) {
-            prop_assert!(!out.windows(variant.len()).any(|part| part == variant.as_slice()));
+            prop_assert!(!out.windows(variant.text.len()).any(|part| part == variant.text.as_slice()));
         }
     }
 
@@ -165,6 +196,11 @@ fn an_ordinary_line_is_never_held_back() {
     let line = "see https://example.com/a?b=c, at 12:00 (BEGIN of AIza, ghp_x)\n";
     filter.push(&[&set], line.as_bytes(), &mut out);
     assert_eq!((String::from_utf8(out).unwrap().as_str(), filter.held()), (line, 0));
+    for last in b'a'..=b'z' {
+        let line = format!("a word, {}\n", char::from(last));
+        filter.push(&[&set], line.as_bytes(), &mut Vec::new());
+        assert_eq!(filter.held(), 0, "{line}");
+    }
 }
 
 /// A text, and what is left of it.
@@ -258,8 +294,23 @@ fn hostile_text_costs_no_more_than_its_length() {
     // take minutes.
     let mut set = Needles::new(Shapes::Known);
     set.add(&"a".repeat(4000));
-    for text in ["eyJa-", "ghp_", "a://", "a", "-----BEGIN ", "Authorization", "&sig=", "?sig%"] {
-        let text = text.repeat((1 << 18) / text.len());
+    for text in [
+        "eyJa-",
+        "ghp_",
+        "a://",
+        "a",
+        "-----BEGIN ",
+        "Authorization",
+        "&sig=",
+        "?sig%",
+        "YWFh",
+        "YW\nFh\n",
+        "Y\r\n",
+        "\n",
+    ] {
+        // A line end costs a comparison of its own.
+        let bytes = if text.contains('\n') { 1 << 15 } else { 1 << 18 };
+        let text = text.repeat(bytes / text.len());
         let out = filtered(&[&set], text.as_bytes(), &[16 << 10; 64]);
         assert!(out.len() <= text.len() * 2, "{}", out.len());
     }

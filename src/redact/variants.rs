@@ -4,10 +4,44 @@ use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 use base64::engine::{Engine, GeneralPurpose};
 use secrecy::zeroize::Zeroizing;
 
+use super::lines::GAP_BYTES_MAX;
 use crate::limits::{REDACT_NEEDLE_BYTES_MAX, REDACT_SECRET_CHARS_MIN};
 
 /// A text to be looked for. Wiped when it is dropped.
-pub(super) type Variant = Zeroizing<Vec<u8>>;
+#[derive(Clone)]
+pub(super) struct Variant {
+    pub(super) text: Zeroizing<Vec<u8>>,
+    pub(super) breaks: Breaks,
+}
+
+/// Where line ends may stand within a variant that are not its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Breaks {
+    /// Between any two of its characters: it is base64.
+    Anywhere,
+    /// Nowhere.
+    Nowhere,
+}
+
+impl Breaks {
+    /// The longest text that is looked for in one piece, so that it has no more than
+    /// [`REDACT_NEEDLE_BYTES_MAX`] bytes with all its line ends.
+    const fn piece_bytes_max(self) -> usize {
+        match self {
+            Self::Anywhere => REDACT_NEEDLE_BYTES_MAX / (1 + GAP_BYTES_MAX),
+            Self::Nowhere => REDACT_NEEDLE_BYTES_MAX,
+        }
+    }
+
+    /// How many bytes of a piece the next one has too. What starts with a character that a line end follows is found from the
+    /// second one on.
+    const fn overlap(self) -> usize {
+        match self {
+            Self::Anywhere => 2,
+            Self::Nowhere => 0,
+        }
+    }
+}
 
 /// How `base64` and MIME, and how PEM break lines.
 const BASE64_COLUMNS: [usize; 2] = [76, 64];
@@ -26,8 +60,8 @@ pub(super) fn of(secret: &str) -> Vec<Variant> {
             }
         }
     }
-    found.sort_by(|one, other| one.as_slice().cmp(other.as_slice()));
-    found.dedup();
+    found.sort_by(|one, other| (one.text.as_slice(), one.breaks).cmp(&(other.text.as_slice(), other.breaks)));
+    found.dedup_by(|one, other| one.text == other.text);
     found
 }
 
@@ -35,52 +69,54 @@ fn encoded(secret: &str, found: &mut Vec<Variant>) {
     if secret.chars().count() < REDACT_SECRET_CHARS_MIN {
         return;
     }
-    let mut add = |text: Vec<u8>| pieces(Zeroizing::new(text), found);
+    let mut add = |text: Vec<u8>| pieces(Zeroizing::new(text), Breaks::Nowhere, found);
     add(secret.as_bytes().to_vec());
     percent(secret, &mut add);
     json(secret, &mut add);
     shell(secret, &mut add);
     for engine in [&STANDARD_NO_PAD, &URL_SAFE_NO_PAD] {
-        base64(secret.as_bytes(), engine, &mut add);
+        base64(secret.as_bytes(), engine, found);
     }
 }
 
 /// Keeps a variant in pieces that need no more than a bounded buffer to be found.
-fn pieces(text: Variant, found: &mut Vec<Variant>) {
-    if text.len() <= REDACT_NEEDLE_BYTES_MAX {
+fn pieces(text: Zeroizing<Vec<u8>>, breaks: Breaks, found: &mut Vec<Variant>) {
+    let most = breaks.piece_bytes_max();
+    if text.len() <= most {
         if text.len() >= REDACT_SECRET_CHARS_MIN {
-            found.push(text);
+            found.push(Variant { text, breaks });
         }
         return;
     }
-    let last = text.len() - REDACT_NEEDLE_BYTES_MAX;
-    let starts = (0..last).step_by(REDACT_NEEDLE_BYTES_MAX).chain([last]);
-    let piece = |start: usize| text.get(start..start + REDACT_NEEDLE_BYTES_MAX).unwrap_or_default();
-    found.extend(starts.map(|start| Zeroizing::new(piece(start).to_vec())));
+    let last = text.len() - most;
+    let starts = (0..last).step_by(most - breaks.overlap()).chain([last]);
+    let piece = |start: usize| Zeroizing::new(text.get(start..start + most).unwrap_or_default().to_vec());
+    found.extend(starts.map(|start| Variant { text: piece(start), breaks }));
 }
 
 /// The part of the base64 text of anything that holds the secret which depends on the secret alone, for each of the
 /// three places that it can start at; and the whole text where nothing else is encoded with it.
-fn base64(secret: &[u8], engine: &GeneralPurpose, add: &mut impl FnMut(Vec<u8>)) {
+fn base64(secret: &[u8], engine: &GeneralPurpose, found: &mut Vec<Variant>) {
+    let mut add = |text: &[u8], breaks| pieces(Zeroizing::new(text.to_vec()), breaks, found);
     for offset in 0..3 {
         let mut shifted = Zeroizing::new(vec![0; offset]);
         shifted.extend_from_slice(secret);
-        let text = engine.encode(&*shifted).into_bytes();
+        let mut text = Zeroizing::new(engine.encode(&*shifted).into_bytes());
         // Of the characters at either end, some bits belong to the neighbours.
         let start = [0, 2, 3].get(offset).copied().unwrap_or_default();
         let end = text.len() - usize::from(!shifted.len().is_multiple_of(3));
-        add(text.get(start..end).unwrap_or_default().to_vec());
+        add(text.get(start..end).unwrap_or_default(), Breaks::Anywhere);
         if offset > 0 {
             continue;
         }
+        // Each line by itself too: it may be indented.
         for columns in BASE64_COLUMNS.into_iter().filter(|columns| text.len() > *columns) {
-            text.chunks(columns).for_each(|line| add(line.to_vec()));
+            text.chunks(columns).for_each(|line| add(line, Breaks::Nowhere));
         }
-        let padding = text.len().next_multiple_of(4) - text.len();
-        let mut padded = text;
-        add(padded.clone());
-        padded.resize(padded.len() + padding, b'=');
-        add(padded);
+        add(&text, Breaks::Anywhere);
+        let padded = text.len().next_multiple_of(4);
+        text.resize(padded, b'=');
+        add(&text, Breaks::Anywhere);
     }
 }
 
@@ -172,7 +208,7 @@ mod tests {
     use base64::engine::general_purpose::STANDARD;
 
     fn texts(secret: &str) -> Vec<String> {
-        of(secret).iter().map(|variant| String::from_utf8(variant.to_vec()).unwrap()).collect()
+        of(secret).iter().map(|variant| String::from_utf8(variant.text.to_vec()).unwrap()).collect()
     }
 
     #[test]
@@ -227,10 +263,10 @@ mod tests {
         assert!(!texts("123456").is_empty());
         let long: String = (0..2_000).map(|number| format!("{number:05}")).collect();
         let known = of(&long);
-        assert!(known.iter().all(|variant| variant.len() <= REDACT_NEEDLE_BYTES_MAX));
+        assert!(known.iter().all(|variant| variant.text.len() <= variant.breaks.piece_bytes_max()));
         let mut covered = vec![false; long.len()];
         for variant in &known {
-            let variant = std::str::from_utf8(variant).unwrap();
+            let variant = std::str::from_utf8(&variant.text).unwrap();
             for (at, _) in long.match_indices(variant) {
                 covered[at..at + variant.len()].fill(true);
             }

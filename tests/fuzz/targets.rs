@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
+use base64::engine::Engine as _;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE};
 use journeyman::config::{self, Document, Environment, show};
 use journeyman::domain::claim::{self, Settled};
 use journeyman::domain::fitness::Condition;
@@ -15,19 +17,22 @@ use journeyman::domain::time::Instant;
 use journeyman::domain::worker::{
     Brought, Effect, Event, Found, Haul, Lanes, Least, LeftOver, Noticed, Place, Policy, Seen, Stay, Worker,
 };
+use journeyman::limits::{REDACT_NEEDLE_BYTES_MAX, REDACT_SECRET_CHARS_MIN};
+use journeyman::redact::{Filter, Needles, Shapes};
 use journeyman::source::taskcluster::hostile;
 
 /// A target: its name, which is that of its corpus, and what it does with bytes.
 pub(crate) type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub(crate) const TARGETS: [Target; 6] = [
+pub(crate) const TARGETS: [Target; 7] = [
     ("poll_answer", hostile::poll_answer),
     ("message_text", hostile::message_text),
     ("claim", hostile::claim),
     ("signed_url", hostile::signed_url),
     ("configuration", configuration),
     ("worker_events", worker_events),
+    ("secrets", secrets),
 ];
 
 /// A configuration file: read, refused with its places, or shown.
@@ -40,6 +45,47 @@ pub(crate) fn configuration(bytes: &[u8]) {
             assert!(config::load(Some(again), &Environment::of(&[]), &[]).is_ok(), "{shown}");
         }
         Err(problems) => assert!(!problems.to_string().is_empty()),
+    }
+}
+
+/// A log with a secret in it. The first bytes choose how long the secret is, how long its lines, how they end, and how it is
+/// cut; then the secret comes, then what is around it. It must come out neither as it is nor in base64, and nothing of what
+/// comes out depends on the cuts.
+pub(crate) fn secrets(bytes: &[u8]) {
+    let [length, width, manner, cut, rest @ ..] = bytes else { return };
+    let (secret, around) = rest.split_at((usize::from(*length) * 8).min(rest.len()));
+    let secret = String::from_utf8_lossy(secret);
+    let secret = secret.trim();
+    let (before, after) = around.split_at(around.len() / 2);
+    let engine = if manner & 1 == 0 { &STANDARD } else { &URL_SAFE };
+    let line_end = ["\n", "\r\n", "\r", ""][usize::from(manner >> 1 & 3)];
+    let width = usize::from(*width).max(1);
+    let end_of = |place: usize| if (place + 1).is_multiple_of(width) { line_end } else { "" };
+    let broken = |(place, character): (usize, char)| format!("{character}{}", end_of(place));
+    let characters: Vec<String> =
+        engine.encode([before, secret.as_bytes(), after].concat()).chars().enumerate().map(broken).collect();
+    let own = (before.len() * 8).div_ceil(6)..(before.len() + secret.len()) * 8 / 6;
+    let told = characters[own].concat();
+    let log = [before, secret.as_bytes(), after, characters.concat().as_bytes(), b"|"].concat();
+
+    let mut set = Needles::new(if manner & 8 == 0 { Shapes::Known } else { Shapes::Unknown });
+    set.add(secret);
+    let filtered = |piece: usize| {
+        let (mut filter, mut out) = (Filter::default(), Vec::new());
+        for piece in log.chunks(piece.max(1)) {
+            filter.push(&[&set], piece, &mut out);
+            assert!(filter.held() < REDACT_NEEDLE_BYTES_MAX, "{} bytes are held back", filter.held());
+        }
+        filter.finish(&[&set], &mut out);
+        out
+    };
+    let out = filtered(log.len());
+    assert_eq!(out, filtered(usize::from(*cut)), "the cuts make a difference");
+    if secret.chars().count() >= REDACT_SECRET_CHARS_MIN {
+        for text in [secret, told.trim_end()] {
+            let shown = out.windows(text.len()).any(|part| part == text.as_bytes());
+            assert!(!shown || "[redacted]".contains(text), "{text} is shown");
+        }
     }
 }
 
