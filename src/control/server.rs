@@ -30,7 +30,6 @@ use tokio_util::io::ReaderStream;
 
 use super::{Answer, Order, Ordered, SPAN_MAX_SECONDS, Status, through};
 use crate::domain::claim::{self, Obeyed};
-use crate::domain::outcome::{Outcome, Reason};
 use crate::handler::log::TaskLog;
 use crate::host::lock::Locked;
 use crate::limits::{
@@ -296,11 +295,13 @@ async fn end(control: &Control, task: &str, order: claim::Order, note: Note) -> 
         claim::Order::HandBack => "handed back",
         claim::Order::Cancel => "canceled",
     };
-    let said = match obeyed {
-        Obeyed::Ending(outcome) => format!("{run} is told to end, and is reported as {outcome} when it has"),
-        Obeyed::Reporting(outcome) => format!("{run} has ended, and is reported as {outcome} now"),
-        Obeyed::WhenGranted(outcome) => format!("{run} is being claimed, and is reported as {outcome} then"),
-        Obeyed::NotAsked => format!("{run} was not granted, and is not asked for again"),
+    let (outcome, then) = match obeyed {
+        Obeyed::Ending(outcome) => (outcome, format!("is told to end, and is reported as {outcome} when it has")),
+        Obeyed::Reporting(outcome) => (outcome, format!("has ended, and is reported as {outcome} now")),
+        Obeyed::WhenGranted(outcome) => (outcome, format!("is being claimed, and is reported as {outcome} then")),
+        Obeyed::NotAsked => {
+            return Ok(Json(Answer { said: format!("{run} was not granted, and is not asked for again; {again}") }));
+        }
         Obeyed::TooLate(outcome) => {
             let text = format!("{run} cannot be {what} any more: it has ended, and is being reported as {outcome}");
             return Err(Refusal(StatusCode::CONFLICT, text));
@@ -311,14 +312,14 @@ async fn end(control: &Control, task: &str, order: claim::Order, note: Note) -> 
             return Err(Refusal(StatusCode::CONFLICT, text));
         }
     };
-    let retried = matches!(
-        obeyed,
-        Obeyed::Ending(Outcome::Exception(Reason::WorkerShutdown))
-            | Obeyed::Reporting(Outcome::Exception(Reason::WorkerShutdown))
-            | Obeyed::WhenGranted(Outcome::Exception(Reason::WorkerShutdown))
-            | Obeyed::NotAsked
-    );
-    Ok(Json(Answer { said: if retried { format!("{said}; {again}") } else { said } }))
+    if !order.is_met_by(outcome) {
+        return Err(Refusal(StatusCode::CONFLICT, format!("{run} is not {what}: it {then}")));
+    }
+    let said = match order {
+        claim::Order::HandBack => format!("{run} {then}; {again}"),
+        claim::Order::Cancel => format!("{run} {then}"),
+    };
+    Ok(Json(Answer { said }))
 }
 
 /// Which task.

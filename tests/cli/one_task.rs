@@ -132,6 +132,31 @@ fn a_task_that_is_canceled_here_is_run_by_nobody_again_and_its_log_says_by_whom(
 }
 
 #[test]
+fn a_task_that_was_canceled_is_not_handed_back_and_who_asks_is_told_so() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let mut server = dev(here, &["--cancel-grace", "60s", "--set", "handler.command.kind=command"]);
+    let go = here.join("go");
+    // It ends when the orders have been given.
+    let script = format!(
+        "trap 'until [ -e {} ]; do sleep 0.1; done; exit' TERM; echo rea''dy; while :; do sleep 0.1; done",
+        go.display()
+    );
+    let id = started(&mut server, here, &script);
+    assert_eq!(told(here, &["tasks", "cancel", &id]).code, 0);
+    let said = told(here, &["tasks", "hand-back", &id, "--wait"]);
+    let expected =
+        "/0 is not handed back: it is told to end, and is reported as exception (internal-error) when it has";
+    assert!(said.code == 1 && said.err.contains(&format!("{id}{expected}")), "{} {}", said.code, said.err);
+    assert_eq!(told(here, &["tasks", "cancel", &id]).code, 0, "what was wanted comes of it");
+    std::fs::write(&go, "").expect("it may end");
+    assert_eq!(task(here, &["wait", &id]).code, 1);
+    assert_eq!(ended(here, &id), ("internal-error".to_owned(), 1));
+    server.signal(Signal::TERM);
+    assert_eq!(server.ends().code, 0);
+}
+
+#[test]
 fn an_order_that_names_no_task_or_several_ends_nothing_and_says_which_there_are() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();

@@ -99,6 +99,16 @@ impl Order {
             (Self::HandBack | Self::Cancel, outcome) => outcome,
         }
     }
+
+    /// Whether this outcome does what was wanted: that somebody else does it, or that nobody does.
+    #[must_use]
+    pub const fn is_met_by(self, outcome: Outcome) -> bool {
+        let done_elsewhere = matches!(outcome, Outcome::Exception(Reason::WorkerShutdown | Reason::IntermittentTask));
+        match self {
+            Self::HandBack => done_elsewhere,
+            Self::Cancel => !done_elsewhere,
+        }
+    }
 }
 
 /// What comes of an order.
