@@ -21,7 +21,8 @@ pub enum Exit {
     HostGoes = 12,
     /// `max_tasks` or `max_uptime` was reached.
     Limit = 13,
-    /// The drain deadline was reached, or a second signal came; what was running has been handed back.
+    /// It was told to stop (`journeyman stop`, QUIT, a second signal), or the drain deadline was reached; what was running has
+    /// been handed back.
     HandedBack = 14,
     /// A fault of journeyman itself.
     Internal = 20,
@@ -76,7 +77,9 @@ impl Exit {
             Self::Idle => "nothing to do for as long as `exit_when_idle` says",
             Self::HostGoes => "the host is taken away (spot notice, preemption): tasks finished or were handed back",
             Self::Limit => "`max_tasks` or `max_uptime` was reached",
-            Self::HandedBack => "the drain deadline or a second signal: running tasks were handed back",
+            Self::HandedBack => {
+                "stopped by `stop`, QUIT or a second signal, or the drain deadline: running tasks were handed back"
+            }
             Self::Internal => "a fault of journeyman itself",
             Self::Unfit => "this machine cannot do it: a folder, a port, a program",
             Self::Config => "the configuration cannot be used",

@@ -115,7 +115,7 @@ pub struct Host {
     pub spot_margin: Span,
     /// What an early hint (EC2's rebalance recommendation) does.
     pub rebalance: Rebalance,
-    /// File that says when the host goes: an RFC 3339 time, or nothing, which means at once. It need not exist.
+    /// File that says when the host goes: an RFC 3339 time. Nothing, or what is no time, means at once. It need not exist.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spot_file: Option<File>,
     /// Address of the metadata service where it is not `http://169.254.169.254`; `http://[fd00:ec2::254]` on EC2 without IPv4.

@@ -157,7 +157,7 @@ const FAMILIES: &[Family<Status>] = &[
     })
     .by(PROVIDER),
     gauge("spot_watch_up", "1 while the metadata service answers that would say that the host goes, 0 while it does not; absent where none is watched.", |status| {
-        let up = |spot: &crate::worker::view::Spot| if spot.trouble.is_none() { 1.0 } else { 0.0 };
+        let up = |spot: &crate::worker::view::Spot| if spot.heard { 1.0 } else { 0.0 };
         status.view.spot.iter().map(|spot| labeled([spot.provider.as_str()], up(spot))).collect()
     })
     .by(PROVIDER),

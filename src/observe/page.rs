@@ -205,7 +205,8 @@ fn facts(view: &View, clock: Clock) -> Markup {
             @if let Some(spot) = &view.spot {
                 div { dt { "notices of " (spot.provider) }
                     @if spot.trouble.is_some() { dd.bad { "not heard since " (clock.ago(spot.seconds)) } }
-                    @else { dd { "heard" } } }
+                    @else if spot.heard { dd { "heard" } }
+                    @else { dd { "no answer yet" } } }
             }
             @if let Some(notice) = view.notice {
                 div { dt { "this host goes" } dd.bad { "told " (clock.ago(notice.seconds_ago)) } }

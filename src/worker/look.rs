@@ -8,7 +8,7 @@ use crate::domain::service::Serving;
 use crate::domain::time::Instant;
 use crate::domain::worker::{ClaimView, Claiming, Exit, Hold, Room};
 use crate::host::containment::Enclosure;
-use crate::host::notice::{Origin, Sight};
+use crate::host::notice::{Hearing, Origin, Sight};
 
 use super::alerts::namesake;
 use super::counters::SourceCounts;
@@ -130,9 +130,14 @@ impl Engine {
     }
 
     fn spot(&self, now: Instant) -> Option<Spot> {
-        let Sight { provider, trouble, since } = self.control.sight.get()?.borrow().clone()?;
+        let Sight { provider, hearing, since } = self.control.sight.get()?.borrow().clone()?;
         let provider = Origin::Cloud(provider).as_str().to_owned();
-        Some(Spot { provider, trouble, seconds: seconds(since, now) })
+        let (heard, trouble) = match hearing {
+            Hearing::Unknown => (false, None),
+            Hearing::Heard => (true, None),
+            Hearing::Missed(trouble) => (false, Some(trouble)),
+        };
+        Some(Spot { provider, heard, trouble, seconds: seconds(since, now) })
     }
 
     fn host(&self) -> Host {

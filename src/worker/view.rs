@@ -227,10 +227,12 @@ pub struct Notice {
 pub struct Spot {
     /// Whose metadata service is asked: `aws`, `gcp` or `azure`.
     pub provider: String,
+    /// Whether it says if there is a notice. Neither this nor trouble: it has not answered yet.
+    pub heard: bool,
     /// Why a notice may be missed; absent while it answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
-    /// Since it answers, or does not.
+    /// Since it answers, does not, or is asked.
     pub seconds: f64,
 }
 

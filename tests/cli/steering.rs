@@ -55,6 +55,11 @@ fn a_paused_worker_says_by_whom_and_claims_nothing_until_it_is_resumed() {
     assert_eq!((seen["state"].as_str(), seen["note"]["by"].as_str()), (Some("paused"), Some("ana")));
     let table = steer(here, &["status"]).out;
     assert!(table.contains("PAUSED") && table.contains("\"kernel update\""), "{table}");
+    // Where no variable names who it is, the system does.
+    assert_eq!(run(journeyman(here).arg("pause"), "").code, 0);
+    let user = rustix::process::getuid();
+    let expected = if user.is_root() { "root".to_owned() } else { format!("user {}", user.as_raw()) };
+    assert_eq!(status(here)["note"]["by"].as_str(), Some(expected.as_str()));
     let created = task(here, &["create", "--", "/bin/true"]);
     let id = created.out.split_whitespace().next().expect("the id").to_owned();
     assert_eq!(status(here)["counts"]["claims"], 0);

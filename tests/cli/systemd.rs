@@ -102,7 +102,8 @@ fn systemd_hears_of_start_work_reload_refusal_drain_and_end_in_order() {
     manager.hears("WATCHDOG=1");
 
     worker.signal(Signal::QUIT);
-    let end = "STATUS=the drain deadline or a second signal: running tasks were handed back";
+    let end =
+        "STATUS=stopped by `stop`, QUIT or a second signal, or the drain deadline: running tasks were handed back";
     manager.hears(end);
     let said = worker.ends();
     assert_eq!(said.code, 14, "{}", said.err);

@@ -1,7 +1,7 @@
 //! EC2.
 
 use journeyman::domain::notice::{Goes, Provider};
-use journeyman::host::notice::{Cloud, Notice, Origin, Said};
+use journeyman::host::notice::{Cloud, Hearing, Notice, Origin, Said};
 
 use crate::metadata::{Cloud as Service, FAULTS, Fault, Metadata};
 use crate::watched::{Watched, about};
@@ -107,17 +107,27 @@ async fn no_fault_of_the_service_is_a_notice_or_ends_the_watch() {
 }
 
 #[tokio::test]
+async fn a_service_is_not_said_to_be_heard_before_it_has_answered() {
+    let service = Metadata::start(Service::Ec2).await;
+    service.change(|state| state.faults.push_back(Fault::Silence));
+    let mut watched = Watched::cloud(EC2, service.url());
+    watched.seen(|sight| sight.hearing == Hearing::Unknown).await;
+    watched.seen(|sight| sight.hearing == Hearing::Heard).await;
+    watched.said_nothing_more();
+}
+
+#[tokio::test]
 async fn a_service_that_stops_answering_is_seen_by_those_who_look_until_it_answers_again() {
     let service = Metadata::start(Service::Ec2).await;
     let mut watched = Watched::cloud(EC2, service.url());
-    let seen = watched.seen(|sight| sight.trouble.is_none()).await;
+    let seen = watched.seen(|sight| sight.hearing == Hearing::Heard).await;
     assert_eq!(seen.provider, Provider::Aws);
     service.is_asked(ACTION, 2).await;
     service.change(|state| state.faults.extend([Fault::ServerError; 10_000]));
-    let seen = watched.seen(|sight| sight.trouble.is_some()).await;
-    assert!(seen.trouble.is_some_and(|trouble| trouble.contains("500")));
+    let seen = watched.seen(|sight| matches!(sight.hearing, Hearing::Missed(_))).await;
+    assert!(matches!(seen.hearing, Hearing::Missed(trouble) if trouble.contains("500")));
     service.change(|state| state.faults.clear());
-    watched.seen(|sight| sight.trouble.is_none()).await;
+    watched.seen(|sight| sight.hearing == Hearing::Heard).await;
     watched.said_nothing_more();
 }
 

@@ -330,6 +330,22 @@ async fn where_it_is_wanted_tasks_are_handed_back_at_the_notice() {
     host.place.handed_back(&task, deadline - SignedDuration::from_secs(300)).await;
 }
 
+#[tokio::test]
+async fn a_notice_that_cannot_be_read_is_warned_of_before_it_is_obeyed() {
+    let host = WithFile::start(Duration::from_secs(1), "").await;
+    let task = host.place.create(1, ENDLESS).await;
+    let mut worker = host.place.worker("leaving", &host.host);
+    worker.runs(1).await;
+    write(&host.file, "{\"action\": \"terminate\"}");
+    let line = worker.logs("holds no time").await;
+    assert!(line.contains("WARN") && line.contains("at the next look") && line.contains("terminate-at"), "{line}");
+    assert!(worker.logs("holds no time").await.contains("this host is taken to go at once"), "{}", worker.said);
+    worker.logs("this host goes, at a time that is not known").await;
+    worker.ends_with(12).await;
+    assert_eq!(worker.said.matches("holds no time").count(), 2, "{}", worker.said);
+    host.place.handed_back(&task, Timestamp::MAX).await;
+}
+
 /// The long poll of the worker is open when the notice comes; the task that it brings afterwards is not started.
 #[tokio::test]
 async fn what_a_poll_under_way_brings_after_the_notice_is_handed_back() {

@@ -151,6 +151,26 @@ fn an_ec2_service_that_gives_no_token_is_asked_again_with_pauses_and_said_to_be_
 }
 
 #[test]
+fn a_service_that_was_unwell_is_well_when_it_says_whether_there_is_a_notice_and_not_before() {
+    let mut watch = aws::Aws::new(FIVE, 1);
+    let news: Vec<_> = (0..3).filter_map(|n| watch.token(None, at(n), at(n))).collect();
+    assert_eq!(news, [News::Unwell]);
+    assert_eq!(watch.token(Some(secs(60)), at(4), at(4)), None);
+    assert_eq!(watch.answered(aws::Call::Rebalance, aws::Reply::Answer(Answer::Nothing), at(4), at(4)), None);
+    assert_eq!(watch.answered(aws::Call::Action, aws::Reply::Answer(Answer::Trouble), at(4), at(4)), None);
+    let nothing = aws::Reply::Answer(Answer::Nothing);
+    assert_eq!(watch.answered(aws::Call::Action, nothing, at(5), at(5)), Some(News::Well));
+    assert_eq!(watch.answered(aws::Call::Action, nothing, at(10), at(10)), None);
+
+    let mut azure = Azure::new(ONE, 1);
+    let news: Vec<_> = (0..3).filter_map(|n| azure.named(None, at(n), at(n))).collect();
+    assert_eq!(news, [News::Unwell]);
+    assert_eq!(azure.named(Some("vm_1"), at(4), at(4)), None);
+    assert_eq!(azure.listed(None, at(4), at(4)), None);
+    assert_eq!(azure.listed(Some(&[]), at(5), at(5)), Some(News::Well));
+}
+
+#[test]
 fn googles_value_is_read_first_and_then_waited_for() {
     let mut value = Value::new(ONE, gcp::PREEMPTED, 1);
     assert_eq!(value.next(at(0)), Next::Call(gcp::Call::Read));

@@ -279,7 +279,13 @@ async fn until_gone(client: &Client) -> Result<(), Failure> {
 
 /// Who runs this command.
 fn by(environment: &Environment) -> String {
-    ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|name| environment.get(name)).unwrap_or("somebody").to_owned()
+    let named = ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|name| environment.get(name));
+    // A container's shell names nobody.
+    let user = || match rustix::process::getuid() {
+        root if root.is_root() => "root".to_owned(),
+        user => format!("user {}", user.as_raw()),
+    };
+    named.map_or_else(user, str::to_owned)
 }
 
 async fn order(which: &Which, order: Order, why: Why, environment: &Environment) -> Result<Client, Failure> {

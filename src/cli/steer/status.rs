@@ -131,7 +131,8 @@ fn clock(sources: &[Source]) -> String {
 fn heard(spot: &Spot) -> String {
     let (provider, since) = (&spot.provider, shown(spot.seconds));
     match &spot.trouble {
-        None => format!("{provider}: notices are heard"),
+        None if spot.heard => format!("{provider}: notices are heard"),
+        None => format!("{provider}: no answer yet"),
         Some(trouble) => format!("{provider}: NOT HEARD for {since}: {}", plain(trouble)),
     }
 }
@@ -224,9 +225,11 @@ mod tests {
 
     #[test]
     fn a_watch_that_hears_nothing_says_for_how_long_and_why() {
-        let mut spot = Spot { provider: "aws".to_owned(), trouble: None, seconds: 75.0 };
+        let mut spot = Spot { provider: "aws".to_owned(), heard: false, trouble: None, seconds: 75.0 };
+        assert_eq!(heard(&spot), "aws: no answer yet");
+        spot.heard = true;
         assert_eq!(heard(&spot), "aws: notices are heard");
-        spot.trouble = Some("500 for\nspot/instance-action".to_owned());
+        (spot.heard, spot.trouble) = (false, Some("500 for\nspot/instance-action".to_owned()));
         assert_eq!(heard(&spot), "aws: NOT HEARD for 1m15s: 500 for spot/instance-action");
     }
 

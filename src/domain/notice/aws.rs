@@ -32,6 +32,8 @@ pub struct Aws {
     token_until: Option<Instant>,
     /// Whether the token at hand has been accepted.
     accepted: bool,
+    /// A token is given again, and it has not been said yet whether there is a notice.
+    well_owed: bool,
     action: Watch,
     rebalance: Watch,
 }
@@ -44,6 +46,7 @@ impl Aws {
             token: Watch::new(Pace { every: Duration::ZERO, ..pace }, seed),
             token_until: None,
             accepted: false,
+            well_owed: false,
             action: Watch::new(pace, seed ^ 1),
             rebalance: Watch::new(pace, seed ^ 2),
         }
@@ -69,7 +72,9 @@ impl Aws {
         self.accepted = false;
         self.token_until = life.map(|life| sent_at.plus(life - life / 10));
         let usable = self.token_until.is_some_and(|until| now < until);
-        self.token.answered(if usable { Answer::Nothing } else { Answer::Trouble }, sent_at, now)
+        let news = self.token.answered(if usable { Answer::Nothing } else { Answer::Trouble }, sent_at, now);
+        self.well_owed |= news == Some(News::Well);
+        news.filter(|news| *news != News::Well)
     }
 
     /// The answer to [`Call::Action`] or [`Call::Rebalance`].
@@ -78,7 +83,9 @@ impl Aws {
         match reply {
             Reply::Answer(answer) => {
                 self.accepted = true;
-                watch.answered(answer, sent_at, now)
+                let news = watch.answered(answer, sent_at, now);
+                let well = call == Call::Action && answer != Answer::Trouble && core::mem::take(&mut self.well_owed);
+                news.or_else(|| well.then_some(News::Well))
             }
             Reply::Unauthorized => {
                 self.token_until = None;

@@ -59,13 +59,16 @@ pub struct Azure {
     named: Watch,
     events: Watch,
     patience: Patience,
+    /// The name is told again, and no list of events has come yet.
+    well_owed: bool,
 }
 
 impl Azure {
     /// A VM that was never asked.
     #[must_use]
     pub const fn new(pace: Pace, seed: u64) -> Self {
-        Self { name: None, named: Watch::new(pace, seed), events: Watch::new(pace, seed ^ 1), patience: Patience::Long }
+        let (named, events) = (Watch::new(pace, seed), Watch::new(pace, seed ^ 1));
+        Self { name: None, named, events, patience: Patience::Long, well_owed: false }
     }
 
     /// What to do next.
@@ -82,7 +85,9 @@ impl Azure {
     pub fn named(&mut self, name: Option<&str>, sent_at: Instant, now: Instant) -> Option<News> {
         self.name = name.filter(|name| !name.is_empty()).map(Box::from);
         let answer = if self.name.is_some() { Answer::Nothing } else { Answer::Trouble };
-        self.named.answered(answer, sent_at, now)
+        let news = self.named.answered(answer, sent_at, now);
+        self.well_owed |= news == Some(News::Well);
+        news.filter(|news| *news != News::Well)
     }
 
     /// The answer to [`Call::Events`], if there was one.
@@ -91,7 +96,9 @@ impl Azure {
         if events.is_some() {
             self.patience = Patience::Usual;
         }
-        self.events.answered(answer, sent_at, now)
+        let news = self.events.answered(answer, sent_at, now);
+        let well = answer != Answer::Trouble && core::mem::take(&mut self.well_owed);
+        news.or_else(|| well.then_some(News::Well))
     }
 
     fn meant_for_us(&self, events: &[Scheduled]) -> Answer {

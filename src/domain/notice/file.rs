@@ -38,6 +38,12 @@ impl NoticeFile {
         self.watch.due()
     }
 
+    /// Whether it held something at the last look that is no time.
+    #[must_use]
+    pub const fn odd(&self) -> bool {
+        self.odd
+    }
+
     /// What it holds. A file that is being written may hold half a time; one that holds none at the next look is an order to
     /// go all the same.
     pub fn read(&mut self, content: Content, sent_at: Instant, now: Instant) -> Option<News> {

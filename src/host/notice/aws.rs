@@ -56,6 +56,9 @@ pub(super) async fn watch(service: &Service, pace: Pace, seed: u64, teller: Tell
             (rules.token(life, sent_at, clock.now()), trouble)
         } else {
             let (reply, trouble) = ask(service, call, value.clone(), sent_at).await;
+            if call == Call::Action && !matches!(reply, Reply::Unauthorized | Reply::Answer(Answer::Trouble)) {
+                teller.answered();
+            }
             (rules.answered(call, reply, sent_at, clock.now()), trouble)
         };
         if let Err(NobodyListens) = teller.tell(news, trouble.as_deref()).await {

@@ -54,6 +54,9 @@ pub(super) async fn watch(service: &Service, pace: Pace, seed: u64, teller: Tell
             Call::Events(patience) => {
                 let events = events(service, patience, sent_at).await;
                 let news = rules.listed(events.as_deref().ok(), sent_at, clock.now());
+                if events.is_ok() {
+                    teller.answered();
+                }
                 (news, events.err())
             }
         };

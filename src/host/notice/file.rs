@@ -1,4 +1,7 @@
 //! A file that says when the host goes: an RFC 3339 time, or nothing, which means at once.
+//!
+//! That it is there is the notice. What cannot be read in it, in whatever format, means at once too: to go too early costs what
+//! runs a retry, to stay costs it a whole lease.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,15 +10,11 @@ use jiff::Timestamp;
 use tokio::io::AsyncReadExt as _;
 
 use super::{NobodyListens, Teller, left};
-use crate::domain::notice::Pace;
 use crate::domain::notice::file::{Content, NoticeFile};
+use crate::domain::notice::{Goes, News, Pace};
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::limits::{METADATA_TIMEOUT, NOTICE_FILE_BYTES_MAX};
-
-/// What is said of a file that holds something else, before it is taken at its word.
-const ODD: &str =
-    "it holds no time such as 2030-01-31T12:00:00Z; if it still does at the next look, this host goes at once";
 
 pub(super) async fn watch(path: &Path, clock: Clock, pace: Pace, seed: u64, teller: Teller) {
     let mut rules = NoticeFile::new(pace, seed);
@@ -24,15 +23,24 @@ pub(super) async fn watch(path: &Path, clock: Clock, pace: Pace, seed: u64, tell
         clock.sleep_until(rules.due()).await;
         let sent_at = clock.now();
         let (content, trouble) = match read(path.to_owned(), sent_at).await {
-            Ok(Content::Odd) => (Content::Odd, Some(format!("{}: {ODD}", path.display()))),
             Ok(content) => (content, None),
             Err(error) => (Content::Unreadable, Some(format!("{}: {error}", path.display()))),
         };
+        let odd_before = rules.odd();
         let news = rules.read(content, sent_at, clock.now());
+        if rules.odd() && !odd_before {
+            warn(path, "if that is so at the next look too, this host is taken to go at once");
+        } else if rules.odd() && news == Some(News::Goes(Goes::Soon)) {
+            warn(path, "this host is taken to go at once");
+        }
         if let Err(NobodyListens) = teller.tell(news, trouble.as_deref()).await {
             return;
         }
     }
+}
+
+fn warn(path: &Path, then: &str) {
+    tracing::warn!(path = %path.display(), "the notice file is there, and holds no time such as 2030-01-31T12:00:00Z; {then}");
 }
 
 async fn read(path: PathBuf, sent_at: Instant) -> io::Result<Content> {

@@ -65,6 +65,7 @@ async fn watch_value(service: &Service, key: Key, mut rules: Value, teller: &Tel
         let (reply, trouble) = match ask(service, key, call, &etag).await {
             Ok(told) => {
                 etag = told.etag;
+                teller.answered();
                 (told.reply, None)
             }
             Err(trouble) => (Reply::Trouble, Some(trouble)),

@@ -121,10 +121,21 @@ pub struct Notice {
 pub struct Sight {
     /// Whose.
     pub provider: Provider,
-    /// Why a notice of it may be missed; `None` where it answers.
-    pub trouble: Option<String>,
+    /// Whether a notice of it would be heard.
+    pub hearing: Hearing,
     /// Since when.
     pub since: Instant,
+}
+
+/// Whether notices are heard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Hearing {
+    /// That is not known: it has not said yet whether there is one.
+    Unknown,
+    /// They are.
+    Heard,
+    /// They may be missed; why.
+    Missed(String),
 }
 
 /// The watch over this host.
@@ -171,7 +182,7 @@ impl Watch {
         };
         let Some(provider) = found else { return };
         let heard = Heard { provider, clock: self.settings.clock, sight: Arc::clone(&self.sight) };
-        heard.say(None);
+        heard.say(Hearing::Unknown);
         let teller = Teller { origin: Origin::Cloud(provider), notices: notices.clone(), heard: Some(heard) };
         tracing::info!(provider = teller.origin.as_str(), "watching for notices that this host goes");
         let (service, paces) = (&self.service, self.settings.paces);
@@ -247,8 +258,15 @@ struct Heard {
 }
 
 impl Heard {
-    fn say(&self, trouble: Option<String>) {
-        self.sight.send_replace(Some(Sight { provider: self.provider, trouble, since: self.clock.now() }));
+    fn say(&self, hearing: Hearing) {
+        self.sight.send_replace(Some(Sight { provider: self.provider, hearing, since: self.clock.now() }));
+    }
+
+    fn answered(&self) {
+        let unknown = |sight: &Sight| sight.hearing == Hearing::Unknown;
+        if self.sight.borrow().as_ref().is_some_and(unknown) {
+            self.say(Hearing::Heard);
+        }
     }
 }
 
@@ -261,6 +279,11 @@ struct Teller {
 }
 
 impl Teller {
+    /// The service has said whether there is a notice.
+    fn answered(&self) {
+        self.heard.iter().for_each(Heard::answered);
+    }
+
     /// Says what is new. `trouble` is what the last call met, if it met any.
     async fn tell(&self, news: Option<News>, trouble: Option<&str>) -> Result<(), NobodyListens> {
         let provider = self.origin.as_str();
@@ -277,12 +300,12 @@ impl Teller {
             Some(News::Unwell) => {
                 let trouble = trouble.unwrap_or("it does not answer");
                 tracing::warn!(provider, "a notice that this host goes may be missed: {trouble}");
-                self.heard.iter().for_each(|heard| heard.say(Some(trouble.to_owned())));
+                self.heard.iter().for_each(|heard| heard.say(Hearing::Missed(trouble.to_owned())));
                 return Ok(());
             }
             Some(News::Well) => {
                 tracing::info!(provider, "notices are heard again");
-                self.heard.iter().for_each(|heard| heard.say(None));
+                self.heard.iter().for_each(|heard| heard.say(Hearing::Heard));
                 return Ok(());
             }
             None => return Ok(()),
