@@ -18,6 +18,11 @@ pub const DENIED: backoff::Policy = backoff::Policy { first: Duration::from_secs
 
 /// How often a recovery without a definite answer is tried before polling goes on without it.
 pub const RECOVERIES_MAX: u32 = 5;
+/// The waits between the tries beside polling that follow, where a poll is unread.
+pub const RECOVER_LATER: backoff::Policy =
+    backoff::Policy { first: Duration::from_secs(30), max: Duration::from_secs(600) };
+/// How many of these there are. They span half an hour at most; by then what a lost poll claimed has run out.
+pub const RECOVERIES_LATER_MAX: u32 = 6;
 
 /// What the rules of polling depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,10 +81,13 @@ pub struct Poller {
     cursor: u16,
     usable_until: Option<Instant>,
     recover: bool,
+    /// When it is asked once more although it was given up.
+    recover_at: Option<Instant>,
     unread: Unread,
     /// What the poll under way has claimed could not be read.
     garbled: bool,
     recoveries: Backoff,
+    recoveries_later: Backoff,
     trouble: Backoff,
     trouble_claim: Backoff,
     denied_open: Backoff,
@@ -103,9 +111,11 @@ impl Poller {
             cursor: 0,
             usable_until: None,
             recover: manner.recovers,
+            recover_at: None,
             unread: Unread::NONE,
             garbled: false,
             recoveries: Backoff::NEW,
+            recoveries_later: Backoff::NEW,
             trouble: Backoff::NEW,
             trouble_claim: Backoff::NEW,
             denied_open: Backoff::NEW,
@@ -134,7 +144,7 @@ impl Poller {
             State::Closed | State::Idle if now < not_before => Ready::At(not_before),
             State::Closed => Ready::Open,
             State::Idle if self.usable_until.is_some_and(|until| now >= until) => Ready::Open,
-            State::Idle if self.recover => Ready::Recover,
+            State::Idle if self.recover || self.recover_at.is_some_and(|at| now >= at) => Ready::Recover,
             State::Idle => Ready::Poll(Lane(self.cursor)),
         }
     }
@@ -248,8 +258,10 @@ impl Poller {
             }
             State::Recovering => {
                 self.recover = false;
+                self.recover_at = None;
                 self.unread.accounted();
                 self.recoveries.reset();
+                self.recoveries_later.reset();
                 self.not_before = now;
             }
             State::Closed | State::Opening | State::Idle => {}
@@ -300,9 +312,14 @@ impl Poller {
             Refusal::Denied => Duration::ZERO,
         };
         let passing = matches!(refusal, Refusal::Retry { .. } | Refusal::Throttled { .. });
-        self.recover = passing && self.recoveries.tries() < RECOVERIES_MAX;
+        // One that was made beside polling is not tried again at once.
+        self.recover &= passing && self.recoveries.tries() < RECOVERIES_MAX;
+        self.recover_at = None;
         if !self.recover {
             self.recoveries.reset();
+            let later =
+                passing && !self.unread.polls().is_empty() && self.recoveries_later.tries() < RECOVERIES_LATER_MAX;
+            self.recover_at = later.then(|| now.plus(self.recoveries_later.wait(RECOVER_LATER, None, jitter)));
         }
         if refusal == Refusal::Stale {
             self.state = State::Closed;
@@ -332,6 +349,7 @@ impl Poller {
     /// To be said before the poll is answered or refused.
     pub const fn look_for_lost(&mut self) {
         self.recover = self.manner.recovers;
+        self.recoveries_later.reset();
         self.garbled = self.manner.recovers;
     }
 

@@ -5,8 +5,9 @@ use std::time::Duration;
 use journeyman::domain::claim::{End, Loss, Order, TAKE_OVERS_MAX};
 use journeyman::domain::id::{SourceId, Token};
 use journeyman::domain::outcome::{Outcome, Reason};
-use journeyman::domain::poll::RECOVERIES_MAX;
+use journeyman::domain::poll::{RECOVER_LATER, RECOVERIES_LATER_MAX, RECOVERIES_MAX};
 use journeyman::domain::refusal::Refusal;
+use journeyman::domain::time::Instant;
 use journeyman::domain::unread::{CLOCKS_APART, UNREAD_MAX, Window};
 use journeyman::domain::worker::{Alert, Brought, Effect, Event, Found, Haul, LeftOver};
 
@@ -118,6 +119,57 @@ fn i28_what_a_recovery_missed_is_looked_for_again_and_not_for_ever() {
         }
     }
     assert_eq!(tries, RECOVERIES_MAX);
+}
+
+/// Refuses every recovery and answers every poll; when it was asked for recoveries.
+fn asked_while_polling(bench: &mut Bench, first: Vec<Effect>, span: Duration) -> Vec<Instant> {
+    let (until, mut effects, mut at) = (bench.now.plus(span), first, Vec::new());
+    while bench.now < until {
+        effects = if effects.iter().any(|effect| matches!(effect, Effect::Recover { .. })) {
+            at.push(bench.now);
+            bench.recovered(0, Err(RETRY))
+        } else if effects.iter().any(|effect| matches!(effect, Effect::Poll { .. })) {
+            bench.empty(0)
+        } else {
+            bench.pass(secs(1))
+        };
+    }
+    at
+}
+
+#[test]
+fn i28_what_could_not_be_looked_for_is_asked_for_ever_more_slowly_beside_polling_and_not_for_ever() {
+    let mut bench = started();
+    let first = bench.recovered(0, Err(RETRY));
+    let at = asked_while_polling(&mut bench, first, secs(3 * 3600));
+    // The first one was refused above.
+    let (quick, later) = at.split_at(usize::try_from(RECOVERIES_MAX - 1).expect("few"));
+    assert_eq!(later.len(), usize::try_from(RECOVERIES_LATER_MAX).expect("few"));
+    let given_up = *quick.last().expect("it was tried");
+    assert!(later[0].since(given_up) >= RECOVER_LATER.first / 2);
+    let waits: Vec<_> = later.windows(2).map(|pair| pair[1].since(pair[0])).collect();
+    assert!(waits.iter().all(|wait| *wait <= RECOVER_LATER.max + secs(30)), "{waits:?}");
+    assert!(waits.last() > waits.first(), "{waits:?}");
+}
+
+#[test]
+fn i28_what_a_late_recovery_finds_is_handed_back_and_nothing_is_asked_for_after_it() {
+    let mut bench = started();
+    let mut effects = bench.recovered(0, Err(RETRY));
+    for _ in 1..RECOVERIES_MAX {
+        if !effects.iter().any(|effect| matches!(effect, Effect::Recover { .. })) {
+            bench.pass_until(|effect| matches!(effect, Effect::Recover { .. }));
+        }
+        effects = bench.recovered(0, Err(RETRY));
+    }
+    while !effects.iter().any(|effect| matches!(effect, Effect::Recover { .. })) {
+        let polls = effects.iter().any(|effect| matches!(effect, Effect::Poll { .. }));
+        effects = if polls { bench.empty(0) } else { bench.pass(secs(1)) };
+    }
+    let found = bench.grant("T");
+    let effects = bench.recovered(0, Ok(vec![found]));
+    assert!(effects.iter().any(|effect| matches!(effect, Effect::Report { outcome: SHUTDOWN, .. })), "{effects:?}");
+    assert_eq!(asked_while_polling(&mut bench, effects, secs(3600)), []);
 }
 
 #[test]
