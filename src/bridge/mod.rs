@@ -9,6 +9,7 @@ pub mod tasks;
 
 use serde_json::Value;
 
+use crate::client::Call;
 use crate::domain::backoff::{Backoff, Policy};
 use crate::domain::jitter::Jitter;
 use crate::handler::Request;
@@ -48,6 +49,13 @@ fn request(payload: Value, form: Form) -> Result<Request, String> {
     }
 }
 
+/// What is sent for a request; where to, under which name and how long it may take is said by who sends it.
+fn call(request: Request) -> Call {
+    let body = body(&request);
+    let Request { path, headers, content_type, content_encoding, .. } = request;
+    Call { path, body, headers, content_type, content_encoding, ..Call::default() }
+}
+
 /// What is sent as the body: `body` or `bodyBase64`, or `json` where there is neither.
 fn body(request: &Request) -> Vec<u8> {
     match &request.json {
@@ -83,10 +91,18 @@ mod tests {
     #[test]
     fn a_request_comes_through_both_bridges_as_it_was() {
         for bytes in [&b"{\"x\":1}"[..], b"text", b"", &[0xff, 0]] {
-            let mut one = Request { path: Some("/echo".to_owned()), ..Request::default() };
+            let mut one = Request {
+                path: Some("/echo".to_owned()),
+                content_type: Some("text/plain".to_owned()),
+                content_encoding: Some("gzip".to_owned()),
+                ..Request::default()
+            };
             one.put(bytes, 64);
             let other = request(payload(&one, Form::Whole).unwrap(), Form::Whole).unwrap();
-            assert_eq!((&other, body(&other)), (&one, bytes.to_vec()));
+            assert_eq!(&other, &one);
+            let sent = call(other);
+            assert_eq!((sent.path, sent.body), (one.path, bytes.to_vec()));
+            assert_eq!((sent.content_type, sent.content_encoding), (one.content_type, one.content_encoding));
         }
     }
 

@@ -3,14 +3,13 @@
 //! The message is named after the task, so that a worker which is asked again knows it. Answers come to the connection that
 //! asked; when that is lost the request is sent once more.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::Value;
 use tokio::time::Instant;
 
 use super::tasks::RESULT;
-use super::{Form, Waits, body, request};
+use super::{Form, Waits, request};
 use crate::client::{Answer, Call, CallError, Client, Part};
 use crate::domain::backoff::Policy;
 use crate::handler::artifact::{Declaration, What};
@@ -65,20 +64,16 @@ impl PayloadHandler for Requests {
 
     async fn prepare(&self, payload: Value, context: &Context) -> Result<Call, NotPrepared> {
         let request = request(payload, self.0.form).map_err(|what| NotPrepared::Malformed(vec![what]))?;
-        let body = body(&request);
-        let mut headers: BTreeMap<String, String> = request.headers;
-        if let Some(trace) = context.task().env.get("TRACEPARENT") {
-            headers.insert("traceparent".to_owned(), trace.clone());
-        }
-        let call = Call {
+        let mut call = Call {
             exchange: self.0.exchange.clone(),
             key: self.0.key.clone(),
-            path: request.path,
-            body,
             timeout: self.0.max_run_time,
-            headers,
             message_id: Some(format!("{}/{}", self.0.origin, context.task().run.task)),
+            ..super::call(request)
         };
+        if let Some(trace) = context.task().env.get("TRACEPARENT") {
+            call.headers.insert("traceparent".to_owned(), trace.clone());
+        }
         call.check().map_err(|error| NotPrepared::Malformed(vec![format!("payload: {error}")]))?;
         Ok(call)
     }

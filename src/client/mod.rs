@@ -30,6 +30,10 @@ pub struct Call {
     pub path: Option<String>,
     /// What it says. JSON for most workers.
     pub body: Vec<u8>,
+    /// What kind of content that is, where the worker is to know (`content-type`).
+    pub content_type: Option<String>,
+    /// How the content is encoded, where it is (`content-encoding`).
+    pub content_encoding: Option<String>,
     /// How long the last answer may take, from now. The broker drops the request when it has waited for so long.
     pub timeout: Duration,
     /// More headers, as text.
@@ -51,6 +55,8 @@ impl Call {
         amqp::short("the name of the exchange", &self.exchange)?;
         amqp::short("the key", &self.key)?;
         amqp::short("the message id", self.message_id.as_deref().unwrap_or_default())?;
+        amqp::short("the content type", self.content_type.as_deref().unwrap_or_default())?;
+        amqp::short("the content encoding", self.content_encoding.as_deref().unwrap_or_default())?;
         for name in self.headers.keys() {
             amqp::short("the name of a header", name)?;
         }

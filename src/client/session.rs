@@ -238,11 +238,17 @@ fn properties(call: &Call) -> Result<BasicProperties, CallError> {
     if let Some(path) = &call.path {
         table.insert("x-rpc-path".into(), AMQPValue::ByteArray(path.as_bytes().to_vec().into()));
     }
-    let properties = BasicProperties::default().with_expiration(expiration.as_str().into()).with_headers(table);
-    Ok(match &call.message_id {
-        Some(id) => properties.with_message_id(amqp::short("the message id", id)?),
-        None => properties,
-    })
+    let mut properties = BasicProperties::default().with_expiration(expiration.as_str().into()).with_headers(table);
+    if let Some(id) = &call.message_id {
+        properties = properties.with_message_id(amqp::short("the message id", id)?);
+    }
+    if let Some(kind) = &call.content_type {
+        properties = properties.with_content_type(amqp::short("the content type", kind)?);
+    }
+    if let Some(encoding) = &call.content_encoding {
+        properties = properties.with_content_encoding(amqp::short("the content encoding", encoding)?);
+    }
+    Ok(properties)
 }
 
 async fn publish(channel: &Channel, call: &Call, properties: BasicProperties) -> Result<PublisherConfirm, CallError> {
@@ -315,5 +321,26 @@ fn on_returned(calls: &Calls, returned: &BasicReturnMessage) {
         .map(|waiting| CallError::NoGroup { exchange: waiting.exchange.clone(), key: waiting.key.clone() });
     if let Some(error) = error {
         calls.tell(id.as_str(), Event::Failed(error));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_says_what_its_body_is() {
+        let mut call = Call {
+            content_type: Some("application/json".to_owned()),
+            content_encoding: Some("gzip".to_owned()),
+            ..Call::default()
+        };
+        let said = properties(&call).unwrap();
+        assert_eq!(said.content_type().as_ref().map(|kind| kind.as_str()), Some("application/json"));
+        assert_eq!(said.content_encoding().as_ref().map(|encoding| encoding.as_str()), Some("gzip"));
+        let silent = properties(&Call::default()).unwrap();
+        assert!(silent.content_type().is_none() && silent.content_encoding().is_none());
+        call.content_encoding = Some("x".repeat(256));
+        assert!(matches!(call.check(), Err(CallError::TooLong(_))));
     }
 }
