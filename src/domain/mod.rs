@@ -18,6 +18,7 @@ pub mod notice;
 pub mod outcome;
 pub mod patience;
 pub mod poll;
+pub mod prompt;
 pub mod refusal;
 pub mod service;
 pub mod slots;

@@ -1,16 +1,16 @@
 //! A report that is begun by what ran the payload, before the rules have asked for it: asking first would take a word to another
 //! thread, and a request waits for it.
 //!
-//! Only that a payload was completed is reported so, where nothing of it has to be stored first, and while the claim is ours on
-//! the clock that the rules go by (I1). They hear of it as of any other, and of where they would have reported something else
-//! by then: the source knows what it was told first.
+//! When that may be is decided in [`crate::domain::prompt`]. The rules hear of it as of any other report, and of where they would
+//! have reported something else by then: the source knows what it was told first.
 
 use std::future::{Future, ready};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 
-use crate::domain::outcome::{Emptiness, Outcome, Verdict};
+use crate::domain::outcome::Outcome;
+use crate::domain::prompt::{AtEnd, Left, Orders, may_be_prompt};
 use crate::handler::Context;
 use crate::host::crash::crash_point;
 use crate::source::{Claim, Refused, Source};
@@ -29,18 +29,21 @@ pub(super) struct Begun(Pin<Box<dyn Future<Output = Result<(), Refused>> + Send>
 impl Prompt {
     /// Where nothing is written down of what was decided. A report that a later life would repeat is begun by the rules alone.
     pub(super) fn of(source: &Arc<dyn Source>, claim: &Claim) -> Option<Self> {
-        let ends = source.manner().ends_with_worker;
-        ends.then(|| Self { source: Arc::clone(source), claim: claim.clone() })
+        may_be_prompt(source.manner()).then(|| Self { source: Arc::clone(source), claim: claim.clone() })
     }
 
     /// Begins it, if that is how the payload ended.
     pub(super) fn begin(self, back: &mut Back, context: &Context) {
-        let Back::Ended { verdict: Verdict::Completed, emptiness: Emptiness::Proven, report, .. } = back else {
-            return;
+        let Back::Ended { verdict, emptiness, report, .. } = back else { return };
+        let nothing_left = context.artifacts().is_empty() && context.log().is_empty();
+        let end = AtEnd {
+            verdict: *verdict,
+            emptiness: *emptiness,
+            left: if nothing_left { Left::Nothing } else { Left::Something },
+            orders: if context.cancel().is_none() { Orders::None } else { Orders::ToEnd },
+            usable_until: context.lease_ends(),
         };
-        let stored = context.artifacts().is_empty() && context.log().is_empty();
-        let ours = context.cancel().is_none() && context.now() < context.lease_ends();
-        if !stored || !ours {
+        if end.reported_at_once(context.now()) != Some(Begun::OUTCOME) {
             return;
         }
         crash_point("before-report");
