@@ -399,6 +399,8 @@ pub const FILES_OF_A_TASK: u64 = 16;
 
 /// How long the worker's loop may take to answer before it does not count as alive, or the page goes without.
 pub const HTTP_LOOK_TIMEOUT: Duration = Duration::from_secs(5);
+/// How many groups of a pool a controller's page shows; a browser redraws them every two seconds.
+pub const PAGE_GROUPS_MAX: usize = 200;
 /// How many connections the status page and the metrics are served over at once; beyond, one that asks for nothing makes room.
 pub const HTTP_CONNECTIONS_MAX: usize = 32;
 /// How long a connection of the status page may last; browsers and Prometheus make another.

@@ -232,7 +232,7 @@ pub struct Control {
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Http {
-    /// Where `/livez`, `/readyz`, `/metrics` and the status page are served, such as `127.0.0.1:7080` [built-in: nowhere]; of a controller `/status` is JSON. Port 0 lets the system choose.
+    /// Where `/livez`, `/readyz`, `/metrics` and the status page are served, such as `127.0.0.1:7080` [built-in: nowhere]. Port 0 lets the system choose.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub listen: Option<Listen>,
     /// Who may be able to reach `listen`. Whoever can sees what the worker does, task names and sources; no secrets.

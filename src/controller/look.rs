@@ -4,10 +4,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::staff::Seen;
-use super::view::{Broker, Counts, Fault, Group, Phase, Pool, Role, Workers};
+use super::view::{Broker, Counts, Doing, Fault, Group, Phase, Pool, Role, Worker, Workers};
 use super::{Controller, Ended};
-use crate::domain::group::scale::Doing;
-use crate::domain::group::{self, Key};
+use crate::domain::group::{self, Key, scale};
 use crate::domain::time::Instant;
 
 impl Controller {
@@ -51,15 +50,7 @@ impl Controller {
         let standing = self.pool.standing(key);
         let until = |at: Instant| seconds(at.since(now));
         let mut workers = Workers::default();
-        for doing in seen.doing {
-            let count = match doing {
-                Doing::Starting => &mut workers.starting,
-                Doing::Idle => &mut workers.idle,
-                Doing::Busy => &mut workers.busy,
-                Doing::Going => &mut workers.going,
-            };
-            *count += 1;
-        }
+        let members: Vec<Worker> = seen.workers.into_iter().map(|worker| member(worker, &mut workers, now)).collect();
         let wait = standing.and_then(|standing| standing.wait);
         let restarts = seen.restarts;
         Group {
@@ -74,6 +65,7 @@ impl Controller {
             settled: standing.is_none_or(|standing| standing.settled),
             ready: self.here.loads.get(key).map(|load| load.ready),
             workers,
+            members,
             wanted: seen.decision.map(|decision| decision.wanted),
             reasons: seen
                 .decision
@@ -103,6 +95,18 @@ impl Controller {
             broker_losses: tally.losses.get(),
         }
     }
+}
+
+/// A worker, counted.
+fn member(worker: scale::Worker, counts: &mut Workers, now: Instant) -> Worker {
+    let (doing, count) = match worker.doing {
+        scale::Doing::Starting => (Doing::Starting, &mut counts.starting),
+        scale::Doing::Idle => (Doing::Idle, &mut counts.idle),
+        scale::Doing::Busy => (Doing::Busy, &mut counts.busy),
+        scale::Doing::Going => (Doing::Going, &mut counts.going),
+    };
+    *count += 1;
+    Worker { id: worker.id.into(), doing, seconds: seconds(now.since(worker.since)) }
 }
 
 fn fault(ended: &Ended, now: Instant) -> Fault {

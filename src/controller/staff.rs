@@ -60,8 +60,7 @@ pub(super) struct Staff {
 /// What those who look see of a group.
 #[derive(Default)]
 pub(super) struct Seen<'a> {
-    /// What each of its workers does.
-    pub(super) doing: Vec<Doing>,
+    pub(super) workers: Vec<Worker>,
     pub(super) decision: Option<&'a Decision>,
     pub(super) restarts: Option<&'a Restarts>,
     pub(super) last_end: Option<&'a Ended>,
@@ -192,7 +191,7 @@ impl Staff {
             seen.entry(key).or_default().decision = Some(decision);
         }
         for (id, member) in &self.members {
-            seen.entry(&member.key).or_default().doing.push(member.shown(id, now).doing);
+            seen.entry(&member.key).or_default().workers.push(member.shown(id, now));
         }
         for (key, group) in &mut seen {
             (group.restarts, group.last_end) = (self.restarts.get(*key), self.ends.get(*key));

@@ -150,6 +150,9 @@ pub struct Group {
     pub ready: Option<u32>,
     /// Its workers.
     pub workers: Workers,
+    /// The same ones by name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub members: Vec<Worker>,
     /// How many it is to have; absent where that was not decided here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wanted: Option<u32>,
@@ -172,6 +175,44 @@ pub struct Group {
     /// How its last worker ended that was not told to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_end: Option<Fault>,
+}
+
+/// A worker.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Worker {
+    /// Its name, `WORKER_ID`.
+    pub id: String,
+    /// What it does.
+    pub doing: Doing,
+    /// Since it was started, or found.
+    pub seconds: f64,
+}
+
+/// What a worker does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Doing {
+    /// It was started and is not ready yet.
+    Starting,
+    /// It is ready and holds nothing.
+    Idle,
+    /// It holds requests, or nobody knows.
+    Busy,
+    /// It was told to go.
+    Going,
+}
+
+impl Doing {
+    /// Its name.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Idle => "idle",
+            Self::Busy => "busy",
+            Self::Going => "going",
+        }
+    }
 }
 
 /// What is wanted of a group.

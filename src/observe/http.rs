@@ -14,7 +14,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::http::header::{CONTENT_SECURITY_POLICY, HeaderValue};
 use axum::http::{Response, StatusCode};
 use tokio::time::timeout;
 
@@ -64,17 +63,11 @@ async fn answer(path: &str, query: Option<&str>, look: &Look) -> Response<Body> 
             let json = serde_json::to_string_pretty(&status).unwrap_or_default();
             said(StatusCode::OK, "application/json", json + "\n")
         }
-        _ => page(&status, if path == "/" { Refresh::ByItself } else { Refresh::Never }),
+        _ => {
+            let refresh = if path == "/" { Refresh::ByItself } else { Refresh::Never };
+            page::worker::show(&status, refresh, jiff::Timestamp::now()).answer()
+        }
     }
-}
-
-fn page(status: &Status, refresh: Refresh) -> Response<Body> {
-    let shown = page::show(status, refresh, jiff::Timestamp::now());
-    let mut answer = said(StatusCode::OK, "text/html; charset=utf-8", shown.html);
-    let policy =
-        HeaderValue::from_str(&shown.policy).unwrap_or_else(|_| HeaderValue::from_static("default-src 'none'"));
-    answer.headers_mut().insert(CONTENT_SECURITY_POLICY, policy);
-    answer
 }
 
 fn checks(view: &View) -> Vec<Check> {

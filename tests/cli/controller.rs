@@ -98,7 +98,10 @@ fn a_controller_without_a_broker_lives_and_is_not_ready() {
         assert!(metrics.contains(sample), "{sample}: {metrics}");
     }
     assert!(get(&address, "/status").contains("\"role\": \"disconnected\""));
-    let other = get(&address, "/");
+    let page = get(&address, "/");
+    assert!(page.starts_with("HTTP/1.1 200") && page.contains("Nothing is started or stopped: the broker"), "{page}");
+    assert!(!page.contains("secret-canary-5"), "{page}");
+    let other = get(&address, "/other");
     assert!(other.starts_with("HTTP/1.1 404") && other.contains("/readyz?verbose"), "{other}");
     controller.signal(Signal::TERM);
     assert_eq!(controller.ends().code, 0);

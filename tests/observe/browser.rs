@@ -12,7 +12,7 @@ use crate::views::{self, Server};
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The browser that `tests/run` found; says loudly that nothing was tested where there is none.
-fn chromium() -> Option<String> {
+pub(crate) fn chromium() -> Option<String> {
     let named = std::env::var("JOURNEYMAN_TEST_CHROMIUM").ok();
     let there = ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
     let found = named.or_else(|| there.iter().find(|path| Path::new(path).exists()).map(ToString::to_string));
@@ -25,7 +25,7 @@ fn chromium() -> Option<String> {
 
 /// Whether the browser runs scripts.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Scripts {
+pub(crate) enum Scripts {
     On,
     Off,
 }
@@ -53,7 +53,7 @@ async fn browse(chromium: &str, scripts: Scripts, arguments: &[&str], address: &
 }
 
 /// The document as it stands after so many milliseconds of the page's own time.
-async fn dom(chromium: &str, scripts: Scripts, address: &str, budget: u32) -> String {
+pub(crate) async fn dom(chromium: &str, scripts: Scripts, address: &str, budget: u32) -> String {
     let budget = format!("--virtual-time-budget={budget}");
     let output = browse(chromium, scripts, &["--dump-dom", &budget], address).await;
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -72,6 +72,24 @@ fn size(png: &[u8]) -> [u32; 2] {
     [16, 20].map(|at| u32::from_be_bytes(png[at..at + 4].try_into().expect("four bytes")))
 }
 
+/// Leaves a page's screenshots, in both schemes and two widths.
+pub(crate) async fn shoot(chromium: &str, word: &str, address: &str) {
+    for (scheme, blink) in
+        [("light", "--blink-settings=preferredColorScheme=1"), ("dark", "--blink-settings=preferredColorScheme=0")]
+    {
+        for (width, height) in [(1280, 1000), (390, 1700)] {
+            let file = screenshots().join(format!("{word}-{scheme}-{width}.png"));
+            drop(std::fs::remove_file(&file));
+            let (shot, window) =
+                (format!("--screenshot={}", file.display()), format!("--window-size={width},{height}"));
+            let output = browse(chromium, Scripts::On, &[&shot, &window, blink], address).await;
+            let png = std::fs::read(&file)
+                .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
+            assert_eq!(size(&png)[0], width, "{word} {scheme}");
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_state_can_be_seen_in_both_schemes_and_two_widths() {
     let Some(chromium) = chromium() else { return };
@@ -79,20 +97,7 @@ async fn every_state_can_be_seen_in_both_schemes_and_two_widths() {
     let address = format!("http://{}/status", server.address);
     for (word, status) in views::all() {
         server.show(Some(status));
-        for (scheme, blink) in
-            [("light", "--blink-settings=preferredColorScheme=1"), ("dark", "--blink-settings=preferredColorScheme=0")]
-        {
-            for (width, height) in [(1280, 1000), (390, 1700)] {
-                let file = screenshots().join(format!("{word}-{scheme}-{width}.png"));
-                drop(std::fs::remove_file(&file));
-                let (shot, window) =
-                    (format!("--screenshot={}", file.display()), format!("--window-size={width},{height}"));
-                let output = browse(&chromium, Scripts::On, &[&shot, &window, blink], &address).await;
-                let png = std::fs::read(&file)
-                    .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
-                assert_eq!(size(&png)[0], width, "{word} {scheme}");
-            }
-        }
+        shoot(&chromium, word, &address).await;
     }
 }
 

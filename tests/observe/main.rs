@@ -10,6 +10,7 @@
 mod answers;
 mod browser;
 mod examples;
+mod groups;
 mod numbers;
 mod terminal;
 mod views;

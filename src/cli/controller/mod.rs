@@ -73,7 +73,7 @@ async fn control(source: Settings<ControllerFlags>, environment: &Environment) -
     let failed = |error| Failure::new(Exit::Unfit, format!("no signals can be received: {error}"));
     let mut term = signal(SignalKind::terminate()).map_err(failed)?;
     let mut int = signal(SignalKind::interrupt()).map_err(failed)?;
-    let door = door(&config, "health, metrics and state", "/status").await?;
+    let door = door(&config, "health, metrics and state", "/").await?;
     let leave = CancellationToken::new();
     let (mut pools, mut controls) = (JoinSet::new(), Vec::new());
     for settings in settings {
@@ -86,7 +86,7 @@ async fn control(source: Settings<ControllerFlags>, environment: &Environment) -
     let seen = Pools::new(controls, Clock::boot());
     let pages = async {
         match door {
-            Some(door) => match observe::controller::serve(door, seen.clone()).await {},
+            Some(door) => match observe::controller::serve(door, look_of(&seen)).await {},
             None => std::future::pending::<()>().await,
         }
     };
@@ -111,6 +111,14 @@ async fn control(source: Settings<ControllerFlags>, environment: &Environment) -
 fn nothing_to_control() -> Failure {
     let text = "there is no [pool.NAME], so there is nothing to control; `journeyman guide controller` shows one";
     Failure::new(Exit::Config, text)
+}
+
+fn look_of(pools: &Pools) -> Arc<observe::controller::Look> {
+    let pools = pools.clone();
+    Arc::new(move || {
+        let pools = pools.clone();
+        Box::pin(async move { pools.look().await })
+    })
 }
 
 fn reload_of(reloader: &Arc<Reloader>) -> Arc<Reload> {

@@ -234,6 +234,7 @@ mod tests {
             settled: true,
             ready: None,
             workers: Workers::default(),
+            members: Vec::new(),
             wanted: Some(0),
             reasons: Vec::new(),
             waits: None,

@@ -5,11 +5,15 @@
 //! | `/livez` | 200 where the loop of each pool answers in time, with a broker or without |
 //! | `/readyz` | 200 where it controls every pool; `?verbose` names each |
 //! | `/metrics` | OpenMetrics |
+//! | `/` | the page, which refreshes itself; `/still` does not |
 //! | `/status`, `/status.json` | JSON, as `journeyman controller status -o json` shows it |
 
 mod metrics;
 
 use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::{Response, StatusCode};
@@ -17,26 +21,32 @@ use tokio::time::timeout;
 
 use super::door::{self, Check, Door, Site, TEXT, ready, said};
 use super::family;
-use crate::control::controller::{Pools, Status};
+use super::page::{self, Refresh};
+use crate::control::controller::Status;
 use crate::controller::view::{Pool, Role};
 use crate::limits::HTTP_LOOK_TIMEOUT;
 pub use metrics::markdown;
 
+/// Looks at the controller: `None` once it has gone.
+pub type Look = dyn Fn() -> Looking + Send + Sync;
+/// A look that is under way.
+pub type Looking = Pin<Box<dyn Future<Output = Option<Status>> + Send>>;
+
 /// Answers until it is dropped.
-pub async fn serve(door: Door, pools: Pools) -> Infallible {
+pub async fn serve(door: Door, look: Arc<Look>) -> Infallible {
     let site = Site {
-        paths: &["/livez", "/readyz", "/metrics", "/status", "/status.json"],
-        hint: "/livez, /readyz?verbose, /metrics, /status",
+        paths: &["/livez", "/readyz", "/metrics", "/", "/still", "/status", "/status.json"],
+        hint: "/livez, /readyz?verbose, /metrics, /, /still, /status",
         answer: Box::new(move |path, query| {
-            let pools = pools.clone();
-            Box::pin(async move { answer(&path, query.as_deref(), &pools).await })
+            let look = Arc::clone(&look);
+            Box::pin(async move { answer(&path, query.as_deref(), &*look).await })
         }),
     };
     door::serve(door, site).await
 }
 
-async fn answer(path: &str, query: Option<&str>, pools: &Pools) -> Response<Body> {
-    let status = match timeout(HTTP_LOOK_TIMEOUT, pools.look()).await {
+async fn answer(path: &str, query: Option<&str>, look: &Look) -> Response<Body> {
+    let status = match timeout(HTTP_LOOK_TIMEOUT, look()).await {
         Ok(Some(status)) => status,
         Ok(None) => return said(StatusCode::SERVICE_UNAVAILABLE, TEXT, "the controller has gone\n".to_owned()),
         Err(_) => {
@@ -51,6 +61,8 @@ async fn answer(path: &str, query: Option<&str>, pools: &Pools) -> Response<Body
             Ok(text) => said(StatusCode::OK, family::CONTENT_TYPE, text),
             Err(_) => said(StatusCode::INTERNAL_SERVER_ERROR, TEXT, "the metrics cannot be written\n".to_owned()),
         },
+        "/" => page::controller::show(&status, Refresh::ByItself, jiff::Timestamp::now()).answer(),
+        "/still" => page::controller::show(&status, Refresh::Never, jiff::Timestamp::now()).answer(),
         _ => {
             let json = serde_json::to_string_pretty(&status).unwrap_or_default();
             said(StatusCode::OK, "application/json", json + "\n")

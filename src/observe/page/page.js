@@ -25,6 +25,8 @@
       if (!answer.ok) throw new Error(text.trim());
       const found = new DOMParser().parseFromString(text, "text/html").querySelector("main");
       local(found);
+      const open = new Set([...document.querySelectorAll("details[open]")].map((details) => details.dataset.name));
+      for (const details of found.querySelectorAll("details")) details.open = open.has(details.dataset.name);
       document.querySelector("main").replaceWith(document.adoptNode(found));
       last = Date.now();
       state.textContent = "live";

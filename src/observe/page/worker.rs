@@ -1,152 +1,50 @@
-//! The status page: one HTML document that is whole without scripts and without anything from elsewhere.
-//!
-//! What a task or a person wrote is escaped by the templates; the policy allows this page's own style and script, each by
-//! its hash, and nothing else.
+//! The status page of a worker.
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
-use jiff::{SignedDuration, Timestamp, Unit};
-use maud::{DOCTYPE, Markup, PreEscaped, html};
-use sha2::{Digest as _, Sha256};
+use jiff::Timestamp;
+use maud::{Markup, html};
 
+use super::{Clock, Page, Parts, Refresh, page, shown};
 use crate::control::Status;
-use crate::worker::look::{bytes, span};
+use crate::worker::look::bytes;
 use crate::worker::view::{Blocked, Host, Outcomes, Service, Source, State, Task, View};
 
-const STYLE: &str = include_str!("page.css");
-const SCRIPT: &str = include_str!("page.js");
-/// How often a browser without scripts asks again.
-const RELOAD_SECONDS: u8 = 10;
 /// A lease with less than this left is marked.
 const LEASE_SHORT_SECONDS: f64 = 30.0;
-
-/// Whether the page refreshes itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refresh {
-    /// Every two seconds, or every ten without scripts.
-    ByItself,
-    /// It stays as it is.
-    Never,
-}
-
-/// A page, and what a browser may make of it.
-#[derive(Debug, Clone)]
-pub struct Page {
-    /// The document.
-    pub html: String,
-    /// The value of `Content-Security-Policy`.
-    pub policy: String,
-}
 
 /// The page as the worker looks at `now`.
 #[must_use]
 pub fn show(status: &Status, refresh: Refresh, now: Timestamp) -> Page {
-    let hash = |text: &str| STANDARD.encode(Sha256::digest(text));
-    let script = match refresh {
-        Refresh::ByItself => format!("script-src 'sha256-{}'; connect-src 'self'; ", hash(SCRIPT)),
-        Refresh::Never => String::new(),
+    let (view, clock) = (&status.view, Clock { now });
+    let parts = Parts {
+        title: format!("{} {}/{} · {}", view.state.as_str(), view.tasks.len(), view.capacity, status.id),
+        name: html! { code { (status.id) } " in " code { (status.group) } },
+        main: body(status, clock),
+        links: html! {
+            a href="/metrics" { "metrics" } " · " a href="/readyz?verbose" { "readiness" } " · "
+            a href="/status.json" { "JSON" } " · " a href="/status" { "this page, standing still" }
+        },
+        version: status.version.clone(),
+        pid: status.pid,
     };
-    let policy = format!(
-        "default-src 'none'; style-src 'sha256-{}'; {script}base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-        hash(STYLE)
-    );
-    Page { html: document(status, refresh, Clock { now }).into_string(), policy }
-}
-
-/// The time of the view, from which every span in it counts.
-#[derive(Clone, Copy)]
-struct Clock {
-    now: Timestamp,
-}
-
-impl Clock {
-    fn ago(self, seconds: f64) -> Markup {
-        self.at(-seconds, &format!("{} ago", shown(seconds)))
-    }
-
-    fn ahead(self, seconds: f64) -> Markup {
-        self.at(seconds, &shown(seconds))
-    }
-
-    fn at(self, seconds: f64, text: &str) -> Markup {
-        let then = self.absolute(seconds);
-        html! { time datetime=(then) title=(then) { (text) } }
-    }
-
-    /// The time itself, without the day where that is today's.
-    fn of_day(self, seconds: f64) -> String {
-        let then = self.absolute(seconds);
-        let day = |time: Timestamp| time.strftime("%Y-%m-%d").to_string();
-        let same = day(then) == day(self.now);
-        then.strftime(if same { "%H:%M:%S UTC" } else { "%Y-%m-%d %H:%M UTC" }).to_string()
-    }
-
-    fn absolute(self, seconds: f64) -> Timestamp {
-        let span = SignedDuration::try_from_secs_f64(seconds).unwrap_or_default();
-        let then = self.now.saturating_add(span).unwrap_or(self.now);
-        then.round(Unit::Second).unwrap_or(then)
-    }
-}
-
-fn shown(seconds: f64) -> String {
-    span(std::time::Duration::from_secs_f64(seconds.clamp(0.0, f64::from(u32::MAX))))
-}
-
-fn document(status: &Status, refresh: Refresh, clock: Clock) -> Markup {
-    let view = &status.view;
-    html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                title { (view.state.as_str()) " " (view.tasks.len()) "/" (view.capacity) " · " (status.id) }
-                @if refresh == Refresh::ByItself {
-                    noscript { meta http-equiv="refresh" content=(RELOAD_SECONDS); }
-                }
-                style { (PreEscaped(STYLE)) }
-            }
-            body {
-                header {
-                    h1 { "journeyman" }
-                    span { code { (status.id) } " in " code { (status.group) } }
-                    div #live {
-                        span #state { "as of " (clock.of_day(0.0)) }
-                        button #stop type="button" hidden { "hold" }
-                    }
-                }
-                (body(status, clock))
-                footer {
-                    p {
-                        a href="/metrics" { "metrics" } " · " a href="/readyz?verbose" { "readiness" } " · "
-                        a href="/status.json" { "JSON" } " · " a href="/status" { "this page, standing still" }
-                    }
-                    p { "version " (status.version) " · process " (status.pid) " · a time shows itself in full under the pointer" }
-                }
-                @if refresh == Refresh::ByItself { script { (PreEscaped(SCRIPT)) } }
-            }
-        }
-    }
+    page(parts, refresh, clock)
 }
 
 fn body(status: &Status, clock: Clock) -> Markup {
     let view = &status.view;
     html! {
-        main {
-            (first(view))
-            @for hint in &view.hints { p.warn { "hint: " (hint) } }
-            (facts(view, clock))
-            h2 { "Tasks, the shortest lease first" }
-            @if view.tasks.is_empty() { (no_tasks(view)) } @else { (tasks(&view.tasks, clock)) }
-            h2 { "Sources" }
-            (sources(&view.sources, clock))
-            @if !view.services.is_empty() {
-                h2 { "Services" }
-                (services(&view.services))
-            }
-            h2 { "Last hour" }
-            (hour(view.last_hour))
+        (first(view))
+        @for hint in &view.hints { p.warn { "hint: " (hint) } }
+        (facts(view, clock))
+        h2 { "Tasks, the shortest lease first" }
+        @if view.tasks.is_empty() { (no_tasks(view)) } @else { (tasks(&view.tasks, clock)) }
+        h2 { "Sources" }
+        (sources(&view.sources, clock))
+        @if !view.services.is_empty() {
+            h2 { "Services" }
+            (services(&view.services))
         }
+        h2 { "Last hour" }
+        (hour(view.last_hour))
     }
 }
 

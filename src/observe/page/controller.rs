@@ -1,0 +1,231 @@
+//! The page of a controller: its pools, their groups and workers, and what is in the way.
+
+use core::cmp::Reverse;
+
+use jiff::Timestamp;
+use maud::{Markup, html};
+
+use super::{Clock, Page, Parts, Refresh, page, shown};
+use crate::control::controller::Status;
+use crate::controller::view::{Doing, Fault, Group, Phase, Pool, Role, Workers};
+use crate::limits::PAGE_GROUPS_MAX;
+
+/// The page as the controller looks at `now`.
+#[must_use]
+pub fn show(status: &Status, refresh: Refresh, now: Timestamp) -> Page {
+    let (pools, clock) = (&status.view.pools, Clock { now });
+    let names: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();
+    let parts = Parts {
+        title: format!("{} · {}", title(pools), names.join(", ")),
+        name: html! { "controller, up " (clock.at(-status.view.uptime_seconds, &shown(status.view.uptime_seconds))) },
+        main: html! { @for pool in pools { section { (of_pool(pool, clock)) } } },
+        links: html! {
+            a href="/metrics" { "metrics" } " · " a href="/readyz?verbose" { "readiness" } " · "
+            a href="/status.json" { "JSON" } " · " a href="/still" { "this page, standing still" }
+        },
+        version: status.version.clone(),
+        pid: status.pid,
+    };
+    page(parts, refresh, clock)
+}
+
+/// What most needs a look, for somebody with many tabs.
+fn title(pools: &[Pool]) -> String {
+    if let Some(pool) = pools.iter().find(|pool| pool.role != Role::Active) {
+        return pool.role.as_str().to_owned();
+    }
+    let failing: usize = pools.iter().map(failing).sum();
+    if failing > 0 {
+        return format!("{failing} failing");
+    }
+    format!("{} workers", pools.iter().map(|pool| pool.workers.all()).sum::<u32>())
+}
+
+fn failing(pool: &Pool) -> usize {
+    pool.groups.iter().filter(|group| group.fails).count()
+}
+
+fn of_pool(pool: &Pool, clock: Clock) -> Markup {
+    html! {
+        h2.pool { "Pool " code { (pool.name) } }
+        (first(pool, clock))
+        @if let Some(error) = &pool.last_error {
+            @if pool.role != Role::Disconnected { p.warn { "last error, " (said(error, clock)) } }
+        }
+        (facts(pool, clock))
+        h3 { "Groups" }
+        @if pool.groups.is_empty() { (no_groups(pool)) } @else { (groups(pool, clock)) }
+    }
+}
+
+/// What it is to the pool, and what needs a look.
+fn first(pool: &Pool, clock: Clock) -> Markup {
+    let failing = failing(pool);
+    let mood = match pool.role {
+        Role::Disconnected => "first bad",
+        Role::Active if failing > 0 => "first bad",
+        Role::Standby | Role::Starting => "first warn",
+        Role::Active => "first",
+    };
+    html! {
+        p class=(mood) {
+            strong { (pool.role.as_str()) }
+            "for " (clock.at(-pool.role_seconds, &shown(pool.role_seconds))) ". "
+            @match pool.role.rests() {
+                Some(why) => { "Nothing is started or stopped: " (why) }
+                None if failing == 1 => { "The workers of one group do not last" }
+                None if failing > 1 => { "The workers of " (failing) " groups do not last" }
+                None => { "Groups are kept by demand" }
+            }
+            @if let Some(error) = pool.broker.error.as_ref().filter(|_| pool.role == Role::Disconnected) {
+                ", tried " (pool.broker.failures) " times: " (error)
+            }
+            "."
+        }
+    }
+}
+
+fn facts(pool: &Pool, clock: Clock) -> Markup {
+    let counts = pool.counts;
+    let of_phase = |phase| pool.groups.iter().filter(|group| group.phase == phase).count();
+    let ready: u64 = pool.groups.iter().filter_map(|group| group.ready).map(u64::from).sum();
+    let steps_failed = if counts.steps_failed > 0 { "warn" } else { "" };
+    html! {
+        dl.facts {
+            div { dt { "groups" } dd { (pool.groups.len()) small { @for (at, phase) in Phase::ALL.into_iter().enumerate() {
+                @if at > 0 { ", " } (of_phase(phase)) " " (phase.as_str())
+            } } } }
+            div { dt { "workers" } dd {
+                @if pool.starts_workers {
+                    (pool.workers.all())
+                    @if let Some(budget) = pool.budget { " of " (budget) }
+                    small { (of_workers(pool.workers)) }
+                } @else { "–" small { "somebody else starts them" } }
+            } }
+            div { dt { "requests that wait" } dd { (ready) small { "that no worker holds" } } }
+            div { dt { "orphans in hand" } dd { (pool.orphans) small { (counts.orphans_forwarded) " forwarded" } } }
+            div { dt { "answered for a worker" } dd { (counts.dead_letters)
+                small class=(if counts.poison > 0 { "warn" } else { "" }) { (counts.poison) " put aside as poison" } } }
+            div { dt { "workers started" } dd { (counts.workers_started)
+                small class=(if counts.workers_failed > 0 { "warn" } else { "" }) { (counts.workers_failed) " failed" } } }
+            div { dt { "changes" } dd {
+                (pool.reached) @if pool.reached < pool.generation { " of " (pool.generation) } " reached"
+                small class=(steps_failed) { (counts.steps_failed) " steps failed" }
+            } }
+            div { dt { "broker" } dd { (pool.broker.address)
+                small { @if pool.broker.connected { "connected" } @else { "not connected" } ", lost " (times(counts.broker_losses)) } } }
+            div { dt { "reports of workers" } dd { (counts.reports) } }
+            div { dt { "as of" } dd { (clock.of_day(0.0)) } }
+        }
+    }
+}
+
+fn times(count: u64) -> String {
+    match count {
+        0 => "never".to_owned(),
+        1 => "once".to_owned(),
+        count => format!("{count} times"),
+    }
+}
+
+fn of_workers(workers: Workers) -> String {
+    let Workers { starting, idle, busy, going } = workers;
+    let kinds = [(starting, "starting"), (idle, "idle"), (busy, "busy"), (going, "going")];
+    let there: Vec<String> =
+        kinds.iter().filter(|(count, _)| *count > 0).map(|(count, kind)| format!("{count} {kind}")).collect();
+    if there.is_empty() { "none".to_owned() } else { there.join(", ") }
+}
+
+fn no_groups(pool: &Pool) -> Markup {
+    html! {
+        div.empty {
+            @match pool.role {
+                Role::Active => {
+                    p { "No group is there: nobody has asked under any key." }
+                    p { code { "journeyman call --pool " (pool.name) " --key KEY --path /PATH '{}'" } " asks under one." }
+                }
+                Role::Standby => p { "The groups are shown by the controller that has the pool." }
+                Role::Starting | Role::Disconnected => p { "No group is known as long as the broker does not answer." }
+            }
+        }
+    }
+}
+
+/// Those in trouble first, then those with work.
+fn groups(pool: &Pool, clock: Clock) -> Markup {
+    let mut groups: Vec<&Group> = pool.groups.iter().collect();
+    groups.sort_by_key(|group| (!group.fails, group.short_lives == 0, Reverse(group.ready)));
+    let more = groups.len().saturating_sub(PAGE_GROUPS_MAX);
+    html! {
+        table {
+            thead { tr { th { "key" } th { "phase" } th { "waiting" } th { "workers" } th { "wanted, and why" } th { "in the way" } } }
+            tbody { @for group in groups.into_iter().take(PAGE_GROUPS_MAX) { (row(pool, group, clock)) } }
+        }
+        @if more > 0 { p.dim { "and " (more) " more with less to tell; " a href="/status.json" { "JSON" } " has all of them" } }
+    }
+}
+
+fn row(pool: &Pool, group: &Group, clock: Clock) -> Markup {
+    let next = match group.phase {
+        Phase::Active => "unbound",
+        Phase::Unbound => "going",
+        Phase::Going => "deleted",
+    };
+    html! {
+        tr {
+            td data-label="key" { @if group.key.is_empty() { span.dim { "the empty key" } } @else { code { (group.key) } } }
+            td.short data-label="phase" {
+                (group.phase.as_str())
+                @if let Some(left) = group.next_phase_seconds { small { (next) " in " (clock.ahead(left)) } }
+            }
+            td.short data-label="waiting" { @match group.ready { Some(ready) => { (ready) }, None => { "–" } } }
+            td data-label="workers" {
+                @if !pool.starts_workers { "–" } @else if group.members.is_empty() { "none" } @else { (workers(pool, group, clock)) }
+            }
+            td data-label="wanted, and why" {
+                @match group.wanted { Some(wanted) => { (wanted) }, None => { "–" } }
+                small { (group.reasons.join(", ")) }
+            }
+            td data-label="in the way" { (in_the_way(group, clock)) }
+        }
+    }
+}
+
+/// Each by its name where somebody wants to know.
+fn workers(pool: &Pool, group: &Group, clock: Clock) -> Markup {
+    html! {
+        details data-name=(format!("{} {}", pool.name, group.key)) {
+            summary { (of_workers(group.workers)) }
+            ul.plain {
+                @for worker in &group.members {
+                    li {
+                        code { (worker.id) } " "
+                        span class=(if worker.doing == Doing::Going { "warn" } else { "dim" }) { (worker.doing.as_str()) }
+                        ", here for " (clock.at(-worker.seconds, &shown(worker.seconds)))
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn in_the_way(group: &Group, clock: Clock) -> Markup {
+    let nothing = group.short_lives == 0 && group.waits.is_none();
+    html! {
+        @if nothing { span.dim { "nothing" } }
+        @if group.short_lives > 0 {
+            p class=(if group.fails { "bad" } else { "warn" }) {
+                (group.short_lives) @if group.short_lives == 1 { " worker" } @else { " workers in a row" } " did not last"
+                @if let Some(left) = group.pause_seconds { "; the next starts in " (clock.ahead(left)) }
+            }
+            @if let Some(end) = &group.last_end { small { "the last one " (said(end, clock)) } }
+        }
+        @if let Some(waits) = &group.waits {
+            p { (waits) @if let Some(left) = group.waits_seconds { " in " (clock.ahead(left)) } }
+        }
+    }
+}
+
+fn said(fault: &Fault, clock: Clock) -> Markup {
+    html! { (clock.ago(fault.seconds_ago)) ": " (fault.text) }
+}

@@ -1,0 +1,150 @@
+//! The status pages: HTML documents that are whole without scripts and without anything from elsewhere.
+//!
+//! What a task, a client or a person wrote is escaped by the templates; the policy allows a page's own style and script, each
+//! by its hash, and nothing else. [`worker`] has the page of a worker, [`controller`] that of a controller.
+
+pub mod controller;
+pub mod worker;
+
+use axum::body::Body;
+use axum::http::header::{CONTENT_SECURITY_POLICY, HeaderValue};
+use axum::http::{Response, StatusCode};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use jiff::{SignedDuration, Timestamp, Unit};
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use sha2::{Digest as _, Sha256};
+
+use super::door::said;
+use crate::worker::look::span;
+
+const STYLE: &str = include_str!("page.css");
+const SCRIPT: &str = include_str!("page.js");
+/// How often a browser without scripts asks again.
+const RELOAD_SECONDS: u8 = 10;
+
+/// Whether the page refreshes itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refresh {
+    /// Every two seconds, or every ten without scripts.
+    ByItself,
+    /// It stays as it is.
+    Never,
+}
+
+/// A page, and what a browser may make of it.
+#[derive(Debug, Clone)]
+pub struct Page {
+    /// The document.
+    pub html: String,
+    /// The value of `Content-Security-Policy`.
+    pub policy: String,
+}
+
+impl Page {
+    /// As an answer.
+    pub(super) fn answer(self) -> Response<Body> {
+        let mut answer = said(StatusCode::OK, "text/html; charset=utf-8", self.html);
+        let policy =
+            HeaderValue::from_str(&self.policy).unwrap_or_else(|_| HeaderValue::from_static("default-src 'none'"));
+        answer.headers_mut().insert(CONTENT_SECURITY_POLICY, policy);
+        answer
+    }
+}
+
+/// What is the page's own.
+struct Parts {
+    title: String,
+    /// Whose page it is.
+    name: Markup,
+    main: Markup,
+    links: Markup,
+    version: String,
+    pid: u32,
+}
+
+/// A page of these parts.
+fn page(parts: Parts, refresh: Refresh, clock: Clock) -> Page {
+    let hash = |text: &str| STANDARD.encode(Sha256::digest(text));
+    let script = match refresh {
+        Refresh::ByItself => format!("script-src 'sha256-{}'; connect-src 'self'; ", hash(SCRIPT)),
+        Refresh::Never => String::new(),
+    };
+    let policy = format!(
+        "default-src 'none'; style-src 'sha256-{}'; {script}base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        hash(STYLE)
+    );
+    Page { html: document(parts, refresh, clock).into_string(), policy }
+}
+
+fn document(parts: Parts, refresh: Refresh, clock: Clock) -> Markup {
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { (parts.title) }
+                @if refresh == Refresh::ByItself {
+                    noscript { meta http-equiv="refresh" content=(RELOAD_SECONDS); }
+                }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                header {
+                    h1 { "journeyman" }
+                    span { (parts.name) }
+                    div #live {
+                        span #state { "as of " (clock.of_day(0.0)) }
+                        button #stop type="button" hidden { "hold" }
+                    }
+                }
+                main { (parts.main) }
+                footer {
+                    p { (parts.links) }
+                    p { "version " (parts.version) " · process " (parts.pid) " · a time shows itself in full under the pointer" }
+                }
+                @if refresh == Refresh::ByItself { script { (PreEscaped(SCRIPT)) } }
+            }
+        }
+    }
+}
+
+/// The time of the view, from which every span in it counts.
+#[derive(Clone, Copy)]
+struct Clock {
+    now: Timestamp,
+}
+
+impl Clock {
+    fn ago(self, seconds: f64) -> Markup {
+        self.at(-seconds, &format!("{} ago", shown(seconds)))
+    }
+
+    fn ahead(self, seconds: f64) -> Markup {
+        self.at(seconds, &shown(seconds))
+    }
+
+    fn at(self, seconds: f64, text: &str) -> Markup {
+        let then = self.absolute(seconds);
+        html! { time datetime=(then) title=(then) { (text) } }
+    }
+
+    /// The time itself, without the day where that is today's.
+    fn of_day(self, seconds: f64) -> String {
+        let then = self.absolute(seconds);
+        let day = |time: Timestamp| time.strftime("%Y-%m-%d").to_string();
+        let same = day(then) == day(self.now);
+        then.strftime(if same { "%H:%M:%S UTC" } else { "%Y-%m-%d %H:%M UTC" }).to_string()
+    }
+
+    fn absolute(self, seconds: f64) -> Timestamp {
+        let span = SignedDuration::try_from_secs_f64(seconds).unwrap_or_default();
+        let then = self.now.saturating_add(span).unwrap_or(self.now);
+        then.round(Unit::Second).unwrap_or(then)
+    }
+}
+
+fn shown(seconds: f64) -> String {
+    span(std::time::Duration::from_secs_f64(seconds.clamp(0.0, f64::from(u32::MAX))))
+}

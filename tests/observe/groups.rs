@@ -1,0 +1,239 @@
+//! Controllers as they may look, and the page that shows them.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use journeyman::control::controller::Status;
+use journeyman::controller::view::{
+    Broker, Counts, Doing, Fault, Group, Phase, Pool, Role, View, Worker, Workers,
+};
+use journeyman::observe::controller::{Look, serve};
+use journeyman::observe::http::{Door, Reach};
+use tokio::task::JoinSet;
+
+use crate::answers::get;
+use crate::browser::{Scripts, chromium, dom, shoot};
+use crate::views::HOSTILE;
+
+fn status(pools: Vec<Pool>) -> Status {
+    Status { version: "0.3.0".into(), pid: 4121, view: View { uptime_seconds: 11_520.5, pools } }
+}
+
+fn pool(name: &str, role: Role) -> Pool {
+    Pool {
+        name: name.to_owned(),
+        role,
+        role_seconds: 3_062.0,
+        broker: Broker {
+            address: "amqp://mq.example.com:5672/%2f".to_owned(),
+            connected: role != Role::Disconnected,
+            error: None,
+            failures: 0,
+        },
+        generation: 9,
+        reached: 9,
+        budget: None,
+        starts_workers: true,
+        workers: Workers::default(),
+        groups: Vec::new(),
+        orphans: 0,
+        counts: Counts::default(),
+        last_error: None,
+    }
+}
+
+fn group(key: &str, phase: Phase, workers: &[Doing]) -> Group {
+    let of = |which: Doing| u32::try_from(workers.iter().filter(|doing| **doing == which).count()).unwrap();
+    let member = |(at, doing): (usize, &Doing)| Worker {
+        id: format!("8a6f3c1e-5b0d-4c1f-9a51-{key:0>8.8}{at:04}"),
+        doing: *doing,
+        seconds: 62.0,
+    };
+    Group {
+        key: key.to_owned(),
+        phase,
+        next_phase_seconds: (phase != Phase::Going).then_some(571.0),
+        generation: 1,
+        settled: true,
+        ready: Some(0),
+        workers: Workers {
+            starting: of(Doing::Starting),
+            idle: of(Doing::Idle),
+            busy: of(Doing::Busy),
+            going: of(Doing::Going),
+        },
+        members: workers.iter().enumerate().map(member).collect(),
+        wanted: Some(u32::try_from(workers.len()).unwrap()),
+        reasons: vec!["the load needs 0".to_owned(), "1 at least".to_owned()],
+        waits: None,
+        waits_seconds: None,
+        pause_seconds: None,
+        short_lives: 0,
+        fails: false,
+        last_end: None,
+    }
+}
+
+/// It has just begun.
+pub(crate) fn empty() -> Status {
+    let mut core = pool("core", Role::Active);
+    (core.role_seconds, core.generation, core.reached) = (4.0, 0, 0);
+    status(vec![core])
+}
+
+/// Groups in every phase, and two pools.
+pub(crate) fn busy() -> Status {
+    let mut core = pool("core", Role::Active);
+    let mut warm = group("timetable-42", Phase::Active, &[Doing::Busy, Doing::Busy, Doing::Starting]);
+    warm.ready = Some(5);
+    warm.reasons = vec!["the load needs 5".to_owned(), "3 at most".to_owned()];
+    let mut unbound = group("17", Phase::Unbound, &[Doing::Idle]);
+    unbound.next_phase_seconds = Some(83.0);
+    let mut going = group("9", Phase::Going, &[Doing::Going]);
+    (going.wanted, going.reasons) = (Some(0), vec!["nobody needs the group".to_owned()]);
+    going.waits = Some("its queue goes when its last worker has ended".to_owned());
+    core.groups = vec![unbound, going, warm];
+    core.workers = Workers { starting: 1, idle: 1, busy: 2, going: 1 };
+    (core.budget, core.generation, core.orphans) = (Some(10), 12, 2);
+    core.counts = Counts { orphans_forwarded: 170, dead_letters: 3, poison: 1, reports: 4_031, ..Counts::default() };
+    (core.counts.steps, core.counts.workers_started, core.counts.workers_failed) = (20, 11, 1);
+    let mut elsewhere = pool("elsewhere", Role::Active);
+    elsewhere.starts_workers = false;
+    let mut plain = group("a", Phase::Active, &[]);
+    (plain.wanted, plain.reasons, plain.ready) = (None, Vec::new(), Some(1));
+    elsewhere.groups = vec![plain];
+    status(vec![core, elsewhere])
+}
+
+/// Workers that do not last, and a key that means ill.
+pub(crate) fn failing() -> Status {
+    let mut core = pool("core", Role::Active);
+    let mut fails = group(HOSTILE, Phase::Active, &[]);
+    (fails.ready, fails.wanted, fails.short_lives, fails.fails) = (Some(7), Some(1), 6, true);
+    fails.pause_seconds = Some(40.0);
+    fails.last_end = Some(Fault {
+        text: "exit status: 1; its log is 6f4dd4e7-5d0f-4f0e-8f37-21c2d1a2ab00.log".to_owned(),
+        seconds_ago: 12.0,
+    });
+    let mut slow = group("", Phase::Active, &[Doing::Starting]);
+    (slow.short_lives, slow.pause_seconds) = (1, None);
+    slow.last_end = Some(Fault { text: "signal: 9 (SIGKILL); its log is a.log".to_owned(), seconds_ago: 75.0 });
+    slow.waits = Some("its queue is made again".to_owned());
+    slow.waits_seconds = Some(12.0);
+    core.groups = vec![slow, group("well", Phase::Active, &[Doing::Idle]), fails];
+    core.workers = Workers { starting: 1, idle: 1, busy: 0, going: 0 };
+    core.counts = Counts { workers_started: 11, workers_failed: 7, steps_failed: 2, ..Counts::default() };
+    core.reached = 8;
+    core.last_error =
+        Some(Fault { text: "a step about the queue of 42: not done in 30s".to_owned(), seconds_ago: 75.0 });
+    status(vec![core])
+}
+
+/// One that another controller keeps from work, and one without a broker.
+pub(crate) fn standby() -> Status {
+    let mut far = pool("far", Role::Disconnected);
+    far.broker.error = Some("connection refused (os error 111)".to_owned());
+    (far.broker.failures, far.counts.broker_losses) = (4, 1);
+    far.last_error = Some(Fault { text: "the broker: connection refused (os error 111)".into(), seconds_ago: 3.0 });
+    status(vec![pool("core", Role::Standby), far])
+}
+
+/// Serves what it is told to show.
+struct Server {
+    address: SocketAddr,
+    shown: Arc<Mutex<Status>>,
+    _serving: JoinSet<()>,
+}
+
+impl Server {
+    async fn start(status: Status) -> Self {
+        let door = Door::listen("127.0.0.1:0".parse().unwrap(), Reach::Loopback).await.expect("a port");
+        let address = door.address().expect("it has one");
+        let shown = Arc::new(Mutex::new(status));
+        let seen = Arc::clone(&shown);
+        let look: Arc<Look> = Arc::new(move || Box::pin(std::future::ready(Some(seen.lock().unwrap().clone()))));
+        let mut serving = JoinSet::new();
+        serving.spawn(async move { match serve(door, look).await {} });
+        Self { address, shown, _serving: serving }
+    }
+
+    fn show(&self, status: Status) {
+        *self.shown.lock().unwrap() = status;
+    }
+}
+
+#[tokio::test]
+async fn the_page_of_a_controller_says_of_each_group_why_and_of_each_pool_what_is_in_the_way() {
+    let server = Server::start(busy()).await;
+    let page = get(server.address, "/").await;
+    assert_eq!(page.status, 200);
+    assert!(page.head.contains("content-security-policy: default-src 'none'; style-src 'sha256-"), "{}", page.head);
+    for part in [
+        "<title>5 workers · core, elsewhere</title>",
+        "2 busy",
+        "the load needs 5, 3 at most",
+        "1 put aside as poison",
+        "170 forwarded",
+        "its queue goes when its last worker has ended",
+        "somebody else starts them",
+        "9 of 12 reached",
+    ] {
+        assert!(page.body.contains(part), "{part}: {}", page.body);
+    }
+    let at = |part| page.body.find(part).expect(part);
+    assert!(at("timetable-42") < at("<code>17</code>"), "who has work comes first");
+
+    server.show(failing());
+    let page = get(server.address, "/still").await.body;
+    for part in ["<title>1 failing · core</title>", "6 workers in a row did not last", "the next starts in ", "exit status: 1"] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+    assert!(page.contains("the empty key") && !page.contains("<script"), "{page}");
+
+    server.show(standby());
+    let page = get(server.address, "/").await.body;
+    for part in [
+        "<title>standby · core, far</title>",
+        "it stands by: another controller has this pool",
+        "the broker cannot be reached, tried 4 times: connection refused",
+    ] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+}
+
+#[tokio::test]
+async fn a_page_of_very_many_groups_shows_those_in_trouble_and_says_how_many_more_there_are() {
+    let mut many = failing();
+    let of = |number: u32| group(&format!("quiet-{number}"), Phase::Active, &[Doing::Idle]);
+    many.view.pools[0].groups.splice(0..0, (0..1_000).map(of));
+    let server = Server::start(many).await;
+    let page = get(server.address, "/").await.body;
+    assert!(page.contains("6 workers in a row did not last") && page.contains("and 803 more"), "{}", page.len());
+    assert!(page.len() < 400_000, "{}", page.len());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_controller_can_be_seen_in_both_schemes_and_two_widths() {
+    let Some(chromium) = chromium() else { return };
+    let server = Server::start(empty()).await;
+    let address = format!("http://{}/still", server.address);
+    for (word, status) in [("empty", empty()), ("busy", busy()), ("failing", failing()), ("standby", standby())] {
+        server.show(status);
+        shoot(&chromium, &format!("controller-{word}"), &address).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_page_of_a_controller_refreshes_itself_and_runs_nothing_that_a_key_says() {
+    let Some(chromium) = chromium() else { return };
+    let server = Server::start(failing()).await;
+    let address = format!("http://{}/", server.address);
+    let page = dom(&chromium, Scripts::On, &address, 7_000).await;
+    assert!(page.contains("<span id=\"state\" class=\"good\">live</span>"), "its own script runs: {page}");
+    assert!(page.contains("<title>1 failing"), "nothing else does: {page}");
+    assert!(page.contains("&lt;script&gt;document.title"), "{page}");
+    let page = dom(&chromium, Scripts::Off, &address, 1_000).await;
+    for part in ["id=\"state\">as of ", "6 workers in a row did not last", "content=\"10\""] {
+        assert!(page.contains(part), "it is whole without scripts: {part}: {page}");
+    }
+}
