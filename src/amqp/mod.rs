@@ -188,6 +188,9 @@ pub const ACCESS_REFUSED: u16 = 403;
 /// The reply code about what is not there.
 pub const NOT_FOUND: u16 = 404;
 
+/// The reply code about what is somebody else's alone.
+pub const RESOURCE_LOCKED: u16 = 405;
+
 /// The broker's own code and text, where it gave one.
 #[must_use]
 pub fn shown(error: &lapin::Error) -> String {

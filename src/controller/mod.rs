@@ -10,6 +10,7 @@ mod escape;
 mod look;
 mod memory;
 mod names;
+pub mod plan;
 mod publish;
 mod session;
 mod staff;

@@ -277,7 +277,7 @@ async fn lock(controller: &mut Controller, connection: &Connection, names: &Name
         };
         match controller.meanwhile(declared).await {
             Ok(channel) => return Ok(channel),
-            Err(error) if amqp::code(&error) == Some(RESOURCE_LOCKED) => {
+            Err(error) if amqp::code(&error) == Some(amqp::RESOURCE_LOCKED) => {
                 if controller.role != Role::Standby {
                     tracing::info!("another controller has this pool; this one stands by");
                     controller.becomes(Role::Standby);
@@ -290,9 +290,6 @@ async fn lock(controller: &mut Controller, connection: &Connection, names: &Name
         }
     }
 }
-
-/// The reply code about what is somebody else's alone.
-const RESOURCE_LOCKED: u16 = 405;
 
 async fn consume(connection: &Connection, queue: &str, prefetch: Option<u16>) -> lapin::Result<Consumer> {
     let channel = connection.create_channel().await?;

@@ -2,6 +2,8 @@
 //!
 //! Times are seconds, spans count from the moment of the view. Nothing in here is a secret: no request, no credential.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 /// Everything, at one moment. The keys are stable: `journeyman controller status -o json` shows them as they are.
@@ -263,4 +265,9 @@ pub struct Counts {
     pub workers_failed: u64,
     /// How often the broker was lost.
     pub broker_losses: u64,
+}
+
+/// A span of the view.
+pub(super) fn span(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or_default()
 }

@@ -1,6 +1,7 @@
 //! `journeyman controller` between clients and workers that it starts, on a real broker.
 
 mod drivers;
+mod plan;
 mod refused;
 mod seen;
 

@@ -1,5 +1,6 @@
 //! `journeyman controller`: keeps worker groups by demand.
 
+mod plan;
 mod reload;
 mod status;
 
@@ -45,6 +46,12 @@ pub(super) struct ControllerArgs {
 enum ControllerCommand {
     /// Show which groups there are, why they have so many workers, and what is in the way
     Status(status::StatusArgs),
+    /// Show what would be started and stopped, and why, without doing it
+    ///
+    /// It looks at the broker and at this host, and changes nothing. Where a controller answers at its socket, groups and workers are
+    /// as that one sees them, and the numbers are those of this configuration; where none does, they are what one would find that is
+    /// started now.
+    Plan(plan::PlanArgs),
 }
 
 /// Runs it, or asks one that runs.
@@ -55,6 +62,7 @@ enum ControllerCommand {
 pub(super) async fn run(arguments: ControllerArgs, environment: &Environment) -> Ended {
     match arguments.command {
         Some(ControllerCommand::Status(arguments)) => status::run(arguments, environment).await,
+        Some(ControllerCommand::Plan(arguments)) => Box::pin(plan::run(arguments, environment)).await,
         None => Box::pin(control(arguments.settings, environment)).await,
     }
 }
