@@ -292,6 +292,10 @@ pub const QUEUE_CROWDED_POLL: Duration = Duration::from_secs(1);
 pub const ABORT_WAIT: Duration = Duration::from_secs(5);
 /// How long the tasks of `journeyman dev --demo` may take, all together.
 pub const DEMO_TIME_MAX: Duration = Duration::from_secs(120);
+/// How long a call of the demo may take; a cold one starts a worker.
+pub const DEMO_CALL_MAX: Duration = Duration::from_secs(60);
+/// How long the workers of the demo may take to end.
+pub const DEMO_LEAVE_MAX: Duration = Duration::from_secs(15);
 /// How often the demo looks at its tasks.
 pub const DEMO_REDRAW: Duration = Duration::from_millis(150);
 /// How much of a log the demo reads.
@@ -407,6 +411,8 @@ pub const HTTP_CONNECTIONS_MAX: usize = 32;
 pub const HTTP_CONNECTION_MAX: Duration = Duration::from_secs(60);
 /// How long the head of a request for the status page may take to come.
 pub const HTTP_HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long what is posted to a controller may take to come.
+pub const HTTP_BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// The largest head of a request for the status page.
 pub const HTTP_HEAD_BYTES_MAX: usize = 16 << 10;
 /// How long to wait before the next attempt to accept a connection of the status page.
@@ -630,3 +636,7 @@ pub const DEPLOYMENT_NAME_BYTES_MAX: usize = 46;
 pub const OBJECT_NAME_BYTES_MAX: usize = 63;
 /// The longest name of a unit that is made here. There may be 15 more, which files and folders of its name need.
 pub const UNIT_NAME_BYTES_MAX: usize = 240;
+/// The shortest token that orders over HTTP may need.
+pub const TOKEN_BYTES_MIN: usize = 16;
+/// The longest time that an order to a controller may be for.
+pub const ORDER_SPAN_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);

@@ -70,6 +70,7 @@ impl Inspection<'_> {
     fn broker(&mut self) {
         let amqp = &self.loaded.config.amqp;
         self.secret("amqp.uri_file", amqp.uri_file.as_ref(), "an AMQP address");
+        self.secret("http.token_file", self.loaded.config.http.token_file.as_ref(), "a token");
         if let Some(File(path)) = &amqp.key_file
             && secrets::is_open(path)
         {

@@ -244,6 +244,7 @@ fn sample(key: &Key) -> String {
         "env_allow" => "[\"PATH\", \"LANG\"]".to_owned(),
         "client_id" => "\"worker/build\"".to_owned(),
         "access_token_file" => "\"/etc/journeyman/access-token\"".to_owned(),
+        "token_file" => "\"/etc/journeyman/http-token\"".to_owned(),
         "uri_file" => "\"/etc/journeyman/amqp-uri\"".to_owned(),
         "management" => "\"http://127.0.0.1:15672\"".to_owned(),
         "ca_file" => "\"/etc/journeyman/amqp-ca.pem\"".to_owned(),

@@ -237,6 +237,9 @@ pub struct Http {
     pub listen: Option<Listen>,
     /// Who may be able to reach `listen`. Whoever can sees what the worker does, task names and sources; no secrets.
     pub reach: Reach,
+    /// File that holds the token which orders to a controller need over HTTP; or `fd:N` or `systemd:NAME` [built-in: nobody can give any].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_file: Option<SecretFile>,
 }
 
 /// Traces for an OpenTelemetry collector: one span for each run, and its parts below it.

@@ -75,6 +75,15 @@ pub fn of_amqp(amqp: &super::schema::Amqp, environment: &Environment) -> Result<
     one(amqp.uri.as_ref(), amqp.uri_file.as_ref(), "an AMQP address", environment)
 }
 
+/// Reads the token that orders over HTTP need; `None` where nobody can give any.
+///
+/// # Errors
+///
+/// As [`Credentials::of_source`].
+pub fn of_http(http: &super::schema::Http, environment: &Environment) -> Result<Option<Secret>, NoSecret> {
+    one(None, http.token_file.as_ref(), "a token", environment)
+}
+
 /// Reads the access token of a client of the embedded queue.
 ///
 /// # Errors

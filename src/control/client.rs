@@ -121,6 +121,17 @@ impl Client {
         Ok(self.answer::<Answer>(sent).await?.said)
     }
 
+    /// Gives an order to a controller, and answers with what it says to it.
+    ///
+    /// # Errors
+    ///
+    /// Where it refuses, with its reason.
+    pub async fn tell(&self, ordered: &controller::Ordered) -> Result<String, Error> {
+        let sent =
+            self.http.post("http://controller/v1/orders").timeout(CONTROL_TIMEOUT * 2).json(ordered).send().await;
+        Ok(self.answer::<Answer>(sent).await?.said)
+    }
+
     /// All that is known of a task that the worker holds.
     ///
     /// # Errors

@@ -97,7 +97,7 @@ pub enum Order {
 }
 
 /// What came of an order.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Answer {
     /// In words.
     pub said: String,

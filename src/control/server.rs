@@ -201,7 +201,8 @@ struct Counter {
 pub(super) type Reloading = oneshot::Sender<Result<String, String>>;
 
 /// A refusal, for a person.
-pub(super) struct Refusal(pub(super) StatusCode, pub(super) String);
+#[derive(Debug)]
+pub struct Refusal(pub(crate) StatusCode, pub(crate) String);
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {

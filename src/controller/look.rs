@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::staff::Seen;
-use super::view::{Broker, Counts, Doing, Fault, Group, Phase, Pool, Role, Worker, Workers};
+use super::view::{Broker, Counts, Doing, Fault, Group, Phase, Pool, Role, Scaled, Worker, Workers};
 use super::{Controller, Ended};
 use crate::domain::group::{self, Key, scale};
 use crate::domain::time::Instant;
@@ -37,6 +37,7 @@ impl Controller {
             generation: self.pool.tracker().generation().0,
             reached: self.pool.reached().0,
             budget: self.staff.budget().map(|budget| budget.workers),
+            paused: self.orders.of_pool().map(|pause| Self::seen_pause(pause, now)),
             starts_workers: self.staff.starts_workers(),
             workers,
             groups,
@@ -75,6 +76,13 @@ impl Controller {
             waits: wait.map(|wait| wait.to_string()),
             waits_seconds: wait.and_then(|wait| wait.until()).map(until),
             pause_seconds: restarts.map(|row| row.not_before()).filter(|at| *at > now).map(until),
+            paused: self.orders.paused(key).map(|pause| Self::seen_pause(pause, now)),
+            scaled: self.orders.numbers(key).map(|numbers| Scaled {
+                min: numbers.min,
+                max: numbers.max,
+                by: numbers.by.to_string(),
+                seconds_left: seconds(numbers.until.since(now)),
+            }),
             short_lives: restarts.map_or(0, |row| row.short_lives()),
             fails: restarts.is_some_and(|row| row.fails()),
             last_end: seen.last_end.map(|ended| fault(ended, now)),

@@ -10,6 +10,7 @@ mod escape;
 mod look;
 mod memory;
 mod names;
+pub mod orders;
 pub mod plan;
 mod publish;
 mod session;
@@ -29,6 +30,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::amqp::Broker;
 use crate::domain::backoff::Backoff;
+use crate::domain::group::orders::Orders;
 use crate::domain::group::pool::{Event, Pool};
 use crate::domain::group::{scale, tracker};
 use crate::domain::jitter::Jitter;
@@ -42,6 +44,7 @@ pub use names::{Names, Spelling};
 pub use topology::{Keeping, Profile};
 
 use driver::News;
+use orders::{Order, Refused};
 use session::{Here, Over};
 use staff::Staff;
 use tally::Tally;
@@ -84,6 +87,7 @@ pub struct Asks(mpsc::Receiver<Ask>);
 enum Ask {
     Look(oneshot::Sender<view::Pool>),
     Tune(Tuning),
+    Order(Order, String, oneshot::Sender<Result<String, Refused>>),
 }
 
 /// What can be changed while a controller runs.
@@ -116,6 +120,17 @@ impl Control {
         looked.await.ok()
     }
 
+    /// Orders something of it, by whom and why. Answers with what comes of it; `None` once it has gone.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe; whether it is obeyed is not known then.
+    pub async fn order(&self, order: Order, by: String) -> Option<Result<String, Refused>> {
+        let (sender, said) = oneshot::channel();
+        self.asks.send(Ask::Order(order, by, sender)).await.ok()?;
+        said.await.ok()
+    }
+
     /// Changes what can be changed. It is heeded from its next look on.
     pub async fn tune(&self, tuning: Tuning) {
         // One that has gone heeds nothing.
@@ -141,6 +156,7 @@ struct Controller {
     role: Role,
     role_since: Instant,
     here: Here,
+    orders: Orders,
     tally: Arc<Tally>,
     /// Why there is no connection.
     lost: Option<String>,
@@ -167,6 +183,7 @@ pub async fn run(settings: Settings, asks: Asks, leave: CancellationToken) -> io
         role: Role::Disconnected,
         role_since: clock.now(),
         here: Here::default(),
+        orders: Orders::default(),
         tally,
         lost: None,
         fault: None,
@@ -270,7 +287,9 @@ impl Controller {
         match ask {
             // Who has asked may have gone.
             Ask::Look(answer) => drop(answer.send(self.look(self.clock.now()))),
+            Ask::Order(order, by, answer) => drop(answer.send(self.obey(order, &by))),
             Ask::Tune(Tuning { delays, limits, budget }) => {
+                self.settings.tuning = Tuning { delays, limits, budget };
                 self.pool.reconfigure(delays);
                 self.staff.tune(limits, budget);
             }

@@ -16,7 +16,7 @@ use super::topology;
 use super::view::{self, Phase};
 use crate::amqp;
 use crate::domain::group::pool::Answer;
-use crate::domain::group::scale::{Decision, Doing, Group, Load, Scale, Worker};
+use crate::domain::group::scale::{Decision, Doing, Group, Load, Rest, Scale, Worker};
 use crate::domain::group::{self, Key};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
@@ -171,6 +171,7 @@ fn draft(key: &Key, settings: &Settings) -> Group {
         load: Load::default(),
         workers: Vec::new(),
         not_before: Instant::ORIGIN,
+        rest: Rest::No,
     }
 }
 

@@ -223,6 +223,10 @@ impl Controller {
     /// Tells the rules who is there. Answers with the orphans that have waited too long.
     fn look_after(&mut self) -> Vec<Delivery> {
         let now = self.clock.now();
+        self.orders.tick(now);
+        for key in self.orders.kept() {
+            self.pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, now);
+        }
         let wanted: BTreeSet<&Key> = self.pool.tracker().groups().map(|(key, _)| key).collect();
         self.here.loads.retain(|key, _| wanted.contains(key));
         let known = self.pool.keys().cloned().collect();
@@ -232,8 +236,8 @@ impl Controller {
         self.here.give_up(&self.pool, now)
     }
 
-    fn plan(&mut self) {
-        self.staff.plan(self.pool.tracker(), &self.here.loads, self.clock.now());
+    pub(super) fn plan(&mut self) {
+        self.staff.plan(self.pool.tracker(), &self.here.loads, &self.orders, self.clock.now());
     }
 
     /// Answers an orphan that will have no queue.

@@ -12,8 +12,9 @@ use super::memory::Memory;
 use super::names::Names;
 use super::tally::Tally;
 use super::{Ended, Settings};
+use crate::domain::group::orders::Orders;
 use crate::domain::group::restart::{End, Restarts};
-use crate::domain::group::scale::{Budget, Decision, Doing, Group, Limits, Load, Scale, Worker};
+use crate::domain::group::scale::{Budget, Decision, Doing, Group, Limits, Load, Rest, Scale, Worker};
 use crate::domain::group::tracker::Tracker;
 use crate::domain::group::{Key, Phase};
 use crate::domain::time::Instant;
@@ -199,6 +200,22 @@ impl Staff {
         seen
     }
 
+    /// Tells one to go. Whether there is one that could be told.
+    pub(super) fn drain(&mut self, id: &str, now: Instant) -> bool {
+        let (Some(driver), Some(member)) = (&mut self.driver, self.members.get_mut(id)) else { return false };
+        if !member.going {
+            member.going = true;
+            driver.stop(id, now);
+        }
+        true
+    }
+
+    /// Forgets that workers of a key did not last. Whether that is so.
+    pub(super) fn forgive(&mut self, key: &Key) -> bool {
+        let restarts = self.restarts.get_mut(key).filter(|restarts| restarts.short_lives() > 0);
+        restarts.map(Restarts::forgive).is_some()
+    }
+
     /// What a worker has reported.
     pub(super) fn heard(&mut self, id: &str, event: &str, now: Instant) {
         let Some(member) = self.members.get_mut(id) else { return };
@@ -320,7 +337,7 @@ impl Staff {
     }
 
     /// Brings the workers to what is wanted of their groups.
-    pub(super) fn plan(&mut self, tracker: &Tracker, loads: &BTreeMap<Key, Load>, now: Instant) {
+    pub(super) fn plan(&mut self, tracker: &Tracker, loads: &BTreeMap<Key, Load>, orders: &Orders, now: Instant) {
         if !self.listed {
             return;
         }
@@ -335,7 +352,8 @@ impl Staff {
                 let of_key = self.members.iter().filter(|(_, member)| member.key == key);
                 Group {
                     phase,
-                    limits: self.limits,
+                    limits: orders.numbers(&key).map_or(self.limits, |numbers| numbers.over(self.limits)),
+                    rest: if orders.paused(&key).is_some() { Rest::Paused } else { Rest::No },
                     load: loads.get(&key).copied().unwrap_or_default(),
                     workers: of_key.map(|(id, member)| member.shown(id, now)).collect(),
                     not_before: self.restarts.get(&key).map_or(Instant::ORIGIN, Restarts::not_before),

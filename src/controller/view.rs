@@ -4,10 +4,11 @@
 
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Everything, at one moment. The keys are stable: `journeyman controller status -o json` shows them as they are.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct View {
     /// Since it started.
     pub uptime_seconds: f64,
@@ -16,7 +17,7 @@ pub struct View {
 }
 
 /// A pool.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Pool {
     /// As people call it.
     pub name: String,
@@ -33,6 +34,9 @@ pub struct Pool {
     /// How many workers all groups may have together; absent where any number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<u32>,
+    /// That nobody is started or told to go, where somebody has said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paused: Option<Paused>,
     /// Whether workers are started here; somebody else does otherwise, and they are not counted.
     pub starts_workers: bool,
     /// The workers of all groups.
@@ -49,7 +53,7 @@ pub struct Pool {
 }
 
 /// What a controller is to a pool.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
     /// It has the broker no longer, or not yet.
@@ -90,7 +94,7 @@ impl Role {
 }
 
 /// A broker.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Broker {
     /// Its address, without user and password.
     pub address: String,
@@ -104,7 +108,7 @@ pub struct Broker {
 }
 
 /// Something that went wrong.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Fault {
     /// What.
     pub text: String,
@@ -113,7 +117,7 @@ pub struct Fault {
 }
 
 /// Workers by what they do.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Workers {
     /// Were started and are not ready yet.
     pub starting: u32,
@@ -134,7 +138,7 @@ impl Workers {
 }
 
 /// A group.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Group {
     /// Its key.
     pub key: String,
@@ -170,6 +174,12 @@ pub struct Group {
     /// Until a worker may be started again after others that did not last; absent where one may at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pause_seconds: Option<f64>,
+    /// That nobody is started or told to go, here or in the whole pool, where somebody has said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paused: Option<Paused>,
+    /// Other numbers than those of the configuration, where somebody has said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scaled: Option<Scaled>,
     /// How many workers in a row did not last.
     pub short_lives: u32,
     /// Whether that were so many that somebody has to look.
@@ -179,8 +189,33 @@ pub struct Group {
     pub last_end: Option<Fault>,
 }
 
+/// A pause.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Paused {
+    /// Who said so, and why.
+    pub by: String,
+    /// Until it is over; absent where somebody has to say so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seconds_left: Option<f64>,
+}
+
+/// Other numbers of workers, for a time.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Scaled {
+    /// So many at least; absent for that of the configuration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min: Option<u32>,
+    /// So many at most; absent for that of the configuration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max: Option<u32>,
+    /// Who said so, and why.
+    pub by: String,
+    /// Until it is over.
+    pub seconds_left: f64,
+}
+
 /// A worker.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Worker {
     /// Its name, `WORKER_ID`.
     pub id: String,
@@ -191,7 +226,7 @@ pub struct Worker {
 }
 
 /// What a worker does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Doing {
     /// It was started and is not ready yet.
@@ -218,7 +253,7 @@ impl Doing {
 }
 
 /// What is wanted of a group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
     /// Requests go straight to its queue.
@@ -245,7 +280,7 @@ impl Phase {
 }
 
 /// What has been counted of a pool since the start.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Counts {
     /// Orphans that were forwarded to their queue.
     pub orphans_forwarded: u64,

@@ -11,8 +11,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use axum::body::Body;
-use axum::http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HOST, REFERRER_POLICY};
+use axum::body::{Body, Bytes};
+use axum::http::header::{ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, HOST, REFERRER_POLICY};
 use axum::http::header::{HeaderValue, X_CONTENT_TYPE_OPTIONS};
 use axum::http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
@@ -24,7 +24,8 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
 use crate::limits::{
-    HTTP_ACCEPT_REST, HTTP_CONNECTION_MAX, HTTP_CONNECTIONS_MAX, HTTP_HEAD_BYTES_MAX, HTTP_HEAD_TIMEOUT,
+    CONTROL_BODY_BYTES_MAX, HTTP_ACCEPT_REST, HTTP_BODY_TIMEOUT, HTTP_CONNECTION_MAX, HTTP_CONNECTIONS_MAX,
+    HTTP_HEAD_BYTES_MAX, HTTP_HEAD_TIMEOUT,
 };
 
 /// What is behind a door.
@@ -35,7 +36,25 @@ pub(super) struct Site {
     pub(super) hint: &'static str,
     /// Answers to one of them.
     pub(super) answer: Box<Answering>,
+    /// What can be posted besides.
+    pub(super) takes: Option<Takes>,
 }
+
+/// A path that JSON is posted to.
+pub(super) struct Takes {
+    pub(super) path: &'static str,
+    pub(super) take: Box<Taking>,
+}
+
+/// What was posted.
+pub(super) struct Posted {
+    /// Who says that they may, as they say it.
+    pub(super) authorization: Option<String>,
+    pub(super) body: Bytes,
+}
+
+/// Answers to what was posted.
+pub(super) type Taking = dyn Fn(Posted) -> Answered + Send + Sync;
 
 /// Answers to a path and its query.
 pub(super) type Answering = dyn Fn(String, Option<String>) -> Answered + Send + Sync;
@@ -138,7 +157,7 @@ async fn connection(stream: TcpStream, site: Arc<Site>, reach: Reach, answering:
         let (site, answering) = (Arc::clone(&site), Arc::clone(&answering));
         async move {
             answering.store(true, Ordering::Relaxed);
-            let answer = answer(&request, &site, reach).await;
+            let answer = answer(request, &site, reach).await;
             answering.store(false, Ordering::Relaxed);
             Ok::<_, Infallible>(answer)
         }
@@ -152,11 +171,14 @@ async fn connection(stream: TcpStream, site: Arc<Site>, reach: Reach, answering:
 
 pub(super) const TEXT: &str = "text/plain; charset=utf-8";
 
-async fn answer<B>(request: &Request<B>, site: &Site, reach: Reach) -> Response<Body> {
+async fn answer(request: Request<Incoming>, site: &Site, reach: Reach) -> Response<Body> {
     let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
     if reach == Reach::Loopback && !host.is_none_or(names_this_machine) {
         let text = "this is served to this machine alone: ask for localhost or 127.0.0.1, or set `http.reach`\n";
         return said(StatusCode::MISDIRECTED_REQUEST, TEXT, text.to_owned());
+    }
+    if let Some(takes) = site.takes.as_ref().filter(|takes| request.uri().path() == takes.path) {
+        return take(request, takes).await;
     }
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         let mut refused = said(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only looking is possible here\n".to_owned());
@@ -168,6 +190,33 @@ async fn answer<B>(request: &Request<B>, site: &Site, reach: Reach) -> Response<
         return said(StatusCode::NOT_FOUND, TEXT, format!("there is: {}\n", site.hint));
     }
     (site.answer)(path.to_owned(), request.uri().query().map(str::to_owned)).await
+}
+
+async fn take(request: Request<Incoming>, takes: &Takes) -> Response<Body> {
+    if *request.method() != Method::POST {
+        let mut refused = refused(StatusCode::METHOD_NOT_ALLOWED, "orders are posted here");
+        refused.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
+        return refused;
+    }
+    let text = |name| request.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let media = text(CONTENT_TYPE).unwrap_or_default();
+    // What a form of another site can send without asking is of no such type.
+    if media.split(';').next().is_none_or(|media| !media.trim().eq_ignore_ascii_case("application/json")) {
+        return refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, "an order is JSON: `Content-Type: application/json`");
+    }
+    let authorization = text(AUTHORIZATION);
+    let reading = axum::body::to_bytes(Body::new(request.into_body()), CONTROL_BODY_BYTES_MAX);
+    match timeout(HTTP_BODY_TIMEOUT, reading).await {
+        Ok(Ok(body)) => (takes.take)(Posted { authorization, body }).await,
+        Ok(Err(_)) => refused(StatusCode::PAYLOAD_TOO_LARGE, "this is no order: it is far too large, or breaks off"),
+        Err(_) => refused(StatusCode::REQUEST_TIMEOUT, "the order did not come in time"),
+    }
+}
+
+/// A refusal as orders are answered.
+fn refused(status: StatusCode, text: &str) -> Response<Body> {
+    let answer = serde_json::json!({ "said": text });
+    said(status, "application/json", format!("{answer}\n"))
 }
 
 /// An answer that nobody keeps and no browser takes for something else.

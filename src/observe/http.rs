@@ -39,6 +39,7 @@ pub async fn serve(door: Door, look: Arc<Look>) -> Infallible {
             let look = Arc::clone(&look);
             Box::pin(async move { answer(&path, query.as_deref(), &*look).await })
         }),
+        takes: None,
     };
     door::serve(door, site).await
 }

@@ -247,7 +247,7 @@ impl Spot {
 }
 
 /// Who gave an order, and what they said.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Note {
     /// Who: a user, a signal, a notice.
     pub by: String,

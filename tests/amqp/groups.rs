@@ -1,6 +1,8 @@
 //! `journeyman controller` between clients and workers that it starts, on a real broker.
 
+mod dev;
 mod drivers;
+mod orders;
 mod plan;
 mod refused;
 mod seen;

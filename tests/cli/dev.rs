@@ -47,6 +47,17 @@ fn an_early_signal_leaves_nothing_behind() {
 }
 
 #[test]
+fn dev_for_a_broker_that_is_not_there_says_so_and_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut command = journeyman(folder.path());
+    command.env("TMPDIR", folder.path()).args(["dev", "--rabbitmq", "amqp://me:secret-canary-9@127.0.0.1:1/"]);
+    let said = run(&mut command, "");
+    assert_eq!((said.code, said.out.as_str()), (32, ""), "{}", said.err);
+    assert!(said.err.contains("127.0.0.1:1") && !said.err.contains("secret-canary-9"), "{}", said.err);
+    assert_eq!(left(folder.path()), Vec::<String>::new());
+}
+
+#[test]
 fn a_second_dev_is_refused_and_does_not_harm_the_first() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();

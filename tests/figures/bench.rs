@@ -7,6 +7,7 @@
 #![expect(clippy::print_stdout, reason = "a program without an outside, which prints")]
 
 mod contain;
+mod controller;
 mod ends;
 mod fleet;
 mod limits;

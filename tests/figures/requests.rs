@@ -323,8 +323,8 @@ impl Lab {
 }
 
 /// A RabbitMQ of the run's own, or the one that the environment names.
-struct Broker {
-    uri: String,
+pub(crate) struct Broker {
+    pub(crate) uri: String,
     folder: Option<PathBuf>,
 }
 
@@ -336,7 +336,7 @@ fn script(what: &str, folder: &Path) -> Command {
 
 impl Broker {
     /// `None` where there is no RabbitMQ, which is said.
-    async fn start(folder: &Path) -> Done<Option<Self>> {
+    pub(crate) async fn start(folder: &Path) -> Done<Option<Self>> {
         let named = std::env::vars().find(|(name, value)| name == "JOURNEYMAN_TEST_AMQP" && !value.is_empty());
         if let Some((_, uri)) = named {
             return Ok(Some(Self { uri, folder: None }));
@@ -355,7 +355,7 @@ impl Broker {
         Ok(Some(Self { uri: uri.to_owned(), folder: Some(folder) }))
     }
 
-    async fn stop(mut self) -> Done<()> {
+    pub(crate) async fn stop(mut self) -> Done<()> {
         if let Some(folder) = self.folder.take() {
             script("kill", &folder).status().await?;
         }

@@ -19,8 +19,19 @@ use crate::table::{Row, Table, load};
 use crate::{Done, Size};
 
 /// The measurements by name.
-pub(crate) const NAMES: [&str; 12] = [
-    "tasks", "commands", "requests", "latency", "notice", "cancel", "idle", "leases", "trees", "starts", "start",
+pub(crate) const NAMES: [&str; 13] = [
+    "tasks",
+    "commands",
+    "requests",
+    "controller",
+    "latency",
+    "notice",
+    "cancel",
+    "idle",
+    "leases",
+    "trees",
+    "starts",
+    "start",
     "size",
 ];
 
@@ -42,6 +53,7 @@ pub(crate) async fn measure(size: Size, place: &Path, only: &[&str], table: &mut
             "tasks" => lab.tasks().await,
             "commands" => lab.commands().await,
             "requests" => lab.requests().await,
+            "controller" => Box::pin(lab.controller()).await,
             "latency" => lab.latency().await,
             "notice" => lab.notice().await,
             "cancel" => lab.cancel().await,

@@ -4,9 +4,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use journeyman::control::controller::Status;
-use journeyman::controller::view::{
-    Broker, Counts, Doing, Fault, Group, Phase, Pool, Role, View, Worker, Workers,
-};
+use journeyman::controller::view::{Broker, Counts, Doing, Fault, Group, Phase, Pool, Role, View, Worker, Workers};
+use journeyman::observe::controller::orders::{Orders, Telling};
 use journeyman::observe::controller::{Look, serve};
 use journeyman::observe::http::{Door, Reach};
 use tokio::task::JoinSet;
@@ -33,6 +32,7 @@ fn pool(name: &str, role: Role) -> Pool {
         generation: 9,
         reached: 9,
         budget: None,
+        paused: None,
         starts_workers: true,
         workers: Workers::default(),
         groups: Vec::new(),
@@ -68,6 +68,8 @@ fn group(key: &str, phase: Phase, workers: &[Doing]) -> Group {
         waits: None,
         waits_seconds: None,
         pause_seconds: None,
+        paused: None,
+        scaled: None,
         short_lives: 0,
         fails: false,
         last_end: None,
@@ -139,21 +141,27 @@ pub(crate) fn standby() -> Status {
 }
 
 /// Serves what it is told to show.
-struct Server {
-    address: SocketAddr,
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
     shown: Arc<Mutex<Status>>,
     _serving: JoinSet<()>,
 }
 
 impl Server {
     async fn start(status: Status) -> Self {
+        let tell = |_| -> Telling { panic!("nobody gives an order") };
+        Self::with(status, Orders { token: None, tell: Arc::new(tell) }).await
+    }
+
+    /// One that takes orders.
+    pub(crate) async fn with(status: Status, orders: Orders) -> Self {
         let door = Door::listen("127.0.0.1:0".parse().unwrap(), Reach::Loopback).await.expect("a port");
         let address = door.address().expect("it has one");
         let shown = Arc::new(Mutex::new(status));
         let seen = Arc::clone(&shown);
         let look: Arc<Look> = Arc::new(move || Box::pin(std::future::ready(Some(seen.lock().unwrap().clone()))));
         let mut serving = JoinSet::new();
-        serving.spawn(async move { match serve(door, look).await {} });
+        serving.spawn(async move { match serve(door, look, orders).await {} });
         Self { address, shown, _serving: serving }
     }
 
@@ -185,7 +193,9 @@ async fn the_page_of_a_controller_says_of_each_group_why_and_of_each_pool_what_i
 
     server.show(failing());
     let page = get(server.address, "/still").await.body;
-    for part in ["<title>1 failing · core</title>", "6 workers in a row did not last", "the next starts in ", "exit status: 1"] {
+    for part in
+        ["<title>1 failing · core</title>", "6 workers in a row did not last", "the next starts in ", "exit status: 1"]
+    {
         assert!(page.contains(part), "{part}: {page}");
     }
     assert!(page.contains("the empty key") && !page.contains("<script"), "{page}");

@@ -12,6 +12,7 @@ mod browser;
 mod examples;
 mod groups;
 mod numbers;
+mod orders;
 mod terminal;
 mod views;
 mod whole;

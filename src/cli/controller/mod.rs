@@ -1,5 +1,6 @@
 //! `journeyman controller`: keeps worker groups by demand.
 
+mod orders;
 mod plan;
 mod reload;
 mod status;
@@ -28,7 +29,8 @@ use crate::controller;
 use crate::domain::group::{scale, tracker};
 use crate::host::clock::Clock;
 use crate::host::containment::{bequeath_nothing, harden};
-use crate::limits::CONTROLLER_STANDBY_LOOK;
+use crate::limits::{CONTROLLER_STANDBY_LOOK, TOKEN_BYTES_MIN};
+use crate::observe::controller::orders::{Orders, Telling, Token};
 use crate::observe::{self, log};
 use reload::Reloader;
 
@@ -46,6 +48,8 @@ pub(super) struct ControllerArgs {
 enum ControllerCommand {
     /// Show which groups there are, why they have so many workers, and what is in the way
     Status(status::StatusArgs),
+    #[command(flatten)]
+    Order(orders::OrderCommand),
     /// Show what would be started and stopped, and why, without doing it
     ///
     /// It looks at the broker and at this host, and changes nothing. Where a controller answers at its socket, groups and workers are
@@ -62,6 +66,7 @@ enum ControllerCommand {
 pub(super) async fn run(arguments: ControllerArgs, environment: &Environment) -> Ended {
     match arguments.command {
         Some(ControllerCommand::Status(arguments)) => status::run(arguments, environment).await,
+        Some(ControllerCommand::Order(command)) => orders::run(command, environment).await,
         Some(ControllerCommand::Plan(arguments)) => Box::pin(plan::run(arguments, environment)).await,
         None => Box::pin(control(arguments.settings, environment)).await,
     }
@@ -81,6 +86,7 @@ async fn control(source: Settings<ControllerFlags>, environment: &Environment) -
     let failed = |error| Failure::new(Exit::Unfit, format!("no signals can be received: {error}"));
     let mut term = signal(SignalKind::terminate()).map_err(failed)?;
     let mut int = signal(SignalKind::interrupt()).map_err(failed)?;
+    let orders_of = orders_over_http(&config, environment)?;
     let door = door(&config, "health, metrics and state", "/").await?;
     let leave = CancellationToken::new();
     let (mut pools, mut controls) = (JoinSet::new(), Vec::new());
@@ -92,9 +98,10 @@ async fn control(source: Settings<ControllerFlags>, environment: &Environment) -
     let reloader = Arc::new(Reloader::new(source, environment.clone(), controls.clone(), config.clone()));
     let hup = reloader.at_hup().map_err(failed)?;
     let seen = Pools::new(controls, Clock::boot());
+    let orders = orders_of(&seen);
     let pages = async {
         match door {
-            Some(door) => match observe::controller::serve(door, look_of(&seen)).await {},
+            Some(door) => match observe::controller::serve(door, look_of(&seen), orders).await {},
             None => std::future::pending::<()>().await,
         }
     };
@@ -126,6 +133,26 @@ fn look_of(pools: &Pools) -> Arc<observe::controller::Look> {
     Arc::new(move || {
         let pools = pools.clone();
         Box::pin(async move { pools.look().await })
+    })
+}
+
+/// What orders over HTTP need, and where they go.
+fn orders_over_http(
+    config: &Config,
+    environment: &Environment,
+) -> Result<impl FnOnce(&Pools) -> Orders + use<>, Failure> {
+    let token = secrets::of_http(&config.http, environment)?;
+    if token.as_ref().is_some_and(|token| token.reveal().len() < TOKEN_BYTES_MIN) {
+        let text = format!("the token of `http.token_file` has less than {TOKEN_BYTES_MIN} bytes: it could be guessed");
+        return Err(Failure::new(Exit::Config, text));
+    }
+    Ok(move |pools: &Pools| {
+        let pools = pools.clone();
+        let tell = move |ordered| -> Telling {
+            let pools = pools.clone();
+            Box::pin(async move { pools.order(ordered).await })
+        };
+        Orders { token: token.map(|token| Token::new(token.reveal())), tell: Arc::new(tell) }
     })
 }
 
@@ -195,7 +222,7 @@ fn folder_of(pool: &str) -> String {
     urlencoding::encode(pool).replace('.', "%2E")
 }
 
-fn settings_of(
+pub(in crate::cli) fn settings_of(
     name: &str,
     pool: &Pool,
     config: &Config,

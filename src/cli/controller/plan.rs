@@ -83,7 +83,9 @@ fn seen<'a>(answers: Option<&'a Status>, name: &str) -> Option<&'a crate::contro
 fn table(plan: &Plan) -> String {
     let who = match plan.controlled {
         Controlled::Here => "the controller that answers here has it",
-        Controlled::Elsewhere => "another controller has it: one that is started here stands by, and does this when that has gone",
+        Controlled::Elsewhere => {
+            "another controller has it: one that is started here stands by, and does this when that has gone"
+        }
         Controlled::Nowhere => "no controller has it: one that is started now does this",
     };
     let mut out = format!("pool {BOLD}{}{PLAIN}  {}\n  {who}\n", plain(&plan.pool), plain(&plan.broker));
@@ -127,10 +129,9 @@ fn row(group: &Planned) -> Vec<String> {
     vec![
         plain(&group.key),
         group.phase.as_str().to_owned(),
-        group.queue.map_or_else(
-            || "none".to_owned(),
-            |queue| format!("{} wait, {} consume", queue.ready, queue.consumers),
-        ),
+        group
+            .queue
+            .map_or_else(|| "none".to_owned(), |queue| format!("{} wait, {} consume", queue.ready, queue.consumers)),
         group.workers.to_string(),
         group.wanted.to_string(),
         count(group.start as usize),
@@ -177,6 +178,9 @@ mod tests {
         assert_eq!(text, include_str!("plan.txt"));
         (plan.groups, plan.orphans, plan.dead_letters) = (Vec::new(), None, None);
         let text = table(&plan);
-        assert!(text.contains("exchanges and queues would be made") && text.contains("nobody would be started"), "{text}");
+        assert!(
+            text.contains("exchanges and queues would be made") && text.contains("nobody would be started"),
+            "{text}"
+        );
     }
 }

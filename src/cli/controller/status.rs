@@ -16,17 +16,35 @@ use crate::config::environment::SOCKET_VARIABLE;
 use crate::config::values::Span;
 use crate::control::client::{Client, Error};
 use crate::control::controller::Status;
-use crate::controller::view::{Fault, Group, Phase, Pool, Role, Workers};
+use crate::controller::view::{Fault, Group, Paused, Phase, Pool, Role, Workers};
 
-/// `journeyman controller status`
+/// Which controller.
 #[derive(Debug, Args)]
-pub(super) struct StatusArgs {
+pub(super) struct Which {
     /// The controller's control socket [env: JOURNEYMAN_SOCKET] [default: that of the configuration]
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     socket: Option<PathBuf>,
     /// Configuration file of the controller
     #[arg(long, short, value_name = "FILE", value_hint = ValueHint::FilePath)]
     config: Option<PathBuf>,
+}
+
+impl Which {
+    /// The way to it.
+    pub(super) fn client(self, environment: &Environment) -> Result<Client, Failure> {
+        let socket = match self.socket.or_else(|| environment.get(SOCKET_VARIABLE).map(PathBuf::from)) {
+            Some(socket) => socket,
+            None => of_configuration(self.config, environment)?,
+        };
+        Client::new(&socket).map_err(failed)
+    }
+}
+
+/// `journeyman controller status`
+#[derive(Debug, Args)]
+pub(super) struct StatusArgs {
+    #[command(flatten)]
+    which: Which,
     /// How to answer
     #[arg(long, short, value_enum, default_value_t = Format::Table)]
     output: Format,
@@ -41,11 +59,7 @@ pub(super) struct StatusArgs {
 ///
 /// Where there is none, or it does not answer as it should.
 pub(super) async fn run(arguments: StatusArgs, environment: &Environment) -> Ended {
-    let socket = match arguments.socket.or_else(|| environment.get(SOCKET_VARIABLE).map(PathBuf::from)) {
-        Some(socket) => socket,
-        None => of_configuration(arguments.config, environment)?,
-    };
-    let client = Client::new(&socket).map_err(failed)?;
+    let client = arguments.which.client(environment)?;
     let look = async || {
         let looked = client.controller().await.map_err(failed)?;
         Ok(match arguments.output {
@@ -63,7 +77,7 @@ fn of_configuration(file: Option<PathBuf>, environment: &Environment) -> Result<
     Ok(socket_of(&loaded.config).ok_or_else(|| told(nothing_to_control()))?.path)
 }
 
-fn failed(error: Error) -> Failure {
+pub(super) fn failed(error: Error) -> Failure {
     let message = match &error {
         Error::NobodyThere(socket) => format!(
             "no controller answers at {}: is one running? `journeyman controller --config FILE` starts one, `--socket` names \
@@ -119,6 +133,9 @@ fn of_pool(pool: &Pool) -> String {
     if let Some(why) = rests(pool) {
         line("", &format!("nothing is started or stopped: {why}"));
     }
+    if let Some(paused) = &pool.paused {
+        line("", &format!("nobody is started or told to go: {}", of_pause(paused)));
+    }
     line("workers", &all_workers(pool));
     let counts = pool.counts;
     line("orphans", &format!("{} in hand   {} forwarded", pool.orphans, counts.orphans_forwarded));
@@ -167,6 +184,12 @@ fn workers(workers: Workers) -> String {
     if there.is_empty() { "none".to_owned() } else { there.join(", ") }
 }
 
+fn of_pause(paused: &Paused) -> String {
+    let left =
+        paused.seconds_left.map_or_else(|| "until it is resumed".to_owned(), |left| format!("for {}", shown(left)));
+    format!("PAUSED by {} {left}", plain(&paused.by))
+}
+
 fn ago(fault: &Fault) -> String {
     format!("{} ago: {}", shown(fault.seconds_ago), plain(&fault.text))
 }
@@ -200,6 +223,16 @@ fn groups(pool: &Pool) -> String {
 /// Why it has as many workers as it has, and what is in the way of more.
 fn why(group: &Group) -> String {
     let mut why = Vec::new();
+    if let Some(paused) = &group.paused {
+        why.push(of_pause(paused));
+    }
+    if let Some(scaled) = &group.scaled {
+        let number =
+            |number: Option<u32>| number.map_or_else(|| "as configured".to_owned(), |number| number.to_string());
+        let (min, max) = (number(scaled.min), number(scaled.max));
+        let left = shown(scaled.seconds_left);
+        why.push(format!("min {min} and max {max} by {} for {left}", plain(&scaled.by)));
+    }
     if !group.reasons.is_empty() {
         why.push(group.reasons.join(", "));
     }
@@ -240,6 +273,8 @@ mod tests {
             waits: None,
             waits_seconds: None,
             pause_seconds: None,
+            paused: None,
+            scaled: None,
             short_lives: 0,
             fails: false,
             last_end: None,
@@ -260,6 +295,7 @@ mod tests {
             generation: 9,
             reached: 9,
             budget: None,
+            paused: None,
             starts_workers: true,
             workers: Workers::default(),
             groups,

@@ -38,6 +38,9 @@ const RECLAIMED: &str = "reclaimed";
 /// How much of a task's log is kept in the demo: little enough that one is seen being cut.
 const LOG_MAX: &str = "1MiB";
 
+/// What of a log is worth the table that it is written into.
+pub(super) const QUIET: &str = "error";
+
 /// Fits the configuration to the demo, where nobody said otherwise, and brings the handler in shell.
 pub(super) fn configure(config: &mut Config, room: &Path, set: impl Fn(&str) -> bool) -> Result<(), Failure> {
     let built_in = |what: String| Failure::new(Exit::Internal, what);
@@ -49,7 +52,7 @@ pub(super) fn configure(config: &mut Config, room: &Path, set: impl Fn(&str) -> 
     }
     if !set("log.level") {
         // The table is drawn over what a log would write between.
-        config.log.level = "error".parse().map_err(built_in)?;
+        config.log.level = QUIET.parse().map_err(built_in)?;
     }
     // The demo is the same everywhere.
     config.handler.clear();

@@ -3,7 +3,10 @@
 //! Every handler is served under a task queue of its own, `dev/NAME`. What it keeps lies in a folder that goes with it,
 //! unless a file is named.
 
+mod canvas;
 mod demo;
+mod groups;
+mod play;
 mod screen;
 mod tasks;
 
@@ -39,6 +42,12 @@ pub(in crate::cli) struct DevArgs {
     /// Create a dozen varied tasks, show them until they are resolved, and end
     #[arg(long)]
     demo: bool,
+    /// Call worker groups by way of this broker, show how they come and go, and end: `amqp://guest:guest@127.0.0.1:5672/`
+    ///
+    /// A controller starts workers on this machine, in a pool of its own; nothing of it stays on the broker. The address is seen by
+    /// who lists the processes of this machine: it is for a broker to try things on.
+    #[arg(long, value_name = "URI", conflicts_with_all = ["demo", "handlers", "protocol", "listen", "db", "claim_timeout"])]
+    rabbitmq: Option<String>,
     /// Serve this program as a handler, under the task queue `dev/NAME`
     #[arg(long = "handler", value_name = "NAME=PROGRAM", value_parser = program, conflicts_with = "demo")]
     handlers: Vec<Program>,
@@ -118,6 +127,15 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
     }
     // From here on there is something to clean up, which a signal must not prevent.
     let signals = Signals::listen()?;
+    if let Some(uri) = &arguments.rabbitmq {
+        let room = Room::make()?;
+        if !set("log.level") {
+            // The table is drawn over what a log would write between.
+            config.log.level = demo::QUIET.parse().map_err(|what: String| Failure::new(Exit::Internal, what))?;
+        }
+        log::start(&config.log, log::color(environment));
+        return Box::pin(groups::run(uri, &room, signals, environment)).await;
+    }
     if arguments.demo {
         let room = Room::make()?;
         demo::configure(&mut config, &room.0, set)?;

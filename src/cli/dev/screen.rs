@@ -1,12 +1,13 @@
 //! Shows the demo's tasks: a table that is drawn anew on a terminal, a line for each change elsewhere.
 
-use std::io::{self, IsTerminal as _};
+use std::io;
 use std::time::Duration;
 
 use jiff::Timestamp;
 
 use super::super::output;
 use super::super::task::status::{State, Status};
+use super::canvas::{Canvas, Color};
 use crate::config::Environment;
 
 /// A line of the table.
@@ -36,24 +37,9 @@ pub(super) enum Judged {
 /// Where the tasks are shown.
 #[derive(Debug)]
 pub(super) struct Screen {
-    mode: Mode,
-    color: Color,
+    canvas: Canvas,
     /// What each row said when it was last printed; of plain lines only.
     said: Vec<String>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mode {
-    /// A line for each change.
-    Plain,
-    /// A table, drawn over itself; the number of lines drawn so far.
-    Table { drawn: usize, columns: usize },
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Color {
-    Yes,
-    No,
 }
 
 /// Lines around the rows of the table, and one for the prompt.
@@ -61,22 +47,10 @@ const FRAME_LINES: usize = 5;
 /// How much of what a task shows fits into 80 columns.
 #[cfg(test)]
 pub(super) const SHOWS_CHARS_MAX: usize = 32;
-/// The narrowest terminal that a table fits in.
-const COLUMNS_MIN: usize = 50;
-
 impl Screen {
     /// A table where there is a terminal that it fits in; plain lines otherwise. `NO_COLOR` is respected.
     pub(super) fn new(environment: &Environment, rows: usize) -> Self {
-        let size = io::stdout().is_terminal().then(|| rustix::termios::tcgetwinsize(io::stdout()).ok()).flatten();
-        let fits = size
-            .filter(|size| usize::from(size.ws_row) >= rows + FRAME_LINES && usize::from(size.ws_col) >= COLUMNS_MIN);
-        let dumb = environment.get("TERM").is_none_or(|term| term == "dumb");
-        let mode = match fits {
-            Some(size) if !dumb => Mode::Table { drawn: 0, columns: size.ws_col.into() },
-            Some(_) | None => Mode::Plain,
-        };
-        let color = mode != Mode::Plain && environment.get("NO_COLOR").is_none();
-        Self { mode, color: if color { Color::Yes } else { Color::No }, said: vec![String::new(); rows] }
+        Self { canvas: Canvas::new(environment, rows + FRAME_LINES), said: vec![String::new(); rows] }
     }
 
     /// Shows how it ended: what is not in the table.
@@ -85,7 +59,7 @@ impl Screen {
     ///
     /// What writing says.
     pub(super) fn conclude(&self, rows: &[Row], elapsed: Duration) -> io::Result<()> {
-        if self.mode == Mode::Plain {
+        if self.canvas.columns().is_none() {
             output::line(&format!("\n{}", tally(rows, elapsed)))?;
         }
         for row in rows {
@@ -102,15 +76,9 @@ impl Screen {
     ///
     /// What writing says.
     pub(super) fn show(&mut self, rows: &[Row], elapsed: Duration) -> io::Result<()> {
-        match self.mode {
-            Mode::Plain => self.changes(rows, elapsed),
-            Mode::Table { drawn, columns } => {
-                let lines = table(rows, elapsed, columns, self.color);
-                let up = if drawn == 0 { String::new() } else { format!("\x1b[{drawn}A") };
-                let body: String = lines.iter().flat_map(|line| ["\r\x1b[2K", line, "\n"]).collect();
-                self.mode = Mode::Table { drawn: lines.len(), columns };
-                output::print_raw(format!("{up}{body}").as_bytes())
-            }
+        match self.canvas.columns() {
+            None => self.changes(rows, elapsed),
+            Some(columns) => self.canvas.draw(&table(rows, elapsed, columns, self.canvas.color())),
         }
     }
 
@@ -128,10 +96,7 @@ impl Screen {
 }
 
 fn table(rows: &[Row], elapsed: Duration, columns: usize, color: Color) -> Vec<String> {
-    let paint = |code: &str, text: &str| match color {
-        Color::Yes => format!("\x1b[{code}m{text}\x1b[0m"),
-        Color::No => text.to_owned(),
-    };
+    let paint = |code: &str, text: &str| color.paint(code, text);
     let cut = |text: &str| text.chars().take(columns.saturating_sub(1)).collect::<String>();
     let mut lines =
         vec![String::new(), paint("1", &cut(&format!("  {:10} {:28} {:>3}  WHAT IT SHOWS", "TASK", "STATE", "RUN")))];

@@ -278,7 +278,7 @@ async fn until_gone(client: &Client) -> Result<(), Failure> {
 }
 
 /// Who runs this command.
-fn by(environment: &Environment) -> String {
+pub(in crate::cli) fn by(environment: &Environment) -> String {
     let named = ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|name| environment.get(name));
     // A container's shell names nobody.
     let user = || match rustix::process::getuid() {

@@ -1,13 +1,14 @@
 //! Groups of workers that a controller keeps by demand: one for each key that requests come under.
 //!
 //! [`tracker`] decides which groups are wanted, [`pool`] what follows from that for their request queues, [`scale`] how
-//! many workers each has, and [`restart`] when a worker that did not last is started again. None of them knows how queues
-//! and workers come into being.
+//! many workers each has, [`restart`] when a worker that did not last is started again, and [`orders`] what people have said
+//! instead. None of them knows how queues and workers come into being.
 //!
 //! A group that is not needed any more goes in two steps, since a request may come at any time: first its queue is
 //! unbound, so that a new request goes to the orphans, where the controller sees it; when nothing was heard of it for a
 //! while, its workers are stopped and its queue is deleted, but only if it is empty and nobody consumes from it (I31).
 
+pub mod orders;
 pub mod pool;
 pub mod restart;
 pub mod scale;

@@ -97,11 +97,24 @@ pub struct Group {
     pub workers: Vec<Worker>,
     /// None is started before.
     pub not_before: Instant,
+    /// Whether it is left as it is.
+    pub rest: Rest,
+}
+
+/// Whether a group is left as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rest {
+    /// It is not.
+    No,
+    /// Nobody is started or told to go: somebody has said so.
+    Paused,
 }
 
 /// Why a number of workers is what it is: each bound that changed it, in the order in which they did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
+    /// Somebody has said that it is left as it is.
+    Paused,
     /// The group is not wanted any more.
     NotWanted,
     /// What waits and is held needs so many.
@@ -127,6 +140,7 @@ pub enum Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Paused => out.write_str("it is paused, and left as it is"),
             Self::NotWanted => out.write_str("nobody needs the group"),
             Self::Load(count) => write!(out, "the load needs {count}"),
             Self::Rate(count) => write!(out, "the rate of requests needs {count}"),
@@ -251,6 +265,10 @@ impl Scale {
 
     fn draft<'a>(&mut self, group: &'a Group, now: Instant) -> Draft<'a> {
         let (limits, load) = (group.limits, group.load);
+        if group.rest == Rest::Paused {
+            let present = count(group, |doing| doing != Doing::Going);
+            return Draft { group, wanted: present, reasons: Vec::from([Reason::Paused]) };
+        }
         if group.phase.is_none() {
             self.recent.remove(&group.key);
             return Draft { group, wanted: 0, reasons: Vec::from([Reason::NotWanted]) };
@@ -298,6 +316,10 @@ impl Scale {
 impl Draft<'_> {
     fn decide(self, room: &mut u32, now: Instant) -> Decision {
         let Self { group, wanted, mut reasons } = self;
+        // The budget takes nobody away either.
+        if group.rest == Rest::Paused {
+            return Decision { key: group.key.clone(), wanted, start: 0, drain: Vec::new(), reasons };
+        }
         let present = count(group, |doing| doing != Doing::Going);
         let mut start = 0;
         if wanted > present {
@@ -383,6 +405,7 @@ mod tests {
             load: Load { ready, ..Load::default() },
             workers: workers.collect(),
             not_before: Instant::ORIGIN,
+            rest: Rest::No,
         }
     }
 
@@ -392,6 +415,21 @@ mod tests {
 
     fn drained(decision: &Decision) -> Vec<&str> {
         decision.drain.iter().map(|id| &**id).collect()
+    }
+
+    #[test]
+    fn a_group_that_is_paused_is_left_as_it_is_whatever_it_needs_and_whatever_the_budget_says() {
+        let mut needs = group("a", 9, &[Doing::Idle]);
+        let mut going = group("b", 0, &[Doing::Idle, Doing::Busy]);
+        going.phase = None;
+        for group in [&mut needs, &mut going] {
+            group.rest = Rest::Paused;
+        }
+        let budget = Budget { workers: 1, turn: Duration::ZERO };
+        for decision in Scale::default().plan(&[needs, going], Some(budget), at(100)) {
+            assert_eq!((decision.start, decision.drain.len()), (0, 0), "{decision:?}");
+            assert_eq!(decision.reasons.first(), Some(&Reason::Paused));
+        }
     }
 
     #[test]

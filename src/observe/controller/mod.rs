@@ -1,4 +1,4 @@
-//! Health, metrics and state of a controller over HTTP. Nothing here gives an order.
+//! Health, metrics and state of a controller over HTTP, and orders from who has the token.
 //!
 //! | path | answers with |
 //! | --- | --- |
@@ -6,9 +6,13 @@
 //! | `/readyz` | 200 where it controls every pool; `?verbose` names each |
 //! | `/metrics` | OpenMetrics |
 //! | `/` | the page, which refreshes itself; `/still` does not |
+//! | `/openapi.json` | all of this, described |
+//! | `/v1/orders` | what came of an order that was posted |
 //! | `/status`, `/status.json` | JSON, as `journeyman controller status -o json` shows it |
 
 mod metrics;
+pub mod openapi;
+pub mod orders;
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -19,13 +23,15 @@ use axum::body::Body;
 use axum::http::{Response, StatusCode};
 use tokio::time::timeout;
 
-use super::door::{self, Check, Door, Site, TEXT, ready, said};
+use super::door::{self, Check, Door, Site, TEXT, Takes, ready, said};
 use super::family;
+use super::page::controller::Acts;
 use super::page::{self, Refresh};
 use crate::control::controller::Status;
 use crate::controller::view::{Pool, Role};
 use crate::limits::HTTP_LOOK_TIMEOUT;
 pub use metrics::markdown;
+use orders::Orders;
 
 /// Looks at the controller: `None` once it has gone.
 pub type Look = dyn Fn() -> Looking + Send + Sync;
@@ -33,19 +39,30 @@ pub type Look = dyn Fn() -> Looking + Send + Sync;
 pub type Looking = Pin<Box<dyn Future<Output = Option<Status>> + Send>>;
 
 /// Answers until it is dropped.
-pub async fn serve(door: Door, look: Arc<Look>) -> Infallible {
+pub async fn serve(door: Door, look: Arc<Look>, orders: Orders) -> Infallible {
+    let acts = if orders.token.is_some() { Acts::Possible } else { Acts::No };
     let site = Site {
-        paths: &["/livez", "/readyz", "/metrics", "/", "/still", "/status", "/status.json"],
-        hint: "/livez, /readyz?verbose, /metrics, /, /still, /status",
+        paths: openapi::PATHS,
+        hint: "/livez, /readyz?verbose, /metrics, /, /still, /status, /openapi.json",
+        takes: Some(Takes {
+            path: openapi::ORDERS,
+            take: Box::new(move |posted| {
+                let orders = orders.clone();
+                Box::pin(async move { orders.answer(posted).await })
+            }),
+        }),
         answer: Box::new(move |path, query| {
             let look = Arc::clone(&look);
-            Box::pin(async move { answer(&path, query.as_deref(), &*look).await })
+            Box::pin(async move { answer(&path, query.as_deref(), &*look, acts).await })
         }),
     };
     door::serve(door, site).await
 }
 
-async fn answer(path: &str, query: Option<&str>, look: &Look) -> Response<Body> {
+async fn answer(path: &str, query: Option<&str>, look: &Look, acts: Acts) -> Response<Body> {
+    if path == "/openapi.json" {
+        return said(StatusCode::OK, "application/json", format!("{:#}\n", openapi::document()));
+    }
     let status = match timeout(HTTP_LOOK_TIMEOUT, look()).await {
         Ok(Some(status)) => status,
         Ok(None) => return said(StatusCode::SERVICE_UNAVAILABLE, TEXT, "the controller has gone\n".to_owned()),
@@ -61,8 +78,8 @@ async fn answer(path: &str, query: Option<&str>, look: &Look) -> Response<Body> 
             Ok(text) => said(StatusCode::OK, family::CONTENT_TYPE, text),
             Err(_) => said(StatusCode::INTERNAL_SERVER_ERROR, TEXT, "the metrics cannot be written\n".to_owned()),
         },
-        "/" => page::controller::show(&status, Refresh::ByItself, jiff::Timestamp::now()).answer(),
-        "/still" => page::controller::show(&status, Refresh::Never, jiff::Timestamp::now()).answer(),
+        "/" => page::controller::show(&status, Refresh::ByItself, acts, jiff::Timestamp::now()).answer(),
+        "/still" => page::controller::show(&status, Refresh::Never, Acts::No, jiff::Timestamp::now()).answer(),
         _ => {
             let json = serde_json::to_string_pretty(&status).unwrap_or_default();
             said(StatusCode::OK, "application/json", json + "\n")

@@ -1,28 +1,32 @@
 //! The page of a controller: its pools, their groups and workers, and what is in the way.
 
+mod orders;
+
 use core::cmp::Reverse;
 
 use jiff::Timestamp;
 use maud::{Markup, html};
 
+pub use super::Acts;
 use super::{Clock, Page, Parts, Refresh, page, shown};
 use crate::control::controller::Status;
-use crate::controller::view::{Doing, Fault, Group, Phase, Pool, Role, Workers};
+use crate::controller::view::{Doing, Fault, Group, Paused, Phase, Pool, Role, Workers};
 use crate::limits::PAGE_GROUPS_MAX;
 
 /// The page as the controller looks at `now`.
 #[must_use]
-pub fn show(status: &Status, refresh: Refresh, now: Timestamp) -> Page {
+pub fn show(status: &Status, refresh: Refresh, acts: Acts, now: Timestamp) -> Page {
     let (pools, clock) = (&status.view.pools, Clock { now });
     let names: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();
     let parts = Parts {
         title: format!("{} · {}", title(pools), names.join(", ")),
         name: html! { "controller, up " (clock.at(-status.view.uptime_seconds, &shown(status.view.uptime_seconds))) },
-        main: html! { @for pool in pools { section { (of_pool(pool, clock)) } } },
+        main: html! { @for pool in pools { section { (of_pool(pool, acts, clock)) } } },
         links: html! {
             a href="/metrics" { "metrics" } " · " a href="/readyz?verbose" { "readiness" } " · "
             a href="/status.json" { "JSON" } " · " a href="/still" { "this page, standing still" }
         },
+        acts,
         version: status.version.clone(),
         pid: status.pid,
     };
@@ -45,16 +49,22 @@ fn failing(pool: &Pool) -> usize {
     pool.groups.iter().filter(|group| group.fails).count()
 }
 
-fn of_pool(pool: &Pool, clock: Clock) -> Markup {
+fn of_pool(pool: &Pool, acts: Acts, clock: Clock) -> Markup {
     html! {
-        h2.pool { "Pool " code { (pool.name) } }
+        h2.pool {
+            "Pool " code { (pool.name) } " "
+            @if acts == Acts::Possible { (orders::of_pool(pool)) }
+        }
         (first(pool, clock))
         @if let Some(error) = &pool.last_error {
             @if pool.role != Role::Disconnected { p.warn { "last error, " (said(error, clock)) } }
         }
+        @if let Some(paused) = &pool.paused {
+            p.warn { "nobody is started or told to go: " (said_pause(paused, clock)) }
+        }
         (facts(pool, clock))
         h3 { "Groups" }
-        @if pool.groups.is_empty() { (no_groups(pool)) } @else { (groups(pool, clock)) }
+        @if pool.groups.is_empty() { (no_groups(pool)) } @else { (groups(pool, acts, clock)) }
     }
 }
 
@@ -65,6 +75,7 @@ fn first(pool: &Pool, clock: Clock) -> Markup {
         Role::Disconnected => "first bad",
         Role::Active if failing > 0 => "first bad",
         Role::Standby | Role::Starting => "first warn",
+        Role::Active if pool.paused.is_some() => "first warn",
         Role::Active => "first",
     };
     html! {
@@ -75,6 +86,7 @@ fn first(pool: &Pool, clock: Clock) -> Markup {
                 Some(why) => { "Nothing is started or stopped: " (why) }
                 None if failing == 1 => { "The workers of one group do not last" }
                 None if failing > 1 => { "The workers of " (failing) " groups do not last" }
+                None if pool.paused.is_some() => { "It is paused" }
                 None => { "Groups are kept by demand" }
             }
             @if let Some(error) = pool.broker.error.as_ref().filter(|_| pool.role == Role::Disconnected) {
@@ -152,20 +164,20 @@ fn no_groups(pool: &Pool) -> Markup {
 }
 
 /// Those in trouble first, then those with work.
-fn groups(pool: &Pool, clock: Clock) -> Markup {
+fn groups(pool: &Pool, acts: Acts, clock: Clock) -> Markup {
     let mut groups: Vec<&Group> = pool.groups.iter().collect();
     groups.sort_by_key(|group| (!group.fails, group.short_lives == 0, Reverse(group.ready)));
     let more = groups.len().saturating_sub(PAGE_GROUPS_MAX);
     html! {
         table {
             thead { tr { th { "key" } th { "phase" } th { "waiting" } th { "workers" } th { "wanted, and why" } th { "in the way" } } }
-            tbody { @for group in groups.into_iter().take(PAGE_GROUPS_MAX) { (row(pool, group, clock)) } }
+            tbody { @for group in groups.into_iter().take(PAGE_GROUPS_MAX) { (row(pool, group, acts, clock)) } }
         }
         @if more > 0 { p.dim { "and " (more) " more with less to tell; " a href="/status.json" { "JSON" } " has all of them" } }
     }
 }
 
-fn row(pool: &Pool, group: &Group, clock: Clock) -> Markup {
+fn row(pool: &Pool, group: &Group, acts: Acts, clock: Clock) -> Markup {
     let next = match group.phase {
         Phase::Active => "unbound",
         Phase::Unbound => "going",
@@ -180,19 +192,22 @@ fn row(pool: &Pool, group: &Group, clock: Clock) -> Markup {
             }
             td.short data-label="waiting" { @match group.ready { Some(ready) => { (ready) }, None => { "–" } } }
             td data-label="workers" {
-                @if !pool.starts_workers { "–" } @else if group.members.is_empty() { "none" } @else { (workers(pool, group, clock)) }
+                @if !pool.starts_workers { "–" } @else if group.members.is_empty() { "none" } @else { (workers(pool, group, acts, clock)) }
             }
             td data-label="wanted, and why" {
                 @match group.wanted { Some(wanted) => { (wanted) }, None => { "–" } }
                 small { (group.reasons.join(", ")) }
             }
-            td data-label="in the way" { (in_the_way(group, clock)) }
+            td data-label="in the way" {
+                (in_the_way(pool, group, clock))
+                @if acts == Acts::Possible { (orders::of_group(pool, group)) }
+            }
         }
     }
 }
 
 /// Each by its name where somebody wants to know.
-fn workers(pool: &Pool, group: &Group, clock: Clock) -> Markup {
+fn workers(pool: &Pool, group: &Group, acts: Acts, clock: Clock) -> Markup {
     html! {
         details data-name=(format!("{} {}", pool.name, group.key)) {
             summary { (of_workers(group.workers)) }
@@ -202,6 +217,7 @@ fn workers(pool: &Pool, group: &Group, clock: Clock) -> Markup {
                         code { (worker.id) } " "
                         span class=(if worker.doing == Doing::Going { "warn" } else { "dim" }) { (worker.doing.as_str()) }
                         ", here for " (clock.at(-worker.seconds, &shown(worker.seconds)))
+                        @if acts == Acts::Possible && worker.doing != Doing::Going { " " (orders::of_worker(pool, worker)) }
                     }
                 }
             }
@@ -209,10 +225,21 @@ fn workers(pool: &Pool, group: &Group, clock: Clock) -> Markup {
     }
 }
 
-fn in_the_way(group: &Group, clock: Clock) -> Markup {
-    let nothing = group.short_lives == 0 && group.waits.is_none();
+fn in_the_way(pool: &Pool, group: &Group, clock: Clock) -> Markup {
+    // That of the whole pool is said of the pool.
+    let paused = group.paused.as_ref().filter(|_| pool.paused.is_none());
+    let nothing = group.short_lives == 0 && group.waits.is_none() && paused.is_none() && group.scaled.is_none();
     html! {
         @if nothing { span.dim { "nothing" } }
+        @if let Some(paused) = paused { p.warn { (said_pause(paused, clock)) } }
+        @if let Some(scaled) = &group.scaled {
+            p {
+                @if let Some(min) = scaled.min { (min) " at least" }
+                @if let (Some(_), Some(_)) = (scaled.min, scaled.max) { ", " }
+                @if let Some(max) = scaled.max { (max) " at most" }
+                " for " (clock.ahead(scaled.seconds_left)) small { "by " (scaled.by) }
+            }
+        }
         @if group.short_lives > 0 {
             p class=(if group.fails { "bad" } else { "warn" }) {
                 (group.short_lives) @if group.short_lives == 1 { " worker" } @else { " workers in a row" } " did not last"
@@ -223,6 +250,13 @@ fn in_the_way(group: &Group, clock: Clock) -> Markup {
         @if let Some(waits) = &group.waits {
             p { (waits) @if let Some(left) = group.waits_seconds { " in " (clock.ahead(left)) } }
         }
+    }
+}
+
+fn said_pause(paused: &Paused, clock: Clock) -> Markup {
+    html! {
+        "paused by " (paused.by)
+        @match paused.seconds_left { Some(left) => { ", for " (clock.ahead(left)) }, None => { ", until it is resumed" } }
     }
 }
 

@@ -20,6 +20,7 @@ use crate::worker::look::span;
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
+const ACT: &str = include_str!("act.js");
 /// How often a browser without scripts asks again.
 const RELOAD_SECONDS: u8 = 10;
 
@@ -52,6 +53,15 @@ impl Page {
     }
 }
 
+/// Whether who looks can give orders too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Acts {
+    /// They cannot.
+    No,
+    /// They can where they have the token and run scripts.
+    Possible,
+}
+
 /// What is the page's own.
 struct Parts {
     title: String,
@@ -59,6 +69,7 @@ struct Parts {
     name: Markup,
     main: Markup,
     links: Markup,
+    acts: Acts,
     version: String,
     pid: u32,
 }
@@ -67,7 +78,10 @@ struct Parts {
 fn page(parts: Parts, refresh: Refresh, clock: Clock) -> Page {
     let hash = |text: &str| STANDARD.encode(Sha256::digest(text));
     let script = match refresh {
-        Refresh::ByItself => format!("script-src 'sha256-{}'; connect-src 'self'; ", hash(SCRIPT)),
+        Refresh::ByItself => {
+            let act = if parts.acts == Acts::Possible { format!(" 'sha256-{}'", hash(ACT)) } else { String::new() };
+            format!("script-src 'sha256-{}'{act}; connect-src 'self'; ", hash(SCRIPT))
+        }
         Refresh::Never => String::new(),
     };
     let policy = format!(
@@ -98,14 +112,30 @@ fn document(parts: Parts, refresh: Refresh, clock: Clock) -> Markup {
                         span #state { "as of " (clock.of_day(0.0)) }
                         button #stop type="button" hidden { "hold" }
                     }
+                    @if parts.acts == Acts::Possible { (token()) }
                 }
                 main { (parts.main) }
                 footer {
                     p { (parts.links) }
                     p { "version " (parts.version) " · process " (parts.pid) " · a time shows itself in full under the pointer" }
                 }
-                @if refresh == Refresh::ByItself { script { (PreEscaped(SCRIPT)) } }
+                @if refresh == Refresh::ByItself {
+                    script { (PreEscaped(SCRIPT)) }
+                    @if parts.acts == Acts::Possible { script { (PreEscaped(ACT)) } }
+                }
             }
+        }
+    }
+}
+
+/// Where the token is given. It is never part of an address.
+fn token() -> Markup {
+    html! {
+        div #orders {
+            output #said {}
+            input #token type="password" autocomplete="off" placeholder="the token of http.token_file" aria-label="token" hidden;
+            button #use type="button" hidden { "use it" }
+            button #ask type="button" hidden { "give orders" }
         }
     }
 }

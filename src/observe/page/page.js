@@ -17,7 +17,8 @@
 
   async function refresh() {
     const selected = document.getSelection();
-    const busy = selected && !selected.isCollapsed;
+    const typing = document.activeElement && document.activeElement.closest("main input");
+    const busy = typing || (selected && !selected.isCollapsed);
     if (!wanted || document.hidden || busy) return;
     try {
       const answer = await fetch(location.pathname, { cache: "no-store", signal: AbortSignal.timeout(5 * every) });

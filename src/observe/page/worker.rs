@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use maud::{Markup, html};
 
-use super::{Clock, Page, Parts, Refresh, page, shown};
+use super::{Acts, Clock, Page, Parts, Refresh, page, shown};
 use crate::control::Status;
 use crate::worker::look::bytes;
 use crate::worker::view::{Blocked, Host, Outcomes, Service, Source, State, Task, View};
@@ -23,6 +23,7 @@ pub fn show(status: &Status, refresh: Refresh, now: Timestamp) -> Page {
             a href="/metrics" { "metrics" } " · " a href="/readyz?verbose" { "readiness" } " · "
             a href="/status.json" { "JSON" } " · " a href="/status" { "this page, standing still" }
         },
+        acts: Acts::No,
         version: status.version.clone(),
         pid: status.pid,
     };

@@ -1,0 +1,107 @@
+//! What people order of a controller: pauses, other numbers, workers that are to go, and a start that is not waited for.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use super::seen::{status, until};
+use super::{Pool, READY};
+use crate::support::within;
+
+/// What `journeyman controller` says to an order, and its exit code.
+async fn tell(socket: &Path, words: &[&str]) -> (Option<i32>, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
+    command.arg("controller").args(words).arg("--socket").arg(socket).env_clear().env("USER", "ana");
+    command.stdin(Stdio::null());
+    let said = tokio::task::spawn_blocking(move || command.output().expect("it runs"));
+    let said = within("the order", said).await.expect("it ends");
+    (said.status.code(), format!("{}{}", String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr)))
+}
+
+async fn obeyed(socket: &Path, words: &[&str]) -> String {
+    let (code, said) = tell(socket, words).await;
+    assert_eq!(code, Some(0), "{words:?}: {said}");
+    said
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_that_is_paused_starts_nobody_and_keeps_who_is_there_until_it_is_resumed() {
+    let Some(pool) = Pool::new().await else { return };
+    let mut controller = pool.controller(&pool.echo());
+    controller.says(READY).await;
+    let socket = pool.folder.path().join("workers/controller.sock");
+    pool.ask("old", "1").await;
+    while pool.client.answer("1").await.partial {}
+
+    let said = obeyed(&socket, &["pause", "--note", "kernel update"]).await;
+    assert!(said.contains("nobody is started or told to go until it is resumed"), "{said}");
+    pool.ask("new", "2").await;
+    let waits = |seen: &serde_json::Value| {
+        let groups = seen["groups"].as_array().expect("groups");
+        groups.iter().any(|group| group["key"] == "new" && group["ready"] == 1)
+    };
+    let seen = until(&socket, "its request waits in its queue", waits).await;
+    assert_eq!(seen["paused"]["by"], "ana: kernel update", "{seen}");
+    assert_eq!((&seen["counts"]["workers_started"], &seen["workers"]["going"]), (&1.into(), &0.into()), "{seen}");
+    let new = seen["groups"].as_array().expect("groups").iter().find(|group| group["key"] == "new").expect("it");
+    assert!(new["reasons"].to_string().contains("it is paused"), "{new}");
+    let table = status(&socket, &[]).await;
+    assert!(table.contains("nobody is started or told to go: PAUSED by ana: kernel update"), "{table}");
+    // Who is there goes on to answer.
+    pool.ask("old", "3").await;
+    while pool.client.answer("3").await.partial {}
+
+    let said = obeyed(&socket, &["resume"]).await;
+    assert!(said.contains("is resumed"), "{said}");
+    while pool.client.answer("2").await.partial {}
+    let (code, said) = tell(&socket, &["resume"]).await;
+    assert!(code == Some(1) && said.contains("is not paused"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_has_other_numbers_for_a_time_and_is_made_for_them_where_it_is_not_there() {
+    let Some(pool) = Pool::new().await else { return };
+    let mut controller = pool.controller(&format!("unbind_delay = \"1s\"\nstop_delay = \"1s\"\n{}", pool.echo()));
+    controller.says(READY).await;
+    let socket = pool.folder.path().join("workers/controller.sock");
+    let (code, said) = tell(&socket, &["scale", "--key", "warm", "--max", "1"]).await;
+    assert!(code == Some(1) && said.contains("has no group \"warm\""), "{said}");
+    let said = obeyed(&socket, &["scale", "--key", "warm", "--min", "2", "--for", "1h"]).await;
+    assert!(said.contains("has 2 to 2 workers for 3600 s"), "{said}");
+    let warm = |seen: &serde_json::Value| {
+        seen["groups"][0]["wanted"] == 2
+            && seen["counts"]["workers_started"] == 2
+            && seen["groups"][0]["settled"] == true
+    };
+    let seen = until(&socket, "two are there", warm).await;
+    assert_eq!(seen["groups"][0]["scaled"]["min"], 2, "{seen}");
+    assert!(seen["groups"][0]["scaled"]["seconds_left"].as_f64().is_some_and(|left| left > 3_000.0), "{seen}");
+
+    // Another one takes the place of a worker that is told to go.
+    let first = seen["groups"][0]["members"][0]["id"].as_str().expect("a worker").to_owned();
+    let said = obeyed(&socket, &["drain", &first]).await;
+    assert!(said.contains("is told to go"), "{said}");
+    until(&socket, "another one is started", |seen| seen["counts"]["workers_started"] == 3).await;
+    let (code, said) = tell(&socket, &["drain", "nobody"]).await;
+    assert!(code == Some(1) && said.contains("has no worker nobody"), "{said}");
+
+    // Without the order nobody asks for it.
+    obeyed(&socket, &["scale", "--key", "warm", "--for", "0s"]).await;
+    until(&socket, "it has gone", |seen| seen["groups"] == serde_json::json!([])).await;
+    pool.until(&format!("{}-req-warm", pool.name), None).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_whose_workers_did_not_last_is_tried_again_at_once_where_somebody_says_so() {
+    let Some(pool) = Pool::new().await else { return };
+    let mut controller = pool.controller("command = [\"/bin/false\"]\n");
+    controller.says(READY).await;
+    let socket = pool.folder.path().join("workers/controller.sock");
+    pool.ask("a", "1").await;
+    // The pauses grow; somebody who has mended it does not wait for the end of one.
+    let seen = until(&socket, "it waits", |seen| seen["groups"][0]["short_lives"].as_u64() >= Some(4)).await;
+    assert!(seen["groups"][0]["pause_seconds"].as_f64().is_some(), "{seen}");
+    let said = obeyed(&socket, &["retry", "--key", "a"]).await;
+    assert!(said.contains("the next one starts now"), "{said}");
+    let anew = |seen: &serde_json::Value| seen["groups"][0]["short_lives"].as_u64() < Some(4);
+    until(&socket, "it is counted anew", anew).await;
+}
