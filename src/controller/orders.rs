@@ -152,7 +152,7 @@ impl Controller {
         {
             return Err(Refused::Senseless(format!("at least {min} and at most {max} cannot both be")));
         }
-        if !min.is_some_and(|min| min > 0) {
+        if min.unwrap_or_default() == 0 {
             self.known(key.as_str())?;
         }
         self.room()?;

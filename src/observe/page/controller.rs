@@ -52,7 +52,7 @@ fn failing(pool: &Pool) -> usize {
 fn of_pool(pool: &Pool, acts: Acts, clock: Clock) -> Markup {
     html! {
         h2.pool {
-            "Pool " code { (pool.name) } " "
+            "Pool " code { (pool.name) } " " small.at { (pool.broker.address) } " "
             @if acts == Acts::Possible { (orders::of_pool(pool)) }
         }
         (first(pool, clock))
@@ -62,7 +62,7 @@ fn of_pool(pool: &Pool, acts: Acts, clock: Clock) -> Markup {
         @if let Some(paused) = &pool.paused {
             p.warn { "nobody is started or told to go: " (said_pause(paused, clock)) }
         }
-        (facts(pool, clock))
+        (facts(pool))
         h3 { "Groups" }
         @if pool.groups.is_empty() { (no_groups(pool)) } @else { (groups(pool, acts, clock)) }
     }
@@ -97,7 +97,7 @@ fn first(pool: &Pool, clock: Clock) -> Markup {
     }
 }
 
-fn facts(pool: &Pool, clock: Clock) -> Markup {
+fn facts(pool: &Pool) -> Markup {
     let counts = pool.counts;
     let of_phase = |phase| pool.groups.iter().filter(|group| group.phase == phase).count();
     let ready: u64 = pool.groups.iter().filter_map(|group| group.ready).map(u64::from).sum();
@@ -116,7 +116,7 @@ fn facts(pool: &Pool, clock: Clock) -> Markup {
             } }
             div { dt { "requests that wait" } dd { (ready) small { "that no worker holds" } } }
             div { dt { "orphans in hand" } dd { (pool.orphans) small { (counts.orphans_forwarded) " forwarded" } } }
-            div { dt { "answered for a worker" } dd { (counts.dead_letters)
+            div { dt { "dead letters" } dd { (counts.dead_letters) " answered"
                 small class=(if counts.poison > 0 { "warn" } else { "" }) { (counts.poison) " put aside as poison" } } }
             div { dt { "workers started" } dd { (counts.workers_started)
                 small class=(if counts.workers_failed > 0 { "warn" } else { "" }) { (counts.workers_failed) " failed" } } }
@@ -124,10 +124,11 @@ fn facts(pool: &Pool, clock: Clock) -> Markup {
                 (pool.reached) @if pool.reached < pool.generation { " of " (pool.generation) } " reached"
                 small class=(steps_failed) { (counts.steps_failed) " steps failed" }
             } }
-            div { dt { "broker" } dd { (pool.broker.address)
-                small { @if pool.broker.connected { "connected" } @else { "not connected" } ", lost " (times(counts.broker_losses)) } } }
+            div { dt { "broker" } dd {
+                @if pool.broker.connected { "connected" } @else { span.bad { "not connected" } }
+                small { "lost " (times(counts.broker_losses)) }
+            } }
             div { dt { "reports of workers" } dd { (counts.reports) } }
-            div { dt { "as of" } dd { (clock.of_day(0.0)) } }
         }
     }
 }
@@ -194,7 +195,7 @@ fn row(pool: &Pool, group: &Group, acts: Acts, clock: Clock) -> Markup {
             td data-label="workers" {
                 @if !pool.starts_workers { "–" } @else if group.members.is_empty() { "none" } @else { (workers(pool, group, acts, clock)) }
             }
-            td data-label="wanted, and why" {
+            td data-label="wanted" {
                 @match group.wanted { Some(wanted) => { (wanted) }, None => { "–" } }
                 small { (group.reasons.join(", ")) }
             }

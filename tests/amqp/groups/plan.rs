@@ -40,7 +40,8 @@ async fn a_plan_of_a_pool_that_nobody_has_says_what_a_request_would_start_and_ma
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plan_beside_a_controller_shows_what_another_configuration_would_do_and_does_not_do_it() {
     let Some(pool) = Pool::new().await else { return };
-    let mut controller = pool.controller(&format!("min = 1\nmax = 1\n{}", pool.echo()));
+    let echo = pool.echo();
+    let mut controller = pool.controller(&format!("min = 1\nmax = 1\n{echo}"));
     controller.says(READY).await;
     pool.ask("7", "1").await;
     while pool.client.answer("1").await.partial {}
@@ -48,12 +49,12 @@ async fn a_plan_beside_a_controller_shows_what_another_configuration_would_do_an
     let there = until(&socket, "its worker is seen", |seen| seen["groups"][0]["members"][0]["id"].is_string()).await;
     let id = &there["groups"][0]["members"][0]["id"];
 
-    let more = pool.write(&format!("min = 3\nmax = 3\n{}", pool.echo()));
+    let more = pool.write(&format!("min = 3\nmax = 3\n{echo}"));
     let planned = plan(&pool, &more, &[]).await;
     assert_eq!((&planned["controlled"], &planned["orphans"]), (&"here".into(), &0.into()), "{planned}");
     let group = &planned["groups"][0];
     assert_eq!((&group["workers"], &group["start"], &group["stop"]), (&1.into(), &2.into(), &json!([])), "{planned}");
-    let none = pool.write(&format!("min = 0\nmax = 1\n{}", pool.echo()));
+    let none = pool.write(&format!("min = 0\nmax = 1\n{echo}"));
     let planned = plan(&pool, &none, &[]).await;
     let seen = until(&socket, "it is asked again", |_| true).await;
     assert_eq!(planned["groups"][0]["stop"], json!([id]), "{planned}");
