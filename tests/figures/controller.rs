@@ -137,7 +137,7 @@ impl Lab {
         pool.until(|seen| seen["counts"]["workers_started"].as_u64() >= Some(count)).await?;
         let started = now() - began;
         let lost = pool.missing(&keys, 1).await?;
-        let bare = spawned(usize::try_from(count)?).await?;
+        let bare = spawned(usize::try_from(count)?)?;
         pool.end().await?;
         none_lost(lost)?;
         Ok(Row {
@@ -515,7 +515,7 @@ async fn publish(channel: &Channel, exchange: &str, keys: impl Iterator<Item = S
 }
 
 /// How long it takes to start so many processes of the kind that a worker stands for.
-async fn spawned(count: usize) -> Done<Duration> {
+fn spawned(count: usize) -> Done<Duration> {
     let began = now();
     let mut children = Vec::with_capacity(count);
     for _ in 0..count {
