@@ -636,6 +636,10 @@ pub const DEPLOYMENT_NAME_BYTES_MAX: usize = 46;
 pub const OBJECT_NAME_BYTES_MAX: usize = 63;
 /// The longest name of a unit that is made here. There may be 15 more, which files and folders of its name need.
 pub const UNIT_NAME_BYTES_MAX: usize = 240;
+/// How many claimed tasks of a queue of elsewhere are counted; more need no more workers than a host has.
+pub const DEMAND_CLAIMED_MAX: usize = 1_000;
+/// How many counts may wait to be taken in.
+pub const DEMAND_COUNTS_MAX: usize = 16;
 /// The shortest token that orders over HTTP may need.
 pub const TOKEN_BYTES_MIN: usize = 16;
 /// The longest time that an order to a controller may be for.

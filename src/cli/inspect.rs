@@ -30,6 +30,11 @@ pub(super) fn inspect(loaded: &Loaded, environment: &Environment) -> Vec<Problem
     for (name, pool) in &loaded.config.pool {
         inspection.pool(&format!("pool.{name}"), pool);
     }
+    for (name, demand) in &loaded.config.demand {
+        let key = |file: &str| format!("demand.{name}.{file}");
+        inspection.secret(&key("access_token_file"), demand.access_token_file.as_ref(), "an access token");
+        inspection.secret(&key("certificate_file"), demand.certificate_file.as_ref(), "a certificate");
+    }
     let work_dir = &loaded.config.worker.work_dir.0;
     if work_dir.exists() && !work_dir.is_dir() {
         inspection.unusable("worker.work_dir", format!("{} is not a folder", work_dir.display()), "name a folder");

@@ -5,6 +5,7 @@
 //! environment to the flags. What cannot be used is refused as a whole, with every place that is wrong.
 
 mod check;
+pub mod demand;
 pub mod environment;
 pub mod pool;
 pub mod problem;

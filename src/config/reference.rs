@@ -48,6 +48,7 @@ pub fn keys() -> Vec<Key> {
         "activity",
         "bridge",
         "pool",
+        "demand",
         "handler",
         "queue",
         "control",
@@ -182,7 +183,7 @@ pub fn template() -> String {
             ("source.NAME", "task_queue") => ("", "\"journeyman/local\"".to_owned()),
             ("handler.NAME", "kind") => ("", "\"command\"".to_owned()),
             // The section leads from and to others that are not in this file.
-            (table, _) if table == "bridge.NAME" || table.starts_with("pool.NAME") => {
+            (table, _) if ["bridge.NAME", "demand.NAME"].contains(&table) || table.starts_with("pool.NAME") => {
                 ("#  ", key.default.clone().unwrap_or_else(|| sample(&key)))
             }
             // The section is one of the other kind.
@@ -203,6 +204,7 @@ fn heading(table: &str) -> String {
         "bridge.NAME" => "\n# One section for each bridge of `journeyman bridge`; the name is yours.\n#  [bridge.builds]\n".to_owned(),
         "pool.NAME" => "\n# One section for each pool of `journeyman controller`; the name is the pool's.\n#  [pool.core]\n".to_owned(),
         table if table.starts_with("pool.NAME.") => format!("\n#  [{}]\n", table.replace("NAME", "core")),
+        "demand.NAME" => "\n# One section for each queue of elsewhere that a pool of `journeyman controller` has workers for.\n#  [demand.builds]\n".to_owned(),
         "queue.clients.NAME" => "\n# One section for each client of the embedded queue; the name is the client id.\n# [queue.clients.worker]\n".to_owned(),
         table => format!("\n[{table}]\n"),
     }
@@ -211,6 +213,11 @@ fn heading(table: &str) -> String {
 fn sample(key: &Key) -> String {
     let name = key.key.rsplit('.').next().unwrap_or("");
     match name {
+        "kind" => "\"taskcluster\"".to_owned(),
+        "pool" => "\"core\"".to_owned(),
+        "key" => "\"42\"".to_owned(),
+        "root_url" => "\"https://tc.example.com\"".to_owned(),
+        "task_queue" => "\"provisioner/worker-type\"".to_owned(),
         "from" => "\"requests\"".to_owned(),
         "to" => "\"builds\"".to_owned(),
         "socket" if key.key.starts_with("handler.") => "\"/run/echo/echo.sock\"".to_owned(),

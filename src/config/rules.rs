@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::check::join;
+use super::demand::Demand;
 use super::pool::{Driver, Pool, Profile};
 use super::problem::{Code, Origin, Problem, nearest};
 use super::schema::{
@@ -50,6 +51,9 @@ pub(super) fn check(
         );
         rules.push(Code::Conflict, "http.listen", what, "use 127.0.0.1, or set `reach`");
     }
+    for (name, demand) in &config.demand {
+        rules.demand(config, name, demand);
+    }
     for (id, client) in &config.queue.clients {
         let key = format!("queue.clients.{id}");
         rules.one_of(&key, "access_token", client.access_token.is_some(), client.access_token_file.is_some());
@@ -60,6 +64,23 @@ pub(super) fn check(
 }
 
 impl Rules<'_> {
+    /// A queue of elsewhere leads to a pool that there is, as one that may count.
+    fn demand(&mut self, config: &Config, name: &str, demand: &Demand) {
+        let key = format!("demand.{name}");
+        if !config.pool.contains_key(&demand.pool) {
+            let near = nearest(&demand.pool, config.pool.keys().map(String::as_str));
+            let label = near.map_or_else(String::new, |near| format!("did you mean `{near}`?"));
+            self.push(Code::Conflict, &join(&key, "pool"), format!("there is no [pool.{}]", demand.pool), &label);
+        }
+        self.one_of(&key, "access_token", demand.access_token.is_some(), demand.access_token_file.is_some());
+        self.one_of(&key, "certificate", demand.certificate.is_some(), demand.certificate_file.is_some());
+        let token = demand.access_token.is_some() || demand.access_token_file.is_some();
+        if demand.client_id.is_some() != token {
+            let what = format!("[{key}] needs both `client_id` and `access_token_file`, or neither");
+            self.push(Code::Missing, &key, what, "");
+        }
+    }
+
     fn source(&mut self, config: &Config, name: &str, source: &Source) {
         let key = format!("source.{name}");
         self.one_of(&key, "access_token", source.access_token.is_some(), source.access_token_file.is_some());

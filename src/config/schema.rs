@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::demand::Demand;
 use super::pool::Pool;
 use super::values::{File, Filter, Listen, Queue as TaskQueue, Secret, SecretFile, Size, Span, Url, WorkerName};
 use crate::limits::{
@@ -32,6 +33,8 @@ pub struct Config {
     pub bridge: BTreeMap<String, Bridge>,
     /// Worker groups that `journeyman controller` keeps by demand, by the name of their pool. The broker is that of `[amqp]`.
     pub pool: BTreeMap<String, Pool>,
+    /// Queues of elsewhere whose tasks are done by workers of these pools, by name.
+    pub demand: BTreeMap<String, Demand>,
     /// What runs payloads, by name. `command` exists without being written.
     pub handler: BTreeMap<String, Handler>,
     /// The embedded queue (`journeyman queue` and `journeyman dev`).

@@ -11,6 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use secrecy::zeroize::Zeroizing;
 
 use super::Environment;
+use super::demand::Demand;
 use super::schema::{Client, Source};
 use super::values::{Secret, SecretFile};
 use crate::limits::{SECRET_BYTES_MAX, SECRET_WAIT};
@@ -64,6 +65,19 @@ impl Credentials {
         let certificate = one(source.certificate.as_ref(), source.certificate_file.as_ref(), "a certificate")?;
         Ok(token.map(|access_token| Self { client_id, access_token, certificate }))
     }
+}
+
+/// Reads what counting a queue of elsewhere needs; `None` where it names no client.
+///
+/// # Errors
+///
+/// As [`Credentials::of_source`].
+pub fn of_demand(demand: &Demand, environment: &Environment) -> Result<Option<Credentials>, NoSecret> {
+    let Some(client_id) = demand.client_id.clone() else { return Ok(None) };
+    let one = |value, file, what| one(value, file, what, environment);
+    let token = one(demand.access_token.as_ref(), demand.access_token_file.as_ref(), "an access token")?;
+    let certificate = one(demand.certificate.as_ref(), demand.certificate_file.as_ref(), "a certificate")?;
+    Ok(token.map(|access_token| Credentials { client_id, access_token, certificate }))
 }
 
 /// Reads the address of the AMQP broker; `None` where nobody names one.

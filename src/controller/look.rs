@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use super::demand::Known;
 use super::staff::Seen;
-use super::view::{Broker, Counts, Doing, Fault, Group, Phase, Pool, Role, Scaled, Worker, Workers};
+use super::view::{Broker, Counts, Demand, Doing, Fault, Group, Phase, Pool, Role, Scaled, Worker, Workers};
 use super::{Controller, Ended};
 use crate::domain::group::{self, Key, scale};
 use crate::domain::time::Instant;
@@ -41,6 +42,7 @@ impl Controller {
             starts_workers: self.staff.starts_workers(),
             workers,
             groups,
+            demands: self.demands.iter().map(|(name, known)| demand(name, known)).collect(),
             orphans: self.tally.orphans.get(),
             counts: self.counts(),
             last_error: self.fault.as_ref().map(|ended| fault(ended, now)),
@@ -102,6 +104,16 @@ impl Controller {
             workers_failed: tally.failed.get(),
             broker_losses: tally.losses.get(),
         }
+    }
+}
+
+fn demand(name: &str, known: &Known) -> Demand {
+    Demand {
+        name: name.to_owned(),
+        key: known.key.as_str().to_owned(),
+        pending: known.counts.map(|counts| counts.pending),
+        claimed: known.counts.and_then(|counts| counts.claimed),
+        trouble: known.trouble.clone(),
     }
 }
 

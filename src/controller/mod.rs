@@ -5,6 +5,7 @@
 //! loop carries that out; what waits for the broker waits beside it. Whoever holds the lock queue of a pool is its controller,
 //! any other one stands by. Workers outlive the controller, and the next one finds them again.
 
+mod demand;
 mod driver;
 mod escape;
 mod look;
@@ -19,6 +20,7 @@ mod tally;
 mod topology;
 pub mod view;
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
@@ -39,10 +41,12 @@ use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::limits::{CONTROLLER_ASKS_MAX, CONTROLLER_MUSTER_WAIT};
 
+pub use demand::Demand;
 pub use driver::{Cluster, Commands, Containers, Means, Posting, Program, Scaling, Template};
 pub use names::{Names, Spelling};
 pub use topology::{Keeping, Profile};
 
+use demand::Known;
 use driver::News;
 use orders::{Order, Refused};
 use session::{Here, Over};
@@ -67,6 +71,8 @@ pub struct Settings {
     pub tuning: Tuning,
     /// Who starts its workers.
     pub posting: Posting,
+    /// What else than requests its workers are for.
+    pub demands: Vec<Demand>,
     /// The `x-status` of answers that the controller gives in a worker's place.
     pub dead_letter_status: String,
 }
@@ -157,6 +163,8 @@ struct Controller {
     role_since: Instant,
     here: Here,
     orders: Orders,
+    /// By their names.
+    demands: BTreeMap<String, Known>,
     tally: Arc<Tally>,
     /// Why there is no connection.
     lost: Option<String>,
@@ -184,6 +192,7 @@ pub async fn run(settings: Settings, asks: Asks, leave: CancellationToken) -> io
         role_since: clock.now(),
         here: Here::default(),
         orders: Orders::default(),
+        demands: BTreeMap::new(),
         tally,
         lost: None,
         fault: None,

@@ -5,8 +5,8 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Controller;
 use super::view::{self, Role};
+use super::{Controller, Means, Scaling};
 use crate::domain::group::orders::{Numbers, Pause};
 use crate::domain::group::pool::Event;
 use crate::domain::group::{KEY_BYTES_MAX, Key};
@@ -100,7 +100,7 @@ impl Controller {
             }
             Order::Scale { key, min, max, seconds } => self.scale(&key, min, max, seconds, by, now)?,
             Order::Drain { worker } => {
-                if !self.staff.drain(&worker, now) {
+                if !self.staff.drain(&worker) {
                     let text = format!("pool {} has no worker {worker} that could be told to go", self.settings.pool);
                     return Err(Refused::Missing(text));
                 }
@@ -143,6 +143,11 @@ impl Controller {
             } else {
                 Err(Refused::Untimely(text))
             };
+        }
+        if let Means::Kubernetes(cluster) = &self.settings.posting.means
+            && matches!(cluster.scaling, Scaling::Keda { .. })
+        {
+            return Err(Refused::Untimely("KEDA decides how many workers a group has".to_owned()));
         }
         if min.is_none() && max.is_none() {
             return Err(Refused::Senseless("`min` or `max` has to say how many workers are meant".to_owned()));

@@ -4,16 +4,16 @@
 //! Where a controller answers, groups and workers are as it sees them. Where none does, they are what one would find that is
 //! started now: the workers of this host and the queues of the keys that were written down.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use lapin::{Channel, Connection};
 use serde::Serialize;
 use tokio::time::timeout;
 
-use super::Settings;
-use super::subprocess::Subprocesses;
-use super::topology;
+use super::driver::{self, Found, Standing, Trouble};
+use super::memory::Memory;
 use super::view::{self, Phase};
+use super::{Means, Settings, topology};
 use crate::amqp;
 use crate::domain::group::pool::Answer;
 use crate::domain::group::scale::{Decision, Doing, Group, Load, Rest, Scale, Worker};
@@ -106,7 +106,7 @@ pub async fn plan(settings: &Settings, seen: Option<&view::Pool>, asked: &[Key])
     };
     let mut drafts = match seen {
         Some(pool) => of_view(pool, settings, now),
-        None => of_host(settings, now),
+        None => of_host(settings, now).await?,
     };
     for key in asked {
         let draft = drafts.entry(key.clone()).or_insert_with(|| draft(key, settings));
@@ -124,6 +124,17 @@ pub async fn plan(settings: &Settings, seen: Option<&view::Pool>, asked: &[Key])
             queues.insert(key.clone(), queue);
         }
     }
+    for demand in &settings.demands {
+        let counts = demand.counts().await.map_err(|refused| Refused {
+            what: format!("the demand {} cannot be counted: {}", demand.name, refused.what),
+            ..refused
+        })?;
+        let draft = drafts.entry(demand.key.clone()).or_insert_with(|| draft(&demand.key, settings));
+        draft.load = counts.over(draft.load);
+        if !draft.load.is_none() {
+            draft.phase = Some(group::Phase::Active);
+        }
+    }
     let depth = |looked| match looked {
         Looked::There(queue) => Some(queue.ready),
         Looked::Missing | Looked::Locked => None,
@@ -133,7 +144,7 @@ pub async fn plan(settings: &Settings, seen: Option<&view::Pool>, asked: &[Key])
     // Nothing waits for the broker's word that the connection is over.
     drop(connection.close(200, "done".into()).await);
     let groups: Vec<Group> = drafts.into_values().collect();
-    let starts_workers = settings.program.is_some();
+    let starts_workers = !matches!(settings.posting.means, Means::None);
     let decisions = if starts_workers { decided(&groups, settings, now) } else { BTreeMap::new() };
     let groups = groups.iter().map(|group| planned(group, &queues, decisions.get(&group.key))).collect();
     let (pool, broker) = (settings.pool.clone(), settings.broker.shown().to_owned());
@@ -202,24 +213,23 @@ fn of_view(pool: &view::Pool, settings: &Settings, now: Instant) -> BTreeMap<Key
 }
 
 /// As a controller would find them that is started now: each for a whole life.
-fn of_host(settings: &Settings, now: Instant) -> BTreeMap<Key, Group> {
-    let Some(program) = &settings.program else { return BTreeMap::new() };
-    let mut drafts: BTreeMap<Key, Group> = BTreeMap::new();
-    let found = Subprocesses::peek(program);
-    let known: BTreeSet<Key> = found.keys.iter().filter_map(|key| Key::new(key)).collect();
-    for key in &known {
-        drafts.insert(key.clone(), draft(key, settings));
-    }
-    for (id, key) in found.workers {
-        let Some(key) = settings.names.key(&key) else { continue };
+async fn of_host(settings: &Settings, now: Instant) -> Result<BTreeMap<Key, Group>, Refused> {
+    let posting = &settings.posting;
+    let found = driver::peek(posting).await;
+    let found = found.map_err(|Trouble(why)| trouble(format!("it is not known which workers are there: {why}")))?;
+    let starts_workers = !matches!(posting.means, Means::None);
+    let known = Memory::new(starts_workers.then(|| posting.folder.clone())).read();
+    let mut drafts: BTreeMap<Key, Group> = known.into_iter().map(|key| (key.clone(), draft(&key, settings))).collect();
+    for Found { id, key, standing } in found {
         let draft = drafts.entry(key.clone()).or_insert_with(|| draft(&key, settings));
         // What one that was found does nobody knows yet.
-        draft.workers.push(Worker { id: id.into(), doing: Doing::Busy, since: now });
+        let doing = if standing == Standing::Going { Doing::Going } else { Doing::Busy };
+        draft.workers.push(Worker { id: id.into(), doing, since: now });
     }
     for draft in drafts.values_mut() {
         draft.phase = Some(group::Phase::Active);
     }
-    drafts
+    Ok(drafts)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

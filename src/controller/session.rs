@@ -10,8 +10,10 @@ use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions, Queu
 use lapin::types::FieldTable;
 use lapin::{Channel, Connection, Consumer};
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
+use super::demand;
 use super::names::Names;
 use super::publish::{self, Obituary, Orphan, confirming, next};
 use super::tally::Tally;
@@ -25,7 +27,7 @@ use crate::domain::group::scale::Load;
 use crate::domain::time::Instant;
 use crate::limits::{
     AMQP_CALL_TIMEOUT, CONTROLLER_BIND_TRIES, CONTROLLER_GROUPS_MAX, CONTROLLER_LETTERS_MAX, CONTROLLER_LOOK_EVERY,
-    CONTROLLER_ORPHAN_WAIT, CONTROLLER_ORPHANS_MAX, CONTROLLER_STANDBY_LOOK, CONTROLLER_STEPS_MAX,
+    CONTROLLER_ORPHAN_WAIT, CONTROLLER_ORPHANS_MAX, CONTROLLER_STANDBY_LOOK, CONTROLLER_STEPS_MAX, DEMAND_COUNTS_MAX,
 };
 
 /// It cannot go on.
@@ -109,6 +111,11 @@ async fn control(
     for key in controller.staff.counts(&controller.staff.remembered().into_iter().collect()).into_keys() {
         controller.pool.handle(Event::Found(key), clock.now());
     }
+    let (counts, mut counted) = mpsc::channel(DEMAND_COUNTS_MAX);
+    let mut watching = JoinSet::new();
+    for demand in &settings.demands {
+        watching.spawn(demand::watch(demand.clone(), counts.clone()));
+    }
     let mut look = interval(CONTROLLER_LOOK_EVERY);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -118,6 +125,7 @@ async fn control(
             biased;
             Some(finished) = results.recv() => controller.finished(epoch, finished),
             Some(key) = strayed.recv() => controller.pool.handle(Event::Strayed(key), clock.now()),
+            Some(counted) = counted.recv() => controller.counted(counted),
             Some(ask) = controller.asked.recv() => controller.hear(ask),
             news = controller.staff.news() => controller.told(news),
             orphan = next(&mut orphans) => {
@@ -237,7 +245,12 @@ impl Controller {
     }
 
     pub(super) fn plan(&mut self) {
-        self.staff.plan(self.pool.tracker(), &self.here.loads, &self.orders, self.clock.now());
+        let mut loads = self.here.loads.clone();
+        for key in self.demands.values().map(|known| &known.key) {
+            let own = loads.get(key).copied().unwrap_or_default();
+            loads.insert(key.clone(), self.with_demand(key, own));
+        }
+        self.staff.plan(self.pool.tracker(), &loads, &self.orders, self.clock.now());
     }
 
     /// Answers an orphan that will have no queue.

@@ -201,13 +201,24 @@ impl Staff {
     }
 
     /// Tells one to go. Whether there is one that could be told.
-    pub(super) fn drain(&mut self, id: &str, now: Instant) -> bool {
-        let (Some(driver), Some(member)) = (&mut self.driver, self.members.get_mut(id)) else { return false };
+    pub(super) fn drain(&mut self, id: &str) -> bool {
+        let (Some(driver), Some(member)) = (&self.driver, self.members.get_mut(id)) else { return false };
         if !member.going {
-            member.going = true;
-            driver.stop(id, now);
+            member.going = driver.stop(id);
         }
-        true
+        member.going
+    }
+
+    /// So many of a key are at work at least, as the queue says that they claim from: who does not report is known by that.
+    pub(super) fn claimed(&mut self, key: &Key, count: u32, now: Instant) {
+        let of_key = || self.members.values().filter(|member| member.key == *key && !member.going);
+        let ready = of_key().filter(|member| member.ready.is_some()).count();
+        let least = count.div_ceil(self.limits.concurrency.max(1));
+        let silent = usize::try_from(least).unwrap_or(usize::MAX).saturating_sub(ready);
+        let starting = self.members.values_mut().filter(|member| member.key == *key && member.ready.is_none());
+        for member in starting.take(silent) {
+            (member.ready, member.busy) = (Some(now), Some(now));
+        }
     }
 
     /// Forgets that workers of a key did not last. Whether that is so.

@@ -43,6 +43,9 @@ pub struct Pool {
     pub workers: Workers,
     /// In the order of their keys.
     pub groups: Vec<Group>,
+    /// What else its workers are for: queues of elsewhere.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub demands: Vec<Demand>,
     /// Requests in hand that came under a key without a queue.
     pub orphans: u64,
     /// What has been counted since the start.
@@ -187,6 +190,24 @@ pub struct Group {
     /// How its last worker ended that was not told to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_end: Option<Fault>,
+}
+
+/// A queue of elsewhere, as it was counted last.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Demand {
+    /// As people call it.
+    pub name: String,
+    /// The group that is for it.
+    pub key: String,
+    /// Tasks that nobody has claimed; absent where nobody has said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pending: Option<u32>,
+    /// Tasks that are claimed; absent where we may not know.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claimed: Option<u32>,
+    /// Why there are no newer counts, where that is so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
 }
 
 /// A pause.

@@ -1,5 +1,6 @@
 //! `journeyman controller` between clients and workers that it starts, on a real broker.
 
+mod demand;
 mod dev;
 mod drivers;
 mod orders;

@@ -36,6 +36,7 @@ fn pool(name: &str, role: Role) -> Pool {
         starts_workers: true,
         workers: Workers::default(),
         groups: Vec::new(),
+        demands: Vec::new(),
         orphans: 0,
         counts: Counts::default(),
         last_error: None,

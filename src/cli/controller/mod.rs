@@ -19,19 +19,21 @@ use tokio_util::sync::CancellationToken;
 use super::exit::{Ended, Exit, Failure};
 use super::settings::{self, ControllerFlags, Settings};
 use super::worker::door;
-use super::{assemble, requests};
+use super::{assemble, place, requests};
+use crate::config::demand::Demand;
 use crate::config::pool::{Driver, Names, Pool, Profile, Scaling};
 use crate::config::values::File;
 use crate::config::{Config, Environment, secrets};
 use crate::control::controller::{Pools, serve, socket_in};
 use crate::control::server::{Reload, Socket};
 use crate::controller;
-use crate::domain::group::{scale, tracker};
+use crate::domain::group::{KEY_BYTES_MAX, Key, scale, tracker};
 use crate::host::clock::Clock;
 use crate::host::containment::{bequeath_nothing, harden};
 use crate::limits::{CONTROLLER_STANDBY_LOOK, TOKEN_BYTES_MIN};
 use crate::observe::controller::orders::{Orders, Telling, Token};
 use crate::observe::{self, log};
+use crate::source::taskcluster::{Api, ApiSettings, Timeouts};
 use reload::Reloader;
 
 /// `journeyman controller`
@@ -259,6 +261,7 @@ pub(in crate::cli) fn settings_of(
         },
         tuning: tuning_of(pool),
         posting: posting_of(name, pool)?,
+        demands: demands_of(name, config, environment)?,
         dead_letter_status: pool.dead_letter_status.clone(),
     })
 }
@@ -327,6 +330,32 @@ fn cluster_of(name: &str, pool: &Pool) -> Result<controller::Cluster, Failure> {
             }
         },
     })
+}
+
+/// The queues of elsewhere that a pool has workers for.
+fn demands_of(pool: &str, config: &Config, environment: &Environment) -> Result<Vec<controller::Demand>, Failure> {
+    let of = |(name, demand): (&String, &Demand)| {
+        let failed = |what: String| Failure::new(Exit::Config, format!("[demand.{name}]: {what}"));
+        let own = secrets::of_demand(demand, environment)?;
+        let own = own.map(|own| place::credentials(&own.client_id, &own.access_token, own.certificate.as_ref()));
+        let settings = ApiSettings {
+            root_url: demand.root_url.as_str().to_owned(),
+            queue_url: None,
+            credentials: own.transpose()?,
+            proxy: None,
+            allow_hosts: Vec::new(),
+            timeouts: Timeouts::default(),
+        };
+        let too_long = || failed(format!("`key` has {KEY_BYTES_MAX} bytes at most"));
+        Ok(controller::Demand {
+            name: name.clone(),
+            key: Key::new(&demand.key).ok_or_else(too_long)?,
+            api: Api::new(settings).map_err(|error| failed(error.to_string()))?,
+            task_queue: demand.task_queue.to_string(),
+            every: demand.every.0,
+        })
+    };
+    config.demand.iter().filter(|(_, demand)| demand.pool == pool).map(of).collect()
 }
 
 /// What can be changed while a controller runs.

@@ -16,7 +16,7 @@ use crate::config::environment::SOCKET_VARIABLE;
 use crate::config::values::Span;
 use crate::control::client::{Client, Error};
 use crate::control::controller::Status;
-use crate::controller::view::{Fault, Group, Paused, Phase, Pool, Role, Workers};
+use crate::controller::view::{Demand, Fault, Group, Paused, Phase, Pool, Role, Workers};
 
 /// Which controller.
 #[derive(Debug, Args)]
@@ -137,6 +137,9 @@ fn of_pool(pool: &Pool) -> String {
         line("", &format!("nobody is started or told to go: {}", of_pause(paused)));
     }
     line("workers", &all_workers(pool));
+    for demand in &pool.demands {
+        line("demand", &of_demand(demand));
+    }
     let counts = pool.counts;
     line("orphans", &format!("{} in hand   {} forwarded", pool.orphans, counts.orphans_forwarded));
     line("answered", &format!("{} in a worker's place   {} put aside as poison", counts.dead_letters, counts.poison));
@@ -182,6 +185,18 @@ fn workers(workers: Workers) -> String {
     let there: Vec<String> =
         kinds.iter().filter(|(count, _)| *count > 0).map(|(count, kind)| format!("{count} {kind}")).collect();
     if there.is_empty() { "none".to_owned() } else { there.join(", ") }
+}
+
+fn of_demand(demand: &Demand) -> String {
+    let number = |count: Option<u32>| count.map_or_else(|| "?".to_owned(), |count| count.to_string());
+    let trouble = demand.trouble.as_ref().map_or_else(String::new, |why| format!("   NOT COUNTED: {}", plain(why)));
+    format!(
+        "{} for {}   {} pending   {} claimed{trouble}",
+        plain(&demand.name),
+        plain(&demand.key),
+        number(demand.pending),
+        number(demand.claimed)
+    )
 }
 
 fn of_pause(paused: &Paused) -> String {
@@ -299,6 +314,7 @@ mod tests {
             starts_workers: true,
             workers: Workers::default(),
             groups,
+            demands: Vec::new(),
             orphans: 0,
             counts: Counts::default(),
             last_error: None,

@@ -169,8 +169,7 @@ impl Stage {
 
     /// Workers outlive their controller; those of a demo do not.
     fn kill(&self) {
-        let Some(program) = &self.settings.program else { return };
-        for entry in fs::read_dir(&program.folder).into_iter().flatten().flatten() {
+        for entry in fs::read_dir(&self.settings.posting.folder).into_iter().flatten().flatten() {
             let record = fs::read(entry.path()).unwrap_or_default();
             let record: serde_json::Value = serde_json::from_slice(&record).unwrap_or_default();
             let pid = record.get("pid").and_then(serde_json::Value::as_i64).and_then(|pid| i32::try_from(pid).ok());

@@ -264,6 +264,26 @@ pub(super) fn engage(posting: &Posting, clock: Clock, tasks: &mut JoinSet<()>) -
     }))
 }
 
+/// Asks once who is there, and nothing else: no folder is made, and nobody is told anything.
+///
+/// # Errors
+///
+/// Where that is not told.
+pub(super) async fn peek(posting: &Posting) -> Result<Vec<Found>, Trouble> {
+    let Posting { pool, means, folder, grace, .. } = posting.clone();
+    let found = match means {
+        Means::None => Ok(Vec::new()),
+        Means::Subprocess(_) if !folder.exists() => Ok(Vec::new()),
+        Means::Subprocess(program) => within(Subprocesses::new(program, folder).list()).await,
+        Means::Exec(commands) => within(Exec { commands, pool }.list()).await,
+        Means::Docker(containers) => within(Daemon::new(containers, pool).list()).await,
+        Means::Kubernetes(cluster) => within(Kubernetes::new(*cluster, pool, grace)?.list()).await,
+        Means::Systemd(template) => within(Systemd::new(template, pool, folder).list()).await,
+    };
+    // What has ended is there no more.
+    found.map(|found| found.into_iter().filter(|found| !matches!(found.standing, Standing::Ended(_))).collect())
+}
+
 fn put_to_work(driver: impl Driver, grace: Duration, clock: Clock, tasks: &mut JoinSet<()>) -> Line {
     let (orders, ordered) = mpsc::channel(DRIVER_ORDERS_MAX);
     let (told, news) = mpsc::channel(DRIVER_NEWS_MAX);

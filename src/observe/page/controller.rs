@@ -115,6 +115,12 @@ fn facts(pool: &Pool) -> Markup {
                 } @else { "–" small { "somebody else starts them" } }
             } }
             div { dt { "requests that wait" } dd { (ready) small { "that no worker holds" } } }
+            @for demand in &pool.demands {
+                div { dt { "demand " (demand.name) " for " (demand.key) }
+                    dd { @match demand.pending { Some(pending) => { (pending) " pending" }, None => { "not counted" } }
+                        @if let Some(claimed) = demand.claimed { small { (claimed) " claimed" } }
+                        @if let Some(why) = &demand.trouble { small.warn { (why) } } } }
+            }
             div { dt { "orphans in hand" } dd { (pool.orphans) small { (counts.orphans_forwarded) " forwarded" } } }
             div { dt { "dead letters" } dd { (counts.dead_letters) " answered"
                 small class=(if counts.poison > 0 { "warn" } else { "" }) { (counts.poison) " put aside as poison" } } }
@@ -126,18 +132,18 @@ fn facts(pool: &Pool) -> Markup {
             } }
             div { dt { "broker" } dd {
                 @if pool.broker.connected { "connected" } @else { span.bad { "not connected" } }
-                small { "lost " (times(counts.broker_losses)) }
+                small { (lost(counts.broker_losses)) }
             } }
             div { dt { "reports of workers" } dd { (counts.reports) } }
         }
     }
 }
 
-fn times(count: u64) -> String {
-    match count {
-        0 => "never".to_owned(),
-        1 => "once".to_owned(),
-        count => format!("{count} times"),
+fn lost(times: u64) -> String {
+    match times {
+        0 => "never lost".to_owned(),
+        1 => "lost once".to_owned(),
+        times => format!("lost {times} times"),
     }
 }
 

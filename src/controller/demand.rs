@@ -1,0 +1,175 @@
+//! Demand that comes from elsewhere than AMQP: what waits in a queue of Taskcluster, and what its workers hold.
+//!
+//! Counts are asked for again and again, and the last ones stand until others come: a queue that does not answer takes nobody
+//! their worker.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::sleep;
+
+use super::{Controller, Ended};
+use crate::domain::group::Key;
+use crate::domain::group::pool::Event;
+use crate::domain::group::scale::Load;
+use crate::domain::refusal::Refusal;
+use crate::limits::{DEMAND_CLAIMED_MAX, TASK_LIST_PAGES_MAX};
+use crate::source::Refused;
+use crate::source::taskcluster::Api;
+
+/// A queue whose tasks are done by the workers of a group.
+#[derive(Clone)]
+pub struct Demand {
+    /// As people call it.
+    pub name: String,
+    /// The key of the group.
+    pub key: Key,
+    /// Who can tell.
+    pub api: Api,
+    /// The task queue.
+    pub task_queue: String,
+    /// How often it is asked.
+    pub every: Duration,
+}
+
+impl std::fmt::Debug for Demand {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Demand({} of {} for {})", self.name, self.task_queue, self.key)
+    }
+}
+
+impl Demand {
+    /// Counts once.
+    ///
+    /// # Errors
+    ///
+    /// Where the queue does not tell.
+    pub(super) async fn counts(&self) -> Result<Counts, Refused> {
+        count(&self.api, &self.task_queue, &mut Claims::Asked).await
+    }
+}
+
+impl Counts {
+    /// On top of what the group's own queue holds.
+    pub(super) fn over(self, load: Load) -> Load {
+        Load {
+            ready: load.ready.saturating_add(self.pending),
+            unacknowledged: match (load.unacknowledged, self.claimed) {
+                (Some(own), Some(claimed)) => Some(own.saturating_add(claimed)),
+                (own, claimed) => own.or(claimed),
+            },
+            ..load
+        }
+    }
+}
+
+/// What was counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Counts {
+    /// Tasks that nobody has claimed.
+    pub(super) pending: u32,
+    /// Tasks that are claimed; `None` where we may not know.
+    pub(super) claimed: Option<u32>,
+}
+
+/// What came of a count.
+pub(super) struct Counted {
+    name: String,
+    key: Key,
+    every: Duration,
+    counts: Result<Counts, Refused>,
+}
+
+/// What is known of a demand.
+pub(super) struct Known {
+    pub(super) key: Key,
+    pub(super) counts: Option<Counts>,
+    /// Why they are not newer, where that is so.
+    pub(super) trouble: Option<String>,
+}
+
+/// Counts until nobody listens.
+pub(super) async fn watch(demand: Demand, to: mpsc::Sender<Counted>) -> Option<Infallible> {
+    let Demand { name, key, api, task_queue, every } = demand;
+    // That it may not be known is said once, and not asked again.
+    let mut claims = Claims::Asked;
+    loop {
+        let counts = count(&api, &task_queue, &mut claims).await;
+        to.send(Counted { name: name.clone(), key: key.clone(), every, counts }).await.ok()?;
+        sleep(every).await;
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Claims {
+    Asked,
+    Secret,
+}
+
+async fn count(api: &Api, task_queue: &str, claims: &mut Claims) -> Result<Counts, Refused> {
+    let pending = u32::try_from(api.pending_count(task_queue).await?).unwrap_or(u32::MAX);
+    if *claims == Claims::Secret {
+        return Ok(Counts { pending, claimed: None });
+    }
+    match claimed(api, task_queue).await {
+        Ok(claimed) => Ok(Counts { pending, claimed: Some(claimed) }),
+        Err(refused) if matches!(refused.refusal, Refusal::Denied | Refusal::Gone | Refusal::Rejected) => {
+            tracing::warn!(task_queue, "claimed tasks are not counted, only those that wait: {}", refused.what);
+            *claims = Claims::Secret;
+            Ok(Counts { pending, claimed: None })
+        }
+        Err(refused) => Err(refused),
+    }
+}
+
+async fn claimed(api: &Api, task_queue: &str) -> Result<u32, Refused> {
+    let (mut claimed, mut token) = (0_usize, None);
+    for _ in 0..TASK_LIST_PAGES_MAX {
+        let page = api.claimed_tasks(task_queue, token.as_deref()).await?;
+        claimed += page.entries.len();
+        token = page.continuation_token;
+        if token.is_none() || claimed >= DEMAND_CLAIMED_MAX {
+            break;
+        }
+    }
+    Ok(u32::try_from(claimed).unwrap_or(u32::MAX))
+}
+
+impl Controller {
+    /// Takes in what was counted.
+    pub(super) fn counted(&mut self, counted: Counted) {
+        let Counted { name, key, every, counts } = counted;
+        let now = self.clock.now();
+        let known = self.demands.entry(name.clone());
+        let known = known.or_insert_with(|| Known { key: key.clone(), counts: None, trouble: None });
+        match counts {
+            Ok(counts) => {
+                if known.trouble.take().is_some() {
+                    tracing::info!(demand = name, "its queue answers again");
+                }
+                known.counts = Some(counts);
+                let claimed = counts.claimed.unwrap_or_default();
+                if counts.pending > 0 || claimed > 0 {
+                    // It is heard of again only then.
+                    self.pool.handle(Event::Demand { key: key.clone(), extra: every }, now);
+                }
+                self.staff.claimed(&key, claimed, now);
+            }
+            Err(refused) => {
+                let why = refused.what;
+                if known.trouble.is_none() {
+                    tracing::warn!(demand = name, "its queue cannot be asked, and the last counts stand: {why}");
+                }
+                self.fault = Some(Ended { at: now, what: format!("the demand {name}: {why}") });
+                known.trouble = Some(why);
+            }
+        }
+    }
+
+    /// What was counted of a group elsewhere, on top of what its own queue holds.
+    pub(super) fn with_demand(&self, key: &Key, load: Load) -> Load {
+        let counted = self.demands.values().filter(|known| known.key == *key).filter_map(|known| known.counts);
+        counted.fold(load, |load, counts| counts.over(load))
+    }
+}

@@ -1,0 +1,141 @@
+//! Workers of a pool for the tasks of a Taskcluster queue, by what that counts.
+
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use journeyman::domain::id::TaskId;
+use journeyman::queue::{self, Client as QueueClient, Db, Running as Service};
+use journeyman::source::taskcluster::words::{fresh_id, stamp};
+use journeyman::source::taskcluster::{Api, ApiSettings, Credentials, Timeouts};
+use serde_json::{Value, json};
+
+use super::seen::{status, until};
+use super::{Pool, READY};
+use crate::support::within;
+
+/// A queue of tasks, and who asks it.
+struct Tasks {
+    service: Service,
+    api: Api,
+}
+
+impl Tasks {
+    async fn start(folder: &std::path::Path) -> Self {
+        let mut settings = queue::Settings::new(Db::Memory, folder.join("artifacts"));
+        let client = |id: &str, scopes: &[&str]| QueueClient {
+            client_id: id.to_owned(),
+            access_token: "secret-token".to_owned().into(),
+            scopes: scopes.iter().map(ToString::to_string).collect(),
+        };
+        // Who counts for the pool may not list what is claimed in the other queue.
+        let counts = ["queue:pending-count:far/side", "queue:claimed-list:far/side", "queue:pending-count:far/other"];
+        settings.clients = vec![client("tester", &["*"]), client("counter", &counts)];
+        settings.long_poll = Duration::from_millis(200);
+        let service = queue::start(settings).await.expect("the queue starts");
+        let api = Api::new(ApiSettings {
+            root_url: service.root_url().to_owned(),
+            queue_url: None,
+            credentials: Some(Credentials::new("tester", "secret-token".to_owned().into(), None).expect("credentials")),
+            proxy: None,
+            allow_hosts: Vec::new(),
+            timeouts: Timeouts::default(),
+        });
+        Self { service, api: api.expect("an address") }
+    }
+
+    /// A task that ends when its file is there.
+    async fn create(&self, task_queue: &str, waits_for: &std::path::Path) -> TaskId {
+        let (id, now) = (fresh_id(), Timestamp::now());
+        let (provisioner, worker_type) = task_queue.split_once('/').expect("a slash");
+        let waits = format!("until [ -e {} ]; do sleep 0.05; done", waits_for.display());
+        let definition = json!({
+            "provisionerId": provisioner,
+            "workerType": worker_type,
+            "created": stamp(now),
+            "deadline": stamp(now + SignedDuration::from_mins(60)),
+            "payload": { "command": [["/bin/sh", "-c", waits]], "maxRunTime": 600 },
+            "metadata": { "name": "n", "description": "d", "owner": "o@example.com", "source": "https://example.com/" },
+        });
+        self.api.create_task(&id, definition).await.expect("it is created");
+        id
+    }
+
+    /// The section of a demand.
+    fn demand(&self, name: &str, pool: &str, task_queue: &str) -> String {
+        format!(
+            "[demand.{name}]\nkind = \"taskcluster\"\npool = \"{pool}\"\nkey = \"builds\"\nroot_url = \"{}\"\n\
+             task_queue = \"{task_queue}\"\nclient_id = \"counter\"\naccess_token_file = \"token\"\nevery = \"1s\"\n",
+            self.service.root_url()
+        )
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_are_started_for_the_tasks_of_a_queue_and_go_when_none_are_left() {
+    let Some(pool) = Pool::new().await else { return };
+    let here = pool.folder.path();
+    let tasks = Tasks::start(here).await;
+    std::fs::write(here.join("token"), "secret-token").expect("it is written");
+    let worker = format!(
+        "[worker]\npoll_interval = \"200ms\"\n[host]\nspot = \"off\"\n[source.builds]\nkind = \"taskcluster\"\nroot_url = \"{}\"\n\
+         task_queue = \"far/side\"\nclient_id = \"tester\"\naccess_token_file = \"{}\"\n",
+        tasks.service.root_url(),
+        here.join("token").display()
+    );
+    std::fs::write(here.join("worker.toml"), worker).expect("it is written");
+    let command = format!(
+        "command = [\"/bin/sh\", \"-c\", 'exec {} worker --config {here}/worker.toml --work-dir {here}/$WORKER_ID']\n",
+        env!("CARGO_BIN_EXE_journeyman"),
+        here = here.display()
+    );
+    let demand =
+        tasks.demand("ci", &pool.name, "far/side").replace("\"token\"", &format!("\"{}/token\"", here.display()));
+    let go = here.join("go");
+    let ids = [tasks.create("far/side", &go).await, tasks.create("far/side", &go).await];
+    let mut controller =
+        pool.controller(&format!("unbind_delay = \"2s\"\nstop_delay = \"1s\"\nmin = 0\nmax = 4\n{command}{demand}"));
+    controller.says(READY).await;
+    let socket = here.join("workers/controller.sock");
+    let both = |seen: &Value| seen["demands"][0]["claimed"] == 2 && seen["counts"]["workers_started"] == 2;
+    let seen = until(&socket, "two workers hold the two tasks", both).await;
+    assert_eq!((&seen["demands"][0]["name"], &seen["demands"][0]["pending"]), (&"ci".into(), &0.into()), "{seen}");
+    assert_eq!(
+        (&seen["groups"][0]["key"], &seen["groups"][0]["phase"]),
+        (&"builds".into(), &"active".into()),
+        "{seen}"
+    );
+    // Nothing waits any more, and nobody is told to go: they hold what was claimed.
+    let seen = until(&socket, "they are at work", |seen| seen["groups"][0]["workers"]["starting"] == 0).await;
+    assert_eq!((&seen["workers"]["going"], &seen["groups"][0]["wanted"]), (&0.into(), &2.into()), "{seen}");
+    let table = status(&socket, &[]).await;
+    assert!(table.contains("ci for builds   0 pending   2 claimed"), "{table}");
+
+    std::fs::write(&go, "").expect("it is written");
+    for id in &ids {
+        within("the task is done", async {
+            while tasks.api.task_status(id).await.expect("a status")["state"] != "completed" {}
+        })
+        .await;
+    }
+    until(&socket, "its workers have gone", |seen| seen["groups"] == json!([])).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_may_not_be_listed_is_counted_by_what_waits_and_one_that_is_gone_keeps_its_last_count() {
+    let Some(pool) = Pool::new().await else { return };
+    let here = pool.folder.path();
+    let tasks = Tasks::start(here).await;
+    std::fs::write(here.join("token"), "secret-token").expect("it is written");
+    let demand = tasks.demand("other", &pool.name, "far/other");
+    let demand = demand.replace("\"token\"", &format!("\"{}/token\"", here.display()));
+    tasks.create("far/other", &here.join("never")).await;
+    let mut controller = pool.controller(&format!("command = [\"/bin/sleep\", \"600\"]\n{demand}"));
+    controller.says("claimed tasks are not counted, only those that wait").await;
+    let socket = here.join("workers/controller.sock");
+    let counted = |seen: &Value| seen["demands"][0]["pending"] == 1 && seen["groups"][0]["wanted"] == 1;
+    let seen = until(&socket, "what waits is counted", counted).await;
+    assert_eq!(seen["demands"][0].get("claimed"), None, "{seen}");
+    tasks.service.stop().await;
+    let seen = until(&socket, "it is not told any more", |seen| seen["demands"][0]["trouble"].is_string()).await;
+    assert_eq!((&seen["demands"][0]["pending"], &seen["groups"][0]["wanted"]), (&1.into(), &1.into()), "{seen}");
+}
