@@ -226,6 +226,7 @@ fn sample(key: &Key) -> String {
         "network" => "\"host\"".to_owned(),
         "service_account" => "\"worker\"".to_owned(),
         "template" => "\"/etc/journeyman/pod.json\"".to_owned(),
+        "token_file" if key.key.starts_with("http.") => "\"/etc/journeyman/http-token\"".to_owned(),
         "token_file" => "\"/var/run/secrets/kubernetes.io/serviceaccount/token\"".to_owned(),
         "ca_file" if key.key.starts_with("pool.") => {
             "\"/var/run/secrets/kubernetes.io/serviceaccount/ca.crt\"".to_owned()
@@ -251,7 +252,6 @@ fn sample(key: &Key) -> String {
         "env_allow" => "[\"PATH\", \"LANG\"]".to_owned(),
         "client_id" => "\"worker/build\"".to_owned(),
         "access_token_file" => "\"/etc/journeyman/access-token\"".to_owned(),
-        "token_file" => "\"/etc/journeyman/http-token\"".to_owned(),
         "uri_file" => "\"/etc/journeyman/amqp-uri\"".to_owned(),
         "management" => "\"http://127.0.0.1:15672\"".to_owned(),
         "ca_file" => "\"/etc/journeyman/amqp-ca.pem\"".to_owned(),

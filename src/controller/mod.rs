@@ -204,7 +204,7 @@ pub async fn run(settings: Settings, asks: Asks, leave: CancellationToken) -> io
         let (mut jitter, mut epoch) = (Jitter::seeded(seed), 0);
         loop {
             epoch += 1;
-            let over = session::live(&mut controller, epoch).await;
+            let over = Box::pin(session::live(&mut controller, epoch)).await;
             let again = controller.lost(over, &mut jitter);
             controller.meanwhile(clock.sleep_until(again)).await;
         }
