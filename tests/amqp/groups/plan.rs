@@ -61,6 +61,7 @@ async fn a_plan_beside_a_controller_shows_what_another_configuration_would_do_an
     assert_eq!((&seen["workers"]["going"], &seen["counts"]["workers_started"]), (&0.into(), &1.into()), "{seen}");
 
     // The next one would find the worker that is left.
+    let more = pool.write(&format!("min = 3\nmax = 3\n{echo}"));
     controller.signal(Signal::KILL);
     controller.ends().await;
     let planned = within("the lock goes", async {
