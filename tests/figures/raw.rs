@@ -217,13 +217,11 @@ impl Ask for Library {
     fn ask(&self) -> Answered<'_> {
         Box::pin(async {
             let call = Call {
-                exchange: String::new(),
                 key: self.queue.clone(),
                 path: Some("/nothing".to_owned()),
-                headers: Default::default(),
-                message_id: None,
                 body: body(),
                 timeout: PATIENCE,
+                ..Call::default()
             };
             let answer = self.client.call(&call).await?;
             if answer.is_ok() && answer.body == NOTHING { Ok(()) } else { Err(format!("{answer:?}").into()) }

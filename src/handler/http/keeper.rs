@@ -322,14 +322,16 @@ pub(super) async fn stays(http: &Inner) -> bool {
     let mut byte = [0];
     let closed = async {
         match &http.settings.target {
-            Target::Unix(socket) => match UnixStream::connect(socket).await {
-                Ok(mut open) => drop(open.read(&mut byte).await),
-                Err(_) => {}
-            },
-            Target::Tcp(url) => match tcp(url).await {
-                Some(mut open) => drop(open.read(&mut byte).await),
-                None => {}
-            },
+            Target::Unix(socket) => {
+                if let Ok(mut open) = UnixStream::connect(socket).await {
+                    drop(open.read(&mut byte).await);
+                }
+            }
+            Target::Tcp(url) => {
+                if let Some(mut open) = tcp(url).await {
+                    drop(open.read(&mut byte).await);
+                }
+            }
         }
     };
     timeout(SERVICE_STAYS, closed).await.is_err()
