@@ -64,8 +64,9 @@ pub(crate) fn secrets(bytes: &[u8]) {
     let broken = |(place, character): (usize, char)| format!("{character}{}", end_of(place));
     let characters: Vec<String> =
         engine.encode([before, secret.as_bytes(), after].concat()).chars().enumerate().map(broken).collect();
+    // Those that are of the secret alone; of a short one there may be none.
     let own = (before.len() * 8).div_ceil(6)..(before.len() + secret.len()) * 8 / 6;
-    let told = characters[own].concat();
+    let told = characters.get(own).unwrap_or_default().concat();
     let log = [before, secret.as_bytes(), after, characters.concat().as_bytes(), b"|"].concat();
 
     let mut set = Needles::new(if manner & 8 == 0 { Shapes::Known } else { Shapes::Unknown });
