@@ -329,7 +329,8 @@ impl Staff {
         let what = log.as_ref().map_or_else(|| how.clone(), |log| format!("{how}; its log is {log}"));
         let short_lives = self.failed(&member.key, end, what, now);
         tracing::warn!(worker = id, key = %member.key, short_lives, "a worker has ended: {how}");
-        tracing::debug!(worker = id, "its last words: {last_words}");
+        // What it said may hold what a request held: that stays in its own log.
+        tracing::debug!(worker = id, bytes = last_words.len(), "it has left last words");
     }
 
     /// One has come to an end that nobody wanted. Answers with how many in a row did not last.
