@@ -7,6 +7,7 @@
 pub mod headers;
 pub mod management;
 mod name;
+mod sound;
 #[cfg(feature = "amqps")]
 mod tls;
 mod wire;
@@ -28,6 +29,7 @@ use crate::source::Refused;
 
 pub use lapin;
 pub use name::{TooLong, short, short_or_none};
+pub use sound::SUBSTITUTE;
 
 /// What it takes to reach a broker.
 #[derive(Debug, Clone)]

@@ -58,7 +58,7 @@ impl Tls {
     /// Encrypts.
     pub(super) async fn around(&self, stream: TcpStream) -> io::Result<Wire> {
         let stream = self.connector.connect(self.host.clone(), stream).await?;
-        Ok(Wire::Tls(Box::new(stream.compat())))
+        Ok(stream.compat().into())
     }
 }
 

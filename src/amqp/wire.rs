@@ -18,6 +18,8 @@ use futures_core::Stream;
 use futures_io::{AsyncRead, AsyncWrite};
 use tokio_util::compat::{Compat, TokioAsyncReadCompatExt as _};
 
+use super::sound::Sound;
+
 /// The runtime as lapin sees it: tokio, with streams of our own.
 pub(super) type Kit = RuntimeParts<Tokio, Wires>;
 
@@ -34,7 +36,15 @@ pub(super) struct Wires {
 }
 
 /// A connection to a broker.
-pub(super) enum Wire {
+pub(super) struct Wire {
+    line: Line,
+    sound: Sound,
+    /// What has come and was not passed on yet, from there on.
+    come: Vec<u8>,
+    passed: usize,
+}
+
+enum Line {
     /// As it is.
     Plain(Compat<tokio::net::TcpStream>),
     /// Encrypted.
@@ -44,16 +54,29 @@ pub(super) enum Wire {
 
 impl From<tokio::net::TcpStream> for Wire {
     fn from(stream: tokio::net::TcpStream) -> Self {
-        Self::Plain(stream.compat())
+        Line::Plain(stream.compat()).into()
+    }
+}
+
+impl From<Line> for Wire {
+    fn from(line: Line) -> Self {
+        Self { line, sound: Sound::default(), come: Vec::new(), passed: 0 }
+    }
+}
+
+#[cfg(feature = "amqps")]
+impl From<Compat<tokio_rustls::client::TlsStream<tokio::net::TcpStream>>> for Wire {
+    fn from(stream: Compat<tokio_rustls::client::TlsStream<tokio::net::TcpStream>>) -> Self {
+        Line::Tls(Box::new(stream)).into()
     }
 }
 
 impl Wire {
     fn with<T>(self: Pin<&mut Self>, of: impl FnOnce(Pin<&mut dyn Both>) -> T) -> T {
-        match self.get_mut() {
-            Self::Plain(stream) => of(Pin::new(stream)),
+        match &mut self.get_mut().line {
+            Line::Plain(stream) => of(Pin::new(stream)),
             #[cfg(feature = "amqps")]
-            Self::Tls(stream) => of(Pin::new(&mut **stream)),
+            Line::Tls(stream) => of(Pin::new(&mut **stream)),
         }
     }
 }
@@ -63,16 +86,34 @@ trait Both: AsyncRead + AsyncWrite + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Unpin> Both for T {}
 
 impl AsyncRead for Wire {
-    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
-        self.with(|stream| stream.poll_read(context, into))
-    }
-
-    fn poll_read_vectored(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        into: &mut [io::IoSliceMut<'_>],
-    ) -> Poll<io::Result<usize>> {
-        self.with(|stream| stream.poll_read_vectored(context, into))
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
+        loop {
+            let left = self.come.get(self.passed..).unwrap_or_default();
+            if !left.is_empty() || into.is_empty() {
+                let count = left.len().min(into.len());
+                let (Some(from), Some(to)) = (left.get(..count), into.get_mut(..count)) else {
+                    return Poll::Ready(Ok(0));
+                };
+                to.copy_from_slice(from);
+                self.passed += count;
+                return Poll::Ready(Ok(count));
+            }
+            let count = match self.as_mut().with(|stream| stream.poll_read(context, into)) {
+                Poll::Ready(Ok(count)) => count,
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => return Poll::Pending,
+            };
+            let Self { sound, come, passed, .. } = &mut *self;
+            come.clear();
+            *passed = 0;
+            match into.get(..count) {
+                Some(bytes) if count > 0 => sound.take(bytes, come),
+                _ => sound.end(come),
+            }
+            if count == 0 && come.is_empty() {
+                return Poll::Ready(Ok(0));
+            }
+        }
     }
 }
 
