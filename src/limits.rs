@@ -550,6 +550,10 @@ pub const SHELF_HEAD_BYTES_MAX: usize = 1 << 20;
 pub const AMQP_MANAGEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How much of its answer is read.
 pub const AMQP_MANAGEMENT_BYTES_MAX: usize = 1 << 20;
+/// How many queues it is asked about at once.
+pub const AMQP_COUNTED_PAGE: u32 = 500;
+/// How many of them are counted in all.
+pub const AMQP_COUNTED_MAX: u32 = 10_000;
 /// How long connecting to a service beside the tasks may take; it is on this host as a rule.
 pub const SERVICE_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often a service is asked after that this worker has started, until it answers.
@@ -602,8 +606,8 @@ pub const CONTROLLER_LOOK_EVERY: Duration = Duration::from_millis(500);
 pub const CONTROLLER_STANDBY_LOOK: Duration = Duration::from_secs(1);
 /// How many steps about queues may wait to be carried out.
 pub const CONTROLLER_STEPS_MAX: usize = 4096;
-/// How long a worker counts as busy after it has reported a request.
-pub const CONTROLLER_BUSY_FOR: Duration = Duration::from_secs(10);
+/// How long a worker counts as busy after it has reported a request. One that goes on with it says so once a minute.
+pub const CONTROLLER_BUSY_FOR: Duration = Duration::from_secs(90);
 /// A worker that was ready for so long has lasted.
 pub const CONTROLLER_STEADY: Duration = Duration::from_secs(30);
 /// How many who ask for the state of a pool may wait for its controller at once.
@@ -644,3 +648,19 @@ pub const DEMAND_COUNTS_MAX: usize = 16;
 pub const TOKEN_BYTES_MIN: usize = 16;
 /// The longest time that an order to a controller may be for.
 pub const ORDER_SPAN_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+/// How long a request that has ended its worker waits until it is known which worker that was.
+pub const CONTROLLER_DEATH_WAIT: Duration = Duration::from_secs(5);
+/// How many of the last lines of a worker's log are kept with a request that it ended under.
+pub const CONTROLLER_LAST_LINES_MAX: usize = 20;
+/// How many requests that were put aside are looked at in one go.
+pub const CONTROLLER_POISON_MAX: usize = 2_000;
+/// How long that may take. One step of it may take longer, where a request is large.
+pub const CONTROLLER_POISON_TIME: Duration = Duration::from_secs(10);
+/// How many who want something of them may wait.
+pub const CONTROLLER_WISHES_MAX: usize = 16;
+/// How many reports of workers are taken in before anything else is looked at.
+pub const CONTROLLER_REPORTS_MAX: usize = 128;
+/// How often a controller asks the management interface what workers hold. RabbitMQ counts every five seconds.
+pub const CONTROLLER_COUNT_EVERY: Duration = Duration::from_secs(2);
+/// For how long such counts are good.
+pub const CONTROLLER_COUNTS_FRESH: Duration = Duration::from_secs(15);

@@ -45,7 +45,7 @@ pub(super) fn broker(config: &schema::Amqp, environment: &Environment) -> Result
 }
 
 /// Where the broker may tell how long it waits; `None` where it is not asked.
-fn management(config: &schema::Amqp, broker: &Broker) -> Result<Option<Management>, Failure> {
+pub(super) fn management(config: &schema::Amqp, broker: &Broker) -> Result<Option<Management>, Failure> {
     let Some(base) = &config.management else { return Ok(None) };
     let made = Management::new(broker, base.as_str(), config.ca_file.as_ref().map(|file| file.0.as_path()));
     made.map(Some).map_err(|error| Failure::new(Exit::Config, format!("amqp.management: {error}")))

@@ -438,7 +438,7 @@ pub struct Amqp {
     pub max_message: Size,
     /// How long the broker lets a request be worked at (its `consumer_timeout`), where its queue does not say otherwise: what takes longer is ended a little earlier and handed back. `0s` is without end.
     pub consumer_timeout: Span,
-    /// Address of the broker's management interface, which is asked with the broker's user and password how long it lets requests of the queue be worked at. RabbitMQ tells so from 3.12 on, by the queue's argument or its policies [built-in: none].
+    /// Address of the broker's management interface, which is asked with the broker's user and password how long it lets requests of the queue be worked at. RabbitMQ tells so from 3.12 on, by the queue's argument or its policies. A controller counts by it what workers hold, and makes policies [built-in: none].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub management: Option<Url>,
 }

@@ -7,8 +7,10 @@ use reqwest::StatusCode;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
+use super::poison::{Inventories, Settle};
 use super::{Answer, Ordered, Status, controller, through};
-use crate::limits::{CONTROL_ANSWER_BYTES_MAX, CONTROL_TIMEOUT};
+use crate::controller::inventory::Settled;
+use crate::limits::{CONTROL_ANSWER_BYTES_MAX, CONTROL_TIMEOUT, CONTROLLER_POISON_TIME};
 use crate::worker::view::Detail;
 
 /// A worker, reached by its control socket.
@@ -109,6 +111,43 @@ impl Client {
     pub async fn controller(&self) -> Result<controller::Status, Error> {
         let sent = self.http.get("http://controller/v1/controller").timeout(CONTROL_TIMEOUT * 2).send().await;
         self.answer(sent).await
+    }
+
+    /// What was put aside in a pool, or in all of them, where it is a controller.
+    ///
+    /// # Errors
+    ///
+    /// Where it does not have the pool, or does not answer as it should.
+    pub async fn poison(&self, pool: Option<&str>) -> Result<Inventories, Error> {
+        let asked = self.http.get(self.poisoned("", pool, None)?).timeout(CONTROLLER_POISON_TIME * 3);
+        self.answer(asked.send().await).await
+    }
+
+    /// The body of a request that was put aside, piece by piece.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::poison`], and where there is no such request.
+    pub async fn poison_body(&self, pool: Option<&str>, id: &str) -> Result<reqwest::Response, Error> {
+        let asked = self.http.get(self.poisoned("/body", pool, Some(id))?).timeout(CONTROLLER_POISON_TIME * 3);
+        let answer = asked.send().await.map_err(|error| self.broken(&error))?;
+        if answer.status().is_success() { Ok(answer) } else { Err(self.refused(answer).await) }
+    }
+
+    /// Tries requests once more that were put aside, or drops them.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::poison`].
+    pub async fn settle_poison(&self, settle: &Settle) -> Result<Settled, Error> {
+        let asked = self.http.post("http://controller/v1/poison").timeout(CONTROLLER_POISON_TIME * 3);
+        self.answer(asked.json(settle).send().await).await
+    }
+
+    fn poisoned(&self, path: &str, pool: Option<&str>, id: Option<&str>) -> Result<url::Url, Error> {
+        let query = [("pool", pool), ("id", id)].into_iter().filter_map(|(name, value)| Some((name, value?)));
+        url::Url::parse_with_params(&format!("http://controller/v1/poison{path}"), query)
+            .map_err(|error| Error::Broken(self.socket.clone(), error.to_string()))
     }
 
     /// Gives an order, and answers with what the worker says to it.

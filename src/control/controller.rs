@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use axum::body::Bytes;
-use axum::extract::State;
+use axum::extract::{FromRef, State};
 use axum::http::StatusCode;
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -17,6 +17,7 @@ use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
 use super::Answer;
+use super::poison;
 use super::server::{Refusal, Reload, Reloading, Socket, answer};
 use crate::controller::Control;
 use crate::controller::orders::{Order, Refused};
@@ -139,6 +140,18 @@ impl Pools {
             Refused::Untimely(text) => Refusal(StatusCode::CONFLICT, text),
         })
     }
+
+    /// The one of this name, or all.
+    pub(super) fn named(&self, name: Option<&str>) -> Result<Vec<&Control>, Refusal> {
+        let named: Vec<&Control> =
+            self.controls.iter().filter(|control| name.is_none_or(|name| control.pool == name)).collect();
+        if named.is_empty() {
+            let pools = self.controls.iter().map(|control| control.pool.as_str()).collect::<Vec<_>>().join(", ");
+            let text = format!("there is no pool {}; there is {pools}", name.unwrap_or_default());
+            return Err(Refusal(StatusCode::NOT_FOUND, text));
+        }
+        Ok(named)
+    }
 }
 
 /// What a connection has.
@@ -148,12 +161,20 @@ struct Desk {
     reloads: mpsc::Sender<Reloading>,
 }
 
+impl FromRef<Desk> for Pools {
+    fn from_ref(desk: &Desk) -> Self {
+        desk.pools.clone()
+    }
+}
+
 /// Answers until it is dropped; the socket's file goes with it.
 pub async fn serve(socket: Socket, pools: Pools, reload: Arc<Reload>) -> Infallible {
     let (reloads, asked) = mpsc::channel(CONTROL_CONNECTIONS_MAX);
     let router = Router::new()
         .route("/v1/controller", get(status))
         .route("/v1/orders", post(order))
+        .route("/v1/poison", get(poison::see).post(poison::settle))
+        .route("/v1/poison/body", get(poison::body))
         .fallback(async || {
             let text = "a controller answers here; `journeyman controller status` asks it";
             Refusal(StatusCode::NOT_FOUND, text.to_owned())
@@ -162,7 +183,7 @@ pub async fn serve(socket: Socket, pools: Pools, reload: Arc<Reload>) -> Infalli
     answer(socket, router, reload, asked).await
 }
 
-fn gone() -> Refusal {
+pub(super) fn gone() -> Refusal {
     Refusal(StatusCode::SERVICE_UNAVAILABLE, "the controller has gone".to_owned())
 }
 

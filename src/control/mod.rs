@@ -6,6 +6,7 @@
 
 pub mod client;
 pub mod controller;
+pub mod poison;
 pub mod server;
 
 use std::fs::File;

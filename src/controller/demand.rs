@@ -11,8 +11,8 @@ use tokio::time::sleep;
 
 use super::{Controller, Ended};
 use crate::domain::group::Key;
+use crate::domain::group::load::Load;
 use crate::domain::group::pool::Event;
-use crate::domain::group::scale::Load;
 use crate::domain::refusal::Refusal;
 use crate::limits::{DEMAND_CLAIMED_MAX, TASK_LIST_PAGES_MAX};
 use crate::source::Refused;

@@ -55,7 +55,7 @@ impl Controller {
         let mut workers = Workers::default();
         let members: Vec<Worker> = seen.workers.into_iter().map(|worker| member(worker, &mut workers, now)).collect();
         let wait = standing.and_then(|standing| standing.wait);
-        let restarts = seen.restarts;
+        let (restarts, ours) = (seen.restarts, self.staff.starts_workers());
         Group {
             key: key.as_str().to_owned(),
             phase: match standing.and_then(|standing| standing.phase) {
@@ -66,7 +66,12 @@ impl Controller {
             next_phase_seconds: standing.and_then(|standing| standing.until).map(until),
             generation: standing.map_or(0, |standing| standing.generation.0),
             settled: standing.is_none_or(|standing| standing.settled),
-            ready: self.here.loads.get(key).map(|load| load.ready),
+            ready: self.here.ready.get(key).copied(),
+            held: self
+                .here
+                .loads
+                .get(key)
+                .and_then(|load| load.unacknowledged.or_else(|| load.in_flight.filter(|_| ours))),
             workers,
             members,
             wanted: seen.decision.map(|decision| decision.wanted),

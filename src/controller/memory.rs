@@ -31,14 +31,14 @@ impl Memory {
     }
 
     /// Writes them down where they have changed.
-    pub(super) fn write<'a>(&mut self, keys: impl Iterator<Item = &'a Key>) {
+    pub(super) fn write<'a>(&mut self, keys: impl Iterator<Item = &'a Key> + Clone) {
         let Some(folder) = &self.folder else { return };
-        let keys: BTreeSet<&Key> = keys.collect();
-        if keys.iter().copied().eq(&self.written) {
+        // They come in their order, as these do.
+        if keys.clone().eq(&self.written) {
             return;
         }
         let (path, fresh) = (folder.join(KEYS), folder.join(KEYS_FRESH));
-        let texts: Vec<&str> = keys.iter().map(|key| key.as_str()).collect();
+        let texts: Vec<&str> = keys.clone().map(Key::as_str).collect();
         let written = serde_json::to_vec(&texts)
             .map_err(io::Error::other)
             .and_then(|bytes| std::fs::write(&fresh, bytes))
@@ -46,6 +46,6 @@ impl Memory {
         if let Err(error) = written {
             tracing::warn!(%error, path = %path.display(), "which keys there are queues for cannot be written down");
         }
-        self.written = keys.into_iter().cloned().collect();
+        self.written = keys.cloned().collect();
     }
 }

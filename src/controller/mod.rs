@@ -5,20 +5,27 @@
 //! loop carries that out; what waits for the broker waits beside it. Whoever holds the lock queue of a pool is its controller,
 //! any other one stands by. Workers outlive the controller, and the next one finds them again.
 
+mod counts;
 mod demand;
 mod driver;
 mod escape;
+pub mod inventory;
+mod letters;
 mod look;
 mod memory;
 mod names;
 pub mod orders;
 pub mod plan;
+pub mod poison;
+mod policies;
 mod publish;
 mod session;
 mod staff;
+mod steps;
 mod tally;
 mod topology;
 pub mod view;
+mod waiting;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -31,6 +38,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::amqp::Broker;
+use crate::amqp::management::Management;
 use crate::domain::backoff::Backoff;
 use crate::domain::group::orders::Orders;
 use crate::domain::group::pool::{Event, Pool};
@@ -39,7 +47,7 @@ use crate::domain::jitter::Jitter;
 use crate::domain::poll::TROUBLE;
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
-use crate::limits::{CONTROLLER_ASKS_MAX, CONTROLLER_MUSTER_WAIT};
+use crate::limits::{CONTROLLER_ASKS_MAX, CONTROLLER_MUSTER_WAIT, CONTROLLER_WISHES_MAX};
 
 pub use demand::Demand;
 pub use driver::{Cluster, Commands, Containers, Means, Posting, Program, Scaling, Template};
@@ -48,11 +56,13 @@ pub use topology::{Keeping, Profile};
 
 use demand::Known;
 use driver::News;
+use inventory::{Fate, Inventory, Settled, Unsaid, Which, Wish};
 use orders::{Order, Refused};
-use session::{Here, Over};
+use session::Over;
 use staff::Staff;
 use tally::Tally;
 use view::Role;
+use waiting::Here;
 
 /// What a controller of one pool has to know.
 #[derive(Debug, Clone)]
@@ -61,6 +71,8 @@ pub struct Settings {
     pub pool: String,
     /// The broker.
     pub broker: Broker,
+    /// Its management interface, where it may be asked.
+    pub management: Option<Management>,
     /// Its address as workers are given it, with user and password.
     pub uri: SecretString,
     /// What things are called.
@@ -94,6 +106,7 @@ enum Ask {
     Look(oneshot::Sender<view::Pool>),
     Tune(Tuning),
     Order(Order, String, oneshot::Sender<Result<String, Refused>>),
+    Wish(Wish),
 }
 
 /// What can be changed while a controller runs.
@@ -142,6 +155,51 @@ impl Control {
         // One that has gone heeds nothing.
         self.asks.send(Ask::Tune(tuning)).await.ok();
     }
+
+    /// What has been put aside; `None` once the controller has gone.
+    ///
+    /// # Errors
+    ///
+    /// Where this controller does not have the pool, or the broker does not let it look.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn inventory(&self) -> Option<Result<Inventory, Unsaid>> {
+        self.wish(Wish::See).await
+    }
+
+    /// The body of a request that was put aside; `None` once the controller has gone.
+    ///
+    /// # Errors
+    ///
+    /// As [`Control::inventory`], and where there is no such request.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn body(&self, id: &str) -> Option<Result<Vec<u8>, Unsaid>> {
+        self.wish(|answer| Wish::Body(id.to_owned(), answer)).await
+    }
+
+    /// Tries requests once more that were put aside, or drops them; `None` once the controller has gone. `by` is who says so.
+    ///
+    /// # Errors
+    ///
+    /// As [`Control::inventory`]. Some may be done by then.
+    ///
+    /// # Cancel safety
+    ///
+    /// What has begun is finished.
+    pub async fn settle(&self, which: Which, fate: Fate, by: String) -> Option<Result<Settled, Unsaid>> {
+        self.wish(|answer| Wish::Settle { which, fate, by, answer }).await
+    }
+
+    async fn wish<T>(&self, wish: impl FnOnce(inventory::Answer<T>) -> Wish) -> Option<Result<T, Unsaid>> {
+        let (sender, granted) = oneshot::channel();
+        self.asks.send(Ask::Wish(wish(sender))).await.ok()?;
+        Some(granted.await.unwrap_or_else(|_| Err(Unsaid::Failed("it was lost meanwhile".to_owned()))))
+    }
 }
 
 /// Something that ended badly.
@@ -171,6 +229,10 @@ struct Controller {
     /// The last thing that went wrong.
     fault: Option<Ended>,
     asked: mpsc::Receiver<Ask>,
+    /// Who grants wishes about what was put aside, while there is a connection.
+    wishes: Option<mpsc::Sender<Wish>>,
+    /// Whether policies say what is asked of queues.
+    by_policy: bool,
 }
 
 /// Controls the pool until it is told to leave. Workers and queues stay as they are then.
@@ -197,6 +259,8 @@ pub async fn run(settings: Settings, asks: Asks, leave: CancellationToken) -> io
         lost: None,
         fault: None,
         asked,
+        wishes: None,
+        by_policy: false,
         settings,
         clock,
     };
@@ -222,6 +286,7 @@ impl Controller {
         let (Over { why }, now) = (over, self.clock.now());
         self.pool.handle(Event::Disconnected, now);
         self.here = Here::default();
+        self.wishes = None;
         self.tally.orphans.clear();
         self.becomes(Role::Disconnected);
         if self.row.tries() == 0 {
@@ -292,6 +357,17 @@ impl Controller {
         }
     }
 
+    fn pass_on(&self, wish: Wish) {
+        let Some(wishes) = self.wishes.as_ref().filter(|_| self.role == Role::Active) else {
+            let why = self.role.rests().unwrap_or("it has no connection");
+            return wish.refuse(Unsaid::NotHere(why.to_owned()));
+        };
+        if let Err(full) = wishes.try_send(wish) {
+            let why = format!("{CONTROLLER_WISHES_MAX} others look at what was put aside");
+            full.into_inner().refuse(Unsaid::Failed(why));
+        }
+    }
+
     fn hear(&mut self, ask: Ask) {
         match ask {
             // Who has asked may have gone.
@@ -302,6 +378,7 @@ impl Controller {
                 self.pool.reconfigure(delays);
                 self.staff.tune(limits, budget);
             }
+            Ask::Wish(wish) => self.pass_on(wish),
         }
     }
 }

@@ -5,6 +5,7 @@
 //! send their keys in that form.
 
 use super::escape;
+use crate::amqp::SUBSTITUTE;
 use crate::domain::group::Key;
 use crate::limits::AMQP_NAME_BYTES_MAX;
 
@@ -132,9 +133,13 @@ impl Names {
         if escaped == key.as_str() { vec![escaped] } else { vec![key.as_str().to_owned(), escaped] }
     }
 
-    /// The key that a client means by a routing key.
+    /// The key that a client means by a routing key; `None` where it is no text.
     #[must_use]
     pub fn key(&self, routing_key: &str) -> Option<Key> {
+        // Something of it was no text.
+        if routing_key.contains(SUBSTITUTE) {
+            return None;
+        }
         match self.spelling {
             Spelling::Implementation => Key::new(&unescaped(routing_key)?),
             Spelling::Document => Key::new(routing_key),

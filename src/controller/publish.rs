@@ -1,11 +1,12 @@
-//! Requests that go on from here: published again, answered, or put aside; confirmed first, and acknowledged then.
+//! Requests that go on from here: published again or answered; confirmed first, and acknowledged then.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
 
 use futures_core::Stream as _;
 use lapin::message::Delivery;
-use lapin::options::{BasicAckOptions, BasicNackOptions, BasicPublishOptions, ConfirmSelectOptions};
+use lapin::options::{BasicAckOptions, BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer};
 use tokio::sync::mpsc;
@@ -16,12 +17,13 @@ use super::session::Over;
 use super::tally::Tally;
 use crate::amqp::headers;
 use crate::domain::group::Key;
+use crate::domain::time::Instant;
 use crate::limits::{
     CONTROLLER_ANSWER_AGAIN, CONTROLLER_ANSWER_TRIES, CONTROLLER_BATCH_MAX, CONTROLLER_HOPS_MAX, CONTROLLER_ORPHAN_WAIT,
 };
 
 /// The delivery mode of what is kept on disk.
-const PERSISTENT: u8 = 2;
+pub(super) const PERSISTENT: u8 = 2;
 /// How often a request came to the orphans.
 const HOPS: &str = "x-journeyman-hops";
 /// Which of a batch it is.
@@ -30,6 +32,8 @@ const NUMBER: &str = "x-journeyman-batch";
 /// A request without a queue.
 pub(super) struct Orphan {
     pub(super) key: Key,
+    /// Since when it is in hand.
+    pub(super) since: Instant,
     pub(super) delivery: Delivery,
 }
 
@@ -55,13 +59,21 @@ pub(super) async fn next(consumer: &mut Consumer) -> Option<lapin::Result<Delive
     std::future::poll_fn(|context| Pin::new(&mut *consumer).poll_next(context)).await
 }
 
+/// The next delivery that is here already.
+pub(super) fn at_hand(consumer: &mut Consumer) -> Option<lapin::Result<Delivery>> {
+    match Pin::new(consumer).poll_next(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(delivery) => delivery,
+        Poll::Pending => None,
+    }
+}
+
 /// Publishes orphans as they were to the exchange of requests, until nobody brings more or the channel fails. Those that the
-/// broker has are acknowledged; those that came back are the orphans' again, and their keys are told.
+/// broker has are acknowledged; those that it does not take, or that came back, are handed back.
 pub(super) async fn forward(
     channel: Channel,
     names: Names,
     mut ready: mpsc::Receiver<Orphan>,
-    unbound: mpsc::Sender<Key>,
+    back: mpsc::Sender<Orphan>,
     tally: &Tally,
 ) -> lapin::Result<()> {
     let mut batch = Vec::new();
@@ -87,16 +99,15 @@ pub(super) async fn forward(
             let table = back.as_ref().and_then(|back| back.delivery.properties.headers().as_ref());
             returned.extend(table.and_then(|table| headers::number(table, NUMBER)));
         }
-        for (number, Orphan { key, delivery }) in batch.drain(..).enumerate() {
+        for (number, orphan) in batch.drain(..).enumerate() {
             let number = number as u64;
-            tally.orphans.take();
             if returned.contains(&number) || refused.contains(&number) {
-                tracing::debug!(%key, "a request could not be forwarded; it stays an orphan");
-                delivery.acker.nack(BasicNackOptions { requeue: true, ..BasicNackOptions::default() }).await?;
-                // Where nobody listens any more, this is over as well.
-                unbound.send(key).await.ok();
+                tracing::debug!(key = %orphan.key, "a request could not be forwarded; it stays an orphan");
+                // As many as there can be have room. Where nobody listens any more, this is over as well.
+                back.send(orphan).await.ok();
             } else {
-                delivery.acker.ack(BasicAckOptions::default()).await?;
+                orphan.delivery.acker.ack(BasicAckOptions::default()).await?;
+                tally.orphans.take();
                 tally.forwarded.add();
             }
         }
@@ -117,12 +128,12 @@ fn once_more(delivery: &Delivery, number: usize) -> BasicProperties {
     properties
 }
 
-fn whole(number: u64) -> AMQPValue {
+pub(super) fn whole(number: u64) -> AMQPValue {
     AMQPValue::LongLongInt(i64::try_from(number).unwrap_or(i64::MAX))
 }
 
 /// There is no way to take a property away.
-fn without_user(from: &BasicProperties) -> BasicProperties {
+pub(super) fn without_user(from: &BasicProperties) -> BasicProperties {
     let mut to = BasicProperties::default();
     macro_rules! copy {
         ($($get:ident $with:ident),*) => {$(
@@ -189,32 +200,38 @@ impl Obituary {
     }
 }
 
-/// Answers a request in the place of a worker, and acknowledges it once the broker has the answer, and has put it aside where
-/// it is poison. An answer that its queue refuses again and again is given up, as that of a worker is.
+/// Answers a request in the place of a worker, and acknowledges it once the broker has the answer.
 ///
 /// # Errors
 ///
-/// Where the channel fails, or the broker does not put it aside: then it is a dead letter still.
+/// As [`reply`].
 pub(super) async fn answer(
     channel: &Channel,
-    names: &Names,
     status: &str,
     delivery: Delivery,
     obituary: &Obituary,
     tally: &Tally,
 ) -> Result<(), Over> {
-    if obituary.is_poison() {
-        let queue = names.poison_queue();
-        let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
-        let properties = without_user(&delivery.properties).with_delivery_mode(PERSISTENT);
-        let publishing = channel.basic_publish("".into(), queue.as_str().into(), options, &delivery.data, properties);
-        if !matches!(publishing.await?.await?, Confirmation::Ack(None)) {
-            return Err(Over { why: format!("the broker does not put a request aside in {queue}") });
-        }
-        tally.poison.add();
-    }
+    reply(channel, status, &delivery, obituary, tally).await?;
+    delivery.acker.ack(BasicAckOptions::default()).await?;
+    Ok(())
+}
+
+/// Answers a request in the place of a worker; somebody else acknowledges it. An answer that its queue refuses again and again is
+/// given up, as that of a worker is.
+///
+/// # Errors
+///
+/// Where the channel fails.
+pub(super) async fn reply(
+    channel: &Channel,
+    status: &str,
+    delivery: &Delivery,
+    obituary: &Obituary,
+    tally: &Tally,
+) -> Result<(), Over> {
     if let Some(reply_to) = delivery.properties.reply_to().clone() {
-        let (body, properties) = said(status, &delivery, obituary);
+        let (body, properties) = said(status, delivery, obituary);
         let mut tries = 1;
         loop {
             let options = BasicPublishOptions::default();
@@ -230,7 +247,6 @@ pub(super) async fn answer(
             sleep(CONTROLLER_ANSWER_AGAIN).await;
         }
     }
-    delivery.acker.ack(BasicAckOptions::default()).await?;
     tally.dead_letters.add();
     Ok(())
 }

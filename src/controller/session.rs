@@ -1,9 +1,7 @@
 //! One connection to the broker: the lock, the pool's exchanges and queues, and what comes by them.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::future::Future;
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions};
@@ -13,21 +11,25 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
+use super::counts;
 use super::demand;
+use super::inventory;
+use super::letters::answer_letters;
 use super::names::Names;
-use super::publish::{self, Obituary, Orphan, confirming, next};
-use super::tally::Tally;
-use super::topology::{self, Keeping};
+use super::policies;
+use super::publish::{self, Obituary, at_hand, confirming, next};
+use super::steps::{Done, Finished, work};
+use super::topology::{self, PRECONDITION_FAILED, Said};
 use super::view::Role;
+use super::waiting::full;
 use super::{Controller, Ended, Settings};
 use crate::amqp::{self, headers};
 use crate::domain::group::Key;
-use crate::domain::group::pool::{Answer, Effect, Epoch, Event, Pool, Step};
-use crate::domain::group::scale::Load;
-use crate::domain::time::Instant;
+use crate::domain::group::load::Load;
+use crate::domain::group::pool::{Answer, Effect, Epoch, Event};
 use crate::limits::{
-    AMQP_CALL_TIMEOUT, CONTROLLER_BIND_TRIES, CONTROLLER_GROUPS_MAX, CONTROLLER_LETTERS_MAX, CONTROLLER_LOOK_EVERY,
-    CONTROLLER_ORPHAN_WAIT, CONTROLLER_ORPHANS_MAX, CONTROLLER_STANDBY_LOOK, CONTROLLER_STEPS_MAX, DEMAND_COUNTS_MAX,
+    AMQP_CALL_TIMEOUT, CONTROLLER_LETTERS_MAX, CONTROLLER_LOOK_EVERY, CONTROLLER_ORPHANS_MAX, CONTROLLER_REPORTS_MAX,
+    CONTROLLER_STANDBY_LOOK, CONTROLLER_STEPS_MAX, CONTROLLER_WISHES_MAX, DEMAND_COUNTS_MAX,
 };
 
 /// It cannot go on.
@@ -39,24 +41,6 @@ impl From<lapin::Error> for Over {
     fn from(error: lapin::Error) -> Self {
         Self { why: amqp::shown(&error) }
     }
-}
-
-/// Something about a queue.
-enum Job {
-    Step(Step),
-    Depth,
-}
-
-enum Done {
-    Step(Step, Answer),
-    Depth(Answer),
-}
-
-/// What came of a job, and why where it failed.
-struct Finished {
-    key: Key,
-    done: Done,
-    why: Option<String>,
 }
 
 /// What a session has its messages by.
@@ -75,7 +59,7 @@ pub(super) async fn live(controller: &mut Controller, epoch: u64) -> Over {
         Ok(connection) => connection,
         Err(refused) => return Over { why: refused.what },
     };
-    match control(controller, &settings, Epoch(epoch), &connection).await {
+    match Box::pin(control(controller, &settings, Epoch(epoch), &connection)).await {
         Err(over) => over,
         Ok(never) => match never {},
     }
@@ -93,6 +77,8 @@ async fn control(
     let Channels { answers, forwards, mut orphans, mut reports } =
         controller.meanwhile(open(settings, connection)).await?;
     controller.musters().await;
+    let said = controller.agree(settings).await;
+    open_requests(controller, settings, connection, said).await?;
     controller.row.reset();
     controller.lost = None;
     controller.becomes(Role::Active);
@@ -102,10 +88,21 @@ async fn control(
     let (depths, to_measure) = mpsc::channel(CONTROLLER_STEPS_MAX);
     let (done, mut results) = mpsc::channel(CONTROLLER_STEPS_MAX);
     let (ready, to_forward) = mpsc::channel(CONTROLLER_ORPHANS_MAX.into());
-    let (unbound, mut strayed) = mpsc::channel(CONTROLLER_ORPHANS_MAX.into());
-    let mut working = std::pin::pin!(work(connection, names, settings.keeping, (to_do, to_measure), done));
-    let mut forwarding = std::pin::pin!(publish::forward(forwards, names.clone(), to_forward, unbound, &tally));
-    let mut letters = std::pin::pin!(answer_letters(settings, connection, &tally));
+    let (back, mut strayed) = mpsc::channel(CONTROLLER_ORPHANS_MAX.into());
+    let mut working = std::pin::pin!(work(connection, names, settings.keeping, said, (to_do, to_measure), done));
+    let mut forwarding = std::pin::pin!(publish::forward(forwards, names.clone(), to_forward, back, &tally));
+    let (killers, mut killed) = mpsc::channel(CONTROLLER_LETTERS_MAX.into());
+    let mut letters = std::pin::pin!(answer_letters(settings, connection, killers, &tally));
+    let (wishes, wished) = mpsc::channel(CONTROLLER_WISHES_MAX);
+    let mut granting = std::pin::pin!(inventory::grant(connection, names, clock, wished));
+    controller.wishes = Some(wishes);
+    let (told, mut broker_counts) = mpsc::channel(1);
+    let mut counting = std::pin::pin!(async {
+        match &settings.management {
+            Some(management) => counts::count(management, names, told).await,
+            None => std::future::pending().await,
+        }
+    });
 
     controller.pool.handle(Event::Connected(epoch), clock.now());
     for key in controller.staff.counts(&controller.staff.remembered().into_iter().collect()).into_keys() {
@@ -124,33 +121,25 @@ async fn control(
         tokio::select! {
             biased;
             Some(finished) = results.recv() => controller.finished(epoch, finished),
-            Some(key) = strayed.recv() => controller.pool.handle(Event::Strayed(key), clock.now()),
+            Some(orphan) = strayed.recv() => controller.here.take_back(&mut controller.pool, orphan, clock.now()),
             Some(counted) = counted.recv() => controller.counted(counted),
             Some(ask) = controller.asked.recv() => controller.hear(ask),
             news = controller.staff.news() => controller.told(news),
-            orphan = next(&mut orphans) => {
-                let delivery = orphan.ok_or_else(|| ended("orphans"))??;
-                tally.orphans.add();
-                if let Some(odd) = controller.here.take_in(names, &mut controller.pool, delivery, clock.now()) {
-                    let (delivery, obituary) = *odd;
-                    controller.bury(&answers, delivery, &obituary).await?;
-                }
-            }
-            report = next(&mut reports) => {
-                let delivery = report.ok_or_else(|| ended("reports"))??;
-                controller.heard(&delivery);
-                delivery.acker.ack(BasicAckOptions::default()).await?;
-            }
+            // Before what comes from outside: a flood of that must hold up nothing that was begun.
             over = &mut working => return Err(over),
             over = &mut forwarding => {
                 over?;
                 return Err(ended("forwarded requests"));
             }
             over = &mut letters => return Err(over),
+            Some(told) = broker_counts.recv() => controller.broker_counted(&told),
+            () = &mut counting => return Err(ended("counts")),
+            () = &mut granting => return Err(ended("wishes")),
             _ = look.tick() => {
                 for delivery in controller.look_after() {
                     controller.bury(&answers, delivery, &Obituary::of_no_queue()).await?;
                 }
+                controller.put_aside(&answers).await?;
                 controller.pool.handle(Event::Tick, clock.now());
                 controller.plan();
                 if depths.capacity() == depths.max_capacity() {
@@ -165,6 +154,30 @@ async fn control(
                 Some(at) => clock.sleep_until(at).await,
                 None => std::future::pending().await,
             } } => controller.pool.handle(Event::Tick, clock.now()),
+            Some(delivery) = killed.recv() => controller.here.take_letter(delivery, clock.now()),
+            orphan = next(&mut orphans) => {
+                let mut here = Some(orphan.ok_or_else(|| ended("orphans"))?);
+                // As many as there can be in hand: those that are here already cost one plan together.
+                while let Some(delivery) = here {
+                    tally.orphans.add();
+                    if let Some(odd) = controller.here.take_in(names, &mut controller.pool, delivery?, clock.now()) {
+                        let (delivery, obituary) = *odd;
+                        controller.bury(&answers, delivery, &obituary).await?;
+                    }
+                    here = at_hand(&mut orphans);
+                }
+            }
+            report = next(&mut reports) => {
+                let mut delivery = report.ok_or_else(|| ended("reports"))??;
+                controller.heard(&delivery);
+                // Those that are here already cost one look at the groups, and one acknowledgement, together.
+                for _ in 1..CONTROLLER_REPORTS_MAX {
+                    let Some(more) = at_hand(&mut reports) else { break };
+                    delivery = more?;
+                    controller.heard(&delivery);
+                }
+                delivery.acker.ack(BasicAckOptions { multiple: true }).await?;
+            }
         }
         while let Some(effect) = controller.pool.next_effect() {
             match effect {
@@ -179,7 +192,7 @@ async fn control(
                 }
             }
         }
-        controller.here.let_go(&controller.pool, &ready);
+        controller.here.let_go(&controller.pool, &ready, clock.now());
         controller.staff.remember(controller.pool.keys());
         if controller.pool.tracker().generation() != generation {
             controller.plan();
@@ -201,11 +214,12 @@ impl Controller {
                 self.pool.handle(Event::Answered { epoch, key, step, answer }, now);
             }
             Done::Depth(Answer::Holds { ready, .. }) => {
+                let held = self.here.counts.of(&key, now).map_or(0, |counted| counted.unacknowledged);
                 // What waits is asked for: its workers may only be slow to come up.
-                if ready > 0 {
-                    self.pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, now);
+                if ready > 0 || held > 0 {
+                    self.pool.handle(Event::Seen { key: key.clone(), ready, held }, now);
                 }
-                self.here.loads.insert(key, Load { ready, ..Load::default() });
+                self.here.ready.insert(key, ready);
             }
             Done::Depth(Answer::Missing) => self.pool.handle(Event::Strayed(key), now),
             Done::Depth(Answer::Done | Answer::Failed) => {}
@@ -223,8 +237,10 @@ impl Controller {
             self.staff.heard(id, event, now);
         }
         // Anybody may report: it makes no more groups than requests may.
-        if !full(&self.pool, &key) {
-            self.pool.handle(Event::Demand { key, extra: Duration::ZERO }, now);
+        if let Some(extra) = self.here.reports.take(&key, now)
+            && !full(&self.pool, &key)
+        {
+            self.pool.handle(Event::Demand { key, extra }, now);
         }
     }
 
@@ -236,7 +252,7 @@ impl Controller {
             self.pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, now);
         }
         let wanted: BTreeSet<&Key> = self.pool.tracker().groups().map(|(key, _)| key).collect();
-        self.here.loads.retain(|key, _| wanted.contains(key));
+        self.here.ready.retain(|key, _| wanted.contains(key));
         let known = self.pool.keys().cloned().collect();
         for (key, count) in self.staff.counts(&known) {
             self.pool.handle(Event::Workers { key, count }, now);
@@ -245,19 +261,59 @@ impl Controller {
     }
 
     pub(super) fn plan(&mut self) {
+        let (now, busy) = (self.clock.now(), self.staff.busy(self.clock.now()));
+        let load = |key: &Key, ready: u32| {
+            Load::of(ready, self.here.counts.of(key, now), busy.get(key).copied().unwrap_or_default())
+        };
+        self.here.loads = self.here.ready.iter().map(|(key, ready)| (key.clone(), load(key, *ready))).collect();
         let mut loads = self.here.loads.clone();
         for key in self.demands.values().map(|known| &known.key) {
             let own = loads.get(key).copied().unwrap_or_default();
             loads.insert(key.clone(), self.with_demand(key, own));
         }
-        self.staff.plan(self.pool.tracker(), &loads, &self.orders, self.clock.now());
+        self.staff.plan(self.pool.tracker(), &loads, &self.orders, now);
+    }
+
+    /// The broker has counted, or not.
+    fn broker_counted(&mut self, told: &counts::Told) {
+        let (now, first) = (self.clock.now(), self.here.counts.is_first());
+        let policy = self.by_policy.then(|| policies::of_queues(&self.settings.names));
+        self.here.counts.take(told, policy.as_deref(), now);
+        for (key, counted) in told.iter().flatten() {
+            // Queues that nobody here remembers: they were made by a controller elsewhere, or by somebody else. Later on one that is
+            // still counted may have been deleted meanwhile.
+            if first && self.pool.standing(key).is_none() {
+                self.pool.handle(Event::Found(key.clone()), now);
+            }
+            if counted.unacknowledged > 0 {
+                let seen = Event::Seen { key: key.clone(), ready: 0, held: counted.unacknowledged };
+                self.pool.handle(seen, now);
+            }
+        }
+    }
+
+    /// Makes the pool's policies, where that is possible. Answers with what is left to be said of each queue.
+    async fn agree(&mut self, settings: &Settings) -> Said {
+        self.by_policy = false;
+        let Some(management) = &settings.management else { return Said::All };
+        match self.meanwhile(policies::agree(management, &settings.names, settings.keeping)).await {
+            Ok(()) => {
+                self.by_policy = true;
+                Said::ByPolicy
+            }
+            Err(why) => {
+                let pool = &settings.pool;
+                tracing::warn!(pool, "time, length and limits hold for queues that are made from now on only: {why}");
+                self.fault = Some(Ended { at: self.clock.now(), what: format!("policies: {why}") });
+                Said::All
+            }
+        }
     }
 
     /// Answers an orphan that will have no queue.
     async fn bury(&mut self, answers: &Channel, delivery: Delivery, obituary: &Obituary) -> Result<(), Over> {
-        let (names, status) = (self.settings.names.clone(), self.settings.dead_letter_status.clone());
-        let tally = Arc::clone(&self.tally);
-        self.meanwhile(publish::answer(answers, &names, &status, delivery, obituary, &tally)).await?;
+        let (status, tally) = (self.settings.dead_letter_status.clone(), Arc::clone(&self.tally));
+        self.meanwhile(publish::answer(answers, &status, delivery, obituary, &tally)).await?;
         tally.orphans.take();
         Ok(())
     }
@@ -278,7 +334,31 @@ async fn open(settings: &Settings, connection: &Connection) -> Result<Channels, 
     })
 }
 
-fn ended(what: &str) -> Over {
+/// Makes the exchange of requests, or takes it as it is where a policy says the rest.
+async fn open_requests(
+    controller: &mut Controller,
+    settings: &Settings,
+    connection: &Connection,
+    said: Said,
+) -> Result<(), Over> {
+    let (names, keeping) = (&settings.names, settings.keeping);
+    let opening = async {
+        let declared = topology::declare_requests(&connection.create_channel().await?, names, keeping).await;
+        match declared {
+            Err(error) if said == Said::ByPolicy && amqp::code(&error) == Some(PRECONDITION_FAILED) => {
+                let why = amqp::shown(&error);
+                tracing::warn!("the exchange of requests was made otherwise, and is taken as it is: {why}");
+                topology::take_requests(&connection.create_channel().await?, names).await
+            }
+            other => other,
+        }
+    };
+    let opened = controller.meanwhile(timeout(AMQP_CALL_TIMEOUT, opening)).await;
+    opened.map_err(|_| Over { why: format!("the exchange of requests was not made in {AMQP_CALL_TIMEOUT:?}") })??;
+    Ok(())
+}
+
+pub(super) fn ended(what: &str) -> Over {
     Over { why: format!("no more {what} come") }
 }
 
@@ -308,161 +388,9 @@ async fn lock(controller: &mut Controller, connection: &Connection, names: &Name
     }
 }
 
-async fn consume(connection: &Connection, queue: &str, prefetch: Option<u16>) -> lapin::Result<Consumer> {
+pub(super) async fn consume(connection: &Connection, queue: &str, prefetch: Option<u16>) -> lapin::Result<Consumer> {
     let channel = connection.create_channel().await?;
     let prefetch = prefetch.unwrap_or(CONTROLLER_LETTERS_MAX);
     channel.basic_qos(prefetch, BasicQosOptions::default()).await?;
     channel.basic_consume(queue.into(), "".into(), BasicConsumeOptions::default(), FieldTable::default()).await
-}
-
-/// Does what is to be done about queues, one after the other: steps first, since who waits for one is a request.
-async fn work(
-    connection: &Connection,
-    names: &Names,
-    keeping: Keeping,
-    (mut steps, mut depths): (mpsc::Receiver<(Key, Step)>, mpsc::Receiver<Key>),
-    done: mpsc::Sender<Finished>,
-) -> Over {
-    let mut channel: Option<Channel> = None;
-    loop {
-        let (key, job) = tokio::select! {
-            biased;
-            Some((key, step)) = steps.recv() => (key, Job::Step(step)),
-            Some(key) = depths.recv() => (key, Job::Depth),
-            else => break,
-        };
-        let open = match channel.take().filter(|channel| channel.status().connected()) {
-            Some(open) => open,
-            None => match connection.create_channel().await {
-                Ok(open) => open,
-                Err(error) => return error.into(),
-            },
-        };
-        let doing = async {
-            match &job {
-                Job::Step(step) => topology::carry_out(&open, names, keeping, &key, *step).await,
-                Job::Depth => depth(&open, names, &key).await,
-            }
-        };
-        let (answer, why) = match within(doing).await {
-            Ok(answer) => (answer, None),
-            Err(why) => {
-                tracing::warn!(%key, "a step about its queue failed: {why}");
-                (Answer::Failed, Some(why))
-            }
-        };
-        channel = Some(open);
-        let finished = match job {
-            Job::Step(step) => Done::Step(step, answer),
-            Job::Depth => Done::Depth(answer),
-        };
-        if done.send(Finished { key, done: finished, why }).await.is_err() {
-            break;
-        }
-    }
-    ended("steps")
-}
-
-async fn within(doing: impl Future<Output = lapin::Result<Answer>>) -> Result<Answer, String> {
-    match timeout(AMQP_CALL_TIMEOUT, doing).await {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(error)) => Err(amqp::shown(&error)),
-        Err(_) => Err(format!("not done in {AMQP_CALL_TIMEOUT:?}")),
-    }
-}
-
-async fn depth(channel: &Channel, names: &Names, key: &Key) -> lapin::Result<Answer> {
-    let Some(queue) = names.request_queue(key) else { return Ok(Answer::Missing) };
-    match topology::look(channel, &queue).await {
-        Err(error) if amqp::code(&error) == Some(amqp::NOT_FOUND) => Ok(Answer::Missing),
-        other => other,
-    }
-}
-
-/// Answers what nobody else will.
-async fn answer_letters(settings: &Settings, connection: &Connection, tally: &Tally) -> Over {
-    let answering = async {
-        let queue = settings.names.dead_letter_queue();
-        let mut letters = consume(connection, &queue, Some(CONTROLLER_LETTERS_MAX)).await?;
-        let answers = confirming(connection).await?;
-        while let Some(letter) = next(&mut letters).await {
-            let letter = letter?;
-            let obituary = Obituary::of(&letter);
-            tracing::info!(reason = obituary.reason, queue = obituary.queue, "a request is answered for its workers");
-            publish::answer(&answers, &settings.names, &settings.dead_letter_status, letter, &obituary, tally).await?;
-        }
-        Ok::<_, Over>(())
-    };
-    answering.await.err().unwrap_or_else(|| ended("dead letters"))
-}
-
-/// Whether there is no room for a group of this key.
-fn full(pool: &Pool, key: &Key) -> bool {
-    pool.tracker().wanted(key).is_none() && pool.tracker().groups().count() >= CONTROLLER_GROUPS_MAX
-}
-
-struct Waiting {
-    since: Instant,
-    delivery: Delivery,
-}
-
-/// What this connection brought.
-#[derive(Default)]
-pub(super) struct Here {
-    /// Orphans whose queue is not there yet.
-    waiting: BTreeMap<Key, Vec<Waiting>>,
-    pub(super) loads: BTreeMap<Key, Load>,
-}
-
-impl Here {
-    /// Takes an orphan in. Answers with one that will have no queue.
-    fn take_in(
-        &mut self,
-        names: &Names,
-        pool: &mut Pool,
-        delivery: Delivery,
-        now: Instant,
-    ) -> Option<Box<(Delivery, Obituary)>> {
-        let key = names.key(delivery.routing_key.as_str()).filter(|key| names.request_queue(key).is_some());
-        let Some(key) = key else {
-            let message = "the key is too long for the name of a queue, or is not text".to_owned();
-            return Some(Box::new((delivery, Obituary { reason: "key".to_owned(), message, queue: None })));
-        };
-        if publish::goes_round(&delivery) {
-            return Some(Box::new((delivery, Obituary::of_circle())));
-        }
-        if full(pool, &key) {
-            let message = format!("there are {CONTROLLER_GROUPS_MAX} groups already");
-            return Some(Box::new((delivery, Obituary { reason: "groups".to_owned(), message, queue: None })));
-        }
-        if publish::hops(&delivery) > 0 {
-            pool.handle(Event::Strayed(key.clone()), now);
-        }
-        pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, now);
-        self.waiting.entry(key).or_default().push(Waiting { since: now, delivery });
-        None
-    }
-
-    /// Those that have waited too long, or whose queue cannot be made: they would take the room of others.
-    fn give_up(&mut self, pool: &Pool, now: Instant) -> Vec<Delivery> {
-        let mut over = Vec::new();
-        self.waiting.retain(|key, waiting| {
-            let in_vain = pool.failures(key) >= CONTROLLER_BIND_TRIES;
-            let first = waiting.iter().position(|one| !in_vain && now.since(one.since) < CONTROLLER_ORPHAN_WAIT);
-            over.extend(waiting.drain(..first.unwrap_or(waiting.len())).map(|one| one.delivery));
-            !waiting.is_empty()
-        });
-        over
-    }
-
-    /// Forwards those whose queue is there.
-    fn let_go(&mut self, pool: &Pool, ready: &mpsc::Sender<Orphan>) {
-        let bound: Vec<Key> = self.waiting.keys().filter(|key| pool.is_bound(key)).cloned().collect();
-        for key in bound {
-            for Waiting { delivery, .. } in self.waiting.remove(&key).unwrap_or_default() {
-                // As many as there can be have room; otherwise the connection is over, and the broker has them.
-                drop(ready.try_send(Orphan { key: key.clone(), delivery }));
-            }
-        }
-    }
 }

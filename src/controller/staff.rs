@@ -10,11 +10,13 @@ use tokio::task::JoinSet;
 use super::driver::{self, Assignment, Change, End as Death, Line, News, Trouble};
 use super::memory::Memory;
 use super::names::Names;
+use super::poison::LastWorker;
 use super::tally::Tally;
 use super::{Ended, Settings};
+use crate::domain::group::load::Load;
 use crate::domain::group::orders::Orders;
 use crate::domain::group::restart::{End, Restarts};
-use crate::domain::group::scale::{Budget, Decision, Doing, Group, Limits, Load, Rest, Scale, Worker};
+use crate::domain::group::scale::{Budget, Decision, Doing, Group, Limits, Rest, Scale, Worker};
 use crate::domain::group::tracker::Tracker;
 use crate::domain::group::{Key, Phase};
 use crate::domain::time::Instant;
@@ -54,8 +56,14 @@ pub(super) struct Staff {
     /// What was decided last of each group.
     decisions: BTreeMap<Key, Decision>,
     /// How the last worker of each group ended that was not told to.
-    ends: BTreeMap<Key, Ended>,
+    ends: BTreeMap<Key, Last>,
     tally: Arc<Tally>,
+}
+
+/// The last worker of a group that ended without being told to, or could not be started.
+struct Last {
+    ended: Ended,
+    worker: Option<LastWorker>,
 }
 
 /// What those who look see of a group.
@@ -161,7 +169,7 @@ impl Staff {
     }
 
     /// Writes them down where they have changed.
-    pub(super) fn remember<'a>(&mut self, keys: impl Iterator<Item = &'a Key>) {
+    pub(super) fn remember<'a>(&mut self, keys: impl Iterator<Item = &'a Key> + Clone) {
         self.memory.write(keys);
     }
 
@@ -195,7 +203,7 @@ impl Staff {
             seen.entry(&member.key).or_default().workers.push(member.shown(id, now));
         }
         for (key, group) in &mut seen {
-            (group.restarts, group.last_end) = (self.restarts.get(*key), self.ends.get(*key));
+            (group.restarts, group.last_end) = (self.restarts.get(*key), self.ends.get(*key).map(|last| &last.ended));
         }
         seen
     }
@@ -242,6 +250,12 @@ impl Staff {
         }
     }
 
+    /// When the last worker of a group ended that was not told to, and what is known of it.
+    pub(super) fn last_end(&self, key: &Key) -> Option<(Instant, &LastWorker)> {
+        let last = self.ends.get(key)?;
+        Some((last.ended.at, last.worker.as_ref()?))
+    }
+
     /// Its driver has said something. Answers with the keys of workers that were found.
     ///
     /// # Errors
@@ -259,7 +273,7 @@ impl Staff {
             News::Refused { id, why: Trouble(why) } => {
                 if let Some(Member { key, .. }) = self.members.remove(&id) {
                     tracing::error!(%key, "a worker cannot be started: {why}");
-                    self.failed(&key, End::NeverReady, format!("it cannot be started: {why}"), now);
+                    self.failed(&key, End::NeverReady, format!("it cannot be started: {why}"), None, now);
                 }
             }
             News::Looked { number, changes: Ok(changes) } => {
@@ -327,14 +341,15 @@ impl Staff {
         }
         let end = member.ready.map_or(End::NeverReady, |ready| End::After(now.since(ready)));
         let what = log.as_ref().map_or_else(|| how.clone(), |log| format!("{how}; its log is {log}"));
-        let short_lives = self.failed(&member.key, end, what, now);
+        let worker = Some(LastWorker::new(id, how, last_words));
+        let short_lives = self.failed(&member.key, end, what, worker, now);
         tracing::warn!(worker = id, key = %member.key, short_lives, "a worker has ended: {how}");
         // What it said may hold what a request held: that stays in its own log.
         tracing::debug!(worker = id, bytes = last_words.len(), "it has left last words");
     }
 
     /// One has come to an end that nobody wanted. Answers with how many in a row did not last.
-    fn failed(&mut self, key: &Key, end: End, what: String, now: Instant) -> u32 {
+    fn failed(&mut self, key: &Key, end: End, what: String, worker: Option<LastWorker>, now: Instant) -> u32 {
         self.tally.failed.add();
         let restarts = restarts_of(&mut self.restarts, key);
         let failing = restarts.fails();
@@ -344,8 +359,17 @@ impl Staff {
             tracing::error!(alert = "group-fails", %key, "{text}: {what}");
         }
         let short_lives = restarts.short_lives();
-        self.ends.insert(key.clone(), Ended { at: now, what });
+        self.ends.insert(key.clone(), Last { ended: Ended { at: now, what }, worker });
         short_lives
+    }
+
+    /// How many of each key hold requests, or may.
+    pub(super) fn busy(&self, now: Instant) -> BTreeMap<Key, u32> {
+        let mut busy = BTreeMap::new();
+        for (_, member) in self.members.iter().filter(|(id, member)| member.shown(id, now).doing == Doing::Busy) {
+            *busy.entry(member.key.clone()).or_default() += 1;
+        }
+        busy
     }
 
     /// Brings the workers to what is wanted of their groups.
@@ -357,17 +381,20 @@ impl Staff {
         keys.extend(self.members.values().map(|member| member.key.clone()));
         self.restarts.retain(|key, restarts| keys.contains(key) || restarts.short_lives() > 0);
         self.ends.retain(|key, _| keys.contains(key));
+        let mut workers: BTreeMap<&Key, Vec<Worker>> = BTreeMap::new();
+        for (id, member) in &self.members {
+            workers.entry(&member.key).or_default().push(member.shown(id, now));
+        }
         let groups: Vec<Group> = keys
             .into_iter()
             .map(|key| {
                 let phase: Option<Phase> = tracker.wanted(&key).map(|wanted| wanted.phase);
-                let of_key = self.members.iter().filter(|(_, member)| member.key == key);
                 Group {
                     phase,
                     limits: orders.numbers(&key).map_or(self.limits, |numbers| numbers.over(self.limits)),
                     rest: if orders.paused(&key).is_some() { Rest::Paused } else { Rest::No },
                     load: loads.get(&key).copied().unwrap_or_default(),
-                    workers: of_key.map(|(id, member)| member.shown(id, now)).collect(),
+                    workers: workers.remove(&key).unwrap_or_default(),
                     not_before: self.restarts.get(&key).map_or(Instant::ORIGIN, Restarts::not_before),
                     key,
                 }

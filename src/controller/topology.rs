@@ -32,6 +32,15 @@ pub struct Keeping {
     pub delivery_limit: Option<u32>,
 }
 
+/// What is said of a queue when it is declared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Said {
+    /// All of it: nobody else says it.
+    All,
+    /// What a policy does not say.
+    ByPolicy,
+}
+
 /// Declares what a pool has as a whole.
 ///
 /// # Errors
@@ -43,8 +52,6 @@ pub(super) async fn declare(channel: &Channel, names: &Names, keeping: Keeping) 
     for name in [names.orphans(), names.dead_letters(), names.activity()] {
         channel.exchange_declare(name.into(), ExchangeKind::Fanout, exchange, FieldTable::default()).await?;
     }
-    let orphans = amqp::table([("alternate-exchange", text(&names.orphans()))]);
-    channel.exchange_declare(names.requests().into(), ExchangeKind::Direct, exchange, orphans).await?;
     // Of these each outlives the controller, so that nothing is lost while there is none.
     let queue = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
     for name in [names.orphan_queue(), names.dead_letter_queue(), names.poison_queue()] {
@@ -64,6 +71,28 @@ pub(super) async fn declare(channel: &Channel, names: &Names, keeping: Keeping) 
     Ok(())
 }
 
+/// Declares the exchange of requests.
+///
+/// # Errors
+///
+/// What the broker says; it closes the channel with it.
+pub(super) async fn declare_requests(channel: &Channel, names: &Names, keeping: Keeping) -> lapin::Result<()> {
+    let durable = keeping.profile == Profile::Safe;
+    let exchange = ExchangeDeclareOptions { durable, ..ExchangeDeclareOptions::default() };
+    let orphans = amqp::table([("alternate-exchange", text(&names.orphans()))]);
+    channel.exchange_declare(names.requests().into(), ExchangeKind::Direct, exchange, orphans).await
+}
+
+/// Takes the exchange of requests as somebody else has made it.
+///
+/// # Errors
+///
+/// What the broker says; it closes the channel with it.
+pub(super) async fn take_requests(channel: &Channel, names: &Names) -> lapin::Result<()> {
+    let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
+    channel.exchange_declare(names.requests().into(), ExchangeKind::Direct, options, FieldTable::default()).await
+}
+
 /// Does a step about the queue of a key.
 ///
 /// # Errors
@@ -73,13 +102,14 @@ pub(super) async fn carry_out(
     channel: &Channel,
     names: &Names,
     keeping: Keeping,
+    said: Said,
     key: &Key,
     step: Step,
 ) -> lapin::Result<Answer> {
     // One whose name would be too long was answered long before.
     let Some(queue) = names.request_queue(key) else { return Ok(Answer::Missing) };
     let done = match step {
-        Step::Bind => bind(channel, names, keeping, key, &queue).await.map(|()| Answer::Done),
+        Step::Bind => declare_queue(channel, names, keeping, said, key, &queue).await.map(|()| Answer::Done),
         Step::Unbind => {
             let mut done = Ok(());
             for binding in names.bindings(key) {
@@ -107,12 +137,20 @@ pub(super) async fn carry_out(
     }
 }
 
-const PRECONDITION_FAILED: u16 = 406;
+/// The reply code about what is there and otherwise.
+pub(super) const PRECONDITION_FAILED: u16 = 406;
 
-async fn bind(channel: &Channel, names: &Names, keeping: Keeping, key: &Key, queue: &str) -> lapin::Result<()> {
+async fn declare_queue(
+    channel: &Channel,
+    names: &Names,
+    keeping: Keeping,
+    said: Said,
+    key: &Key,
+    queue: &str,
+) -> lapin::Result<()> {
     let mut arguments = amqp::table([("x-dead-letter-exchange", text(&names.dead_letters()))]);
     let mut number = |name: &str, value: Option<u32>| {
-        if let Some(value) = value {
+        if let Some(value) = value.filter(|_| said == Said::All) {
             arguments.insert(name.into(), AMQPValue::LongLongInt(value.into()));
         }
     };
@@ -125,6 +163,21 @@ async fn bind(channel: &Channel, names: &Names, keeping: Keeping, key: &Key, que
     }
     let options = QueueDeclareOptions { durable, ..QueueDeclareOptions::default() };
     channel.queue_declare(queue.into(), options, arguments).await?;
+    bind(channel, names, key, queue).await
+}
+
+/// Takes the queue of a key as somebody else has made it.
+///
+/// # Errors
+///
+/// What the broker says; it closes the channel with it.
+pub(super) async fn take_queue(channel: &Channel, names: &Names, key: &Key) -> lapin::Result<Answer> {
+    let Some(queue) = names.request_queue(key) else { return Ok(Answer::Missing) };
+    look(channel, &queue).await?;
+    bind(channel, names, key, &queue).await.map(|()| Answer::Done)
+}
+
+async fn bind(channel: &Channel, names: &Names, key: &Key, queue: &str) -> lapin::Result<()> {
     for binding in names.bindings(key) {
         let exchange = names.requests().into();
         let options = QueueBindOptions::default();

@@ -157,6 +157,10 @@ pub struct Group {
     /// Requests that no worker holds; absent where nobody has looked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready: Option<u32>,
+    /// Requests that its workers hold, as the broker counts them, or else how many of its workers hold any; absent where nobody
+    /// knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held: Option<u32>,
     /// Its workers.
     pub workers: Workers,
     /// The same ones by name.

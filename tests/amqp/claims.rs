@@ -27,7 +27,7 @@ pub(crate) async fn publish(client: &Client, bodies: &[&str]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_more_is_taken_than_there_are_slots() {
+async fn b15_no_more_is_taken_than_there_are_slots() {
     let Some(broker) = shared() else { return };
     for kind in [Kind::Transient, Kind::Quorum] {
         let client = Client::new(&broker, kind).await;

@@ -167,7 +167,7 @@ async fn partial_answers_come_one_by_one_and_call_waits_for_the_last() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_routed_is_said_at_once_and_to_nobody_else() {
+async fn b16_what_cannot_be_routed_is_said_at_once_and_to_nobody_else() {
     const EACH: usize = 300;
     let Some(broker) = shared() else { return };
     let pool = Pool::new(&broker, FieldTable::default()).await;

@@ -3,8 +3,11 @@
 mod demand;
 mod dev;
 mod drivers;
+mod known;
 mod orders;
 mod plan;
+mod poison;
+mod policies;
 mod refused;
 mod seen;
 
@@ -31,10 +34,14 @@ struct Pool {
 
 impl Pool {
     async fn new() -> Option<Self> {
-        let uri = shared_uri()?;
+        Some(Self::at(shared_uri()?).await)
+    }
+
+    /// At a broker of a test's own.
+    async fn at(uri: String) -> Self {
         let name = format!("p{}", uuid::Uuid::new_v4().simple());
         let client = Client::without_queue(&broker(&uri), "").await;
-        Some(Self { name, folder: tempfile::tempdir().expect("a folder"), uri, client })
+        Self { name, folder: tempfile::tempdir().expect("a folder"), uri, client }
     }
 
     /// Writes a configuration of it, with this said of the pool.
@@ -161,7 +168,7 @@ async fn a_cold_key_is_answered_by_a_worker_that_is_started_for_it_and_goes_when
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_under_many_cold_keys_reach_their_queues_though_their_controller_is_killed() {
+async fn b08_requests_under_many_cold_keys_reach_their_queues_though_their_controller_is_killed() {
     const KEYS: usize = 300;
     let Some(pool) = Pool::new().await else { return };
     let mut first = pool.controller("");
@@ -184,7 +191,7 @@ async fn requests_under_many_cold_keys_reach_their_queues_though_their_controlle
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_that_nobody_takes_is_answered_with_the_reason() {
+async fn b03_requests_that_nobody_takes_are_answered_with_the_reason_however_many_they_are() {
     let Some(pool) = Pool::new().await else { return };
     let mut controller = pool.controller("message_ttl = \"200ms\"\n");
     controller.says(READY).await;
@@ -202,7 +209,7 @@ async fn a_request_that_nobody_takes_is_answered_with_the_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_controller_stands_by_takes_over_and_finds_the_workers_of_the_first() {
+async fn b14_a_second_controller_stands_by_takes_over_and_finds_the_workers_of_the_first() {
     let Some(pool) = Pool::new().await else { return };
     let echo = pool.echo();
     let mut first = pool.controller(&echo);
@@ -284,7 +291,7 @@ async fn a_request_that_came_to_a_queue_while_there_was_no_controller_gets_a_wor
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_that_kills_its_workers_is_answered_and_put_aside() {
+async fn b05_a_request_that_kills_its_workers_is_answered_and_put_aside() {
     let Some(pool) = Pool::new().await else { return };
     let killer = pool.workers("#!/bin/sh\nkill -9 $PPID\n");
     let delays = "unbind_delay = \"3s\"\nstop_delay = \"1s\"\n";

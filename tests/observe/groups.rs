@@ -57,6 +57,7 @@ fn group(key: &str, phase: Phase, workers: &[Doing]) -> Group {
         generation: 1,
         settled: true,
         ready: Some(0),
+        held: None,
         workers: Workers {
             starting: of(Doing::Starting),
             idle: of(Doing::Idle),

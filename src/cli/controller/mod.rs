@@ -2,6 +2,7 @@
 
 mod orders;
 mod plan;
+mod poison;
 mod reload;
 mod status;
 
@@ -58,6 +59,9 @@ enum ControllerCommand {
     /// as that one sees them, and the numbers are those of this configuration; where none does, they are what one would find that is
     /// started now.
     Plan(plan::PlanArgs),
+    /// Requests that were put aside since their workers ended under them
+    #[command(subcommand)]
+    Poison(poison::PoisonCommand),
 }
 
 /// Runs it, or asks one that runs.
@@ -70,6 +74,7 @@ pub(super) async fn run(arguments: ControllerArgs, environment: &Environment) ->
         Some(ControllerCommand::Status(arguments)) => status::run(arguments, environment).await,
         Some(ControllerCommand::Order(command)) => orders::run(command, environment).await,
         Some(ControllerCommand::Plan(arguments)) => Box::pin(plan::run(arguments, environment)).await,
+        Some(ControllerCommand::Poison(command)) => poison::run(command, environment).await,
         None => Box::pin(control(arguments.settings, environment)).await,
     }
 }
@@ -245,9 +250,11 @@ pub(in crate::cli) fn settings_of(
         ));
     }
     let ttl = u32::try_from(pool.message_ttl.0.as_millis()).unwrap_or(u32::MAX);
+    let broker = requests::broker(&config.amqp, environment)?;
     Ok(controller::Settings {
         pool: name.to_owned(),
-        broker: requests::broker(&config.amqp, environment)?,
+        management: requests::management(&config.amqp, &broker)?,
+        broker,
         uri: SecretString::from(uri.as_ref().map_or(requests::USUAL, |uri| uri.reveal())),
         names,
         keeping: controller::Keeping {

@@ -213,7 +213,7 @@ fn groups(pool: &Pool) -> String {
     if pool.groups.is_empty() {
         return "  none: nobody has asked under any key\n".to_owned();
     }
-    let head = ["KEY", "PHASE", "NEXT", "READY", "WORKERS", "WANTED", "WHY"];
+    let head = ["KEY", "PHASE", "NEXT", "READY", "HELD", "WORKERS", "WANTED", "WHY"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(pool.groups.iter().map(|group| {
         let next = match group.phase {
@@ -227,6 +227,7 @@ fn groups(pool: &Pool) -> String {
             group.phase.as_str().to_owned(),
             group.next_phase_seconds.map_or_else(|| next.to_owned(), |left| format!("{next} in {}", shown(left))),
             number(group.ready),
+            number(group.held),
             if pool.starts_workers { workers(group.workers) } else { "-".to_owned() },
             number(group.wanted),
             why(group),
@@ -281,6 +282,7 @@ mod tests {
             generation: 1,
             settled: true,
             ready: None,
+            held: None,
             workers: Workers::default(),
             members: Vec::new(),
             wanted: Some(0),
@@ -325,7 +327,7 @@ mod tests {
     fn the_table_says_of_each_group_why_it_has_so_many_workers_and_of_each_pool_what_is_in_the_way() {
         let mut warm = group("42", Phase::Active);
         warm.next_phase_seconds = Some(571.0);
-        (warm.ready, warm.wanted) = (Some(5), Some(3));
+        (warm.ready, warm.held, warm.wanted) = (Some(5), Some(2), Some(3));
         warm.workers = Workers { starting: 1, idle: 0, busy: 2, going: 0 };
         warm.reasons = vec!["the load needs 5".to_owned(), "3 at most".to_owned()];
         let mut failing = group("b\u{1b}[2J", Phase::Unbound);

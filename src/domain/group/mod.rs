@@ -1,15 +1,18 @@
 //! Groups of workers that a controller keeps by demand: one for each key that requests come under.
 //!
-//! [`tracker`] decides which groups are wanted, [`pool`] what follows from that for their request queues, [`scale`] how
-//! many workers each has, [`restart`] when a worker that did not last is started again, and [`orders`] what people have said
-//! instead. None of them knows how queues and workers come into being.
+//! [`tracker`] decides which groups are wanted, [`reports`] which reports of workers it hears of, [`pool`] what follows from
+//! that for their request queues, [`scale`] how many workers each has by its [`load`], [`restart`] when a worker that did not
+//! last is started again, and [`orders`] what people have said instead. None of them knows how queues and workers come into
+//! being.
 //!
 //! A group that is not needed any more goes in two steps, since a request may come at any time: first its queue is
 //! unbound, so that a new request goes to the orphans, where the controller sees it; when nothing was heard of it for a
 //! while, its workers are stopped and its queue is deleted, but only if it is empty and nobody consumes from it (I31).
 
+pub mod load;
 pub mod orders;
 pub mod pool;
+pub mod reports;
 pub mod restart;
 pub mod scale;
 pub mod tracker;

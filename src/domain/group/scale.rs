@@ -11,6 +11,7 @@ use core::cmp::Reverse;
 use core::fmt;
 use core::time::Duration;
 
+use super::load::Load;
 use super::{Key, Phase};
 use crate::domain::time::Instant;
 
@@ -53,33 +54,6 @@ pub struct Worker {
     pub doing: Doing,
     /// Since when it is there.
     pub since: Instant,
-}
-
-/// What is known of a group's load.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Load {
-    /// Requests that no worker holds.
-    pub ready: u32,
-    /// Requests that workers hold and have not acknowledged, as the broker counts them; `None` where it does not say.
-    pub unacknowledged: Option<u32>,
-    /// Requests that workers hold, as they say themselves; `None` where they do not.
-    pub in_flight: Option<u32>,
-    /// How many workers the rate of requests keeps busy, in thousandths; `None` where the rate is not known.
-    pub busy_by_rate: Option<u32>,
-}
-
-impl Load {
-    /// Nothing waits, and nothing is held.
-    #[must_use]
-    pub fn is_none(&self) -> bool {
-        self.ready == 0 && self.held() == 0
-    }
-
-    /// Requests that are held, by whoever counts more: a count that is late must not stop a worker.
-    #[must_use]
-    pub fn held(&self) -> u32 {
-        self.unacknowledged.unwrap_or_default().max(self.in_flight.unwrap_or_default())
-    }
 }
 
 /// A group as it is.
@@ -275,7 +249,8 @@ impl Scale {
         }
         let mut reasons = Vec::new();
         let by_load = load.ready.saturating_add(load.held()).div_ceil(limits.concurrency.max(1));
-        let by_rate = load.busy_by_rate.unwrap_or_default().div_ceil(1_000);
+        let by_rate = load.held_by_rate.unwrap_or_default().div_ceil(u64::from(limits.concurrency.max(1)) * 1_000);
+        let by_rate = u32::try_from(by_rate).unwrap_or(u32::MAX);
         let mut wanted = by_load.max(by_rate);
         reasons.push(if by_rate > by_load { Reason::Rate(by_rate) } else { Reason::Load(by_load) });
         if wanted > 0 && limits.spares > 0 {
@@ -474,7 +449,8 @@ mod tests {
     #[test]
     fn the_rate_keeps_workers_that_a_short_queue_would_not() {
         let mut steady = group("a", 0, &[Doing::Idle; 3]);
-        steady.load.busy_by_rate = Some(2_100);
+        // Two each.
+        steady.load.held_by_rate = Some(4_100);
         let decision = alone(steady);
         assert_eq!((decision.wanted, decision.reasons), (3, vec![Reason::Rate(3)]));
     }

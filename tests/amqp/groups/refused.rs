@@ -3,7 +3,7 @@
 use journeyman::amqp;
 use journeyman::amqp::lapin::BasicProperties;
 use journeyman::amqp::lapin::options::{BasicPublishOptions, QueueDeclareOptions, QueueDeleteOptions};
-use journeyman::amqp::lapin::types::AMQPValue;
+use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
 
 use super::{Pool, READY};
 use crate::support::{Client, within};
@@ -12,9 +12,10 @@ use crate::support::{Client, within};
 async fn a_key_whose_queue_cannot_be_made_is_answered_and_takes_no_room_from_others() {
     let Some(pool) = Pool::new().await else { return };
     let queue = format!("{}-req-bad", pool.name);
-    let other = amqp::table([("x-max-length", AMQPValue::LongLongInt(7))]);
-    let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-    pool.client.channel.queue_declare(queue.into(), options, other).await.expect("it is made");
+    // Nobody else may have anything to do with it.
+    let options = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };
+    let declaring = pool.client.channel.queue_declare(queue.as_str().into(), options, FieldTable::default());
+    declaring.await.expect("it is made");
     let mut controller = pool.controller("");
     controller.says(READY).await;
     // More than a controller has in hand at once.
@@ -28,10 +29,6 @@ async fn a_key_whose_queue_cannot_be_made_is_answered_and_takes_no_room_from_oth
         let answer = pool.client.answer(&number.to_string()).await;
         assert_eq!(answer.json()["context"]["reason"], "no-queue", "{:?}", answer.json());
     }
-    let channel = pool.client.broker.connect("clean").await.expect("a connection").create_channel().await;
-    let channel = channel.expect("a channel");
-    let bad = format!("{}-req-bad", pool.name);
-    channel.queue_delete(bad.into(), QueueDeleteOptions::default()).await.expect("it is deleted");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -12,7 +12,7 @@ use core::time::Duration;
 
 pub use standing::{Standing, Wait};
 
-use super::tracker::{self, Tracker};
+use super::tracker::{self, Tracker, Wanted};
 use super::{Generation, Key, Phase};
 use crate::domain::backoff::{self, Backoff};
 use crate::domain::jitter::Jitter;
@@ -76,6 +76,16 @@ pub enum Event {
         /// How much longer.
         extra: Duration,
     },
+    /// So much is in the queue of a key, and so much of it is held by workers. Either is a sign of demand: an empty queue says
+    /// nothing of what its workers do.
+    Seen {
+        /// The key.
+        key: Key,
+        /// Requests that no worker holds.
+        ready: u32,
+        /// Requests that workers hold.
+        held: u32,
+    },
     /// A request of this key did not find its queue, which is bound as far as is known.
     Strayed(Key),
     /// The answer to a step.
@@ -119,6 +129,21 @@ pub enum Effect {
         /// How many requests.
         ready: u32,
     },
+}
+
+impl Event {
+    /// The key that it is about; `None` where it is about all of them.
+    const fn of(&self) -> Option<&Key> {
+        match self {
+            Self::Connected(_) | Self::Disconnected | Self::Tick => None,
+            Self::Found(key)
+            | Self::Strayed(key)
+            | Self::Demand { key, .. }
+            | Self::Seen { key, .. }
+            | Self::Answered { key, .. }
+            | Self::Workers { key, .. } => Some(key),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -182,6 +207,33 @@ impl Queue {
         }
     }
 
+    /// It is to be this.
+    fn want(&mut self, wanted: Option<Wanted>, generation: Generation) {
+        let (target, since) = wanted.map_or((None, generation), |wanted| (Some(wanted.phase), wanted.since));
+        if self.target != target {
+            (self.target, self.since) = (target, since);
+            self.doubt();
+        }
+    }
+
+    /// Whether there is nothing to do about it any more, and nothing to know.
+    fn is_over(&self) -> bool {
+        self.target.is_none() && self.known == Known::Absent && self.under_way.is_none() && self.workers == 0
+    }
+
+    /// Begins its next step, where it is time for that.
+    fn begin(&mut self, stop_delay: Duration, now: Instant) -> Option<Step> {
+        if self.under_way.is_some() {
+            return None;
+        }
+        let (step, _) = self.step(stop_delay).filter(|(_, at)| *at <= now)?;
+        self.under_way = Some(step);
+        if step == Step::Look {
+            self.looked = None;
+        }
+        Some(step)
+    }
+
     /// Something about it changed, so that what was seen of it counts no more.
     fn doubt(&mut self) {
         self.looked = (self.under_way == Some(Step::Look)).then_some(Looked::InVain);
@@ -223,8 +275,9 @@ impl Pool {
         }
     }
 
-    /// Takes in what happened.
+    /// Takes in what happened. What is about one key costs a look at that one, and the others are looked at when time passes.
     pub fn handle(&mut self, event: Event, now: Instant) {
+        let of = event.of().cloned();
         match event {
             Event::Connected(epoch) => {
                 self.forget();
@@ -239,6 +292,11 @@ impl Pool {
             }
             Event::Demand { key, extra } => {
                 self.tracker.require(key, extra, now);
+            }
+            Event::Seen { key, ready, held } => {
+                if ready > 0 || held > 0 {
+                    self.tracker.require(key, Duration::ZERO, now);
+                }
             }
             Event::Strayed(key) => {
                 if let Some(queue) = self.queues.get_mut(&key)
@@ -267,9 +325,12 @@ impl Pool {
             }
             Event::Tick => {}
         }
-        self.tracker.tick(now);
-        self.want();
-        self.go_on(now);
+        if let Some(key) = of {
+            self.go_on_with(&key, now);
+        } else {
+            self.tracker.tick(now);
+            self.go_on(now);
+        }
     }
 
     /// Other delays. What has begun is counted by the old ones.
@@ -297,8 +358,8 @@ impl Pool {
         &self.tracker
     }
 
-    /// Every key that there is something to do about, wanted or not.
-    pub fn keys(&self) -> impl Iterator<Item = &Key> {
+    /// Every key that there is something to do about, wanted or not, in their order.
+    pub fn keys(&self) -> impl Iterator<Item = &Key> + Clone {
         self.queues.keys()
     }
 
@@ -369,42 +430,38 @@ impl Pool {
         }
     }
 
-    /// Tells each queue what it is to be.
-    fn want(&mut self) {
-        let generation = self.tracker.generation();
-        for (key, wanted) in self.tracker.groups() {
-            let queue = self.queues.entry(key.clone()).or_insert_with(|| Queue::new(Known::Unknown, wanted.since));
-            if queue.target != Some(wanted.phase) {
-                (queue.target, queue.since) = (Some(wanted.phase), wanted.since);
-                queue.doubt();
-            }
-        }
-        for (key, queue) in &mut self.queues {
-            if queue.target.is_some() && self.tracker.wanted(key).is_none() {
-                (queue.target, queue.since) = (None, generation);
-                queue.doubt();
-            }
-        }
-        self.queues.retain(|_, queue| {
-            queue.target.is_some() || queue.known != Known::Absent || queue.under_way.is_some() || queue.workers > 0
-        });
-    }
-
+    /// Tells each queue what it is to be, and begins what is to be done about it.
     fn go_on(&mut self, now: Instant) {
-        let Some(epoch) = self.epoch else { return };
+        for (key, wanted) in self.tracker.groups() {
+            self.queues.entry(key.clone()).or_insert_with(|| Queue::new(Known::Unknown, wanted.since));
+        }
+        let generation = self.tracker.generation();
         for (key, queue) in &mut self.queues {
-            if queue.under_way.is_some() {
-                continue;
-            }
-            if let Some((step, at)) = queue.step(self.policy.stop_delay)
-                && at <= now
+            queue.want(self.tracker.wanted(key), generation);
+            if let Some(epoch) = self.epoch
+                && let Some(step) = queue.begin(self.policy.stop_delay, now)
             {
-                queue.under_way = Some(step);
-                if step == Step::Look {
-                    queue.looked = None;
-                }
                 self.effects.push_back(Effect::Do { epoch, key: key.clone(), step });
             }
+        }
+        self.queues.retain(|_, queue| !queue.is_over());
+    }
+
+    /// The same for one of them.
+    fn go_on_with(&mut self, key: &Key, now: Instant) {
+        let wanted = self.tracker.wanted(key);
+        if let Some(wanted) = wanted {
+            self.queues.entry(key.clone()).or_insert_with(|| Queue::new(Known::Unknown, wanted.since));
+        }
+        let Some(queue) = self.queues.get_mut(key) else { return };
+        queue.want(wanted, self.tracker.generation());
+        if let Some(epoch) = self.epoch
+            && let Some(step) = queue.begin(self.policy.stop_delay, now)
+        {
+            self.effects.push_back(Effect::Do { epoch, key: key.clone(), step });
+        }
+        if self.queues.get(key).is_some_and(Queue::is_over) {
+            self.queues.remove(key);
         }
     }
 }
@@ -509,6 +566,28 @@ mod tests {
         assert_eq!((steps(&mut pool), pool.next_deadline()), (vec![], Some(at(61))));
         pool.handle(Event::Tick, at(61));
         assert_eq!(steps(&mut pool), [Step::Look]);
+    }
+
+    #[test]
+    fn a_group_whose_queue_is_empty_while_its_workers_hold_requests_is_neither_unbound_nor_stopped() {
+        let mut pool = connected();
+        pool.handle(demand(), at(0));
+        pool.handle(answered(Step::Bind, Answer::Done), at(0));
+        steps(&mut pool);
+        for second in 1..1_000 {
+            pool.handle(Event::Tick, at(second));
+            pool.handle(Event::Seen { key: key(), ready: 0, held: 1 }, at(second));
+            assert!(pool.is_bound(&key()) && steps(&mut pool).is_empty(), "after {second} s");
+        }
+        pool.handle(Event::Seen { key: key(), ready: 0, held: 0 }, at(1_000));
+        pool.handle(Event::Tick, at(1_009));
+        assert_eq!(steps(&mut pool), [Step::Unbind], "what was held is answered");
+        // One that is to go, and of whose requests somebody holds one after all, goes on.
+        pool.handle(answered(Step::Unbind, Answer::Done), at(1_009));
+        pool.handle(Event::Tick, at(1_014));
+        pool.handle(Event::Seen { key: key(), ready: 0, held: 1 }, at(1_014));
+        pool.handle(answered(Step::Look, Answer::Holds { ready: 0, consumers: 0 }), at(1_014));
+        assert_eq!(steps(&mut pool), [Step::Look, Step::Bind]);
     }
 
     #[test]

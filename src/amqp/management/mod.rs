@@ -1,7 +1,10 @@
-//! What a broker's management interface tells of a queue: how long it lets messages of it be worked at.
+//! A broker's management interface: how long it lets messages of a queue be worked at, what it counts of queues, and policies.
 //!
 //! RabbitMQ shows its own `consumer_timeout` to nobody; what queues have of their own it shows, and heeds from 3.12 on. What
 //! follows of that is decided in [`crate::domain::patience`].
+
+mod counts;
+mod policies;
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,6 +15,8 @@ use serde::Deserialize;
 use super::{Broker, Unusable};
 use crate::domain::patience::{Kind, Told, Version};
 use crate::limits::{AMQP_MANAGEMENT_BYTES_MAX, AMQP_MANAGEMENT_TIMEOUT};
+pub use counts::{Counted, literally};
+pub use policies::Policy;
 
 /// The management interface of a broker.
 #[derive(Clone)]
@@ -32,7 +37,7 @@ impl std::fmt::Debug for Management {
 /// Why it tells nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum NotTold {
-    /// There is no such queue.
+    /// There is no such queue, or nothing else of that name.
     #[error("there is no such queue")]
     NoQueue,
     /// It cannot be asked, or its answer cannot be read.
@@ -102,28 +107,47 @@ impl Management {
     }
 
     async fn get<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<T, NotTold> {
-        let url = format!("{}/api/{path}", self.base);
-        let unanswered = |what: String| NotTold::Unanswered(format!("`amqp.management`, {url}: {what}"));
-        let lost = |error: reqwest::Error| unanswered(deepest(&error.without_url()));
-        let request = self.http.get(&url).basic_auth(&self.user, Some(self.password.expose_secret()));
+        let asked = self.http.get(self.url(path));
+        let bytes = self.answer(path, asked).await?;
+        serde_json::from_slice(&bytes).map_err(|_| self.unanswered(path, "its answer is not what it should be"))
+    }
+
+    async fn put(&self, path: &str, what: &impl serde::Serialize) -> Result<(), NotTold> {
+        let body = serde_json::to_vec(what).map_err(|error| self.unanswered(path, &error.to_string()))?;
+        let asked = self.http.put(self.url(path)).header(reqwest::header::CONTENT_TYPE, "application/json").body(body);
+        self.answer(path, asked).await.map(drop)
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("{}/api/{path}", self.base)
+    }
+
+    fn unanswered(&self, path: &str, what: &str) -> NotTold {
+        NotTold::Unanswered(format!("`amqp.management`, {}: {what}", self.url(path)))
+    }
+
+    async fn answer(&self, path: &str, asked: reqwest::RequestBuilder) -> Result<Vec<u8>, NotTold> {
+        let lost = |error: reqwest::Error| self.unanswered(path, &deepest(&error.without_url()));
+        let request = asked.basic_auth(&self.user, Some(self.password.expose_secret()));
         let mut answer = request.send().await.map_err(lost)?;
         match answer.status() {
-            reqwest::StatusCode::OK => {}
+            status if status.is_success() => {}
             reqwest::StatusCode::NOT_FOUND => return Err(NotTold::NoQueue),
             status @ (reqwest::StatusCode::UNAUTHORIZED | reqwest::StatusCode::FORBIDDEN) => {
-                let fix = "the user of `amqp.uri` needs the tag `management` at the broker (`rabbitmqctl set_user_tags`), or leave that key out";
-                return Err(unanswered(format!("it answers {status}; {fix}")));
+                let fix = "the user of `amqp.uri` needs the tag `management` at the broker, or `policymaker` for policies \
+                           (`rabbitmqctl set_user_tags`), or leave that key out";
+                return Err(self.unanswered(path, &format!("it answers {status}; {fix}")));
             }
-            status => return Err(unanswered(format!("it answers {status}"))),
+            status => return Err(self.unanswered(path, &format!("it answers {status}"))),
         }
         let mut bytes = Vec::new();
         while let Some(piece) = answer.chunk().await.map_err(lost)? {
             bytes.extend_from_slice(&piece);
             if bytes.len() > AMQP_MANAGEMENT_BYTES_MAX {
-                return Err(unanswered("its answer is too long".to_owned()));
+                return Err(self.unanswered(path, "its answer is too long"));
             }
         }
-        serde_json::from_slice(&bytes).map_err(|_| unanswered("its answer is not what it should be".to_owned()))
+        Ok(bytes)
     }
 }
 

@@ -1,0 +1,57 @@
+//! Policies: what a broker does with queues and exchanges of some names, whoever has made them.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::{Management, NotTold};
+
+/// A policy.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Policy {
+    /// A regular expression, which is looked for anywhere in a name unless it is anchored.
+    pub pattern: String,
+    /// `queues` or `exchanges`.
+    #[serde(rename = "apply-to")]
+    pub apply_to: String,
+    /// The highest counts, and no other.
+    pub priority: i64,
+    /// What it says.
+    pub definition: Map<String, Value>,
+}
+
+impl Management {
+    /// Makes a policy what it is to be, reads it back, and compares. Answers with how it differs; `None` where it does not.
+    ///
+    /// # Errors
+    ///
+    /// [`NotTold`], without user and password.
+    pub async fn agree(&self, name: &str, policy: &Policy) -> Result<Option<String>, NotTold> {
+        let path = format!("policies/{}/{}", urlencoding::encode(&self.vhost), urlencoding::encode(name));
+        self.put(&path, policy).await?;
+        let read: Policy = self.get(&path).await?;
+        Ok((read != *policy).then(|| differs(policy, &read)))
+    }
+}
+
+fn differs(asked: &Policy, read: &Policy) -> String {
+    let shown = |policy: &Policy| serde_json::to_string(policy).unwrap_or_default();
+    format!("it was asked for {} and has {}", shown(asked), shown(read))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_policy_applies_to_is_spelt_as_the_broker_reads_it() {
+        let definition = Map::from_iter([("message-ttl".to_owned(), Value::from(1_500))]);
+        let asked = Policy { pattern: "^a".to_owned(), apply_to: "queues".to_owned(), priority: 10, definition };
+        let json = serde_json::to_value(&asked).unwrap();
+        assert_eq!(json["apply-to"], "queues");
+        // As RabbitMQ reads back what was misspelt.
+        let read = Policy { apply_to: "all".to_owned(), ..asked.clone() };
+        assert!(differs(&asked, &read).contains(r#""apply-to":"all""#));
+        let back = r#"{"vhost": "/", "name": "p", "pattern": "^a", "apply-to": "queues", "definition": {"message-ttl": 1500}, "priority": 10}"#;
+        assert_eq!(serde_json::from_str::<Policy>(back).unwrap(), asked);
+    }
+}

@@ -1,0 +1,259 @@
+//! Requests that were put aside, as a person sees them, tries them again and drops them.
+
+use std::fmt::Write as _;
+
+use clap::{Args, Subcommand};
+
+use super::status::{Which, failed};
+use crate::cli::exit::{Ended, Exit, Failure};
+use crate::cli::output::{self, Format};
+use crate::cli::steer::by;
+use crate::cli::steer::status::{columns, plain};
+use crate::config::Environment;
+use crate::control::client::Client;
+use crate::control::poison::{Inventories, Settle};
+use crate::controller::inventory::{self, Fate, Settled};
+use crate::controller::poison::Entry;
+
+/// Where they are.
+#[derive(Debug, Args)]
+pub(super) struct Place {
+    /// The pool [default: the only one there is]
+    #[arg(long, short, value_name = "NAME")]
+    pool: Option<String>,
+    #[command(flatten)]
+    which: Which,
+}
+
+/// Which of them.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub(super) struct Chosen {
+    /// The requests, as `ls` names them
+    #[arg(value_name = "ID")]
+    ids: Vec<String>,
+    /// All that are there
+    #[arg(long)]
+    all: bool,
+}
+
+/// `journeyman controller poison`
+#[derive(Debug, Subcommand)]
+pub(super) enum PoisonCommand {
+    /// List what was put aside, the oldest first
+    Ls {
+        #[command(flatten)]
+        place: Place,
+        /// How to answer
+        #[arg(long, short, value_enum, default_value_t = Format::Table)]
+        output: Format,
+    },
+    /// Show what is known of a request: its properties, which worker ended last under its key, and that one's last words
+    Show {
+        /// The request, as `ls` names it
+        id: String,
+        #[command(flatten)]
+        place: Place,
+        /// How to answer
+        #[arg(long, short, value_enum, default_value_t = Format::Table)]
+        output: Format,
+        /// Write its body, and nothing else, to standard output
+        #[arg(long, conflicts_with = "output")]
+        body: bool,
+    },
+    /// Try requests once more under their keys, as if they had never been tried
+    ///
+    /// Each is at its new place before it leaves the old one. Its client was answered when it was put aside, and is answered
+    /// once more where it still waits.
+    Requeue {
+        #[command(flatten)]
+        chosen: Chosen,
+        #[command(flatten)]
+        place: Place,
+    },
+    /// Drop requests for good
+    Drop {
+        #[command(flatten)]
+        chosen: Chosen,
+        #[command(flatten)]
+        place: Place,
+    },
+}
+
+/// Asks the controller.
+///
+/// # Errors
+///
+/// Where it does not have the pool, or there is no such request.
+pub(super) async fn run(command: PoisonCommand, environment: &Environment) -> Ended {
+    match command {
+        PoisonCommand::Ls { place: Place { pool, which }, output } => {
+            let seen = which.client(environment)?.poison(pool.as_deref()).await.map_err(failed)?;
+            match output {
+                Format::Json => output::json(&serde_json::to_value(&seen).unwrap_or_default())?,
+                Format::Table => output::print(&table(&seen))?,
+            }
+            Ok(Exit::Done)
+        }
+        PoisonCommand::Show { id, place: Place { pool, which }, output, body } => {
+            let client = which.client(environment)?;
+            if body {
+                return written(&client, pool.as_deref(), &id).await;
+            }
+            let seen = client.poison(pool.as_deref()).await.map_err(failed)?;
+            let found = seen.values().flat_map(|inventory| &inventory.requests).find(|entry| entry.id == id);
+            let Some(entry) = found else {
+                return Err(Failure::new(Exit::No, format!("no request that was put aside is called {id}")));
+            };
+            match output {
+                Format::Json => output::json(&serde_json::to_value(entry).unwrap_or_default())?,
+                Format::Table => output::print(&detail(entry))?,
+            }
+            Ok(Exit::Done)
+        }
+        PoisonCommand::Requeue { chosen, place } => settle(chosen, place, Fate::Requeue, environment).await,
+        PoisonCommand::Drop { chosen, place } => settle(chosen, place, Fate::Drop, environment).await,
+    }
+}
+
+async fn written(client: &Client, pool: Option<&str>, id: &str) -> Ended {
+    let mut body = client.poison_body(pool, id).await.map_err(failed)?;
+    let mut out = output::Foreign::to_stdout();
+    while let Some(piece) = body.chunk().await.map_err(|error| Failure::of(Exit::Unreachable, &error))? {
+        out.print(&piece)?;
+    }
+    Ok(Exit::Done)
+}
+
+async fn settle(chosen: Chosen, place: Place, fate: Fate, environment: &Environment) -> Ended {
+    let which =
+        if chosen.all { inventory::Which::All } else { inventory::Which::These(chosen.ids.into_iter().collect()) };
+    let order = Settle { pool: place.pool, which, fate, by: by(environment) };
+    let settled = place.which.client(environment)?.settle_poison(&order).await.map_err(failed)?;
+    output::print(&said(&settled, fate))?;
+    Ok(if settled.not.is_empty() { Exit::Done } else { Exit::No })
+}
+
+fn said(settled: &Settled, fate: Fate) -> String {
+    let what = match fate {
+        Fate::Requeue => "requeued",
+        Fate::Drop => "dropped",
+    };
+    let mut out = format!("{} {what}\n", settled.done.len());
+    for (id, why) in &settled.not {
+        // Writing to a String cannot fail.
+        _ = writeln!(out, "{}: not {what}: {}", plain(id), plain(why));
+    }
+    if settled.more > 0 {
+        _ = writeln!(out, "{} more are there; say it again", settled.more);
+    }
+    out
+}
+
+fn table(seen: &Inventories) -> String {
+    let head = ["ID", "POOL", "KEY", "REASON", "TRIES", "PUT ASIDE", "WORKER", "ENDED", "BYTES"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    let mut more = 0;
+    let or_none = |text: &Option<String>| text.as_deref().map_or_else(|| "-".to_owned(), plain);
+    for (pool, inventory) in seen {
+        more += inventory.more;
+        rows.extend(inventory.requests.iter().map(|entry| {
+            vec![
+                plain(&entry.id),
+                plain(pool),
+                or_none(&entry.key),
+                plain(&entry.reason),
+                entry.tries.map_or_else(|| "-".to_owned(), |tries| tries.to_string()),
+                or_none(&entry.put_aside),
+                or_none(&entry.worker),
+                or_none(&entry.end),
+                entry.bytes.to_string(),
+            ]
+        }));
+    }
+    if rows.len() == 1 {
+        return "nothing was put aside\n".to_owned();
+    }
+    let mut out = columns(rows);
+    if more > 0 {
+        // Writing to a String cannot fail.
+        _ = writeln!(out, "  and {more} more");
+    }
+    out
+}
+
+fn detail(entry: &Entry) -> String {
+    let mut rows = Vec::new();
+    let mut row = |name: &str, value: Option<String>| {
+        rows.extend(value.map(|value| vec![name.to_owned(), plain(&value)]));
+    };
+    row("id", Some(entry.id.clone()));
+    row("key", entry.key.clone());
+    row("reason", Some(entry.reason.clone()));
+    row("tries", entry.tries.map(|tries| tries.to_string()));
+    let times = if entry.times > 1 { format!(", for the {}. time", entry.times) } else { String::new() };
+    row("put aside", entry.put_aside.as_ref().map(|at| format!("{at}{times}")));
+    row("worker", entry.worker.clone());
+    row("ended", entry.end.clone());
+    row("body", Some(format!("{} bytes; --body writes it", entry.bytes)));
+    for (name, value) in entry.properties.iter().chain(&entry.headers) {
+        row(name, Some(value.clone()));
+    }
+    let mut out = columns(rows);
+    if !entry.log.is_empty() {
+        out.push_str("  last lines of the worker's log\n");
+    }
+    for line in &entry.log {
+        // Writing to a String cannot fail.
+        _ = writeln!(out, "    {}", plain(line));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::controller::inventory::Inventory;
+
+    fn entry() -> Entry {
+        Entry {
+            id: "a1b2c3d4e5f6".to_owned(),
+            key: Some("infra=4\u{1b}[2J".to_owned()),
+            reason: "delivery_limit".to_owned(),
+            tries: Some(3),
+            put_aside: Some("2026-11-22T07:00:00Z".to_owned()),
+            times: 2,
+            worker: Some("w-7".to_owned()),
+            end: Some("signal: 9 (SIGKILL)".to_owned()),
+            log: vec!["loading".to_owned(), "out of memory".to_owned()],
+            bytes: 512,
+            properties: BTreeMap::from([("correlation_id".to_owned(), "c".to_owned())]),
+            headers: BTreeMap::from([("x-rpc-path".to_owned(), "/echo".to_owned())]),
+        }
+    }
+
+    #[test]
+    fn the_tables_say_which_worker_ended_and_what_it_said_and_nothing_of_a_body() {
+        let one = Inventory { requests: vec![entry()], more: 4 };
+        let text = table(&Inventories::from([("core".to_owned(), one)]));
+        for part in ["a1b2c3d4e5f6  core  infra=4 [2J", "delivery_limit  3 ", "signal: 9 (SIGKILL)  512", "and 4 more"]
+        {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let text = detail(&entry());
+        for part in ["for the 2. time", "512 bytes; --body writes it", "/echo", "    loading\n    out of memory\n"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert_eq!(table(&Inventories::from([("core".to_owned(), Inventory::default())])), "nothing was put aside\n");
+    }
+
+    #[test]
+    fn what_was_not_done_is_said_of_each() {
+        let not = BTreeMap::from([("b".to_owned(), "there is no such request".to_owned())]);
+        let settled = Settled { done: vec!["a".to_owned()], not, more: 2 };
+        let text = "1 requeued\nb: not requeued: there is no such request\n2 more are there; say it again\n";
+        assert_eq!(said(&settled, Fate::Requeue), text);
+    }
+}

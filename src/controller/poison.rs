@@ -1,0 +1,336 @@
+//! Requests that are put aside since their workers ended under them: what is written down with each, and how it is read.
+//!
+//! The queue `POOL-poison` is their inventory; [`super::inventory`] goes through it. A copy there is the request as it was, with
+//! headers of ours that say why it is there. Workers that put requests into it themselves use some of the same headers.
+
+use std::collections::BTreeMap;
+
+use lapin::message::Delivery;
+use lapin::options::{BasicAckOptions, BasicPublishOptions};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lapin::{BasicProperties, Channel, Confirmation};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use super::names::Names;
+use super::publish::{Obituary, PERSISTENT, whole, without_user};
+use super::session::Over;
+use crate::amqp::headers;
+use crate::limits::CONTROLLER_LAST_LINES_MAX;
+use crate::redact;
+
+/// What a copy is called.
+const ID: &str = "x-journeyman-poison";
+/// What the request came under, as its client wrote it.
+const KEY: &str = "x-journeyman-key";
+/// Why it is there.
+const REASON: &str = "x-journeyman-reason";
+/// Which queue it came from.
+const ORIGIN: &str = "x-journeyman-queue";
+/// How often it was tried.
+const TRIES: &str = "x-journeyman-attempts";
+/// When it was put aside.
+const AT: &str = "x-journeyman-put-aside";
+/// How often it was put aside, this time included.
+const TIMES: &str = "x-journeyman-put-aside-times";
+/// The worker that ended under it, how that ended, and its last words.
+const WORKER: &str = "x-journeyman-worker";
+const END: &str = "x-journeyman-worker-end";
+const LOG: &str = "x-journeyman-worker-log";
+
+/// What ours begin with.
+const OURS: &str = "x-journeyman-";
+/// What a broker writes of a dead letter, and of how often a message was delivered.
+const BROKERS: [&str; 4] = ["x-death", "x-first-death-", "x-last-death-", "x-delivery-count"];
+/// How much of a digest names a copy that nobody has named.
+const ID_DIGITS: usize = 12;
+
+/// A request that was put aside.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// What it is called here.
+    pub id: String,
+    /// What it came under; absent where that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// Why it was put aside.
+    pub reason: String,
+    /// How often it was tried, as far as that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tries: Option<u64>,
+    /// When it was put aside.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub put_aside: Option<String>,
+    /// How often it was put aside, this time included.
+    pub times: u64,
+    /// The worker that ended last under its key, as far as that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worker: Option<String>,
+    /// How that ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end: Option<String>,
+    /// The last lines of its log.
+    #[serde(default)]
+    pub log: Vec<String>,
+    /// The size of its body.
+    pub bytes: usize,
+    /// Its properties.
+    pub properties: BTreeMap<String, String>,
+    /// Those of its headers that are text or numbers.
+    pub headers: BTreeMap<String, String>,
+}
+
+/// What is known of the end of a worker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct LastWorker {
+    pub(super) worker: String,
+    pub(super) how: String,
+    pub(super) log: Vec<String>,
+}
+
+impl LastWorker {
+    /// It ended so, and said this at last.
+    pub(super) fn new(worker: &str, how: &str, words: &str) -> Self {
+        let words = redact::text(words);
+        let lines: Vec<&str> = words.lines().collect();
+        let last = lines.iter().skip(lines.len().saturating_sub(CONTROLLER_LAST_LINES_MAX));
+        let log = last.map(|line| (*line).to_owned()).collect();
+        Self { worker: worker.to_owned(), how: how.to_owned(), log }
+    }
+}
+
+/// Puts a dead letter aside, and acknowledges it once the broker has the copy.
+///
+/// # Errors
+///
+/// Where the channel fails, or the broker does not put it aside: then it is a dead letter still.
+pub(super) async fn put_aside(
+    channel: &Channel,
+    names: &Names,
+    delivery: Delivery,
+    tries: Option<u64>,
+    death: Option<&LastWorker>,
+) -> Result<(), Over> {
+    let properties = marked(&delivery, tries, death, jiff::Timestamp::now());
+    let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+    let queue = names.poison_queue();
+    let publishing = channel.basic_publish("".into(), queue.as_str().into(), options, &delivery.data, properties);
+    if !matches!(publishing.await?.await?, Confirmation::Ack(None)) {
+        return Err(Over { why: format!("the broker does not put a request aside in {queue}") });
+    }
+    delivery.acker.ack(BasicAckOptions::default()).await?;
+    Ok(())
+}
+
+/// The properties of the copy.
+fn marked(
+    delivery: &Delivery,
+    tries: Option<u64>,
+    death: Option<&LastWorker>,
+    now: jiff::Timestamp,
+) -> BasicProperties {
+    let obituary = Obituary::of(delivery);
+    let empty = FieldTable::default();
+    let before = delivery.properties.headers().as_ref().unwrap_or(&empty);
+    let times = headers::number(before, TIMES).unwrap_or_default().saturating_add(1);
+    let tries = headers::number(before, TRIES).or(tries);
+    let mut table = without_ours(before);
+    let id = uuid::Uuid::new_v4().simple().to_string();
+    let mut text = |name: &str, text: &str| {
+        table.insert(name.into(), AMQPValue::LongString(text.into()));
+    };
+    text(ID, id.get(..ID_DIGITS).unwrap_or_default());
+    text(KEY, delivery.routing_key.as_str());
+    text(REASON, &obituary.reason);
+    if let Some(queue) = &obituary.queue {
+        text(ORIGIN, queue);
+    }
+    if let Some(LastWorker { worker, how, log }) = death {
+        text(WORKER, worker);
+        text(END, how);
+        text(LOG, &log.join("\n"));
+    }
+    if let Some(tries) = tries {
+        table.insert(TRIES.into(), whole(tries));
+    }
+    table.insert(AT.into(), AMQPValue::Timestamp(u64::try_from(now.as_second()).unwrap_or_default()));
+    table.insert(TIMES.into(), whole(times));
+    without_user(&delivery.properties).with_headers(table).with_delivery_mode(PERSISTENT)
+}
+
+/// The properties of a request that is to be tried once more as if it had never been.
+pub(super) fn fresh(copy: &Delivery) -> BasicProperties {
+    let empty = FieldTable::default();
+    let before = copy.properties.headers().as_ref().unwrap_or(&empty);
+    let mut table = without_ours(before);
+    if let Some(times) = before.inner().get(TIMES) {
+        table.insert(TIMES.into(), times.clone());
+    }
+    without_user(&copy.properties).with_headers(table)
+}
+
+fn without_ours(table: &FieldTable) -> FieldTable {
+    let mut kept = FieldTable::default();
+    for (name, value) in table.inner() {
+        if !is_ours(name.as_str()) {
+            kept.insert(name.clone(), value.clone());
+        }
+    }
+    kept
+}
+
+fn is_ours(name: &str) -> bool {
+    name.starts_with(OURS) || BROKERS.iter().any(|brokers| name.starts_with(brokers))
+}
+
+/// What a copy came under, as a client would write it.
+pub(super) fn key(copy: &Delivery, names: &Names) -> Option<String> {
+    let table = copy.properties.headers().as_ref()?;
+    if let Some(key) = headers::text(table, KEY) {
+        return Some(key.to_owned());
+    }
+    names.key_of(headers::text(table, ORIGIN)?).map(|key| names.worker_key(&key))
+}
+
+/// What a copy is called.
+pub(super) fn id(copy: &Delivery) -> String {
+    let given = copy.properties.headers().as_ref().and_then(|table| headers::text(table, ID));
+    given.map_or_else(
+        || {
+            let mut digest = Sha256::new();
+            digest.update(format!("{:?}", copy.properties));
+            digest.update(&copy.data);
+            digest.finalize().iter().map(|byte| format!("{byte:02x}")).take(ID_DIGITS / 2).collect()
+        },
+        str::to_owned,
+    )
+}
+
+/// Reads what is known of a copy.
+pub(super) fn entry(copy: &Delivery, names: &Names) -> Entry {
+    let empty = FieldTable::default();
+    let table = copy.properties.headers().as_ref().unwrap_or(&empty);
+    let text = |name| headers::text(table, name).map(str::to_owned);
+    let at = headers::number(table, AT).and_then(|at| jiff::Timestamp::from_second(i64::try_from(at).ok()?).ok());
+    let shown = |name: &str| {
+        let text = headers::text(table, name).map(str::to_owned);
+        text.or_else(|| headers::number(table, name).map(|number| number.to_string()))
+    };
+    let others = table.inner().keys().map(ShortString::as_str).filter(|name| !is_ours(name));
+    let seen = others.filter_map(|name| Some((name.to_owned(), redact::text(&shown(name)?).into_owned())));
+    Entry {
+        id: id(copy),
+        key: key(copy, names),
+        reason: text(REASON).unwrap_or_else(|| "unknown".to_owned()),
+        tries: headers::number(table, TRIES),
+        put_aside: at.map(|at| at.to_string()),
+        times: headers::number(table, TIMES).unwrap_or(1),
+        worker: text(WORKER),
+        end: text(END),
+        log: text(LOG).map(|log| log.lines().map(str::to_owned).collect()).unwrap_or_default(),
+        bytes: copy.data.len(),
+        properties: properties(&copy.properties),
+        headers: seen.collect(),
+    }
+}
+
+fn properties(from: &BasicProperties) -> BTreeMap<String, String> {
+    let text = |value: &Option<ShortString>| value.as_ref().map(|value| value.as_str().to_owned());
+    let reply_to = text(from.reply_to()).map(|reply_to| {
+        // The rest of it is all that somebody needs to answer in a worker's place.
+        const DIRECT: &str = "amq.rabbitmq.reply-to";
+        if reply_to.starts_with(DIRECT) { DIRECT.to_owned() } else { reply_to }
+    });
+    [
+        ("correlation_id", text(from.correlation_id())),
+        ("reply_to", reply_to),
+        ("message_id", text(from.message_id())),
+        ("type", text(from.kind())),
+        ("app_id", text(from.app_id())),
+        ("content_type", text(from.content_type())),
+        ("content_encoding", text(from.content_encoding())),
+        ("expiration", text(from.expiration())),
+        ("priority", from.priority().map(|priority| priority.to_string())),
+    ]
+    .into_iter()
+    .filter_map(|(name, value)| Some((name.to_owned(), redact::text(&value?).into_owned())))
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Spelling;
+    use super::*;
+    use crate::amqp;
+
+    fn copied(key: &str, table: FieldTable) -> Delivery {
+        let mut delivery = Delivery::mock(1, "".into(), key.into(), false, b"1234".to_vec());
+        delivery.properties = BasicProperties::default()
+            .with_headers(table)
+            .with_reply_to("amq.rabbitmq.reply-to.token".into())
+            .with_user_id("somebody".into())
+            .with_correlation_id("c".into());
+        delivery
+    }
+
+    fn text(text: &str) -> AMQPValue {
+        AMQPValue::LongString(text.into())
+    }
+
+    fn letter() -> Delivery {
+        let table = amqp::table([
+            ("x-rpc-path", AMQPValue::ByteArray(b"/echo".to_vec().into())),
+            ("x-first-death-reason", text("delivery_limit")),
+            ("x-first-death-queue", text("core-req-a%2Fb")),
+            ("x-delivery-count", whole(7)),
+            ("x-journeyman-hops", whole(1)),
+        ]);
+        copied("a/b", table)
+    }
+
+    #[test]
+    fn what_is_put_aside_says_who_ended_under_it_and_goes_back_as_it_came() {
+        let names = Names::new("core", Spelling::Implementation);
+        let log = vec!["one".to_owned(), "two".to_owned()];
+        let death = LastWorker { worker: "w".to_owned(), how: "signal: 9 (SIGKILL)".to_owned(), log: log.clone() };
+        let mut aside = letter();
+        aside.properties = marked(&letter(), Some(3), Some(&death), jiff::Timestamp::UNIX_EPOCH);
+        let seen = entry(&aside, &names);
+        assert_eq!((seen.key.as_deref(), seen.reason.as_str(), seen.tries), (Some("a/b"), "delivery_limit", Some(3)));
+        assert_eq!((seen.worker.as_deref(), seen.end.as_deref()), (Some("w"), Some("signal: 9 (SIGKILL)")));
+        assert_eq!((seen.log, seen.bytes, seen.times), (log, 4, 1));
+        assert_eq!(seen.put_aside.as_deref(), Some("1970-01-01T00:00:00Z"));
+        assert_eq!(seen.headers, BTreeMap::from([("x-rpc-path".to_owned(), "/echo".to_owned())]));
+        assert_eq!(seen.properties["reply_to"], "amq.rabbitmq.reply-to", "its token is nobody's business");
+        assert_eq!(seen.id.len(), ID_DIGITS);
+        let again = fresh(&aside);
+        let table = again.headers().as_ref().unwrap();
+        assert_eq!(table.inner().keys().map(ShortString::as_str).collect::<Vec<_>>(), [TIMES, "x-rpc-path"]);
+        assert_eq!((again.user_id(), again.correlation_id().as_ref().map(ShortString::as_str)), (&None, Some("c")));
+        // It came back.
+        aside.properties = again;
+        let mut back = letter();
+        back.properties = marked(&aside, None, None, jiff::Timestamp::UNIX_EPOCH);
+        let seen = entry(&back, &names);
+        assert_eq!((seen.times, seen.tries, seen.worker), (2, None, None));
+    }
+
+    #[test]
+    fn what_a_worker_has_put_aside_and_what_anybody_has_is_read_as_far_as_it_goes() {
+        let names = Names::new("core", Spelling::Implementation);
+        let of_worker = amqp::table([
+            ("x-journeyman-attempts", AMQPValue::LongUInt(5)),
+            ("x-journeyman-reason", text("it was tried 5 times")),
+            ("x-journeyman-queue", text("core-req-a%2Fb")),
+        ]);
+        let seen = entry(&copied("core-poison", of_worker), &names);
+        assert_eq!((seen.key.as_deref(), seen.tries, seen.times), (Some("a%2Fb"), Some(5), 1));
+        let odd = amqp::table([("x-journeyman-queue", text("elsewhere")), ("x-odd", AMQPValue::Double(1.5))]);
+        let seen = entry(&copied("core-poison", odd.clone()), &names);
+        assert_eq!((seen.key, seen.reason.as_str(), seen.headers.len()), (None, "unknown", 0));
+        let other = copied("core-poison", FieldTable::default());
+        assert_eq!(seen.id, id(&copied("core-poison", odd)));
+        assert_ne!(seen.id, id(&other));
+        assert_eq!(seen.id.len(), ID_DIGITS);
+    }
+}

@@ -1,0 +1,108 @@
+//! Jobs about request queues, done one after the other beside the loop.
+
+use std::future::Future;
+
+use lapin::{Channel, Connection};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::names::Names;
+use super::session::{Over, ended};
+use super::topology::{self, Keeping, PRECONDITION_FAILED, Said};
+use crate::amqp;
+use crate::domain::group::Key;
+use crate::domain::group::pool::{Answer, Step};
+use crate::limits::AMQP_CALL_TIMEOUT;
+
+/// Something about a queue.
+enum Job {
+    Step(Step),
+    Depth,
+}
+
+pub(super) enum Done {
+    Step(Step, Answer),
+    Depth(Answer),
+}
+
+/// What came of a job, and why where it failed.
+pub(super) struct Finished {
+    pub(super) key: Key,
+    pub(super) done: Done,
+    pub(super) why: Option<String>,
+}
+
+/// Does what is to be done about queues, one after the other: steps first, since who waits for one is a request.
+pub(super) async fn work(
+    connection: &Connection,
+    names: &Names,
+    keeping: Keeping,
+    said: Said,
+    (mut steps, mut depths): (mpsc::Receiver<(Key, Step)>, mpsc::Receiver<Key>),
+    done: mpsc::Sender<Finished>,
+) -> Over {
+    let mut channel: Option<Channel> = None;
+    loop {
+        let (key, job) = tokio::select! {
+            biased;
+            Some((key, step)) = steps.recv() => (key, Job::Step(step)),
+            Some(key) = depths.recv() => (key, Job::Depth),
+            else => break,
+        };
+        let open = match channel.take().filter(|channel| channel.status().connected()) {
+            Some(open) => open,
+            None => match connection.create_channel().await {
+                Ok(open) => open,
+                Err(error) => return error.into(),
+            },
+        };
+        let doing = async {
+            match &job {
+                Job::Step(step) => {
+                    let done = topology::carry_out(&open, names, keeping, said, &key, *step).await;
+                    match done {
+                        Err(error) if *step == Step::Bind && amqp::code(&error) == Some(PRECONDITION_FAILED) => {
+                            let why = amqp::shown(&error);
+                            tracing::warn!(%key, "its queue was made otherwise, and is taken as it is: {why}");
+                            topology::take_queue(&connection.create_channel().await?, names, &key).await
+                        }
+                        other => other,
+                    }
+                }
+                Job::Depth => depth(&open, names, &key).await,
+            }
+        };
+        let (answer, why) = match within(doing).await {
+            Ok(answer) => (answer, None),
+            Err(why) => {
+                tracing::warn!(%key, "a step about its queue failed: {why}");
+                (Answer::Failed, Some(why))
+            }
+        };
+        channel = Some(open);
+        let finished = match job {
+            Job::Step(step) => Done::Step(step, answer),
+            Job::Depth => Done::Depth(answer),
+        };
+        if done.send(Finished { key, done: finished, why }).await.is_err() {
+            break;
+        }
+    }
+    ended("steps")
+}
+
+async fn within(doing: impl Future<Output = lapin::Result<Answer>>) -> Result<Answer, String> {
+    match timeout(AMQP_CALL_TIMEOUT, doing).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error)) => Err(amqp::shown(&error)),
+        Err(_) => Err(format!("not done in {AMQP_CALL_TIMEOUT:?}")),
+    }
+}
+
+async fn depth(channel: &Channel, names: &Names, key: &Key) -> lapin::Result<Answer> {
+    let Some(queue) = names.request_queue(key) else { return Ok(Answer::Missing) };
+    match topology::look(channel, &queue).await {
+        Err(error) if amqp::code(&error) == Some(amqp::NOT_FOUND) => Ok(Answer::Missing),
+        other => other,
+    }
+}

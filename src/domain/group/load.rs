@@ -1,0 +1,99 @@
+//! What a group has to do: what waits, what its workers hold, and how fast more of it comes.
+//!
+//! What is held is never guessed from what waits: a queue is empty as long as workers hold all that was in it. The broker's own
+//! count of it counts where there is one that is fresh; otherwise what workers say.
+
+/// The most that a rate may ask for, as a multiple of what is held: a burst looks like any rate for a moment.
+const RISE_MAX: u64 = 2;
+
+/// What is known of a group's load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Load {
+    /// Requests that no worker holds.
+    pub ready: u32,
+    /// Requests that workers hold and have not acknowledged, as the broker counts them; `None` where it does not say.
+    pub unacknowledged: Option<u32>,
+    /// Requests that workers hold, as they say themselves; `None` where they do not.
+    pub in_flight: Option<u32>,
+    /// How many requests the rate at which they come keeps held, in thousandths; `None` where the rate is not known.
+    pub held_by_rate: Option<u64>,
+}
+
+/// What a broker has counted of the requests that were handed out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counted {
+    /// Requests that workers hold.
+    pub unacknowledged: u32,
+    /// How many come in 1,000 seconds.
+    pub published: Option<u64>,
+    /// How many are acknowledged in 1,000 seconds.
+    pub acknowledged: Option<u64>,
+}
+
+impl Load {
+    /// So much waits; so much was counted, where that is fresh; and so many workers say that they hold something.
+    #[must_use]
+    pub fn of(ready: u32, counted: Option<Counted>, busy: u32) -> Self {
+        match counted {
+            Some(counted) => Self {
+                ready,
+                unacknowledged: Some(counted.unacknowledged),
+                in_flight: None,
+                held_by_rate: counted.held_by_rate(),
+            },
+            // How much each holds they do not say.
+            None => Self { ready, in_flight: Some(busy), ..Self::default() },
+        }
+    }
+
+    /// Nothing waits, and nothing is held.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        self.ready == 0 && self.held() == 0
+    }
+
+    /// Requests that are held, by whoever counts more: a count that is late must not stop a worker.
+    #[must_use]
+    pub fn held(&self) -> u32 {
+        self.unacknowledged.unwrap_or_default().max(self.in_flight.unwrap_or_default())
+    }
+}
+
+impl Counted {
+    /// As many as are held now, but for more coming than are done: then each has to wait for the others.
+    fn held_by_rate(self) -> Option<u64> {
+        let (comes, goes) = (self.published?, self.acknowledged?);
+        let held = u64::from(self.unacknowledged) * 1_000;
+        (goes > 0).then(|| (held.saturating_mul(comes) / goes).min(held * RISE_MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn counted(unacknowledged: u32, published: u64, acknowledged: u64) -> Counted {
+        Counted { unacknowledged, published: Some(published), acknowledged: Some(acknowledged) }
+    }
+
+    #[test]
+    fn a_fresh_count_is_what_is_held_and_without_one_workers_say_how_many_of_them_are_busy() {
+        let load = Load::of(3, Some(counted(2, 0, 0)), 7);
+        assert_eq!((load.held(), load.is_none()), (2, false));
+        let load = Load::of(0, Some(counted(0, 0, 0)), 7);
+        assert!(load.is_none(), "that a worker was busy a while ago keeps nobody");
+        let load = Load::of(0, None, 7);
+        assert_eq!((load.held(), load.is_none(), load.held_by_rate), (7, false, None));
+    }
+
+    #[test]
+    fn where_more_comes_than_is_done_more_will_be_held_and_within_bounds() {
+        let by_rate = |counted| Load::of(0, Some(counted), 0).held_by_rate;
+        assert_eq!(by_rate(counted(4, 1_500, 1_000)), Some(6_000));
+        assert_eq!(by_rate(counted(4, 500, 1_000)), Some(2_000));
+        assert_eq!(by_rate(counted(4, 1_000_000, 1)), Some(8_000));
+        assert_eq!(by_rate(counted(4, 1_000, 0)), None, "nothing was done yet, which says nothing");
+        assert_eq!(by_rate(Counted { published: None, ..counted(4, 1, 1) }), None);
+        assert_eq!(by_rate(counted(u32::MAX, u64::MAX, 1)), Some(u64::from(u32::MAX) * 2_000));
+    }
+}

@@ -1,0 +1,278 @@
+//! Faults of a known controller, by their numbers: none of them is ours. ARCHITECTURE.md lists where the others are tested.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::PathBuf;
+
+use journeyman::amqp;
+use journeyman::amqp::lapin::options::QueueDeclareOptions;
+use journeyman::amqp::lapin::types::AMQPValue;
+use rustix::process::{Pid, Signal, kill_process_group};
+use serde_json::Value;
+
+use super::seen::until;
+use super::{Pool, READY};
+use crate::broker::Broker;
+use crate::support::{Client, within};
+
+impl Pool {
+    pub(super) fn socket(&self) -> PathBuf {
+        self.folder.path().join("workers/controller.sock")
+    }
+
+    /// What its controller says of the pool, once it is so.
+    pub(super) async fn sees(&self, what: &str, like: impl Fn(&Value) -> bool) -> Value {
+        until(&self.socket(), what, like).await
+    }
+
+    /// Waits until a request is answered for good; its last answer.
+    async fn answered(&self, id: &str) -> Value {
+        loop {
+            let answer = self.client.answer(id).await;
+            if !answer.partial {
+                assert_eq!(answer.status(), "ok", "{id}: {:?}", answer.json());
+                return answer.json();
+            }
+        }
+    }
+
+    /// The processes of its workers.
+    fn workers_there(&self) -> Vec<i64> {
+        let entries = std::fs::read_dir(self.records()).into_iter().flatten().flatten();
+        let records = entries.filter(|entry| entry.path().extension().is_some_and(|ending| ending == "json"));
+        let read = records.filter_map(|entry| std::fs::read(entry.path()).ok());
+        let mut pids: Vec<i64> =
+            read.filter_map(|bytes| serde_json::from_slice::<Value>(&bytes).ok()?["pid"].as_i64()).collect();
+        pids.sort_unstable();
+        pids
+    }
+}
+
+/// The group of this key, as a controller shows it.
+fn group<'a>(seen: &'a Value, key: &str) -> &'a Value {
+    let groups = seen["groups"].as_array();
+    groups.and_then(|groups| groups.iter().find(|group| group["key"] == key)).unwrap_or(&Value::Null)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn b01_a_thousand_cold_keys_at_once_reach_their_queues_and_none_waits_for_another() {
+    const KEYS: usize = 1_000;
+    let Some(pool) = Pool::new().await else { return };
+    let mut controller = pool.controller("");
+    controller.says(READY).await;
+    for number in 0..KEYS {
+        pool.ask(&format!("k{number}"), &number.to_string()).await;
+    }
+    // All of them at once are much for a slow machine.
+    for part in [KEYS / 4, KEYS / 2, KEYS] {
+        let forwarded = |seen: &Value| seen["counts"]["orphans_forwarded"].as_u64() >= Some(part as u64);
+        pool.sees("more are forwarded", forwarded).await;
+    }
+    let seen = pool
+        .sees("each has its request", |seen| {
+            let groups = seen["groups"].as_array().expect("a list");
+            groups.len() == KEYS && groups.iter().all(|group| group["ready"] == 1)
+        })
+        .await;
+    assert_eq!((&seen["orphans"], &seen["counts"]["orphans_forwarded"]), (&0.into(), &KEYS.into()), "once each");
+    assert_eq!(seen["counts"]["steps_failed"], 0, "{seen}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn b02_a_key_of_any_character_reaches_a_worker_that_is_told_it_whole() {
+    let Some(pool) = Pool::new().await else { return };
+    let mut controller = pool.controller(&pool.echo());
+    controller.says(READY).await;
+    let ascii: Vec<char> = (0..=127_u8).map(char::from).filter(|char| *char != amqp::SUBSTITUTE).collect();
+    let mut keys: Vec<String> = ascii.chunks(64).map(|chunk| chunk.iter().collect()).collect();
+    keys.push("äß€😀 %41 %zz ../*#".to_owned());
+    for (number, key) in keys.iter().enumerate() {
+        pool.ask(key, &number.to_string()).await;
+    }
+    for (number, key) in keys.iter().enumerate() {
+        let answer = pool.answered(&number.to_string()).await;
+        let told = answer["key"].as_str().expect("a key");
+        assert_eq!(urlencoding::decode(told).expect("text"), key.as_str());
+    }
+    let seen = pool.sees("it is quiet", |seen| seen["orphans"] == 0).await;
+    assert_eq!(seen["counts"]["orphans_forwarded"], keys.len(), "no circle: {seen}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn b06_a_queue_that_nobody_empties_stays_and_so_does_the_connection() {
+    let Some(pool) = Pool::new().await else { return };
+    let mut controller = pool.controller("unbind_delay = \"1s\"\nstop_delay = \"1s\"\n");
+    controller.says(READY).await;
+    pool.ask("a", "1").await;
+    // For several times its delays.
+    let later = |seen: &Value| seen["role_seconds"].as_f64().is_some_and(|seconds| seconds > 6.0);
+    let seen = pool.sees("time has passed", later).await;
+    assert_eq!((&seen["counts"]["broker_losses"], &seen["counts"]["steps_failed"]), (&0.into(), &0.into()), "{seen}");
+    assert_eq!((&group(&seen, "a")["ready"], &group(&seen, "a")["phase"]), (&1.into(), &"active".into()), "{seen}");
+    pool.ask("a", "2").await;
+    pool.until(&format!("{}-req-a", pool.name), Some((2, 0))).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn b09_a_request_that_its_queue_does_not_take_stays_an_orphan_until_it_does() {
+    let Some(pool) = Pool::new().await else { return };
+    let queue = format!("{}-req-k", pool.name);
+    let arguments = amqp::table([
+        ("x-max-length", AMQPValue::LongInt(1)),
+        ("x-overflow", AMQPValue::LongString("reject-publish".into())),
+    ]);
+    let channel = &pool.client.channel;
+    let options = QueueDeclareOptions::default();
+    channel.queue_declare(queue.as_str().into(), options, arguments).await.expect("it is declared");
+    assert!(pool.client.publish_to(&queue, Client::properties("first", "/echo"), b"1").await);
+    let mut controller = pool.controller("");
+    controller.says(READY).await;
+    pool.ask("k", "second").await;
+    controller.says("its queue was made otherwise, and is taken as it is").await;
+    pool.sees("it is in hand", |seen| seen["orphans"] == 1 && group(seen, "k")["ready"] == 1).await;
+    let id = async || {
+        let got = pool.client.get(&queue).await;
+        got.and_then(|delivery| delivery.properties.correlation_id().as_ref().map(ToString::to_string))
+    };
+    assert_eq!(id().await.as_deref(), Some("first"));
+    pool.until(&queue, Some((1, 0))).await;
+    assert_eq!(id().await.as_deref(), Some("second"));
+    let seen = pool.sees("it was forwarded", |seen| seen["orphans"] == 0).await;
+    assert_eq!(seen["counts"]["orphans_forwarded"], 1, "{seen}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn b10_a_worker_that_died_is_started_again() {
+    let Some(pool) = Pool::new().await else { return };
+    let mut controller = pool.controller(&pool.echo());
+    controller.says(READY).await;
+    pool.ask("a", "1").await;
+    pool.answered("1").await;
+    let first = pool.workers_there();
+    let pid = first.first().and_then(|pid| Pid::from_raw(i32::try_from(*pid).ok()?)).expect("a worker");
+    kill_process_group(pid, Signal::KILL).expect("it is there");
+    controller.says("a worker has ended").await;
+    pool.ask("a", "2").await;
+    pool.answered("2").await;
+    assert_ne!(pool.workers_there(), first);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn b12_a_broker_that_is_killed_under_load_comes_back_to_the_same_workers_and_loses_nothing_durable() {
+    if crate::support::shared_uri().is_none() {
+        return;
+    }
+    let mut broker = tokio::task::spawn_blocking(|| Broker::start("")).await.expect("it starts");
+    let pool = Pool::at(broker.uri()).await;
+    let gate = pool.folder.path().join("open");
+    let waits = format!(
+        "#!/bin/sh\nuntil [ -e {} ]; do sleep 0.1; done\nprintf '{{\"type\":\"answer\",\"json\":1}}\\n' >&3\n",
+        gate.display()
+    );
+    let mut controller = pool.controller(&format!("profile = \"safe\"\n{}", pool.workers(&waits)));
+    controller.says(READY).await;
+    for number in 0..20 {
+        let properties = Client::properties(&number.to_string(), "/echo").with_delivery_mode(2);
+        assert!(pool.publish("a", properties.with_reply_to("answers".into())).await);
+    }
+    let at_work = |seen: &Value| group(seen, "a")["workers"]["busy"] == 1;
+    pool.sees("a worker is at work", at_work).await;
+    let before = pool.workers_there();
+    broker.kill();
+    controller.says("the broker is lost").await;
+    let broker = tokio::task::spawn_blocking(move || {
+        broker.up();
+        broker
+    });
+    let _broker = broker.await.expect("it starts again");
+    let back = |seen: &Value| seen["role"] == "active" && group(seen, "a")["settled"] == true;
+    pool.sees("it has the pool again", back).await;
+    assert_eq!(pool.workers_there(), before, "its worker was left alone");
+    let client = Client::without_queue(&crate::support::broker(&pool.uri), "answers").await;
+    client.declare(crate::support::Kind::Durable, "answers").await;
+    let mut answers = client.taken_from("answers").await;
+    std::fs::write(&gate, "").expect("it is written");
+    let mut left: std::collections::BTreeSet<String> = (0..20).map(|number| number.to_string()).collect();
+    while !left.is_empty() {
+        let answer = answers.next().await;
+        left.remove(answer.properties.correlation_id().as_ref().expect("an id").as_str());
+    }
+    assert_eq!(pool.workers_there(), before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn b13_a_group_has_as_many_workers_as_its_load_needs() {
+    let Some(pool) = Pool::new().await else { return };
+    let gate = pool.folder.path().join("open");
+    let waits = format!(
+        "#!/bin/sh\nuntil [ -e {} ]; do sleep 0.1; done\nprintf '{{\"type\":\"answer\",\"json\":1}}\\n' >&3\n",
+        gate.display()
+    );
+    let mut controller = pool.controller(&format!("max = 3\n{}", pool.workers(&waits)));
+    controller.says(READY).await;
+    for number in 0..5 {
+        pool.ask("a", &number.to_string()).await;
+    }
+    let seen = pool.sees("three are at work", |seen| group(seen, "a")["workers"]["busy"] == 3).await;
+    assert_eq!((&group(&seen, "a")["wanted"], &seen["counts"]["workers_started"]), (&3.into(), &3.into()), "{seen}");
+    std::fs::write(&gate, "").expect("it is written");
+    for number in 0..5 {
+        pool.answered(&number.to_string()).await;
+    }
+}
+
+/// A Python with pika, which knows nothing of ours.
+fn python() -> Option<String> {
+    let python = std::env::var("JOURNEYMAN_TEST_PIKA_PYTHON").ok();
+    let needed = std::env::var("CI").is_ok_and(|value| value == "true");
+    assert!(python.is_some() || !needed, "JOURNEYMAN_TEST_PIKA_PYTHON names no Python with pika; tests/run has one");
+    if python.is_none() {
+        eprintln!("NOT TESTED: JOURNEYMAN_TEST_PIKA_PYTHON names no Python with pika; tests/run has one");
+    }
+    python
+}
+
+fn support(name: &str) -> PathBuf {
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support").join(name)
+}
+
+/// Lets a client of somebody else's ask; what it prints.
+async fn asks(python: &str, pool: &Pool, key: &[u8], count: usize) -> String {
+    let mut client = std::process::Command::new(python);
+    client.arg(support("known_client.py")).arg(&pool.name).arg(OsStr::from_bytes(key)).arg(count.to_string());
+    client.env("AMQP_URI", &pool.uri).stdin(std::process::Stdio::null());
+    let said = tokio::task::spawn_blocking(move || client.output().expect("it runs"));
+    let said = within("the client", said).await.expect("it ends");
+    assert!(said.status.success(), "{said:?}");
+    String::from_utf8(said.stdout).expect("text")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_existing_client_and_an_existing_worker_are_served_as_they_are() {
+    let (Some(pool), Some(python)) = (Pool::new().await, python()) else { return };
+    let delays = "unbind_delay = \"3s\"\nstop_delay = \"1s\"\n";
+    let worker = support("known_worker.py");
+    let mut controller = pool.controller(&format!("command = [\"{python}\", \"{}\"]\n{delays}", worker.display()));
+    controller.says(READY).await;
+    for key in ["42", "infra%3D42"] {
+        let said = asks(&python, &pool, key.as_bytes(), 3).await;
+        let lines: Vec<String> = (0..3).map(|number| format!("ok {{\"echo\":{number},\"key\":\"{key}\"}}\n")).collect();
+        assert_eq!(said, lines.concat());
+    }
+    // Its queue is deleted when nobody asks any more, and it goes with that or with a signal.
+    pool.until(&format!("{}-req-42", pool.name), None).await;
+    pool.until(&format!("{}-req-infra%3D42", pool.name), None).await;
+    assert_eq!(pool.workers_there(), Vec::<i64>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn b02_a_key_that_is_no_text_is_answered_and_costs_nobody_else_anything() {
+    let (Some(pool), Some(python)) = (Pool::new().await, python()) else { return };
+    let mut controller = pool.controller("");
+    controller.says(READY).await;
+    let said = asks(&python, &pool, b"a\xff", 2).await;
+    assert_eq!(said.matches("core_error ").count(), 2, "{said}");
+    assert!(said.contains("journeyman:dead_letter:key"), "{said}");
+    let seen = pool.sees("it has the pool", |seen| seen["role"] == "active").await;
+    assert_eq!((&seen["counts"]["broker_losses"], &seen["orphans"]), (&0.into(), &0.into()), "{seen}");
+}

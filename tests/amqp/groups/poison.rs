@@ -1,0 +1,185 @@
+//! Requests that end their workers: put aside, seen, tried again, dropped.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use journeyman::amqp;
+use journeyman::amqp::lapin::BasicProperties;
+use journeyman::amqp::lapin::types::AMQPValue;
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::{Pool, READY};
+use crate::support::{Client, within};
+
+/// `journeyman controller poison`; what came of it.
+async fn poison(socket: &Path, more: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
+    command.args(["controller", "poison"]).args(more).arg("--socket").arg(socket).env_clear().stdin(Stdio::null());
+    let said = tokio::task::spawn_blocking(move || command.output().expect("it runs"));
+    within("the answer", said).await.expect("it ends")
+}
+
+async fn done(socket: &Path, more: &[&str]) -> String {
+    let said = poison(socket, more).await;
+    assert!(said.status.success(), "{more:?}: {}", String::from_utf8_lossy(&said.stderr));
+    String::from_utf8(said.stdout).expect("UTF-8")
+}
+
+impl Pool {
+    fn poison(&self) -> String {
+        format!("{}-poison", self.name)
+    }
+
+    /// What was put aside, once there is so much of it.
+    async fn put_aside(&self, count: usize) -> Vec<Value> {
+        within(&format!("{count} are put aside"), async {
+            loop {
+                let seen: Value =
+                    serde_json::from_str(&done(&self.socket(), &["ls", "-o", "json"]).await).expect("JSON");
+                let requests = seen[&self.name]["requests"].as_array().expect("a list").clone();
+                if requests.len() == count {
+                    return requests;
+                }
+            }
+        })
+        .await
+    }
+
+    /// Puts requests into the inventory, by their correlation ids.
+    async fn fill(&self, key: &str, ids: &BTreeSet<String>) {
+        for id in ids {
+            let table = amqp::table([
+                ("x-journeyman-poison", AMQPValue::LongString(id.as_str().into())),
+                ("x-journeyman-key", AMQPValue::LongString(key.into())),
+                ("x-journeyman-attempts", AMQPValue::LongInt(7)),
+                ("x-rpc-path", AMQPValue::LongString("/echo".into())),
+            ]);
+            let properties = BasicProperties::default().with_correlation_id(id.as_str().into()).with_headers(table);
+            assert!(self.client.publish_to(&self.poison(), properties, b"1").await);
+        }
+    }
+
+    /// Takes everything out of a queue, by correlation ids.
+    async fn empty(&self, queue: &str) -> BTreeSet<String> {
+        let mut ids = BTreeSet::new();
+        while let Some(delivery) = self.client.get(queue).await {
+            ids.extend(delivery.properties.correlation_id().as_ref().map(ToString::to_string));
+        }
+        ids
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn b04_a_request_that_is_put_aside_says_which_worker_ended_under_it_and_is_tried_again_when_somebody_says_so() {
+    let Some(pool) = Pool::new().await else { return };
+    let mended = pool.folder.path().join("mended");
+    let program = format!(
+        "#!/bin/sh\n[ -e {} ] || kill -9 $PPID\nprintf '{{\"type\":\"answer\",\"json\":\"mended\"}}\\n' >&3\n",
+        mended.display()
+    );
+    let mut controller =
+        pool.controller(&format!("profile = \"safe\"\ndelivery_limit = 1\n{}", pool.workers(&program)));
+    controller.says(READY).await;
+    pool.ask("a/b", "1").await;
+    assert_eq!(pool.client.answer("1").await.json()["context"]["reason"], "delivery_limit");
+    let seen = pool.put_aside(1).await.remove(0);
+    assert_eq!((&seen["key"], &seen["reason"], &seen["tries"]), (&"a/b".into(), &"delivery_limit".into(), &2.into()));
+    assert_eq!((&seen["end"], &seen["bytes"]), (&"signal: 9 (SIGKILL)".into(), &1.into()), "{seen}");
+    assert_eq!(seen["headers"]["x-rpc-path"], "/echo", "{seen}");
+    let worker = seen["worker"].as_str().expect("a worker");
+    let log = std::fs::read_to_string(pool.records().join(format!("{worker}.log"))).expect("its log");
+    let last = seen["log"].as_array().and_then(|lines| lines.last()).and_then(Value::as_str).expect("its last words");
+    assert_eq!(log.lines().last(), Some(last));
+    let id = seen["id"].as_str().expect("a name");
+    let shown = done(&pool.socket(), &["show", id]).await;
+    assert!(shown.contains(worker) && shown.contains(last) && shown.contains("1 bytes"), "{shown}");
+    assert_eq!(done(&pool.socket(), &["show", id, "--body"]).await, "1");
+    let table = done(&pool.socket(), &["ls", "--pool", &pool.name]).await;
+    assert!(table.contains(id) && table.contains("a/b"), "{table}");
+    // It was looked at four times, and is there as it was.
+    pool.until(&pool.poison(), Some((1, 0))).await;
+    std::fs::write(&mended, "").expect("it is written");
+    assert_eq!(done(&pool.socket(), &["requeue", id]).await, "1 requeued\n");
+    let answer = pool.client.answer("1").await;
+    assert_eq!((answer.status(), answer.json()), ("ok", "mended".into()));
+    assert_eq!(pool.put_aside(0).await, Vec::<Value>::new());
+    assert!(controller.log().contains("what was put aside is tried once more"), "{}", controller.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_what_was_put_aside_some_may_go_and_what_cannot_be_done_is_said() {
+    let Some(pool) = Pool::new().await else { return };
+    let mut controller = pool.controller("");
+    controller.says(READY).await;
+    let ids: BTreeSet<String> = (0..5).map(|id| format!("r{id}")).collect();
+    pool.fill("k", &ids).await;
+    let odd = BasicProperties::default().with_correlation_id("odd".into());
+    assert!(pool.client.publish_to(&pool.poison(), odd, b"1").await);
+    let seen = pool.put_aside(6).await;
+    assert_eq!(seen[5]["key"], Value::Null, "nobody has said what it came under");
+    let odd = seen[5]["id"].as_str().expect("a name");
+    let said = poison(&pool.socket(), &["requeue", "r1", "nobody", odd]).await;
+    let text = String::from_utf8_lossy(&said.stdout);
+    assert_eq!(said.status.code(), Some(1), "{text}");
+    assert!(text.starts_with("1 requeued\n") && text.contains("nobody: not requeued: there is no such"), "{text}");
+    assert!(text.contains(&format!("{odd}: not requeued: nothing says under which key it came")), "{text}");
+    assert_eq!(done(&pool.socket(), &["drop", "r3"]).await, "1 dropped\n");
+    let left: Vec<Value> = pool.put_aside(4).await.into_iter().map(|entry| entry["id"].clone()).collect();
+    assert_eq!(left, ["r0", "r2", "r4", odd], "in their places");
+    let queue = format!("{}-req-k", pool.name);
+    pool.until(&queue, Some((1, 0))).await;
+    let back = pool.client.get(&queue).await.expect("a request");
+    let table = back.properties.headers().clone().expect("headers");
+    assert_eq!(table.inner().get("x-journeyman-attempts"), None, "its count is a new one");
+    assert_eq!(done(&pool.socket(), &["drop", "--all"]).await, "4 dropped\n");
+    assert_eq!(done(&pool.socket(), &["ls"]).await, "nothing was put aside\n");
+    let said = poison(&pool.socket(), &["show", "r3"]).await;
+    assert_eq!(said.status.code(), Some(1), "{said:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_that_was_put_aside_is_lost_where_its_controller_dies_while_it_is_tried_again() {
+    const COUNT: usize = 200;
+    let Some(pool) = Pool::new().await else { return };
+    let mut controller = pool.controller("");
+    controller.says(READY).await;
+    pool.ask("k", "first").await;
+    let queue = format!("{}-req-k", pool.name);
+    pool.until(&queue, Some((1, 0))).await;
+    let ids: BTreeSet<String> = (0..COUNT).map(|id| format!("r{id}")).collect();
+    pool.fill("k", &ids).await;
+    let socket = pool.socket();
+    let asked = tokio::spawn(async move { poison(&socket, &["requeue", "--all"]).await });
+    let begun = async { while pool.depth(&queue).await.is_none_or(|(ready, _)| ready < 2) {} };
+    within("one is at its new place", begun).await;
+    controller.signal(Signal::KILL);
+    drop(controller);
+    within("who asked is told", asked).await.expect("it ends");
+    let mut seen = BTreeSet::new();
+    within("all are somewhere", async {
+        while !seen.is_superset(&ids) {
+            // What it had in hand is back when the broker has seen that it is gone.
+            seen.extend(pool.empty(&queue).await);
+            seen.extend(pool.empty(&pool.poison()).await);
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_controller_that_stands_by_says_who_knows_of_what_was_put_aside() {
+    let Some(pool) = Pool::new().await else { return };
+    let mut first = pool.controller("");
+    first.says(READY).await;
+    let own = pool.folder.path().join("second.sock");
+    let mut second = pool.controller(&format!("[control]\nsocket = \"{}\"\n", own.display()));
+    second.says("this one stands by").await;
+    let said = poison(&own, &["ls"]).await;
+    let text = String::from_utf8_lossy(&said.stderr);
+    assert!(said.status.code() == Some(1) && text.contains("the controller that has the pool can be asked"), "{text}");
+    // Requests of a client are none of its business.
+    assert!(pool.publish("k", Client::properties("1", "/echo")).await);
+    assert_eq!(done(&pool.socket(), &["ls"]).await, "nothing was put aside\n");
+}

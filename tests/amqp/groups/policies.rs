@@ -1,0 +1,153 @@
+//! What is asked of queues by the broker's management interface, and what it counts of them.
+
+use journeyman::amqp::lapin::options::{BasicGetOptions, QueueDeclareOptions};
+use journeyman::amqp::lapin::types::FieldTable;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use super::{Pool, READY};
+use crate::broker::management;
+use crate::support::within;
+
+/// The part of a configuration that names the interface.
+fn by_management() -> String {
+    format!("[amqp]\nmanagement = \"{}\"\n", management())
+}
+
+async fn api(method: reqwest::Method, path: &str, body: Option<Value>) -> Value {
+    // It may be there already.
+    rustls::crypto::ring::default_provider().install_default().ok();
+    let http = reqwest::Client::builder().no_proxy().build().expect("a client");
+    let mut asked = http.request(method, format!("{}/api/{path}", management())).basic_auth("guest", Some("guest"));
+    if let Some(body) = body {
+        asked = asked.header("content-type", "application/json").body(body.to_string());
+    }
+    let answer = within(path, asked.send()).await.expect("it answers");
+    assert!(answer.status().is_success(), "{path}: {}", answer.status());
+    serde_json::from_slice(&answer.bytes().await.expect("it is read")).unwrap_or_default()
+}
+
+async fn get(path: &str) -> Value {
+    api(reqwest::Method::GET, path, None).await
+}
+
+/// Ends a controller, and waits for that.
+async fn leaves(controller: crate::process::Process) {
+    controller.signal(Signal::TERM);
+    assert_eq!(controller.ends().await.code(), Some(0));
+}
+
+impl Pool {
+    /// Takes its policies away.
+    async fn without_policies(&self) {
+        for name in ["queues", "xchg"] {
+            api(reqwest::Method::DELETE, &format!("policies/%2F/{}-req-{name}", self.name), None).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn policies_are_for_the_queues_of_their_pool_and_hold_for_queues_that_are_there() {
+    let Some(pool) = Pool::new().await else { return };
+    let queue = format!("{}-req-xchg", pool.name);
+    let mut first = pool.controller(&by_management());
+    first.says(READY).await;
+    let policy = get(&format!("policies/%2F/{}-req-queues", pool.name)).await;
+    assert_eq!(
+        (&policy["apply-to"], &policy["pattern"]),
+        (&"queues".into(), &format!("^{}\\-req\\-", pool.name).into())
+    );
+    let exchange = get(&format!("policies/%2F/{queue}")).await;
+    assert_eq!(
+        (&exchange["apply-to"], &exchange["pattern"]),
+        (&"exchanges".into(), &format!("^{}\\-req\\-xchg$", pool.name).into())
+    );
+    // One whose key makes its queue's name that of the exchange goes by the policy of queues.
+    pool.ask("xchg", "1").await;
+    pool.until(&queue, Some((1, 0))).await;
+    leaves(first).await;
+    // Another time holds for a queue that is there, though not for what waits in it.
+    let mut second = pool.controller(&format!("message_ttl = \"200ms\"\n{}", by_management()));
+    second.says(READY).await;
+    assert!(pool.client.get(&queue).await.is_some(), "the first one waits without end");
+    pool.ask("xchg", "2").await;
+    let answer = pool.client.answer("2").await;
+    assert_eq!(answer.json()["context"]["reason"], "expired", "{:?}", answer.json());
+    let definition = get(&format!("queues/%2F/{queue}")).await["effective_policy_definition"].clone();
+    let dead = format!("{}-deadletter-xchg", pool.name);
+    assert_eq!(definition, json!({"message-ttl": 200, "dead-letter-exchange": dead}));
+    leaves(second).await;
+    pool.without_policies().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_somebody_else_has_made_is_taken_as_it_is_and_its_dead_letters_are_answered() {
+    let Some(pool) = Pool::new().await else { return };
+    // As the known controller has it: no arguments.
+    let queue = format!("{}-req-k", pool.name);
+    let declaring =
+        pool.client.channel.queue_declare(queue.into(), QueueDeclareOptions::default(), FieldTable::default());
+    declaring.await.expect("it is declared");
+    let mut controller = pool.controller(&format!("message_ttl = \"200ms\"\n{}", by_management()));
+    controller.says(READY).await;
+    pool.ask("k", "1").await;
+    assert_eq!(pool.client.answer("1").await.json()["context"]["reason"], "expired");
+    leaves(controller).await;
+    pool.without_policies().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_interface_that_does_not_answer_is_told_of_and_queues_say_themselves_what_is_asked() {
+    let Some(pool) = Pool::new().await else { return };
+    let nobody = "[amqp]\nmanagement = \"http://127.0.0.1:1\"\n";
+    let mut controller = pool.controller(&format!("message_ttl = \"200ms\"\n{nobody}"));
+    controller.says("time, length and limits hold for queues that are made from now on only").await;
+    controller.says(READY).await;
+    controller.says("what workers hold is not counted by the broker, and goes by their reports").await;
+    pool.ask("k", "1").await;
+    assert_eq!(pool.client.answer("1").await.json()["context"]["reason"], "expired");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_policy_of_somebody_elses_that_counts_more_is_told_of() {
+    let Some(pool) = Pool::new().await else { return };
+    let other = format!("policies/%2F/{}-other", pool.name);
+    let policy = json!({"pattern": format!("^{}", pool.name), "apply-to": "queues", "priority": 99, "definition": {"max-length": 9}});
+    api(reqwest::Method::PUT, &other, Some(policy)).await;
+    let mut controller = pool.controller(&by_management());
+    controller.says(READY).await;
+    pool.ask("k", "1").await;
+    controller.says("its queue goes by this policy of somebody else's").await;
+    assert!(controller.log().contains(&format!("{}-other", pool.name)), "{}", controller.log());
+    leaves(controller).await;
+    api(reqwest::Method::DELETE, &other, None).await;
+    pool.without_policies().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn b11_what_workers_hold_is_counted_and_keeps_their_group_whatever_else_the_vhost_has() {
+    let Some(pool) = Pool::new().await else { return };
+    let delays = "unbind_delay = \"8s\"\nstop_delay = \"1s\"\nprofile = \"safe\"\n";
+    let mut controller = pool.controller(&format!("{delays}{}", by_management()));
+    controller.says(READY).await;
+    pool.ask("k", "1").await;
+    // A worker of somebody else's that reports nothing, and takes its time.
+    let queue = format!("{}-req-k", pool.name);
+    pool.until(&queue, Some((1, 0))).await;
+    let connection = pool.client.broker.connect("worker").await.expect("the broker lets us in");
+    let channel = connection.create_channel().await.expect("a channel");
+    let options = BasicGetOptions { no_ack: false };
+    let held = channel.basic_get(queue.as_str().into(), options).await.expect("it can be taken").expect("a request");
+    let seen = pool.sees("it is counted", |seen| seen["groups"][0]["held"] == 1).await;
+    let since = seen["role_seconds"].as_f64().expect("a time");
+    // For longer than it would be there if nothing were held; late is no matter.
+    let later = |seen: &Value| seen["role_seconds"].as_f64().is_some_and(|seconds| seconds > since + 15.0);
+    let seen = pool.sees("time has passed", later).await;
+    assert_eq!((&seen["groups"][0]["held"], &seen["groups"][0]["ready"]), (&1.into(), &0.into()), "{seen}");
+    assert!(pool.depth(&queue).await.is_some(), "its queue is there");
+    held.delivery.acker.ack(Default::default()).await.expect("it is acknowledged");
+    pool.until(&queue, None).await;
+    assert_eq!(pool.sees("it is over", |_| true).await["counts"]["broker_losses"], 0);
+    leaves(controller).await;
+    pool.without_policies().await;
+}
