@@ -28,8 +28,8 @@ use crate::domain::group::Key;
 use crate::domain::group::load::Load;
 use crate::domain::group::pool::{Answer, Effect, Epoch, Event};
 use crate::limits::{
-    AMQP_CALL_TIMEOUT, CONTROLLER_LETTERS_MAX, CONTROLLER_LOOK_EVERY, CONTROLLER_ORPHANS_MAX, CONTROLLER_REPORTS_MAX,
-    CONTROLLER_STANDBY_LOOK, CONTROLLER_STEPS_MAX, CONTROLLER_WISHES_MAX, DEMAND_COUNTS_MAX,
+    AMQP_CALL_TIMEOUT, CONTROLLER_LETTERS_MAX, CONTROLLER_LOOK_EVERY, CONTROLLER_ORPHANS_MAX, CONTROLLER_PLAN_REST,
+    CONTROLLER_REPORTS_MAX, CONTROLLER_STANDBY_LOOK, CONTROLLER_STEPS_MAX, CONTROLLER_WISHES_MAX, DEMAND_COUNTS_MAX,
 };
 
 /// It cannot go on.
@@ -115,9 +115,11 @@ async fn control(
     }
     let mut look = interval(CONTROLLER_LOOK_EVERY);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (mut planned, mut planned_at) = (controller.pool.tracker().generation(), clock.now());
     loop {
-        let generation = controller.pool.tracker().generation();
-        let deadline = controller.pool.next_deadline();
+        let changed = controller.pool.tracker().generation() != planned;
+        let plan_at = changed.then(|| planned_at.plus(CONTROLLER_PLAN_REST));
+        let deadline = controller.pool.next_deadline().into_iter().chain(plan_at).min();
         tokio::select! {
             biased;
             Some(finished) = results.recv() => controller.finished(epoch, finished),
@@ -142,6 +144,7 @@ async fn control(
                 controller.put_aside(&answers).await?;
                 controller.pool.handle(Event::Tick, clock.now());
                 controller.plan();
+                planned = controller.pool.tracker().generation();
                 if depths.capacity() == depths.max_capacity() {
                     let keys = controller.pool.tracker().groups().map(|(key, _)| key);
                     for key in keys.filter(|key| controller.pool.is_bound(key)) {
@@ -194,8 +197,11 @@ async fn control(
         }
         controller.here.let_go(&controller.pool, &ready, clock.now());
         controller.staff.remember(controller.pool.keys());
-        if controller.pool.tracker().generation() != generation {
+        // A plan looks at every group: of many changes each does not have its own.
+        let generation = controller.pool.tracker().generation();
+        if generation != planned && clock.now() >= planned_at.plus(CONTROLLER_PLAN_REST) {
             controller.plan();
+            (planned, planned_at) = (generation, clock.now());
         }
     }
 }

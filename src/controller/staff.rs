@@ -344,8 +344,6 @@ impl Staff {
         let worker = Some(LastWorker::new(id, how, last_words));
         let short_lives = self.failed(&member.key, end, what, worker, now);
         tracing::warn!(worker = id, key = %member.key, short_lives, "a worker has ended: {how}");
-        // What it said may hold what a request held: that stays in its own log.
-        tracing::debug!(worker = id, bytes = last_words.len(), "it has left last words");
     }
 
     /// One has come to an end that nobody wanted. Answers with how many in a row did not last.
