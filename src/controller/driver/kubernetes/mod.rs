@@ -78,8 +78,9 @@ impl Kubernetes {
         Ok(Self { cluster, pool, grace, api, changes: Mutex::new(()) })
     }
 
-    /// Those whose number is decided here: pods, and what is promised of them.
-    async fn pods(&self, deployments: &[Value]) -> Result<Vec<Found>, Trouble> {
+    /// Those whose number is decided here: pods, and what is promised of them. Pods are asked for first: where one is told to go
+    /// meanwhile, it is counted and not promised, and not the other way round.
+    async fn pods(&self) -> Result<Vec<Found>, Trouble> {
         let (mut found, mut live) = (Vec::new(), BTreeMap::<String, u64>::new());
         for pod in self.api.list(PODS, POOL, &label(&self.pool)).await? {
             let (Some(key), Some(name)) = (key_of(&pod, &self.pool), name_of(&pod)) else { continue };
@@ -96,15 +97,19 @@ impl Kubernetes {
             }
             found.push(Found { id: name.to_owned(), key, standing });
         }
-        for deployment in deployments {
-            let (Some(key), Some(name)) = (key_of(deployment, &self.pool), name_of(deployment)) else { continue };
+        for deployment in self.deployments().await? {
+            let (Some(key), Some(name)) = (key_of(&deployment, &self.pool), name_of(&deployment)) else { continue };
             let there = live.get(name).copied().unwrap_or_default();
-            for number in there..replicas(deployment) {
+            for number in there..replicas(&deployment) {
                 let id = format!("{name}{PROMISE}{number}");
                 found.push(Found { id, key: key.clone(), standing: Standing::Promised });
             }
         }
         Ok(found)
+    }
+
+    async fn deployments(&self) -> Result<Vec<Value>, Trouble> {
+        self.api.list(DEPLOYMENTS, POOL, &label(&self.pool)).await
     }
 
     async fn end(&self, name: &str, pod: &Value) -> End {
@@ -214,10 +219,10 @@ impl Driver for Kubernetes {
     }
 
     async fn list(&self) -> Result<Vec<Found>, Trouble> {
-        let deployments = self.api.list(DEPLOYMENTS, POOL, &label(&self.pool)).await?;
         match self.cluster.scaling {
-            Scaling::Own => self.pods(&deployments).await,
+            Scaling::Own => self.pods().await,
             Scaling::Keda { .. } => {
+                let deployments = self.deployments().await?;
                 let found = deployments.iter().filter_map(|deployment| {
                     let (id, key) = (worker_of(deployment)?.to_owned(), key_of(deployment, &self.pool)?);
                     Some(Found { id, key, standing: Standing::There })
