@@ -73,7 +73,16 @@ async fn policies_are_for_the_queues_of_their_pool_and_hold_for_queues_that_are_
     pool.ask("xchg", "2").await;
     let answer = pool.client.answer("2").await;
     assert_eq!(answer.json()["context"]["reason"], "expired", "{:?}", answer.json());
-    let definition = get(&format!("queues/%2F/{queue}")).await["effective_policy_definition"].clone();
+    // The interface tells of it once the queue was counted.
+    let told = async {
+        loop {
+            let definition = get(&format!("queues/%2F/{queue}")).await["effective_policy_definition"].clone();
+            if !definition.is_null() {
+                return definition;
+            }
+        }
+    };
+    let definition = within("what the queue goes by", told).await;
     let dead = format!("{}-deadletter-xchg", pool.name);
     assert_eq!(definition, json!({"message-ttl": 200, "dead-letter-exchange": dead}));
     leaves(second).await;
