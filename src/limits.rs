@@ -604,6 +604,8 @@ pub const CONTROLLER_LETTERS_MAX: u16 = 256;
 pub const CONTROLLER_LOOK_EVERY: Duration = Duration::from_millis(500);
 /// For how long after it has decided about its groups a controller gathers changes before it decides anew.
 pub const CONTROLLER_PLAN_REST: Duration = Duration::from_millis(50);
+/// The largest headers of a request that a controller hands on: it adds some of its own, and a broker takes no more than 128 KiB.
+pub const CONTROLLER_HEADERS_BYTES_MAX: usize = 120 << 10;
 /// How often a controller that stands by looks whether the other one has gone.
 pub const CONTROLLER_STANDBY_LOOK: Duration = Duration::from_secs(1);
 /// How many steps about queues may wait to be carried out.

@@ -36,6 +36,26 @@ pub fn texts(table: &FieldTable) -> impl Iterator<Item = (&str, &str)> {
     table.inner().keys().filter_map(|name| Some((name.as_str(), text(table, name.as_str())?)))
 }
 
+/// About how many bytes they take on the wire: no less.
+#[must_use]
+pub fn bytes(table: &FieldTable) -> usize {
+    const NAME: usize = 1;
+    table.inner().iter().map(|(name, value)| NAME + name.as_str().len() + value_bytes(value)).sum()
+}
+
+fn value_bytes(value: &AMQPValue) -> usize {
+    // The type, and a length or the longest number.
+    const HEAD: usize = 9;
+    HEAD + match value {
+        AMQPValue::LongString(text) => text.as_bytes().len(),
+        AMQPValue::ByteArray(bytes) => bytes.as_slice().len(),
+        AMQPValue::ShortString(text) => text.as_str().len(),
+        AMQPValue::FieldTable(table) => bytes(table),
+        AMQPValue::FieldArray(values) => values.as_slice().iter().map(value_bytes).sum(),
+        _ => 0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -53,6 +73,18 @@ mod tests {
             assert_eq!(text(&table, odd), None, "{odd}");
         }
         assert_eq!(texts(&table).collect::<Vec<_>>(), [("s", "/echo"), ("x", "/echo")]);
+    }
+
+    #[test]
+    fn headers_take_as_much_as_is_in_them() {
+        let mut inner = FieldTable::default();
+        inner.insert("name".into(), AMQPValue::LongString("x".repeat(100).as_str().into()));
+        let mut table = FieldTable::default();
+        table.insert(
+            "a".into(),
+            AMQPValue::FieldArray(vec![AMQPValue::FieldTable(inner), AMQPValue::Boolean(true)].into()),
+        );
+        assert_eq!(bytes(&table), (2 + 9) + (9 + (5 + 9 + 100)) + 9);
     }
 
     #[test]

@@ -123,6 +123,11 @@ impl Names<'_> {
             }
             // basic.get-ok: the tag, whether it comes again
             (BASIC, 71) => drop(self.take(9)?),
+            // connection.close and channel.close: the code, and a text that names what it is about and is cut where it is too long
+            (10, 50) | (20, 40) => {
+                self.take(2)?;
+                return self.name();
+            }
             _ => return Some(()),
         }
         // The exchange, and the routing key.
@@ -160,8 +165,13 @@ impl Names<'_> {
     }
 
     fn value(&mut self, depth: u32) -> Option<()> {
-        let deeper = depth.checked_sub(1)?;
-        match u8::try_from(self.number::<1>()?).ok()? {
+        let kind = self.take(1)?.first_mut()?;
+        // What is deeper than anybody means it would cost lapin its stack: it is bytes from here on, which have their length as well.
+        if depth == 0 && matches!(kind, b'F' | b'A') {
+            *kind = b'x';
+        }
+        let (kind, deeper) = (*kind, depth.saturating_sub(1));
+        match kind {
             b'V' => {}
             b't' | b'b' | b'B' => drop(self.take(1)?),
             b's' | b'U' | b'u' => drop(self.take(2)?),
@@ -254,6 +264,37 @@ mod tests {
             assert!(seen.windows(3).filter(|three| *three == b"a\x1a\x1a").count() == 5);
             assert_eq!(passed(&all("a\u{fc}".as_bytes()), piece), all("a\u{fc}".as_bytes()));
         }
+    }
+
+    #[test]
+    fn the_text_with_which_a_broker_closes_is_text() {
+        for (class, method) in [(10, 50), (20, 40)] {
+            let close =
+                |text: &[u8]| frame(METHOD, &[&[0, class, 0, method, 1, 0x96][..], &name(text), &[0; 4]].concat());
+            assert_eq!(passed(&close(b"it is '\xc3"), 7), close(b"it is '\x1a"));
+        }
+    }
+
+    #[test]
+    fn what_is_deeper_than_anybody_means_it_is_bytes_and_what_comes_after_it_is_mended() {
+        let nested = |kind: u8, depth: usize| {
+            (0..depth).fold(Vec::new(), |inside, _| {
+                [&[kind][..], &u32::try_from(inside.len()).unwrap().to_be_bytes(), &inside].concat()
+            })
+        };
+        let header = |deep: &[u8], id: &[u8]| {
+            let entries = [name(b"deep"), deep.to_vec()].concat();
+            let table = [&u32::try_from(entries.len()).unwrap().to_be_bytes(), &entries[..]].concat();
+            let flags = (1_u16 << 13 | 1 << 10).to_be_bytes();
+            frame(HEADER, &[&[0, 60, 0, 0][..], &[0; 8], &flags, &table, &name(id)].concat())
+        };
+        let depth = usize::try_from(DEPTH_MAX).unwrap();
+        let most = nested(b'A', depth);
+        assert_eq!(passed(&header(&most, b"\xff"), 100), header(&most, b"\x1a"), "as deep as it may be");
+        let deeper = nested(b'A', 20_000);
+        let mut cut = deeper.clone();
+        cut[depth * 5] = b'x';
+        assert_eq!(passed(&header(&deeper, b"\xff"), 1_000), header(&cut, b"\x1a"));
     }
 
     #[test]

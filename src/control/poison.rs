@@ -82,6 +82,7 @@ async fn in_time<T>(asked: impl Future<Output = Option<Result<T, Unsaid>>>) -> R
         let status = match &why {
             Unsaid::NoneSuch(_) => StatusCode::NOT_FOUND,
             Unsaid::NotHere(_) => StatusCode::CONFLICT,
+            Unsaid::NotReached(_) => StatusCode::SERVICE_UNAVAILABLE,
             Unsaid::Failed(_) => StatusCode::BAD_GATEWAY,
         };
         Refusal(status, why.to_string())

@@ -67,6 +67,9 @@ pub enum Unsaid {
     /// There is no such request.
     #[error("no request that was put aside is called {0}")]
     NoneSuch(String),
+    /// It was not come to in the time for that; there are so many more.
+    #[error("there was no time to look at {0} more, of which it may be one: ask again, or for fewer")]
+    NotReached(u32),
     /// This controller does not have the pool now.
     #[error("{0}; the controller that has the pool can be asked")]
     NotHere(String),
@@ -104,6 +107,8 @@ pub(super) async fn grant(connection: &Connection, names: &Names, clock: Clock, 
         match wish {
             Wish::See(answer) => drop(answer.send(desk.see().await)),
             Wish::Body(id, answer) => drop(answer.send(desk.body(&id).await)),
+            // Who was told meanwhile that nothing came of it does not expect it any more.
+            Wish::Settle { answer, .. } if answer.is_closed() => {}
             Wish::Settle { which, fate, by, answer } => drop(answer.send(desk.settle(which, fate, &by).await)),
         }
     }
@@ -135,8 +140,9 @@ impl Desk<'_> {
                 return Ok(copy.data);
             }
         }
+        let more = walk.more;
         walk.close().await;
-        Err(Unsaid::NoneSuch(id.to_owned()))
+        Err(if more > 0 { Unsaid::NotReached(more) } else { Unsaid::NoneSuch(id.to_owned()) })
     }
 
     async fn settle(&self, which: Which, fate: Fate, by: &str) -> Result<Settled, Unsaid> {
@@ -169,7 +175,11 @@ impl Desk<'_> {
         }
         settled.more = if wanted.is_none() { walk.more } else { 0 };
         for id in wanted.unwrap_or_default() {
-            settled.not.insert(id, "there is no such request".to_owned());
+            let why = match walk.more {
+                0 => "there is no such request".to_owned(),
+                more => Unsaid::NotReached(more).to_string(),
+            };
+            settled.not.insert(id, why);
         }
         walk.close().await;
         Ok(settled)

@@ -1,18 +1,23 @@
-//! Dead letters: each is answered, and those that have ended their workers are put aside.
+//! Dead letters: each is answered, and those that have ended their workers are put aside first.
 
 use lapin::message::Delivery;
+use lapin::options::BasicAckOptions;
 use lapin::{Channel, Connection};
 use tokio::sync::mpsc;
 
-use super::publish::{self, Obituary, confirming, next};
+use super::answers::{Answers, Obituary, came_under};
+use super::names::Names;
+use super::poison::{self, LastWorker};
+use super::publish::next;
 use super::session::{Over, consume, ended};
 use super::tally::Tally;
 use super::waiting::Waiting;
-use super::{Controller, Settings, poison};
+use super::{Controller, Ended, Settings};
 use crate::domain::group::Key;
+use crate::domain::time::Instant;
 use crate::limits::{CONTROLLER_DEATH_WAIT, CONTROLLER_LETTERS_MAX, CONTROLLER_LOOK_EVERY};
 
-/// Answers what nobody else will.
+/// Answers what nobody else will, and hands on what has ended its workers.
 pub(super) async fn answer_letters(
     settings: &Settings,
     connection: &Connection,
@@ -22,18 +27,20 @@ pub(super) async fn answer_letters(
     let answering = async {
         let queue = settings.names.dead_letter_queue();
         let mut letters = consume(connection, &queue, Some(CONTROLLER_LETTERS_MAX)).await?;
-        let answers = confirming(connection).await?;
+        let answers = Answers::open(connection, settings, tally).await?;
         while let Some(letter) = next(&mut letters).await {
             let letter = letter?;
             let obituary = Obituary::of(&letter);
-            tracing::info!(reason = obituary.reason, queue = obituary.queue, "a request is answered for its workers");
-            let status = &settings.dead_letter_status;
             if obituary.is_poison() {
-                publish::reply(&answers, status, &letter, &obituary, tally).await?;
                 // As many as there can be have room. Where nobody listens any more, this is over as well.
                 killers.send(letter).await.ok();
             } else {
-                publish::answer(&answers, status, letter, &obituary, tally).await?;
+                tracing::info!(
+                    reason = obituary.reason,
+                    queue = obituary.queue,
+                    "a request is answered for its workers"
+                );
+                answers.answer(letter, &obituary).await?;
             }
         }
         Ok::<_, Over>(())
@@ -41,10 +48,47 @@ pub(super) async fn answer_letters(
     answering.await.err().unwrap_or_else(|| ended("dead letters"))
 }
 
+/// A dead letter that has ended its workers, and what is known of that.
+pub(super) struct Killer {
+    letter: Waiting,
+    tries: Option<u64>,
+    death: Option<LastWorker>,
+}
+
+/// Puts requests aside that have ended their workers: the broker has the copy, then the client its answer, and then they are
+/// acknowledged. One that the inventory does not take is handed back.
+pub(super) async fn put_aside(
+    channel: Channel,
+    answers: Answers<'_>,
+    names: &Names,
+    mut due: mpsc::Receiver<Killer>,
+    back: mpsc::Sender<Waiting>,
+    tally: &Tally,
+) -> Over {
+    let putting = async {
+        while let Some(Killer { letter, tries, death }) = due.recv().await {
+            let delivery = &letter.delivery;
+            if !poison::put_aside(&channel, names, delivery, tries, death.as_ref()).await? {
+                // As many as there can be have room.
+                back.send(letter).await.ok();
+                continue;
+            }
+            let (key, worker) = (came_under(names, delivery), death.as_ref().map(|death| death.worker.as_str()));
+            tracing::warn!(key, worker, "a request under which workers end is put aside, and answered");
+            tally.poison.add();
+            answers.reply(delivery, &Obituary::of(delivery)).await?;
+            delivery.acker.ack(BasicAckOptions::default()).await?;
+        }
+        Ok::<_, Over>(())
+    };
+    putting.await.err().unwrap_or_else(|| ended("requests to put aside"))
+}
+
 impl Controller {
-    /// Puts requests aside that have ended their workers, each once it is known which.
-    pub(super) async fn put_aside(&mut self, channel: &Channel) -> Result<(), Over> {
-        let (names, now) = (self.settings.names.clone(), self.clock.now());
+    /// Has requests put aside that have ended their workers, each once it is known which.
+    pub(super) fn condemn(&mut self, due: &mpsc::Sender<Killer>) {
+        let (names, now) = (&self.settings.names, self.clock.now());
+        let key = |waiting: &Waiting| names.key(&came_under(names, &waiting.delivery));
         // The broker tells of the end of a worker before its driver does.
         let waits = |waiting: &Waiting, key: Option<&Key>| {
             let earliest = waiting.since.minus(CONTROLLER_LOOK_EVERY);
@@ -52,20 +96,25 @@ impl Controller {
                 && now.since(waiting.since) < CONTROLLER_DEATH_WAIT
                 && key.is_none_or(|key| self.staff.last_end(key).is_none_or(|(at, _)| at <= earliest))
         };
-        let (later, due): (Vec<Waiting>, Vec<Waiting>) = std::mem::take(&mut self.here.aside)
+        let (later, ready): (Vec<Waiting>, Vec<Waiting>) = std::mem::take(&mut self.here.aside)
             .into_iter()
-            .partition(|waiting| waits(waiting, names.key(waiting.delivery.routing_key.as_str()).as_ref()));
-        self.here.aside = later;
-        for Waiting { delivery, .. } in due {
-            let key = names.key(delivery.routing_key.as_str());
-            let death = key.as_ref().and_then(|key| self.staff.last_end(key)).map(|(_, death)| death.clone());
+            .partition(|waiting| now < waiting.not_before || waits(waiting, key(waiting).as_ref()));
+        for letter in ready {
+            let death = key(&letter).and_then(|key| Some(self.staff.last_end(&key)?.1.clone()));
             // A limit is on how often it comes back, not on how often it is handed out.
             let tries = self.settings.keeping.delivery_limit.map(|limit| u64::from(limit) + 1);
-            let worker = death.as_ref().map(|death| death.worker.as_str());
-            tracing::warn!(key = ?delivery.routing_key, worker, "a request under which workers end is put aside");
-            self.meanwhile(poison::put_aside(channel, &names, delivery, tries, death.as_ref())).await?;
-            self.tally.poison.add();
+            // As many as there can be have room; otherwise the connection is over, and the broker has them.
+            drop(due.try_send(Killer { letter, tries, death }));
         }
-        Ok(())
+        self.here.aside = later;
+    }
+
+    /// The inventory did not take one.
+    pub(super) fn take_back(&mut self, letter: Waiting, now: Instant) {
+        let queue = self.settings.names.poison_queue();
+        let what = format!("the queue {queue} does not take a request that ended its workers, which is tried again");
+        tracing::warn!(key = came_under(&self.settings.names, &letter.delivery), "{what}");
+        self.fault = Some(Ended { at: now, what });
+        self.here.aside.push(Waiting { not_before: now.plus(CONTROLLER_DEATH_WAIT), ..letter });
     }
 }

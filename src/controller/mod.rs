@@ -5,6 +5,7 @@
 //! loop carries that out; what waits for the broker waits beside it. Whoever holds the lock queue of a pool is its controller,
 //! any other one stands by. Workers outlive the controller, and the next one finds them again.
 
+mod answers;
 mod counts;
 mod demand;
 mod driver;

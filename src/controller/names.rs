@@ -146,6 +146,16 @@ impl Names {
         }
     }
 
+    /// What a request came under, as its client may have written it. What a worker has put back comes under the name of its queue
+    /// from then on: where it died says better whose it is.
+    #[must_use]
+    pub fn came_under(&self, routing_key: &str, died_in: Option<&str>) -> String {
+        match died_in.and_then(|queue| self.key_of(queue)) {
+            Some(key) if self.key(routing_key).as_ref() != Some(&key) => self.worker_key(&key),
+            Some(_) | None => routing_key.to_owned(),
+        }
+    }
+
     /// The key of a request queue; `None` where it is none of this pool.
     #[must_use]
     pub fn key_of(&self, queue: &str) -> Option<Key> {

@@ -6,17 +6,18 @@
 use std::collections::BTreeMap;
 
 use lapin::message::Delivery;
-use lapin::options::{BasicAckOptions, BasicPublishOptions};
+use lapin::options::BasicPublishOptions;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Confirmation};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+use super::answers::{Obituary, came_under};
 use super::names::Names;
-use super::publish::{Obituary, PERSISTENT, whole, without_user};
+use super::publish::{PERSISTENT, whole, without_user};
 use super::session::Over;
-use crate::amqp::headers;
-use crate::limits::CONTROLLER_LAST_LINES_MAX;
+use crate::amqp::{self, headers};
+use crate::limits::{CONTROLLER_HEADERS_BYTES_MAX, CONTROLLER_LAST_LINES_MAX};
 use crate::redact;
 
 /// What a copy is called.
@@ -33,6 +34,8 @@ const TRIES: &str = "x-journeyman-attempts";
 const AT: &str = "x-journeyman-put-aside";
 /// How often it was put aside, this time included.
 const TIMES: &str = "x-journeyman-put-aside-times";
+/// How long it was to wait at most, in milliseconds.
+const EXPIRATION: &str = "x-journeyman-expiration";
 /// The worker that ended under it, how that ended, and its last words.
 const WORKER: &str = "x-journeyman-worker";
 const END: &str = "x-journeyman-worker-end";
@@ -99,32 +102,33 @@ impl LastWorker {
     }
 }
 
-/// Puts a dead letter aside, and acknowledges it once the broker has the copy.
+/// Puts a dead letter aside. Answers with whether the broker has the copy, or its queue has refused it.
 ///
 /// # Errors
 ///
-/// Where the channel fails, or the broker does not put it aside: then it is a dead letter still.
+/// Where the channel fails, or there is no such queue.
 pub(super) async fn put_aside(
     channel: &Channel,
     names: &Names,
-    delivery: Delivery,
+    delivery: &Delivery,
     tries: Option<u64>,
     death: Option<&LastWorker>,
-) -> Result<(), Over> {
-    let properties = marked(&delivery, tries, death, jiff::Timestamp::now());
+) -> Result<bool, Over> {
+    let properties = marked(delivery, names, tries, death, jiff::Timestamp::now());
     let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
     let queue = names.poison_queue();
     let publishing = channel.basic_publish("".into(), queue.as_str().into(), options, &delivery.data, properties);
-    if !matches!(publishing.await?.await?, Confirmation::Ack(None)) {
-        return Err(Over { why: format!("the broker does not put a request aside in {queue}") });
+    match publishing.await?.await? {
+        Confirmation::Ack(Some(_)) => Err(Over { why: format!("there is no queue {queue} any more") }),
+        Confirmation::Nack(_) => Ok(false),
+        Confirmation::Ack(None) | Confirmation::NotRequested => Ok(true),
     }
-    delivery.acker.ack(BasicAckOptions::default()).await?;
-    Ok(())
 }
 
 /// The properties of the copy.
 fn marked(
     delivery: &Delivery,
+    names: &Names,
     tries: Option<u64>,
     death: Option<&LastWorker>,
     now: jiff::Timestamp,
@@ -133,17 +137,25 @@ fn marked(
     let empty = FieldTable::default();
     let before = delivery.properties.headers().as_ref().unwrap_or(&empty);
     let times = headers::number(before, TIMES).unwrap_or_default().saturating_add(1);
-    let tries = headers::number(before, TRIES).or(tries);
+    // Those that a worker has noted were of an earlier copy.
+    let noted = headers::number(before, TRIES);
+    let tries = noted.or(tries).map(|_| noted.unwrap_or_default().saturating_add(tries.unwrap_or_default()));
     let mut table = without_ours(before);
+    let death = death.filter(|_| headers::bytes(&table) <= CONTROLLER_HEADERS_BYTES_MAX);
     let id = uuid::Uuid::new_v4().simple().to_string();
     let mut text = |name: &str, text: &str| {
         table.insert(name.into(), AMQPValue::LongString(text.into()));
     };
     text(ID, id.get(..ID_DIGITS).unwrap_or_default());
-    text(KEY, delivery.routing_key.as_str());
+    text(KEY, &came_under(names, delivery));
     text(REASON, &obituary.reason);
     if let Some(queue) = &obituary.queue {
         text(ORIGIN, queue);
+    }
+    if let Some(expiration) = delivery.properties.expiration() {
+        text(EXPIRATION, expiration.as_str());
+    } else if let Some(expiration) = expired_after(before) {
+        text(EXPIRATION, expiration);
     }
     if let Some(LastWorker { worker, how, log }) = death {
         text(WORKER, worker);
@@ -166,7 +178,20 @@ pub(super) fn fresh(copy: &Delivery) -> BasicProperties {
     if let Some(times) = before.inner().get(TIMES) {
         table.insert(TIMES.into(), times.clone());
     }
-    without_user(&copy.properties).with_headers(table)
+    let properties = without_user(&copy.properties).with_headers(table);
+    match headers::text(before, EXPIRATION).and_then(amqp::short_or_none) {
+        Some(expiration) => properties.with_expiration(expiration),
+        None => properties,
+    }
+}
+
+/// How long a dead letter was to wait at most: a broker takes that from its properties, and notes it with how it died.
+fn expired_after(table: &FieldTable) -> Option<&str> {
+    let Some(AMQPValue::FieldArray(deaths)) = table.inner().get("x-death") else { return None };
+    deaths.as_slice().iter().find_map(|death| {
+        let AMQPValue::FieldTable(death) = death else { return None };
+        headers::text(death, "original-expiration")
+    })
 }
 
 fn without_ours(table: &FieldTable) -> FieldTable {
@@ -261,7 +286,6 @@ fn properties(from: &BasicProperties) -> BTreeMap<String, String> {
 mod tests {
     use super::super::Spelling;
     use super::*;
-    use crate::amqp;
 
     fn copied(key: &str, table: FieldTable) -> Delivery {
         let mut delivery = Delivery::mock(1, "".into(), key.into(), false, b"1234".to_vec());
@@ -278,11 +302,13 @@ mod tests {
     }
 
     fn letter() -> Delivery {
+        let died = amqp::table([("original-expiration", text("60000"))]);
         let table = amqp::table([
             ("x-rpc-path", AMQPValue::ByteArray(b"/echo".to_vec().into())),
             ("x-first-death-reason", text("delivery_limit")),
             ("x-first-death-queue", text("core-req-a%2Fb")),
             ("x-delivery-count", whole(7)),
+            ("x-death", AMQPValue::FieldArray(vec![AMQPValue::FieldTable(died)].into())),
             ("x-journeyman-hops", whole(1)),
         ]);
         copied("a/b", table)
@@ -294,7 +320,7 @@ mod tests {
         let log = vec!["one".to_owned(), "two".to_owned()];
         let death = LastWorker { worker: "w".to_owned(), how: "signal: 9 (SIGKILL)".to_owned(), log: log.clone() };
         let mut aside = letter();
-        aside.properties = marked(&letter(), Some(3), Some(&death), jiff::Timestamp::UNIX_EPOCH);
+        aside.properties = marked(&letter(), &names, Some(3), Some(&death), jiff::Timestamp::UNIX_EPOCH);
         let seen = entry(&aside, &names);
         assert_eq!((seen.key.as_deref(), seen.reason.as_str(), seen.tries), (Some("a/b"), "delivery_limit", Some(3)));
         assert_eq!((seen.worker.as_deref(), seen.end.as_deref()), (Some("w"), Some("signal: 9 (SIGKILL)")));
@@ -307,12 +333,24 @@ mod tests {
         let table = again.headers().as_ref().unwrap();
         assert_eq!(table.inner().keys().map(ShortString::as_str).collect::<Vec<_>>(), [TIMES, "x-rpc-path"]);
         assert_eq!((again.user_id(), again.correlation_id().as_ref().map(ShortString::as_str)), (&None, Some("c")));
+        assert_eq!(again.expiration().as_ref().map(ShortString::as_str), Some("60000"));
         // It came back.
         aside.properties = again;
         let mut back = letter();
-        back.properties = marked(&aside, None, None, jiff::Timestamp::UNIX_EPOCH);
+        back.properties = marked(&aside, &names, None, None, jiff::Timestamp::UNIX_EPOCH);
         let seen = entry(&back, &names);
         assert_eq!((seen.times, seen.tries, seen.worker), (2, None, None));
+    }
+
+    #[test]
+    fn what_a_worker_has_put_back_comes_under_the_name_of_its_queue_and_keeps_its_key() {
+        let names = Names::new("core", Spelling::Implementation);
+        let mut table = letter().properties.headers().clone().unwrap();
+        table.insert(TRIES.into(), whole(2));
+        let mut aside = copied("core-req-a%2Fb", table);
+        aside.properties = marked(&aside, &names, Some(3), None, jiff::Timestamp::UNIX_EPOCH);
+        let seen = entry(&aside, &names);
+        assert_eq!((seen.key.as_deref(), seen.tries), (Some("a%2Fb"), Some(5)));
     }
 
     #[test]

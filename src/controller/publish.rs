@@ -1,4 +1,4 @@
-//! Requests that go on from here: published again or answered; confirmed first, and acknowledged then.
+//! Orphans that go on from here: published again, confirmed, and acknowledged then.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -7,20 +7,17 @@ use std::task::{Context, Poll, Waker};
 use futures_core::Stream as _;
 use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicPublishOptions, ConfirmSelectOptions};
-use lapin::types::{AMQPValue, FieldTable};
+use lapin::types::AMQPValue;
 use lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer};
 use tokio::sync::mpsc;
-use tokio::time::sleep;
+use tokio::time::timeout_at;
 
 use super::names::Names;
-use super::session::Over;
 use super::tally::Tally;
 use crate::amqp::headers;
 use crate::domain::group::Key;
 use crate::domain::time::Instant;
-use crate::limits::{
-    CONTROLLER_ANSWER_AGAIN, CONTROLLER_ANSWER_TRIES, CONTROLLER_BATCH_MAX, CONTROLLER_HOPS_MAX, CONTROLLER_ORPHAN_WAIT,
-};
+use crate::limits::{AMQP_CALL_TIMEOUT, CONTROLLER_BATCH_MAX, CONTROLLER_HOPS_MAX};
 
 /// The delivery mode of what is kept on disk.
 pub(super) const PERSISTENT: u8 = 2;
@@ -59,12 +56,9 @@ pub(super) async fn next(consumer: &mut Consumer) -> Option<lapin::Result<Delive
     std::future::poll_fn(|context| Pin::new(&mut *consumer).poll_next(context)).await
 }
 
-/// The next delivery that is here already.
-pub(super) fn at_hand(consumer: &mut Consumer) -> Option<lapin::Result<Delivery>> {
-    match Pin::new(consumer).poll_next(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(delivery) => delivery,
-        Poll::Pending => None,
-    }
+/// The next delivery, where it is here already. That there will be none is told only once.
+pub(super) fn at_hand(consumer: &mut Consumer) -> Poll<Option<lapin::Result<Delivery>>> {
+    Pin::new(consumer).poll_next(&mut Context::from_waker(Waker::noop()))
 }
 
 /// Publishes orphans as they were to the exchange of requests, until nobody brings more or the channel fails. Those that the
@@ -87,14 +81,21 @@ pub(super) async fn forward(
         }
         // lapin gives a return to whichever is confirmed next: which one it was, its own header says.
         let (mut returned, mut refused) = (BTreeSet::new(), BTreeSet::new());
+        let until = tokio::time::Instant::now() + AMQP_CALL_TIMEOUT;
         for (number, confirm) in confirms.into_iter().enumerate() {
-            let back = match confirm.await? {
-                Confirmation::Ack(back) => back,
-                Confirmation::Nack(back) => {
+            let back = match timeout_at(until, confirm).await {
+                // A queue that says nothing holds up no other one. Whether it has the request is not known, so it may have it twice.
+                Err(_) => {
+                    refused.insert(number as u64);
+                    None
+                }
+                Ok(Err(error)) => return Err(error),
+                Ok(Ok(Confirmation::Ack(back))) => back,
+                Ok(Ok(Confirmation::Nack(back))) => {
                     refused.insert(number as u64);
                     back
                 }
-                Confirmation::NotRequested => None,
+                Ok(Ok(Confirmation::NotRequested)) => None,
             };
             let table = back.as_ref().and_then(|back| back.delivery.properties.headers().as_ref());
             returned.extend(table.and_then(|table| headers::number(table, NUMBER)));
@@ -149,122 +150,4 @@ pub(super) fn without_user(from: &BasicProperties) -> BasicProperties {
         kind with_type, app_id with_app_id, cluster_id with_cluster_id
     );
     to
-}
-
-/// Why a request is answered by the controller.
-pub(super) struct Obituary {
-    /// In one word, such as `expired`.
-    pub(super) reason: String,
-    /// For people.
-    pub(super) message: String,
-    /// The queue that it died in.
-    pub(super) queue: Option<String>,
-}
-
-impl Obituary {
-    /// As the broker tells of a dead letter.
-    pub(super) fn of(delivery: &Delivery) -> Self {
-        let table = delivery.properties.headers().as_ref();
-        let said = |name| table.and_then(|table| headers::text(table, name)).map(str::to_owned);
-        let reason = said("x-first-death-reason").unwrap_or_else(|| "unknown".to_owned());
-        let message = match reason.as_str() {
-            "expired" => "no worker took the request before its time was over",
-            "maxlen" => "too many requests wait for this key",
-            "delivery_limit" => "every worker that took the request ended before it had answered",
-            "rejected" => "a worker refused the request",
-            _ => "the request was given up",
-        };
-        Self { message: message.to_owned(), queue: said("x-first-death-queue"), reason }
-    }
-
-    /// A request whose queue could not be made.
-    pub(super) fn of_no_queue() -> Self {
-        let message = format!("the queue of its key could not be made, or not within {CONTROLLER_ORPHAN_WAIT:?}");
-        Self { reason: "no-queue".to_owned(), message, queue: None }
-    }
-
-    /// A request that went round in circles.
-    pub(super) fn of_circle() -> Self {
-        Self {
-            reason: "no-queue".to_owned(),
-            message: format!(
-                "the request came back {CONTROLLER_HOPS_MAX} times, since its key has no queue that lasts"
-            ),
-            queue: None,
-        }
-    }
-
-    /// Whether it may have killed who worked on it.
-    pub(super) fn is_poison(&self) -> bool {
-        self.reason == "delivery_limit"
-    }
-}
-
-/// Answers a request in the place of a worker, and acknowledges it once the broker has the answer.
-///
-/// # Errors
-///
-/// As [`reply`].
-pub(super) async fn answer(
-    channel: &Channel,
-    status: &str,
-    delivery: Delivery,
-    obituary: &Obituary,
-    tally: &Tally,
-) -> Result<(), Over> {
-    reply(channel, status, &delivery, obituary, tally).await?;
-    delivery.acker.ack(BasicAckOptions::default()).await?;
-    Ok(())
-}
-
-/// Answers a request in the place of a worker; somebody else acknowledges it. An answer that its queue refuses again and again is
-/// given up, as that of a worker is.
-///
-/// # Errors
-///
-/// Where the channel fails.
-pub(super) async fn reply(
-    channel: &Channel,
-    status: &str,
-    delivery: &Delivery,
-    obituary: &Obituary,
-    tally: &Tally,
-) -> Result<(), Over> {
-    if let Some(reply_to) = delivery.properties.reply_to().clone() {
-        let (body, properties) = said(status, delivery, obituary);
-        let mut tries = 1;
-        loop {
-            let options = BasicPublishOptions::default();
-            let publishing = channel.basic_publish("".into(), reply_to.clone(), options, &body, properties.clone());
-            if !matches!(publishing.await?.await?, Confirmation::Nack(_)) {
-                break;
-            }
-            if tries == CONTROLLER_ANSWER_TRIES {
-                tracing::warn!(tries, "an answer in a worker's place is given up: its queue refuses it");
-                break;
-            }
-            tries += 1;
-            sleep(CONTROLLER_ANSWER_AGAIN).await;
-        }
-    }
-    tally.dead_letters.add();
-    Ok(())
-}
-
-/// What its client is answered.
-fn said(status: &str, delivery: &Delivery, obituary: &Obituary) -> (Vec<u8>, BasicProperties) {
-    let body = serde_json::json!({
-        "type": format!("journeyman:dead_letter:{}", obituary.reason),
-        "message": obituary.message,
-        "context": { "reason": obituary.reason, "queue": obituary.queue, "key": delivery.routing_key.as_str() },
-        "cause": null,
-    });
-    let mut table = FieldTable::default();
-    table.insert("x-status".into(), AMQPValue::ByteArray(status.as_bytes().to_vec().into()));
-    table.insert("x-dead-letter-reason".into(), AMQPValue::LongString(obituary.reason.as_str().into()));
-    let mut properties = BasicProperties::default().with_headers(table).with_content_type("application/json".into());
-    if let Some(id) = delivery.properties.correlation_id().clone() {
-        properties = properties.with_correlation_id(id);
-    }
-    (body.to_string().into_bytes(), properties)
 }

@@ -1,7 +1,8 @@
 //! One connection to the broker: the lock, the pool's exchanges and queues, and what comes by them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use lapin::message::Delivery;
@@ -12,13 +13,14 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
+use super::answers::{self, Answers, Obituary};
 use super::counts;
 use super::demand;
 use super::inventory;
-use super::letters::answer_letters;
+use super::letters::{self, answer_letters};
 use super::names::Names;
 use super::policies;
-use super::publish::{self, Obituary, at_hand, confirming, next};
+use super::publish::{self, at_hand, confirming, next};
 use super::steps::{Done, Finished, work};
 use super::topology::{self, PRECONDITION_FAILED, Said};
 use super::view::Role;
@@ -49,7 +51,7 @@ struct Channels {
     orphans: Consumer,
     reports: Consumer,
     forwards: Channel,
-    answers: Channel,
+    asides: Channel,
 }
 
 /// Controls the pool for as long as the connection lasts.
@@ -75,7 +77,7 @@ async fn control(
     let (names, clock, tally) = (&settings.names, controller.clock, Arc::clone(&controller.tally));
     let _lock = lock(controller, connection, names).await?;
     controller.becomes(Role::Starting);
-    let Channels { answers, forwards, mut orphans, mut reports } =
+    let Channels { asides, forwards, mut orphans, mut reports } =
         controller.meanwhile(open(settings, connection)).await?;
     controller.musters().await;
     let said = controller.agree(settings).await;
@@ -94,6 +96,13 @@ async fn control(
     let mut forwarding = std::pin::pin!(publish::forward(forwards, names.clone(), to_forward, back, &tally));
     let (killers, mut killed) = mpsc::channel(CONTROLLER_LETTERS_MAX.into());
     let mut letters = std::pin::pin!(answer_letters(settings, connection, killers, &tally));
+    let answers = controller.meanwhile(Answers::open(connection, settings, &tally)).await?;
+    let (aside, to_put_aside) = mpsc::channel(CONTROLLER_LETTERS_MAX.into());
+    let (refused, mut not_aside) = mpsc::channel(CONTROLLER_LETTERS_MAX.into());
+    let mut putting = std::pin::pin!(letters::put_aside(asides, answers, names, to_put_aside, refused, &tally));
+    let answers = controller.meanwhile(Answers::open(connection, settings, &tally)).await?;
+    let (condemned, to_bury) = mpsc::channel(CONTROLLER_ORPHANS_MAX.into());
+    let mut burying = std::pin::pin!(answers::bury(answers, to_bury));
     let (wishes, wished) = mpsc::channel(CONTROLLER_WISHES_MAX);
     let mut granting = std::pin::pin!(inventory::grant(connection, names, clock, wished));
     controller.wishes = Some(wishes);
@@ -116,6 +125,7 @@ async fn control(
     }
     let mut look = interval(CONTROLLER_LOOK_EVERY);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut measured = None;
     let (mut planned, mut planned_at) = (controller.pool.tracker().generation(), clock.now());
     loop {
         let changed = controller.pool.tracker().generation() != planned;
@@ -135,23 +145,23 @@ async fn control(
                 return Err(ended("forwarded requests"));
             }
             over = &mut letters => return Err(over),
+            over = &mut putting => return Err(over),
+            over = &mut burying => return Err(over),
+            Some(letter) = not_aside.recv() => controller.take_back(letter, clock.now()),
             Some(told) = broker_counts.recv() => controller.broker_counted(&told),
             () = &mut counting => return Err(ended("counts")),
             () = &mut granting => return Err(ended("wishes")),
             _ = look.tick() => {
                 for delivery in controller.look_after() {
-                    controller.bury(&answers, delivery, &Obituary::of_no_queue()).await?;
+                    // As many as there can be in hand have room.
+                    drop(condemned.try_send((delivery, Obituary::of_no_queue())));
                 }
-                controller.put_aside(&answers).await?;
+                controller.condemn(&aside);
                 controller.pool.handle(Event::Tick, clock.now());
                 controller.plan();
                 planned = controller.pool.tracker().generation();
                 if depths.capacity() == depths.max_capacity() {
-                    let keys = controller.pool.tracker().groups().map(|(key, _)| key);
-                    for key in keys.filter(|key| controller.pool.is_bound(key)) {
-                        // The next look asks again.
-                        drop(depths.try_send(key.clone()));
-                    }
+                    measured = controller.measure(&depths, measured);
                 }
             }
             () = async { match deadline {
@@ -160,13 +170,13 @@ async fn control(
             } } => controller.pool.handle(Event::Tick, clock.now()),
             Some(delivery) = killed.recv() => controller.here.take_letter(delivery, clock.now()),
             orphan = next(&mut orphans) => {
-                let mut here = Some(orphan.ok_or_else(|| ended("orphans"))?);
+                let mut here = Poll::Ready(orphan);
                 // As many as there can be in hand: those that are here already cost one plan together.
-                while let Some(delivery) = here {
+                while let Poll::Ready(orphan) = here {
+                    let delivery = orphan.ok_or_else(|| ended("orphans"))??;
                     tally.orphans.add();
-                    if let Some(odd) = controller.here.take_in(names, &mut controller.pool, delivery?, clock.now()) {
-                        let (delivery, obituary) = *odd;
-                        controller.bury(&answers, delivery, &obituary).await?;
+                    if let Some(odd) = controller.here.take_in(names, &mut controller.pool, delivery, clock.now()) {
+                        drop(condemned.try_send(*odd));
                     }
                     here = at_hand(&mut orphans);
                 }
@@ -176,14 +186,17 @@ async fn control(
                 controller.heard(&delivery);
                 // Those that are here already cost one look at the groups, and one acknowledgement, together.
                 for _ in 1..CONTROLLER_REPORTS_MAX {
-                    let Some(more) = at_hand(&mut reports) else { break };
-                    delivery = more?;
+                    let Poll::Ready(more) = at_hand(&mut reports) else { break };
+                    delivery = more.ok_or_else(|| ended("reports"))??;
                     controller.heard(&delivery);
                 }
                 delivery.acker.ack(BasicAckOptions { multiple: true }).await?;
             }
         }
-        while let Some(effect) = controller.pool.next_effect() {
+        // What there is no room for waits in its rules, until one of those that are under way is done.
+        while steps.capacity() > 0
+            && let Some(effect) = controller.pool.next_effect()
+        {
             match effect {
                 Effect::Do { key, step, .. } => {
                     if steps.try_send((key.clone(), step)).is_err() {
@@ -267,12 +280,25 @@ impl Controller {
         self.here.give_up(&self.pool, now)
     }
 
+    /// Asks what is in queues, in the order of their keys and from the one on at which there was no room the last time. Answers with
+    /// the first that there is none for.
+    fn measure(&self, depths: &mpsc::Sender<Key>, from: Option<Key>) -> Option<Key> {
+        let keys = || self.pool.tracker().groups().map(|(key, _)| key).filter(|key| self.pool.is_bound(key));
+        let begins = |key: &&Key| from.as_ref().is_none_or(|from| *key >= from);
+        let mut around = keys().filter(begins).chain(keys().filter(|key| !begins(key)));
+        around.find(|key| depths.try_send((*key).clone()).is_err()).cloned()
+    }
+
     pub(super) fn plan(&mut self) {
-        let (now, busy) = (self.clock.now(), self.staff.busy(self.clock.now()));
-        let load = |key: &Key, ready: u32| {
-            Load::of(ready, self.here.counts.of(key, now), busy.get(key).copied().unwrap_or_default())
+        let (now, concurrency) = (self.clock.now(), self.settings.tuning.limits.concurrency);
+        let (busy, present) = (self.staff.busy(now), self.staff.present());
+        let count = |of: &BTreeMap<Key, u32>, key: &Key| of.get(key).copied().unwrap_or_default();
+        let load = |key: &Key| match self.here.ready.get(key) {
+            Some(ready) => Load::of(*ready, self.here.counts.of(key, now), count(&busy, key), concurrency),
+            // As long as nothing is known of its queue, whoever is there may be needed.
+            None => Load::of(0, None, count(&present, key), concurrency),
         };
-        self.here.loads = self.here.ready.iter().map(|(key, ready)| (key.clone(), load(key, *ready))).collect();
+        self.here.loads = self.pool.tracker().groups().map(|(key, _)| (key.clone(), load(key))).collect();
         let mut loads = self.here.loads.clone();
         for key in self.demands.values().map(|known| &known.key) {
             let own = loads.get(key).copied().unwrap_or_default();
@@ -316,14 +342,6 @@ impl Controller {
             }
         }
     }
-
-    /// Answers an orphan that will have no queue.
-    async fn bury(&mut self, answers: &Channel, delivery: Delivery, obituary: &Obituary) -> Result<(), Over> {
-        let (status, tally) = (self.settings.dead_letter_status.clone(), Arc::clone(&self.tally));
-        self.meanwhile(publish::answer(answers, &status, delivery, obituary, &tally)).await?;
-        tally.orphans.take();
-        Ok(())
-    }
 }
 
 /// Makes the pool's exchanges and queues, and listens to them.
@@ -337,7 +355,7 @@ async fn open(settings: &Settings, connection: &Connection) -> Result<Channels, 
         orphans: consume(connection, &names.orphan_queue(), Some(CONTROLLER_ORPHANS_MAX)).await?,
         reports: consume(connection, &names.activity_queue(), None).await?,
         forwards: confirming(connection).await?,
-        answers: confirming(connection).await?,
+        asides: confirming(connection).await?,
     })
 }
 

@@ -1,5 +1,6 @@
 //! Jobs about request queues, done one after the other beside the loop.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 
 use lapin::{Channel, Connection};
@@ -8,7 +9,7 @@ use tokio::time::timeout;
 
 use super::names::Names;
 use super::session::{Over, ended};
-use super::topology::{self, Keeping, PRECONDITION_FAILED, Said};
+use super::topology::{self, Keeping, PRECONDITION_FAILED, Said, Whose};
 use crate::amqp;
 use crate::domain::group::Key;
 use crate::domain::group::pool::{Answer, Step};
@@ -42,6 +43,7 @@ pub(super) async fn work(
     done: mpsc::Sender<Finished>,
 ) -> Over {
     let mut channel: Option<Channel> = None;
+    let mut others = BTreeSet::new();
     loop {
         let (key, job) = tokio::select! {
             biased;
@@ -59,14 +61,21 @@ pub(super) async fn work(
         let doing = async {
             match &job {
                 Job::Step(step) => {
-                    let done = topology::carry_out(&open, names, keeping, said, &key, *step).await;
+                    let whose = if others.contains(&key) { Whose::Others } else { Whose::Ours };
+                    let done = topology::carry_out(&open, names, keeping, said, &key, (*step, whose)).await;
                     match done {
                         Err(error) if *step == Step::Bind && amqp::code(&error) == Some(PRECONDITION_FAILED) => {
+                            others.insert(key.clone());
                             let why = amqp::shown(&error);
                             tracing::warn!(%key, "its queue was made otherwise, and is taken as it is: {why}");
                             topology::take_queue(&connection.create_channel().await?, names, &key).await
                         }
-                        other => other,
+                        other => {
+                            if *step == Step::Bind || *step == Step::Delete {
+                                others.remove(&key);
+                            }
+                            other
+                        }
                     }
                 }
                 Job::Depth => depth(&open, names, &key).await,

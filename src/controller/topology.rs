@@ -41,6 +41,15 @@ pub(super) enum Said {
     ByPolicy,
 }
 
+/// Who has made a queue, and with it of which kind it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Whose {
+    /// It is as this controller makes them.
+    Ours,
+    /// It was taken as it is, of whichever kind.
+    Others,
+}
+
 /// Declares what a pool has as a whole.
 ///
 /// # Errors
@@ -54,8 +63,10 @@ pub(super) async fn declare(channel: &Channel, names: &Names, keeping: Keeping) 
     }
     // Of these each outlives the controller, so that nothing is lost while there is none.
     let queue = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+    // Whatever kind is the usual one there: a quorum queue drops what was looked at too often.
+    let classic = amqp::table([("x-queue-type", text("classic"))]);
     for name in [names.orphan_queue(), names.dead_letter_queue(), names.poison_queue()] {
-        channel.queue_declare(name.into(), queue, FieldTable::default()).await?;
+        channel.queue_declare(name.into(), queue, classic.clone()).await?;
     }
     // Reports of old are worth nothing.
     let reports = QueueDeclareOptions { exclusive: true, auto_delete: true, ..QueueDeclareOptions::default() };
@@ -104,7 +115,7 @@ pub(super) async fn carry_out(
     keeping: Keeping,
     said: Said,
     key: &Key,
-    step: Step,
+    (step, whose): (Step, Whose),
 ) -> lapin::Result<Answer> {
     // One whose name would be too long was answered long before.
     let Some(queue) = names.request_queue(key) else { return Ok(Answer::Missing) };
@@ -122,7 +133,7 @@ pub(super) async fn carry_out(
         Step::Look => look(channel, &queue).await,
         Step::Delete => {
             // A quorum queue knows no such conditions: asking for them closes the connection. It was looked at just before.
-            let conditional = keeping.profile == Profile::Fast;
+            let conditional = keeping.profile == Profile::Fast && whose == Whose::Ours;
             let options = QueueDeleteOptions { if_empty: conditional, if_unused: conditional, ..Default::default() };
             channel.queue_delete(queue.as_str().into(), options).await.map(|_| Answer::Done)
         }

@@ -7,15 +7,20 @@ use std::time::Duration;
 use lapin::message::Delivery;
 use tokio::sync::mpsc;
 
+use super::answers::Obituary;
 use super::counts::Counts;
 use super::names::Names;
-use super::publish::{self, Obituary, Orphan};
+use super::publish::{self, Orphan};
+use crate::amqp::headers;
 use crate::domain::group::Key;
 use crate::domain::group::load::Load;
 use crate::domain::group::pool::{Event, Pool};
 use crate::domain::group::reports::Reports;
 use crate::domain::time::Instant;
-use crate::limits::{CONTROLLER_BIND_TRIES, CONTROLLER_GROUPS_MAX, CONTROLLER_LOOK_EVERY, CONTROLLER_ORPHAN_WAIT};
+use crate::limits::{
+    CONTROLLER_BIND_TRIES, CONTROLLER_GROUPS_MAX, CONTROLLER_HEADERS_BYTES_MAX, CONTROLLER_LOOK_EVERY,
+    CONTROLLER_ORPHAN_WAIT,
+};
 
 /// Whether there is no room for a group of this key.
 pub(super) fn full(pool: &Pool, key: &Key) -> bool {
@@ -59,6 +64,15 @@ impl Here {
             let message = "the key is too long for the name of a queue, or is not text".to_owned();
             return Some(Box::new((delivery, Obituary { reason: "key".to_owned(), message, queue: None })));
         };
+        if delivery
+            .properties
+            .headers()
+            .as_ref()
+            .is_some_and(|table| headers::bytes(table) > CONTROLLER_HEADERS_BYTES_MAX)
+        {
+            let message = format!("its headers are larger than {CONTROLLER_HEADERS_BYTES_MAX} bytes");
+            return Some(Box::new((delivery, Obituary { reason: "headers".to_owned(), message, queue: None })));
+        }
         if publish::goes_round(&delivery) {
             return Some(Box::new((delivery, Obituary::of_circle())));
         }

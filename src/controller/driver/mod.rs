@@ -339,8 +339,12 @@ async fn work<D: Driver>(
                         roster.stopped(&id, stop, result.is_ok());
                         None
                     }
-                    // Whose fault it is ends with it, and the controller with that.
-                    Err(error) => std::panic::resume_unwind(error.into_panic()),
+                    Err(error) => match error.try_into_panic() {
+                        // Whose fault it is ends with it, and the controller with that.
+                        Ok(panic) => std::panic::resume_unwind(panic),
+                        // Everything ends.
+                        Err(_) => return,
+                    },
                 };
                 if let Some(said) = said
                     && news.send(said).await.is_err()

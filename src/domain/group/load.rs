@@ -31,9 +31,10 @@ pub struct Counted {
 }
 
 impl Load {
-    /// So much waits; so much was counted, where that is fresh; and so many workers say that they hold something.
+    /// So much waits; so much was counted, where that is fresh; and so many workers say that they hold something, of which each may
+    /// hold so much at once.
     #[must_use]
-    pub fn of(ready: u32, counted: Option<Counted>, busy: u32) -> Self {
+    pub fn of(ready: u32, counted: Option<Counted>, busy: u32, concurrency: u32) -> Self {
         match counted {
             Some(counted) => Self {
                 ready,
@@ -41,8 +42,8 @@ impl Load {
                 in_flight: None,
                 held_by_rate: counted.held_by_rate(),
             },
-            // How much each holds they do not say.
-            None => Self { ready, in_flight: Some(busy), ..Self::default() },
+            // How much each holds they do not say: with less than all of it one of them might be told to go.
+            None => Self { ready, in_flight: Some(busy.saturating_mul(concurrency.max(1))), ..Self::default() },
         }
     }
 
@@ -78,17 +79,17 @@ mod tests {
 
     #[test]
     fn a_fresh_count_is_what_is_held_and_without_one_workers_say_how_many_of_them_are_busy() {
-        let load = Load::of(3, Some(counted(2, 0, 0)), 7);
+        let load = Load::of(3, Some(counted(2, 0, 0)), 7, 4);
         assert_eq!((load.held(), load.is_none()), (2, false));
-        let load = Load::of(0, Some(counted(0, 0, 0)), 7);
+        let load = Load::of(0, Some(counted(0, 0, 0)), 7, 4);
         assert!(load.is_none(), "that a worker was busy a while ago keeps nobody");
-        let load = Load::of(0, None, 7);
-        assert_eq!((load.held(), load.is_none(), load.held_by_rate), (7, false, None));
+        let load = Load::of(0, None, 7, 4);
+        assert_eq!((load.held(), load.is_none(), load.held_by_rate), (28, false, None));
     }
 
     #[test]
     fn where_more_comes_than_is_done_more_will_be_held_and_within_bounds() {
-        let by_rate = |counted| Load::of(0, Some(counted), 0).held_by_rate;
+        let by_rate = |counted| Load::of(0, Some(counted), 0, 1).held_by_rate;
         assert_eq!(by_rate(counted(4, 1_500, 1_000)), Some(6_000));
         assert_eq!(by_rate(counted(4, 500, 1_000)), Some(2_000));
         assert_eq!(by_rate(counted(4, 1_000_000, 1)), Some(8_000));

@@ -136,7 +136,7 @@ async fn a_policy_of_somebody_elses_that_counts_more_is_told_of() {
 #[tokio::test(flavor = "multi_thread")]
 async fn b11_what_workers_hold_is_counted_and_keeps_their_group_whatever_else_the_vhost_has() {
     let Some(pool) = Pool::new().await else { return };
-    let delays = "unbind_delay = \"8s\"\nstop_delay = \"1s\"\nprofile = \"safe\"\n";
+    let delays = "unbind_delay = \"14s\"\nstop_delay = \"1s\"\nprofile = \"safe\"\n";
     let mut controller = pool.controller(&format!("{delays}{}", by_management()));
     controller.says(READY).await;
     pool.ask("k", "1").await;
@@ -150,7 +150,7 @@ async fn b11_what_workers_hold_is_counted_and_keeps_their_group_whatever_else_th
     let seen = pool.sees("it is counted", |seen| seen["groups"][0]["held"] == 1).await;
     let since = seen["role_seconds"].as_f64().expect("a time");
     // For longer than it would be there if nothing were held; late is no matter.
-    let later = |seen: &Value| seen["role_seconds"].as_f64().is_some_and(|seconds| seconds > since + 15.0);
+    let later = |seen: &Value| seen["role_seconds"].as_f64().is_some_and(|seconds| seconds > since + 17.0);
     let seen = pool.sees("time has passed", later).await;
     assert_eq!((&seen["groups"][0]["held"], &seen["groups"][0]["ready"]), (&1.into(), &0.into()), "{seen}");
     assert!(pool.depth(&queue).await.is_some(), "its queue is there");
