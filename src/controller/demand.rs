@@ -53,13 +53,12 @@ impl Demand {
 impl Counts {
     /// On top of what the group's own queue holds.
     pub(super) fn over(self, load: Load) -> Load {
-        Load {
-            ready: load.ready.saturating_add(self.pending),
-            unacknowledged: match (load.unacknowledged, self.claimed) {
-                (Some(own), Some(claimed)) => Some(own.saturating_add(claimed)),
-                (own, claimed) => own.or(claimed),
-            },
-            ..load
+        match self.claimed {
+            Some(claimed) => {
+                let all = self.pending.saturating_add(claimed);
+                Load { elsewhere: load.elsewhere.saturating_add(all), ..load }
+            }
+            None => Load { ready: load.ready.saturating_add(self.pending), ..load },
         }
     }
 }

@@ -1,6 +1,6 @@
 //! One connection to the broker: the lock, the pool's exchanges and queues, and what comes by them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -291,12 +291,13 @@ impl Controller {
 
     pub(super) fn plan(&mut self) {
         let (now, concurrency) = (self.clock.now(), self.settings.tuning.limits.concurrency);
-        let (busy, present) = (self.staff.busy(now), self.staff.present());
-        let count = |of: &BTreeMap<Key, u32>, key: &Key| of.get(key).copied().unwrap_or_default();
+        let busy = self.staff.busy(now);
         let load = |key: &Key| match self.here.ready.get(key) {
-            Some(ready) => Load::of(*ready, self.here.counts.of(key, now), count(&busy, key), concurrency),
-            // As long as nothing is known of its queue, whoever is there may be needed.
-            None => Load::of(0, None, count(&present, key), concurrency),
+            Some(ready) => {
+                let busy = busy.get(key).copied().unwrap_or_default();
+                Load::of(*ready, self.here.counts.of(key, now), busy, concurrency)
+            }
+            None => Load::unknown(),
         };
         self.here.loads = self.pool.tracker().groups().map(|(key, _)| (key.clone(), load(key))).collect();
         let mut loads = self.here.loads.clone();

@@ -370,15 +370,6 @@ impl Staff {
         busy
     }
 
-    /// How many of each key are there and were not told to go.
-    pub(super) fn present(&self) -> BTreeMap<Key, u32> {
-        let mut present = BTreeMap::new();
-        for member in self.members.values().filter(|member| !member.going) {
-            *present.entry(member.key.clone()).or_default() += 1;
-        }
-        present
-    }
-
     /// Brings the workers to what is wanted of their groups.
     pub(super) fn plan(&mut self, tracker: &Tracker, loads: &BTreeMap<Key, Load>, orders: &Orders, now: Instant) {
         if !self.listed {

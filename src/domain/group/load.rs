@@ -15,8 +15,13 @@ pub struct Load {
     pub unacknowledged: Option<u32>,
     /// Requests that workers hold, as they say themselves; `None` where they do not.
     pub in_flight: Option<u32>,
+    /// Tasks that are counted elsewhere, those that wait and those that are claimed together: which of the two one is has changed
+    /// before it is counted again.
+    pub elsewhere: u32,
     /// How many requests the rate at which they come keeps held, in thousandths; `None` where the rate is not known.
     pub held_by_rate: Option<u64>,
+    /// Nobody has looked into its queue yet.
+    pub is_unknown: bool,
 }
 
 /// What a broker has counted of the requests that were handed out.
@@ -41,22 +46,31 @@ impl Load {
                 unacknowledged: Some(counted.unacknowledged),
                 in_flight: None,
                 held_by_rate: counted.held_by_rate(),
+                ..Self::default()
             },
             // How much each holds they do not say: with less than all of it one of them might be told to go.
             None => Self { ready, in_flight: Some(busy.saturating_mul(concurrency.max(1))), ..Self::default() },
         }
     }
 
+    /// The queue was not looked at yet.
+    #[must_use]
+    pub fn unknown() -> Self {
+        Self { is_unknown: true, ..Self::default() }
+    }
+
     /// Nothing waits, and nothing is held.
     #[must_use]
     pub fn is_none(&self) -> bool {
-        self.ready == 0 && self.held() == 0
+        self.ready == 0 && self.held() == 0 && !self.is_unknown
     }
 
-    /// Requests that are held, by whoever counts more: a count that is late must not stop a worker.
+    /// What is held, or waits elsewhere, by whoever counts more: a count that is late must neither stop a worker nor have one
+    /// started for what another one holds already.
     #[must_use]
     pub fn held(&self) -> u32 {
-        self.unacknowledged.unwrap_or_default().max(self.in_flight.unwrap_or_default())
+        let counted = self.unacknowledged.unwrap_or_default().saturating_add(self.elsewhere);
+        counted.max(self.in_flight.unwrap_or_default())
     }
 }
 
@@ -85,6 +99,13 @@ mod tests {
         assert!(load.is_none(), "that a worker was busy a while ago keeps nobody");
         let load = Load::of(0, None, 7, 4);
         assert_eq!((load.held(), load.is_none(), load.held_by_rate), (28, false, None));
+    }
+
+    #[test]
+    fn a_task_that_was_claimed_since_tasks_were_counted_is_counted_once() {
+        let before = Load { elsewhere: 2, ..Load::of(1, None, 0, 1) };
+        let meanwhile = Load { elsewhere: 2, ..Load::of(1, None, 2, 1) };
+        assert_eq!((before.held(), meanwhile.held()), (2, 2));
     }
 
     #[test]

@@ -95,6 +95,8 @@ pub enum Reason {
     Load(u32),
     /// The rate of requests needs so many.
     Rate(u32),
+    /// Nobody has looked into its queue yet: so many are there, and may be needed.
+    Unknown(u32),
     /// So many more are kept warm.
     Spares(u32),
     /// There are to be so many at least.
@@ -118,6 +120,7 @@ impl fmt::Display for Reason {
             Self::NotWanted => out.write_str("nobody needs the group"),
             Self::Load(count) => write!(out, "the load needs {count}"),
             Self::Rate(count) => write!(out, "the rate of requests needs {count}"),
+            Self::Unknown(count) => write!(out, "{count} are there, and its queue was not looked at yet"),
             Self::Spares(count) => write!(out, "{count} more are kept warm"),
             Self::Min(count) => write!(out, "{count} at least"),
             Self::Max(count) => write!(out, "{count} at most"),
@@ -253,7 +256,12 @@ impl Scale {
         let by_rate = u32::try_from(by_rate).unwrap_or(u32::MAX);
         let mut wanted = by_load.max(by_rate);
         reasons.push(if by_rate > by_load { Reason::Rate(by_rate) } else { Reason::Load(by_load) });
-        if wanted > 0 && limits.spares > 0 {
+        let present = count(group, |doing| doing != Doing::Going);
+        if load.is_unknown && present > wanted {
+            wanted = present;
+            reasons.push(Reason::Unknown(present));
+        }
+        if !load.is_unknown && wanted > 0 && limits.spares > 0 {
             wanted = wanted.saturating_add(limits.spares);
             reasons.push(Reason::Spares(limits.spares));
         }
@@ -390,6 +398,23 @@ mod tests {
 
     fn drained(decision: &Decision) -> Vec<&str> {
         decision.drain.iter().map(|id| &**id).collect()
+    }
+
+    #[test]
+    fn who_is_there_when_a_controller_begins_stays_until_the_queue_was_looked_at_and_for_a_while_after() {
+        let mut scale = Scale::default();
+        let mut decide = |load: Load, seconds: u64| {
+            let group = Group { load, ..group("a", 0, &[Doing::Idle, Doing::Busy, Doing::Idle, Doing::Going]) };
+            scale.plan(&[group], None, at(seconds)).remove(0)
+        };
+        let first = decide(Load::unknown(), 100);
+        assert_eq!((first.wanted, first.start, drained(&first)), (3, 0, vec![]));
+        assert_eq!(first.reasons, [Reason::Load(0), Reason::Unknown(3)]);
+        let none = Load::default();
+        assert_eq!(decide(none, 101).wanted, 3, "it may only be that nobody has reported yet");
+        assert_eq!(decide(none, 161).wanted, 1);
+        let cold = Scale::default().plan(&[Group { load: Load::unknown(), ..group("b", 0, &[]) }], None, at(1));
+        assert_eq!((cold[0].wanted, cold[0].start), (1, 1), "as many as there are to be at least");
     }
 
     #[test]

@@ -70,7 +70,7 @@ async fn what_is_poison_is_put_aside_though_the_place_for_it_is_gone() {
     let channel = &pool.client.channel;
     channel.queue_delete(poison.as_str().into(), QueueDeleteOptions::default()).await.expect("it is deleted");
     pool.ask("a", "1").await;
-    controller.says("does not put a request aside").await;
+    controller.says("there is no queue").await;
     pool.until(&poison, Some((1, 0))).await;
     let answer = pool.client.answer("1").await;
     assert_eq!(answer.json()["context"]["reason"], "delivery_limit", "{:?}", answer.json());
