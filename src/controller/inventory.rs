@@ -10,6 +10,7 @@ use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::ShortString;
 use lapin::{Channel, Confirmation, Connection};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
@@ -22,7 +23,7 @@ use crate::host::clock::Clock;
 use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_CLOSE_WAIT, CONTROLLER_POISON_MAX, CONTROLLER_POISON_TIME};
 
 /// What lies in the inventory of a pool.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Inventory {
     /// The oldest first.
     pub requests: Vec<Entry>,
@@ -31,7 +32,7 @@ pub struct Inventory {
 }
 
 /// Which requests.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Which {
     /// All that are there.
@@ -41,7 +42,7 @@ pub enum Which {
 }
 
 /// What becomes of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fate {
     /// They are tried once more, as if they had never been.
@@ -51,7 +52,7 @@ pub enum Fate {
 }
 
 /// What became of them.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Settled {
     /// Those of which it is done.
     pub done: Vec<String>,

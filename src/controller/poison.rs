@@ -9,6 +9,7 @@ use lapin::message::Delivery;
 use lapin::options::BasicPublishOptions;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Confirmation};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
@@ -49,7 +50,7 @@ const BROKERS: [&str; 4] = ["x-death", "x-first-death-", "x-last-death-", "x-del
 const ID_DIGITS: usize = 12;
 
 /// A request that was put aside.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Entry {
     /// What it is called here.
     pub id: String,

@@ -36,25 +36,34 @@ pub(super) struct Site {
     pub(super) hint: &'static str,
     /// Answers to one of them.
     pub(super) answer: Box<Answering>,
-    /// What can be posted besides.
-    pub(super) takes: Option<Takes>,
+    /// What only those may who show that they may.
+    pub(super) guarded: Vec<Guarded>,
 }
 
-/// A path that JSON is posted to.
-pub(super) struct Takes {
+/// A path that JSON is posted to, and that may be looked at too, by those who may.
+pub(super) struct Guarded {
     pub(super) path: &'static str,
-    pub(super) take: Box<Taking>,
+    pub(super) methods: &'static [Method],
+    pub(super) answer: Box<Admitting>,
 }
 
-/// What was posted.
-pub(super) struct Posted {
-    /// Who says that they may, as they say it.
+/// What somebody wants who says that they may.
+pub(super) struct Asked {
+    /// How they say it.
     pub(super) authorization: Option<String>,
-    pub(super) body: Bytes,
+    pub(super) what: Wanted,
 }
 
-/// Answers to what was posted.
-pub(super) type Taking = dyn Fn(Posted) -> Answered + Send + Sync;
+/// What somebody wants.
+pub(super) enum Wanted {
+    /// To look, with this query.
+    Look(Option<String>),
+    /// Something to be done.
+    Do(Bytes),
+}
+
+/// Answers to those who may.
+pub(super) type Admitting = dyn Fn(Asked) -> Answered + Send + Sync;
 
 /// Answers to a path and its query.
 pub(super) type Answering = dyn Fn(String, Option<String>) -> Answered + Send + Sync;
@@ -177,8 +186,8 @@ async fn answer(request: Request<Incoming>, site: &Site, reach: Reach) -> Respon
         let text = "this is served to this machine alone: ask for localhost or 127.0.0.1, or set `http.reach`\n";
         return said(StatusCode::MISDIRECTED_REQUEST, TEXT, text.to_owned());
     }
-    if let Some(takes) = site.takes.as_ref().filter(|takes| request.uri().path() == takes.path) {
-        return take(request, takes).await;
+    if let Some(guarded) = site.guarded.iter().find(|guarded| request.uri().path() == guarded.path) {
+        return admit(request, guarded).await;
     }
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         let mut refused = said(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only looking is possible here\n".to_owned());
@@ -192,13 +201,20 @@ async fn answer(request: Request<Incoming>, site: &Site, reach: Reach) -> Respon
     (site.answer)(path.to_owned(), request.uri().query().map(str::to_owned)).await
 }
 
-async fn take(request: Request<Incoming>, takes: &Takes) -> Response<Body> {
-    if *request.method() != Method::POST {
+async fn admit(request: Request<Incoming>, guarded: &Guarded) -> Response<Body> {
+    if !guarded.methods.contains(request.method()) {
         let mut refused = refused(StatusCode::METHOD_NOT_ALLOWED, "orders are posted here");
-        refused.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
+        let methods = guarded.methods.iter().map(Method::as_str).collect::<Vec<_>>().join(", ");
+        if let Ok(methods) = HeaderValue::from_str(&methods) {
+            refused.headers_mut().insert(ALLOW, methods);
+        }
         return refused;
     }
     let text = |name| request.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    if *request.method() == Method::GET {
+        let what = Wanted::Look(request.uri().query().map(str::to_owned));
+        return (guarded.answer)(Asked { authorization: text(AUTHORIZATION), what }).await;
+    }
     let media = text(CONTENT_TYPE).unwrap_or_default();
     // What a form of another site can send without asking is of no such type.
     if media.split(';').next().is_none_or(|media| !media.trim().eq_ignore_ascii_case("application/json")) {
@@ -207,7 +223,7 @@ async fn take(request: Request<Incoming>, takes: &Takes) -> Response<Body> {
     let authorization = text(AUTHORIZATION);
     let reading = axum::body::to_bytes(Body::new(request.into_body()), CONTROL_BODY_BYTES_MAX);
     match timeout(HTTP_BODY_TIMEOUT, reading).await {
-        Ok(Ok(body)) => (takes.take)(Posted { authorization, body }).await,
+        Ok(Ok(body)) => (guarded.answer)(Asked { authorization, what: Wanted::Do(body) }).await,
         Ok(Err(_)) => refused(StatusCode::PAYLOAD_TOO_LARGE, "this is no order: it is far too large, or breaks off"),
         Err(_) => refused(StatusCode::REQUEST_TIMEOUT, "the order did not come in time"),
     }

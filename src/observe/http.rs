@@ -39,7 +39,7 @@ pub async fn serve(door: Door, look: Arc<Look>) -> Infallible {
             let look = Arc::clone(&look);
             Box::pin(async move { answer(&path, query.as_deref(), &*look).await })
         }),
-        takes: None,
+        guarded: Vec::new(),
     };
     door::serve(door, site).await
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use journeyman::control::controller::Status;
 use journeyman::controller::view::{Broker, Counts, Doing, Fault, Group, Phase, Pool, Role, View, Worker, Workers};
-use journeyman::observe::controller::orders::{Orders, Telling};
+use journeyman::observe::controller::orders::Orders;
 use journeyman::observe::controller::{Look, serve};
 use journeyman::observe::http::{Door, Reach};
 use tokio::task::JoinSet;
@@ -151,8 +151,7 @@ pub(crate) struct Server {
 
 impl Server {
     async fn start(status: Status) -> Self {
-        let tell = |_| -> Telling { panic!("nobody gives an order") };
-        Self::with(status, Orders { token: None, tell: Arc::new(tell) }).await
+        Self::with(status, Orders { token: None, to: Arc::new(crate::orders::Obedient::default()) }).await
     }
 
     /// One that takes orders.

@@ -5,8 +5,10 @@ use std::sync::{Arc, Mutex};
 
 use journeyman::control::Answer as Obeyed;
 use journeyman::control::controller::Ordered;
+use journeyman::control::poison::{Inventories, Settle};
+use journeyman::controller::inventory::{Inventory, Settled};
 use journeyman::observe::controller::openapi;
-use journeyman::observe::controller::orders::{Orders, Telling, Token};
+use journeyman::observe::controller::orders::{Obeys, Orders, Telling, Token};
 use journeyman::observe::page::Refresh;
 use journeyman::observe::page::controller::{Acts, show};
 use serde_json::{Value, json};
@@ -19,21 +21,58 @@ use crate::groups::{Server, busy, failing};
 
 const TOKEN: &str = "a-token-of-tests-0123456789";
 
+/// Does whatever it is told, and remembers that.
+#[derive(Default)]
+pub(super) struct Obedient(Arc<Mutex<Vec<Value>>>);
+
+impl Obeys for Obedient {
+    fn order(&self, ordered: Ordered) -> Telling<Obeyed> {
+        self.0.lock().unwrap().push(serde_json::to_value(ordered).unwrap());
+        Box::pin(std::future::ready(Ok(Obeyed { said: "group \"17\" of pool core is paused".to_owned() })))
+    }
+
+    fn inventories(&self, pool: Option<String>) -> Telling<Inventories> {
+        let inventory: Inventory = serde_json::from_value(put_aside()).unwrap();
+        Box::pin(std::future::ready(Ok(Inventories::from([(pool.unwrap_or_else(|| "core".to_owned()), inventory)]))))
+    }
+
+    fn settle(&self, settle: Settle) -> Telling<Settled> {
+        self.0.lock().unwrap().push(serde_json::to_value(settle).unwrap());
+        let not = [("0123456789ab".to_owned(), "there is no such request".to_owned())].into();
+        Box::pin(std::future::ready(Ok(Settled { done: vec!["5f0c2b7d91aa".to_owned()], not, more: 0 })))
+    }
+}
+
+/// An inventory as it may be.
+fn put_aside() -> Value {
+    json!({ "more": 3, "requests": [
+        {
+            "id": "5f0c2b7d91aa", "key": "infra=42", "reason": "delivery_limit", "tries": 4, "times": 2, "bytes": 1204,
+            "put_aside": "2026-11-22T09:14:03Z", "worker": "8a6f3c1e-5b0d-4c1f-9a51-000000170000", "end": "signal: 9 (SIGKILL)",
+            "log": ["loading <b>infra</b> 42", "terminate called after throwing an instance of 'std::bad_alloc'"],
+            "properties": { "correlation_id": "1" }, "headers": { "x-rpc-path": "/echo" },
+        },
+        {
+            "id": "0123456789ab", "reason": "unknown", "times": 1, "bytes": 0, "log": [], "properties": {}, "headers": {},
+        },
+    ] })
+}
+
 /// A controller that obeys, and what it was told.
 async fn obedient() -> (Server, Arc<Mutex<Vec<Value>>>) {
-    let told: Arc<Mutex<Vec<Value>>> = Arc::default();
-    let hears = Arc::clone(&told);
-    let tell = move |ordered: Ordered| -> Telling {
-        hears.lock().unwrap().push(serde_json::to_value(ordered).unwrap());
-        Box::pin(std::future::ready(Ok(Obeyed { said: "group \"17\" of pool core is paused".to_owned() })))
-    };
-    let orders = Orders { token: Some(Token::new(TOKEN)), tell: Arc::new(tell) };
+    let obedient = Obedient::default();
+    let told = Arc::clone(&obedient.0);
+    let orders = Orders { token: Some(Token::new(TOKEN)), to: Arc::new(obedient) };
     (Server::with(busy(), orders).await, told)
 }
 
 async fn post(server: &Server, more: &str, body: &str) -> Answer {
+    asked(server, "POST /v1/orders", more, body).await
+}
+
+async fn asked(server: &Server, what: &str, more: &str, body: &str) -> Answer {
     let length = body.len();
-    let head = format!("POST /v1/orders HTTP/1.1\r\nHost: {}\r\nContent-Length: {length}\r\n{more}", server.address);
+    let head = format!("{what} HTTP/1.1\r\nHost: {}\r\nContent-Length: {length}\r\n{more}", server.address);
     let mut stream = TcpStream::connect(server.address).await.expect("somebody listens");
     stream.write_all(format!("{head}Connection: close\r\n\r\n{body}").as_bytes()).await.expect("it is read");
     let mut text = String::new();
@@ -75,6 +114,27 @@ async fn an_order_over_http_needs_the_token_and_is_told_to_the_controller() {
     assert_eq!(large.status, 413, "{}", large.body);
 }
 
+#[tokio::test]
+async fn what_was_put_aside_is_seen_and_settled_over_http_with_the_token_alone() {
+    let (server, told) = obedient().await;
+    let token = format!("{JSON}Authorization: Bearer {TOKEN}\r\n");
+    let drop = json!({ "pool": "core", "which": { "these": ["5f0c2b7d91aa"] }, "fate": "drop", "by": "ana" });
+    for what in ["GET /v1/poison", "POST /v1/poison"] {
+        assert_eq!(asked(&server, what, JSON, &drop.to_string()).await.status, 401, "{what}");
+    }
+    assert_eq!(told.lock().unwrap().len(), 0, "nobody has obeyed");
+    let seen: Value =
+        serde_json::from_str(&asked(&server, "GET /v1/poison?pool=core", &token, "").await.body).expect("JSON");
+    assert_eq!(seen, json!({ "core": put_aside() }));
+    let settled = asked(&server, "POST /v1/poison", &token, &drop.to_string()).await;
+    assert!(settled.status == 200 && settled.body.contains("5f0c2b7d91aa"), "{}", settled.body);
+    assert_eq!(*told.lock().unwrap(), [drop]);
+    let odd = asked(&server, "POST /v1/poison", &token, "{\"fate\":\"eat\"}").await;
+    assert!(odd.status == 400 && odd.body.contains("requeue") && odd.body.contains("eat"), "{}", odd.body);
+    let other = asked(&server, "DELETE /v1/poison", &token, "").await;
+    assert!(other.status == 405 && other.head.contains("allow: get, post"), "{}", other.head);
+}
+
 /// The schema of an answer, with what it refers to.
 fn schema(document: &Value, of: &Value) -> Value {
     let mut schema = of.clone();
@@ -92,22 +152,27 @@ async fn the_document_has_every_path_and_every_answer_is_as_it_says() {
     let paths = document["paths"].as_object().expect("paths");
     let mut checked = BTreeSet::new();
     for (path, item) in paths {
-        let methods: Vec<&String> = item.as_object().expect("methods").keys().collect();
-        let (method, answer) = if path == "/v1/orders" {
-            let order = json!({ "order": { "resume": {} } }).to_string();
-            ("post", post(&server, &format!("{JSON}Authorization: Bearer {TOKEN}\r\n"), &order).await)
-        } else {
-            ("get", get(server.address, path).await)
-        };
-        assert_eq!(methods, [method], "{path}");
-        let said = &item[method]["responses"][answer.status.to_string()];
-        let (media, content) = said["content"].as_object().and_then(|content| content.iter().next()).expect("content");
-        assert!(answer.head.contains(&format!("content-type: {media}")), "{path}: {}", answer.head);
-        if media == "application/json" {
-            let validator = jsonschema::validator_for(&schema(&document, &content["schema"])).expect("a schema");
-            let body: Value = serde_json::from_str(&answer.body).expect("JSON");
-            if let Err(error) = validator.validate(&body) {
-                panic!("{path}: {error}");
+        let token = format!("{JSON}Authorization: Bearer {TOKEN}\r\n");
+        for method in item.as_object().expect("methods").keys() {
+            let answer = match (path.as_str(), method.as_str()) {
+                ("/v1/orders", "post") => post(&server, &token, r#"{"order":{"resume":{}}}"#).await,
+                ("/v1/poison", "get") => asked(&server, "GET /v1/poison", &token, "").await,
+                ("/v1/poison", "post") => {
+                    asked(&server, "POST /v1/poison", &token, r#"{"which":"all","fate":"requeue","by":"ana"}"#).await
+                }
+                (_, "get") => get(server.address, path).await,
+                other => panic!("{other:?} is not known here"),
+            };
+            let said = &item[method]["responses"][answer.status.to_string()];
+            let (media, content) =
+                said["content"].as_object().and_then(|content| content.iter().next()).expect("content");
+            assert!(answer.head.contains(&format!("content-type: {media}")), "{path}: {}", answer.head);
+            if media == "application/json" {
+                let validator = jsonschema::validator_for(&schema(&document, &content["schema"])).expect("a schema");
+                let body: Value = serde_json::from_str(&answer.body).expect("JSON");
+                if let Err(error) = validator.validate(&body) {
+                    panic!("{path}: {error}");
+                }
             }
         }
         checked.insert(path.as_str());
@@ -118,9 +183,18 @@ async fn the_document_has_every_path_and_every_answer_is_as_it_says() {
     for path in hinted.map(|path| path.split('?').next().expect("a path")) {
         assert!(checked.contains(path), "{path}: {checked:?}");
     }
-    for path in
-        ["/livez", "/readyz", "/metrics", "/", "/still", "/status", "/status.json", "/openapi.json", "/v1/orders"]
-    {
+    for path in [
+        "/livez",
+        "/readyz",
+        "/metrics",
+        "/",
+        "/still",
+        "/status",
+        "/status.json",
+        "/openapi.json",
+        "/v1/orders",
+        "/v1/poison",
+    ] {
         assert!(checked.contains(path), "{path}");
     }
     // Every refusal is as it says too.
@@ -175,6 +249,11 @@ const wait = () => new Promise((done) => setTimeout(done, 300));
   await wait();
   click("button[data-order*='drain']");
   await wait();
+  click("button[data-poison]");
+  await wait();
+  document.body.dataset.aside = document.querySelectorAll("#aside tbody tr").length;
+  click("#aside button[data-settle*='these'][data-settle*='requeue']");
+  await wait();
   document.body.dataset.done = "yes";
 })();
 "##;
@@ -205,12 +284,15 @@ async fn hands(page: String) -> (std::net::SocketAddr, Arc<Mutex<Vec<(String, Va
                         break (head.to_owned(), body.to_owned());
                     }
                 };
-                let (media, answer) = if head.starts_with("POST /v1/orders ") {
+                let (media, answer) = if head.starts_with("GET /v1/poison?pool=core ") {
+                    ("application/json", json!({ "core": put_aside() }).to_string())
+                } else if head.starts_with("POST /v1/") {
                     let shown = head
                         .lines()
                         .find_map(|line| line.to_ascii_lowercase().strip_prefix("authorization: ").map(str::to_owned));
                     hears.lock().unwrap().push((shown.unwrap_or_default(), serde_json::from_str(&body).expect("JSON")));
-                    ("application/json", json!({ "said": "it is <b>obeyed</b>" }).to_string())
+                    let said = json!({ "said": "it is <b>obeyed</b>", "done": ["5f0c2b7d91aa"], "not": {}, "more": 0 });
+                    ("application/json", said.to_string())
                 } else {
                     ("text/html", page)
                 };
@@ -233,9 +315,15 @@ async fn the_buttons_of_the_page_order_what_they_say_with_the_token_that_was_giv
     let (address, told) = hands(page).await;
     let seen = dom(&chromium, Scripts::On, &format!("http://{address}/"), 5_000).await;
     assert!(seen.contains("data-before=\"false\"") && seen.contains("data-after=\"true\""), "{seen}");
-    assert!(seen.contains("data-done=\"yes\"") && seen.contains("it is &lt;b&gt;obeyed&lt;/b&gt;</output>"), "{seen}");
+    assert!(seen.contains("data-done=\"yes\"") && seen.contains("1 requeued</output>"), "{seen}");
+    assert!(seen.contains("data-aside=\"2\"") && seen.contains("loading &lt;b&gt;infra&lt;/b&gt; 42"), "{seen}");
     assert!(!seen.replace(HANDS, "").contains(TOKEN), "it is in no document but that of the hands: {seen}");
-    let told = told.lock().unwrap().clone();
+    let mut told = told.lock().unwrap().clone();
+    let (shown, settled) = told.pop().expect("it was told something");
+    assert_eq!(shown, format!("bearer {TOKEN}"));
+    let meant = json!({ "pool": "core", "which": { "these": ["5f0c2b7d91aa"] }, "fate": "requeue", "by": "the page" });
+    assert_eq!(settled, meant);
+    assert!(serde_json::from_value::<Settle>(settled).is_ok());
     let orders: Vec<&Value> = told.iter().map(|(_, told)| &told["order"]).collect();
     assert_eq!(orders.len(), 3, "{told:?}");
     assert!(orders[0]["retry"]["key"].is_string(), "{told:?}");
@@ -254,8 +342,12 @@ async fn the_buttons_of_the_page_order_what_they_say_with_the_token_that_was_giv
 async fn the_orders_of_the_page_can_be_seen() {
     let Some(chromium) = chromium() else { return };
     let page = show(&failing(), Refresh::ByItself, Acts::Possible, jiff::Timestamp::now()).html;
-    let open = "<script>document.body.classList.add('may'); for (const d of document.querySelectorAll('details')) d.open = true; \
-                document.getElementById('ask').textContent = 'no more orders';</script></body>";
+    // As after a person has shown the token and asked for it.
+    let open = "<script>(async () => { document.getElementById('ask').click(); \
+                document.getElementById('token').value = 'a'; document.getElementById('use').click(); \
+                document.querySelector('button[data-poison]').click(); \
+                while (!document.querySelector('#aside table')) await new Promise((done) => setTimeout(done, 20)); \
+                for (const d of document.querySelectorAll('details')) d.open = true; })();</script></body>";
     let (address, _) = hands(page.replace("</body>", open)).await;
     shoot(&chromium, "controller-orders", &format!("http://{address}/")).await;
 }

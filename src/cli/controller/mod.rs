@@ -32,7 +32,7 @@ use crate::domain::group::{KEY_BYTES_MAX, Key, scale, tracker};
 use crate::host::clock::Clock;
 use crate::host::containment::{bequeath_nothing, harden};
 use crate::limits::{CONTROLLER_STANDBY_LOOK, TOKEN_BYTES_MIN};
-use crate::observe::controller::orders::{Orders, Telling, Token};
+use crate::observe::controller::orders::{Orders, Token};
 use crate::observe::{self, log};
 use crate::source::taskcluster::{Api, ApiSettings, Timeouts};
 use reload::Reloader;
@@ -153,13 +153,9 @@ fn orders_over_http(
         let text = format!("the token of `http.token_file` has less than {TOKEN_BYTES_MIN} bytes: it could be guessed");
         return Err(Failure::new(Exit::Config, text));
     }
-    Ok(move |pools: &Pools| {
-        let pools = pools.clone();
-        let tell = move |ordered| -> Telling {
-            let pools = pools.clone();
-            Box::pin(async move { pools.order(ordered).await })
-        };
-        Orders { token: token.map(|token| Token::new(token.reveal())), tell: Arc::new(tell) }
+    Ok(move |pools: &Pools| Orders {
+        token: token.map(|token| Token::new(token.reveal())),
+        to: Arc::new(pools.clone()),
     })
 }
 

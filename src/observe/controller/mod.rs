@@ -8,6 +8,7 @@
 //! | `/` | the page, which refreshes itself; `/still` does not |
 //! | `/openapi.json` | all of this, described |
 //! | `/v1/orders` | what came of an order that was posted |
+//! | `/v1/poison` | what was put aside; posted to it: what came of that |
 //! | `/status`, `/status.json` | JSON, as `journeyman controller status -o json` shows it |
 
 mod metrics;
@@ -23,7 +24,7 @@ use axum::body::Body;
 use axum::http::{Response, StatusCode};
 use tokio::time::timeout;
 
-use super::door::{self, Check, Door, Site, TEXT, Takes, ready, said};
+use super::door::{self, Check, Door, Site, TEXT, ready, said};
 use super::family;
 use super::page::controller::Acts;
 use super::page::{self, Refresh};
@@ -44,13 +45,7 @@ pub async fn serve(door: Door, look: Arc<Look>, orders: Orders) -> Infallible {
     let site = Site {
         paths: openapi::PATHS,
         hint: "/livez, /readyz?verbose, /metrics, /, /still, /status, /openapi.json",
-        takes: Some(Takes {
-            path: openapi::ORDERS,
-            take: Box::new(move |posted| {
-                let orders = orders.clone();
-                Box::pin(async move { orders.answer(posted).await })
-            }),
-        }),
+        guarded: orders.guarded(),
         answer: Box::new(move |path, query| {
             let look = Arc::clone(&look);
             Box::pin(async move { answer(&path, query.as_deref(), &*look, acts).await })

@@ -7,12 +7,17 @@ use serde_json::{Value, json};
 
 use crate::control::Answer;
 use crate::control::controller::{Ordered, Status};
+use crate::control::poison::{Inventories, Settle};
+use crate::controller::inventory::Settled;
 use crate::observe::family;
 
 /// Where orders are posted.
 pub(super) const ORDERS: &str = "/v1/orders";
 
-/// Every path that can be looked at.
+/// Where what was put aside is looked at, and settled.
+pub(super) const POISON: &str = "/v1/poison";
+
+/// Every path that anybody can look at.
 pub(super) const PATHS: &[&str] =
     &["/livez", "/readyz", "/metrics", "/", "/still", "/status", "/status.json", "/openapi.json"];
 
@@ -33,15 +38,16 @@ pub fn document() -> Value {
         "summary": "Give an order: pause, resume, scale, drain a worker, retry",
         "security": [{ "token": [] }],
         "requestBody": { "required": true, "content": { "application/json": { "schema": of::<Ordered>(&mut schemas) } } },
-        "responses": orders(&of::<Answer>(&mut schemas)),
+        "responses": orders(&of::<Answer>(&mut schemas), &of::<Answer>(&mut schemas)),
     });
     paths.insert(ORDERS.to_owned(), json!({ "post": order }));
+    paths.insert(POISON.to_owned(), poison(&mut schemas));
     json!({
         "openapi": "3.1.0",
         "info": {
             "title": "journeyman controller",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "Anybody who can reach it may look. Orders need the token of `http.token_file`.",
+            "description": "Anybody who can reach it may look. Orders, and what was put aside, need the token of `http.token_file`.",
         },
         "paths": paths,
         "components": {
@@ -82,12 +88,31 @@ fn look(path: &str, status: &Value) -> Value {
     said
 }
 
+fn poison(schemas: &mut SchemaGenerator) -> Value {
+    let (refused, pool) = (of::<Answer>(schemas), json!({ "type": "string" }));
+    json!({
+        "get": {
+            "summary": "The requests that were put aside since their workers ended under them",
+            "security": [{ "token": [] }],
+            "parameters": [{ "name": "pool", "in": "query", "schema": pool, "description": "This pool alone" }],
+            "responses": orders(&of::<Inventories>(schemas), &refused),
+        },
+        "post": {
+            "summary": "Try them once more, or drop them",
+            "security": [{ "token": [] }],
+            "requestBody": { "required": true, "content": { "application/json": { "schema": of::<Settle>(schemas) } } },
+            "responses": orders(&of::<Settled>(schemas), &refused),
+        },
+    })
+}
+
 /// A media type without what belongs to it.
 fn media(full: &'static str) -> &'static str {
     full.split(';').next().unwrap_or(full)
 }
 
-fn orders(answer: &Value) -> Value {
+/// What comes of what needs the token.
+fn orders(answer: &Value, refused: &Value) -> Value {
     let codes = [
         ("200", "It is obeyed"),
         ("400", "It cannot be meant"),
@@ -97,8 +122,12 @@ fn orders(answer: &Value) -> Value {
         ("409", "It cannot be done as things stand"),
         ("413", "It is far too large"),
         ("415", "It is not JSON"),
+        ("502", "The broker did not do it"),
         ("504", "The controller did not answer in time"),
     ];
-    let content = json!({ "application/json": { "schema": answer } });
-    codes.map(|(code, why)| (code.to_owned(), json!({ "description": why, "content": content }))).into_iter().collect()
+    let said = |(code, why): (&str, &str)| {
+        let schema = if code == "200" { answer } else { refused };
+        (code.to_owned(), json!({ "description": why, "content": { "application/json": { "schema": schema } } }))
+    };
+    codes.map(said).into_iter().collect()
 }

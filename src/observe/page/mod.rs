@@ -115,6 +115,8 @@ fn document(parts: Parts, refresh: Refresh, clock: Clock) -> Markup {
                     @if parts.acts == Acts::Possible { (token()) }
                 }
                 main { (parts.main) }
+                // Outside of what refreshes itself: what somebody reads there stays.
+                @if parts.acts == Acts::Possible { section #aside {} }
                 footer {
                     p { (parts.links) }
                     p { "version " (parts.version) " · process " (parts.pid) " · a time shows itself in full under the pointer" }

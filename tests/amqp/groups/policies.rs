@@ -14,7 +14,7 @@ fn by_management() -> String {
     format!("[amqp]\nmanagement = \"{}\"\n", management())
 }
 
-async fn api(method: reqwest::Method, path: &str, body: Option<Value>) -> Value {
+pub(super) async fn api(method: reqwest::Method, path: &str, body: Option<Value>) -> Value {
     // It may be there already.
     rustls::crypto::ring::default_provider().install_default().ok();
     let http = reqwest::Client::builder().no_proxy().build().expect("a client");

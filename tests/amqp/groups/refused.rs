@@ -5,6 +5,7 @@ use journeyman::amqp::lapin::BasicProperties;
 use journeyman::amqp::lapin::options::{BasicPublishOptions, QueueDeclareOptions, QueueDeleteOptions};
 use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
 
+use super::policies::api;
 use super::{Pool, READY};
 use crate::support::{Client, within};
 
@@ -74,4 +75,28 @@ async fn what_is_poison_is_put_aside_though_the_place_for_it_is_gone() {
     pool.until(&poison, Some((1, 0))).await;
     let answer = pool.client.answer("1").await;
     assert_eq!(answer.json()["context"]["reason"], "delivery_limit", "{:?}", answer.json());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_inventory_refuses_stays_a_dead_letter_until_it_takes_it_and_is_answered_once() {
+    let Some(pool) = Pool::new().await else { return };
+    let poison = format!("{}-poison", pool.name);
+    let full = format!("policies/%2F/{poison}");
+    let policy = serde_json::json!({
+        "pattern": format!("^{poison}$"), "apply-to": "queues", "priority": 99,
+        "definition": { "max-length": 0, "overflow": "reject-publish" },
+    });
+    api(reqwest::Method::PUT, &full, Some(policy)).await;
+    let killer = pool.workers("#!/bin/sh\nkill -9 $PPID\n");
+    let mut controller = pool.controller(&format!("profile = \"safe\"\ndelivery_limit = 1\n{killer}"));
+    controller.says(READY).await;
+    pool.ask("a", "1").await;
+    controller.says("does not take a request that ended its workers").await;
+    api(reqwest::Method::DELETE, &full, None).await;
+    pool.until(&poison, Some((1, 0))).await;
+    let answer = pool.client.answer("1").await;
+    assert_eq!(answer.json()["context"]["reason"], "delivery_limit", "{:?}", answer.json());
+    let seen = pool.sees("it is done", |seen| seen["counts"]["dead_letters"] == 1).await;
+    assert_eq!((&seen["counts"]["broker_losses"], &seen["counts"]["poison"]), (&0.into(), &1.into()), "{seen}");
+    pool.until(&format!("{}-deadletter", pool.name), Some((0, 1))).await;
 }

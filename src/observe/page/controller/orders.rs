@@ -16,6 +16,9 @@ pub(super) fn of_pool(pool: &Pool) -> Markup {
             @else {
                 (button(pool, &json!({ "pause": {} }), "pause", "Pause the whole pool? Nobody is started or told to go until it is resumed."))
             }
+            @if pool.role == Role::Active {
+                " " button type="button" data-poison=(pool.name) { "what was put aside" }
+            }
         }
     }
 }
