@@ -10,6 +10,7 @@ mod config;
 mod controller;
 mod dev;
 mod doctor;
+mod forerunner;
 mod help;
 mod one_task;
 mod readme;
