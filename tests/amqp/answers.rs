@@ -315,7 +315,7 @@ async fn an_answer_that_the_broker_cannot_take_is_replaced_by_an_error() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_its_queue_refuses_is_sent_again_and_its_request_is_held_until_it_is_taken() {
+async fn i18_an_answer_that_its_queue_refuses_is_sent_again_and_its_request_is_held_until_it_is_taken() {
     let Some(broker) = shared() else { return };
     let client = Client::new(&broker, Kind::Durable).await;
     let full = format!("{}-full", client.queue);

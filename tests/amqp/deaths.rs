@@ -169,7 +169,7 @@ async fn die_at_each_step(kind: Kind, runs: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_dies_at_any_step_of_a_request_loses_none_and_answers_again_only_what_it_must() {
+async fn i19_a_worker_that_dies_at_any_step_of_a_request_loses_none_and_answers_again_only_what_it_must() {
     assert!(REQUEST_POINTS.iter().all(|point| STEPS.contains(point)));
     die_at_each_step(Kind::Durable, runs()).await;
 }
