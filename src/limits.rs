@@ -503,6 +503,8 @@ pub const AMQP_ATTEMPTS_MAX: u32 = 5;
 pub const AMQP_CHANNEL_LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long an answer is sent again that its queue refuses, since that is full.
 pub const AMQP_REFUSED_MAX: Duration = Duration::from_secs(60);
+/// For how long it counts that the queue of requests has refused a copy.
+pub const AMQP_FULL_FRESH: Duration = Duration::from_secs(60);
 /// The pause before such an answer is sent again to a request that no handler has seen.
 pub const AMQP_REFUSED_REST: Duration = Duration::from_secs(1);
 /// How often an alert says that requests were acknowledged without an answer.

@@ -26,6 +26,15 @@ pub enum Arrival {
     Again,
 }
 
+/// Whether a copy can take a message's place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Copies {
+    /// As far as is known.
+    Taken,
+    /// Its queue, which is full, has refused one a moment ago.
+    Refused,
+}
+
 /// What to do with a delivery. `attempt` is how many came before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
@@ -63,13 +72,17 @@ impl Seen {
         noted.saturating_add(more)
     }
 
-    /// What to do, where a message is tried `max` times; `None` is without end.
+    /// What to do, where a message is tried `max` times; `None` is without end. What cannot be noted is tried without: it stands
+    /// before all others of a full queue, which would never become empty.
     #[must_use]
-    pub const fn step(self, max: Option<NonZeroU32>) -> Step {
+    pub const fn step(self, max: Option<NonZeroU32>, copies: Copies) -> Step {
         let attempt = self.attempts();
         let Some(max) = max else { return Step::Try { attempt } };
         if attempt >= max.get() {
             return Step::GiveUp { attempts: attempt };
+        }
+        if matches!(copies, Copies::Refused) {
+            return Step::Try { attempt };
         }
         match (self.counted, self.arrival, self.noted) {
             // Without the copy it would look the same at its hundredth return as at its first.
@@ -98,12 +111,12 @@ mod tests {
         let mut tries = 0;
         // Each turn: it is handed out, its worker dies, it is handed out again, and a copy takes its place.
         loop {
-            match seen(noted, None, Arrival::First).step(MAX) {
+            match seen(noted, None, Arrival::First).step(MAX, Copies::Taken) {
                 Step::Try { attempt } => assert_eq!(attempt, tries),
                 other @ (Step::Note { .. } | Step::GiveUp { .. }) => panic!("a first delivery is tried, not {other:?}"),
             }
             tries += 1;
-            match seen(noted, None, Arrival::Again).step(MAX) {
+            match seen(noted, None, Arrival::Again).step(MAX, Copies::Taken) {
                 Step::Note { attempt } => noted = attempt,
                 Step::GiveUp { attempts } => break assert_eq!((attempts, tries), (3, 3)),
                 Step::Try { .. } => panic!("a return is noted"),
@@ -113,44 +126,55 @@ mod tests {
 
     #[test]
     fn a_queue_that_counts_is_believed_and_no_copy_is_made() {
-        assert_eq!(seen(0, None, Arrival::First).step(MAX), Step::Try { attempt: 0 });
-        assert_eq!(seen(0, Some(1), Arrival::Again).step(MAX), Step::Try { attempt: 1 });
-        assert_eq!(seen(0, Some(2), Arrival::Again).step(MAX), Step::Try { attempt: 2 });
-        assert_eq!(seen(0, Some(3), Arrival::Again).step(MAX), Step::GiveUp { attempts: 3 });
+        assert_eq!(seen(0, None, Arrival::First).step(MAX, Copies::Taken), Step::Try { attempt: 0 });
+        assert_eq!(seen(0, Some(1), Arrival::Again).step(MAX, Copies::Taken), Step::Try { attempt: 1 });
+        assert_eq!(seen(0, Some(2), Arrival::Again).step(MAX, Copies::Taken), Step::Try { attempt: 2 });
+        assert_eq!(seen(0, Some(3), Arrival::Again).step(MAX, Copies::Taken), Step::GiveUp { attempts: 3 });
         // One attempt before the copy that it counts.
-        assert_eq!(seen(1, Some(2), Arrival::Again).step(MAX), Step::GiveUp { attempts: 3 });
+        assert_eq!(seen(1, Some(2), Arrival::Again).step(MAX, Copies::Taken), Step::GiveUp { attempts: 3 });
     }
 
     #[test]
     fn a_count_that_came_with_a_message_is_taken_off_before_it_is_tried() {
-        assert_eq!(seen(0, Some(1), Arrival::First).step(MAX), Step::Note { attempt: 0 });
-        assert_eq!(seen(0, Some(u32::MAX), Arrival::First).step(MAX), Step::Note { attempt: 0 });
-        assert_eq!(seen(3, Some(1), Arrival::First).step(MAX), Step::GiveUp { attempts: 3 });
+        assert_eq!(seen(0, Some(1), Arrival::First).step(MAX, Copies::Taken), Step::Note { attempt: 0 });
+        assert_eq!(seen(0, Some(u32::MAX), Arrival::First).step(MAX, Copies::Taken), Step::Note { attempt: 0 });
+        assert_eq!(seen(3, Some(1), Arrival::First).step(MAX, Copies::Taken), Step::GiveUp { attempts: 3 });
         // Were a queue to count so, there would be no end of copies.
         let copy = Seen { noted: Some(0), counted: Some(1), arrival: Arrival::First };
-        assert_eq!(copy.step(MAX), Step::Try { attempt: 0 });
-        assert_eq!(seen(0, Some(7), Arrival::First).step(None), Step::Try { attempt: 0 });
+        assert_eq!(copy.step(MAX, Copies::Taken), Step::Try { attempt: 0 });
+        assert_eq!(seen(0, Some(7), Arrival::First).step(None, Copies::Taken), Step::Try { attempt: 0 });
     }
 
     #[test]
     fn a_count_of_nothing_is_no_count() {
-        assert_eq!(seen(0, Some(0), Arrival::First).step(MAX), Step::Try { attempt: 0 });
-        assert_eq!(seen(0, Some(0), Arrival::Again).step(MAX), Step::Note { attempt: 1 });
-        assert_eq!(seen(2, Some(0), Arrival::Again).step(MAX), Step::GiveUp { attempts: 3 });
+        assert_eq!(seen(0, Some(0), Arrival::First).step(MAX, Copies::Taken), Step::Try { attempt: 0 });
+        assert_eq!(seen(0, Some(0), Arrival::Again).step(MAX, Copies::Taken), Step::Note { attempt: 1 });
+        assert_eq!(seen(2, Some(0), Arrival::Again).step(MAX, Copies::Taken), Step::GiveUp { attempts: 3 });
     }
 
     #[test]
     fn whatever_numbers_an_author_writes_they_neither_overflow_nor_try_more_often() {
         for arrival in [Arrival::First, Arrival::Again] {
             for counted in [None, Some(0), Some(u32::MAX)] {
-                assert_eq!(seen(u32::MAX, counted, arrival).step(MAX), Step::GiveUp { attempts: u32::MAX });
+                assert_eq!(
+                    seen(u32::MAX, counted, arrival).step(MAX, Copies::Taken),
+                    Step::GiveUp { attempts: u32::MAX }
+                );
             }
         }
         assert_eq!(seen(1, Some(u32::MAX), Arrival::Again).attempts(), u32::MAX);
     }
 
     #[test]
+    fn what_cannot_be_noted_is_tried_without_a_note_as_long_as_it_has_chances() {
+        let refused = |seen: Seen| seen.step(MAX, Copies::Refused);
+        assert_eq!(refused(seen(1, None, Arrival::Again)), Step::Try { attempt: 2 });
+        assert_eq!(refused(seen(2, None, Arrival::Again)), Step::GiveUp { attempts: 3 });
+        assert_eq!(refused(seen(0, Some(1), Arrival::First)), Step::Try { attempt: 0 });
+    }
+
+    #[test]
     fn without_a_limit_it_is_tried_for_ever_and_never_copied() {
-        assert_eq!(seen(u32::MAX, None, Arrival::Again).step(None), Step::Try { attempt: u32::MAX });
+        assert_eq!(seen(u32::MAX, None, Arrival::Again).step(None, Copies::Taken), Step::Try { attempt: u32::MAX });
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use journeyman::amqp;
+use journeyman::amqp::lapin::options::{BasicGetOptions, BasicRejectOptions};
 use journeyman::amqp::lapin::types::AMQPValue;
 use journeyman::domain::id::Lane;
 use journeyman::domain::outcome::{Outcome, Reason};
@@ -41,7 +42,7 @@ async fn b15_no_more_is_taken_than_there_are_slots() {
         client.until_depth(3, 1).await;
         gate.go.add_permits(5);
         for id in ["1", "2", "3", "4", "5"] {
-            assert_eq!(client.answer(id).await.body, id.as_bytes());
+            assert_eq!(client.answer(id).await.body, b"at last");
         }
         worker.drained().await;
         client.until_depth(0, 0).await;
@@ -461,5 +462,48 @@ async fn a_request_whose_channel_is_gone_when_it_is_acknowledged_is_counted() {
     source.report(&again.claim, Outcome::Completed).await.expect("it is answered");
     client.until_depth(0, 1).await;
     source.close().await;
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_came_back_to_a_full_queue_is_tried_though_nothing_can_be_noted_there() {
+    let Some(broker) = shared() else { return };
+    let client = Client::new(&broker, Kind::Durable).await;
+    client.delete_queue().await;
+    client.declare_narrow(&client.queue).await;
+    let request = |id: &str| Client::properties(id, "/a");
+    assert!(client.publish(request("first"), b"first").await);
+    let options = BasicGetOptions { no_ack: false };
+    let got = client.channel.basic_get(client.queue.as_str().into(), options).await.expect("it can be looked into");
+    let handed_out = got.expect("it is there").delivery;
+    assert!(client.publish(request("second"), b"second").await);
+    assert!(!client.publish(request("third"), b"third").await, "there is no more room");
+    // As after the end of its worker: it is at its place again, before all others.
+    handed_out.acker.reject(BasicRejectOptions { requeue: true }).await.expect("it goes back");
+    client.until_depth(2, 0).await;
+    let mut settings = queue(&client);
+    settings.max_attempts = NonZeroU32::new(3);
+    settings.refused_most = Duration::from_secs(1);
+    let tries = Arc::new(std::sync::atomic::AtomicU32::new(0));
+    let tried = Arc::clone(&tries);
+    // And once it asks for another run, which cannot be noted either.
+    let act: Act = Arc::new(move |_, context| {
+        let first = tried.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0;
+        Box::pin(async move {
+            if first {
+                return Err(NotCompleted::Intermittent("not yet".to_owned()));
+            }
+            context.answer(Reply::ok(*b"at last")).expect("it fits");
+            Ok(())
+        })
+    });
+    let worker = Running::start(settings, 1, act);
+    for id in ["first", "second"] {
+        assert_eq!(client.answer(id).await.body, id.as_bytes());
+    }
+    assert_eq!(tries.load(std::sync::atomic::Ordering::Relaxed), 3);
+    assert_eq!((worker.tally("noted").await, worker.tally("exhausted").await), (0, 0));
+    worker.drained().await;
+    client.until_depth(0, 0).await;
     client.delete_queue().await;
 }

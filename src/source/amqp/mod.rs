@@ -12,6 +12,7 @@ mod keeping;
 mod link;
 mod outlet;
 mod part;
+mod room;
 mod session;
 mod settings;
 mod shelf;
@@ -48,6 +49,7 @@ use clients::Clients;
 use interrupted::Interrupted;
 use link::Link;
 use part::{Around, Part, Plan, Taken};
+use room::Room;
 use session::{Session, Waiting};
 use settings::Word;
 pub use settings::{Early, Exhausted, Longest, Settings};
@@ -86,6 +88,7 @@ struct Inner {
     news: Arc<Noticeboard>,
     tally: Arc<Tally>,
     unanswered: Arc<Unanswered>,
+    room: Arc<Room>,
     /// Held by whoever settles a request beside the calls: by a copy, and then the original.
     copying: Arc<Semaphore>,
     /// What goes on beside the calls; it ends with the source.
@@ -148,6 +151,7 @@ impl Amqp {
                 prefetch: AtomicU16::new(1),
                 news: Arc::default(),
                 unanswered: Arc::new(unanswered),
+                room: Arc::default(),
                 tally,
                 copying: Arc::new(Semaphore::new(COPYING_MAX as usize)),
                 tasks: Mutex::default(),
@@ -175,6 +179,7 @@ impl Inner {
             shelf: self.shelf.clone().filter(|_| takes),
             tally: Arc::clone(&self.tally),
             unanswered: Arc::clone(&self.unanswered),
+            room: Arc::clone(&self.room),
         }
     }
 
@@ -324,7 +329,7 @@ impl Inner {
         if delivery.redelivered {
             self.tally.redelivered.add();
         }
-        let step = task::seen(delivery).step(*max_attempts);
+        let step = task::seen(delivery).step(*max_attempts, self.room.copies());
         let attempt = match step {
             Step::Try { attempt } | Step::Note { attempt } => attempt,
             Step::GiveUp { attempts } => attempts,

@@ -13,6 +13,7 @@ use lapin::{Acker, BasicProperties};
 use tokio::sync::Mutex;
 
 use crate::amqp;
+use crate::domain::attempts::Copies;
 use crate::domain::id::Run;
 use crate::domain::outcome::{Outcome, Reason};
 use crate::domain::refusal::Refusal;
@@ -24,6 +25,7 @@ use super::answer::{Sender, error, last};
 use super::keeping::{Shelving, Telling};
 use super::link::Link;
 use super::outlet::Published;
+use super::room::Room;
 use super::session::Session;
 use super::shelf::Shelf;
 use super::tally::Tally;
@@ -64,6 +66,8 @@ pub(super) struct Around {
     pub(super) shelf: Option<Arc<Shelf>>,
     pub(super) tally: Arc<Tally>,
     pub(super) unanswered: Arc<Unanswered>,
+    /// Whether its queue takes copies.
+    pub(super) room: Arc<Room>,
 }
 
 type Publishing = Pin<Box<dyn Future<Output = lapin::Result<Published>> + Send>>;
@@ -78,6 +82,8 @@ pub(super) struct State {
     telling: Option<Telling>,
     /// Since when its answer is refused.
     refused_since: Option<tokio::time::Instant>,
+    /// Since when a copy of it is refused.
+    full_since: Option<tokio::time::Instant>,
     /// A copy is in the queue for those that were given up.
     kept: bool,
     pub(super) shelving: Shelving,
@@ -252,7 +258,13 @@ impl Part {
                 crash_point("request-confirmed");
             }
             Plan::Again { attempts } => {
-                self.again(state, *attempts).await?;
+                if let Err(refused) = self.again(state, *attempts).await {
+                    if !state.full_since.is_some_and(|since| self.around.unanswered.is_over(since)) {
+                        return Err(refused);
+                    }
+                    // The slot that waits for room in a full queue is one that makes none there.
+                    return Ok(Last::Requeue);
+                }
                 crash_point("request-copied");
             }
             Plan::HandOn => {
@@ -393,11 +405,25 @@ impl Part {
     async fn copy(&self, state: &mut State, queue: ShortString, properties: BasicProperties) -> Result<(), Refused> {
         let retry = |what: &str| Err(self.refused(Refusal::Retry { after: None }, what));
         match self.published(state, queue.clone(), properties, &self.body, Publish::Copy).await {
-            Ok(Published::Taken) => Ok(()),
+            Ok(Published::Taken) => {
+                self.learns(&queue, Copies::Taken);
+                Ok(())
+            }
             Ok(Published::Returned) => Err(self.refused(Refusal::Rejected, &format!("there is no queue {queue}"))),
-            Ok(Published::Refused) => retry("the broker refused a copy of it"),
+            Ok(Published::Refused) => {
+                self.learns(&queue, Copies::Refused);
+                state.full_since.get_or_insert_with(tokio::time::Instant::now);
+                retry("the broker refused a copy of it: its queue is full")
+            }
             Err(fault) if is_soft(&fault) => Err(self.refused(Refusal::Rejected, &amqp::shown(&fault))),
             Err(fault) => retry(&amqp::shown(&fault)),
+        }
+    }
+
+    /// What a queue has made of a copy, where it is that of the requests.
+    fn learns(&self, queue: &ShortString, copies: Copies) {
+        if *queue == self.queue {
+            self.around.room.learns(copies);
         }
     }
 

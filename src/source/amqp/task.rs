@@ -169,7 +169,7 @@ mod tests {
     use std::num::NonZeroU32;
 
     use super::*;
-    use crate::domain::attempts::Step;
+    use crate::domain::attempts::{Copies, Step};
 
     /// A message as `fixtures/amqp` has recorded it.
     fn recorded(text: &str) -> Delivery {
@@ -212,7 +212,7 @@ mod tests {
             let request: Request = serde_json::from_value(definition["payload"].clone()).unwrap();
             assert_eq!((request.path.as_deref(), request.routing_key.as_str()), (Some("/echo"), "42"));
             assert_eq!((request.json, request.correlation_id.as_deref()), (Some(json!({"x": 1})), Some(id)));
-            assert_eq!(seen(&delivery).step(NonZeroU32::new(3)), Step::Try { attempt: 0 });
+            assert_eq!(seen(&delivery).step(NonZeroU32::new(3), Copies::Taken), Step::Try { attempt: 0 });
             assert_eq!(run(&delivery.properties, 7, 0).to_string(), format!("{id}.7/0"));
             assert_eq!(super::definition(&delivery, Form::Body)["payload"], json!({"x": 1}));
         }
@@ -281,7 +281,7 @@ mod tests {
             let mut table = FieldTable::default();
             table.insert(ATTEMPTS.into(), value);
             delivery.properties = BasicProperties::default().with_headers(table);
-            let step = seen(&delivery).step(NonZeroU32::new(3));
+            let step = seen(&delivery).step(NonZeroU32::new(3), Copies::Taken);
             // What is said of it everywhere else takes any number, too.
             run(&delivery.properties, 1, seen(&delivery).attempts()).to_string();
             step
@@ -355,6 +355,6 @@ mod tests {
         let definition = definition(&delivery, Form::Whole);
         assert_eq!(definition["payload"]["bodyBase64"], json!("/w=="));
         assert!(definition["payload"]["path"].is_null() && definition["payload"]["secondsLeft"].is_null());
-        assert_eq!(seen(&delivery).step(NonZeroU32::new(3)), Step::Note { attempt: 1 });
+        assert_eq!(seen(&delivery).step(NonZeroU32::new(3), Copies::Taken), Step::Note { attempt: 1 });
     }
 }
