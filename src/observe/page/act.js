@@ -125,8 +125,10 @@
     if (button.dataset.confirm && !confirm(button.dataset.confirm)) return;
     button.disabled = true;
     try {
-      if (button.dataset.poison) await show(button.dataset.poison);
-      else if (button.dataset.settle) await settle(button);
+      if (button.dataset.poison) {
+        await show(button.dataset.poison);
+        aside.scrollIntoView();
+      } else if (button.dataset.settle) await settle(button);
       else await order(button);
     } catch (error) {
       tell("this did not work: " + error.message, false);
