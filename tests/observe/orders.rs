@@ -342,12 +342,17 @@ async fn the_buttons_of_the_page_order_what_they_say_with_the_token_that_was_giv
 async fn the_orders_of_the_page_can_be_seen() {
     let Some(chromium) = chromium() else { return };
     let page = show(&failing(), Refresh::ByItself, Acts::Possible, jiff::Timestamp::now()).html;
-    // As after a person has shown the token and asked for it.
-    let open = "<script>(async () => { document.getElementById('ask').click(); \
-                document.getElementById('token').value = 'a'; document.getElementById('use').click(); \
-                document.querySelector('button[data-poison]').click(); \
-                while (!document.querySelector('#aside table')) await new Promise((done) => setTimeout(done, 20)); \
-                for (const d of document.querySelectorAll('details')) d.open = true; })();</script></body>";
-    let (address, _) = hands(page.replace("</body>", open)).await;
-    shoot(&chromium, "controller-orders", &format!("http://{address}/")).await;
+    // As after a person has shown the token, and as after they have asked for what was put aside.
+    let aside = "document.querySelector('button[data-poison]').click(); \
+                 while (!document.querySelector('#aside table')) await new Promise((done) => setTimeout(done, 20)); \
+                 document.querySelector('main').hidden = true; scrollTo(0, 0);";
+    for (word, more) in [("controller-orders", ""), ("controller-aside", aside)] {
+        let open = format!(
+            "<script>(async () => {{ document.getElementById('ask').click(); \
+             document.getElementById('token').value = 'a'; document.getElementById('use').click(); {more} \
+             for (const d of document.querySelectorAll('details')) d.open = true; }})();</script></body>"
+        );
+        let (address, _) = hands(page.replace("</body>", &open)).await;
+        shoot(&chromium, word, &format!("http://{address}/")).await;
+    }
 }
