@@ -89,6 +89,7 @@ fn settings(config: &schema::Queue, environment: &Environment) -> Result<queue::
         clients,
         public_root_url: config.public_root_url.as_ref().map(|url| url.as_str().to_owned()),
         claim_timeout: config.claim_timeout.0,
+        visibility: config.visibility.0,
         ..queue::Settings::new(Db::File(config.db.0.clone()), artifacts)
     })
 }

@@ -11,8 +11,8 @@ use super::demand::Demand;
 use super::pool::Pool;
 use super::values::{File, Filter, Listen, Queue as TaskQueue, Secret, SecretFile, Size, Span, Url, WorkerName};
 use crate::limits::{
-    ACTIVITY_REPEAT_MIN, CLAIM_TIMEOUT_MIN, POLL_INTERVAL_MIN, RUN_TIME_MIN, SERVICE_ASK_EVERY_MIN,
-    SERVICE_START_WITHIN_MIN, STATUS_POLL_MIN, TASK_LOG_BYTES_MIN,
+    ACTIVITY_REPEAT_MIN, CLAIM_TIMEOUT_MIN, POLL_INTERVAL_MIN, QUEUE_VISIBILITY_MIN, RUN_TIME_MIN,
+    SERVICE_ASK_EVERY_MIN, SERVICE_START_WITHIN_MIN, STATUS_POLL_MIN, TASK_LOG_BYTES_MIN,
 };
 
 /// A whole configuration.
@@ -684,6 +684,10 @@ pub struct Queue {
     /// How long a claim lasts.
     #[schemars(extend("x-least" = Span(CLAIM_TIMEOUT_MIN)))]
     pub claim_timeout: Span,
+    /// How long a message that a poll has brought stays hidden from the next one. It is claimed within moments, unless its worker
+    /// has died.
+    #[schemars(extend("x-least" = Span(QUEUE_VISIBILITY_MIN)))]
+    pub visibility: Span,
     /// Root under which clients reach the queue where a proxy stands before it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub public_root_url: Option<Url>,
@@ -700,6 +704,7 @@ impl Default for Queue {
             listen: built_in("127.0.0.1:7070"),
             artifacts: None,
             claim_timeout: built_in("20m"),
+            visibility: built_in("5m"),
             public_root_url: None,
             auth: Auth::Checked,
             clients: BTreeMap::new(),

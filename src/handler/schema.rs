@@ -52,6 +52,9 @@ impl Checked {
     /// [`NotPrepared::Malformed`] with one sentence for each violation, `path: what is wrong`, at most
     /// [`VIOLATIONS_MAX`] of them and a line that there are more.
     pub fn check(&self, payload: &Value) -> Result<(), NotPrepared> {
+        if self.validator.is_valid(payload) {
+            return Ok(());
+        }
         let mut violations: Vec<String> = Vec::new();
         for error in self.validator.iter_errors(payload) {
             if violations.len() == VIOLATIONS_MAX {

@@ -240,3 +240,58 @@ async fn a_request_does_not_meet_itself_after_a_lost_connection() {
     worker.drained().await;
     client.delete_queue().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i06_a_request_whose_channel_is_closed_alone_does_not_meet_itself_by_the_next_one() {
+    if shared().is_none() {
+        return;
+    }
+    let own = tokio::task::spawn_blocking(|| {
+        let own = Broker::start("");
+        own.ctl(&["eval", "[application:set_env(rabbit, K, V) || {K, V} <- [{consumer_timeout, 2000}, {channel_tick_interval, 1000}]]."]);
+        own
+    })
+    .await
+    .expect("it starts");
+    let client = Client::new(&broker(&own.uri()), Kind::Durable).await;
+    let (sender, mut entered) = tokio::sync::mpsc::channel(16);
+    let here = Arc::new(AtomicU64::new(0));
+    let patient = Arc::new(Semaphore::new(0));
+    let waits = Arc::clone(&patient);
+    let act: Act = Arc::new(move |_, context| {
+        let (sender, here, waits) = (sender.clone(), Arc::clone(&here), Arc::clone(&waits));
+        Box::pin(async move {
+            let others = here.fetch_add(1, Ordering::SeqCst);
+            sender.send(others).await.expect("the test listens");
+            if context.task().run.run == 0 {
+                // Takes its time to end.
+                context.canceled().await;
+                waits.acquire().await.expect("the test lets it").forget();
+            }
+            here.fetch_sub(1, Ordering::SeqCst);
+            Ok(())
+        })
+    });
+    let mut settings = queue(&client);
+    // Nobody told the worker.
+    settings.consumer_timeout = None;
+    let grace = Duration::from_secs(60);
+    let worker = Running::with(settings, |settings| Settings { capacity: 2, cancel_grace: grace, ..settings }, act);
+    assert!(client.publish(Client::properties("a", "/a"), b"a").await);
+    assert_eq!(within("it starts", entered.recv()).await, Some(0));
+    // Its consumer is left for one with more slots, on the same connection, which the request comes back to.
+    let more = Settings { capacity: 3, cancel_grace: grace, ..Settings::default() };
+    worker.control.reconfigure(more).await;
+    within("its channel is closed", async {
+        while worker.control.counts().lost == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    patient.add_permits(1);
+    assert_eq!(within("it starts again", entered.recv()).await, Some(0), "alone");
+    assert_eq!(client.answer("a").await.body, b"null");
+    assert_eq!(worker.tally("connections").await, 1);
+    worker.drained().await;
+    drop(own);
+}

@@ -160,10 +160,12 @@ impl Process {
     }
 }
 
-fn queue_variables(listen: &str) -> [Variable<'_>; 4] {
+fn queue_variables(listen: &str) -> [Variable<'_>; 5] {
     [
         Variable { name: "JOURNEYMAN__QUEUE__CLIENTS__TESTER__ACCESS_TOKEN", value: TOKEN },
         Variable { name: "JOURNEYMAN__QUEUE__CLAIM_TIMEOUT", value: "5s" },
+        // What a worker had polled and not claimed when it was killed is there again as soon.
+        Variable { name: "JOURNEYMAN__QUEUE__VISIBILITY", value: "5s" },
         Variable { name: "JOURNEYMAN__QUEUE__LISTEN", value: listen },
         Variable { name: "JOURNEYMAN__QUEUE__DB", value: "queue.db" },
     ]

@@ -83,7 +83,6 @@ struct Inner {
     /// to be taken, and their payloads may be there when their connection is not.
     earlier: Mutex<Vec<Arc<Session>>>,
     epochs: AtomicU64,
-    deliveries: AtomicU64,
     prefetch: AtomicU16,
     news: Arc<Noticeboard>,
     tally: Arc<Tally>,
@@ -94,6 +93,9 @@ struct Inner {
     /// What goes on beside the calls; it ends with the source.
     tasks: Mutex<JoinSet<()>>,
 }
+
+/// How many requests were handed to this process, whichever queue they are of: no two of them are called the same.
+static DELIVERIES: AtomicU64 = AtomicU64::new(0);
 
 /// News that waits to be read. At most one entry for each claim held.
 #[derive(Default)]
@@ -147,7 +149,6 @@ impl Amqp {
                 session: Mutex::default(),
                 earlier: Mutex::default(),
                 epochs: AtomicU64::new(0),
-                deliveries: AtomicU64::new(0),
                 prefetch: AtomicU16::new(1),
                 news: Arc::default(),
                 unanswered: Arc::new(unanswered),
@@ -266,7 +267,7 @@ impl Inner {
         Ok(opened)
     }
 
-    /// I6: what a lost connection had brought comes again by the next one, and must not meet itself here.
+    /// I6: what a lost connection or channel had brought comes again by the next one, and must not meet itself here.
     fn lost_are_over(&self) -> Result<(), Refused> {
         let mut earlier = lock(&self.earlier);
         earlier.retain(|session| session.held() > 0);
@@ -275,7 +276,7 @@ impl Inner {
         if held == 0 {
             return Ok(());
         }
-        let what = format!("{held} requests of the connection that was lost are still being ended");
+        let what = format!("{held} requests of a connection or channel that was lost are still being ended");
         Err(Refused { refusal: Refusal::Retry { after: None }, what })
     }
 
@@ -295,13 +296,20 @@ impl Inner {
 
     async fn wait(&self, session: &Arc<Session>, max: u8, began: Instant) -> Result<Batch, Refused> {
         loop {
-            let taken = if session.is_unwanted() { Vec::new() } else { session.take(usize::from(max)) };
+            let meets = self.lost_are_over().is_err();
+            let taken = if meets || session.is_unwanted() { Vec::new() } else { session.take(usize::from(max)) };
             if taken.is_empty() {
                 if let Some(what) = session.over() {
                     let ended = self.ended(session, what);
                     return if session.is_unwanted() { Ok(Batch::default()) } else { Err(ended) };
                 }
-                session.arrived.notified().await;
+                let arrived = session.arrived.notified();
+                if meets {
+                    // Nobody tells when the last of them has ended.
+                    drop(timeout(AMQP_CHANNEL_LOOK_EVERY, arrived).await);
+                } else {
+                    arrived.await;
+                }
                 continue;
             }
             let grants: Vec<Grant> = taken.into_iter().filter_map(|one| self.admit(session, one, began)).collect();
@@ -353,8 +361,7 @@ impl Inner {
 
     fn part_of(&self, session: &Arc<Session>, waiting: Waiting, attempt: u32, now: Instant) -> Part {
         let Waiting { delivery, since } = waiting;
-        let number = self.deliveries.fetch_add(1, Ordering::Relaxed);
-        let run = task::run(&delivery.properties, number, attempt);
+        let run = task::run(&delivery.properties, DELIVERIES.fetch_add(1, Ordering::Relaxed), attempt);
         let taken = Taken {
             acker: delivery.acker,
             properties: delivery.properties,
@@ -483,6 +490,7 @@ impl Source for Amqp {
             }
             match part.session.lost() {
                 Some(what) => Err(gone(&what)),
+                None if part.session.is_lost() => Err(gone("its channel is closed")),
                 None => Ok(part::lease(part.delivered, self.inner.clock.now(), patience, AMQP_LEASE)),
             }
         })

@@ -238,6 +238,10 @@ impl Part {
             if let Some(lost) = self.session.lost() {
                 return Err(self.refused(Refusal::Gone, &lost));
             }
+            // Somebody else has it by now, and would answer a second time.
+            if self.session.is_lost() {
+                return Err(self.refused(Refusal::Gone, "its channel is closed"));
+            }
             let last = self.publish(state, plan).await?;
             state.telling = Some(self.tell(last));
         }
@@ -268,7 +272,9 @@ impl Part {
                 crash_point("request-copied");
             }
             Plan::HandOn => {
-                self.again(state, self.run.run).await?;
+                if let Err(refused) = self.again(state, self.run.run).await {
+                    return if state.full_since.is_some() { Ok(Last::Requeue) } else { Err(refused) };
+                }
                 crash_point("request-copied");
             }
             Plan::HandBack => return Ok(Last::Requeue),
@@ -329,6 +335,9 @@ impl Part {
         if state.kept || state.done.is_some() {
             return Ok(());
         }
+        if self.session.is_lost() && !self.is_shelved() {
+            return Err(self.refused(Refusal::Gone, "its channel is closed"));
+        }
         let mut headers = task::copied(&self.properties, attempts).headers().clone().unwrap_or_default();
         headers.insert(REASON.into(), AMQPValue::LongString(reason.into()));
         headers.insert(ORIGIN.into(), AMQPValue::LongString(self.queue.as_str().into()));
@@ -340,13 +349,26 @@ impl Part {
         match copied {
             Ok(()) => {}
             Err(refused) if refused.refusal == Refusal::Rejected => {
-                tracing::error!(alert = "not-kept", claim.run = %self.run, "[alert operator] a request that was given up could not be kept: {}", refused.what);
+                self.not_kept(&refused);
             }
-            Err(refused) => return Err(refused),
+            Err(refused) => {
+                // It is refused again for as long as an answer would be.
+                match state.full_since {
+                    Some(since) if self.around.unanswered.is_over(since) => self.not_kept(&refused),
+                    since => {
+                        state.refused_since = state.refused_since.or(since);
+                        return Err(refused);
+                    }
+                }
+            }
         }
         state.published = None;
         state.kept = true;
         Ok(())
+    }
+
+    fn not_kept(&self, refused: &Refused) {
+        tracing::error!(alert = "not-kept", claim.run = %self.run, "[alert operator] a request that was given up could not be kept: {}", refused.what);
     }
 
     /// Whether nothing is left to be done for it.
@@ -397,7 +419,7 @@ impl Part {
         Err(self.refused(Refusal::Retry { after: None }, "the broker refused the answer"))
     }
 
-    /// Whether its answer was refused.
+    /// Whether its answer was refused, or what is kept of it.
     pub(super) async fn is_refused(&self) -> bool {
         self.state.lock().await.refused_since.is_some()
     }
@@ -415,7 +437,10 @@ impl Part {
                 state.full_since.get_or_insert_with(tokio::time::Instant::now);
                 retry("the broker refused a copy of it: its queue is full")
             }
-            Err(fault) if is_soft(&fault) => Err(self.refused(Refusal::Rejected, &amqp::shown(&fault))),
+            Err(fault) if is_soft(&fault) => {
+                self.learns(&queue, Copies::Refused);
+                Err(self.refused(Refusal::Rejected, &amqp::shown(&fault)))
+            }
             Err(fault) => retry(&amqp::shown(&fault)),
         }
     }

@@ -26,7 +26,8 @@ impl Room {
         let before = std::mem::replace(&mut *self.refused.lock().unwrap_or_else(PoisonError::into_inner), at);
         if at.is_some() && before.is_none() {
             tracing::warn!(
-                "the queue of requests is full and refuses copies: as long as it does, how often a request was tried is not noted"
+                "the queue of requests takes no copies: it is full as a rule, and as long as it is, how often a request was tried is \
+                 not noted"
             );
         }
     }
