@@ -41,7 +41,7 @@ use crate::domain::patience::{self, Says};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
-use crate::limits::{AMQP_CLOSE_WAIT, AMQP_LEASE, AMQP_POLL_HOLD};
+use crate::limits::{AMQP_CHANNEL_LOOK_EVERY, AMQP_CLOSE_WAIT, AMQP_LEASE, AMQP_POLL_HOLD};
 
 use super::{Answer, Artifact, Batch, Claim, Grant, Manner, Message, News, Opened, Recovered, Refused, Source, Window};
 use aside::{Aside, give_up};
