@@ -158,13 +158,7 @@ async fn a_channel_that_the_broker_closes_for_its_patience_loses_its_claims_and_
     if shared().is_none() {
         return;
     }
-    let own = tokio::task::spawn_blocking(|| {
-        let own = Broker::start("");
-        own.ctl(&["eval", "[application:set_env(rabbit, K, V) || {K, V} <- [{consumer_timeout, 2000}, {channel_tick_interval, 1000}]]."]);
-        own
-    })
-    .await
-    .expect("it starts");
+    let own = impatient().await;
     let client = Client::new(&broker(&own.uri()), Kind::Durable).await;
     let (mut gate, act) = Gate::handler();
     let mut settings = queue(&client);
@@ -194,49 +188,76 @@ async fn a_channel_that_the_broker_closes_for_its_patience_loses_its_claims_and_
     drop(own);
 }
 
+/// A broker that lets a request be worked at for two seconds.
+async fn impatient() -> Broker {
+    let starting = tokio::task::spawn_blocking(|| {
+        let own = Broker::start("");
+        own.ctl(&["eval", "[application:set_env(rabbit, K, V) || {K, V} <- [{consumer_timeout, 2000}, {channel_tick_interval, 1000}]]."]);
+        own
+    });
+    starting.await.expect("it starts")
+}
+
+/// A handler whose first try takes its time to end, and that tells how many of it are there whenever one begins.
+struct Slow {
+    entered: tokio::sync::mpsc::Receiver<u64>,
+    patient: Arc<Semaphore>,
+}
+
+impl Slow {
+    fn handler() -> (Self, Act) {
+        let (sender, entered) = tokio::sync::mpsc::channel(16);
+        let here = Arc::new(AtomicU64::new(0));
+        let patient = Arc::new(Semaphore::new(0));
+        let waits = Arc::clone(&patient);
+        let act: Act = Arc::new(move |_, context| {
+            let (sender, here, waits) = (sender.clone(), Arc::clone(&here), Arc::clone(&waits));
+            Box::pin(async move {
+                let others = here.fetch_add(1, Ordering::SeqCst);
+                sender.send(others).await.expect("the test listens");
+                if context.task().run.run == 0 {
+                    context.canceled().await;
+                    waits.acquire().await.expect("the test lets it").forget();
+                }
+                here.fetch_sub(1, Ordering::SeqCst);
+                Ok(())
+            })
+        });
+        (Self { entered, patient }, act)
+    }
+
+    /// The worker waits for its end, and only then lets the request begin once more.
+    async fn is_alone_again(&mut self, client: &Client, worker: &Running) {
+        within("the worker says what it waits for", async {
+            loop {
+                let view = worker.control.look().await.expect("it works");
+                if view.sources[0].error.as_ref().is_some_and(|error| error.text.contains("still being ended")) {
+                    return;
+                }
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+        self.patient.add_permits(1);
+        assert_eq!(within("it starts again", self.entered.recv()).await, Some(0), "alone");
+        assert_eq!(client.answer("a").await.body, b"null");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_does_not_meet_itself_after_a_lost_connection() {
     let (Some(direct), Some(uri)) = (shared(), shared_uri()) else { return };
     let client = Client::new(&direct, Kind::Transient).await;
     let wire = Wire::to(&target(&uri)).await;
-    let (sender, mut entered) = tokio::sync::mpsc::channel(16);
-    let here = Arc::new(AtomicU64::new(0));
-    let patient = Arc::new(Semaphore::new(0));
-    let waits = Arc::clone(&patient);
-    let act: Act = Arc::new(move |_, context| {
-        let (sender, here, waits) = (sender.clone(), Arc::clone(&here), Arc::clone(&waits));
-        Box::pin(async move {
-            let others = here.fetch_add(1, Ordering::SeqCst);
-            sender.send(others).await.expect("the test listens");
-            if context.task().run.run == 0 {
-                // Takes its time to end.
-                context.canceled().await;
-                waits.acquire().await.expect("the test lets it").forget();
-            }
-            here.fetch_sub(1, Ordering::SeqCst);
-            Ok(())
-        })
-    });
+    let (mut slow, act) = Slow::handler();
     let mut settings = queue(&client);
     settings.broker = broker(&wire.uri(&uri));
     let grace = Duration::from_secs(60);
     let worker = Running::with(settings, |settings| Settings { capacity: 4, cancel_grace: grace, ..settings }, act);
     assert!(client.publish(Client::properties("a", "/a"), b"a").await);
-    assert_eq!(within("it starts", entered.recv()).await, Some(0));
+    assert_eq!(within("it starts", slow.entered.recv()).await, Some(0));
     wire.cut();
-    within("the worker says what it waits for", async {
-        loop {
-            let view = worker.control.look().await.expect("it works");
-            if view.sources[0].error.as_ref().is_some_and(|error| error.text.contains("still being ended")) {
-                return;
-            }
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
-    patient.add_permits(1);
-    assert_eq!(within("it starts again", entered.recv()).await, Some(0), "alone");
-    assert_eq!(client.answer("a").await.body, b"null");
+    slow.is_alone_again(&client, &worker).await;
     worker.drained().await;
     client.delete_queue().await;
 }
@@ -246,55 +267,20 @@ async fn i06_a_request_whose_channel_is_closed_alone_does_not_meet_itself_by_the
     if shared().is_none() {
         return;
     }
-    let own = tokio::task::spawn_blocking(|| {
-        let own = Broker::start("");
-        own.ctl(&["eval", "[application:set_env(rabbit, K, V) || {K, V} <- [{consumer_timeout, 2000}, {channel_tick_interval, 1000}]]."]);
-        own
-    })
-    .await
-    .expect("it starts");
+    let own = impatient().await;
     let client = Client::new(&broker(&own.uri()), Kind::Durable).await;
-    let (sender, mut entered) = tokio::sync::mpsc::channel(16);
-    let here = Arc::new(AtomicU64::new(0));
-    let patient = Arc::new(Semaphore::new(0));
-    let waits = Arc::clone(&patient);
-    let act: Act = Arc::new(move |_, context| {
-        let (sender, here, waits) = (sender.clone(), Arc::clone(&here), Arc::clone(&waits));
-        Box::pin(async move {
-            let others = here.fetch_add(1, Ordering::SeqCst);
-            sender.send(others).await.expect("the test listens");
-            if context.task().run.run == 0 {
-                // Takes its time to end.
-                context.canceled().await;
-                waits.acquire().await.expect("the test lets it").forget();
-            }
-            here.fetch_sub(1, Ordering::SeqCst);
-            Ok(())
-        })
-    });
+    let (mut slow, act) = Slow::handler();
     let mut settings = queue(&client);
     // Nobody told the worker.
     settings.consumer_timeout = None;
     let grace = Duration::from_secs(60);
     let worker = Running::with(settings, |settings| Settings { capacity: 2, cancel_grace: grace, ..settings }, act);
     assert!(client.publish(Client::properties("a", "/a"), b"a").await);
-    assert_eq!(within("it starts", entered.recv()).await, Some(0));
+    assert_eq!(within("it starts", slow.entered.recv()).await, Some(0));
     // Its consumer is left for one with more slots, on the same connection, which the request comes back to.
     let more = Settings { capacity: 3, cancel_grace: grace, ..Settings::default() };
     worker.control.reconfigure(more).await;
-    within("the worker says what it waits for", async {
-        loop {
-            let view = worker.control.look().await.expect("it works");
-            if view.sources[0].error.as_ref().is_some_and(|error| error.text.contains("still being ended")) {
-                return;
-            }
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
-    patient.add_permits(1);
-    assert_eq!(within("it starts again", entered.recv()).await, Some(0), "alone");
-    assert_eq!(client.answer("a").await.body, b"null");
+    slow.is_alone_again(&client, &worker).await;
     worker.drained().await;
     drop(own);
 }
