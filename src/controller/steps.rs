@@ -71,7 +71,9 @@ pub(super) async fn work(
                             topology::take_queue(&connection.create_channel().await?, names, &key).await
                         }
                         other => {
-                            if *step == Step::Bind || *step == Step::Delete {
+                            // It is gone, or was made here: one that could not be deleted is still what it was.
+                            let is_done = matches!(other, Ok(Answer::Done | Answer::Missing));
+                            if is_done && matches!(step, Step::Bind | Step::Delete) {
                                 others.remove(&key);
                             }
                             other
