@@ -153,14 +153,14 @@ impl Lab {
                 load,
             },
             Row {
-                what: format!("… CPU a request, {kind}, prefetch {prefetch}"),
+                what: format!("… CPU a request, {kind}, prefetch {prefetch}; {answers}"),
                 reached: format!("{:.0} µs, {:+.0} µs", worker.cpu_us, worker.cpu_us - raw.cpu_us),
                 aim: "≤ +40 µs".to_owned(),
                 limit: format!("{:.0} µs by lapin alone", raw.cpu_us),
                 load,
             },
             Row {
-                what: format!("… both, {kind}, prefetch {prefetch}, the handler on threads of its own"),
+                what: format!("… both, {kind}, prefetch {prefetch}, the handler on threads of its own; {answers}"),
                 reached: format!(
                     "{:.0} /s, {:.0} %; {:.0} µs, {:+.0} µs",
                     apart.per_second,

@@ -48,8 +48,10 @@ pub(crate) struct Lab {
 pub(crate) async fn measure(size: Size, place: &Path, only: &[&str], table: &mut Table) -> Done<()> {
     std::fs::create_dir_all(place)?;
     let lab = Lab { folder: tempfile::tempdir_in(place)?, size };
-    for name in NAMES.into_iter().filter(|name| only.is_empty() || only.contains(name)) {
-        let rows = match name {
+    let wanted: Vec<&str> = NAMES.into_iter().filter(|name| only.is_empty() || only.contains(name)).collect();
+    for (at, name) in wanted.iter().enumerate() {
+        eprintln!("{} of {}: {name}", at + 1, wanted.len());
+        let rows = match *name {
             "tasks" => lab.tasks().await,
             "commands" => lab.commands().await,
             "requests" => lab.requests().await,
