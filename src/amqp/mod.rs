@@ -67,6 +67,8 @@ pub struct Unusable(String);
 #[derive(Clone)]
 pub struct Broker {
     uri: AMQPUri,
+    /// Its address does not say how often each side has to be heard.
+    is_usual: bool,
     shown: String,
     /// No log shows the password for as long as there is something that logs in with it.
     _in_logs: Arc<redact::Hidden>,
@@ -99,6 +101,7 @@ impl Broker {
             "/".clone_into(&mut uri.vhost);
         }
         short("the vhost of the AMQP address", &uri.vhost).map_err(|error| Unusable(error.to_string()))?;
+        let is_usual = uri.query.heartbeat.is_none();
         uri.query.heartbeat.get_or_insert(AMQP_HEARTBEAT);
         let shown = format!(
             "{}://{}:{}/{}",
@@ -119,10 +122,21 @@ impl Broker {
         Ok(Self {
             _in_logs: Arc::new(redact::hide([uri.authority.userinfo.password.as_str()])),
             uri,
+            is_usual,
             shown,
             #[cfg(feature = "amqps")]
             tls,
         })
+    }
+
+    /// The same, whose connections end when nothing was heard on them for about two times so many seconds, unless its address says
+    /// how many.
+    #[must_use]
+    pub const fn heard_every(mut self, seconds: u16) -> Self {
+        if self.is_usual {
+            self.uri.query.heartbeat = Some(seconds);
+        }
+        self
     }
 
     /// The address without who we are.

@@ -104,7 +104,9 @@ fn some_time(text: &str) -> Result<Span, String> {
 }
 
 fn broker(arguments: &CallArgs, environment: &Environment) -> Result<Broker, Failure> {
-    let named = ["JOURNEYMAN_AMQP_URI", "WORKER_AMQP_URI"].into_iter().find_map(|name| environment.get(name));
+    let named = ["JOURNEYMAN__AMQP__URI", "JOURNEYMAN_AMQP_URI", "WORKER_AMQP_URI"]
+        .into_iter()
+        .find_map(|name| environment.get(name));
     let uri = match &arguments.amqp_uri_file {
         Some(path) => secrets::read(path, "the address of a broker")?,
         None => Secret::new(named.unwrap_or(BROKER)),

@@ -86,7 +86,8 @@ fn read(path: &Path, environment: &Environment) -> Result<(Config, Credentials),
     file.take(RUNNER_FILE_BYTES_MAX).read_to_string(&mut text).map_err(|error| unusable(error.to_string()))?;
     let given = Given::read(&text).map_err(|error| unusable(error.to_string()))?;
     let toml = given.toml().map_err(|error| unusable(error.to_string()))?;
-    let document = Document::new(&path.with_extension("toml"), &toml);
+    // Lines and columns are those of its text as TOML.
+    let document = Document::new(Path::new(&format!("{} (as TOML)", path.display())), &toml);
     Ok((config::load(Some(document), environment, &[])?.config, given.credentials()))
 }
 

@@ -55,7 +55,7 @@ pub(super) fn watch(config: &Config, control: Control) -> Result<impl Future<Out
     let settings = settings(host);
     let watch =
         Watch::new(settings).map_err(|error| Failure::new(Exit::Config, format!("host.spot_endpoint: {error}")))?;
-    control.watched_by(watch.sight());
+    control.watched_by(watch.sights());
     let heed =
         Heed { clock, noticed: noticed(host), grace: config.worker.cancel_grace.0, rebalance: host.rebalance, control };
     Ok(Box::pin(async move {

@@ -20,7 +20,7 @@ pub const SOCKET_VARIABLE: &str = "JOURNEYMAN_SOCKET";
 /// Names the folder for what is kept between commands.
 pub const STATE_VARIABLE: &str = "JOURNEYMAN_STATE_DIR";
 /// What a payload finds in its environment, which may run this program in turn, and what tests are told by.
-const OTHERS: [&str; 6] = ["EXIT_", "HANDLER", "PHASE", "PROTOCOL", "TEST_", "SIM_"];
+const OTHERS: [&str; 7] = ["AMQP_URI", "EXIT_", "HANDLER", "PHASE", "PROTOCOL", "TEST_", "SIM_"];
 
 /// The environment of this process.
 #[derive(Clone, Default)]
@@ -77,8 +77,10 @@ impl Environment {
 }
 
 /// What a controller of AMQP workers tells a worker, and the key that it sets.
-const OF_CONTROLLER: [(&str, [&str; 2]); 7] = [
+const OF_CONTROLLER: [(&str, [&str; 2]); 8] = [
     ("WORKER_AMQP_URI", ["AMQP", "URI"]),
+    // As `journeyman call` knows it, which reads no configuration.
+    ("JOURNEYMAN_AMQP_URI", ["AMQP", "URI"]),
     ("WORKER_ID", ["AMQP", "WORKER_ID"]),
     ("WORKER_KEY", ["AMQP", "WORKER_KEY"]),
     ("WORKER_POOL", ["AMQP", "POOL"]),

@@ -265,8 +265,8 @@ impl fmt::Display for Problems {
         }
         match self.errors() {
             0 => text.truncate(text.trim_end().len()),
-            1 => text.push_str("1 problem in the configuration; nothing was started"),
-            count => write!(text, "{count} problems in the configuration; nothing was started")?,
+            1 => text.push_str("1 problem in the configuration"),
+            count => write!(text, "{count} problems in the configuration")?,
         }
         out.write_str(&text)
     }

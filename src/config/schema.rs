@@ -124,9 +124,9 @@ pub struct Host {
     /// Address of the metadata service where it is not `http://169.254.169.254`; `http://[fd00:ec2::254]` on EC2 without IPv4.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spot_endpoint: Option<Url>,
-    /// Nothing is claimed while less disk than this is free for `worker.work_dir`; a poll under way may still bring a task.
+    /// Nothing is claimed while less disk than this is free for `worker.work_dir`. What a poll under way still brings is handed back, which costs that task a retry.
     pub min_free_disk: Size,
-    /// Nothing is claimed while less memory than this can be had; a poll under way may still bring a task.
+    /// Nothing is claimed while less memory than this can be had. What a poll under way still brings is handed back, which costs that task a retry.
     pub min_free_memory: Size,
     /// How the processes of a task are held together, so that none outlives its claim.
     pub containment: Containment,
@@ -408,7 +408,7 @@ pub enum EarlyAcknowledge {
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Amqp {
-    /// Address of the broker, such as `amqps://user:password@broker.example.com/vhost` [built-in: RabbitMQ on this machine, as guest]. From the environment only; `WORKER_AMQP_URI` sets it too.
+    /// Address of the broker, such as `amqps://user:password@broker.example.com/vhost` [built-in: RabbitMQ on this machine, as guest]. From the environment only; `JOURNEYMAN_AMQP_URI` and `WORKER_AMQP_URI` set it too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uri: Option<Secret>,
     /// File that holds the address; or `fd:N` or `systemd:NAME`.

@@ -1,10 +1,14 @@
 //! Answers in the place of workers: why there is one, and what it says.
 
+use std::future::Future;
+use std::sync::Arc;
+
 use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicPublishOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Confirmation, Connection};
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::Settings;
@@ -52,6 +56,12 @@ impl Obituary {
         Self { reason: "no-queue".to_owned(), message, queue: None }
     }
 
+    /// A request whose queue is full.
+    pub(super) fn of_full_queue() -> Self {
+        let message = "too many requests wait for this key".to_owned();
+        Self { reason: "maxlen".to_owned(), message, queue: None }
+    }
+
     /// A request that went round in circles.
     pub(super) fn of_circle() -> Self {
         Self {
@@ -70,20 +80,27 @@ impl Obituary {
 }
 
 /// Answers requests in the place of workers.
-pub(super) struct Answers<'a> {
+pub(super) struct Answers {
     channel: Channel,
-    settings: &'a Settings,
-    tally: &'a Tally,
+    names: Names,
+    /// What its status says.
+    status: Vec<u8>,
+    tally: Arc<Tally>,
 }
 
-impl<'a> Answers<'a> {
+impl Answers {
     /// Over a channel of its own.
     ///
     /// # Errors
     ///
     /// What the broker says.
-    pub(super) async fn open(connection: &Connection, settings: &'a Settings, tally: &'a Tally) -> lapin::Result<Self> {
-        Ok(Self { channel: confirming(connection).await?, settings, tally })
+    pub(super) async fn open(
+        connection: &Connection,
+        settings: &Settings,
+        tally: Arc<Tally>,
+    ) -> lapin::Result<Arc<Self>> {
+        let (names, status) = (settings.names.clone(), settings.dead_letter_status.as_bytes().to_vec());
+        Ok(Arc::new(Self { channel: confirming(connection).await?, names, status, tally }))
     }
 
     /// Answers a request, and acknowledges it then.
@@ -91,13 +108,13 @@ impl<'a> Answers<'a> {
     /// # Errors
     ///
     /// As [`Answers::reply`].
-    pub(super) async fn answer(&self, delivery: Delivery, obituary: &Obituary) -> lapin::Result<()> {
-        self.reply(&delivery, obituary).await?;
+    pub(super) async fn answer(self: Arc<Self>, delivery: Delivery, obituary: Obituary) -> lapin::Result<()> {
+        self.reply(&delivery, &obituary).await?;
         delivery.acker.ack(BasicAckOptions::default()).await.map(drop)
     }
 
     /// Answers a request; somebody else acknowledges it. An answer that its queue refuses again and again is given up, as that of a
-    /// worker is, and so is one that is not confirmed: it holds up no other.
+    /// worker is, and so is one that is not confirmed. Both take their time: others are answered beside it.
     ///
     /// # Errors
     ///
@@ -138,14 +155,11 @@ impl<'a> Answers<'a> {
         let body = serde_json::json!({
             "type": format!("journeyman:dead_letter:{}", obituary.reason),
             "message": obituary.message,
-            "context": { "reason": obituary.reason, "queue": obituary.queue, "key": came_under(&self.settings.names, delivery) },
+            "context": { "reason": obituary.reason, "queue": obituary.queue, "key": came_under(&self.names, delivery) },
             "cause": null,
         });
         let mut table = FieldTable::default();
-        table.insert(
-            "x-status".into(),
-            AMQPValue::ByteArray(self.settings.dead_letter_status.as_bytes().to_vec().into()),
-        );
+        table.insert("x-status".into(), AMQPValue::ByteArray(self.status.clone().into()));
         table.insert("x-dead-letter-reason".into(), AMQPValue::LongString(obituary.reason.as_str().into()));
         let mut properties =
             BasicProperties::default().with_headers(table).with_content_type("application/json".into());
@@ -157,14 +171,49 @@ impl<'a> Answers<'a> {
 }
 
 /// Answers requests that will have no queue, until nobody brings any more.
-pub(super) async fn bury(answers: Answers<'_>, mut condemned: mpsc::Receiver<(Delivery, Obituary)>) -> Over {
-    while let Some((delivery, obituary)) = condemned.recv().await {
-        if let Err(error) = answers.answer(delivery, &obituary).await {
-            return error.into();
+pub(super) async fn bury(answers: Arc<Answers>, mut condemned: mpsc::Receiver<(Delivery, Obituary)>) -> Over {
+    let mut going = Going::default();
+    loop {
+        tokio::select! {
+            Some(over) = going.over() => return over,
+            next = condemned.recv() => {
+                let Some((delivery, obituary)) = next else { return ended("burials") };
+                let answers = Arc::clone(&answers);
+                going.begin(async move {
+                    let tally = Arc::clone(&answers.tally);
+                    answers.answer(delivery, obituary).await?;
+                    tally.orphans.take();
+                    Ok(())
+                });
+            }
         }
-        answers.tally.orphans.take();
     }
-    ended("burials")
+}
+
+/// What is done beside each other, as much of it as the broker hands out at once. It ends with this.
+#[derive(Default)]
+pub(super) struct Going(JoinSet<Result<(), Over>>);
+
+impl Going {
+    pub(super) fn begin(&mut self, work: impl Future<Output = Result<(), Over>> + Send + 'static) {
+        self.0.spawn(work);
+    }
+
+    /// The first that fails, if there is anything; `None` where nothing goes on.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub(super) async fn over(&mut self) -> Option<Over> {
+        while let Some(done) = self.0.join_next().await {
+            match done {
+                Ok(Ok(())) => {}
+                Ok(Err(over)) => return Some(over),
+                Err(error) => return Some(Over { why: error.to_string() }),
+            }
+        }
+        None
+    }
 }
 
 /// What a request came under, as its client may have written it.

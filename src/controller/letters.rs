@@ -1,11 +1,12 @@
 //! Dead letters: each is answered, and those that have ended their workers are put aside first.
 
+use std::sync::Arc;
+
 use lapin::message::Delivery;
-use lapin::options::BasicAckOptions;
 use lapin::{Channel, Connection};
 use tokio::sync::mpsc;
 
-use super::answers::{Answers, Obituary, came_under};
+use super::answers::{Answers, Going, Obituary, came_under};
 use super::names::Names;
 use super::poison::{self, LastWorker};
 use super::publish::next;
@@ -22,14 +23,21 @@ pub(super) async fn answer_letters(
     settings: &Settings,
     connection: &Connection,
     killers: mpsc::Sender<Delivery>,
-    tally: &Tally,
+    tally: Arc<Tally>,
 ) -> Over {
     let answering = async {
         let queue = settings.names.dead_letter_queue();
         let mut letters = consume(connection, &queue, Some(CONTROLLER_LETTERS_MAX)).await?;
         let answers = Answers::open(connection, settings, tally).await?;
-        while let Some(letter) = next(&mut letters).await {
-            let letter = letter?;
+        let mut going = Going::default();
+        loop {
+            let letter = tokio::select! {
+                Some(over) = going.over() => return Err(over),
+                letter = next(&mut letters) => match letter {
+                    Some(letter) => letter?,
+                    None => break,
+                },
+            };
             let obituary = Obituary::of(&letter);
             if obituary.is_poison() {
                 // As many as there can be have room. Where nobody listens any more, this is over as well.
@@ -40,7 +48,8 @@ pub(super) async fn answer_letters(
                     queue = obituary.queue,
                     "a request is answered for its workers"
                 );
-                answers.answer(letter, &obituary).await?;
+                let answers = Arc::clone(&answers);
+                going.begin(async move { Ok(answers.answer(letter, obituary).await?) });
             }
         }
         Ok::<_, Over>(())
@@ -59,14 +68,20 @@ pub(super) struct Killer {
 /// acknowledged. One that the inventory does not take is handed back.
 pub(super) async fn put_aside(
     channel: Channel,
-    answers: Answers<'_>,
+    answers: Arc<Answers>,
     names: &Names,
     mut due: mpsc::Receiver<Killer>,
     back: mpsc::Sender<Waiting>,
-    tally: &Tally,
+    tally: Arc<Tally>,
 ) -> Over {
     let putting = async {
-        while let Some(Killer { letter, tries, death }) = due.recv().await {
+        let mut going = Going::default();
+        loop {
+            let killer = tokio::select! {
+                Some(over) = going.over() => return Err(over),
+                killer = due.recv() => killer,
+            };
+            let Some(Killer { letter, tries, death }) = killer else { break };
             let delivery = &letter.delivery;
             if !poison::put_aside(&channel, names, delivery, tries, death.as_ref()).await? {
                 // As many as there can be have room.
@@ -76,8 +91,11 @@ pub(super) async fn put_aside(
             let (key, worker) = (came_under(names, delivery), death.as_ref().map(|death| death.worker.as_str()));
             tracing::warn!(key, worker, "a request under which workers end is put aside, and answered");
             tally.poison.add();
-            answers.reply(delivery, &Obituary::of(delivery)).await?;
-            delivery.acker.ack(BasicAckOptions::default()).await?;
+            let answers = Arc::clone(&answers);
+            going.begin(async move {
+                let obituary = Obituary::of(&letter.delivery);
+                Ok(answers.answer(letter.delivery, obituary).await?)
+            });
         }
         Ok::<_, Over>(())
     };

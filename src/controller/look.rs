@@ -66,7 +66,7 @@ impl Controller {
             next_phase_seconds: standing.and_then(|standing| standing.until).map(until),
             generation: standing.map_or(0, |standing| standing.generation.0),
             settled: standing.is_none_or(|standing| standing.settled),
-            ready: self.here.ready.get(key).copied(),
+            ready: self.here.depths.get(key).map(|depth| depth.ready),
             held: self
                 .here
                 .loads

@@ -133,7 +133,7 @@ impl Names {
         if escaped == key.as_str() { vec![escaped] } else { vec![key.as_str().to_owned(), escaped] }
     }
 
-    /// The key that a client means by a routing key; `None` where it is no text.
+    /// The key that a client means by a routing key; `None` where it is no text, or cannot be the name of a queue as it is.
     #[must_use]
     pub fn key(&self, routing_key: &str) -> Option<Key> {
         // Something of it was no text.
@@ -142,7 +142,8 @@ impl Names {
         }
         match self.spelling {
             Spelling::Implementation => Key::new(&unescaped(routing_key)?),
-            Spelling::Document => Key::new(routing_key),
+            // No environment holds a zero, and a broker drops the ends of lines from the name of a queue.
+            Spelling::Document => Key::new(routing_key).filter(|key| !key.as_str().contains(['\0', '\r', '\n'])),
         }
     }
 
@@ -206,6 +207,10 @@ mod tests {
         assert_eq!((names.dead_letters(), names.dead_letter_queue()), ("core-dl-xchg".into(), "core-dl".into()));
         assert_eq!(names.request_queue(&key).as_deref(), Some("core-req-infra=42"));
         assert_eq!(names.bindings(&key), ["infra=42"]);
+        for odd in ["a\nb", "a\rb", "a\0b"] {
+            assert_eq!(names.key(odd), None, "no queue has that name");
+            assert!(Names::new("core", Spelling::Implementation).key(odd).is_some());
+        }
     }
 
     #[test]

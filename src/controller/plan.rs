@@ -146,8 +146,9 @@ pub async fn plan(settings: &Settings, seen: Option<&view::Pool>, asked: &[Key])
     drop(connection.close(200, "done".into()).await);
     let groups: Vec<Group> = drafts.into_values().collect();
     let starts_workers = !matches!(settings.posting.means, Means::None);
-    let decisions = if starts_workers { decided(&groups, settings, now) } else { BTreeMap::new() };
-    let groups = groups.iter().map(|group| planned(group, &queues, decisions.get(&group.key))).collect();
+    let decisions = decided(&groups, settings, now);
+    let groups =
+        groups.iter().map(|group| planned(group, &queues, decisions.get(&group.key), starts_workers)).collect();
     let (pool, broker) = (settings.pool.clone(), settings.broker.shown().to_owned());
     Ok(Plan { pool, broker, controlled, orphans, dead_letters, starts_workers, groups })
 }
@@ -157,7 +158,8 @@ fn decided(groups: &[Group], settings: &Settings, now: Instant) -> BTreeMap<Key,
     decisions.into_iter().map(|decision| (decision.key.clone(), decision)).collect()
 }
 
-fn planned(group: &Group, queues: &BTreeMap<Key, Queue>, decision: Option<&Decision>) -> Planned {
+fn planned(group: &Group, queues: &BTreeMap<Key, Queue>, decision: Option<&Decision>, starts_workers: bool) -> Planned {
+    let ours = decision.filter(|_| starts_workers);
     let workers = u32::try_from(group.workers.len()).unwrap_or(u32::MAX);
     Planned {
         key: group.key.as_str().to_owned(),
@@ -169,8 +171,8 @@ fn planned(group: &Group, queues: &BTreeMap<Key, Queue>, decision: Option<&Decis
         queue: queues.get(&group.key).copied(),
         workers,
         wanted: decision.map_or(workers, |decision| decision.wanted),
-        start: decision.map_or(0, |decision| decision.start),
-        stop: decision.iter().flat_map(|decision| decision.drain.iter().map(ToString::to_string)).collect(),
+        start: ours.map_or(0, |decision| decision.start),
+        stop: ours.iter().flat_map(|decision| decision.drain.iter().map(ToString::to_string)).collect(),
         reasons: decision.iter().flat_map(|decision| decision.reasons.iter().map(ToString::to_string)).collect(),
     }
 }

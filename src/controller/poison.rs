@@ -3,6 +3,7 @@
 //! The queue `POOL-poison` is their inventory; [`super::inventory`] goes through it. A copy there is the request as it was, with
 //! headers of ours that say why it is there. Workers that put requests into it themselves use some of the same headers.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use lapin::message::Delivery;
@@ -18,7 +19,9 @@ use super::names::Names;
 use super::publish::{PERSISTENT, whole, without_user};
 use super::session::Over;
 use crate::amqp::{self, headers};
-use crate::limits::{CONTROLLER_HEADERS_BYTES_MAX, CONTROLLER_LAST_LINES_MAX};
+use crate::limits::{
+    CONTROLLER_HEADERS_BYTES_MAX, CONTROLLER_LAST_LINES_MAX, DRIVER_END_BYTES_MAX, DRIVER_LAST_WORDS_BYTES_MAX,
+};
 use crate::redact;
 
 /// What a copy is called.
@@ -96,11 +99,23 @@ impl LastWorker {
     /// It ended so, and said this at last.
     pub(super) fn new(worker: &str, how: &str, words: &str) -> Self {
         let words = redact::text(words);
+        let most = usize::try_from(DRIVER_LAST_WORDS_BYTES_MAX).unwrap_or(usize::MAX);
+        let (how, words) = (start(how, DRIVER_END_BYTES_MAX), end(&words, most));
         let lines: Vec<&str> = words.lines().collect();
         let last = lines.iter().skip(lines.len().saturating_sub(CONTROLLER_LAST_LINES_MAX));
         let log = last.map(|line| (*line).to_owned()).collect();
-        Self { worker: worker.to_owned(), how: how.to_owned(), log }
+        Self { worker: worker.to_owned(), how: how.into_owned(), log }
     }
+}
+
+/// As many bytes of its beginning as are kept: a broker takes no headers of any size.
+fn start(text: &str, most: usize) -> Cow<'_, str> {
+    String::from_utf8_lossy(text.as_bytes().get(..most).unwrap_or(text.as_bytes()))
+}
+
+/// As many of its end.
+fn end(text: &str, most: usize) -> Cow<'_, str> {
+    String::from_utf8_lossy(text.as_bytes().get(text.len().saturating_sub(most)..).unwrap_or_default())
 }
 
 /// Puts a dead letter aside. Answers with whether the broker has the copy, or its queue has refused it.
@@ -285,6 +300,15 @@ fn properties(from: &BasicProperties) -> BTreeMap<String, String> {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn of_the_end_of_a_worker_as_much_is_kept_as_a_broker_takes() {
+        let words = "é".repeat(300_000);
+        let last = LastWorker::new("w", &"x".repeat(5_000), &format!("first\n{words}\nlast"));
+        assert_eq!((last.how.len(), last.log.last().map(String::as_str)), (DRIVER_END_BYTES_MAX, Some("last")));
+        let most = usize::try_from(DRIVER_LAST_WORDS_BYTES_MAX).unwrap();
+        assert!(last.log.iter().map(String::len).sum::<usize>() <= most + 3, "what is cut may be shown by a sign");
+    }
+
     use super::super::Spelling;
     use super::*;
 

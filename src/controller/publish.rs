@@ -31,6 +31,8 @@ pub(super) struct Orphan {
     pub(super) key: Key,
     /// Since when it is in hand.
     pub(super) since: Instant,
+    /// Its queue has refused it.
+    pub(super) was_refused: bool,
     pub(super) delivery: Delivery,
 }
 
@@ -100,8 +102,9 @@ pub(super) async fn forward(
             let table = back.as_ref().and_then(|back| back.delivery.properties.headers().as_ref());
             returned.extend(table.and_then(|table| headers::number(table, NUMBER)));
         }
-        for (number, orphan) in batch.drain(..).enumerate() {
+        for (number, mut orphan) in batch.drain(..).enumerate() {
             let number = number as u64;
+            orphan.was_refused = refused.contains(&number) && !returned.contains(&number);
             if returned.contains(&number) || refused.contains(&number) {
                 tracing::debug!(key = %orphan.key, "a request could not be forwarded; it stays an orphan");
                 // As many as there can be have room. Where nobody listens any more, this is over as well.

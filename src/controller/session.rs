@@ -24,11 +24,12 @@ use super::publish::{self, at_hand, confirming, next};
 use super::steps::{Done, Finished, work};
 use super::topology::{self, PRECONDITION_FAILED, Said};
 use super::view::Role;
-use super::waiting::full;
+use super::waiting::{Depth, full};
 use super::{Controller, Ended, Settings};
 use crate::amqp::{self, headers};
 use crate::domain::group::Key;
 use crate::domain::group::load::Load;
+use crate::domain::group::looks::{self, Pace};
 use crate::domain::group::pool::{Answer, Effect, Epoch, Event};
 use crate::limits::{
     AMQP_CALL_TIMEOUT, CONTROLLER_LETTERS_MAX, CONTROLLER_LOOK_EVERY, CONTROLLER_ORPHANS_MAX, CONTROLLER_PLAN_REST,
@@ -95,12 +96,13 @@ async fn control(
     let mut working = std::pin::pin!(work(connection, names, settings.keeping, said, (to_do, to_measure), done));
     let mut forwarding = std::pin::pin!(publish::forward(forwards, names.clone(), to_forward, back, &tally));
     let (killers, mut killed) = mpsc::channel(CONTROLLER_LETTERS_MAX.into());
-    let mut letters = std::pin::pin!(answer_letters(settings, connection, killers, &tally));
-    let answers = controller.meanwhile(Answers::open(connection, settings, &tally)).await?;
+    let mut letters = std::pin::pin!(answer_letters(settings, connection, killers, Arc::clone(&tally)));
+    let answers = controller.meanwhile(Answers::open(connection, settings, Arc::clone(&tally))).await?;
     let (aside, to_put_aside) = mpsc::channel(CONTROLLER_LETTERS_MAX.into());
     let (refused, mut not_aside) = mpsc::channel(CONTROLLER_LETTERS_MAX.into());
-    let mut putting = std::pin::pin!(letters::put_aside(asides, answers, names, to_put_aside, refused, &tally));
-    let answers = controller.meanwhile(Answers::open(connection, settings, &tally)).await?;
+    let mut putting =
+        std::pin::pin!(letters::put_aside(asides, answers, names, to_put_aside, refused, Arc::clone(&tally)));
+    let answers = controller.meanwhile(Answers::open(connection, settings, Arc::clone(&tally))).await?;
     let (condemned, to_bury) = mpsc::channel(CONTROLLER_ORPHANS_MAX.into());
     let mut burying = std::pin::pin!(answers::bury(answers, to_bury));
     let (wishes, wished) = mpsc::channel(CONTROLLER_WISHES_MAX);
@@ -134,7 +136,11 @@ async fn control(
         tokio::select! {
             biased;
             Some(finished) = results.recv() => controller.finished(epoch, finished),
-            Some(orphan) = strayed.recv() => controller.here.take_back(&mut controller.pool, orphan, clock.now()),
+            Some(orphan) = strayed.recv() => {
+                if let Some(one_too_many) = controller.here.take_back(&mut controller.pool, orphan, clock.now()) {
+                    drop(condemned.try_send(*one_too_many));
+                }
+            }
             Some(counted) = counted.recv() => controller.counted(counted),
             Some(ask) = controller.asked.recv() => controller.hear(ask),
             news = controller.staff.news() => controller.told(news),
@@ -229,6 +235,10 @@ impl Controller {
         }
         match done {
             Done::Step(step, answer) => {
+                // First: what waits for its queue must not find that given up in the moment in which it is there.
+                if self.here.awaits(&key) {
+                    self.pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, now);
+                }
                 let count = if answer == Answer::Failed { &self.tally.steps_failed } else { &self.tally.steps };
                 count.add();
                 self.pool.handle(Event::Answered { epoch, key, step, answer }, now);
@@ -239,7 +249,7 @@ impl Controller {
                 if ready > 0 || held > 0 {
                     self.pool.handle(Event::Seen { key: key.clone(), ready, held }, now);
                 }
-                self.here.ready.insert(key, ready);
+                self.here.depths.insert(key, Depth { ready, at: now });
             }
             Done::Depth(Answer::Missing) => self.pool.handle(Event::Strayed(key), now),
             Done::Depth(Answer::Done | Answer::Failed) => {}
@@ -271,8 +281,12 @@ impl Controller {
         for key in self.orders.kept() {
             self.pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, now);
         }
+        let waiting: Vec<Key> = self.here.awaited().cloned().collect();
+        for key in waiting {
+            self.pool.handle(Event::Demand { key, extra: Duration::ZERO }, now);
+        }
         let wanted: BTreeSet<&Key> = self.pool.tracker().groups().map(|(key, _)| key).collect();
-        self.here.ready.retain(|key, _| wanted.contains(key));
+        self.here.depths.retain(|key, _| wanted.contains(key));
         let known = self.pool.keys().cloned().collect();
         for (key, count) in self.staff.counts(&known) {
             self.pool.handle(Event::Workers { key, count }, now);
@@ -280,10 +294,22 @@ impl Controller {
         self.here.give_up(&self.pool, now)
     }
 
-    /// Asks what is in queues, in the order of their keys and from the one on at which there was no room the last time. Answers with
-    /// the first that there is none for.
+    /// Asks what is in queues that are due, in the order of their keys and from the one on at which there was no room the last time.
+    /// Answers with the first that there is none for.
     fn measure(&self, depths: &mpsc::Sender<Key>, from: Option<Key>) -> Option<Key> {
-        let keys = || self.pool.tracker().groups().map(|(key, _)| key).filter(|key| self.pool.is_bound(key));
+        let (now, attended) = (self.clock.now(), self.staff.attended(self.clock.now()));
+        let due = |key: &&Key| {
+            let last = self.here.depths.get(*key);
+            let held = self.here.loads.get(*key).map_or(0, Load::held);
+            let calm = held == 0 && last.is_some_and(|depth| depth.ready == 0);
+            let is_attended = attended.as_ref().is_none_or(|keys| keys.contains(key));
+            let pace = if calm && is_attended { Pace::Quiet } else { Pace::Brisk };
+            looks::is_due(last.map(|depth| now.since(depth.at)), pace)
+        };
+        let keys = || {
+            let groups = self.pool.tracker().groups().map(|(key, _)| key);
+            groups.filter(|key| self.pool.is_bound(key)).filter(due)
+        };
         let begins = |key: &&Key| from.as_ref().is_none_or(|from| *key >= from);
         let mut around = keys().filter(begins).chain(keys().filter(|key| !begins(key)));
         around.find(|key| depths.try_send((*key).clone()).is_err()).cloned()
@@ -292,8 +318,8 @@ impl Controller {
     pub(super) fn plan(&mut self) {
         let (now, concurrency) = (self.clock.now(), self.settings.tuning.limits.concurrency);
         let busy = self.staff.busy(now);
-        let load = |key: &Key| match self.here.ready.get(key) {
-            Some(ready) => {
+        let load = |key: &Key| match self.here.depths.get(key) {
+            Some(Depth { ready, .. }) => {
                 let busy = busy.get(key).copied().unwrap_or_default();
                 Load::of(*ready, self.here.counts.of(key, now), busy, concurrency)
             }

@@ -361,6 +361,13 @@ impl Staff {
         short_lives
     }
 
+    /// The keys under which somebody waits for requests; `None` where nobody here starts workers, whom nobody waits for then.
+    pub(super) fn attended(&self, now: Instant) -> Option<BTreeSet<&Key>> {
+        self.driver.as_ref()?;
+        let idle = self.members.iter().filter(|(id, member)| member.shown(id, now).doing == Doing::Idle);
+        Some(idle.map(|(_, member)| &member.key).collect())
+    }
+
     /// How many of each key hold requests, or may.
     pub(super) fn busy(&self, now: Instant) -> BTreeMap<Key, u32> {
         let mut busy = BTreeMap::new();

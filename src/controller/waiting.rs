@@ -19,7 +19,7 @@ use crate::domain::group::reports::Reports;
 use crate::domain::time::Instant;
 use crate::limits::{
     CONTROLLER_BIND_TRIES, CONTROLLER_GROUPS_MAX, CONTROLLER_HEADERS_BYTES_MAX, CONTROLLER_LOOK_EVERY,
-    CONTROLLER_ORPHAN_WAIT,
+    CONTROLLER_ORPHAN_WAIT, CONTROLLER_REFUSED_MAX,
 };
 
 /// Whether there is no room for a group of this key.
@@ -32,7 +32,16 @@ pub(super) struct Waiting {
     pub(super) since: Instant,
     /// Nothing is done with it before.
     pub(super) not_before: Instant,
+    /// Its queue is there, and has refused it.
+    pub(super) was_refused: bool,
     pub(super) delivery: Delivery,
+}
+
+/// What was found in a queue.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Depth {
+    pub(super) ready: u32,
+    pub(super) at: Instant,
 }
 
 /// What this connection brought.
@@ -40,8 +49,8 @@ pub(super) struct Waiting {
 pub(super) struct Here {
     /// Orphans whose queue is not there yet.
     waiting: BTreeMap<Key, Vec<Waiting>>,
-    /// What waits in each queue.
-    pub(super) ready: BTreeMap<Key, u32>,
+    /// What waits in each queue, as far as it was looked into.
+    pub(super) depths: BTreeMap<Key, Depth>,
     /// What each group had to do when it was last decided about.
     pub(super) loads: BTreeMap<Key, Load>,
     pub(super) counts: Counts,
@@ -61,7 +70,7 @@ impl Here {
     ) -> Option<Box<(Delivery, Obituary)>> {
         let key = names.key(delivery.routing_key.as_str()).filter(|key| names.request_queue(key).is_some());
         let Some(key) = key else {
-            let message = "the key is too long for the name of a queue, or is not text".to_owned();
+            let message = "the key is too long for the name of a queue, or holds what no such name can".to_owned();
             return Some(Box::new((delivery, Obituary { reason: "key".to_owned(), message, queue: None })));
         };
         if delivery
@@ -84,13 +93,18 @@ impl Here {
             pool.handle(Event::Strayed(key.clone()), now);
         }
         pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, now);
-        self.waiting.entry(key).or_default().push(Waiting { since: now, not_before: now, delivery });
+        self.waiting.entry(key).or_default().push(Waiting {
+            since: now,
+            not_before: now,
+            was_refused: false,
+            delivery,
+        });
         None
     }
 
     /// Takes in a dead letter that is to be put aside.
     pub(super) fn take_letter(&mut self, delivery: Delivery, now: Instant) {
-        self.aside.push(Waiting { since: now, not_before: now, delivery });
+        self.aside.push(Waiting { since: now, not_before: now, was_refused: false, delivery });
     }
 
     /// Those that have waited too long, or whose queue cannot be made: they would take the room of others.
@@ -105,21 +119,44 @@ impl Here {
         over
     }
 
-    /// Takes one in again that could not be forwarded: its queue may be full, or gone.
-    pub(super) fn take_back(&mut self, pool: &mut Pool, orphan: Orphan, now: Instant) {
-        let Orphan { key, since, delivery } = orphan;
-        pool.handle(Event::Strayed(key.clone()), now);
+    /// Takes one in again that could not be forwarded: its queue may be full, or gone. Answers with one for which a full queue has
+    /// too many waiting here already: they would take the room of others.
+    pub(super) fn take_back(
+        &mut self,
+        pool: &mut Pool,
+        orphan: Orphan,
+        now: Instant,
+    ) -> Option<Box<(Delivery, Obituary)>> {
+        let Orphan { key, since, was_refused, delivery } = orphan;
+        if !was_refused {
+            pool.handle(Event::Strayed(key.clone()), now);
+        }
         pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, now);
+        let waiting = self.waiting.entry(key).or_default();
+        if was_refused && waiting.iter().filter(|one| one.was_refused).count() >= CONTROLLER_REFUSED_MAX {
+            return Some(Box::new((delivery, Obituary::of_full_queue())));
+        }
         let not_before = now.plus(CONTROLLER_LOOK_EVERY);
-        self.waiting.entry(key).or_default().push(Waiting { since, not_before, delivery });
+        waiting.push(Waiting { since, not_before, was_refused, delivery });
+        None
+    }
+
+    /// The keys under which something waits for a queue.
+    pub(super) fn awaited(&self) -> impl Iterator<Item = &Key> {
+        self.waiting.keys()
+    }
+
+    /// Whether something waits for the queue of this key.
+    pub(super) fn awaits(&self, key: &Key) -> bool {
+        self.waiting.contains_key(key)
     }
 
     /// Forwards those whose queue is there.
     pub(super) fn let_go(&mut self, pool: &Pool, ready: &mpsc::Sender<Orphan>, now: Instant) {
         for (key, waiting) in self.waiting.iter_mut().filter(|(key, _)| pool.is_bound(key)) {
-            for Waiting { since, delivery, .. } in waiting.extract_if(.., |one| one.not_before <= now) {
+            for Waiting { since, was_refused, delivery, .. } in waiting.extract_if(.., |one| one.not_before <= now) {
                 // As many as there can be have room; otherwise the connection is over, and the broker has them.
-                drop(ready.try_send(Orphan { key: key.clone(), since, delivery }));
+                drop(ready.try_send(Orphan { key: key.clone(), since, was_refused, delivery }));
             }
         }
         self.waiting.retain(|_, waiting| !waiting.is_empty());

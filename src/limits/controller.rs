@@ -8,6 +8,8 @@ pub const CONTROLLER_ORPHANS_MAX: u16 = 512;
 pub const CONTROLLER_BATCH_MAX: usize = 128;
 /// How often a request may come to the orphans before it is answered with an error.
 pub const CONTROLLER_HOPS_MAX: u64 = 8;
+/// How many requests of one key wait at a controller for room in their queue, which is full; the others are answered so.
+pub const CONTROLLER_REFUSED_MAX: usize = 32;
 /// How long an orphan waits for its queue before it is answered with an error; so one key does not hold up the others.
 pub const CONTROLLER_ORPHAN_WAIT: Duration = Duration::from_secs(60);
 /// How often in a row a queue could not be made before the orphans of its key wait for it no longer.
@@ -24,8 +26,13 @@ pub const CONTROLLER_LOOK_EVERY: Duration = Duration::from_millis(500);
 pub const CONTROLLER_PLAN_REST: Duration = Duration::from_millis(50);
 /// The largest headers of a request that a controller hands on: it adds some of its own, and a broker takes no more than 128 KiB.
 pub const CONTROLLER_HEADERS_BYTES_MAX: usize = 120 << 10;
+/// How often, in seconds, a controller and its broker hear of each other: the broker gives the pool to another one when it has heard
+/// nothing for two times as long.
+pub const CONTROLLER_HEARTBEAT: u16 = 5;
 /// How often a controller that stands by looks whether the other one has gone.
 pub const CONTROLLER_STANDBY_LOOK: Duration = Duration::from_secs(1);
+/// How many steps about queues are carried out at once, each on a channel of its own.
+pub const CONTROLLER_HANDS: usize = 8;
 /// How many steps about queues may wait to be carried out.
 pub const CONTROLLER_STEPS_MAX: usize = 4096;
 /// How long a worker counts as busy after it has reported a request. One that goes on with it says so once a minute.
@@ -46,6 +53,8 @@ pub const DRIVER_CALL_TIMEOUT: Duration = Duration::from_secs(60);
 pub const DRIVER_ORDERS_MAX: usize = 1024;
 /// How much a driver may have to say that nobody has heard.
 pub const DRIVER_NEWS_MAX: usize = 256;
+/// How much is kept of the words for how a worker has ended.
+pub const DRIVER_END_BYTES_MAX: usize = 1024;
 /// How much of the end of a log is kept of a worker that has ended.
 pub const DRIVER_LAST_WORDS_BYTES_MAX: u64 = 4096;
 /// How often a driver that asks somebody else asks who is there.

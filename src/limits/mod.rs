@@ -270,7 +270,7 @@ pub const LOG_LINES_WAITING_MAX: usize = 8_192;
 /// How many bytes of it are written at once at most, whole lines that came together.
 pub const LOG_WRITE_BYTES: usize = 64 * 1024;
 /// How long after a write the next lines are gathered.
-pub const LOG_GATHER: Duration = Duration::from_millis(2);
+pub const LOG_GATHER: Duration = Duration::from_millis(20);
 /// How long a word to the worker-runner may take to be written.
 pub const RUNNER_SAY_TIMEOUT: Duration = Duration::from_secs(2);
 /// How much of a journal is read at a start. Written anew long before it is that large, it cannot be.

@@ -76,7 +76,8 @@ fn checks(view: &View) -> Vec<Check> {
     let unless = |words: &[Blocked]| view.blocked.filter(|blocked| words.contains(blocked)).map(|_| why.clone());
     let held = |name: &str, words: &[Blocked]| Check { name: name.to_owned(), wrong: unless(words), remark: None };
     let going = view.state != State::Running && view.state != State::Paused;
-    let free = view.capacity.saturating_sub(u32::try_from(view.tasks.len()).unwrap_or(u32::MAX));
+    let taken = view.tasks.len() + view.kept.len();
+    let free = view.capacity.saturating_sub(u32::try_from(taken).unwrap_or(u32::MAX));
     let remark =
         if free == 0 { "every slot is taken; the next that is free claims".to_owned() } else { format!("{free} free") };
     vec![

@@ -92,6 +92,10 @@ impl Engine {
                      used until they are gone"
                 );
             }
+            Alert::Late { run } => {
+                let why = self.why_not_claiming();
+                tracing::warn!(claim.run = %run, "it came by a call that was under way, and is handed back before it began: {why}");
+            }
             Alert::LeftOver { run } => {
                 tracing::warn!(claim.run = %run, "held by an earlier life of this worker; handed back");
             }

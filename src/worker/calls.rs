@@ -444,7 +444,9 @@ fn verdict(ended: Result<Result<(), NotCompleted>, Panicked>, context: &Context)
     match ended {
         Ok(Ok(())) => Verdict::Completed,
         Ok(Err(NotCompleted::Failed(sentence))) => {
-            note(&format!("failed: {sentence}"));
+            // What was told to end has not failed for that.
+            let how = if context.cancel().is_some() { "not completed" } else { "failed" };
+            note(&format!("{how}: {sentence}"));
             Verdict::Failed
         }
         Ok(Err(NotCompleted::Intermittent(sentence))) => {

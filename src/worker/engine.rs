@@ -1,6 +1,6 @@
 //! Carries out effects and brings back what happened.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,6 +71,8 @@ pub(super) struct Engine {
     starting: mpsc::Sender<Started>,
     entries: HashMap<Token, Arc<Entry>>,
     pub(super) live: HashMap<Token, Live>,
+    /// Claims whose payload may still be there, with what they were about.
+    pub(super) kept: BTreeMap<Token, Run>,
     /// What each source last said when it refused something.
     pub(super) said: HashMap<SourceId, String>,
     /// Sources whose missing scopes for recoveries were told of.
@@ -160,6 +162,7 @@ impl Engine {
             starting,
             entries: HashMap::new(),
             live: HashMap::new(),
+            kept: BTreeMap::new(),
             said: HashMap::new(),
             unrecovered: HashSet::new(),
             stamped: claimants.iter().map(|_| Stamped::new()).collect(),
@@ -403,6 +406,7 @@ impl Engine {
                 Event::Ended { claim, verdict }
             }
             Back::Vacated { claim } => {
+                self.kept.remove(&claim);
                 tracing::warn!("what a payload had left is gone; its slot is used again");
                 Event::Vacated { claim }
             }
@@ -502,6 +506,7 @@ impl Engine {
         match self.containment.unproven() {
             Unproven::Kept => {
                 let enclosure = job.context.enclosure().clone();
+                self.kept.insert(claim, job.context.task().run.clone());
                 self.calls.spawn(calls::vacate(claim, enclosure));
                 self.happened(Event::Occupied { claim });
             }

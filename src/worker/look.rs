@@ -8,7 +8,7 @@ use crate::domain::service::Serving;
 use crate::domain::time::Instant;
 use crate::domain::worker::{ClaimView, Claiming, Exit, Hold, Room};
 use crate::host::containment::Enclosure;
-use crate::host::notice::{Hearing, Origin, Sight};
+use crate::host::notice::{Hearing, Sight};
 
 use super::alerts::namesake;
 use super::counters::SourceCounts;
@@ -97,11 +97,13 @@ impl Engine {
         let last_hour = self.hour.sum(now);
         let services = self.besides.view();
         let spot = self.spot(now);
+        let kept = self.kept();
         let mut hints = hints(claiming, &sources, last_hour, &services);
-        hints.extend(spot.as_ref().and_then(Spot::hint));
+        hints.extend(spot.iter().filter_map(Spot::hint));
+        hints.extend(kept_hint(&kept));
         let view = View {
             state: state(claiming),
-            not_claiming: not_claiming(claiming, tasks.len(), now, &services),
+            not_claiming: not_claiming(claiming, tasks.len(), kept.len(), now, &services),
             blocked: blocked(claiming),
             // What was paused for a while goes on by itself.
             note: self.note.clone().filter(|_| state(claiming) != State::Running),
@@ -110,6 +112,7 @@ impl Engine {
             asked: self.rules.sources().map(|source| u32::try_from(source.asked).unwrap_or(u32::MAX)).sum(),
             sources,
             tasks,
+            kept,
             last_hour,
             counts: self.control.counts(),
             host: self.host(),
@@ -129,15 +132,30 @@ impl Engine {
         Looked { view, enclosures }
     }
 
-    fn spot(&self, now: Instant) -> Option<Spot> {
-        let Sight { provider, hearing, since } = self.control.sight.get()?.borrow().clone()?;
-        let provider = Origin::Cloud(provider).as_str().to_owned();
-        let (heard, trouble) = match hearing {
-            Hearing::Unknown => (false, None),
-            Hearing::Heard => (true, None),
-            Hearing::Missed(trouble) => (false, Some(trouble)),
+    /// Why nothing is claimed, in words; empty where claims are asked for.
+    pub(super) fn why_not_claiming(&self) -> String {
+        let (claiming, now) = (self.rules.claiming(), self.clock.now());
+        not_claiming(claiming, self.live.len(), self.kept().len(), now, &self.besides.view()).unwrap_or_default()
+    }
+
+    /// Runs that are over, and whose slots wait.
+    fn kept(&self) -> Vec<String> {
+        let over = self.kept.iter().filter(|(claim, _)| !self.live.contains_key(claim));
+        over.map(|(_, run)| run.to_string()).collect()
+    }
+
+    fn spot(&self, now: Instant) -> Vec<Spot> {
+        let Some(sights) = self.control.sights.get() else { return Vec::new() };
+        let seen = |Sight { origin, hearing, since }: &Sight| {
+            let provider = origin.as_str().to_owned();
+            let (heard, trouble) = match hearing {
+                Hearing::Unknown => (false, None),
+                Hearing::Heard => (true, None),
+                Hearing::Missed(trouble) => (false, Some(trouble.clone())),
+            };
+            Spot { provider, heard, trouble, seconds: seconds(*since, now) }
         };
-        Some(Spot { provider, heard, trouble, seconds: seconds(since, now) })
+        sights.borrow().iter().map(seen).collect()
     }
 
     fn host(&self) -> Host {
@@ -300,9 +318,12 @@ const fn blocked(claiming: Claiming) -> Option<Blocked> {
     })
 }
 
-fn not_claiming(claiming: Claiming, tasks: usize, now: Instant, services: &[Service]) -> Option<String> {
+fn not_claiming(claiming: Claiming, tasks: usize, kept: usize, now: Instant, services: &[Service]) -> Option<String> {
     Some(match claiming {
         Claiming::Asking => return None,
+        Claiming::Full if kept > 0 => {
+            format!("every slot is taken, {kept} of them by what may be left of payloads that are over")
+        }
         Claiming::Full => "every slot is taken".to_owned(),
         Claiming::Held(Hold::Paused { until: None }) => "paused until `journeyman resume`".to_owned(),
         Claiming::Held(Hold::Paused { until: Some(until) }) => format!("paused for {}", span(until.since(now))),
@@ -326,6 +347,19 @@ fn not_claiming(claiming: Claiming, tasks: usize, now: Instant, services: &[Serv
         Claiming::HandingBack { deadline } => left(tasks, "the host goes in", deadline, now),
         Claiming::Exited => "exited".to_owned(),
     })
+}
+
+/// What to do about slots that wait.
+fn kept_hint(kept: &[String]) -> Option<String> {
+    let first = kept.first()?;
+    let others = match kept.len() {
+        1 => String::new(),
+        many => format!(" and {} others", many - 1),
+    };
+    Some(format!(
+        "processes of {first}{others} may still be there although they were killed: no task is run in their place until they are gone; \
+         the log names what is known of them, and `host.unproven` says what is done about it"
+    ))
 }
 
 /// The services that are not there, with why.
@@ -401,7 +435,7 @@ pub fn bytes(bytes: u64) -> String {
     const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
     for (unit, size) in UNITS {
         if bytes >= size {
-            let tenths = bytes / (size / 10).max(1);
+            let tenths = u128::from(bytes) * 10 / u128::from(size);
             return format!("{}.{} {unit}", tenths / 10, tenths % 10);
         }
     }
@@ -417,5 +451,6 @@ mod tests {
         let shown = |secs| span(std::time::Duration::from_secs(secs));
         assert_eq!([shown(4), shown(201), shown(11_520)], ["4s", "3m21s", "3h12m"]);
         assert_eq!([bytes(17), bytes(3 << 30), bytes((1 << 20) + (1 << 19))], ["17 B", "3.0 GiB", "1.5 MiB"]);
+        assert_eq!([bytes(100 << 10), bytes(252 << 10), bytes(u64::MAX)], ["100.0 KiB", "252.0 KiB", "16777215.9 TiB"]);
     }
 }

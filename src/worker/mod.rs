@@ -179,7 +179,7 @@ pub struct Control {
     wake: Arc<Notify>,
     counters: Arc<Counters>,
     containment: Arc<OnceLock<Containment>>,
-    sight: Arc<OnceLock<watch::Receiver<Option<Sight>>>>,
+    sights: Arc<OnceLock<watch::Receiver<Vec<Sight>>>>,
     pulse: Arc<Pulse>,
 }
 
@@ -261,7 +261,7 @@ impl Worker {
             wake: Arc::default(),
             counters: Arc::default(),
             containment: Arc::default(),
-            sight: Arc::default(),
+            sights: Arc::default(),
             pulse: Arc::default(),
         };
         Self { settings, feeds, orders, control }
@@ -346,8 +346,8 @@ impl Control {
     }
 
     /// Shows to those who look how the metadata service of this host is heard. The first to be named counts.
-    pub fn watched_by(&self, sight: watch::Receiver<Option<Sight>>) {
-        drop(self.sight.set(sight));
+    pub fn watched_by(&self, sights: watch::Receiver<Vec<Sight>>) {
+        drop(self.sights.set(sights));
     }
 
     /// Counts a hint that the host may have to go, whatever is made of it.

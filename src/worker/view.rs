@@ -37,6 +37,9 @@ pub struct View {
     pub sources: Vec<Source>,
     /// What is held, the shortest lease first.
     pub tasks: Vec<Task>,
+    /// Runs that are over, and whose slots wait since what they started may still be there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kept: Vec<String>,
     /// What became of the claims of the last hour.
     pub last_hour: Outcomes,
     /// What has been counted since the start.
@@ -49,9 +52,9 @@ pub struct View {
     /// The first notice that the host goes, where there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notice: Option<Notice>,
-    /// How the metadata service is heard that would say that the host goes, where one is watched.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub spot: Option<Spot>,
+    /// How those are heard that would say that the host goes: a metadata service, and the file.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spot: Vec<Spot>,
     /// What an earlier life of this worker had left, where it had left something.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recovered: Option<Recovered>,
@@ -225,7 +228,7 @@ pub struct Notice {
 /// The watch for notices that the host goes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Spot {
-    /// Whose metadata service is asked: `aws`, `gcp` or `azure`.
+    /// Whose metadata service is asked, `aws`, `gcp` or `azure`, or the `file`.
     pub provider: String,
     /// Whether it says if there is a notice. Neither this nor trouble: it has not answered yet.
     pub heard: bool,
@@ -240,9 +243,11 @@ impl Spot {
     /// What a person could look into.
     pub(super) fn hint(&self) -> Option<String> {
         let (provider, trouble) = (&self.provider, self.trouble.as_ref()?);
-        Some(format!(
-            "the metadata service of {provider} does not answer, so a notice that this host goes may be missed: {trouble}"
-        ))
+        let what = match provider.as_str() {
+            "file" => "the file of `host.spot_file` cannot be read".to_owned(),
+            _ => format!("the metadata service of {provider} does not answer"),
+        };
+        Some(format!("{what}, so a notice that this host goes may be missed: {trouble}"))
     }
 }
 

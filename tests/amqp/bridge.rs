@@ -349,6 +349,42 @@ async fn a_task_becomes_a_request_and_its_answer_the_outcome() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_bridge_asks_no_more_than_it_has_slots_and_leaves_the_other_tasks_to_others() {
+    const TASKS: usize = 20;
+    let Some(place) = Place::new(LONG).await else { return };
+    let mut tasks = Vec::new();
+    for n in 0..TASKS {
+        tasks.push(place.task(json!({"path": "/echo", "json": n})).await);
+    }
+    let bridge = place.bridge(0, "builds", "requests", "");
+    // Nobody answers: eight are asked, and no other is claimed.
+    place.client.until_depth(8, 0).await;
+    let mut running = 0;
+    for task in &tasks {
+        running += usize::from(place.api.task_status(task).await.expect("a status")["state"] == "running");
+    }
+    assert_eq!(running, 8);
+    let worker = Running::start(
+        requests(&place.client),
+        4,
+        Arc::new(|request, context| {
+            Box::pin(async move {
+                context.answer(Reply::ok(request.bytes())).expect("it is small");
+                Ok(())
+            })
+        }),
+    );
+    for (n, task) in tasks.iter().enumerate() {
+        assert_eq!(place.resolved(task).await["state"], "completed");
+        assert_eq!(place.artifact(task, 0, "public/result.json").await, n.to_string().as_bytes());
+    }
+    bridge.signal(Signal::TERM);
+    assert_eq!(bridge.ends().await.0, Some(0));
+    worker.drained().await;
+    place.client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_task_of_a_bridge_that_is_killed_is_asked_again_under_the_same_name() {
     let Some(place) = Place::new(Duration::from_secs(5)).await else { return };
     let (sender, mut asked) = mpsc::channel(8);

@@ -273,14 +273,8 @@ async fn command(
     body: &[u8],
 ) -> (i32, String, String) {
     let mut worker = pool.worker().await;
-    let running = tokio::process::Command::new(env!("CARGO_BIN_EXE_journeyman"))
-        .args(["call", "--exchange", &pool.exchange, "--key", "42"])
-        .args(arguments)
-        .env_clear()
-        .env("JOURNEYMAN_AMQP_URI", uri)
-        .stdin(std::process::Stdio::null())
-        .kill_on_drop(true)
-        .output();
+    let arguments = [&["--exchange", &pool.exchange, "--key", "42"], arguments].concat();
+    let running = call(uri, &arguments);
     let working = async {
         while let Some(request) = next(&mut worker).await {
             if request.properties.reply_to().is_some() {
@@ -288,12 +282,64 @@ async fn command(
             }
         }
     };
-    let output = tokio::select! {
-        output = within("the end of the command", running) => output.expect("it can be run"),
+    tokio::select! {
+        said = running => said,
         () = working => panic!("the worker's consumer ended"),
-    };
+    }
+}
+
+/// Runs `journeyman call` to its end.
+async fn call(uri: &str, arguments: &[&str]) -> (i32, String, String) {
+    let running = tokio::process::Command::new(env!("CARGO_BIN_EXE_journeyman"))
+        .arg("call")
+        .args(arguments)
+        .env_clear()
+        .env("JOURNEYMAN_AMQP_URI", uri)
+        .stdin(std::process::Stdio::null())
+        .kill_on_drop(true)
+        .output();
+    let output = within("the end of the command", running).await.expect("it can be run");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
     (output.status.code().expect("an exit code"), text(output.stdout), text(output.stderr))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_command_goes_by_pool_path_and_time_and_prints_parts_only_where_they_are_asked_for() {
+    let Ok(uri) = std::env::var("JOURNEYMAN_TEST_AMQP") else { return };
+    let Some(broker) = shared() else { return };
+    let pool = Pool::new(&broker, FieldTable::default()).await;
+    let name = pool.exchange.strip_suffix("-req-xchg").expect("it is called after its pool");
+    let mut worker = pool.worker().await;
+    for (more, printed) in [(&["--stream"][..], "1\n2\n"), (&[][..], "2\n")] {
+        let working = async {
+            let request = within("a request", next(&mut worker)).await.expect("a request");
+            pool.answer(
+                &request,
+                b"1",
+                &[&ok()[..], &[("x-non-terminating-response", AMQPValue::Boolean(true))]].concat(),
+            )
+            .await;
+            pool.answer(&request, b"2", &ok()).await;
+            request
+        };
+        let arguments =
+            [&["--pool", name, "--key", "42", "--path", "/echo", "--timeout", "1m", "\"hello\""], more].concat();
+        let (said, request) = Box::pin(async { tokio::join!(call(&uri, &arguments), working) }).await;
+        assert_eq!(said, (0, printed.to_owned(), String::new()));
+        let header =
+            request.properties.headers().as_ref().and_then(|headers| headers.inner().get("x-rpc-path").cloned());
+        assert_eq!((header, &*request.data), (Some(word("/echo")), &b"\"hello\""[..]));
+        assert_eq!(request.properties.expiration().as_ref().map(|time| time.as_str()), Some("60000"));
+    }
+    let (code, out, err) = call(&uri, &["--pool", name, "--key", "42", "--timeout", "1s"]).await;
+    assert_eq!((code, out.as_str()), (1, ""));
+    assert!(err.contains("1s"), "{err}");
+    let (code, out, err) = call(&uri, &["--pool", "no-such", "--key", "42"]).await;
+    assert_eq!((code, out.as_str()), (1, ""));
+    assert!(err.contains("no-such-req-xchg"), "{err}");
+    let (code, out, err) = call(&uri, &["--pool", name, "--key", "7"]).await;
+    assert_eq!((code, out.as_str()), (1, ""));
+    assert!(err.contains(&pool.exchange) && err.contains('7'), "{err}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

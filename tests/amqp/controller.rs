@@ -18,8 +18,11 @@ use journeyman::source::taskcluster::{Api, ApiSettings, Credentials, Timeouts};
 use rustix::process::Signal;
 
 use crate::broker::Broker;
+use crate::faults::target;
 use crate::process::{Ended, Process, config};
 use crate::support::{Client, Kind, broker, next, shared_uri, within};
+use crate::told::{get, listening};
+use crate::wire::{Way, Wire};
 
 /// Answers with what it was given, and says how far it is.
 pub(crate) const ECHO: &str = r#"#!/usr/bin/env python3
@@ -240,6 +243,38 @@ async fn create_task(root_url: &str, task: &str, seconds: &str) {
     api.create_task(&TaskId::parse(task).expect("a task id"), definition).await.expect("created");
 }
 
+/// A small queue of tasks.
+async fn small_queue(folder: &Path) -> queue::Running {
+    let mut settings = queue::Settings::new(Db::Memory, folder.to_owned());
+    settings.long_poll = Duration::from_millis(500);
+    settings.clients = vec![QueueClient {
+        client_id: "tester".into(),
+        access_token: "secret-token".to_owned().into(),
+        scopes: vec!["*".into()],
+    }];
+    queue::start(settings).await.expect("the queue starts")
+}
+
+/// A worker of it, which reports to a controller.
+fn worker_of_tasks(service: &queue::Running, protocol: &str, exchange: &str, uri: &str) -> Worker {
+    let source = |key: &str| format!("JOURNEYMAN__SOURCE__CI__{key}");
+    Worker::start(&[
+        (&source("KIND"), "taskcluster"),
+        (&source("PROTOCOL"), protocol),
+        (&source("ROOT_URL"), service.root_url()),
+        (&source("TASK_QUEUE"), "test/worker"),
+        (&source("CLIENT_ID"), "tester"),
+        (&source("ACCESS_TOKEN"), "secret-token"),
+        ("JOURNEYMAN__WORKER__POLL_INTERVAL", "100ms"),
+        ("JOURNEYMAN__ACTIVITY__REPEAT", "2s"),
+        ("JOURNEYMAN__HTTP__LISTEN", "127.0.0.1:0"),
+        ("WORKER_ID", "w"),
+        ("WORKER_KEY", "k"),
+        ("WORKER_AMQP_URI", uri),
+        ("WORKER_ACTIVITY_EXCHANGE", exchange),
+    ])
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_of_another_queue_is_seen_alive_by_the_controller() {
     let Some(uri) = shared_uri() else { return };
@@ -248,29 +283,8 @@ async fn a_worker_of_another_queue_is_seen_alive_by_the_controller() {
     let mut reports = Reports::of(&client, &exchange).await;
     let folder = tempfile::tempdir().expect("a folder");
     for protocol in ["azure", "claim-work"] {
-        let mut settings = queue::Settings::new(Db::Memory, folder.path().join(protocol));
-        settings.long_poll = Duration::from_millis(500);
-        settings.clients = vec![QueueClient {
-            client_id: "tester".into(),
-            access_token: "secret-token".to_owned().into(),
-            scopes: vec!["*".into()],
-        }];
-        let service = queue::start(settings).await.expect("the queue starts");
-        let source = |key: &str| format!("JOURNEYMAN__SOURCE__CI__{key}");
-        let worker = Worker::start(&[
-            (&source("KIND"), "taskcluster"),
-            (&source("PROTOCOL"), protocol),
-            (&source("ROOT_URL"), service.root_url()),
-            (&source("TASK_QUEUE"), "test/worker"),
-            (&source("CLIENT_ID"), "tester"),
-            (&source("ACCESS_TOKEN"), "secret-token"),
-            ("JOURNEYMAN__WORKER__POLL_INTERVAL", "100ms"),
-            ("JOURNEYMAN__ACTIVITY__REPEAT", "2s"),
-            ("WORKER_ID", "w"),
-            ("WORKER_KEY", "k"),
-            ("WORKER_AMQP_URI", &uri),
-            ("WORKER_ACTIVITY_EXCHANGE", &exchange),
-        ]);
+        let service = small_queue(&folder.path().join(protocol)).await;
+        let worker = worker_of_tasks(&service, protocol, &exchange, &uri);
         assert_eq!(reports.next("k", "w").await, "started");
         reports.until_ready("k", "w").await;
         create_task(service.root_url(), "aaaaaaaaQACAAAAAAAAAAA", "6").await;
@@ -282,6 +296,38 @@ async fn a_worker_of_another_queue_is_seen_alive_by_the_controller() {
         reports.until_now(&client, &exchange).await;
         service.stop().await;
     }
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_broker_costs_a_task_nothing_and_is_seen_until_reports_come_again() {
+    let Some(uri) = shared_uri() else { return };
+    let exchange = format!("{}-activity", fresh());
+    let client = Client::new(&broker(&uri), Kind::Transient).await;
+    let mut reports = Reports::of(&client, &exchange).await;
+    let wire = Wire::to(&target(&uri)).await;
+    wire.set(Way::Stall);
+    let folder = tempfile::tempdir().expect("a folder");
+    let service = small_queue(&folder.path().join("queue")).await;
+    let mut worker = worker_of_tasks(&service, "claim-work", &exchange, &wire.uri(&uri));
+    let address = listening(&mut worker.process).await;
+    let metrics = async || get(&address, "/metrics").await;
+    create_task(service.root_url(), "aaaaaaaaQACAAAAAAAAAAA", "0").await;
+    within("the task", async { while !metrics().await.contains("outcome=\"completed\"} 1.0") {} }).await;
+    within("a failure", async {
+        while metrics().await.contains("journeyman_activity_failures_total 0.0") {
+            wire.cut();
+        }
+    })
+    .await;
+    let said = metrics().await;
+    assert!(said.contains("journeyman_activity_up 0.0"), "{said}");
+    assert!(said.contains("journeyman_source_up{source=\"ci\"} 1.0"), "{said}");
+    wire.set(Way::Carry);
+    reports.until_ready("k", "w").await;
+    within("it is seen", async { while !metrics().await.contains("journeyman_activity_up 1.0") {} }).await;
+    worker.leaves().await;
+    service.stop().await;
     client.delete_queue().await;
 }
 

@@ -11,6 +11,8 @@ use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
 use journeyman::amqp::management::{Management, NotTold};
 use journeyman::amqp::{self, Broker as Address, headers};
 use journeyman::domain::patience::Says;
+use journeyman::handler::NotCompleted;
+use journeyman::source::Reply;
 use journeyman::source::amqp::{Early, Settings as Queue};
 use journeyman::worker::Exit;
 use rustix::process::Signal;
@@ -142,6 +144,49 @@ async fn what_is_acknowledged_early_and_handed_back_is_in_its_queue_again_and_no
     let second = Running::start(queue(&client), 1, echo());
     assert_eq!(client.answer("a").await.status(), "ok");
     second.drained().await;
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_on_the_disk_whose_full_queue_does_not_take_it_back_makes_room_for_others_first() {
+    let Some(at) = shared() else { return };
+    let (client, folder) = (Client::new(&at, Kind::Durable).await, folder());
+    client.delete_queue().await;
+    client.declare_narrow(&client.queue).await;
+    let (mut gate, gated) = Gate::handler();
+    let tried = std::sync::atomic::AtomicBool::new(false);
+    let act: Act = Arc::new(move |request, context| {
+        if !tried.swap(true, std::sync::atomic::Ordering::Relaxed) {
+            let waiting = gated(request, context);
+            return Box::pin(async move {
+                waiting.await?;
+                Err(NotCompleted::Intermittent("not yet".to_owned()))
+            });
+        }
+        Box::pin(async move {
+            context.answer(Reply::ok(*b"at last")).expect("it fits");
+            Ok(())
+        })
+    });
+    let mut settings = early(&client, folder.path(), Early::RunAgain);
+    settings.refused_most = Duration::from_secs(1);
+    let worker = Running::start(settings, 1, act);
+    assert!(client.publish(Client::properties("first", "/a"), b"first").await);
+    assert_eq!(gate.enters().await, "first");
+    worker.counts("shelved", 1).await;
+    // One that the worker is handed, one that waits, and none more.
+    for id in ["second", "third"] {
+        assert!(client.publish(Client::properties(id, "/a"), b"1").await);
+        client.until_depth(u32::from(id == "third"), 1).await;
+    }
+    gate.go.add_permits(1);
+    for id in ["second", "third", "first"] {
+        assert_eq!(client.answer(id).await.body, b"at last", "{id}");
+    }
+    worker.counts("interrupted", 1).await;
+    assert_eq!(on_the_shelf(folder.path()), 0);
+    worker.drained().await;
+    client.until_depth(0, 0).await;
     client.delete_queue().await;
 }
 
@@ -310,8 +355,8 @@ async fn who_asks_for_partial_answers_gets_them_after_an_early_acknowledgement_a
         let waits = Arc::clone(&waits);
         Box::pin(async move {
             waits.acquire().await.expect("the test lets it").forget();
-            context.answer_partly(journeyman::source::Reply::ok(*b"part")).await.expect("somebody waits");
-            context.answer(journeyman::source::Reply::ok(*b"last")).expect("it fits");
+            context.answer_partly(Reply::ok(*b"part")).await.expect("somebody waits");
+            context.answer(Reply::ok(*b"last")).expect("it fits");
             Ok(())
         })
     });

@@ -100,6 +100,14 @@ impl Pool {
         assert!(self.publish(key, Client::properties(id, "/echo")).await, "{key} leads somewhere");
     }
 
+    /// What its workers have said, for whoever looks for what went wrong.
+    fn last_words(&self) -> String {
+        let logs = std::fs::read_dir(self.records()).into_iter().flatten().flatten().map(|entry| entry.path());
+        let logs = logs.filter(|path| path.extension().is_some_and(|ending| ending == "log"));
+        logs.map(|path| format!("{}:\n{}", path.display(), std::fs::read_to_string(&path).unwrap_or_default()))
+            .collect()
+    }
+
     /// How many requests wait in a queue, and how many consume from it; `None` where it is not there.
     async fn depth(&self, queue: &str) -> Option<(u32, u32)> {
         let connection = self.client.broker.connect("look").await.expect("the broker lets us in");

@@ -267,7 +267,15 @@ pub(crate) struct Taken {
 impl Taken {
     /// The next message.
     pub(crate) async fn next(&mut self) -> Delivery {
-        within("a message", next(&mut self.consumer)).await.expect("the channel stays")
+        self.next_or(|| "nobody knows why".to_owned()).await
+    }
+
+    /// The next message, or what there is to be said of why there is none.
+    pub(crate) async fn next_or(&mut self, why: impl FnOnce() -> String) -> Delivery {
+        match tokio::time::timeout(PATIENCE, next(&mut self.consumer)).await {
+            Ok(message) => message.expect("the channel stays"),
+            Err(_) => panic!("no message within {PATIENCE:?}: {}", why()),
+        }
     }
 }
 

@@ -41,6 +41,15 @@ async fn what_a_controller_does_not_say_has_its_default() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_broker_that_nobody_names_is_the_one_on_this_machine() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = config(folder.path(), ECHO, "");
+    let mut worker = Process::start(folder.path(), &config, &[("WORKER_KEY", "42")]);
+    worker.says("AMQP queue core-req-42 at amqp://127.0.0.1:5672/%2F").await;
+    leaves(worker).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_configuration_says_the_same_as_a_controller() {
     let Some(uri) = shared_uri() else { return };
     let (key, exchange) = (fresh(), format!("{}-activity", fresh()));
@@ -118,13 +127,20 @@ async fn early_acknowledgement_on_a_host_that_may_be_taken_away_is_warned_of() {
     client.delete_queue().await;
 }
 
-async fn get(address: &str, path: &str) -> String {
+pub(crate) async fn get(address: &str, path: &str) -> String {
     let mut stream = tokio::net::TcpStream::connect(address).await.expect("somebody listens");
     let asked = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
     stream.write_all(asked.as_bytes()).await.expect("it is sent");
     let mut answer = String::new();
     within("an answer", stream.read_to_string(&mut answer)).await.expect("it is text");
     answer
+}
+
+/// Where it says that it can be looked at.
+pub(crate) async fn listening(worker: &mut Process) -> String {
+    worker.says("http://").await;
+    let log = worker.log();
+    log.split("http://").nth(1).and_then(|rest| rest.split('/').next()).expect("an address").to_owned()
 }
 
 /// Says that it runs, and ends when it may.
@@ -146,9 +162,7 @@ async fn a_request_is_a_claim_like_any_other_to_whoever_looks() {
     let config = config(here, &waiting(here), "[http]\nlisten = \"127.0.0.1:0\"\n");
     let variables = [("WORKER_REQUESTS_QUEUE", client.queue.as_str()), ("WORKER_AMQP_URI", &uri)];
     let mut worker = Process::start(here, &config, &variables);
-    worker.says("http://").await;
-    let log = worker.log();
-    let address = log.split("http://").nth(1).and_then(|rest| rest.split('/').next()).expect("an address");
+    let address = &listening(&mut worker).await;
     let id = fresh();
     assert!(client.publish(Client::properties(&id, "/long"), b"1").await);
     let runs = here.join("runs");

@@ -121,7 +121,7 @@ async fn a_service_that_stops_answering_is_seen_by_those_who_look_until_it_answe
     let service = Metadata::start(Service::Ec2).await;
     let mut watched = Watched::cloud(EC2, service.url());
     let seen = watched.seen(|sight| sight.hearing == Hearing::Heard).await;
-    assert_eq!(seen.provider, Provider::Aws);
+    assert_eq!(seen.origin, Origin::Cloud(Provider::Aws));
     service.is_asked(ACTION, 2).await;
     service.change(|state| state.faults.extend([Fault::ServerError; 10_000]));
     let seen = watched.seen(|sight| matches!(sight.hearing, Hearing::Missed(_))).await;

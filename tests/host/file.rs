@@ -2,7 +2,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 use journeyman::domain::notice::Goes;
-use journeyman::host::notice::{Notice, Origin, Said};
+use journeyman::host::notice::{Hearing, Notice, Origin, Said};
 
 use crate::watched::{Watched, about};
 
@@ -40,6 +40,9 @@ async fn a_folder_in_the_place_of_the_file_orders_nothing_and_the_file_is_heeded
     let path = folder.path().join("terminate-at");
     std::fs::create_dir(&path).expect("it can be made");
     let mut watched = Watched::file(path.clone());
+    // Whoever looks sees that a notice could not be heard, and for how long.
+    let seen = watched.seen(|sight| matches!(sight.hearing, Hearing::Missed(_))).await;
+    assert!(matches!(seen.hearing, Hearing::Missed(why) if why.contains("it is no regular file")));
     watched.said_nothing_more();
     std::fs::remove_dir(&path).expect("it can be removed");
     std::fs::write(&path, "").expect("it can be written");

@@ -15,7 +15,7 @@ use crate::metadata::PATIENCE;
 pub struct Watched {
     notices: mpsc::Receiver<Notice>,
     clock: Clock,
-    sight: watch::Receiver<Option<Sight>>,
+    sights: watch::Receiver<Vec<Sight>>,
     _tasks: JoinSet<()>,
 }
 
@@ -34,11 +34,11 @@ impl Watched {
         let pace = Pace { every: Duration::from_millis(20), trouble };
         let paces = Paces { aws: pace, gcp: pace, azure: pace, file: pace };
         let watch = Watch::new(Settings { cloud, endpoint, file, paces, clock }).expect("a watch");
-        let sight = watch.sight();
+        let sights = watch.sights();
         let (sender, notices) = mpsc::channel(16);
         let mut tasks = JoinSet::new();
         tasks.spawn(watch.run(sender));
-        Self { notices, clock, sight, _tasks: tasks }
+        Self { notices, clock, sights, _tasks: tasks }
     }
 
     pub async fn next(&mut self) -> Notice {
@@ -55,9 +55,9 @@ impl Watched {
 
     /// Waits until the service is seen to be well, or not.
     pub async fn seen(&mut self, wanted: impl Fn(&Sight) -> bool) -> Sight {
-        let seen = self.sight.wait_for(|sight| sight.as_ref().is_some_and(&wanted));
+        let seen = self.sights.wait_for(|sights| sights.iter().any(&wanted));
         let seen = tokio::time::timeout(PATIENCE, seen).await.expect("it is seen").expect("the watch goes on");
-        seen.clone().expect("it is seen")
+        seen.iter().find(|sight| wanted(sight)).expect("it is seen").clone()
     }
 
     pub fn said_nothing_more(&mut self) {

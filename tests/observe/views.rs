@@ -29,7 +29,7 @@ pub(crate) fn idle() -> Status {
     };
     let view = View {
         services: Vec::new(),
-        spot: Some(Spot { provider: "aws".to_owned(), heard: true, trouble: None, seconds: 5.0 }),
+        spot: vec![Spot { provider: "aws".to_owned(), heard: true, trouble: None, seconds: 5.0 }],
         activity: None,
         state: State::Running,
         not_claiming: None,
@@ -43,6 +43,7 @@ pub(crate) fn idle() -> Status {
             source("nightly", "prov/nightly at tc.example.com, azure"),
         ],
         tasks: Vec::new(),
+        kept: Vec::new(),
         last_hour: Outcomes { completed: 112, failed: 6, exceptions: 2, handed_back: 1, lost: 0 },
         counts: Counts::default(),
         host: Host {

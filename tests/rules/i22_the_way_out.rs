@@ -5,7 +5,7 @@ use std::time::Duration;
 use journeyman::domain::claim::{Act, End, Happening, KillCause, Loss, POLL_OUT_MAX, REPORT_RESERVE, Settled};
 use journeyman::domain::outcome::{Outcome, Reason, Verdict};
 use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{Effect, Event, Exit};
+use journeyman::domain::worker::{Alert, Effect, Event, Exit};
 
 use crate::support::{Bench, GRACE, LEASE, One, RETRY, Reclaims, at, claims, policy, polls, run, secs};
 
@@ -216,7 +216,9 @@ fn i22_a_long_poll_under_way_is_waited_for_and_what_it_brings_is_handed_back() {
     let grant = bench.grant("T");
     let claim = grant.token;
     let effects = bench.brought(vec![grant]);
-    assert!(matches!(effects[..], [Effect::Report { outcome: SHUTDOWN, .. }]), "{effects:?}");
+    let [Effect::Alert(Alert::Late { .. }), Effect::Report { outcome: SHUTDOWN, .. }] = effects[..] else {
+        panic!("{effects:?}")
+    };
     let effects = bench.happens(Event::Reported { claim, answer: Ok(()) });
     assert_eq!(effects.last(), Some(&Effect::Exit(Exit::Drained)));
 }
@@ -245,7 +247,8 @@ fn i22_what_a_poll_brings_past_the_deadline_is_left_to_expire() {
     let late = bench.grant("T2");
     let claim = late.token;
     let effects = bench.brought(vec![late]);
-    assert_eq!(effects, [Effect::Close { claim, run: run("T2"), end: End::Lost(Loss::NoTime) }]);
+    let late = Effect::Alert(Alert::Late { run: run("T2") });
+    assert_eq!(effects, [late, Effect::Close { claim, run: run("T2"), end: End::Lost(Loss::NoTime) }]);
 }
 
 #[test]

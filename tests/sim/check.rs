@@ -239,6 +239,7 @@ impl World {
                 });
             }
             Alert::DeleteFailed { .. } => self.hosts[host].delete_alerts += 1,
+            Alert::Late { .. } => {}
             Alert::LeftOver { run } => {
                 let track = self.hosts[host].claims.values_mut().find(|track| track.run == *run);
                 let known = track.map(|track| track.unasked = true);

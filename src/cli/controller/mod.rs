@@ -31,7 +31,7 @@ use crate::controller;
 use crate::domain::group::{KEY_BYTES_MAX, Key, scale, tracker};
 use crate::host::clock::Clock;
 use crate::host::containment::{bequeath_nothing, harden};
-use crate::limits::{CONTROLLER_STANDBY_LOOK, TOKEN_BYTES_MIN};
+use crate::limits::{CONTROLLER_HEARTBEAT, CONTROLLER_STANDBY_LOOK, TOKEN_BYTES_MIN};
 use crate::observe::controller::orders::{Orders, Token};
 use crate::observe::{self, log};
 use crate::source::taskcluster::{Api, ApiSettings, Timeouts};
@@ -246,7 +246,7 @@ pub(in crate::cli) fn settings_of(
         ));
     }
     let ttl = u32::try_from(pool.message_ttl.0.as_millis()).unwrap_or(u32::MAX);
-    let broker = requests::broker(&config.amqp, environment)?;
+    let broker = requests::broker(&config.amqp, environment)?.heard_every(CONTROLLER_HEARTBEAT);
     Ok(controller::Settings {
         pool: name.to_owned(),
         management: requests::management(&config.amqp, &broker)?,

@@ -35,7 +35,7 @@ pub(super) fn table(status: &Status) -> String {
         "host",
         &format!("{}{}   payloads held by {}", host(view.host), clock(&view.sources), view.containment),
     );
-    if let Some(spot) = &view.spot {
+    for spot in &view.spot {
         label(&mut out, "spot", &heard(spot));
     }
     out.push_str("sources\n");
@@ -96,6 +96,9 @@ pub(in crate::cli) const PLAIN: &str = "\x1b[0m";
 fn state(view: &View) -> String {
     let mut text =
         format!("{BOLD}{}{PLAIN}   {}/{} busy", view.state.as_str().to_uppercase(), view.tasks.len(), view.capacity);
+    if !view.kept.is_empty() {
+        _ = write!(text, ", {} kept", view.kept.len());
+    }
     if let Some(why) = view.not_claiming.as_ref().filter(|_| view.state != State::Running) {
         _ = write!(text, "   {why}");
     }
@@ -145,7 +148,12 @@ fn sources(sources: &[Source]) -> String {
         if let Some(seconds) = source.next_poll_in_seconds {
             _ = write!(more, "   again in {}", shown(seconds));
         }
-        let mark = if source.in_trouble { "TROUBLE" } else { "ok" };
+        let mark = match source.polled_seconds_ago {
+            _ if source.in_trouble => "TROUBLE",
+            Some(_) => "ok",
+            None if source.error.is_some() => "TROUBLE",
+            None => "not asked yet",
+        };
         vec![source.name.clone(), source.what.clone(), mark.to_owned(), source.step.clone(), more]
     });
     columns(rows.collect())

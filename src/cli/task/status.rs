@@ -162,7 +162,7 @@ impl Status {
                 format!("{run} ended as {words} before a worker started it, so there is no log{earlier}")
             }
             State::Exception => format!(
-                "{run} ended as {words} and has no log: its worker is stopping it and may still store one, or was lost{earlier}"
+                "{run} ended as {words} and has no log: its worker had not begun it, is stopping it and may still store one, or was lost{earlier}"
             ),
             State::Completed | State::Failed | State::Other => {
                 format!("{run} is {words} and has no log: its worker stored none, or it has expired{earlier}")

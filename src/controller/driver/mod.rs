@@ -13,6 +13,7 @@ mod program;
 mod roster;
 mod subprocess;
 mod systemd;
+mod told;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -41,6 +42,7 @@ use kubernetes::Kubernetes;
 use roster::Roster;
 use subprocess::Subprocesses;
 use systemd::Systemd;
+use told::Told;
 
 /// Who starts the workers of a pool, and how.
 #[derive(Debug, Clone)]
@@ -251,16 +253,17 @@ pub(super) fn engage(posting: &Posting, clock: Clock, tasks: &mut JoinSet<()>) -
     if !matches!(means, Means::None) {
         std::fs::create_dir_all(&folder)?;
     }
+    let told = Told::new(&folder);
     Ok(Some(match means {
         Means::None => return Ok(None),
-        Means::Subprocess(program) => put_to_work(Subprocesses::new(program, folder), grace, clock, tasks),
-        Means::Exec(commands) => put_to_work(Exec { commands, pool }, grace, clock, tasks),
-        Means::Docker(containers) => put_to_work(Daemon::new(containers, pool), grace, clock, tasks),
+        Means::Subprocess(program) => put_to_work(Subprocesses::new(program, folder), told, grace, clock, tasks),
+        Means::Exec(commands) => put_to_work(Exec { commands, pool }, told, grace, clock, tasks),
+        Means::Docker(containers) => put_to_work(Daemon::new(containers, pool), told, grace, clock, tasks),
         Means::Kubernetes(cluster) => {
             let driver = Kubernetes::new(*cluster, pool, grace).map_err(|Trouble(why)| io::Error::other(why))?;
-            put_to_work(driver, grace, clock, tasks)
+            put_to_work(driver, told, grace, clock, tasks)
         }
-        Means::Systemd(template) => put_to_work(Systemd::new(template, pool, folder), grace, clock, tasks),
+        Means::Systemd(template) => put_to_work(Systemd::new(template, pool, folder), told, grace, clock, tasks),
     }))
 }
 
@@ -284,12 +287,12 @@ pub(super) async fn peek(posting: &Posting) -> Result<Vec<Found>, Trouble> {
     found.map(|found| found.into_iter().filter(|found| !matches!(found.standing, Standing::Ended(_))).collect())
 }
 
-fn put_to_work(driver: impl Driver, grace: Duration, clock: Clock, tasks: &mut JoinSet<()>) -> Line {
+fn put_to_work(driver: impl Driver, told: Told, grace: Duration, clock: Clock, tasks: &mut JoinSet<()>) -> Line {
     let (orders, ordered) = mpsc::channel(DRIVER_ORDERS_MAX);
-    let (told, news) = mpsc::channel(DRIVER_NEWS_MAX);
+    let (teller, news) = mpsc::channel(DRIVER_NEWS_MAX);
     let (in_charge, charge) = watch::channel(false);
     let roster = Roster::new(grace, driver.names());
-    tasks.spawn(work(Arc::new(driver), roster, clock, charge, (ordered, told)));
+    tasks.spawn(work(Arc::new(driver), (roster, told), clock, charge, (ordered, teller)));
     Line { orders, news, looks: 0, in_charge }
 }
 
@@ -302,7 +305,7 @@ enum Done {
 
 async fn work<D: Driver>(
     driver: Arc<D>,
-    mut roster: Roster,
+    (mut roster, mut told): (Roster, Told),
     clock: Clock,
     charge: watch::Receiver<bool>,
     (mut orders, news): (mpsc::Receiver<Order>, mpsc::Sender<News>),
@@ -321,8 +324,21 @@ async fn work<D: Driver>(
                     Ok(Done::Listed { number, found }) => {
                         under_way = None;
                         answered = number;
-                        roster.in_charge = *charge.borrow();
-                        Some(News::Looked { number, changes: found.map(|found| roster.seen(found, clock.now())) })
+                        let in_charge = *charge.borrow();
+                        // Until now another one may have told some.
+                        if !(in_charge && roster.in_charge) {
+                            told.read();
+                        }
+                        roster.in_charge = in_charge;
+                        let changes = found.map(|mut found| {
+                            told.mark(&mut found);
+                            let changes = roster.seen(found, clock.now());
+                            if in_charge {
+                                told.keep(|id| roster.knows(id));
+                            }
+                            changes
+                        });
+                        Some(News::Looked { number, changes })
                     }
                     Ok(Done::Started { id, result: Ok(()) }) => {
                         roster.started(&id);
@@ -335,6 +351,9 @@ async fn work<D: Driver>(
                     Ok(Done::Stopped { id, stop, result }) => {
                         if let Err(Trouble(why)) = &result {
                             tracing::warn!(worker = id, "a worker cannot be told to go, which is tried again: {why}");
+                        }
+                        if stop == Stop::Ask && result.is_ok() {
+                            told.add(&id);
                         }
                         roster.stopped(&id, stop, result.is_ok());
                         None

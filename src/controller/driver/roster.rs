@@ -54,6 +54,11 @@ impl Roster {
         }
     }
 
+    /// Whether one is there, as far as is known.
+    pub(super) fn knows(&self, id: &str) -> bool {
+        self.workers.contains_key(id)
+    }
+
     /// One is about to be started.
     pub(super) fn starts(&mut self, assignment: &Assignment) {
         let is_promise = self.names == Names::Theirs;
@@ -146,8 +151,10 @@ impl Roster {
                     }
                 }
                 Standing::Ended(end) => {
-                    // One that is just being started is heard of when that is done.
-                    if self.workers.get(&id).is_some_and(|worker| worker.from.is_none()) {
+                    // Of one that is just being started a list speaks that has begun when that was done: before, a container is
+                    // there that does not run.
+                    let is_early = |worker: &Worker| worker.from.is_none_or(|from| from > self.looks);
+                    if self.workers.get(&id).is_some_and(is_early) {
                         there.insert(id);
                         continue;
                     }
@@ -241,6 +248,18 @@ mod tests {
         let gone = Change::Ended { id: "a".to_owned(), end: end("it is not there any more"), told: false };
         assert_eq!(listed(&mut roster, &[]), [gone]);
         assert_eq!(listed(&mut roster, &[]), []);
+    }
+
+    #[test]
+    fn one_that_was_started_while_a_list_was_made_has_not_ended_by_that_list() {
+        let mut roster = roster(Names::Ours);
+        roster.starts(&assignment("a"));
+        roster.looks();
+        roster.started("a");
+        assert_eq!(roster.seen(vec![ended("a", "it was never started")], at(0)), []);
+        assert_eq!(due(&mut roster, 0), None, "nothing of it is to be forgotten");
+        let gone = Change::Ended { id: "a".to_owned(), end: end("3"), told: false };
+        assert_eq!(listed(&mut roster, &[ended("a", "3")]), [gone]);
     }
 
     #[test]

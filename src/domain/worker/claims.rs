@@ -43,8 +43,9 @@ impl Worker {
             self.effects.push_back(Effect::Forget(token));
             return;
         }
-        self.effects.extend(alert.map(Effect::Alert));
         let hand_back = slot.is_none() || !self.takes();
+        let late = || hand_back.then(|| Alert::Late { run: run.clone() });
+        self.effects.extend(alert.or_else(late).map(Effect::Alert));
         if slot.is_some() {
             self.staying.granted();
         }
@@ -111,6 +112,8 @@ impl Worker {
                 self.staying.granted();
                 self.delete_messages_of(claim);
                 if !self.takes() {
+                    let run = self.held.get(&claim).map(|held| held.run.clone());
+                    self.effects.extend(run.map(|run| Effect::Alert(Alert::Late { run })));
                     let deadline = self.hand_back_deadline();
                     self.tell(claim, Happening::HandBack { deadline }, now);
                 }

@@ -428,6 +428,11 @@ pub enum Alert {
         /// The run.
         run: Run,
     },
+    /// A claim came by a call that was under way when this worker could take no more; it is handed back.
+    Late {
+        /// The run.
+        run: Run,
+    },
     /// A claim of an earlier life of this worker was found; it is handed back.
     LeftOver {
         /// The run.

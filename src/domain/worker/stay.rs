@@ -292,9 +292,10 @@ impl Worker {
         [uptime, idle, self.staying.paused.flatten(), self.fitness.next_deadline(), proof].into_iter().flatten().min()
     }
 
-    /// Whether anything that comes is taken: what a poll still brings that was under way when claiming was held off goes back.
+    /// Whether anything that comes is taken. What a poll still brings that was under way when this host ran short of something, or
+    /// was told to go, goes back, which costs a retry. A pause is none of that: it only asks for nothing more.
     pub(super) fn takes(&self) -> bool {
-        self.mode == Mode::Running && self.hold_off().is_none()
+        self.mode == Mode::Running && self.staying.short.is_none() && !self.fitness.unfit()
     }
 
     /// Whether a poll may be started.

@@ -23,7 +23,10 @@ pub(super) async fn watch(path: &Path, clock: Clock, pace: Pace, seed: u64, tell
         clock.sleep_until(rules.due()).await;
         let sent_at = clock.now();
         let (content, trouble) = match read(path.to_owned(), sent_at).await {
-            Ok(content) => (content, None),
+            Ok(content) => {
+                teller.answered();
+                (content, None)
+            }
             Err(error) => (Content::Unreadable, Some(format!("{}: {error}", path.display()))),
         };
         let odd_before = rules.odd();

@@ -116,11 +116,11 @@ pub struct Notice {
     pub said: Said,
 }
 
-/// How a metadata service is heard.
+/// How a metadata service, or the file, is heard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sight {
-    /// Whose.
-    pub provider: Provider,
+    /// Which.
+    pub origin: Origin,
     /// Whether a notice of it would be heard.
     pub hearing: Hearing,
     /// Since when.
@@ -144,7 +144,7 @@ pub struct Watch {
     settings: Settings,
     service: Service,
     seed: u64,
-    sight: Arc<watch::Sender<Option<Sight>>>,
+    sights: Arc<watch::Sender<Vec<Sight>>>,
 }
 
 impl Watch {
@@ -156,13 +156,19 @@ impl Watch {
     pub fn new(settings: Settings) -> Result<Self, Unusable> {
         let service = Service::new(settings.endpoint.as_deref(), settings.clock)?;
         let seed = uuid::Uuid::new_v4().as_u64_pair().0;
-        Ok(Self { settings, service, seed, sight: Arc::default() })
+        Ok(Self { settings, service, seed, sights: Arc::default() })
     }
 
-    /// How the metadata service is heard that is watched; `None` where none is.
+    /// How everything is heard that is watched.
     #[must_use]
-    pub fn sight(&self) -> watch::Receiver<Option<Sight>> {
-        self.sight.subscribe()
+    pub fn sights(&self) -> watch::Receiver<Vec<Sight>> {
+        self.sights.subscribe()
+    }
+
+    fn heard(&self, origin: Origin) -> Heard {
+        let heard = Heard { origin, clock: self.settings.clock, sights: Arc::clone(&self.sights) };
+        heard.say(Hearing::Unknown);
+        heard
     }
 
     /// Watches, and sends each notice once. Comes back when there is nothing to watch, or nobody to tell.
@@ -181,10 +187,8 @@ impl Watch {
             Cloud::Auto => self.search().await,
         };
         let Some(provider) = found else { return };
-        let heard = Heard { provider, clock: self.settings.clock, sight: Arc::clone(&self.sight) };
-        heard.say(Hearing::Unknown);
-        let teller = Teller { origin: Origin::Cloud(provider), notices: notices.clone(), heard: Some(heard) };
-        tracing::info!(provider = teller.origin.as_str(), "watching for notices that this host goes");
+        let teller = Teller { notices: notices.clone(), heard: self.heard(Origin::Cloud(provider)) };
+        tracing::info!(provider = teller.heard.origin.as_str(), "watching for notices that this host goes");
         let (service, paces) = (&self.service, self.settings.paces);
         match provider {
             Provider::Aws => aws::watch(service, paces.aws, self.seed, teller).await,
@@ -223,7 +227,7 @@ impl Watch {
 
     async fn watch_file(&self, notices: &mpsc::Sender<Notice>) {
         let Some(path) = &self.settings.file else { return };
-        let teller = Teller { origin: Origin::File, notices: notices.clone(), heard: None };
+        let teller = Teller { notices: notices.clone(), heard: self.heard(Origin::File) };
         file::watch(path, self.settings.clock, self.settings.paces.file, self.seed, teller).await;
     }
 }
@@ -249,22 +253,26 @@ async fn due<C>(clock: Clock, mut next: impl FnMut(Instant) -> Next<C>) -> Due<C
 #[derive(Debug)]
 struct NobodyListens;
 
-/// Keeps for those who look whether a service is heard.
+/// Keeps for those who look whether one of those is heard.
 #[derive(Debug, Clone)]
 struct Heard {
-    provider: Provider,
+    origin: Origin,
     clock: Clock,
-    sight: Arc<watch::Sender<Option<Sight>>>,
+    sights: Arc<watch::Sender<Vec<Sight>>>,
 }
 
 impl Heard {
     fn say(&self, hearing: Hearing) {
-        self.sight.send_replace(Some(Sight { provider: self.provider, hearing, since: self.clock.now() }));
+        let sight = Sight { origin: self.origin, hearing, since: self.clock.now() };
+        self.sights.send_modify(|sights| {
+            sights.retain(|sight| sight.origin != self.origin);
+            sights.push(sight);
+        });
     }
 
     fn answered(&self) {
-        let unknown = |sight: &Sight| sight.hearing == Hearing::Unknown;
-        if self.sight.borrow().as_ref().is_some_and(unknown) {
+        let unknown = |sight: &Sight| sight.origin == self.origin && sight.hearing == Hearing::Unknown;
+        if self.sights.borrow().iter().any(unknown) {
             self.say(Hearing::Heard);
         }
     }
@@ -273,20 +281,19 @@ impl Heard {
 /// Passes on what a watch learns.
 #[derive(Debug, Clone)]
 struct Teller {
-    origin: Origin,
     notices: mpsc::Sender<Notice>,
-    heard: Option<Heard>,
+    heard: Heard,
 }
 
 impl Teller {
     /// The service has said whether there is a notice.
     fn answered(&self) {
-        self.heard.iter().for_each(Heard::answered);
+        self.heard.answered();
     }
 
     /// Says what is new. `trouble` is what the last call met, if it met any.
     async fn tell(&self, news: Option<News>, trouble: Option<&str>) -> Result<(), NobodyListens> {
-        let provider = self.origin.as_str();
+        let provider = self.heard.origin.as_str();
         if let Some(trouble) = trouble {
             tracing::debug!(provider, "looking for notices: {trouble}");
         }
@@ -300,17 +307,17 @@ impl Teller {
             Some(News::Unwell) => {
                 let trouble = trouble.unwrap_or("it does not answer");
                 tracing::warn!(provider, "a notice that this host goes may be missed: {trouble}");
-                self.heard.iter().for_each(|heard| heard.say(Hearing::Missed(trouble.to_owned())));
+                self.heard.say(Hearing::Missed(trouble.to_owned()));
                 return Ok(());
             }
             Some(News::Well) => {
                 tracing::info!(provider, "notices are heard again");
-                self.heard.iter().for_each(|heard| heard.say(Hearing::Heard));
+                self.heard.say(Hearing::Heard);
                 return Ok(());
             }
             None => return Ok(()),
         };
-        self.notices.send(Notice { origin: self.origin, said }).await.map_err(|_| NobodyListens)
+        self.notices.send(Notice { origin: self.heard.origin, said }).await.map_err(|_| NobodyListens)
     }
 }
 

@@ -101,7 +101,7 @@ fn facts(view: &View, clock: Clock) -> Markup {
             @if let Some(recovered) = view.recovered {
                 div { dt { "an earlier life" } dd { (recovered) } }
             }
-            @if let Some(spot) = &view.spot {
+            @for spot in &view.spot {
                 div { dt { "notices of " (spot.provider) }
                     @if spot.trouble.is_some() { dd.bad { "not heard since " (clock.ago(spot.seconds)) } }
                     @else if spot.heard { dd { "heard" } }
@@ -234,7 +234,7 @@ fn services(services: &[Service]) -> Markup {
 
 fn answers(source: &Source, clock: Clock) -> Markup {
     html! {
-        @if source.in_trouble { span.bad { "trouble" } }
+        @if source.in_trouble || (source.polled_seconds_ago.is_none() && source.error.is_some()) { span.bad { "trouble" } }
         @else if source.polled_seconds_ago.is_some() { span.good { "ok" } }
         @else { span.warn { "not asked yet" } }
         @if let Some(error) = &source.error {

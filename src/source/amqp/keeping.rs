@@ -11,6 +11,7 @@ use crate::host::crash::crash_point;
 use crate::source::Refused;
 
 use super::part::{Part, State};
+use super::session::Last;
 use super::shelf::{Entry, Left, Shelf, Shelved, Writing};
 
 /// The broker is told what becomes of a request, and was heard to be there then.
@@ -71,9 +72,8 @@ impl Part {
                     state.shelving = Shelving::Written(entry);
                 }
                 Shelving::Written(entry) => {
-                    let (entry, acker, session) = (entry.clone(), self.acker.clone(), Arc::clone(&self.session));
-                    let acknowledging = Box::pin(async move { session.acknowledge(&acker).await });
-                    state.shelving = Shelving::Acknowledging(entry, acknowledging);
+                    let entry = entry.clone();
+                    state.shelving = Shelving::Acknowledging(entry, self.tell(Last::Acknowledge));
                 }
                 Shelving::Acknowledging(entry, acknowledging) => {
                     let answer = acknowledging.await;

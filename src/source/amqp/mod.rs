@@ -363,7 +363,7 @@ impl Inner {
         let Waiting { delivery, since } = waiting;
         let run = task::run(&delivery.properties, DELIVERIES.fetch_add(1, Ordering::Relaxed), attempt);
         let taken = Taken {
-            acker: delivery.acker,
+            tag: delivery.delivery_tag,
             properties: delivery.properties,
             body: delivery.data.into(),
             queue: session.queue.clone(),

@@ -7,9 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use lapin::options::BasicRejectOptions;
-use lapin::types::{AMQPValue, ShortString};
-use lapin::{Acker, BasicProperties};
+use lapin::BasicProperties;
+use lapin::types::{AMQPValue, DeliveryTag, ShortString};
 use tokio::sync::Mutex;
 
 use crate::amqp;
@@ -26,8 +25,8 @@ use super::keeping::{Shelving, Telling};
 use super::link::Link;
 use super::outlet::Published;
 use super::room::Room;
-use super::session::Session;
-use super::shelf::Shelf;
+use super::session::{Last, Session};
+use super::shelf::{Left, Shelf};
 use super::tally::Tally;
 use super::task;
 use super::unanswered::Unanswered;
@@ -42,7 +41,9 @@ pub(super) struct Part {
     pub(super) run: Run,
     pub(super) session: Arc<Session>,
     pub(super) delivered: Instant,
-    pub(super) acker: Acker,
+    tag: DeliveryTag,
+    /// The broker is told of a delivery once: of what it does not know any more a second word would cost the channel.
+    told: AtomicBool,
     queue: ShortString,
     pub(super) properties: BasicProperties,
     pub(super) body: Arc<[u8]>,
@@ -103,14 +104,6 @@ struct Begun {
     plan: Plan,
 }
 
-/// The last word to the broker.
-#[derive(Clone, Copy)]
-enum Last {
-    Acknowledge,
-    Requeue,
-    DeadLetter,
-}
-
 /// What is published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Publish {
@@ -138,7 +131,7 @@ pub(super) enum Plan {
 
 impl Part {
     pub(super) fn new(run: Run, delivery: Taken, session: Arc<Session>, most: usize, around: Around) -> Self {
-        let Taken { acker, properties, body, queue, delivered } = delivery;
+        let Taken { tag, properties, body, queue, delivered } = delivery;
         let shelved = Arc::new(AtomicBool::new(false));
         let partial = Sender {
             session: Arc::clone(&session),
@@ -152,7 +145,8 @@ impl Part {
             run,
             session,
             delivered,
-            acker,
+            tag,
+            told: AtomicBool::new(false),
             queue,
             properties,
             body,
@@ -263,7 +257,7 @@ impl Part {
             }
             Plan::Again { attempts } => {
                 if let Err(refused) = self.again(state, *attempts).await {
-                    if !state.full_since.is_some_and(|since| self.around.unanswered.is_over(since)) {
+                    if !self.is_full_for_long(state) {
                         return Err(refused);
                     }
                     // The slot that waits for room in a full queue is one that makes none there.
@@ -284,30 +278,45 @@ impl Part {
     }
 
     /// Settles what is acknowledged already. What is handed back, or given up to the broker, goes there as a copy: with so many
-    /// attempts in its header that whoever gets it gives it up as well.
+    /// attempts in its header that whoever gets it gives it up as well. Where its queue is full for long it stays on the disk, as
+    /// what was interrupted does, and makes room for others.
     async fn settle_shelved(&self, state: &mut State, plan: &Plan) -> Result<(), Refused> {
-        match plan {
-            Plan::Answer(reply) => {
-                self.answer(state, reply).await?;
-                crash_point("shelf-answered");
+        let attempts = match plan {
+            Plan::Answer(_) => None,
+            Plan::Again { attempts } => Some(*attempts),
+            Plan::HandBack | Plan::HandOn => Some(self.run.run),
+            Plan::DeadLetter => Some(self.run.run.saturating_add(1)),
+        };
+        if let Plan::Answer(reply) = plan {
+            self.answer(state, reply).await?;
+            crash_point("shelf-answered");
+        }
+        if let Some(attempts) = attempts {
+            if let Err(refused) = self.again(state, attempts).await {
+                return if self.is_full_for_long(state) { self.stays(state) } else { Err(refused) };
             }
-            Plan::Again { attempts } => {
-                self.again(state, *attempts).await?;
-                crash_point("shelf-returned");
-            }
-            Plan::HandBack | Plan::HandOn => {
-                self.again(state, self.run.run).await?;
-                crash_point("shelf-returned");
-                self.around.tally.handed_back.add();
-            }
-            Plan::DeadLetter => {
-                self.again(state, self.run.run.saturating_add(1)).await?;
-                crash_point("shelf-returned");
-            }
+            crash_point("shelf-returned");
+        }
+        if let Plan::HandBack | Plan::HandOn = plan {
+            self.around.tally.handed_back.add();
         }
         if let (Some(shelf), Shelving::Done(entry)) = (&self.around.shelf, &state.shelving) {
             shelf.clear(entry.clone()).await;
             crash_point("shelf-removed");
+        }
+        Ok(())
+    }
+
+    /// Whether its queue has refused copies of it for as long as is waited for that.
+    fn is_full_for_long(&self, state: &State) -> bool {
+        state.full_since.is_some_and(|since| self.around.unanswered.is_over(since))
+    }
+
+    /// Leaves it on the disk to whoever looks after what was interrupted.
+    fn stays(&self, state: &State) -> Result<(), Refused> {
+        if let (Some(shelf), Shelving::Done(entry)) = (&self.around.shelf, &state.shelving) {
+            tracing::warn!(claim.run = %self.run, "its queue is full: the request waits on this host's disk for room there");
+            shelf.leave(Left::Interrupted(entry.clone()));
         }
         Ok(())
     }
@@ -353,13 +362,11 @@ impl Part {
             }
             Err(refused) => {
                 // It is refused again for as long as an answer would be.
-                match state.full_since {
-                    Some(since) if self.around.unanswered.is_over(since) => self.not_kept(&refused),
-                    since => {
-                        state.refused_since = state.refused_since.or(since);
-                        return Err(refused);
-                    }
+                if !self.is_full_for_long(&state) {
+                    state.refused_since = state.refused_since.or(state.full_since);
+                    return Err(refused);
                 }
+                self.not_kept(&refused);
             }
         }
         state.published = None;
@@ -482,15 +489,20 @@ impl Part {
         ended
     }
 
-    fn tell(&self, last: Last) -> Telling {
-        let (session, acker) = (Arc::clone(&self.session), self.acker.clone());
+    /// To be polled at once.
+    pub(super) fn tell(&self, last: Last) -> Telling {
+        let (session, tag) = (Arc::clone(&self.session), self.once());
         Box::pin(async move {
-            match last {
-                Last::Acknowledge => session.acknowledge(&acker).await,
-                Last::Requeue => session.reject(&acker, BasicRejectOptions { requeue: true }).await,
-                Last::DeadLetter => session.reject(&acker, BasicRejectOptions { requeue: false }).await,
+            match tag {
+                Some(tag) => session.tell(tag, last).await,
+                None => Ok(false),
             }
         })
+    }
+
+    /// Its tag, for the first who asks.
+    fn once(&self) -> Option<DeliveryTag> {
+        (!self.told.swap(true, Ordering::AcqRel)).then_some(self.tag)
     }
 
     async fn told(&self, state: &mut State) -> Result<(), Refused> {
@@ -526,8 +538,7 @@ impl Drop for Part {
         let shelving = std::mem::take(&mut self.state.get_mut().shelving);
         let is_the_brokers = matches!(shelving, Shelving::No | Shelving::Writing(..) | Shelving::Written(_));
         self.leave(shelving);
-        if is_the_brokers && self.acker.usable() {
-            amqp::order(self.acker.reject(BasicRejectOptions { requeue: true }));
+        if is_the_brokers && self.once().is_some_and(|tag| self.session.give_back(tag)) {
             self.around.tally.handed_back.add();
         }
     }
@@ -535,7 +546,7 @@ impl Drop for Part {
 
 /// What is kept of a delivery.
 pub(super) struct Taken {
-    pub(super) acker: Acker,
+    pub(super) tag: DeliveryTag,
     pub(super) properties: BasicProperties,
     pub(super) body: Arc<[u8]>,
     pub(super) queue: ShortString,

@@ -14,8 +14,8 @@ use lapin::options::{
     BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicQosOptions, BasicRejectOptions, QueueDeclareOptions,
 };
 use lapin::protocol::constants::REPLY_SUCCESS;
-use lapin::types::{FieldTable, ShortString};
-use lapin::{Acker, Channel, Connection, Consumer};
+use lapin::types::{DeliveryTag, FieldTable, ShortString};
+use lapin::{Channel, Connection, Consumer};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -34,6 +34,14 @@ use super::{Noticeboard, link, lock};
 pub(super) struct Waiting {
     pub(super) delivery: Delivery,
     pub(super) since: Instant,
+}
+
+/// The last word to the broker about a delivery.
+#[derive(Clone, Copy)]
+pub(super) enum Last {
+    Acknowledge,
+    Requeue,
+    DeadLetter,
 }
 
 /// One consumer on one channel.
@@ -242,14 +250,32 @@ impl Session {
         self.state().unwanted
     }
 
-    /// Acknowledges what it was handed.
-    pub(super) async fn acknowledge(&self, acker: &Acker) -> lapin::Result<bool> {
-        link::while_connected(&self.connection, acker.ack(BasicAckOptions::default())).await
+    /// Tells the broker what becomes of a delivery, once for each. Says whether it was told: after the end of its channel nothing
+    /// is.
+    ///
+    /// By the channel and not by the delivery's own `Acker`, which has each word go by another task of lapin's first.
+    pub(super) async fn tell(&self, tag: DeliveryTag, last: Last) -> lapin::Result<bool> {
+        if !self.intake.status().connected() {
+            return Ok(false);
+        }
+        let telling = async {
+            match last {
+                Last::Acknowledge => self.intake.basic_ack(tag, BasicAckOptions::default()).await,
+                Last::Requeue => self.intake.basic_reject(tag, BasicRejectOptions { requeue: true }).await,
+                Last::DeadLetter => self.intake.basic_reject(tag, BasicRejectOptions { requeue: false }).await,
+            }
+        };
+        link::while_connected(&self.connection, telling).await.map(|()| true)
     }
 
-    /// Gives up what it was handed.
-    pub(super) async fn reject(&self, acker: &Acker, options: BasicRejectOptions) -> lapin::Result<bool> {
-        link::while_connected(&self.connection, acker.reject(options)).await
+    /// Gives back what nobody settled. Whether the broker hears of it nobody waits for: if not, its channel has ended, and that
+    /// does the same. Says whether it is to be told.
+    pub(super) fn give_back(&self, tag: DeliveryTag) -> bool {
+        let open = self.intake.status().connected();
+        if open {
+            amqp::order(self.intake.basic_reject(tag, BasicRejectOptions { requeue: true }));
+        }
+        open
     }
 
     /// Moves deliveries to where polls find them, until none come and none are held. What nobody has asked for in the end goes `back`.

@@ -195,7 +195,8 @@ async fn b12_a_broker_that_is_killed_under_load_comes_back_to_the_same_workers_a
     std::fs::write(&gate, "").expect("it is written");
     let mut left: std::collections::BTreeSet<String> = (0..20).map(|number| number.to_string()).collect();
     while !left.is_empty() {
-        let answer = answers.next().await;
+        let why = || format!("{left:?} are left\n{}\n{}", controller.log(), pool.last_words());
+        let answer = answers.next_or(why).await;
         left.remove(answer.properties.correlation_id().as_ref().expect("an id").as_str());
     }
     assert_eq!(pool.workers_there(), before);

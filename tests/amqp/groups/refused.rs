@@ -5,6 +5,9 @@ use journeyman::amqp::lapin::BasicProperties;
 use journeyman::amqp::lapin::options::{BasicPublishOptions, QueueDeclareOptions, QueueDeleteOptions};
 use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
 
+use rustix::process::Signal;
+use serde_json::Value;
+
 use super::policies::api;
 use super::{Pool, READY};
 use crate::support::{Client, within};
@@ -33,6 +36,45 @@ async fn a_key_whose_queue_cannot_be_made_is_answered_and_takes_no_room_from_oth
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_key_whose_queue_is_full_is_answered_so_and_takes_no_room_from_others() {
+    const REQUESTS: u64 = 700;
+    let Some(pool) = Pool::new().await else { return };
+    pool.client.declare_narrow(&format!("{}-req-hot", pool.name)).await;
+    let mut first = pool.controller("");
+    first.says(READY).await;
+    first.signal(Signal::TERM);
+    assert_eq!(first.ends().await.code(), Some(0));
+    // All of them are orphans: nobody binds the queue meanwhile.
+    for number in 0..REQUESTS {
+        pool.ask("hot", &number.to_string()).await;
+    }
+    pool.ask("good", "good").await;
+    let mut controller = pool.controller("");
+    controller.says(READY).await;
+    // Some wait for room, for a while; and one has it.
+    let waiting = 1 + journeyman::limits::CONTROLLER_REFUSED_MAX as u64;
+    let answered = |seen: &Value| seen["counts"]["dead_letters"].as_u64() == Some(REQUESTS - waiting);
+    pool.sees("the others are answered", answered).await;
+    let good = format!("{}-req-good", pool.name);
+    within("the other key has its request", async { while pool.depth(&good).await != Some((1, 0)) {} }).await;
+    assert_eq!(controller.log().matches("was made otherwise").count(), 1, "{}", controller.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cold_requests_whose_group_would_go_sooner_than_its_queue_is_made_reach_it_all_the_same() {
+    const KEYS: usize = 200;
+    let Some(pool) = Pool::new().await else { return };
+    let mut controller = pool.controller("driver = \"noop\"\nunbind_delay = \"50ms\"\nstop_delay = \"50ms\"\n");
+    controller.says(READY).await;
+    for number in 0..KEYS {
+        pool.ask(&format!("k{number}"), &number.to_string()).await;
+    }
+    let all = |seen: &Value| seen["counts"]["orphans_forwarded"].as_u64() >= Some(KEYS as u64);
+    let seen = pool.sees("all have reached their queues", all).await;
+    assert_eq!(seen["counts"]["dead_letters"], 0, "{seen}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_its_queue_refuses_is_given_up_and_holds_up_no_other() {
     let Some(pool) = Pool::new().await else { return };
     let mut controller = pool.controller("message_ttl = \"200ms\"\n");
@@ -53,8 +95,11 @@ async fn an_answer_that_its_queue_refuses_is_given_up_and_holds_up_no_other() {
         BasicProperties::default(),
     );
     filling.await.expect("it is published").await.expect("it is confirmed");
-    let properties = Client::properties("1", "/echo").with_reply_to(full.as_str().into());
-    assert!(pool.publish("nobody", properties).await);
+    // One after the other they would take as long as no test waits.
+    for _ in 0..100 {
+        let properties = Client::properties("1", "/echo").with_reply_to(full.as_str().into());
+        assert!(pool.publish("nobody", properties).await);
+    }
     pool.ask("nobody", "2").await;
     controller.says("its queue refuses it").await;
     assert_eq!(pool.client.answer("2").await.json()["context"]["reason"], "expired");

@@ -18,6 +18,7 @@ echo "hello from $WORKER_ID"
 case "$WORKER_KEY" in
 dies*) echo "goodbye"; exit 3 ;;
 stays*) trap '' TERM ;;
+lingers*) trap 'echo told >>"$SEEN/$WORKER_ID.told"' TERM ;;
 esac
 exec 3>&1
 printf '%s' "$WORKER_KEY" >"$SEEN/$WORKER_ID"
@@ -206,6 +207,34 @@ pub(super) async fn conforms(place: &Place, means: Means) {
     is_up(place, &stays).await;
     assert!(site.line.stop(&stays.id));
     site.ends(&stays.id, true).await;
+
+    // One that takes its time to go is known to go by the next controller, which does not tell it again.
+    let patient = Posting { grace: LONGEST, ..core.clone() };
+    drop(site);
+    let mut site = Site::new(&patient);
+    let lingers = assignment(place, "lingers");
+    site.starts(lingers.clone()).await.expect("it is started");
+    is_up(place, &lingers).await;
+    assert!(site.line.stop(&lingers.id));
+    let told = place.path().join("seen").join(format!("{}.told", lingers.id));
+    let telling = async {
+        while !(told.exists() && core.folder.join("told").exists()) {
+            assert_eq!(site.looks().await, []);
+        }
+    };
+    timeout(LONGEST, telling).await.expect("it is told");
+    drop(site);
+    let mut site = Site::new(&patient);
+    let (id, key) = (lingers.id.clone(), lingers.key.clone());
+    assert_eq!(site.looks().await, [Change::Found { id: id.clone(), key }, Change::Going { id: id.clone() }]);
+    for _ in 0..3 {
+        assert_eq!(site.looks().await, []);
+    }
+    assert_eq!(std::fs::read_to_string(&told).expect("it was told"), "told\n", "once");
+    drop(site);
+    let mut site = Site::new(&core);
+    assert_eq!(site.looks().await.len(), 2, "found, and going");
+    site.ends(&id, true).await;
 
     // One that dies at once is told of, and how, and what it has said.
     let dies = assignment(place, "dies");
