@@ -82,13 +82,13 @@ pub(super) async fn forward(
             confirms.push(channel.basic_publish(exchange, key, options, &delivery.data, properties).await?);
         }
         // lapin gives a return to whichever is confirmed next: which one it was, its own header says.
-        let (mut returned, mut refused) = (BTreeSet::new(), BTreeSet::new());
+        let (mut returned, mut refused, mut unknown) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         let until = tokio::time::Instant::now() + AMQP_CALL_TIMEOUT;
         for (number, confirm) in confirms.into_iter().enumerate() {
             let back = match timeout_at(until, confirm).await {
                 // A queue that says nothing holds up no other one. Whether it has the request is not known, so it may have it twice.
                 Err(_) => {
-                    refused.insert(number as u64);
+                    unknown.insert(number as u64);
                     None
                 }
                 Ok(Err(error)) => return Err(error),
@@ -105,7 +105,7 @@ pub(super) async fn forward(
         for (number, mut orphan) in batch.drain(..).enumerate() {
             let number = number as u64;
             orphan.was_refused = refused.contains(&number) && !returned.contains(&number);
-            if returned.contains(&number) || refused.contains(&number) {
+            if returned.contains(&number) || orphan.was_refused || unknown.contains(&number) {
                 tracing::debug!(key = %orphan.key, "a request could not be forwarded; it stays an orphan");
                 // As many as there can be have room. Where nobody listens any more, this is over as well.
                 back.send(orphan).await.ok();

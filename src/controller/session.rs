@@ -158,17 +158,15 @@ async fn control(
             () = &mut counting => return Err(ended("counts")),
             () = &mut granting => return Err(ended("wishes")),
             _ = look.tick() => {
-                for delivery in controller.look_after() {
+                for given_up in controller.look_after() {
                     // As many as there can be in hand have room.
-                    drop(condemned.try_send((delivery, Obituary::of_no_queue())));
+                    drop(condemned.try_send(given_up));
                 }
                 controller.condemn(&aside);
                 controller.pool.handle(Event::Tick, clock.now());
                 controller.plan();
                 planned = controller.pool.tracker().generation();
-                if depths.capacity() == depths.max_capacity() {
-                    measured = controller.measure(&depths, measured);
-                }
+                measured = controller.measure(&depths, measured);
             }
             () = async { match deadline {
                 Some(at) => clock.sleep_until(at).await,
@@ -230,6 +228,9 @@ impl Controller {
     /// A job about a queue is done.
     fn finished(&mut self, epoch: Epoch, finished: Finished) {
         let (Finished { key, done, why }, now) = (finished, self.clock.now());
+        if let Done::Depth(_) = done {
+            self.here.looking.remove(&key);
+        }
         if let Some(why) = why {
             self.fault = Some(Ended { at: now, what: format!("a step about the queue of {key}: {why}") });
         }
@@ -275,7 +276,7 @@ impl Controller {
     }
 
     /// Tells the rules who is there. Answers with the orphans that have waited too long.
-    fn look_after(&mut self) -> Vec<Delivery> {
+    fn look_after(&mut self) -> Vec<(Delivery, Obituary)> {
         let now = self.clock.now();
         self.orders.tick(now);
         for key in self.orders.kept() {
@@ -296,7 +297,7 @@ impl Controller {
 
     /// Asks what is in queues that are due, in the order of their keys and from the one on at which there was no room the last time.
     /// Answers with the first that there is none for.
-    fn measure(&self, depths: &mpsc::Sender<Key>, from: Option<Key>) -> Option<Key> {
+    fn measure(&mut self, depths: &mpsc::Sender<Key>, from: Option<Key>) -> Option<Key> {
         let (now, attended) = (self.clock.now(), self.staff.attended(self.clock.now()));
         let due = |key: &&Key| {
             let last = self.here.depths.get(*key);
@@ -308,11 +309,19 @@ impl Controller {
         };
         let keys = || {
             let groups = self.pool.tracker().groups().map(|(key, _)| key);
-            groups.filter(|key| self.pool.is_bound(key)).filter(due)
+            groups.filter(|key| self.pool.is_bound(key) && !self.here.looking.contains(key)).filter(due)
         };
         let begins = |key: &&Key| from.as_ref().is_none_or(|from| *key >= from);
         let mut around = keys().filter(begins).chain(keys().filter(|key| !begins(key)));
-        around.find(|key| depths.try_send((*key).clone()).is_err()).cloned()
+        let mut sent = Vec::new();
+        let one_too_many = around.find(|key| {
+            let is_sent = depths.try_send((*key).clone()).is_ok();
+            sent.extend(is_sent.then(|| (*key).clone()));
+            !is_sent
+        });
+        let one_too_many = one_too_many.cloned();
+        self.here.looking.extend(sent);
+        one_too_many
     }
 
     pub(super) fn plan(&mut self) {

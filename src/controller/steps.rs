@@ -1,8 +1,9 @@
 //! Jobs about request queues, some at once, beside the loop.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
-use std::sync::{Mutex, PoisonError};
+use std::pin::Pin;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
 use lapin::{Channel, Connection};
@@ -15,13 +16,7 @@ use super::topology::{self, Keeping, PRECONDITION_FAILED, Said, Whose};
 use crate::amqp;
 use crate::domain::group::Key;
 use crate::domain::group::pool::{Answer, Step};
-use crate::limits::{AMQP_CALL_TIMEOUT, CONTROLLER_HANDS};
-
-/// Something about a queue.
-enum Job {
-    Step(Step),
-    Depth,
-}
+use crate::limits::{AMQP_CALL_TIMEOUT, CONTROLLER_LOOK_HANDS, CONTROLLER_STEP_HANDS};
 
 pub(super) enum Done {
     Step(Step, Answer),
@@ -35,14 +30,23 @@ pub(super) struct Finished {
     pub(super) why: Option<String>,
 }
 
-/// What is to be done.
-struct Desk {
-    steps: mpsc::Receiver<(Key, Step)>,
-    depths: mpsc::Receiver<Key>,
+/// What several hands share.
+struct Desk<'a> {
+    connection: &'a Connection,
+    names: &'a Names,
+    keeping: Keeping,
+    said: Said,
+    steps: tokio::sync::Mutex<mpsc::Receiver<(Key, Step)>>,
+    depths: tokio::sync::Mutex<mpsc::Receiver<Key>>,
+    done: mpsc::Sender<Finished>,
+    /// Whose queues somebody else has made.
+    others: Mutex<BTreeSet<Key>>,
+    /// Channels on which a step about a queue was not done in time. It may be yet: the next one about that queue has to come after it.
+    stuck: Mutex<BTreeMap<Key, Channel>>,
 }
 
 /// Does what is to be done about queues, some of it at once: the broker takes its time for each. There is one step about each queue
-/// at a time, as the rules have it.
+/// at a time, as the rules have it, and whoever waits for one is a request: looks have hands of their own.
 pub(super) async fn work(
     connection: &Connection,
     names: &Names,
@@ -51,9 +55,12 @@ pub(super) async fn work(
     (steps, depths): (mpsc::Receiver<(Key, Step)>, mpsc::Receiver<Key>),
     done: mpsc::Sender<Finished>,
 ) -> Over {
-    let (desk, others) = (tokio::sync::Mutex::new(Desk { steps, depths }), Mutex::default());
-    let hand = || Box::pin(hand(connection, names, (keeping, said), &desk, &others, &done));
-    let mut hands: Vec<_> = (0..CONTROLLER_HANDS).map(|_| hand()).collect();
+    let (steps, depths) = (tokio::sync::Mutex::new(steps), tokio::sync::Mutex::new(depths));
+    let (others, stuck) = (Mutex::default(), Mutex::default());
+    let desk = &Desk { connection, names, keeping, said, steps, depths, done, others, stuck };
+    let mut hands: Vec<Pin<Box<dyn Future<Output = Over> + Send + '_>>> = Vec::new();
+    hands.extend((0..CONTROLLER_STEP_HANDS).map(|_| Box::pin(desk.carry_out_steps()) as _));
+    hands.extend((0..CONTROLLER_LOOK_HANDS).map(|_| Box::pin(desk.look_into_queues()) as _));
     std::future::poll_fn(|context| {
         let over = hands.iter_mut().find_map(|hand| match hand.as_mut().poll(context) {
             Poll::Ready(over) => Some(over),
@@ -64,85 +71,119 @@ pub(super) async fn work(
     .await
 }
 
-/// Takes one job after the other: steps first, since who waits for one is a request.
-async fn hand(
-    connection: &Connection,
-    names: &Names,
-    (keeping, said): (Keeping, Said),
-    desk: &tokio::sync::Mutex<Desk>,
-    others: &Mutex<BTreeSet<Key>>,
-    done: &mpsc::Sender<Finished>,
-) -> Over {
-    let others = || others.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut channel: Option<Channel> = None;
-    loop {
-        let next = async {
-            let Desk { steps, depths } = &mut *desk.lock().await;
-            tokio::select! {
-                biased;
-                Some((key, step)) = steps.recv() => Some((key, Job::Step(step))),
-                Some(key) = depths.recv() => Some((key, Job::Depth)),
-                else => None,
-            }
-        };
-        let Some((key, job)) = next.await else { break };
-        let open = match channel.take().filter(|channel| channel.status().connected()) {
-            Some(open) => open,
-            None => match connection.create_channel().await {
+impl Desk<'_> {
+    async fn carry_out_steps(&self) -> Over {
+        let mut channel: Option<Channel> = None;
+        loop {
+            let next = self.steps.lock().await.recv().await;
+            let Some((key, step)) = next else { return ended("steps") };
+            let before = lock(&self.stuck).remove(&key);
+            let open = match self.open(before.or_else(|| channel.take())).await {
                 Ok(open) => open,
-                Err(error) => return error.into(),
-            },
-        };
-        let doing = async {
-            match &job {
-                Job::Step(step) => {
-                    let whose = if others().contains(&key) { Whose::Others } else { Whose::Ours };
-                    let done = topology::carry_out(&open, names, keeping, said, &key, (*step, whose)).await;
-                    match done {
-                        Err(error) if *step == Step::Bind && amqp::code(&error) == Some(PRECONDITION_FAILED) => {
-                            if others().insert(key.clone()) {
-                                let why = amqp::shown(&error);
-                                tracing::warn!(%key, "its queue was made otherwise, and is taken as it is: {why}");
-                            }
-                            topology::take_queue(&connection.create_channel().await?, names, &key).await
-                        }
-                        other => {
-                            // It is gone, or was made here: one that could not be deleted is still what it was.
-                            let is_done = matches!(other, Ok(Answer::Done | Answer::Missing));
-                            if is_done && matches!(step, Step::Bind | Step::Delete) {
-                                others().remove(&key);
-                            }
-                            other
-                        }
-                    }
+                Err(over) => return over,
+            };
+            let (answer, why) = match within(self.step(&open, &key, step)).await {
+                Ok(answer) => {
+                    channel = Some(open);
+                    (answer, None)
                 }
-                Job::Depth => depth(&open, names, &key).await,
+                Err(Failed::Said(why)) => {
+                    channel = Some(open);
+                    (Answer::Failed, Some(why))
+                }
+                Err(Failed::Silent(why)) => {
+                    lock(&self.stuck).insert(key.clone(), open);
+                    (Answer::Failed, Some(why))
+                }
+            };
+            if let Err(over) = self.finished(key, Done::Step(step, answer), why).await {
+                return over;
             }
-        };
-        let (answer, why) = match within(doing).await {
-            Ok(answer) => (answer, None),
-            Err(why) => {
-                tracing::warn!(%key, "a step about its queue failed: {why}");
-                (Answer::Failed, Some(why))
-            }
-        };
-        channel = Some(open);
-        let finished = match job {
-            Job::Step(step) => Done::Step(step, answer),
-            Job::Depth => Done::Depth(answer),
-        };
-        if done.send(Finished { key, done: finished, why }).await.is_err() {
-            break;
         }
     }
-    ended("steps")
+
+    async fn look_into_queues(&self) -> Over {
+        let mut channel: Option<Channel> = None;
+        loop {
+            let next = self.depths.lock().await.recv().await;
+            let Some(key) = next else { return ended("looks") };
+            let open = match self.open(channel.take()).await {
+                Ok(open) => open,
+                Err(over) => return over,
+            };
+            let (answer, why) = match within(depth(&open, self.names, &key)).await {
+                Ok(answer) => {
+                    channel = Some(open);
+                    (answer, None)
+                }
+                Err(Failed::Said(why)) => {
+                    channel = Some(open);
+                    (Answer::Failed, Some(why))
+                }
+                // Whatever came next on that channel would wait for it as well.
+                Err(Failed::Silent(why)) => (Answer::Failed, Some(why)),
+            };
+            if let Err(over) = self.finished(key, Done::Depth(answer), why).await {
+                return over;
+            }
+        }
+    }
+
+    /// This channel, or another one where it is closed.
+    async fn open(&self, channel: Option<Channel>) -> Result<Channel, Over> {
+        match channel.filter(|channel| channel.status().connected()) {
+            Some(open) => Ok(open),
+            None => Ok(self.connection.create_channel().await?),
+        }
+    }
+
+    async fn step(&self, open: &Channel, key: &Key, step: Step) -> lapin::Result<Answer> {
+        let Self { connection, names, keeping, said, .. } = *self;
+        let whose = if lock(&self.others).contains(key) { Whose::Others } else { Whose::Ours };
+        match topology::carry_out(open, names, keeping, said, key, (step, whose)).await {
+            Err(error) if step == Step::Bind && amqp::code(&error) == Some(PRECONDITION_FAILED) => {
+                if lock(&self.others).insert(key.clone()) {
+                    let why = amqp::shown(&error);
+                    tracing::warn!(%key, "its queue was made otherwise, and is taken as it is: {why}");
+                }
+                topology::take_queue(&connection.create_channel().await?, names, key).await
+            }
+            other => {
+                // It is gone, or was made here: one that could not be deleted is still what it was.
+                let is_done = matches!(other, Ok(Answer::Done | Answer::Missing));
+                if is_done && matches!(step, Step::Bind | Step::Delete) {
+                    lock(&self.others).remove(key);
+                }
+                other
+            }
+        }
+    }
+
+    async fn finished(&self, key: Key, done: Done, why: Option<String>) -> Result<(), Over> {
+        if let Some(why) = &why {
+            tracing::warn!(%key, "a step about its queue failed: {why}");
+        }
+        self.done.send(Finished { key, done, why }).await.map_err(|_| ended("steps"))
+    }
 }
 
-async fn within(doing: impl Future<Output = lapin::Result<Answer>>) -> Result<Answer, String> {
+/// Why something was not done.
+enum Failed {
+    /// The broker has said so.
+    Said(String),
+    /// It has said nothing in time, and may do it yet.
+    Silent(String),
+}
+
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn within(doing: impl Future<Output = lapin::Result<Answer>>) -> Result<Answer, Failed> {
     match timeout(AMQP_CALL_TIMEOUT, doing).await {
         Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(error)) => Err(amqp::shown(&error)),
-        Err(_) => Err(format!("not done in {AMQP_CALL_TIMEOUT:?}")),
+        Ok(Err(error)) => Err(Failed::Said(amqp::shown(&error))),
+        Err(_) => Err(Failed::Silent(format!("not done in {AMQP_CALL_TIMEOUT:?}"))),
     }
 }
 

@@ -12,7 +12,9 @@ impl Count {
     }
 
     pub(super) fn take(&self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        // It may have been cleared before what was under way had heard of that.
+        let less = |count: u64| Some(count.saturating_sub(1));
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).ok();
     }
 
     pub(super) fn clear(&self) {

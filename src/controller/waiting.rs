@@ -1,7 +1,7 @@
 //! What a connection brought and is still in hand: orphans whose queue is not there yet, dead letters that are to be put aside,
 //! and what is known of queues.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use lapin::message::Delivery;
@@ -51,6 +51,8 @@ pub(super) struct Here {
     waiting: BTreeMap<Key, Vec<Waiting>>,
     /// What waits in each queue, as far as it was looked into.
     pub(super) depths: BTreeMap<Key, Depth>,
+    /// Queues that are being looked into.
+    pub(super) looking: BTreeSet<Key>,
     /// What each group had to do when it was last decided about.
     pub(super) loads: BTreeMap<Key, Load>,
     pub(super) counts: Counts,
@@ -108,12 +110,15 @@ impl Here {
     }
 
     /// Those that have waited too long, or whose queue cannot be made: they would take the room of others.
-    pub(super) fn give_up(&mut self, pool: &Pool, now: Instant) -> Vec<Delivery> {
+    pub(super) fn give_up(&mut self, pool: &Pool, now: Instant) -> Vec<(Delivery, Obituary)> {
         let mut over = Vec::new();
         self.waiting.retain(|key, waiting| {
             let in_vain = pool.failures(key) >= CONTROLLER_BIND_TRIES;
             let old = waiting.extract_if(.., |one| in_vain || now.since(one.since) >= CONTROLLER_ORPHAN_WAIT);
-            over.extend(old.map(|one| one.delivery));
+            over.extend(old.map(|one| {
+                let why = if one.was_refused { Obituary::of_full_queue() } else { Obituary::of_no_queue() };
+                (one.delivery, why)
+            }));
             !waiting.is_empty()
         });
         over

@@ -32,7 +32,9 @@ pub const CONTROLLER_HEARTBEAT: u16 = 5;
 /// How often a controller that stands by looks whether the other one has gone.
 pub const CONTROLLER_STANDBY_LOOK: Duration = Duration::from_secs(1);
 /// How many steps about queues are carried out at once, each on a channel of its own.
-pub const CONTROLLER_HANDS: usize = 8;
+pub const CONTROLLER_STEP_HANDS: usize = 8;
+/// How many queues are looked into at once, the same.
+pub const CONTROLLER_LOOK_HANDS: usize = 2;
 /// How many steps about queues may wait to be carried out.
 pub const CONTROLLER_STEPS_MAX: usize = 4096;
 /// How long a worker counts as busy after it has reported a request. One that goes on with it says so once a minute.

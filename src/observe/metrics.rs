@@ -158,7 +158,7 @@ const FAMILIES: &[Family<Status>] = &[
     .by(PROVIDER),
     gauge("spot_watch_up", "1 while the metadata service answers that would say that the host goes, 0 while it does not; absent where none is watched.", |status| {
         let up = |spot: &crate::worker::view::Spot| if spot.heard { 1.0 } else { 0.0 };
-        status.view.spot.iter().map(|spot| labeled([spot.provider.as_str()], up(spot))).collect()
+        status.view.watches.iter().map(|spot| labeled([spot.provider.as_str()], up(spot))).collect()
     })
     .by(PROVIDER),
     gauge("spot_reaction", "From the first notice to the latest end of a claim since; absent before one.", |status| {

@@ -123,7 +123,7 @@ impl Engine {
                 seconds_ago: seconds(noticed.at, now),
                 to_last_end_seconds: noticed.last_end.map(|end| seconds(noticed.at, end)),
             }),
-            spot,
+            watches: spot,
             recovered: self.earlier.view(),
             spans: self.settings.recorder.as_ref().map(|recorder| recorder.counts()),
             next,

@@ -54,7 +54,7 @@ pub struct View {
     pub notice: Option<Notice>,
     /// How those are heard that would say that the host goes: a metadata service, and the file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub spot: Vec<Spot>,
+    pub watches: Vec<Spot>,
     /// What an earlier life of this worker had left, where it had left something.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recovered: Option<Recovered>,

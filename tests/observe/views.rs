@@ -29,7 +29,7 @@ pub(crate) fn idle() -> Status {
     };
     let view = View {
         services: Vec::new(),
-        spot: vec![Spot { provider: "aws".to_owned(), heard: true, trouble: None, seconds: 5.0 }],
+        watches: vec![Spot { provider: "aws".to_owned(), heard: true, trouble: None, seconds: 5.0 }],
         activity: None,
         state: State::Running,
         not_claiming: None,

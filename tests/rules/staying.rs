@@ -132,16 +132,40 @@ fn i22_what_a_poll_brings_that_was_under_way_when_the_host_ran_short_goes_back_a
         assert!(!effects.contains(&Effect::Prepare(claim)), "{held_off:?}");
         bench.happens(Event::Reported { claim, answer: Ok(()) });
         assert!(!bench.worker.stopping() && bench.worker.free() == 2, "it is the worker that it was");
-        // A message costs nobody a retry: it is left where it is.
+    }
+}
+
+#[test]
+fn what_a_poll_brings_that_was_under_way_at_a_pause_is_run_where_it_is_claimed_and_left_where_it_is_not() {
+    let mut bench = Bench::claims(2);
+    bench.happens(Event::Pause { until: None });
+    let grant = bench.grant("T");
+    let claim = grant.token;
+    let effects = bench.brought(vec![grant]);
+    assert!(effects.contains(&Effect::Prepare(claim)), "{effects:?}");
+    // What ends with its connection goes back as if nobody had seen it.
+    let mut bench = Bench::new(policy(2), &[Manner { ends_with_worker: true, ..CLAIMS }]);
+    bench.tick();
+    bench.opened(0, 1);
+    bench.happens(Event::Pause { until: None });
+    let grant = bench.grant("T");
+    let claim = grant.token;
+    let effects = bench.brought(vec![grant]);
+    assert!(!effects.contains(&Effect::Prepare(claim)), "{effects:?}");
+    // A message costs nobody a retry: it is left where it is.
+    let room = Room { disk: Some(1), memory: None };
+    let least = Least { disk: 2, memory: 0 };
+    for held_off in [Event::Pause { until: None }, Event::Pause { until: Some(at(900)) }, Event::Measured(room)] {
         let mut bench = Bench::new(Policy { least, ..policy(2) }, &[MESSAGES]);
         bench.tick();
         bench.opened(0, 1);
-        bench.happens(held_off);
+        bench.happens(held_off.clone());
         let seen = bench.seen("m", "T");
         let effects = bench.hit(vec![seen]);
         assert_eq!(
             (claims(&effects), effects.iter().filter(|effect| matches!(effect, Effect::Forget(_))).count()),
-            (0, 1)
+            (0, 1),
+            "{held_off:?}"
         );
     }
 }

@@ -35,7 +35,7 @@ pub(super) fn table(status: &Status) -> String {
         "host",
         &format!("{}{}   payloads held by {}", host(view.host), clock(&view.sources), view.containment),
     );
-    for spot in &view.spot {
+    for spot in &view.watches {
         label(&mut out, "spot", &heard(spot));
     }
     out.push_str("sources\n");

@@ -88,7 +88,11 @@ impl Roster {
 
     /// Somebody who is to be told now, and how. Each is told once, and once more after each list that still shows it where that
     /// did not work or where its time is over.
+    /// Only who has the pool tells anybody anything.
     pub(super) fn due(&mut self, now: Instant) -> Option<(String, Key, Stop)> {
+        if !self.in_charge {
+            return None;
+        }
         if let Some((id, key)) = self.remains.pop_front() {
             return Some((id, key, Stop::Forget));
         }

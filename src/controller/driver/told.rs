@@ -1,13 +1,16 @@
 //! Who was told to go, written down for the next controller: a worker that is told a second time hands back what it runs.
+//!
+//! A file for each, so that two controllers that both write for a moment cost neither what the other has written.
 
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use super::{Found, Standing};
+use crate::controller::escape;
 
+/// What their names end with.
 const TOLD: &str = "told";
-const TOLD_FRESH: &str = "told.new";
 
 pub(super) struct Told {
     folder: PathBuf,
@@ -19,25 +22,45 @@ impl Told {
         Self { folder: folder.to_owned(), ids: BTreeSet::new() }
     }
 
-    /// Takes over what another controller has written.
+    /// Takes over what another controller has written. Where that cannot be read, what is known stays.
     pub(super) fn read(&mut self) {
-        let bytes = std::fs::read(self.folder.join(TOLD)).unwrap_or_default();
-        self.ids = serde_json::from_slice(&bytes).unwrap_or_default();
+        match self.written() {
+            Ok(ids) => self.ids = ids,
+            Err(error) => tracing::debug!(%error, "which workers were told to go cannot be read"),
+        }
+    }
+
+    fn written(&self) -> io::Result<BTreeSet<String>> {
+        let mut ids = BTreeSet::new();
+        for entry in std::fs::read_dir(&self.folder)? {
+            let path = entry?.path();
+            let name = path.file_stem().and_then(std::ffi::OsStr::to_str);
+            if path.extension().is_some_and(|ending| ending == TOLD)
+                && let Some(id) = name.and_then(|name| String::from_utf8(escape::QUEUE.read(name)?).ok())
+            {
+                ids.insert(id);
+            }
+        }
+        Ok(ids)
     }
 
     /// One was told.
     pub(super) fn add(&mut self, id: &str) {
-        if self.ids.insert(id.to_owned()) {
-            self.write();
+        if self.ids.insert(id.to_owned())
+            && let Err(error) = std::fs::write(self.path(id), "")
+        {
+            tracing::warn!(%error, worker = id, "that it was told to go cannot be written down");
         }
     }
 
     /// Forgets all but these.
     pub(super) fn keep(&mut self, is_there: impl Fn(&str) -> bool) {
-        let before = self.ids.len();
-        self.ids.retain(|id| is_there(id));
-        if self.ids.len() < before {
-            self.write();
+        let gone: Vec<String> = self.ids.iter().filter(|id| !is_there(id)).cloned().collect();
+        for id in gone {
+            self.ids.remove(&id);
+            if let Err(error) = std::fs::remove_file(self.path(&id)) {
+                tracing::debug!(%error, worker = id, "that it was told to go is still written down");
+            }
         }
     }
 
@@ -50,18 +73,7 @@ impl Told {
         }
     }
 
-    fn write(&self) {
-        let (path, fresh) = (self.folder.join(TOLD), self.folder.join(TOLD_FRESH));
-        if self.ids.is_empty() {
-            // It may never have been there.
-            return drop(std::fs::remove_file(path));
-        }
-        let written = serde_json::to_vec(&self.ids)
-            .map_err(io::Error::other)
-            .and_then(|bytes| std::fs::write(&fresh, bytes))
-            .and_then(|()| std::fs::rename(&fresh, &path));
-        if let Err(error) = written {
-            tracing::warn!(%error, path = %path.display(), "which workers were told to go cannot be written down");
-        }
+    fn path(&self, id: &str) -> PathBuf {
+        self.folder.join(format!("{}.{TOLD}", escape::QUEUE.write(id)))
     }
 }

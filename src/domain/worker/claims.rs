@@ -43,7 +43,7 @@ impl Worker {
             self.effects.push_back(Effect::Forget(token));
             return;
         }
-        let hand_back = slot.is_none() || !self.takes();
+        let hand_back = slot.is_none() || !self.takes(source);
         let late = || hand_back.then(|| Alert::Late { run: run.clone() });
         self.effects.extend(alert.or_else(late).map(Effect::Alert));
         if slot.is_some() {
@@ -111,7 +111,7 @@ impl Worker {
                 feed.poller.accepted();
                 self.staying.granted();
                 self.delete_messages_of(claim);
-                if !self.takes() {
+                if !self.takes(source) {
                     let run = self.held.get(&claim).map(|held| held.run.clone());
                     self.effects.extend(run.map(|run| Effect::Alert(Alert::Late { run })));
                     let deadline = self.hand_back_deadline();

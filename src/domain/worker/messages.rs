@@ -39,7 +39,7 @@ impl Worker {
             // I12, I25: it was granted to us and is over here. Were it asked for again before it is over at the queue,
             // it would be granted again, and executed twice.
             self.delete(seen.token);
-        } else if !self.takes() {
+        } else if !self.takes_up(source) {
             // Left alone: it becomes visible again, to another worker.
             self.forget(seen.token);
         } else if let Some(slot) = slots.pop() {

@@ -9,7 +9,7 @@ use core::time::Duration;
 
 use super::{Effect, Exit, Held, Mode, Proof, Worker};
 use crate::domain::fitness::PROVEN_AFTER;
-use crate::domain::id::Token;
+use crate::domain::id::{SourceId, Token};
 use crate::domain::service::Serving;
 use crate::domain::time::Instant;
 
@@ -293,9 +293,18 @@ impl Worker {
     }
 
     /// Whether anything that comes is taken. What a poll still brings that was under way when this host ran short of something, or
-    /// was told to go, goes back, which costs a retry. A pause is none of that: it only asks for nothing more.
-    pub(super) fn takes(&self) -> bool {
-        self.mode == Mode::Running && self.staying.short.is_none() && !self.fitness.unfit()
+    /// was told to go, goes back, which costs a retry. A pause is none of that: it only asks for nothing more. But what ends with the
+    /// worker's connection goes back at no cost, and does so then, too.
+    pub(super) fn takes(&self, source: SourceId) -> bool {
+        let feed = self.feeds.get(usize::from(source.0));
+        let is_free = feed.is_some_and(|feed| feed.poller.manner().ends_with_worker);
+        let paused = self.staying.paused.is_some() && is_free;
+        self.mode == Mode::Running && self.staying.short.is_none() && !self.fitness.unfit() && !paused
+    }
+
+    /// Whether a message of this source is asked for: what is not claimed yet is left, which costs nobody anything.
+    pub(super) fn takes_up(&self, source: SourceId) -> bool {
+        self.takes(source) && self.staying.paused.is_none()
     }
 
     /// Whether a poll may be started.

@@ -101,7 +101,7 @@ fn facts(view: &View, clock: Clock) -> Markup {
             @if let Some(recovered) = view.recovered {
                 div { dt { "an earlier life" } dd { (recovered) } }
             }
-            @for spot in &view.spot {
+            @for spot in &view.watches {
                 div { dt { "notices of " (spot.provider) }
                     @if spot.trouble.is_some() { dd.bad { "not heard since " (clock.ago(spot.seconds)) } }
                     @else if spot.heard { dd { "heard" } }

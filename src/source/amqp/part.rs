@@ -369,7 +369,8 @@ impl Part {
                 self.not_kept(&refused);
             }
         }
-        state.published = None;
+        // Its own queue is another one.
+        (state.published, state.full_since) = (None, None);
         state.kept = true;
         Ok(())
     }

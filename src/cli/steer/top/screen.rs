@@ -292,7 +292,7 @@ mod tests {
             host: Host { disk_free: Some(212 << 30), memory_free: Some(9 << 30), ..Host::default() },
             containment: "group".to_owned(),
             notice: None,
-            spot: Vec::new(),
+            watches: Vec::new(),
             kept: Vec::new(),
             recovered: None,
             spans: None,

@@ -218,7 +218,7 @@ pub(super) async fn conforms(place: &Place, means: Means) {
     assert!(site.line.stop(&lingers.id));
     let told = place.path().join("seen").join(format!("{}.told", lingers.id));
     let telling = async {
-        while !(told.exists() && core.folder.join("told").exists()) {
+        while !(told.exists() && core.folder.join(format!("{}.told", lingers.id)).exists()) {
             assert_eq!(site.looks().await, []);
         }
     };
