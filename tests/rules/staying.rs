@@ -6,6 +6,7 @@ use std::time::Duration;
 use journeyman::domain::claim::End;
 use journeyman::domain::id::SourceId;
 use journeyman::domain::outcome::{Outcome, Reason};
+use journeyman::domain::poll::Manner;
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{Alert, Claiming, Effect, Event, Exit, Haul, Hold, Least, Policy, Room, Stay};
 
