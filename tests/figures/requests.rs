@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use journeyman::amqp::lapin::options::{
     BasicConsumeOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions, QueueDeclareOptions,
@@ -29,6 +29,8 @@ use crate::table::{Row, load};
 
 /// How long any one answer may take before the run is given up.
 const PATIENCE: Duration = Duration::from_secs(90);
+/// How late the count of a queue may be.
+const COUNT_LATE: Duration = Duration::from_secs(2);
 /// How many messages are published without waiting for each.
 const WINDOW: usize = 500;
 /// How often worker and loop take turns.
@@ -445,10 +447,22 @@ impl Bench {
         timeout(PATIENCE, there).await.map_err(|_| "nobody consumes")?
     }
 
+    /// How many requests are left. What a quorum queue says of that is a moment late: one that is still counted then was acknowledged.
+    async fn left(&self) -> Done<u32> {
+        let until = Instant::now() + COUNT_LATE;
+        loop {
+            let left = self.depth(&self.queue).await?.messages;
+            if left == 0 || Instant::now() >= until {
+                return Ok(left);
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
     /// Reads every answer there is, when nobody answers any more, and takes the queues away.
     async fn collect(self, count: usize) -> Done<Answers> {
         let waiting = self.depth(&self.answers).await?.messages;
-        let unanswered = self.depth(&self.queue).await?.messages;
+        let unanswered = self.left().await?;
         let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
         let answers = self.answers.as_str().into();
         let mut consumer = self.channel.basic_consume(answers, "".into(), options, FieldTable::default()).await?;
