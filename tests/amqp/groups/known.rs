@@ -192,6 +192,10 @@ async fn b12_a_broker_that_is_killed_under_load_comes_back_to_the_same_workers_a
     let client = Client::without_queue(&crate::support::broker(&pool.uri), "answers").await;
     client.declare(crate::support::Kind::Durable, "answers").await;
     let mut answers = client.taken_from("answers").await;
+    // It tries again after half a minute at most, and a queue on disk may take its time to come back as well.
+    let queue = format!("{}-req-a", pool.name);
+    let is_back = async { while pool.depth(&queue).await.is_none_or(|(_, consumers)| consumers == 0) {} };
+    within("its worker has come back", is_back).await;
     std::fs::write(&gate, "").expect("it is written");
     let mut left: std::collections::BTreeSet<String> = (0..20).map(|number| number.to_string()).collect();
     while !left.is_empty() {
