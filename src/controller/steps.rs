@@ -82,20 +82,12 @@ impl Desk<'_> {
                 Ok(open) => open,
                 Err(over) => return over,
             };
-            let (answer, why) = match within(self.step(&open, &key, step)).await {
-                Ok(answer) => {
-                    channel = Some(open);
-                    (answer, None)
-                }
-                Err(Failed::Said(why)) => {
-                    channel = Some(open);
-                    (Answer::Failed, Some(why))
-                }
-                Err(Failed::Silent(why)) => {
-                    lock(&self.stuck).insert(key.clone(), open);
-                    (Answer::Failed, Some(why))
-                }
-            };
+            let Tried { answer, why, is_silent } = tried(self.step(&open, &key, step)).await;
+            if is_silent {
+                lock(&self.stuck).insert(key.clone(), open);
+            } else {
+                channel = Some(open);
+            }
             if let Err(over) = self.finished(key, Done::Step(step, answer), why).await {
                 return over;
             }
@@ -111,18 +103,9 @@ impl Desk<'_> {
                 Ok(open) => open,
                 Err(over) => return over,
             };
-            let (answer, why) = match within(depth(&open, self.names, &key)).await {
-                Ok(answer) => {
-                    channel = Some(open);
-                    (answer, None)
-                }
-                Err(Failed::Said(why)) => {
-                    channel = Some(open);
-                    (Answer::Failed, Some(why))
-                }
-                // Whatever came next on that channel would wait for it as well.
-                Err(Failed::Silent(why)) => (Answer::Failed, Some(why)),
-            };
+            let Tried { answer, why, is_silent } = tried(depth(&open, self.names, &key)).await;
+            // Whatever came next on a silent channel would wait for it as well.
+            channel = (!is_silent).then_some(open);
             if let Err(over) = self.finished(key, Done::Depth(answer), why).await {
                 return over;
             }
@@ -167,24 +150,27 @@ impl Desk<'_> {
     }
 }
 
-/// Why something was not done.
-enum Failed {
-    /// The broker has said so.
-    Said(String),
-    /// It has said nothing in time, and may do it yet.
-    Silent(String),
+struct Tried {
+    answer: Answer,
+    /// Why it failed.
+    why: Option<String>,
+    /// Whether the broker has said nothing in time, and may do it yet.
+    is_silent: bool,
 }
 
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn within(doing: impl Future<Output = lapin::Result<Answer>>) -> Result<Answer, Failed> {
-    match timeout(AMQP_CALL_TIMEOUT, doing).await {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(error)) => Err(Failed::Said(amqp::shown(&error))),
-        Err(_) => Err(Failed::Silent(format!("not done in {AMQP_CALL_TIMEOUT:?}"))),
-    }
+async fn tried(doing: impl Future<Output = lapin::Result<Answer>>) -> Tried {
+    let done = timeout(AMQP_CALL_TIMEOUT, doing).await;
+    let is_silent = done.is_err();
+    let (answer, why) = match done {
+        Ok(Ok(answer)) => (answer, None),
+        Ok(Err(error)) => (Answer::Failed, Some(amqp::shown(&error))),
+        Err(_) => (Answer::Failed, Some(format!("not done in {AMQP_CALL_TIMEOUT:?}"))),
+    };
+    Tried { answer, why, is_silent }
 }
 
 async fn depth(channel: &Channel, names: &Names, key: &Key) -> lapin::Result<Answer> {

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use journeyman::amqp::lapin::options::{
     BasicConsumeOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions, QueueDeclareOptions,
@@ -449,13 +449,15 @@ impl Bench {
 
     /// How many requests are left. What a quorum queue says of that is a moment late: one that is still counted then was acknowledged.
     async fn left(&self) -> Done<u32> {
-        let until = Instant::now() + COUNT_LATE;
-        loop {
-            let left = self.depth(&self.queue).await?.messages;
-            if left == 0 || Instant::now() >= until {
-                return Ok(left);
+        let none = async {
+            while self.depth(&self.queue).await?.messages > 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
             }
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            Ok(0)
+        };
+        match timeout(COUNT_LATE, none).await {
+            Ok(none) => none,
+            Err(_) => Ok(self.depth(&self.queue).await?.messages),
         }
     }
 
