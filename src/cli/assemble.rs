@@ -14,8 +14,9 @@ use crate::config::secrets::Credentials;
 use crate::config::values::{Size, WORKER_NAME_CHARS_MAX, WORKER_NAME_CHARS_MAX_AZURE};
 use crate::config::{Environment, schema};
 use crate::handler::log::LogLimits;
-use crate::handler::{self, Handler, command, environment, http, process, program};
+use crate::handler::{self, Handler, command, environment, http, program};
 use crate::host::containment::{Demand, Level, Limits, Unproven, Wanted};
+use crate::host::program::locate;
 use crate::redact;
 use crate::source::taskcluster::{self, Api, ApiSettings, Dialect, Taskcluster, Timeouts};
 use crate::worker::{Feed, Least, Settings, Stay, Worker};
@@ -276,7 +277,7 @@ pub(super) fn service(name: &str, wanted: &HandlerConfig, environment: &Environm
     };
     let env = environment::pick(&wanted.env_allow, environment.pairs());
     if let Some(program) = wanted.exec.first() {
-        process::locate(program, &env, Path::new(""))
+        locate(program, &env, Path::new(""))
             .map_err(|error| Failure::new(Exit::Unfit, format!("handler {name}: {error}")))?;
     }
     let service = || http::Service { exec: wanted.exec.clone(), env, grace: wanted.grace.0 };
@@ -317,7 +318,7 @@ fn program(name: &str, wanted: &HandlerConfig, environment: &Environment) -> Res
     let made = program::Program::new(settings).map_err(|error| Failure::of(Exit::Config, &error))?;
     // Found out here, it costs no task anything; found out later, every task that is claimed.
     for named in [&wanted.exec, &wanted.check].into_iter().filter_map(|arguments| arguments.first()) {
-        process::locate(named, &env, Path::new(""))
+        locate(named, &env, Path::new(""))
             .map_err(|error| Failure::new(Exit::Unfit, format!("handler {name}: {error}")))?;
     }
     Ok(Arc::new(made))

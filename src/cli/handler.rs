@@ -112,7 +112,7 @@ async fn try_program(test: Test, environment: &Environment) -> Ended {
     let bad_payload = test.bad_payload.map(|text| parsed(&text, "bad payload")).transpose()?;
     let untold = payload.is_none() && bad_payload.is_none();
     let payload = if untold { Some(json!({})) } else { payload };
-    let plan = Plan { program, payload, bad_payload, patience: test.patience.0 };
+    let plan = Plan { program, payload, bad_payload, patience: test.patience.0, cancel_after: check::CANCEL_AFTER };
     let folder = folder()?;
     let report = check::check_program(&plan, &folder).await.map_err(|error| unusable(&folder, &error))?;
     output::print(&report.to_string())?;

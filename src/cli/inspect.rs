@@ -10,8 +10,9 @@ use crate::config::schema::{Client, Handler, HandlerKind, Source};
 use crate::config::secrets::{self, Credentials, NoSecret};
 use crate::config::values::{File, SecretFile};
 use crate::config::{Environment, Loaded};
+use crate::handler::environment;
 use crate::handler::program::{self, Misconfigured};
-use crate::handler::{environment, process};
+use crate::host::program::locate;
 
 /// Looks at everything that is named.
 #[must_use]
@@ -88,7 +89,7 @@ impl Inspection<'_> {
         let Some(program) = pool.command.first() else { return };
         let own = pool.env.iter().map(|(name, value)| (name.clone(), value.0.clone()));
         let env = self.environment.pairs().filter(|(name, _)| name == "PATH").chain(own).collect();
-        if let Err(error) = process::locate(program, &env, Path::new("")) {
+        if let Err(error) = locate(program, &env, Path::new("")) {
             self.unusable(&format!("{key}.command"), error.to_string(), PROGRAM);
         }
     }
@@ -144,7 +145,7 @@ impl Inspection<'_> {
         let env = environment::pick(&handler.env_allow, self.environment.pairs());
         for (key, arguments) in [("exec", &handler.exec), ("check", &handler.check)] {
             let Some(program) = arguments.first() else { continue };
-            if let Err(error) = process::locate(program, &env, Path::new("")) {
+            if let Err(error) = locate(program, &env, Path::new("")) {
                 self.unusable(&format!("handler.{name}.{key}"), error.to_string(), PROGRAM);
             }
         }

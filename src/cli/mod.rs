@@ -71,7 +71,7 @@ enum Verb {
     Status(steer::StatusArgs),
     /// Watch a worker on a terminal
     Top(steer::TopArgs),
-    /// Let a worker claim nothing more; what runs goes on, and so does what a poll under way still brings
+    /// Let a worker claim nothing more; what runs goes on, and so do tasks that a poll under way still brings
     Pause(steer::PauseArgs),
     /// Let a paused worker claim again
     Resume(steer::PlainArgs),

@@ -1,7 +1,7 @@
 //! Reading the configuration again while a worker runs: all of it is accepted or none, and what only a restart can change
 //! is said by name.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::io;
 
@@ -136,13 +136,32 @@ fn take_over(running: &mut Config, new: &Config) {
     running.log.level = new.log.level.clone();
 }
 
-/// The keys whose values differ.
+/// The keys whose values differ, and the tables that have come or gone as a whole.
 pub(super) fn changed(one: &Config, other: &Config) -> Vec<String> {
     let (one, other) = (flat(one), flat(other));
     let keys = one.keys().chain(other.keys().filter(|key| !one.contains_key(*key)));
-    let mut keys: Vec<String> = keys.filter(|key| one.get(*key) != other.get(*key)).cloned().collect();
-    keys.sort();
-    keys
+    let differ = keys.filter(|key| one.get(*key) != other.get(*key));
+    let named = |key: &String| match table(key) {
+        Some(table) if !is_in(&one, table) => format!("{table} (new)"),
+        Some(table) if !is_in(&other, table) => format!("{table} (gone)"),
+        Some(_) | None => key.clone(),
+    };
+    let named: BTreeSet<String> = differ.map(named).collect();
+    named.into_iter().collect()
+}
+
+/// The table with a name of its own that a key is in, such as `source.ci`.
+fn table(key: &str) -> Option<&str> {
+    let (kind, rest) = key.split_once('.')?;
+    let (name, _) = rest.split_once('.')?;
+    key.get(..kind.len() + 1 + name.len()).filter(|_| NAMED.contains(&kind))
+}
+
+/// Tables of tables whose names are the operator's.
+const NAMED: [&str; 4] = ["source", "handler", "pool", "demand"];
+
+fn is_in(flat: &BTreeMap<String, Value>, named: &str) -> bool {
+    flat.keys().any(|key| table(key) == Some(named))
 }
 
 /// Every value by its dotted key. Secrets are masked, so that a changed one is not seen here; its file is read at a start.

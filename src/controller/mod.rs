@@ -311,7 +311,8 @@ impl Controller {
         match role {
             Role::Standby => self.staff.stands_by(),
             Role::Starting => self.staff.takes_charge(),
-            Role::Disconnected | Role::Active => {}
+            Role::Disconnected => self.staff.tells_nobody(),
+            Role::Active => {}
         }
     }
 

@@ -99,6 +99,11 @@ impl Controller {
                 format!("{whom} is resumed{}", if still { "; its pool is still paused" } else { "" })
             }
             Order::Scale { key, min, max, seconds } => self.scale(&key, min, max, seconds, by, now)?,
+            Order::Drain { .. } if self.role == Role::Disconnected => {
+                let text =
+                    "there is no broker at present, and another controller may have this pool: nobody is told to go";
+                return Err(Refused::Untimely(text.to_owned()));
+            }
             Order::Drain { worker } => {
                 if !self.staff.drain(&worker) {
                     let text = format!("pool {} has no worker {worker} that could be told to go", self.settings.pool);

@@ -1,6 +1,7 @@
 //! Orphans that go on from here: published again, confirmed, and acknowledged then.
 
 use std::collections::BTreeSet;
+use std::future::Future as _;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
@@ -8,22 +9,22 @@ use futures_core::Stream as _;
 use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::AMQPValue;
-use lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer};
+use lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer, PublisherConfirm};
 use tokio::sync::mpsc;
-use tokio::time::timeout_at;
+use tokio::time::sleep_until;
 
 use super::names::Names;
 use super::tally::Tally;
 use crate::amqp::headers;
 use crate::domain::group::Key;
 use crate::domain::time::Instant;
-use crate::limits::{AMQP_CALL_TIMEOUT, CONTROLLER_BATCH_MAX, CONTROLLER_HOPS_MAX};
+use crate::limits::{AMQP_CALL_TIMEOUT, CONTROLLER_BATCH_MAX, CONTROLLER_HOPS_MAX, CONTROLLER_ORPHAN_WAIT};
 
 /// The delivery mode of what is kept on disk.
 pub(super) const PERSISTENT: u8 = 2;
 /// How often a request came to the orphans.
 const HOPS: &str = "x-journeyman-hops";
-/// Which of a batch it is.
+/// Which of those that were sent over this channel it is.
 const NUMBER: &str = "x-journeyman-batch";
 
 /// A request without a queue.
@@ -63,8 +64,16 @@ pub(super) fn at_hand(consumer: &mut Consumer) -> Poll<Option<lapin::Result<Deli
     Pin::new(consumer).poll_next(&mut Context::from_waker(Waker::noop()))
 }
 
+/// One that was published and is not confirmed yet.
+struct Sent {
+    number: u64,
+    orphan: Orphan,
+    confirm: Pin<Box<PublisherConfirm>>,
+}
+
 /// Publishes orphans as they were to the exchange of requests, until nobody brings more or the channel fails. Those that the
-/// broker has are acknowledged; those that it does not take, or that came back, are handed back.
+/// broker has are acknowledged; those that it does not take, or that came back, are handed back. One of which the broker says
+/// nothing is waited for as long as the channel stands, for it may have it, and holds up no other.
 pub(super) async fn forward(
     channel: Channel,
     names: Names,
@@ -72,58 +81,103 @@ pub(super) async fn forward(
     back: mpsc::Sender<Orphan>,
     tally: &Tally,
 ) -> lapin::Result<()> {
-    let mut batch = Vec::new();
-    while ready.recv_many(&mut batch, CONTROLLER_BATCH_MAX).await > 0 {
-        let mut confirms = Vec::with_capacity(batch.len());
-        for (number, Orphan { delivery, .. }) in batch.iter().enumerate() {
-            let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
-            let (exchange, key) = (names.requests().into(), delivery.routing_key.clone());
-            let properties = once_more(delivery, number);
-            confirms.push(channel.basic_publish(exchange, key, options, &delivery.data, properties).await?);
-        }
-        // lapin gives a return to whichever is confirmed next: which one it was, its own header says.
-        let (mut returned, mut refused, mut unknown) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-        let until = tokio::time::Instant::now() + AMQP_CALL_TIMEOUT;
-        for (number, confirm) in confirms.into_iter().enumerate() {
-            let back = match timeout_at(until, confirm).await {
-                // A queue that says nothing holds up no other one. Whether it has the request is not known, so it may have it twice.
-                Err(_) => {
-                    unknown.insert(number as u64);
-                    None
-                }
-                Ok(Err(error)) => return Err(error),
-                Ok(Ok(Confirmation::Ack(back))) => back,
-                Ok(Ok(Confirmation::Nack(back))) => {
-                    refused.insert(number as u64);
-                    back
-                }
-                Ok(Ok(Confirmation::NotRequested)) => None,
-            };
-            let table = back.as_ref().and_then(|back| back.delivery.properties.headers().as_ref());
-            returned.extend(table.and_then(|table| headers::number(table, NUMBER)));
-        }
-        for (number, mut orphan) in batch.drain(..).enumerate() {
-            let number = number as u64;
-            orphan.was_refused = refused.contains(&number) && !returned.contains(&number);
-            if returned.contains(&number) || orphan.was_refused || unknown.contains(&number) {
-                tracing::debug!(key = %orphan.key, "a request could not be forwarded; it stays an orphan");
-                // As many as there can be have room. Where nobody listens any more, this is over as well.
-                back.send(orphan).await.ok();
-            } else {
-                orphan.delivery.acker.ack(BasicAckOptions::default()).await?;
-                tally.orphans.take();
-                tally.forwarded.add();
+    let (mut sent, mut returned, mut batch, mut numbers) = (Vec::new(), BTreeSet::new(), Vec::new(), 0..);
+    let mut silent_at = tokio::time::Instant::now() + AMQP_CALL_TIMEOUT;
+    loop {
+        tokio::select! {
+            biased;
+            confirmed = confirmed(&mut sent), if !sent.is_empty() => {
+                settle(confirmed, &mut returned, &back, tally).await?;
+                silent_at = tokio::time::Instant::now() + AMQP_CALL_TIMEOUT;
             }
+            () = sleep_until(silent_at), if !sent.is_empty() => {
+                let (count, key) = (sent.len(), sent.first().map(|sent| sent.orphan.key.as_str()));
+                tracing::warn!(count, key, "the broker does not confirm requests that were forwarded; they are waited for");
+                silent_at = tokio::time::Instant::now() + CONTROLLER_ORPHAN_WAIT;
+            }
+            count = ready.recv_many(&mut batch, CONTROLLER_BATCH_MAX) => {
+                if count == 0 {
+                    return Ok(());
+                }
+                if sent.is_empty() {
+                    silent_at = tokio::time::Instant::now() + AMQP_CALL_TIMEOUT;
+                }
+                for (number, orphan) in numbers.by_ref().zip(batch.drain(..)) {
+                    let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+                    let (exchange, key) = (names.requests().into(), orphan.delivery.routing_key.clone());
+                    let properties = once_more(&orphan.delivery, number);
+                    let publishing = channel.basic_publish(exchange, key, options, &orphan.delivery.data, properties);
+                    sent.push(Sent { number, confirm: Box::pin(publishing.await?), orphan });
+                }
+            }
+        }
+    }
+}
+
+/// Those that the broker has spoken of, one at least. What a return was given to is among them where that which it is of is: it was
+/// confirmed before.
+///
+/// Cancel safe.
+async fn confirmed(sent: &mut Vec<Sent>) -> Vec<(Sent, lapin::Result<Confirmation>)> {
+    std::future::poll_fn(|context| {
+        let mut confirmed = Vec::new();
+        loop {
+            let before = confirmed.len();
+            let mut at = 0;
+            while let Some(one) = sent.get_mut(at) {
+                match one.confirm.as_mut().poll(context) {
+                    Poll::Ready(said) => confirmed.push((sent.swap_remove(at), said)),
+                    Poll::Pending => at += 1,
+                }
+            }
+            if confirmed.len() == before {
+                break;
+            }
+        }
+        if confirmed.is_empty() { Poll::Pending } else { Poll::Ready(confirmed) }
+    })
+    .await
+}
+
+async fn settle(
+    confirmed: Vec<(Sent, lapin::Result<Confirmation>)>,
+    returned: &mut BTreeSet<u64>,
+    back: &mpsc::Sender<Orphan>,
+    tally: &Tally,
+) -> lapin::Result<()> {
+    let mut spoken_of = Vec::with_capacity(confirmed.len());
+    for (Sent { number, orphan, .. }, said) in confirmed {
+        let (was_refused, with) = match said? {
+            Confirmation::Ack(with) => (false, with),
+            Confirmation::Nack(with) => (true, with),
+            Confirmation::NotRequested => (false, None),
+        };
+        // lapin gives a return to whichever is confirmed next: which one it was, its own header says.
+        let table = with.as_ref().and_then(|with| with.delivery.properties.headers().as_ref());
+        returned.extend(table.and_then(|table| headers::number(table, NUMBER)));
+        spoken_of.push((number, orphan, was_refused));
+    }
+    for (number, mut orphan, was_refused) in spoken_of {
+        let was_returned = returned.remove(&number);
+        orphan.was_refused = was_refused && !was_returned;
+        if was_refused || was_returned {
+            tracing::debug!(key = %orphan.key, "a request could not be forwarded; it stays an orphan");
+            // As many as there can be have room. Where nobody listens any more, this is over as well.
+            back.send(orphan).await.ok();
+        } else {
+            orphan.delivery.acker.ack(BasicAckOptions::default()).await?;
+            tally.orphans.take();
+            tally.forwarded.add();
         }
     }
     Ok(())
 }
 
 /// Its properties, but for what the broker would not take from us.
-fn once_more(delivery: &Delivery, number: usize) -> BasicProperties {
+fn once_more(delivery: &Delivery, number: u64) -> BasicProperties {
     let mut table = delivery.properties.headers().clone().unwrap_or_default();
     table.insert(HOPS.into(), whole(hops(delivery) + 1));
-    table.insert(NUMBER.into(), whole(number as u64));
+    table.insert(NUMBER.into(), whole(number));
     let mut properties = delivery.properties.clone().with_headers(table);
     if properties.user_id().is_some() {
         // It has to be who publishes.

@@ -32,8 +32,9 @@ use crate::domain::group::load::Load;
 use crate::domain::group::looks::{self, Pace};
 use crate::domain::group::pool::{Answer, Effect, Epoch, Event};
 use crate::limits::{
-    AMQP_CALL_TIMEOUT, CONTROLLER_LETTERS_MAX, CONTROLLER_LOOK_EVERY, CONTROLLER_ORPHANS_MAX, CONTROLLER_PLAN_REST,
-    CONTROLLER_REPORTS_MAX, CONTROLLER_STANDBY_LOOK, CONTROLLER_STEPS_MAX, CONTROLLER_WISHES_MAX, DEMAND_COUNTS_MAX,
+    AMQP_CALL_TIMEOUT, CONTROLLER_LETTERS_MAX, CONTROLLER_LOOK_EVERY, CONTROLLER_LOOK_REST, CONTROLLER_ORPHANS_MAX,
+    CONTROLLER_PLAN_REST, CONTROLLER_REPORTS_MAX, CONTROLLER_STANDBY_LOOK, CONTROLLER_STEPS_MAX, CONTROLLER_WISHES_MAX,
+    DEMAND_COUNTS_MAX,
 };
 
 /// It cannot go on.
@@ -253,7 +254,9 @@ impl Controller {
                 self.here.depths.insert(key, Depth { ready, at: now });
             }
             Done::Depth(Answer::Missing) => self.pool.handle(Event::Strayed(key), now),
-            Done::Depth(Answer::Done | Answer::Failed) => {}
+            // Others are looked into meanwhile.
+            Done::Depth(Answer::Failed) => drop(self.here.unheard.insert(key, now.plus(CONTROLLER_LOOK_REST))),
+            Done::Depth(Answer::Done) => {}
         }
     }
 
@@ -288,6 +291,7 @@ impl Controller {
         }
         let wanted: BTreeSet<&Key> = self.pool.tracker().groups().map(|(key, _)| key).collect();
         self.here.depths.retain(|key, _| wanted.contains(key));
+        self.here.unheard.retain(|_, until| *until > now);
         let known = self.pool.keys().cloned().collect();
         for (key, count) in self.staff.counts(&known) {
             self.pool.handle(Event::Workers { key, count }, now);
@@ -309,7 +313,8 @@ impl Controller {
         };
         let keys = || {
             let groups = self.pool.tracker().groups().map(|(key, _)| key);
-            groups.filter(|key| self.pool.is_bound(key) && !self.here.looking.contains(key)).filter(due)
+            let free = |key: &&Key| !self.here.looking.contains(*key) && !self.here.unheard.contains_key(*key);
+            groups.filter(|key| self.pool.is_bound(key)).filter(free).filter(due)
         };
         let begins = |key: &&Key| from.as_ref().is_none_or(|from| *key >= from);
         let mut around = keys().filter(begins).chain(keys().filter(|key| !begins(key)));

@@ -128,6 +128,11 @@ impl Staff {
     /// Another one has the pool.
     pub(super) fn stands_by(&mut self) {
         self.in_charge = false;
+        self.tells_nobody();
+    }
+
+    /// Another one may have the pool, and may tell somebody else.
+    pub(super) fn tells_nobody(&self) {
         if let Some(driver) = &self.driver {
             driver.is_in_charge(false);
         }

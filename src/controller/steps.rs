@@ -73,43 +73,53 @@ pub(super) async fn work(
 
 impl Desk<'_> {
     async fn carry_out_steps(&self) -> Over {
-        let mut channel: Option<Channel> = None;
+        let mut kept = None;
         loop {
             let next = self.steps.lock().await.recv().await;
             let Some((key, step)) = next else { return ended("steps") };
-            let before = lock(&self.stuck).remove(&key);
-            let open = match self.open(before.or_else(|| channel.take())).await {
-                Ok(open) => open,
-                Err(over) => return over,
-            };
-            let Tried { answer, why, is_silent } = tried(self.step(&open, &key, step)).await;
-            if is_silent {
-                lock(&self.stuck).insert(key.clone(), open);
-            } else {
-                channel = Some(open);
-            }
-            if let Err(over) = self.finished(key, Done::Step(step, answer), why).await {
+            let tried = self.attempt(&mut kept, &key, Some(step)).await;
+            if let Err(over) = self.finished(key, |answer| Done::Step(step, answer), tried).await {
                 return over;
             }
         }
     }
 
     async fn look_into_queues(&self) -> Over {
-        let mut channel: Option<Channel> = None;
+        let mut kept = None;
         loop {
             let next = self.depths.lock().await.recv().await;
             let Some(key) = next else { return ended("looks") };
-            let open = match self.open(channel.take()).await {
-                Ok(open) => open,
-                Err(over) => return over,
-            };
-            let Tried { answer, why, is_silent } = tried(depth(&open, self.names, &key)).await;
-            // Whatever came next on a silent channel would wait for it as well.
-            channel = (!is_silent).then_some(open);
-            if let Err(over) = self.finished(key, Done::Depth(answer), why).await {
+            let tried = self.attempt(&mut kept, &key, None).await;
+            if let Err(over) = self.finished(key, Done::Depth, tried).await {
                 return over;
             }
         }
+    }
+
+    /// Carries out a step about the queue of a key, or looks into it. A channel on which nothing was heard in time is not kept: a step
+    /// may yet be done there, and the next one about that queue has to come after it.
+    async fn attempt(&self, kept: &mut Option<Channel>, key: &Key, step: Option<Step>) -> Result<Tried, Over> {
+        let before = step.and_then(|_| lock(&self.stuck).remove(key));
+        let opening = timeout(AMQP_CALL_TIMEOUT, self.open(before.or_else(|| kept.take())));
+        let Ok(open) = opening.await else { return Ok(Tried::failed(SILENT.to_owned())) };
+        let mut open = open?;
+        let doing = async {
+            match step {
+                Some(step) => self.step(&mut open, key, step).await,
+                None => depth(&open, self.names, key).await,
+            }
+        };
+        let done = timeout(AMQP_CALL_TIMEOUT, doing).await;
+        match (&done, step) {
+            (Ok(_), _) => *kept = Some(open),
+            (Err(_), Some(_)) => drop(lock(&self.stuck).insert(key.clone(), open)),
+            (Err(_), None) => {}
+        }
+        Ok(match done {
+            Ok(Ok(answer)) => Tried { answer, why: None },
+            Ok(Err(error)) => Tried::failed(amqp::shown(&error)),
+            Err(_) => Tried::failed(SILENT.to_owned()),
+        })
     }
 
     /// This channel, or another one where it is closed.
@@ -120,7 +130,8 @@ impl Desk<'_> {
         }
     }
 
-    async fn step(&self, open: &Channel, key: &Key, step: Step) -> lapin::Result<Answer> {
+    /// On this channel, or on one in its place.
+    async fn step(&self, open: &mut Channel, key: &Key, step: Step) -> lapin::Result<Answer> {
         let Self { connection, names, keeping, said, .. } = *self;
         let whose = if lock(&self.others).contains(key) { Whose::Others } else { Whose::Ours };
         match topology::carry_out(open, names, keeping, said, key, (step, whose)).await {
@@ -129,7 +140,8 @@ impl Desk<'_> {
                     let why = amqp::shown(&error);
                     tracing::warn!(%key, "its queue was made otherwise, and is taken as it is: {why}");
                 }
-                topology::take_queue(&connection.create_channel().await?, names, key).await
+                *open = connection.create_channel().await?;
+                topology::take_queue(open, names, key).await
             }
             other => {
                 // It is gone, or was made here: one that could not be deleted is still what it was.
@@ -142,11 +154,17 @@ impl Desk<'_> {
         }
     }
 
-    async fn finished(&self, key: Key, done: Done, why: Option<String>) -> Result<(), Over> {
+    async fn finished(
+        &self,
+        key: Key,
+        done: impl FnOnce(Answer) -> Done,
+        tried: Result<Tried, Over>,
+    ) -> Result<(), Over> {
+        let Tried { answer, why } = tried?;
         if let Some(why) = &why {
             tracing::warn!(%key, "a step about its queue failed: {why}");
         }
-        self.done.send(Finished { key, done, why }).await.map_err(|_| ended("steps"))
+        self.done.send(Finished { key, done: done(answer), why }).await.map_err(|_| ended("steps"))
     }
 }
 
@@ -154,23 +172,18 @@ struct Tried {
     answer: Answer,
     /// Why it failed.
     why: Option<String>,
-    /// Whether the broker has said nothing in time, and may do it yet.
-    is_silent: bool,
 }
+
+impl Tried {
+    const fn failed(why: String) -> Self {
+        Self { answer: Answer::Failed, why: Some(why) }
+    }
+}
+
+const SILENT: &str = "the broker has not answered in time";
 
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-async fn tried(doing: impl Future<Output = lapin::Result<Answer>>) -> Tried {
-    let done = timeout(AMQP_CALL_TIMEOUT, doing).await;
-    let is_silent = done.is_err();
-    let (answer, why) = match done {
-        Ok(Ok(answer)) => (answer, None),
-        Ok(Err(error)) => (Answer::Failed, Some(amqp::shown(&error))),
-        Err(_) => (Answer::Failed, Some(format!("not done in {AMQP_CALL_TIMEOUT:?}"))),
-    };
-    Tried { answer, why, is_silent }
 }
 
 async fn depth(channel: &Channel, names: &Names, key: &Key) -> lapin::Result<Answer> {

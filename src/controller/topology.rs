@@ -139,7 +139,8 @@ pub(super) async fn carry_out(
         }
     };
     match done {
-        Err(error) if amqp::code(&error) == Some(amqp::NOT_FOUND) => Ok(Answer::Missing),
+        // Of a queue that was to be made it says that something else is missing.
+        Err(error) if step != Step::Bind && amqp::code(&error) == Some(amqp::NOT_FOUND) => Ok(Answer::Missing),
         Err(error) if step == Step::Delete && amqp::code(&error) == Some(PRECONDITION_FAILED) => {
             tracing::debug!(%key, "its queue is not empty, or somebody consumes from it: {}", amqp::shown(&error));
             Ok(Answer::Holds { ready: 0, consumers: 1 })

@@ -53,6 +53,8 @@ pub(super) struct Here {
     pub(super) depths: BTreeMap<Key, Depth>,
     /// Queues that are being looked into.
     pub(super) looking: BTreeSet<Key>,
+    /// Queues into which could not be looked, and until when that is not tried again.
+    pub(super) unheard: BTreeMap<Key, Instant>,
     /// What each group had to do when it was last decided about.
     pub(super) loads: BTreeMap<Key, Load>,
     pub(super) counts: Counts,

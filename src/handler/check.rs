@@ -28,7 +28,7 @@ use super::process::{Bounds, Cause, Effort, shown};
 use super::program::{Program, Spoken, judge};
 use super::{Cancel, CancelCause, Context, Handler, NotCompleted, NotPrepared, PayloadHandler as _, Task, erase};
 
-/// How long a program is left alone before it is told to end, unless it writes something earlier.
+/// How long a program is left alone before it is told to end unless somebody says.
 pub const CANCEL_AFTER: Duration = Duration::from_millis(500);
 
 /// What a program is checked with.
@@ -42,6 +42,8 @@ pub struct Plan {
     pub bad_payload: Option<Value>,
     /// How long a run may take.
     pub patience: Duration,
+    /// How long it is left alone before it is told to end, unless it writes something earlier.
+    pub cancel_after: Duration,
 }
 
 /// One rule of the contract, and how it went.
@@ -280,7 +282,7 @@ async fn cancel(plan: &Plan, payload: &Value, folder: &Path, report: &mut Report
     let log = stage.context.log();
     let written = log.bytes();
     let order = async {
-        if timeout(CANCEL_AFTER, log.grown(written)).await.is_err() {
+        if timeout(plan.cancel_after, log.grown(written)).await.is_err() {
             tracing::debug!("the program says nothing; it is told to end all the same");
         }
         stage.tell_to_end(grace);
@@ -289,7 +291,7 @@ async fn cancel(plan: &Plan, payload: &Value, folder: &Path, report: &mut Report
     let result = tokio::select! {
         run = plan.program.rehearse(payload, bounds, &stage.context) => match run {
             Err(error) => CaseResult::NotSeen(ended(&error)),
-            Ok(spoken) => obeyed(&spoken, grace),
+            Ok(spoken) => obeyed(&spoken, grace, plan.cancel_after),
         },
         () = order => CaseResult::NotSeen("it was never told".to_owned()),
     };
@@ -297,11 +299,11 @@ async fn cancel(plan: &Plan, payload: &Value, folder: &Path, report: &mut Report
     Ok(())
 }
 
-fn obeyed(spoken: &Spoken, grace: Duration) -> CaseResult {
+fn obeyed(spoken: &Spoken, grace: Duration, told_after: Duration) -> CaseResult {
     match (spoken.ended.cause, spoken.ended.effort) {
         (Cause::Itself, _) => CaseResult::NotSeen(format!(
             "it was done sooner; give a payload that takes longer than {}",
-            shown(CANCEL_AFTER)
+            shown(told_after)
         )),
         (Cause::RunTime | Cause::Exceeded(_) | Cause::Canceled(_), Effort::None) => CaseResult::Kept,
         (Cause::RunTime | Cause::Exceeded(_) | Cause::Canceled(_), Effort::Killed) => CaseResult::Broken(format!(

@@ -19,6 +19,7 @@ use serde::Deserialize;
 use tokio::net::unix::pipe;
 use tokio::time::Instant;
 
+use crate::host::program::locate;
 use crate::limits::PROCESS_GRACE;
 use crate::redact;
 
@@ -26,7 +27,7 @@ use super::artifact::{self, Artifacts, Declaration, Need, What};
 use super::environment::{self, Variables};
 use super::log::NotHidden;
 use super::message::Told;
-use super::process::{self, Bounds, Cause, Ended, Input, Launch, Running, Status, shown};
+use super::process::{Bounds, Cause, Ended, Input, Launch, Running, Status, shown};
 use super::program::{Spoken, converse};
 use super::{CancelCause, Context, NotCompleted, NotPrepared, PayloadHandler, fault};
 
@@ -202,7 +203,7 @@ impl PayloadHandler for Command {
             }
         }
         if let Some(program) = payload.command.first().and_then(|argv| argv.first())
-            && let Err(error) = process::locate(program, &env, context.workdir())
+            && let Err(error) = locate(program, &env, context.workdir())
         {
             wrong.push(format!("payload/command/0: {error}"));
         }

@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 
+use crate::host::program::PATH_DEFAULT;
+
 use super::Context;
 
 /// The variables that are passed on unless the operator names others.
 pub const PASSED_ON: [&str; 3] = ["PATH", "LANG", "TZ"];
-/// Where programs are looked for if the worker has no `PATH`.
-pub const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Names and values.
 pub type Variables = BTreeMap<String, String>;

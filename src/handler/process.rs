@@ -9,7 +9,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -26,12 +26,13 @@ use crate::host::containment::children::{self, Known, Started};
 use crate::host::containment::{COOKIE, Enclosure, Entry, Exceeded, Failed, SHIM, Way};
 use crate::host::containment::{larger_than, outgrown, program as forerunner, written};
 use crate::host::crash::crash_point;
+use crate::host::program::locate;
 use crate::limits::{
     DISK_LOOK_EVERY, PROCESS_DRAIN, PROCESS_KILL_MARGIN, PROCESS_KILLED_WAIT, PROCESS_READ_BYTES, PROCESS_START_WAIT,
     SHIM_WORD_BYTES_MAX,
 };
 
-use super::environment::{PATH_DEFAULT, Variables};
+use super::environment::Variables;
 use super::exit::{self, Exit};
 use super::log::TaskLog;
 use super::{Cancel, Context};
@@ -524,46 +525,5 @@ impl Pump<'_> {
                 self.state = Flow::Ended;
             }
         }
-    }
-}
-
-/// Finds a program as a shell would: a name in `PATH`, a path from the folder it starts in.
-///
-/// # Errors
-///
-/// `NotFound` or `PermissionDenied`, naming the program and where it was looked for.
-pub fn locate(program: &str, env: &Variables, workdir: &Path) -> io::Result<PathBuf> {
-    let places: Vec<PathBuf> = if program.contains('/') {
-        vec![workdir.join(program)]
-    } else {
-        let path = env.get("PATH").map_or(PATH_DEFAULT, String::as_str);
-        let folders = path.split(':').filter(|folder| !folder.is_empty());
-        folders.map(|folder| workdir.join(folder).join(program)).collect()
-    };
-    let mut kind = io::ErrorKind::NotFound;
-    for place in places {
-        match judge(&place) {
-            Ok(()) => return Ok(place),
-            Err(io::ErrorKind::PermissionDenied) => kind = io::ErrorKind::PermissionDenied,
-            Err(_) => {}
-        }
-    }
-    let what = match (kind, program.contains('/')) {
-        (io::ErrorKind::PermissionDenied, _) => {
-            format!("{program}: it is there, but cannot be executed")
-        }
-        (_, true) => format!("{program}: there is no such file"),
-        (_, false) => format!("{program}: there is no such program in PATH"),
-    };
-    Err(io::Error::new(kind, what))
-}
-
-fn judge(place: &Path) -> Result<(), io::ErrorKind> {
-    use std::os::unix::fs::PermissionsExt;
-    let about = std::fs::metadata(place).map_err(|error| error.kind())?;
-    if about.is_file() && about.permissions().mode() & 0o111 != 0 {
-        Ok(())
-    } else {
-        Err(io::ErrorKind::PermissionDenied)
     }
 }

@@ -39,12 +39,13 @@ use tokio::net::unix::pipe;
 use tokio::process::ChildStdin;
 use tokio::time::timeout;
 
+use crate::host::program::locate;
 use crate::limits::{PROCESS_DRAIN, PROCESS_GRACE, PROGRAM_CHECK_TIME, PROGRAM_READ_BYTES, SCHEMA_BYTES_MAX};
 
 use super::command::ordered;
 use super::environment::{self, Variables};
 use super::message::{Listener, Told};
-use super::process::{self, Bounds, Cause, Ended, Input, Launch, Running, Status};
+use super::process::{Bounds, Cause, Ended, Input, Launch, Running, Status};
 use super::schema::Checked;
 use super::{Context, Handler, NotCompleted, NotPrepared, Pending, Prepared, fault};
 
@@ -332,7 +333,7 @@ impl Handler for Program {
             for argv in [Some(&settings.exec), settings.check.as_ref()].into_iter().flatten() {
                 let program = argv.first().map_or("", String::as_str);
                 // It was there when the worker started, and another host may have it still.
-                process::locate(program, &env, context.workdir())
+                locate(program, &env, context.workdir())
                     .map_err(|error| NotPrepared::Host(format!("handler {}: {error}", settings.name)))?;
             }
             if let Some(check) = &settings.check {

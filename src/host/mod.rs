@@ -9,6 +9,7 @@ pub(crate) mod lock;
 pub mod notice;
 pub(crate) mod presence;
 pub(crate) mod process;
+pub mod program;
 pub(crate) mod remains;
 pub mod room;
 pub(crate) mod spare;

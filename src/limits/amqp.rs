@@ -74,7 +74,7 @@ pub const SHELF_REQUESTS_MAX: usize = 16_384;
 /// What the properties of one may have there.
 pub const SHELF_HEAD_BYTES_MAX: usize = 1 << 20;
 /// How long a broker's management interface may take to answer.
-pub const AMQP_MANAGEMENT_TIMEOUT: Duration = Duration::from_secs(5);
+pub const AMQP_MANAGEMENT_TIMEOUT: Duration = Duration::from_secs(20);
 /// How much of its answer is read.
 pub const AMQP_MANAGEMENT_BYTES_MAX: usize = 1 << 20;
 /// How many queues it is asked about at once.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// How many orphans a controller has in hand at once.
 pub const CONTROLLER_ORPHANS_MAX: u16 = 512;
-/// How many of them it publishes before it waits for the broker.
+/// How many of them it publishes before it hears what the broker says.
 pub const CONTROLLER_BATCH_MAX: usize = 128;
 /// How often a request may come to the orphans before it is answered with an error.
 pub const CONTROLLER_HOPS_MAX: u64 = 8;
@@ -34,7 +34,9 @@ pub const CONTROLLER_STANDBY_LOOK: Duration = Duration::from_secs(1);
 /// How many steps about queues are carried out at once, each on a channel of its own.
 pub const CONTROLLER_STEP_HANDS: usize = 8;
 /// How many queues are looked into at once, the same.
-pub const CONTROLLER_LOOK_HANDS: usize = 2;
+pub const CONTROLLER_LOOK_HANDS: usize = 4;
+/// The pause before a queue is looked into again of which nothing was heard.
+pub const CONTROLLER_LOOK_REST: Duration = Duration::from_secs(20);
 /// How many steps about queues may wait to be carried out.
 pub const CONTROLLER_STEPS_MAX: usize = 4096;
 /// How long a worker counts as busy after it has reported a request. One that goes on with it says so once a minute.
@@ -59,6 +61,12 @@ pub const DRIVER_NEWS_MAX: usize = 256;
 pub const DRIVER_END_BYTES_MAX: usize = 1024;
 /// How much of the end of a log is kept of a worker that has ended.
 pub const DRIVER_LAST_WORDS_BYTES_MAX: u64 = 4096;
+/// How long the log of a worker of this host may be before its beginning is cut off.
+pub const DRIVER_LOG_BYTES_MAX: u64 = 64 << 20;
+/// How much of its end is kept then.
+pub const DRIVER_LOG_BYTES_KEPT: u64 = 8 << 20;
+/// How many logs are kept of workers of this host that have ended, in each pool.
+pub const DRIVER_LOGS_OF_ENDED_MAX: usize = 200;
 /// How often a driver that asks somebody else asks who is there.
 pub const DRIVER_LOOK_EVERY: Duration = Duration::from_secs(2);
 /// How much a driver reads of what is said to it: a list of some thousands of pods.

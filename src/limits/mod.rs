@@ -156,7 +156,7 @@ pub const SHIM_WORD_BYTES_MAX: usize = 4 << 10;
 /// How often a control group that is not empty yet is killed again.
 pub const CGROUP_KILL_AGAIN: Duration = Duration::from_secs(1);
 /// How many times a lock that another process has is tried.
-pub const LOCK_TRIES: u32 = 25;
+pub const LOCK_TRIES: u32 = 100;
 /// How long from one try to the next.
 pub const LOCK_AGAIN: Duration = Duration::from_millis(20);
 /// How many times a task's folder is removed before it is left where it is: something may still write into it.

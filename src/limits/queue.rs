@@ -65,7 +65,7 @@ pub const QUEUE_BODIES_BYTES_MAX: usize = 64 << 20;
 /// How much of a refused body is read on, so that its sender reads the refusal.
 pub const QUEUE_DISCARD_BYTES_MAX: usize = 16 << 20;
 /// How long a refused body is read on.
-pub const QUEUE_DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
+pub const QUEUE_DISCARD_TIMEOUT: Duration = Duration::from_secs(10);
 /// The largest body of `createTask`.
 pub const QUEUE_BODY_BYTES_MAX: usize = 10 << 20;
 /// How long a request body may take to come, artifacts aside.

@@ -156,7 +156,7 @@ const FAMILIES: &[Family<Status>] = &[
         by_provider([counts.hints_aws, counts.hints_gcp, counts.hints_azure, counts.hints_file], counts.hints)
     })
     .by(PROVIDER),
-    gauge("spot_watch_up", "1 while the metadata service answers that would say that the host goes, 0 while it does not; absent where none is watched.", |status| {
+    gauge("spot_watch_up", "1 while what would say that the host goes can be asked or read, 0 while it cannot; absent where nothing is watched.", |status| {
         let up = |spot: &crate::worker::view::Spot| if spot.heard { 1.0 } else { 0.0 };
         status.view.watches.iter().map(|spot| labeled([spot.provider.as_str()], up(spot))).collect()
     })

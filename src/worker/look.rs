@@ -96,10 +96,10 @@ impl Engine {
         let next = self.next(claiming, now);
         let last_hour = self.hour.sum(now);
         let services = self.besides.view();
-        let spot = self.spot(now);
+        let watches = self.spot(now);
         let kept = self.kept();
         let mut hints = hints(claiming, &sources, last_hour, &services);
-        hints.extend(spot.iter().filter_map(Spot::hint));
+        hints.extend(watches.iter().filter_map(Spot::hint));
         hints.extend(kept_hint(&kept));
         let view = View {
             state: state(claiming),
@@ -123,7 +123,7 @@ impl Engine {
                 seconds_ago: seconds(noticed.at, now),
                 to_last_end_seconds: noticed.last_end.map(|end| seconds(noticed.at, end)),
             }),
-            watches: spot,
+            watches,
             recovered: self.earlier.view(),
             spans: self.settings.recorder.as_ref().map(|recorder| recorder.counts()),
             next,

@@ -278,6 +278,7 @@ async fn requests_of_a_bridge_that_is_killed_again_and_again_become_one_task_eac
         // Killed while some tasks are made, some wait, some run and some are about to be answered.
         if n % 6 == 5 {
             bridge.signal(Signal::KILL);
+            bridge.ends().await;
             knock.answer();
             bridge = place.bridge(u32::try_from(n).expect("small"), "requests", "builds", "");
         } else {

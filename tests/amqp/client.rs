@@ -218,7 +218,10 @@ async fn no_answer_in_time_is_an_error_and_a_late_one_is_nobodys() {
     let pool = Pool::new(&broker, FieldTable::default()).await;
     let client = Client::new(broker, "a test");
     let mut worker = pool.worker().await;
-    // The time for the connection counts as well, and the broker drops what has waited for so long.
+    // The time for the connection would count as well.
+    within("the first", client.send(&pool.call("first"))).await.expect("it is taken");
+    within("a request", next(&mut worker)).await.expect("a request");
+    // The broker drops what has waited for so long.
     let short = Call { timeout: Duration::from_secs(5), ..pool.call("short") };
     let (answer, late) =
         within("the end of its time", Box::pin(async { tokio::join!(client.call(&short), next(&mut worker)) })).await;

@@ -287,7 +287,7 @@ async fn a_worker_of_another_queue_is_seen_alive_by_the_controller() {
         let worker = worker_of_tasks(&service, protocol, &exchange, &uri);
         assert_eq!(reports.next("k", "w").await, "started");
         reports.until_ready("k", "w").await;
-        create_task(service.root_url(), "aaaaaaaaQACAAAAAAAAAAA", "6").await;
+        create_task(service.root_url(), "aaaaaaaaQACAAAAAAAAAAA", "15").await;
         // A pair when it is claimed, and more while it goes on.
         for _ in 0..4 {
             assert_eq!(reports.next("k", "w").await, "request-received");

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use journeyman::source::Reply;
+use journeyman::source::amqp::Settings as Queue;
 use tokio::sync::watch;
 
 use crate::faults::{persistent, target};
@@ -97,7 +98,7 @@ async fn nothing_is_lost_when_the_connection_is_cut_again_and_again() {
     settings.broker = broker(&format!("{}?heartbeat=2", wire.uri(&uri)));
     // What is lost is the connection's fault, however often.
     settings.max_attempts = None;
-    let worker = Running::start(settings, 64, act);
+    let worker = Running::start(settings, 64, Arc::clone(&act));
     let all = messages();
     let faults = FAULTS.len() as u64 * (all / 4_000).max(2);
     let writer = Client::without_queue(&direct, &client.queue).await;
@@ -119,6 +120,10 @@ async fn nothing_is_lost_when_the_connection_is_cut_again_and_again() {
     let whole = async { tokio::join!(publish, read, go_wrong(&wire, &answers, all, faults)) };
     let ended = tokio::time::timeout(patience, whole).await;
     worker.drained().await;
+    // What was acknowledged last may have come back with a connection that was lost.
+    let again = Running::start(Queue { max_attempts: None, ..queue(&client) }, 64, act);
+    client.until_depth(0, 1).await;
+    again.drained().await;
     // What came before this is all there was.
     let end = Client::without_queue(&direct, &reply_to).await;
     assert!(end.publish(Client::properties(END, "/end"), END.as_bytes()).await);

@@ -67,7 +67,7 @@ impl Scene {
         let client = Client::new(&broker(&uri), kind).await;
         let answers = format!("{}-answers", client.queue);
         client.declare(Kind::Durable, &answers).await;
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = crate::early::folder();
         // However often it is tried: it is the worker that dies, and not by what it does.
         let source = format!("[source.requests]\nkind = \"amqp\"\nhandler = \"echo\"\nmax_attempts = 100000\n{more}");
         let config = config(folder.path(), program, &source);
@@ -194,7 +194,7 @@ async fn the_same_of_an_early_acknowledgement_on_a_quorum_queue() {
 
 async fn die_at_each_step_of_a_shelf(kind: Kind, runs: usize, maybe: &[&str]) {
     let Some(uri) = shared_uri() else { return };
-    let more = "early_acknowledge = \"run-again\"\n[amqp]\nconsumer_timeout = \"4s\"\n";
+    let more = "early_acknowledge = \"run-again\"\n[amqp]\nconsumer_timeout = \"6s\"\n";
     let mut scene = Scene::new(uri, kind, WHEN_SHELVED, more).await;
     for _ in 0..runs {
         for step in SHELF_STEPS {

@@ -139,7 +139,7 @@ async fn a_request_is_ended_before_the_brokers_patience_is_and_costs_no_other() 
     let client = Client::new(&direct, Kind::Quorum).await;
     let (mut gate, act) = Gate::handler();
     let mut settings = queue(&client);
-    settings.consumer_timeout = Some(Duration::from_secs(4));
+    settings.consumer_timeout = Some(Duration::from_secs(12));
     settings.max_attempts = std::num::NonZeroU32::new(2);
     let worker = Running::start(settings, 1, act);
     assert!(client.publish(Client::properties("long", "/long"), b"long").await);
@@ -188,11 +188,11 @@ async fn a_channel_that_the_broker_closes_for_its_patience_loses_its_claims_and_
     drop(own);
 }
 
-/// A broker that lets a request be worked at for two seconds.
+/// A broker that lets a request be worked at for six seconds.
 async fn impatient() -> Broker {
     let starting = tokio::task::spawn_blocking(|| {
         let own = Broker::start("");
-        own.ctl(&["eval", "[application:set_env(rabbit, K, V) || {K, V} <- [{consumer_timeout, 2000}, {channel_tick_interval, 1000}]]."]);
+        own.ctl(&["eval", "[application:set_env(rabbit, K, V) || {K, V} <- [{consumer_timeout, 6000}, {channel_tick_interval, 1000}]]."]);
         own
     });
     starting.await.expect("it starts")

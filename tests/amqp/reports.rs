@@ -40,6 +40,8 @@ async fn a_request_whose_answer_is_on_its_way_is_not_handed_back() {
     publish(&client, &["1"]).await;
     source.open().await.expect("there is a queue");
     let grant = taken(&source).await;
+    // What nobody asked for in time went back.
+    let before = source.tallies()["handed_back"];
     wire.set(Way::Stall);
     begin(&source, &grant, Outcome::Completed).await;
     let mut back = source.report(&grant.claim, SHUTDOWN);
@@ -51,7 +53,7 @@ async fn a_request_whose_answer_is_on_its_way_is_not_handed_back() {
     assert_eq!(client.answer("1").await.body, b"null");
     source.unwanted();
     client.until_depth(0, 0).await;
-    assert_eq!((source.tallies()["answers"], source.tallies()["handed_back"]), (1, 0));
+    assert_eq!((source.tallies()["answers"], source.tallies()["handed_back"]), (1, before));
     source.close().await;
     client.delete_queue().await;
 }

@@ -230,7 +230,7 @@ async fn a_request_whose_service_is_killed_is_answered_by_its_next_life() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_that_broke_off_is_no_try_until_it_is_well_again() {
     let Some(uri) = shared_uri() else { return };
-    let scene = Scene::odd(uri, "health_timeout = \"200ms\"").await;
+    let scene = Scene::odd(uri, "health_timeout = \"2s\"").await;
     let mut worker = scene.worker();
     worker.says("a service is up").await;
     let answer = scene.client.call("/stop", b"2").await;

@@ -432,7 +432,7 @@ fn a_service_is_tried_by_hand() {
     std::fs::set_permissions(&program, mode).expect("it is there");
     scene.configure("socket = \"echo.sock\"\nexec = [\"./sleeps\"]\n");
     let mut command = journeyman(scene.here());
-    command.env("TMPDIR", scene.here()).args(["handler", "test", "--service", "echo", "--patience", "300ms"]);
+    command.env("TMPDIR", scene.here()).args(["handler", "test", "--service", "echo", "--patience", "10s"]);
     let said = run(&mut command, "");
     assert_eq!(said.code, 1, "{}{}", said.out, said.err);
     assert!(

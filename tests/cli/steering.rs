@@ -4,12 +4,13 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
 use crate::running::{queue, worker};
 use crate::server::{Server, dev, task};
-use crate::support::{Said, journeyman, run};
+use crate::support::{PATIENCE, Said, journeyman, run};
 
 fn steer(folder: &Path, arguments: &[&str]) -> Said {
     let said = run(journeyman(folder).env("USER", "ana").args(arguments), "");
@@ -19,6 +20,18 @@ fn steer(folder: &Path, arguments: &[&str]) -> Said {
 
 fn status(folder: &Path) -> serde_json::Value {
     serde_json::from_str(&steer(folder, &["status", "-o", "json"]).out).expect("JSON")
+}
+
+/// Looks until there is something, and answers with that.
+fn until<T>(what: &str, look: impl Fn() -> Option<T>) -> T {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < end, "{what}: not in {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 #[test]
@@ -256,7 +269,7 @@ fn the_levels_of_the_log_are_read_again_too() {
 
 #[test]
 fn a_worker_leaves_when_it_has_had_its_tasks_or_nothing_to_do() {
-    for (flag, value, code) in [("--max-tasks", "1", 13), ("--exit-when-idle", "1s", 10)] {
+    for (flag, value, code) in [("--max-tasks", "1", 13), ("--exit-when-idle", "10s", 10)] {
         let folder = tempfile::tempdir().expect("a folder");
         let here = folder.path();
         let (_queue, root) = queue(here);
@@ -271,7 +284,7 @@ fn a_worker_leaves_when_it_has_had_its_tasks_or_nothing_to_do() {
         let server = Server::start(command.args([flag, value]));
         let said = server.ends();
         assert_eq!(said.code, code, "{flag}: {}", said.err);
-        assert!(said.err.contains("completed"), "{flag}: {}", said.err);
+        assert!(said.err.contains("1 claims, 1 completed"), "{flag}: {}", said.err);
     }
 }
 
@@ -317,7 +330,7 @@ fn what_a_notice_and_a_reload_came_to_is_counted_by_source() {
         assert!(created.status.success(), "{created:?}");
     };
     assert!(std::process::Command::new("mkfifo").arg(here.join("pipe")).status().expect("mkfifo").success());
-    create(&format!("cat {}/pipe", here.display()));
+    create(&format!("echo up >{0}/up; cat {0}/pipe", here.display()));
     create("sleep 600");
     let notice = here.join("terminate-at");
     let mut command = worker(here, &root, "a-token-for-tests");
@@ -325,6 +338,8 @@ fn what_a_notice_and_a_reload_came_to_is_counted_by_source() {
     let mut server = Server::start(command.args(["--capacity", "2", "--set", &file]));
     server.logs("\"claimed\"");
     server.logs("\"claimed\"");
+    // What has not begun when the notice comes never does.
+    until("the payload runs", || here.join("up").exists().then_some(()));
     let told = |arguments: &[&str]| {
         run(journeyman(here).env("JOURNEYMAN_SOCKET", here.join("work/control.sock")).args(arguments), "")
     };
@@ -364,7 +379,11 @@ fn connections_that_say_nothing_leave_a_control_socket_in_use() {
     };
     // More than it serves at once: it is theirs until the time for a head is over, and then ours.
     let held: Vec<_> = (0..40).map(silent).collect();
-    assert_eq!(status(here)["state"], "running");
+    let seen: serde_json::Value = until("there is a place for us", || {
+        let said = run(journeyman(here).args(["status", "-o", "json"]), "");
+        (said.code == 0).then(|| serde_json::from_str(&said.out).expect("JSON"))
+    });
+    assert_eq!(seen["state"], "running");
     drop(held);
 }
 
@@ -390,7 +409,7 @@ fn a_worker_is_paused_and_asked_for_its_state_by_signals() {
     server.signal(Signal::CONT);
     assert!(!asked("RUNNING").contains("SIG"));
     // A pause of the operator's is not ended by a process that goes on.
-    steer(here, &["pause", "--config", "journeyman.toml", "--for", "300ms"]);
+    steer(here, &["pause", "--config", "journeyman.toml", "--for", "10s"]);
     server.signal(Signal::CONT);
     server.signal(Signal::USR1);
     assert!(server.logs("state: ").contains("by ana"));

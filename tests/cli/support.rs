@@ -25,7 +25,7 @@ pub(crate) fn journeyman(folder: &Path) -> Command {
 }
 
 /// The longest that a command may take which is expected to end by itself.
-const PATIENCE: Duration = Duration::from_secs(180);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Runs a command to its end, with `input` on its standard input. One that does not end is killed, which fails the test.
 pub(crate) fn run(command: &mut Command, input: &str) -> Said {

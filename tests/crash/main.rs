@@ -21,8 +21,12 @@ use journeyman::domain::id::TaskId;
 use journeyman::source::taskcluster::{Api, ApiSettings, Credentials, Timeouts};
 use process::{Process, TOKEN, Variable};
 use serde_json::{Value, json};
+use tokio::io::AsyncReadExt as _;
+use tokio::net::unix::pipe;
 
 const TASK_QUEUE: &str = "crash/test";
+/// How long anything may take that a test waits for.
+const PATIENCE: Duration = Duration::from_secs(180);
 
 fn api(root_url: &str) -> Api {
     let credentials = Credentials::new("tester", TOKEN.to_owned().into(), None).expect("credentials");
@@ -166,14 +170,14 @@ async fn a_claim_whose_worker_died_as_the_poll_was_answered_is_handed_back_by_th
 }
 
 /// Its folder fills while the next worker starts, until that has killed it.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_payload_that_writes_on_after_its_worker_was_killed_keeps_no_worker_from_starting() {
     let folder = tempfile::tempdir().expect("a folder");
-    let mut queue = Process::queue(folder.path(), "127.0.0.1:0");
-    let root_url = root_url(&mut queue);
-    let api = api(&root_url);
+    let queue = points::queue_in(folder.path(), Duration::from_secs(3600)).await;
+    let api = api(queue.root_url());
     let told = folder.path().join("told");
     rustix::fs::mkfifoat(rustix::fs::CWD, &told, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).expect("a pipe");
+    let mut reader = pipe::OpenOptions::new().open_receiver(&told).expect("the pipe opens");
     let script = format!(
         "[ $RUN_ID = 0 ] || exit 0; i=0; while [ $i -lt 500000 ]; do : >$i; i=$((i+1)); \
          [ $i != 2000 ] || echo writing >{}; done",
@@ -181,11 +185,15 @@ async fn a_payload_that_writes_on_after_its_worker_was_killed_keeps_no_worker_fr
     );
     let task = TaskId::parse(&crash_id(0)).expect("a task id");
     api.create_task(&task, running(&script)).await.expect("created");
-    let worker = Process::worker(folder.path(), &root_url, "claim-work");
-    assert_eq!(std::fs::read_to_string(&told).expect("it is told"), "writing\n");
+    let worker = Process::worker(folder.path(), queue.root_url(), "claim-work");
+    let mut said = String::new();
+    let read = tokio::time::timeout(PATIENCE, reader.read_to_string(&mut said)).await;
+    read.expect("it is told in time").expect("it is told");
+    assert_eq!(said, "writing\n");
     worker.kill();
-    finish(folder.path(), &root_url, "claim-work", &api, std::slice::from_ref(&task)).await;
+    finish(folder.path(), queue.root_url(), "claim-work", &api, std::slice::from_ref(&task)).await;
     assert_eq!(check(&api, &[task]).await, 2);
+    queue.stop().await;
 }
 
 #[tokio::test]

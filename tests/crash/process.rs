@@ -2,7 +2,10 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+
+use super::PATIENCE;
 
 /// The client that the queue knows.
 pub const TOKEN: &str = "crash-test-token";
@@ -10,7 +13,7 @@ pub const TOKEN: &str = "crash-test-token";
 /// A process whose log is read line by line. Killed when dropped.
 pub struct Process {
     child: Child,
-    log: std::io::Lines<BufReader<ChildStderr>>,
+    log: mpsc::Receiver<String>,
     pub said: Vec<String>,
 }
 
@@ -47,7 +50,16 @@ impl Process {
         }
         let mut child =
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts");
-        let log = BufReader::new(child.stderr.take().expect("stderr is piped")).lines();
+        let lines = BufReader::new(child.stderr.take().expect("stderr is piped")).lines();
+        let (sender, log) = mpsc::channel();
+        // Of its own, so that a process that falls silent does not keep its test for ever.
+        std::thread::spawn(move || {
+            for line in lines {
+                if sender.send(line.expect("the log is UTF-8")).is_err() {
+                    return;
+                }
+            }
+        });
         Self { child, log, said: Vec::new() }
     }
 
@@ -103,7 +115,14 @@ impl Process {
 
     /// Reads the log to the end of a claim, whichever end that is.
     pub fn until_a_claim_ends(&mut self) {
-        let ends = ["\"reported\"", "claim lost", "resolved by somebody else"];
+        let ends = [
+            "\"reported",
+            "claim lost",
+            "ours is not taken",
+            "refuses the report",
+            "was not answered",
+            "nothing is reported of it",
+        ];
         loop {
             let line = self.line().expect("the worker goes on");
             if ends.iter().any(|end| line.contains(end)) {
@@ -122,7 +141,9 @@ impl Process {
     }
 
     fn line(&mut self) -> Option<String> {
-        let line = self.log.next()?.expect("the log is UTF-8");
+        let next = self.log.recv_timeout(PATIENCE);
+        assert_ne!(next, Err(RecvTimeoutError::Timeout), "it falls silent: {:#?}", self.said);
+        let line = next.ok()?;
         self.said.push(line.clone());
         Some(line)
     }

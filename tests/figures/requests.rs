@@ -30,7 +30,7 @@ use crate::table::{Row, load};
 /// How long any one answer may take before the run is given up.
 const PATIENCE: Duration = Duration::from_secs(90);
 /// How late the count of a queue may be.
-const COUNT_LATE: Duration = Duration::from_secs(2);
+const COUNT_LATE: Duration = Duration::from_secs(60);
 /// How many messages are published without waiting for each.
 const WINDOW: usize = 500;
 /// How often worker and loop take turns.

@@ -270,9 +270,9 @@ impl Lab {
         Ok(rows)
     }
 
-    /// Many claims held at once, long enough for each to be extended twice.
+    /// Many claims held at once, long enough for each to be extended.
     async fn leases(&self) -> Done<Vec<Row>> {
-        let (count, claim_timeout) = self.size.pick((10_000_u32, 30), (100, 6));
+        let (count, claim_timeout, each) = self.size.pick((10_000_u32, 30, 2), (100, 20, 1));
         let load = load();
         let queue = Queue::start(self.path(), Duration::from_secs(claim_timeout)).await?;
         let settings = WorkerRole { expected: count.into(), ..self.worker(&queue.client, count, Payload::Wait)? };
@@ -285,7 +285,7 @@ impl Lab {
         worker.until("claims", count.into()).await?;
         let held = worker.usage().await?;
         let claimed_in = now() - began;
-        worker.until("reclaims", u64::from(count) * 2).await?;
+        worker.until("reclaims", u64::from(count) * each).await?;
         let [answered, refused, late, worst] = worker.reclaims().await?;
         let after = worker.usage().await?;
         worker.tell("release").await?;

@@ -4,15 +4,16 @@ use journeyman::handler::check::{CaseResult, Plan, Report, check_program};
 use journeyman::handler::program::{Program, Settings};
 use serde_json::json;
 
-async fn check(script: &str) -> Report {
+async fn check(script: &str, grace: Duration) -> Report {
     let argv = ["sh", "-c", script].map(str::to_owned).to_vec();
     let check = ["sh", "-c", "grep -q '\"good\":true' || exit $JOURNEYMAN_EXIT_MALFORMED"].map(str::to_owned).to_vec();
-    let settings = Settings { check: Some(check), grace: Duration::from_millis(300), ..Settings::new("test", argv) };
+    let settings = Settings { check: Some(check), grace, ..Settings::new("test", argv) };
     let plan = Plan {
         program: Program::new(settings).unwrap(),
         payload: Some(json!({"good": true})),
         bad_payload: Some(json!({"good": false})),
         patience: Duration::from_secs(20),
+        cancel_after: Duration::from_secs(20),
     };
     let folder = tempfile::tempdir().unwrap();
     check_program(&plan, folder.path()).await.unwrap()
@@ -25,9 +26,11 @@ fn broken(report: &Report) -> Vec<&'static str> {
 
 #[tokio::test]
 async fn a_program_that_keeps_the_contract_passes_all_of_it() {
-    let report =
-        check("echo working; sleep 0.8; echo x >x; echo '{\"type\":\"artifact\",\"name\":\"x\",\"path\":\"x\"}' >&3")
-            .await;
+    let report = check(
+        "echo working; sleep 8; echo x >x; echo '{\"type\":\"artifact\",\"name\":\"x\",\"path\":\"x\"}' >&3",
+        Duration::from_secs(10),
+    )
+    .await;
     assert!(report.passed(), "{report}");
     assert!(report.cases.iter().all(|case| case.result == CaseResult::Kept), "{report}");
     assert_eq!(report.cases.len(), 8);
@@ -38,6 +41,7 @@ async fn a_program_that_keeps_the_contract_passes_all_of_it() {
 async fn what_a_program_does_not_keep_is_named() {
     let report = check(
         "sleep 600 & echo nonsense >&3; echo '{\"type\":\"artifact\",\"name\":\"x\",\"path\":\"x\"}' >&3; exit 4",
+        Duration::from_secs(10),
     )
     .await;
     assert!(!report.passed());
@@ -55,7 +59,8 @@ async fn what_a_program_does_not_keep_is_named() {
 
 #[tokio::test]
 async fn a_program_that_ignores_the_order_to_end_is_found_out() {
-    let report = check("trap '' TERM; echo ready; for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.1; done").await;
+    let script = "trap '' TERM; echo ready; i=0; while [ $i -lt 60 ]; do sleep 0.1; i=$((i+1)); done";
+    let report = check(script, Duration::from_millis(300)).await;
     assert_eq!(broken(&report), ["ends within its grace when it is told to"], "{report}");
 }
 
@@ -66,6 +71,7 @@ async fn a_program_that_takes_anything_is_told_how_to_refuse() {
         payload: None,
         bad_payload: Some(json!(1)),
         patience: Duration::from_secs(20),
+        cancel_after: Duration::from_secs(20),
     };
     let folder = tempfile::tempdir().unwrap();
     let report = check_program(&plan, folder.path()).await.unwrap();

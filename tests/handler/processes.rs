@@ -43,8 +43,9 @@ async fn a_process_leads_its_own_group_and_has_nothing_to_read() {
 #[tokio::test]
 async fn a_background_child_that_holds_the_output_is_ended_and_what_it_wrote_is_kept() {
     let bench = Bench::new();
-    let ended =
-        run(&bench, "(echo from behind; echo $$ >/dev/null; exec sleep 600) & echo $! >pid; echo done", LONG).await;
+    let script = "(echo from behind; : >told; exec sleep 600) & echo $! >pid; \
+                  while [ ! -e told ]; do sleep 0.05; done; echo done";
+    let ended = run(&bench, script, LONG).await;
     assert_eq!(ended.status, Status::Code(0));
     assert!(ended.remarks.iter().any(|remark| remark.contains("held the output open")), "{ended:?}");
     assert_eq!(ended.survivors, Vec::<i32>::new());

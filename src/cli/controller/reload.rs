@@ -122,7 +122,8 @@ mod tests {
         assert_eq!(changed(&before, &running), ["pool.core.budget", "pool.core.max", "pool.core.unbind_delay"]);
         let later = changed(&running, &new);
         assert!(later.contains(&"pool.core.command".to_owned()), "{later:?}");
-        assert!(later.contains(&"pool.second.max".to_owned()), "{later:?}");
+        assert!(later.contains(&"pool.second (new)".to_owned()), "{later:?}");
+        assert!(changed(&new, &running).contains(&"pool.second (gone)".to_owned()));
         assert!(!later.contains(&"pool.core.max".to_owned()), "{later:?}");
     }
 }

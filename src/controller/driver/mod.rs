@@ -9,6 +9,7 @@ mod conformance;
 mod docker;
 mod exec;
 mod kubernetes;
+mod logs;
 mod program;
 mod roster;
 mod subprocess;
@@ -256,7 +257,10 @@ pub(super) fn engage(posting: &Posting, clock: Clock, tasks: &mut JoinSet<()>) -
     let told = Told::new(&folder);
     Ok(Some(match means {
         Means::None => return Ok(None),
-        Means::Subprocess(program) => put_to_work(Subprocesses::new(program, folder), told, grace, clock, tasks),
+        Means::Subprocess(program) => {
+            let driver = Subprocesses::new(&pool, program, folder);
+            put_to_work(driver, told, grace, clock, tasks)
+        }
         Means::Exec(commands) => put_to_work(Exec { commands, pool }, told, grace, clock, tasks),
         Means::Docker(containers) => put_to_work(Daemon::new(containers, pool), told, grace, clock, tasks),
         Means::Kubernetes(cluster) => {
@@ -277,7 +281,7 @@ pub(super) async fn peek(posting: &Posting) -> Result<Vec<Found>, Trouble> {
     let found = match means {
         Means::None => Ok(Vec::new()),
         Means::Subprocess(_) if !folder.exists() => Ok(Vec::new()),
-        Means::Subprocess(program) => within(Subprocesses::new(program, folder).list()).await,
+        Means::Subprocess(program) => within(Subprocesses::to_look(program, folder).list()).await,
         Means::Exec(commands) => within(Exec { commands, pool }.list()).await,
         Means::Docker(containers) => within(Daemon::new(containers, pool).list()).await,
         Means::Kubernetes(cluster) => within(Kubernetes::new(*cluster, pool, grace)?.list()).await,
@@ -325,11 +329,9 @@ async fn work<D: Driver>(
                         under_way = None;
                         answered = number;
                         let in_charge = *charge.borrow();
-                        // Until now another one may have told some.
-                        if !(in_charge && roster.in_charge) {
-                            told.read();
-                        }
-                        roster.in_charge = in_charge;
+                        // Another one may have had the pool meanwhile, and have told some.
+                        told.read();
+                        roster.is_in_charge(in_charge, clock.now());
                         let changes = found.map(|mut found| {
                             told.mark(&mut found);
                             let changes = roster.seen(found, clock.now());
@@ -392,6 +394,9 @@ async fn work<D: Driver>(
         }
         if under_way.is_none() && asked > answered {
             under_way = Some(list(&driver, &mut roster, asked, &mut calls));
+        }
+        if !*charge.borrow() {
+            roster.is_in_charge(false, clock.now());
         }
         while calls.len() < DRIVER_CALLS_MAX
             && let Some((id, key, stop)) = roster.due(clock.now())

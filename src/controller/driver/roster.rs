@@ -31,7 +31,7 @@ pub(super) struct Roster {
     grace: Duration,
     names: Names,
     /// Whether what is left of those who have ended is to be forgotten: whoever has the pool reads first how they ended.
-    pub(super) in_charge: bool,
+    in_charge: bool,
     /// How many lists have begun.
     looks: u64,
     workers: BTreeMap<String, Worker>,
@@ -52,6 +52,17 @@ impl Roster {
             remains: VecDeque::new(),
             burying: BTreeSet::new(),
         }
+    }
+
+    /// Whether this controller has the pool. Whoever was to be told meanwhile is told now, and has all of its time.
+    pub(super) fn is_in_charge(&mut self, in_charge: bool, now: Instant) {
+        if in_charge && !self.in_charge {
+            let leaving = self.workers.values_mut().filter_map(|worker| worker.leaving.as_mut());
+            for leaving in leaving.filter(|leaving| !leaving.asked) {
+                leaving.kill_at = now.plus(self.grace);
+            }
+        }
+        self.in_charge = in_charge;
     }
 
     /// Whether one is there, as far as is known.
@@ -87,8 +98,7 @@ impl Roster {
     }
 
     /// Somebody who is to be told now, and how. Each is told once, and once more after each list that still shows it where that
-    /// did not work or where its time is over.
-    /// Only who has the pool tells anybody anything.
+    /// did not work or where its time is over. Only who has the pool tells anybody anything.
     pub(super) fn due(&mut self, now: Instant) -> Option<(String, Key, Stop)> {
         if !self.in_charge {
             return None;
@@ -356,9 +366,25 @@ mod tests {
         let gone = Change::Ended { id: "a".to_owned(), end: end("3"), told: false };
         assert_eq!(listed(&mut roster, &ended), [gone]);
         assert_eq!((listed(&mut roster, &ended), due(&mut roster, 0)), (vec![], None));
-        roster.in_charge = true;
+        roster.is_in_charge(true, at(0));
         assert_eq!(listed(&mut roster, &ended), []);
         assert_eq!(due(&mut roster, 0), Some(("a".to_owned(), Stop::Forget)));
+    }
+
+    #[test]
+    fn one_that_was_to_be_told_while_somebody_else_had_the_pool_is_asked_first_and_has_its_time() {
+        let mut roster = roster(Names::Ours);
+        listed(&mut roster, &[there("a")]);
+        roster.is_in_charge(false, at(0));
+        roster.leaves("a", at(0));
+        assert_eq!(due(&mut roster, 100), None);
+        roster.is_in_charge(true, at(100));
+        assert_eq!(due(&mut roster, 100), Some(("a".to_owned(), Stop::Ask)));
+        roster.stopped("a", Stop::Ask, true);
+        roster.is_in_charge(true, at(150));
+        listed(&mut roster, &[there("a")]);
+        assert_eq!(due(&mut roster, 159), None);
+        assert_eq!(due(&mut roster, 160), Some(("a".to_owned(), Stop::Force)));
     }
 
     #[test]

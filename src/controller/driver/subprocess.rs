@@ -1,8 +1,8 @@
-//! Workers as processes of this host: each in a process group of its own, with a log of its own, and written down, so that the
-//! next controller finds those that a controller left.
+//! Workers as processes of this host: each in a process group of its own, and in a control group where the host has them, with a
+//! log of its own, and written down, so that the next controller finds those that a controller left.
 
 use std::collections::BTreeMap;
-use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,9 +12,12 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use serde::{Deserialize, Serialize};
 use tokio::process::{Child, Command};
 
+use super::logs::Logs;
 use super::{Assignment, Driver, End, Found, Standing, Stop, Trouble};
 use crate::domain::group::Key;
-use crate::limits::{CONTROLLER_LOOK_EVERY, DRIVER_LAST_WORDS_BYTES_MAX};
+use crate::host::containment::{ControlGroup, ControlGroups};
+use crate::host::program::locate;
+use crate::limits::CONTROLLER_LOOK_EVERY;
 
 /// What is started.
 #[derive(Debug, Clone)]
@@ -32,6 +35,9 @@ struct Record {
     /// In clock ticks since the host was started: number and start together are nobody else's.
     started: u64,
     boot: String,
+    /// The control group that it is in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    group: Option<PathBuf>,
 }
 
 enum Life {
@@ -49,6 +55,11 @@ struct Worker {
 pub(super) struct Subprocesses {
     program: Program,
     folder: PathBuf,
+    logs: Logs,
+    /// Where there are control groups.
+    groups: Option<ControlGroups>,
+    /// Whether nothing is to be changed.
+    looks_only: bool,
     boot: String,
     state: Mutex<State>,
 }
@@ -58,11 +69,44 @@ struct State {
     workers: BTreeMap<String, Worker>,
     /// When the folder had last changed as it was last read; `None` where it may have since.
     read: Option<SystemTime>,
+    /// Control groups of workers that are gone. What was killed in one may take a moment to be gone, too.
+    leaving: Vec<ControlGroup>,
+}
+
+impl State {
+    /// Takes the control group away, now or when what was killed in it is gone.
+    fn leave(&mut self, folder: Option<PathBuf>) {
+        if let Some(folder) = folder {
+            let group = ControlGroup::at(folder);
+            group.kill();
+            if !group.is_removed() {
+                self.leaving.push(group);
+            }
+        }
+    }
 }
 
 impl Subprocesses {
-    pub(super) fn new(program: Program, folder: PathBuf) -> Self {
-        Self { program, folder, boot: boot(), state: Mutex::default() }
+    /// To see who is there, and nothing else.
+    pub(super) fn to_look(program: Program, folder: PathBuf) -> Self {
+        let logs = Logs::new(folder.clone());
+        Self { program, folder, logs, groups: None, looks_only: true, boot: boot(), state: Mutex::default() }
+    }
+
+    pub(super) fn new(pool: &str, program: Program, folder: PathBuf) -> Self {
+        let groups = ControlGroups::establish(&format!("{pool} {}", folder.display()));
+        match &groups {
+            Ok(_) => {
+                tracing::info!(pool, "each worker is in a control group, by which all that it has started goes with it")
+            }
+            Err(why) => {
+                tracing::warn!(
+                    pool,
+                    "workers have process groups alone, and what one puts elsewhere may outlive it: {why}"
+                );
+            }
+        }
+        Self { groups: groups.ok(), looks_only: false, ..Self::to_look(program, folder) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -87,7 +131,12 @@ impl Subprocesses {
                 Some(record) if self.is_there(&record) => {
                     state.workers.insert(record.id.clone(), Worker { life: Life::Adopted, record, end: None });
                 }
-                Some(_) | None => forget(&path),
+                Some(_) | None if self.looks_only => {}
+                Some(Record { group, .. }) => {
+                    state.leave(group);
+                    forget(&path);
+                }
+                None => forget(&path),
             }
         }
         // What changes within a tick of the file system's clock does not show.
@@ -103,6 +152,7 @@ impl Subprocesses {
     fn look(&self) -> io::Result<Vec<Found>> {
         let mut state = self.state();
         self.read(&mut state)?;
+        state.leaving.retain(|group| !group.is_removed());
         let mut found = Vec::with_capacity(state.workers.len());
         for Worker { record, life, end } in state.workers.values_mut() {
             // A key that is none was written by somebody else.
@@ -119,17 +169,26 @@ impl Subprocesses {
                 },
                 Life::Adopted => (!self.is_there(record)).then(|| "it is not there any more".to_owned()),
             };
-            *end = how.map(|how| {
-                // What it has left in its group goes with it. A number that somebody else has by now is none of our business.
-                if started(record.pid).is_none() {
-                    signal(record, Signal::KILL);
+            if !self.looks_only {
+                self.logs.cut(&record.id);
+                if how.is_some() {
+                    end_what_is_left(record);
                 }
-                let log = format!("{}.log", record.id);
-                End { how, last_words: last_words(&self.folder.join(&log)), log: Some(log) }
+            }
+            *end = how.map(|how| End {
+                how,
+                last_words: self.logs.last_words(&record.id),
+                log: Some(Logs::name(&record.id)),
             });
             found.push(Found { id: record.id.clone(), key, standing: standing(end) });
         }
         Ok(found)
+    }
+
+    /// A control group for a worker, where there are any.
+    fn group_of(&self, id: &str) -> Option<ControlGroup> {
+        let made = self.groups.as_ref()?.make(id);
+        made.inspect_err(|error| tracing::warn!(worker = id, "it has a process group alone: {error}")).ok()
     }
 
     fn start_now(&self, assignment: Assignment) -> Result<(), Trouble> {
@@ -137,11 +196,26 @@ impl Subprocesses {
         let Some((program, arguments)) = self.program.command.split_first() else {
             return Err(Trouble("no command is configured".to_owned()));
         };
-        let log = std::fs::File::create(self.folder.join(format!("{id}.log")))?;
-        let mut command = Command::new(program);
+        // A shell that does not find it could say so only in the log.
+        let own = || usual().find(|(name, _)| *name == "PATH")?.1.into_string().ok();
+        let path = variables.get("PATH").cloned().or_else(own);
+        locate(program, &path.into_iter().map(|path| ("PATH".to_owned(), path)).collect(), Path::new(""))?;
+        let group = self.group_of(&id);
+        let log = self.logs.begin(&id)?;
+        let mut command = match &group {
+            Some(group) => {
+                let (shell, before) = group.before();
+                let mut command = Command::new(shell);
+                command.args(before).arg(program);
+                command
+            }
+            None => Command::new(program),
+        };
         command.args(arguments).env_clear().envs(usual()).envs(variables);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
-        let mut child = command.spawn()?;
+        let mut child = command
+            .spawn()
+            .inspect_err(|_| self.state().leave(group.as_ref().map(|group| group.folder().to_owned())))?;
         let pid = child.id().and_then(|id| i32::try_from(id).ok());
         let Some(pid) = pid else { return Err(Trouble("it ended at once".to_owned())) };
         let record = Record {
@@ -151,6 +225,7 @@ impl Subprocesses {
             // One that has ended already is found so by the next list.
             started: started(pid).unwrap_or_default(),
             boot: self.boot.clone(),
+            group: group.map(|group| group.folder().to_owned()),
         };
         // Whoever reads it finds the whole of it.
         let (path, fresh) = (self.path(&id), self.folder.join(format!("{id}.new")));
@@ -160,6 +235,7 @@ impl Subprocesses {
             .and_then(|()| std::fs::rename(&fresh, &path));
         if let Err(error) = written {
             child.start_kill()?;
+            self.state().leave(record.group);
             return Err(error.into());
         }
         self.state().workers.insert(id, Worker { record, life: Life::Own(Box::new(child)), end: None });
@@ -172,9 +248,15 @@ impl Subprocesses {
         match stop {
             Stop::Ask | Stop::Force if !self.is_there(record) => {}
             Stop::Ask => signal(record, Signal::TERM),
-            Stop::Force => signal(record, Signal::KILL),
+            Stop::Force => {
+                signal(record, Signal::KILL);
+                kill(record);
+            }
             Stop::Forget => {
+                let group = record.group.clone();
                 state.workers.remove(id);
+                state.leave(group);
+                self.logs.clear(|id| !state.workers.contains_key(id));
                 drop(state);
                 forget(&self.path(id));
             }
@@ -215,17 +297,19 @@ fn standing(end: &Option<End>) -> Standing {
     end.clone().map_or(Standing::There, Standing::Ended)
 }
 
-/// The end of a log; nothing where there is none.
-fn last_words(path: &Path) -> String {
-    let read = || {
-        let mut file = std::fs::File::open(path)?;
-        let from = file.metadata()?.len().saturating_sub(DRIVER_LAST_WORDS_BYTES_MAX);
-        file.seek(SeekFrom::Start(from))?;
-        let mut bytes = Vec::new();
-        file.take(DRIVER_LAST_WORDS_BYTES_MAX).read_to_end(&mut bytes)?;
-        Ok::<_, io::Error>(String::from_utf8_lossy(&bytes).into_owned())
-    };
-    read().unwrap_or_default()
+/// What a worker that has ended has left goes with it. A number that somebody else has by now is none of our business.
+fn end_what_is_left(record: &Record) {
+    if started(record.pid).is_none() {
+        signal(record, Signal::KILL);
+    }
+    kill(record);
+}
+
+/// Ends all that a worker has started, wherever that has gone.
+fn kill(record: &Record) {
+    if let Some(folder) = &record.group {
+        ControlGroup::at(folder.clone()).kill();
+    }
 }
 
 fn signal(record: &Record, signal: Signal) {

@@ -46,7 +46,7 @@ impl Worker {
         let hand_back = slot.is_none() || !self.takes(source);
         let late = || hand_back.then(|| Alert::Late { run: run.clone() });
         self.effects.extend(alert.or_else(late).map(Effect::Alert));
-        if slot.is_some() {
+        if !hand_back {
             self.staying.granted();
         }
         self.hold(token, source, run, slot, Machine::brought(self.claim_policy(source)));

@@ -147,7 +147,7 @@ impl Group {
         if let Err(error) = self.try_kill(means)
             && error.kind() != io::ErrorKind::NotFound
         {
-            tracing::error!(%error, "a payload's control group cannot be killed");
+            tracing::error!(%error, "a control group cannot be killed");
         }
     }
 
@@ -235,7 +235,7 @@ impl Group {
         }
         while tokio::time::timeout(CGROUP_KILL_AGAIN, self.emptied()).await.is_err() {
             if let Err(error) = self.try_kill(means) {
-                tracing::debug!(%error, "a payload's control group still cannot be killed");
+                tracing::debug!(%error, "a control group still cannot be killed");
             }
         }
         if means == Means::Freeze && self.has("cgroup.freeze") {

@@ -11,11 +11,13 @@ mod cgroup;
 pub(crate) mod children;
 mod enclosure;
 mod forerunner;
+mod group;
 mod leftovers;
 mod shim;
 
 use std::fmt;
 use std::io;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
@@ -28,6 +30,7 @@ use cgroup::{Group, Means};
 pub use enclosure::{Enclosure, Exceeded, Name};
 pub(crate) use enclosure::{Entry, Way, larger_than, outgrown};
 pub(crate) use forerunner::Failed;
+pub(crate) use group::{ControlGroup, ControlGroups};
 pub use leftovers::kill_leftovers;
 pub use shim::shim;
 pub(crate) use shim::{NAME as SHIM, program, written};
@@ -394,7 +397,10 @@ fn probe(name: &str, most: Level, shortcomings: &mut Vec<String>) -> Result<Foun
         Level::CgroupFreeze | Level::Group => [None, Some(Means::Freeze)],
     };
     for means in means.into_iter().flatten() {
-        match try_out(&trial, means) {
+        #[expect(clippy::disallowed_methods, reason = "at the start only, and for milliseconds")]
+        let mut waiting = std::process::Command::new(program());
+        waiting.arg0(SHIM).args(shim::waiting(&trial.entrance())).env_clear();
+        match try_out(&trial, means, waiting) {
             Ok(()) => {
                 let groups = Groups { parent, means };
                 return Ok(Found { groups, own, leftovers, still_there });
@@ -407,8 +413,8 @@ fn probe(name: &str, most: Level, shortcomings: &mut Vec<String>) -> Result<Foun
     Err("none that was tried could be killed".to_owned())
 }
 
-/// Puts a process into a group, kills it, and sees it gone.
-fn try_out(trial: &Group, means: Means) -> Result<(), String> {
+/// Puts a process into a group, kills it, and sees it gone. It is one that enters and then waits for the end of its input.
+fn try_out(trial: &Group, means: Means, mut waiting: std::process::Command) -> Result<(), String> {
     trial.make().map_err(|error| error.to_string())?;
     let file = match means {
         Means::Kill => "cgroup.kill",
@@ -417,14 +423,8 @@ fn try_out(trial: &Group, means: Means) -> Result<(), String> {
     if !trial.has(file) {
         return Err(format!("the kernel has no {file}"));
     }
-    #[expect(clippy::disallowed_methods, reason = "at the start only, and for milliseconds")]
-    let mut command = std::process::Command::new(program());
-    {
-        use std::os::unix::process::CommandExt as _;
-        command.arg0(SHIM).args(shim::waiting(&trial.entrance())).env_clear();
-        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-    }
-    let started = children::start(|| command.spawn(), |child| Some(child.id())).map_err(|error| error.to_string())?;
+    waiting.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let started = children::start(|| waiting.spawn(), |child| Some(child.id())).map_err(|error| error.to_string())?;
     let children::Started { mut child, known } = started;
     let entered = (0..CONTAINMENT_PROBE_WAIT.as_millis() / super::process::LOOK_AGAIN.as_millis()).any(|_| {
         let inside = trial.processes().contains(&child.id().cast_signed());

@@ -1,5 +1,5 @@
 //! Requests that were acknowledged before their answer and whose run was cut short: each goes back to its queue, or is
-//! answered, and then it leaves the disk.
+//! answered, and then it leaves the disk. So do those that were handed back while their queue was full.
 
 use std::sync::Arc;
 
@@ -32,6 +32,13 @@ pub(super) struct Interrupted {
     pub(super) copying: Arc<Semaphore>,
 }
 
+/// A request that nobody works at.
+struct OnDisk {
+    entry: Entry,
+    /// With how many attempts it goes back, where it was handed back; otherwise its worker ended under it.
+    returning: Option<u32>,
+}
+
 impl Interrupted {
     /// Does that for what an earlier life has left, and then for what is left in this one, until its source closes.
     pub(super) async fn look_after(self) {
@@ -41,7 +48,8 @@ impl Interrupted {
         loop {
             while let Some(left) = self.shelf.next() {
                 match left {
-                    Left::Interrupted(entry) => open.push(entry),
+                    Left::Interrupted(entry) => open.push(OnDisk { entry, returning: None }),
+                    Left::Returning(entry, attempts) => open.push(OnDisk { entry, returning: Some(attempts) }),
                     Left::Unneeded(entry, writing) => {
                         if let Some(writing) = writing {
                             // It goes, whatever came of it.
@@ -52,13 +60,13 @@ impl Interrupted {
                 }
             }
             let mut later = Vec::new();
-            for entry in std::mem::take(&mut open) {
+            for on_disk in std::mem::take(&mut open) {
                 let Ok(_copying) = self.copying.acquire().await else { return };
-                if let Err(why) = self.settle(&entry).await {
+                if let Err(why) = self.settle(&on_disk).await {
                     if backoff.tries() == 0 {
-                        tracing::warn!(file = %entry, "a request that was interrupted waits on this host's disk: {why}");
+                        tracing::warn!(file = %on_disk.entry, "a request waits on this host's disk: {why}");
                     }
-                    later.push(entry);
+                    later.push(on_disk);
                 }
             }
             open = later;
@@ -75,11 +83,11 @@ impl Interrupted {
         }
     }
 
-    async fn left_over(&self) -> Vec<Entry> {
+    async fn left_over(&self) -> Vec<OnDisk> {
         let shelf = Arc::clone(&self.shelf);
         let found = tokio::task::spawn_blocking(move || shelf.left_over()).await;
         match found.map_err(std::io::Error::other).and_then(|found| found) {
-            Ok(found) => found,
+            Ok(found) => found.into_iter().map(|entry| OnDisk { entry, returning: None }).collect(),
             Err(error) => {
                 tracing::error!(
                     alert = "shelf-unread", %error,
@@ -91,7 +99,7 @@ impl Interrupted {
     }
 
     /// Deals with one; says why it has to wait.
-    async fn settle(&self, entry: &Entry) -> Result<(), String> {
+    async fn settle(&self, OnDisk { entry, returning }: &OnDisk) -> Result<(), String> {
         let (shelf, place) = (Arc::clone(&self.shelf), entry.clone());
         let read = tokio::task::spawn_blocking(move || shelf.read(&place)).await.map_err(|error| error.to_string())?;
         let request = match read {
@@ -110,21 +118,24 @@ impl Interrupted {
             }
             Err(Unread::Io(error)) => return Err(error.to_string()),
         };
-        match self.early {
-            Early::Never | Early::RunAgain => self.give_back(&request).await?,
-            Early::Answer => self.answer(&request).await?,
+        match (returning, self.early) {
+            (Some(attempts), _) => self.give_back(&request, *attempts).await?,
+            (None, Early::Never | Early::RunAgain) => self.give_back(&request, request.attempts).await?,
+            (None, Early::Answer) => self.answer(&request).await?,
         }
         crash_point("shelf-returned");
         self.shelf.clear(entry.clone()).await;
-        self.tally.interrupted.add();
+        if returning.is_none() {
+            self.tally.interrupted.add();
+        }
         Ok(())
     }
 
-    async fn give_back(&self, request: &Shelved) -> Result<(), String> {
-        let properties = task::copied(&request.properties, request.attempts);
+    async fn give_back(&self, request: &Shelved, attempts: u32) -> Result<(), String> {
+        let properties = task::copied(&request.properties, attempts);
         match self.publish(self.queue.clone(), properties, &request.body).await? {
             Published::Taken => {
-                tracing::warn!(attempts = request.attempts, "a request that was interrupted went back to its queue");
+                tracing::warn!(attempts, "a request that was on this host's disk went back to its queue");
                 Ok(())
             }
             Published::Returned => Err(format!("there is no queue {}", self.queue)),

@@ -278,8 +278,8 @@ impl Part {
     }
 
     /// Settles what is acknowledged already. What is handed back, or given up to the broker, goes there as a copy: with so many
-    /// attempts in its header that whoever gets it gives it up as well. Where its queue is full for long it stays on the disk, as
-    /// what was interrupted does, and makes room for others.
+    /// attempts in its header that whoever gets it gives it up as well. Where its queue is full for long it stays on the disk until
+    /// that is over, and makes room for others.
     async fn settle_shelved(&self, state: &mut State, plan: &Plan) -> Result<(), Refused> {
         let attempts = match plan {
             Plan::Answer(_) => None,
@@ -293,7 +293,7 @@ impl Part {
         }
         if let Some(attempts) = attempts {
             if let Err(refused) = self.again(state, attempts).await {
-                return if self.is_full_for_long(state) { self.stays(state) } else { Err(refused) };
+                return if self.is_full_for_long(state) { self.stays(state, attempts) } else { Err(refused) };
             }
             crash_point("shelf-returned");
         }
@@ -312,11 +312,11 @@ impl Part {
         state.full_since.is_some_and(|since| self.around.unanswered.is_over(since))
     }
 
-    /// Leaves it on the disk to whoever looks after what was interrupted.
-    fn stays(&self, state: &State) -> Result<(), Refused> {
+    /// Leaves it on the disk to whoever looks after what is there.
+    fn stays(&self, state: &State, attempts: u32) -> Result<(), Refused> {
         if let (Some(shelf), Shelving::Done(entry)) = (&self.around.shelf, &state.shelving) {
             tracing::warn!(claim.run = %self.run, "its queue is full: the request waits on this host's disk for room there");
-            shelf.leave(Left::Interrupted(entry.clone()));
+            shelf.leave(Left::Returning(entry.clone(), attempts));
         }
         Ok(())
     }
@@ -369,8 +369,8 @@ impl Part {
                 self.not_kept(&refused);
             }
         }
-        // Its own queue is another one.
-        (state.published, state.full_since) = (None, None);
+        // Its own queue is another one, and so is that of its answer.
+        (state.published, state.full_since, state.refused_since) = (None, None, None);
         state.kept = true;
         Ok(())
     }

@@ -63,8 +63,10 @@ impl std::fmt::Display for Entry {
 pub(super) enum Left {
     /// The broker has it: it goes, once it is written.
     Unneeded(Entry, Option<Writing>),
-    /// It is here and nowhere else.
+    /// It is here and nowhere else, and was cut short.
     Interrupted(Entry),
+    /// It is here and nowhere else, and was handed back: it goes to its queue with so many attempts, once there is room.
+    Returning(Entry, u32),
 }
 
 /// A request that is being written.

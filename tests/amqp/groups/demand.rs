@@ -93,7 +93,7 @@ async fn workers_are_started_for_the_tasks_of_a_queue_and_go_when_none_are_left(
     let go = here.join("go");
     let ids = [tasks.create("far/side", &go).await, tasks.create("far/side", &go).await];
     let mut controller =
-        pool.controller(&format!("unbind_delay = \"2s\"\nstop_delay = \"1s\"\nmin = 0\nmax = 4\n{command}{demand}"));
+        pool.controller(&format!("unbind_delay = \"8s\"\nstop_delay = \"4s\"\nmin = 0\nmax = 4\n{command}{demand}"));
     controller.says(READY).await;
     let socket = here.join("workers/controller.sock");
     let both = |seen: &Value| seen["demands"][0]["claimed"] == 2 && seen["counts"]["workers_started"] == 2;

@@ -7,7 +7,7 @@ use rustix::process::Signal;
 
 use super::Pool;
 use crate::process::Process;
-use crate::support::within;
+use crate::support::{PATIENCE, within};
 
 fn dev(pool: &Pool, folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
@@ -40,7 +40,8 @@ async fn dev_with_a_broker_answers_every_call_and_leaves_nothing_behind() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut command = dev(&pool, folder.path());
     let said = tokio::task::spawn_blocking(move || command.output().expect("it runs"));
-    let said = within("the demo", said).await.expect("it ends");
+    // As long as it takes itself, and its leaving.
+    let said = tokio::time::timeout(3 * PATIENCE, said).await.expect("the demo ends").expect("it ends");
     let (out, err) = (String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
     assert_eq!((said.status.code(), &*err), (Some(0), ""), "{out}");
     for part in ["10 of 10 calls answered", "groups: 42 active", "gone in ", "groups: none"] {

@@ -18,6 +18,7 @@ echo "hello from $WORKER_ID"
 case "$WORKER_KEY" in
 dies*) echo "goodbye"; exit 3 ;;
 stays*) trap '' TERM ;;
+strays*) setsid sh -c 'echo $$ >"$SEEN/$WORKER_ID.stray"; exec sleep 1000' & ;;
 lingers*) trap 'echo told >>"$SEEN/$WORKER_ID.told"' TERM ;;
 esac
 exec 3>&1
@@ -288,6 +289,70 @@ mod real {
         let place = Place::new();
         let worker = place.path().join("worker").display().to_string();
         conforms(&place, Means::Subprocess(Program { command: vec!["/bin/sh".to_owned(), worker] })).await;
+    }
+
+    /// Where a worker's stray is, once it is there.
+    async fn stray(place: &Place, worker: &Assignment) -> String {
+        let path = place.path().join("seen").join(format!("{}.stray", worker.id));
+        let looking = async {
+            loop {
+                match std::fs::read_to_string(&path) {
+                    Ok(pid) if pid.ends_with('\n') => return format!("/proc/{}/stat", pid.trim()),
+                    Ok(_) | Err(_) => tokio::task::yield_now().await,
+                }
+            }
+        };
+        timeout(LONGEST, looking).await.expect("it strays")
+    }
+
+    /// Whether a process is there, and not just waited for.
+    fn is_there(stat: &str) -> bool {
+        let stat = std::fs::read_to_string(stat);
+        stat.is_ok_and(|stat| stat.rsplit_once(')').is_some_and(|(_, state)| !state.starts_with(" Z")))
+    }
+
+    fn record(posting: &Posting, id: &str) -> serde_json::Value {
+        let bytes = std::fs::read(posting.folder.join(format!("{id}.json"))).expect("it is written down");
+        serde_json::from_slice(&bytes).expect("it is JSON")
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_a_worker_puts_elsewhere_goes_with_it_whoever_sees_it_end() {
+        if let Err(why) = crate::host::containment::ControlGroups::establish("whether there are any") {
+            assert!(std::env::var_os("CI").is_none(), "no control groups: {why}");
+            return println!("MISSING: control groups, so nothing was tried: {why}");
+        }
+        let place = Place::new();
+        let worker = place.path().join("worker").display().to_string();
+        let posting = place.posting("core", Means::Subprocess(Program { command: vec!["/bin/sh".to_owned(), worker] }));
+        let mut site = Site::new(&posting);
+        for is_adopted in [false, true] {
+            let strays = assignment(&place, "strays");
+            site.starts(strays.clone()).await.expect("it is started");
+            let (stray, record) = (stray(&place, &strays).await, record(&posting, &strays.id));
+            assert!(is_there(&stray));
+            if is_adopted {
+                drop(site);
+                site = Site::new(&posting);
+                assert_eq!(site.looks().await.len(), 1, "it is found");
+                let pid = record["pid"]
+                    .as_i64()
+                    .and_then(|pid| i32::try_from(pid).ok())
+                    .and_then(rustix::process::Pid::from_raw);
+                rustix::process::kill_process(pid.expect("a number"), rustix::process::Signal::KILL)
+                    .expect("it is there");
+            } else {
+                assert!(site.line.stop(&strays.id));
+            }
+            site.ends(&strays.id, !is_adopted).await;
+            let group = record["group"].as_str().expect("it is in a control group");
+            let going = async {
+                while is_there(&stray) || Path::new(group).exists() {
+                    assert_eq!(site.looks().await, []);
+                }
+            };
+            timeout(LONGEST, going).await.expect("nothing is left");
+        }
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -1,0 +1,91 @@
+//! Control groups of programs that outlive this process: the workers of a controller. Each enters its own before its first line,
+//! and whoever knows the folder can end it with all that it has started.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::cgroup::{self, Group, Means};
+use super::{digest, try_out};
+
+/// Enters the group whose entrance it is told, and becomes the program.
+const ENTER: [&str; 3] = ["/bin/sh", "-c", r#"echo 0 >"$0" && exec "$@""#];
+
+/// Where the groups of a pool's workers are made.
+#[derive(Debug)]
+pub(crate) struct ControlGroups {
+    parent: Group,
+}
+
+impl ControlGroups {
+    /// Finds out whether this host has control groups that are killed as a whole, by doing it once. Takes milliseconds of this
+    /// thread, and a few seconds at most.
+    ///
+    /// # Errors
+    ///
+    /// Why there are none.
+    pub(crate) fn establish(name: &str) -> Result<Self, String> {
+        let own = Group::at(cgroup::own()?);
+        let groups = Self { parent: Group::at(own.folder().join(format!("journeyman-pool-{}", digest(name)))) };
+        groups.parent.make().map_err(|error| format!("{error} (under systemd, set Delegate=yes)"))?;
+        // Somebody else may try it for the same pool.
+        let trial = Group::at(groups.parent.folder().join(format!("trial-{}", uuid::Uuid::new_v4().simple())));
+        #[expect(clippy::disallowed_methods, reason = "at the start only, and for milliseconds")]
+        let mut waiting = std::process::Command::new(ENTER[0]);
+        waiting.args(&ENTER[1..]).arg(trial.entrance()).arg("cat");
+        let tried = try_out(&trial, Means::Kill, waiting);
+        if tried.is_err() {
+            drop(trial.remove());
+        }
+        tried.map(|()| groups)
+    }
+
+    /// Makes a group.
+    ///
+    /// # Errors
+    ///
+    /// What the operating system said.
+    pub(crate) fn make(&self, id: &str) -> io::Result<ControlGroup> {
+        self.parent.make()?;
+        let group = Group::at(self.parent.folder().join(id));
+        group.make()?;
+        Ok(ControlGroup(group))
+    }
+}
+
+impl Drop for ControlGroups {
+    fn drop(&mut self) {
+        // Only where nothing is in it.
+        drop(std::fs::remove_dir(self.parent.folder()));
+    }
+}
+
+/// What a program is in, and whatever it starts.
+#[derive(Debug)]
+pub(crate) struct ControlGroup(Group);
+
+impl ControlGroup {
+    /// One that was made before.
+    pub(crate) const fn at(folder: PathBuf) -> Self {
+        Self(Group::at(folder))
+    }
+
+    /// By which it is found again.
+    pub(crate) fn folder(&self) -> &Path {
+        self.0.folder()
+    }
+
+    /// What a program's own words come after, so that it begins in the group.
+    pub(crate) fn before(&self) -> (&'static str, [PathBuf; 3]) {
+        (ENTER[0], [ENTER[1].into(), ENTER[2].into(), self.0.entrance()])
+    }
+
+    /// Ends everything that is in it.
+    pub(crate) fn kill(&self) {
+        self.0.kill(Means::Kill);
+    }
+
+    /// Takes it away. Says whether it is gone: not while anything is in it.
+    pub(crate) fn is_removed(&self) -> bool {
+        self.0.remove().is_ok()
+    }
+}
