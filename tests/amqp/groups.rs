@@ -141,8 +141,11 @@ impl Drop for Pool {
             if let Some(group) = record["group"].as_str().map(Path::new) {
                 std::fs::write(group.join("cgroup.kill"), "1").ok();
                 // What was killed takes a moment to be gone.
-                let left = (0..200).find(|_| std::fs::remove_dir(group).is_ok() || !group.exists());
-                left.and_then(|_| std::fs::remove_dir(group.parent()?).ok());
+                let until = std::time::Instant::now() + std::time::Duration::from_secs(2);
+                while std::fs::remove_dir(group).is_err() && group.exists() && std::time::Instant::now() < until {
+                    std::thread::yield_now();
+                }
+                group.parent().and_then(|pool| std::fs::remove_dir(pool).ok());
             }
         }
     }
