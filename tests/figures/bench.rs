@@ -50,6 +50,8 @@ impl Size {
 
 fn main() -> ExitCode {
     journeyman::shim();
+    // Some parts ask over HTTP before anything of the library has chosen; where one has, that stays.
+    rustls::crypto::ring::default_provider().install_default().ok();
     match run(&std::env::args().skip(1).collect::<Vec<_>>()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
