@@ -46,8 +46,7 @@ impl Lease {
     pub fn granted(sent_at: Instant, length: Duration, policy: Policy) -> Self {
         let grace = policy.grace.min(length / 10);
         let needed = clock_error(length) + grace + KILL_SLACK.min(length / 40);
-        let wished = MARGIN_MIN.max(length / 20).min(length / 4);
-        let margin = wished.max(needed + Duration::from_millis(1));
+        let margin = margin(length).max(needed + Duration::from_millis(1));
         Self { sent_at, length, grace, margin }
     }
 
@@ -112,6 +111,12 @@ impl Lease {
     pub fn or_later(self, extension: Self) -> Self {
         if extension.abandon_at() > self.abandon_at() { extension } else { self }
     }
+}
+
+/// The margin that a lease of this length has at least.
+#[must_use]
+pub fn margin(length: Duration) -> Duration {
+    MARGIN_MIN.max(length / 20).min(length / 4)
 }
 
 /// The bound on what our clock and timers may be wrong by over `length`.

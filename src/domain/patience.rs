@@ -6,6 +6,8 @@
 
 use core::time::Duration;
 
+use super::lease::margin;
+
 /// What RabbitMQ has where nobody has set it.
 pub const USUAL: Duration = Duration::from_secs(30 * 60);
 
@@ -101,6 +103,17 @@ pub fn is_keeping_due(held: Duration, patience: Option<Duration>) -> bool {
     patience.is_some_and(|patience| held >= patience / 2)
 }
 
+/// How long a claim may be trusted from now on by a reclaim, at most `most`, when its message was received so long ago. It ends
+/// with the margin of the whole patience: extended again and again to the very end of that, it would leave a payload no time to
+/// end in. Near it nothing is gained any more.
+#[must_use]
+pub fn extension(held: Duration, patience: Option<Duration>, most: Duration) -> Duration {
+    let Some(patience) = patience else { return most };
+    let margin = margin(patience);
+    let left = patience.saturating_sub(margin).saturating_sub(held);
+    if left < margin { Duration::ZERO } else { left.min(most) }
+}
+
 /// How long a poll may wait, at most `most`: a lease counts from when the poll was sent, and one whose claims have little time
 /// must not use that up by waiting for them.
 #[must_use]
@@ -117,6 +130,29 @@ mod tests {
 
     fn told(version: &str, kind: Kind, argument: Option<Duration>, policy: Option<Duration>) -> Says {
         Told { version: Version::parse(version).unwrap(), kind, argument, policy }.says()
+    }
+
+    #[test]
+    fn a_claim_that_is_extended_as_often_as_can_be_still_ends_a_margin_before_the_patience() {
+        use crate::domain::jitter::Jitter;
+        use crate::domain::lease::{Lease, Policy};
+        use crate::domain::time::Instant;
+        let (most, policy) = (Duration::from_secs(600), Policy { grace: Duration::from_secs(10) });
+        for seconds in [10, 60, 300, 1800, 86_400] {
+            let (patience, mut jitter) = (Duration::from_secs(seconds), Jitter::seeded(seconds));
+            let mut lease = Lease::granted(Instant::ORIGIN, patience.min(most), policy);
+            let mut now = lease.reclaim_at(&mut jitter);
+            while lease.usable(now) {
+                let length = extension(now.since(Instant::ORIGIN), Some(patience), most);
+                let extended = lease.or_later(Lease::granted(now, length, policy));
+                // Nothing gained is asked again after a while.
+                now = if extended == lease { now.plus(lease.attempt()) } else { extended.reclaim_at(&mut jitter) };
+                lease = extended;
+            }
+            let (end, last) = (lease.abandon_at().since(Instant::ORIGIN), patience - margin(patience));
+            assert!(end <= last && end >= patience / 2, "{seconds}: {end:?}");
+            assert!(lease.grace() >= policy.grace.min(margin(patience) / 10), "{seconds}: {:?}", lease.grace());
+        }
     }
 
     #[test]

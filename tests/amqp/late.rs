@@ -16,7 +16,9 @@ use journeyman::worker::{Command, Note};
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::claims::publish;
-use crate::support::{Client, Kind, Running, echo, queue, shared, within};
+use crate::process::{Process, config};
+use crate::support::{Client, Kind, Running, broker, echo, queue, shared, shared_uri, within};
+use rustix::process::Signal;
 
 /// Tells of each request that comes, and passes it on when it may.
 struct Late {
@@ -113,6 +115,30 @@ async fn what_comes_when_a_worker_is_paused_goes_back_without_counting_as_a_try(
         assert_eq!(client.answer("1").await.body, b"{\"echo\":1}", "{kind:?}");
         worker.drained().await;
         client.until_depth(0, 0).await;
+        client.delete_queue().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sources_that_share_one_slot_take_turns_and_none_waits_for_good() {
+    let Some(uri) = shared_uri() else { return };
+    let clients = [Client::new(&broker(&uri), Kind::Durable).await, Client::new(&broker(&uri), Kind::Durable).await];
+    let folder = tempfile::tempdir().expect("a folder");
+    let source = |number: usize| {
+        let queue = &clients[number].queue;
+        format!("[source.s{number}]\nkind = \"amqp\"\nhandler = \"echo\"\nrequests_queue = \"{queue}\"\n")
+    };
+    let answers = "#!/bin/sh\ncat >/dev/null\nprintf '{\"type\":\"answer\",\"text\":\"here\"}\\n' >&3\n";
+    let config = config(folder.path(), answers, &format!("[worker]\ncapacity = 1\n{}{}", source(0), source(1)));
+    let worker =
+        Process::start(folder.path(), &config, &[("JOURNEYMAN_AMQP_URI", &uri), ("WORKER_ACTIVITY_EXCHANGE", "")]);
+    // Whichever has the slot, while the other one is idle.
+    for client in [&clients[1], &clients[0], &clients[1]] {
+        assert_eq!(client.call("/here", b"1").await.body, b"here", "{}", worker.log());
+    }
+    worker.signal(Signal::TERM);
+    assert_eq!(worker.ends().await.code(), Some(0));
+    for client in &clients {
         client.delete_queue().await;
     }
 }

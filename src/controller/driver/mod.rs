@@ -280,7 +280,8 @@ pub(super) async fn peek(posting: &Posting) -> Result<Vec<Found>, Trouble> {
     let Posting { pool, means, folder, grace, .. } = posting.clone();
     let found = match means {
         Means::None => Ok(Vec::new()),
-        Means::Subprocess(_) if !folder.exists() => Ok(Vec::new()),
+        // One that may not be looked at is none that is not there.
+        Means::Subprocess(_) if matches!(folder.try_exists(), Ok(false)) => Ok(Vec::new()),
         Means::Subprocess(program) => within(Subprocesses::to_look(program, folder).list()).await,
         Means::Exec(commands) => within(Exec { commands, pool }.list()).await,
         Means::Docker(containers) => within(Daemon::new(containers, pool).list()).await,

@@ -8,14 +8,14 @@ use std::process::Stdio;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 use serde::{Deserialize, Serialize};
 use tokio::process::{Child, Command};
 
 use super::logs::Logs;
 use super::{Assignment, Driver, End, Found, Standing, Stop, Trouble};
 use crate::domain::group::Key;
-use crate::host::containment::{ControlGroup, ControlGroups};
+use crate::host::containment::{self, ControlGroup, ControlGroups};
 use crate::host::program::locate;
 use crate::limits::CONTROLLER_LOOK_EVERY;
 
@@ -48,6 +48,8 @@ enum Life {
 struct Worker {
     record: Record,
     life: Life,
+    /// It was told to go, and has its time for that: whoever it has started, too.
+    is_told: bool,
     end: Option<End>,
 }
 
@@ -129,7 +131,9 @@ impl Subprocesses {
             match record {
                 Some(record) if state.workers.contains_key(&record.id) => {}
                 Some(record) if self.is_there(&record) => {
-                    state.workers.insert(record.id.clone(), Worker { life: Life::Adopted, record, end: None });
+                    state
+                        .workers
+                        .insert(record.id.clone(), Worker { life: Life::Adopted, record, is_told: false, end: None });
                 }
                 Some(_) | None if self.looks_only => {}
                 Some(Record { group, .. }) => {
@@ -154,7 +158,7 @@ impl Subprocesses {
         self.read(&mut state)?;
         state.leaving.retain(|group| !group.is_removed());
         let mut found = Vec::with_capacity(state.workers.len());
-        for Worker { record, life, end } in state.workers.values_mut() {
+        for Worker { record, life, is_told, end } in state.workers.values_mut() {
             // A key that is none was written by somebody else.
             let Some(key) = Key::new(&record.key) else { continue };
             if end.is_some() {
@@ -169,6 +173,8 @@ impl Subprocesses {
                 },
                 Life::Adopted => (!self.is_there(record)).then(|| "it is not there any more".to_owned()),
             };
+            // A shell that was told to go ends before the worker that it has started.
+            let how = how.filter(|_| !(*is_told && has_left_something(record)));
             if !self.looks_only {
                 self.logs.cut(&record.id);
                 if how.is_some() {
@@ -185,9 +191,18 @@ impl Subprocesses {
         Ok(found)
     }
 
-    /// A control group for a worker, where there are any.
-    fn group_of(&self, id: &str) -> Option<ControlGroup> {
-        let made = self.groups.as_ref()?.make(id);
+    /// A control group for a worker, where there are any and the shell by which it is entered passes on what the worker is told.
+    fn group_of(&self, id: &str, variables: &BTreeMap<String, String>) -> Option<ControlGroup> {
+        let groups = self.groups.as_ref()?;
+        if let Some(name) = variables.keys().find(|name| !containment::passes_on(name)) {
+            tracing::warn!(
+                worker = id,
+                name,
+                "it has a process group alone: no shell passes on a variable of this name"
+            );
+            return None;
+        }
+        let made = groups.make(id);
         made.inspect_err(|error| tracing::warn!(worker = id, "it has a process group alone: {error}")).ok()
     }
 
@@ -200,7 +215,7 @@ impl Subprocesses {
         let own = || usual().find(|(name, _)| *name == "PATH")?.1.into_string().ok();
         let path = variables.get("PATH").cloned().or_else(own);
         locate(program, &path.into_iter().map(|path| ("PATH".to_owned(), path)).collect(), Path::new(""))?;
-        let group = self.group_of(&id);
+        let group = self.group_of(&id, &variables);
         let log = self.logs.begin(&id)?;
         let mut command = match &group {
             Some(group) => {
@@ -238,16 +253,20 @@ impl Subprocesses {
             self.state().leave(record.group);
             return Err(error.into());
         }
-        self.state().workers.insert(id, Worker { record, life: Life::Own(Box::new(child)), end: None });
+        self.state().workers.insert(id, Worker { record, life: Life::Own(Box::new(child)), is_told: false, end: None });
         Ok(())
     }
 
     fn stop_now(&self, id: &str, stop: Stop) {
         let mut state = self.state();
-        let Some(Worker { record, .. }) = state.workers.get(id) else { return };
+        let Some(Worker { record, is_told, .. }) = state.workers.get_mut(id) else { return };
         match stop {
-            Stop::Ask | Stop::Force if !self.is_there(record) => {}
-            Stop::Ask => signal(record, Signal::TERM),
+            Stop::Ask if !self.is_there(record) => {}
+            Stop::Force if !self.is_there(record) => end_what_is_left(record),
+            Stop::Ask => {
+                *is_told = true;
+                signal(record, Signal::TERM);
+            }
             Stop::Force => {
                 signal(record, Signal::KILL);
                 kill(record);
@@ -295,6 +314,14 @@ pub(super) fn usual() -> impl Iterator<Item = (&'static str, std::ffi::OsString)
 
 fn standing(end: &Option<End>) -> Standing {
     end.clone().map_or(Standing::There, Standing::Ended)
+}
+
+/// Whether anything is there that a worker has started which has ended itself.
+fn has_left_something(record: &Record) -> bool {
+    match &record.group {
+        Some(folder) => !ControlGroup::at(folder.clone()).is_empty(),
+        None => Pid::from_raw(record.pid).is_some_and(|group| test_kill_process_group(group).is_ok()),
+    }
 }
 
 /// What a worker that has ended has left goes with it. A number that somebody else has by now is none of our business.

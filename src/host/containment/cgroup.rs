@@ -17,6 +17,9 @@ use super::super::process::{self, LOOK_AGAIN};
 use super::Limits;
 use crate::limits::{CGROUP_FROZEN_WAIT, CGROUP_KILL_AGAIN, CGROUPS_NESTED_MAX};
 
+/// The processes that are in a group; whoever writes to it enters.
+const PROCESSES: &str = "cgroup.procs";
+
 /// How a group's processes are ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Means {
@@ -90,13 +93,23 @@ impl Group {
     pub(super) fn make(&self) -> io::Result<()> {
         match std::fs::create_dir(&self.folder) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            // Somebody has taken away what it was to be made in, which may be empty between two tasks, and may be at it again.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.is_below_groups() => {
+                drop(self.folder.parent().map(std::fs::create_dir));
+                std::fs::create_dir(&self.folder).map_err(|error| self.named(&error))
+            }
             made => made.map_err(|error| self.named(&error)),
         }
     }
 
+    /// Whether the folder around the one that it is made in is a control group.
+    fn is_below_groups(&self) -> bool {
+        self.folder.parent().and_then(Path::parent).is_some_and(|outer| outer.join(PROCESSES).exists())
+    }
+
     /// The file whose writers enter the group.
     pub(super) fn entrance(&self) -> PathBuf {
-        self.file("cgroup.procs")
+        self.file(PROCESSES)
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -329,6 +342,17 @@ mod tests {
         assert_eq!(place(part, "/docker/ab/in").unwrap(), Path::new("/sys/fs/cgroup here/in"));
         assert_eq!(place(part, "/elsewhere"), None);
         assert_eq!(place("31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw", "/"), None);
+    }
+
+    #[test]
+    fn a_group_whose_outer_one_was_taken_away_is_made_with_that_where_groups_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let claim = Group::at(folder.path().join("journeyman-1/claim-1"));
+        assert_eq!(claim.make().unwrap_err().kind(), io::ErrorKind::NotFound, "a folder is no control group");
+        std::fs::write(folder.path().join(PROCESSES), "").unwrap();
+        claim.make().unwrap();
+        claim.make().unwrap();
+        assert!(claim.folder().is_dir());
     }
 
     #[test]

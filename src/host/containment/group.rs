@@ -10,6 +10,15 @@ use super::{digest, try_out};
 /// Enters the group whose entrance it is told, and becomes the program.
 const ENTER: [&str; 3] = ["/bin/sh", "-c", r#"echo 0 >"$0" && exec "$@""#];
 
+/// What a shell sets itself, whatever it finds.
+const OF_SHELLS: [&str; 7] = ["_", "IFS", "OLDPWD", "OPTIND", "PPID", "PWD", "SHLVL"];
+
+/// Whether a program that enters its group finds a variable of this name as it was set.
+pub(crate) fn passes_on(name: &str) -> bool {
+    let is_word = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    is_word && !name.starts_with(|first: char| first.is_ascii_digit()) && !OF_SHELLS.contains(&name)
+}
+
 /// Where the groups of a pool's workers are made.
 #[derive(Debug)]
 pub(crate) struct ControlGroups {
@@ -77,6 +86,11 @@ impl ControlGroup {
     /// What a program's own words come after, so that it begins in the group.
     pub(crate) fn before(&self) -> (&'static str, [PathBuf; 3]) {
         (ENTER[0], [ENTER[1].into(), ENTER[2].into(), self.0.entrance()])
+    }
+
+    /// Whether nothing is in it.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.empty()
     }
 
     /// Ends everything that is in it.

@@ -30,7 +30,7 @@ use cgroup::{Group, Means};
 pub use enclosure::{Enclosure, Exceeded, Name};
 pub(crate) use enclosure::{Entry, Way, larger_than, outgrown};
 pub(crate) use forerunner::Failed;
-pub(crate) use group::{ControlGroup, ControlGroups};
+pub(crate) use group::{ControlGroup, ControlGroups, passes_on};
 pub use leftovers::kill_leftovers;
 pub use shim::shim;
 pub(crate) use shim::{NAME as SHIM, program, written};

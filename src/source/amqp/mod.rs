@@ -280,18 +280,29 @@ impl Inner {
         Err(Refused { refusal: Refusal::Retry { after: None }, what })
     }
 
-    async fn poll(&self, max: u8) -> Result<Batch, Refused> {
+    async fn poll(self: &Arc<Self>, max: u8) -> Result<Batch, Refused> {
         let began = self.clock.now();
-        let Some(session) = lock(&self.session).clone() else {
-            return Err(Refused { refusal: Refusal::Stale, what: "the queue is not consumed from yet".to_owned() });
-        };
-        if session.prefetch != self.wanted() {
-            session.retire("the number of slots has changed");
-        }
+        let session = self.session().await?;
         session.asked();
         let waited = timeout(patience::hold(self.patience(), AMQP_POLL_HOLD), self.wait(&session, max, began)).await;
         session.unasked();
         waited.unwrap_or_else(|_| Ok(Batch::default()))
+    }
+
+    /// Where to ask. One that was left while nobody asked is followed by another one at once: a source that shares its slots with others
+    /// would use up its turn with that, again and again.
+    async fn session(self: &Arc<Self>) -> Result<Arc<Session>, Refused> {
+        let current = || lock(&self.session).clone();
+        if let Some(session) = current() {
+            if session.prefetch != self.wanted() {
+                session.retire("the number of slots has changed");
+            }
+            if session.is_left() {
+                self.open().await?;
+            }
+        }
+        let what = || "the queue is not consumed from yet".to_owned();
+        current().ok_or_else(|| Refused { refusal: Refusal::Stale, what: what() })
     }
 
     async fn wait(&self, session: &Arc<Session>, max: u8, began: Instant) -> Result<Batch, Refused> {
@@ -491,7 +502,7 @@ impl Source for Amqp {
             match part.session.lost() {
                 Some(what) => Err(gone(&what)),
                 None if part.session.is_lost() => Err(gone("its channel is closed")),
-                None => Ok(part::lease(part.delivered, self.inner.clock.now(), patience, AMQP_LEASE)),
+                None => Ok(patience::extension(self.inner.clock.now().since(part.delivered), patience, AMQP_LEASE)),
             }
         })
     }

@@ -559,7 +559,7 @@ fn is_soft(error: &lapin::Error) -> bool {
     error.is_amqp_soft_error()
 }
 
-/// How long a claim may be trusted from now on: as long as its channel is looked after, and never past the broker's patience.
+/// How long a claim may be trusted that was just brought: as long as its channel is looked after, and never past the broker's patience.
 pub(super) fn lease(delivered: Instant, now: Instant, patience: Option<Duration>, most: Duration) -> Duration {
     patience.map_or(most, |patience| patience.saturating_sub(now.since(delivered)).min(most))
 }

@@ -77,6 +77,8 @@ struct State {
     /// What is held and not settled.
     live: BTreeSet<Run>,
     unwanted: bool,
+    /// It was left for another one.
+    retired: bool,
     polls: Polls,
 }
 
@@ -154,6 +156,7 @@ impl Session {
                 lost: None,
                 live: BTreeSet::new(),
                 unwanted: false,
+                retired: false,
                 polls: Polls::NoneSince(Instant::now()),
             }),
             parts: AtomicUsize::new(0),
@@ -196,6 +199,12 @@ impl Session {
         if state.waiting.is_empty() || state.unwanted { state.over.clone() } else { None }
     }
 
+    /// Whether it was left for another one, and is neither lost nor dismissed.
+    pub(super) fn is_left(&self) -> bool {
+        let state = self.state();
+        state.retired && !state.unwanted && state.lost.is_none()
+    }
+
     /// Why nothing of it can be acknowledged any more.
     pub(super) fn lost(&self) -> Option<String> {
         self.state().lost.clone()
@@ -234,7 +243,10 @@ impl Session {
 
     /// Nobody wants more from it: what waits goes back, what is held goes on.
     pub(super) fn retire(&self, why: &str) {
-        self.state().over.get_or_insert_with(|| why.to_owned());
+        let mut state = self.state();
+        state.over.get_or_insert_with(|| why.to_owned());
+        state.retired = true;
+        drop(state);
         self.retired.notify_one();
     }
 

@@ -18,6 +18,7 @@ echo "hello from $WORKER_ID"
 case "$WORKER_KEY" in
 dies*) echo "goodbye"; exit 3 ;;
 stays*) trap '' TERM ;;
+wraps*) (trap '' TERM; echo >"$SEEN/$WORKER_ID.up"; while [ ! -e "$SEEN/go" ]; do sleep 0.05; done; echo >"$SEEN/$WORKER_ID.done") & ;;
 strays*) setsid sh -c 'echo $$ >"$SEEN/$WORKER_ID.stray"; exec sleep 1000' & ;;
 lingers*) trap 'echo told >>"$SEEN/$WORKER_ID.told"' TERM ;;
 esac
@@ -352,6 +353,37 @@ mod real {
                 }
             };
             timeout(LONGEST, going).await.expect("nothing is left");
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_a_shell_has_started_that_was_told_to_go_has_its_time() {
+        let place = Place::new();
+        let worker = place.path().join("worker").display().to_string();
+        let means = Means::Subprocess(Program { command: vec!["/bin/sh".to_owned(), worker] });
+        let mut site = Site::new(&Posting { grace: LONGEST, ..place.posting("core", means) });
+        let seen = place.path().join("seen");
+        // With a control group and without: no shell passes on such a name.
+        for odd in [None, Some("spring.host")] {
+            let mut wraps = assignment(&place, "wraps");
+            wraps.variables.extend(odd.map(|name| (name.to_owned(), "h".to_owned())));
+            site.starts(wraps.clone()).await.expect("it is started");
+            let (up, done) = (seen.join(format!("{}.up", wraps.id)), seen.join(format!("{}.done", wraps.id)));
+            timeout(LONGEST, async {
+                while !up.exists() {
+                    tokio::task::yield_now().await
+                }
+            })
+            .await
+            .expect("it is up");
+            assert!(site.line.stop(&wraps.id));
+            for _ in 0..3 {
+                assert_eq!(site.looks().await, [], "it goes on");
+            }
+            std::fs::write(seen.join("go"), "").expect("it is written");
+            site.ends(&wraps.id, true).await;
+            assert!(done.exists(), "{odd:?}");
+            std::fs::remove_file(seen.join("go")).expect("it was written");
         }
     }
 
