@@ -157,6 +157,10 @@ impl Loop {
                 pace.say(served);
             }
         }
+        // Whoever says that it is over has every answer: what follows an answer may be on its way still.
+        while let Some(ended) = under_way.join_next().await {
+            ended??;
+        }
         intake.basic_cancel(requests.tag(), BasicCancelOptions::default()).await?;
         intake.close(REPLY_SUCCESS, "OK".into()).await?;
         Ok(connection.close(REPLY_SUCCESS, "OK".into()).await?)
