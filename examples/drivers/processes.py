@@ -67,7 +67,11 @@ folder, command, order = Path(sys.argv[1]), sys.argv[2:], json.loads(sys.stdin.r
 folder.mkdir(parents=True, exist_ok=True)
 if order["do"] == "list":
     for name in folder.glob("*.json"):
-        show(json.loads(name.read_text()))
+        try:
+            text = name.read_text()
+        except FileNotFoundError:
+            continue  # forgotten meanwhile
+        show(json.loads(text))
 elif order["do"] == "start":
     note = {name: order[name] for name in ("pool", "id", "key")}
     log = os.open(path(order["id"], "log"), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
@@ -87,6 +91,6 @@ elif order["do"] == "start":
 elif order["do"] == "stop" and path(order["id"], "json").exists():
     note = json.loads(path(order["id"], "json").read_text())
     if order["how"] == "forget":
-        path(order["id"], "json").unlink()
+        path(order["id"], "json").unlink(missing_ok=True)
     elif start_time(note["pid"]) == note["started"]:
         os.kill(note["pid"], signal.SIGKILL if order["how"] == "force" else signal.SIGTERM)

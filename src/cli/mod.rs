@@ -78,7 +78,7 @@ enum Verb {
     /// Let a worker finish what runs, and exit
     Drain(steer::DrainArgs),
     /// Let a worker hand back what runs, and exit
-    Stop(steer::PlainArgs),
+    Stop(steer::StopArgs),
     /// Let a worker read its configuration again
     Reload(steer::PlainArgs),
     /// List, show, end what a worker holds, and read its logs

@@ -1,7 +1,7 @@
 //! `journeyman run --with-worker-runner`: a worker that Taskcluster's worker-runner starts in place of generic-worker.
 
 use std::collections::BTreeMap;
-use std::io::{self, BufRead as _, Read as _};
+use std::io::{self, BufRead as _, IsTerminal as _, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -16,7 +16,9 @@ use crate::config::schema::Config;
 use crate::config::{self, Document, Environment};
 use crate::control::server::Reloaded;
 use crate::host::containment::{bequeath_nothing, harden};
-use crate::limits::{RUNNER_FILE_BYTES_MAX, RUNNER_LINE_BYTES_MAX, RUNNER_LINES_MAX, RUNNER_SAY_TIMEOUT};
+use crate::limits::{
+    RUNNER_FILE_BYTES_MAX, RUNNER_LINE_BYTES_MAX, RUNNER_LINES_MAX, RUNNER_SAY_TIMEOUT, RUNNER_WELCOME_WAIT,
+};
 use crate::observe::log;
 use crate::runner::{Conversation, Credentials, Given, Heard, SOURCE};
 use crate::source::taskcluster::Api;
@@ -42,8 +44,20 @@ static CONVERSATION: Mutex<Option<Conversation>> = Mutex::new(None);
 ///
 /// A file that no worker can be made of; as `journeyman worker`.
 pub(super) async fn run(arguments: RunArgs, environment: &Environment) -> Ended {
-    let (config, credentials) = read(&arguments.config, environment)?;
     with(|conversation| *conversation = Some(Conversation::default()));
+    let mut lines = lines();
+    let ended = Box::pin(work(&arguments, environment, &mut lines)).await;
+    if ended.is_err() {
+        welcomed(&mut lines).await;
+    }
+    // The last word comes after the last line of the log.
+    log::finish();
+    part(&ended).await;
+    ended
+}
+
+async fn work(arguments: &RunArgs, environment: &Environment, lines: &mut Lines) -> Ended {
+    let (config, credentials) = read(&arguments.config, environment)?;
     log::start_to(&config.log, log_line);
     harden();
     let made = assemble::made(&config, environment)?;
@@ -58,7 +72,7 @@ pub(super) async fn run(arguments: RunArgs, environment: &Environment) -> Ended 
         || -> Reloaded { Box::pin(async { Err("the worker-runner writes this configuration at a start".to_owned()) }) };
     let answers = worker::answer(&config, control.clone(), Arc::new(reload))?;
     let reports = requests::reports(&config, &control, environment)?;
-    let listen = listen(lines(), made.apis, control);
+    let listen = listen(lines, made.apis, control);
     let attend = async {
         tokio::select! {
             () = obey => {}
@@ -72,10 +86,23 @@ pub(super) async fn run(arguments: RunArgs, environment: &Environment) -> Ended 
     if let Some(export) = export {
         export.close().await;
     }
-    // The last word comes after the last line of the log.
-    log::finish();
-    part(&ended).await;
     ended
+}
+
+/// Waits until the runner may be told why there is no worker: it says welcome first.
+async fn welcomed(lines: &mut Lines) {
+    let welcome = async {
+        while !with(|conversation| conversation.as_ref().is_none_or(Conversation::has_begun)) {
+            let Some(Ok(line)) = lines.recv().await else { return };
+            if let Heard::Answer(hello) = hear(&line) {
+                answer(hello).await;
+            }
+        }
+    };
+    // A person who tries it by hand has nothing to say.
+    if !io::stdin().is_terminal() {
+        drop(tokio::time::timeout(RUNNER_WELCOME_WAIT, welcome).await);
+    }
 }
 
 /// The file as a configuration, and who we are.
@@ -100,8 +127,10 @@ fn renew(apis: &BTreeMap<String, Api>, new: &Credentials) -> Result<(), Failure>
     Ok(())
 }
 
+type Lines = mpsc::Receiver<io::Result<Vec<u8>>>;
+
 /// The runner's lines. A thread of its own reads them: a blocking read cannot be given up, and must not hold up the exit.
-fn lines() -> mpsc::Receiver<io::Result<Vec<u8>>> {
+fn lines() -> Lines {
     let (sender, lines) = mpsc::channel(RUNNER_LINES_MAX);
     std::thread::spawn(move || {
         let mut from = io::stdin().lock();
@@ -118,18 +147,17 @@ fn lines() -> mpsc::Receiver<io::Result<Vec<u8>>> {
 }
 
 /// Does what the runner asks until it says no more.
-async fn listen(mut lines: mpsc::Receiver<io::Result<Vec<u8>>>, apis: BTreeMap<String, Api>, control: Control) {
+async fn listen(lines: &mut Lines, apis: BTreeMap<String, Api>, control: Control) {
     while let Some(line) = lines.recv().await {
         let line = match line {
             Ok(line) => line,
             Err(error) => return tracing::warn!(%error, "the worker-runner can no longer be heard"),
         };
-        let heard = with(|conversation| conversation.as_mut().map(|conversation| conversation.hears(&line)));
         let by = || Note::of("worker-runner");
-        match heard.unwrap_or(Heard::Nothing(None)) {
+        match hear(&line) {
             Heard::Nothing(None) => {}
             Heard::Nothing(Some(what)) => tracing::warn!("{what}"),
-            Heard::Answer(line) => say(line).await,
+            Heard::Answer(hello) => answer(hello).await,
             Heard::Drain => control.command(Command::Drain { within: None }, by()).await,
             Heard::HandBack => control.command(Command::Terminate { deadline: None }, by()).await,
             Heard::Renew(new) => match renew(&apis, &new) {
@@ -160,9 +188,26 @@ fn with<T>(of: impl FnOnce(&mut Option<Conversation>) -> T) -> T {
     of(&mut CONVERSATION.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Off the threads that keep leases: a runner that does not read holds up nothing.
+fn hear(line: &[u8]) -> Heard {
+    with(|conversation| conversation.as_mut().map(|conversation| conversation.hears(line)))
+        .unwrap_or(Heard::Nothing(None))
+}
+
+/// Says hello. The log goes to the runner from then on, and no line of it earlier.
+async fn answer(hello: String) {
+    say_and(hello, || {
+        with(|conversation| conversation.as_mut().map(Conversation::answered));
+    })
+    .await;
+}
+
 async fn say(line: String) {
-    let said = tokio::task::spawn_blocking(move || output::print_raw(line.as_bytes()));
+    say_and(line, || {}).await;
+}
+
+/// Off the threads that keep leases: a runner that does not read holds up nothing.
+async fn say_and(line: String, then: impl FnOnce() + Send + 'static) {
+    let said = tokio::task::spawn_blocking(move || output::print_raw(line.as_bytes()).inspect(|()| then()));
     match tokio::time::timeout(RUNNER_SAY_TIMEOUT, said).await {
         Ok(Ok(Ok(()))) => {}
         Ok(Ok(Err(error))) => tracing::warn!(%error, "the worker-runner does not listen"),

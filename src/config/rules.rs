@@ -397,7 +397,13 @@ impl Rules<'_> {
 
     fn one_of(&mut self, key: &str, name: &str, value: bool, file: bool) {
         if value && file {
-            let what = format!("[{key}] has both `{name}` and `{name}_file`; keep one");
+            let elsewhere = |name: &str| match self.origins.get(&join(key, name)) {
+                Some(Origin::Env(variable)) => format!(" (from {variable})"),
+                Some(Origin::Flag(flag)) => format!(" (from {flag})"),
+                Some(Origin::File(_) | Origin::BuiltIn) | None => String::new(),
+            };
+            let (by, by_file) = (elsewhere(name), elsewhere(&format!("{name}_file")));
+            let what = format!("[{key}] has both `{name}`{by} and `{name}_file`{by_file}; keep one");
             self.push(Code::Conflict, &join(key, &format!("{name}_file")), what, "");
         }
     }

@@ -1,6 +1,6 @@
 //! Orphans that go on from here: published again, confirmed, and acknowledged then.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::future::Future as _;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -67,6 +67,7 @@ pub(super) fn at_hand(consumer: &mut Consumer) -> Poll<Option<lapin::Result<Deli
 /// One that was published and is not confirmed yet.
 struct Sent {
     number: u64,
+    at: tokio::time::Instant,
     orphan: Orphan,
     confirm: Pin<Box<PublisherConfirm>>,
 }
@@ -81,41 +82,50 @@ pub(super) async fn forward(
     back: mpsc::Sender<Orphan>,
     tally: &Tally,
 ) -> lapin::Result<()> {
-    let (mut sent, mut returned, mut batch, mut numbers) = (Vec::new(), BTreeSet::new(), Vec::new(), 0..);
-    let mut silent_at = tokio::time::Instant::now() + AMQP_CALL_TIMEOUT;
+    let (mut sent, mut batch, mut numbers) = (Vec::<Sent>::new(), Vec::new(), 0..);
+    let (mut returns, mut undecided) = (Returns::default(), Vec::new());
+    let mut said_at = None;
     loop {
+        let silent_at = oldest(&sent).map(|oldest| {
+            let silent = oldest.at + AMQP_CALL_TIMEOUT;
+            said_at.map_or(silent, |said: tokio::time::Instant| silent.max(said + CONTROLLER_ORPHAN_WAIT))
+        });
         tokio::select! {
             biased;
             confirmed = confirmed(&mut sent), if !sent.is_empty() => {
-                settle(confirmed, &mut returned, &back, tally).await?;
-                silent_at = tokio::time::Instant::now() + AMQP_CALL_TIMEOUT;
+                undecided.extend(spoken_of(confirmed, &mut returns)?);
+                let decided = returns.decide(&mut undecided, |number| sent.iter().any(|sent| sent.number == number));
+                settle(decided, &back, tally).await?;
             }
-            () = sleep_until(silent_at), if !sent.is_empty() => {
-                let (count, key) = (sent.len(), sent.first().map(|sent| sent.orphan.key.as_str()));
-                tracing::warn!(count, key, "the broker does not confirm requests that were forwarded; they are waited for");
-                silent_at = tokio::time::Instant::now() + CONTROLLER_ORPHAN_WAIT;
+            () = sleep_until(silent_at.unwrap_or_else(tokio::time::Instant::now)), if silent_at.is_some() => {
+                let (count, key) = (sent.len(), oldest(&sent).map(|sent| sent.orphan.key.as_str()));
+                tracing::warn!(
+                    count, oldest = key, "the broker does not confirm requests that were forwarded; they are waited for"
+                );
+                said_at = Some(tokio::time::Instant::now());
             }
             count = ready.recv_many(&mut batch, CONTROLLER_BATCH_MAX) => {
                 if count == 0 {
                     return Ok(());
-                }
-                if sent.is_empty() {
-                    silent_at = tokio::time::Instant::now() + AMQP_CALL_TIMEOUT;
                 }
                 for (number, orphan) in numbers.by_ref().zip(batch.drain(..)) {
                     let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
                     let (exchange, key) = (names.requests().into(), orphan.delivery.routing_key.clone());
                     let properties = once_more(&orphan.delivery, number);
                     let publishing = channel.basic_publish(exchange, key, options, &orphan.delivery.data, properties);
-                    sent.push(Sent { number, confirm: Box::pin(publishing.await?), orphan });
+                    let confirm = Box::pin(publishing.await?);
+                    sent.push(Sent { number, at: tokio::time::Instant::now(), confirm, orphan });
                 }
             }
         }
     }
 }
 
-/// Those that the broker has spoken of, one at least. What a return was given to is among them where that which it is of is: it was
-/// confirmed before.
+fn oldest(sent: &[Sent]) -> Option<&Sent> {
+    sent.iter().min_by_key(|sent| sent.at)
+}
+
+/// Those that the broker has spoken of, one at least, and all that it had spoken of before it spoke of the last of them.
 ///
 /// Cancel safe.
 async fn confirmed(sent: &mut Vec<Sent>) -> Vec<(Sent, lapin::Result<Confirmation>)> {
@@ -139,28 +149,83 @@ async fn confirmed(sent: &mut Vec<Sent>) -> Vec<(Sent, lapin::Result<Confirmatio
     .await
 }
 
-async fn settle(
-    confirmed: Vec<(Sent, lapin::Result<Confirmation>)>,
-    returned: &mut BTreeSet<u64>,
-    back: &mpsc::Sender<Orphan>,
-    tally: &Tally,
-) -> lapin::Result<()> {
-    let mut spoken_of = Vec::with_capacity(confirmed.len());
+/// One that the broker has spoken of.
+struct Spoken {
+    number: u64,
+    orphan: Orphan,
+    was_refused: bool,
+}
+
+fn spoken_of(confirmed: Vec<(Sent, lapin::Result<Confirmation>)>, returns: &mut Returns) -> lapin::Result<Vec<Spoken>> {
+    let mut all = Vec::with_capacity(confirmed.len());
     for (Sent { number, orphan, .. }, said) in confirmed {
         let (was_refused, with) = match said? {
             Confirmation::Ack(with) => (false, with),
             Confirmation::Nack(with) => (true, with),
             Confirmation::NotRequested => (false, None),
         };
-        // lapin gives a return to whichever is confirmed next: which one it was, its own header says.
-        let table = with.as_ref().and_then(|with| with.delivery.properties.headers().as_ref());
-        returned.extend(table.and_then(|table| headers::number(table, NUMBER)));
-        spoken_of.push((number, orphan, was_refused));
+        if let Some(with) = with {
+            let table = with.delivery.properties.headers().as_ref();
+            let of = table.and_then(|table| headers::number(table, NUMBER));
+            returns.carries(number, of.unwrap_or(number));
+        }
+        all.push(Spoken { number, orphan, was_refused });
     }
-    for (number, mut orphan, was_refused) in spoken_of {
-        let was_returned = returned.remove(&number);
-        orphan.was_refused = was_refused && !was_returned;
-        if was_refused || was_returned {
+    Ok(all)
+}
+
+/// Which of those that were confirmed came back. lapin hands the returns that it has to whichever are confirmed next, the oldest
+/// first: a return says by a header which one it is of, and may be handed to one that is confirmed earlier, or later.
+#[derive(Debug, Default)]
+struct Returns {
+    /// Whose return each was handed that was handed one.
+    handed: BTreeMap<u64, u64>,
+}
+
+impl Returns {
+    fn carries(&mut self, number: u64, of: u64) {
+        self.handed.insert(number, of);
+    }
+
+    /// Whether one that is confirmed came back; `None` while that is not known. `is_open` says of which the broker has not spoken.
+    fn came_back(&self, number: u64, is_open: impl Fn(u64) -> bool) -> Option<bool> {
+        if self.handed.values().any(|of| *of == number) {
+            return Some(true);
+        }
+        // Whoever was handed another's return may have its own still waiting. When one is handed none, none waits, and that of
+        // any that was confirmed before has been handed to somebody.
+        let mut at = number;
+        for _ in 0..=self.handed.len() {
+            match self.handed.get(&at) {
+                Some(of) if is_open(*of) => return None,
+                Some(of) => at = *of,
+                None => return Some(false),
+            }
+        }
+        None
+    }
+
+    /// Takes out those of which it is known by now, with whether they came back.
+    fn decide(&mut self, undecided: &mut Vec<Spoken>, is_open: impl Fn(u64) -> bool) -> Vec<(Spoken, bool)> {
+        let (mut decided, mut waiting) = (Vec::with_capacity(undecided.len()), Vec::new());
+        for one in undecided.drain(..) {
+            match self.came_back(one.number, &is_open) {
+                Some(came_back) => decided.push((one, came_back)),
+                None => waiting.push(one),
+            }
+        }
+        *undecided = waiting;
+        if undecided.is_empty() {
+            self.handed.retain(|_, of| is_open(*of));
+        }
+        decided
+    }
+}
+
+async fn settle(decided: Vec<(Spoken, bool)>, back: &mpsc::Sender<Orphan>, tally: &Tally) -> lapin::Result<()> {
+    for (Spoken { mut orphan, was_refused, .. }, came_back) in decided {
+        orphan.was_refused = was_refused && !came_back;
+        if was_refused || came_back {
             tracing::debug!(key = %orphan.key, "a request could not be forwarded; it stays an orphan");
             // As many as there can be have room. Where nobody listens any more, this is over as well.
             back.send(orphan).await.ok();
@@ -207,4 +272,74 @@ pub(super) fn without_user(from: &BasicProperties) -> BasicProperties {
         kind with_type, app_id with_app_id, cluster_id with_cluster_id
     );
     to
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Hands returns out as lapin does: the oldest to each that is confirmed, whichever that is.
+    fn handed(returned: &[u64], confirmed: &[u64]) -> Returns {
+        let mut returns = Returns::default();
+        for (of, number) in returned.iter().zip(confirmed) {
+            returns.carries(*number, *of);
+        }
+        returns
+    }
+
+    #[test]
+    fn one_whose_return_was_handed_to_another_is_not_taken_for_forwarded_before_that_is_seen() {
+        // 5 and 6 came back. 6 is confirmed first, with the return of 5.
+        let mut returns = handed(&[5], &[6]);
+        assert_eq!(returns.came_back(6, |number| number == 5), None);
+        returns.carries(5, 6);
+        let nobody = |_| false;
+        assert_eq!((returns.came_back(5, nobody), returns.came_back(6, nobody)), (Some(true), Some(true)));
+    }
+
+    #[test]
+    fn one_that_was_handed_a_return_and_went_through_is_forwarded_once_the_other_is_confirmed_with_none() {
+        let returns = handed(&[5], &[6]);
+        assert_eq!(returns.came_back(6, |number| number == 5), None);
+        assert_eq!((returns.came_back(5, |_| false), returns.came_back(6, |_| false)), (Some(true), Some(false)));
+    }
+
+    #[test]
+    fn whatever_comes_back_and_in_whatever_order_it_is_confirmed_each_is_decided_and_rightly() {
+        fn orders(left: &[u64]) -> Vec<Vec<u64>> {
+            if left.is_empty() {
+                return vec![Vec::new()];
+            }
+            let first = left.iter().flat_map(|first| {
+                let rest: Vec<u64> = left.iter().copied().filter(|number| number != first).collect();
+                orders(&rest).into_iter().map(|rest| [vec![*first], rest].concat()).collect::<Vec<_>>()
+            });
+            first.collect()
+        }
+        let all: Vec<u64> = (0..5).collect();
+        let mut undecided_once = 0;
+        for chosen in 0_u64..1 << all.len() {
+            let returned: Vec<u64> = all.iter().copied().filter(|number| chosen >> number & 1 == 1).collect();
+            for order in orders(&all) {
+                let mut returns = Returns::default();
+                for (at, number) in order.iter().enumerate() {
+                    if let Some(of) = returned.get(at) {
+                        returns.carries(*number, *of);
+                    }
+                    for seen in &order[..=at] {
+                        let said = returns.came_back(*seen, |number| !order[..=at].contains(&number));
+                        undecided_once += u64::from(said.is_none());
+                        assert!(
+                            said.is_none_or(|said| said == returned.contains(seen)),
+                            "{returned:?} {order:?} {seen}"
+                        );
+                    }
+                }
+                for number in &all {
+                    assert_eq!(returns.came_back(*number, |_| false), Some(returned.contains(number)));
+                }
+            }
+        }
+        assert!(undecided_once > 0);
+    }
 }

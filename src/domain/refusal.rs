@@ -24,3 +24,19 @@ pub enum Refusal {
     /// A signed URL is no longer accepted: open the source again, then repeat.
     Stale,
 }
+
+/// What comes next, in a word or two for a log.
+impl core::fmt::Display for Refusal {
+    fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Retry { after: None } => out.write_str("again"),
+            Self::Retry { after: Some(after) } => write!(out, "again in {} s", after.as_secs()),
+            Self::Throttled { after: None } => out.write_str("more slowly"),
+            Self::Throttled { after: Some(after) } => write!(out, "more slowly, again in {} s", after.as_secs()),
+            Self::Gone => out.write_str("given up: it is not ours"),
+            Self::Rejected => out.write_str("given up: it never succeeds"),
+            Self::Denied => out.write_str("once the credentials are accepted"),
+            Self::Stale => out.write_str("again with new URLs"),
+        }
+    }
+}

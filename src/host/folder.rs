@@ -94,12 +94,13 @@ impl WorkFolder {
 }
 
 /// Removes a folder that tasks have written, whatever its permissions say, as far as this user may change them. One that
-/// is not there is removed.
+/// is not there is removed. What tasks have mounted in it is unmounted first, for it lies elsewhere.
 ///
 /// # Errors
 ///
-/// Why the last attempt failed; parts of it may be gone.
+/// Why the last attempt failed; parts of it may be gone. Nothing is gone while anything is mounted in it.
 pub(crate) fn remove(folder: &Path) -> io::Result<()> {
+    super::mounts::detach(folder)?;
     let mut last = Ok(());
     for _ in 0..FOLDER_REMOVALS_MAX {
         last = match std::fs::remove_dir_all(folder) {
@@ -174,6 +175,44 @@ mod tests {
         assert!(!left.exists() && second.tasks().exists() && folder.path().join("mine.txt").exists());
     }
 
+    /// It runs itself again where nobody else sees what it mounts.
+    #[test]
+    fn what_a_task_has_mounted_in_its_folder_stays_where_it_is() {
+        let test = "what_a_task_has_mounted_in_its_folder_stays_where_it_is";
+        if std::env::var_os("JOURNEYMAN_TEST_MOUNTS").is_none() {
+            let root = rustix::process::geteuid().is_root();
+            let ways: &[&str] = if root { &["--mount"] } else { &["--user", "--map-root-user", "--mount"] };
+            return again(&[&["unshare"], ways, &["env", "JOURNEYMAN_TEST_MOUNTS=1"]].concat(), test);
+        }
+        let home = tempfile::tempdir().unwrap();
+        let (work, precious) = (home.path().join("work"), home.path().join("precious"));
+        std::fs::create_dir(&precious).unwrap();
+        std::fs::write(precious.join("file"), "kept").unwrap();
+        let work = WorkFolder::take(&work).unwrap();
+        work.clear().unwrap();
+        let bind = |at: &Path| {
+            std::fs::create_dir_all(at).unwrap();
+            rustix::mount::mount_bind(&precious, at).unwrap();
+        };
+        let task = work.tasks().join("task_0");
+        bind(&task.join("a folder/b"));
+        bind(&task.join("a folder/b"));
+        bind(&task);
+        remove(&task).unwrap();
+        assert!(!task.exists() && precious.join("file").exists());
+        bind(&task.join("b"));
+        work.clear().unwrap();
+        assert!(!task.exists() && precious.join("file").exists());
+        // Where it may not be unmounted, nothing is removed.
+        bind(&task.join("b"));
+        let none = rustix::thread::CapabilitySet::empty();
+        let sets = rustix::thread::CapabilitySets { effective: none, permitted: none, inheritable: none };
+        rustix::thread::set_capabilities(None, sets).unwrap();
+        let error = remove(&task).unwrap_err().to_string();
+        assert!(error.contains("task_0/b is mounted and cannot be unmounted"), "{error}");
+        assert!(precious.join("file").exists());
+    }
+
     /// As root, to whom permissions mean nothing, it runs itself again as somebody else.
     #[test]
     fn what_a_task_protected_from_being_written_is_removed() {
@@ -205,11 +244,17 @@ mod tests {
         assert!(!task.exists() && work.tasks().exists());
     }
 
-    #[expect(clippy::disallowed_methods, reason = "a test that starts itself, or says why not")]
     fn as_nobody(test: &str) {
-        let mut command = std::process::Command::new("setpriv");
-        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]);
-        command.arg(std::env::current_exe().unwrap()).args(["--exact", &format!("host::folder::tests::{test}")]);
+        again(&["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"], test);
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "a test that starts itself, or says why not")]
+    fn again(through: &[&str], test: &str) {
+        let mut command = std::process::Command::new(through[0]);
+        command
+            .args(&through[1..])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", &format!("host::folder::tests::{test}")]);
         match command.env_remove("TMPDIR").output() {
             Ok(out) if [Some(126), Some(127)].contains(&out.status.code()) => {
                 eprintln!("SKIPPED {test}: {}", String::from_utf8_lossy(&out.stderr));
@@ -218,7 +263,7 @@ mod tests {
                 let said = String::from_utf8_lossy(&out.stdout);
                 assert!(out.status.success() && said.contains("1 passed"), "{said}");
             }
-            Err(error) => eprintln!("SKIPPED {test}: setpriv: {error}"),
+            Err(error) => eprintln!("SKIPPED {test}: {}: {error}", through[0]),
         }
     }
 

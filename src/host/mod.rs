@@ -6,6 +6,7 @@ pub mod crash;
 pub(crate) mod folder;
 pub(crate) mod journal;
 pub(crate) mod lock;
+pub(crate) mod mounts;
 pub mod notice;
 pub(crate) mod presence;
 pub(crate) mod process;

@@ -6,6 +6,7 @@
 
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -42,7 +43,21 @@ pub(crate) enum Life {
 
 impl Stat {
     pub(crate) fn of(pid: i32) -> Option<Self> {
-        Self::parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+        Self::seen(pid).ok().flatten()
+    }
+
+    /// The same, where what cannot be told from its absence matters: `None` is one that is not there.
+    pub(crate) fn seen(pid: i32) -> io::Result<Option<Self>> {
+        match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+            Ok(text) => Self::parse(&text).map(Some).ok_or_else(|| io::ErrorKind::InvalidData.into()),
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound
+                    || error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Reads `pid (name) state ppid pgrp …`, where the name may hold anything.
@@ -50,13 +65,13 @@ impl Stat {
         let (before, after) = stat.rsplit_once(')')?;
         let pid = before.split_once(' ')?.0.parse().ok()?;
         let mut fields = after.split_ascii_whitespace();
-        let life = match fields.next()? {
-            "Z" | "X" => Life::Ended,
-            _ => Life::Running,
-        };
+        let state = fields.next()?;
         let parent = fields.next()?.parse().ok()?;
         let group = fields.next()?.parse().ok()?;
-        let started = fields.nth(16)?.parse().ok()?;
+        let threads: u32 = fields.nth(14)?.parse().ok()?;
+        let started = fields.nth(1)?.parse().ok()?;
+        // One whose first thread has ended looks ended, and goes on in the others.
+        let life = if matches!(state, "Z" | "X") && threads <= 1 { Life::Ended } else { Life::Running };
         Some(Self { pid, life, parent, group, started })
     }
 
@@ -79,7 +94,7 @@ pub(crate) fn children() -> io::Result<Vec<i32>> {
         match std::fs::read_to_string(path) {
             Ok(list) => children.extend(list.split_ascii_whitespace().filter_map(|pid| pid.parse::<i32>().ok())),
             // A thread that has ended, or a kernel without these lists.
-            Err(_) if !std::path::Path::new("/proc/thread-self/children").exists() => return children_by_parent(),
+            Err(_) if !Path::new("/proc/thread-self/children").exists() => return children_by_parent(),
             Err(_) => {}
         }
     }
@@ -107,13 +122,23 @@ pub(crate) fn with_descendants(roots: &[i32], all: &[Stat]) -> Vec<i32> {
 /// The value of a variable in the environment that a process was started with. `None` where it has none, and where we may
 /// not look.
 pub(crate) fn variable(pid: i32, name: &str) -> Option<String> {
-    let mut environment = Vec::new();
-    let file = std::fs::File::open(format!("/proc/{pid}/environ")).ok()?;
-    file.take(PROCESS_ENVIRONMENT_BYTES_MAX).read_to_end(&mut environment).ok()?;
+    let environment = environment(format!("/proc/{pid}/environ")).or_else(|| {
+        // A first thread that has ended has none to show.
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten();
+        threads.map(|thread| thread.path().join("environ")).find_map(environment)
+    })?;
     environment.split(|byte| *byte == 0).find_map(|pair| {
         let value = pair.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
         String::from_utf8(value.to_vec()).ok()
     })
+}
+
+/// What a file of `/proc` shows of an environment, if it shows anything.
+fn environment(file: impl AsRef<Path>) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let file = std::fs::File::open(file).ok()?;
+    file.take(PROCESS_ENVIRONMENT_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+    (!bytes.is_empty()).then_some(bytes)
 }
 
 /// Signals a process if it still is what it was taken for when its number can no longer go to another.
@@ -172,6 +197,12 @@ mod tests {
     #[test]
     fn a_process_that_waits_to_be_reaped_does_not_run() {
         assert_eq!(Stat::parse(&format!("7 (sh) Z 1 42 42 {TAIL}")).unwrap().life, Life::Ended);
+    }
+
+    #[test]
+    fn a_process_whose_first_thread_has_ended_runs_in_the_others() {
+        let tail = TAIL.replace("20 0 1 0 777", "20 0 2 0 777");
+        assert_eq!(Stat::parse(&format!("7 (sh) Z 1 42 42 {tail}")).unwrap().life, Life::Running);
     }
 
     #[test]

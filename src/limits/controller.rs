@@ -61,6 +61,8 @@ pub const DRIVER_NEWS_MAX: usize = 256;
 pub const DRIVER_END_BYTES_MAX: usize = 1024;
 /// How much of the end of a log is kept of a worker that has ended.
 pub const DRIVER_LAST_WORDS_BYTES_MAX: u64 = 4096;
+/// How long after its control group was made a worker has been written down, or never is.
+pub const DRIVER_START_NOTED_MAX: Duration = Duration::from_secs(60);
 /// How long the log of a worker of this host may be before its beginning is cut off.
 pub const DRIVER_LOG_BYTES_MAX: u64 = 64 << 20;
 /// How much of its end is kept then.

@@ -128,6 +128,8 @@ pub const TASK_WAIT_POLL_MAX: Duration = Duration::from_secs(2);
 pub const PROCESS_DRAIN: Duration = Duration::from_secs(1);
 /// How long processes may take to go after they were killed, and their output to end.
 pub const PROCESS_KILLED_WAIT: Duration = Duration::from_secs(5);
+/// How many of the processes that are left are named.
+pub const PROCESSES_NAMED_MAX: usize = 20;
 /// How long before the end of an order's grace a payload is killed, so that its end is seen in time.
 pub const PROCESS_KILL_MARGIN: Duration = Duration::from_secs(2);
 /// How much of a payload's output is read at a time.
@@ -147,6 +149,8 @@ pub const CGROUPS_NESTED_MAX: usize = 10_000;
 pub const CGROUP_FROZEN_WAIT: Duration = Duration::from_secs(1);
 /// How long each step of finding out about the host's control groups may take.
 pub const CONTAINMENT_PROBE_WAIT: Duration = Duration::from_secs(5);
+/// How many times in a row a claim's orphans are looked for where one ended under the look.
+pub const STRAYS_LOOKS_MAX: usize = 20;
 /// How often orphans that have ended are reaped at most.
 pub const REAP_EVERY: Duration = Duration::from_millis(100);
 /// How long a payload's forerunner may take to become the payload. It is milliseconds, unless the host is in trouble.
@@ -273,6 +277,8 @@ pub const LOG_WRITE_BYTES: usize = 64 * 1024;
 pub const LOG_GATHER: Duration = Duration::from_millis(20);
 /// How long a word to the worker-runner may take to be written.
 pub const RUNNER_SAY_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a worker that cannot begin waits for the worker-runner's welcome, to say why.
+pub const RUNNER_WELCOME_WAIT: Duration = Duration::from_secs(5);
 /// How much of a journal is read at a start. Written anew long before it is that large, it cannot be.
 pub const JOURNAL_BYTES_MAX: u64 = 64 << 20;
 /// How much may wait for the disk before a journal is written anew instead: thousands of claims.

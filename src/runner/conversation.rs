@@ -14,6 +14,8 @@ const CAPABILITIES: [&str; 5] = ["graceful-termination", "new-credentials", "err
 #[derive(Debug, Default)]
 pub struct Conversation {
     agreed: Option<BTreeSet<String>>,
+    /// The runner has been told what was agreed.
+    answered: bool,
 }
 
 /// What a line asks for.
@@ -21,7 +23,7 @@ pub struct Conversation {
 pub enum Heard {
     /// Nothing: text, an unknown message, or one that cannot be read. The sentence is for the log.
     Nothing(Option<&'static str>),
-    /// Say this line.
+    /// Say this line, and then [`Conversation::answered`].
     Answer(String),
     /// Go: finish what runs.
     Drain,
@@ -100,8 +102,19 @@ impl Conversation {
         Heard::Answer(hello)
     }
 
+    /// The last answer has been said: only from now on may anything else be.
+    pub const fn answered(&mut self) {
+        self.answered = true;
+    }
+
+    /// Whether the runner has said welcome.
+    #[must_use]
+    pub const fn has_begun(&self) -> bool {
+        self.agreed.is_some()
+    }
+
     fn may(&self, capability: &str) -> bool {
-        self.agreed.as_ref().is_some_and(|agreed| agreed.contains(capability))
+        self.answered && self.agreed.as_ref().is_some_and(|agreed| agreed.contains(capability))
     }
 
     /// The line that passes on a line of the worker's log; `None` where the runner takes none.
@@ -150,6 +163,8 @@ mod tests {
         let mut conversation = Conversation::default();
         let welcome = format!("~{{\"type\":\"welcome\",\"capabilities\":{capabilities}}}");
         assert!(matches!(conversation.hears(welcome.as_bytes()), Heard::Answer(_)));
+        assert!(conversation.log(serde_json::Map::new()).is_none(), "nothing goes before hello");
+        conversation.answered();
         conversation
     }
 

@@ -403,7 +403,11 @@ async fn prepare(handler: Arc<dyn Handler>, recorded: Option<Recorded>, claim: T
 }
 
 /// Waits until nothing is left of a payload that could not be killed in time.
-pub(super) async fn vacate(claim: Token, enclosure: Enclosure) -> Back {
+pub(super) async fn vacate(claim: Token, run: Run, enclosure: Enclosure) -> Back {
+    let looked = enclosure.clone();
+    if let Ok(left) = tokio::task::spawn_blocking(move || looked.described()).await {
+        tracing::warn!(claim.run = %run, group = ?enclosure.name().cgroup, "processes that are left: {left}");
+    }
     enclosure.vacated().await;
     Back::Vacated { claim }
 }

@@ -101,6 +101,7 @@ impl Engine {
         let mut hints = hints(claiming, &sources, last_hour, &services);
         hints.extend(watches.iter().filter_map(Spot::hint));
         hints.extend(kept_hint(&kept));
+        hints.extend(self.containment().hint());
         let view = View {
             state: state(claiming),
             not_claiming: not_claiming(claiming, tasks.len(), kept.len(), now, &services),

@@ -79,7 +79,7 @@ impl Engine {
     /// As [`Engine::refusal`], of a recovery: scopes that are missing are missing all day, and are said once.
     pub(super) fn recovery_refusal(&mut self, source: SourceId, refused: Refused) -> Refusal {
         if refused.refusal == Refusal::Denied && !self.unrecovered.insert(source) {
-            tracing::debug!(source = self.source_name(source), next = ?refused.refusal, "{}", refused.what);
+            tracing::debug!(source = self.source_name(source), next = %refused.refusal, "{}", refused.what);
             return refused.refusal;
         }
         self.refusal(source, refused)

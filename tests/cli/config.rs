@@ -269,3 +269,16 @@ fn the_guide_shows_every_exit_code() {
         assert!(guide.contains(&row), "configuration.md misses: {row}");
     }
 }
+
+#[test]
+fn of_two_words_on_the_same_matter_it_is_said_where_each_comes_from() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut command = journeyman(folder.path());
+    command.args(["config", "check", "--no-files", "-"]).env("WORKER_AMQP_URI", "amqp://me:sekrit-of-the-test@h/");
+    let said =
+        run(&mut command, "[amqp]\nuri_file = \"uri\"\n[handler.echo]\nkind = \"program\"\nexec = [\"/bin/true\"]\n");
+    assert_eq!(said.code, 30, "{}{}", said.out, said.err);
+    let text = format!("{}{}", said.out, said.err);
+    assert!(text.contains("[amqp] has both `uri` (from WORKER_AMQP_URI) and `uri_file`; keep one"), "{text}");
+    assert!(!text.contains("sekrit-of-the-test"), "{text}");
+}

@@ -257,8 +257,12 @@ fn a_host_that_is_short_of_disk_memory_or_its_cloud_is_said() {
     let mut command = configured(folder.path(), &root, "");
     command.args(["--set", "host.min_free_disk=921600GiB", "--set", "host.min_free_memory=921600GiB"]);
     command.args(["--set", "host.spot=aws", "--set", &format!("host.spot_endpoint=http://{free}")]);
+    command.args(["--set", "host.task_memory=1GiB", "--set", "host.task_pids=100"]);
     let said = run(&mut command, "");
     assert_eq!(said.code, 1, "{}", said.out);
+    // Which controllers there are depends on where the test runs.
+    let line = said.out.lines().find(|line| line.contains(" task limits ")).expect("limits that are set are looked at");
+    assert!(line.starts_with("ok ") || line.starts_with("warning ") && line.contains("no controller for "), "{line}");
     for (part, words) in [
         ("disk ", "free, host.min_free_disk is 900.0 TiB"),
         ("memory ", "can be had, host.min_free_memory is 900.0 TiB"),

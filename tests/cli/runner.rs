@@ -95,12 +95,19 @@ fn told_to_finish_it_finishes_and_a_file_that_cannot_be_used_is_reported() {
     assert_eq!(server.ends().code, 0);
 
     file(folder.path(), &root, "a-token-for-tests", r#","worker":{"capacitee":1}"#);
-    let (server, _runner) = start(folder.path());
+    let (server, mut runner) = start(folder.path());
+    say(&mut runner, WELCOME);
     let said = server.ends();
     assert_eq!(said.code, 30);
     assert!(said.err.contains("capacitee") && !said.err.contains("a-token-for-tests"), "{}", said.err);
+    let lines: Vec<&str> = said.out.lines().collect();
+    assert!(lines.first().is_some_and(|hello| hello.starts_with("~{\"type\":\"hello\"")), "{}", said.out);
+    let report = lines.last().expect("a report");
+    assert!(report.contains(r#""type":"error-report""#) && report.contains("capacitee"), "{}", said.out);
     std::fs::write(folder.path().join("runner.json"), "not json").expect("the file");
-    let (server, _runner) = start(folder.path());
+    // A runner that is gone has nothing to be told.
+    let (server, runner) = start(folder.path());
+    drop(runner);
     let said = server.ends();
     assert!(said.code == 30 && said.err.contains("runner.json"), "{}", said.err);
 }

@@ -107,7 +107,7 @@ fn a_stop_hands_back_and_a_worker_that_is_gone_is_said_to_be() {
     let mut server = dev(here, &[]);
     task(here, &["create", "--", "/bin/sleep", "600"]);
     server.logs("claimed");
-    steer(here, &["stop", "--note", "done for today"]);
+    steer(here, &["stop", "--wait", "--note", "done for today"]);
     let said = server.ends();
     assert_eq!(said.code, 14, "{}", said.err);
     assert!(said.err.contains("done for today") && said.err.contains("worker-shutdown"), "{}", said.err);

@@ -63,7 +63,7 @@ const fn payload(name: &'static str, end: End, script: &'static str) -> Payload 
 /// `$M` is a number of the run's own, for sleeping so long; `up` is a file that says that what matters is under way.
 const UNTIL_UP: &str = "until_up() { while [ ! -e up ]; do :; done; }; ";
 
-const PAYLOADS: [Payload; 22] = [
+const PAYLOADS: [Payload; 24] = [
     payload("setsid", End::ByItself, "setsid sh -c 'echo >up; exec sleep $0' $M >/dev/null 2>&1 & until_up"),
     payload("double fork", End::ByItself, "( ( sh -c 'echo >up; exec sleep $0' $M >/dev/null 2>&1 & ) & ); until_up"),
     payload(
@@ -125,6 +125,20 @@ const PAYLOADS: [Payload; 22] = [
         "forks all the time",
         End::Told,
         "trap '' TERM; exec perl -e '$| = 1; print \"ready\\n\"; $SIG{TERM} = \"IGNORE\"; while (1) { my $p = fork; exit if $p; select(undef, undef, undef, 0.0005); }' $M",
+    ),
+    payload(
+        "forks all the time, each time into another session",
+        End::ByItself,
+        "perl -MPOSIX -e 'exit if fork; open(my $up, \">up\"); close $up; \
+         while (1) { my $p = fork; exit if $p; POSIX::setsid(); select(undef, undef, undef, 0.001); }' $M >/dev/null 2>&1; until_up",
+    ),
+    payload(
+        "goes on in a thread when its first has ended",
+        End::ByItself,
+        "setsid python3 -c 'import ctypes, threading, time
+t = threading.Thread(target=lambda: (open(\"up\", \"w\").close(), time.sleep(100000)))
+t.start()
+ctypes.CDLL(None).pthread_exit(None)' $M >/dev/null 2>&1 & until_up",
     ),
     payload("nohup in another session", End::ByItself, "nohup setsid sleep $M >/dev/null 2>&1 & sleep 0.01"),
     payload(

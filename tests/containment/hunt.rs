@@ -27,7 +27,11 @@ impl Quarry {
 
     fn is_sign(&self, process: &Path) -> bool {
         let holds = |file: &str, needle: &str| {
-            let bytes = std::fs::read(process.join(file)).unwrap_or_default();
+            let mut bytes = std::fs::read(process.join(file)).unwrap_or_default();
+            // One whose first thread has ended shows these in the others.
+            for thread in std::fs::read_dir(process.join("task")).into_iter().flatten().flatten() {
+                bytes.extend(std::fs::read(thread.path().join(file)).unwrap_or_default());
+            }
             !needle.is_empty() && bytes.windows(needle.len()).any(|window| window == needle.as_bytes())
         };
         let inside = std::fs::read_link(process.join("cwd")).is_ok_and(|cwd| {
@@ -38,9 +42,14 @@ impl Quarry {
     }
 }
 
+/// Whether any thread of it does.
 fn runs(process: &Path) -> bool {
-    std::fs::read_to_string(process.join("stat"))
-        .is_ok_and(|stat| !stat.rsplit(") ").next().unwrap_or_default().starts_with(['Z', 'X']))
+    let of_thread = |thread: &Path| {
+        std::fs::read_to_string(thread.join("stat"))
+            .is_ok_and(|stat| !stat.rsplit(") ").next().unwrap_or_default().starts_with(['Z', 'X']))
+    };
+    let threads = std::fs::read_dir(process.join("task")).into_iter().flatten().flatten();
+    threads.map(|thread| thread.path()).any(|thread| of_thread(&thread))
 }
 
 /// The processes that ended and wait for us to reap them.

@@ -1,6 +1,6 @@
 //! I10: extending goes on until the outcome is acknowledged, not merely sent.
 
-use journeyman::domain::claim::{Act, End, Happening, Settled, TRAIL_MAX};
+use journeyman::domain::claim::{Act, End, HURRY_MAX, Happening, Settled};
 use journeyman::domain::outcome::Verdict;
 
 use crate::support::{LEASE, One, RETRY, Reclaims, at};
@@ -43,7 +43,7 @@ fn i10_nothing_is_extended_once_the_answer_is_there() {
     one.happens(Happening::HandBack { deadline: None });
     one.happens(Happening::Ended(Verdict::Failed));
     assert_eq!(one.happens(Happening::Reported(Ok(()))), [Act::Settle]);
-    let soon = one.now.plus(TRAIL_MAX / 2);
+    let soon = one.now.plus(HURRY_MAX / 2);
     assert_eq!(one.pass_to(soon, Reclaims::Granted), []);
     assert!(matches!(one.happens(Happening::Settled(Settled::Clean))[..], [Act::Close(_)]));
 }

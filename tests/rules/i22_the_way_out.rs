@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{Act, End, Happening, KillCause, Loss, POLL_OUT_MAX, REPORT_RESERVE, Settled};
+use journeyman::domain::claim::{
+    Act, End, HURRY_MAX, Happening, KillCause, Loss, POLL_OUT_MAX, REPORT_RESERVE, Settled,
+};
 use journeyman::domain::outcome::{Outcome, Reason, Verdict};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{Alert, Effect, Event, Exit};
@@ -82,6 +84,16 @@ fn i22_artifacts_that_are_not_stored_in_time_turn_a_success_into_a_hand_back() {
     assert!(matches!(acts[..], [Act::Report { outcome: SHUTDOWN, .. }]), "{acts:?}");
     assert_eq!(one.happens(Happening::Reported(Ok(()))), [], "what is being stored may go on until the host goes");
     assert_eq!(one.happens(Happening::Settled(Settled::Clean)), [Act::Close(End::Reported(SHUTDOWN))]);
+}
+
+#[test]
+fn i22_an_order_without_a_time_after_a_notice_with_one_leaves_no_more_than_it_would_alone() {
+    let mut one = One::settling();
+    one.happens(notice(3600));
+    one.now = at(10);
+    one.happens(Happening::HandBack { deadline: None });
+    let acts = one.pass_to(at(10).plus(HURRY_MAX), Reclaims::Granted);
+    assert!(matches!(acts[..], [Act::Report { outcome: SHUTDOWN, .. }]), "{acts:?}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! I23: between the notice and the last report nothing waits for anything but the payloads' own end; reports go in parallel.
 
-use journeyman::domain::claim::{Act, End, Happening, REPORT_RESERVE, SETTLE_MAX, TRAIL_MAX};
+use journeyman::domain::claim::{Act, End, HURRY_MAX, Happening, REPORT_RESERVE};
 use journeyman::domain::outcome::{Outcome, Reason, Unprepared, Verdict};
 use journeyman::domain::worker::{Effect, Event};
 
@@ -52,13 +52,13 @@ fn i23_all_payloads_are_told_at_once_and_each_one_is_reported_when_it_ends() {
 fn i23_storing_that_never_ends_holds_no_report_up_though_nobody_says_when_the_host_goes() {
     let mut one = One::settling();
     assert_eq!(one.happens(Happening::HandBack { deadline: None }), []);
-    one.now = at(30);
+    one.now = at(9);
     assert_eq!(one.happens(Happening::HandBack { deadline: None }), [], "told again, it gets no more time");
-    let acts = one.pass_to(at(0).plus(SETTLE_MAX), Reclaims::Granted);
+    let acts = one.pass_to(at(0).plus(HURRY_MAX), Reclaims::Granted);
     let shutdown = Outcome::Exception(Reason::WorkerShutdown);
     assert!(matches!(acts[..], [Act::Report { outcome, .. }] if outcome == shutdown), "{acts:?}");
     assert_eq!(one.happens(Happening::Reported(Ok(()))), []);
-    let acts = one.pass_to(one.now.plus(TRAIL_MAX), Reclaims::Silent);
+    let acts = one.pass_to(one.now.plus(HURRY_MAX), Reclaims::Silent);
     assert_eq!(acts, [Act::Close(End::Reported(shutdown))]);
 }
 
@@ -67,7 +67,7 @@ fn i23_an_exception_that_cannot_be_stored_in_time_stays_what_it_is() {
     let mut one = One::preparing();
     assert_eq!(one.happens(Happening::Prepared(Err(Unprepared::Malformed))), [Act::Settle]);
     one.happens(Happening::HandBack { deadline: None });
-    let acts = one.pass_to(at(0).plus(SETTLE_MAX), Reclaims::Granted);
+    let acts = one.pass_to(at(0).plus(HURRY_MAX), Reclaims::Granted);
     let malformed = Outcome::Exception(Reason::MalformedPayload);
     assert!(matches!(acts[..], [Act::Report { outcome, .. }] if outcome == malformed), "{acts:?}");
 }

@@ -22,6 +22,7 @@ use crate::worker::look::bytes;
 pub(super) fn look(config: &Config) -> Vec<Check> {
     let mut checks = folder(config);
     checks.extend([memory(config), files(config), groups(&config.host)]);
+    checks.extend(limits(&config.host));
     checks
 }
 
@@ -172,6 +173,33 @@ fn groups(host: &Host) -> Check {
         Ok(()) => Check::ok(name, "version 2, and this process may make one for each task"),
         Err(_) => lacks(format!("{} may not be written by this user", own.display())),
     }
+}
+
+/// Whether the limits that are set can be enforced, where any are.
+fn limits(host: &Host) -> Option<Check> {
+    let wanted = [("memory", host.task_memory.is_some()), ("pids", host.task_pids.is_some())];
+    let wanted: Vec<&str> = wanted.into_iter().filter_map(|(name, wanted)| wanted.then_some(name)).collect();
+    if wanted.is_empty() {
+        return None;
+    }
+    let (name, shown) = ("task limits", wanted.join(" and "));
+    let fix = "under systemd set Delegate=yes in the unit; elsewhere give this group the controllers, or unset \
+               host.task_memory and host.task_pids";
+    let offered = own_group().and_then(|own| std::fs::read_to_string(own.join("cgroup.controllers")).ok());
+    let offered = offered.unwrap_or_default();
+    let missing: Vec<&str> =
+        wanted.into_iter().filter(|name| !offered.split_ascii_whitespace().any(|offer| offer == *name)).collect();
+    Some(if missing.is_empty() {
+        Check::ok(name, format!("the controllers for {shown} are there"))
+    } else {
+        let found =
+            format!("no controller for {}: seen from here, a task may take more than is set", missing.join(" and "));
+        if host.containment == Containment::Cgroup {
+            Check::failed(name, found, fix)
+        } else {
+            Check::warning(name, found, fix)
+        }
+    })
 }
 
 /// This process's own group, where the host has version 2.

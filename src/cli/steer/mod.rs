@@ -83,7 +83,19 @@ pub(super) struct DrainArgs {
     why: Why,
 }
 
-/// `journeyman resume`, `journeyman stop`, `journeyman reload`
+/// `journeyman stop`
+#[derive(Debug, Args)]
+pub(super) struct StopArgs {
+    #[command(flatten)]
+    which: Which,
+    /// Wait until the worker has exited
+    #[arg(long)]
+    wait: bool,
+    #[command(flatten)]
+    why: Why,
+}
+
+/// `journeyman resume`, `journeyman reload`
 #[derive(Debug, Args)]
 pub(super) struct PlainArgs {
     #[command(flatten)]
@@ -240,8 +252,11 @@ pub(super) async fn resume(arguments: PlainArgs, environment: &Environment) -> E
 }
 
 /// `journeyman stop`
-pub(super) async fn stop(arguments: PlainArgs, environment: &Environment) -> Ended {
-    order(&arguments.which, Order::Stop, arguments.why, environment).await?;
+pub(super) async fn stop(arguments: StopArgs, environment: &Environment) -> Ended {
+    let client = order(&arguments.which, Order::Stop, arguments.why, environment).await?;
+    if arguments.wait {
+        until_gone(&client).await?;
+    }
     Ok(Exit::Done)
 }
 

@@ -158,6 +158,9 @@ trait Driver: Send + Sync + 'static {
         Names::Ours
     }
 
+    /// Whether this controller has the pool. One that has not lists, and changes nothing meanwhile.
+    fn is_in_charge(&self, _in_charge: bool) {}
+
     /// Those of this pool.
     fn list(&self) -> impl Future<Output = Result<Vec<Found>, Trouble>> + Send;
 
@@ -389,11 +392,13 @@ async fn work<D: Driver>(
             },
             _ = look.tick() => {
                 if under_way.is_none() {
+                    driver.is_in_charge(*charge.borrow());
                     under_way = Some(list(&driver, &mut roster, asked, &mut calls));
                 }
             }
         }
         if under_way.is_none() && asked > answered {
+            driver.is_in_charge(*charge.borrow());
             under_way = Some(list(&driver, &mut roster, asked, &mut calls));
         }
         if !*charge.borrow() {

@@ -2,22 +2,25 @@
 //! log of its own, and written down, so that the next controller finds those that a controller left.
 
 use std::collections::BTreeMap;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde::{Deserialize, Serialize};
 use tokio::process::{Child, Command};
 
 use super::logs::Logs;
+use super::told::was_told;
 use super::{Assignment, Driver, End, Found, Standing, Stop, Trouble};
 use crate::domain::group::Key;
 use crate::host::containment::{self, ControlGroup, ControlGroups};
+use crate::host::process::{self, Stat};
 use crate::host::program::locate;
-use crate::limits::CONTROLLER_LOOK_EVERY;
+use crate::limits::{CONTROLLER_LOOK_EVERY, DRIVER_START_NOTED_MAX};
 
 /// What is started.
 #[derive(Debug, Clone)]
@@ -60,8 +63,8 @@ pub(super) struct Subprocesses {
     logs: Logs,
     /// Where there are control groups.
     groups: Option<ControlGroups>,
-    /// Whether nothing is to be changed.
-    looks_only: bool,
+    /// Whether anything is to be changed: another controller may have the pool.
+    in_charge: AtomicBool,
     boot: String,
     state: Mutex<State>,
 }
@@ -71,6 +74,8 @@ struct State {
     workers: BTreeMap<String, Worker>,
     /// When the folder had last changed as it was last read; `None` where it may have since.
     read: Option<SystemTime>,
+    /// Nothing is left of starts that an earlier controller was killed in.
+    is_swept: bool,
     /// Control groups of workers that are gone. What was killed in one may take a moment to be gone, too.
     leaving: Vec<ControlGroup>,
 }
@@ -92,7 +97,8 @@ impl Subprocesses {
     /// To see who is there, and nothing else.
     pub(super) fn to_look(program: Program, folder: PathBuf) -> Self {
         let logs = Logs::new(folder.clone());
-        Self { program, folder, logs, groups: None, looks_only: true, boot: boot(), state: Mutex::default() }
+        let (in_charge, state) = (AtomicBool::new(false), Mutex::default());
+        Self { program, folder, logs, groups: None, in_charge, boot: boot(), state }
     }
 
     pub(super) fn new(pool: &str, program: Program, folder: PathBuf) -> Self {
@@ -108,7 +114,11 @@ impl Subprocesses {
                 );
             }
         }
-        Self { groups: groups.ok(), looks_only: false, ..Self::to_look(program, folder) }
+        Self { groups: groups.ok(), ..Self::to_look(program, folder) }
+    }
+
+    fn has_the_pool(&self) -> bool {
+        self.in_charge.load(Ordering::Acquire)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -121,26 +131,32 @@ impl Subprocesses {
         if state.read == Some(changed) {
             return Ok(());
         }
-        for entry in std::fs::read_dir(&self.folder)?.flatten() {
-            let path = entry.path();
+        let acts = self.has_the_pool();
+        for entry in std::fs::read_dir(&self.folder)? {
+            let path = entry?.path();
             if path.extension().is_none_or(|extension| extension != "json") {
                 continue;
             }
-            let record: Option<Record> =
-                std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
-            match record {
-                Some(record) if state.workers.contains_key(&record.id) => {}
-                Some(record) if self.is_there(&record) => {
-                    state
-                        .workers
-                        .insert(record.id.clone(), Worker { life: Life::Adopted, record, is_told: false, end: None });
+            let bytes = match std::fs::read(&path) {
+                Ok(bytes) => bytes,
+                Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::IsADirectory) => continue,
+                // A worker that cannot be read of is none that is not there.
+                Err(error) => return Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
+            };
+            match serde_json::from_slice::<Record>(&bytes) {
+                Ok(record) if state.workers.contains_key(&record.id) => {}
+                Ok(record) => {
+                    let is_told = was_told(&self.folder, &record.id)?;
+                    if self.is_there(&record)? || (is_told && self.is_followed(&record)?) {
+                        let worker = Worker { life: Life::Adopted, is_told, end: None, record };
+                        state.workers.insert(worker.record.id.clone(), worker);
+                    } else if acts {
+                        state.leave(record.group);
+                        forget(&path);
+                    }
                 }
-                Some(_) | None if self.looks_only => {}
-                Some(Record { group, .. }) => {
-                    state.leave(group);
-                    forget(&path);
-                }
-                None => forget(&path),
+                Err(_) if acts => forget(&path),
+                Err(_) => {}
             }
         }
         // What changes within a tick of the file system's clock does not show.
@@ -149,14 +165,47 @@ impl Subprocesses {
         Ok(())
     }
 
-    fn is_there(&self, record: &Record) -> bool {
-        record.boot == self.boot && started(record.pid) == Some(record.started)
+    fn is_there(&self, record: &Record) -> io::Result<bool> {
+        Ok(record.boot == self.boot && started(record.pid)? == Some(record.started))
+    }
+
+    /// Whether any of those is there that were told to go together with a worker that has ended itself.
+    fn is_followed(&self, record: &Record) -> io::Result<bool> {
+        // Its number may be somebody else's by now.
+        let is_others = Stat::seen(record.pid)?.is_some_and(|leader| leader.started != record.started);
+        if record.boot != self.boot || is_others {
+            return Ok(false);
+        }
+        let of_group = |stat: &Stat| stat.group == record.pid && stat.life == process::Life::Running;
+        Ok(Stat::all()?.iter().any(of_group))
+    }
+
+    /// Ends what an earlier controller had started and was killed before it could write that down.
+    fn sweep(&self, state: &mut State) {
+        let Some(groups) = self.groups.as_ref().filter(|_| !state.is_swept) else { return };
+        let is_known = |id: &str, state: &State| {
+            state.workers.contains_key(id) || state.leaving.iter().any(|group| group.folder().ends_with(id))
+        };
+        for (id, folder) in groups.older_than(DRIVER_START_NOTED_MAX) {
+            if !is_known(&id, state) {
+                tracing::warn!(worker = id, "it was started by a controller that did not live to say so, and is ended");
+                state.leave(Some(folder));
+            }
+        }
+        state.is_swept = groups.older_than(Duration::ZERO).iter().all(|(id, _)| is_known(id, state));
     }
 
     fn look(&self) -> io::Result<Vec<Found>> {
         let mut state = self.state();
+        let acts = self.has_the_pool();
         self.read(&mut state)?;
-        state.leaving.retain(|group| !group.is_removed());
+        if acts {
+            state.leaving.retain(|group| !group.is_removed());
+            self.sweep(&mut state);
+        } else {
+            // Whoever has the pool has seen the end of these, and forgotten them.
+            state.workers.retain(|id, worker| matches!(worker.life, Life::Own(_)) || self.path(id).exists());
+        }
         let mut found = Vec::with_capacity(state.workers.len());
         for Worker { record, life, is_told, end } in state.workers.values_mut() {
             // A key that is none was written by somebody else.
@@ -171,22 +220,29 @@ impl Subprocesses {
                     Ok(Some(status)) => Some(status.to_string()),
                     Err(error) => Some(error.to_string()),
                 },
-                Life::Adopted => (!self.is_there(record)).then(|| "it is not there any more".to_owned()),
+                Life::Adopted => (!self.is_there(record)?).then(|| "it is not there any more".to_owned()),
             };
+            // Another controller may have told it.
+            *is_told = *is_told || (how.is_some() && was_told(&self.folder, &record.id)?);
             // A shell that was told to go ends before the worker that it has started.
-            let how = how.filter(|_| !(*is_told && has_left_something(record)));
-            if !self.looks_only {
+            let goes_on = how.is_some() && *is_told && self.is_followed(record)?;
+            let how = how.filter(|_| !goes_on);
+            if acts {
                 self.logs.cut(&record.id);
                 if how.is_some() {
-                    end_what_is_left(record);
+                    end_what_is_left(record)?;
                 }
             }
-            *end = how.map(|how| End {
+            let seen = how.map(|how| End {
                 how,
                 last_words: self.logs.last_words(&record.id),
                 log: Some(Logs::name(&record.id)),
             });
-            found.push(Found { id: record.id.clone(), key, standing: standing(end) });
+            found.push(Found { id: record.id.clone(), key, standing: standing(&seen) });
+            // Whoever has the pool by then ends what is left.
+            if acts {
+                *end = seen;
+            }
         }
         Ok(found)
     }
@@ -216,6 +272,21 @@ impl Subprocesses {
         let path = variables.get("PATH").cloned().or_else(own);
         locate(program, &path.into_iter().map(|path| ("PATH".to_owned(), path)).collect(), Path::new(""))?;
         let group = self.group_of(&id, &variables);
+        let left = group.as_ref().map(|group| group.folder().to_owned());
+        let started = self.start_in(group, (program, arguments), Assignment { id, key, variables });
+        if started.is_err() {
+            self.state().leave(left);
+        }
+        started
+    }
+
+    fn start_in(
+        &self,
+        group: Option<ControlGroup>,
+        (program, arguments): (&String, &[String]),
+        assignment: Assignment,
+    ) -> Result<(), Trouble> {
+        let Assignment { id, key, variables } = assignment;
         let log = self.logs.begin(&id)?;
         let mut command = match &group {
             Some(group) => {
@@ -228,49 +299,50 @@ impl Subprocesses {
         };
         command.args(arguments).env_clear().envs(usual()).envs(variables);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
-        let mut child = command
-            .spawn()
-            .inspect_err(|_| self.state().leave(group.as_ref().map(|group| group.folder().to_owned())))?;
+        let child = command.spawn()?;
         let pid = child.id().and_then(|id| i32::try_from(id).ok());
         let Some(pid) = pid else { return Err(Trouble("it ended at once".to_owned())) };
-        let record = Record {
-            id: id.clone(),
-            key: key.as_str().to_owned(),
-            pid,
-            // One that has ended already is found so by the next list.
-            started: started(pid).unwrap_or_default(),
-            boot: self.boot.clone(),
-            group: group.map(|group| group.folder().to_owned()),
-        };
-        // Whoever reads it finds the whole of it.
         let (path, fresh) = (self.path(&id), self.folder.join(format!("{id}.new")));
-        let written = serde_json::to_vec(&record)
-            .map_err(io::Error::other)
-            .and_then(|bytes| std::fs::write(&fresh, bytes))
-            .and_then(|()| std::fs::rename(&fresh, &path));
-        if let Err(error) = written {
-            child.start_kill()?;
-            self.state().leave(record.group);
-            return Err(error.into());
-        }
+        let written = || {
+            let record = Record {
+                id: id.clone(),
+                key: key.as_str().to_owned(),
+                pid,
+                // One that has ended already is found so by the next list.
+                started: started(pid)?.unwrap_or_default(),
+                boot: self.boot.clone(),
+                group: group.as_ref().map(|group| group.folder().to_owned()),
+            };
+            // Whoever reads it finds the whole of it.
+            std::fs::write(&fresh, serde_json::to_vec(&record)?)?;
+            std::fs::rename(&fresh, &path).map(|()| record)
+        };
+        let record = written().inspect_err(|_| {
+            drop(std::fs::remove_file(&fresh));
+            // It has a group of its own, and no request yet that it would not give back.
+            if let Some(group) = Pid::from_raw(pid) {
+                kill_process_group(group, Signal::KILL).ok();
+            }
+        })?;
         self.state().workers.insert(id, Worker { record, life: Life::Own(Box::new(child)), is_told: false, end: None });
         Ok(())
     }
 
-    fn stop_now(&self, id: &str, stop: Stop) {
+    fn stop_now(&self, id: &str, stop: Stop) -> io::Result<()> {
         let mut state = self.state();
-        let Some(Worker { record, is_told, .. }) = state.workers.get_mut(id) else { return };
+        let Some(Worker { record, is_told, .. }) = state.workers.get_mut(id) else { return Ok(()) };
         match stop {
-            Stop::Ask if !self.is_there(record) => {}
-            Stop::Force if !self.is_there(record) => end_what_is_left(record),
             Stop::Ask => {
-                *is_told = true;
-                signal(record, Signal::TERM);
+                if self.is_there(record)? {
+                    *is_told = true;
+                    signal(record, Signal::TERM);
+                }
             }
-            Stop::Force => {
+            Stop::Force if self.is_there(record)? => {
                 signal(record, Signal::KILL);
                 kill(record);
             }
+            Stop::Force => end_what_is_left(record)?,
             Stop::Forget => {
                 let group = record.group.clone();
                 state.workers.remove(id);
@@ -280,6 +352,7 @@ impl Subprocesses {
                 forget(&self.path(id));
             }
         }
+        Ok(())
     }
 
     fn path(&self, id: &str) -> PathBuf {
@@ -290,6 +363,13 @@ impl Subprocesses {
 impl Driver for Subprocesses {
     const LOOK_EVERY: Duration = CONTROLLER_LOOK_EVERY;
 
+    fn is_in_charge(&self, in_charge: bool) {
+        if self.in_charge.swap(in_charge, Ordering::AcqRel) != in_charge {
+            // What was left to the other one is to be seen.
+            self.state().read = None;
+        }
+    }
+
     async fn list(&self) -> Result<Vec<Found>, Trouble> {
         Ok(self.look()?)
     }
@@ -299,8 +379,7 @@ impl Driver for Subprocesses {
     }
 
     async fn stop(&self, id: String, _key: Key, stop: Stop) -> Result<(), Trouble> {
-        self.stop_now(&id, stop);
-        Ok(())
+        Ok(self.stop_now(&id, stop)?)
     }
 }
 
@@ -316,20 +395,13 @@ fn standing(end: &Option<End>) -> Standing {
     end.clone().map_or(Standing::There, Standing::Ended)
 }
 
-/// Whether anything is there that a worker has started which has ended itself.
-fn has_left_something(record: &Record) -> bool {
-    match &record.group {
-        Some(folder) => !ControlGroup::at(folder.clone()).is_empty(),
-        None => Pid::from_raw(record.pid).is_some_and(|group| test_kill_process_group(group).is_ok()),
-    }
-}
-
 /// What a worker that has ended has left goes with it. A number that somebody else has by now is none of our business.
-fn end_what_is_left(record: &Record) {
-    if started(record.pid).is_none() {
+fn end_what_is_left(record: &Record) -> io::Result<()> {
+    if started(record.pid)?.is_none() {
         signal(record, Signal::KILL);
     }
     kill(record);
+    Ok(())
 }
 
 /// Ends all that a worker has started, wherever that has gone.
@@ -360,11 +432,6 @@ fn boot() -> String {
 }
 
 /// When a process was started; `None` where it is not there, or is only waited for.
-fn started(pid: i32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Its name may hold anything, spaces and parentheses too.
-    let (_, rest) = stat.rsplit_once(')')?;
-    let mut fields = rest.split_whitespace();
-    let state = fields.next()?;
-    if matches!(state, "Z" | "X") { None } else { fields.nth(18)?.parse().ok() }
+fn started(pid: i32) -> io::Result<Option<u64>> {
+    Ok(Stat::seen(pid)?.filter(|stat| stat.life == process::Life::Running).map(|stat| stat.started))
 }

@@ -12,6 +12,19 @@ use crate::controller::escape;
 /// What their names end with.
 const TOLD: &str = "told";
 
+fn path(folder: &Path, id: &str) -> PathBuf {
+    folder.join(format!("{}.{TOLD}", escape::QUEUE.write(id)))
+}
+
+/// Whether one was told, by this controller or an earlier one.
+///
+/// # Errors
+///
+/// Where that cannot be seen.
+pub(super) fn was_told(folder: &Path, id: &str) -> io::Result<bool> {
+    path(folder, id).try_exists()
+}
+
 pub(super) struct Told {
     folder: PathBuf,
     ids: BTreeSet<String>,
@@ -74,6 +87,6 @@ impl Told {
     }
 
     fn path(&self, id: &str) -> PathBuf {
-        self.folder.join(format!("{}.{TOLD}", escape::QUEUE.write(id)))
+        path(&self.folder, id)
     }
 }

@@ -33,10 +33,10 @@ pub const REPORT_RETRY: backoff::Policy =
     backoff::Policy { first: Duration::from_millis(250), max: Duration::from_secs(15) };
 /// How long a hand back waits for a poll at most. The service holds one for 20 s; behind a slow proxy it is not worth the wait.
 pub const POLL_OUT_MAX: Duration = Duration::from_secs(25);
-/// How long log and artifacts may take after the report.
+/// How long log and artifacts may take after the report, unless the worker has to go.
 pub const TRAIL_MAX: Duration = Duration::from_secs(60);
-/// How long log and artifacts may still take before the report once the worker has to go, where nobody says when.
-pub const SETTLE_MAX: Duration = Duration::from_secs(60);
+/// How long log and artifacts may still take once the worker has to go and nobody says when: before the report, and after it.
+pub const HURRY_MAX: Duration = Duration::from_secs(15);
 /// What is set aside of a termination's notice for sending the reports.
 pub const REPORT_RESERVE: Duration = Duration::from_secs(3);
 
@@ -428,6 +428,7 @@ impl Machine {
     }
 
     fn on_hand_back(&mut self, deadline: Option<Instant>, now: Instant, acts: &mut Vec<Act>) {
+        let at_once = deadline.is_none().then(|| now.plus(HURRY_MAX));
         let deadline = match (self.hand_back.flatten(), deadline) {
             (Some(known), Some(new)) => Some(known.min(new)),
             (known, new) => known.or(new),
@@ -436,9 +437,9 @@ impl Machine {
         match self.stage {
             Stage::Preparing | Stage::Executing => self.end_for_shutdown(deadline, now, acts),
             Stage::Settling { outcome, hurry_at } => {
-                let longest = now.plus(SETTLE_MAX);
-                let latest = deadline.map_or(longest, |deadline| deadline.minus(REPORT_RESERVE).min(longest));
-                self.stage = Stage::Settling { outcome, hurry_at: Some(hurry_at.map_or(latest, |at| at.min(latest))) };
+                let in_time = deadline.map(|deadline| deadline.minus(REPORT_RESERVE));
+                let hurry_at = [hurry_at, in_time, at_once].into_iter().flatten().min();
+                self.stage = Stage::Settling { outcome, hurry_at };
             }
             Stage::Ending { after: After::Report(_) } => self.end_for_shutdown(deadline, now, acts),
             Stage::Requested { retry_at: Some(_) } => self.close(End::NotGranted, acts),
@@ -446,10 +447,12 @@ impl Machine {
                 let latest = deadline.map_or(at, |deadline| deadline.minus(REPORT_RESERVE).max(now).min(at));
                 self.stage = Stage::Reporting { outcome, retry_at: Some(latest), settle };
             }
+            Stage::Trailing => {
+                self.trail_until = [self.trail_until, at_once].into_iter().flatten().min();
+            }
             Stage::Requested { retry_at: None }
             | Stage::Ending { after: After::Nothing(_) }
             | Stage::Reporting { retry_at: None, .. }
-            | Stage::Trailing
             | Stage::Closed => {}
         }
     }
@@ -631,7 +634,8 @@ impl Machine {
 
     const fn trail(&mut self, outcome: Outcome, now: Instant) {
         self.reported = Some(outcome);
-        self.trail_until = Some(now.plus(TRAIL_MAX));
+        let at_once = matches!(self.hand_back, Some(None));
+        self.trail_until = Some(now.plus(if at_once { HURRY_MAX } else { TRAIL_MAX }));
         self.stage = Stage::Trailing;
     }
 

@@ -13,6 +13,7 @@ use rustix::process::Signal;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use super::super::mounts;
 use super::super::process::{self, LOOK_AGAIN};
 use super::Limits;
 use crate::limits::{CGROUP_FROZEN_WAIT, CGROUP_KILL_AGAIN, CGROUPS_NESTED_MAX};
@@ -49,29 +50,10 @@ fn place(mounts: &str, group: &str) -> Option<PathBuf> {
             return None;
         }
         let mut fields = before.split(' ').skip(3);
-        let (root, point) = (unescaped(fields.next()?), unescaped(fields.next()?));
+        let (root, point) = (mounts::path(fields.next()?), mounts::path(fields.next()?));
         let below = Path::new(group).strip_prefix(&root).ok()?;
-        Some(Path::new(&point).join(below))
+        Some(point.join(below))
     })
-}
-
-/// Undoes `\040` and the like.
-fn unescaped(field: &str) -> String {
-    let mut parts = field.split('\\');
-    let mut out = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        match part.get(..3).and_then(|code| u8::from_str_radix(code, 8).ok()) {
-            Some(byte) => {
-                out.push(char::from(byte));
-                out.push_str(part.get(3..).unwrap_or_default());
-            }
-            None => {
-                out.push('\\');
-                out.push_str(part);
-            }
-        }
-    }
-    out
 }
 
 /// One control group, which need not exist.
@@ -166,7 +148,12 @@ impl Group {
 
     fn try_kill(&self, means: Means) -> io::Result<()> {
         match means {
-            Means::Kill => self.write("cgroup.kill", "1"),
+            Means::Kill => {
+                self.write("cgroup.kill", "1")?;
+                // The kernel passes over a process whose first thread has ended and that goes on in the others.
+                self.signal(Signal::KILL, |_| true);
+                Ok(())
+            }
             // It stays frozen until it is empty, so that nothing forks between two looks.
             Means::Freeze => self.write("cgroup.freeze", "1").map(|()| self.signal(Signal::KILL, |_| true)),
         }
@@ -197,12 +184,8 @@ impl Group {
         if let Ok(text) = self.read("memory.current") {
             return text.trim().parse().ok();
         }
-        let resident = |pid: i32| {
-            let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
-            text.split_whitespace().nth(1)?.parse::<u64>().ok()
-        };
-        let page = u64::try_from(rustix::param::page_size()).ok()?;
-        self.folder.is_dir().then(|| self.processes().into_iter().filter_map(resident).sum::<u64>() * page)
+        let resident = |pid: i32| resident(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?);
+        self.folder.is_dir().then(|| self.processes().into_iter().filter_map(resident).sum::<u64>())
     }
 
     /// It and the groups below it, the outer before the inner.
@@ -316,6 +299,12 @@ fn read_again(file: &File) -> io::Result<String> {
     Ok(String::from_utf8_lossy(buffer.get(..taken).unwrap_or_default()).into_owned())
 }
 
+/// The bytes of a process that are resident, by its `/proc/PID/status`.
+fn resident(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
+}
+
 /// The number beside a key in a file of `key number` lines.
 fn value(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
@@ -353,6 +342,14 @@ mod tests {
         claim.make().unwrap();
         claim.make().unwrap();
         assert!(claim.folder().is_dir());
+    }
+
+    #[test]
+    fn what_is_resident_of_a_process_is_read() {
+        assert_eq!(resident("Name:\tsh\nVmRSS:\t    1840 kB\nRssAnon:\t 96 kB\n"), Some(1840 << 10));
+        assert_eq!(resident("Name:\tkthreadd\n"), None);
+        let own = std::fs::read_to_string("/proc/self/status").unwrap();
+        assert!(resident(&own).is_some_and(|bytes| bytes > 1 << 20));
     }
 
     #[test]

@@ -17,6 +17,7 @@ use rustix::process::{Pid, Signal, WaitOptions};
 
 use super::super::process::{self, Life, Stat};
 use super::COOKIE;
+use crate::limits::STRAYS_LOOKS_MAX;
 
 static REGISTER: LazyLock<Register> = LazyLock::new(Register::default);
 
@@ -121,36 +122,64 @@ pub(super) struct Strays {
     pub(super) certain: Vec<i32>,
     /// Its own or those of another claim.
     pub(super) doubtful: Vec<i32>,
+    /// One that may be its own ended under the look, and may have left others since.
+    pub(super) moving: bool,
 }
 
 impl Strays {
     pub(super) const fn none(&self) -> bool {
-        self.certain.is_empty() && self.doubtful.is_empty()
-    }
-
-    /// Kills those that are certain. What they started comes to us, and is found at the next look.
-    pub(super) fn signal(&self, signal: Signal) {
-        let known: Vec<(i32, Option<u64>)> =
-            self.certain.iter().map(|pid| (*pid, Stat::of(*pid).map(|stat| stat.started))).collect();
-        for (pid, started) in known {
-            process::signal(pid, signal, |pid| started.is_some() && Stat::of(pid).map(|stat| stat.started) == started);
-        }
+        self.certain.is_empty() && self.doubtful.is_empty() && !self.moving
     }
 }
 
-/// Looks for the strays of a claim.
-pub(super) fn strays(cookie: &str) -> io::Result<Strays> {
+/// Looks for the strays of a claim, again where one ended meanwhile: what it has left came to us too late for that look.
+/// Those that are certain are told `word`, if there is one. What they start then comes to us, and is found at the next look.
+pub(super) fn strays(cookie: &str, word: Option<Signal>) -> io::Result<Strays> {
+    let mut strays = look(cookie, word)?;
+    for _ in 1..STRAYS_LOOKS_MAX {
+        if !strays.moving || !strays.certain.is_empty() {
+            break;
+        }
+        reap()?;
+        strays = look(cookie, word)?;
+    }
+    Ok(strays)
+}
+
+fn look(cookie: &str, word: Option<Signal>) -> io::Result<Strays> {
+    let tell = |stat: &Stat| {
+        if let Some(word) = word {
+            process::signal(stat.pid, word, |pid| Stat::of(pid).is_some_and(|now| now.started == stat.started));
+        }
+    };
     let mut strays = Strays::default();
     for pid in orphans()? {
-        let Some(stat) = Stat::of(pid).filter(|stat| stat.life == Life::Running) else { continue };
+        let stat = match Stat::of(pid) {
+            Some(stat) if stat.life == Life::Running => stat,
+            Some(stat) => {
+                strays.moving |= whose(cookie, None, stat.started, &book().claims) != Whose::Others;
+                continue;
+            }
+            None => {
+                strays.moving = true;
+                continue;
+            }
+        };
         match whose(cookie, process::variable(pid, COOKIE).as_deref(), stat.started, &book().claims) {
-            Whose::Its => strays.certain.push(pid),
+            Whose::Its => {
+                // At once: some are gone, with another in their place, before the others are looked at.
+                tell(&stat);
+                strays.certain.push(pid);
+            }
             Whose::Doubtful => strays.doubtful.push(pid),
             Whose::Others => {}
         }
     }
     if !strays.certain.is_empty() {
-        strays.certain = process::with_descendants(&strays.certain, &Stat::all()?);
+        let all = Stat::all()?;
+        let with = process::with_descendants(&strays.certain, &all);
+        all.iter().filter(|stat| with.contains(&stat.pid) && !strays.certain.contains(&stat.pid)).for_each(tell);
+        strays.certain = with;
     }
     Ok(strays)
 }

@@ -15,7 +15,7 @@ use super::cgroup::{Group, Means};
 use super::{Limits, children, forerunner, shim};
 use crate::domain::journal::{Leader, Remains};
 use crate::domain::outcome::Emptiness;
-use crate::limits::PROCESS_KILLED_WAIT;
+use crate::limits::{PROCESS_KILLED_WAIT, PROCESSES_NAMED_MAX};
 
 /// By what the processes of a claim are found again, by whom ever. Known before the first of them exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -157,9 +157,8 @@ impl Inner {
         match &self.around {
             Around::Nothing => {}
             Around::Reaper => {
-                if let Ok(strays) = children::strays(&self.name.cookie) {
-                    strays.signal(Signal::KILL);
-                }
+                // What cannot be seen is waited for, and so said.
+                drop(children::strays(&self.name.cookie, Some(Signal::KILL)));
             }
             Around::Cgroup { group, means } => {
                 if !group.empty() {
@@ -211,6 +210,16 @@ impl Enclosure {
             }
             Around::Cgroup { group, .. } => group.processes(),
         }
+    }
+
+    /// Its processes for a person, as [`Enclosure::processes`] finds them: numbers, and what they are called.
+    pub(crate) fn described(&self) -> String {
+        let called = |pid: i32| {
+            let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            format!("{pid} {:?}", name.trim_end())
+        };
+        let all: Vec<String> = self.processes().into_iter().take(PROCESSES_NAMED_MAX).map(called).collect();
+        if all.is_empty() { "none that can be told from others".to_owned() } else { all.join(", ") }
     }
 
     /// Bytes of memory that its processes take up; `None` where no control group holds them, or none is there. Reads files as
@@ -342,13 +351,15 @@ impl Enclosure {
 
     async fn killed_strays(&self) {
         loop {
-            match children::strays(&self.inner.name.cookie) {
+            match children::strays(&self.inner.name.cookie, Some(Signal::KILL)) {
                 Ok(strays) if strays.none() => return,
                 Ok(strays) => {
-                    strays.signal(Signal::KILL);
                     for pid in strays.certain.iter().chain(&strays.doubtful) {
                         // Ours to reap: one that waits for that would be found again and again.
                         process::gone(*pid).await;
+                    }
+                    if strays.certain.is_empty() && strays.doubtful.is_empty() {
+                        tokio::time::sleep(LOOK_AGAIN).await;
                     }
                     drop(children::reap());
                 }
@@ -434,9 +445,7 @@ impl Entry {
         match &self.inner().around {
             Around::Nothing => {}
             Around::Reaper => {
-                if let Ok(strays) = children::strays(&self.inner().name.cookie) {
-                    strays.signal(Signal::TERM);
-                }
+                drop(children::strays(&self.inner().name.cookie, Some(Signal::TERM)));
             }
             Around::Cgroup { group, .. } => group.signal(Signal::TERM, outside),
         }
@@ -449,7 +458,7 @@ impl Entry {
         match &self.inner().around {
             Around::Cgroup { group, .. } if self.alone() => group.emptied().await,
             Around::Reaper if self.alone() => loop {
-                match children::strays(&self.inner().name.cookie) {
+                match children::strays(&self.inner().name.cookie, None) {
                     Ok(strays) if strays.certain.is_empty() => return,
                     Ok(strays) => {
                         for pid in strays.certain {
@@ -489,18 +498,20 @@ impl Entry {
         match &self.inner().around {
             Around::Nothing => Vec::new(),
             Around::Reaper => {
-                children::strays(&self.inner().name.cookie).map(|strays| strays.certain).unwrap_or_default()
+                children::strays(&self.inner().name.cookie, None).map(|strays| strays.certain).unwrap_or_default()
             }
             Around::Cgroup { group, .. } => group.processes(),
         }
     }
 
     async fn certain_killed(&self) {
-        while let Ok(strays) = children::strays(&self.inner().name.cookie) {
-            if strays.certain.is_empty() {
+        while let Ok(strays) = children::strays(&self.inner().name.cookie, Some(Signal::KILL)) {
+            if strays.certain.is_empty() && !strays.moving {
                 return;
             }
-            strays.signal(Signal::KILL);
+            if strays.certain.is_empty() {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
             for pid in strays.certain {
                 process::gone(pid).await;
             }

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::cgroup::{self, Group, Means};
 use super::{digest, try_out};
@@ -10,8 +11,37 @@ use super::{digest, try_out};
 /// Enters the group whose entrance it is told, and becomes the program.
 const ENTER: [&str; 3] = ["/bin/sh", "-c", r#"echo 0 >"$0" && exec "$@""#];
 
-/// What a shell sets itself, whatever it finds.
-const OF_SHELLS: [&str; 7] = ["_", "IFS", "OLDPWD", "OPTIND", "PPID", "PWD", "SHLVL"];
+/// What some shell sets itself or drops, whatever it finds.
+const OF_SHELLS: [&str; 28] = [
+    "_",
+    "BASH",
+    "BASHOPTS",
+    "BASHPID",
+    "BASH_ARGV0",
+    "BASH_VERSION",
+    "COMP_WORDBREAKS",
+    "DIRSTACK",
+    "EPOCHREALTIME",
+    "EPOCHSECONDS",
+    "EUID",
+    "FUNCNAME",
+    "GROUPS",
+    "HISTCMD",
+    "IFS",
+    "LINENO",
+    "OLDPWD",
+    "OPTIND",
+    "PPID",
+    "PS1",
+    "PS4",
+    "PWD",
+    "RANDOM",
+    "SECONDS",
+    "SHELLOPTS",
+    "SHLVL",
+    "SRANDOM",
+    "UID",
+];
 
 /// Whether a program that enters its group finds a variable of this name as it was set.
 pub(crate) fn passes_on(name: &str) -> bool {
@@ -46,6 +76,19 @@ impl ControlGroups {
             drop(trial.remove());
         }
         tried.map(|()| groups)
+    }
+
+    /// Those that were made some time ago, by the names they were made under: whose are not known are of a controller that was
+    /// killed while it started one.
+    pub(crate) fn older_than(&self, age: Duration) -> Vec<(String, PathBuf)> {
+        let entries = std::fs::read_dir(self.parent.folder()).into_iter().flatten().flatten();
+        let is_old = |entry: &std::fs::DirEntry| {
+            let about = entry.metadata().ok().filter(std::fs::Metadata::is_dir);
+            about.and_then(|about| about.modified().ok()?.elapsed().ok()).is_some_and(|since| since > age)
+        };
+        let old =
+            entries.filter(is_old).filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path())));
+        old.collect()
     }
 
     /// Makes a group.
@@ -86,11 +129,6 @@ impl ControlGroup {
     /// What a program's own words come after, so that it begins in the group.
     pub(crate) fn before(&self) -> (&'static str, [PathBuf; 3]) {
         (ENTER[0], [ENTER[1].into(), ENTER[2].into(), self.0.entrance()])
-    }
-
-    /// Whether nothing is in it.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.empty()
     }
 
     /// Ends everything that is in it.

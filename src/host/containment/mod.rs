@@ -125,6 +125,8 @@ struct Inner {
     level: Level,
     shortcomings: Vec<String>,
     limits: Limits,
+    /// Which limits were asked for and are not enforced.
+    unenforced: Option<&'static str>,
     unproven: Unproven,
     adopts: Adopts,
     groups: Option<Groups>,
@@ -207,7 +209,13 @@ impl Containment {
             return Err(io::Error::new(io::ErrorKind::Unsupported, refusal(&shortcomings)));
         }
         let unproven = wanted.unproven;
-        let inner = Inner { level, shortcomings, limits, unproven, adopts, groups, leftovers };
+        let unenforced = match (limits.memory != wanted.limits.memory, limits.processes != wanted.limits.processes) {
+            (true, true) => Some("host.task_memory and host.task_pids"),
+            (true, false) => Some("host.task_memory"),
+            (false, true) => Some("host.task_pids"),
+            (false, false) => None,
+        };
+        let inner = Inner { level, shortcomings, limits, unenforced, unproven, adopts, groups, leftovers };
         let established = Self { inner: Arc::new(inner) };
         established.say(&wanted.limits);
         Ok(established)
@@ -221,6 +229,7 @@ impl Containment {
                 level: Level::Group,
                 shortcomings: Vec::new(),
                 limits: Limits::default(),
+                unenforced: None,
                 unproven: Unproven::Kept,
                 adopts: Adopts::Nothing,
                 groups: None,
@@ -245,6 +254,17 @@ impl Containment {
     #[must_use]
     pub fn limits(&self) -> Limits {
         self.inner.limits
+    }
+
+    /// What to do where limits were asked for that this host does not enforce.
+    pub(crate) fn hint(&self) -> Option<String> {
+        self.inner.unenforced.map(|keys| {
+            format!(
+                "{keys}: not enforced, a task may take more; {}; under systemd set Delegate=yes in the unit, or set \
+                 host.containment = \"cgroup\" for a worker that does not start without",
+                self.inner.shortcomings.join("; ")
+            )
+        })
     }
 
     /// What becomes of a slot whose payload may still be there.

@@ -411,7 +411,7 @@ impl Inner {
             let Ok(_copying) = copying.acquire().await else { return };
             let run = part.run.clone();
             if let Err(refused) = what.deal(part, &tally, exhausted).await {
-                tracing::warn!(claim.run = %run, next = ?refused.refusal, "{}", refused.what);
+                tracing::warn!(claim.run = %run, next = %refused.refusal, "{}", refused.what);
             }
         });
     }

@@ -503,8 +503,9 @@ impl Engine {
         match self.containment.unproven() {
             Unproven::Kept => {
                 let enclosure = job.context.enclosure().clone();
-                self.kept.insert(claim, job.context.task().run.clone());
-                self.calls.spawn(calls::vacate(claim, enclosure));
+                let run = job.context.task().run.clone();
+                self.kept.insert(claim, run.clone());
+                self.calls.spawn(calls::vacate(claim, run, enclosure));
                 self.happened(Event::Occupied { claim });
             }
             Unproven::Reused => {
@@ -525,7 +526,7 @@ impl Engine {
         if let Some(track) = self.tracks.get_mut(usize::from(source.0)) {
             track.refused(self.clock.now(), &refused.what);
         }
-        tracing::warn!(source = self.source_name(source), next = ?refused.refusal, "{}", refused.what);
+        tracing::warn!(source = self.source_name(source), next = %refused.refusal, "{}", refused.what);
         self.remember(source, refused)
     }
 
@@ -536,7 +537,7 @@ impl Engine {
     }
 
     pub(super) fn note(&self, operation: &str, refused: Refused) -> Refusal {
-        tracing::warn!(operation, next = ?refused.refusal, "{}", refused.what);
+        tracing::warn!(operation, next = %refused.refusal, "{}", refused.what);
         refused.refusal
     }
 

@@ -361,7 +361,8 @@ mod real {
         let place = Place::new();
         let worker = place.path().join("worker").display().to_string();
         let means = Means::Subprocess(Program { command: vec!["/bin/sh".to_owned(), worker] });
-        let mut site = Site::new(&Posting { grace: LONGEST, ..place.posting("core", means) });
+        let posting = Posting { grace: LONGEST, ..place.posting("core", means) };
+        let mut site = Site::new(&posting);
         let seen = place.path().join("seen");
         // With a control group and without: no shell passes on such a name.
         for odd in [None, Some("spring.host")] {
@@ -380,11 +381,92 @@ mod real {
             for _ in 0..3 {
                 assert_eq!(site.looks().await, [], "it goes on");
             }
+            // So it does for one that stands by, and for the next one.
+            let mut tasks = JoinSet::new();
+            let line = engage(&posting, Clock::boot(), &mut tasks).expect("it begins").expect("it starts workers");
+            let mut standby = Site { line, _tasks: tasks };
+            let (id, key) = (wraps.id.clone(), wraps.key.clone());
+            let found = [Change::Found { id: id.clone(), key }, Change::Going { id }];
+            assert_eq!(standby.looks().await, found);
+            assert_eq!(standby.looks().await, []);
+            drop(site);
+            site = Site::new(&posting);
+            assert_eq!(site.looks().await, found);
+            assert_eq!((standby.looks().await, site.looks().await), (Vec::new(), Vec::new()));
+            assert!(!done.exists());
             std::fs::write(seen.join("go"), "").expect("it is written");
             site.ends(&wraps.id, true).await;
             assert!(done.exists(), "{odd:?}");
             std::fs::remove_file(seen.join("go")).expect("it was written");
         }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn where_not_all_can_be_seen_nobody_is_taken_for_gone() {
+        let place = Place::new();
+        let worker = place.path().join("worker").display().to_string();
+        let posting = place.posting("core", Means::Subprocess(Program { command: vec!["/bin/sh".to_owned(), worker] }));
+        let mut site = Site::new(&posting);
+        let goes = assignment(&place, "goes");
+        site.starts(goes.clone()).await.expect("it is started");
+        is_up(&place, &goes).await;
+        drop(site);
+        let no_record = posting.folder.join("odd.json");
+        std::os::unix::fs::symlink("odd.json", &no_record).expect("a link to itself");
+        let mut site = Site::new(&posting);
+        let asked = site.line.look();
+        let why = loop {
+            if let News::Looked { number, changes } = site.news().await
+                && number >= asked
+            {
+                break changes.expect_err("not all was seen").0;
+            }
+        };
+        assert!(why.contains("odd.json"), "{why}");
+        std::fs::remove_file(&no_record).expect("it was there");
+        let found = Change::Found { id: goes.id.clone(), key: goes.key.clone() };
+        let seeing = async {
+            loop {
+                site.line.look();
+                if let News::Looked { changes: Ok(changes), .. } = site.news().await {
+                    break changes;
+                }
+            }
+        };
+        assert_eq!(timeout(LONGEST, seeing).await.expect("it is seen"), [found]);
+        assert!(site.line.stop(&goes.id));
+        site.ends(&goes.id, true).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_a_controller_was_killed_in_starting_is_ended_by_the_next_one() {
+        let place = Place::new();
+        let worker = place.path().join("worker").display().to_string();
+        let posting = place.posting("core", Means::Subprocess(Program { command: vec!["/bin/sh".to_owned(), worker] }));
+        let name = format!("{} {}", posting.pool, posting.folder.display());
+        let groups = match crate::host::containment::ControlGroups::establish(&name) {
+            Ok(groups) => groups,
+            Err(why) => {
+                assert!(std::env::var_os("CI").is_none(), "no control groups: {why}");
+                return println!("MISSING: control groups, so nothing was tried: {why}");
+            }
+        };
+        let group = groups.make("unwritten").expect("a control group");
+        let (shell, before) = group.before();
+        let mut child = tokio::process::Command::new(shell);
+        let mut child = child.args(before).args(["sleep", "1000"]).spawn().expect("it is started");
+        let mut site = Site::new(&posting);
+        assert_eq!(site.looks().await, []);
+        assert!(matches!(child.try_wait(), Ok(None)), "it may be just being started");
+        let long_ago = std::time::SystemTime::UNIX_EPOCH;
+        std::fs::File::open(group.folder()).expect("it is there").set_modified(long_ago).expect("it can be set");
+        let ending = async {
+            while group.folder().exists() {
+                assert_eq!(site.looks().await, []);
+            }
+        };
+        timeout(LONGEST, ending).await.expect("it is ended");
+        assert!(!child.wait().await.expect("it ends").success());
     }
 
     #[tokio::test(flavor = "multi_thread")]
