@@ -4,8 +4,8 @@
 //! is given, and nothing else of them: no network, no credentials, no durability.
 
 mod recovery;
+mod tasks;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::FileExt as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,14 +13,15 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::sync::Notify;
 
+use tasks::{Task, Tasks, named};
+
 use crate::domain::id::{Lane, Run, TaskId};
 use crate::domain::outcome::{Outcome, Reason};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 use crate::limits::MEMORY_ARTIFACT_BYTES_MAX;
 use crate::source::{
-    Answer, Artifact, ArtifactBody, Batch, Claim, Grant, Manner, Message, Opened, Recovered, Refused, Source,
-    Undecodable, Window,
+    Answer, Artifact, ArtifactBody, Batch, Claim, Grant, Manner, Message, Opened, Recovered, Refused, Source, Window,
 };
 
 /// The priorities of tasks, highest first; each is a lane.
@@ -131,40 +132,6 @@ struct Shared {
     woken: Notify,
 }
 
-#[derive(Default)]
-struct Tasks {
-    tasks: BTreeMap<TaskId, Task>,
-    /// What runs, by the end of its lease. At most the last run of a task is running.
-    leases: BTreeSet<(Instant, TaskId)>,
-    /// What waits, by priority and age; in the style of messages, every message that is not deleted.
-    entries: [Vec<Entry>; PRIORITIES.len()],
-    serial: u64,
-}
-
-struct Task {
-    definition: Value,
-    lane: usize,
-    retries_left: u32,
-    runs: Vec<TaskRun>,
-}
-
-struct TaskRun {
-    state: State,
-    worker: Option<Arc<str>>,
-    claimed: Instant,
-    taken_until: Instant,
-    artifacts: BTreeMap<String, Stored>,
-}
-
-struct Entry {
-    id: Arc<str>,
-    /// `None` stands for an entry that nothing can be made of.
-    run: Option<Run>,
-    receipt: Arc<str>,
-    dequeue_count: u32,
-    visible: Instant,
-}
-
 impl Queue {
     /// An empty queue.
     #[must_use]
@@ -240,139 +207,6 @@ impl Queue {
         }
         tasks
     }
-}
-
-impl Tasks {
-    fn run(&self, run: &Run) -> Option<&TaskRun> {
-        self.tasks.get(&run.task)?.runs.get(usize::try_from(run.run).ok()?)
-    }
-
-    fn run_mut(&mut self, run: &Run) -> Option<&mut TaskRun> {
-        self.tasks.get_mut(&run.task)?.runs.get_mut(usize::try_from(run.run).ok()?)
-    }
-
-    /// Adds a pending run.
-    fn schedule(&mut self, id: &TaskId, now: Instant) {
-        let Some(task) = self.tasks.get_mut(id) else { return };
-        let run = u32::try_from(task.runs.len()).unwrap_or(u32::MAX);
-        let lane = task.lane;
-        task.runs.push(TaskRun {
-            state: State::Pending,
-            worker: None,
-            claimed: Instant::ORIGIN,
-            taken_until: Instant::ORIGIN,
-            artifacts: BTreeMap::new(),
-        });
-        self.push(lane, Some(Run { task: id.clone(), run }), now);
-    }
-
-    fn push(&mut self, lane: usize, run: Option<Run>, now: Instant) {
-        self.serial += 1;
-        let id = format!("message-{}", self.serial).into();
-        self.entries[lane].push(Entry { id, run, receipt: "".into(), dequeue_count: 0, visible: now });
-    }
-
-    fn retry(&mut self, id: &TaskId, now: Instant) {
-        if let Some(task) = self.tasks.get_mut(id)
-            && let Some(left) = task.retries_left.checked_sub(1)
-        {
-            task.retries_left = left;
-            self.schedule(id, now);
-        }
-    }
-
-    /// Ends the last run of a task, where it has not ended.
-    fn resolve(&mut self, id: &TaskId, end: End) {
-        let Some(run) = self.tasks.get_mut(id).and_then(|task| task.runs.last_mut()) else { return };
-        if matches!(run.state, State::Pending | State::Running) {
-            let lease = (run.taken_until, id.clone());
-            run.state = State::Resolved(end);
-            self.leases.remove(&lease);
-        }
-    }
-
-    /// Gives a run to a worker until `taken_until`.
-    fn lend(&mut self, run: &Run, worker: &Arc<str>, lease: Duration, now: Instant) {
-        let Some(found) = self.run_mut(run) else { return };
-        let taken_until = now.plus(lease);
-        let former = (found.taken_until, run.task.clone());
-        if found.state == State::Pending {
-            found.claimed = now;
-        }
-        found.state = State::Running;
-        found.worker = Some(Arc::clone(worker));
-        found.taken_until = taken_until;
-        self.leases.remove(&former);
-        self.leases.insert((taken_until, run.task.clone()));
-    }
-
-    fn grant(&self, run: &Run, worker: &Arc<str>, lease: Duration) -> Option<Grant> {
-        let task = self.tasks.get(&run.task)?.definition.clone();
-        let claim = Claim::new(run.clone(), Part { worker: Arc::clone(worker) });
-        Some(Grant { run: run.clone(), lease, task, claim, replies: None })
-    }
-
-    fn is_running(&self, run: &Run, worker: &Arc<str>) -> bool {
-        self.run(run).is_some_and(|found| found.state == State::Running && found.worker.as_ref() == Some(worker))
-    }
-
-    /// Takes up to `max` pending runs for a worker.
-    fn take(&mut self, max: u8, worker: &Arc<str>, settings: &Settings, now: Instant) -> Batch {
-        let mut batch = Batch::default();
-        for lane in 0..PRIORITIES.len() {
-            while batch.grants.len() + batch.undecodable.len() < usize::from(max) && !self.entries[lane].is_empty() {
-                let entry = self.entries[lane].remove(0);
-                let Some(run) = entry.run.clone() else {
-                    batch.undecodable.push(unreadable(&entry, lane));
-                    continue;
-                };
-                if self.run(&run).is_none_or(|found| found.state != State::Pending) {
-                    continue;
-                }
-                self.lend(&run, worker, settings.lease, now);
-                batch.grants.extend(self.grant(&run, worker, settings.lease));
-            }
-        }
-        batch
-    }
-
-    /// Receives up to `max` messages of a lane.
-    fn receive(&mut self, lane: usize, max: u8, hidden: Duration, now: Instant) -> Batch {
-        let mut batch = Batch::default();
-        let serial = &mut self.serial;
-        let visible = self.entries[lane].iter_mut().filter(|entry| entry.visible <= now);
-        for entry in visible.take(usize::from(max)) {
-            *serial += 1;
-            entry.visible = now.plus(hidden);
-            entry.dequeue_count = entry.dequeue_count.saturating_add(1);
-            entry.receipt = format!("receipt+{serial}/=").into();
-            match entry.run.clone() {
-                Some(run) => batch.messages.push(Message {
-                    lane: named(lane),
-                    id: Arc::clone(&entry.id),
-                    receipt: Arc::clone(&entry.receipt),
-                    dequeue_count: entry.dequeue_count,
-                    run,
-                }),
-                None => batch.undecodable.push(unreadable(entry, lane)),
-            }
-        }
-        batch
-    }
-}
-
-fn unreadable(entry: &Entry, lane: usize) -> Undecodable {
-    Undecodable {
-        lane: named(lane),
-        id: Arc::clone(&entry.id),
-        receipt: Arc::clone(&entry.receipt),
-        dequeue_count: entry.dequeue_count,
-        what: "nothing can be made of it".into(),
-    }
-}
-
-fn named(lane: usize) -> Lane {
-    Lane(u16::try_from(lane).unwrap_or(u16::MAX))
 }
 
 /// A source of claims from a [`Queue`], for one worker.

@@ -4,6 +4,8 @@
 //! [`super::worker`] does. What it wants done it appends to a list of [`Act`]s.
 
 mod event;
+mod hold;
+mod leave;
 mod order;
 
 use alloc::vec::Vec;
@@ -377,98 +379,6 @@ impl Machine {
         }
     }
 
-    fn on_reclaimed(
-        &mut self,
-        sent_at: Instant,
-        answer: Result<Duration, Refusal>,
-        now: Instant,
-        jitter: &mut Jitter,
-        acts: &mut Vec<Act>,
-    ) {
-        let Some(lease) = self.lease else { return };
-        if matches!(self.stage, Stage::Trailing) {
-            return;
-        }
-        match answer {
-            Ok(_) if self.lost.is_some() => {}
-            Ok(length) => {
-                let extended = lease.or_later(Lease::granted(sent_at, length, self.lease_policy()));
-                if extended == lease {
-                    // Nothing was gained: asked again like after any other answer that settles nothing, not at once.
-                    self.retry_extension(lease, None, now, jitter);
-                    return;
-                }
-                self.extension_retry.reset();
-                self.lease = Some(extended);
-                self.extension = Extension::Due(extended.reclaim_at(jitter).max(now));
-                acts.push(Act::Extended { lease_ends: extended.abandon_at() });
-            }
-            Err(Refusal::Gone) => self.lose(Loss::Refused, acts),
-            // I5: nothing but a definite loss ends the run; the local deadline does the rest.
-            Err(Refusal::Retry { after } | Refusal::Throttled { after }) => {
-                self.retry_extension(lease, after, now, jitter);
-            }
-            Err(Refusal::Denied | Refusal::Rejected | Refusal::Stale) => {
-                self.retry_extension(lease, None, now, jitter);
-            }
-        }
-    }
-
-    fn on_checked(&mut self, answer: Result<bool, Refusal>, now: Instant, acts: &mut Vec<Act>) {
-        self.check_at = match answer {
-            // Not allowed to ask: a convenience we do without. The reclaim will tell.
-            Err(Refusal::Denied | Refusal::Rejected) => None,
-            Ok(_) | Err(Refusal::Retry { .. } | Refusal::Throttled { .. } | Refusal::Gone | Refusal::Stale) => {
-                self.policy.check_every.map(|every| now.plus(every))
-            }
-        };
-        if answer == Ok(true) {
-            self.lose(Loss::Canceled, acts);
-        }
-    }
-
-    fn on_hand_back(&mut self, deadline: Option<Instant>, now: Instant, acts: &mut Vec<Act>) {
-        let at_once = deadline.is_none().then(|| now.plus(HURRY_MAX));
-        let deadline = match (self.hand_back.flatten(), deadline) {
-            (Some(known), Some(new)) => Some(known.min(new)),
-            (known, new) => known.or(new),
-        };
-        self.hand_back = Some(deadline);
-        match self.stage {
-            Stage::Preparing | Stage::Executing => self.end_for_shutdown(deadline, now, acts),
-            Stage::Settling { outcome, hurry_at } => {
-                let in_time = deadline.map(|deadline| deadline.minus(REPORT_RESERVE));
-                let hurry_at = [hurry_at, in_time, at_once].into_iter().flatten().min();
-                self.stage = Stage::Settling { outcome, hurry_at };
-            }
-            Stage::Ending { after: After::Report(_) } => self.end_for_shutdown(deadline, now, acts),
-            Stage::Requested { retry_at: Some(_) } => self.close(End::NotGranted, acts),
-            Stage::Reporting { outcome, retry_at: Some(at), settle } => {
-                let latest = deadline.map_or(at, |deadline| deadline.minus(REPORT_RESERVE).max(now).min(at));
-                self.stage = Stage::Reporting { outcome, retry_at: Some(latest), settle };
-            }
-            Stage::Trailing => {
-                self.trail_until = [self.trail_until, at_once].into_iter().flatten().min();
-            }
-            Stage::Requested { retry_at: None }
-            | Stage::Ending { after: After::Nothing(_) }
-            | Stage::Reporting { retry_at: None, .. }
-            | Stage::Closed => {}
-        }
-    }
-
-    /// I22: reported before the deadline, or left to expire; never both.
-    fn end_for_shutdown(&mut self, deadline: Option<Instant>, now: Instant, acts: &mut Vec<Act>) {
-        let left = deadline.map_or(Duration::MAX, |deadline| deadline.since(now));
-        let (after, grace) = if left > REPORT_RESERVE {
-            (After::Report(self.ended_by_us()), self.policy.grace.min(left - REPORT_RESERVE))
-        } else {
-            (After::Nothing(Loss::NoTime), Duration::ZERO)
-        };
-        self.stage = Stage::Ending { after };
-        acts.push(Act::Kill { cause: KillCause::Shutdown, grace });
-    }
-
     fn on_time(&mut self, now: Instant, acts: &mut Vec<Act>) {
         if self.out_of_time(now) && !self.closed() {
             self.give_up_at_deadline(acts);
@@ -510,21 +420,6 @@ impl Machine {
         if self.check_due().is_some_and(|at| now >= at) {
             self.check_at = None;
             acts.push(Act::Check);
-        }
-    }
-
-    fn give_up_at_deadline(&mut self, acts: &mut Vec<Act>) {
-        match self.stage {
-            Stage::Preparing | Stage::Executing | Stage::Ending { .. } => {
-                self.stage = Stage::Ending { after: After::Nothing(Loss::NoTime) };
-                self.hand_back = Some(None);
-                acts.push(Act::Kill { cause: KillCause::Shutdown, grace: Duration::ZERO });
-            }
-            Stage::Trailing => self.close_trailing(acts),
-            Stage::Requested { .. } | Stage::Settling { .. } | Stage::Reporting { .. } => {
-                self.close(End::Lost(Loss::NoTime), acts);
-            }
-            Stage::Closed => {}
         }
     }
 
@@ -583,25 +478,6 @@ impl Machine {
         left.map_or(timeout, |left| timeout.min(left.max(REPORT_RESERVE / REPORTS_MIN)))
     }
 
-    /// Until when a hand back waits, so that our own poll does not take the task again and cost it another retry. Once only.
-    fn waits_for_poll(&mut self, outcome: Outcome, now: Instant) -> Option<Instant> {
-        let out = self.poll == Poll::Out;
-        let longest = now.plus(POLL_OUT_MAX);
-        let until = self.hand_back.flatten().map_or(longest, |deadline| deadline.minus(REPORT_RESERVE).min(longest));
-        let waits = out && outcome == Outcome::Exception(Reason::WorkerShutdown) && until > now;
-        self.poll = if waits { Poll::Awaited } else { Poll::Over };
-        waits.then_some(until)
-    }
-
-    fn on_poll_over(&mut self, now: Instant) {
-        let awaited = core::mem::replace(&mut self.poll, Poll::Over) == Poll::Awaited;
-        if let Stage::Reporting { outcome, retry_at: Some(_), settle } = self.stage
-            && awaited
-        {
-            self.stage = Stage::Reporting { outcome, retry_at: Some(now), settle };
-        }
-    }
-
     fn retry_report(
         &mut self,
         outcome: Outcome,
@@ -614,13 +490,6 @@ impl Machine {
         self.stage = Stage::Reporting { outcome, retry_at: Some(now.plus(wait)), settle };
     }
 
-    fn retry_extension(&mut self, lease: Lease, after: Option<Duration>, now: Instant, jitter: &mut Jitter) {
-        let wait = self.extension_retry.wait(lease.retry(), None, jitter);
-        // A service that asks for more patience than the lease has is heard only as far as the lease goes (I4).
-        let patience = lease.abandon_at().since(now) / lease::ATTEMPTS_MIN;
-        self.extension = Extension::Due(now.plus(wait.max(after.unwrap_or_default().min(patience))));
-    }
-
     fn after_report(&mut self, outcome: Outcome, settle: Settle, now: Instant, acts: &mut Vec<Act>) {
         match settle {
             Settle::Done => self.close(End::Reported(outcome), acts),
@@ -630,13 +499,6 @@ impl Machine {
                 acts.push(Act::Settle);
             }
         }
-    }
-
-    const fn trail(&mut self, outcome: Outcome, now: Instant) {
-        self.reported = Some(outcome);
-        let at_once = matches!(self.hand_back, Some(None));
-        self.trail_until = Some(now.plus(if at_once { HURRY_MAX } else { TRAIL_MAX }));
-        self.stage = Stage::Trailing;
     }
 
     fn close_trailing(&mut self, acts: &mut Vec<Act>) {
@@ -653,52 +515,7 @@ impl Machine {
         acts.push(Act::Close(end));
     }
 
-    fn out_of_time(&self, now: Instant) -> bool {
-        self.hand_back.flatten().is_some_and(|deadline| now >= deadline)
-    }
-
     fn usable(&self, now: Instant) -> bool {
         self.lost.is_none() && self.lease.is_some_and(|lease| lease.usable(now))
-    }
-
-    const fn lease_policy(&self) -> lease::Policy {
-        lease::Policy { grace: self.policy.grace }
-    }
-
-    /// Whether the lease still matters: from the grant to the answered report (I10).
-    const fn leased(&self) -> bool {
-        match self.stage {
-            Stage::Requested { .. } | Stage::Trailing | Stage::Closed | Stage::Ending { after: After::Nothing(_) } => {
-                false
-            }
-            Stage::Preparing
-            | Stage::Executing
-            | Stage::Ending { after: After::Report(_) }
-            | Stage::Settling { .. }
-            | Stage::Reporting { .. } => self.lost.is_none(),
-        }
-    }
-
-    fn extension_due(&self) -> Option<Instant> {
-        match self.extension {
-            Extension::Due(at) if self.leased() => Some(at),
-            Extension::Due(_) | Extension::UnderWay => None,
-        }
-    }
-
-    fn abandon_due(&self) -> Option<Instant> {
-        self.lease.filter(|_| self.leased()).map(|lease| lease.abandon_at())
-    }
-
-    fn check_due(&self) -> Option<Instant> {
-        match self.stage {
-            Stage::Preparing | Stage::Executing => self.check_at,
-            Stage::Requested { .. }
-            | Stage::Ending { .. }
-            | Stage::Settling { .. }
-            | Stage::Reporting { .. }
-            | Stage::Trailing
-            | Stage::Closed => None,
-        }
     }
 }
