@@ -203,6 +203,18 @@ mod tests {
         bind(&task.join("b"));
         work.clear().unwrap();
         assert!(!task.exists() && precious.join("file").exists());
+        // What is shared with others stays with them.
+        let (shared, inner) = (home.path().join("shared"), home.path().join("shared/inner"));
+        std::fs::create_dir_all(&inner).unwrap();
+        rustix::mount::mount_bind(&shared, &shared).unwrap();
+        rustix::mount::mount_change(&shared, rustix::mount::MountPropagationFlags::SHARED).unwrap();
+        std::fs::create_dir_all(&inner).unwrap();
+        rustix::mount::mount_bind(&precious, &inner).unwrap();
+        std::fs::create_dir_all(task.join("b")).unwrap();
+        rustix::mount::mount_bind_recursive(&shared, task.join("b")).unwrap();
+        assert!(task.join("b/inner/file").exists());
+        remove(&task).unwrap();
+        assert!(!task.exists() && inner.join("file").exists());
         // Where it may not be unmounted, nothing is removed.
         bind(&task.join("b"));
         let none = rustix::thread::CapabilitySet::empty();

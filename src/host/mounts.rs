@@ -5,32 +5,45 @@ use std::io;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::mount::{UnmountFlags, unmount};
+use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_change, unmount};
 
-/// A path as the kernel writes it in a table of mounts: `\\040` is a space, and the like.
-pub(super) fn path(field: &str) -> PathBuf {
-    let mut parts = field.split('\\');
-    let mut out = parts.next().unwrap_or_default().as_bytes().to_vec();
+use crate::limits::MOUNTS_LOOKS_MAX;
+
+/// The mounts of this process, a line each. Paths in it need not be text.
+pub(super) fn table() -> io::Result<Vec<u8>> {
+    std::fs::read("/proc/self/mountinfo")
+}
+
+/// A path as the kernel writes it in the table: `\040` is a space, and the like.
+pub(super) fn path(field: &[u8]) -> PathBuf {
+    let mut parts = field.split(|byte| *byte == b'\\');
+    let mut out = parts.next().unwrap_or_default().to_vec();
     for part in parts {
-        match part.get(..3).and_then(|code| u8::from_str_radix(code, 8).ok()) {
+        let code = part.get(..3).and_then(|code| u8::from_str_radix(str::from_utf8(code).ok()?, 8).ok());
+        match code {
             Some(byte) => {
                 out.push(byte);
-                out.extend_from_slice(part.get(3..).unwrap_or_default().as_bytes());
+                out.extend_from_slice(part.get(3..).unwrap_or_default());
             }
             None => {
                 out.push(b'\\');
-                out.extend_from_slice(part.as_bytes());
+                out.extend_from_slice(part);
             }
         }
     }
     OsString::from_vec(out).into()
 }
 
-/// Where something is mounted at a folder or below it, the latest first.
+/// Where something is mounted at a folder or below it, the inner before the outer.
 fn within(table: &[u8], folder: &Path) -> Vec<PathBuf> {
-    let table = String::from_utf8_lossy(table);
-    let points = table.lines().rev().filter_map(|line| line.split(' ').nth(4)).map(path);
-    points.filter(|point| point.starts_with(folder)).collect()
+    let lines = table.split(|byte| *byte == b'\n');
+    let points = lines.filter_map(|line| line.split(|byte| *byte == b' ').nth(4)).map(path);
+    let mut points: Vec<PathBuf> = points.filter(|point| point.starts_with(folder)).collect();
+    // What was moved stands where it was.
+    points.sort_by_key(|point| (std::cmp::Reverse(point.components().count()), point.clone()));
+    // Of several at one place the others come to light one by one.
+    points.dedup();
+    points
 }
 
 /// Unmounts whatever is mounted at a folder or below it, so that its removal takes away nothing that lies elsewhere.
@@ -46,14 +59,33 @@ pub(super) fn detach(folder: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
     };
-    for point in within(&std::fs::read("/proc/self/mountinfo")?, &folder) {
-        unmount(&point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).map_err(|error| {
-            let text = format!("{} is mounted and cannot be unmounted ({error}); unmount it", point.display());
-            io::Error::new(io::ErrorKind::ResourceBusy, text)
-        })?;
-        tracing::info!(at = %point.display(), "what a task had mounted is unmounted");
+    let mut last = Ok(());
+    for _ in 0..MOUNTS_LOOKS_MAX {
+        let mut is_any_gone = false;
+        let points = within(&table()?, &folder);
+        if points.is_empty() {
+            return Ok(());
+        }
+        // What is unmounted in a tree that others share would be unmounted for them as well.
+        for point in &points {
+            mount_change(point, MountPropagationFlags::PRIVATE).ok();
+        }
+        for point in points {
+            let unmounted = unmount(&point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
+            if unmounted.is_ok() {
+                is_any_gone = true;
+                tracing::info!(at = %point.display(), "what a task had mounted is unmounted");
+            }
+            last = unmounted.map_err(|error| {
+                let text = format!("{} is mounted and cannot be unmounted ({error}); unmount it", point.display());
+                io::Error::new(io::ErrorKind::ResourceBusy, text)
+            });
+        }
+        if !is_any_gone {
+            break;
+        }
     }
-    Ok(())
+    if within(&table()?, &folder).is_empty() { Ok(()) } else { last }
 }
 
 #[cfg(test)]
@@ -62,14 +94,16 @@ mod tests {
 
     #[test]
     fn a_path_is_read_as_the_kernel_writes_it() {
-        assert_eq!(path("/a\\040b\\134c\\x"), Path::new("/a b\\c\\x"));
-        assert_eq!(path("/gr\u{fc}n\\012"), Path::new("/gr\u{fc}n\n"));
+        assert_eq!(path(b"/a\\040b\\134c\\x"), Path::new("/a b\\c\\x"));
+        assert_eq!(path("/gr\u{fc}n\\012".as_bytes()), Path::new("/gr\u{fc}n\n"));
+        let odd = OsString::from_vec(b"/no\xfftext".to_vec());
+        assert_eq!(path(b"/no\xfftext"), Path::new(&odd));
     }
 
     #[test]
     fn what_is_mounted_in_a_folder_is_found_and_what_only_begins_like_it_is_not() {
         let line = |point: &str| format!("36 35 0:30 / {point} rw,relatime shared:1 - tmpfs tmpfs rw\n");
-        let points = ["/", "/w/t", "/w/t/a\\040b", "/w/tt", "/w/t/a\\040b/c", "/w"];
+        let points = ["/", "/w/t/a\\040b/c", "/w/t", "/w/t/a\\040b", "/w/tt", "/w/t", "/w"];
         let table = points.map(line).concat();
         let found = within(table.as_bytes(), Path::new("/w/t"));
         assert_eq!(found, ["/w/t/a b/c", "/w/t/a b", "/w/t"].map(PathBuf::from));

@@ -14,6 +14,7 @@ use super::Check;
 use crate::cli::spot;
 use crate::config::schema::{Config, Containment, Host, Spot};
 use crate::control::client::{Client, Error};
+use crate::host::containment::own_group;
 use crate::host::{notice, room};
 use crate::limits::{DOCTOR_CALL_TIME, DOCTOR_INODES_LEAST, FILES_OF_A_TASK, FILES_OF_A_WORKER};
 use crate::worker::look::bytes;
@@ -200,18 +201,6 @@ fn limits(host: &Host) -> Option<Check> {
             Check::warning(name, found, fix)
         }
     })
-}
-
-/// This process's own group, where the host has version 2.
-fn own_group() -> Option<PathBuf> {
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let root = mounts.lines().find_map(|line| {
-        let (place, kind) = line.split_once(" - ")?;
-        kind.starts_with("cgroup2 ").then(|| place.split(' ').nth(4).map(PathBuf::from))?
-    })?;
-    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    Some(root.join(own)).filter(|own| own.exists())
 }
 
 /// Whether a worker can be asked, and one that listens answers.

@@ -32,7 +32,7 @@ pub(super) enum Means {
 
 /// The folder of the control group that this process is in, as it can be reached here.
 pub(super) fn own() -> Result<PathBuf, String> {
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").map_err(|error| format!("no mounts: {error}"))?;
+    let mounts = mounts::table().map_err(|error| format!("no mounts: {error}"))?;
     let groups = std::fs::read_to_string("/proc/self/cgroup").map_err(|error| format!("no control groups: {error}"))?;
     let group = of_version_2(&groups).ok_or("the kernel knows no control groups of version 2")?;
     place(&mounts, group).ok_or_else(|| format!("no cgroup2 file system that shows the group {group} is mounted"))
@@ -43,13 +43,14 @@ fn of_version_2(groups: &str) -> Option<&str> {
 }
 
 /// Where a group of the hierarchy is found in the file system. Of several mounts the last one hides the others.
-fn place(mounts: &str, group: &str) -> Option<PathBuf> {
-    mounts.lines().rev().find_map(|line| {
-        let (before, after) = line.split_once(" - ")?;
-        if after.split(' ').next() != Some("cgroup2") {
+fn place(mounts: &[u8], group: &str) -> Option<PathBuf> {
+    mounts.split(|byte| *byte == b'\n').rev().find_map(|line| {
+        let fields = || line.split(|byte| *byte == b' ');
+        // The kind of the file system stands behind a dash.
+        if fields().skip_while(|field| *field != b"-").nth(1) != Some(b"cgroup2") {
             return None;
         }
-        let mut fields = before.split(' ').skip(3);
+        let mut fields = fields().skip(3);
         let (root, point) = (mounts::path(fields.next()?), mounts::path(fields.next()?));
         let below = Path::new(group).strip_prefix(&root).ok()?;
         Some(point.join(below))
@@ -322,15 +323,17 @@ mod tests {
     fn our_group_is_found_on_hosts_of_every_kind() {
         let groups = "9:name=systemd:/x\n4:memory:/y\n0::/system.slice/journeyman.service\n";
         assert_eq!(of_version_2(groups), Some("/system.slice/journeyman.service"));
-        assert_eq!(place(HYBRID, "/").unwrap(), Path::new("/sys/fs/cgroup/unified"));
+        assert_eq!(place(HYBRID.as_bytes(), "/").unwrap(), Path::new("/sys/fs/cgroup/unified"));
+        let beside_one_that_is_no_text = [b"36 35 0:30 / /a\xff rw - tmpfs t\xff rw\n", HYBRID.as_bytes()].concat();
+        assert_eq!(place(&beside_one_that_is_no_text, "/").unwrap(), Path::new("/sys/fs/cgroup/unified"));
         let pure = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
-        let ours = place(pure, "/system.slice/journeyman.service").unwrap();
+        let ours = place(pure.as_bytes(), "/system.slice/journeyman.service").unwrap();
         assert_eq!(ours, Path::new("/sys/fs/cgroup/system.slice/journeyman.service"));
         // A container without a namespace for control groups is shown its own part.
         let part = "30 23 0:26 /docker/ab /sys/fs/cgroup\\040here ro - cgroup2 cgroup2 rw\n";
-        assert_eq!(place(part, "/docker/ab/in").unwrap(), Path::new("/sys/fs/cgroup here/in"));
-        assert_eq!(place(part, "/elsewhere"), None);
-        assert_eq!(place("31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw", "/"), None);
+        assert_eq!(place(part.as_bytes(), "/docker/ab/in").unwrap(), Path::new("/sys/fs/cgroup here/in"));
+        assert_eq!(place(part.as_bytes(), "/elsewhere"), None);
+        assert_eq!(place(b"31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw", "/"), None);
     }
 
     #[test]

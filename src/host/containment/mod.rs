@@ -489,6 +489,11 @@ fn end(group: &Group) -> io::Result<()> {
     group.remove()
 }
 
+/// This process's own control group, where the host has version 2.
+pub(crate) fn own_group() -> Option<PathBuf> {
+    cgroup::own().ok().filter(|own| own.exists())
+}
+
 pub(crate) fn end_of_earlier_life(left: &str, unproven: Unproven) -> io::Result<()> {
     match unproven {
         Unproven::Reused => {
