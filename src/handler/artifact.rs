@@ -12,7 +12,7 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::limits::{ARTIFACT_NAME_BYTES_MAX, ARTIFACT_PATH_BYTES_MAX, ARTIFACTS_IN_MEMORY_BYTES_MAX, ARTIFACTS_MAX};
+use crate::limits::{ARTIFACT_CONTENT_TYPE_BYTES_MAX, ARTIFACT_NAME_BYTES_MAX, ARTIFACT_PATH_BYTES_MAX, ARTIFACTS_IN_MEMORY_BYTES_MAX, ARTIFACTS_MAX};
 
 use super::{collect::Collected, log};
 
@@ -153,6 +153,9 @@ pub enum Undeclarable {
     /// The time is not one.
     #[error("artifact expires {0:?}: use a time such as 2030-01-31T12:00:00Z")]
     Expires(String),
+    /// The media type is none that a header can hold.
+    #[error("artifact content type {0:?}: use 1 to {ARTIFACT_CONTENT_TYPE_BYTES_MAX} printable ASCII characters, such as text/plain")]
+    ContentType(String),
     /// Another declaration has the name.
     #[error("artifact name {0:?} is declared twice")]
     Twice(String),
@@ -273,9 +276,26 @@ pub fn check(declaration: &Declaration) -> Result<(), Undeclarable> {
         What::Link { target, .. } if target != log::BACKING_NAME => check_name(target)?,
         What::Link { .. } | What::Inline { .. } | What::Reference { .. } | What::Error { .. } => {}
     }
+    match &declaration.what {
+        What::File { content_type: Some(kind), .. }
+        | What::Link { content_type: kind, .. }
+        | What::Inline { content_type: kind, .. }
+        | What::Reference { content_type: kind, .. } => check_content_type(kind)?,
+        What::File { content_type: None, .. } | What::Directory { .. } | What::Error { .. } => {}
+    }
     match &declaration.expires {
         Some(text) if text.parse::<jiff::Timestamp>().is_err() => Err(Undeclarable::Expires(text.clone())),
         Some(_) | None => Ok(()),
+    }
+}
+
+/// A space around it would be lost on the way, and what is signed would not be what is sent.
+fn check_content_type(kind: &str) -> Result<(), Undeclarable> {
+    let fits = (1..=ARTIFACT_CONTENT_TYPE_BYTES_MAX).contains(&kind.len());
+    if fits && kind == kind.trim() && kind.bytes().all(|byte| (b' '..=b'~').contains(&byte)) {
+        Ok(())
+    } else {
+        Err(Undeclarable::ContentType(kind.chars().take(ARTIFACT_CONTENT_TYPE_BYTES_MAX).collect()))
     }
 }
 

@@ -78,7 +78,7 @@ pub struct Payload {
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// How long all commands together may take, in seconds.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "whole")]
     #[schemars(range(min = 1, max = 4_294_967_295_u64))]
     pub max_run_time: Option<u32>,
     /// Files to keep.
@@ -87,6 +87,14 @@ pub struct Payload {
     /// What exit statuses mean, other than 0 for success.
     #[serde(default)]
     pub on_exit_status: OnExitStatus,
+}
+
+/// A whole number, as JSON Schema has it: 60.0 is one.
+fn whole<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    let Some(number) = Option::<serde_json::Number>::deserialize(from)? else { return Ok(None) };
+    let float = || number.as_f64().filter(|float| float.fract() == 0.0).and_then(|float| format!("{float}").parse().ok());
+    let whole = number.as_u64().and_then(|number| number.try_into().ok()).or_else(float);
+    whole.map(Some).ok_or_else(|| serde::de::Error::custom("a whole number of seconds"))
 }
 
 /// A file or folder to keep.
@@ -187,6 +195,12 @@ impl PayloadHandler for Command {
         for (number, argv) in payload.command.iter().enumerate() {
             if argv.iter().any(|argument| argument.contains('\0')) {
                 wrong.push(format!("payload/command/{number}: NUL bytes cannot be passed on"));
+            }
+            if let Some(long) = argv.iter().position(|argument| argument.len() > ARGUMENT_BYTES_MAX) {
+                wrong.push(format!(
+                    "payload/command/{number}/{long}: it is longer than the {ARGUMENT_BYTES_MAX} bytes that can be passed on; \
+                     put it into a file"
+                ));
             }
         }
         let artifacts = artifacts(payload.artifacts, context, &mut wrong);

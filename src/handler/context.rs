@@ -64,6 +64,7 @@ pub struct Context {
     enclosure: Enclosure,
     spares: Option<Spares>,
     replies: Option<Replies>,
+    unreadable: Option<Arc<str>>,
 }
 
 #[derive(Debug)]
@@ -108,6 +109,7 @@ impl Context {
             enclosure: Enclosure::bare(),
             spares: None,
             replies: None,
+            unreadable: None,
         }
     }
 
@@ -145,6 +147,16 @@ impl Context {
     #[must_use]
     pub fn answering(self, replies: Option<Replies>) -> Self {
         Self { replies, ..self }
+    }
+
+    /// The same for a task whose payload cannot be read, with why.
+    pub(crate) fn unreadable(self, why: Option<String>) -> Self {
+        Self { unreadable: why.map(Into::into), ..self }
+    }
+
+    /// Why the payload cannot be read, where it cannot.
+    pub(crate) fn why_unreadable(&self) -> Option<&str> {
+        self.unreadable.as_deref()
     }
 
     /// Where answers go; `None` where nobody waits for any.

@@ -56,6 +56,8 @@ pub fn unusable(name: &str, value: &str) -> Option<&'static str> {
         Some("a name must not be empty or hold '='")
     } else if name.contains('\0') || value.contains('\0') {
         Some("NUL bytes cannot be passed on")
+    } else if name.len() + 1 + value.len() > ARGUMENT_BYTES_MAX {
+        Some("with its name it is longer than the 131071 bytes that can be passed on; put it into a file")
     } else {
         None
     }

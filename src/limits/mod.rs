@@ -86,6 +86,8 @@ pub const REDACT_IDLE: Duration = Duration::from_secs(1);
 pub const ARTIFACTS_MAX: usize = 10_000;
 /// The largest artifact; what S3 takes in one request.
 pub const ARTIFACT_BYTES_MAX: u64 = 5 << 30;
+/// The longest media type of an artifact.
+pub const ARTIFACT_CONTENT_TYPE_BYTES_MAX: usize = 255;
 /// The longest name of an artifact.
 pub const ARTIFACT_NAME_BYTES_MAX: usize = 1024;
 /// The longest path of an artifact's file below the task's folder.
@@ -120,6 +122,8 @@ pub const KILL_SLACK: Duration = crate::domain::lease::KILL_SLACK;
 pub const TASK_DEFINITION_BYTES_MAX: u64 = 1 << 20;
 /// How many pages of a listing `journeyman task list` reads.
 pub const TASK_LIST_PAGES_MAX: usize = 10;
+/// The longest argument, or variable with its name, that Linux passes on to a program: 32 pages, less the NUL at its end.
+pub const ARGUMENT_BYTES_MAX: usize = 32 * 4096 - 1;
 /// The first pause of a command that waits for a task.
 pub const TASK_WAIT_POLL_MIN: Duration = Duration::from_millis(50);
 /// The longest pause of a command that waits for a task.

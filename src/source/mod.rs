@@ -122,6 +122,8 @@ pub struct Grant {
     pub lease: Duration,
     /// The task as its creator wrote it.
     pub task: serde_json::Value,
+    /// Why its payload cannot be read; `None` where it can. It is malformed then.
+    pub unreadable: Option<String>,
     /// The adapter's own part: credentials and the like.
     pub claim: Claim,
     /// Where the handler's answers go; `None` where nobody waits for any.

@@ -164,11 +164,18 @@ pub(super) async fn measure(folder: PathBuf, one: Arc<Semaphore>) -> Back {
     tokio::time::sleep(ROOM_EVERY).await;
     let unknown = Room { disk: None, memory: None };
     let Ok(permit) = Arc::clone(&one).try_acquire_owned() else { return Back::Measured { room: unknown } };
-    let measured = tokio::task::spawn_blocking(move || {
-        let _permit = permit;
-        room::measure(&folder)
+    // A host that has no thread left for it is measured at the next look.
+    let measured = guarded(async move {
+        let measuring = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            room::measure(&folder)
+        });
+        measuring.await
     });
-    let room = tokio::time::timeout(ROOM_EVERY, measured).await.map_or(unknown, |room| room.unwrap_or(unknown));
+    let room = match tokio::time::timeout(ROOM_EVERY, measured).await {
+        Ok(Ok(Ok(room))) => room,
+        Ok(Ok(Err(_)) | Err(_)) | Err(_) => unknown,
+    };
     Back::Measured { room }
 }
 
@@ -346,6 +353,9 @@ async fn prepare(handler: Arc<dyn Handler>, recorded: Option<Recorded>, claim: T
             && let Err(why) = recorded.safe().await
         {
             return Ok(Err(NotPrepared::Host(why.to_string())));
+        }
+        if let Some(why) = context.why_unreadable() {
+            return Ok(Err(NotPrepared::Malformed(vec![format!("payload: it is JSON that cannot be read: {why}")])));
         }
         guarded(handler.prepare(payload, &context)).await
     };

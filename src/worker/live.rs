@@ -61,6 +61,7 @@ pub(super) struct Live {
     /// Where its spans belong, if any are recorded.
     pub(super) recorded: Option<Trace>,
     definition: serde_json::Value,
+    unreadable: Option<String>,
     replies: Option<Replies>,
     cancel: watch::Sender<Option<Cancel>>,
     lease_ends: watch::Sender<Instant>,
@@ -104,6 +105,7 @@ impl Live {
             trace: None,
             recorded: None,
             definition: serde_json::Value::Null,
+            unreadable: None,
             replies: None,
             cancel: watch::Sender::new(None),
             lease_ends: watch::Sender::new(Instant::ORIGIN),
@@ -116,6 +118,7 @@ impl Live {
         self.timeline.begin(Phase::Claim, now);
         self.timeline.end(&[Phase::Claim], now);
         self.definition = grant.task;
+        self.unreadable = grant.unreadable;
         let trace = trace_of(&self.definition);
         (self.trace, self.recorded) = (Some(trace.passed_on(recording)), trace.recorded(recording));
         self.replies = grant.replies;
@@ -168,7 +171,8 @@ impl Live {
         )
         .within(enclosure)
         .of_spares(spares)
-        .answering(self.replies.take());
+        .answering(self.replies.take())
+        .unreadable(self.unreadable.take());
         let job = Job { context, folder };
         self.job = Some(job.clone());
         job

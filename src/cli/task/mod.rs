@@ -101,9 +101,11 @@ pub async fn run(arguments: TaskArgs, environment: &Environment) -> Ended {
     match arguments.command {
         TaskCommand::Create(create) => create::run(create, &client).await,
         TaskCommand::Status(named) => {
-            let statuses = statuses(&client, &named.tasks).await?;
-            show(&statuses, named.output)?;
-            Ok(Exit::Done)
+            let (statuses, refused) = statuses(&client, &named.tasks).await;
+            if refused.is_none() || !statuses.is_empty() {
+                show(&statuses, named.output)?;
+            }
+            refused.map_or(Ok(Exit::Done), Err)
         }
         TaskCommand::Wait(wait) => {
             let statuses = wait_for(&client, &wait.named.tasks, wait.timeout).await?;
@@ -139,13 +141,16 @@ async fn cancel(client: &Client, named: &Named) -> Ended {
     Ok(exit)
 }
 
-async fn statuses(client: &Client, tasks: &[TaskId]) -> Result<Vec<Status>, Failure> {
+/// Those that can be had up to the first that cannot, and why that cannot.
+async fn statuses(client: &Client, tasks: &[TaskId]) -> (Vec<Status>, Option<Failure>) {
     let mut statuses = Vec::new();
     for task in tasks {
-        let status = client.api.task_status(task).await.map_err(|refused| client.refused(refused))?;
-        statuses.push(Status::read(&status));
+        match client.api.task_status(task).await {
+            Ok(status) => statuses.push(Status::read(&status)),
+            Err(refused) => return (statuses, Some(client.refused(refused))),
+        }
     }
-    Ok(statuses)
+    (statuses, None)
 }
 
 /// Asks until every task is resolved. What is transient is asked again for as long as the time lasts.
@@ -255,7 +260,7 @@ async fn list_queue(client: &Client, list: List) -> Ended {
                 };
                 let (id, name, worker) =
                     (text(entry, "/taskId"), text(entry, "/task/metadata/name"), text(entry, "/workerId"));
-                output::line(&format!("{id}  {state:7}  {worker:20}  {name}"))?;
+                output::line(&plain(&format!("{id}  {state:7}  {worker:20}  {name}")))?;
             }
         }
     }

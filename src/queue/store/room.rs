@@ -70,6 +70,13 @@ pub(crate) struct Room<'a> {
 
 type Done<T> = Result<T, Trouble>;
 
+/// What of its dependencies a task waits for. The rest of its definition is not read.
+#[derive(serde::Deserialize)]
+struct Needs<'a> {
+    #[serde(borrow)]
+    requires: Option<&'a str>,
+}
+
 impl Room<'_> {
     /// A task by its name.
     pub(crate) fn find(&self, task_id: &str) -> Done<Option<Kept>> {
@@ -167,7 +174,7 @@ impl Room<'_> {
 
     /// Whether a task has to wait for others. Each of them must exist.
     fn unmet(&self, needed: &[String], definition: &str, own: &str) -> Done<bool> {
-        let any_end = definition.contains(r#""requires":"all-resolved""#);
+        let any_end = serde_json::from_str::<Needs<'_>>(definition).is_ok_and(|needs| needs.requires == Some("all-resolved"));
         let mut waits = false;
         for needs in needed {
             if needs == own {

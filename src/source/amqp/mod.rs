@@ -367,7 +367,7 @@ impl Inner {
         };
         let lease = now.since(began) + part::lease(part.delivered, now, self.patience(), AMQP_LEASE);
         let (run, replies) = (part.run.clone(), Some(part.replies()));
-        Some(Grant { run: run.clone(), lease, task, claim: Claim::new(run, part), replies })
+        Some(Grant { run: run.clone(), lease, task, unreadable: None, claim: Claim::new(run, part), replies })
     }
 
     fn part_of(&self, session: &Arc<Session>, waiting: Waiting, attempt: u32, now: Instant) -> Part {

@@ -112,7 +112,7 @@ impl Tasks {
     pub(super) fn grant(&self, run: &Run, worker: &Arc<str>, lease: Duration) -> Option<Grant> {
         let task = self.tasks.get(&run.task)?.definition.clone();
         let claim = Claim::new(run.clone(), Part { worker: Arc::clone(worker) });
-        Some(Grant { run: run.clone(), lease, task, claim, replies: None })
+        Some(Grant { run: run.clone(), lease, task, unreadable: None, claim, replies: None })
     }
 
     pub(super) fn is_running(&self, run: &Run, worker: &Arc<str>) -> bool {

@@ -11,7 +11,7 @@ use super::api::{Call, Failed, Patience, segment};
 use super::credentials::{Credentials, Swap};
 use super::refuse::{clean, refused, retry};
 use super::wire::{
-    CheckedClaim, Granted, WireClaim, WireClaimed, WireClaimedPage, WireClaims, WireReclaim, WireStatusReply,
+    CheckedClaim, Definition, Granted, WireClaim, WireClaimed, WireClaimedPage, WireClaims, WireReclaim, WireStatusReply,
 };
 use super::{Dialect, Taskcluster};
 use crate::domain::id::{Lane, Run, TaskId};
@@ -32,7 +32,7 @@ pub(super) struct Part {
 #[derive(Default)]
 struct Orphans {
     /// Claimed by a poll of ours, for all that is known.
-    ours: Vec<(Run, Option<Value>)>,
+    ours: Vec<(Run, Option<Definition>)>,
     others: usize,
 }
 
@@ -138,7 +138,11 @@ impl Taskcluster {
             Outcome::Exception(reason) => Call::queue(operation, Method::POST, run_path(run, "exception"))
                 .body(json!({ "reason": reason.as_str() })),
         };
-        self.api.call(call.signed_by(&credentials)).await?;
+        let reply: WireStatusReply = self.api.call(call.signed_by(&credentials)).await?.json()?;
+        // Whatever else says 200 on the way has accepted nothing.
+        if reply.status.task_id != run.task.as_str() {
+            return Err(retry(format!("report of {run}: the answer is about {:?}", reply.status.task_id)));
+        }
         Ok(())
     }
 
@@ -198,12 +202,12 @@ impl Taskcluster {
             }
             Dialect::ClaimWork => {
                 let granted = self.extend(run, None).await.map_err(|refused| self.name_scopes(refused))?;
-                Ok(grant(CheckedClaim { granted, task: Value::Null }))
+                Ok(grant(CheckedClaim { granted, task: Definition::NONE }))
             }
         }
     }
 
-    async fn adopt(&self, run: Run, task: Option<Value>) -> Result<Grant, Refused> {
+    async fn adopt(&self, run: Run, task: Option<Definition>) -> Result<Grant, Refused> {
         // Before the lease is renewed: an orphan that cannot be run had better expire soon.
         let task = match task {
             Some(task) => task,
@@ -213,7 +217,7 @@ impl Taskcluster {
         Ok(grant(CheckedClaim { granted, task }))
     }
 
-    async fn definition(&self, task: &TaskId) -> Result<Value, Refused> {
+    async fn definition(&self, task: &TaskId) -> Result<Definition, Refused> {
         let path = format!("/task/{}", segment(task.as_str()));
         let call = Call::queue(format!("definition of {task}"), Method::GET, path);
         self.api.call(call).await?.json()
@@ -290,10 +294,11 @@ pub(super) fn part(claim: &Claim) -> Result<&Part, Refused> {
 }
 
 fn grant(claim: CheckedClaim) -> Grant {
-    let CheckedClaim { granted, task } = claim;
+    let CheckedClaim { granted, task: Definition { task, unreadable } } = claim;
     let task_expires = task.get("expires").and_then(Value::as_str).map(str::to_owned);
     let part = Part { credentials: Swap::new(granted.credentials), task_expires };
-    Grant { claim: Claim::new(granted.run.clone(), part), run: granted.run, lease: granted.lease, task, replies: None }
+    let claim = Claim::new(granted.run.clone(), part);
+    Grant { claim, run: granted.run, lease: granted.lease, task, unreadable, replies: None }
 }
 
 /// What to call a claim that may not be one.

@@ -1,5 +1,6 @@
 //! The answers of the queue service that the worker reads, and how long a lease they grant.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -53,8 +54,45 @@ pub(super) struct WireClaim {
     worker_group: String,
     worker_id: String,
     taken_until: Timestamp,
-    pub(super) task: Value,
+    task: Definition,
     credentials: WireCredentials,
+}
+
+/// A task as its creator wrote it, as far as it can be read: JSON may say what no text or number can hold, half a character or
+/// 1e999 for instance, and be nested without end.
+pub(super) struct Definition {
+    pub(super) task: Value,
+    /// Why the payload cannot be read.
+    pub(super) unreadable: Option<String>,
+}
+
+impl Definition {
+    /// Of a claim whose task is of no interest.
+    pub(super) const NONE: Self = Self { task: Value::Null, unreadable: None };
+
+    fn read(raw: &RawValue) -> Self {
+        let whole = serde_json::from_str(raw.get());
+        if let Ok(task) = whole {
+            return Self { task, unreadable: None };
+        }
+        let fields: BTreeMap<String, Box<RawValue>> = serde_json::from_str(raw.get()).unwrap_or_default();
+        let (mut task, mut unreadable) = (serde_json::Map::new(), None);
+        for (name, raw) in fields {
+            match serde_json::from_str::<Value>(raw.get()) {
+                Ok(value) => drop(task.insert(name, value)),
+                // What serde_json says of JSON that it cannot read quotes nothing of it.
+                Err(error) if name == "payload" => unreadable = Some(error.to_string()),
+                Err(_) => {}
+            }
+        }
+        Self { task: task.into(), unreadable }
+    }
+}
+
+impl<'de> Deserialize<'de> for Definition {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        Ok(Self::read(&*Box::<RawValue>::deserialize(from)?))
+    }
 }
 
 /// The answer to reclaimTask.
@@ -118,7 +156,7 @@ pub(super) struct WireClaimed {
     pub(super) worker_id: String,
     /// When, by the service's clock.
     pub(super) claimed: Option<Timestamp>,
-    pub(super) task: Option<Value>,
+    pub(super) task: Option<Definition>,
 }
 
 /// The worker that a claim must be for.
@@ -158,7 +196,7 @@ impl WireClaim {
 /// A checked claim with its task.
 pub(super) struct CheckedClaim {
     pub(super) granted: Granted,
-    pub(super) task: Value,
+    pub(super) task: Definition,
 }
 
 impl WireReclaim {
