@@ -140,7 +140,8 @@ impl Text for Span {
     const EXAMPLE: &'static str = "15m";
 
     fn read(text: &str) -> Result<Self, String> {
-        let expected = "a length of time with its unit, such as \"15m\", \"1h 30m\" or \"500ms\"; hours are the largest";
+        let expected =
+            "a length of time with its unit, such as \"15m\", \"1h 30m\" or \"500ms\"; hours are the largest";
         let span: jiff::SignedDuration = text.parse().map_err(|_| expected.to_owned())?;
         let span = Duration::try_from(span).map_err(|_| "a length of time that is not negative".to_owned())?;
         if span > SPAN_MAX {

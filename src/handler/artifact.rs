@@ -12,7 +12,10 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::limits::{ARTIFACT_CONTENT_TYPE_BYTES_MAX, ARTIFACT_NAME_BYTES_MAX, ARTIFACT_PATH_BYTES_MAX, ARTIFACTS_IN_MEMORY_BYTES_MAX, ARTIFACTS_MAX};
+use crate::limits::{
+    ARTIFACT_CONTENT_TYPE_BYTES_MAX, ARTIFACT_NAME_BYTES_MAX, ARTIFACT_PATH_BYTES_MAX, ARTIFACTS_IN_MEMORY_BYTES_MAX,
+    ARTIFACTS_MAX,
+};
 
 use super::{collect::Collected, log};
 
@@ -154,8 +157,13 @@ pub enum Undeclarable {
     #[error("artifact expires {0:?}: use a time such as 2030-01-31T12:00:00Z")]
     Expires(String),
     /// The media type is none that a header can hold.
-    #[error("artifact content type {0:?}: use 1 to {ARTIFACT_CONTENT_TYPE_BYTES_MAX} printable ASCII characters, such as text/plain")]
+    #[error(
+        "artifact content type {0:?}: use 1 to {ARTIFACT_CONTENT_TYPE_BYTES_MAX} printable ASCII characters, such as text/plain"
+    )]
     ContentType(String),
+    /// The place elsewhere is none.
+    #[error("artifact url {0:?}: use an address that begins with http:// or https://")]
+    Url(String),
     /// Another declaration has the name.
     #[error("artifact name {0:?} is declared twice")]
     Twice(String),
@@ -282,6 +290,12 @@ pub fn check(declaration: &Declaration) -> Result<(), Undeclarable> {
         | What::Inline { content_type: kind, .. }
         | What::Reference { content_type: kind, .. } => check_content_type(kind)?,
         What::File { content_type: None, .. } | What::Directory { .. } | What::Error { .. } => {}
+    }
+    if let What::Reference { url, .. } = &declaration.what {
+        let is_web = url::Url::parse(url).is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
+        if !is_web {
+            return Err(Undeclarable::Url(url.clone()));
+        }
     }
     match &declaration.expires {
         Some(text) if text.parse::<jiff::Timestamp>().is_err() => Err(Undeclarable::Expires(text.clone())),

@@ -20,7 +20,7 @@ use tokio::net::unix::pipe;
 use tokio::time::Instant;
 
 use crate::host::program::locate;
-use crate::limits::PROCESS_GRACE;
+use crate::limits::{ARGUMENT_BYTES_MAX, PROCESS_GRACE};
 use crate::redact;
 
 use super::artifact::{self, Artifacts, Declaration, Need, What};
@@ -92,7 +92,8 @@ pub struct Payload {
 /// A whole number, as JSON Schema has it: 60.0 is one.
 fn whole<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
     let Some(number) = Option::<serde_json::Number>::deserialize(from)? else { return Ok(None) };
-    let float = || number.as_f64().filter(|float| float.fract() == 0.0).and_then(|float| format!("{float}").parse().ok());
+    let float =
+        || number.as_f64().filter(|float| float.fract() == 0.0).and_then(|float| format!("{float}").parse().ok());
     let whole = number.as_u64().and_then(|number| number.try_into().ok()).or_else(float);
     whole.map(Some).ok_or_else(|| serde::de::Error::custom("a whole number of seconds"))
 }
@@ -428,6 +429,21 @@ mod tests {
     fn a_command_is_shown_so_that_it_can_be_typed_again() {
         let argv = ["sh", "-c", "echo 'a b' > c", ""].map(str::to_owned);
         assert_eq!(as_typed(&argv), r"sh -c 'echo '\''a b'\'' > c' ''");
+    }
+
+    #[test]
+    fn a_whole_number_is_one_however_it_is_written() {
+        let read = |number: &str| {
+            let text = format!(r#"{{"command":[["true"]],"maxRunTime":{number}}}"#);
+            serde_json::from_str::<Payload>(&text).map(|payload| payload.max_run_time)
+        };
+        assert_eq!(read("60").unwrap(), Some(60));
+        assert_eq!(read("1000.0").unwrap(), Some(1000));
+        assert_eq!(read("6e1").unwrap(), Some(60));
+        assert_eq!(read("null").unwrap(), None);
+        for wrong in ["1.5", "-1.0", "5e9", "\"60\""] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

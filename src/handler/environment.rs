@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::host::program::PATH_DEFAULT;
+use crate::limits::ARGUMENT_BYTES_MAX;
 
 use super::Context;
 

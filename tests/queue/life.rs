@@ -227,8 +227,9 @@ async fn a_task_waits_for_those_it_depends_on() {
 async fn a_dependency_that_failed_lets_go_only_those_that_do_not_mind() {
     let place = Place::new().await;
     let first = place.api.create("p/first", json!({})).await;
-    let strict = place.api.create("p/second", json!({"dependencies": [first]})).await;
     let easy = place.api.create("p/second", json!({"dependencies": [first], "requires": "all-resolved"})).await;
+    let words = json!({"requires": "all-resolved"});
+    let strict = place.api.create("p/second", json!({"dependencies": [first], "payload": words, "extra": words})).await;
     place.api.claim_work("p/first", "w1", 1).await;
     place.api.bare_post(&format!("task/{first}/runs/0/failed")).await.expect(200);
     assert_eq!(place.api.status(&strict).await["state"], "unscheduled");

@@ -176,6 +176,8 @@ async fn each_answer_to_a_delete_asks_for_the_right_thing() {
 async fn a_proxys_page_does_not_pass_for_a_deleted_message() {
     let gremlin = Gremlin::start(|url| vec![queues(url, 1), answer(404, "text/html", "<html>?</html>")]).await;
     assert_eq!(discreet(opened(&gremlin).await.delete(Lane(0), "i", "r").await).refusal, Refusal::Stale);
+    let gremlin = Gremlin::start(|url| vec![queues(url, 1), answer(200, "text/html", "<html>?</html>")]).await;
+    assert_eq!(discreet(opened(&gremlin).await.delete(Lane(0), "i", "r").await).refusal, RETRY);
 }
 
 #[tokio::test]

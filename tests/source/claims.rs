@@ -201,7 +201,7 @@ async fn each_outcome_is_reported_in_the_queues_words() {
         exception(Reason::IntermittentTask),
     ];
     for (outcome, call) in outcomes {
-        let (gremlin, source, claim) = claimed(|_| vec![say(200, &json!({ "status": {} }))]).await;
+        let (gremlin, source, claim) = claimed(|_| vec![say(200, &json!({ "status": { "taskId": "T" } }))]).await;
         source.report(&claim, outcome).await.expect("it is accepted");
         let asked = gremlin.asked().remove(1);
         assert_eq!(asked.line, format!("POST /api/queue/v1/task/T/runs/0/{call} HTTP/1.1"));
@@ -220,6 +220,38 @@ async fn each_refusal_of_a_report_asks_for_the_right_thing() {
         let (_gremlin, source, claim) = claimed(|_| vec![error(status, "Code")]).await;
         let refused = discreet(source.report(&claim, Outcome::Failed).await);
         assert_eq!(refused.refusal, refusal, "{status}: {refused}");
+    }
+}
+
+#[tokio::test]
+async fn a_report_is_accepted_by_the_queue_and_by_nobody_on_the_way() {
+    let page = answer_with(200, &[("content-type", "text/html")], b"<html>please log in</html>");
+    for answer in [page, say(200, &json!({})), say(200, &json!({ "status": { "taskId": "U" } }))] {
+        let (_gremlin, source, claim) = claimed(|_| vec![answer]).await;
+        assert_eq!(discreet(source.report(&claim, Outcome::Completed).await).refusal, RETRY);
+    }
+}
+
+#[tokio::test]
+async fn a_payload_that_is_json_and_cannot_be_read_is_a_claim_all_the_same_and_says_why() {
+    let deep = format!("{}{}", "[".repeat(500), "]".repeat(500));
+    for payload in [r#"{"command":[["echo","CANARY\ud800"]]}"#, r#"{"a":1e999}"#, &deep] {
+        let tasks = |entry: serde_json::Value| {
+            let body = json!({ "tasks": [entry, claim("U", 0)] }).to_string();
+            answer_with(
+                200,
+                &[("content-type", "application/json")],
+                body.replace("\"payload\":{}", &format!("\"payload\":{payload}")).into_bytes(),
+            )
+        };
+        let gremlin = Gremlin::start(|_| vec![tasks(claim("T", 0))]).await;
+        let source = source(&gremlin.url(), Dialect::ClaimWork);
+        let batch = poll(&source).await.expect("it is answered");
+        assert!(batch.undecodable.is_empty());
+        let grant = batch.grants.into_iter().next().expect("a claim");
+        assert_eq!((grant.run.clone(), &grant.task["expires"]), (run("T", 0), &json!("2030-01-01T00:00:00.000Z")));
+        let why = grant.unreadable.expect("it says why");
+        assert!(grant.task.get("payload").is_none() && !why.contains("CANARY"), "{why}");
     }
 }
 

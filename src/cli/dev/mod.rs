@@ -39,7 +39,7 @@ use crate::worker::Control;
 /// `journeyman dev`
 #[derive(Debug, Args)]
 pub(in crate::cli) struct DevArgs {
-    /// Create a dozen varied tasks, show them until they are resolved, and end
+    /// Create fourteen varied tasks, show them until they are resolved, and end
     #[arg(long)]
     demo: bool,
     /// Call worker groups by way of this broker, show how they come and go, and end: `amqp://guest:guest@127.0.0.1:5672/`

@@ -9,6 +9,7 @@ use clap::{Args, Subcommand};
 use super::exit::{Ended, Exit, Failure};
 use super::output::{self, Format};
 use super::place::{Client, Place};
+use super::steer::status::plain;
 use crate::config::Environment;
 use crate::config::values::{Queue, Span};
 use crate::domain::id::{Run, TaskId};

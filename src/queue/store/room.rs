@@ -174,7 +174,8 @@ impl Room<'_> {
 
     /// Whether a task has to wait for others. Each of them must exist.
     fn unmet(&self, needed: &[String], definition: &str, own: &str) -> Done<bool> {
-        let any_end = serde_json::from_str::<Needs<'_>>(definition).is_ok_and(|needs| needs.requires == Some("all-resolved"));
+        let any_end =
+            serde_json::from_str::<Needs<'_>>(definition).is_ok_and(|needs| needs.requires == Some("all-resolved"));
         let mut waits = false;
         for needs in needed {
             if needs == own {

@@ -11,7 +11,8 @@ use super::api::{Call, Failed, Patience, segment};
 use super::credentials::{Credentials, Swap};
 use super::refuse::{clean, refused, retry};
 use super::wire::{
-    CheckedClaim, Definition, Granted, WireClaim, WireClaimed, WireClaimedPage, WireClaims, WireReclaim, WireStatusReply,
+    CheckedClaim, Definition, Granted, WireClaim, WireClaimed, WireClaimedPage, WireClaims, WireReclaim,
+    WireStatusReply,
 };
 use super::{Dialect, Taskcluster};
 use crate::domain::id::{Lane, Run, TaskId};

@@ -91,7 +91,7 @@ impl Definition {
 
 impl<'de> Deserialize<'de> for Definition {
     fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        Ok(Self::read(&*Box::<RawValue>::deserialize(from)?))
+        Ok(Self::read(&Box::<RawValue>::deserialize(from)?))
     }
 }
 

@@ -118,11 +118,14 @@ impl Taskcluster {
             .delete(id, receipt)
             .map_err(|what| refused(Refusal::Rejected, format!("{operation}: its URL {what}")))?;
         let response = self.ask_storage(&operation, Method::DELETE, url).await?;
-        if response.status().is_success() {
-            return Ok(());
-        }
+        let is_deleted = response.status().is_success();
         let answered = answered(response).await;
-        if answered.status == 404 && !answered.content_type.contains("html") {
+        // A page for people is of somebody on the way, who has deleted nothing.
+        let is_page = answered.content_type.contains("html");
+        if is_deleted && is_page {
+            return Err(retry(format!("{operation}: the answer is a page for people and not the storage's")));
+        }
+        if is_deleted || (answered.status == 404 && !is_page) {
             return Ok(());
         }
         Err(by_storage(&operation, &answered))
