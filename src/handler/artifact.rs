@@ -304,9 +304,13 @@ pub fn check(declaration: &Declaration) -> Result<(), Undeclarable> {
 }
 
 /// A space around it would be lost on the way, and what is signed would not be what is sent.
-fn check_content_type(kind: &str) -> Result<(), Undeclarable> {
+pub(super) fn is_content_type(kind: &str) -> bool {
     let fits = (1..=ARTIFACT_CONTENT_TYPE_BYTES_MAX).contains(&kind.len());
-    if fits && kind == kind.trim() && kind.bytes().all(|byte| (b' '..=b'~').contains(&byte)) {
+    fits && kind == kind.trim() && kind.bytes().all(|byte| (b' '..=b'~').contains(&byte))
+}
+
+fn check_content_type(kind: &str) -> Result<(), Undeclarable> {
+    if is_content_type(kind) {
         Ok(())
     } else {
         Err(Undeclarable::ContentType(kind.chars().take(ARTIFACT_CONTENT_TYPE_BYTES_MAX).collect()))

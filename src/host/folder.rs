@@ -215,6 +215,19 @@ mod tests {
         assert!(task.join("b/inner/file").exists());
         remove(&task).unwrap();
         assert!(!task.exists() && inner.join("file").exists());
+        // However often it is mounted at one place, and wherever a later mount's links lead.
+        for _ in 0..70 {
+            bind(&task.join("b"));
+        }
+        let (covered, elsewhere) = (task.join("root"), home.path().join("elsewhere"));
+        bind(&covered.join("run/lock"));
+        bind(&elsewhere.join("lock"));
+        let image = home.path().join("image");
+        std::fs::create_dir(&image).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, image.join("run")).unwrap();
+        rustix::mount::mount_bind(&image, &covered).unwrap();
+        remove(&task).unwrap();
+        assert!(!task.exists() && precious.join("file").exists() && elsewhere.join("lock/file").exists());
         // Where it may not be unmounted, nothing is removed.
         bind(&task.join("b"));
         let none = rustix::thread::CapabilitySet::empty();

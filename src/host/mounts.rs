@@ -59,33 +59,44 @@ pub(super) fn detach(folder: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
     };
-    let mut last = Ok(());
+    let mut why = None;
     for _ in 0..MOUNTS_LOOKS_MAX {
         let mut is_any_gone = false;
         let points = within(&table()?, &folder);
         if points.is_empty() {
             return Ok(());
         }
+        // What a later mount covers is not reached by its path, which may lead elsewhere by now: its turn comes after that one's.
+        let reached: Vec<PathBuf> = points.into_iter().filter(|point| is_straight(point)).collect();
         // What is unmounted in a tree that others share would be unmounted for them as well.
-        for point in &points {
+        for point in &reached {
             mount_change(point, MountPropagationFlags::PRIVATE).ok();
         }
-        for point in points {
+        for point in reached {
+            if !is_straight(&point) {
+                continue;
+            }
             let unmounted = unmount(&point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
             if unmounted.is_ok() {
                 is_any_gone = true;
                 tracing::info!(at = %point.display(), "what a task had mounted is unmounted");
             }
-            last = unmounted.map_err(|error| {
-                let text = format!("{} is mounted and cannot be unmounted ({error}); unmount it", point.display());
-                io::Error::new(io::ErrorKind::ResourceBusy, text)
-            });
+            why = unmounted.err().or(why);
         }
         if !is_any_gone {
             break;
         }
     }
-    if within(&table()?, &folder).is_empty() { Ok(()) } else { last }
+    let left = within(&table()?, &folder);
+    let Some(point) = left.first() else { return Ok(()) };
+    let why = why.map(|error| format!(" ({error})")).unwrap_or_default();
+    let text = format!("{} is mounted and cannot be unmounted{why}; unmount it", point.display());
+    Err(io::Error::new(io::ErrorKind::ResourceBusy, text))
+}
+
+/// Whether a path leads where it says, by no link.
+fn is_straight(point: &Path) -> bool {
+    point.canonicalize().is_ok_and(|real| real == point)
 }
 
 #[cfg(test)]

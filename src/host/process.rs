@@ -48,8 +48,11 @@ impl Stat {
 
     /// The same, where what cannot be told from its absence matters: `None` is one that is not there.
     pub(crate) fn seen(pid: i32) -> io::Result<Option<Self>> {
-        match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
-            Ok(text) => Self::parse(&text).map(Some).ok_or_else(|| io::ErrorKind::InvalidData.into()),
+        match std::fs::read(format!("/proc/{pid}/stat")) {
+            // Its name need not be text.
+            Ok(bytes) => {
+                Self::parse(&String::from_utf8_lossy(&bytes)).map(Some).ok_or_else(|| io::ErrorKind::InvalidData.into())
+            }
             Err(error)
                 if error.kind() == io::ErrorKind::NotFound
                     || error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) =>

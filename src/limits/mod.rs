@@ -148,7 +148,7 @@ pub const SPARES_MAX: usize = 64;
 /// How large a log may have been whose file is kept.
 pub const SPARE_LOG_BYTES_MAX: u64 = 64 << 10;
 /// How many times what is mounted in a task's folder is looked for and unmounted.
-pub const MOUNTS_LOOKS_MAX: usize = 64;
+pub const MOUNTS_LOOKS_MAX: usize = 4096;
 /// How many control groups below a claim's own are looked into.
 pub const CGROUPS_NESTED_MAX: usize = 10_000;
 /// How long a control group may take to be frozen before its processes are killed as they are.

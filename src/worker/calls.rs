@@ -17,7 +17,7 @@ use crate::domain::worker::Room;
 use crate::handler::beside::Word;
 use crate::handler::{Context, Handler, NotCompleted, NotPrepared, Prepared};
 use crate::host::room;
-use crate::limits::{KILL_SLACK, ROOM_EVERY};
+use crate::limits::{KILL_SLACK, PROCESS_KILLED_WAIT, ROOM_EVERY};
 use crate::source::{Answer, Batch, Claim, Grant, News, Opened, Recovered, Refused, Source};
 
 use super::examine::Examination;
@@ -415,10 +415,14 @@ async fn prepare(handler: Arc<dyn Handler>, recorded: Option<Recorded>, claim: T
 /// Waits until nothing is left of a payload that could not be killed in time.
 pub(super) async fn vacate(claim: Token, run: Run, enclosure: Enclosure) -> Back {
     let looked = enclosure.clone();
-    if let Ok(left) = tokio::task::spawn_blocking(move || looked.described()).await {
-        tracing::warn!(claim.run = %run, group = ?enclosure.name().cgroup, "processes that are left: {left}");
-    }
-    enclosure.vacated().await;
+    // A host that is short of threads, or a process that cannot be looked at, holds up nothing.
+    let describing = guarded(async move { tokio::task::spawn_blocking(move || looked.described()).await });
+    let saying = async {
+        if let Ok(Ok(Ok(left))) = tokio::time::timeout(PROCESS_KILLED_WAIT, describing).await {
+            tracing::warn!(claim.run = %run, group = ?enclosure.name().cgroup, "processes that are left: {left}");
+        }
+    };
+    tokio::join!(enclosure.vacated(), saying);
     Back::Vacated { claim }
 }
 

@@ -63,7 +63,7 @@ const fn payload(name: &'static str, end: End, script: &'static str) -> Payload 
 /// `$M` is a number of the run's own, for sleeping so long; `up` is a file that says that what matters is under way.
 const UNTIL_UP: &str = "until_up() { while [ ! -e up ]; do :; done; }; ";
 
-const PAYLOADS: [Payload; 24] = [
+const PAYLOADS: [Payload; 25] = [
     payload("setsid", End::ByItself, "setsid sh -c 'echo >up; exec sleep $0' $M >/dev/null 2>&1 & until_up"),
     payload("double fork", End::ByItself, "( ( sh -c 'echo >up; exec sleep $0' $M >/dev/null 2>&1 & ) & ); until_up"),
     payload(
@@ -139,6 +139,11 @@ const PAYLOADS: [Payload; 24] = [
 t = threading.Thread(target=lambda: (open(\"up\", \"w\").close(), time.sleep(100000)))
 t.start()
 ctypes.CDLL(None).pthread_exit(None)' $M >/dev/null 2>&1 & until_up",
+    ),
+    payload(
+        "a name that is no text",
+        End::ByItself,
+        "perl -MPOSIX -e 'exit if fork; exit if fork; POSIX::setsid(); my $n = \"\\xff\\xfe\"; syscall(157, 15, $n, 0, 0, 0); open(my $up, \">up\"); close $up; sleep' $M >/dev/null 2>&1 & until_up",
     ),
     payload("nohup in another session", End::ByItself, "nohup setsid sleep $M >/dev/null 2>&1 & sleep 0.01"),
     payload(

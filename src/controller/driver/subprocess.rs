@@ -204,7 +204,11 @@ impl Subprocesses {
             self.sweep(&mut state);
         } else {
             // Whoever has the pool has seen the end of these, and forgotten them.
-            state.workers.retain(|id, worker| matches!(worker.life, Life::Own(_)) || self.path(id).exists());
+            let is_over = |life: &mut Life| match life {
+                Life::Own(child) => !matches!(child.try_wait(), Ok(None)),
+                Life::Adopted => true,
+            };
+            state.workers.retain(|id, worker| !is_over(&mut worker.life) || self.path(id).exists());
         }
         let mut found = Vec::with_capacity(state.workers.len());
         for Worker { record, life, is_told, end } in state.workers.values_mut() {
@@ -366,7 +370,8 @@ impl Driver for Subprocesses {
     fn is_in_charge(&self, in_charge: bool) {
         if self.in_charge.swap(in_charge, Ordering::AcqRel) != in_charge {
             // What was left to the other one is to be seen.
-            self.state().read = None;
+            let mut state = self.state();
+            (state.read, state.is_swept) = (None, false);
         }
     }
 

@@ -24,7 +24,7 @@ use url::Url;
 
 use super::{Addressed, Inner};
 use crate::domain::refusal::Refusal;
-use crate::handler::artifact::{Declaration, What};
+use crate::handler::artifact::{self, Declaration, What};
 use crate::handler::process::shown;
 use crate::handler::{Context, NotCompleted, fault};
 use crate::limits::{SERVICE_ANSWER_BYTES_MAX, SERVICE_HEADERS_MAX, SERVICE_REST, SERVICE_REST_MAX};
@@ -245,7 +245,8 @@ impl Inner {
             let what = format!("the answer of the service {} cannot be kept: {error}", self.settings.name);
             if fault::is_of_host(&error) { NotCompleted::Host(what) } else { NotCompleted::Internal(what) }
         };
-        let content_type = header(&response, CONTENT_TYPE.as_str());
+        // One that no artifact can have is guessed like any other.
+        let content_type = header(&response, CONTENT_TYPE.as_str()).filter(|kind| artifact::is_content_type(kind));
         let mut file = File::create(context.workdir().join(ANSWER_FILE)).await.map_err(of_disk)?;
         let mut bytes = 0_usize;
         while let Some(piece) = response.chunk().await.map_err(|error| self.broke_off(&error, Heard::Nothing))? {

@@ -154,16 +154,17 @@ fn look(cookie: &str, word: Option<Signal>) -> io::Result<Strays> {
     };
     let mut strays = Strays::default();
     for pid in orphans()? {
-        let stat = match Stat::of(pid) {
-            Some(stat) if stat.life == Life::Running => stat,
-            Some(stat) => {
+        let stat = match Stat::seen(pid) {
+            Ok(Some(stat)) if stat.life == Life::Running => stat,
+            Ok(Some(stat)) => {
                 strays.moving |= whose(cookie, None, stat.started, &book().claims) != Whose::Others;
                 continue;
             }
-            None => {
+            Ok(None) => {
                 strays.moving = true;
                 continue;
             }
+            Err(error) => return Err(error),
         };
         match whose(cookie, process::variable(pid, COOKIE).as_deref(), stat.started, &book().claims) {
             Whose::Its => {
