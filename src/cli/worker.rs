@@ -243,6 +243,10 @@ fn ended(why: worker::Exit) -> Ended {
             "the queue calls our requests wrong and has accepted none, so the fault lies in our own configuration; the log \
              says in its words what is wrong: check task_queue, worker.id and worker.group. What was refused so stays in the queue",
         )),
+        worker::Exit::FolderLost => Err(Failure::new(
+            Exit::Unfit,
+            "the work folder was removed or replaced under this worker: start it again, and see what removes files there",
+        )),
         worker::Exit::Aborted => Ok(Exit::Aborted),
         worker::Exit::Occupied => Ok(Exit::Survivors),
     }

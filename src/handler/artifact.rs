@@ -96,7 +96,7 @@ pub enum Need {
     /// A completed task is failed if it is missing.
     #[default]
     Required,
-    /// It is left out, with a line in the log.
+    /// It is left out where it is not there or the queue refuses it, with a line in the log.
     Optional,
 }
 
@@ -131,7 +131,7 @@ impl Declaration {
         self
     }
 
-    /// Lets the task succeed without it.
+    /// Lets the task succeed without it: where it is not there, or the queue refuses it.
     #[must_use]
     pub const fn optional(mut self) -> Self {
         self.need = Need::Optional;

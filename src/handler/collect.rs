@@ -23,8 +23,8 @@ use super::log;
 /// What became of one file or declaration. A sentence is for the task's log.
 #[derive(Debug)]
 pub enum Item {
-    /// Ready to be uploaded.
-    Found(Artifact),
+    /// Ready to be uploaded, and whether the task may succeed without it.
+    Found(Artifact, Need),
     /// Required, and not to be had: a completed task becomes a failed one.
     Missing {
         /// Tells the same to whoever asks for the artifact; `None` where not even its name is valid.
@@ -87,7 +87,7 @@ impl Collected {
 
     fn declared(&mut self, declaration: Declaration) -> Option<Item> {
         let Declaration { name, what, expires, need } = declaration;
-        let found = |name, expires, body| Some(Item::Found(Artifact { name, expires, body }));
+        let found = |name, expires, body| Some(Item::Found(Artifact { name, expires, body }, need));
         let (path, kind, content_type) = match what {
             What::File { path, content_type } => (path, Kind::File, content_type),
             What::Directory { path } => (path, Kind::Folder, None),
@@ -101,19 +101,20 @@ impl Collected {
             What::Error { reason, message } => {
                 return found(name, expires, told(reason, message));
             }
-            What::Inline { bytes, content_type } => return Some(inline(name, expires, &bytes, content_type)),
+            What::Inline { bytes, content_type } => return Some(inline(name, expires, &bytes, content_type, need)),
         };
         self.open.push(Entry { name, path, kind, depth: 0, content_type, expires, need });
         None
     }
 
     fn entry(&mut self, entry: Entry) -> Option<Item> {
+        let need = entry.need;
         let outcome = match entry.kind {
             Kind::File => self.file(&entry).map(Some),
             Kind::Folder => self.folder(&entry).map(|()| None),
         };
         match outcome {
-            Ok(artifact) => artifact.map(Item::Found),
+            Ok(artifact) => artifact.map(|artifact| Item::Found(artifact, need)),
             Err(refused) => Some(absent(entry, refused)),
         }
     }
@@ -240,13 +241,12 @@ fn kind_of(folder: &OwnedFd, item: &rustix::fs::DirEntry) -> FileType {
         .map_or(FileType::Unknown, |about| FileType::from_raw_mode(about.st_mode))
 }
 
-fn inline(name: String, expires: Option<String>, bytes: &[u8], content_type: String) -> Item {
+fn inline(name: String, expires: Option<String>, bytes: &[u8], content_type: String, need: Need) -> Item {
     match artifact::in_memory(bytes) {
-        Ok(file) => Item::Found(Artifact {
-            name,
-            expires,
-            body: ArtifactBody::File { file: Arc::new(file), bytes: bytes.len() as u64, content_type },
-        }),
+        Ok(file) => {
+            let body = ArtifactBody::File { file: Arc::new(file), bytes: bytes.len() as u64, content_type };
+            Item::Found(Artifact { name, expires, body }, need)
+        }
         Err(error) => {
             let sentence = format!("artifact {name}: {error}");
             let body = told(Absent::Unreadable, sentence.clone());

@@ -118,7 +118,7 @@ pub struct Wanted {
     /// The media type of a file; guessed from its extension if not given.
     #[serde(default)]
     pub content_type: Option<String>,
-    /// Lets the task succeed without it.
+    /// Lets the task succeed without it: where it is not there, or the queue refuses it.
     #[serde(default)]
     pub optional: bool,
 }

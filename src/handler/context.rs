@@ -204,7 +204,7 @@ impl Context {
     pub fn workdir(&self) -> &Path {
         self.inner.made.get_or_init(|| match &self.spares {
             Some(spares) => spares.folder(&self.inner.workdir),
-            None => std::fs::create_dir_all(&self.inner.workdir),
+            None => folder::make(&self.inner.workdir),
         });
         &self.inner.workdir
     }

@@ -24,6 +24,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::host::folder;
 use crate::host::spare::Spares;
 use crate::limits::{
     LOG_HEAD_BYTES, LOG_NOTE_BYTES_MAX, LOG_TAIL_BYTES, REDACT_IDLE, REDACT_SECRET_CHARS_MIN, REDACT_TASK_BYTES_MAX,
@@ -521,7 +522,7 @@ fn create(path: &Path) -> io::Result<File> {
     options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
     match options.open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+            path.parent().map_or(Ok(()), folder::make_one)?;
             options.open(path)
         }
         opened => opened,

@@ -42,7 +42,7 @@ pub enum Message {
         /// When it may be thrown away; with the task if not given.
         #[serde(default)]
         expires: Option<String>,
-        /// Lets the task succeed without it.
+        /// Lets the task succeed without it: where it is not there, or the queue refuses it.
         #[serde(default)]
         optional: bool,
     },
@@ -55,7 +55,7 @@ pub enum Message {
         /// When they may be thrown away; with the task if not given.
         #[serde(default)]
         expires: Option<String>,
-        /// Lets the task succeed without it.
+        /// Lets the task succeed without it: where it is not there, or the queue refuses it.
         #[serde(default)]
         optional: bool,
     },

@@ -20,6 +20,47 @@ pub(crate) struct WorkFolder {
     lock: Locked,
 }
 
+/// Which file a worker has locked in its work folder, and where. It is no other's for as long as the [`WorkFolder`] lives.
+#[derive(Debug, Clone)]
+pub(crate) struct Hold {
+    lock: PathBuf,
+    device: u64,
+    inode: u64,
+}
+
+impl Hold {
+    /// The folder.
+    pub(crate) fn folder(&self) -> &Path {
+        self.lock.parent().unwrap_or(&self.lock)
+    }
+
+    /// What no other worker on this host has at the same time, and the next one in this folder has again: which file it has
+    /// locked. The path says less, since one path may lead to two folders, one after the other or in two mount namespaces.
+    pub(crate) fn identity(&self) -> String {
+        format!("{}:{}", self.device, self.inode)
+    }
+
+    /// Whether the folder at this path is still the worker's: what is written to one that was removed, or that is another
+    /// one by now, no later worker finds. A file system that does not say has not lost it.
+    ///
+    /// # Errors
+    ///
+    /// Where it is not.
+    pub(crate) fn check(&self) -> io::Result<()> {
+        let lost = match self.lock.symlink_metadata() {
+            Ok(about) => (about.dev(), about.ino()) != (self.device, self.inode),
+            Err(error) => matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory),
+        };
+        if !lost {
+            return Ok(());
+        }
+        let lock = self.lock.display();
+        let text =
+            format!("the work folder was removed or replaced under this worker: {lock} is not what it has locked");
+        Err(io::Error::new(io::ErrorKind::NotFound, text))
+    }
+}
+
 impl WorkFolder {
     /// Makes the folder where it is missing, and takes it for this worker. What an earlier worker left in it is still there.
     ///
@@ -33,7 +74,8 @@ impl WorkFolder {
         // What nobody of us has made is nobody's to remove.
         let fresh = !path.join(LOCK).exists();
         if fresh && std::fs::read_dir(path.join(TASKS)).is_ok_and(|mut entries| entries.next().is_some()) {
-            let text = "it holds a folder `tasks` that no worker has made; name an empty folder as `work_dir`";
+            let text = "it holds a folder `tasks` that no worker has made, for there is no `worker.lock` beside it; name an \
+                        empty folder as `work_dir`, or remove `tasks` if nobody needs it";
             return Err(at(io::Error::new(io::ErrorKind::AlreadyExists, text)));
         }
         let text = "another worker uses it; give each worker a `work_dir` and an `id` of its own";
@@ -75,11 +117,14 @@ impl WorkFolder {
         }
     }
 
-    /// What no other worker on this host has at the same time, and the next one in this folder has again: which file it has
-    /// locked. The path says less, since one path may lead to two folders, one after the other or in two mount namespaces.
-    pub(crate) fn identity(&self) -> io::Result<String> {
+    /// What tells whether the folder is still this worker's.
+    ///
+    /// # Errors
+    ///
+    /// Where the file system says nothing of the locked file.
+    pub(crate) fn hold(&self) -> io::Result<Hold> {
         let about = self.lock.file().metadata()?;
-        Ok(format!("{}:{}", about.dev(), about.ino()))
+        Ok(Hold { lock: self.path.join(LOCK), device: about.dev(), inode: about.ino() })
     }
 
     /// The folder itself.
@@ -90,6 +135,34 @@ impl WorkFolder {
     /// Where the tasks' folders go.
     pub(crate) fn tasks(&self) -> &Path {
         &self.tasks
+    }
+}
+
+/// Makes a folder in the one for tasks, and that one where somebody has removed it. Nothing above it is made: a work folder
+/// that is gone is one without a lock, and the next worker's to make.
+///
+/// # Errors
+///
+/// Where it cannot be made.
+pub(crate) fn make(path: &Path) -> io::Result<()> {
+    match make_one(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            path.parent().map_or(Ok(()), make_one)?;
+            make_one(path)
+        }
+        made => made,
+    }
+}
+
+/// Makes a folder where it is missing, in one that is there.
+///
+/// # Errors
+///
+/// Where it cannot be made.
+pub(crate) fn make_one(path: &Path) -> io::Result<()> {
+    match std::fs::create_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+        made => made,
     }
 }
 
@@ -215,6 +288,23 @@ mod tests {
         assert!(task.join("b/inner/file").exists());
         remove(&task).unwrap();
         assert!(!task.exists() && inner.join("file").exists());
+        // Also where it lies under another mount of that tree, or is covered by a later one.
+        rustix::mount::mount_bind(&precious, &inner).unwrap();
+        let table = || String::from_utf8(crate::host::mounts::table().unwrap()).unwrap();
+        let of_others: Vec<String> = table().lines().map(ToOwned::to_owned).collect();
+        std::fs::create_dir_all(task.join("root")).unwrap();
+        rustix::mount::mount_bind_recursive(&shared, task.join("root")).unwrap();
+        let (outer, cover) = (task.join("o"), task.join("o/a"));
+        std::fs::create_dir_all(cover.join("root")).unwrap();
+        rustix::mount::mount_bind(&outer, &outer).unwrap();
+        rustix::mount::mount_bind(&cover, &cover).unwrap();
+        rustix::mount::mount_bind_recursive(&shared, cover.join("root")).unwrap();
+        rustix::mount::mount_bind_recursive(&shared, cover.join("root")).unwrap();
+        bind(&cover);
+        remove(&task).unwrap();
+        assert!(!task.exists() && inner.join("file").exists());
+        let left = table();
+        assert!(of_others.iter().all(|line| left.contains(line.as_str())), "{of_others:#?} {left}");
         // However often it is mounted at one place, and wherever a later mount's links lead.
         for _ in 0..70 {
             bind(&task.join("b"));
@@ -319,11 +409,41 @@ mod tests {
     fn a_folder_is_the_same_for_the_next_worker_and_another_one_at_its_path_is_not() {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("work");
-        let identity = WorkFolder::take(&path).unwrap().identity().unwrap();
+        let identity = |work: &WorkFolder| work.hold().unwrap().identity();
+        let first = identity(&WorkFolder::take(&path).unwrap());
         let alive = WorkFolder::take(&path).unwrap();
-        assert_eq!(alive.identity().unwrap(), identity);
+        assert_eq!(identity(&alive), first);
         std::fs::remove_dir_all(&path).unwrap();
-        assert_ne!(WorkFolder::take(&path).unwrap().identity().unwrap(), identity);
+        assert_ne!(identity(&WorkFolder::take(&path).unwrap()), first);
+    }
+
+    #[test]
+    fn a_folder_that_was_removed_or_replaced_is_no_longer_its_workers_and_is_not_made_again() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("work");
+        let work = WorkFolder::take(&path).unwrap();
+        work.clear().unwrap();
+        let hold = work.hold().unwrap();
+        hold.check().unwrap();
+        let task = work.tasks().join("task_0");
+        std::fs::remove_dir(work.tasks()).unwrap();
+        make(&task).unwrap();
+        assert!(task.is_dir(), "the folder for tasks alone is made again");
+        std::fs::rename(&path, home.path().join("moved")).unwrap();
+        let error = hold.check().unwrap_err().to_string();
+        assert!(error.contains("removed or replaced") && error.contains("worker.lock"), "{error}");
+        assert_eq!(make(&task).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert!(!path.exists());
+        let other = WorkFolder::take(&path).unwrap();
+        hold.check().unwrap_err();
+        other.hold().unwrap().check().unwrap();
+        drop(other);
+        std::fs::remove_dir_all(&path).unwrap();
+        std::fs::rename(home.path().join("moved"), &path).unwrap();
+        hold.check().unwrap();
+        std::fs::remove_dir_all(&path).unwrap();
+        std::fs::write(&path, "in the way").unwrap();
+        hold.check().unwrap_err();
     }
 
     #[test]

@@ -34,13 +34,12 @@ pub(super) fn path(field: &[u8]) -> PathBuf {
     OsString::from_vec(out).into()
 }
 
-/// Where something is mounted at a folder or below it, the inner before the outer.
+/// Where something is mounted at a folder or below it, the outer before the inner.
 fn within(table: &[u8], folder: &Path) -> Vec<PathBuf> {
     let lines = table.split(|byte| *byte == b'\n');
     let points = lines.filter_map(|line| line.split(|byte| *byte == b' ').nth(4)).map(path);
     let mut points: Vec<PathBuf> = points.filter(|point| point.starts_with(folder)).collect();
-    // What was moved stands where it was.
-    points.sort_by_key(|point| (std::cmp::Reverse(point.components().count()), point.clone()));
+    points.sort_unstable();
     // Of several at one place the others come to light one by one.
     points.dedup();
     points
@@ -59,33 +58,29 @@ pub(super) fn detach(folder: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
     };
-    let mut why = None;
+    let (mut why, mut gone) = (None, 0_usize);
     for _ in 0..MOUNTS_LOOKS_MAX {
-        let mut is_any_gone = false;
         let points = within(&table()?, &folder);
         if points.is_empty() {
-            return Ok(());
-        }
-        // What a later mount covers is not reached by its path, which may lead elsewhere by now: its turn comes after that one's.
-        let reached: Vec<PathBuf> = points.into_iter().filter(|point| is_straight(point)).collect();
-        // What is unmounted in a tree that others share would be unmounted for them as well.
-        for point in &reached {
-            mount_change(point, MountPropagationFlags::PRIVATE).ok();
-        }
-        for point in reached {
-            if !is_straight(&point) {
-                continue;
-            }
-            let unmounted = unmount(&point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
-            if unmounted.is_ok() {
-                is_any_gone = true;
-                tracing::info!(at = %point.display(), "what a task had mounted is unmounted");
-            }
-            why = unmounted.err().or(why);
-        }
-        if !is_any_gone {
             break;
         }
+        let before = gone;
+        for point in outermost(points) {
+            // What is unmounted in a tree that others share would be unmounted for them as well. A tree is walked by what is
+            // mounted on what, and not by paths, so that what lies under another mount is reached as well.
+            mount_change(&point, MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).ok();
+            // With all that is mounted in it.
+            match unmount(&point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+                Ok(()) => gone += 1,
+                Err(error) => why = Some(error),
+            }
+        }
+        if gone == before {
+            break;
+        }
+    }
+    if gone > 0 {
+        tracing::info!(folder = %folder.display(), mounts = gone, "what a task had mounted is unmounted");
     }
     let left = within(&table()?, &folder);
     let Some(point) = left.first() else { return Ok(()) };
@@ -94,9 +89,24 @@ pub(super) fn detach(folder: &Path) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::ResourceBusy, text))
 }
 
-/// Whether a path leads where it says, by no link.
+/// Those that can be reached, without what lies in another one of them. What a later mount covers is not reached by its path,
+/// which may lead elsewhere by now: its turn comes after that one's.
+fn outermost(points: Vec<PathBuf>) -> Vec<PathBuf> {
+    let mut outer: Vec<PathBuf> = Vec::new();
+    for point in points {
+        let is_inner = outer.last().is_some_and(|last| point.starts_with(last));
+        if !is_inner && is_straight(&point) {
+            outer.push(point);
+        }
+    }
+    outer
+}
+
+/// Whether a path leads where it says, by no link. What is mounted there is not asked: its server may be gone.
 fn is_straight(point: &Path) -> bool {
-    point.canonicalize().is_ok_and(|real| real == point)
+    let parent = point.parent().unwrap_or(point);
+    let is_link = point.read_link().is_ok();
+    !is_link && parent.canonicalize().is_ok_and(|real| real == parent)
 }
 
 #[cfg(test)]
@@ -117,6 +127,6 @@ mod tests {
         let points = ["/", "/w/t/a\\040b/c", "/w/t", "/w/t/a\\040b", "/w/tt", "/w/t", "/w"];
         let table = points.map(line).concat();
         let found = within(table.as_bytes(), Path::new("/w/t"));
-        assert_eq!(found, ["/w/t/a b/c", "/w/t/a b", "/w/t"].map(PathBuf::from));
+        assert_eq!(found, ["/w/t", "/w/t/a b", "/w/t/a b/c"].map(PathBuf::from));
     }
 }

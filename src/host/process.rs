@@ -122,6 +122,16 @@ pub(crate) fn with_descendants(roots: &[i32], all: &[Stat]) -> Vec<i32> {
     found
 }
 
+/// Bytes of memory that a process takes up; `None` where it has ended.
+pub(crate) fn resident(pid: i32) -> Option<u64> {
+    of_status(&String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/status")).ok()?))
+}
+
+fn of_status(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
+}
+
 /// The value of a variable in the environment that a process was started with. `None` where it has none, and where we may
 /// not look.
 pub(crate) fn variable(pid: i32, name: &str) -> Option<String> {
@@ -189,6 +199,13 @@ mod tests {
     use super::*;
 
     const TAIL: &str = "0 0 0 0 0 0 0 0 0 0 0 20 0 1 0 777 0";
+
+    #[test]
+    fn what_is_resident_of_a_process_is_read() {
+        assert_eq!(of_status("Name:\tsh\nVmRSS:\t    1840 kB\nRssAnon:\t 96 kB\n"), Some(1840 << 10));
+        assert_eq!(of_status("Name:\tkthreadd\n"), None);
+        assert!(resident(std::process::id().cast_signed()).is_some_and(|bytes| bytes > 1 << 20));
+    }
 
     #[test]
     fn a_process_with_a_spiteful_name_is_read_right() {

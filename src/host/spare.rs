@@ -97,7 +97,7 @@ impl Inner {
         drop(kept);
         match std::fs::rename(path, &place) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                std::fs::create_dir_all(&self.place)?;
+                super::folder::make(&self.place)?;
                 std::fs::rename(path, &place)?;
             }
             renamed => renamed?,
@@ -136,7 +136,7 @@ impl Spares {
             }
             drop(super::folder::remove(&spare));
         }
-        std::fs::create_dir_all(path)?;
+        super::folder::make(path)?;
         let known = self.inner.kept().new.is_some();
         if !known && let Ok(about) = About::of(path) {
             self.inner.kept().new = Some(about);

@@ -77,6 +77,15 @@ impl Engine {
                      processes, mend `work_dir`, or take it away"
                 );
             }
+            Alert::FolderLost => {
+                count(&counters.host_faults);
+                let why = self.said_lost.as_deref().unwrap_or("the work folder was removed or replaced");
+                tracing::error!(
+                    alert = "folder-lost",
+                    "[alert operator] {why}. Nothing more is claimed, what runs is finished, and then this worker exits, so that \
+                     the next one makes the folder anew; see what removes files there"
+                );
+            }
             Alert::OverlapPossible { run } => {
                 count(&counters.overlaps_possible);
                 tracing::error!(

@@ -1,5 +1,6 @@
 //! One function for each effect that takes time. Each one always comes back with exactly one [`Back`].
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,12 +30,15 @@ use super::timeline::Phase;
 use crate::host::clock::Clock;
 use crate::host::containment::Enclosure;
 use crate::host::crash::crash_point;
+use crate::host::folder::Hold;
 use crate::host::journal::{Noted, Recorded};
 
 /// What a call brings back.
 pub(super) enum Back {
     Measured {
         room: Room,
+        /// Whether the work folder is still this worker's; why not.
+        held: io::Result<()>,
     },
     Opened {
         source: SourceId,
@@ -160,23 +164,22 @@ impl Back {
 
 /// Looks after a while what the host has left. A disk that does not answer is one that cannot be told, and is not asked
 /// again before it does: each question keeps a thread.
-pub(super) async fn measure(folder: PathBuf, one: Arc<Semaphore>) -> Back {
+pub(super) async fn measure(tasks: PathBuf, hold: Hold, one: Arc<Semaphore>) -> Back {
     tokio::time::sleep(ROOM_EVERY).await;
-    let unknown = Room { disk: None, memory: None };
-    let Ok(permit) = Arc::clone(&one).try_acquire_owned() else { return Back::Measured { room: unknown } };
+    let unknown = Back::Measured { room: Room { disk: None, memory: None }, held: Ok(()) };
+    let Ok(permit) = Arc::clone(&one).try_acquire_owned() else { return unknown };
     // A host that has no thread left for it is measured at the next look.
     let measured = guarded(async move {
         let measuring = tokio::task::spawn_blocking(move || {
             let _permit = permit;
-            room::measure(&folder)
+            (room::measure(&tasks), hold.check())
         });
         measuring.await
     });
-    let room = match tokio::time::timeout(ROOM_EVERY, measured).await {
-        Ok(Ok(Ok(room))) => room,
+    match tokio::time::timeout(ROOM_EVERY, measured).await {
+        Ok(Ok(Ok((room, held)))) => Back::Measured { room, held },
         Ok(Ok(Err(_)) | Err(_)) | Err(_) => unknown,
-    };
-    Back::Measured { room }
+    }
 }
 
 /// Waits for what a source has to tell. One that panics tells nothing more.

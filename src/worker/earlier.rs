@@ -15,6 +15,7 @@ use crate::domain::time::Instant;
 use crate::domain::worker::{Event, LeftOver};
 use crate::host::containment::{Unproven, end_of_earlier_life, kill_leftovers};
 use crate::host::crash::crash_point;
+use crate::host::folder::Hold;
 use crate::host::journal::{self, Carried, Journal};
 use crate::host::presence::Presence;
 use crate::host::remains;
@@ -102,7 +103,7 @@ pub(super) struct Begun {
 
 impl Past {
     /// Begins the journal of this life. To be called once the earlier life's processes and folders are gone.
-    pub(super) fn begin(self, folder: &Path, claimants: &[Box<str>]) -> Begun {
+    pub(super) fn begin(self, hold: Hold, claimants: &[Box<str>]) -> Begun {
         let Self { found, plan, polls_left, killed } = self;
         let damage = found.damage.len();
         for what in found.damage {
@@ -127,7 +128,7 @@ impl Past {
         // Equal names are one, and the first of them has all.
         let named_first = |at: &usize| claimants.iter().position(|name| Some(name) == claimants.get(*at)) == Some(*at);
         let polls = polls.enumerate().filter(|(index, _)| named_first(index)).map(|(_, polls)| polls);
-        let journal = Journal::begin(folder, found.boot, carried.chain(polls));
+        let journal = Journal::begin(hold, found.boot, carried.chain(polls));
         let mut earlier = Earlier { killed, forgotten: plan.forget.len(), damage, ..Earlier::default() };
         let mut left_over = Vec::new();
         for (index, left) in plan.report.into_iter().enumerate() {

@@ -62,7 +62,7 @@ fn look(tasks: &Path) -> io::Result<()> {
 }
 
 fn fill(folder: &Path) -> io::Result<()> {
-    std::fs::create_dir_all(folder)?;
+    crate::host::folder::make(folder)?;
     let mut file = std::fs::File::create(folder.join("file"))?;
     file.write_all(&vec![0; HOST_LOOK_BYTES])?;
     file.sync_data()

@@ -13,7 +13,7 @@ use crate::host::notice::{Hearing, Sight};
 use super::alerts::namesake;
 use super::counters::SourceCounts;
 use super::engine::Engine;
-use super::view::{Blocked, Host, Next, Notice, Outcomes, Service, Source, SourceError, Spot, State, Task, View};
+use super::view::{Blocked, Host, Next, Note, Notice, Outcomes, Service, Source, SourceError, Spot, State, Task, View};
 
 /// How long a source may be in trouble before a hint says so.
 const TROUBLE_HINT_SECONDS: f64 = 5.0;
@@ -77,8 +77,8 @@ impl Looked {
         let Self { mut view, enclosures } = self;
         let bare = view.clone();
         let weighing = tokio::task::spawn_blocking(move || {
-            for (task, enclosure) in view.tasks.iter_mut().zip(enclosures) {
-                task.memory_bytes = enclosure.and_then(|enclosure| enclosure.memory());
+            for (task, bytes) in view.tasks.iter_mut().zip(Enclosure::memories(&enclosures)) {
+                task.memory_bytes = bytes;
             }
             view
         });
@@ -107,7 +107,7 @@ impl Engine {
             not_claiming: not_claiming(claiming, tasks.len(), kept.len(), now, &services),
             blocked: blocked(claiming),
             // What was paused for a while goes on by itself.
-            note: self.note.clone().filter(|_| state(claiming) != State::Running),
+            note: self.note_for(claiming),
             uptime_seconds: seconds(self.began, now),
             capacity: self.rules.capacity(),
             asked: self.rules.sources().map(|source| u32::try_from(source.asked).unwrap_or(u32::MAX)).sum(),
@@ -157,6 +157,13 @@ impl Engine {
             Spot { provider, heard, trouble, seconds: seconds(*since, now) }
         };
         sights.borrow().iter().map(seen).collect()
+    }
+
+    /// Who ordered what it does, or what made it do so.
+    fn note_for(&self, claiming: Claiming) -> Option<Note> {
+        let ordered = self.note.clone().filter(|_| state(claiming) != State::Running);
+        let lost = || Some(Note { by: "the worker itself".to_owned(), text: self.said_lost.clone()? });
+        ordered.or_else(lost)
     }
 
     fn host(&self) -> Host {
@@ -343,6 +350,7 @@ fn not_claiming(claiming: Claiming, tasks: usize, kept: usize, now: Instant, ser
         }
         Claiming::Held(Hold::Service) => absent(services).collect::<Vec<_>>().join("; "),
         Claiming::Leaving(Exit::Idle) => "there was nothing to do for `worker.exit_when_idle`; it leaves".to_owned(),
+        Claiming::Leaving(Exit::FolderLost) => "its work folder was removed or replaced; it leaves".to_owned(),
         Claiming::Leaving(_) => "`worker.max_tasks` or `worker.max_uptime` is reached; it leaves".to_owned(),
         Claiming::Draining { deadline, .. } => left(tasks, "handed back in", deadline, now),
         Claiming::HandingBack { deadline } => left(tasks, "the host goes in", deadline, now),

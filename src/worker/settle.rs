@@ -9,6 +9,7 @@ use crate::domain::backoff::{Backoff, Policy};
 use crate::domain::claim::Settled;
 use crate::domain::jitter::Jitter;
 use crate::domain::refusal::Refusal;
+use crate::handler::artifact::Need;
 use crate::handler::collect::{Collected, Item};
 use crate::handler::log::{self, FinishedLog, TaskLog};
 use crate::limits::{LOG_FINISH_BYTES_INLINE, UPLOAD_PATIENCE, UPLOADS_AT_ONCE};
@@ -34,6 +35,8 @@ pub(super) struct Store {
 enum Sent {
     Stored,
     Refused,
+    /// The task may succeed without it.
+    RefusedAndOptional,
     GaveUp,
 }
 
@@ -74,14 +77,17 @@ impl Store {
             };
             items = rest;
             let artifact = self.take(item, job.context.log(), &mut worst);
-            if let Some(artifact) = artifact {
+            if let Some((artifact, need)) = artifact {
                 while uploads.len() >= UPLOADS_AT_ONCE {
                     worst = worse(worst, finished(uploads.join_next().await));
                 }
                 let (store, log) = (self.clone(), job.context.log().clone());
                 uploads.spawn(async move {
                     match without_secrets(artifact, &log).await {
-                        Ok(artifact) => store.upload(&artifact, &log).await,
+                        Ok(artifact) => match (store.upload(&artifact, &log).await, need) {
+                            (Sent::Refused, Need::Optional) => Sent::RefusedAndOptional,
+                            (sent, _) => sent,
+                        },
                         Err(sentence) => {
                             count(&store.counters.artifacts_failed);
                             tracing::warn!("{sentence}");
@@ -98,13 +104,13 @@ impl Store {
         worst
     }
 
-    fn take(&self, item: Item, log: &TaskLog, worst: &mut Settled) -> Option<Artifact> {
+    fn take(&self, item: Item, log: &TaskLog, worst: &mut Settled) -> Option<(Artifact, Need)> {
         match item {
-            Item::Found(artifact) => Some(artifact),
+            Item::Found(artifact, need) => Some((artifact, need)),
             Item::Missing { error, sentence } => {
                 log.note(&sentence);
                 *worst = worse(*worst, Settled::Missing);
-                error
+                Some((error?, Need::Required))
             }
             Item::Skipped { sentence } => {
                 log.note(&sentence);
@@ -214,7 +220,7 @@ fn next(mut items: Collected) -> Option<(Collected, Item)> {
 
 fn finished(result: Option<Result<Sent, tokio::task::JoinError>>) -> Settled {
     match result {
-        Some(Ok(Sent::Stored)) | None => Settled::Clean,
+        Some(Ok(Sent::Stored | Sent::RefusedAndOptional)) | None => Settled::Clean,
         Some(Ok(Sent::Refused)) => Settled::Missing,
         Some(Ok(Sent::GaveUp) | Err(_)) => Settled::Unstored,
     }

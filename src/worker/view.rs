@@ -351,7 +351,7 @@ pub struct Task {
     pub reclaimed_seconds_ago: Option<f64>,
     /// Bytes of its log.
     pub log_bytes: u64,
-    /// Bytes of memory that its processes take up; absent where no control group tells which they are.
+    /// Bytes of memory that its processes take up; absent where it has none that can be told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
     /// The trace that its handler was given, see `TRACEPARENT`.

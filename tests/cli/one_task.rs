@@ -52,12 +52,7 @@ fn everything_that_is_known_of_a_task_is_shown() {
     assert!(shown["reclaim_in_seconds"].as_f64().is_some_and(|left| left > 60.0), "{shown}");
     assert!(shown["place"].as_str().is_some_and(|place| place.contains("dev/command")), "{shown}");
     assert!(shown["log_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{shown}");
-    if shown["cgroup"].is_string() {
-        let held = json(&told(here, &["status", "-o", "json"]));
-        for memory in [&shown["memory_bytes"], &held["tasks"][0]["memory_bytes"]] {
-            assert!(memory.as_u64().is_some_and(|bytes| bytes > 0), "{shown} {held}");
-        }
-    }
+    memory_is_shown(here, &shown);
     let kept = Path::new(shown["folder"].as_str().expect("its folder")).join("pid");
     let pid: i64 = std::fs::read_to_string(&kept).expect("it wrote there").trim().parse().expect("a number");
     let processes: Vec<i64> =
@@ -77,6 +72,29 @@ fn everything_that_is_known_of_a_task_is_shown() {
         assert!(table.contains(part), "{part}: {table}");
     }
     assert!(table.contains(&pid.to_string()) && table.contains("ago   goes on"), "{table}");
+    server.signal(Signal::QUIT);
+    assert_eq!(server.ends().code, 14);
+}
+
+fn memory_is_shown(here: &Path, shown: &serde_json::Value) {
+    let held = json(&told(here, &["status", "-o", "json"]));
+    for memory in [&shown["memory_bytes"], &held["tasks"][0]["memory_bytes"]] {
+        assert!(memory.as_u64().is_some_and(|bytes| bytes > 0), "{shown} {held}");
+    }
+}
+
+#[test]
+fn the_memory_of_a_task_is_shown_without_control_groups_as_well() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let mut command = journeyman(here);
+    command.env("TMPDIR", here).env("NO_COLOR", "1").env("JOURNEYMAN__HOST__CONTAINMENT", "group").arg("dev");
+    let mut server = Server::start(&mut command);
+    server.prints("Ctrl-C");
+    let id = started(&mut server, here, "echo rea''dy; sleep 600");
+    let shown = json(&told(here, &["tasks", "show", &id, "-o", "json"]));
+    assert!(shown["cgroup"].is_null(), "{shown}");
+    memory_is_shown(here, &shown);
     server.signal(Signal::QUIT);
     assert_eq!(server.ends().code, 14);
 }

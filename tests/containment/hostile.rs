@@ -143,7 +143,7 @@ ctypes.CDLL(None).pthread_exit(None)' $M >/dev/null 2>&1 & until_up",
     payload(
         "a name that is no text",
         End::ByItself,
-        "perl -MPOSIX -e 'exit if fork; exit if fork; POSIX::setsid(); my $n = \"\\xff\\xfe\"; syscall(157, 15, $n, 0, 0, 0); open(my $up, \">up\"); close $up; sleep' $M >/dev/null 2>&1 & until_up",
+        "perl -MPOSIX -e 'exit if fork; exit if fork; POSIX::setsid(); open(my $c, \">\", \"/proc/self/comm\"); print $c \"\\xff\\xfe\"; close $c; open(my $up, \">up\"); close $up; sleep' $M >/dev/null 2>&1 & until_up",
     ),
     payload("nohup in another session", End::ByItself, "nohup setsid sleep $M >/dev/null 2>&1 & sleep 0.01"),
     payload(
@@ -167,7 +167,7 @@ fn no_link_is_followed(bench: &Bench, _: &Context<'_>) -> Result<(), String> {
     };
     bench.context.artifacts().declare(declaration).map_err(|error| error.to_string())?;
     let items = bench.context.artifacts().open(bench.workdir()).map_err(|error| error.to_string())?;
-    let found = items.filter(|item| matches!(item, Item::Found(_))).count();
+    let found = items.filter(|item| matches!(item, Item::Found(..))).count();
     if found == 0 { Ok(()) } else { Err(format!("{found} files were taken through links")) }
 }
 

@@ -45,8 +45,10 @@ impl Quarry {
 /// Whether any thread of it does.
 fn runs(process: &Path) -> bool {
     let of_thread = |thread: &Path| {
-        std::fs::read_to_string(thread.join("stat"))
-            .is_ok_and(|stat| !stat.rsplit(") ").next().unwrap_or_default().starts_with(['Z', 'X']))
+        // A name need not be text.
+        std::fs::read(thread.join("stat")).is_ok_and(|stat| {
+            !String::from_utf8_lossy(&stat).rsplit(") ").next().unwrap_or_default().starts_with(['Z', 'X'])
+        })
     };
     let threads = std::fs::read_dir(process.join("task")).into_iter().flatten().flatten();
     threads.map(|thread| thread.path()).any(|thread| of_thread(&thread))
@@ -56,7 +58,8 @@ fn runs(process: &Path) -> bool {
 pub(crate) fn zombies() -> usize {
     let own = std::process::id().to_string();
     let zombie = |process: &Path| {
-        let stat = std::fs::read_to_string(process.join("stat")).unwrap_or_default();
+        let stat = std::fs::read(process.join("stat")).unwrap_or_default();
+        let stat = String::from_utf8_lossy(&stat);
         let mut fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');
         fields.next() == Some("Z") && fields.next() == Some(&own)
     };

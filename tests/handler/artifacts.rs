@@ -42,7 +42,7 @@ fn a_folder_brings_its_files_in_order_under_its_name() {
         let found: Vec<(String, String)> = items
             .iter()
             .map(|item| match item {
-                Item::Found(Artifact { name, body: ArtifactBody::File { content_type, .. }, .. }) => {
+                Item::Found(Artifact { name, body: ArtifactBody::File { content_type, .. }, .. }, _) => {
                     (name.clone(), content_type.clone())
                 }
                 other => panic!("{other:?}"),
@@ -115,7 +115,7 @@ fn a_farm_of_links_leads_nowhere() {
         let found: Vec<&str> = items
             .iter()
             .filter_map(|item| match item {
-                Item::Found(artifact) => Some(artifact.name.as_str()),
+                Item::Found(artifact, _) => Some(artifact.name.as_str()),
                 Item::Missing { .. } | Item::Skipped { .. } => None,
             })
             .collect();
@@ -164,7 +164,7 @@ fn a_folder_swapped_for_a_link_at_any_moment_never_leads_out() {
             let artifacts = Artifacts::new();
             artifacts.file("public/f", "d/f").unwrap();
             for item in collect(&artifacts, folder.path(), WALKS[round % 2]) {
-                if let Item::Found(artifact) = item {
+                if let Item::Found(artifact, _) = item {
                     assert_eq!(content(&artifact), b"public");
                     seen += 1;
                 }
@@ -218,7 +218,7 @@ fn ten_thousand_swaps_of_files_and_folders_bring_no_byte_from_outside() {
             artifacts.directory("public/deep", "deep").unwrap();
             for item in collect(&artifacts, folder.path(), WALKS[round % 2]) {
                 match item {
-                    Item::Found(artifact) => {
+                    Item::Found(artifact, _) => {
                         assert_eq!(content(&artifact), b"public", "{}", artifact.name);
                         assert!(!artifact.name.contains("only-there"), "{}", artifact.name);
                         found += 1;
@@ -261,7 +261,7 @@ fn folders_may_be_merged_and_what_is_declared_by_name_wins() {
     let found: Vec<(&str, Vec<u8>)> = items
         .iter()
         .filter_map(|item| match item {
-            Item::Found(artifact) => Some((artifact.name.as_str(), content(artifact))),
+            Item::Found(artifact, _) => Some((artifact.name.as_str(), content(artifact))),
             Item::Missing { .. } | Item::Skipped { .. } => None,
         })
         .collect();
@@ -327,9 +327,9 @@ fn what_needs_no_file_passes_through() {
         )
         .unwrap();
     let items = collect(&artifacts, Path::new("/does/not/exist"), Walk::Kernel);
-    assert!(matches!(&items[0], Item::Found(artifact) if content(artifact) == b"{}"));
+    assert!(matches!(&items[0], Item::Found(artifact, _) if content(artifact) == b"{}"));
     assert!(
-        matches!(&items[1], Item::Found(Artifact { expires: Some(_), body: ArtifactBody::Link { target, .. }, .. }) if target == "public/in")
+        matches!(&items[1], Item::Found(Artifact { expires: Some(_), body: ArtifactBody::Link { target, .. }, .. }, _) if target == "public/in")
     );
 }
 

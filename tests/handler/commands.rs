@@ -218,7 +218,7 @@ async fn artifacts_are_kept_even_if_the_task_failed() {
     assert!(matches!(went, Went::Ran(Err(NotCompleted::Failed(_)))), "{went:?}");
     let items: Vec<Item> = bench.context.artifacts().open(bench.workdir()).unwrap().collect();
     assert!(
-        matches!(&items[0], Item::Found(artifact) if artifact.name == "out.txt"
+        matches!(&items[0], Item::Found(artifact, _) if artifact.name == "out.txt"
         && matches!(&artifact.body, ArtifactBody::File { bytes: 5, content_type, .. } if content_type == "text/plain; charset=utf-8")),
         "{items:?}"
     );

@@ -30,7 +30,7 @@ fn artifacts(bench: &Bench) -> Vec<Artifact> {
     let collected = bench.context.artifacts().open(bench.workdir()).unwrap();
     collected
         .map(|item| match item {
-            Item::Found(artifact) => artifact,
+            Item::Found(artifact, _) => artifact,
             other => panic!("{other:?}"),
         })
         .collect()

@@ -390,7 +390,7 @@ async fn a_task_that_nobody_waits_for_leaves_its_answer_as_an_artifact() {
     let went = within("the task", bench.run(&*stage.handler, json!({"path": "/x", "json": {"a": 1}}))).await;
     assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
     let mut items = bench.context.artifacts().open(bench.workdir()).unwrap();
-    let Some(Item::Found(artifact)) = items.next() else { panic!("there is one") };
+    let Some(Item::Found(artifact, _)) = items.next() else { panic!("there is one") };
     assert_eq!(artifact.name, "public/answer");
     let ArtifactBody::File { file, content_type, .. } = &artifact.body else { panic!("it is a file") };
     assert_eq!(

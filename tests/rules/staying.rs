@@ -271,6 +271,25 @@ fn i22_a_worker_that_has_been_up_long_enough_drains_when_its_poll_is_back() {
 }
 
 #[test]
+fn i27_a_worker_whose_folder_was_removed_begins_nothing_more_and_leaves_when_what_runs_is_over() {
+    let mut bench = staying(2, Stay::default());
+    let (grant, late) = (bench.grant("T1"), bench.grant("T2"));
+    let (claim, back) = (grant.token, late.token);
+    bench.brought(vec![grant]);
+    bench.happens(Event::Prepared { claim, answer: Ok(()) });
+    let said = Effect::Alert(Alert::FolderLost);
+    assert!(bench.happens(Event::FolderLost).contains(&said));
+    assert!(!bench.happens(Event::FolderLost).contains(&said), "once");
+    assert_eq!(bench.worker.claiming(), Claiming::Leaving(Exit::FolderLost));
+    assert!(!bench.worker.stopping(), "its poll may still bring a claim");
+    let effects = bench.brought(vec![late]);
+    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Prepare(_))), "{effects:?}");
+    assert!(bench.worker.stopping());
+    bench.happens(Event::Reported { claim: back, answer: Ok(()) });
+    assert_eq!(exits(&bench.completes(claim)), Some(Exit::FolderLost));
+}
+
+#[test]
 fn i24_a_hand_back_outranks_a_limit() {
     let mut bench = staying(1, Stay { max_tasks: Some(1), ..Stay::default() });
     let grant = bench.grant("T1");

@@ -252,6 +252,7 @@ impl World {
             }
             Alert::Undecodable { .. }
             | Alert::HostUnfit { .. }
+            | Alert::FolderLost
             | Alert::Trouble { .. }
             | Alert::Occupied { .. }
             | Alert::Namesake { .. }

@@ -34,6 +34,8 @@ pub enum Mood {
     FailsAndForbids,
     /// No artifact and no log is taken; everything else is well.
     StoresNothing,
+    /// No artifact and no log is taken, and that is definite.
+    RefusesFiles,
     /// No message can be deleted.
     DeletesNothing,
     /// What a poll has claimed never arrives.
@@ -58,9 +60,12 @@ impl Moody {
                 Mood::FailsAndForbids => {
                     Err(Refused { refusal: Refusal::Retry { after: None }, what: "a portal wants a login".into() })
                 }
-                Mood::Well | Mood::Quarantines | Mood::StoresNothing | Mood::DeletesNothing | Mood::LosesReplies => {
-                    answer.await
-                }
+                Mood::Well
+                | Mood::Quarantines
+                | Mood::StoresNothing
+                | Mood::RefusesFiles
+                | Mood::DeletesNothing
+                | Mood::LosesReplies => answer.await,
             }
         })
     }
@@ -128,6 +133,9 @@ impl Source for Moody {
             return Box::pin(async {
                 Err(Refused { refusal: Refusal::Retry { after: None }, what: "no room".into() })
             });
+        }
+        if *self.mood.borrow() == Mood::RefusesFiles {
+            return Box::pin(async { Err(Refused { refusal: Refusal::Rejected, what: "too late".into() }) });
         }
         self.unless_moody(self.inner.upload(claim, artifact))
     }
@@ -381,4 +389,22 @@ async fn half_an_hour_of_failed_polls_is_one_alert_and_missing_scopes_are_one_li
     assert_eq!(lines.with("[alert operator]"), 1);
     assert_eq!(lines.with("The last word: a portal wants a login"), 1);
     assert_eq!(lines.with("scopes are missing"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_artifact_that_the_queue_refuses_fails_its_task_unless_it_is_optional() {
+    for (optional, expected) in [(false, Outcome::Failed), (true, Outcome::Completed)] {
+        let scene = Scene::new(Mood::RefusesFiles);
+        let task = scene.create_that(json!({"do": "leave", "optional": optional}));
+        let (control, queue) = (scene.worker.control(), scene.queue);
+        let watch = async {
+            while !matches!(queue.states(&task).last(), Some(State::Resolved(_))) {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            control.drain().await;
+        };
+        let (exit, ()) = tokio::join!(scene.worker.run(), watch);
+        exit.expect("it ran");
+        assert_eq!(queue.states(&task), [State::Resolved(End::Reported(expected))], "optional: {optional}");
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use journeyman::handler::artifact::{Declaration, What};
 use journeyman::handler::{CancelCause, Context, NotCompleted, NotPrepared, PayloadHandler};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -16,7 +17,10 @@ pub enum Script {
     Panic,
     RetryLater,
     /// Leaves a file and a line in the log behind.
-    Leave,
+    Leave {
+        #[serde(default)]
+        optional: bool,
+    },
     /// Declares a file and does not write it.
     Forget,
     /// Runs until it is told to end.
@@ -60,10 +64,13 @@ impl PayloadHandler for Scripted {
                 Script::Fail => Err(NotCompleted::Failed("as told".into())),
                 Script::Panic => panic!("as told"),
                 Script::RetryLater => Err(NotCompleted::Intermittent("as told".into())),
-                Script::Leave => {
+                Script::Leave { optional } => {
                     context.log().line("hello from the task");
                     std::fs::write(context.workdir().join("out.txt"), "made by the task").expect("written");
-                    context.artifacts().file("public/out.txt", "out.txt").expect("declared");
+                    let what = What::File { path: "out.txt".into(), content_type: None };
+                    let declared = Declaration::new("public/out.txt", what);
+                    let declared = if optional { declared.optional() } else { declared };
+                    context.artifacts().declare(declared).expect("declared");
                     Ok(())
                 }
                 Script::Forget => {

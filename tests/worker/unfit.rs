@@ -58,3 +58,39 @@ async fn i33_a_sick_host_hands_one_task_back_claims_no_other_and_goes_on_once_it
     let (exit, ()) = tokio::join!(worker.run(), watch);
     assert_eq!(exit.expect("it ran"), Exit::Drained);
 }
+
+#[tokio::test(start_paused = true)]
+async fn i27_a_worker_whose_folder_is_removed_under_it_finishes_what_runs_begins_nothing_more_and_makes_no_folder() {
+    let home = tempfile::tempdir().expect("a folder");
+    let work = home.path().join("work");
+    let clock = Clock::tokio();
+    let queue = Queue::new(QueueSettings::default(), Arc::new(move || clock.now()));
+    let [runs, waits] = ["runs", "waits"].map(|name| TaskId::parse(name).expect("a task id"));
+    let (sender, mut told) = mpsc::channel(8);
+    let settings = Settings { capacity: 2, work_dir: work.clone(), clock, drain_deadline: None, ..Settings::default() };
+    let feed = Feed {
+        name: "memory".into(),
+        source: Arc::new(queue.source("worker")),
+        handler: handler::erase(Scripted(sender)),
+        env: BTreeMap::new(),
+    };
+    let worker = Worker::new(settings, vec![feed]);
+    let control = worker.control();
+    queue.create(runs.clone(), json!({"payload": {"do": "sleep", "seconds": 300}})).expect("created");
+    let watch = async {
+        told.recv().await.expect("it runs");
+        std::fs::remove_dir_all(&work).expect("removed");
+        queue.create(waits.clone(), json!({"payload": {"do": "leave"}})).expect("created");
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        let view = control.look().await.expect("it finishes what runs");
+        assert!(!work.exists(), "it is the next worker's to make");
+        let note = view.note.expect("why it drains").text;
+        assert!(note.contains("removed or replaced"), "{note}");
+    };
+    let (exit, ()) = tokio::join!(worker.run(), watch);
+    assert_eq!(exit.expect("it ran"), Exit::FolderLost);
+    let completed = State::Resolved(End::Reported(Outcome::Completed));
+    assert_eq!(queue.states(&runs), [completed]);
+    assert_eq!(queue.states(&waits).last(), Some(&State::Pending), "{:?}", queue.states(&waits));
+    assert!(!work.exists());
+}

@@ -210,6 +210,8 @@ pub enum Event {
     Looked(Condition),
     /// What the host has left.
     Measured(Room),
+    /// The work folder is not this worker's any more: what is written down there, no later life reads.
+    FolderLost,
     /// The rules changed.
     Reconfigured(Box<Policy>),
     /// Stop claiming, finish what is held, exit.
@@ -418,6 +420,8 @@ pub enum Alert {
         /// The run, which is handed back.
         run: Run,
     },
+    /// The work folder was removed or replaced (once). This worker finishes what it holds, and leaves.
+    FolderLost,
     /// A run was already in progress elsewhere when our lease was over.
     OverlapPossible {
         /// The run.
@@ -471,6 +475,7 @@ impl Exit {
             Self::HandedBack => "handed back",
             Self::Idle => "idle",
             Self::Limit => "limit reached",
+            Self::FolderLost => "work folder lost",
             Self::DrainDeadline => "drain deadline",
             Self::HostGoes => "host goes",
             Self::CredentialsRefused => "credentials refused",
@@ -492,6 +497,8 @@ pub enum Exit {
     Idle,
     /// It has had as many tasks, or as much time, as it was to have.
     Limit,
+    /// Its work folder was removed or replaced under it.
+    FolderLost,
     /// The drain took too long, and the rest was handed back.
     DrainDeadline,
     /// The host is taken away; what it held was finished or handed back.

@@ -22,7 +22,9 @@ impl Worker {
     }
 
     pub(super) fn hand_back(&mut self, deadline: Option<Instant>, now: Instant) {
-        if self.mode == Mode::Running || matches!(self.exit, Exit::Drained | Exit::Idle | Exit::Limit) {
+        if self.mode == Mode::Running
+            || matches!(self.exit, Exit::Drained | Exit::Idle | Exit::Limit | Exit::FolderLost)
+        {
             self.exit = Exit::HandedBack;
         }
         let deadline = [self.hand_back_deadline(), deadline].into_iter().flatten().min();
@@ -44,7 +46,9 @@ impl Worker {
     /// finish until there is just time left to end it and to report it (I22).
     pub(super) fn terminate(&mut self, deadline: Option<Instant>, now: Instant) {
         let exit = match self.exit {
-            Exit::Drained | Exit::HandedBack | Exit::DrainDeadline | Exit::Idle | Exit::Limit => Exit::HostGoes,
+            Exit::Drained | Exit::HandedBack | Exit::DrainDeadline | Exit::Idle | Exit::Limit | Exit::FolderLost => {
+                Exit::HostGoes
+            }
             Exit::HostGoes | Exit::CredentialsRefused | Exit::Misconfigured | Exit::Aborted | Exit::Occupied => {
                 self.exit
             }

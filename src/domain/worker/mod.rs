@@ -406,6 +406,7 @@ impl Worker {
             Event::Serving { source, serving } => self.serve(source, serving),
             Event::Looked(condition) => self.fitness.looked(condition, now, &mut self.jitter),
             Event::Measured(room) => self.on_room(room),
+            Event::FolderLost => self.on_folder_lost(),
             Event::Reconfigured(policy) => self.reconfigure(*policy),
             Event::Drain => self.drain(Exit::Drained, now),
             Event::DrainBy { deadline } => {

@@ -7,7 +7,7 @@
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use super::{Effect, Exit, Held, Mode, Proof, Worker};
+use super::{Alert, Effect, Exit, Held, Mode, Proof, Worker};
 use crate::domain::fitness::PROVEN_AFTER;
 use crate::domain::id::{SourceId, Token};
 use crate::domain::service::Serving;
@@ -105,6 +105,14 @@ pub enum Claiming {
     Exited,
 }
 
+/// Whether the work folder is still this worker's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Folder {
+    #[default]
+    Kept,
+    Lost,
+}
+
 /// When the payload of a claim has shown that the host can run it.
 struct Due {
     claim: Token,
@@ -119,6 +127,7 @@ pub(super) struct Staying {
     granted: u64,
     paused: Option<Option<Instant>>,
     short: Option<Hold>,
+    folder: Folder,
     leaving: Option<Exit>,
 }
 
@@ -188,6 +197,14 @@ impl Worker {
         self.staying.short = self.policy.least.short(room);
     }
 
+    /// I27: nothing is begun that a later life would not know of. What runs is finished, and then the next worker of this host
+    /// makes the folder anew.
+    pub(super) fn on_folder_lost(&mut self) {
+        if core::mem::replace(&mut self.staying.folder, Folder::Lost) == Folder::Kept {
+            self.effects.push_back(Effect::Alert(Alert::FolderLost));
+        }
+    }
+
     /// Why nothing is asked for, if anything speaks against it.
     fn hold_off(&self) -> Option<Hold> {
         let unfit = self.fitness.unfit().then(|| Hold::Unfit { until: self.fitness.next_deadline() });
@@ -255,7 +272,10 @@ impl Worker {
         let stay = self.policy.stay;
         let over = |since: Instant, span: Option<Duration>| span.is_some_and(|span| now >= since.plus(span));
         let overstayed = over(began, stay.max_uptime);
-        self.staying.leaving = if overstayed || stay.max_tasks.is_some_and(|most| self.staying.granted >= most) {
+        let lost = self.staying.folder == Folder::Lost;
+        self.staying.leaving = if lost {
+            Some(Exit::FolderLost)
+        } else if overstayed || stay.max_tasks.is_some_and(|most| self.staying.granted >= most) {
             Some(Exit::Limit)
         } else if self.staying.paused.is_none() && idle.is_some_and(|since| over(since, stay.idle_exit)) {
             Some(Exit::Idle)
@@ -264,7 +284,7 @@ impl Worker {
         };
         match self.staying.leaving {
             // The last task of a worker that has had its number may take as long as it takes.
-            Some(exit) if self.between_polls() && (overstayed || self.held.is_empty()) => {
+            Some(exit) if self.between_polls() && (lost || overstayed || self.held.is_empty()) => {
                 self.drain(exit, now);
                 self.proceed(now);
             }
@@ -299,7 +319,8 @@ impl Worker {
         let feed = self.feeds.get(usize::from(source.0));
         let is_free = feed.is_some_and(|feed| feed.poller.manner().ends_with_worker);
         let paused = self.staying.paused.is_some() && is_free;
-        self.mode == Mode::Running && self.staying.short.is_none() && !self.fitness.unfit() && !paused
+        let fit = self.staying.short.is_none() && self.staying.folder == Folder::Kept && !self.fitness.unfit();
+        self.mode == Mode::Running && fit && !paused
     }
 
     /// Whether a message of this source is asked for: what is not claimed yet is left, which costs nobody anything.

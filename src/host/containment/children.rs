@@ -124,11 +124,13 @@ pub(super) struct Strays {
     pub(super) doubtful: Vec<i32>,
     /// One that may be its own ended under the look, and may have left others since.
     pub(super) moving: bool,
+    /// One cannot be looked at; it keeps none of the others alive.
+    pub(super) unseen: bool,
 }
 
 impl Strays {
     pub(super) const fn none(&self) -> bool {
-        self.certain.is_empty() && self.doubtful.is_empty() && !self.moving
+        self.certain.is_empty() && self.doubtful.is_empty() && !self.moving && !self.unseen
     }
 }
 
@@ -164,7 +166,11 @@ fn look(cookie: &str, word: Option<Signal>) -> io::Result<Strays> {
                 strays.moving = true;
                 continue;
             }
-            Err(error) => return Err(error),
+            Err(error) => {
+                tracing::debug!(process = pid, %error, "a child of this process cannot be looked at");
+                strays.unseen = true;
+                continue;
+            }
         };
         match whose(cookie, process::variable(pid, COOKIE).as_deref(), stat.started, &book().claims) {
             Whose::Its => {

@@ -1,5 +1,6 @@
 //! What is around the processes of one claim.
 
+use std::cell::LazyCell;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -11,6 +12,7 @@ use tokio::sync::OnceCell;
 
 use super::super::journal::Recorded;
 use super::super::process::{self, LOOK_AGAIN};
+use super::census::Census;
 use super::cgroup::{Group, Means};
 use super::{Limits, children, forerunner, shim};
 use crate::domain::journal::{Leader, Remains};
@@ -198,16 +200,9 @@ impl Enclosure {
     /// Its processes, as far as they can be told. Reads `/proc`, or the control group: not to be called where nothing may wait.
     #[must_use]
     pub fn processes(&self) -> Vec<i32> {
-        let cookie = &self.inner.name.cookie;
-        let carries = |pid: i32| process::variable(pid, super::COOKIE).is_some_and(|found| found == *cookie);
         match &self.inner.around {
             Around::Nothing => Vec::new(),
-            Around::Reaper => {
-                let all = process::Stat::all().unwrap_or_default();
-                let running = all.iter().filter(|stat| stat.life == process::Life::Running).map(|stat| stat.pid);
-                let own: Vec<i32> = running.filter(|pid| carries(*pid)).collect();
-                process::with_descendants(&own, &all)
-            }
+            Around::Reaper => Census::take().processes(&self.inner.name.cookie),
             Around::Cgroup { group, .. } => group.processes(),
         }
     }
@@ -215,19 +210,34 @@ impl Enclosure {
     /// Its processes for a person, as [`Enclosure::processes`] finds them: numbers, and what they are called.
     pub(crate) fn described(&self) -> String {
         let called = |pid: i32| {
-            let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            format!("{pid} {:?}", name.trim_end())
+            let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+            format!("{pid} {:?}", String::from_utf8_lossy(&name).trim_end())
         };
         let all: Vec<String> = self.processes().into_iter().take(PROCESSES_NAMED_MAX).map(called).collect();
         if all.is_empty() { "none that can be told from others".to_owned() } else { all.join(", ") }
     }
 
-    /// Bytes of memory that its processes take up; `None` where no control group holds them, or none is there. Reads files as
+    /// Bytes of memory that its processes take up; `None` where none is there, or none can be told. Reads files as
     /// [`Enclosure::processes`] does.
     #[must_use]
     pub fn memory(&self) -> Option<u64> {
+        self.memory_by(&LazyCell::new(Census::take))
+    }
+
+    /// The same of many, for the price of one look at the processes of the host.
+    #[must_use]
+    pub fn memories(enclosures: &[Option<Self>]) -> Vec<Option<u64>> {
+        let census: LazyCell<Census> = LazyCell::new(Census::take);
+        enclosures.iter().map(|enclosure| enclosure.as_ref()?.memory_by(&census)).collect()
+    }
+
+    fn memory_by(&self, census: &LazyCell<Census>) -> Option<u64> {
         match &self.inner.around {
-            Around::Nothing | Around::Reaper => None,
+            Around::Nothing => None,
+            Around::Reaper => {
+                let processes = census.processes(&self.inner.name.cookie);
+                (!processes.is_empty()).then(|| processes.into_iter().filter_map(process::resident).sum())
+            }
             Around::Cgroup { group, .. } => group.memory(),
         }
     }

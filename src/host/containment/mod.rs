@@ -7,6 +7,7 @@
 //! This is no wall between a payload and the host. A payload that runs as the worker's own user can leave a control group
 //! on purpose, by writing to another one. It takes another user, or a container, to prevent that.
 
+mod census;
 mod cgroup;
 pub(crate) mod children;
 mod enclosure;

@@ -8,14 +8,15 @@ mod line;
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::crash::{crash, crash_due, crash_point};
+use super::folder::Hold;
 use crate::domain::journal::{Boot, EntryId, Held, Journal as Rules, Leader, Record, Stamp};
 use crate::domain::outcome::Outcome;
 use crate::limits::{JOURNAL_BYTES_MAX, JOURNAL_LAST_WAIT, JOURNAL_PENDING_BYTES_MAX, JOURNAL_POLL_WAIT, JOURNAL_WAIT};
@@ -93,7 +94,7 @@ pub(crate) struct Journal {
 
 #[derive(Debug)]
 struct Inner {
-    folder: PathBuf,
+    hold: Hold,
     runtime: Handle,
     shared: Mutex<Shared>,
 }
@@ -200,7 +201,7 @@ impl Journal {
     /// a runtime, whose threads for blocking calls it uses.
     ///
     /// Where it cannot be written that is told, and tried again with the first claim.
-    pub(crate) fn begin(folder: &Path, boot: Boot, carried: impl Iterator<Item = Carried>) -> Self {
+    pub(crate) fn begin(hold: Hold, boot: Boot, carried: impl Iterator<Item = Carried>) -> Self {
         let mut rules = Rules::begun(boot);
         for one in carried {
             match one {
@@ -213,7 +214,7 @@ impl Journal {
         }
         let mut keeper = Keeper { file: None, records: 0, trouble: Trouble::None };
         // Said there, and tried again.
-        keeper.write_anew(folder, &rules.records()).ok();
+        keeper.write_anew(&hold, &rules.records()).ok();
         let shared = Shared {
             rules,
             pending: Vec::new(),
@@ -222,7 +223,7 @@ impl Journal {
             gaps: Gaps::None,
             keeper: Some(keeper),
         };
-        let inner = Inner { folder: folder.to_owned(), runtime: Handle::current(), shared: Mutex::new(shared) };
+        let inner = Inner { hold, runtime: Handle::current(), shared: Mutex::new(shared) };
         Self { inner: Arc::new(inner) }
     }
 
@@ -313,14 +314,14 @@ impl Inner {
             let records = std::mem::take(&mut shared.records);
             let gaps = std::mem::replace(&mut shared.gaps, Gaps::None);
             let outgrown = shared.rules.is_outgrown_by(keeper.records + records);
-            let anew = keeper.file.is_none() || gaps == Gaps::Some || outgrown;
+            let anew = !keeper.has_file() || gaps == Gaps::Some || outgrown;
             let whole = if anew { shared.rules.records() } else { Vec::new() };
             drop(shared);
             let written = if anew {
-                keeper.write_anew(&self.folder, &whole)
+                keeper.write_anew(&self.hold, &whole)
             } else {
                 let sync = waiting.iter().map(|one| one.until).max().unwrap_or(Sync::Later);
-                keeper.append(&lines, records, sync)
+                keeper.append(&self.hold, &lines, records, sync)
             };
             for waiting in waiting {
                 // Who waited may have been told to end meanwhile.
@@ -339,8 +340,16 @@ enum Sync {
 }
 
 impl Keeper {
-    fn append(&mut self, lines: &[u8], records: usize, sync: Sync) -> Result<(), Arc<str>> {
+    /// Whether there is a file that lines can be appended to. One that was removed is none.
+    fn has_file(&self) -> bool {
+        self.file.as_ref().is_some_and(|file| file.metadata().is_ok_and(|about| about.nlink() > 0))
+    }
+
+    fn append(&mut self, hold: &Hold, lines: &[u8], records: usize, sync: Sync) -> Result<(), Arc<str>> {
         crash_point("journal-before-write");
+        if let Err(error) = hold.check() {
+            return self.judge(Err(error));
+        }
         let Some(file) = &mut self.file else { return Err("the journal is not open".into()) };
         if crash_due("journal-torn-write") {
             drop(file.write_all(lines.get(..lines.len() / 2).unwrap_or_default()));
@@ -356,11 +365,12 @@ impl Keeper {
         self.judge(written)
     }
 
-    fn write_anew(&mut self, folder: &Path, records: &[Record]) -> Result<(), Arc<str>> {
+    fn write_anew(&mut self, hold: &Hold, records: &[Record]) -> Result<(), Arc<str>> {
         self.file = None;
         let mut lines = Vec::new();
         records.iter().for_each(|record| line::write(record, &mut lines));
-        let replaced = replace(folder, &lines);
+        // Another worker's journal is not ours to replace.
+        let replaced = hold.check().and_then(|()| replace(hold.folder(), &lines));
         self.records = records.len();
         let replaced = replaced.map(|file| self.file = Some(file));
         self.judge(replaced)
@@ -419,6 +429,7 @@ mod tests {
     use super::*;
     use crate::domain::id::{Run, TaskId};
     use crate::domain::journal::{Plan, RECORDS_SLACK, Remains};
+    use crate::host::folder::WorkFolder;
 
     const NAME: &str = "queue worker";
 
@@ -429,7 +440,8 @@ mod tests {
     }
 
     fn begun(folder: &Path) -> Journal {
-        Journal::begin(folder, this_boot(), std::iter::empty())
+        let hold = WorkFolder::take(folder).unwrap().hold().unwrap();
+        Journal::begin(hold, this_boot(), std::iter::empty())
     }
 
     /// What the next life would make of it.
@@ -511,6 +523,31 @@ mod tests {
         journal.over(EntryId(2));
         journal.hold(EntryId(3), held("after")).safe().await.unwrap();
         assert_eq!(tasks(folder.path()), ["before", "after"]);
+    }
+
+    #[tokio::test]
+    async fn a_journal_that_was_removed_is_written_anew_unless_its_folder_is_another() {
+        let home = tempfile::tempdir().unwrap();
+        let folder = home.path().join("work");
+        let taken = WorkFolder::take(&folder).unwrap();
+        let journal = Journal::begin(taken.hold().unwrap(), this_boot(), std::iter::empty());
+        journal.hold(EntryId(1), held("before")).safe().await.unwrap();
+        written(&journal).await;
+        std::fs::remove_file(folder.join(FILE)).unwrap();
+        journal.hold(EntryId(2), held("after")).safe().await.unwrap();
+        written(&journal).await;
+        assert_eq!(tasks(&folder), ["before", "after"]);
+        std::fs::remove_dir_all(&folder).unwrap();
+        let error = journal.hold(EntryId(3), held("gone")).safe().await.unwrap_err();
+        assert!(error.contains("removed or replaced"), "{error}");
+        assert!(!folder.exists());
+        // As long as it lives, its file is no other's.
+        let work = WorkFolder::take(&folder).unwrap();
+        let other = Journal::begin(work.hold().unwrap(), this_boot(), std::iter::empty());
+        other.hold(EntryId(1), held("other")).safe().await.unwrap();
+        written(&other).await;
+        journal.hold(EntryId(4), held("replaced")).safe().await.unwrap_err();
+        assert_eq!(tasks(&folder), ["other"]);
     }
 
     #[tokio::test]

@@ -21,7 +21,7 @@ use crate::handler::beside::Word;
 use crate::host::clock::Clock;
 use crate::host::containment::Containment;
 use crate::host::crash::crash_point;
-use crate::host::folder::WorkFolder;
+use crate::host::folder::{Hold, WorkFolder};
 use crate::host::journal::Journal;
 use crate::host::presence::Presence;
 use crate::host::room;
@@ -52,6 +52,9 @@ pub(super) struct Engine {
     pub(super) rules: rules::Worker,
     pub(super) settings: Settings,
     folder: WorkFolder,
+    hold: Hold,
+    /// How the work folder was found to be no longer this worker's.
+    pub(super) said_lost: Option<String>,
     spares: Spares,
     examination: Examination,
     pub(super) clock: Clock,
@@ -114,12 +117,13 @@ impl Engine {
         tracing::info!(folder = %folder.path().display(), "the work folder");
         let past = earlier::look_back(folder.path(), &claimants, settings.containment.unproven)?;
         // The folder is this worker's alone, and its own again at the next start: so is what is named after it.
-        let containment = Containment::establish(&folder.identity()?, settings.containment)?;
+        let hold = folder.hold()?;
+        let containment = Containment::establish(&hold.identity(), settings.containment)?;
         // Only now, for what an earlier life left running may have written to it until it was killed.
         crash_point("start-killed");
         folder.clear().map_err(unusable)?;
         crash_point("start-cleared");
-        let earlier::Begun { journal, earlier, left_over, polls_left } = past.begin(folder.path(), &claimants);
+        let earlier::Begun { journal, earlier, left_over, polls_left } = past.begin(hold.clone(), &claimants);
         // Nobody else sets it.
         drop(control.containment.set(containment.clone()));
         let seed = settings.seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0);
@@ -148,6 +152,8 @@ impl Engine {
             settings,
             examination: Examination::of(folder.tasks()),
             folder,
+            hold,
+            said_lost: None,
             containment,
             feeds,
             orders,
@@ -173,6 +179,11 @@ impl Engine {
             left_over,
             polls_left,
         })
+    }
+
+    pub(super) fn measure(&mut self) {
+        let (tasks, hold) = (self.folder.tasks().to_owned(), self.hold.clone());
+        self.calls.spawn(calls::measure(tasks, hold, Arc::clone(&self.measuring)));
     }
 
     pub(super) fn containment(&self) -> Containment {
@@ -202,7 +213,7 @@ impl Engine {
             self.calls.spawn(calls::word(beside, word));
         }
         self.happened(Event::Measured(self.room));
-        self.calls.spawn(calls::measure(self.folder.tasks().to_owned(), Arc::clone(&self.measuring)));
+        self.measure();
         self.happened(Event::Tick);
         loop {
             while let Some(effect) = self.rules.next_effect() {

@@ -56,9 +56,13 @@ impl Engine {
                     .map(|opened| Lanes { count: opened.lanes, usable_for: opened.usable_for });
                 Event::Opened { source, sent_at, answer }
             }
-            Back::Measured { room } => {
+            Back::Measured { room, held } => {
                 self.room = room;
-                self.calls.spawn(calls::measure(self.folder.tasks().to_owned(), Arc::clone(&self.measuring)));
+                self.measure();
+                if let Err(error) = held {
+                    self.said_lost.get_or_insert_with(|| error.to_string());
+                    self.happened(Event::FolderLost);
+                }
                 Event::Measured(room)
             }
             Back::Polled { source, lane, sent_at, answer } => {
