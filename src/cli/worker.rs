@@ -53,7 +53,7 @@ pub(super) async fn run_made_by(
     let loaded = arguments.settings.load(environment)?;
     log::start(&loaded.config.log, log::color(environment));
     settings::log_warnings(&loaded);
-    if let Some(told) = too_few_files(&loaded.config) {
+    if let Some(told) = too_few_files(&loaded.config)? {
         tracing::warn!("{told}");
     }
     harden();

@@ -138,6 +138,20 @@ impl WorkFolder {
     }
 }
 
+/// Locks a work folder that a worker may have left; `None` where it is none, or a worker lives in it.
+///
+/// # Errors
+///
+/// Where its lock cannot be read.
+pub(crate) fn take_left(path: &Path) -> io::Result<Option<Locked>> {
+    Locked::take_left(&path.join(LOCK))
+}
+
+/// Whether a worker has made this folder its own at any time.
+pub(crate) fn is_work(path: &Path) -> bool {
+    path.join(LOCK).exists()
+}
+
 /// Makes a folder in the one for tasks, and that one where somebody has removed it. Nothing above it is made: a work folder
 /// that is gone is one without a lock, and the next worker's to make.
 ///

@@ -32,6 +32,23 @@ impl Locked {
         Ok(None)
     }
 
+    /// Locks a file that somebody may have left. `None` is that it is not there, or that another process has it: nobody waits.
+    ///
+    /// # Errors
+    ///
+    /// Where the file cannot be opened or locked.
+    pub(crate) fn take_left(path: &Path) -> io::Result<Option<Self>> {
+        let file = match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened?,
+        };
+        match file.try_lock() {
+            Ok(()) => Ok(Some(Self(file))),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(error),
+        }
+    }
+
     /// The file.
     pub(crate) const fn file(&self) -> &File {
         &self.0
@@ -57,7 +74,10 @@ mod tests {
         let copy = first.file().try_clone().unwrap();
         assert!(Locked::take(&path).unwrap().is_none());
         drop(first);
-        assert!(Locked::take(&path).unwrap().is_some());
-        drop(copy);
+        let second = Locked::take_left(&path).unwrap().unwrap();
+        assert!(Locked::take_left(&path).unwrap().is_none(), "it is taken");
+        drop((second, copy));
+        assert!(Locked::take_left(&folder.path().join("none")).unwrap().is_none());
+        assert!(!folder.path().join("none").exists());
     }
 }

@@ -169,6 +169,8 @@ pub const CGROUP_KILL_AGAIN: Duration = Duration::from_secs(1);
 pub const LOCK_TRIES: u32 = 100;
 /// How long from one try to the next.
 pub const LOCK_AGAIN: Duration = Duration::from_millis(20);
+/// Of how many killed `dev` processes what they left is ended by the next one.
+pub const DEV_ROOMS_LEFT_MAX: usize = 64;
 /// How many times a task's folder is removed before it is left where it is: something may still write into it.
 pub const FOLDER_REMOVALS_MAX: usize = 5;
 /// How many folders that could not be removed are kept beside the work folder's tasks.
@@ -273,6 +275,8 @@ pub const DOCTOR_CALL_TIME: Duration = Duration::from_secs(10);
 pub const DOCTOR_INODES_LEAST: u64 = 100_000;
 /// How many descriptors a worker takes without tasks: connections, sockets, threads' pipes.
 pub const FILES_OF_A_WORKER: u64 = 128;
+/// With fewer than so many a worker does not begin: it could not answer who asks what it lacks.
+pub const FILES_OF_A_WORKER_LEAST: u64 = 64;
 /// How many descriptors a task may take: its pipes, its log, its uploads and their connections.
 pub const FILES_OF_A_TASK: u64 = 16;
 /// How many lines of the worker's own log may wait for whoever reads it; the next ones are dropped and counted.

@@ -15,7 +15,7 @@ use crate::domain::time::Instant;
 use crate::domain::worker::{Event, LeftOver};
 use crate::host::containment::{Unproven, end_of_earlier_life, kill_leftovers};
 use crate::host::crash::crash_point;
-use crate::host::folder::Hold;
+use crate::host::folder::{self, Hold};
 use crate::host::journal::{self, Carried, Journal};
 use crate::host::presence::Presence;
 use crate::host::remains;
@@ -91,6 +91,20 @@ pub(super) fn look_back(folder: &Path, claimants: &[Box<str>], unproven: Unprove
     }
     remains::forget_all(&services);
     Ok(Past { found, plan, polls_left, killed })
+}
+
+/// Kills what a worker that was killed has left of its payloads and services in its work folder, for somebody who removes that.
+/// Answers how many tasks had anything left; `None` where a worker lives in it.
+///
+/// # Errors
+///
+/// Where something cannot be killed.
+pub(crate) fn end_left_in(folder: &Path) -> io::Result<Option<usize>> {
+    let Some(_lock) = folder::take_left(folder)? else { return Ok(None) };
+    let found = journal::Earlier::read(folder);
+    let killed = kill_leftovers(&found.journal.plan(&found.boot, &[]).kill)?;
+    kill_leftovers(&remains::read(&folder.join(SERVICES), &found.boot))?;
+    Ok(Some(killed))
 }
 
 /// The journal of this life, and what the rules are to be told first.

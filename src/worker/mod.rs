@@ -50,6 +50,7 @@ use crate::host::clock::Clock;
 use crate::host::containment::{self, Containment};
 use crate::host::notice::{Origin, Sight};
 use counters::{Counters, Counts, count};
+pub(crate) use earlier::end_left_in;
 pub use named::NotOne;
 use pulse::Pulse;
 pub use record::Recorder;

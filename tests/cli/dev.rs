@@ -2,6 +2,7 @@
 
 use rustix::process::Signal;
 
+use crate::one_task::started;
 use crate::server::{Server, dev, left, task};
 use crate::support::{journeyman, run};
 
@@ -55,6 +56,32 @@ fn dev_for_a_broker_that_is_not_there_says_so_and_leaves_nothing_behind() {
     assert_eq!((said.code, said.out.as_str()), (32, ""), "{}", said.err);
     assert!(said.err.contains("127.0.0.1:1") && !said.err.contains("secret-canary-9"), "{}", said.err);
     assert_eq!(left(folder.path()), Vec::<String>::new());
+}
+
+#[test]
+fn what_a_dev_that_was_killed_has_left_is_ended_by_the_next_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let mut first = dev(here, &[]);
+    let file = here.join("pid");
+    started(&mut first, here, &format!("echo $$ >{}; echo rea''dy; exec sleep 600", file.display()));
+    first.signal(Signal::KILL);
+    first.ends();
+    let pid = std::fs::read_to_string(&file).expect("it wrote there");
+    let stat = std::path::Path::new("/proc").join(pid.trim()).join("stat");
+    let runs = || std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
+    assert!(runs(), "nobody ends it");
+    let rooms = || left(here).into_iter().filter(|name| name.contains("journeyman-dev-")).count();
+    let second = dev(here, &[]);
+    assert_eq!((runs(), rooms()), (false, 1), "that of the second one");
+    second.signal(Signal::QUIT);
+    let said = second.ends();
+    assert!(
+        said.err.contains("of a `dev` that was killed is removed, and a task that still ran is ended"),
+        "{}",
+        said.err
+    );
+    assert_eq!(rooms(), 0);
 }
 
 #[test]

@@ -18,7 +18,7 @@ fn json(said: &Said) -> serde_json::Value {
 
 /// A task that has written `ready` to its log, and does not end by itself. Its log begins with what is to be run: there the word
 /// has quotes in it.
-fn started(server: &mut Server, folder: &Path, script: &str) -> String {
+pub(crate) fn started(server: &mut Server, folder: &Path, script: &str) -> String {
     let created = task(folder, &["create", "--", "/bin/sh", "-c", script]);
     assert_eq!(created.code, 0, "{}", created.err);
     let id = created.out.trim().to_owned();

@@ -44,14 +44,20 @@ fn a_worker_that_may_open_fewer_files_than_its_capacity_needs_says_so_at_its_sta
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let (_queue, root) = queue(here);
-    for (files, told) in [(150, true), (4096, false)] {
+    let limited = |files: u64| {
         let mut inner = worker(here, &root, "a-token-for-tests");
         inner.args(["--capacity", "64"]);
         let mut shell = Command::new("sh");
         shell.args(["-c", &format!("ulimit -n {files}; exec \"$0\" \"$@\"")]);
         shell.arg(inner.get_program()).args(inner.get_args()).current_dir(here).env_clear();
         shell.envs(inner.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        let mut server = Server::start(&mut shell);
+        Server::start(&mut shell)
+    };
+    let said = limited(24).ends();
+    assert_eq!(said.code, 21, "{}", said.err);
+    assert!(said.err.contains("24 files may be open") && said.err.contains("ulimit -n"), "{}", said.err);
+    for (files, told) in [(150, true), (4096, false)] {
+        let mut server = limited(files);
         server.logs("source: ");
         server.signal(Signal::QUIT);
         let said = server.ends().err;

@@ -18,8 +18,8 @@ use super::super::controller::settings_of;
 use super::super::exit::{Ended, Exit, Failure};
 use super::super::output;
 use super::super::signals::Signals;
-use super::Room;
 use super::play::{self, Play};
+use super::room::{Room, WORK};
 use crate::amqp;
 use crate::client::Call;
 use crate::config::pool::Pool;
@@ -46,7 +46,7 @@ const STOP: Duration = Duration::from_secs(1);
 ///
 /// A broker that cannot be used, and what cannot be cleared up.
 pub(super) async fn run(uri: &str, room: &Room, mut signals: Signals, environment: &Environment) -> Ended {
-    let stage = Stage::build(uri, &room.0, environment)?;
+    let stage = Stage::build(uri, room.path(), environment)?;
     // Nobody is to wait for the whole of the demo to hear of this.
     let reached = stage.settings.broker.connect("journeyman dev").await;
     let connection = reached.map_err(|refused| Failure::new(Exit::Unreachable, refused.what))?;
@@ -93,7 +93,7 @@ impl Stage {
         fs::write(&worker, text).map_err(unfit)?;
         let program = std::env::current_exe().map_err(unfit)?;
         let start = "exec \"$0\" worker --config \"$1\" --work-dir \"$2/$WORKER_ID\"";
-        let paths = [&program, &worker, &room.join("work")].map(|path| path.display().to_string());
+        let paths = [&program, &worker, &room.join(WORK)].map(|path| path.display().to_string());
         let pool = Pool {
             command: ["/bin/sh", "-c", start].into_iter().map(str::to_owned).chain(paths).collect(),
             folder: File(room.join("pool")),

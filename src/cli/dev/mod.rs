@@ -7,11 +7,10 @@ mod canvas;
 mod demo;
 mod groups;
 mod play;
+mod room;
 mod screen;
 mod tasks;
 
-use std::fs;
-use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
@@ -19,6 +18,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+use self::room::Room;
 use super::exit::{Ended, Exit, Failure};
 use super::place::{DevNote, NotePlace, state_dir};
 use super::settings::{self, DevFlags, Settings};
@@ -138,11 +138,11 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
     }
     if arguments.demo {
         let room = Room::make()?;
-        demo::configure(&mut config, &room.0, set)?;
+        demo::configure(&mut config, room.path(), set)?;
         log::start(&config.log, log::color(environment));
-        let dev = Dev::start(&arguments, config, &room.0).await?;
+        let dev = Dev::start(&arguments, config, room.path()).await?;
         let failed = dev.queue.failed();
-        return Box::pin(unless(failed, demo::run(dev, &room.0, signals, environment))).await;
+        return Box::pin(unless(failed, demo::run(dev, room.path(), signals, environment))).await;
     }
     // The demo is over before anybody could look for its note, and must not be in the way of a `dev` that stays.
     let place = NotePlace::take(&state_dir(environment))?;
@@ -155,7 +155,7 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
     if !config.source.is_empty() {
         output::note("note: dev works for its own queue only; the sources of the configuration are not used");
     }
-    let dev = Dev::start(&arguments, config, &room.0).await?;
+    let dev = Dev::start(&arguments, config, room.path()).await?;
     place.write(&dev.note())?;
     let failed = dev.queue.failed();
     unless(failed, serve(dev, signals, environment)).await
@@ -211,28 +211,6 @@ async fn serve(dev: Dev, signals: Signals, environment: &Environment) -> Ended {
     ended
 }
 
-/// A folder that goes with this process.
-struct Room(PathBuf);
-
-impl Room {
-    fn make() -> Result<Self, Failure> {
-        let path = std::env::temp_dir().join(format!("journeyman-dev-{}", uuid::Uuid::new_v4().simple()));
-        fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&path)
-            .map_err(|error| Failure::new(Exit::Unfit, format!("cannot make {}: {error}", path.display())))?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Room {
-    fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.0) {
-            tracing::warn!(path = %self.0.display(), %error, "this folder could not be removed");
-        }
-    }
-}
-
 /// A queue that runs, and what a worker for it is made of.
 struct Dev {
     queue: queue::Running,
@@ -253,7 +231,7 @@ impl Dev {
             default_run_time: Some(Span(Duration::from_secs(3600))),
             ..Handler::default()
         });
-        config.worker.work_dir = values::File(room.join("work"));
+        config.worker.work_dir = values::File(room.join(room::WORK));
         config.source = config
             .handler
             .keys()

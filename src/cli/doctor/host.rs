@@ -11,12 +11,15 @@ use rustix::process::{Resource, getrlimit};
 use tokio::time::timeout;
 
 use super::Check;
+use crate::cli::exit::{Exit, Failure};
 use crate::cli::spot;
 use crate::config::schema::{Config, Containment, Host, Spot};
 use crate::control::client::{Client, Error};
 use crate::host::containment::own_group;
 use crate::host::{notice, room};
-use crate::limits::{DOCTOR_CALL_TIME, DOCTOR_INODES_LEAST, FILES_OF_A_TASK, FILES_OF_A_WORKER};
+use crate::limits::{
+    DOCTOR_CALL_TIME, DOCTOR_INODES_LEAST, FILES_OF_A_TASK, FILES_OF_A_WORKER, FILES_OF_A_WORKER_LEAST,
+};
 use crate::worker::look::bytes;
 
 /// Everything on this machine. Blocks for as long as its file systems take.
@@ -151,11 +154,16 @@ impl Files {
 }
 
 /// What a worker says at its start, where fewer files may be open than its capacity needs.
-pub(in crate::cli) fn too_few_files(config: &Config) -> Option<String> {
+///
+/// # Errors
+///
+/// [`Exit::Unfit`] where they are too few for a worker without tasks.
+pub(in crate::cli) fn too_few_files(config: &Config) -> Result<Option<String>, Failure> {
     let Files { most, enough } = Files::of(config);
-    let most = most.filter(|most| *most < enough)?;
+    let Some(most) = most.filter(|most| *most < enough) else { return Ok(None) };
     let capacity = config.worker.capacity;
-    Some(format!("{most} files may be open, and a capacity of {capacity} may need {enough}: {RAISE_FILES}"))
+    let text = format!("{most} files may be open, and a capacity of {capacity} may need {enough}: {RAISE_FILES}");
+    if most < FILES_OF_A_WORKER_LEAST { Err(Failure::new(Exit::Unfit, text)) } else { Ok(Some(text)) }
 }
 
 /// What can be seen without moving a process: the worker itself finds out by doing it, and in its own group.
