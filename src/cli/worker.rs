@@ -236,7 +236,7 @@ fn ended(why: worker::Exit) -> Ended {
         worker::Exit::CredentialsRefused => Err(Failure::new(
             Exit::Denied,
             "the queue has refused our credentials again and again; the log says in its words why: check client id, access \
-             token, scopes and this host's clock (`journeyman doctor` does)",
+             token, scopes and this host's clock, or user and password of a broker (`journeyman doctor` does)",
         )),
         worker::Exit::Misconfigured => Err(Failure::new(
             Exit::Config,

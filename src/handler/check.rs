@@ -17,7 +17,8 @@ use tokio::time::timeout;
 use crate::domain::id::{Run, TaskId};
 use crate::host::clock::Clock;
 use crate::host::containment::Containment;
-use crate::limits::PROCESS_KILLED_WAIT;
+use crate::limits::{AMQP_MESSAGE_BYTES_MAX, PROCESS_KILLED_WAIT};
+use crate::source::{Answer, Partial, Replies, Reply};
 
 use super::artifact::Artifacts;
 use super::beside::{Beside, Serving, Word};
@@ -235,7 +236,7 @@ async fn refuse(plan: &Plan, folder: &Path, report: &mut Report) -> io::Result<(
 
 /// A good payload is accepted and completed, and nothing is left but what was declared. Answers whether it was accepted.
 async fn complete(plan: &Plan, payload: &Value, folder: &Path, report: &mut Report) -> io::Result<bool> {
-    let stage = Stage::new(folder, "payload", payload)?;
+    let stage = Stage::new(folder, "payload", payload)?.asked();
     report.logs.push(stage.log());
     let accepted = prepare(plan, payload, &stage).await;
     report.add("accepts a good payload", broken_if(accepted.as_ref().err().map(told)));
@@ -271,7 +272,7 @@ async fn complete(plan: &Plan, payload: &Value, folder: &Path, report: &mut Repo
 /// A program that is told to end does so.
 async fn cancel(plan: &Plan, payload: &Value, folder: &Path, report: &mut Report) -> io::Result<()> {
     const RULE: &str = "ends within its grace when it is told to";
-    let stage = Stage::new(folder, "cancel", payload)?;
+    let stage = Stage::new(folder, "cancel", payload)?.asked();
     report.logs.push(stage.log());
     let grace = plan.program.settings().grace;
     let bounds = Bounds { run_time: Some(plan.patience), grace };
@@ -353,6 +354,15 @@ impl Report {
     }
 }
 
+/// Somebody who waits for answers, and takes each.
+struct Author;
+
+impl Partial for Author {
+    fn send(&self, _: Reply) -> Answer<'_, ()> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+}
+
 /// A task of its own for one run.
 struct Stage {
     context: Context,
@@ -378,6 +388,12 @@ impl Stage {
         let (_, lease_ends) = watch::channel(clock.now().plus(Duration::from_secs(20 * 60)));
         let context = Context::new(task, workdir, log, Artifacts::new(), canceled, lease_ends, clock);
         Ok(Self { context, cancel, clock })
+    }
+
+    /// As a request, so that the program may answer it as well.
+    fn asked(self) -> Self {
+        let most = usize::try_from(AMQP_MESSAGE_BYTES_MAX).unwrap_or(usize::MAX);
+        Self { context: self.context.answering(Some(Replies::new(Author, most))), ..self }
     }
 
     fn log(&self) -> PathBuf {

@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use crate::limits::{PROGRAM_COMPLAINTS_MAX, PROGRAM_LINE_BYTES_MAX, PROGRAM_LINES_MAX, PROGRAM_REASONS_MAX};
 
 use crate::domain::refusal::Refusal;
-use crate::source::{Refused, Replies, Reply, Status};
+use crate::source::{Refused, Replies, Reply, Status, Unfit};
 
 use super::artifact::{Absent, Declaration, Need, What, content_type, outlives};
 use super::beneath::{self, Kind, Walk};
@@ -427,6 +427,11 @@ fn body(
             let opened = beneath::root(context.workdir())
                 .and_then(|root| beneath::open(root.as_fd(), &path, Kind::File, Walk::Kernel));
             let file = File::from(opened.map_err(|error| error.to_string())?);
+            let bytes = file.metadata().map_or(0, |about| about.len());
+            if bytes > most as u64 {
+                let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+                return Err(Unfit::TooLarge { bytes, most }.to_string());
+            }
             let mut body = Vec::new();
             file.take(most as u64 + 1).read_to_end(&mut body).map_err(|error| error.to_string())?;
             Ok(body)

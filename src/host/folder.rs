@@ -85,12 +85,12 @@ impl WorkFolder {
     }
 
     /// Removes the task folders in it, which a worker that was killed could not. To be called once that worker's payloads
-    /// are gone. What cannot be removed is put aside.
+    /// are gone. What cannot be removed is put aside. Answers how much lies there by now.
     ///
     /// # Errors
     ///
     /// Where it can neither be removed nor put aside, or the folder cannot be written. The text names the path.
-    pub(crate) fn clear(&self) -> io::Result<()> {
+    pub(crate) fn clear(&self) -> io::Result<usize> {
         let tasks = &self.tasks;
         self.retry_left();
         let at = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", tasks.display()));
@@ -102,7 +102,8 @@ impl WorkFolder {
                  does, and remove it as its owner"
             );
         }
-        std::fs::create_dir(tasks).map_err(at)
+        std::fs::create_dir(tasks).map_err(at)?;
+        Ok(left(tasks).filter(|path| path.symlink_metadata().is_ok()).count())
     }
 
     /// Removes what an earlier start had to put aside, as far as that can be done by now.
@@ -415,7 +416,7 @@ mod tests {
         std::fs::create_dir_all(aside(1).join("task_0")).unwrap();
         std::fs::create_dir_all(aside(3).join("task_1")).unwrap();
         std::fs::create_dir(folder.path().join("tasks.left-mine")).unwrap();
-        work.clear().unwrap();
+        assert_eq!(work.clear().unwrap(), 0);
         assert!(!aside(1).exists() && !aside(3).exists() && folder.path().join("tasks.left-mine").exists());
     }
 

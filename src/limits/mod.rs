@@ -163,6 +163,8 @@ pub const REAP_EVERY: Duration = Duration::from_millis(100);
 pub const PROCESS_START_WAIT: Duration = Duration::from_secs(30);
 /// How much of what a payload's forerunner says is kept: the last of it.
 pub const SHIM_WORD_BYTES_MAX: usize = 4 << 10;
+/// How long after a control group was killed its processes are killed one by one, if any are left.
+pub const CGROUP_KILL_EACH: Duration = Duration::from_millis(200);
 /// How often a control group that is not empty yet is killed again.
 pub const CGROUP_KILL_AGAIN: Duration = Duration::from_secs(1);
 /// How many times a lock that another process has is tried.

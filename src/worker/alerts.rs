@@ -56,7 +56,7 @@ impl Engine {
                 alert = "denied",
                 source = source(*id),
                 in_a_row,
-                "[alert operator] the queue refuses our credentials: check client id, token, scopes and clock; nothing is claimed until it does not"
+                "[alert operator] the queue refuses our credentials: check client id, token, scopes and clock, or user and password of a broker; nothing is claimed until it does not"
             ),
             Alert::Trouble { source: id, in_a_row } => tracing::error!(
                 alert = "trouble",

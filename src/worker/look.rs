@@ -102,6 +102,7 @@ impl Engine {
         hints.extend(watches.iter().filter_map(Spot::hint));
         hints.extend(kept_hint(&kept));
         hints.extend(self.containment().hint());
+        hints.extend(aside_hint(self.aside));
         let view = View {
             state: state(claiming),
             not_claiming: not_claiming(claiming, tasks.len(), kept.len(), now, &services),
@@ -369,6 +370,16 @@ fn kept_hint(kept: &[String]) -> Option<String> {
         "processes of {first}{others} may still be there although they were killed: no task is run in their place until they are gone; \
          the log names what is known of them, and `host.unproven` says what is done about it"
     ))
+}
+
+/// What to do about what could not be removed.
+fn aside_hint(aside: usize) -> Option<String> {
+    (aside > 0).then(|| {
+        format!(
+            "what earlier tasks left could not be removed at the start, {aside} times, and lies in the work folder as \
+             `tasks.left-N`: end what still writes there, and remove it as its owner"
+        )
+    })
 }
 
 /// The services that are not there, with why.

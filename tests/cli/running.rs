@@ -305,6 +305,8 @@ fn a_program_is_tried_even_where_no_payload_is_given() {
     assert_eq!(said.code, 1, "{}", said.out);
     assert!(said.out.contains("BROKEN    accepts a good payload"), "{}", said.out);
     assert!(said.err.contains("--payload"), "{}", said.err);
+    let said = tried(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/handlers/echo.py"));
+    assert_eq!(said.code, 0, "an answer is understood: {}", said.out);
     let said = tried("true");
     assert_eq!(said.code, 0, "{}", said.out);
     assert!(said.out.contains("ok        completes a good payload"), "{}", said.out);

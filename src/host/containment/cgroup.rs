@@ -16,10 +16,12 @@ use tokio::io::unix::AsyncFd;
 use super::super::mounts;
 use super::super::process::{self, LOOK_AGAIN};
 use super::Limits;
-use crate::limits::{CGROUP_FROZEN_WAIT, CGROUP_KILL_AGAIN, CGROUPS_NESTED_MAX};
+use crate::limits::{CGROUP_FROZEN_WAIT, CGROUP_KILL_AGAIN, CGROUP_KILL_EACH, CGROUPS_NESTED_MAX};
 
 /// The processes that are in a group; whoever writes to it enters.
 const PROCESSES: &str = "cgroup.procs";
+/// What kills all that is in it, since Linux 5.14.
+const KILL: &str = "cgroup.kill";
 
 /// How a group's processes are ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -147,10 +149,18 @@ impl Group {
         }
     }
 
+    /// The same, at the lowest price: what the kernel passes over is left to [`Group::killed`].
+    pub(super) fn kill_at_once(&self, means: Means) {
+        match means {
+            Means::Kill if self.write(KILL, "1").is_ok() => {}
+            Means::Kill | Means::Freeze => self.kill(means),
+        }
+    }
+
     fn try_kill(&self, means: Means) -> io::Result<()> {
         match means {
             Means::Kill => {
-                self.write("cgroup.kill", "1")?;
+                self.write(KILL, "1")?;
                 // The kernel passes over a process whose first thread has ended and that goes on in the others.
                 self.signal(Signal::KILL, |_| true);
                 Ok(())
@@ -232,7 +242,9 @@ impl Group {
             drop(tokio::time::timeout(CGROUP_FROZEN_WAIT, frozen).await);
             self.signal(Signal::KILL, |_| true);
         }
-        while tokio::time::timeout(CGROUP_KILL_AGAIN, self.emptied()).await.is_err() {
+        let mut again = CGROUP_KILL_EACH;
+        while tokio::time::timeout(again, self.emptied()).await.is_err() {
+            again = CGROUP_KILL_AGAIN;
             if let Err(error) = self.try_kill(means) {
                 tracing::debug!(%error, "a control group still cannot be killed");
             }

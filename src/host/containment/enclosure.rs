@@ -169,6 +169,18 @@ impl Inner {
             }
         }
     }
+
+    /// The same where somebody waits for the end of all, who kills what that leaves.
+    fn kill_at_once(&self) {
+        match &self.around {
+            Around::Cgroup { group, means } => {
+                if !group.empty() {
+                    group.kill_at_once(*means);
+                }
+            }
+            Around::Nothing | Around::Reaper => self.kill(),
+        }
+    }
 }
 
 impl Enclosure {
@@ -322,7 +334,7 @@ impl Enclosure {
         if !self.inner.state().used {
             return Emptiness::Proven;
         }
-        self.inner.kill();
+        self.inner.kill_at_once();
         children::over(&self.inner.name.cookie);
         match tokio::time::timeout(PROCESS_KILLED_WAIT, self.vacated()).await {
             Ok(()) => Emptiness::Proven,
@@ -486,7 +498,7 @@ impl Entry {
     /// Kills whatever is still there, unless another process of the enclosure is to be waited for.
     pub(crate) fn kill(&self) {
         if self.alone() {
-            self.inner().kill();
+            self.inner().kill_at_once();
         }
     }
 

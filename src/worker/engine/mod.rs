@@ -55,6 +55,8 @@ pub(super) struct Engine {
     hold: Hold,
     /// How the work folder was found to be no longer this worker's.
     pub(super) said_lost: Option<String>,
+    /// How much of what earlier tasks have left could not be removed.
+    pub(super) aside: usize,
     spares: Spares,
     examination: Examination,
     pub(super) clock: Clock,
@@ -121,7 +123,7 @@ impl Engine {
         let containment = Containment::establish(&hold.identity(), settings.containment)?;
         // Only now, for what an earlier life left running may have written to it until it was killed.
         crash_point("start-killed");
-        folder.clear().map_err(unusable)?;
+        let aside = folder.clear().map_err(unusable)?;
         crash_point("start-cleared");
         let earlier::Begun { journal, earlier, left_over, polls_left } = past.begin(hold.clone(), &claimants);
         // Nobody else sets it.
@@ -154,6 +156,7 @@ impl Engine {
             folder,
             hold,
             said_lost: None,
+            aside,
             containment,
             feeds,
             orders,
