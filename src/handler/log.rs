@@ -27,7 +27,8 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::host::folder;
 use crate::host::spare::Spares;
 use crate::limits::{
-    LOG_HEAD_BYTES, LOG_NOTE_BYTES_MAX, LOG_TAIL_BYTES, REDACT_IDLE, REDACT_SECRET_CHARS_MIN, REDACT_TASK_BYTES_MAX,
+    LOG_HEAD_BYTES, LOG_NOTE_BYTES_MAX, LOG_NOTES_WAITING_BYTES_MAX, LOG_TAIL_BYTES, REDACT_IDLE,
+    REDACT_SECRET_CHARS_MIN, REDACT_TASK_BYTES_MAX,
 };
 use crate::redact::{self, Filter, Needles, Shapes};
 
@@ -99,6 +100,8 @@ struct State {
     idle: Option<AbortOnDropHandle<()>>,
     /// How often something was written.
     writes: u64,
+    /// Lines of the worker's that come after what is held back.
+    notes: Vec<u8>,
 }
 
 #[derive(Debug)]
@@ -156,7 +159,22 @@ impl TaskLog {
         if state.filter.held() > 0 && state.idle.is_none() {
             state.idle = self.watch();
         }
-        self.store(&mut state, &told);
+        self.pass(&mut state, &told);
+    }
+
+    /// Stores what the filter lets go, and what waited for it: where nothing is held back any more, or else after a line.
+    fn pass(&self, state: &mut State, told: &[u8]) {
+        let end_of_line = || told.iter().rposition(|byte| *byte == b'\n').map(|at| at + 1);
+        let (before, after) = match state.filter.held() {
+            0 => (told, &[][..]),
+            _ => told.split_at(end_of_line().unwrap_or_default()),
+        };
+        self.store(state, before);
+        if state.filter.held() == 0 || !before.is_empty() {
+            let notes = std::mem::take(&mut state.notes);
+            self.store(state, &notes);
+        }
+        self.store(state, after);
     }
 
     /// Hides a text in this log from here on, in all the ways it may be encoded.
@@ -220,7 +238,8 @@ impl TaskLog {
     }
 
     /// Appends a line of the worker's, marked as such and with the time of day. Control characters are escaped, and
-    /// what is longer than [`LOG_NOTE_BYTES_MAX`] is cut, so that no text can pass for another line.
+    /// what is longer than [`LOG_NOTE_BYTES_MAX`] is cut, so that no text can pass for another line. It comes after what the
+    /// filter holds back of the payload's own, or where that takes long, after a line of it.
     pub fn note(&self, text: &str) {
         let now = jiff::Timestamp::now();
         let line = format!("[journeyman {now:.3}] {}\n", printable(text));
@@ -230,7 +249,13 @@ impl TaskLog {
         }
         // By itself, so that neither what a payload has begun hides it nor it what a payload has begun.
         let line = redact::bytes(line.as_bytes(), state.own.as_deref());
-        self.store(&mut state, &line);
+        self.shared.written.store(true, Ordering::Relaxed);
+        let waits = state.filter.held() > 0 && state.notes.len() < LOG_NOTES_WAITING_BYTES_MAX;
+        state.notes.extend_from_slice(&line);
+        if !waits {
+            let notes = std::mem::take(&mut state.notes);
+            self.store(&mut state, &notes);
+        }
     }
 
     /// How many bytes the log has until now, without those that are held back. Does not wait for a write that a slow disk
@@ -273,7 +298,7 @@ impl TaskLog {
     #[must_use]
     pub fn dropped(&self) -> u64 {
         let state = self.state();
-        let (limits, held) = (self.shared.limits, state.filter.held() as u64);
+        let (limits, held) = (self.shared.limits, (state.filter.held() + state.notes.len()) as u64);
         match &state.fault {
             Some(fault) => state.overwritten(limits) + fault.lost + held,
             None => {
@@ -298,7 +323,7 @@ impl TaskLog {
             let mut told = Vec::new();
             let State { filter, own, .. } = &mut *state;
             redact::end_stream(filter, own.as_deref(), &mut told);
-            self.store(&mut state, &told);
+            self.pass(&mut state, &told);
         }
         if state.offered == 0 {
             return Ok(None);
@@ -376,7 +401,7 @@ async fn flush_when_idle(log: Weak<Shared>) {
         state.filter.flush(&mut told);
         // The next one that holds something back starts another.
         state.idle = None;
-        return log.store(&mut state, &told);
+        return log.pass(&mut state, &told);
     }
 }
 

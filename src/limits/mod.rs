@@ -68,6 +68,8 @@ pub const LOG_TAIL_BYTES: u64 = 16 << 20;
 pub const LOG_FINISH_BYTES_INLINE: u64 = 64 << 10;
 /// The longest line that the worker itself writes into a task's log.
 pub const LOG_NOTE_BYTES_MAX: usize = 4 << 10;
+/// How many bytes of such lines wait for the end of a line of the payload's.
+pub const LOG_NOTES_WAITING_BYTES_MAX: usize = 64 << 10;
 /// The shortest secret that is looked for in logs, in characters.
 pub const REDACT_SECRET_CHARS_MIN: usize = 6;
 /// The longest text that is looked for in one piece. Less than that, or than a shape needs, is held back of a log at a time.
