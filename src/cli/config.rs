@@ -127,8 +127,10 @@ fn say_whether_usable(check: Check, environment: &Environment) -> Ended {
     settings::note_warnings(&loaded);
     let name = loaded.document.as_ref().map_or("the built-in configuration", |document| &document.name);
     let count = |count: usize, noun: &str| format!("{count} {noun}{}", if count == 1 { "" } else { "s" });
+    let pools = loaded.config.pool.len();
+    let pools = if pools == 0 { String::new() } else { format!("{}, ", count(pools, "pool")) };
     output::line(&format!(
-        "{name} can be used: {}, {}, capacity {}",
+        "{name} can be used: {pools}{}, {}, capacity {}",
         count(loaded.config.source.len(), "source"),
         count(loaded.config.handler.len(), "handler"),
         loaded.config.worker.capacity

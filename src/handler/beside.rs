@@ -80,7 +80,7 @@ impl Beside {
     /// Where it cannot be made.
     pub fn folder(&self, name: &str) -> io::Result<PathBuf> {
         let folder = self.folder.join(name);
-        std::fs::create_dir_all(&folder)?;
+        crate::host::folder::make(&folder)?;
         Ok(folder)
     }
 

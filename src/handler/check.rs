@@ -255,7 +255,7 @@ async fn complete(plan: &Plan, payload: &Value, folder: &Path, report: &mut Repo
     };
     let verdict = match (spoken.ended.cause, run_time) {
         (Cause::RunTime, Some(most)) => Some(format!("not done after {}", shown(most))),
-        _ => judge(&spoken.ended, settings).err().as_ref().map(ended),
+        _ => judge(&spoken.ended, settings).and_then(|()| spoken.told.judge(&settings.name)).err().as_ref().map(ended),
     };
     report.add("completes a good payload", broken_if(verdict));
     report.add("leaves no process behind", broken_if(left_behind(&spoken)));

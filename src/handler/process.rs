@@ -304,6 +304,8 @@ impl Running {
         }
         self.group.signal(Signal::KILL);
         self.entry.kill();
+        // The kernel passes over a leader that has left its group and whose first thread has ended.
+        self.child.start_kill().ok();
         let dead = timeout(PROCESS_KILLED_WAIT, self.exit.seen());
         let status = match pump.during(dead).await {
             Ok(()) => {

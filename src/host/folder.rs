@@ -47,7 +47,7 @@ impl Hold {
     ///
     /// Where it is not.
     pub(crate) fn check(&self) -> io::Result<()> {
-        let lost = match self.lock.symlink_metadata() {
+        let lost = match self.lock.metadata() {
             Ok(about) => (about.dev(), about.ino()) != (self.device, self.inode),
             Err(error) => matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory),
         };
@@ -307,8 +307,6 @@ mod tests {
         rustix::mount::mount_bind(&precious, &inner).unwrap();
         let table = || String::from_utf8(crate::host::mounts::table().unwrap()).unwrap();
         let of_others: Vec<String> = table().lines().map(ToOwned::to_owned).collect();
-        std::fs::create_dir_all(task.join("root")).unwrap();
-        rustix::mount::mount_bind_recursive(&shared, task.join("root")).unwrap();
         let (outer, cover) = (task.join("o"), task.join("o/a"));
         std::fs::create_dir_all(cover.join("root")).unwrap();
         rustix::mount::mount_bind(&outer, &outer).unwrap();
@@ -320,6 +318,18 @@ mod tests {
         assert!(!task.exists() && inner.join("file").exists());
         let left = table();
         assert!(of_others.iter().all(|line| left.contains(line.as_str())), "{of_others:#?} {left}");
+        // Where others have mounted something on what a task has of theirs, it cannot be told from theirs, and stays.
+        let plain = home.path().join("shared/plain");
+        std::fs::create_dir(&plain).unwrap();
+        std::fs::create_dir_all(task.join("b")).unwrap();
+        rustix::mount::mount_bind(&plain, task.join("b")).unwrap();
+        rustix::mount::mount_bind(&precious, &plain).unwrap();
+        assert!(task.join("b/file").exists(), "it is seen there as well");
+        let error = remove(&task).unwrap_err().to_string();
+        assert!(error.contains("task_0/b is mounted and cannot be unmounted"), "{error}");
+        assert!(plain.join("file").exists());
+        rustix::mount::unmount(&plain, rustix::mount::UnmountFlags::empty()).unwrap();
+        remove(&task).unwrap();
         // However often it is mounted at one place, and wherever a later mount's links lead.
         for _ in 0..70 {
             bind(&task.join("b"));

@@ -2,7 +2,10 @@
 
 use std::fs::{File, TryLockError};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+
+use rustix::fs::OFlags;
 
 use crate::limits::{LOCK_AGAIN, LOCK_TRIES};
 
@@ -38,10 +41,15 @@ impl Locked {
     ///
     /// Where the file cannot be opened or locked.
     pub(crate) fn take_left(path: &Path) -> io::Result<Option<Self>> {
-        let file = match File::open(path) {
+        // A task may have put anything in its place.
+        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let file = match File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             opened => opened?,
         };
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{} is no file", path.display())));
+        }
         match file.try_lock() {
             Ok(()) => Ok(Some(Self(file))),
             Err(TryLockError::WouldBlock) => Ok(None),
@@ -79,5 +87,8 @@ mod tests {
         drop((second, copy));
         assert!(Locked::take_left(&folder.path().join("none")).unwrap().is_none());
         assert!(!folder.path().join("none").exists());
+        let pipe = folder.path().join("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        assert!(Locked::take_left(&pipe).unwrap_err().to_string().contains("is no file"), "and nobody waits");
     }
 }

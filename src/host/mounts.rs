@@ -60,12 +60,16 @@ pub(super) fn detach(folder: &Path) -> io::Result<()> {
     };
     let (mut why, mut gone) = (None, 0_usize);
     for _ in 0..MOUNTS_LOOKS_MAX {
-        let points = within(&table()?, &folder);
+        let table = table()?;
+        let points = within(&table, &folder);
         if points.is_empty() {
             break;
         }
         let before = gone;
         for point in outermost(points) {
+            if lies_on_shared(&table, &point) {
+                continue;
+            }
             // What is unmounted in a tree that others share would be unmounted for them as well. A tree is walked by what is
             // mounted on what, and not by paths, so that what lies under another mount is reached as well.
             mount_change(&point, MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).ok();
@@ -87,6 +91,35 @@ pub(super) fn detach(folder: &Path) -> io::Result<()> {
     let why = why.map(|error| format!(" ({error})")).unwrap_or_default();
     let text = format!("{} is mounted and cannot be unmounted{why}; unmount it", point.display());
     Err(io::Error::new(io::ErrorKind::ResourceBusy, text))
+}
+
+/// Whether what is seen at a place was mounted on something that is mounted there as well and that others share. To unmount it
+/// would unmount it for them, whose it may be; and what lies under it cannot be made private, since no path leads there.
+fn lies_on_shared(table: &[u8], point: &Path) -> bool {
+    let at: Vec<Mount<'_>> = table.split(|byte| *byte == b'\n').filter_map(Mount::read).collect();
+    let at: Vec<&Mount<'_>> = at.iter().filter(|mount| path(mount.point) == point).collect();
+    let is_under = |lower: &Mount<'_>, upper: &Mount<'_>| lower.id == upper.parent;
+    let top = at.iter().find(|top| !at.iter().any(|other| is_under(top, other)));
+    top.is_some_and(|top| at.iter().any(|lower| is_under(lower, top) && lower.shared))
+}
+
+/// What a line of the table says of a mount.
+struct Mount<'a> {
+    id: &'a [u8],
+    parent: &'a [u8],
+    point: &'a [u8],
+    shared: bool,
+}
+
+impl<'a> Mount<'a> {
+    fn read(line: &'a [u8]) -> Option<Self> {
+        let mut fields = line.split(|byte| *byte == b' ');
+        let (id, parent) = (fields.next()?, fields.next()?);
+        let point = fields.nth(2)?;
+        // Behind its options, up to a dash.
+        let shared = fields.skip(1).take_while(|field| *field != b"-").any(|field| field.starts_with(b"shared:"));
+        Some(Self { id, parent, point, shared })
+    }
 }
 
 /// Those that can be reached, without what lies in another one of them. What a later mount covers is not reached by its path,
@@ -119,6 +152,19 @@ mod tests {
         assert_eq!(path("/gr\u{fc}n\\012".as_bytes()), Path::new("/gr\u{fc}n\n"));
         let odd = OsString::from_vec(b"/no\xfftext".to_vec());
         assert_eq!(path(b"/no\xfftext"), Path::new(&odd));
+    }
+
+    #[test]
+    fn what_lies_on_a_mount_that_is_shared_is_known_by_its_parent() {
+        let table = |shared: &str| {
+            format!(
+                "20 1 0:1 / /w rw shared:1 - ext4 d rw\n36 20 0:1 /data /w/t rw {shared}- ext4 d rw\n\
+                 40 36 0:9 / /w/t rw shared:7 master:2 - tmpfs d rw\n"
+            )
+        };
+        assert!(lies_on_shared(table("shared:1 ").as_bytes(), Path::new("/w/t")));
+        assert!(!lies_on_shared(table("").as_bytes(), Path::new("/w/t")));
+        assert!(!lies_on_shared(table("shared:1 ").as_bytes(), Path::new("/w")), "what it lies on is elsewhere");
     }
 
     #[test]

@@ -98,11 +98,14 @@ pub(super) fn look_back(folder: &Path, claimants: &[Box<str>], unproven: Unprove
 ///
 /// # Errors
 ///
-/// Where something cannot be killed.
+/// Where something cannot be killed, or what was written down of it cannot be read.
 pub(crate) fn end_left_in(folder: &Path) -> io::Result<Option<usize>> {
     let Some(_lock) = folder::take_left(folder)? else { return Ok(None) };
     let found = journal::Earlier::read(folder);
     let killed = kill_leftovers(&found.journal.plan(&found.boot, &[]).kill)?;
+    if let Some(damage) = found.damage.into_iter().next() {
+        return Err(io::Error::other(format!("{damage}; what it said of running tasks is lost")));
+    }
     kill_leftovers(&remains::read(&folder.join(SERVICES), &found.boot))?;
     Ok(Some(killed))
 }

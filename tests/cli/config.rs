@@ -282,3 +282,14 @@ fn of_two_words_on_the_same_matter_it_is_said_where_each_comes_from() {
     assert!(text.contains("[amqp] has both `uri` (from WORKER_AMQP_URI) and `uri_file`; keep one"), "{text}");
     assert!(!text.contains("sekrit-of-the-test"), "{text}");
 }
+
+#[test]
+fn a_controllers_configuration_is_told_with_its_pools() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let said = run(
+        journeyman(folder.path()).args(["config", "check", "--no-files", "-"]),
+        "[pool.core]\ncommand = [\"true\"]\n",
+    );
+    let expected = "standard input can be used: 1 pool, 0 sources, 0 handlers, capacity 1\n";
+    assert_eq!((said.code, said.out.as_str()), (0, expected), "{}", said.err);
+}

@@ -63,7 +63,7 @@ const fn payload(name: &'static str, end: End, script: &'static str) -> Payload 
 /// `$M` is a number of the run's own, for sleeping so long; `up` is a file that says that what matters is under way.
 const UNTIL_UP: &str = "until_up() { while [ ! -e up ]; do :; done; }; ";
 
-const PAYLOADS: [Payload; 25] = [
+const PAYLOADS: [Payload; 26] = [
     payload("setsid", End::ByItself, "setsid sh -c 'echo >up; exec sleep $0' $M >/dev/null 2>&1 & until_up"),
     payload("double fork", End::ByItself, "( ( sh -c 'echo >up; exec sleep $0' $M >/dev/null 2>&1 & ) & ); until_up"),
     payload(
@@ -151,6 +151,22 @@ ctypes.CDLL(None).pthread_exit(None)' $M >/dev/null 2>&1 & until_up",
         End::ByItself,
         "( while :; do echo '{\"type\":\"step\"}' >&3; sleep 0.01; done ) >/dev/null 2>&1 & exit 0",
     ),
+    Payload {
+        name: "leads no group any more, and goes on in a thread",
+        script: "exec python3 -c 'import ctypes, os, signal, threading, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = os.fork()
+if child == 0:
+    time.sleep(100000)
+os.setpgid(child, child)
+os.setpgid(0, child)
+t = threading.Thread(target=lambda: (print(\"ready\", flush=True), time.sleep(100000)))
+t.start()
+ctypes.CDLL(None).pthread_exit(None)' $M",
+        end: End::Told,
+        company: Company::Any,
+        also: its_end_is_seen,
+    },
     payload(
         "starts a daemon when told to end",
         End::Told,
@@ -173,6 +189,14 @@ fn no_link_is_followed(bench: &Bench, _: &Context<'_>) -> Result<(), String> {
 
 fn too_much_is_said(_: &Bench, run: &Context<'_>) -> Result<(), String> {
     if run.said.contains("folder grew beyond") { Ok(()) } else { Err(format!("its size is not said: {}", run.said)) }
+}
+
+fn its_end_is_seen(_: &Bench, run: &Context<'_>) -> Result<(), String> {
+    if run.said.contains("although it was killed") {
+        Err(format!("it was not killed at once: {}", run.said))
+    } else {
+        Ok(())
+    }
 }
 
 /// A number that no other run of this process has, and that nobody else sleeps for.

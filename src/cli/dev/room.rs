@@ -73,11 +73,19 @@ fn sweep(home: &Path) {
     let own = rustix::process::geteuid().as_raw();
     let is_room = |entry: &fs::DirEntry| {
         let named = entry.file_name().to_string_lossy().starts_with(PREFIX);
-        named && entry.metadata().is_ok_and(|about| about.is_dir() && about.uid() == own)
+        // Nobody else may have written in it.
+        let is_own = |about: fs::Metadata| about.is_dir() && about.uid() == own && about.mode() & 0o077 == 0;
+        named && entry.metadata().is_ok_and(is_own)
     };
     let rooms = fs::read_dir(home).into_iter().flatten().flatten().filter(is_room);
-    for room in rooms.map(|entry| entry.path()).take(DEV_ROOMS_LEFT_MAX) {
-        match end(&room) {
+    let mut left = 0;
+    for room in rooms.map(|entry| entry.path()) {
+        if left == DEV_ROOMS_LEFT_MAX {
+            break;
+        }
+        let ended = end(&room);
+        left += usize::from(!matches!(ended, Ok(None)));
+        match ended {
             Ok(None) => {}
             Ok(Some(tasks)) => {
                 let tasks = match tasks {
@@ -95,7 +103,7 @@ fn sweep(home: &Path) {
     }
 }
 
-/// Ends the payloads of one, and removes it. Answers how many tasks had any; `None` where somebody still uses it.
+/// Ends the payloads of one, and removes it. Answers how many tasks had any; `None` where its `dev` lives.
 fn end(room: &Path) -> io::Result<Option<usize>> {
     let Some(_lock) = Locked::take_left(&room.join(LOCK))? else { return Ok(None) };
     let mut ended = 0;
@@ -103,7 +111,9 @@ fn end(room: &Path) -> io::Result<Option<usize>> {
     let of_groups = fs::read_dir(&work).into_iter().flatten().flatten().map(|entry| entry.path());
     for work in std::iter::once(work).chain(of_groups).filter(|work| folder::is_work(work)) {
         // The workers of a controller that was killed live on.
-        let Some(tasks) = end_left_in(&work)? else { return Ok(None) };
+        let lives =
+            || io::Error::new(io::ErrorKind::ResourceBusy, format!("a worker still lives in {}", work.display()));
+        let tasks = end_left_in(&work)?.ok_or_else(lives)?;
         ended += tasks;
     }
     folder::remove(room)?;

@@ -129,6 +129,9 @@ fn files(config: &Config) -> Check {
     let capacity = config.worker.capacity;
     let found = |most: String| format!("{most} for this user, {enough} are enough for capacity {capacity}");
     match most {
+        Some(most) if most < FILES_OF_A_WORKER_LEAST => {
+            Check::failed("open files", found(most.to_string()), RAISE_FILES)
+        }
         Some(most) if most < enough => Check::warning("open files", found(most.to_string()), RAISE_FILES),
         Some(most) => Check::ok("open files", found(most.to_string())),
         None => Check::ok("open files", found("without a limit".to_owned())),

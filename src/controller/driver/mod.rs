@@ -358,8 +358,12 @@ async fn work<D: Driver>(
                         if let Err(Trouble(why)) = &result {
                             tracing::warn!(worker = id, "a worker cannot be told to go, which is tried again: {why}");
                         }
-                        if stop == Stop::Ask && result.is_ok() {
-                            told.add(&id);
+                        match stop {
+                            Stop::Ask if result.is_ok() => told.add(&id),
+                            Stop::Force if result.is_ok() => {
+                                tracing::warn!(worker = id, "a worker was still there `stop_grace` after it was told to go, and is killed");
+                            }
+                            Stop::Ask | Stop::Force | Stop::Forget => {}
                         }
                         roster.stopped(&id, stop, result.is_ok());
                         None
