@@ -329,7 +329,7 @@ impl Staff {
         }
         // As many as were promised are there by their own names.
         let earlier = found.saturating_sub(kept);
-        if earlier > 0 && self.in_charge {
+        if earlier > 0 {
             tracing::info!(pool = self.pool, workers = earlier, "workers of an earlier controller go on");
         }
         keys
