@@ -1,19 +1,17 @@
 //! Hours of a worker's life in virtual time, on a queue in memory.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use journeyman::domain::id::TaskId;
 use journeyman::domain::outcome::Outcome;
-use journeyman::handler;
 use journeyman::host::clock::Clock;
 use journeyman::source::memory::{End, Queue, Settings as QueueSettings, State, Style};
-use journeyman::worker::{Exit, Feed, Settings, Worker};
+use journeyman::worker::{Exit, Settings, Worker};
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use crate::scripted::{Scripted, Told};
+use crate::scripted::{self, Told};
 
 async fn a_task_of_ten_hours(style: Style) {
     let folder = tempfile::tempdir().expect("a folder");
@@ -24,13 +22,7 @@ async fn a_task_of_ten_hours(style: Style) {
     queue.create(task.clone(), json!({"payload": {"do": "sleep", "seconds": 36_000}})).expect("created");
     let (sender, mut told) = mpsc::channel(8);
     let settings = Settings { work_dir: folder.path().into(), clock, drain_deadline: None, ..Settings::default() };
-    let feed = Feed {
-        name: "memory".into(),
-        source: Arc::new(queue.source("worker")),
-        handler: handler::erase(Scripted(sender)),
-        env: BTreeMap::new(),
-    };
-    let worker = Worker::new(settings, vec![feed]);
+    let worker = Worker::new(settings, vec![scripted::feed(&queue, sender)]);
     let control = worker.control();
     let counts = control.clone();
     let watch = async {

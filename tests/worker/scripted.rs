@@ -1,9 +1,13 @@
 //! A handler that does what a task's payload says, and tells the test what happens.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use journeyman::handler::artifact::{Declaration, What};
-use journeyman::handler::{CancelCause, Context, NotCompleted, NotPrepared, PayloadHandler};
+use journeyman::handler::{self, CancelCause, Context, NotCompleted, NotPrepared, PayloadHandler};
+use journeyman::source::memory::Queue;
+use journeyman::worker::Feed;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use tokio::sync::mpsc;
@@ -46,6 +50,16 @@ pub enum Told {
 }
 
 pub struct Scripted(pub mpsc::Sender<Told>);
+
+/// The tasks of this queue, done as they say.
+pub fn feed(queue: &Queue, told: mpsc::Sender<Told>) -> Feed {
+    Feed {
+        name: "memory".into(),
+        source: Arc::new(queue.source("worker")),
+        handler: handler::erase(Scripted(told)),
+        env: BTreeMap::new(),
+    }
+}
 
 impl PayloadHandler for Scripted {
     type Payload = Script;

@@ -1,19 +1,17 @@
 //! A host that cannot run tasks any more, and can again.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use journeyman::domain::id::TaskId;
 use journeyman::domain::outcome::{Outcome, Reason};
-use journeyman::handler;
 use journeyman::host::clock::Clock;
 use journeyman::source::memory::{End, Queue, Settings as QueueSettings, State};
-use journeyman::worker::{Exit, Feed, Settings, Worker};
+use journeyman::worker::{Exit, Settings, Worker};
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use crate::scripted::Scripted;
+use crate::scripted;
 
 #[tokio::test(start_paused = true)]
 async fn i33_a_sick_host_hands_one_task_back_claims_no_other_and_goes_on_once_it_is_mended() {
@@ -26,13 +24,7 @@ async fn i33_a_sick_host_hands_one_task_back_claims_no_other_and_goes_on_once_it
     }
     let (sender, _told) = mpsc::channel(8);
     let settings = Settings { work_dir: folder.path().into(), clock, drain_deadline: None, ..Settings::default() };
-    let feed = Feed {
-        name: "memory".into(),
-        source: Arc::new(queue.source("worker")),
-        handler: handler::erase(Scripted(sender)),
-        env: BTreeMap::new(),
-    };
-    let worker = Worker::new(settings, vec![feed]);
+    let worker = Worker::new(settings, vec![scripted::feed(&queue, sender)]);
     let control = worker.control();
     let work = folder.path().join("tasks");
     let watch = async {
@@ -68,13 +60,7 @@ async fn i27_a_worker_whose_folder_is_removed_under_it_finishes_what_runs_begins
     let [runs, waits] = ["runs", "waits"].map(|name| TaskId::parse(name).expect("a task id"));
     let (sender, mut told) = mpsc::channel(8);
     let settings = Settings { capacity: 2, work_dir: work.clone(), clock, drain_deadline: None, ..Settings::default() };
-    let feed = Feed {
-        name: "memory".into(),
-        source: Arc::new(queue.source("worker")),
-        handler: handler::erase(Scripted(sender)),
-        env: BTreeMap::new(),
-    };
-    let worker = Worker::new(settings, vec![feed]);
+    let worker = Worker::new(settings, vec![scripted::feed(&queue, sender)]);
     let control = worker.control();
     queue.create(runs.clone(), json!({"payload": {"do": "sleep", "seconds": 300}})).expect("created");
     let watch = async {
