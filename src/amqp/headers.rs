@@ -2,6 +2,8 @@
 //! library its author uses.
 #![expect(clippy::wildcard_enum_match_arm, reason = "of the types that a header may have, these count")]
 
+use std::borrow::Cow;
+
 use lapin::types::{AMQPValue, FieldTable};
 
 /// A header's text, of whatever type, where it is text in UTF-8.
@@ -31,9 +33,30 @@ pub fn number(table: &FieldTable, name: &str) -> Option<u64> {
     }
 }
 
-/// Every header that is text, in the order of their names.
-pub fn texts(table: &FieldTable) -> impl Iterator<Item = (&str, &str)> {
-    table.inner().keys().filter_map(|name| Some((name.as_str(), text(table, name.as_str())?)))
+/// Every header that can be written as text, in the order of their names: text, numbers, `true` and `false`. Tables, lists and
+/// bytes that are no UTF-8 cannot.
+pub fn texts(table: &FieldTable) -> impl Iterator<Item = (&str, Cow<'_, str>)> {
+    table.inner().iter().filter_map(|(name, value)| {
+        let written = text(table, name.as_str()).map(Cow::Borrowed).or_else(|| plain(value).map(Cow::Owned))?;
+        Some((name.as_str(), written))
+    })
+}
+
+fn plain(value: &AMQPValue) -> Option<String> {
+    match value {
+        AMQPValue::Boolean(value) => Some(value.to_string()),
+        AMQPValue::ShortShortInt(number) => Some(number.to_string()),
+        AMQPValue::ShortShortUInt(number) => Some(number.to_string()),
+        AMQPValue::ShortInt(number) => Some(number.to_string()),
+        AMQPValue::ShortUInt(number) => Some(number.to_string()),
+        AMQPValue::LongInt(number) => Some(number.to_string()),
+        AMQPValue::LongUInt(number) => Some(number.to_string()),
+        AMQPValue::LongLongInt(number) => Some(number.to_string()),
+        AMQPValue::Timestamp(number) => Some(number.to_string()),
+        AMQPValue::Float(number) => Some(number.to_string()),
+        AMQPValue::Double(number) => Some(number.to_string()),
+        _ => None,
+    }
 }
 
 /// About how many bytes they take on the wire: no less.
@@ -72,7 +95,12 @@ mod tests {
         for odd in ["binary", "number", "void", "missing"] {
             assert_eq!(text(&table, odd), None, "{odd}");
         }
-        assert_eq!(texts(&table).collect::<Vec<_>>(), [("s", "/echo"), ("x", "/echo")]);
+        table.insert("half".into(), AMQPValue::Double(0.5));
+        table.insert("yes".into(), AMQPValue::Boolean(true));
+        table.insert("nested".into(), AMQPValue::FieldTable(FieldTable::default()));
+        let texts: Vec<(&str, Cow<'_, str>)> = texts(&table).collect();
+        let wanted = [("half", "0.5"), ("number", "7"), ("s", "/echo"), ("x", "/echo"), ("yes", "true")];
+        assert_eq!(texts, wanted.map(|(name, text)| (name, text.into())));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::amqp::{self, Broker, Certificates, Own};
 use crate::client::{Answer, Call, CallError, Client, Part};
 use crate::config::values::{Secret, Span};
 use crate::config::{Environment, secrets};
-use crate::limits::{CALL_BODY_BYTES_MAX, CALL_WHY_CHARS_MAX};
+use crate::limits::{CALL_ANSWER_TIMEOUT, CALL_BODY_BYTES_MAX, CALL_WHY_CHARS_MAX};
 
 /// Where a broker is that nobody has named: RabbitMQ on this machine, as it is installed.
 const BROKER: &str = "amqp://guest:guest@127.0.0.1:5672/";
@@ -40,9 +40,10 @@ pub(super) struct CallArgs {
     /// Nor until the broker has it for sure: a key that nobody works for, or a full queue, is not noticed
     #[arg(long, requires = "detach")]
     no_confirm: bool,
-    /// How long to wait for the last answer; the broker drops the request after that
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = some_time)]
-    timeout: Span,
+    /// How long to wait for the last answer; the broker drops the request after that [default: 30s; with --detach the request
+    /// stays]
+    #[arg(long, value_name = "TIME", value_parser = some_time)]
+    timeout: Option<Span>,
     /// File that holds the broker's address, with user and password [env: JOURNEYMAN_AMQP_URI or WORKER_AMQP_URI holds the
     /// address itself] [default: RabbitMQ on this machine, as guest]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
@@ -70,7 +71,9 @@ pub(super) async fn run(arguments: CallArgs, environment: &Environment) -> Ended
     let broker = broker(&arguments, environment)?;
     let CallArgs { pool, exchange, key, path, timeout, .. } = arguments;
     let exchange = exchange.unwrap_or_else(|| format!("{}-req-xchg", pool.unwrap_or_default()));
-    let call = Call { exchange, key, path, body: body(arguments.body)?, timeout: timeout.0, ..Call::default() };
+    let call = Call { exchange, key, path, body: body(arguments.body)?, ..Call::default() };
+    let timeout = timeout.map(|timeout| timeout.0);
+    let call = Call { timeout: timeout.unwrap_or(CALL_ANSWER_TIMEOUT), expires: timeout, ..call };
     let client = Client::new(broker, "journeyman call");
     if arguments.detach {
         let sent = if arguments.no_confirm { client.send_unconfirmed(&call).await } else { client.send(&call).await };

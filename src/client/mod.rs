@@ -34,8 +34,11 @@ pub struct Call {
     pub content_type: Option<String>,
     /// How the content is encoded, where it is (`content-encoding`).
     pub content_encoding: Option<String>,
-    /// How long the last answer may take, from now. The broker drops the request when it has waited for so long.
+    /// How long the last answer may take, from now, or the broker's word where no answer is awaited.
     pub timeout: Duration,
+    /// How long the broker keeps the request for somebody to take it. `None` is for as long as `timeout`, or without end where no
+    /// answer is awaited.
+    pub expires: Option<Duration>,
     /// More headers, as text.
     pub headers: BTreeMap<String, String>,
     /// The same whenever the same is asked again, so that whoever works at it knows; nothing where that is never meant.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use futures_core::Stream as _;
 use lapin::message::{BasicReturnMessage, Delivery};
@@ -169,7 +170,8 @@ impl Session {
         self.calls.lock().insert(id.clone(), waiting);
         // From here on the call is forgotten when this is dropped.
         let pending = Pending { id: id.clone(), events: receiver, session: Arc::clone(&self) };
-        let properties = properties(call)?.with_correlation_id(id.as_str().into()).with_reply_to(REPLY_TO.into());
+        let properties = properties(call, call.expires.or(Some(call.timeout)))?;
+        let properties = properties.with_correlation_id(id.as_str().into()).with_reply_to(REPLY_TO.into());
         let confirm = publish(&self.channel, call, properties).await?;
         self.confirms.send(Sent { id, confirm }).await.map_err(|_| CallError::Lost)?;
         Ok(pending)
@@ -179,7 +181,7 @@ impl Session {
     pub(super) async fn hand_over(&self, call: &Call, broker: &Broker) -> Result<(), CallError> {
         self.look_for(&call.exchange, broker).await?;
         let channel = self.alone.lock().await;
-        let confirm = publish(&channel, call, properties(call)?).await?;
+        let confirm = publish(&channel, call, lasting(call)?).await?;
         match confirm.await.map_err(|_| CallError::Lost)? {
             Confirmation::Ack(None) => Ok(()),
             Confirmation::Ack(Some(_)) | Confirmation::Nack(Some(_)) => {
@@ -194,7 +196,7 @@ impl Session {
     pub(super) async fn hand_over_unconfirmed(&self, call: &Call, broker: &Broker) -> Result<(), CallError> {
         self.look_for(&call.exchange, broker).await?;
         let channel = self.connection.create_channel().await.map_err(|_| CallError::Lost)?;
-        let _unconfirmed = publish(&channel, call, properties(call)?).await?;
+        let _unconfirmed = publish(&channel, call, lasting(call)?).await?;
         let closing = channel.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into());
         closing.await.map_err(|_| CallError::Lost)
     }
@@ -229,8 +231,13 @@ impl Session {
     }
 }
 
-fn properties(call: &Call) -> Result<BasicProperties, CallError> {
-    let expiration = call.timeout.as_millis().to_string();
+/// Those of a request that is to outlast its author, and a restart of the broker.
+fn lasting(call: &Call) -> Result<BasicProperties, CallError> {
+    const PERSISTENT: u8 = 2;
+    properties(call, call.expires).map(|properties| properties.with_delivery_mode(PERSISTENT))
+}
+
+fn properties(call: &Call, expires: Option<Duration>) -> Result<BasicProperties, CallError> {
     let mut table = FieldTable::default();
     for (name, text) in &call.headers {
         table.insert(amqp::short("the name of a header", name)?, AMQPValue::LongString(text.as_str().into()));
@@ -238,7 +245,10 @@ fn properties(call: &Call) -> Result<BasicProperties, CallError> {
     if let Some(path) = &call.path {
         table.insert("x-rpc-path".into(), AMQPValue::ByteArray(path.as_bytes().to_vec().into()));
     }
-    let mut properties = BasicProperties::default().with_expiration(expiration.as_str().into()).with_headers(table);
+    let mut properties = BasicProperties::default().with_headers(table);
+    if let Some(expires) = expires {
+        properties = properties.with_expiration(expires.as_millis().to_string().as_str().into());
+    }
     if let Some(id) = &call.message_id {
         properties = properties.with_message_id(amqp::short("the message id", id)?);
     }
@@ -335,10 +345,10 @@ mod tests {
             content_encoding: Some("gzip".to_owned()),
             ..Call::default()
         };
-        let said = properties(&call).unwrap();
+        let said = properties(&call, None).unwrap();
         assert_eq!(said.content_type().as_ref().map(|kind| kind.as_str()), Some("application/json"));
         assert_eq!(said.content_encoding().as_ref().map(|encoding| encoding.as_str()), Some("gzip"));
-        let silent = properties(&Call::default()).unwrap();
+        let silent = properties(&Call::default(), None).unwrap();
         assert!(silent.content_type().is_none() && silent.content_encoding().is_none());
         call.content_encoding = Some("x".repeat(256));
         assert!(matches!(call.check(), Err(CallError::TooLong(_))));

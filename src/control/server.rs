@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::fs::{self, File};
 use std::future::Future;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -68,13 +68,24 @@ pub struct Socket {
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
+    /// Which file it is: the folder may have been replaced, and with it the lock.
+    made: Identity,
     /// Who has it may make the socket and take it away. Fields are dropped after the struct's own `drop`.
     _lock: Locked,
 }
 
+/// Device and inode of a file.
+type Identity = (u64, u64);
+
+fn identity(path: &Path) -> io::Result<Identity> {
+    path.symlink_metadata().map(|about| (about.dev(), about.ino()))
+}
+
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_file(&self.path) {
+        if identity(&self.path).is_ok_and(|there| there != self.made) {
+            tracing::debug!(path = %self.path.display(), "the control socket there is another worker's by now, and stays");
+        } else if let Err(error) = fs::remove_file(&self.path) {
             tracing::debug!(path = %self.path.display(), %error, "the control socket could not be removed");
         }
     }
@@ -112,15 +123,17 @@ impl Socket {
         fs::DirBuilder::new().mode(0o700).create(&private).map_err(at)?;
         let made = Self::make(&private, path);
         drop(fs::remove_dir_all(&private));
-        Ok(Self { listener: made.map_err(at)?, file: SocketFile { path: path.to_owned(), _lock: lock } })
+        let (listener, made) = made.map_err(at)?;
+        Ok(Self { listener, file: SocketFile { path: path.to_owned(), made, _lock: lock } })
     }
 
-    fn make(private: &Path, path: &Path) -> io::Result<UnixListener> {
+    fn make(private: &Path, path: &Path) -> io::Result<(UnixListener, Identity)> {
         let folder = File::open(private)?;
         let listener = UnixListener::bind(through(&folder, Path::new("s")))?;
         fs::set_permissions(private.join("s"), fs::Permissions::from_mode(0o660))?;
+        let made = identity(&private.join("s"))?;
         fs::rename(private.join("s"), path)?;
-        Ok(listener)
+        Ok((listener, made))
     }
 }
 
@@ -509,5 +522,19 @@ mod tests {
         drop(first);
         assert!(!path.exists());
         drop(Socket::listen(&path).unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_worker_whose_folder_was_replaced_leaves_the_socket_of_the_next_one() {
+        let home = tempfile::tempdir().unwrap();
+        let folder = home.path().join("work");
+        let path = folder.join("s");
+        let first = Socket::listen(&path).unwrap();
+        fs::rename(&folder, home.path().join("moved")).unwrap();
+        let next = Socket::listen(&path).unwrap();
+        drop(first);
+        assert!(path.exists());
+        drop(next);
+        assert!(!path.exists());
     }
 }

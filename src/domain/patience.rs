@@ -54,6 +54,8 @@ pub struct Told {
     pub argument: Option<Duration>,
     /// What the policies say that apply to it, where they do.
     pub policy: Option<Duration>,
+    /// Whether what is rejected there goes anywhere.
+    pub dead_letters: bool,
 }
 
 /// What follows of it.
@@ -129,7 +131,7 @@ mod tests {
     const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
     fn told(version: &str, kind: Kind, argument: Option<Duration>, policy: Option<Duration>) -> Says {
-        Told { version: Version::parse(version).unwrap(), kind, argument, policy }.says()
+        Told { version: Version::parse(version).unwrap(), kind, argument, policy, dead_letters: false }.says()
     }
 
     #[test]

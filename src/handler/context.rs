@@ -119,12 +119,16 @@ impl Context {
     }
 
     /// Takes away what a task that is over has left on the disk, if there is anything; a folder that it has left empty, and
-    /// a log file, are kept for later tasks. Blocks for as long as the disk takes.
+    /// a log file, are kept for later tasks. Blocks for as long as the disk takes. What is there by now if the worker has lost
+    /// its work folder is another worker's, and stays.
     ///
     /// # Errors
     ///
     /// The last one of the file system. Whatever could be taken away is gone.
     pub(crate) fn clear_away(self) -> io::Result<()> {
+        if self.spares.as_ref().is_some_and(Spares::lost) {
+            return Ok(());
+        }
         let folder = match (self.folder_made(), &self.spares) {
             (None, _) => Ok(()),
             // Who still holds this may still write to the folder; so may processes that were not seen to end.

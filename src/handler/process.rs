@@ -209,7 +209,7 @@ impl Running {
         let (output, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let entry = launch.within.open()?;
         let Prepared { mut command, forerunner } = prepare(launch, &entry, writer)?;
-        let started = children::start(|| command.spawn(), Child::id);
+        let started = children::start(entry.claim(), || command.spawn(), Child::id);
         // The command holds our copies of the writing ends.
         drop(command);
         let Started { mut child, known } = started?;

@@ -24,7 +24,7 @@ pub struct Request {
     /// delivered twice; what must not happen twice is done under this key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idempotency_key: Option<String>,
-    /// All headers that are text.
+    /// All headers that are text, numbers, or `true` and `false`, as text. Others are left out.
     pub headers: BTreeMap<String, String>,
     /// Its media type, where its author said.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -124,8 +124,7 @@ impl WorkFolder {
     ///
     /// Where the file system says nothing of the locked file.
     pub(crate) fn hold(&self) -> io::Result<Hold> {
-        let about = self.lock.file().metadata()?;
-        Ok(Hold { lock: self.path.join(LOCK), device: about.dev(), inode: about.ino() })
+        hold(&self.path, &self.lock)
     }
 
     /// The folder itself.
@@ -146,6 +145,16 @@ impl WorkFolder {
 /// Where its lock cannot be read.
 pub(crate) fn take_left(path: &Path) -> io::Result<Option<Locked>> {
     Locked::take_left(&path.join(LOCK))
+}
+
+/// What tells whether a folder is still its own who has locked it.
+///
+/// # Errors
+///
+/// Where the file system says nothing of the locked file.
+pub(crate) fn hold(folder: &Path, lock: &Locked) -> io::Result<Hold> {
+    let about = lock.file().metadata()?;
+    Ok(Hold { lock: folder.join(LOCK), device: about.dev(), inode: about.ino() })
 }
 
 /// Whether a worker has made this folder its own at any time.

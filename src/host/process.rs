@@ -95,13 +95,23 @@ pub(crate) fn children() -> io::Result<Vec<i32>> {
     for thread in std::fs::read_dir("/proc/self/task")? {
         let path = thread?.path().join("children");
         match std::fs::read_to_string(path) {
-            Ok(list) => children.extend(list.split_ascii_whitespace().filter_map(|pid| pid.parse::<i32>().ok())),
+            Ok(list) => children.extend(numbers(&list)),
             // A thread that has ended, or a kernel without these lists.
             Err(_) if !Path::new("/proc/thread-self/children").exists() => return children_by_parent(),
             Err(_) => {}
         }
     }
     Ok(children)
+}
+
+/// The same of the first thread alone. An error where the kernel has no lists of children.
+pub(crate) fn children_of_first_thread() -> io::Result<Vec<i32>> {
+    let own = std::process::id();
+    std::fs::read_to_string(format!("/proc/self/task/{own}/children")).map(|list| numbers(&list).collect())
+}
+
+fn numbers(list: &str) -> impl Iterator<Item = i32> {
+    list.split_ascii_whitespace().filter_map(|pid| pid.parse().ok())
 }
 
 fn children_by_parent() -> io::Result<Vec<i32>> {

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
 use rustix::io::Errno;
 
+use super::folder::Hold;
 use crate::limits::{SPARE_LOG_BYTES_MAX, SPARES_MAX};
 
 /// Where spare folders and files lie, within the folder of the tasks. No task's folder is called so.
@@ -29,6 +30,7 @@ pub(crate) struct Spares {
 
 #[derive(Debug)]
 struct Inner {
+    hold: Hold,
     place: PathBuf,
     most: usize,
     kept: Mutex<Kept>,
@@ -109,7 +111,7 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         let kept = self.kept.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if kept.number > 0 {
+        if kept.number > 0 && self.hold.check().is_ok() {
             // Where that fails, the next start of a worker in this folder does it.
             drop(super::folder::remove(&self.place));
         }
@@ -117,10 +119,16 @@ impl Drop for Inner {
 }
 
 impl Spares {
-    /// Keeps at most as many folders, and as many files, as tasks run at once. `tasks` is the folder that theirs are in.
-    pub(crate) fn new(tasks: &Path, capacity: u32) -> Self {
+    /// Keeps at most as many folders, and as many files, as tasks run at once. `tasks` is the folder that theirs are in, and
+    /// `hold` tells whether it is still this worker's.
+    pub(crate) fn new(tasks: &Path, hold: Hold, capacity: u32) -> Self {
         let most = usize::try_from(capacity).map_or(SPARES_MAX, |capacity| capacity.min(SPARES_MAX));
-        Self { inner: Arc::new(Inner { place: tasks.join(PLACE), most, kept: Mutex::default() }) }
+        Self { inner: Arc::new(Inner { hold, place: tasks.join(PLACE), most, kept: Mutex::default() }) }
+    }
+
+    /// Whether what is found at the tasks' paths is another worker's by now, or nobody's.
+    pub(crate) fn lost(&self) -> bool {
+        self.inner.hold.check().is_err()
     }
 
     /// Makes an empty folder, or gives one its name that was kept.
@@ -222,22 +230,26 @@ mod tests {
     use std::io::Write as _;
     use std::os::unix::fs::PermissionsExt as _;
 
+    use super::super::folder::WorkFolder;
     use super::*;
 
     struct Bench {
-        tasks: tempfile::TempDir,
+        _home: tempfile::TempDir,
+        work: WorkFolder,
         spares: Spares,
     }
 
     impl Bench {
         fn of(capacity: u32) -> Self {
-            let tasks = tempfile::tempdir().unwrap();
-            let spares = Spares::new(tasks.path(), capacity);
-            Self { tasks, spares }
+            let home = tempfile::tempdir().unwrap();
+            let work = WorkFolder::take(home.path()).unwrap();
+            work.clear().unwrap();
+            let spares = Spares::new(work.tasks(), work.hold().unwrap(), capacity);
+            Self { _home: home, work, spares }
         }
 
         fn path(&self, name: &str) -> PathBuf {
-            self.tasks.path().join(name)
+            self.work.tasks().join(name)
         }
 
         fn folder(&self, name: &str) -> u64 {
@@ -341,8 +353,25 @@ mod tests {
             bench.spares.keep_folder(&bench.path(name)).unwrap();
         }
         assert_eq!(std::fs::read_dir(bench.path(PLACE)).unwrap().count(), 2);
-        let Bench { tasks, spares } = bench;
+        let Bench { _home, work, spares } = bench;
         drop(spares);
-        assert_eq!(std::fs::read_dir(tasks.path()).unwrap().count(), 0);
+        assert_eq!(std::fs::read_dir(work.tasks()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_the_next_worker_keeps_in_a_folder_that_was_replaced_is_not_removed() {
+        let bench = Bench::of(1);
+        bench.folder("one");
+        bench.spares.keep_folder(&bench.path("one")).unwrap();
+        let Bench { _home: home, work, spares } = bench;
+        let clone = spares.clone();
+        assert!(!clone.lost());
+        std::fs::remove_dir_all(home.path()).unwrap();
+        let next = WorkFolder::take(home.path()).unwrap();
+        next.clear().unwrap();
+        std::fs::create_dir_all(work.tasks().join(PLACE).join("1")).unwrap();
+        assert!(clone.lost());
+        drop((spares, clone));
+        assert!(next.tasks().join(PLACE).join("1").exists());
     }
 }

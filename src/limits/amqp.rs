@@ -49,6 +49,8 @@ pub const AMQP_CLIENTS_SEEN_MAX: usize = 64;
 pub const CALLS_MAX: usize = 16_384;
 /// The largest request of a client: RabbitMQ's own bound before 4.0.
 pub const CALL_BODY_BYTES_MAX: usize = 128 << 20;
+/// How long `journeyman call` waits for an answer unless it is told otherwise.
+pub const CALL_ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How much of an answer's own words `journeyman call` repeats in its error.
 pub const CALL_WHY_CHARS_MAX: usize = 500;
 /// How much of a request's body counts for what tells requests apart; its length counts whatever it is.

@@ -161,6 +161,8 @@ pub const CONTAINMENT_PROBE_WAIT: Duration = Duration::from_secs(5);
 pub const STRAYS_LOOKS_MAX: usize = 20;
 /// How often orphans that have ended are reaped at most.
 pub const REAP_EVERY: Duration = Duration::from_millis(100);
+/// The same where the processes of a task are counted: what has ended and was not reaped counts as one.
+pub const REAP_EVERY_COUNTED: Duration = Duration::from_millis(5);
 /// How long a payload's forerunner may take to become the payload. It is milliseconds, unless the host is in trouble.
 pub const PROCESS_START_WAIT: Duration = Duration::from_secs(30);
 /// How much of what a payload's forerunner says is kept: the last of it.
@@ -175,6 +177,8 @@ pub const LOCK_TRIES: u32 = 100;
 pub const LOCK_AGAIN: Duration = Duration::from_millis(20);
 /// Of how many killed `dev` processes what they left is ended by the next one.
 pub const DEV_ROOMS_LEFT_MAX: usize = 64;
+/// How old a folder is that a `dev` has made and not yet named, when nobody can still be at it.
+pub const DEV_UNNAMED_AGE_MAX: Duration = Duration::from_secs(3600);
 /// How many times a task's folder is removed before it is left where it is: something may still write into it.
 pub const FOLDER_REMOVALS_MAX: usize = 5;
 /// How many folders that could not be removed are kept beside the work folder's tasks.

@@ -13,7 +13,7 @@ use crate::domain::outcome::{Outcome, Reason};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 use crate::domain::worker::{Event, LeftOver};
-use crate::host::containment::{Unproven, end_of_earlier_life, kill_leftovers};
+use crate::host::containment::{self, Unproven, end_of_earlier_life, kill_leftovers};
 use crate::host::crash::crash_point;
 use crate::host::folder::{self, Hold};
 use crate::host::journal::{self, Carried, Journal};
@@ -100,13 +100,14 @@ pub(super) fn look_back(folder: &Path, claimants: &[Box<str>], unproven: Unprove
 ///
 /// Where something cannot be killed, or what was written down of it cannot be read.
 pub(crate) fn end_left_in(folder: &Path) -> io::Result<Option<usize>> {
-    let Some(_lock) = folder::take_left(folder)? else { return Ok(None) };
+    let Some(lock) = folder::take_left(folder)? else { return Ok(None) };
     let found = journal::Earlier::read(folder);
     let killed = kill_leftovers(&found.journal.plan(&found.boot, &[]).kill)?;
     if let Some(damage) = found.damage.into_iter().next() {
         return Err(io::Error::other(format!("{damage}; what it said of running tasks is lost")));
     }
     kill_leftovers(&remains::read(&folder.join(SERVICES), &found.boot))?;
+    containment::leave(&folder::hold(folder, &lock)?.identity());
     Ok(Some(killed))
 }
 

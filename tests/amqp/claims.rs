@@ -8,6 +8,7 @@ use std::time::Duration;
 use journeyman::amqp;
 use journeyman::amqp::lapin::options::{BasicGetOptions, BasicRejectOptions};
 use journeyman::amqp::lapin::types::AMQPValue;
+use journeyman::amqp::management::Management;
 use journeyman::domain::id::Lane;
 use journeyman::domain::outcome::{Outcome, Reason};
 use journeyman::domain::refusal::Refusal;
@@ -16,6 +17,7 @@ use journeyman::source::amqp::{Amqp, Exhausted};
 use journeyman::source::{Reply, Source as _};
 use journeyman::worker::{Command, Exit, Note, Settings};
 
+use crate::broker::management;
 use crate::faults::target;
 use crate::support::{
     Act, Client, Gate, Kind, Running, broker, echo, header, queue, shared, shared_uri, taken, within,
@@ -297,6 +299,27 @@ async fn a_dead_letter_policy_gets_what_is_given_up() {
     let letter = client.taken_from(&dead).await.next().await;
     assert_eq!(letter.data, b"poison");
     assert_eq!(header(&letter, "x-first-death-reason").as_deref(), Some("rejected"));
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_given_up_where_nothing_is_dead_lettered_is_answered_if_the_broker_says_so() {
+    let Some(broker) = shared() else { return };
+    let client = Client::new(&broker, Kind::Durable).await;
+    let management = Management::new(&broker, &management(), None).expect("it can be asked");
+    let act: Act = Arc::new(|_, _| Box::pin(async { Err(NotCompleted::Intermittent("no luck".to_owned())) }));
+    let mut settings = queue(&client);
+    settings.max_attempts = NonZeroU32::new(2);
+    settings.exhausted = Exhausted::DeadLettered;
+    settings.management = Some(management);
+    let worker = Running::start(settings, 1, act);
+    publish(&client, &["by its handler"]).await;
+    assert_eq!(client.answer("by its handler").await.json()["context"]["attempts"], 2);
+    let headers = amqp::table([("x-journeyman-attempts", AMQPValue::LongUInt(2))]);
+    assert!(client.publish(Client::properties("by its count", "/work").with_headers(headers), b"1").await);
+    assert_eq!(client.answer("by its count").await.json()["type"], "journeyman:attempts_exhausted");
+    worker.drained().await;
+    client.until_depth(0, 0).await;
     client.delete_queue().await;
 }
 

@@ -10,7 +10,7 @@ use lapin::message::Delivery;
 use lapin::options::{
     BasicConsumeOptions, BasicPublishOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
 };
-use lapin::types::{AMQPValue, FieldTable};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Connection, Consumer, ExchangeKind};
 use tokio::task::JoinSet;
 
@@ -220,13 +220,16 @@ async fn no_answer_in_time_is_an_error_and_a_late_one_is_nobodys() {
     let mut worker = pool.worker().await;
     // The time for the connection would count as well.
     within("the first", client.send(&pool.call("first"))).await.expect("it is taken");
-    within("a request", next(&mut worker)).await.expect("a request");
+    let first = within("a request", next(&mut worker)).await.expect("a request").properties;
+    assert_eq!((first.expiration().as_ref(), *first.delivery_mode()), (None, Some(2)), "nobody waits, so it stays");
     // The broker drops what has waited for so long.
     let short = Call { timeout: Duration::from_secs(5), ..pool.call("short") };
     let (answer, late) =
         within("the end of its time", Box::pin(async { tokio::join!(client.call(&short), next(&mut worker)) })).await;
     assert_eq!(answer, Err(CallError::TimedOut(short.timeout)));
-    pool.answer(&late.expect("a request"), b"late", &ok()).await;
+    let late = late.expect("a request");
+    assert_eq!(late.properties.expiration().as_ref().map(ShortString::as_str), Some("5000"));
+    pool.answer(&late, b"late", &ok()).await;
     let call = pool.call("on time");
     let working = async {
         let request = next(&mut worker).await.expect("a request");

@@ -9,6 +9,7 @@ use journeyman::handler::process::{Bounds, Input, Launch, Running};
 use journeyman::host::containment::{Containment, Demand, Level, Name, Wanted, kill_leftovers};
 
 use crate::bench::Bench;
+use crate::hostile::LEAVE;
 use crate::hunt::Quarry;
 use crate::{LEVELS, Report, at};
 
@@ -18,9 +19,21 @@ pub(crate) async fn victim(level: &str, name: &str) -> Report {
     let enclosure = containment.enclosure();
     let bench = Bench::new();
     let env = environment::of_task(&environment::Variables::new(), &bench.context);
-    let argv = ["sh", "-c", "setsid sleep 7654321 >/dev/null 2>&1 & echo up; wait"].map(str::to_owned);
-    let launch =
-        Launch { argv: &argv, env: &env, workdir: "/".as_ref(), input: Input::Null, channel: None, within: &enclosure };
+    let script = format!(
+        "{LEAVE}setsid sleep 7654321 >/dev/null 2>&1 & \
+         ( leave; exec env -i setsid sh -c 'echo >up; exec sleep {}' ) >/dev/null 2>&1 & \
+         while [ ! -e up ]; do :; done; echo up; wait",
+        mark(name)
+    );
+    let argv = ["sh", "-c", &script].map(str::to_owned);
+    let launch = Launch {
+        argv: &argv,
+        env: &env,
+        workdir: bench.workdir(),
+        input: Input::Null,
+        channel: None,
+        within: &enclosure,
+    };
     let running = Running::start(launch).await.expect("it starts");
     let bounds = Bounds { run_time: None, grace: Duration::ZERO };
     let mut ended = std::pin::pin!(running.finish(bounds, &bench.context));
@@ -33,6 +46,11 @@ pub(crate) async fn victim(level: &str, name: &str) -> Report {
     println!("{} {cgroup}", enclosure.name().cookie);
     drop(tokio::time::timeout(Duration::from_secs(600), ended).await);
     Report::default()
+}
+
+/// How long what has left its group, and its environment, sleeps: its parent is in the group when the worker is killed.
+fn mark(name: &str) -> String {
+    format!("7654{}", name.rsplit('-').next().unwrap_or_default())
 }
 
 fn wanted(level: &str) -> Wanted {
@@ -54,7 +72,7 @@ pub(crate) fn run(filter: &str) -> Report {
 fn next_start(level: Level) -> Result<(), String> {
     let name = format!("killed-{level}-{}", std::process::id());
     let (mut child, known) = start_victim(level, &name);
-    let quarry = Quarry { cookie: known.cookie.clone(), mark: String::new(), folder: "/no/folder".into() };
+    let quarry = Quarry { cookie: known.cookie.clone(), mark: mark(&name), folder: "/no/folder".into() };
     child.kill().and_then(|()| child.wait().map(drop)).map_err(|error| error.to_string())?;
     if quarry.found().is_empty() {
         return Err("nothing was left, so nothing is shown".to_owned());

@@ -40,6 +40,8 @@ enum End {
 enum Company {
     Any,
     /// At the level of process groups it can only be told from others by being the only one.
+    NoneInGroups,
+    /// The same at each level.
     None,
 }
 
@@ -54,6 +56,7 @@ struct Payload {
 /// What is known of a run at its end.
 struct Context<'a> {
     said: &'a str,
+    level: Level,
 }
 
 const fn payload(name: &'static str, end: End, script: &'static str) -> Payload {
@@ -61,9 +64,18 @@ const fn payload(name: &'static str, end: End, script: &'static str) -> Payload 
 }
 
 /// `$M` is a number of the run's own, for sleeping so long; `up` is a file that says that what matters is under way.
-const UNTIL_UP: &str = "until_up() { while [ ! -e up ]; do :; done; }; ";
+const UNTIL_UP: &str = "until_up() { while [ ! -e up ]; do :; done; }\n";
+/// `leave` takes its process to the control group above that of all claims, and says so by a file.
+pub(crate) const LEAVE: &str = "leave() {
+    while read -r _ _ _ root point rest; do
+        case \"$rest\" in *' - cgroup2 '*) groups=$point above=${root%/};; esac
+    done </proc/self/mountinfo
+    own=$(sed -n 's/^0:://p' /proc/self/cgroup)
+    case \"$own\" in */claim-*) echo 0 >\"$groups${own#\"$above\"}/../../cgroup.procs\" && echo >left;; esac
+}
+";
 
-const PAYLOADS: [Payload; 26] = [
+const PAYLOADS: [Payload; 29] = [
     payload("setsid", End::ByItself, "setsid sh -c 'echo >up; exec sleep $0' $M >/dev/null 2>&1 & until_up"),
     payload("double fork", End::ByItself, "( ( sh -c 'echo >up; exec sleep $0' $M >/dev/null 2>&1 & ) & ); until_up"),
     payload(
@@ -90,11 +102,36 @@ const PAYLOADS: [Payload; 26] = [
     payload("a grandchild holds the pipe", End::ByItself, "( sleep $M & ); exit 0"),
     payload("stops itself", End::Told, "echo ready; kill -STOP $$"),
     Payload {
-        company: Company::None,
+        company: Company::NoneInGroups,
         ..payload(
             "a daemon without an environment",
             End::ByItself,
             "( env -i setsid sh -c 'echo >up; exec sleep $0' $M >/dev/null 2>&1 & ); until_up",
+        )
+    },
+    Payload {
+        company: Company::NoneInGroups,
+        ..payload(
+            "a daemon under the name of another claim",
+            End::ByItself,
+            "( JOURNEYMAN_CLAIM=forged setsid sh -c 'echo >up; exec sleep $0' $M >/dev/null 2>&1 & ); until_up",
+        )
+    },
+    Payload {
+        also: it_has_left,
+        ..payload(
+            "moves into another control group",
+            End::ByItself,
+            "( leave; exec setsid sh -c 'echo >up; exec sleep $0' $M ) >/dev/null 2>&1 & until_up",
+        )
+    },
+    Payload {
+        company: Company::None,
+        also: it_has_left,
+        ..payload(
+            "moves into another control group and clears its environment",
+            End::ByItself,
+            "( leave; exec env -i setsid sh -c 'echo >up; exec sleep $0' $M ) >/dev/null 2>&1 & until_up",
         )
     },
     payload("stops its own group", End::Told, "sleep $M & sleep $M & echo ready; kill -STOP 0"),
@@ -191,6 +228,15 @@ fn too_much_is_said(_: &Bench, run: &Context<'_>) -> Result<(), String> {
     if run.said.contains("folder grew beyond") { Ok(()) } else { Err(format!("its size is not said: {}", run.said)) }
 }
 
+fn it_has_left(bench: &Bench, run: &Context<'_>) -> Result<(), String> {
+    let may = run.level != Level::Group && rustix::process::geteuid().is_root();
+    if may && !bench.workdir().join("left").exists() {
+        Err("it did not get out of its group".to_owned())
+    } else {
+        Ok(())
+    }
+}
+
 fn its_end_is_seen(_: &Bench, run: &Context<'_>) -> Result<(), String> {
     if run.said.contains("although it was killed") {
         Err(format!("it was not killed at once: {}", run.said))
@@ -212,7 +258,7 @@ async fn once(payload: &Payload, containment: &Containment) -> Result<(), String
     let bench = bench.within(enclosure.clone());
     let quarry =
         Quarry { cookie: enclosure.name().cookie.clone(), mark: mark.clone(), folder: bench.workdir().to_owned() };
-    let argv = ["sh", "-c", &format!("{UNTIL_UP}{}", payload.script)].map(str::to_owned);
+    let argv = ["sh", "-c", &format!("{UNTIL_UP}{LEAVE}{}", payload.script)].map(str::to_owned);
     let mut env = environment::of_task(&environment::Variables::new(), &bench.context);
     env.insert("M".to_owned(), mark);
     let (_reader, writer) = rustix::pipe::pipe().map_err(|error| error.to_string())?;
@@ -252,7 +298,7 @@ async fn once(payload: &Payload, containment: &Containment) -> Result<(), String
     {
         return Err(format!("{} is left", folder.display()));
     }
-    (payload.also)(&bench, &Context { said: &ended.said() })?;
+    (payload.also)(&bench, &Context { said: &ended.said(), level: containment.level() })?;
     drop(std::fs::set_permissions(bench.workdir(), std::os::unix::fs::PermissionsExt::from_mode(0o700)));
     removed(bench.workdir())
 }
@@ -282,6 +328,9 @@ pub(crate) async fn run(filter: &str) -> Report {
             Err(why) => report.missing.push(why),
         }
     }
+    if !rustix::process::geteuid().is_root() {
+        report.missing.push("payloads that surely get into another control group: only root's do".to_owned());
+    }
     if "first process".contains(filter) || filter.is_empty() {
         first_process(&mut report).await;
     }
@@ -301,7 +350,11 @@ async fn level_holds(name: &str, containment: &Containment, rounds: usize, filte
     let began = Instant::now();
     let (mut runs, mut failed) = (0, Vec::new());
     let wanted = |payload: &&Payload| filter.is_empty() || name.contains(filter) || payload.name.contains(filter);
-    let alone = |payload: &Payload| payload.company == Company::None && containment.level() == Level::Group;
+    let alone = |payload: &Payload| match payload.company {
+        Company::Any => false,
+        Company::NoneInGroups => containment.level() == Level::Group,
+        Company::None => true,
+    };
     let (lonely, social): (Vec<_>, Vec<_>) = PAYLOADS.iter().filter(wanted).partition(|payload| alone(payload));
     let mut together = JoinSet::new();
     for number in 0..rounds * social.len() {

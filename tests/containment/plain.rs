@@ -9,6 +9,7 @@ use journeyman::handler::process::{Bounds, Input, Launch, Running, Status};
 use journeyman::host::containment::{Containment, Enclosure, Level, Limits, Wanted};
 
 use crate::bench::Bench;
+use crate::hostile::LEAVE;
 use crate::{LEVELS, Report, at};
 
 const BOUNDS: Bounds = Bounds { run_time: Some(Duration::from_secs(60)), grace: Duration::from_secs(10) };
@@ -31,6 +32,12 @@ pub(crate) async fn run(filter: &str) -> Report {
     }
     if "doubt".contains(filter) {
         report.check("group: a stray that may be another claim's is not killed on suspicion", doubt().await);
+    }
+    for level in [Level::CgroupKill, Level::CgroupFreeze] {
+        if "doubt".contains(filter) && at(level, "probe").is_ok() {
+            let name = format!("{level}: what left a control group ends when no task is left that it may be of");
+            report.check(&name, fugitive(level).await);
+        }
     }
     if "limits".contains(filter) {
         limits(&mut report).await;
@@ -214,6 +221,38 @@ async fn doubt() -> Result<(), String> {
     same("the other's emptiness", second.clear().await, Emptiness::Proven)?;
     first.vacated().await;
     alive.gone().await;
+    Ok(())
+}
+
+/// The same in control groups, where the daemon has left its own. What is in another's group is that one's.
+async fn fugitive(level: Level) -> Result<(), String> {
+    let containment = at(level, "fugitive")?;
+    let (first, second) = (containment.enclosure(), containment.enclosure());
+    let (one, other) = (bench(&first), bench(&second));
+    let (alive, neighbour) = (one.alive(), other.alive());
+    let script = "( env -i setsid sh -c 'exec 9>alive; echo >up; exec sleep 7654321' >/dev/null 2>&1 3>&- & ); \
+                  while [ ! -e go ]; do sleep 0.01; done";
+    let lasting = start(&other, &second, &["sh", "-c", script]).await.unwrap();
+    let script = format!(
+        "{LEAVE}( leave; exec env -i setsid sh -c 'exec 9>alive; echo >up; exec sleep 7654321' >/dev/null 2>&1 3>&- ) & \
+         while [ ! -e up ]; do :; done"
+    );
+    let left = start(&one, &first, &["sh", "-c", &script]).await.unwrap();
+    let ended = left.finish(BOUNDS, &one.context).await.unwrap();
+    same("the first", ended.status, Status::Code(0))?;
+    let out = one.workdir().join("left").exists();
+    let emptiness = if out { Emptiness::Unproven } else { Emptiness::Proven };
+    same("the first's emptiness", first.clear().await, emptiness)?;
+    same("its daemon lives where it got out", alive.is_there(), out)?;
+    same("the other's daemon lives", neighbour.is_there(), true)?;
+    std::fs::write(other.workdir().join("go"), "").unwrap();
+    let ended = lasting.finish(BOUNDS, &other.context).await.unwrap();
+    same("the other", ended.status, Status::Code(0))?;
+    same("the other's emptiness", second.clear().await, Emptiness::Proven)?;
+    // Whosever it was, it is over.
+    first.vacated().await;
+    alive.gone().await;
+    neighbour.gone().await;
     Ok(())
 }
 

@@ -158,6 +158,8 @@ fn read(version: Version, queue: &Queue) -> Told {
         kind: if queue.kind.as_deref() == Some("classic") { Kind::Classic } else { Kind::Other },
         argument: milliseconds(&queue.arguments, "x-consumer-timeout"),
         policy: milliseconds(&queue.effective_policy_definition, "consumer-timeout"),
+        dead_letters: queue.arguments.get("x-dead-letter-exchange").is_some()
+            || queue.effective_policy_definition.get("dead-letter-exchange").is_some(),
     }
 }
 
@@ -188,6 +190,9 @@ mod tests {
         // As RabbitMQ 3.10 has it.
         let none = told(r#"{"type": "classic", "arguments": {}, "effective_policy_definition": []}"#);
         assert_eq!((none.argument, none.policy, none.kind), (None, None, Kind::Classic));
+        assert!(!none.dead_letters);
+        assert!(told(r#"{"arguments": {"x-dead-letter-exchange": ""}}"#).dead_letters, "the default exchange is one");
+        assert!(told(r#"{"effective_policy_definition": {"dead-letter-exchange": "dead"}}"#).dead_letters);
         let odd = told(r#"{"arguments": {"x-consumer-timeout": "soon"}, "policy": null}"#);
         assert_eq!((odd.argument, odd.policy), (None, None));
     }

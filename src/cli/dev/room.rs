@@ -9,10 +9,12 @@ use crate::cli::exit::{Exit, Failure};
 use crate::cli::output;
 use crate::host::folder;
 use crate::host::lock::Locked;
-use crate::limits::DEV_ROOMS_LEFT_MAX;
+use crate::limits::{DEV_ROOMS_LEFT_MAX, DEV_UNNAMED_AGE_MAX};
 use crate::worker::end_left_in;
 
 const PREFIX: &str = "journeyman-dev-";
+/// What stands before that until it is locked.
+const UNNAMED: &str = ".";
 /// The file in it that is locked for as long as the process lives.
 const LOCK: &str = "dev.lock";
 /// Where in it its worker works, or each of its workers in a folder of its own.
@@ -55,7 +57,7 @@ impl Drop for Room {
 
 /// It has its name once it is locked, so that nobody takes it for one that was left.
 fn made(home: &Path, path: &Path) -> io::Result<Locked> {
-    let unnamed = home.join(format!(".{PREFIX}{}", uuid::Uuid::new_v4().simple()));
+    let unnamed = home.join(format!("{UNNAMED}{PREFIX}{}", uuid::Uuid::new_v4().simple()));
     fs::DirBuilder::new().mode(0o700).create(&unnamed)?;
     let named = (|| {
         let lock = Locked::take(&unnamed.join(LOCK))?.ok_or(io::ErrorKind::ResourceBusy)?;
@@ -70,16 +72,17 @@ fn made(home: &Path, path: &Path) -> io::Result<Locked> {
 
 /// Ends what is left of every `dev` of this user that was killed.
 fn sweep(home: &Path) {
-    let own = rustix::process::geteuid().as_raw();
-    let is_room = |entry: &fs::DirEntry| {
-        let named = entry.file_name().to_string_lossy().starts_with(PREFIX);
-        // Nobody else may have written in it.
-        let is_own = |about: fs::Metadata| about.is_dir() && about.uid() == own && about.mode() & 0o077 == 0;
-        named && entry.metadata().is_ok_and(is_own)
+    let entries: Vec<fs::DirEntry> = fs::read_dir(home).into_iter().flatten().flatten().collect();
+    let called = |entry: &&fs::DirEntry, prefix: &str| {
+        entry.file_name().to_string_lossy().strip_prefix(prefix).is_some_and(|name| name.starts_with(PREFIX))
     };
-    let rooms = fs::read_dir(home).into_iter().flatten().flatten().filter(is_room);
+    for entry in entries.iter().filter(|entry| called(entry, UNNAMED) && is_own(entry) && is_old(entry)) {
+        // Nothing but the lock can be in it.
+        drop(fs::remove_dir_all(entry.path()));
+    }
+    let rooms = entries.iter().filter(|entry| called(entry, "") && is_own(entry));
     let mut left = 0;
-    for room in rooms.map(|entry| entry.path()) {
+    for room in rooms.map(fs::DirEntry::path) {
         if left == DEV_ROOMS_LEFT_MAX {
             break;
         }
@@ -103,6 +106,18 @@ fn sweep(home: &Path) {
     }
 }
 
+/// Nobody else may have written in it.
+fn is_own(entry: &fs::DirEntry) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    entry.metadata().is_ok_and(|about| about.is_dir() && about.uid() == own && about.mode() & 0o077 == 0)
+}
+
+/// Whether its process cannot still be at making it.
+fn is_old(entry: &fs::DirEntry) -> bool {
+    let made = entry.metadata().and_then(|about| about.modified());
+    made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age > DEV_UNNAMED_AGE_MAX))
+}
+
 /// Ends the payloads of one, and removes it. Answers how many tasks had any; `None` where its `dev` lives.
 fn end(room: &Path) -> io::Result<Option<usize>> {
     let Some(_lock) = Locked::take_left(&room.join(LOCK))? else { return Ok(None) };
@@ -118,4 +133,23 @@ fn end(room: &Path) -> io::Result<Option<usize>> {
     }
     folder::remove(room)?;
     Ok(Some(ended))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_dev_has_left_that_was_killed_before_it_had_a_name_is_removed_an_hour_later() {
+        let home = tempfile::tempdir().unwrap();
+        let [old, new] = ["old", "new"].map(|name| home.path().join(format!("{UNNAMED}{PREFIX}{name}")));
+        for path in [&old, &new] {
+            fs::DirBuilder::new().mode(0o700).create(path).unwrap();
+            fs::write(path.join(LOCK), "").unwrap();
+        }
+        let then = old.metadata().unwrap().modified().unwrap() - DEV_UNNAMED_AGE_MAX * 2;
+        fs::File::open(&old).unwrap().set_modified(then).unwrap();
+        sweep(home.path());
+        assert_eq!((old.exists(), new.exists()), (false, true));
+    }
 }

@@ -4,11 +4,12 @@ use std::process::{ExitStatus, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
 use super::Trouble;
 use super::subprocess::usual;
+use crate::host::containment::children::{self, Started};
 use crate::limits::{DRIVER_LAST_WORDS_BYTES_MAX, DRIVER_OUTPUT_BYTES_MAX, DRIVER_OUTPUT_WAIT};
 
 /// How a program ended.
@@ -48,7 +49,9 @@ pub(super) async fn run(argv: &[String], input: &[u8]) -> Result<Ran, Trouble> {
     let mut command = Command::new(program);
     command.args(arguments).env_clear().envs(usual()).process_group(0);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(|error| Trouble(format!("{program} cannot be run: {error}")))?;
+    let started = children::start(None, || command.spawn(), Child::id);
+    let Started { mut child, known: _known } =
+        started.map_err(|error| Trouble(format!("{program} cannot be run: {error}")))?;
     let mut group = Group(child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw));
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let (mut out, mut err) = (Vec::new(), Vec::new());

@@ -17,6 +17,7 @@ use super::logs::Logs;
 use super::told::was_told;
 use super::{Assignment, Driver, End, Found, Standing, Stop, Trouble};
 use crate::domain::group::Key;
+use crate::host::containment::children::{self, Known, Started};
 use crate::host::containment::{self, ControlGroup, ControlGroups};
 use crate::host::process::{self, Stat};
 use crate::host::program::locate;
@@ -44,7 +45,7 @@ struct Record {
 }
 
 enum Life {
-    Own(Box<Child>),
+    Own { child: Box<Child>, _known: Known },
     Adopted,
 }
 
@@ -205,7 +206,7 @@ impl Subprocesses {
         } else {
             // Whoever has the pool has seen the end of these, and forgotten them.
             let is_over = |life: &mut Life| match life {
-                Life::Own(child) => !matches!(child.try_wait(), Ok(None)),
+                Life::Own { child, .. } => !matches!(child.try_wait(), Ok(None)),
                 Life::Adopted => true,
             };
             state.workers.retain(|id, worker| !is_over(&mut worker.life) || self.path(id).exists());
@@ -219,7 +220,7 @@ impl Subprocesses {
                 continue;
             }
             let how = match life {
-                Life::Own(child) => match child.try_wait() {
+                Life::Own { child, .. } => match child.try_wait() {
                     Ok(None) => None,
                     Ok(Some(status)) => Some(status.to_string()),
                     Err(error) => Some(error.to_string()),
@@ -303,7 +304,7 @@ impl Subprocesses {
         };
         command.args(arguments).env_clear().envs(usual()).envs(variables);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
-        let child = command.spawn()?;
+        let Started { child, known } = children::start(None, || command.spawn(), Child::id)?;
         let pid = child.id().and_then(|id| i32::try_from(id).ok());
         let Some(pid) = pid else { return Err(Trouble("it ended at once".to_owned())) };
         let (path, fresh) = (self.path(&id), self.folder.join(format!("{id}.new")));
@@ -328,7 +329,10 @@ impl Subprocesses {
                 kill_process_group(group, Signal::KILL).ok();
             }
         })?;
-        self.state().workers.insert(id, Worker { record, life: Life::Own(Box::new(child)), is_told: false, end: None });
+        self.state().workers.insert(
+            id,
+            Worker { record, life: Life::Own { child: Box::new(child), _known: known }, is_told: false, end: None },
+        );
         Ok(())
     }
 

@@ -15,7 +15,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::super::mounts;
 use super::super::process::{self, LOOK_AGAIN};
-use super::Limits;
+use super::{CLAIM_PREFIX, Limits};
 use crate::limits::{CGROUP_FROZEN_WAIT, CGROUP_KILL_AGAIN, CGROUP_KILL_EACH, CGROUPS_NESTED_MAX};
 
 /// The processes that are in a group; whoever writes to it enters.
@@ -42,6 +42,16 @@ pub(super) fn own() -> Result<PathBuf, String> {
 
 fn of_version_2(groups: &str) -> Option<&str> {
     groups.lines().find_map(|line| line.strip_prefix("0::"))
+}
+
+/// The cookies of the claims whose groups a process is in, the innermost first.
+pub(super) fn claims_of(process: i32) -> Vec<String> {
+    let groups = std::fs::read(format!("/proc/{process}/cgroup")).unwrap_or_default();
+    let groups = String::from_utf8_lossy(&groups);
+    // What has ended stays in a group that is removed.
+    let group = of_version_2(&groups).map(|group| group.strip_suffix(" (deleted)").unwrap_or(group));
+    let parts = group.unwrap_or_default().rsplit('/');
+    parts.filter_map(|part| part.strip_prefix(CLAIM_PREFIX)).map(ToOwned::to_owned).collect()
 }
 
 /// Where a group of the hierarchy is found in the file system. Of several mounts the last one hides the others.

@@ -3,20 +3,20 @@
 //! What a payload moves out of its group can only be found by descent. The kernel gives orphans to the nearest ancestor
 //! that asked for them, which is this process once it is their reaper (`PR_SET_CHILD_SUBREAPER`, or by being the first
 //! process of a container). So when a payload's group is gone, the topmost processes of what it left are children of ours
-//! that we did not start: its strays. Whose stray one is, the payload's cookie in its environment tells; where that was
-//! cleared, the time it was started does, if only one claim had processes then. Where neither does, nobody's processes are
-//! killed on suspicion, and the claim's emptiness is not proven.
+//! that we did not start: its strays. Whose stray one is, the payload's cookie in its environment tells, or the control group that it
+//! is in; where it has neither, the time it was started does, if only one claim had processes then. Where nothing does,
+//! nobody's processes are killed on suspicion, and the claim's emptiness is not proven.
 //!
 //! Children are a matter of the whole process, so there is one register for all workers in it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError, RwLock};
 
 use rustix::process::{Pid, Signal, WaitOptions};
 
 use super::super::process::{self, Life, Stat};
-use super::COOKIE;
+use super::{COOKIE, cgroup};
 use crate::limits::STRAYS_LOOKS_MAX;
 
 static REGISTER: LazyLock<Register> = LazyLock::new(Register::default);
@@ -36,6 +36,8 @@ struct Book {
     notes: u64,
     /// The claims that may have processes, by cookie.
     claims: BTreeMap<String, Tenure>,
+    /// Processes of which was said that nobody knows whose they are.
+    doubted: BTreeSet<i32>,
 }
 
 /// A claim that has started processes and was not seen empty since.
@@ -81,26 +83,27 @@ impl Drop for Known {
     }
 }
 
-/// Starts a child in such a way that it is never taken for an orphan.
+/// Starts a child in such a way that it is never taken for an orphan. Where it is a process of the claim with the cookie `of`,
+/// what it starts is that claim's from then on.
 pub(crate) fn start<T>(
+    of: Option<&str>,
     start: impl FnOnce() -> io::Result<T>,
     pid: impl FnOnce(&T) -> Option<u32>,
 ) -> io::Result<Started<T>> {
     let _starting = REGISTER.starting.read().unwrap_or_else(PoisonError::into_inner);
     let child = start()?;
     let pid = pid(&child).map_or(0, u32::cast_signed);
+    let since = of.map(|cookie| (cookie, Stat::of(pid).map_or(0, |stat| stat.started)));
     let mut book = book();
+    if let Some((cookie, since)) = since {
+        let tenure = Tenure { since, state: State::Running };
+        book.claims.entry(cookie.to_owned()).or_insert(tenure).state = State::Running;
+    }
     book.notes += 1;
     let note = book.notes;
     book.own.insert(pid, note);
     drop(book);
     Ok(Started { child, known: Known { pid, note } })
-}
-
-/// A claim has started its first process.
-pub(super) fn entered(cookie: &str, first: i32) {
-    let since = Stat::of(first).map_or(0, |stat| stat.started);
-    book().claims.entry(cookie.to_owned()).or_insert(Tenure { since, state: State::Running }).state = State::Running;
 }
 
 /// A claim may have no processes any more.
@@ -159,7 +162,7 @@ fn look(cookie: &str, word: Option<Signal>) -> io::Result<Strays> {
         let stat = match Stat::seen(pid) {
             Ok(Some(stat)) if stat.life == Life::Running => stat,
             Ok(Some(stat)) => {
-                strays.moving |= whose(cookie, None, stat.started, &book().claims) != Whose::Others;
+                strays.moving |= whose(cookie, &cgroup::claims_of(pid), stat.started, &book().claims) != Whose::Others;
                 continue;
             }
             Ok(None) => {
@@ -172,7 +175,7 @@ fn look(cookie: &str, word: Option<Signal>) -> io::Result<Strays> {
                 continue;
             }
         };
-        match whose(cookie, process::variable(pid, COOKIE).as_deref(), stat.started, &book().claims) {
+        match whose(cookie, &tokens(pid), stat.started, &book().claims) {
             Whose::Its => {
                 // At once: some are gone, with another in their place, before the others are looked at.
                 tell(&stat);
@@ -198,10 +201,25 @@ enum Whose {
     Doubtful,
 }
 
+/// The cookies that a process shows: that of its environment, and where no claim is called so, those of the control groups
+/// that it is in.
+fn tokens(pid: i32) -> Vec<String> {
+    let mut shown: Vec<String> = process::variable(pid, COOKIE).into_iter().collect();
+    if !shown.iter().any(|shown| book().claims.contains_key(shown)) {
+        shown.extend(cgroup::claims_of(pid));
+    }
+    shown
+}
+
 /// Decides whose stray a process is. Pure.
-fn whose(cookie: &str, carried: Option<&str>, started: u64, claims: &BTreeMap<String, Tenure>) -> Whose {
-    if let Some(carried) = carried {
-        return if carried == cookie { Whose::Its } else { Whose::Others };
+///
+/// What it shows counts where a claim is called so: a process may have given itself any other name.
+fn whose(cookie: &str, shown: &[String], started: u64, claims: &BTreeMap<String, Tenure>) -> Whose {
+    let known = shown.iter().find_map(|shown| claims.get_key_value(shown));
+    if let Some((claim, tenure)) = known {
+        // Nobody needs what a claim that is over has left.
+        let wanted = claim != cookie && tenure.state == State::Running;
+        return if wanted { Whose::Others } else { Whose::Its };
     }
     let possible: Vec<_> = claims.iter().filter(|(_, tenure)| started >= tenure.since).collect();
     if !possible.iter().any(|(claim, _)| *claim == cookie) {
@@ -214,11 +232,33 @@ fn whose(cookie: &str, carried: Option<&str>, started: u64, claims: &BTreeMap<St
 
 /// The children that we did not start and that are no leaders of payloads.
 fn orphans() -> io::Result<Vec<i32>> {
+    let unknown = || {
+        let children = process::children()?;
+        let book = book();
+        io::Result::Ok(children.into_iter().filter(|child| !book.own.contains_key(child)).collect::<Vec<_>>())
+    };
+    let found = unknown()?;
+    if found.is_empty() {
+        return Ok(found);
+    }
     // A child that is just being started is noted when this lock is had.
     let _starting = REGISTER.starting.write().unwrap_or_else(PoisonError::into_inner);
-    let children = process::children()?;
+    unknown()
+}
+
+/// Whether there may be any, at the price of one file. The kernel gives orphans to the first thread of a process that lives, and
+/// that of a program in Rust lives for as long as the program.
+pub(super) fn any() -> bool {
+    let Ok(children) = process::children_of_first_thread() else { return true };
     let book = book();
-    Ok(children.into_iter().filter(|child| !book.own.contains_key(child)).collect())
+    children.iter().any(|child| !book.own.contains_key(child))
+}
+
+/// Those of them that were not given before.
+pub(super) fn anew(doubtful: &[i32]) -> Vec<i32> {
+    let mut book = book();
+    book.doubted.retain(|pid| Stat::of(*pid).is_some());
+    doubtful.iter().copied().filter(|pid| book.doubted.insert(*pid)).collect()
 }
 
 /// Reaps orphans that have ended. Our own children are left to who waits for them.
@@ -243,25 +283,39 @@ mod tests {
             .collect()
     }
 
+    fn shown(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
     #[test]
     fn a_stray_that_kept_its_cookie_is_known_by_it() {
         let claims = claims(&[("a", 10, State::Over), ("b", 20, State::Running)]);
-        assert_eq!(whose("a", Some("a"), 30, &claims), Whose::Its);
-        assert_eq!(whose("a", Some("b"), 30, &claims), Whose::Others);
+        assert_eq!(whose("a", &shown(&["a"]), 30, &claims), Whose::Its);
+        assert_eq!(whose("a", &shown(&["b"]), 15, &claims), Whose::Others);
+        assert_eq!(whose("b", &shown(&["a"]), 30, &claims), Whose::Its, "a is over, and nobody needs it");
+    }
+
+    #[test]
+    fn a_name_that_no_claim_has_tells_nothing_and_the_next_one_counts() {
+        let claims = claims(&[("a", 10, State::Running), ("b", 20, State::Running)]);
+        assert_eq!(whose("a", &shown(&["forged"]), 15, &claims), Whose::Its, "b had no process then");
+        assert_eq!(whose("a", &shown(&["forged"]), 25, &claims), Whose::Doubtful);
+        assert_eq!(whose("a", &shown(&["forged", "b"]), 25, &claims), Whose::Others, "it is in b's control group");
+        assert_eq!(whose("b", &shown(&["forged", "b"]), 25, &claims), Whose::Its);
     }
 
     #[test]
     fn a_stray_without_a_cookie_is_known_by_when_it_was_started_if_that_tells() {
         let claims = claims(&[("a", 10, State::Over), ("b", 20, State::Running)]);
-        assert_eq!(whose("a", None, 15, &claims), Whose::Its, "b had no process then");
-        assert_eq!(whose("a", None, 25, &claims), Whose::Doubtful, "it may be one of b's, which runs");
-        assert_eq!(whose("b", None, 15, &claims), Whose::Others);
-        assert_eq!(whose("a", None, 5, &claims), Whose::Others, "older than any claim");
+        assert_eq!(whose("a", &[], 15, &claims), Whose::Its, "b had no process then");
+        assert_eq!(whose("a", &[], 25, &claims), Whose::Doubtful, "it may be one of b's, which runs");
+        assert_eq!(whose("b", &[], 15, &claims), Whose::Others);
+        assert_eq!(whose("a", &[], 5, &claims), Whose::Others, "older than any claim");
     }
 
     #[test]
     fn a_stray_of_claims_that_are_all_over_is_anybodys() {
         let claims = claims(&[("a", 10, State::Over), ("b", 20, State::Running)]);
-        assert_eq!(whose("b", None, 25, &claims), Whose::Its, "a is over and b asks because it ends");
+        assert_eq!(whose("b", &[], 25, &claims), Whose::Its, "a is over and b asks because it ends");
     }
 }

@@ -1,11 +1,12 @@
 //! Nothing outlives its claim: what this host offers to hold the processes of a payload together, and to end them.
 //!
 //! Three levels, the best of which is found out at the start by doing it once: a control group that the kernel kills as a
-//! whole; a control group that is frozen and signaled; and a process group, whose strays come to this process as their
-//! reaper. Each claim has an [`Enclosure`] of its own.
+//! whole; a control group that is frozen and signaled; and a process group. At each, strays come to this process as their
+//! reaper: at the third they have left the process group, at the others they have moved themselves to another control group,
+//! which a payload can that runs as the worker's own user. Each claim has an [`Enclosure`] of its own.
 //!
-//! This is no wall between a payload and the host. A payload that runs as the worker's own user can leave a control group
-//! on purpose, by writing to another one. It takes another user, or a container, to prevent that.
+//! This is no wall between a payload and the host. Such a payload can have others start processes for it, or kill the worker.
+//! It takes another user, or a container, to prevent that.
 
 mod census;
 mod cgroup;
@@ -15,6 +16,7 @@ mod forerunner;
 mod group;
 mod leftovers;
 mod shim;
+mod size;
 
 use std::fmt;
 use std::io;
@@ -23,18 +25,21 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
 
+use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::limits::{CONTAINMENT_PROBE_WAIT, REAP_EVERY};
+use super::process::{self, Stat};
+use crate::limits::{CONTAINMENT_PROBE_WAIT, REAP_EVERY, REAP_EVERY_COUNTED};
 use cgroup::{Group, Means};
 
 pub use enclosure::{Enclosure, Exceeded, Name};
-pub(crate) use enclosure::{Entry, Way, larger_than, outgrown};
+pub(crate) use enclosure::{Entry, Way};
 pub(crate) use forerunner::Failed;
 pub(crate) use group::{ControlGroup, ControlGroups, passes_on};
 pub use leftovers::kill_leftovers;
 pub use shim::shim;
 pub(crate) use shim::{NAME as SHIM, program, written};
+pub(crate) use size::{larger_than, outgrown};
 
 /// The variable by which a payload's processes can be told from all others.
 pub const COOKIE: &str = "JOURNEYMAN_CLAIM";
@@ -176,7 +181,7 @@ impl Containment {
             Level::Group => Err("the configuration asks for process groups".to_owned()),
             Level::CgroupFreeze | Level::CgroupKill => probe(name, most, &mut shortcomings),
         };
-        let (mut limits, mut adopts) = (wanted.limits, Adopts::Nothing);
+        let (mut limits, adopts) = (wanted.limits, adopt());
         let (level, groups, leftovers) = match found {
             Ok(found) => {
                 let level = match found.groups.means {
@@ -195,7 +200,6 @@ impl Containment {
             Err(why) => {
                 shortcomings.push(format!("no control groups: {why}"));
                 (limits.memory, limits.processes) = (None, None);
-                adopts = adopt();
                 (Level::Group, None, 0)
             }
         };
@@ -306,12 +310,13 @@ impl Containment {
         let (true, Ok(mut ended)) = (reaper && shim::called(), signal(SignalKind::child())) else {
             return std::future::pending().await;
         };
+        // A fleet of short payloads makes many signals. What has ended counts as a process of its task until it is reaped.
+        let rest = if self.inner.limits.processes.is_some() { REAP_EVERY_COUNTED } else { REAP_EVERY };
         loop {
             if let Err(error) = children::reap() {
                 tracing::debug!(%error, "the children of this process cannot be seen");
             }
-            // A fleet of short payloads makes many signals; orphans are in no hurry.
-            tokio::time::sleep(REAP_EVERY).await;
+            tokio::time::sleep(rest).await;
             ended.recv().await;
         }
     }
@@ -402,7 +407,7 @@ fn probe(name: &str, most: Level, shortcomings: &mut Vec<String>) -> Result<Foun
         return Err("this program does not call journeyman::shim() first thing in main".to_owned());
     }
     let own = Group::at(cgroup::own()?);
-    let parent = Group::at(own.folder().join(format!("journeyman-{}", digest(name))));
+    let parent = of_worker(&own, name);
     parent.make().map_err(|error| format!("{error} (under systemd, set Delegate=yes)"))?;
     let mut leftovers = 0;
     let mut still_there = None;
@@ -434,6 +439,20 @@ fn probe(name: &str, most: Level, shortcomings: &mut Vec<String>) -> Result<Foun
     Err("none that was tried could be killed".to_owned())
 }
 
+/// Where a worker that is started in `own` has the groups of its claims.
+fn of_worker(own: &Group, name: &str) -> Group {
+    Group::at(own.folder().join(format!("journeyman-{}", digest(name))))
+}
+
+/// Removes the group of a worker that was killed, by the name that it was established with, if it was started where this
+/// process is and nothing is in it.
+pub(crate) fn leave(name: &str) {
+    if let Ok(own) = cgroup::own() {
+        // One in which something lives is its next worker's to end.
+        drop(of_worker(&Group::at(own), name).remove());
+    }
+}
+
 /// Puts a process into a group, kills it, and sees it gone. It is one that enters and then waits for the end of its input.
 fn try_out(trial: &Group, means: Means, mut waiting: std::process::Command) -> Result<(), String> {
     trial.make().map_err(|error| error.to_string())?;
@@ -445,12 +464,13 @@ fn try_out(trial: &Group, means: Means, mut waiting: std::process::Command) -> R
         return Err(format!("the kernel has no {file}"));
     }
     waiting.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let started = children::start(|| waiting.spawn(), |child| Some(child.id())).map_err(|error| error.to_string())?;
+    let started =
+        children::start(None, || waiting.spawn(), |child| Some(child.id())).map_err(|error| error.to_string())?;
     let children::Started { mut child, known } = started;
-    let entered = (0..CONTAINMENT_PROBE_WAIT.as_millis() / super::process::LOOK_AGAIN.as_millis()).any(|_| {
+    let entered = (0..CONTAINMENT_PROBE_WAIT.as_millis() / process::LOOK_AGAIN.as_millis()).any(|_| {
         let inside = trial.processes().contains(&child.id().cast_signed());
         if !inside && !matches!(child.try_wait(), Ok(Some(_))) {
-            std::thread::sleep(super::process::LOOK_AGAIN);
+            std::thread::sleep(process::LOOK_AGAIN);
         }
         inside
     });
@@ -477,9 +497,18 @@ fn claims_in(parent: &Path) -> Vec<PathBuf> {
     folders.map(|entry| entry.path()).collect()
 }
 
-/// Kills what is in a group, and removes it.
+/// Kills what is in a group, and what that has started and has left it, and removes it.
 fn end(group: &Group) -> io::Result<()> {
     if !group.empty() {
+        // Their parents are still there to tell.
+        let (inside, all) = (group.processes(), Stat::all()?);
+        let with = process::with_descendants(&inside, &all);
+        let own = std::process::id().cast_signed();
+        let outside =
+            all.iter().filter(|stat| with.contains(&stat.pid) && !inside.contains(&stat.pid) && stat.pid != own);
+        for stat in outside {
+            process::signal(stat.pid, Signal::KILL, |pid| Stat::of(pid).is_some_and(|now| now.started == stat.started));
+        }
         group.kill(if group.has("cgroup.kill") { Means::Kill } else { Means::Freeze });
         if !group.empty_within(CONTAINMENT_PROBE_WAIT) {
             let left = group.processes();

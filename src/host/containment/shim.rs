@@ -49,7 +49,8 @@ struct Carried {
 /// Where the program was started as a payload's forerunner, this call becomes the payload and does not return. Anywhere
 /// else it returns at once, and from then on workers in this process put payloads into control groups where the host
 /// allows it, and adopt and reap processes that payloads leave behind. A program that starts children of its own by other
-/// means than this crate should therefore not call it: they could be taken for a payload's.
+/// means than this crate should therefore not call it: they could be taken for a payload's. So could what a driver's program
+/// leaves running, and workers that outlive their controller: a controller belongs into another process than a worker.
 ///
 /// Without this call, a payload is a process group and nothing more.
 pub fn shim() {
@@ -97,7 +98,7 @@ fn copy() -> io::Result<Carried> {
     #[expect(clippy::disallowed_methods, reason = "at the start only, and for a millisecond")]
     let mut command = std::process::Command::new(&copy.path);
     command.env_clear().stdin(std::process::Stdio::null()).stderr(std::process::Stdio::null());
-    let started = super::children::start(|| command.spawn(), |child| Some(child.id()))?;
+    let started = super::children::start(None, || command.spawn(), |child| Some(child.id()))?;
     let super::children::Started { mut child, known } = started;
     let status = child.wait();
     drop(known);

@@ -2,6 +2,7 @@
 //! answered, and then it leaves the disk. So do those that were handed back while their queue was full.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use lapin::types::ShortString;
 use tokio::sync::Semaphore;
@@ -132,7 +133,7 @@ impl Interrupted {
     }
 
     async fn give_back(&self, request: &Shelved, attempts: u32) -> Result<(), String> {
-        let properties = task::copied(&request.properties, attempts);
+        let properties = task::copied(&request.properties, attempts, Duration::ZERO);
         match self.publish(self.queue.clone(), properties, &request.body).await? {
             Published::Taken => {
                 tracing::warn!(attempts, "a request that was on this host's disk went back to its queue");

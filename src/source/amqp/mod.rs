@@ -94,6 +94,14 @@ struct Inner {
     tasks: Mutex<JoinSet<()>>,
 }
 
+/// What is said of `exhausted = "dead-letter"` where it would lose requests.
+fn nowhere(queue: &str) -> String {
+    format!(
+        "`exhausted` is \"dead-letter\", and the queue {queue} has no dead letter exchange: a request that is given up is answered \
+         instead; name one by a policy or an argument of the queue, or set `poison_queue`"
+    )
+}
+
 /// How many requests were handed to this process, whichever queue they are of: no two of them are called the same.
 static DELIVERIES: AtomicU64 = AtomicU64::new(0);
 
@@ -206,7 +214,12 @@ impl Inner {
         }
         let Settings { queue, consumer_timeout, .. } = &self.settings;
         let says = match management.told(queue).await {
-            Ok(told) => told.says(),
+            Ok(told) => {
+                if self.settings.exhausted == Exhausted::DeadLettered && !told.dead_letters {
+                    tracing::warn!(queue, "{}", nowhere(queue));
+                }
+                told.says()
+            }
             // It is asked again when there is one.
             Err(NotTold::NoQueue) => return,
             Err(NotTold::Unanswered(why)) => {
@@ -224,6 +237,22 @@ impl Inner {
         // Once, and again where it has changed.
         if lock(&self.warned).replace(patience) != Some(patience) {
             self.settings.warn_of(patience, if says == Says::Nothing { Word::Settings } else { Word::Broker });
+        }
+    }
+
+    /// What becomes of a request that was tried too often. Asked anew each time, for policies change: what nobody would get is
+    /// better answered.
+    async fn exhausted(&self) -> Exhausted {
+        let Settings { exhausted, management, queue, .. } = &self.settings;
+        match (exhausted, management) {
+            (Exhausted::DeadLettered, Some(management)) => match management.told(queue).await {
+                Ok(told) if !told.dead_letters => {
+                    tracing::warn!(queue, "{}", nowhere(queue));
+                    Exhausted::Answered
+                }
+                Ok(_) | Err(_) => Exhausted::DeadLettered,
+            },
+            (exhausted, _) => exhausted.clone(),
         }
     }
 
@@ -305,7 +334,7 @@ impl Inner {
         current().ok_or_else(|| Refused { refusal: Refusal::Stale, what: what() })
     }
 
-    async fn wait(&self, session: &Arc<Session>, max: u8, began: Instant) -> Result<Batch, Refused> {
+    async fn wait(self: &Arc<Self>, session: &Arc<Session>, max: u8, began: Instant) -> Result<Batch, Refused> {
         loop {
             let meets = self.lost_are_over().is_err();
             let taken = if meets || session.is_unwanted() { Vec::new() } else { session.take(usize::from(max)) };
@@ -342,7 +371,7 @@ impl Inner {
     }
 
     /// Makes a grant of a delivery, or deals with it aside.
-    fn admit(&self, session: &Arc<Session>, waiting: Waiting, began: Instant) -> Option<Grant> {
+    fn admit(self: &Arc<Self>, session: &Arc<Session>, waiting: Waiting, began: Instant) -> Option<Grant> {
         let Waiting { delivery, since } = &waiting;
         let (since, Settings { form, max_attempts, .. }) = (*since, &self.settings);
         if delivery.redelivered {
@@ -379,6 +408,7 @@ impl Inner {
             body: delivery.data.into(),
             queue: session.queue.clone(),
             delivered: now.minus(since.elapsed()),
+            since,
         };
         Part::new(run, taken, Arc::clone(session), self.most(), self.around())
     }
@@ -389,7 +419,7 @@ impl Inner {
     }
 
     /// Nobody has looked at it, which is no attempt.
-    fn hand_back(&self, session: &Arc<Session>, waiting: Waiting) {
+    fn hand_back(self: &Arc<Self>, session: &Arc<Session>, waiting: Waiting) {
         let attempt = task::seen(&waiting.delivery).attempts();
         let part = self.part_of(session, waiting, attempt, self.clock.now());
         let plan = self.handed_on(&part);
@@ -404,12 +434,19 @@ impl Inner {
     }
 
     /// Deals with a request that no handler is to see. At most as many at once as were handed to us.
-    fn aside(&self, part: Part, what: Aside) {
-        let (tally, exhausted) = (Arc::clone(&self.tally), self.settings.exhausted.clone());
+    fn aside(self: &Arc<Self>, part: Part, what: Aside) {
+        let (tally, inner) = (Arc::clone(&self.tally), Arc::downgrade(self));
         let copying = Arc::clone(&self.copying);
         self.beside(async move {
             let Ok(_copying) = copying.acquire().await else { return };
             let run = part.run.clone();
+            // A source that is gone has given its requests back.
+            let Some(inner) = inner.upgrade() else { return };
+            let exhausted = match what {
+                Aside::Step(Step::GiveUp { .. }) => inner.exhausted().await,
+                Aside::Expired | Aside::TooLarge | Aside::Step(_) | Aside::Unwanted(_) => Exhausted::Answered,
+            };
+            drop(inner);
             if let Err(refused) = what.deal(part, &tally, exhausted).await {
                 tracing::warn!(claim.run = %run, next = %refused.refusal, "{}", refused.what);
             }
@@ -519,7 +556,7 @@ impl Source for Amqp {
                         "it was tried {attempts} times, and each time its handler asked for another: {}",
                         why.as_deref().unwrap_or("no reason was given")
                     );
-                    give_up(part, self.inner.settings.exhausted.clone(), reason, attempts).await?;
+                    give_up(part, self.inner.exhausted().await, reason, attempts).await?;
                     self.inner.tally.exhausted.add();
                     Ok(())
                 }

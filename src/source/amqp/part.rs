@@ -41,6 +41,8 @@ pub(super) struct Part {
     pub(super) run: Run,
     pub(super) session: Arc<Session>,
     pub(super) delivered: Instant,
+    /// The same by the clock of timers.
+    since: tokio::time::Instant,
     tag: DeliveryTag,
     /// The broker is told of a delivery once: of what it does not know any more a second word would cost the channel.
     told: AtomicBool,
@@ -131,7 +133,7 @@ pub(super) enum Plan {
 
 impl Part {
     pub(super) fn new(run: Run, delivery: Taken, session: Arc<Session>, most: usize, around: Around) -> Self {
-        let Taken { tag, properties, body, queue, delivered } = delivery;
+        let Taken { tag, properties, body, queue, delivered, since } = delivery;
         let shelved = Arc::new(AtomicBool::new(false));
         let partial = Sender {
             session: Arc::clone(&session),
@@ -145,6 +147,7 @@ impl Part {
             run,
             session,
             delivered,
+            since,
             tag,
             told: AtomicBool::new(false),
             queue,
@@ -323,7 +326,7 @@ impl Part {
 
     /// Puts a copy into its own queue whose header says how often it was tried.
     async fn again(&self, state: &mut State, attempts: u32) -> Result<(), Refused> {
-        let properties = task::copied(&self.properties, attempts);
+        let properties = task::copied(&self.properties, attempts, self.since.elapsed());
         self.copy(state, self.queue.clone(), properties).await
     }
 
@@ -347,10 +350,11 @@ impl Part {
         if self.session.is_lost() && !self.is_shelved() {
             return Err(self.refused(Refusal::Gone, "its channel is closed"));
         }
-        let mut headers = task::copied(&self.properties, attempts).headers().clone().unwrap_or_default();
+        let properties = task::kept(&self.properties, attempts);
+        let mut headers = properties.headers().clone().unwrap_or_default();
         headers.insert(REASON.into(), AMQPValue::LongString(reason.into()));
         headers.insert(ORIGIN.into(), AMQPValue::LongString(self.queue.as_str().into()));
-        let properties = task::copied(&self.properties, attempts).with_headers(headers);
+        let properties = properties.with_headers(headers);
         let copied = match amqp::short("the name of the queue for them", queue) {
             Ok(queue) => self.copy(&mut state, queue, properties).await,
             Err(error) => Err(self.refused(Refusal::Rejected, &error.to_string())),
@@ -552,6 +556,7 @@ pub(super) struct Taken {
     pub(super) body: Arc<[u8]>,
     pub(super) queue: ShortString,
     pub(super) delivered: Instant,
+    pub(super) since: tokio::time::Instant,
 }
 
 /// Something is wrong with what was published, and not with the way there.

@@ -50,8 +50,21 @@ pub(super) fn patience(properties: &BasicProperties) -> Option<Duration> {
     text.as_str().trim().parse().ok().map(Duration::from_millis)
 }
 
-/// The properties of a copy that takes a message's place, noting `attempts`.
-pub(super) fn copied(properties: &BasicProperties, attempts: u32) -> BasicProperties {
+/// The properties of a copy that takes a message's place, noting `attempts`. Of its time, `held` is over.
+pub(super) fn copied(properties: &BasicProperties, attempts: u32, held: Duration) -> BasicProperties {
+    let copy = kept(properties, attempts);
+    match patience(properties) {
+        // None would have the broker drop it before anybody could say so to its author.
+        Some(patience) => {
+            let left = patience.saturating_sub(held).as_millis().max(1).to_string();
+            copy.with_expiration(left.as_str().into())
+        }
+        None => copy,
+    }
+}
+
+/// The properties of a copy that is kept for as long as nobody takes it.
+pub(super) fn kept(properties: &BasicProperties, attempts: u32) -> BasicProperties {
     let mut table = properties.headers().clone().unwrap_or_default();
     let mut kept = FieldTable::default();
     for (name, value) in table.inner() {
@@ -73,7 +86,6 @@ pub(super) fn copied(properties: &BasicProperties, attempts: u32) -> BasicProper
         priority with_priority,
         correlation_id with_correlation_id,
         reply_to with_reply_to,
-        expiration with_expiration,
         message_id with_message_id,
         timestamp with_timestamp,
         kind with_type,
@@ -132,12 +144,12 @@ pub(super) fn definition(delivery: &Delivery, form: Form) -> Value {
     let empty = FieldTable::default();
     let table = properties.headers().as_ref().unwrap_or(&empty);
     let texts: BTreeMap<String, String> =
-        headers::texts(table).map(|(name, text)| (name.to_owned(), text.to_owned())).collect();
+        headers::texts(table).map(|(name, text)| (name.to_owned(), text.into_owned())).collect();
     let extra: BTreeMap<&str, &String> =
         ["traceparent", "tracestate"].into_iter().filter_map(|name| Some((name, texts.get(name)?))).collect();
     let mut extra = json!(extra);
     let mut request = Request {
-        path: texts.get(PATH).cloned(),
+        path: headers::text(table, PATH).map(ToOwned::to_owned),
         routing_key: delivery.routing_key.to_string(),
         correlation_id: properties.correlation_id().as_ref().map(ToString::to_string),
         content_type: properties.content_type().as_ref().map(ToString::to_string),
@@ -233,7 +245,7 @@ mod tests {
             let properties = properties.with_correlation_id(correlation.into());
             delivery.properties = properties.with_message_id(message.into());
             if again {
-                delivery.properties = copied(&delivery.properties, 1);
+                delivery.properties = copied(&delivery.properties, 1, Duration::ZERO);
             }
             idempotency_key(&delivery)
         };
@@ -335,13 +347,15 @@ mod tests {
             .with_user_id("somebody".into())
             .with_reply_to("there".into())
             .with_expiration("1500".into());
-        let copy = copied(&original, 2);
+        let copy = copied(&original, 2, Duration::from_millis(400));
         let table = copy.headers().as_ref().unwrap();
         assert_eq!(headers::number(table, ATTEMPTS), Some(2));
         assert_eq!(headers::text(table, PATH), Some("/echo"));
         assert!(table.inner().len() == 2 && copy.user_id().is_none());
         assert_eq!(copy.reply_to().as_ref().map(ToString::to_string).as_deref(), Some("there"));
-        assert_eq!(patience(&copy), Some(Duration::from_millis(1500)));
+        assert_eq!(patience(&copy), Some(Duration::from_millis(1100)), "it was held for a while");
+        assert_eq!(patience(&copied(&original, 2, Duration::from_secs(9))), Some(Duration::from_millis(1)));
+        assert_eq!(patience(&kept(&original, 2)), None, "whoever looks at what was given up has time");
     }
 
     #[test]

@@ -150,7 +150,7 @@ impl Engine {
             note: None,
             noticed: None,
             clock: settings.clock,
-            spares: Spares::new(folder.tasks(), settings.capacity),
+            spares: Spares::new(folder.tasks(), hold.clone(), settings.capacity),
             settings,
             examination: Examination::of(folder.tasks()),
             folder,

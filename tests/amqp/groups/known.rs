@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::seen::until;
 use super::{Pool, READY};
 use crate::broker::Broker;
-use crate::support::{Client, within};
+use crate::support::{Client, PATIENCE, within};
 
 impl Pool {
     pub(super) fn socket(&self) -> PathBuf {
@@ -184,7 +184,7 @@ async fn b12_a_broker_that_is_killed_under_load_comes_back_to_the_same_workers_a
         broker.up();
         broker
     });
-    let _broker = broker.await.expect("it starts again");
+    let broker = broker.await.expect("it starts again");
     let back = |seen: &Value| seen["role"] == "active" && group(seen, "a")["settled"] == true;
     pool.sees("it has the pool again", back).await;
     assert_eq!(pool.workers_there(), before, "its worker was left alone");
@@ -194,7 +194,10 @@ async fn b12_a_broker_that_is_killed_under_load_comes_back_to_the_same_workers_a
     // It tries again after half a minute at most, and a queue on disk may take its time to come back as well.
     let queue = format!("{}-req-a", pool.name);
     let is_back = async { while pool.depth(&queue).await.is_none_or(|(_, consumers)| consumers == 0) {} };
-    within("its worker has come back", is_back).await;
+    if tokio::time::timeout(PATIENCE, is_back).await.is_err() {
+        let (log, worker) = (controller.log(), pool.last_words());
+        panic!("its worker has not come back within {PATIENCE:?}\n{log}\n{worker}\n{}", broker.last_words());
+    }
     std::fs::write(&gate, "").expect("it is written");
     let mut left: std::collections::BTreeSet<String> = (0..20).map(|number| number.to_string()).collect();
     while !left.is_empty() {

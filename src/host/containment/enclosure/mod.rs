@@ -1,9 +1,10 @@
 //! What is around the processes of one claim.
 
+mod entry;
+
 use std::cell::LazyCell;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
 use std::{fmt, io};
 
 use rustix::io::Errno;
@@ -14,10 +15,11 @@ use super::super::journal::Recorded;
 use super::super::process::{self, LOOK_AGAIN};
 use super::census::Census;
 use super::cgroup::{Group, Means};
-use super::{Limits, children, forerunner, shim};
+use super::{Limits, children};
 use crate::domain::journal::{Leader, Remains};
 use crate::domain::outcome::Emptiness;
 use crate::limits::{PROCESS_KILLED_WAIT, PROCESSES_NAMED_MAX};
+pub(crate) use entry::{Entry, Way};
 
 /// By what the processes of a claim are found again, by whom ever. Known before the first of them exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -118,10 +120,8 @@ enum Around {
     Nothing,
     /// We are given what payloads leave behind.
     Reaper,
-    Cgroup {
-        group: Group,
-        means: Means,
-    },
+    /// And what has left the group as well.
+    Cgroup { group: Group, means: Means },
 }
 
 #[derive(Debug, Default)]
@@ -141,11 +141,15 @@ impl Drop for Inner {
     fn drop(&mut self) {
         if self.state.get_mut().is_ok_and(|state| state.used) {
             self.kill();
-            if let Around::Cgroup { group, .. } = &self.around {
-                // If that is too early, the next start of this worker does it.
-                drop(group.remove());
-            }
             children::over(&self.name.cookie);
+            if let Around::Cgroup { group, .. } = &self.around {
+                let strays = || children::strays(&self.name.cookie, Some(Signal::KILL));
+                let none = !children::any() || strays().is_ok_and(|strays| strays.none());
+                // If that is too early, the next start of this worker does it.
+                if group.remove().is_ok() && none {
+                    children::left(&self.name.cookie);
+                }
+            }
         }
     }
 }
@@ -225,7 +229,10 @@ impl Enclosure {
             let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
             format!("{pid} {:?}", String::from_utf8_lossy(&name).trim_end())
         };
-        let all: Vec<String> = self.processes().into_iter().take(PROCESSES_NAMED_MAX).map(called).collect();
+        let strays = children::strays(&self.inner.name.cookie, None).unwrap_or_default();
+        let mut all = self.processes();
+        all.extend(strays.doubtful.iter().filter(|pid| !all.contains(pid)).collect::<Vec<_>>());
+        let all: Vec<String> = all.into_iter().take(PROCESSES_NAMED_MAX).map(called).collect();
         if all.is_empty() { "none that can be told from others".to_owned() } else { all.join(", ") }
     }
 
@@ -350,18 +357,18 @@ impl Enclosure {
     pub async fn vacated(&self) {
         match &self.inner.around {
             Around::Nothing => {}
-            Around::Reaper => {
-                self.killed_strays().await;
-                children::left(&self.inner.name.cookie);
-            }
-            Around::Cgroup { group, means } => {
+            Around::Reaper => self.killed_strays().await,
+            Around::Cgroup { group, means } => loop {
                 group.killed(*means).await;
-                while let Err(error) = group.remove() {
-                    tracing::debug!(%error, "a control group cannot be removed yet");
-                    tokio::time::sleep(LOOK_AGAIN).await;
+                self.killed_fugitives().await;
+                match group.remove() {
+                    Ok(()) => break,
+                    Err(error) => tracing::debug!(%error, "a control group cannot be removed yet"),
                 }
-            }
+                tokio::time::sleep(LOOK_AGAIN).await;
+            },
         }
+        children::left(&self.inner.name.cookie);
         let seen = !matches!(self.inner.around, Around::Nothing);
         *self.inner.state() = State { emptied: seen, ..State::default() };
     }
@@ -371,6 +378,39 @@ impl Enclosure {
         self.inner.state().emptied
     }
 
+    /// Resolves when nothing is left that has moved out of its control group, and nothing that may have. The group itself was
+    /// seen empty: what cannot be looked at holds nobody up.
+    async fn killed_fugitives(&self) {
+        let cookie = &self.inner.name.cookie;
+        while children::any() {
+            let strays = match children::strays(cookie, Some(Signal::KILL)) {
+                Ok(strays) => strays,
+                Err(error) => return tracing::debug!(%error, "the children of this process cannot be seen"),
+            };
+            let doubtful = children::anew(&strays.doubtful);
+            if !doubtful.is_empty() {
+                tracing::warn!(
+                    processes = ?doubtful,
+                    "processes have left the control group of a task, and nothing tells of which: they are killed, and keep \
+                     the slots of tasks that may have started them, until the last of those is over"
+                );
+            }
+            if strays.certain.is_empty() && strays.doubtful.is_empty() {
+                return;
+            }
+            if !strays.certain.is_empty() {
+                let processes = &strays.certain;
+                tracing::warn!(?processes, "processes of a task that had left its control group are killed");
+            }
+            for pid in strays.certain.iter().chain(&strays.doubtful) {
+                // Ours to reap: one that waits for that would be found again and again.
+                process::gone(*pid).await;
+            }
+            drop(children::reap());
+        }
+    }
+
+    /// Resolves when there are no strays.
     async fn killed_strays(&self) {
         loop {
             match children::strays(&self.inner.name.cookie, Some(Signal::KILL)) {
@@ -394,226 +434,9 @@ impl Enclosure {
     }
 }
 
-/// A process's place in an enclosure, from just before it is started until its end was seen.
-#[derive(Debug)]
-pub(crate) struct Entry {
-    enclosure: Enclosure,
-}
-
-impl Drop for Entry {
-    fn drop(&mut self) {
-        // What is in it has to go with the last process whose end somebody waits for.
-        if self.alone() {
-            self.enclosure.inner.kill();
-        }
-        let mut state = self.enclosure.inner.state();
-        state.running = state.running.saturating_sub(1);
-    }
-}
-
-/// How a process is to be started.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// As it is.
-    Direct,
-    /// Through this program, with these arguments before its own.
-    Through(Vec<std::ffi::OsString>),
-}
-
-impl Entry {
-    fn inner(&self) -> &Inner {
-        &self.enclosure.inner
-    }
-
-    /// How the process is to be started.
-    pub(crate) fn way(&self, program: &std::path::Path, argv0: &str) -> Way {
-        match &self.inner().around {
-            Around::Nothing | Around::Reaper => Way::Direct,
-            Around::Cgroup { group, .. } => Way::Through(shim::arguments(&group.entrance(), program, argv0).into()),
-        }
-    }
-
-    /// The process has been started.
-    pub(crate) fn started(&self, process: i32) {
-        if let (Around::Nothing | Around::Reaper, Some(tell)) = (&self.inner().around, self.inner().witness.0.get())
-            && let Some(stat) = process::Stat::of(process)
-        {
-            tell(Leader { pid: process, started: stat.started });
-        }
-        if let Around::Reaper = self.inner().around {
-            children::entered(&self.inner().name.cookie, process);
-            // The forerunner does it where there is one.
-            drop(std::fs::write(format!("/proc/{process}/oom_score_adj"), forerunner::OOM_SCORE));
-        }
-    }
-
-    /// Whether no other process of the enclosure is still to be waited for.
-    fn alone(&self) -> bool {
-        self.inner().state().running <= 1
-    }
-
-    /// Whether the process's group holds nothing that the enclosure does not hold, so that looking through all processes
-    /// for it can be saved.
-    pub(crate) fn holds_its_group(&self) -> bool {
-        matches!(self.inner().around, Around::Cgroup { .. }) && self.alone()
-    }
-
-    /// Tells processes that are outside the group to end.
-    pub(crate) fn terminate_others(&self, group: i32) {
-        if !self.alone() {
-            return;
-        }
-        let outside = |process| process::Stat::of(process).is_some_and(|stat| stat.group != group);
-        match &self.inner().around {
-            Around::Nothing => {}
-            Around::Reaper => {
-                drop(children::strays(&self.inner().name.cookie, Some(Signal::TERM)));
-            }
-            Around::Cgroup { group, .. } => group.signal(Signal::TERM, outside),
-        }
-    }
-
-    /// Resolves when all processes have gone by themselves.
-    ///
-    /// Cancel safe.
-    pub(crate) async fn deserted(&self) {
-        match &self.inner().around {
-            Around::Cgroup { group, .. } if self.alone() => group.emptied().await,
-            Around::Reaper if self.alone() => loop {
-                match children::strays(&self.inner().name.cookie, None) {
-                    Ok(strays) if strays.certain.is_empty() => return,
-                    Ok(strays) => {
-                        for pid in strays.certain {
-                            process::gone(pid).await;
-                        }
-                        drop(children::reap());
-                    }
-                    Err(_) => return,
-                }
-            },
-            Around::Nothing | Around::Reaper | Around::Cgroup { .. } => {}
-        }
-    }
-
-    /// Kills whatever is still there, unless another process of the enclosure is to be waited for.
-    pub(crate) fn kill(&self) {
-        if self.alone() {
-            self.inner().kill_at_once();
-        }
-    }
-
-    /// The processes that are still there a while after they were killed.
-    pub(crate) async fn survivors(&self) -> Vec<i32> {
-        if !self.alone() {
-            return Vec::new();
-        }
-        let gone = async {
-            match &self.inner().around {
-                Around::Nothing => {}
-                Around::Reaper => self.certain_killed().await,
-                Around::Cgroup { group, means } => group.killed(*means).await,
-            }
-        };
-        if tokio::time::timeout(PROCESS_KILLED_WAIT, gone).await.is_ok() {
-            return Vec::new();
-        }
-        match &self.inner().around {
-            Around::Nothing => Vec::new(),
-            Around::Reaper => {
-                children::strays(&self.inner().name.cookie, None).map(|strays| strays.certain).unwrap_or_default()
-            }
-            Around::Cgroup { group, .. } => group.processes(),
-        }
-    }
-
-    async fn certain_killed(&self) {
-        while let Ok(strays) = children::strays(&self.inner().name.cookie, Some(Signal::KILL)) {
-            if strays.certain.is_empty() && !strays.moving {
-                return;
-            }
-            if strays.certain.is_empty() {
-                tokio::time::sleep(LOOK_AGAIN).await;
-            }
-            for pid in strays.certain {
-                process::gone(pid).await;
-            }
-            drop(children::reap());
-        }
-    }
-
-    /// The limit that a process came up against since this was last asked.
-    pub(crate) fn exceeded(&self) -> Option<Exceeded> {
-        let Around::Cgroup { group, .. } = &self.inner().around else { return None };
-        let limits = &self.inner().limits;
-        let mut state = self.inner().state();
-        let more = |file, event, seen: &mut u64| {
-            let count = group.events(file, event);
-            std::mem::replace(seen, count) < count
-        };
-        if let Some(bytes) = limits.memory
-            && more("memory.events", "oom_kill", &mut state.out_of_memory)
-        {
-            return Some(Exceeded::Memory { bytes });
-        }
-        let most = limits.processes?;
-        more("pids.events", "max", &mut state.processes_refused).then_some(Exceeded::Processes { most })
-    }
-}
-
-/// Resolves when a folder holds more than so many bytes, looked at now and then.
-///
-/// # Cancel safety
-///
-/// Cancel safe.
-pub(crate) async fn outgrown(folder: PathBuf, bytes: u64, every: Duration) {
-    loop {
-        tokio::time::sleep(every).await;
-        if larger_than(folder.clone(), bytes).await {
-            return;
-        }
-    }
-}
-
-/// Whether the files below a folder take up more than so many bytes of the disk.
-pub(crate) async fn larger_than(folder: PathBuf, bytes: u64) -> bool {
-    tokio::task::spawn_blocking(move || taken(folder, bytes) > bytes).await.unwrap_or(false)
-}
-
-/// The bytes that a folder takes up, not counted much further than `enough`. What cannot be looked at counts nothing.
-fn taken(folder: PathBuf, enough: u64) -> u64 {
-    use std::os::unix::fs::MetadataExt as _;
-    let (mut total, mut folders) = (0_u64, vec![folder]);
-    while let Some(folder) = folders.pop() {
-        let Ok(entries) = std::fs::read_dir(&folder) else { continue };
-        for entry in entries.flatten() {
-            let Ok(about) = entry.metadata() else { continue };
-            total = total.saturating_add(about.blocks() * 512);
-            if total > enough {
-                return total;
-            }
-            if about.is_dir() {
-                folders.push(entry.path());
-            }
-        }
-    }
-    total
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_folder_is_measured_with_all_that_is_below_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let deep = folder.path().join("a/b/c");
-        std::fs::create_dir_all(&deep).unwrap();
-        std::fs::write(deep.join("file"), vec![1; 100_000]).unwrap();
-        std::os::unix::fs::symlink("/usr", deep.join("elsewhere")).unwrap();
-        let bytes = taken(folder.path().to_owned(), u64::MAX);
-        assert!((100_000..300_000).contains(&bytes), "{bytes}");
-        assert!(taken(folder.path().to_owned(), 1000) > 1000);
-    }
 
     #[tokio::test]
     async fn i27_what_cannot_be_written_down_is_the_hosts_fault_and_is_written_once_when_it_can() {
