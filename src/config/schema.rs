@@ -64,7 +64,7 @@ pub struct Worker {
     pub work_dir: File,
     /// How long running tasks may go on after the first TERM or INT, before they are handed back.
     pub drain_deadline: Span,
-    /// How long a payload has between being told to end and being killed.
+    /// How long a payload has to end when it is told to. It is killed half a second before that is over, or a quarter where that is less, so that its end is seen in time.
     pub cancel_grace: Span,
     /// A message received more often than this raises one alert.
     #[schemars(range(min = 1))]

@@ -536,6 +536,9 @@ fn put(file: &File, at: u64, bytes: &[u8], count: &mut u64) -> io::Result<()> {
 
 impl Shared {
     fn file(&self) -> io::Result<File> {
+        if self.spares.as_ref().is_some_and(Spares::lost) {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the work folder is no longer this worker's"));
+        }
         self.spares.as_ref().and_then(|spares| spares.log(&self.path)).map_or_else(|| create(&self.path), Ok)
     }
 }

@@ -233,6 +233,8 @@ pub const NOTICE_TOKEN_LIFE: Duration = Duration::from_secs(6 * 60 * 60);
 pub const NOTICE_EVENTS_MAX: usize = 100;
 /// How much of the notice file is read.
 pub const NOTICE_FILE_BYTES_MAX: u64 = 256;
+/// When a notice file that is empty is looked at again, before it is an order.
+pub const NOTICE_FILE_EMPTY_WAIT: Duration = Duration::from_millis(250);
 /// How long before the host goes running tasks are handed back, unless configured.
 pub const NOTICE_MARGIN: Duration = Duration::from_secs(15);
 /// The shortest sleep between polls that may be set.

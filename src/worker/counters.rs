@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::domain::claim::End;
+use crate::domain::claim::{End, Loss};
 use crate::domain::outcome::{Outcome, Reason};
 
 macro_rules! counters {
@@ -58,7 +58,7 @@ counters! {
     exceptions,
     /// Runs handed back as `worker-shutdown`.
     handed_back,
-    /// Runs that the queue had resolved before our report.
+    /// Runs that the queue had resolved before our report, such as by a cancel.
     superseded,
     /// Claims given up after a report that was not answered.
     unconfirmed,
@@ -170,7 +170,7 @@ impl Ends {
                 Reason::InternalError => &mut self.internal_error,
                 Reason::IntermittentTask => &mut self.intermittent_task,
             },
-            End::Superseded(_) => &mut self.superseded,
+            End::Superseded(_) | End::Lost(Loss::Canceled) => &mut self.superseded,
             End::Unconfirmed { .. } => &mut self.unconfirmed,
             End::Unreportable(_) | End::Lost(_) => &mut self.lost,
             End::NotGranted => return,

@@ -75,6 +75,10 @@ impl Engine {
                     "the report was not answered before the claim was given up; whether it was accepted is not known"
                 );
             }
+            End::Lost(Loss::Canceled) => {
+                count(&counters.superseded);
+                tracing::info!(claim.run = %run, trace_id, "canceled, or resolved by somebody else; nothing is reported");
+            }
             End::Lost(loss) => {
                 count(&counters.lost);
                 tracing::warn!(claim.run = %run, trace_id, ?loss, "claim lost; nothing is reported");

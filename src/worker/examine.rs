@@ -35,7 +35,7 @@ impl Examination {
         });
         let missing = match tokio::time::timeout(HOST_LOOK_TIME, looked).await {
             Ok(Ok(Ok(()))) => {
-                tracing::info!("the host looks fit; claiming goes on");
+                tracing::info!("the host looks fit again");
                 return Condition::Fit;
             }
             Ok(Ok(Err(error))) => error.to_string(),

@@ -46,6 +46,7 @@ impl Hour {
                 failed: sum.failed + one.failed,
                 exceptions: sum.exceptions + one.exceptions,
                 handed_back: sum.handed_back + one.handed_back,
+                superseded: sum.superseded + one.superseded,
                 lost: sum.lost + one.lost,
             }
         })

@@ -1,6 +1,6 @@
 //! The view of a worker, put together from what the rules say and what the engine remembers.
 
-use crate::domain::claim::End;
+use crate::domain::claim::{End, Loss};
 use crate::domain::id::SourceId;
 use crate::domain::outcome::{Outcome, Reason};
 use crate::domain::poll::Ready;
@@ -290,7 +290,8 @@ impl Engine {
             End::Reported(Outcome::Failed) => outcomes.failed += 1,
             End::Reported(Outcome::Exception(Reason::WorkerShutdown)) => outcomes.handed_back += 1,
             End::Reported(Outcome::Exception(_)) => outcomes.exceptions += 1,
-            End::Superseded(_) | End::Unreportable(_) | End::Unconfirmed { .. } | End::Lost(_) => outcomes.lost += 1,
+            End::Superseded(_) | End::Lost(Loss::Canceled) => outcomes.superseded += 1,
+            End::Unreportable(_) | End::Unconfirmed { .. } | End::Lost(_) => outcomes.lost += 1,
             End::NotGranted => {}
         });
     }

@@ -432,7 +432,10 @@ pub struct Outcomes {
     pub exceptions: u64,
     /// Handed back as `worker-shutdown`.
     pub handed_back: u64,
-    /// Given up without a report, or resolved by somebody else.
+    /// Canceled, or resolved by somebody else.
+    #[serde(default)]
+    pub superseded: u64,
+    /// Given up without a report that the queue has taken.
     pub lost: u64,
 }
 

@@ -44,7 +44,7 @@ pub(crate) fn idle() -> Status {
         ],
         tasks: Vec::new(),
         kept: Vec::new(),
-        last_hour: Outcomes { completed: 112, failed: 6, exceptions: 2, handed_back: 1, lost: 0 },
+        last_hour: Outcomes { completed: 112, failed: 6, exceptions: 2, handed_back: 1, superseded: 0, lost: 0 },
         counts: Counts::default(),
         host: Host {
             disk_free: Some(212 << 30),

@@ -200,8 +200,9 @@ pub(super) fn tasks(tasks: &[Task]) -> String {
 }
 
 pub(super) fn outcomes(hour: Outcomes) -> String {
+    let superseded = if hour.superseded == 0 { String::new() } else { format!("   superseded {}", hour.superseded) };
     format!(
-        "completed {}   failed {}   exceptions {}   handed back {}   lost {}",
+        "completed {}   failed {}   exceptions {}   handed back {}{superseded}   lost {}",
         hour.completed, hour.failed, hour.exceptions, hour.handed_back, hour.lost
     )
 }

@@ -14,7 +14,7 @@ use crate::domain::notice::file::{Content, NoticeFile};
 use crate::domain::notice::{Goes, News, Pace};
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
-use crate::limits::{METADATA_TIMEOUT, NOTICE_FILE_BYTES_MAX};
+use crate::limits::{METADATA_TIMEOUT, NOTICE_FILE_BYTES_MAX, NOTICE_FILE_EMPTY_WAIT};
 
 pub(super) async fn watch(path: &Path, clock: Clock, pace: Pace, seed: u64, teller: Teller) {
     let mut rules = NoticeFile::new(pace, seed);
@@ -22,7 +22,7 @@ pub(super) async fn watch(path: &Path, clock: Clock, pace: Pace, seed: u64, tell
     loop {
         clock.sleep_until(rules.due()).await;
         let sent_at = clock.now();
-        let (content, trouble) = match read(path.to_owned(), sent_at).await {
+        let (content, trouble) = match settled(path, sent_at).await {
             Ok(content) => {
                 teller.answered();
                 (content, None)
@@ -44,6 +44,16 @@ pub(super) async fn watch(path: &Path, clock: Clock, pace: Pace, seed: u64, tell
 
 fn warn(path: &Path, then: &str) {
     tracing::warn!(path = %path.display(), "the notice file is there, and holds no time such as 2030-01-31T12:00:00Z; {then}");
+}
+
+/// What it holds. Who writes it may have emptied it a moment ago, so an empty one is looked at twice.
+async fn settled(path: &Path, sent_at: Instant) -> io::Result<Content> {
+    let content = read(path.to_owned(), sent_at).await;
+    if !matches!(content, Ok(Content::Empty)) {
+        return content;
+    }
+    tokio::time::sleep(NOTICE_FILE_EMPTY_WAIT).await;
+    read(path.to_owned(), sent_at.plus(NOTICE_FILE_EMPTY_WAIT)).await
 }
 
 async fn read(path: PathBuf, sent_at: Instant) -> io::Result<Content> {
@@ -69,4 +79,25 @@ async fn read(path: PathBuf, sent_at: Instant) -> io::Result<Content> {
 fn time(text: &str, sent_at: Instant) -> Option<Instant> {
     let until: Timestamp = text.trim().parse().ok()?;
     Some(sent_at.plus(left(until, Timestamp::now())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_file_that_is_written_a_moment_after_it_was_emptied_says_its_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("terminate-at");
+        std::fs::write(&path, "").unwrap();
+        let at = Instant::default();
+        let writing = async {
+            tokio::time::sleep(NOTICE_FILE_EMPTY_WAIT / 2).await;
+            std::fs::write(&path, "2030-01-31T12:00:00Z\n").unwrap();
+        };
+        let (content, ()) = tokio::join!(settled(&path, at), writing);
+        assert!(matches!(content, Ok(Content::Time(_))), "{content:?}");
+        std::fs::write(&path, "\n").unwrap();
+        assert!(matches!(settled(&path, at).await, Ok(Content::Empty)), "one that stays empty is an order");
+    }
 }

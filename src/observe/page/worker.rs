@@ -254,6 +254,7 @@ fn hour(hour: Outcomes) -> Markup {
         ("failed", hour.failed),
         ("exceptions", hour.exceptions),
         ("handed back", hour.handed_back),
+        ("superseded", hour.superseded),
         ("lost", hour.lost),
     ];
     html! { dl.facts { @for (name, many) in counts { div { dt { (name) } dd { (many) } } } } }

@@ -287,7 +287,7 @@ mod tests {
                 task("fN1SbArXTPSVFNUvaOlinQ", 21.0, "compile\x1b[31m 63 %"),
                 task("aX9SbArXTPSVFNUvaOlin1", 999.0, ""),
             ],
-            last_hour: Outcomes { completed: 112, failed: 6, exceptions: 2, handed_back: 1, lost: 0 },
+            last_hour: Outcomes { completed: 112, failed: 6, exceptions: 2, handed_back: 1, superseded: 0, lost: 0 },
             counts: crate::worker::counters::Counts::default(),
             host: Host { disk_free: Some(212 << 30), memory_free: Some(9 << 30), ..Host::default() },
             containment: "group".to_owned(),
