@@ -235,7 +235,8 @@ async fn fugitive(level: Level) -> Result<(), String> {
     let lasting = start(&other, &second, &["sh", "-c", script]).await.unwrap();
     let script = format!(
         "{LEAVE}( leave; exec env -i setsid sh -c 'exec 9>alive; echo >up; exec sleep 7654321' >/dev/null 2>&1 3>&- ) & \
-         while [ ! -e up ]; do :; done"
+         while [ ! -e up ] || [ ! -e {}/up ]; do :; done",
+        other.workdir().display()
     );
     let left = start(&one, &first, &["sh", "-c", &script]).await.unwrap();
     let ended = left.finish(BOUNDS, &one.context).await.unwrap();
