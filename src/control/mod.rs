@@ -8,6 +8,7 @@ pub mod client;
 pub mod controller;
 pub mod poison;
 pub mod server;
+mod socket;
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;

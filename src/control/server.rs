@@ -1,11 +1,10 @@
 //! The worker's end of the control socket.
 
 use std::convert::Infallible;
-use std::fs::{self, File};
+use std::fs::File;
 use std::future::Future;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, MetadataExt as _, PermissionsExt as _};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::FileExt as _;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -22,19 +21,19 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncWriteExt as _, DuplexStream, ReadBuf};
-use tokio::net::UnixListener;
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{interval, timeout};
 use tokio_util::io::ReaderStream;
 
-use super::{Answer, Order, Ordered, SPAN_MAX_SECONDS, Status, through};
+pub use super::socket::Socket;
+use super::{Answer, Order, Ordered, SPAN_MAX_SECONDS, Status};
 use crate::domain::claim::{self, Obeyed};
 use crate::handler::log::TaskLog;
-use crate::host::lock::Locked;
 use crate::limits::{
     CONTROL_ACCEPT_REST, CONTROL_BODY_BYTES_MAX, CONTROL_CONNECTIONS_MAX, CONTROL_FOLLOW_CHECK, CONTROL_HEAD_TIMEOUT,
-    CONTROL_READ_BYTES, CONTROL_TIMEOUT,
+    CONTROL_READ_BYTES, CONTROL_SOCKET_CHECK, CONTROL_TIMEOUT,
 };
 use crate::worker::view::Detail;
 use crate::worker::{Command, Control, NotOne, Note, Shown, Told, view};
@@ -55,86 +54,6 @@ pub struct Desk {
     pub control: Control,
     /// What `reload` does.
     pub reload: Arc<Reload>,
-}
-
-/// A socket that is listened on.
-#[derive(Debug)]
-pub struct Socket {
-    listener: UnixListener,
-    file: SocketFile,
-}
-
-/// Takes the file away when the socket is not listened on any more.
-#[derive(Debug)]
-struct SocketFile {
-    path: PathBuf,
-    /// Which file it is: the folder may have been replaced, and with it the lock.
-    made: Identity,
-    /// Who has it may make the socket and take it away. Fields are dropped after the struct's own `drop`.
-    _lock: Locked,
-}
-
-/// Device and inode of a file.
-type Identity = (u64, u64);
-
-fn identity(path: &Path) -> io::Result<Identity> {
-    path.symlink_metadata().map(|about| (about.dev(), about.ino()))
-}
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        if identity(&self.path).is_ok_and(|there| there != self.made) {
-            tracing::debug!(path = %self.path.display(), "the control socket there is another worker's by now, and stays");
-        } else if let Err(error) = fs::remove_file(&self.path) {
-            tracing::debug!(path = %self.path.display(), %error, "the control socket could not be removed");
-        }
-    }
-}
-
-impl Socket {
-    /// Listens at `path`. A file there that nobody listens on any more is replaced. Its owner and group may give orders.
-    ///
-    /// # Errors
-    ///
-    /// Where the folder cannot be written, or where somebody listens already; the text names the path.
-    pub fn listen(path: &Path) -> io::Result<Self> {
-        let at = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-        let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
-            return Err(at(io::Error::new(io::ErrorKind::InvalidInput, "it names no file")));
-        };
-        let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-        fs::create_dir_all(folder).map_err(at)?;
-        let open = File::open(folder).map_err(at)?;
-        let used = || {
-            let text = "another worker uses it; give each worker a `work_dir` or a `control.socket` of its own";
-            at(io::Error::new(io::ErrorKind::AddrInUse, text))
-        };
-        // Between looking whether somebody listens and listening, another start could do the same, and each would take away
-        // the other's socket.
-        let mut lock = name.to_owned();
-        lock.push(".lock");
-        let lock = Locked::take(&folder.join(lock)).map_err(at)?.ok_or_else(used)?;
-        if std::os::unix::net::UnixStream::connect(through(&open, Path::new(name))).is_ok() {
-            return Err(used());
-        }
-        // Made where nobody else can reach it, so that there is no moment at which its rights are too wide.
-        let private = folder.join(format!(".control-{}", std::process::id()));
-        drop(fs::remove_dir_all(&private));
-        fs::DirBuilder::new().mode(0o700).create(&private).map_err(at)?;
-        let made = Self::make(&private, path);
-        drop(fs::remove_dir_all(&private));
-        let (listener, made) = made.map_err(at)?;
-        Ok(Self { listener, file: SocketFile { path: path.to_owned(), made, _lock: lock } })
-    }
-
-    fn make(private: &Path, path: &Path) -> io::Result<(UnixListener, Identity)> {
-        let folder = File::open(private)?;
-        let listener = UnixListener::bind(through(&folder, Path::new("s")))?;
-        fs::set_permissions(private.join("s"), fs::Permissions::from_mode(0o660))?;
-        let made = identity(&private.join("s"))?;
-        fs::rename(private.join("s"), path)?;
-        Ok((listener, made))
-    }
 }
 
 /// Answers until it is dropped; the socket's file goes with it.
@@ -162,26 +81,29 @@ pub(super) async fn answer(
     reload: Arc<Reload>,
     mut asked: mpsc::Receiver<Reloading>,
 ) -> Infallible {
-    let Socket { listener, file: _file } = socket;
+    let Socket { mut listener, file } = socket;
+    let file = Arc::new(file);
     let router = router.layer(DefaultBodyLimit::max(CONTROL_BODY_BYTES_MAX));
     let places = Arc::new(Semaphore::new(CONTROL_CONNECTIONS_MAX));
     let (mut connections, mut reloads) = (JoinSet::new(), JoinSet::new());
-    // The others wait in the system's own queue.
-    let next = async || {
-        let place = Arc::clone(&places).acquire_owned().await.ok();
-        loop {
-            match listener.accept().await {
-                Ok((stream, _)) => return (place, stream),
-                Err(error) => {
-                    tracing::debug!(%error, "no connection of the control socket can be accepted");
-                    tokio::time::sleep(CONTROL_ACCEPT_REST).await;
-                }
-            }
-        }
-    };
+    let mut mending = JoinSet::new();
+    let mut checks = interval(CONTROL_SOCKET_CHECK);
     loop {
         let (place, stream) = tokio::select! {
-            accepted = next() => accepted,
+            accepted = next(&listener, &places) => accepted,
+            _ = checks.tick(), if mending.is_empty() => {
+                let file = Arc::clone(&file);
+                mending.spawn_blocking(move || file.mended());
+                continue;
+            }
+            Some(mended) = mending.join_next() => {
+                match mended {
+                    Ok(Ok(Some(again))) => listener = again,
+                    Ok(Err(error)) => tracing::warn!("the control socket was removed and cannot be made again: {error}"),
+                    Ok(Ok(None)) | Err(_) => {}
+                }
+                continue;
+            }
             Some(ask) = asked.recv() => {
                 // Not in the connection, which ends with whoever asked: what has begun is finished.
                 let reload = Arc::clone(&reload);
@@ -200,6 +122,20 @@ pub(super) async fn answer(
             }
             drop(place);
         });
+    }
+}
+
+/// The next connection, with its place. The others wait in the system's own queue.
+async fn next(listener: &UnixListener, places: &Arc<Semaphore>) -> (Option<OwnedSemaphorePermit>, UnixStream) {
+    let place = Arc::clone(places).acquire_owned().await.ok();
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return (place, stream),
+            Err(error) => {
+                tracing::debug!(%error, "no connection of the control socket can be accepted");
+                tokio::time::sleep(CONTROL_ACCEPT_REST).await;
+            }
+        }
     }
 }
 
@@ -508,33 +444,19 @@ mod tests {
         assert!(String::from_utf8_lossy(&answer[..read]).contains("done"));
     }
 
-    #[tokio::test]
-    async fn a_start_that_fails_leaves_the_socket_of_another_where_it_is() {
+    #[tokio::test(start_paused = true)]
+    async fn a_socket_that_was_removed_is_listened_on_again() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
-        // Before it listens, while it does, and when its queue is full: nobody else gets the path.
-        let first = Socket::listen(&path).unwrap();
-        for _ in 0..3 {
-            let error = Socket::listen(&path).unwrap_err();
-            assert!(error.to_string().contains("another worker uses it"), "{error}");
-            assert!(path.exists());
-        }
-        drop(first);
-        assert!(!path.exists());
-        drop(Socket::listen(&path).unwrap());
-    }
-
-    #[tokio::test]
-    async fn a_worker_whose_folder_was_replaced_leaves_the_socket_of_the_next_one() {
-        let home = tempfile::tempdir().unwrap();
-        let folder = home.path().join("work");
-        let path = folder.join("s");
-        let first = Socket::listen(&path).unwrap();
-        fs::rename(&folder, home.path().join("moved")).unwrap();
-        let next = Socket::listen(&path).unwrap();
-        drop(first);
-        assert!(path.exists());
-        drop(next);
-        assert!(!path.exists());
+        let mut serving = JoinSet::new();
+        let reload: Arc<Reload> = Arc::new(|| Box::pin(std::future::pending()));
+        serving.spawn(serve(Socket::listen(&path).unwrap(), desk(reload)));
+        std::fs::remove_file(&path).unwrap();
+        let again = async {
+            while UnixStream::connect(&path).await.is_err() {
+                tokio::time::sleep(CONTROL_ACCEPT_REST).await;
+            }
+        };
+        timeout(CONTROL_SOCKET_CHECK * 2, again).await.unwrap();
     }
 }

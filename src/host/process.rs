@@ -89,34 +89,18 @@ impl Stat {
     }
 }
 
-/// The processes whose parent this process is, those that ended included.
-pub(crate) fn children() -> io::Result<Vec<i32>> {
-    let mut children = Vec::new();
-    for thread in std::fs::read_dir("/proc/self/task")? {
-        let path = thread?.path().join("children");
-        match std::fs::read_to_string(path) {
-            Ok(list) => children.extend(numbers(&list)),
-            // A thread that has ended, or a kernel without these lists.
-            Err(_) if !Path::new("/proc/thread-self/children").exists() => return children_by_parent(),
-            Err(_) => {}
+/// The children of this process that orphans are among, those that ended included. The kernel gives orphans to the first thread
+/// of a process that lives, and that of a program in Rust lives for as long as the program.
+pub(crate) fn adopted() -> io::Result<Vec<i32>> {
+    let own = std::process::id();
+    match std::fs::read_to_string(format!("/proc/self/task/{own}/children")) {
+        Ok(list) => Ok(list.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect()),
+        // A kernel without these lists.
+        Err(_) => {
+            let all = Stat::all()?;
+            Ok(all.into_iter().filter(|stat| stat.parent == own.cast_signed()).map(|stat| stat.pid).collect())
         }
     }
-    Ok(children)
-}
-
-/// The same of the first thread alone. An error where the kernel has no lists of children.
-pub(crate) fn children_of_first_thread() -> io::Result<Vec<i32>> {
-    let own = std::process::id();
-    std::fs::read_to_string(format!("/proc/self/task/{own}/children")).map(|list| numbers(&list).collect())
-}
-
-fn numbers(list: &str) -> impl Iterator<Item = i32> {
-    list.split_ascii_whitespace().filter_map(|pid| pid.parse().ok())
-}
-
-fn children_by_parent() -> io::Result<Vec<i32>> {
-    let own = std::process::id().cast_signed();
-    Ok(Stat::all()?.into_iter().filter(|stat| stat.parent == own).map(|stat| stat.pid).collect())
 }
 
 /// Those processes and everything they started that still has its parents.

@@ -161,6 +161,8 @@ pub const CONTAINMENT_PROBE_WAIT: Duration = Duration::from_secs(5);
 pub const STRAYS_LOOKS_MAX: usize = 20;
 /// How often orphans that have ended are reaped at most.
 pub const REAP_EVERY: Duration = Duration::from_millis(100);
+/// The same where control groups hold what payloads start.
+pub const REAP_EVERY_GROUPED: Duration = Duration::from_secs(1);
 /// The same where the processes of a task are counted: what has ended and was not reaped counts as one.
 pub const REAP_EVERY_COUNTED: Duration = Duration::from_millis(5);
 /// How long a payload's forerunner may take to become the payload. It is milliseconds, unless the host is in trouble.

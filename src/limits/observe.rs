@@ -55,9 +55,11 @@ pub const TOP_LOG_LINES_MAX: usize = 2_000;
 /// How many bytes of a line of a log `journeyman top` keeps.
 pub const TOP_LOG_LINE_BYTES_MAX: usize = 1_000;
 /// How many connections a control socket serves at once; the others wait.
-pub const CONTROL_CONNECTIONS_MAX: usize = 32;
+pub const CONTROL_CONNECTIONS_MAX: usize = 128;
 /// How long the head of a request to a control socket may take, and how long a connection may be silent between two.
-pub const CONTROL_HEAD_TIMEOUT: Duration = Duration::from_secs(5);
+pub const CONTROL_HEAD_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often it is looked whether the file of a control socket is still there.
+pub const CONTROL_SOCKET_CHECK: Duration = Duration::from_secs(5);
 /// The rest after a connection to a control socket could not be accepted.
 pub const CONTROL_ACCEPT_REST: Duration = Duration::from_millis(100);
 /// How many ended claims wait for a collector of traces; what comes on top is dropped and counted.

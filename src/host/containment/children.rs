@@ -140,6 +140,8 @@ impl Strays {
 /// Looks for the strays of a claim, again where one ended meanwhile: what it has left came to us too late for that look.
 /// Those that are certain are told `word`, if there is one. What they start then comes to us, and is found at the next look.
 pub(super) fn strays(cookie: &str, word: Option<Signal>) -> io::Result<Strays> {
+    // What many claims have left and has ended is looked at once, and not by each of them.
+    reap()?;
     let mut strays = look(cookie, word)?;
     for _ in 1..STRAYS_LOOKS_MAX {
         if !strays.moving || !strays.certain.is_empty() {
@@ -232,11 +234,6 @@ fn whose(cookie: &str, shown: &[String], started: u64, claims: &BTreeMap<String,
 
 /// The children that we did not start and that are no leaders of payloads.
 fn orphans() -> io::Result<Vec<i32>> {
-    let unknown = || {
-        let children = process::children()?;
-        let book = book();
-        io::Result::Ok(children.into_iter().filter(|child| !book.own.contains_key(child)).collect::<Vec<_>>())
-    };
     let found = unknown()?;
     if found.is_empty() {
         return Ok(found);
@@ -246,12 +243,16 @@ fn orphans() -> io::Result<Vec<i32>> {
     unknown()
 }
 
-/// Whether there may be any, at the price of one file. The kernel gives orphans to the first thread of a process that lives, and
-/// that of a program in Rust lives for as long as the program.
-pub(super) fn any() -> bool {
-    let Ok(children) = process::children_of_first_thread() else { return true };
+fn unknown() -> io::Result<Vec<i32>> {
+    let mut children = process::adopted()?;
     let book = book();
-    children.iter().any(|child| !book.own.contains_key(child))
+    children.retain(|child| !book.own.contains_key(child));
+    Ok(children)
+}
+
+/// Whether there may be any, at the price of one file.
+pub(super) fn any() -> bool {
+    unknown().map_or(true, |unknown| !unknown.is_empty())
 }
 
 /// Those of them that were not given before.
@@ -263,12 +264,9 @@ pub(super) fn anew(doubtful: &[i32]) -> Vec<i32> {
 
 /// Reaps orphans that have ended. Our own children are left to who waits for them.
 pub(super) fn reap() -> io::Result<()> {
-    for pid in orphans()? {
-        let ended = Stat::of(pid).is_some_and(|stat| stat.life == Life::Ended);
-        if let Some(pid) = Pid::from_raw(pid).filter(|_| ended) {
-            // One that is gone meanwhile is no trouble.
-            rustix::process::waitpid(Some(pid), WaitOptions::NOHANG).ok();
-        }
+    for pid in orphans()?.into_iter().filter_map(Pid::from_raw) {
+        // One that runs is passed over, and one that is gone meanwhile is no trouble.
+        rustix::process::waitpid(Some(pid), WaitOptions::NOHANG).ok();
     }
     Ok(())
 }

@@ -29,7 +29,7 @@ use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::process::{self, Stat};
-use crate::limits::{CONTAINMENT_PROBE_WAIT, REAP_EVERY, REAP_EVERY_COUNTED};
+use crate::limits::{CONTAINMENT_PROBE_WAIT, REAP_EVERY, REAP_EVERY_COUNTED, REAP_EVERY_GROUPED};
 use cgroup::{Group, Means};
 
 pub use enclosure::{Enclosure, Exceeded, Name};
@@ -307,15 +307,23 @@ impl Containment {
     pub async fn reap(&self) {
         let first = std::process::id() == 1;
         let reaper = first || rustix::process::child_subreaper().is_ok_and(|reaper| reaper.is_some());
-        let (true, Ok(mut ended)) = (reaper && shim::called(), signal(SignalKind::child())) else {
+        if !reaper || !shim::called() {
             return std::future::pending().await;
+        }
+        let rest = match (&self.inner.groups, self.inner.limits.processes) {
+            // What has ended counts as a process of its task until it is reaped.
+            (_, Some(_)) => REAP_EVERY_COUNTED,
+            (None, None) => REAP_EVERY,
+            // Few come here, and the end of a claim reaps them too. Each payload that ends would wake who waits for signals.
+            (Some(_), None) => loop {
+                tokio::time::sleep(REAP_EVERY_GROUPED).await;
+                reap_any();
+            },
         };
-        // A fleet of short payloads makes many signals. What has ended counts as a process of its task until it is reaped.
-        let rest = if self.inner.limits.processes.is_some() { REAP_EVERY_COUNTED } else { REAP_EVERY };
+        let Ok(mut ended) = signal(SignalKind::child()) else { return std::future::pending().await };
         loop {
-            if let Err(error) = children::reap() {
-                tracing::debug!(%error, "the children of this process cannot be seen");
-            }
+            reap_any();
+            // A fleet of short payloads makes many signals.
             tokio::time::sleep(rest).await;
             ended.recv().await;
         }
@@ -335,6 +343,14 @@ impl Containment {
                 tracing::debug!("{why}");
             }
         }
+    }
+}
+
+fn reap_any() {
+    if children::any()
+        && let Err(error) = children::reap()
+    {
+        tracing::debug!(%error, "the children of this process cannot be seen");
     }
 }
 

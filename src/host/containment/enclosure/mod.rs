@@ -403,10 +403,8 @@ impl Enclosure {
                 tracing::warn!(?processes, "processes of a task that had left its control group are killed");
             }
             for pid in strays.certain.iter().chain(&strays.doubtful) {
-                // Ours to reap: one that waits for that would be found again and again.
                 process::gone(*pid).await;
             }
-            drop(children::reap());
         }
     }
 
@@ -417,13 +415,11 @@ impl Enclosure {
                 Ok(strays) if strays.none() => return,
                 Ok(strays) => {
                     for pid in strays.certain.iter().chain(&strays.doubtful) {
-                        // Ours to reap: one that waits for that would be found again and again.
                         process::gone(*pid).await;
                     }
                     if strays.certain.is_empty() && strays.doubtful.is_empty() {
                         tokio::time::sleep(LOOK_AGAIN).await;
                     }
-                    drop(children::reap());
                 }
                 Err(error) => {
                     tracing::debug!(%error, "the children of this process cannot be seen");

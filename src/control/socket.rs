@@ -1,0 +1,180 @@
+//! The file of a control socket: one listener has it at a time, and it is there for as long as that listens.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use tokio::net::UnixListener;
+
+use super::through;
+use crate::host::lock::Locked;
+
+/// A socket that is listened on.
+#[derive(Debug)]
+pub struct Socket {
+    pub(super) listener: UnixListener,
+    pub(super) file: SocketFile,
+}
+
+/// Takes the file away when the socket is not listened on any more.
+#[derive(Debug)]
+pub(super) struct SocketFile {
+    path: PathBuf,
+    /// Which file it is: the folder may have been replaced, and with it the lock.
+    made: Mutex<Identity>,
+    /// Who has it may make the socket and take it away. Fields are dropped after the struct's own `drop`.
+    lock: Locked,
+}
+
+/// Device and inode of a file.
+type Identity = (u64, u64);
+
+fn identity(path: &Path) -> io::Result<Identity> {
+    path.symlink_metadata().map(|about| (about.dev(), about.ino()))
+}
+
+fn is_missing(path: &Path) -> bool {
+    path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let made = *self.made.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if identity(&self.path).is_ok_and(|there| there != made) {
+            tracing::debug!(path = %self.path.display(), "the control socket there is another worker's by now, and stays");
+        } else if let Err(error) = fs::remove_file(&self.path) {
+            tracing::debug!(path = %self.path.display(), %error, "the control socket could not be removed");
+        }
+    }
+}
+
+impl Socket {
+    /// Listens at `path`. A file there that nobody listens on any more is replaced. Its owner and group may give orders.
+    ///
+    /// # Errors
+    ///
+    /// Where the folder cannot be written, or where somebody listens already; the text names the path.
+    pub fn listen(path: &Path) -> io::Result<Self> {
+        let at = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        let Some(name) = path.file_name() else {
+            return Err(at(io::Error::new(io::ErrorKind::InvalidInput, "it names no file")));
+        };
+        let folder = folder_of(path);
+        fs::create_dir_all(folder).map_err(at)?;
+        let open = File::open(folder).map_err(at)?;
+        let used = || {
+            let text = "another worker uses it; give each worker a `work_dir` or a `control.socket` of its own";
+            at(io::Error::new(io::ErrorKind::AddrInUse, text))
+        };
+        // Between looking whether somebody listens and listening, another start could do the same, and each would take away
+        // the other's socket.
+        let lock = Locked::take(&lock_of(path)).map_err(at)?.ok_or_else(used)?;
+        if UnixStream::connect(through(&open, Path::new(name))).is_ok() {
+            return Err(used());
+        }
+        let (listener, made) = make(path).map_err(at)?;
+        Ok(Self { listener, file: SocketFile { path: path.to_owned(), made: Mutex::new(made), lock } })
+    }
+}
+
+impl SocketFile {
+    /// Listens again where somebody has removed the socket, and that alone: `None` is that it is there, or that the folder is
+    /// another one by now, and another worker's. May wait for the disk; needs a runtime.
+    ///
+    /// # Errors
+    ///
+    /// Where the folder cannot be written; the text names the path.
+    pub(super) fn mended(&self) -> io::Result<Option<UnixListener>> {
+        let locked = self.lock.file().metadata().map(|about| (about.dev(), about.ino()));
+        if !is_missing(&self.path) || locked.ok() != identity(&lock_of(&self.path)).ok() {
+            return Ok(None);
+        }
+        let (listener, made) = make(&self.path)
+            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", self.path.display())))?;
+        *self.made.lock().unwrap_or_else(PoisonError::into_inner) = made;
+        tracing::warn!(path = %self.path.display(), "somebody has removed the control socket; it is there again");
+        Ok(Some(listener))
+    }
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."))
+}
+
+fn lock_of(path: &Path) -> PathBuf {
+    let mut lock = path.as_os_str().to_owned();
+    lock.push(".lock");
+    lock.into()
+}
+
+fn make(path: &Path) -> io::Result<(UnixListener, Identity)> {
+    // Made where nobody else can reach it, so that there is no moment at which its rights are too wide.
+    let private = folder_of(path).join(format!(".control-{}", std::process::id()));
+    drop(fs::remove_dir_all(&private));
+    fs::DirBuilder::new().mode(0o700).create(&private)?;
+    let made = made_in(&private, path);
+    drop(fs::remove_dir_all(&private));
+    made
+}
+
+fn made_in(private: &Path, path: &Path) -> io::Result<(UnixListener, Identity)> {
+    let folder = File::open(private)?;
+    let listener = UnixListener::bind(through(&folder, Path::new("s")))?;
+    fs::set_permissions(private.join("s"), fs::Permissions::from_mode(0o660))?;
+    let made = identity(&private.join("s"))?;
+    fs::rename(private.join("s"), path)?;
+    Ok((listener, made))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_start_that_fails_leaves_the_socket_of_another_where_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        // Before it listens, while it does, and when its queue is full: nobody else gets the path.
+        let first = Socket::listen(&path).unwrap();
+        for _ in 0..3 {
+            let error = Socket::listen(&path).unwrap_err();
+            assert!(error.to_string().contains("another worker uses it"), "{error}");
+            assert!(path.exists());
+        }
+        drop(first);
+        assert!(!path.exists());
+        drop(Socket::listen(&path).unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_worker_whose_folder_was_replaced_leaves_the_socket_of_the_next_one() {
+        let home = tempfile::tempdir().unwrap();
+        let folder = home.path().join("work");
+        let path = folder.join("s");
+        let first = Socket::listen(&path).unwrap();
+        fs::rename(&folder, home.path().join("moved")).unwrap();
+        assert!(first.file.mended().unwrap().is_none(), "whoever comes next has the place");
+        let next = Socket::listen(&path).unwrap();
+        drop(first);
+        assert!(path.exists());
+        drop(next);
+        assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn a_socket_that_was_removed_is_made_again_and_goes_with_its_worker() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let socket = Socket::listen(&path).unwrap();
+        assert!(socket.file.mended().unwrap().is_none(), "it is there");
+        fs::remove_file(&path).unwrap();
+        let _listener = socket.file.mended().unwrap().unwrap();
+        UnixStream::connect(&path).unwrap();
+        assert!(Socket::listen(&path).unwrap_err().to_string().contains("another worker uses it"));
+        drop(socket);
+        assert!(!path.exists());
+    }
+}
