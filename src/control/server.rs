@@ -92,8 +92,10 @@ pub(super) async fn answer(
         let (place, stream) = tokio::select! {
             accepted = next(&listener, &places) => accepted,
             _ = checks.tick(), if mending.is_empty() => {
-                let file = Arc::clone(&file);
-                mending.spawn_blocking(move || file.mended());
+                if file.is_missing() {
+                    let file = Arc::clone(&file);
+                    mending.spawn_blocking(move || file.mended());
+                }
                 continue;
             }
             Some(mended) = mending.join_next() => {

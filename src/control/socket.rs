@@ -81,6 +81,11 @@ impl Socket {
 }
 
 impl SocketFile {
+    /// Whether nothing is at its path.
+    pub(super) fn is_missing(&self) -> bool {
+        is_missing(&self.path)
+    }
+
     /// Listens again where somebody has removed the socket, and that alone: `None` is that it is there, or that the folder is
     /// another one by now, and another worker's. May wait for the disk; needs a runtime.
     ///
