@@ -105,6 +105,10 @@ pub trait PayloadHandler: Send + Sync + 'static {
     ///
     /// When [`Context::canceled`] resolves, it has until [`Cancel::deadline`] to end what it started; then it is
     /// dropped, and its drop must end what is left.
+    ///
+    /// Processes are best started by [`process::Running`] within [`Context::enclosure`]: they end with the claim, and so does
+    /// what they leave behind. Those that it starts by other means are its own to wait for and to end, and what they leave
+    /// running may be killed with any claim.
     fn execute(
         &self,
         prepared: Self::Prepared,

@@ -1,12 +1,16 @@
 //! What a payload is given at each level, and what is told where it cannot be started: the same everywhere.
 
 use std::io;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use journeyman::domain::outcome::Emptiness;
 use journeyman::handler::environment;
 use journeyman::handler::process::{Bounds, Input, Launch, Running, Status};
 use journeyman::host::containment::{Containment, Enclosure, Level, Limits, Wanted};
+
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
 use crate::bench::Bench;
 use crate::hostile::LEAVE;
@@ -18,13 +22,14 @@ pub(crate) async fn run(filter: &str) -> Report {
     let mut report = Report::default();
     for level in LEVELS {
         let Ok(containment) = at(level, "plain") else { continue };
-        let cases: [(&str, Result<(), String>); 6] = [
+        let cases: [(&str, Result<(), String>); 7] = [
             ("a payload finds what it was to find, and nothing of ours", nothing_of_ours(&containment).await),
             ("what cannot be started is told as by the system itself", errors_are_the_same(&containment).await),
             ("what the loader warns of ends nothing", a_missing_preload_is_a_warning(&containment).await),
             ("the loader's variables are the payload's alone", the_loaders_variables(&containment).await),
             ("two processes of a claim do not end each other", side_by_side(&containment).await),
             ("a payload that is dropped is gone", dropped(&containment).await),
+            ("what a handler starts by itself is not taken for a payload's", of_a_handler(&containment).await),
         ];
         for (name, outcome) in cases.into_iter().filter(|(name, _)| name.contains(filter)) {
             report.check(&format!("{level}: {name}"), outcome);
@@ -71,6 +76,31 @@ fn bench(enclosure: &Enclosure) -> Bench {
 
 fn same<T: PartialEq + std::fmt::Debug>(what: &str, found: T, wanted: T) -> Result<(), String> {
     if found == wanted { Ok(()) } else { Err(format!("{what}: {found:?}, and not {wanted:?}")) }
+}
+
+/// A handler in Rust may start processes as any program does: one that has ended, and one that runs while a claim ends beside it.
+async fn of_a_handler(containment: &Containment) -> Result<(), String> {
+    let (tell, ready) = mpsc::channel::<()>();
+    let (go, wait) = mpsc::channel::<()>();
+    let handler = std::thread::spawn(move || -> io::Result<[Option<i32>; 2]> {
+        let mut ended = Command::new("sh").args(["-c", "exit 7"]).spawn()?;
+        let mut runs = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?;
+        waitid(WaitId::Pid(Pid::from_child(&ended)), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)?;
+        drop(tell);
+        wait.recv().ok();
+        drop(runs.stdin.take());
+        Ok([ended.wait()?.code(), runs.wait()?.code()])
+    });
+    ready.recv().ok();
+    let enclosure = containment.enclosure();
+    let bench = bench(&enclosure);
+    let leaves = ["sh", "-c", "for i in 1 2 3; do setsid sleep 600 >/dev/null 2>&1 & done"];
+    let running = start(&bench, &enclosure, &leaves).await.map_err(|error| error.to_string())?;
+    running.finish(BOUNDS, &bench.context).await.map_err(|error| error.to_string())?;
+    same("empty", enclosure.clear().await, Emptiness::Proven)?;
+    drop(go);
+    let seen = handler.join().map_err(|_| "the handler panicked".to_owned())?.map_err(|error| error.to_string())?;
+    same("how they ended", seen, [Some(7), Some(0)])
 }
 
 const LOOK: &str = "echo $0 \"$@\"; pwd; tr '\\0' '\\n' </proc/$$/environ | cut -d= -f1 | sort | tr '\\n' ' '; echo; \

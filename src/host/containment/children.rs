@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError, RwLock};
 
-use rustix::process::{Pid, Signal, WaitOptions};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions};
 
 use super::super::process::{self, Life, Stat};
 use super::{COOKIE, cgroup};
@@ -36,6 +36,8 @@ struct Book {
     notes: u64,
     /// The claims that may have processes, by cookie.
     claims: BTreeMap<String, Tenure>,
+    /// Children of our own that nobody waits for any more and that were not reaped, with when they were started.
+    given_up: BTreeMap<i32, u64>,
     /// Processes of which was said that nobody knows whose they are.
     doubted: BTreeSet<i32>,
 }
@@ -77,8 +79,14 @@ pub(crate) struct Known {
 impl Drop for Known {
     fn drop(&mut self) {
         let mut book = book();
-        if book.own.get(&self.pid) == Some(&self.note) {
-            book.own.remove(&self.pid);
+        if book.own.get(&self.pid) != Some(&self.note) {
+            return;
+        }
+        book.own.remove(&self.pid);
+        if is_child(self.pid)
+            && let Some(stat) = Stat::of(self.pid)
+        {
+            book.given_up.insert(self.pid, stat.started);
         }
     }
 }
@@ -232,7 +240,13 @@ fn whose(cookie: &str, shown: &[String], started: u64, claims: &BTreeMap<String,
     if possible.iter().all(over) { Whose::Its } else { Whose::Doubtful }
 }
 
-/// The children that we did not start and that are no leaders of payloads.
+fn is_child(pid: i32) -> bool {
+    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    Pid::from_raw(pid).is_some_and(|pid| rustix::process::waitid(WaitId::Pid(pid), look).is_ok())
+}
+
+/// The children that were left to us, and those of our own that nobody waits for. What a handler has started by itself is among
+/// neither, for as long as the thread that did so lives and is not the first.
 fn orphans() -> io::Result<Vec<i32>> {
     let found = unknown()?;
     if found.is_empty() {
@@ -245,8 +259,13 @@ fn orphans() -> io::Result<Vec<i32>> {
 
 fn unknown() -> io::Result<Vec<i32>> {
     let mut children = process::adopted()?;
-    let book = book();
-    children.retain(|child| !book.own.contains_key(child));
+    let mut book = book();
+    let Book { own, given_up, .. } = &mut *book;
+    given_up.retain(|pid, started| Stat::of(*pid).is_some_and(|now| now.started == *started));
+    children.extend(given_up.keys());
+    children.retain(|child| !own.contains_key(child));
+    children.sort_unstable();
+    children.dedup();
     Ok(children)
 }
 
@@ -315,5 +334,20 @@ mod tests {
     fn a_stray_of_claims_that_are_all_over_is_anybodys() {
         let claims = claims(&[("a", 10, State::Over), ("b", 20, State::Running)]);
         assert_eq!(whose("b", &[], 25, &claims), Whose::Its, "a is over and b asks because it ends");
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "a test may block")]
+    fn a_child_that_nobody_waits_for_any_more_is_an_orphan_until_it_is_reaped() {
+        let start_one = || std::process::Command::new("sleep").arg("600").spawn();
+        let Started { mut child, known } = start(None, start_one, |child| Some(child.id())).unwrap();
+        let pid = child.id().cast_signed();
+        assert!(!unknown().unwrap().contains(&pid));
+        drop(known);
+        assert!(unknown().unwrap().contains(&pid));
+        child.kill().unwrap();
+        // Another test may have reaped it.
+        child.wait().ok();
+        assert!(!unknown().unwrap().contains(&pid));
     }
 }

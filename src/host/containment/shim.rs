@@ -49,8 +49,9 @@ struct Carried {
 /// Where the program was started as a payload's forerunner, this call becomes the payload and does not return. Anywhere
 /// else it returns at once, and from then on workers in this process put payloads into control groups where the host
 /// allows it, and adopt and reap processes that payloads leave behind. A program that starts children of its own by other
-/// means than this crate should therefore not call it: they could be taken for a payload's. So could what a driver's program
-/// leaves running, and workers that outlive their controller: a controller belongs into another process than a worker.
+/// means than this crate should do so on another thread than its first, which lives as long as they do: others could be taken
+/// for a payload's. So could what such children, or a driver's program, leave running, and workers that outlive their
+/// controller: a controller belongs into another process than a worker.
 ///
 /// Without this call, a payload is a process group and nothing more.
 pub fn shim() {

@@ -13,6 +13,7 @@ mod link;
 mod outlet;
 mod part;
 mod room;
+mod rules;
 mod session;
 mod settings;
 mod shelf;
@@ -23,21 +24,19 @@ mod unanswered;
 use std::collections::{BTreeMap, VecDeque};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
-use lapin::Connection;
 use lapin::types::ShortString;
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::amqp;
-use crate::amqp::management::NotTold;
 use crate::domain::attempts::Step;
 use crate::domain::id::{Lane, Run};
 use crate::domain::outcome::Outcome;
-use crate::domain::patience::{self, Says};
+use crate::domain::patience;
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
@@ -50,8 +49,8 @@ use interrupted::Interrupted;
 use link::Link;
 use part::{Around, Part, Plan, Taken};
 use room::Room;
+use rules::Rules;
 use session::{Session, Waiting};
-use settings::Word;
 pub use settings::{Early, Exhausted, Longest, Settings};
 use shelf::Shelf;
 use tally::Tally;
@@ -72,12 +71,7 @@ struct Inner {
     link: Arc<Link>,
     shelf: Option<Arc<Shelf>>,
     looked_after: Once,
-    /// How long the broker lets a delivery be unacknowledged, as far as that is known.
-    patience: Mutex<Option<Duration>>,
-    /// What was last looked at for a warning.
-    warned: Mutex<Option<Option<Duration>>>,
-    /// The connection whose broker was asked for that.
-    asked: Mutex<Weak<Connection>>,
+    rules: Rules,
     session: Mutex<Option<Arc<Session>>>,
     /// Those before, for as long as claims of them are held, and the last one until there is another: leave of them may still have
     /// to be taken, and their payloads may be there when their connection is not.
@@ -92,14 +86,6 @@ struct Inner {
     copying: Arc<Semaphore>,
     /// What goes on beside the calls; it ends with the source.
     tasks: Mutex<JoinSet<()>>,
-}
-
-/// What is said of `exhausted = "dead-letter"` where it would lose requests.
-fn nowhere(queue: &str) -> String {
-    format!(
-        "`exhausted` is \"dead-letter\", and the queue {queue} has no dead letter exchange: a request that is given up is answered \
-         instead; name one by a policy or an argument of the queue, or set `poison_queue`"
-    )
 }
 
 /// How many requests were handed to this process, whichever queue they are of: no two of them are called the same.
@@ -141,17 +127,12 @@ impl Amqp {
         let Settings { broker, queue, name, .. } = &settings;
         let shelf = settings.shelf.as_ref().map(|folder| Arc::new(Shelf::new(folder, broker.shown(), queue)));
         let unanswered = Unanswered::new(settings.refused_most, Arc::clone(&tally));
-        if settings.management.is_none() {
-            settings.warn_of(settings.consumer_timeout, Word::Settings);
-        }
         Self {
             inner: Arc::new(Inner {
                 link: Arc::new(Link::new(broker.clone(), name, Arc::clone(&tally))),
                 shelf,
                 looked_after: Once::new(),
-                patience: Mutex::new(settings.consumer_timeout),
-                warned: Mutex::default(),
-                asked: Mutex::default(),
+                rules: Rules::new(&settings),
                 settings,
                 clock: Clock::boot(),
                 session: Mutex::default(),
@@ -202,60 +183,6 @@ impl Inner {
         });
     }
 
-    fn patience(&self) -> Option<Duration> {
-        *lock(&self.patience)
-    }
-
-    /// Asks the broker how long it waits, once for each connection.
-    async fn learn(&self, connection: &Arc<Connection>) {
-        let Some(management) = &self.settings.management else { return };
-        if lock(&self.asked).ptr_eq(&Arc::downgrade(connection)) {
-            return;
-        }
-        let Settings { queue, consumer_timeout, .. } = &self.settings;
-        let says = match management.told(queue).await {
-            Ok(told) => {
-                if self.settings.exhausted == Exhausted::DeadLettered && !told.dead_letters {
-                    tracing::warn!(queue, "{}", nowhere(queue));
-                }
-                told.says()
-            }
-            // It is asked again when there is one.
-            Err(NotTold::NoQueue) => return,
-            Err(NotTold::Unanswered(why)) => {
-                tracing::warn!(
-                    queue,
-                    "how long the broker lets requests of {queue} be worked at cannot be asked, so `amqp.consumer_timeout` counts: {why}"
-                );
-                Says::Nothing
-            }
-        };
-        *lock(&self.asked) = Arc::downgrade(connection);
-        let patience = says.or(*consumer_timeout);
-        *lock(&self.patience) = patience;
-        tracing::info!(queue, ?patience, ?says, "how long the broker waits for an answer");
-        // Once, and again where it has changed.
-        if lock(&self.warned).replace(patience) != Some(patience) {
-            self.settings.warn_of(patience, if says == Says::Nothing { Word::Settings } else { Word::Broker });
-        }
-    }
-
-    /// What becomes of a request that was tried too often. Asked anew each time, for policies change: what nobody would get is
-    /// better answered.
-    async fn exhausted(&self) -> Exhausted {
-        let Settings { exhausted, management, queue, .. } = &self.settings;
-        match (exhausted, management) {
-            (Exhausted::DeadLettered, Some(management)) => match management.told(queue).await {
-                Ok(told) if !told.dead_letters => {
-                    tracing::warn!(queue, "{}", nowhere(queue));
-                    Exhausted::Answered
-                }
-                Ok(_) | Err(_) => Exhausted::DeadLettered,
-            },
-            (exhausted, _) => exhausted.clone(),
-        }
-    }
-
     /// How many requests may be on their way. One that is on the shelf has a slot, and the broker knows nothing of it.
     fn wanted(&self) -> u16 {
         let shelved = self.shelf.as_ref().map_or(0, |shelf| shelf.held());
@@ -277,7 +204,7 @@ impl Inner {
         let connection = self.link.connection().await?;
         // Asked only now: a new connection is made where the one before is known to be lost.
         self.lost_are_over()?;
-        self.learn(&connection).await;
+        self.rules.learn(&self.settings, &connection).await;
         let epoch = self.epochs.fetch_add(1, Ordering::Relaxed) + 1;
         let prefetch = self.wanted();
         let tag = format!("{name}.{epoch}");
@@ -313,7 +240,8 @@ impl Inner {
         let began = self.clock.now();
         let session = self.session().await?;
         session.asked();
-        let waited = timeout(patience::hold(self.patience(), AMQP_POLL_HOLD), self.wait(&session, max, began)).await;
+        let waited =
+            timeout(patience::hold(self.rules.patience(), AMQP_POLL_HOLD), self.wait(&session, max, began)).await;
         session.unasked();
         waited.unwrap_or_else(|_| Ok(Batch::default()))
     }
@@ -394,7 +322,7 @@ impl Inner {
             self.aside(part, if fits { Aside::Step(step) } else { Aside::TooLarge });
             return None;
         };
-        let lease = now.since(began) + part::lease(part.delivered, now, self.patience(), AMQP_LEASE);
+        let lease = now.since(began) + part::lease(part.delivered, now, self.rules.patience(), AMQP_LEASE);
         let (run, replies) = (part.run.clone(), Some(part.replies()));
         Some(Grant { run: run.clone(), lease, task, unreadable: None, claim: Claim::new(run, part), replies })
     }
@@ -443,7 +371,7 @@ impl Inner {
             // A source that is gone has given its requests back.
             let Some(inner) = inner.upgrade() else { return };
             let exhausted = match what {
-                Aside::Step(Step::GiveUp { .. }) => inner.exhausted().await,
+                Aside::Step(Step::GiveUp { .. }) => rules::exhausted(&inner.settings).await,
                 Aside::Expired | Aside::TooLarge | Aside::Step(_) | Aside::Unwanted(_) => Exhausted::Answered,
             };
             drop(inner);
@@ -528,7 +456,7 @@ impl Source for Amqp {
             if part.is_settled() {
                 return Err(gone("it is settled"));
             }
-            let patience = self.inner.patience();
+            let patience = self.inner.rules.patience();
             let due = patience::is_keeping_due(self.inner.clock.now().since(part.delivered), patience);
             if due && part.is_to_be_shelved() {
                 self.inner.shelve(claim.clone());
@@ -556,7 +484,7 @@ impl Source for Amqp {
                         "it was tried {attempts} times, and each time its handler asked for another: {}",
                         why.as_deref().unwrap_or("no reason was given")
                     );
-                    give_up(part, self.inner.exhausted().await, reason, attempts).await?;
+                    give_up(part, rules::exhausted(&self.inner.settings).await, reason, attempts).await?;
                     self.inner.tally.exhausted.add();
                     Ok(())
                 }
