@@ -23,10 +23,12 @@ pub struct Socket {
 #[derive(Debug)]
 pub(super) struct SocketFile {
     path: PathBuf,
-    /// Which file it is: the folder may have been replaced, and with it the lock.
+    /// The folder that it is in, which may have been replaced.
+    folder: File,
+    /// Which file it is.
     made: Mutex<Identity>,
     /// Who has it may make the socket and take it away. Fields are dropped after the struct's own `drop`.
-    lock: Locked,
+    lock: Mutex<Locked>,
 }
 
 /// Device and inode of a file.
@@ -34,6 +36,12 @@ type Identity = (u64, u64);
 
 fn identity(path: &Path) -> io::Result<Identity> {
     path.symlink_metadata().map(|about| (about.dev(), about.ino()))
+}
+
+/// Whether what is open is still what is at `path`.
+fn is_at(open: &File, path: &Path) -> bool {
+    let (open, there) = (open.metadata(), path.metadata());
+    open.is_ok_and(|open| there.is_ok_and(|there| (open.dev(), open.ino()) == (there.dev(), there.ino())))
 }
 
 fn is_missing(path: &Path) -> bool {
@@ -76,7 +84,8 @@ impl Socket {
             return Err(used());
         }
         let (listener, made) = make(path).map_err(at)?;
-        Ok(Self { listener, file: SocketFile { path: path.to_owned(), made: Mutex::new(made), lock } })
+        let (path, made, lock) = (path.to_owned(), Mutex::new(made), Mutex::new(lock));
+        Ok(Self { listener, file: SocketFile { path, folder: open, made, lock } })
     }
 }
 
@@ -86,19 +95,24 @@ impl SocketFile {
         is_missing(&self.path)
     }
 
-    /// Listens again where somebody has removed the socket, and that alone: `None` is that it is there, or that the folder is
-    /// another one by now, and another worker's. May wait for the disk; needs a runtime.
+    /// Listens again where somebody has removed the socket, alone or with its lock: `None` is that it is there, or that the folder
+    /// is another one by now, or the lock another worker's. May wait for the disk; needs a runtime.
     ///
     /// # Errors
     ///
     /// Where the folder cannot be written; the text names the path.
     pub(super) fn mended(&self) -> io::Result<Option<UnixListener>> {
-        let locked = self.lock.file().metadata().map(|about| (about.dev(), about.ino()));
-        if !is_missing(&self.path) || locked.ok() != identity(&lock_of(&self.path)).ok() {
+        let at = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", self.path.display()));
+        let path = lock_of(&self.path);
+        if !is_missing(&self.path) || !is_at(&self.folder, folder_of(&self.path)) {
             return Ok(None);
         }
-        let (listener, made) = make(&self.path)
-            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", self.path.display())))?;
+        let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        if !is_at(lock.file(), &path) {
+            let Some(taken) = Locked::take(&path).map_err(at)? else { return Ok(None) };
+            *lock = taken;
+        }
+        let (listener, made) = make(&self.path).map_err(at)?;
         *self.made.lock().unwrap_or_else(PoisonError::into_inner) = made;
         tracing::warn!(path = %self.path.display(), "somebody has removed the control socket; it is there again");
         Ok(Some(listener))
@@ -175,10 +189,22 @@ mod tests {
         let path = folder.path().join("s");
         let socket = Socket::listen(&path).unwrap();
         assert!(socket.file.mended().unwrap().is_none(), "it is there");
+        for with_its_lock in [false, true] {
+            fs::remove_file(&path).unwrap();
+            if with_its_lock {
+                fs::remove_file(lock_of(&path)).unwrap();
+            }
+            let _listener = socket.file.mended().unwrap().unwrap();
+            UnixStream::connect(&path).unwrap();
+            assert!(Socket::listen(&path).unwrap_err().to_string().contains("another worker uses it"));
+        }
         fs::remove_file(&path).unwrap();
+        fs::remove_file(lock_of(&path)).unwrap();
+        let next = Socket::listen(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        assert!(socket.file.mended().unwrap().is_none(), "another worker has the lock");
+        drop(next);
         let _listener = socket.file.mended().unwrap().unwrap();
-        UnixStream::connect(&path).unwrap();
-        assert!(Socket::listen(&path).unwrap_err().to_string().contains("another worker uses it"));
         drop(socket);
         assert!(!path.exists());
     }
