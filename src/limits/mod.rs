@@ -159,6 +159,8 @@ pub const CGROUP_FROZEN_WAIT: Duration = Duration::from_secs(1);
 pub const CONTAINMENT_PROBE_WAIT: Duration = Duration::from_secs(5);
 /// How many times in a row a claim's orphans are looked for where one ended under the look.
 pub const STRAYS_LOOKS_MAX: usize = 20;
+/// How often a claim names processes that have left its control group.
+pub const FUGITIVES_NAMED_EVERY: Duration = Duration::from_secs(10);
 /// How often orphans that have ended are reaped at most.
 pub const REAP_EVERY: Duration = Duration::from_millis(100);
 /// The same where control groups hold what payloads start.

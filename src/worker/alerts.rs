@@ -97,8 +97,8 @@ impl Engine {
                 count(&counters.occupied);
                 tracing::error!(
                     alert = "occupied", claim.run = %run,
-                    "[alert operator] processes of a payload may still be there although they were killed; its slot is not \
-                     used until they are gone"
+                    "[alert operator] processes of a payload may still be there: they outlived a kill, or may be another task's and \
+                     are not killed; its slot is not used until they are gone"
                 );
             }
             Alert::Late { run } => {

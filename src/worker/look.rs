@@ -368,7 +368,7 @@ fn kept_hint(kept: &[String]) -> Option<String> {
         many => format!(" and {} others", many - 1),
     };
     Some(format!(
-        "processes of {first}{others} may still be there although they were killed: no task is run in their place until they are gone; \
+        "processes of {first}{others} may still be there (they outlived a kill, or may be another task's): no task is run in their place until they are gone; \
          the log names what is known of them, and `host.unproven` says what is done about it"
     ))
 }

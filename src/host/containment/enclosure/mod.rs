@@ -10,6 +10,7 @@ use std::{fmt, io};
 use rustix::io::Errno;
 use rustix::process::Signal;
 use tokio::sync::OnceCell;
+use tokio::time::Instant;
 
 use super::super::journal::Recorded;
 use super::super::process::{self, LOOK_AGAIN};
@@ -18,7 +19,7 @@ use super::cgroup::{Group, Means};
 use super::{Limits, children};
 use crate::domain::journal::{Leader, Remains};
 use crate::domain::outcome::Emptiness;
-use crate::limits::{PROCESS_KILLED_WAIT, PROCESSES_NAMED_MAX};
+use crate::limits::{FUGITIVES_NAMED_EVERY, PROCESS_KILLED_WAIT, PROCESSES_NAMED_MAX};
 pub(crate) use entry::{Entry, Way};
 
 /// By what the processes of a claim are found again, by whom ever. Known before the first of them exists.
@@ -135,6 +136,23 @@ struct State {
     /// What was counted at limits when it was last asked for.
     out_of_memory: u64,
     processes_refused: u64,
+}
+
+/// What is said now and then: a process that forks all the time is another one at each look.
+#[derive(Debug, Default)]
+struct Seldom {
+    last: Option<Instant>,
+}
+
+impl Seldom {
+    fn is_due(&mut self) -> bool {
+        let now = Instant::now();
+        let due = self.last.is_none_or(|last| now - last >= FUGITIVES_NAMED_EVERY);
+        if due {
+            self.last = Some(now);
+        }
+        due
+    }
 }
 
 impl Drop for Inner {
@@ -382,23 +400,24 @@ impl Enclosure {
     /// seen empty: what cannot be looked at holds nobody up.
     async fn killed_fugitives(&self) {
         let cookie = &self.inner.name.cookie;
+        let (mut doubts, mut kills) = (Seldom::default(), Seldom::default());
         while children::any() {
             let strays = match children::strays(cookie, Some(Signal::KILL)) {
                 Ok(strays) => strays,
                 Err(error) => return tracing::debug!(%error, "the children of this process cannot be seen"),
             };
             let doubtful = children::anew(&strays.doubtful);
-            if !doubtful.is_empty() {
+            if !doubtful.is_empty() && doubts.is_due() {
                 tracing::warn!(
                     processes = ?doubtful,
-                    "processes have left the control group of a task, and nothing tells of which: they are killed, and keep \
-                     the slots of tasks that may have started them, until the last of those is over"
+                    "processes have left the control group of a task, and nothing tells of which: they keep the slots of tasks \
+                     that may have started them, and are killed when the last of those is over"
                 );
             }
             if strays.certain.is_empty() && strays.doubtful.is_empty() {
                 return;
             }
-            if !strays.certain.is_empty() {
+            if !strays.certain.is_empty() && kills.is_due() {
                 let processes = &strays.certain;
                 tracing::warn!(?processes, "processes of a task that had left its control group are killed");
             }
@@ -448,6 +467,15 @@ mod tests {
             enclosure.registered().await.unwrap();
         }
         assert_eq!(writes.load(std::sync::atomic::Ordering::Relaxed), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_comes_again_and_again_is_said_now_and_then() {
+        let mut word = Seldom::default();
+        assert!(word.is_due());
+        assert!(!word.is_due());
+        tokio::time::advance(FUGITIVES_NAMED_EVERY).await;
+        assert!(word.is_due());
     }
 
     #[tokio::test]
