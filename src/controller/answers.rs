@@ -16,9 +16,11 @@ use super::names::Names;
 use super::publish::confirming;
 use super::session::{Over, ended};
 use super::tally::Tally;
+use super::waiting::QueueIs;
 use crate::amqp::headers;
 use crate::limits::{
     AMQP_CALL_TIMEOUT, CONTROLLER_ANSWER_AGAIN, CONTROLLER_ANSWER_TRIES, CONTROLLER_HOPS_MAX, CONTROLLER_ORPHAN_WAIT,
+    CONTROLLER_REFUSED_MAX, CONTROLLER_ROOM_WAIT,
 };
 
 /// The queue that a dead letter died in first.
@@ -50,16 +52,30 @@ impl Obituary {
         Self { message: message.to_owned(), queue: said(DIED_IN), reason }
     }
 
-    /// A request whose queue could not be made.
-    pub(super) fn of_no_queue() -> Self {
-        let message = format!("the queue of its key could not be made, or not within {CONTROLLER_ORPHAN_WAIT:?}");
-        Self { reason: "no-queue".to_owned(), message, queue: None }
+    /// A request whose queue has not taken it.
+    pub(super) fn of_wait(queue: QueueIs) -> Self {
+        let (reason, message) = match queue {
+            QueueIs::Missing => {
+                let what = "the queue of its key could not be made, or not within";
+                ("no-queue", format!("{what} {CONTROLLER_ORPHAN_WAIT:?}"))
+            }
+            QueueIs::Full => ("maxlen", "too many requests wait for this key".to_owned()),
+            QueueIs::Silent => {
+                let what = "the queue of its key has confirmed nothing for";
+                ("no-confirm", format!("{what} {CONTROLLER_ORPHAN_WAIT:?}"))
+            }
+        };
+        Self { reason: reason.to_owned(), message, queue: None }
     }
 
-    /// A request whose queue is full.
-    pub(super) fn of_full_queue() -> Self {
-        let message = "too many requests wait for this key".to_owned();
-        Self { reason: "maxlen".to_owned(), message, queue: None }
+    /// A request that takes the room of others while its queue does not take it.
+    pub(super) fn of_crowd(queue: QueueIs) -> Self {
+        let many =
+            format!("more than {CONTROLLER_REFUSED_MAX} requests have waited for the queue of its key, some for");
+        Self {
+            message: format!("{many} {CONTROLLER_ROOM_WAIT:?}, and take the room of others"),
+            ..Self::of_wait(queue)
+        }
     }
 
     /// A request that went round in circles.

@@ -232,8 +232,8 @@ struct Controller {
     asked: mpsc::Receiver<Ask>,
     /// Who grants wishes about what was put aside, while there is a connection.
     wishes: Option<mpsc::Sender<Wish>>,
-    /// Whether policies say what is asked of queues.
-    by_policy: bool,
+    /// What was last found of the policies that say what is asked of queues.
+    by_policy: Option<policies::Look>,
 }
 
 /// Controls the pool until it is told to leave. Workers and queues stay as they are then.
@@ -261,7 +261,7 @@ pub async fn run(settings: Settings, asks: Asks, leave: CancellationToken) -> io
         fault: None,
         asked,
         wishes: None,
-        by_policy: false,
+        by_policy: None,
         settings,
         clock,
     };

@@ -4,11 +4,16 @@
 //! may change goes by policy where that is possible. Where dead letters go is an argument in any case, and said once more here for
 //! queues that somebody else has made.
 
+use std::future::pending;
+use std::pin::Pin;
+
 use serde_json::{Map, Value};
+use tokio::time::sleep;
 
 use super::names::Names;
 use super::topology::{Keeping, Profile};
-use crate::amqp::management::{Management, Policy, literally};
+use crate::amqp::management::{Agreed, Management, Policy, literally};
+use crate::limits::CONTROLLER_POLICIES_EVERY;
 
 /// That of other tools is 0 as a rule. It is what the known controller has.
 const PRIORITY: i64 = 10;
@@ -18,19 +23,61 @@ pub(super) fn of_queues(names: &Names) -> String {
     format!("{}queues", names.request_queue_start())
 }
 
-/// Makes the policies of a pool.
-///
-/// # Errors
-///
-/// Why they are not what they should be.
-pub(super) async fn agree(management: &Management, names: &Names, keeping: Keeping) -> Result<(), String> {
+/// What came of a look at the policies of a pool: whether they had to be made, or why they are not what they should be.
+pub(super) type Look = Result<Made, String>;
+
+/// Whether policies had to be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Made {
+    Before,
+    Now,
+}
+
+/// Looks at the policies of a pool again and again: somebody may take them away, and the management interface may not be there at
+/// first.
+pub(super) struct Looks<'a> {
+    under_way: Option<Pin<Box<dyn Future<Output = Look> + Send + 'a>>>,
+    management: Option<&'a Management>,
+    names: &'a Names,
+    keeping: Keeping,
+}
+
+impl<'a> Looks<'a> {
+    /// The first is begun when it is waited for. Without a management interface there is none.
+    pub(super) fn new(management: Option<&'a Management>, names: &'a Names, keeping: Keeping) -> Self {
+        let first = management.map(|management| Box::pin(agree(management, names, keeping)) as _);
+        Self { under_way: first, management, names, keeping }
+    }
+
+    /// Waits for the next one.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: a look that was begun is gone on with.
+    pub(super) async fn next(&mut self) -> Look {
+        let (Some(under_way), Some(management)) = (&mut self.under_way, self.management) else {
+            return pending().await;
+        };
+        let look = under_way.await;
+        let (names, keeping) = (self.names, self.keeping);
+        self.under_way = Some(Box::pin(async move {
+            sleep(CONTROLLER_POLICIES_EVERY).await;
+            agree(management, names, keeping).await
+        }));
+        look
+    }
+}
+
+async fn agree(management: &Management, names: &Names, keeping: Keeping) -> Look {
+    let mut made = Made::Before;
     for (name, policy) in [(of_queues(names), queues(names, keeping)), (names.requests(), requests(names))] {
-        let differs = management.agree(&name, &policy).await.map_err(|why| why.to_string())?;
-        if let Some(how) = differs {
-            return Err(format!("the policy {name} is not what it should be: {how}"));
+        match management.agree(&name, &policy).await.map_err(|why| why.to_string())? {
+            Agreed::Before => {}
+            Agreed::Now => made = Made::Now,
+            Agreed::Never(how) => return Err(format!("the policy {name} is not what it should be: {how}")),
         }
     }
-    Ok(())
+    Ok(made)
 }
 
 fn queues(names: &Names, keeping: Keeping) -> Policy {

@@ -11,14 +11,16 @@ use lapin::options::{BasicAckOptions, BasicPublishOptions, ConfirmSelectOptions}
 use lapin::types::AMQPValue;
 use lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer, PublisherConfirm};
 use tokio::sync::mpsc;
-use tokio::time::sleep_until;
 
 use super::names::Names;
 use super::tally::Tally;
+use super::waiting::QueueIs;
 use crate::amqp::headers;
 use crate::domain::group::Key;
+use crate::domain::group::forwarding::Forwarding;
 use crate::domain::time::Instant;
-use crate::limits::{AMQP_CALL_TIMEOUT, CONTROLLER_BATCH_MAX, CONTROLLER_HOPS_MAX, CONTROLLER_ORPHAN_WAIT};
+use crate::host::clock::Clock;
+use crate::limits::{CONTROLLER_BATCH_MAX, CONTROLLER_HOPS_MAX, CONTROLLER_LOOK_EVERY, CONTROLLER_ORPHAN_WAIT};
 
 /// The delivery mode of what is kept on disk.
 pub(super) const PERSISTENT: u8 = 2;
@@ -32,8 +34,8 @@ pub(super) struct Orphan {
     pub(super) key: Key,
     /// Since when it is in hand.
     pub(super) since: Instant,
-    /// Its queue has refused it.
-    pub(super) was_refused: bool,
+    /// What its queue was like when it was last tried.
+    pub(super) queue: QueueIs,
     pub(super) delivery: Delivery,
 }
 
@@ -67,62 +69,73 @@ pub(super) fn at_hand(consumer: &mut Consumer) -> Poll<Option<lapin::Result<Deli
 /// One that was published and is not confirmed yet.
 struct Sent {
     number: u64,
-    at: tokio::time::Instant,
     orphan: Orphan,
     confirm: Pin<Box<PublisherConfirm>>,
 }
 
 /// Publishes orphans as they were to the exchange of requests, until nobody brings more or the channel fails. Those that the
 /// broker has are acknowledged; those that it does not take, or that came back, are handed back. One of which the broker says
-/// nothing is waited for as long as the channel stands, for it may have it, and holds up no other.
+/// nothing is waited for as long as the channel stands, for it may have it; others of its key are handed back meanwhile.
 pub(super) async fn forward(
     channel: Channel,
-    names: Names,
+    names: &Names,
+    clock: Clock,
     mut ready: mpsc::Receiver<Orphan>,
     back: mpsc::Sender<Orphan>,
     tally: &Tally,
 ) -> lapin::Result<()> {
-    let (mut sent, mut batch, mut numbers) = (Vec::<Sent>::new(), Vec::new(), 0..);
+    let (mut sent, mut batch, mut forwarding) = (Vec::<Sent>::new(), Vec::new(), Forwarding::default());
     let (mut returns, mut undecided) = (Returns::default(), Vec::new());
-    let mut said_at = None;
+    let (mut looked_at, mut said_at) = (None, None);
     loop {
-        let silent_at = oldest(&sent).map(|oldest| {
-            let silent = oldest.at + AMQP_CALL_TIMEOUT;
-            said_at.map_or(silent, |said: tokio::time::Instant| silent.max(said + CONTROLLER_ORPHAN_WAIT))
-        });
+        let silent_at = forwarding
+            .silent_at()
+            .map(|silent| looked_at.map_or(silent, |looked: Instant| silent.max(looked.plus(CONTROLLER_LOOK_EVERY))));
         tokio::select! {
             biased;
             confirmed = confirmed(&mut sent), if !sent.is_empty() => {
-                undecided.extend(spoken_of(confirmed, &mut returns)?);
+                let spoken = spoken_of(confirmed, &mut returns)?;
+                spoken.iter().for_each(|one| forwarding.heard(&one.orphan.key, one.number));
+                undecided.extend(spoken);
                 let decided = returns.decide(&mut undecided, |number| sent.iter().any(|sent| sent.number == number));
                 settle(decided, &back, tally).await?;
             }
-            () = sleep_until(silent_at.unwrap_or_else(tokio::time::Instant::now)), if silent_at.is_some() => {
-                let (count, key) = (sent.len(), oldest(&sent).map(|sent| sent.orphan.key.as_str()));
-                tracing::warn!(
-                    count, oldest = key, "the broker does not confirm requests that were forwarded; they are waited for"
-                );
-                said_at = Some(tokio::time::Instant::now());
+            () = async { match silent_at {
+                Some(at) => clock.sleep_until(at).await,
+                None => std::future::pending().await,
+            } } => {
+                let now = clock.now();
+                looked_at = Some(now);
+                if said_at.is_none_or(|said| now.since(said) >= CONTROLLER_ORPHAN_WAIT) {
+                    said_at = Some(now);
+                    let (count, oldest) = (sent.len(), sent.iter().min_by_key(|sent| sent.number));
+                    tracing::warn!(
+                        count,
+                        oldest = oldest.map(|oldest| oldest.orphan.key.as_str()),
+                        "the broker does not confirm requests that were forwarded; they are waited for"
+                    );
+                }
+                for orphan in forwarding.silenced(now) {
+                    // As many as there can be have room. Where nobody listens any more, this is over as well.
+                    back.send(Orphan { queue: QueueIs::Silent, ..orphan }).await.ok();
+                }
             }
             count = ready.recv_many(&mut batch, CONTROLLER_BATCH_MAX) => {
                 if count == 0 {
                     return Ok(());
                 }
-                for (number, orphan) in numbers.by_ref().zip(batch.drain(..)) {
-                    let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
-                    let (exchange, key) = (names.requests().into(), orphan.delivery.routing_key.clone());
-                    let properties = once_more(&orphan.delivery, number);
-                    let publishing = channel.basic_publish(exchange, key, options, &orphan.delivery.data, properties);
-                    let confirm = Box::pin(publishing.await?);
-                    sent.push(Sent { number, at: tokio::time::Instant::now(), confirm, orphan });
-                }
+                batch.drain(..).for_each(|orphan: Orphan| forwarding.add(orphan.key.clone(), orphan));
             }
         }
+        while let Some((number, orphan)) = forwarding.next(clock.now()) {
+            let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+            let (exchange, key) = (names.requests().into(), orphan.delivery.routing_key.clone());
+            let properties = once_more(&orphan.delivery, number);
+            let publishing = channel.basic_publish(exchange, key, options, &orphan.delivery.data, properties);
+            let confirm = Box::pin(publishing.await?);
+            sent.push(Sent { number, confirm, orphan });
+        }
     }
-}
-
-fn oldest(sent: &[Sent]) -> Option<&Sent> {
-    sent.iter().min_by_key(|sent| sent.at)
 }
 
 /// Those that the broker has spoken of, one at least, and all that it had spoken of before it spoke of the last of them.
@@ -224,7 +237,7 @@ impl Returns {
 
 async fn settle(decided: Vec<(Spoken, bool)>, back: &mpsc::Sender<Orphan>, tally: &Tally) -> lapin::Result<()> {
     for (Spoken { mut orphan, was_refused, .. }, came_back) in decided {
-        orphan.was_refused = was_refused && !came_back;
+        orphan.queue = if was_refused && !came_back { QueueIs::Full } else { QueueIs::Missing };
         if was_refused || came_back {
             tracing::debug!(key = %orphan.key, "a request could not be forwarded; it stays an orphan");
             // As many as there can be have room. Where nobody listens any more, this is over as well.

@@ -33,8 +33,8 @@ use crate::domain::group::looks::{self, Pace};
 use crate::domain::group::pool::{Answer, Effect, Epoch, Event};
 use crate::limits::{
     AMQP_CALL_TIMEOUT, CONTROLLER_LETTERS_MAX, CONTROLLER_LOOK_EVERY, CONTROLLER_LOOK_REST, CONTROLLER_ORPHANS_MAX,
-    CONTROLLER_PLAN_REST, CONTROLLER_REPORTS_MAX, CONTROLLER_STANDBY_LOOK, CONTROLLER_STEPS_MAX, CONTROLLER_WISHES_MAX,
-    DEMAND_COUNTS_MAX,
+    CONTROLLER_PLAN_REST, CONTROLLER_POLICIES_WAIT, CONTROLLER_REPORTS_MAX, CONTROLLER_STANDBY_LOOK,
+    CONTROLLER_STEPS_MAX, CONTROLLER_WISHES_MAX, DEMAND_COUNTS_MAX,
 };
 
 /// It cannot go on.
@@ -82,8 +82,9 @@ async fn control(
     let Channels { asides, forwards, mut orphans, mut reports } =
         controller.meanwhile(open(settings, connection)).await?;
     controller.musters().await;
-    let said = controller.agree(settings).await;
-    open_requests(controller, settings, connection, said).await?;
+    let mut looks = policies::Looks::new(settings.management.as_ref(), names, settings.keeping);
+    let said = controller.agree(&mut looks).await;
+    open_requests(controller, settings, connection, &mut looks).await?;
     controller.row.reset();
     controller.lost = None;
     controller.becomes(Role::Active);
@@ -95,7 +96,7 @@ async fn control(
     let (ready, to_forward) = mpsc::channel(CONTROLLER_ORPHANS_MAX.into());
     let (back, mut strayed) = mpsc::channel(CONTROLLER_ORPHANS_MAX.into());
     let mut working = std::pin::pin!(work(connection, names, settings.keeping, said, (to_do, to_measure), done));
-    let mut forwarding = std::pin::pin!(publish::forward(forwards, names.clone(), to_forward, back, &tally));
+    let mut forwarding = std::pin::pin!(publish::forward(forwards, names, clock, to_forward, back, &tally));
     let (killers, mut killed) = mpsc::channel(CONTROLLER_LETTERS_MAX.into());
     let mut letters = std::pin::pin!(answer_letters(settings, connection, killers, Arc::clone(&tally)));
     let answers = controller.meanwhile(Answers::open(connection, settings, Arc::clone(&tally))).await?;
@@ -155,6 +156,7 @@ async fn control(
             over = &mut putting => return Err(over),
             over = &mut burying => return Err(over),
             Some(letter) = not_aside.recv() => controller.take_back(letter, clock.now()),
+            look = looks.next() => controller.looked(look),
             Some(told) = broker_counts.recv() => controller.broker_counted(&told),
             () = &mut counting => return Err(ended("counts")),
             () = &mut granting => return Err(ended("wishes")),
@@ -296,7 +298,8 @@ impl Controller {
         for (key, count) in self.staff.counts(&known) {
             self.pool.handle(Event::Workers { key, count }, now);
         }
-        self.here.give_up(&self.pool, now)
+        let room_is_left = self.tally.orphans.get() < CONTROLLER_ORPHANS_MAX.into();
+        self.here.give_up(&self.pool, room_is_left, now)
     }
 
     /// Asks what is in queues that are due, in the order of their keys and from the one on at which there was no room the last time.
@@ -351,7 +354,7 @@ impl Controller {
     /// The broker has counted, or not.
     fn broker_counted(&mut self, told: &counts::Told) {
         let (now, first) = (self.clock.now(), self.here.counts.is_first());
-        let policy = self.by_policy.then(|| policies::of_queues(&self.settings.names));
+        let policy = self.goes_by_policy().then(|| policies::of_queues(&self.settings.names));
         self.here.counts.take(told, policy.as_deref(), now);
         for (key, counted) in told.iter().flatten() {
             // Queues that nobody here remembers: they were made by a controller elsewhere, or by somebody else. Later on one that is
@@ -366,22 +369,54 @@ impl Controller {
         }
     }
 
-    /// Makes the pool's policies, where that is possible. Answers with what is left to be said of each queue.
-    async fn agree(&mut self, settings: &Settings) -> Said {
-        self.by_policy = false;
-        let Some(management) = &settings.management else { return Said::All };
-        match self.meanwhile(policies::agree(management, &settings.names, settings.keeping)).await {
-            Ok(()) => {
-                self.by_policy = true;
-                Said::ByPolicy
-            }
-            Err(why) => {
-                let pool = &settings.pool;
-                tracing::warn!(pool, "time, length and limits hold for queues that are made from now on only: {why}");
-                self.fault = Some(Ended { at: self.clock.now(), what: format!("policies: {why}") });
-                Said::All
-            }
+    /// Makes the pool's policies, where that is possible at once: whoever takes a pool over has requests that wait. Answers with what is
+    /// left to be said of each queue as long as this connection lasts.
+    async fn agree(&mut self, looks: &mut policies::Looks<'_>) -> Said {
+        self.by_policy = None;
+        if self.settings.management.is_none() {
+            return Said::All;
         }
+        let unanswered = || Err(format!("the management interface has not answered in {CONTROLLER_POLICIES_WAIT:?}"));
+        let look = self.meanwhile(timeout(CONTROLLER_POLICIES_WAIT, looks.next())).await;
+        self.looked(look.unwrap_or_else(|_| unanswered()));
+        if self.goes_by_policy() { Said::ByPolicy } else { Said::All }
+    }
+
+    fn goes_by_policy(&self) -> bool {
+        matches!(self.by_policy, Some(Ok(_)))
+    }
+
+    /// The pool's policies were looked at. What is said of them is said once.
+    fn looked(&mut self, look: policies::Look) {
+        let (pool, before) = (&self.settings.pool, self.by_policy.as_ref());
+        match &look {
+            Err(why) if before.is_some_and(|before| before.as_ref().err() == Some(why)) => {}
+            Err(why) => {
+                if before.is_some_and(Result::is_ok) {
+                    tracing::warn!(pool, "whether time, length and limits of queues still hold is not known: {why}");
+                } else {
+                    tracing::warn!(
+                        pool,
+                        "time, length and limits hold for queues that are made from now on only: {why}"
+                    );
+                }
+                self.fault = Some(Ended { at: self.clock.now(), what: format!("policies: {why}") });
+            }
+            Ok(_) if before.is_some_and(Result::is_err) => {
+                tracing::info!(
+                    pool,
+                    "time, length and limits hold for all queues now: its policies are what they should be"
+                );
+            }
+            Ok(policies::Made::Now) if before.is_some() => {
+                tracing::warn!(
+                    pool,
+                    "somebody has changed the pool's policies or taken them away; they are made again"
+                );
+            }
+            Ok(_) => {}
+        }
+        self.by_policy = Some(look);
     }
 }
 
@@ -405,23 +440,28 @@ async fn open_requests(
     controller: &mut Controller,
     settings: &Settings,
     connection: &Connection,
-    said: Said,
+    looks: &mut policies::Looks<'_>,
 ) -> Result<(), Over> {
     let (names, keeping) = (&settings.names, settings.keeping);
-    let opening = async {
-        let declared = topology::declare_requests(&connection.create_channel().await?, names, keeping).await;
-        match declared {
-            Err(error) if said == Said::ByPolicy && amqp::code(&error) == Some(PRECONDITION_FAILED) => {
-                let why = amqp::shown(&error);
-                tracing::warn!("the exchange of requests was made otherwise, and is taken as it is: {why}");
-                topology::take_requests(&connection.create_channel().await?, names).await
+    let silent = |_| Over { why: format!("the exchange of requests was not made in {AMQP_CALL_TIMEOUT:?}") };
+    let declaring = async { topology::declare_requests(&connection.create_channel().await?, names, keeping).await };
+    match controller.meanwhile(timeout(AMQP_CALL_TIMEOUT, declaring)).await.map_err(silent)? {
+        Err(error) if settings.management.is_some() && amqp::code(&error) == Some(PRECONDITION_FAILED) => {
+            if !controller.goes_by_policy() {
+                // Where it was made otherwise, all depends on what a policy says.
+                let look = controller.meanwhile(looks.next()).await;
+                controller.looked(look);
             }
-            other => other,
+            if !controller.goes_by_policy() {
+                return Err(error.into());
+            }
+            let why = amqp::shown(&error);
+            tracing::warn!("the exchange of requests was made otherwise, and is taken as it is: {why}");
+            let taking = async { topology::take_requests(&connection.create_channel().await?, names).await };
+            Ok(controller.meanwhile(timeout(AMQP_CALL_TIMEOUT, taking)).await.map_err(silent)??)
         }
-    };
-    let opened = controller.meanwhile(timeout(AMQP_CALL_TIMEOUT, opening)).await;
-    opened.map_err(|_| Over { why: format!("the exchange of requests was not made in {AMQP_CALL_TIMEOUT:?}") })??;
-    Ok(())
+        other => Ok(other?),
+    }
 }
 
 pub(super) fn ended(what: &str) -> Over {

@@ -19,7 +19,7 @@ use crate::domain::group::reports::Reports;
 use crate::domain::time::Instant;
 use crate::limits::{
     CONTROLLER_BIND_TRIES, CONTROLLER_GROUPS_MAX, CONTROLLER_HEADERS_BYTES_MAX, CONTROLLER_LOOK_EVERY,
-    CONTROLLER_ORPHAN_WAIT, CONTROLLER_REFUSED_MAX,
+    CONTROLLER_ORPHAN_WAIT, CONTROLLER_REFUSED_MAX, CONTROLLER_ROOM_WAIT,
 };
 
 /// Whether there is no room for a group of this key.
@@ -27,13 +27,23 @@ pub(super) fn full(pool: &Pool, key: &Key) -> bool {
     pool.tracker().wanted(key).is_none() && pool.tracker().groups().count() >= CONTROLLER_GROUPS_MAX
 }
 
+/// What is known of the queue that a request is to reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum QueueIs {
+    /// It was not there.
+    Missing,
+    /// It has refused it.
+    Full,
+    /// It does not confirm what was sent before.
+    Silent,
+}
+
 /// One that waits, and since when.
 pub(super) struct Waiting {
     pub(super) since: Instant,
     /// Nothing is done with it before.
     pub(super) not_before: Instant,
-    /// Its queue is there, and has refused it.
-    pub(super) was_refused: bool,
+    pub(super) queue: QueueIs,
     pub(super) delivery: Delivery,
 }
 
@@ -100,7 +110,7 @@ impl Here {
         self.waiting.entry(key).or_default().push(Waiting {
             since: now,
             not_before: now,
-            was_refused: false,
+            queue: QueueIs::Missing,
             delivery,
         });
         None
@@ -108,19 +118,23 @@ impl Here {
 
     /// Takes in a dead letter that is to be put aside.
     pub(super) fn take_letter(&mut self, delivery: Delivery, now: Instant) {
-        self.aside.push(Waiting { since: now, not_before: now, was_refused: false, delivery });
+        self.aside.push(Waiting { since: now, not_before: now, queue: QueueIs::Missing, delivery });
     }
 
-    /// Those that have waited too long, or whose queue cannot be made: they would take the room of others.
-    pub(super) fn give_up(&mut self, pool: &Pool, now: Instant) -> Vec<(Delivery, Obituary)> {
+    /// Those that have waited too long, or whose queue cannot be made: they would take the room of others. Where there is no room left,
+    /// too many of one key have to go as well.
+    pub(super) fn give_up(&mut self, pool: &Pool, room_is_left: bool, now: Instant) -> Vec<(Delivery, Obituary)> {
         let mut over = Vec::new();
         self.waiting.retain(|key, waiting| {
             let in_vain = pool.failures(key) >= CONTROLLER_BIND_TRIES;
             let old = waiting.extract_if(.., |one| in_vain || now.since(one.since) >= CONTROLLER_ORPHAN_WAIT);
-            over.extend(old.map(|one| {
-                let why = if one.was_refused { Obituary::of_full_queue() } else { Obituary::of_no_queue() };
-                (one.delivery, why)
-            }));
+            over.extend(old.map(|one| (one.delivery, Obituary::of_wait(one.queue))));
+            let is_slow = waiting.iter().any(|one| now.since(one.since) >= CONTROLLER_ROOM_WAIT);
+            if !room_is_left && is_slow && waiting.len() > CONTROLLER_REFUSED_MAX {
+                waiting.sort_by_key(|one| one.since);
+                let many = waiting.drain(CONTROLLER_REFUSED_MAX..);
+                over.extend(many.map(|one| (one.delivery, Obituary::of_crowd(one.queue))));
+            }
             !waiting.is_empty()
         });
         over
@@ -134,17 +148,18 @@ impl Here {
         orphan: Orphan,
         now: Instant,
     ) -> Option<Box<(Delivery, Obituary)>> {
-        let Orphan { key, since, was_refused, delivery } = orphan;
-        if !was_refused {
+        let Orphan { key, since, queue, delivery } = orphan;
+        if queue == QueueIs::Missing {
             pool.handle(Event::Strayed(key.clone()), now);
         }
         pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, now);
         let waiting = self.waiting.entry(key).or_default();
-        if was_refused && waiting.iter().filter(|one| one.was_refused).count() >= CONTROLLER_REFUSED_MAX {
-            return Some(Box::new((delivery, Obituary::of_full_queue())));
+        let is_full = |one: &&Waiting| one.queue == QueueIs::Full;
+        if queue == QueueIs::Full && waiting.iter().filter(is_full).count() >= CONTROLLER_REFUSED_MAX {
+            return Some(Box::new((delivery, Obituary::of_wait(queue))));
         }
         let not_before = now.plus(CONTROLLER_LOOK_EVERY);
-        waiting.push(Waiting { since, not_before, was_refused, delivery });
+        waiting.push(Waiting { since, not_before, queue, delivery });
         None
     }
 
@@ -161,9 +176,9 @@ impl Here {
     /// Forwards those whose queue is there.
     pub(super) fn let_go(&mut self, pool: &Pool, ready: &mpsc::Sender<Orphan>, now: Instant) {
         for (key, waiting) in self.waiting.iter_mut().filter(|(key, _)| pool.is_bound(key)) {
-            for Waiting { since, was_refused, delivery, .. } in waiting.extract_if(.., |one| one.not_before <= now) {
+            for Waiting { since, queue, delivery, .. } in waiting.extract_if(.., |one| one.not_before <= now) {
                 // As many as there can be have room; otherwise the connection is over, and the broker has them.
-                drop(ready.try_send(Orphan { key: key.clone(), since, was_refused, delivery }));
+                drop(ready.try_send(Orphan { key: key.clone(), since, queue, delivery }));
             }
         }
         self.waiting.retain(|_, waiting| !waiting.is_empty());

@@ -8,8 +8,11 @@ pub const CONTROLLER_ORPHANS_MAX: u16 = 512;
 pub const CONTROLLER_BATCH_MAX: usize = 128;
 /// How often a request may come to the orphans before it is answered with an error.
 pub const CONTROLLER_HOPS_MAX: u64 = 8;
-/// How many requests of one key wait at a controller for room in their queue, which is full; the others are answered so.
+/// How many requests of one key wait at a controller for room in their queue, which is full; the others are answered so. As many wait
+/// for a queue that is slow to be made, or to confirm, where a controller has no room left.
 pub const CONTROLLER_REFUSED_MAX: usize = 32;
+/// How long a queue is slow to be made until that counts.
+pub const CONTROLLER_ROOM_WAIT: Duration = Duration::from_secs(5);
 /// How long an orphan waits for its queue before it is answered with an error; so one key does not hold up the others.
 pub const CONTROLLER_ORPHAN_WAIT: Duration = Duration::from_secs(60);
 /// How often in a row a queue could not be made before the orphans of its key wait for it no longer.
@@ -20,6 +23,10 @@ pub const CONTROLLER_ANSWER_TRIES: u32 = 5;
 pub const CONTROLLER_ANSWER_AGAIN: Duration = Duration::from_millis(500);
 /// How many dead letters a controller has in hand at once.
 pub const CONTROLLER_LETTERS_MAX: u16 = 256;
+/// How often a controller sees to it that the policies of its queues are what they should be.
+pub const CONTROLLER_POLICIES_EVERY: Duration = Duration::from_secs(15);
+/// How long it waits for the first of these looks before it goes on without.
+pub const CONTROLLER_POLICIES_WAIT: Duration = Duration::from_secs(2);
 /// How often a controller looks after its workers and its queues.
 pub const CONTROLLER_LOOK_EVERY: Duration = Duration::from_millis(500);
 /// For how long after it has decided about its groups a controller gathers changes before it decides anew.

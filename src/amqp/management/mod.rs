@@ -16,7 +16,7 @@ use super::{Broker, Unusable};
 use crate::domain::patience::{Kind, Told, Version};
 use crate::limits::{AMQP_MANAGEMENT_BYTES_MAX, AMQP_MANAGEMENT_TIMEOUT};
 pub use counts::{Counted, literally};
-pub use policies::Policy;
+pub use policies::{Agreed, Policy};
 
 /// The management interface of a broker.
 #[derive(Clone)]

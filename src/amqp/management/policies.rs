@@ -19,17 +19,33 @@ pub struct Policy {
     pub definition: Map<String, Value>,
 }
 
+/// What came of a policy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Agreed {
+    /// It was what it is to be.
+    Before,
+    /// It was made so.
+    Now,
+    /// It is another one, and how.
+    Never(String),
+}
+
 impl Management {
-    /// Makes a policy what it is to be, reads it back, and compares. Answers with how it differs; `None` where it does not.
+    /// Makes a policy what it is to be where it is not, reads it back, and compares. To make it has the broker look at every queue.
     ///
     /// # Errors
     ///
     /// [`NotTold`], without user and password.
-    pub async fn agree(&self, name: &str, policy: &Policy) -> Result<Option<String>, NotTold> {
+    pub async fn agree(&self, name: &str, policy: &Policy) -> Result<Agreed, NotTold> {
         let path = format!("policies/{}/{}", urlencoding::encode(&self.vhost), urlencoding::encode(name));
+        match self.get::<Policy>(&path).await {
+            Ok(read) if read == *policy => return Ok(Agreed::Before),
+            Ok(_) | Err(NotTold::NoQueue) => {}
+            Err(why) => return Err(why),
+        }
         self.put(&path, policy).await?;
         let read: Policy = self.get(&path).await?;
-        Ok((read != *policy).then(|| differs(policy, &read)))
+        Ok(if read == *policy { Agreed::Now } else { Agreed::Never(differs(policy, &read)) })
     }
 }
 

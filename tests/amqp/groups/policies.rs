@@ -111,6 +111,34 @@ async fn an_interface_that_does_not_answer_is_told_of_and_queues_say_themselves_
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_interface_that_takes_its_time_holds_nobody_up() {
+    let Some(pool) = Pool::new().await else { return };
+    // Nobody ever takes the connection.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let management = format!("[amqp]\nmanagement = \"http://{}\"\n", silent.local_addr().expect("its address"));
+    let mut controller = pool.controller(&format!("message_ttl = \"200ms\"\n{management}"));
+    controller.says("the management interface has not answered in 2s").await;
+    controller.says(READY).await;
+    assert!(!controller.log().contains("timed out"), "{}", controller.log());
+    pool.ask("k", "1").await;
+    assert_eq!(pool.client.answer("1").await.json()["context"]["reason"], "expired");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn policies_that_somebody_takes_away_are_made_again() {
+    let Some(pool) = Pool::new().await else { return };
+    let mut controller = pool.controller(&by_management());
+    controller.says(READY).await;
+    pool.without_policies().await;
+    controller.says("somebody has changed the pool's policies or taken them away; they are made again").await;
+    for name in ["queues", "xchg"] {
+        get(&format!("policies/%2F/{}-req-{name}", pool.name)).await;
+    }
+    leaves(controller).await;
+    pool.without_policies().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_policy_of_somebody_elses_that_counts_more_is_told_of() {
     let Some(pool) = Pool::new().await else { return };
     let other = format!("policies/%2F/{}-other", pool.name);

@@ -10,7 +10,8 @@ use serde_json::Value;
 
 use super::policies::api;
 use super::{Pool, READY};
-use crate::support::{Client, within};
+use crate::broker::Broker;
+use crate::support::{Client, shared_uri, within};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_whose_queue_cannot_be_made_is_answered_and_takes_no_room_from_others() {
@@ -58,6 +59,52 @@ async fn a_key_whose_queue_is_full_is_answered_so_and_takes_no_room_from_others(
     let good = format!("{}-req-good", pool.name);
     within("the other key has its request", async { while pool.depth(&good).await != Some((1, 0)) {} }).await;
     assert_eq!(controller.log().matches("was made otherwise").count(), 1, "{}", controller.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_whose_queue_confirms_nothing_takes_no_room_from_others_and_what_it_has_is_not_lost() {
+    const REQUESTS: u64 = 600;
+    // Another test's broker would have it, too.
+    if shared_uri().is_none() {
+        return;
+    }
+    let own = tokio::task::spawn_blocking(|| Broker::start("")).await.expect("it starts");
+    let pool = Pool::at(own.uri()).await;
+    let mut controller = pool.controller("");
+    controller.says(READY).await;
+    pool.ask("hot", "first").await;
+    let hot = format!("{}-req-hot", pool.name);
+    pool.until(&hot, Some((1, 0))).await;
+    let its_process = |what: &str| {
+        let queue = format!("{{resource, <<\"/\">>, queue, <<\"{hot}\">>}}");
+        own.ctl(&["eval", &format!("{{ok, Q}} = rabbit_amqqueue:lookup({queue}), sys:{what}(amqqueue:get_pid(Q)).")]);
+    };
+    its_process("suspend");
+    // As the broker does it where they have no queue.
+    let orphans = format!("{}-orphan-xchg", pool.name);
+    for number in 0..REQUESTS {
+        let (options, properties) = (BasicPublishOptions::default(), Client::properties(&number.to_string(), "/echo"));
+        let publishing =
+            pool.client.channel.basic_publish(orphans.as_str().into(), "hot".into(), options, b"1", properties);
+        publishing.await.expect("it is published").await.expect("it is confirmed");
+    }
+    pool.ask("good", "good").await;
+    controller.says("the broker does not confirm requests that were forwarded").await;
+    pool.until(&format!("{}-req-good", pool.name), Some((1, 0))).await;
+    let many = |seen: &Value| seen["counts"]["dead_letters"].as_u64() > Some(400);
+    pool.sees("those that it has no room for are answered", many).await;
+    its_process("resume");
+    let all = |seen: &Value| {
+        let count = |name: &str| seen["counts"][name].as_u64().unwrap_or_default();
+        // Besides those of this queue, the first one and the one of the other key.
+        count("dead_letters") + count("orphans_forwarded") == REQUESTS + 2
+    };
+    let seen = pool.sees("each is answered, or in its queue", all).await;
+    let answered = seen["counts"]["dead_letters"].as_u64().expect("a number");
+    assert!((400..REQUESTS).contains(&answered), "{seen}");
+    let there = u32::try_from(1 + REQUESTS - answered).expect("a number of requests");
+    pool.until(&hot, Some((there, 0))).await;
+    assert_eq!(seen["counts"]["broker_losses"], 0, "{seen}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
