@@ -135,12 +135,12 @@ fn usage(error: &clap::Error) -> Exit {
 
 fn dispatch(verb: Verb, environment: &Environment) -> Ended {
     match verb {
-        Verb::Dev(arguments) => serve(dev::run(*arguments, environment)),
-        Verb::Queue(arguments) => serve(queue::run(arguments, environment)),
-        Verb::Worker(arguments) => serve(worker::run(arguments, environment)),
-        Verb::Bridge(arguments) => serve(bridge::run(arguments, environment)),
-        Verb::Controller(arguments) => serve(controller::run(arguments, environment)),
-        Verb::Run(arguments) => serve(run::run(arguments, environment)),
+        Verb::Dev(arguments) => serve(server_runtime()?, dev::run(*arguments, environment)),
+        Verb::Queue(arguments) => serve(server_runtime()?, queue::run(arguments, environment)),
+        Verb::Worker(arguments) => serve(worker_runtime()?, worker::run(arguments, environment)),
+        Verb::Bridge(arguments) => serve(worker_runtime()?, bridge::run(arguments, environment)),
+        Verb::Controller(arguments) => serve(server_runtime()?, controller::run(arguments, environment)),
+        Verb::Run(arguments) => serve(worker_runtime()?, run::run(arguments, environment)),
         Verb::Status(arguments) => client_runtime()?.block_on(steer::status(arguments, environment)),
         Verb::Top(arguments) => client_runtime()?.block_on(steer::top(arguments, environment)),
         Verb::Pause(arguments) => client_runtime()?.block_on(steer::pause(arguments, environment)),
@@ -174,8 +174,7 @@ fn doctor(arguments: doctor::DoctorArgs, environment: &Environment) -> Ended {
 }
 
 /// Runs what runs for long, and waits no longer for its blocking calls (a name look-up, a hung disk) than [`ABORT_WAIT`].
-fn serve(command: impl Future<Output = Ended>) -> Ended {
-    let runtime = server_runtime()?;
+fn serve(runtime: tokio::runtime::Runtime, command: impl Future<Output = Ended>) -> Ended {
     let ended = runtime.block_on(command);
     runtime.shutdown_timeout(ABORT_WAIT);
     ended
@@ -183,15 +182,21 @@ fn serve(command: impl Future<Output = Ended>) -> Ended {
 
 /// A runtime for a command that makes a few calls.
 fn client_runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::new(Exit::Unfit, format!("no runtime can be started: {error}")))
+    built(tokio::runtime::Builder::new_current_thread())
 }
 
-/// A runtime for what runs for long.
+/// A runtime for a worker: one thread keeps its leases, and what its handlers do is on threads of their own.
+fn worker_runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    built(tokio::runtime::Builder::new_current_thread())
+}
+
+/// A runtime for what serves others.
 fn server_runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    tokio::runtime::Builder::new_multi_thread()
+    built(tokio::runtime::Builder::new_multi_thread())
+}
+
+fn built(mut runtime: tokio::runtime::Builder) -> Result<tokio::runtime::Runtime, Failure> {
+    runtime
         .enable_all()
         .build()
         .map_err(|error| Failure::new(Exit::Unfit, format!("no runtime can be started: {error}")))

@@ -197,6 +197,42 @@ async fn a_request_on_the_disk_whose_full_queue_does_not_take_it_back_makes_room
     client.delete_queue().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_waits_on_the_disk_for_room_in_its_queue_is_known_by_the_next_life_as_handed_back() {
+    let Some(at) = shared() else { return };
+    let (client, folder) = (Client::new(&at, Kind::Durable).await, folder());
+    client.delete_queue().await;
+    client.declare_narrow(&client.queue).await;
+    let (mut gate, gated) = Gate::handler();
+    let act: Act = Arc::new(move |request, context| {
+        let waiting = gated(request, context);
+        Box::pin(async move {
+            waiting.await?;
+            Err(NotCompleted::Intermittent("not yet".to_owned()))
+        })
+    });
+    let mut settings = early(&client, folder.path(), Early::Answer);
+    settings.refused_most = Duration::from_secs(1);
+    let first = Running::start(settings, 1, act);
+    let patient = Client::properties("first", "/a").with_expiration("600000".into());
+    assert!(client.publish(patient, b"first").await);
+    assert_eq!(gate.enters().await, "first");
+    first.counts("shelved", 1).await;
+    first.control.drain().await;
+    client.until_depth(0, 0).await;
+    assert!(client.publish(Client::properties("second", "/a"), b"1").await);
+    gate.go.add_permits(1);
+    assert_eq!(first.ended().await, Exit::Drained);
+    // By a worker that would answer what was interrupted.
+    let second = Running::start(early(&client, folder.path(), Early::Answer), 1, echo());
+    for id in ["second", "first"] {
+        assert_eq!(client.answer(id).await.status(), "ok", "{id}");
+    }
+    is_off_the_disk(folder.path()).await;
+    second.drained().await;
+    client.delete_queue().await;
+}
+
 /// Starts workers that end at once after they have acknowledged, until the request is given up.
 async fn tries(client: &Client, folder: &Path) -> usize {
     let mut tries = 0;

@@ -62,8 +62,7 @@ async fn a_broker_that_was_killed_is_waited_for_and_loses_nothing_durable() {
     }
     let name = client.queue.clone();
     let own = tokio::task::spawn_blocking(move || {
-        // The broker keeps its list of queues in memory for a while before it writes it; that is not what is tested.
-        own.ctl(&["eval", "mnesia:sync_log(), mnesia:dump_log()."]);
+        own.remembers_its_queues();
         own.kill();
         own.up();
         own

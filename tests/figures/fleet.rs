@@ -25,6 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(90);
 const CREATORS: usize = 64;
 /// Threads of the processes that are measured, as many as `journeyman` itself uses.
 pub(crate) const THREADS: usize = 2;
+/// How many keep leases in a process that is a worker alone, as in `journeyman worker`, and of the loop that it is held against.
+pub(crate) const WORKER_THREADS: usize = 1;
 
 /// What a process has used.
 #[derive(Debug, Clone, Copy)]

@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::Done;
-use crate::fleet::{Process, THREADS, numbers, slugid};
+use crate::fleet::{Process, THREADS, WORKER_THREADS, numbers, slugid};
 use crate::limits::Spans;
 use crate::raw::{self, By, Caller, Loop, REPLY_TO};
 use crate::roles::{Payload, RequestsRole, Role, WorkerRole, now};
@@ -190,12 +190,12 @@ impl Lab {
         let role = match who {
             Who::Raw => {
                 let raw = Loop { uri: broker.uri.clone(), queue: queue.to_owned(), prefetch, expected };
-                Role { raw: Some(raw), threads: THREADS, ..Role::default() }
+                Role { raw: Some(raw), threads: WORKER_THREADS, ..Role::default() }
             }
             Who::Worker | Who::Apart => {
                 let payload = if who == Who::Apart { Payload::Apart } else { Payload::Nothing };
                 let worker = self.worker_of(broker, queue, prefetch, payload, expected, exchange)?;
-                Role { worker: Some(worker), threads: THREADS, ..Role::default() }
+                Role { worker: Some(worker), threads: WORKER_THREADS, ..Role::default() }
             }
         };
         Process::start(&role, &self.path().join("worker.log"))
@@ -267,7 +267,7 @@ impl Lab {
         let load = load();
         let bench = Bench::open(broker, Kind::Classic).await?;
         let role = self.worker_of(broker, &bench.queue, count, Payload::Wait, count.into(), None)?;
-        let role = Role { worker: Some(role), threads: THREADS, ..Role::default() };
+        let role = Role { worker: Some(role), threads: WORKER_THREADS, ..Role::default() };
         let mut worker = Process::start(&role, &self.path().join("worker.log"))?;
         worker.hear("working").await?;
         bench.consumers(1).await?;

@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::contain::{self, Part};
-use crate::fleet::{Client, Process, Queue, RealWorker, THREADS, Usage, fresh, nothing_else, numbers};
+use crate::fleet::{Client, Process, Queue, RealWorker, Usage, WORKER_THREADS, fresh, nothing_else, numbers};
 use crate::limits::{Spans, flushes, processes};
 use crate::roles::{Payload, Role, WorkerRole, now};
 use crate::table::{Row, Table, load};
@@ -98,7 +98,7 @@ impl Lab {
     }
 
     fn start_worker(&self, settings: WorkerRole) -> Done<Process> {
-        let role = Role { worker: Some(settings), threads: THREADS, ..Role::default() };
+        let role = Role { worker: Some(settings), threads: WORKER_THREADS, ..Role::default() };
         Process::start(&role, &self.path().join("worker.log"))
     }
 

@@ -45,6 +45,13 @@ impl Broker {
         assert!(self.command("stop").status().expect("the script can be run").success());
     }
 
+    /// Has it write down which queues it has; that is not what tests are about. It keeps that in memory for some seconds: RabbitMQ
+    /// 3.10.8 that is killed before has forgotten a queue (mnesia), or has a new log, with nothing in it, for a quorum queue (dets),
+    /// whatever it had confirmed.
+    pub(crate) fn remembers_its_queues(&self) {
+        self.ctl(&["eval", "mnesia:sync_log(), mnesia:dump_log(), [dets:sync(Table) || Table <- dets:all()]."]);
+    }
+
     /// Kills it.
     pub(crate) fn kill(&self) {
         assert!(self.command("kill").status().expect("the script can be run").success());

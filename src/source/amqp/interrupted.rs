@@ -2,7 +2,6 @@
 //! answered, and then it leaves the disk. So do those that were handed back while their queue was full.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use lapin::types::ShortString;
 use tokio::sync::Semaphore;
@@ -88,7 +87,7 @@ impl Interrupted {
         let shelf = Arc::clone(&self.shelf);
         let found = tokio::task::spawn_blocking(move || shelf.left_over()).await;
         match found.map_err(std::io::Error::other).and_then(|found| found) {
-            Ok(found) => found.into_iter().map(|entry| OnDisk { entry, returning: None }).collect(),
+            Ok(found) => found.into_iter().map(|entry| OnDisk { returning: entry.returning(), entry }).collect(),
             Err(error) => {
                 tracing::error!(
                     alert = "shelf-unread", %error,
@@ -133,7 +132,7 @@ impl Interrupted {
     }
 
     async fn give_back(&self, request: &Shelved, attempts: u32) -> Result<(), String> {
-        let properties = task::copied(&request.properties, attempts, Duration::ZERO);
+        let properties = task::copied(&request.properties, attempts, request.held());
         match self.publish(self.queue.clone(), properties, &request.body).await? {
             Published::Taken => {
                 tracing::warn!(attempts, "a request that was on this host's disk went back to its queue");

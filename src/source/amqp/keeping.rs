@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 
 use crate::amqp;
 use crate::domain::refusal::Refusal;
+use crate::host::clock;
 use crate::host::crash::crash_point;
 use crate::source::Refused;
 
@@ -54,11 +55,12 @@ impl Part {
             match &mut state.shelving {
                 Shelving::No => {
                     let attempts = self.run.run.saturating_add(1);
+                    let since = clock::wall().saturating_sub(self.since.elapsed());
                     let (properties, body) = (self.properties.clone(), Arc::clone(&self.body));
                     let (entry, there) = (shelf.entry(), Arc::clone(shelf));
                     let place = entry.clone();
                     let writing = tokio::task::spawn_blocking(move || {
-                        there.write(&place, &Shelved { attempts, properties, body })
+                        there.write(&place, &Shelved { attempts, since, properties, body })
                     });
                     state.shelving = Shelving::Writing(entry, writing);
                 }

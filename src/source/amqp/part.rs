@@ -42,7 +42,7 @@ pub(super) struct Part {
     pub(super) session: Arc<Session>,
     pub(super) delivered: Instant,
     /// The same by the clock of timers.
-    since: tokio::time::Instant,
+    pub(super) since: tokio::time::Instant,
     tag: DeliveryTag,
     /// The broker is told of a delivery once: of what it does not know any more a second word would cost the channel.
     told: AtomicBool,
@@ -296,7 +296,7 @@ impl Part {
         }
         if let Some(attempts) = attempts {
             if let Err(refused) = self.again(state, attempts).await {
-                return if self.is_full_for_long(state) { self.stays(state, attempts) } else { Err(refused) };
+                return if self.is_full_for_long(state) { self.stays(state, attempts).await } else { Err(refused) };
             }
             crash_point("shelf-returned");
         }
@@ -316,10 +316,16 @@ impl Part {
     }
 
     /// Leaves it on the disk to whoever looks after what is there.
-    fn stays(&self, state: &State, attempts: u32) -> Result<(), Refused> {
+    async fn stays(&self, state: &mut State, attempts: u32) -> Result<(), Refused> {
         if let (Some(shelf), Shelving::Done(entry)) = (&self.around.shelf, &state.shelving) {
             tracing::warn!(claim.run = %self.run, "its queue is full: the request waits on this host's disk for room there");
-            shelf.leave(Left::Returning(entry.clone(), attempts));
+            let (there, place) = (Arc::clone(shelf), entry.clone());
+            let noting = tokio::task::spawn_blocking(move || there.hand_back(&place, attempts)).await;
+            let place = noting.map_err(std::io::Error::other).and_then(|noted| noted).unwrap_or_else(|error| {
+                tracing::warn!(claim.run = %self.run, %error, "a later life will take it for one that was interrupted");
+                entry.clone()
+            });
+            shelf.leave(Left::Returning(place, attempts));
         }
         Ok(())
     }

@@ -6,9 +6,11 @@
 //!
 //! ```text
 //! journeyman request 1 SHA-256 of what follows
-//! {"broker": "amqp://…", "queue": "…", "attempts": 1, "properties": {…}}
+//! {"broker": "amqp://…", "queue": "…", "attempts": 1, "since": …, "properties": {…}}
 //! the body
 //! ```
+//!
+//! What one is called says whether it was handed back, and waits for room in its queue.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -17,12 +19,14 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use lapin::BasicProperties;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::Notify;
 
+use crate::host::clock;
 use crate::host::crash::{crash, crash_due, crash_point};
 use crate::limits::{SHELF_BYTES_MAX, SHELF_HEAD_BYTES_MAX, SHELF_REQUESTS_MAX};
 
@@ -32,6 +36,8 @@ use super::lock;
 const MARK: &str = "journeyman request 1 ";
 /// What a file is called that is whole.
 const WHOLE: &str = "request";
+/// What follows in the name of one that was handed back, before how often it was tried.
+const BACK: &str = ".back-";
 /// What one is called that is being written.
 const PART: &str = "part";
 /// What one is called that is not what was written.
@@ -59,6 +65,13 @@ impl std::fmt::Display for Entry {
     }
 }
 
+impl Entry {
+    /// With how many attempts it goes back to its queue; `None` where nobody has handed it back.
+    pub(super) fn returning(&self) -> Option<u32> {
+        self.0.file_stem()?.to_str()?.rsplit_once(BACK)?.1.parse().ok()
+    }
+}
+
 /// What is to be done about one that nobody works at any more.
 pub(super) enum Left {
     /// The broker has it: it goes, once it is written.
@@ -77,8 +90,17 @@ pub(super) type Writing = tokio::task::JoinHandle<io::Result<()>>;
 pub(super) struct Shelved {
     /// How often it was tried, the time included that was interrupted.
     pub(super) attempts: u32,
+    /// When it was handed to us, as a time since 1970.
+    pub(super) since: Duration,
     pub(super) properties: BasicProperties,
     pub(super) body: Arc<[u8]>,
+}
+
+impl Shelved {
+    /// For how long we have had it, as far as nobody has set the clock meanwhile.
+    pub(super) fn held(&self) -> Duration {
+        clock::wall().saturating_sub(self.since)
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -86,6 +108,8 @@ struct Head {
     broker: String,
     queue: String,
     attempts: u32,
+    /// In milliseconds since 1970; earlier versions do not say it.
+    since: Option<u64>,
     properties: BasicProperties,
 }
 
@@ -188,6 +212,7 @@ impl Shelf {
             broker: self.broker.clone(),
             queue: self.queue.clone(),
             attempts: request.attempts,
+            since: u64::try_from(request.since.as_millis()).ok(),
             properties: request.properties.clone(),
         };
         let mut line = serde_json::to_vec(&head)?;
@@ -213,6 +238,35 @@ impl Shelf {
             return Err(io::Error::new(io::ErrorKind::StorageFull, text));
         }
         Ok(())
+    }
+
+    /// Writes down of one that it was handed back after so many attempts. Answers with where it is then.
+    ///
+    /// # Errors
+    ///
+    /// Where its name cannot be changed; a later life takes it for one that was interrupted.
+    pub(super) fn hand_back(&self, entry: &Entry, attempts: u32) -> io::Result<Entry> {
+        let stem = entry.0.file_stem().and_then(std::ffi::OsStr::to_str).unwrap_or_default();
+        let back = self.folder.join(format!("{stem}{BACK}{attempts}.{WHOLE}"));
+        match std::fs::rename(&entry.0, &back) {
+            Ok(()) => {}
+            // A call before this one was given up after it had done so.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return self.handed_back(stem)?.ok_or(error),
+            Err(error) => return Err(error),
+        }
+        sync(&self.folder)?;
+        Ok(Entry(back))
+    }
+
+    fn handed_back(&self, stem: &str) -> io::Result<Option<Entry>> {
+        for entry in std::fs::read_dir(&self.folder)? {
+            let entry = Entry(entry?.path());
+            let name = entry.0.file_name().and_then(std::ffi::OsStr::to_str).unwrap_or_default();
+            if name.strip_prefix(stem).is_some_and(|rest| rest.starts_with(BACK)) {
+                return Ok(Some(entry));
+            }
+        }
+        Ok(None)
     }
 
     /// Removes one. One that is not there is removed.
@@ -263,7 +317,8 @@ impl Shelf {
         if head.broker != self.broker || head.queue != self.queue {
             return Err(Unread::Elsewhere(format!("queue {} at {}", head.queue, head.broker)));
         }
-        Ok(Shelved { attempts: head.attempts, properties: head.properties, body: body.into() })
+        let since = head.since.map_or_else(clock::wall, Duration::from_millis);
+        Ok(Shelved { attempts: head.attempts, since, properties: head.properties, body: body.into() })
     }
 
     /// Puts one that is not what was written where nobody takes it for a request.
@@ -338,7 +393,8 @@ mod tests {
     }
 
     fn shelved(value: AMQPValue, body: &[u8]) -> Shelved {
-        Shelved { attempts: 2, properties: properties(value), body: body.into() }
+        let since = Duration::from_millis(1_700_000_000_123);
+        Shelved { attempts: 2, since, properties: properties(value), body: body.into() }
     }
 
     fn shelf(folder: &Path) -> Shelf {
@@ -385,6 +441,21 @@ mod tests {
             assert_eq!(refused.kind(), io::ErrorKind::InvalidData);
         }
         assert_eq!(shelf.left_over().unwrap(), []);
+    }
+
+    #[test]
+    fn one_that_was_handed_back_is_found_as_such() {
+        let folder = tempfile::tempdir().unwrap();
+        let shelf = shelf(folder.path());
+        let (entry, request) = (shelf.entry(), shelved(AMQPValue::Void, b"1"));
+        shelf.write(&entry, &request).unwrap();
+        assert_eq!(entry.returning(), None);
+        let back = shelf.hand_back(&entry, 7).unwrap();
+        assert_eq!(shelf.hand_back(&entry, 8).unwrap(), back, "once more");
+        assert!(shelf.hand_back(&shelf.entry(), 1).is_err());
+        let found = shelf.left_over().unwrap();
+        assert_eq!(found.iter().map(Entry::returning).collect::<Vec<_>>(), [Some(7)]);
+        assert_eq!(shelf.read(&found[0]).unwrap(), request);
     }
 
     #[test]

@@ -178,6 +178,7 @@ async fn b12_a_broker_that_is_killed_under_load_comes_back_to_the_same_workers_a
     let at_work = |seen: &Value| group(seen, "a")["workers"]["busy"] == 1;
     pool.sees("a worker is at work", at_work).await;
     let before = pool.workers_there();
+    broker.remembers_its_queues();
     broker.kill();
     controller.says("the broker is lost").await;
     let broker = tokio::task::spawn_blocking(move || {
