@@ -91,6 +91,11 @@ impl Broker {
     pub fn new(settings: &Settings) -> Result<Self, Unusable> {
         // The templates of one controller end it with a semicolon.
         let text = settings.uri.expose_secret().trim().trim_end_matches(';');
+        // What is taken for a host would be asked for by name, and shown.
+        if text.matches('@').count() > 1 {
+            let what = "it has more than one `@`: in a user, a password or a vhost it is written %40";
+            return Err(Unusable(format!("the AMQP address cannot be read ({what}, `/` %2F and `:` %3A)")));
+        }
         let mut uri: AMQPUri = text.parse().map_err(|what: String| {
             // One of the reasons quotes the address, and the password in it.
             let what = if what.starts_with("Invalid URL") { "it is no URL" } else { what.as_str() };
@@ -351,7 +356,14 @@ mod tests {
 
     #[test]
     fn what_is_no_address_is_said_without_it() {
-        for odd in ["", "host:5672", "me:secret@host", "http://me:secret@host/", "amqp://me:secret@host:notaport/"] {
+        for odd in [
+            "",
+            "host:5672",
+            "me:secret@host",
+            "http://me:secret@host/",
+            "amqp://me:secret@host:notaport/",
+            "amqp://me:se@cr/secret@host/",
+        ] {
             let settings = Settings { uri: SecretString::from(odd), certificates: Certificates::default() };
             let error = Broker::new(&settings).unwrap_err().to_string();
             assert!(error.contains("cannot be read") && !error.contains("secret"), "{odd}: {error}");

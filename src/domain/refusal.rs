@@ -36,7 +36,7 @@ impl core::fmt::Display for Refusal {
             Self::Gone => out.write_str("given up: it is not ours"),
             Self::Rejected => out.write_str("given up: it never succeeds"),
             Self::Denied => out.write_str("once the credentials are accepted"),
-            Self::Stale => out.write_str("again with new URLs"),
+            Self::Stale => out.write_str("opened anew, and again"),
         }
     }
 }

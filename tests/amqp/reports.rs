@@ -3,10 +3,13 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::task::Poll;
+use std::time::Duration;
 
 use journeyman::amqp::lapin::BasicProperties;
+use journeyman::domain::id::Lane;
 use journeyman::domain::outcome::{Outcome, Reason};
 use journeyman::domain::refusal::Refusal;
+use journeyman::limits::AMQP_UNPOLLED_MAX;
 use journeyman::source::amqp::Amqp;
 use journeyman::source::{Answer, Grant, Refused, Source as _};
 
@@ -94,6 +97,38 @@ async fn a_copy_that_nobody_waits_for_holds_up_no_other() {
     within("the first one", source.report(&left.claim, AGAIN)).await.expect("it is copied");
     source.unwanted();
     client.until_depth(2, 0).await;
+    source.close().await;
+    client.delete_queue().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_that_nobody_needed_for_a_while_is_in_no_trouble() {
+    let Some(direct) = shared() else { return };
+    let client = Client::new(&direct, Kind::Durable).await;
+    let source = Amqp::new(queue(&client));
+    source.open().await.expect("there is a queue");
+    // It waits for a poll, and the poll has it in time.
+    publish(&client, &["1"]).await;
+    let first = taken(&source).await;
+    let sessions = source.tallies()["sessions"];
+    let idle = tokio::time::timeout(AMQP_UNPOLLED_MAX + Duration::from_secs(1), source.poll(Lane(0), 1)).await;
+    assert!(idle.is_err(), "nobody is missed");
+    source.report(&first.claim, Outcome::Completed).await.expect("it is settled");
+    assert_eq!(source.tallies()["sessions"], sessions);
+    // As while its worker is paused.
+    source.unwanted();
+    client.until_depth(0, 0).await;
+    publish(&client, &["2"]).await;
+    let again = async {
+        loop {
+            let batch = source.poll(Lane(0), 1).await.expect("no trouble");
+            if let Some(grant) = batch.grants.into_iter().next() {
+                return grant;
+            }
+        }
+    };
+    let second = within("it is asked again", again).await;
+    source.report(&second.claim, Outcome::Completed).await.expect("it is settled");
     source.close().await;
     client.delete_queue().await;
 }

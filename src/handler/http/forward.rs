@@ -62,6 +62,8 @@ const LEFT: &str = "x-seconds-left";
 const TRACE: &str = "traceparent";
 const STATUS: &str = "x-status";
 
+/// What headers begin with by which workers and controllers note something on a request.
+const OURS_START: &str = "x-journeyman-";
 /// What nobody else says: ours, and what is about a connection.
 const OURS: [&str; 18] = [
     TASK,
@@ -147,7 +149,7 @@ impl Inner {
             Some(start) => name.starts_with(&start.to_ascii_lowercase()),
             None => name.eq_ignore_ascii_case(pattern),
         };
-        !OURS.contains(&name) && self.settings.forward_headers.iter().any(named)
+        !OURS.contains(&name) && !name.starts_with(OURS_START) && self.settings.forward_headers.iter().any(named)
     }
 
     /// Sends it, and takes the answer in.
@@ -195,7 +197,14 @@ impl Inner {
     async fn answer(&self, mut response: Response, replies: &Replies, context: &Context) -> Result<(), NotCompleted> {
         let good = response.status().is_success();
         let content_type = header(&response, CONTENT_TYPE.as_str());
-        let said = header(&response, STATUS).as_deref().and_then(Status::parse);
+        let said = match response.headers().get(STATUS).map(|said| said.to_str().ok().and_then(Status::parse)) {
+            Some(None) => {
+                let what = "says a status in `x-status` that is none: 1 to 64 letters, digits, `_`, `-` and `.`";
+                return Err(NotCompleted::Failed(format!("the service {} {what}", self.settings.name)));
+            }
+            Some(said @ Some(_)) => said,
+            None => None,
+        };
         let status = match said {
             // What failed is not said to be well.
             Some(said) if good || said != Status::OK => said,

@@ -246,17 +246,18 @@ impl Inner {
         waited.unwrap_or_else(|_| Ok(Batch::default()))
     }
 
-    /// Where to ask. One that was left while nobody asked is followed by another one at once: a source that shares its slots with others
-    /// would use up its turn with that, again and again.
+    /// Where to ask. One that was left while nobody asked, or dismissed, is followed by another one at once: a source that shares its
+    /// slots with others would use up its turn with that, again and again.
     async fn session(self: &Arc<Self>) -> Result<Arc<Session>, Refused> {
         let current = || lock(&self.session).clone();
-        if let Some(session) = current() {
+        let is_left = current().is_none_or(|session| {
             if session.prefetch != self.wanted() {
                 session.retire("the number of slots has changed");
             }
-            if session.is_left() {
-                self.open().await?;
-            }
+            session.is_left()
+        });
+        if is_left {
+            self.open().await?;
         }
         let what = || "the queue is not consumed from yet".to_owned();
         current().ok_or_else(|| Refused { refusal: Refusal::Stale, what: what() })
@@ -268,8 +269,10 @@ impl Inner {
             let taken = if meets || session.is_unwanted() { Vec::new() } else { session.take(usize::from(max)) };
             if taken.is_empty() {
                 if let Some(what) = session.over() {
+                    // One that was left is no trouble: the next poll has another one.
+                    let is_none = session.is_unwanted() || session.is_left();
                     let ended = self.ended(session, what);
-                    return if session.is_unwanted() { Ok(Batch::default()) } else { Err(ended) };
+                    return if is_none { Ok(Batch::default()) } else { Err(ended) };
                 }
                 let arrived = session.arrived.notified();
                 if meets {

@@ -323,7 +323,10 @@ impl Session {
                     Some(at) => sleep_until(at).await,
                     None => std::future::pending().await,
                 } } => {
-                    self.retire("nobody asks for requests at present; they went back");
+                    // A poll may have taken what waited, without a word.
+                    if self.unpolled_at().is_some_and(|at| at <= Instant::now()) {
+                        self.retire("nobody asks for requests at present; they went back");
+                    }
                     continue;
                 }
             };

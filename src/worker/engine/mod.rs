@@ -385,13 +385,7 @@ impl Engine {
         if let Some(track) = self.tracks.get_mut(usize::from(source.0)) {
             track.refused(self.clock.now(), &refused.what);
         }
-        let (source_name, next, what) = (self.source_name(source), &refused.refusal, &refused.what);
-        if *next == Refusal::Stale {
-            // What was opened is over, as it is now and then, and is opened again.
-            tracing::info!(source = source_name, %next, "{what}");
-        } else {
-            tracing::warn!(source = source_name, %next, "{what}");
-        }
+        tracing::warn!(source = self.source_name(source), next = %refused.refusal, "{}", refused.what);
         self.remember(source, refused)
     }
 
