@@ -197,18 +197,15 @@ impl Inner {
     async fn answer(&self, mut response: Response, replies: &Replies, context: &Context) -> Result<(), NotCompleted> {
         let good = response.status().is_success();
         let content_type = header(&response, CONTENT_TYPE.as_str());
-        let said = match response.headers().get(STATUS).map(|said| said.to_str().ok().and_then(Status::parse)) {
-            Some(None) => {
+        let said = response.headers().get(STATUS).map(|said| said.to_str().ok().and_then(Status::parse));
+        let status = match said {
+            // What failed is not said to be well.
+            Some(Some(said)) if good || said != Status::OK => said,
+            Some(None) if good => {
                 let what = "says a status in `x-status` that is none: 1 to 64 letters, digits, `_`, `-` and `.`";
                 return Err(NotCompleted::Failed(format!("the service {} {what}", self.settings.name)));
             }
-            Some(said @ Some(_)) => said,
-            None => None,
-        };
-        let status = match said {
-            // What failed is not said to be well.
-            Some(said) if good || said != Status::OK => said,
-            Some(_) | None if good => Status::OK,
+            None if good => Status::OK,
             Some(_) | None => Status::CORE_ERROR,
         };
         let reply =
