@@ -97,6 +97,7 @@ async fn control(
     let (back, mut strayed) = mpsc::channel(CONTROLLER_ORPHANS_MAX.into());
     let mut working = std::pin::pin!(work(connection, names, settings.keeping, said, (to_do, to_measure), done));
     let mut forwarding = std::pin::pin!(publish::forward(forwards, names, clock, to_forward, back, &tally));
+    let mut keeping_up = std::pin::pin!(topology::keep_up(connection, names, settings.keeping));
     let (killers, mut killed) = mpsc::channel(CONTROLLER_LETTERS_MAX.into());
     let mut letters = std::pin::pin!(answer_letters(settings, connection, killers, Arc::clone(&tally)));
     let answers = controller.meanwhile(Answers::open(connection, settings, Arc::clone(&tally))).await?;
@@ -152,6 +153,7 @@ async fn control(
                 over?;
                 return Err(ended("forwarded requests"));
             }
+            never = &mut keeping_up => match never {},
             over = &mut letters => return Err(over),
             over = &mut putting => return Err(over),
             over = &mut burying => return Err(over),

@@ -1,13 +1,18 @@
 //! Makes the exchanges and queues of a pool, and those of its groups.
 
+use std::convert::Infallible;
+
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions};
+use lapin::protocol::constants::REPLY_SUCCESS;
 use lapin::types::{AMQPValue, FieldTable, LongString};
-use lapin::{Channel, ExchangeKind};
+use lapin::{Channel, Connection, ExchangeKind};
+use tokio::time::{sleep, timeout};
 
 use super::names::Names;
 use crate::amqp;
 use crate::domain::group::Key;
 use crate::domain::group::pool::{Answer, Step};
+use crate::limits::{AMQP_CALL_TIMEOUT, CONTROLLER_TOPOLOGY_EVERY};
 
 /// How requests are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -92,6 +97,49 @@ pub(super) async fn declare_requests(channel: &Channel, names: &Names, keeping: 
     let exchange = ExchangeDeclareOptions { durable, ..ExchangeDeclareOptions::default() };
     let orphans = amqp::table([("alternate-exchange", text(&names.orphans()))]);
     channel.exchange_declare(names.requests().into(), ExchangeKind::Direct, exchange, orphans).await
+}
+
+/// Makes again what somebody takes away while the controller is at work, for as long as it is polled. What cannot be made is told of.
+pub(super) async fn keep_up(connection: &Connection, names: &Names, keeping: Keeping) -> Infallible {
+    let mut said = None;
+    loop {
+        sleep(CONTROLLER_TOPOLOGY_EVERY).await;
+        let making = async {
+            if !is_whole(connection, names).await? {
+                let exchange = names.requests();
+                tracing::warn!(exchange, "somebody has deleted an exchange of the pool; all of them are made again");
+            }
+            let channel = connection.create_channel().await?;
+            declare(&channel, names, keeping).await?;
+            match declare_requests(&channel, names, keeping).await {
+                // It was made otherwise, and taken as it is.
+                Err(error) if amqp::code(&error) == Some(PRECONDITION_FAILED) => Ok(()),
+                Err(error) => Err(error),
+                Ok(()) => channel.close(REPLY_SUCCESS, "OK".into()).await,
+            }
+        };
+        let why = match timeout(AMQP_CALL_TIMEOUT, making).await {
+            Ok(made) => made.err().map(|error| amqp::shown(&error)),
+            Err(_) => Some(format!("not done in {AMQP_CALL_TIMEOUT:?}")),
+        };
+        if let Some(why) = why.as_ref().filter(|why| said.as_ref() != Some(*why)) {
+            tracing::warn!("what the pool needs at the broker may be missing, and cannot be made: {why}");
+        }
+        said = why;
+    }
+}
+
+async fn is_whole(connection: &Connection, names: &Names) -> lapin::Result<bool> {
+    let channel = connection.create_channel().await?;
+    let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
+    let fanouts = [names.orphans(), names.dead_letters(), names.activity()].map(|name| (name, ExchangeKind::Fanout));
+    for (name, kind) in fanouts.into_iter().chain([(names.requests(), ExchangeKind::Direct)]) {
+        match channel.exchange_declare(name.into(), kind, options, FieldTable::default()).await {
+            Err(error) if amqp::code(&error) == Some(amqp::NOT_FOUND) => return Ok(false),
+            other => other?,
+        }
+    }
+    channel.close(REPLY_SUCCESS, "OK".into()).await.map(|()| true)
 }
 
 /// Takes the exchange of requests as somebody else has made it.

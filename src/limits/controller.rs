@@ -23,6 +23,8 @@ pub const CONTROLLER_ANSWER_TRIES: u32 = 5;
 pub const CONTROLLER_ANSWER_AGAIN: Duration = Duration::from_millis(500);
 /// How many dead letters a controller has in hand at once.
 pub const CONTROLLER_LETTERS_MAX: u16 = 256;
+/// How often a controller makes what of its exchanges and bindings somebody has taken away.
+pub const CONTROLLER_TOPOLOGY_EVERY: Duration = Duration::from_secs(5);
 /// How often a controller sees to it that the policies of its queues are what they should be.
 pub const CONTROLLER_POLICIES_EVERY: Duration = Duration::from_secs(15);
 /// How long it waits for the first of these looks before it goes on without.

@@ -11,6 +11,7 @@ use super::Trouble;
 use super::subprocess::usual;
 use crate::host::containment::children::{self, Started};
 use crate::limits::{DRIVER_LAST_WORDS_BYTES_MAX, DRIVER_OUTPUT_BYTES_MAX, DRIVER_OUTPUT_WAIT};
+use crate::redact;
 
 /// How a program ended.
 pub(super) struct Ran {
@@ -86,7 +87,9 @@ pub(super) async fn run(argv: &[String], input: &[u8]) -> Result<Ran, Trouble> {
     }
     let out = String::from_utf8(out).map_err(|_| Trouble(format!("{program} says what is not UTF-8")))?;
     let from = err.len().saturating_sub(usize::try_from(DRIVER_LAST_WORDS_BYTES_MAX).unwrap_or(usize::MAX));
-    Ok(Ran { status, out, err: String::from_utf8_lossy(&err[from..]).trim().to_owned() })
+    // It is shown to whoever asks for the state of the pool.
+    let err = redact::text(String::from_utf8_lossy(&err[from..]).trim()).into_owned();
+    Ok(Ran { status, out, err })
 }
 
 /// The same, where only success is good.

@@ -1,9 +1,11 @@
 //! What a controller does where the broker takes something not.
 
 use journeyman::amqp;
-use journeyman::amqp::lapin::BasicProperties;
-use journeyman::amqp::lapin::options::{BasicPublishOptions, QueueDeclareOptions, QueueDeleteOptions};
+use journeyman::amqp::lapin::options::{
+    BasicPublishOptions, ExchangeDeclareOptions, ExchangeDeleteOptions, QueueDeclareOptions, QueueDeleteOptions,
+};
 use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
+use journeyman::amqp::lapin::{BasicProperties, ExchangeKind};
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -104,6 +106,41 @@ async fn a_key_whose_queue_confirms_nothing_takes_no_room_from_others_and_what_i
     assert!((400..REQUESTS).contains(&answered), "{seen}");
     let there = u32::try_from(1 + REQUESTS - answered).expect("a number of requests");
     pool.until(&hot, Some((there, 0))).await;
+    assert_eq!(seen["counts"]["broker_losses"], 0, "{seen}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn exchanges_that_somebody_deletes_are_made_again_while_the_connection_lasts() {
+    let Some(pool) = Pool::new().await else { return };
+    let mut controller = pool.controller("message_ttl = \"200ms\"\n");
+    controller.says(READY).await;
+    pool.ask("a", "1").await;
+    assert_eq!(pool.client.answer("1").await.json()["context"]["reason"], "expired");
+    for name in ["req-xchg", "orphan-xchg", "deadletter-xchg"] {
+        let name = format!("{}-{name}", pool.name);
+        let deleting = pool.client.channel.exchange_delete(name.into(), ExchangeDeleteOptions::default());
+        deleting.await.expect("it is deleted");
+    }
+    controller.says("all of them are made again").await;
+    let exchange = format!("{}-req-xchg", pool.name);
+    let there = async {
+        loop {
+            let connection = pool.client.broker.connect("look").await.expect("the broker lets us in");
+            let channel = connection.create_channel().await.expect("a channel");
+            let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
+            let name = exchange.as_str().into();
+            if channel.exchange_declare(name, ExchangeKind::Direct, options, FieldTable::default()).await.is_ok() {
+                return;
+            }
+        }
+    };
+    within("the exchange", there).await;
+    // One key is known, and one is not.
+    for (key, id) in [("a", "2"), ("b", "3")] {
+        pool.ask(key, id).await;
+        assert_eq!(pool.client.answer(id).await.json()["context"]["reason"], "expired", "{key}");
+    }
+    let seen = pool.sees("it has them", |_| true).await;
     assert_eq!(seen["counts"]["broker_losses"], 0, "{seen}");
 }
 
