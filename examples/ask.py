@@ -9,9 +9,14 @@ import pika
 
 queue, path, body = sys.argv[1:4]
 address = os.environ.get("WORKER_AMQP_URI", "amqp://guest:guest@127.0.0.1:5672/%2f")
-channel = pika.BlockingConnection(pika.URLParameters(address)).channel()
-# A controller would do this.
-channel.queue_declare(queue)
+connection = pika.BlockingConnection(pika.URLParameters(address))
+channel = connection.channel()
+try:
+    channel.queue_declare(queue, passive=True)
+except pika.exceptions.ChannelClosedByBroker:
+    # A controller would do this.
+    channel = connection.channel()
+    channel.queue_declare(queue)
 correlation_id = str(uuid.uuid4())
 
 

@@ -24,7 +24,7 @@ pub(super) struct QueueArgs {
 ///
 /// A configuration that cannot be used; a file, folder or address that cannot be had.
 pub(super) async fn run(arguments: QueueArgs, environment: &Environment) -> Ended {
-    let loaded = arguments.settings.load(environment)?;
+    let loaded = arguments.settings.load(&environment.of_nobody())?;
     log::start(&loaded.config.log, log::color(environment));
     settings::log_warnings(&loaded);
     let config = &loaded.config.queue;

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use crate::amqp::{self, Broker, TooLong};
 use crate::domain::refusal::Refusal;
@@ -219,7 +219,7 @@ impl Client {
     pub async fn stream(&self, call: &Call) -> Result<Answers, CallError> {
         let until = Instant::now() + call.timeout;
         let sending = async {
-            let Ready { session, room } = self.ready(call).await?;
+            let Ready { session, room } = self.ready(call, until).await?;
             let pending = session.send(call, &self.broker).await?;
             Ok(Answers { pending, state: State::Open, until, timeout: call.timeout, _room: room })
         };
@@ -236,11 +236,12 @@ impl Client {
     ///
     /// Cancel safe; whether the broker has it is not known then.
     pub async fn send(&self, call: &Call) -> Result<(), CallError> {
+        let until = Instant::now() + call.timeout;
         let sending = async {
-            let ready = self.ready(call).await?;
+            let ready = self.ready(call, until).await?;
             ready.session.hand_over(call, &self.broker).await
         };
-        timeout(call.timeout, sending).await.unwrap_or(Err(CallError::TimedOut(call.timeout)))
+        timeout_at(until, sending).await.unwrap_or(Err(CallError::TimedOut(call.timeout)))
     }
 
     /// As [`Client::send`], without waiting for the broker's word that it has it: whether anybody takes requests under the key, and
@@ -254,17 +255,24 @@ impl Client {
     ///
     /// Cancel safe; whether it was sent is not known then.
     pub async fn send_unconfirmed(&self, call: &Call) -> Result<(), CallError> {
+        let until = Instant::now() + call.timeout;
         let sending = async {
-            let ready = self.ready(call).await?;
+            let ready = self.ready(call, until).await?;
             ready.session.hand_over_unconfirmed(call, &self.broker).await
         };
-        timeout(call.timeout, sending).await.unwrap_or(Err(CallError::TimedOut(call.timeout)))
+        timeout_at(until, sending).await.unwrap_or(Err(CallError::TimedOut(call.timeout)))
     }
 
-    async fn ready(&self, call: &Call) -> Result<Ready, CallError> {
+    async fn ready(&self, call: &Call, until: Instant) -> Result<Ready, CallError> {
         call.check()?;
         let room = Arc::clone(&self.room).acquire_owned().await.map_err(|_| CallError::Lost)?;
-        Ok(Ready { session: self.session().await?, room })
+        let silent = || {
+            let what = "the broker lets us connect and has said nothing";
+            CallError::Unreachable(format!("{what} within {:?}; the request was not sent", call.timeout))
+        };
+        // What waits around this gives up at the same time, and asks first what has come of it.
+        let session = timeout_at(until, self.session()).await.unwrap_or_else(|_| Err(silent()))?;
+        Ok(Ready { session, room })
     }
 
     async fn session(&self) -> Result<Arc<Session>, CallError> {

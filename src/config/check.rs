@@ -56,7 +56,12 @@ impl Walk<'_> {
         for (name, entry) in table {
             let full = join(key, name);
             match properties.get(name).or(any) {
-                Some(_) if any.is_some() && !is_name(name) => self.bad_name(name, entry, key),
+                Some(schema) if any.is_some() && schema.get(VARIABLE).is_some() && !is_variable(name) => {
+                    self.bad_name(name, entry, key, VARIABLE_EXPECTED);
+                }
+                Some(schema) if any.is_some() && schema.get(VARIABLE).is_none() && !is_name(name) => {
+                    self.bad_name(name, entry, key, NAME_EXPECTED);
+                }
                 Some(schema) => {
                     if let Some(value) = self.node(&entry.node, schema, &full) {
                         out.insert(name.clone(), value);
@@ -173,10 +178,10 @@ impl Walk<'_> {
         });
     }
 
-    fn bad_name(&mut self, name: &str, entry: &Entry, key: &str) {
+    fn bad_name(&mut self, name: &str, entry: &Entry, key: &str, expected: &str) {
         self.problems.push(Problem {
             code: Code::Value,
-            what: format!("`{}` is not a name: expected {NAME_EXPECTED}", join(key, name)),
+            what: format!("`{}` is not a name: expected {expected}", join(key, name)),
             origin: entry.key.clone(),
             label: String::new(),
             help: None,
@@ -196,6 +201,16 @@ impl Walk<'_> {
 }
 
 const NAME_EXPECTED: &str = "letters, digits, `.`, `/`, `_` and `-`, at most 64, without `__`";
+
+/// What the schema says of values that a process finds under their names in its environment.
+const VARIABLE: &str = "x-variable";
+const VARIABLE_EXPECTED: &str = "letters, digits, `.`, `_` and `-`, at most 128, with no digit first";
+
+/// Whether a variable of an environment can have this name.
+fn is_variable(name: &str) -> bool {
+    let clean = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+    clean && name.len() <= 128 && name.starts_with(|first: char| !first.is_ascii_digit())
+}
 
 /// Whether a name chosen by the user can stand in a key, a variable's name and a log field.
 fn is_name(name: &str) -> bool {

@@ -89,6 +89,24 @@ const OF_CONTROLLER: [(&str, [&str; 2]); 8] = [
     ("WORKER_ACTIVITY_EXCHANGE", ["ACTIVITY", "EXCHANGE"]),
 ];
 
+impl Environment {
+    /// Without what a controller says to a worker, for whoever is none.
+    #[must_use]
+    pub fn of_nobody(&self) -> Self {
+        let is_ones = |name: &OsString| {
+            let of_controller = OF_CONTROLLER.iter().map(|(name, _)| *name).chain(ID_BY_HOSTNAME);
+            name.to_str().is_some_and(|name| of_controller.into_iter().any(|other| other == name))
+        };
+        Self(
+            self.0
+                .iter()
+                .filter(|(name, _)| !is_ones(name))
+                .map(|(name, value)| (name.clone(), value.clone()))
+                .collect(),
+        )
+    }
+}
+
 /// Where a controller gives several workers one id, their hosts' names tell them apart. One controller spells it wrongly.
 const ID_BY_HOSTNAME: [&str; 2] = ["WORKER_ID_USE_HOSTNAME", "WORKEY_ID_USE_HOSTNAME"];
 

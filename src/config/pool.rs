@@ -242,8 +242,9 @@ pub enum Scaling {
 }
 
 /// What a worker finds in its environment under this name. It is shown nowhere.
-#[derive(Clone, Deserialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(transparent)]
+#[schemars(extend("x-variable" = true))]
 pub struct Variable(pub String);
 
 // It may be a secret whatever it is called: an address with a password in it, say.

@@ -76,7 +76,7 @@ impl Ordered {
         serde_json::from_slice(body).map_err(|error| {
             let text = format!(
                 "a controller can be told to pause, to resume, to scale a group, to drain a worker and to retry; this is none of \
-                 these: {error}. TERM ends it, and its workers go on"
+                 these: {error}"
             );
             Refusal(StatusCode::BAD_REQUEST, text)
         })

@@ -172,8 +172,15 @@ impl Controller {
             self.pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, now);
         }
         self.orders.scale(key, numbers);
-        let span = until.since(now).as_secs();
-        Ok(format!("{whom} has {} to {} workers for {span} s", limits.min, limits.max))
+        let (span, configured) = (until.since(now).as_secs(), self.settings.tuning.limits);
+        let over = if max.is_none() && limits.max > configured.max {
+            format!(", over the {} of `max`", configured.max)
+        } else if min.is_none() && limits.min < configured.min {
+            format!(", under the {} of `min`", configured.min)
+        } else {
+            String::new()
+        };
+        Ok(format!("{whom} has {} to {} workers for {span} s{over}", limits.min, limits.max))
     }
 
     /// A key that can be one here.

@@ -245,8 +245,10 @@ impl Staff {
         let Some(member) = self.members.get_mut(id) else { return };
         match event {
             "started" => {}
+            // One that holds nothing any more says so again.
             "ready" => {
                 member.ready.get_or_insert(now);
+                member.busy = None;
             }
             _ => {
                 member.ready.get_or_insert(now);
@@ -324,7 +326,7 @@ impl Staff {
                         member.going = true;
                     }
                 }
-                Change::Ended { id, end, told } => self.ended(&id, &end, told, now),
+                Change::Ended { id, key, end, told } => self.ended(&id, key, &end, told, now),
             }
         }
         // As many as were promised are there by their own names.
@@ -335,20 +337,26 @@ impl Staff {
         keys
     }
 
-    fn ended(&mut self, id: &str, death: &Death, told: bool, now: Instant) {
-        let Some(member) = self.members.remove(id) else { return };
+    fn ended(&mut self, id: &str, key: Key, death: &Death, told: bool, now: Instant) {
+        let member = self.members.remove(id);
         let Death { how, log, last_words } = death;
         if !self.in_charge {
             return tracing::debug!(worker = id, "a worker of another controller has gone: {how}");
         }
         if told {
-            return tracing::info!(worker = id, key = %member.key, "a worker has gone as it was told: {how}");
+            return tracing::info!(worker = id, %key, "a worker has gone as it was told: {how}");
         }
-        let end = member.ready.map_or(End::NeverReady, |ready| End::After(now.since(ready)));
         let what = log.as_ref().map_or_else(|| how.clone(), |log| format!("{how}; its log is {log}"));
         let worker = Some(LastWorker::new(id, how, last_words));
-        let short_lives = self.failed(&member.key, end, what, worker, now);
-        tracing::warn!(worker = id, key = %member.key, short_lives, "a worker has ended: {how}");
+        let Some(member) = member else {
+            // For how long it lasted nobody knows.
+            self.tally.failed.add();
+            self.ends.insert(key.clone(), Last { ended: Ended { at: now, what }, worker });
+            return tracing::warn!(worker = id, %key, "a worker of an earlier controller has ended: {how}");
+        };
+        let end = member.ready.map_or(End::NeverReady, |ready| End::After(now.since(ready)));
+        let short_lives = self.failed(&key, end, what, worker, now);
+        tracing::warn!(worker = id, %key, short_lives, "a worker has ended: {how}");
     }
 
     /// One has come to an end that nobody wanted. Answers with how many in a row did not last.

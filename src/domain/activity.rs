@@ -14,7 +14,7 @@ use super::time::Instant;
 pub enum Report {
     /// The worker is there.
     Started,
-    /// It takes requests.
+    /// It takes requests, and holds none.
     Ready,
     /// It was given a request, or works on one.
     RequestReceived,
@@ -35,6 +35,9 @@ impl Report {
 /// The least time between two reports of requests, and how soon each one has company: two a second are all that a worker
 /// ever sends.
 pub const GAP: Duration = Duration::from_millis(500);
+
+/// How long a worker has held nothing when it says that it is ready again: whoever may tell one to go takes one that is idle.
+pub const REST: Duration = Duration::from_secs(2);
 
 /// What the rules depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,6 +71,10 @@ pub struct Activity {
     told_started: bool,
     ready: bool,
     held: usize,
+    /// Since when nothing is held.
+    idle: Option<Instant>,
+    /// A request was reported last, and not that it is ready.
+    told_busy: bool,
     /// Something is to be reported as soon as the gap allows.
     pending: bool,
     /// When the report that was sent last gets its company.
@@ -86,6 +93,8 @@ impl Activity {
             told_started: false,
             ready: false,
             held: 0,
+            idle: None,
+            told_busy: false,
             pending: false,
             echo_at: None,
             last: None,
@@ -99,7 +108,7 @@ impl Activity {
             Happening::Connected => self.on_connected(now),
             Happening::Disconnected => {
                 self.connected = false;
-                self.echo_at = None;
+                (self.echo_at, self.told_busy) = (None, false);
                 self.reports.clear();
             }
             Happening::Ready => {
@@ -108,8 +117,15 @@ impl Activity {
                 }
                 self.ready = true;
             }
-            Happening::Received => self.pending = true,
-            Happening::Held(held) => self.held = held,
+            Happening::Received => {
+                self.pending = true;
+                // It may have come and gone since the last look.
+                self.idle = (self.held == 0).then_some(now);
+            }
+            Happening::Held(held) => {
+                self.idle = if held > 0 { None } else { self.idle.or(Some(now)) };
+                self.held = held;
+            }
             Happening::Tick => {}
         }
         self.on_time(now);
@@ -127,7 +143,7 @@ impl Activity {
             return None;
         }
         let pending = self.pending.then(|| self.rests_until().unwrap_or(Instant::ORIGIN));
-        [pending, self.echo_at, self.repeat_at()].into_iter().flatten().min()
+        [pending, self.echo_at, self.repeat_at(), self.ready_at()].into_iter().flatten().min()
     }
 
     /// Until when nothing that happens is reported, so that nobody has to tell of it before.
@@ -168,16 +184,25 @@ impl Activity {
         } else if self.echo_at.is_some_and(|at| now >= at) {
             self.send(Report::RequestReceived, now);
             self.echo_at = None;
+        } else if self.ready_at().is_some_and(|at| now >= at) {
+            self.send(Report::Ready, now);
         }
     }
 
-    /// Idle workers are silent: that is how they come to be stopped.
+    /// When it says that it is ready again.
+    fn ready_at(&self) -> Option<Instant> {
+        let told = self.told_busy && self.ready && !self.pending && self.echo_at.is_none();
+        self.idle.filter(|_| told).map(|idle| idle.plus(REST))
+    }
+
+    /// Idle workers fall silent: that is how they come to be stopped.
     fn repeat_at(&self) -> Option<Instant> {
         let speaks = self.held > 0 || !self.ready;
         self.last.filter(|_| speaks).map(|last| last.plus(self.policy.repeat))
     }
 
     fn send(&mut self, report: Report, now: Instant) {
+        self.told_busy = report == Report::RequestReceived;
         self.reports.push_back(report);
         self.last = Some(now);
     }
@@ -237,8 +262,26 @@ mod tests {
         told.happens(Happening::Received, 10_000);
         told.passes(60_000);
         let names: Vec<_> = told.reports.iter().map(|(at, report)| (*at, report.as_str())).collect();
-        let pair = [(10_000, "request-received"), (10_500, "request-received")];
-        assert_eq!(names, [&[(0, "started"), (0, "ready")], &pair[..]].concat());
+        let then = [(10_000, "request-received"), (10_500, "request-received"), (12_000, "ready")];
+        assert_eq!(names, [&[(0, "started"), (0, "ready")], &then[..]].concat());
+    }
+
+    #[test]
+    fn one_that_holds_nothing_any_more_is_ready_again_once_and_not_before() {
+        let mut told = Told::ready();
+        told.happens(Happening::Held(2), 10_000);
+        told.happens(Happening::Received, 10_000);
+        told.happens(Happening::Held(1), 20_000);
+        told.passes(30_000);
+        told.happens(Happening::Held(0), 30_000);
+        told.passes(31_999);
+        // The next one comes just before it would be said.
+        told.happens(Happening::Held(1), 31_999);
+        told.happens(Happening::Received, 31_999);
+        told.happens(Happening::Held(0), 32_600);
+        told.passes(600_000);
+        let ready = told.reports.iter().filter(|(_, report)| *report == Report::Ready).map(|(at, _)| *at);
+        assert_eq!(ready.collect::<Vec<_>>(), [0, 34_600]);
     }
 
     #[test]

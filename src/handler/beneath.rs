@@ -67,6 +67,16 @@ pub fn open(root: BorrowedFd<'_>, path: &Path, kind: Kind, walk: Walk) -> io::Re
     by_component(root, path, kind)
 }
 
+/// Why a path was not opened, for people.
+#[must_use]
+pub fn said(error: &io::Error) -> String {
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::XDEV) => "it leads out of the task's folder".to_owned(),
+        Some(Errno::LOOP) => "a symbolic link is not followed".to_owned(),
+        Some(_) | None => error.to_string(),
+    }
+}
+
 fn by_component(root: BorrowedFd<'_>, path: &Path, kind: Kind) -> io::Result<OwnedFd> {
     let mut at: Option<OwnedFd> = None;
     let mut components = path.components().peekable();

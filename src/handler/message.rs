@@ -426,7 +426,7 @@ fn body(
             let most = context.replies().map_or(0, Replies::most);
             let opened = beneath::root(context.workdir())
                 .and_then(|root| beneath::open(root.as_fd(), &path, Kind::File, Walk::Kernel));
-            let file = File::from(opened.map_err(|error| error.to_string())?);
+            let file = File::from(opened.map_err(|error| beneath::said(&error))?);
             let bytes = file.metadata().map_or(0, |about| about.len());
             if bytes > most as u64 {
                 let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);

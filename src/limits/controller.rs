@@ -48,7 +48,8 @@ pub const CONTROLLER_LOOK_HANDS: usize = 4;
 pub const CONTROLLER_LOOK_REST: Duration = Duration::from_secs(20);
 /// How many steps about queues may wait to be carried out.
 pub const CONTROLLER_STEPS_MAX: usize = 4096;
-/// How long a worker counts as busy after it has reported a request. One that goes on with it says so once a minute.
+/// How long a worker counts as busy after it has reported a request, unless it says that it is ready again. One that goes on with it
+/// says so once a minute.
 pub const CONTROLLER_BUSY_FOR: Duration = Duration::from_secs(90);
 /// A worker that was ready for so long has lasted.
 pub const CONTROLLER_STEADY: Duration = Duration::from_secs(30);

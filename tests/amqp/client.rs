@@ -383,3 +383,16 @@ async fn the_command_shows_its_certificate_and_looks_at_the_brokers() {
         assert_eq!((ended, out.as_str()), (code, ""), "{arguments:?}: {err}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_that_accepts_and_says_nothing_was_sent_nothing() {
+    let silent = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
+    let address = silent.local_addr().expect("it has one");
+    let client = Client::new(broker(&format!("amqp://guest:guest@{address}/")), "a test");
+    let call = Call { timeout: Duration::from_millis(300), key: "k".to_owned(), ..Call::default() };
+    let (called, sent) = tokio::join!(client.call(&call), client.send(&call));
+    for error in [called.map(|_| ()), sent].map(|said| said.expect_err("nobody answers")) {
+        let CallError::Unreachable(what) = &error else { panic!("{error:?}") };
+        assert!(what.contains("said nothing within 300ms") && what.contains("was not sent"), "{what}");
+    }
+}

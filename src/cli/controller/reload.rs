@@ -45,7 +45,8 @@ impl Reloader {
         let new = self.settings.load(&self.environment).map_err(|failure| failure.message)?.config;
         let before = running.clone();
         take_over(&mut running, &new);
-        let (now, later) = (changed(&before, &running), changed(&running, &new));
+        let (now, mut later) = (changed(&before, &running), changed(&running, &new));
+        later.extend(variables(&running, &new));
         if !now.is_empty() {
             for control in &self.controls {
                 if let Some(pool) = running.pool.get(&control.pool) {
@@ -67,6 +68,19 @@ impl Reloader {
     pub(super) fn at_hup(&self) -> io::Result<impl Future<Output = ()>> {
         at_hup(async move || self.reload().await)
     }
+}
+
+/// The variables of workers that have other values, which nothing shows.
+fn variables(running: &Config, new: &Config) -> Vec<String> {
+    let of_pool = |(name, pool): (&String, &Pool)| {
+        let before = running.pool.get(name).map(|before| &before.env);
+        let other = |(variable, value): (&String, _)| {
+            let is_other = before?.get(variable).is_some_and(|before| before != value);
+            is_other.then(|| format!("pool.{name}.env.{variable}"))
+        };
+        pool.env.iter().filter_map(other).collect::<Vec<_>>()
+    };
+    new.pool.iter().flat_map(of_pool).collect()
 }
 
 /// The keys that take effect while a controller runs.
@@ -125,5 +139,17 @@ mod tests {
         assert!(later.contains(&"pool.second (new)".to_owned()), "{later:?}");
         assert!(changed(&new, &running).contains(&"pool.second (gone)".to_owned()));
         assert!(!later.contains(&"pool.core.max".to_owned()), "{later:?}");
+    }
+    #[test]
+    fn a_variable_of_workers_with_another_value_is_named_and_its_value_is_not() {
+        let mut running = Config::default();
+        let mut pool = Pool::default();
+        let variable = |value: &str| crate::config::pool::Variable(value.to_owned());
+        pool.env.extend([("SAME".to_owned(), variable("1")), ("OTHER".to_owned(), variable("1"))]);
+        running.pool.insert("core".to_owned(), pool);
+        let mut new = running.clone();
+        new.pool.get_mut("core").unwrap().env.insert("OTHER".to_owned(), variable("2"));
+        assert_eq!(changed(&running, &new), [""; 0]);
+        assert_eq!(variables(&running, &new), ["pool.core.env.OTHER"]);
     }
 }

@@ -73,7 +73,7 @@ pub(super) async fn run(arguments: StatusArgs, environment: &Environment) -> End
 fn of_configuration(file: Option<PathBuf>, environment: &Environment) -> Result<PathBuf, Failure> {
     let hint = "It names the controller's socket; `--socket PATH` does without it.";
     let told = |failure: Failure| Failure { message: format!("{}\n\n{hint}", failure.message), ..failure };
-    let loaded = Settings::<NoFlags>::of_file(file).load(environment).map_err(told)?;
+    let loaded = Settings::<NoFlags>::of_file(file).load(&environment.of_nobody()).map_err(told)?;
     Ok(socket_of(&loaded.config).ok_or_else(|| told(nothing_to_control()))?.path)
 }
 
@@ -223,7 +223,7 @@ fn groups(pool: &Pool) -> String {
         };
         let number = |count: Option<u32>| count.map_or_else(|| "-".to_owned(), |count| count.to_string());
         vec![
-            plain(&group.key),
+            short(&plain(&group.key)),
             group.phase.as_str().to_owned(),
             group.next_phase_seconds.map_or_else(|| next.to_owned(), |left| format!("{next} in {}", shown(left))),
             number(group.ready),
@@ -234,6 +234,16 @@ fn groups(pool: &Pool) -> String {
         ]
     }));
     columns(rows)
+}
+
+/// So much of a key is shown in a table; `-o json` has the whole of it.
+const KEY_CHARS_MAX: usize = 48;
+
+fn short(key: &str) -> String {
+    if key.chars().count() <= KEY_CHARS_MAX {
+        return key.to_owned();
+    }
+    key.chars().take(KEY_CHARS_MAX - 1).chain(['…']).collect()
 }
 
 /// Why it has as many workers as it has, and what is in the way of more.

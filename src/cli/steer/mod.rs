@@ -179,12 +179,14 @@ impl Which {
             return Ok(socket);
         }
         let loaded =
-            Settings::<NoFlags>::of_file(self.config.clone()).load(environment).map_err(|failure| Failure {
-                message: format!(
-                    "{}\n\nIt names the worker's socket; `--socket PATH` does without it.",
-                    failure.message
-                ),
-                ..failure
+            Settings::<NoFlags>::of_file(self.config.clone()).load(&environment.of_nobody()).map_err(|failure| {
+                Failure {
+                    message: format!(
+                        "{}\n\nIt names the worker's socket; `--socket PATH` does without it.",
+                        failure.message
+                    ),
+                    ..failure
+                }
             })?;
         let socket = socket_of(&loaded.config);
         if self.config.is_none() && !socket.exists() {

@@ -10,6 +10,7 @@ mod docker;
 mod exec;
 mod kubernetes;
 mod logs;
+mod notes;
 mod program;
 mod roster;
 mod subprocess;
@@ -202,7 +203,7 @@ pub(super) enum Change {
     /// One goes that this controller has not told to.
     Going { id: String },
     /// One has ended. Whether it was told to.
-    Ended { id: String, end: End, told: bool },
+    Ended { id: String, key: Key, end: End, told: bool },
 }
 
 /// The staff's end of the line.
@@ -338,7 +339,8 @@ async fn work<D: Driver>(
                         roster.is_in_charge(in_charge, clock.now());
                         let changes = found.map(|mut found| {
                             told.mark(&mut found);
-                            let changes = roster.seen(found, clock.now());
+                            let mut changes = roster.seen(found, clock.now());
+                            told.correct(&mut changes);
                             if in_charge {
                                 told.keep(|id| roster.knows(id));
                             }
@@ -355,17 +357,17 @@ async fn work<D: Driver>(
                         Some(News::Refused { id, why })
                     }
                     Ok(Done::Stopped { id, stop, result }) => {
-                        if let Err(Trouble(why)) = &result {
-                            tracing::warn!(worker = id, "a worker cannot be told to go, which is tried again: {why}");
-                        }
-                        match stop {
-                            Stop::Ask if result.is_ok() => told.add(&id),
-                            Stop::Force if result.is_ok() => {
+                        let is_news = roster.stopped(&id, stop, result.is_ok());
+                        match (stop, result) {
+                            (_, Err(Trouble(why))) if is_news => {
+                                tracing::warn!(worker = id, "a worker cannot be told to go, which is tried again: {why}");
+                            }
+                            (Stop::Ask, Ok(())) => told.add(&id),
+                            (Stop::Force, Ok(())) if is_news => {
                                 tracing::warn!(worker = id, "a worker was still there `stop_grace` after it was told to go, and is killed");
                             }
-                            Stop::Ask | Stop::Force | Stop::Forget => {}
+                            (Stop::Force | Stop::Forget, Ok(())) | (_, Err(_)) => {}
                         }
-                        roster.stopped(&id, stop, result.is_ok());
                         None
                     }
                     Err(error) => match error.try_into_panic() {

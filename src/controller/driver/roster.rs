@@ -25,6 +25,17 @@ struct Leaving {
     /// The list after which it was last told, or was to be.
     tried: Option<u64>,
     calling: bool,
+    /// How it was told last, and whether that worked.
+    last: Option<(Stop, bool)>,
+}
+
+/// What is left of one that has ended.
+#[derive(Clone, Copy)]
+struct Burial {
+    calling: bool,
+    /// The first list that says whether it is still to be forgotten.
+    from: u64,
+    has_failed: bool,
 }
 
 pub(super) struct Roster {
@@ -37,8 +48,8 @@ pub(super) struct Roster {
     workers: BTreeMap<String, Worker>,
     /// Those that have ended, of whom something is left.
     remains: VecDeque<(String, Key)>,
-    /// Those of them, and those that a call is under way for.
-    burying: BTreeSet<String>,
+    /// Those of them, those that a call is under way for, and those of whom a list may still speak.
+    burying: BTreeMap<String, Burial>,
 }
 
 impl Roster {
@@ -50,7 +61,7 @@ impl Roster {
             looks: 0,
             workers: BTreeMap::new(),
             remains: VecDeque::new(),
-            burying: BTreeSet::new(),
+            burying: BTreeMap::new(),
         }
     }
 
@@ -65,9 +76,9 @@ impl Roster {
         self.in_charge = in_charge;
     }
 
-    /// Whether one is there, as far as is known.
+    /// Whether one is there, as far as is known, or something of it is.
     pub(super) fn knows(&self, id: &str) -> bool {
-        self.workers.contains_key(id)
+        self.workers.contains_key(id) || self.burying.contains_key(id)
     }
 
     /// One is about to be started.
@@ -87,13 +98,16 @@ impl Roster {
     /// It was not, as far as is known. If it is there after all, a list shows it.
     pub(super) fn refused(&mut self, id: &str) {
         self.workers.remove(id);
+        // What may be left of it is no news.
+        let burial = Burial { calling: false, from: self.looks + 1, has_failed: false };
+        self.burying.insert(id.to_owned(), burial);
     }
 
     /// One is to go. Its time begins now.
     pub(super) fn leaves(&mut self, id: &str, now: Instant) {
         let kill_at = now.plus(self.grace);
         if let Some(worker) = self.workers.get_mut(id) {
-            worker.leaving.get_or_insert(Leaving { kill_at, asked: false, tried: None, calling: false });
+            worker.leaving.get_or_insert(Leaving { kill_at, asked: false, tried: None, calling: false, last: None });
         }
     }
 
@@ -118,16 +132,22 @@ impl Roster {
         })
     }
 
-    /// One was told, or could not be.
-    pub(super) fn stopped(&mut self, id: &str, stop: Stop, done: bool) {
+    /// One was told, or could not be. Whether that is news: it is tried again after each list.
+    pub(super) fn stopped(&mut self, id: &str, stop: Stop, done: bool) -> bool {
         match stop {
-            Stop::Forget => drop(self.burying.remove(id)),
+            Stop::Forget => {
+                let Some(burial) = self.burying.get_mut(id) else { return !done };
+                let is_news = burial.has_failed == done;
+                *burial = Burial { calling: false, from: self.looks + 1, has_failed: !done };
+                is_news
+            }
             Stop::Ask | Stop::Force => {
                 let leaving = self.workers.get_mut(id).and_then(|worker| worker.leaving.as_mut());
-                if let Some(leaving) = leaving {
+                leaving.is_some_and(|leaving| {
                     leaving.calling = false;
                     leaving.asked |= done;
-                }
+                    leaving.last.replace((stop, done)) != Some((stop, done))
+                })
             }
         }
     }
@@ -139,7 +159,7 @@ impl Roster {
 
     /// The list that began last.
     pub(super) fn seen(&mut self, found: Vec<Found>, now: Instant) -> Vec<Change> {
-        let (mut changes, mut there) = (Vec::new(), BTreeSet::new());
+        let (mut changes, mut there, mut over) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
         for Found { id, key, standing } in found {
             match standing {
                 Standing::There | Standing::Going | Standing::Promised => {
@@ -158,7 +178,7 @@ impl Roster {
                         let kill_at = now.plus(self.grace);
                         let leaving = worker.leaving.get_or_insert_with(|| {
                             changes.push(Change::Going { id });
-                            Leaving { kill_at, asked: true, tried: None, calling: false }
+                            Leaving { kill_at, asked: true, tried: None, calling: false, last: None }
                         });
                         // What was asked has come through, whatever was answered.
                         leaving.asked = true;
@@ -172,19 +192,17 @@ impl Roster {
                         there.insert(id);
                         continue;
                     }
+                    over.insert(id.clone());
                     let known = self.workers.remove(&id);
-                    let is_new = self.in_charge && self.burying.insert(id.clone());
-                    if is_new {
-                        self.remains.push_back((id.clone(), key.clone()));
-                    }
-                    // One that was promised may have come and gone between two lists.
-                    let is_news = is_new && known.is_none() && self.names == Names::Theirs;
-                    if is_news {
-                        changes.push(Change::Found { id: id.clone(), key });
+                    let is_new = self.in_charge && self.buries(&id, &key);
+                    // One that was promised may have come and gone between two lists, and any while nobody looked.
+                    let is_news = is_new && known.is_none();
+                    if is_news && self.names == Names::Theirs {
+                        changes.push(Change::Found { id: id.clone(), key: key.clone() });
                     }
                     if is_news || known.is_some() {
                         let told = known.is_some_and(|worker| worker.leaving.is_some());
-                        changes.push(Change::Ended { id, end, told });
+                        changes.push(Change::Ended { id, key, end, told });
                     }
                 }
             }
@@ -201,9 +219,22 @@ impl Roster {
             }
             let told = worker.leaving.is_some();
             let end = End { how: "it is not there any more".to_owned(), ..End::default() };
-            changes.push(Change::Ended { id, end, told });
+            changes.push(Change::Ended { id, key: worker.key, end, told });
         }
+        let looks = self.looks;
+        self.burying.retain(|id, burial| burial.calling || looks < burial.from || over.contains(id));
         changes
+    }
+
+    /// What is left of one that has ended is to be forgotten. Whether it was not before.
+    fn buries(&mut self, id: &str, key: &Key) -> bool {
+        let before = self.burying.get(id).copied();
+        if before.is_none_or(|burial| !burial.calling && self.looks >= burial.from) {
+            self.remains.push_back((id.to_owned(), key.clone()));
+            let has_failed = before.is_some_and(|burial| burial.has_failed);
+            self.burying.insert(id.to_owned(), Burial { calling: true, from: 0, has_failed });
+        }
+        before.is_none()
     }
 }
 
@@ -259,7 +290,7 @@ mod tests {
         roster.started("a");
         assert_eq!(roster.seen(Vec::new(), at(0)), []);
         assert_eq!(listed(&mut roster, &[there("a")]), []);
-        let gone = Change::Ended { id: "a".to_owned(), end: end("it is not there any more"), told: false };
+        let gone = Change::Ended { id: "a".to_owned(), key: key(), end: end("it is not there any more"), told: false };
         assert_eq!(listed(&mut roster, &[]), [gone]);
         assert_eq!(listed(&mut roster, &[]), []);
     }
@@ -272,7 +303,7 @@ mod tests {
         roster.started("a");
         assert_eq!(roster.seen(vec![ended("a", "it was never started")], at(0)), []);
         assert_eq!(due(&mut roster, 0), None, "nothing of it is to be forgotten");
-        let gone = Change::Ended { id: "a".to_owned(), end: end("3"), told: false };
+        let gone = Change::Ended { id: "a".to_owned(), key: key(), end: end("3"), told: false };
         assert_eq!(listed(&mut roster, &[ended("a", "3")]), [gone]);
     }
 
@@ -303,12 +334,12 @@ mod tests {
         roster.stopped("a", Stop::Ask, true);
         listed(&mut roster, &[there("a")]);
         assert_eq!(due(&mut roster, 59), None);
-        for _ in 0..2 {
+        for is_news in [true, false] {
             assert_eq!(due(&mut roster, 60), force);
-            roster.stopped("a", Stop::Force, true);
+            assert_eq!(roster.stopped("a", Stop::Force, true), is_news, "it is said once that it is killed");
             listed(&mut roster, &[there("a")]);
         }
-        let gone = Change::Ended { id: "a".to_owned(), end: end("killed"), told: true };
+        let gone = Change::Ended { id: "a".to_owned(), key: key(), end: end("killed"), told: true };
         assert_eq!(listed(&mut roster, &[ended("a", "killed")]), [gone]);
     }
 
@@ -321,7 +352,7 @@ mod tests {
         assert_eq!(listed(&mut roster, &[going()]), []);
         assert_eq!(due(&mut roster, 59), None);
         assert_eq!(due(&mut roster, 60), Some(("a".to_owned(), Stop::Force)));
-        let gone = Change::Ended { id: "a".to_owned(), end: end("it is not there any more"), told: true };
+        let gone = Change::Ended { id: "a".to_owned(), key: key(), end: end("it is not there any more"), told: true };
         assert_eq!(listed(&mut roster, &[]), [gone]);
     }
 
@@ -336,7 +367,8 @@ mod tests {
         assert_eq!(listed(&mut roster, &[promised("d~0")]), []);
         let then = [Change::Found { id: "pod".to_owned(), key: key() }, Change::Kept { id: "d~0".to_owned() }];
         assert_eq!(listed(&mut roster, &[there("pod")]), then);
-        let gone = Change::Ended { id: "pod".to_owned(), end: end("it is not there any more"), told: false };
+        let gone =
+            Change::Ended { id: "pod".to_owned(), key: key(), end: end("it is not there any more"), told: false };
         assert_eq!(listed(&mut roster, &[]), [gone]);
     }
 
@@ -344,18 +376,26 @@ mod tests {
     fn what_is_left_of_one_that_has_ended_is_forgotten_until_no_list_shows_it() {
         let mut roster = roster(Names::Ours);
         let forget = Some(("a".to_owned(), Stop::Forget));
-        // Nobody here knew it: it is no news.
-        assert_eq!(listed(&mut roster, &[ended("a", "3")]), []);
+        // It ended while nobody looked, which is told once.
+        let gone = Change::Ended { id: "a".to_owned(), key: key(), end: end("3"), told: false };
+        assert_eq!(listed(&mut roster, &[ended("a", "3")]), std::slice::from_ref(&gone));
         assert_eq!(listed(&mut roster, &[ended("a", "3")]), []);
         assert_eq!((due(&mut roster, 0), due(&mut roster, 0)), (forget.clone(), None));
         assert_eq!(listed(&mut roster, &[ended("a", "3")]), []);
         assert_eq!(due(&mut roster, 0), None, "it is under way");
-        roster.stopped("a", Stop::Forget, false);
+        assert!(roster.stopped("a", Stop::Forget, false));
         assert_eq!(listed(&mut roster, &[ended("a", "3")]), []);
         assert_eq!(due(&mut roster, 0), forget);
+        assert!(!roster.stopped("a", Stop::Forget, false), "that was said");
+        assert_eq!(listed(&mut roster, &[ended("a", "3")]), []);
+        assert_eq!(due(&mut roster, 0), forget);
+        roster.looks();
         roster.stopped("a", Stop::Forget, true);
+        assert_eq!(roster.seen(vec![ended("a", "3")], at(0)), [], "it began before that was done");
+        assert_eq!(due(&mut roster, 0), None);
         assert_eq!(listed(&mut roster, &[]), []);
         assert_eq!(due(&mut roster, 0), None);
+        assert_eq!(listed(&mut roster, &[ended("a", "3")]), [gone], "another one of that name");
     }
 
     #[test]
@@ -363,12 +403,24 @@ mod tests {
         let mut roster = Roster { in_charge: false, ..roster(Names::Ours) };
         listed(&mut roster, &[there("a")]);
         let ended = [ended("a", "3")];
-        let gone = Change::Ended { id: "a".to_owned(), end: end("3"), told: false };
-        assert_eq!(listed(&mut roster, &ended), [gone]);
+        let gone = Change::Ended { id: "a".to_owned(), key: key(), end: end("3"), told: false };
+        assert_eq!(listed(&mut roster, &ended), std::slice::from_ref(&gone));
         assert_eq!((listed(&mut roster, &ended), due(&mut roster, 0)), (vec![], None));
         roster.is_in_charge(true, at(0));
-        assert_eq!(listed(&mut roster, &ended), []);
+        assert_eq!(listed(&mut roster, &ended), [gone], "to whoever has the pool");
         assert_eq!(due(&mut roster, 0), Some(("a".to_owned(), Stop::Forget)));
+    }
+
+    #[test]
+    fn what_is_left_of_one_that_could_not_be_started_goes_without_a_word() {
+        let mut roster = roster(Names::Ours);
+        roster.starts(&assignment("a"));
+        roster.refused("a");
+        assert_eq!(listed(&mut roster, &[ended("a", "3")]), []);
+        assert_eq!(due(&mut roster, 0), Some(("a".to_owned(), Stop::Forget)));
+        roster.stopped("a", Stop::Forget, true);
+        assert_eq!(listed(&mut roster, &[]), []);
+        assert!(roster.burying.is_empty());
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Workers as processes of this host: each in a process group of its own, and in a control group where the host has them, with a
 //! log of its own, and written down, so that the next controller finds those that a controller left.
 
-use std::collections::BTreeMap;
-use std::io::{self, ErrorKind};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,10 +10,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use rustix::process::{Pid, Signal, kill_process_group};
-use serde::{Deserialize, Serialize};
 use tokio::process::{Child, Command};
 
 use super::logs::Logs;
+use super::notes::{Begun, Note, Notes, Record, forget};
 use super::told::was_told;
 use super::{Assignment, Driver, End, Found, Standing, Stop, Trouble};
 use crate::domain::group::Key;
@@ -28,20 +28,6 @@ use crate::limits::{CONTROLLER_LOOK_EVERY, DRIVER_START_NOTED_MAX};
 pub struct Program {
     /// The program and its arguments.
     pub command: Vec<String>,
-}
-
-/// By what one is found again.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct Record {
-    id: String,
-    key: String,
-    pid: i32,
-    /// In clock ticks since the host was started: number and start together are nobody else's.
-    started: u64,
-    boot: String,
-    /// The control group that it is in.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    group: Option<PathBuf>,
 }
 
 enum Life {
@@ -61,6 +47,7 @@ struct Worker {
 pub(super) struct Subprocesses {
     program: Program,
     folder: PathBuf,
+    notes: Notes,
     logs: Logs,
     /// Where there are control groups.
     groups: Option<ControlGroups>,
@@ -73,9 +60,11 @@ pub(super) struct Subprocesses {
 #[derive(Default)]
 struct State {
     workers: BTreeMap<String, Worker>,
+    /// Those that are just being started here.
+    starting: BTreeSet<String>,
     /// When the folder had last changed as it was last read; `None` where it may have since.
     read: Option<SystemTime>,
-    /// Nothing is left of starts that an earlier controller was killed in.
+    /// No control group is there that nothing is written down of.
     is_swept: bool,
     /// Control groups of workers that are gone. What was killed in one may take a moment to be gone, too.
     leaving: Vec<ControlGroup>,
@@ -97,9 +86,9 @@ impl State {
 impl Subprocesses {
     /// To see who is there, and nothing else.
     pub(super) fn to_look(program: Program, folder: PathBuf) -> Self {
-        let logs = Logs::new(folder.clone());
+        let (notes, logs) = (Notes::new(folder.clone()), Logs::new(folder.clone()));
         let (in_charge, state) = (AtomicBool::new(false), Mutex::default());
-        Self { program, folder, logs, groups: None, in_charge, boot: boot(), state }
+        Self { program, folder, notes, logs, groups: None, in_charge, boot: boot(), state }
     }
 
     pub(super) fn new(pool: &str, program: Program, folder: PathBuf) -> Self {
@@ -128,42 +117,69 @@ impl Subprocesses {
 
     /// Takes in those that were written down by somebody else.
     fn read(&self, state: &mut State) -> io::Result<()> {
-        let changed = std::fs::metadata(&self.folder)?.modified()?;
+        let changed = self.notes.changed()?;
         if state.read == Some(changed) {
             return Ok(());
         }
-        let acts = self.has_the_pool();
-        for entry in std::fs::read_dir(&self.folder)? {
-            let path = entry?.path();
-            if path.extension().is_none_or(|extension| extension != "json") {
-                continue;
-            }
-            let bytes = match std::fs::read(&path) {
-                Ok(bytes) => bytes,
-                Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::IsADirectory) => continue,
-                // A worker that cannot be read of is none that is not there.
-                Err(error) => return Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
-            };
-            match serde_json::from_slice::<Record>(&bytes) {
-                Ok(record) if state.workers.contains_key(&record.id) => {}
-                Ok(record) => {
-                    let is_told = was_told(&self.folder, &record.id)?;
-                    if self.is_there(&record)? || (is_told && self.is_followed(&record)?) {
-                        let worker = Worker { life: Life::Adopted, is_told, end: None, record };
-                        state.workers.insert(worker.record.id.clone(), worker);
-                    } else if acts {
-                        state.leave(record.group);
-                        forget(&path);
-                    }
-                }
-                Err(_) if acts => forget(&path),
-                Err(_) => {}
+        let (acts, mut is_open) = (self.has_the_pool(), false);
+        for note in self.notes.read()? {
+            match note {
+                Note::Known(Record { id, .. }) | Note::Begun(Begun { id, .. }, _)
+                    if state.workers.contains_key(&id) || state.starting.contains(&id) => {}
+                Note::Known(record) => self.take_in(state, record, acts)?,
+                Note::Begun(begun, age) if acts => is_open |= !self.is_settled(state, begun, age)?,
+                Note::Strange(path) if acts => forget(&path),
+                Note::Begun(..) | Note::Strange(_) => {}
             }
         }
         // What changes within a tick of the file system's clock does not show.
         let is_old = changed.elapsed().is_ok_and(|age| age > TICK);
-        state.read = is_old.then_some(changed);
+        state.read = (is_old && !is_open).then_some(changed);
         Ok(())
+    }
+
+    /// Takes in one that was started by an earlier controller, or by the one that has the pool.
+    fn take_in(&self, state: &mut State, record: Record, acts: bool) -> io::Result<()> {
+        let is_told = was_told(&self.folder, &record.id)?;
+        let end = if self.is_there(&record)? || (is_told && self.is_followed(&record)?) {
+            None
+        } else if !acts {
+            return Ok(());
+        } else {
+            state.leave(record.group.clone());
+            if is_told {
+                self.notes.strike(&record.id);
+                return Ok(());
+            }
+            let how = if record.boot == self.boot { "while no controller saw it" } else { "with its host" };
+            Some(self.end_of(&record.id, format!("it ended {how}")))
+        };
+        let worker = Worker { life: Life::Adopted, is_told, end, record };
+        state.workers.insert(worker.record.id.clone(), worker);
+        Ok(())
+    }
+
+    /// An earlier controller was about to start one, and did not live to say which process it is. Whether that is known now: it is
+    /// there, or will not be.
+    fn is_settled(&self, state: &mut State, begun: Begun, age: Duration) -> io::Result<bool> {
+        let is_this_boot = begun.boot == self.boot;
+        if let Some(Stat { pid, started, .. }) = if is_this_boot { leader(&begun.id)? } else { None } {
+            let record = begun.as_process(pid, started);
+            self.notes.know(&record)?;
+            tracing::info!(worker = begun.id, pid, "it was started by a controller that did not live to say so");
+            self.take_in(state, record, true)?;
+            return Ok(true);
+        }
+        let is_over = !is_this_boot || age > DRIVER_START_NOTED_MAX;
+        if is_over {
+            state.leave(begun.group);
+            self.notes.strike(&begun.id);
+        }
+        Ok(is_over)
+    }
+
+    fn end_of(&self, id: &str, how: String) -> End {
+        End { how, last_words: self.logs.last_words(id), log: Some(Logs::name(id)) }
     }
 
     fn is_there(&self, record: &Record) -> io::Result<bool> {
@@ -181,15 +197,16 @@ impl Subprocesses {
         Ok(Stat::all()?.iter().any(of_group))
     }
 
-    /// Ends what an earlier controller had started and was killed before it could write that down.
+    /// Ends what is in control groups that nothing is written down of.
     fn sweep(&self, state: &mut State) {
         let Some(groups) = self.groups.as_ref().filter(|_| !state.is_swept) else { return };
         let is_known = |id: &str, state: &State| {
-            state.workers.contains_key(id) || state.leaving.iter().any(|group| group.folder().ends_with(id))
+            let is_one = state.workers.contains_key(id) || state.starting.contains(id);
+            is_one || state.leaving.iter().any(|group| group.folder().ends_with(id))
         };
         for (id, folder) in groups.older_than(DRIVER_START_NOTED_MAX) {
             if !is_known(&id, state) {
-                tracing::warn!(worker = id, "it was started by a controller that did not live to say so, and is ended");
+                tracing::warn!(worker = id, "nothing is written down of it, and it is ended");
                 state.leave(Some(folder));
             }
         }
@@ -209,7 +226,7 @@ impl Subprocesses {
                 Life::Own { child, .. } => !matches!(child.try_wait(), Ok(None)),
                 Life::Adopted => true,
             };
-            state.workers.retain(|id, worker| !is_over(&mut worker.life) || self.path(id).exists());
+            state.workers.retain(|id, worker| !is_over(&mut worker.life) || self.notes.has(id));
         }
         let mut found = Vec::with_capacity(state.workers.len());
         for Worker { record, life, is_told, end } in state.workers.values_mut() {
@@ -238,11 +255,7 @@ impl Subprocesses {
                     end_what_is_left(record)?;
                 }
             }
-            let seen = how.map(|how| End {
-                how,
-                last_words: self.logs.last_words(&record.id),
-                log: Some(Logs::name(&record.id)),
-            });
+            let seen = how.map(|how| self.end_of(&record.id, how));
             found.push(Found { id: record.id.clone(), key, standing: standing(&seen) });
             // Whoever has the pool by then ends what is left.
             if acts {
@@ -276,23 +289,38 @@ impl Subprocesses {
         let own = || usual().find(|(name, _)| *name == "PATH")?.1.into_string().ok();
         let path = variables.get("PATH").cloned().or_else(own);
         locate(program, &path.into_iter().map(|path| ("PATH".to_owned(), path)).collect(), Path::new(""))?;
+        self.state().starting.insert(id.clone());
         let group = self.group_of(&id, &variables);
-        let left = group.as_ref().map(|group| group.folder().to_owned());
-        let started = self.start_in(group, (program, arguments), Assignment { id, key, variables });
-        if started.is_err() {
-            self.state().leave(left);
+        let begun = Begun {
+            id,
+            key: key.as_str().to_owned(),
+            boot: self.boot.clone(),
+            group: group.as_ref().map(|group| group.folder().to_owned()),
+        };
+        let started = self.start_in(group, (program, arguments), &begun, variables);
+        let mut state = self.state();
+        state.starting.remove(&begun.id);
+        match started {
+            Ok(worker) => drop(state.workers.insert(begun.id, worker)),
+            Err(why) => {
+                state.leave(begun.group);
+                self.notes.strike(&begun.id);
+                return Err(why);
+            }
         }
-        started
+        Ok(())
     }
 
     fn start_in(
         &self,
         group: Option<ControlGroup>,
         (program, arguments): (&String, &[String]),
-        assignment: Assignment,
-    ) -> Result<(), Trouble> {
-        let Assignment { id, key, variables } = assignment;
-        let log = self.logs.begin(&id)?;
+        begun: &Begun,
+        variables: BTreeMap<String, String>,
+    ) -> Result<Worker, Trouble> {
+        let log = self.logs.begin(&begun.id)?;
+        // Whoever finds this written down looks for it.
+        self.notes.begin(begun)?;
         let mut command = match &group {
             Some(group) => {
                 let (shell, before) = group.before();
@@ -307,33 +335,19 @@ impl Subprocesses {
         let Started { child, known } = children::start(None, || command.spawn(), Child::id)?;
         let pid = child.id().and_then(|id| i32::try_from(id).ok());
         let Some(pid) = pid else { return Err(Trouble("it ended at once".to_owned())) };
-        let (path, fresh) = (self.path(&id), self.folder.join(format!("{id}.new")));
         let written = || {
-            let record = Record {
-                id: id.clone(),
-                key: key.as_str().to_owned(),
-                pid,
-                // One that has ended already is found so by the next list.
-                started: started(pid)?.unwrap_or_default(),
-                boot: self.boot.clone(),
-                group: group.as_ref().map(|group| group.folder().to_owned()),
-            };
-            // Whoever reads it finds the whole of it.
-            std::fs::write(&fresh, serde_json::to_vec(&record)?)?;
-            std::fs::rename(&fresh, &path).map(|()| record)
+            // One that has ended already is found so by the next list.
+            let record = begun.as_process(pid, started(pid)?.unwrap_or_default());
+            self.notes.know(&record).map(|()| record)
         };
         let record = written().inspect_err(|_| {
-            drop(std::fs::remove_file(&fresh));
             // It has a group of its own, and no request yet that it would not give back.
             if let Some(group) = Pid::from_raw(pid) {
                 kill_process_group(group, Signal::KILL).ok();
             }
         })?;
-        self.state().workers.insert(
-            id,
-            Worker { record, life: Life::Own { child: Box::new(child), _known: known }, is_told: false, end: None },
-        );
-        Ok(())
+        let life = Life::Own { child: Box::new(child), _known: known };
+        Ok(Worker { record, life, is_told: false, end: None })
     }
 
     fn stop_now(&self, id: &str, stop: Stop) -> io::Result<()> {
@@ -357,14 +371,10 @@ impl Subprocesses {
                 state.leave(group);
                 self.logs.clear(|id| !state.workers.contains_key(id));
                 drop(state);
-                forget(&self.path(id));
+                self.notes.strike(id);
             }
         }
         Ok(())
-    }
-
-    fn path(&self, id: &str) -> PathBuf {
-        self.folder.join(format!("{id}.json"))
     }
 }
 
@@ -429,10 +439,12 @@ fn signal(record: &Record, signal: Signal) {
     }
 }
 
-fn forget(path: &Path) {
-    if let Err(error) = std::fs::remove_file(path) {
-        tracing::debug!(%error, path = %path.display(), "the record of a worker cannot be removed");
-    }
+/// The process that was started as the worker of this name: it leads its group, and was told so. The first, where it has started
+/// others that were told the same.
+fn leader(id: &str) -> io::Result<Option<Stat>> {
+    let leads = |stat: &Stat| stat.life == process::Life::Running && stat.pid == stat.group;
+    let is_it = |stat: &Stat| leads(stat) && process::variable(stat.pid, "WORKER_ID").is_some_and(|told| told == id);
+    Ok(Stat::all()?.into_iter().filter(is_it).min_by_key(|stat| stat.started))
 }
 
 fn boot() -> String {

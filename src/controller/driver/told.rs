@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::{Found, Standing};
+use super::{Change, Found, Standing};
 use crate::controller::escape;
 
 /// What their names end with.
@@ -82,6 +82,15 @@ impl Told {
         for found in found.iter_mut().filter(|found| found.standing == Standing::There) {
             if self.ids.contains(&found.id) {
                 found.standing = Standing::Going;
+            }
+        }
+    }
+
+    /// Says so of those that have ended.
+    pub(super) fn correct(&self, changes: &mut [Change]) {
+        for change in changes {
+            if let Change::Ended { id, told, .. } = change {
+                *told |= self.ids.contains(id);
             }
         }
     }

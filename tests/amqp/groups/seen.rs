@@ -44,8 +44,8 @@ async fn status_says_why_a_group_has_so_many_workers_and_what_came_of_its_reques
     assert!(pool.client.answer("1").await.partial);
     assert_eq!(pool.client.answer("1").await.status(), "ok");
     let socket = pool.folder.path().join("workers/controller.sock");
-    // It counts as busy for a while after a request.
-    let up = |group: &Value| group["workers"]["busy"] == 1 || group["workers"]["idle"] == 1;
+    // It is busy until it says that it is ready again.
+    let up = |group: &Value| group["workers"]["idle"] == 1 && group["held"] == 0;
     let forwarded = |seen: &Value| (&seen["orphans"], &seen["counts"]["orphans_forwarded"]) == (&0.into(), &1.into());
     let there = |seen: &Value| up(&seen["groups"][0]) && seen["groups"][0]["settled"] == true && forwarded(seen);
     let seen = until(&socket, "the worker is seen", there).await;
@@ -60,7 +60,7 @@ async fn status_says_why_a_group_has_so_many_workers_and_what_came_of_its_reques
     for part in [&format!("pool {}  ACTIVE", pool.name), "a b", "unbound in ", "1 forwarded", "WHY"] {
         assert!(table.contains(part), "{part}: {table}");
     }
-    assert!(table.contains("1 busy") || table.contains("1 idle"), "{table}");
+    assert!(table.contains("1 idle"), "{table}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

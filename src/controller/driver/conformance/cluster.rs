@@ -25,7 +25,7 @@ impl Known {
             Change::Promised { id, key } => drop(self.promised.insert(id, key)),
             Change::Kept { id } => assert!(self.promised.remove(&id).is_some(), "{id} was promised"),
             Change::Going { .. } => {}
-            Change::Ended { id, end, told } => {
+            Change::Ended { id, end, told, .. } => {
                 assert!(self.up.remove(&id).is_some(), "{id} was there: {end:?}");
                 self.ended.insert(id, (end, told));
             }

@@ -3,7 +3,7 @@
 
 mod cluster;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
@@ -58,7 +58,11 @@ impl Place {
 /// A controller's driver, as its staff has it.
 struct Site {
     line: Line,
-    _tasks: JoinSet<()>,
+    tasks: JoinSet<()>,
+    /// Those whose end was told.
+    ended: BTreeSet<String>,
+    /// Those whose end was told to the one before, which may not have forgotten them.
+    earlier: BTreeSet<String>,
 }
 
 impl Site {
@@ -66,7 +70,27 @@ impl Site {
         let mut tasks = JoinSet::new();
         let line = engage(posting, Clock::boot(), &mut tasks).expect("it begins").expect("it starts workers");
         line.is_in_charge(true);
-        Self { line, _tasks: tasks }
+        Self { line, tasks, ended: BTreeSet::new(), earlier: BTreeSet::new() }
+    }
+
+    /// The controller is killed, and the next one begins.
+    async fn next(mut self, posting: &Posting) -> Self {
+        self.tasks.shutdown().await;
+        self.earlier.append(&mut self.ended);
+        Self { earlier: self.earlier, ..Self::new(posting) }
+    }
+
+    /// What is news.
+    fn heard(&mut self, changes: Result<Vec<Change>, Trouble>) -> Vec<Change> {
+        let mut changes = changes.expect("it can say who is there");
+        changes.retain(|change| match change {
+            Change::Ended { id, .. } => {
+                assert!(self.ended.insert(id.clone()), "{id} ends once");
+                !self.earlier.remove(id)
+            }
+            Change::Found { .. } | Change::Promised { .. } | Change::Kept { .. } | Change::Going { .. } => true,
+        });
+        changes
     }
 
     async fn news(&mut self) -> News {
@@ -79,7 +103,7 @@ impl Site {
         loop {
             match self.news().await {
                 News::Looked { number, changes } => {
-                    all.extend(changes.expect("it can say who is there"));
+                    all.extend(self.heard(changes));
                     if number >= asked {
                         return all;
                     }
@@ -112,7 +136,7 @@ impl Site {
                 News::Started(started) if started == id => return Ok(()),
                 News::Refused { id: refused, why } if refused == id => return Err(why),
                 // It may have looked meanwhile.
-                News::Looked { changes, .. } => assert_eq!(changes, Ok(Vec::new())),
+                News::Looked { changes, .. } => assert_eq!(self.heard(changes), []),
                 News::Started(id) | News::Refused { id, .. } => panic!("{id} was not to be started"),
             }
         }
@@ -121,7 +145,7 @@ impl Site {
     /// Sees one end.
     async fn ends(&mut self, id: &str, was_told: bool) -> End {
         match self.change().await {
-            Change::Ended { id: ended, end, told } => {
+            Change::Ended { id: ended, end, told, .. } => {
                 assert_eq!((ended.as_str(), told), (id, was_told), "{end:?}");
                 end
             }
@@ -177,8 +201,7 @@ pub(super) async fn conforms(place: &Place, means: Means) {
         site.starts(worker.clone()).await.expect("it is started");
         there.insert(worker.id, worker.key);
     }
-    drop(site);
-    let mut site = Site::new(&core);
+    let mut site = site.next(&core).await;
     let found = site.looks().await.into_iter().map(|change| match change {
         Change::Found { id, key } => (id, key),
         other @ (Change::Promised { .. } | Change::Kept { .. } | Change::Going { .. } | Change::Ended { .. }) => {
@@ -212,8 +235,7 @@ pub(super) async fn conforms(place: &Place, means: Means) {
 
     // One that takes its time to go is known to go by the next controller, which does not tell it again.
     let patient = Posting { grace: LONGEST, ..core.clone() };
-    drop(site);
-    let mut site = Site::new(&patient);
+    let mut site = site.next(&patient).await;
     let lingers = assignment(place, "lingers");
     site.starts(lingers.clone()).await.expect("it is started");
     is_up(place, &lingers).await;
@@ -229,16 +251,14 @@ pub(super) async fn conforms(place: &Place, means: Means) {
         }
     };
     timeout(LONGEST, telling).await.expect("it is told");
-    drop(site);
-    let mut site = Site::new(&patient);
+    let mut site = site.next(&patient).await;
     let (id, key) = (lingers.id.clone(), lingers.key.clone());
     assert_eq!(site.looks().await, [Change::Found { id: id.clone(), key }, Change::Going { id: id.clone() }]);
     for _ in 0..3 {
         assert_eq!(site.looks().await, []);
     }
     assert_eq!(std::fs::read_to_string(&told).expect("it was told"), "told\n", "once");
-    drop(site);
-    let mut site = Site::new(&core);
+    let mut site = site.next(&core).await;
     assert_eq!(site.looks().await.len(), 2, "found, and going");
     site.ends(&id, true).await;
 
@@ -256,8 +276,7 @@ pub(super) async fn conforms(place: &Place, means: Means) {
     }
 
     // Of those who have gone nothing is left by which anybody would be found, and no secret, whoever has to forget them.
-    drop(site);
-    let mut site = Site::new(&core);
+    let mut site = site.next(&core).await;
     let left = || {
         let entries = std::fs::read_dir(&core.folder).into_iter().flatten().flatten().map(|entry| entry.path());
         entries.filter(|path| path.extension().is_none_or(|kind| kind != "log")).collect::<Vec<_>>()
@@ -333,8 +352,7 @@ mod real {
             let (stray, record) = (stray(&place, &strays).await, record(&posting, &strays.id));
             assert!(is_there(&stray));
             if is_adopted {
-                drop(site);
-                site = Site::new(&posting);
+                site = site.next(&posting).await;
                 assert_eq!(site.looks().await.len(), 1, "it is found");
                 let pid = record["pid"]
                     .as_i64()
@@ -384,13 +402,13 @@ mod real {
             // So it does for one that stands by, and for the next one.
             let mut tasks = JoinSet::new();
             let line = engage(&posting, Clock::boot(), &mut tasks).expect("it begins").expect("it starts workers");
-            let mut standby = Site { line, _tasks: tasks };
+            let (ended, earlier) = Default::default();
+            let mut standby = Site { line, tasks, ended, earlier };
             let (id, key) = (wraps.id.clone(), wraps.key.clone());
             let found = [Change::Found { id: id.clone(), key }, Change::Going { id }];
             assert_eq!(standby.looks().await, found);
             assert_eq!(standby.looks().await, []);
-            drop(site);
-            site = Site::new(&posting);
+            site = site.next(&posting).await;
             assert_eq!(site.looks().await, found);
             assert_eq!((standby.looks().await, site.looks().await), (Vec::new(), Vec::new()));
             assert!(!done.exists());
@@ -438,8 +456,91 @@ mod real {
         site.ends(&goes.id, true).await;
     }
 
+    /// With a control group and without: no shell passes on a variable of the second's name.
     #[tokio::test(flavor = "multi_thread")]
-    async fn what_a_controller_was_killed_in_starting_is_ended_by_the_next_one() {
+    async fn one_that_a_controller_was_killed_in_starting_is_found_by_the_next_one_and_told_to_go_like_any() {
+        let place = Place::new();
+        let worker = place.path().join("worker").display().to_string();
+        let posting = place.posting("core", Means::Subprocess(Program { command: vec!["/bin/sh".to_owned(), worker] }));
+        for odd in [None, Some("spring.host")] {
+            let mut lives = assignment(&place, "lives");
+            lives.variables.extend(odd.map(|name| (name.to_owned(), "h".to_owned())));
+            let mut site = Site::new(&posting);
+            site.starts(lives.clone()).await.expect("it is started");
+            is_up(&place, &lives).await;
+            drop(site);
+            // As it was before the process was known.
+            let mut begun = record(&posting, &lives.id);
+            let known = begun.clone();
+            let fields = begun.as_object_mut().expect("an object");
+            fields.retain(|name, _| name != "pid" && name != "started");
+            let (path, bytes) = (posting.folder.join(format!("{}.begun", lives.id)), begun.to_string());
+            std::fs::write(&path, bytes).expect("it is written");
+            std::fs::remove_file(posting.folder.join(format!("{}.json", lives.id))).expect("it was there");
+            let mut site = Site::new(&posting);
+            let (id, key) = (lives.id.clone(), lives.key.clone());
+            assert_eq!(site.looks().await, [Change::Found { id, key }]);
+            assert_eq!((record(&posting, &lives.id), path.exists()), (known, false));
+            assert!(site.line.stop(&lives.id));
+            site.ends(&lives.id, true).await;
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn one_that_was_never_started_is_looked_for_and_then_given_up() {
+        let place = Place::new();
+        let posting = place.posting("core", Means::Subprocess(Program { command: vec!["/bin/sh".to_owned()] }));
+        let mut site = Site::new(&posting);
+        let begun = |boot: &str| {
+            let id = uuid::Uuid::new_v4();
+            let path = posting.folder.join(format!("{id}.begun"));
+            let begun = serde_json::json!({"id": id.to_string(), "key": "k", "boot": boot}).to_string();
+            std::fs::write(&path, begun).expect("it is written");
+            path
+        };
+        let crate::domain::journal::Boot(boot) = crate::host::journal::this_boot();
+        let (fresh, of_an_earlier_boot) = (begun(&boot), begun("another"));
+        assert_eq!(site.looks().await, []);
+        assert!(fresh.exists(), "it may be just being started");
+        assert!(!of_an_earlier_boot.exists());
+        let long_ago = std::time::SystemTime::UNIX_EPOCH;
+        std::fs::File::options()
+            .append(true)
+            .open(&fresh)
+            .and_then(|file| file.set_modified(long_ago))
+            .expect("it can be set");
+        assert_eq!(site.looks().await, []);
+        assert!(!fresh.exists());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn one_that_dies_while_no_controller_looks_is_told_of_by_the_next_one_once() {
+        let place = Place::new();
+        let worker = place.path().join("worker").display().to_string();
+        let posting = place.posting("core", Means::Subprocess(Program { command: vec!["/bin/sh".to_owned(), worker] }));
+        let mut site = Site::new(&posting);
+        let lives = assignment(&place, "lives");
+        site.starts(lives.clone()).await.expect("it is started");
+        is_up(&place, &lives).await;
+        drop(site);
+        let pid = record(&posting, &lives.id)["pid"].as_i64().expect("a number");
+        let stat = format!("/proc/{pid}/stat");
+        let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw).expect("a number");
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it is there");
+        let dying = async {
+            while is_there(&stat) {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(LONGEST, dying).await.expect("it dies");
+        let mut site = Site::new(&posting);
+        let end = site.ends(&lives.id, false).await;
+        assert!(end.how.contains("no controller") && end.last_words.contains("hello from"), "{end:?}");
+        assert_eq!(site.looks().await, []);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_control_group_that_nothing_is_written_down_of_is_emptied_and_removed() {
         let place = Place::new();
         let worker = place.path().join("worker").display().to_string();
         let posting = place.posting("core", Means::Subprocess(Program { command: vec!["/bin/sh".to_owned(), worker] }));
