@@ -140,6 +140,7 @@ mod tests {
         assert!(changed(&new, &running).contains(&"pool.second (gone)".to_owned()));
         assert!(!later.contains(&"pool.core.max".to_owned()), "{later:?}");
     }
+
     #[test]
     fn a_variable_of_workers_with_another_value_is_named_and_its_value_is_not() {
         let mut running = Config::default();

@@ -44,10 +44,13 @@ async fn status_says_why_a_group_has_so_many_workers_and_what_came_of_its_reques
     assert!(pool.client.answer("1").await.partial);
     assert_eq!(pool.client.answer("1").await.status(), "ok");
     let socket = pool.folder.path().join("workers/controller.sock");
-    // It is busy until it says that it is ready again.
+    // It is busy until it says that it is ready again: after `started`, `ready`, and two words for the request.
     let up = |group: &Value| group["workers"]["idle"] == 1 && group["held"] == 0;
+    let is_told = |seen: &Value| seen["counts"]["reports"].as_u64() >= Some(5);
     let forwarded = |seen: &Value| (&seen["orphans"], &seen["counts"]["orphans_forwarded"]) == (&0.into(), &1.into());
-    let there = |seen: &Value| up(&seen["groups"][0]) && seen["groups"][0]["settled"] == true && forwarded(seen);
+    let there = |seen: &Value| {
+        up(&seen["groups"][0]) && is_told(seen) && seen["groups"][0]["settled"] == true && forwarded(seen)
+    };
     let seen = until(&socket, "the worker is seen", there).await;
     assert_eq!((&seen["role"], &seen["broker"]["connected"]), (&"active".into(), &true.into()), "{seen}");
     assert_eq!((&seen["counts"]["workers_started"], &seen["generation"]), (&1.into(), &seen["reached"]), "{seen}");
