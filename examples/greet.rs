@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use journeyman::domain::id::TaskId;
-use journeyman::handler::{Context, NotCompleted, NotPrepared, PayloadHandler, erase};
+use journeyman::handler::{Context, ExecuteError, PayloadHandler, PrepareError, erase};
 use journeyman::host::clock::Clock;
-use journeyman::source::memory::{Queue, Settings as QueueSettings, State, Style};
-use journeyman::worker::{Feed, Settings, Worker};
+use journeyman::source::memory::{Config as QueueSettings, MemoryQueue, PollStyle, RunState};
+use journeyman::worker::{SourceBinding, Worker, WorkerConfig};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use tokio::sync::Notify;
@@ -30,16 +30,16 @@ impl PayloadHandler for Greet {
     type Payload = Greeting;
     type Prepared = Greeting;
 
-    async fn prepare(&self, greeting: Greeting, _: &Context) -> Result<Greeting, NotPrepared> {
+    async fn prepare(&self, greeting: Greeting, _: &Context) -> Result<Greeting, PrepareError> {
         if greeting.name.is_empty() {
-            return Err(NotPrepared::Malformed(vec!["payload/name: nobody is named".to_owned()]));
+            return Err(PrepareError::Malformed(vec!["payload/name: nobody is named".to_owned()]));
         }
         Ok(greeting)
     }
 
-    async fn execute(&self, greeting: Greeting, context: &Context) -> Result<(), NotCompleted> {
-        let failed = |error: &dyn std::error::Error| NotCompleted::Failed(error.to_string());
-        context.log().line(&format!("hello, {}", greeting.name));
+    async fn execute(&self, greeting: Greeting, context: &Context) -> Result<(), ExecuteError> {
+        let failed = |error: &dyn std::error::Error| ExecuteError::Failed(error.to_string());
+        context.log().write_line(&format!("hello, {}", greeting.name));
         std::fs::write(context.workdir().join("card.txt"), greeting.name).map_err(|error| failed(&error))?;
         context.artifacts().file("public/card.txt", "card.txt").map_err(|error| failed(&error))?;
         self.greeted.notify_one();
@@ -51,22 +51,22 @@ impl PayloadHandler for Greet {
 pub(crate) async fn greet(
     name: &str,
     work_dir: std::path::PathBuf,
-) -> Result<(Queue, Vec<State>), Box<dyn std::error::Error>> {
+) -> Result<(MemoryQueue, Vec<RunState>), Box<dyn std::error::Error>> {
     let clock = Clock::boot();
     // A worker that is told to go waits for the poll under way; this queue does not hold one for long.
-    let style = Style::Claims { patience: Duration::from_millis(200) };
-    let queue = Queue::new(QueueSettings { style, ..Default::default() }, Arc::new(move || clock.now()));
+    let style = PollStyle::Claims { long_poll_wait: Duration::from_millis(200) };
+    let queue = MemoryQueue::new(QueueSettings { style, ..Default::default() }, Arc::new(move || clock.now()));
     let task = TaskId::parse("greeting-1").ok_or("not a task id")?;
     queue.create(task.clone(), serde_json::json!({"payload": {"name": name}}))?;
 
     let greeted = Arc::new(Notify::new());
-    let feed = Feed {
+    let feed = SourceBinding {
         name: "memory".to_owned(),
         source: Arc::new(queue.source("greeter")),
         handler: erase(Greet { greeted: Arc::clone(&greeted) }),
         env: Default::default(),
     };
-    let worker = Worker::new(Settings { work_dir, ..Settings::default() }, vec![feed]);
+    let worker = Worker::new(WorkerConfig { work_dir, ..WorkerConfig::default() }, vec![feed]);
     let control = worker.control();
     let enough = async {
         greeted.notified().await;

@@ -19,8 +19,8 @@ pub mod limits;
 pub mod observe;
 pub mod queue;
 pub mod redact;
-pub mod runner;
 pub mod source;
 pub mod worker;
+pub mod worker_runner;
 
 pub use host::containment::shim;

@@ -4,6 +4,6 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     journeyman::shim();
-    let environment = journeyman::config::Environment::of_process();
+    let environment = journeyman::config::Environment::from_process();
     journeyman::cli::run(std::env::args_os().collect(), &environment).into()
 }

@@ -1,6 +1,6 @@
 //! Tells a controller of AMQP workers what a worker does, whatever its tasks come from.
 //!
-//! Nothing waits for it: the worker leaves word in its [`Pulse`], and this looks there. A broker that cannot be reached
+//! Nothing waits for it: the worker leaves word in its [`Liveness`], and this looks there. A broker that cannot be reached
 //! costs a task nothing, shows in the status and the metrics, and is tried again.
 
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use lapin::{BasicProperties, Channel, Connection};
 use tokio::time::timeout;
 
 use crate::amqp::{self, Broker};
-use crate::domain::activity::{Activity, Happening, Policy, Report};
+use crate::domain::activity::{ActivityPolicy, ActivityReport, ActivityReporter, Event};
 use crate::domain::backoff::Backoff;
 use crate::domain::jitter::Jitter;
-use crate::domain::poll::TROUBLE;
+use crate::domain::poll::POLL_RETRY;
 use crate::host::clock::Clock;
-use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_CLOSE_WAIT};
-use crate::worker::pulse::Pulse;
-use crate::worker::view;
+use crate::limits::{AMQP_CALL_TIMEOUT, AMQP_CLOSE_TIMEOUT};
+use crate::worker::liveness::Liveness;
+use crate::worker::status;
 
 /// Where reports go, and what they say of whom.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct Config {
     /// The broker.
     pub broker: Broker,
     /// The exchange. It is never declared.
@@ -37,23 +37,24 @@ pub struct Settings {
 }
 
 /// Reports for as long as it is polled. Never resolves.
-pub async fn report(settings: Settings, pulse: Arc<Pulse>) {
+pub async fn report(settings: Config, pulse: Arc<Liveness>) {
     let clock = Clock::boot();
-    let mut machine = Activity::new(Policy { repeat: settings.repeat });
+    let mut machine = ActivityReporter::new(ActivityPolicy { repeat_interval: settings.repeat });
     let mut jitter = Jitter::seeded(uuid::Uuid::new_v4().as_u64_pair().0);
     let mut backoff = Backoff::NEW;
-    let mut state = view::Activity { exchange: settings.exchange.clone(), ..view::Activity::default() };
-    pulse.tell(&state);
+    let mut state = status::ActivityStatus { exchange: settings.exchange.clone(), ..status::ActivityStatus::default() };
+    pulse.set_activity(&state);
     loop {
-        let why = match open(&settings).await {
+        let why = match connect(&settings).await {
             Ok(open) => {
-                let why = speak(&settings, &open, &mut machine, &pulse, &mut state, clock, &mut backoff).await;
-                amqp::close(&open.connection, AMQP_CLOSE_WAIT).await;
+                let why =
+                    publish_reports(&settings, &open, &mut machine, &pulse, &mut state, clock, &mut backoff).await;
+                amqp::close(&open.connection, AMQP_CLOSE_TIMEOUT).await;
                 why
             }
             Err(why) => why,
         };
-        machine.handle(Happening::Disconnected, clock.now());
+        machine.handle(Event::Disconnected, clock.now());
         if backoff.tries() == 0 {
             tracing::warn!(exchange = settings.exchange, "no activity reports for now: {why}");
         } else {
@@ -61,44 +62,46 @@ pub async fn report(settings: Settings, pulse: Arc<Pulse>) {
         }
         state.failures += 1;
         state.error = Some(why);
-        pulse.tell(&state);
-        tokio::time::sleep(backoff.wait(TROUBLE, None, &mut jitter)).await;
+        pulse.set_activity(&state);
+        tokio::time::sleep(backoff.wait(POLL_RETRY, None, &mut jitter)).await;
     }
 }
 
-struct Open {
+struct ReportChannel {
     connection: Connection,
     channel: Channel,
 }
 
-async fn open(settings: &Settings) -> Result<Open, String> {
+async fn connect(settings: &Config) -> Result<ReportChannel, String> {
     let name = format!("{} (activity)", settings.worker_id);
-    let connection = settings.broker.connect(&name).await.map_err(|refused| refused.what)?;
+    let connection = settings.broker.connect(&name).await.map_err(|refused| refused.message)?;
     let opening = async {
         let channel = connection.create_channel().await?;
         channel.confirm_select(ConfirmSelectOptions::default()).await?;
         Ok::<_, lapin::Error>(channel)
     };
     match timeout(AMQP_CALL_TIMEOUT, opening).await {
-        Ok(Ok(channel)) => Ok(Open { connection, channel }),
-        Ok(Err(error)) => Err(settings.broker.refused("open a channel", &error).what),
-        Err(_) => Err(format!("open a channel at {}: not done in {AMQP_CALL_TIMEOUT:?}", settings.broker.shown())),
+        Ok(Ok(channel)) => Ok(ReportChannel { connection, channel }),
+        Ok(Err(error)) => Err(settings.broker.call_error("open a channel", &error).message),
+        Err(_) => {
+            Err(format!("open a channel at {}: not done in {AMQP_CALL_TIMEOUT:?}", settings.broker.display_url()))
+        }
     }
 }
 
 /// Reports until that fails; says why.
-async fn speak(
-    settings: &Settings,
-    open: &Open,
-    machine: &mut Activity,
-    pulse: &Pulse,
-    state: &mut view::Activity,
+async fn publish_reports(
+    settings: &Config,
+    open: &ReportChannel,
+    machine: &mut ActivityReporter,
+    pulse: &Liveness,
+    state: &mut status::ActivityStatus,
     clock: Clock,
     backoff: &mut Backoff,
 ) -> String {
-    let mut seen = pulse.received();
-    look(machine, pulse, clock);
-    machine.handle(Happening::Connected, clock.now());
+    let mut seen = pulse.claims_received();
+    observe_liveness(machine, pulse, clock);
+    machine.handle(Event::Connected, clock.now());
     loop {
         while let Some(report) = machine.next_report() {
             if let Err(why) = publish(settings, &open.channel, report).await {
@@ -110,11 +113,11 @@ async fn speak(
             }
             state.reports += 1;
             state.error = None;
-            pulse.tell(state);
+            pulse.set_activity(state);
         }
         let deadline = machine.next_deadline();
         let now = clock.now();
-        match machine.rests_until().filter(|rested| now < *rested) {
+        match machine.next_report_allowed_at().filter(|rested| now < *rested) {
             // Thousands of requests a second wake nobody here.
             Some(rested) => clock.sleep_until(deadline.map_or(rested, |at| at.min(rested))).await,
             None => tokio::select! {
@@ -125,27 +128,28 @@ async fn speak(
                 } } => {}
             },
         }
-        look(machine, pulse, clock);
-        let received = pulse.received();
+        observe_liveness(machine, pulse, clock);
+        let received = pulse.claims_received();
         let happening =
-            if std::mem::replace(&mut seen, received) == received { Happening::Tick } else { Happening::Received };
+            if std::mem::replace(&mut seen, received) == received { Event::Tick } else { Event::ClaimsReceived };
         machine.handle(happening, clock.now());
     }
 }
 
 /// What the worker has left word of.
-fn look(machine: &mut Activity, pulse: &Pulse, clock: Clock) {
+fn observe_liveness(machine: &mut ActivityReporter, pulse: &Liveness, clock: Clock) {
     if pulse.is_claiming() {
-        machine.handle(Happening::Ready, clock.now());
+        machine.handle(Event::Ready, clock.now());
     }
-    machine.handle(Happening::Held(pulse.held()), clock.now());
+    machine.handle(Event::ClaimsHeld(pulse.claims_held()), clock.now());
 }
 
-async fn publish(settings: &Settings, channel: &Channel, report: Report) -> Result<(), String> {
+async fn publish(settings: &Config, channel: &Channel, report: ActivityReport) -> Result<(), String> {
     let text = |text: &str| AMQPValue::LongString(LongString::from(text));
-    let headers = amqp::table([("x-event", text(report.as_str())), ("x-worker-id", text(&settings.worker_id))]);
-    let exchange = amqp::short("the name of the exchange", &settings.exchange).map_err(|error| error.to_string())?;
-    let key = amqp::short("the key", &settings.key).map_err(|error| error.to_string())?;
+    let headers = amqp::header_table([("x-event", text(report.as_str())), ("x-worker-id", text(&settings.worker_id))]);
+    let exchange =
+        amqp::to_short_string("the name of the exchange", &settings.exchange).map_err(|error| error.to_string())?;
+    let key = amqp::to_short_string("the key", &settings.key).map_err(|error| error.to_string())?;
     let publishing = async {
         let properties = BasicProperties::default().with_headers(headers);
         channel.basic_publish(exchange, key, BasicPublishOptions::default(), &[], properties).await?.await
@@ -153,7 +157,9 @@ async fn publish(settings: &Settings, channel: &Channel, report: Report) -> Resu
     match timeout(AMQP_CALL_TIMEOUT, publishing).await {
         Ok(Ok(confirmed)) if confirmed.is_nack() => Err("the broker refused a report".to_owned()),
         Ok(Ok(_)) => Ok(()),
-        Ok(Err(error)) => Err(settings.broker.refused("report activity", &error).what),
-        Err(_) => Err(format!("report activity at {}: not done in {AMQP_CALL_TIMEOUT:?}", settings.broker.shown())),
+        Ok(Err(error)) => Err(settings.broker.call_error("report activity", &error).message),
+        Err(_) => {
+            Err(format!("report activity at {}: not done in {AMQP_CALL_TIMEOUT:?}", settings.broker.display_url()))
+        }
     }
 }

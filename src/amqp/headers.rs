@@ -35,14 +35,14 @@ pub fn number(table: &FieldTable, name: &str) -> Option<u64> {
 
 /// Every header that can be written as text, in the order of their names: text, numbers, `true` and `false`. Tables, lists and
 /// bytes that are no UTF-8 cannot.
-pub fn texts(table: &FieldTable) -> impl Iterator<Item = (&str, Cow<'_, str>)> {
+pub fn text_entries(table: &FieldTable) -> impl Iterator<Item = (&str, Cow<'_, str>)> {
     table.inner().iter().filter_map(|(name, value)| {
-        let written = text(table, name.as_str()).map(Cow::Borrowed).or_else(|| plain(value).map(Cow::Owned))?;
+        let written = text(table, name.as_str()).map(Cow::Borrowed).or_else(|| scalar_text(value).map(Cow::Owned))?;
         Some((name.as_str(), written))
     })
 }
 
-fn plain(value: &AMQPValue) -> Option<String> {
+fn scalar_text(value: &AMQPValue) -> Option<String> {
     match value {
         AMQPValue::Boolean(value) => Some(value.to_string()),
         AMQPValue::ShortShortInt(number) => Some(number.to_string()),
@@ -61,20 +61,20 @@ fn plain(value: &AMQPValue) -> Option<String> {
 
 /// About how many bytes they take on the wire: no less.
 #[must_use]
-pub fn bytes(table: &FieldTable) -> usize {
+pub fn wire_bytes(table: &FieldTable) -> usize {
     const NAME: usize = 1;
-    table.inner().iter().map(|(name, value)| NAME + name.as_str().len() + value_bytes(value)).sum()
+    table.inner().iter().map(|(name, value)| NAME + name.as_str().len() + value_wire_bytes(value)).sum()
 }
 
-fn value_bytes(value: &AMQPValue) -> usize {
+fn value_wire_bytes(value: &AMQPValue) -> usize {
     // The type, and a length or the longest number.
     const HEAD: usize = 9;
     HEAD + match value {
         AMQPValue::LongString(text) => text.as_bytes().len(),
         AMQPValue::ByteArray(bytes) => bytes.as_slice().len(),
         AMQPValue::ShortString(text) => text.as_str().len(),
-        AMQPValue::FieldTable(table) => bytes(table),
-        AMQPValue::FieldArray(values) => values.as_slice().iter().map(value_bytes).sum(),
+        AMQPValue::FieldTable(table) => wire_bytes(table),
+        AMQPValue::FieldArray(values) => values.as_slice().iter().map(value_wire_bytes).sum(),
         _ => 0,
     }
 }
@@ -98,7 +98,7 @@ mod tests {
         table.insert("half".into(), AMQPValue::Double(0.5));
         table.insert("yes".into(), AMQPValue::Boolean(true));
         table.insert("nested".into(), AMQPValue::FieldTable(FieldTable::default()));
-        let texts: Vec<(&str, Cow<'_, str>)> = texts(&table).collect();
+        let texts: Vec<(&str, Cow<'_, str>)> = text_entries(&table).collect();
         let wanted = [("half", "0.5"), ("number", "7"), ("s", "/echo"), ("x", "/echo"), ("yes", "true")];
         assert_eq!(texts, wanted.map(|(name, text)| (name, text.into())));
     }
@@ -112,7 +112,7 @@ mod tests {
             "a".into(),
             AMQPValue::FieldArray(vec![AMQPValue::FieldTable(inner), AMQPValue::Boolean(true)].into()),
         );
-        assert_eq!(bytes(&table), (2 + 9) + (9 + (5 + 9 + 100)) + 9);
+        assert_eq!(wire_bytes(&table), (2 + 9) + (9 + (5 + 9 + 100)) + 9);
     }
 
     #[test]

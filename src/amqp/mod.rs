@@ -6,11 +6,11 @@
 
 pub mod headers;
 pub mod management;
-mod name;
-mod sound;
+mod short_string;
+mod stream;
 #[cfg(feature = "amqps")]
 mod tls;
-mod wire;
+mod utf8_sanitizer;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,33 +25,33 @@ use secrecy::{ExposeSecret as _, SecretString};
 use crate::domain::refusal::Refusal;
 use crate::limits::{AMQP_CONNECT_TIMEOUT, AMQP_HEARTBEAT};
 use crate::redact;
-use crate::source::Refused;
+use crate::source::CallError;
 
 pub use lapin;
-pub use name::{TooLong, short, short_or_none};
-pub use sound::SUBSTITUTE;
+pub use short_string::{NameTooLong, to_short_string, to_short_string_or_none};
+pub use utf8_sanitizer::REPLACEMENT_CHAR;
 
 /// What it takes to reach a broker.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct BrokerConfig {
     /// `amqp://user:password@host:port/vhost`, or `amqps://`.
     pub uri: SecretString,
     /// What TLS needs besides this system's own certificates.
-    pub certificates: Certificates,
+    pub tls: TlsFiles,
 }
 
 /// Files of TLS, all in PEM.
 #[derive(Debug, Clone, Default)]
-pub struct Certificates {
+pub struct TlsFiles {
     /// Who may vouch for the broker. Where it is named, nobody else may.
     pub ca: Option<PathBuf>,
     /// Who we are.
-    pub own: Option<Own>,
+    pub client: Option<ClientCertificate>,
 }
 
 /// A client certificate.
 #[derive(Debug, Clone)]
-pub struct Own {
+pub struct ClientCertificate {
     /// It, and those that vouch for it.
     pub certificate: PathBuf,
     /// Its private key.
@@ -61,24 +61,24 @@ pub struct Own {
 /// Why settings cannot be used. Holds no password.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct Unusable(String);
+pub struct InvalidBrokerConfig(String);
 
 /// A broker that connections can be made to.
 #[derive(Clone)]
 pub struct Broker {
     uri: AMQPUri,
     /// Its address does not say how often each side has to be heard.
-    is_usual: bool,
-    shown: String,
+    is_default_heartbeat: bool,
+    display_url: String,
     /// No log shows the password for as long as there is something that logs in with it.
-    _in_logs: Arc<redact::Hidden>,
+    _redaction: Arc<redact::HiddenSecrets>,
     #[cfg(feature = "amqps")]
-    tls: Option<tls::Tls>,
+    tls: Option<tls::TlsClient>,
 }
 
 impl std::fmt::Debug for Broker {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "Broker({})", self.shown)
+        write!(out, "Broker({})", self.display_url)
     }
 }
 
@@ -88,24 +88,25 @@ impl Broker {
     /// # Errors
     ///
     /// What cannot be used, without the address.
-    pub fn new(settings: &Settings) -> Result<Self, Unusable> {
+    pub fn new(settings: &BrokerConfig) -> Result<Self, InvalidBrokerConfig> {
         // The templates of one controller end it with a semicolon.
         let text = settings.uri.expose_secret().trim().trim_end_matches(';');
         // What is taken for a host would be asked for by name, and shown.
         if text.matches('@').count() > 1 {
             let what = "it has more than one `@`: in a user, a password or a vhost it is written %40";
-            return Err(Unusable(format!("the AMQP address cannot be read ({what}, `/` %2F and `:` %3A)")));
+            return Err(InvalidBrokerConfig(format!("the AMQP address cannot be read ({what}, `/` %2F and `:` %3A)")));
         }
         let mut uri: AMQPUri = text.parse().map_err(|what: String| {
             // One of the reasons quotes the address, and the password in it.
             let what = if what.starts_with("Invalid URL") { "it is no URL" } else { what.as_str() };
-            Unusable(format!("the AMQP address cannot be read ({what}); one is amqp://host:5672/vhost, with user:password@ before the host"))
+            InvalidBrokerConfig(format!("the AMQP address cannot be read ({what}); one is amqp://host:5672/vhost, with user:password@ before the host"))
         })?;
         // To the letter a slash and nothing after it is a vhost without a name. Nobody has one, and everybody means the usual one.
         if uri.vhost.is_empty() {
             "/".clone_into(&mut uri.vhost);
         }
-        short("the vhost of the AMQP address", &uri.vhost).map_err(|error| Unusable(error.to_string()))?;
+        to_short_string("the vhost of the AMQP address", &uri.vhost)
+            .map_err(|error| InvalidBrokerConfig(error.to_string()))?;
         let is_usual = uri.query.heartbeat.is_none();
         uri.query.heartbeat.get_or_insert(AMQP_HEARTBEAT);
         let shown = format!(
@@ -117,18 +118,18 @@ impl Broker {
         );
         #[cfg(feature = "amqps")]
         let tls = match uri.scheme {
-            AMQPScheme::AMQPS => Some(tls::Tls::new(&uri.authority.host, &settings.certificates)?),
+            AMQPScheme::AMQPS => Some(tls::TlsClient::new(&uri.authority.host, &settings.tls)?),
             AMQPScheme::AMQP => None,
         };
         #[cfg(not(feature = "amqps"))]
         if uri.scheme == AMQPScheme::AMQPS {
-            return Err(Unusable("this build has no TLS for AMQP (feature `amqps`)".to_owned()));
+            return Err(InvalidBrokerConfig("this build has no TLS for AMQP (feature `amqps`)".to_owned()));
         }
         Ok(Self {
-            _in_logs: Arc::new(redact::hide([uri.authority.userinfo.password.as_str()])),
+            _redaction: Arc::new(redact::hide([uri.authority.userinfo.password.as_str()])),
             uri,
-            is_usual,
-            shown,
+            is_default_heartbeat: is_usual,
+            display_url: shown,
             #[cfg(feature = "amqps")]
             tls,
         })
@@ -137,8 +138,8 @@ impl Broker {
     /// The same, whose connections end when nothing was heard on them for about two times so many seconds, unless its address says
     /// how many.
     #[must_use]
-    pub const fn heard_every(mut self, seconds: u16) -> Self {
-        if self.is_usual {
+    pub const fn with_default_heartbeat(mut self, seconds: u16) -> Self {
+        if self.is_default_heartbeat {
             self.uri.query.heartbeat = Some(seconds);
         }
         self
@@ -146,8 +147,8 @@ impl Broker {
 
     /// The address without who we are.
     #[must_use]
-    pub fn shown(&self) -> &str {
-        &self.shown
+    pub fn display_url(&self) -> &str {
+        &self.display_url
     }
 
     /// Makes a connection, which the broker shows as `name`.
@@ -159,49 +160,54 @@ impl Broker {
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub async fn connect(&self, name: &str) -> Result<Connection, Refused> {
+    pub async fn connect(&self, name: &str) -> Result<Connection, CallError> {
         let mut properties = ConnectionProperties::default().with_connection_name(LongString::from(name));
         for (key, value) in [("product", "journeyman"), ("version", env!("CARGO_PKG_VERSION"))] {
             properties = properties.with_client_property(key.into(), value.into());
         }
         let broker = self.clone();
         let wires = async move |uri: AMQPUri, _| {
-            let stream = broker.wire(&uri).await.map_err(lapin::Error::from)?;
+            let stream = broker.open_stream(&uri).await.map_err(lapin::Error::from)?;
             Ok(AsyncTcpStream::Plain(stream))
         };
-        let connecting = Connection::connector(self.uri.clone(), wire::runtime(), wires, properties);
+        let connecting = Connection::connector(self.uri.clone(), stream::runtime(), wires, properties);
         match tokio::time::timeout(AMQP_CONNECT_TIMEOUT, connecting).await {
             Ok(Ok(connection)) => Ok(connection),
-            Ok(Err(error)) => Err(self.refused("connect", &error)),
-            Err(_) => Err(retry(format!("connect to {}: not done in {AMQP_CONNECT_TIMEOUT:?}", self.shown))),
+            Ok(Err(error)) => Err(self.call_error("connect", &error)),
+            Err(_) => {
+                Err(retry_error(format!("connect to {}: not done in {AMQP_CONNECT_TIMEOUT:?}", self.display_url)))
+            }
         }
     }
 
-    async fn wire(&self, uri: &AMQPUri) -> std::io::Result<wire::Wire> {
+    async fn open_stream(&self, uri: &AMQPUri) -> std::io::Result<stream::BrokerStream> {
         let stream = tokio::net::TcpStream::connect((uri.authority.host.as_str(), uri.authority.port)).await?;
         stream.set_nodelay(true)?;
         #[cfg(feature = "amqps")]
         if let Some(tls) = &self.tls {
-            return tls.around(stream).await;
+            return tls.connect(stream).await;
         }
         Ok(stream.into())
     }
 
     /// What an error of lapin's asks for. The sentence names the operation and the broker.
     #[must_use]
-    pub fn refused(&self, operation: &str, error: &lapin::Error) -> Refused {
-        Refused { refusal: refusal(error), what: format!("{operation} at {}: {}", self.shown, shown(error)) }
+    pub fn call_error(&self, operation: &str, error: &lapin::Error) -> CallError {
+        CallError {
+            refusal: refusal(error),
+            message: format!("{operation} at {}: {}", self.display_url, error_text(error)),
+        }
     }
 }
 
 /// Nothing definite was learnt.
 #[must_use]
-pub fn retry(what: String) -> Refused {
-    Refused { refusal: Refusal::Retry { after: None }, what }
+pub fn retry_error(what: String) -> CallError {
+    CallError { refusal: Refusal::Retry { retry_after: None }, message: what }
 }
 
 fn refusal(error: &lapin::Error) -> Refusal {
-    if code(error) == Some(ACCESS_REFUSED) { Refusal::Denied } else { Refusal::Retry { after: None } }
+    if reply_code(error) == Some(ACCESS_REFUSED) { Refusal::Denied } else { Refusal::Retry { retry_after: None } }
 }
 
 /// The reply code of a broker that does not let somebody in, or not do something.
@@ -214,17 +220,17 @@ pub const RESOURCE_LOCKED: u16 = 405;
 
 /// The broker's own code and text, where it gave one.
 #[must_use]
-pub fn shown(error: &lapin::Error) -> String {
-    said(error).map_or_else(|| error.to_string(), |said| format!("{} {}", said.get_id(), said.get_message()))
+pub fn error_text(error: &lapin::Error) -> String {
+    protocol_error(error).map_or_else(|| error.to_string(), |said| format!("{} {}", said.get_id(), said.get_message()))
 }
 
 /// The code that the broker gave, if it did.
 #[must_use]
-pub fn code(error: &lapin::Error) -> Option<u16> {
-    said(error).map(lapin::protocol::AMQPError::get_id)
+pub fn reply_code(error: &lapin::Error) -> Option<u16> {
+    protocol_error(error).map(lapin::protocol::AMQPError::get_id)
 }
 
-fn said(error: &lapin::Error) -> Option<&lapin::protocol::AMQPError> {
+fn protocol_error(error: &lapin::Error) -> Option<&lapin::protocol::AMQPError> {
     if let ErrorKind::ProtocolError(said) = error.kind() { Some(said) } else { None }
 }
 
@@ -239,58 +245,58 @@ pub async fn close(connection: &Connection, within: Duration) {
     let closing = connection.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into());
     match tokio::time::timeout(within, closing).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!(error = shown(&error), "an AMQP connection was not closed in order"),
+        Ok(Err(error)) => tracing::debug!(error = error_text(&error), "an AMQP connection was not closed in order"),
         Err(_) => tracing::debug!("an AMQP connection was not closed in time"),
     }
 }
 
 /// Something of a connection that is being set up: closed when it is dropped, unless somebody keeps it. lapin alone would hold
 /// on to it, with whatever was asked for on it.
-pub(crate) struct Provisional<T: Closes>(Option<T>);
+pub(crate) struct CloseOnDrop<T: StartClose>(Option<T>);
 
-impl<T: Closes> Provisional<T> {
-    pub(crate) const fn of(what: T) -> Self {
+impl<T: StartClose> CloseOnDrop<T> {
+    pub(crate) const fn new(what: T) -> Self {
         Self(Some(what))
     }
 
-    pub(crate) fn keep(mut self) -> Option<T> {
+    pub(crate) fn disarm(mut self) -> Option<T> {
         self.0.take()
     }
 }
 
-impl<T: Closes> Drop for Provisional<T> {
+impl<T: StartClose> Drop for CloseOnDrop<T> {
     fn drop(&mut self) {
         if let Some(what) = self.0.take() {
-            what.order_to_close();
+            what.start_close();
         }
     }
 }
 
 /// What can be told to close without waiting for it.
-pub(crate) trait Closes {
-    fn order_to_close(&self);
+pub(crate) trait StartClose {
+    fn start_close(&self);
 }
 
-impl Closes for lapin::Channel {
-    fn order_to_close(&self) {
-        order(self.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into()));
+impl StartClose for lapin::Channel {
+    fn start_close(&self) {
+        poll_once(self.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into()));
     }
 }
 
-impl Closes for &Connection {
-    fn order_to_close(&self) {
-        order(self.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into()));
+impl StartClose for &Connection {
+    fn start_close(&self) {
+        poll_once(self.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into()));
     }
 }
 
 /// An order is given when it is first polled; what comes of it nobody waits for.
-pub(crate) fn order(what: impl Future) {
+pub(crate) fn poll_once(what: impl Future) {
     let _sent = std::pin::pin!(what).poll(&mut Context::from_waker(Waker::noop()));
 }
 
 /// A table of headers.
 #[must_use]
-pub fn table(entries: impl IntoIterator<Item = (&'static str, AMQPValue)>) -> FieldTable {
+pub fn header_table(entries: impl IntoIterator<Item = (&'static str, AMQPValue)>) -> FieldTable {
     let mut table = FieldTable::default();
     for (name, value) in entries {
         table.insert(name.into(), value);
@@ -303,7 +309,7 @@ mod tests {
     use super::*;
 
     fn read(uri: &str) -> Broker {
-        let settings = Settings { uri: SecretString::from(uri), certificates: Certificates::default() };
+        let settings = BrokerConfig { uri: SecretString::from(uri), tls: TlsFiles::default() };
         Broker::new(&settings).unwrap()
     }
 
@@ -324,8 +330,8 @@ mod tests {
         ] {
             assert_eq!(read(uri).uri.vhost, vhost, "{uri}");
         }
-        assert_eq!(read("amqp://host/").shown(), "amqp://host:5672/%2F");
-        assert_eq!(read("amqp://host/name").shown(), "amqp://host:5672/name");
+        assert_eq!(read("amqp://host/").display_url(), "amqp://host:5672/%2F");
+        assert_eq!(read("amqp://host/name").display_url(), "amqp://host:5672/name");
     }
 
     #[test]
@@ -338,7 +344,7 @@ mod tests {
             let broker = read(uri);
             let login = &broker.uri.authority.userinfo;
             assert_eq!((login.username.as_str(), login.password.as_str()), (user, password), "{uri}");
-            let shown = format!("{} {broker:?}", broker.shown());
+            let shown = format!("{} {broker:?}", broker.display_url());
             assert!(!shown.contains('@') && !shown.contains("secret") && !shown.contains("s%"), "{shown}");
         }
     }
@@ -364,13 +370,13 @@ mod tests {
             "amqp://me:secret@host:notaport/",
             "amqp://me:se@cr/secret@host/",
         ] {
-            let settings = Settings { uri: SecretString::from(odd), certificates: Certificates::default() };
+            let settings = BrokerConfig { uri: SecretString::from(odd), tls: TlsFiles::default() };
             let error = Broker::new(&settings).unwrap_err().to_string();
             assert!(error.contains("cannot be read") && !error.contains("secret"), "{odd}: {error}");
             assert_eq!(redact::text(&error), error, "what it should look like is shown");
         }
         let uri = SecretString::from(format!("amqp://me:secret@host/{}", "v".repeat(256)));
-        let error = Broker::new(&Settings { uri, certificates: Certificates::default() }).unwrap_err().to_string();
+        let error = Broker::new(&BrokerConfig { uri, tls: TlsFiles::default() }).unwrap_err().to_string();
         assert_eq!(error, "the vhost of the AMQP address has 256 bytes, and AMQP has room for 255");
     }
 }

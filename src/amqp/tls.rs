@@ -12,42 +12,43 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_util::compat::TokioAsyncReadCompatExt as _;
 
-use super::wire::Wire;
-use super::{Certificates, Unusable};
+use super::stream::BrokerStream;
+use super::{InvalidBrokerConfig, TlsFiles};
 
 /// What encrypts a connection.
 #[derive(Clone)]
-pub(super) struct Tls {
+pub(super) struct TlsClient {
     connector: TlsConnector,
     host: ServerName<'static>,
 }
 
-impl Tls {
+impl TlsClient {
     /// Reads the files. Where a CA is named, nobody else's word counts; otherwise that of this system's does.
-    pub(super) fn new(host: &str, files: &Certificates) -> Result<Self, Unusable> {
-        crate::host::tls::choose();
+    pub(super) fn new(host: &str, files: &TlsFiles) -> Result<Self, InvalidBrokerConfig> {
+        crate::host::crypto_provider::install_crypto_provider();
         let host = ServerName::try_from(host.to_owned())
-            .map_err(|_| Unusable(format!("`{host}` is not a name that a certificate could be for")))?;
+            .map_err(|_| InvalidBrokerConfig(format!("`{host}` is not a name that a certificate could be for")))?;
         let builder = match &files.ca {
             Some(path) => {
                 let mut roots = RootCertStore::empty();
-                let (added, _) = roots.add_parsable_certificates(certificates(path)?);
+                let (added, _) = roots.add_parsable_certificates(read_certificates(path)?);
                 if added == 0 {
-                    return Err(Unusable(format!("{} holds no certificate (PEM)", path.display())));
+                    return Err(InvalidBrokerConfig(format!("{} holds no certificate (PEM)", path.display())));
                 }
                 ClientConfig::builder().with_root_certificates(roots)
             }
             None => ClientConfig::builder()
                 .with_platform_verifier()
-                .map_err(|error| Unusable(format!("this system's certificates cannot be used: {error}")))?,
+                .map_err(|error| InvalidBrokerConfig(format!("this system's certificates cannot be used: {error}")))?,
         };
-        let config = match &files.own {
+        let config = match &files.client {
             Some(own) => {
-                let chain = certificates(&own.certificate)?;
-                let key = PrivateKeyDer::from_pem_file(&own.key)
-                    .map_err(|error| Unusable(format!("{} holds no private key (PEM): {error}", own.key.display())))?;
+                let chain = read_certificates(&own.certificate)?;
+                let key = PrivateKeyDer::from_pem_file(&own.key).map_err(|error| {
+                    InvalidBrokerConfig(format!("{} holds no private key (PEM): {error}", own.key.display()))
+                })?;
                 builder.with_client_auth_cert(chain, key).map_err(|error| {
-                    Unusable(format!("{} and its key cannot be used: {error}", own.certificate.display()))
+                    InvalidBrokerConfig(format!("{} and its key cannot be used: {error}", own.certificate.display()))
                 })?
             }
             None => builder.with_no_client_auth(),
@@ -56,15 +57,15 @@ impl Tls {
     }
 
     /// Encrypts.
-    pub(super) async fn around(&self, stream: TcpStream) -> io::Result<Wire> {
+    pub(super) async fn connect(&self, stream: TcpStream) -> io::Result<BrokerStream> {
         let stream = self.connector.connect(self.host.clone(), stream).await?;
         Ok(stream.compat().into())
     }
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Unusable> {
+fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, InvalidBrokerConfig> {
     let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
     read.map_err(|error| {
-        Unusable(format!("{} cannot be read as certificates (PEM): {error}", PathBuf::from(path).display()))
+        InvalidBrokerConfig(format!("{} cannot be read as certificates (PEM): {error}", PathBuf::from(path).display()))
     })
 }

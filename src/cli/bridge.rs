@@ -2,49 +2,49 @@
 
 use std::sync::Arc;
 
-use super::assemble::{self, Name};
-use super::exit::{Ended, Exit, Failure};
-use super::requests::{self, Work};
+use super::amqp_setup::{self, RequestHandling};
+use super::exit::{Exit, ExitResult, Failure};
 use super::worker::{self, WorkerArgs};
+use super::worker_setup::{self, WorkerIdentity};
 use crate::bridge;
-use crate::client::Client;
+use crate::client::RpcClient;
 use crate::config::Environment;
 use crate::config::schema::{Bridge, Config, Form, Source};
-use crate::handler::{self, Handler};
+use crate::handler::{self, DynHandler};
 use crate::source::amqp;
-use crate::worker::{Feed, Worker};
+use crate::worker::{SourceBinding, Worker};
 
 /// Runs it.
 ///
 /// # Errors
 ///
 /// As [`worker::run`].
-pub(super) async fn run(arguments: WorkerArgs, environment: &Environment) -> Ended {
-    Box::pin(worker::run_made_by(made, arguments, environment)).await
+pub(super) async fn run(arguments: WorkerArgs, environment: &Environment) -> ExitResult {
+    Box::pin(worker::run_with(build_worker, arguments, environment)).await
 }
 
 /// A worker that hands on what it claims.
-fn made(config: &Config, environment: &Environment) -> Result<Worker, Failure> {
+fn build_worker(config: &Config, environment: &Environment) -> Result<Worker, Failure> {
     if config.bridge.is_empty() {
         return Err(Failure::new(
             Exit::Config,
             "there is no [bridge.NAME], so there is nothing to hand on; `journeyman guide bridge` shows one",
         ));
     }
-    assemble::hide_secrets(config, environment);
-    let name = Name::of(config);
-    let feeds: Result<Vec<Feed>, Failure> =
-        config.bridge.iter().map(|(named, bridge)| feed(named, bridge, config, &name, environment)).collect();
-    Ok(Worker::new(assemble::settings(config), feeds?))
+    worker_setup::redact_secrets(config, environment);
+    let name = WorkerIdentity::from_config(config);
+    let feeds: Result<Vec<SourceBinding>, Failure> =
+        config.bridge.iter().map(|(named, bridge)| source_binding(named, bridge, config, &name, environment)).collect();
+    Ok(Worker::new(worker_setup::worker_config(config), feeds?))
 }
 
-fn feed(
+fn source_binding(
     named: &str,
     bridge: &Bridge,
     config: &Config,
-    name: &Name,
+    name: &WorkerIdentity,
     environment: &Environment,
-) -> Result<Feed, Failure> {
+) -> Result<SourceBinding, Failure> {
     // The configuration was refused already where a source is not there or of the wrong kind.
     let source = |name: &str| {
         let missing = || Failure::new(Exit::Config, format!("[bridge.{named}]: there is no [source.{name}]"));
@@ -52,33 +52,42 @@ fn feed(
     };
     let (from, to) = (source(&bridge.from)?, source(&bridge.to)?);
     let form = match bridge.form {
-        Form::Whole => bridge::Form::Whole,
-        Form::Body => bridge::Form::Body,
+        Form::Whole => bridge::BridgeForm::Whole,
+        Form::Body => bridge::BridgeForm::Body,
     };
     let longest = bridge.max_run_time.0;
     match (from.tasks(), to.tasks()) {
         (None, Some(tasks)) => {
-            let handler: Arc<dyn Handler> = handler::erase(bridge::tasks::Tasks::new(bridge::tasks::Settings {
-                api: assemble::api(&bridge.to, to, tasks, environment)?,
-                task_queue: tasks.task_queue.clone(),
-                origin: requests::queue(from, config),
-                form,
-                max_run_time: longest,
-            }));
-            let work = Work { handler, form: amqp::Form::Whole, longest: amqp::Longest::Set(longest) };
-            requests::feed(&bridge.from, from, config, name, work, environment)
+            let handler: Arc<dyn DynHandler> =
+                handler::erase(bridge::requests_to_tasks::RequestsToTasks::new(bridge::requests_to_tasks::Config {
+                    api: worker_setup::build_api(&bridge.to, to, tasks, environment)?,
+                    task_queue: tasks.task_queue.clone(),
+                    origin: amqp_setup::requests_queue(from, config),
+                    form,
+                    max_run_time: longest,
+                }));
+            let work = RequestHandling {
+                handler,
+                form: amqp::PayloadForm::Whole,
+                max_run_time: amqp::MaxRunTime::Configured(longest),
+            };
+            amqp_setup::source_binding(&bridge.from, from, config, name, work, environment)
         }
         (Some(tasks), None) => {
-            let Place { exchange, key } = Place::of(to, config);
-            let handler = handler::erase(bridge::requests::Requests::new(bridge::requests::Settings {
-                client: Client::new(requests::broker(&config.amqp, environment)?, requests::worker_id(config, name)),
-                exchange,
-                key,
-                origin: tasks.root_url.as_str().to_owned(),
-                form,
-                max_run_time: longest,
-            }));
-            assemble::feed(&bridge.from, from, tasks, name, handler, environment).map(|(feed, _)| feed)
+            let PublishTarget { exchange, key } = PublishTarget::from_config(to, config);
+            let handler =
+                handler::erase(bridge::tasks_to_requests::TasksToRequests::new(bridge::tasks_to_requests::Config {
+                    client: RpcClient::new(
+                        amqp_setup::build_broker(&config.amqp, environment)?,
+                        amqp_setup::worker_id(config, name),
+                    ),
+                    exchange,
+                    routing_key: key,
+                    origin: tasks.root_url.as_str().to_owned(),
+                    form,
+                    max_run_time: longest,
+                }));
+            worker_setup::source_binding(&bridge.from, from, tasks, name, handler, environment).map(|(feed, _)| feed)
         }
         (None, None) | (Some(_), Some(_)) => Err(Failure::new(
             Exit::Config,
@@ -88,15 +97,15 @@ fn feed(
 }
 
 /// Where requests are published.
-struct Place {
+struct PublishTarget {
     exchange: String,
     key: String,
 }
 
-impl Place {
+impl PublishTarget {
     /// A queue that is named is published to as it is; otherwise the pool's exchange finds it, and its controller starts who
     /// works for the key.
-    fn of(to: &Source, config: &Config) -> Self {
+    fn from_config(to: &Source, config: &Config) -> Self {
         match to.requests_queue.as_ref().or(config.amqp.requests_queue.as_ref()) {
             Some(queue) => Self { exchange: String::new(), key: queue.clone() },
             None => Self {

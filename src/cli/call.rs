@@ -5,16 +5,16 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
 
-use super::exit::{Ended, Exit, Failure};
+use super::exit::{Exit, ExitResult, Failure};
 use super::output;
-use crate::amqp::{self, Broker, Certificates, Own};
-use crate::client::{Answer, Call, CallError, Client, Part};
+use crate::amqp::{self, Broker, ClientCertificate, TlsFiles};
+use crate::client::{ReplyPosition, RpcClient, RpcError, RpcReply, RpcRequest};
 use crate::config::values::{Secret, Span};
 use crate::config::{Environment, secrets};
-use crate::limits::{CALL_ANSWER_TIMEOUT, CALL_BODY_BYTES_MAX, CALL_WHY_CHARS_MAX};
+use crate::limits::{CALL_ANSWER_TIMEOUT, CALL_BODY_BYTES_MAX, CALL_REASON_CHARS_MAX};
 
 /// Where a broker is that nobody has named: RabbitMQ on this machine, as it is installed.
-const BROKER: &str = "amqp://guest:guest@127.0.0.1:5672/";
+const BROKER_URI_DEFAULT: &str = "amqp://guest:guest@127.0.0.1:5672/";
 
 /// `journeyman call`
 #[derive(Debug, Args)]
@@ -42,7 +42,7 @@ pub(super) struct CallArgs {
     no_confirm: bool,
     /// How long to wait for the last answer; the broker drops the request after that [default: 30s; with --detach the request
     /// stays]
-    #[arg(long, value_name = "TIME", value_parser = some_time)]
+    #[arg(long, value_name = "TIME", value_parser = parse_timeout)]
     timeout: Option<Span>,
     /// File that holds the broker's address, with user and password [env: JOURNEYMAN_AMQP_URI or WORKER_AMQP_URI holds the
     /// address itself] [default: RabbitMQ on this machine, as guest]
@@ -66,39 +66,40 @@ pub(super) struct CallArgs {
 ///
 /// # Errors
 ///
-/// [`Exit::Unreachable`], [`Exit::Denied`] or [`Exit::Config`] about the broker, [`Exit::No`] where there is no good answer.
-pub(super) async fn run(arguments: CallArgs, environment: &Environment) -> Ended {
-    let broker = broker(&arguments, environment)?;
+/// [`Exit::Unreachable`], [`Exit::Denied`] or [`Exit::Config`] about the broker, [`Exit::Failed`] where there is no good answer.
+pub(super) async fn run(arguments: CallArgs, environment: &Environment) -> ExitResult {
+    let broker = broker_from_args(&arguments, environment)?;
     let CallArgs { pool, exchange, key, path, timeout, .. } = arguments;
     let exchange = exchange.unwrap_or_else(|| format!("{}-req-xchg", pool.unwrap_or_default()));
-    let call = Call { exchange, key, path, body: body(arguments.body)?, ..Call::default() };
+    let call =
+        RpcRequest { exchange, routing_key: key, path, body: read_body(arguments.body)?, ..RpcRequest::default() };
     let timeout = timeout.map(|timeout| timeout.0);
-    let call = Call { timeout: timeout.unwrap_or(CALL_ANSWER_TIMEOUT), expires: timeout, ..call };
-    let client = Client::new(broker, "journeyman call");
+    let call = RpcRequest { timeout: timeout.unwrap_or(CALL_ANSWER_TIMEOUT), message_ttl: timeout, ..call };
+    let client = RpcClient::new(broker, "journeyman call");
     if arguments.detach {
         let sent = if arguments.no_confirm { client.send_unconfirmed(&call).await } else { client.send(&call).await };
-        sent.map_err(failed)?;
-        return Ok(Exit::Done);
+        sent.map_err(call_failure)?;
+        return Ok(Exit::Success);
     }
-    let mut answers = client.stream(&call).await.map_err(failed)?;
+    let mut answers = client.stream(&call).await.map_err(call_failure)?;
     while let Some(answer) = answers.next().await {
-        let answer = answer.map_err(failed)?;
-        if answer.part == Part::Partial && !arguments.stream {
+        let answer = answer.map_err(call_failure)?;
+        if answer.position == ReplyPosition::Partial && !arguments.stream {
             continue;
         }
         output::print_raw(&answer.body)?;
         if !answer.body.is_empty() && !answer.body.ends_with(b"\n") {
             output::print_raw(b"\n")?;
         }
-        if answer.part == Part::Last && !answer.is_ok() {
-            return Err(Failure::new(Exit::No, refusal(&answer)));
+        if answer.position == ReplyPosition::Last && !answer.is_ok() {
+            return Err(Failure::new(Exit::Failed, refusal_message(&answer)));
         }
     }
-    Ok(Exit::Done)
+    Ok(Exit::Success)
 }
 
 /// A time in which something can come.
-fn some_time(text: &str) -> Result<Span, String> {
+fn parse_timeout(text: &str) -> Result<Span, String> {
     let span: Span = text.parse()?;
     if span.0.is_zero() {
         return Err("no answer comes in no time; leave it out for 30s, or give it as long as you would wait".to_owned());
@@ -106,22 +107,22 @@ fn some_time(text: &str) -> Result<Span, String> {
     Ok(span)
 }
 
-fn broker(arguments: &CallArgs, environment: &Environment) -> Result<Broker, Failure> {
+fn broker_from_args(arguments: &CallArgs, environment: &Environment) -> Result<Broker, Failure> {
     let named = ["JOURNEYMAN__AMQP__URI", "JOURNEYMAN_AMQP_URI", "WORKER_AMQP_URI"]
         .into_iter()
         .find_map(|name| environment.get(name));
     let uri = match &arguments.amqp_uri_file {
         Some(path) => secrets::read(path, "the address of a broker")?,
-        None => Secret::new(named.unwrap_or(BROKER)),
+        None => Secret::new(named.unwrap_or(BROKER_URI_DEFAULT)),
     };
     let own = arguments.amqp_certificate.clone().zip(arguments.amqp_key.clone());
-    let own = own.map(|(certificate, key)| Own { certificate, key });
-    let certificates = Certificates { ca: arguments.amqp_ca.clone(), own };
-    let settings = amqp::Settings { uri: uri.reveal().to_owned().into(), certificates };
-    Broker::new(&settings).map_err(|error| Failure::of(Exit::Config, &error))
+    let own = own.map(|(certificate, key)| ClientCertificate { certificate, key });
+    let certificates = TlsFiles { ca: arguments.amqp_ca.clone(), client: own };
+    let settings = amqp::BrokerConfig { uri: uri.reveal().to_owned().into(), tls: certificates };
+    Broker::new(&settings).map_err(|error| Failure::from_error(Exit::Config, &error))
 }
 
-fn body(argument: String) -> Result<Vec<u8>, Failure> {
+fn read_body(argument: String) -> Result<Vec<u8>, Failure> {
     if argument != "-" {
         return Ok(argument.into_bytes());
     }
@@ -131,28 +132,28 @@ fn body(argument: String) -> Result<Vec<u8>, Failure> {
     Ok(body)
 }
 
-fn failed(error: CallError) -> Failure {
+fn call_failure(error: RpcError) -> Failure {
     let exit = match error {
-        CallError::Denied(_) => Exit::Denied,
-        CallError::Unreachable(_) | CallError::Lost => Exit::Unreachable,
-        CallError::NoPool(_)
-        | CallError::NoGroup { .. }
-        | CallError::NotTaken
-        | CallError::TimedOut(_)
-        | CallError::Overrun
-        | CallError::TooLarge { .. }
-        | CallError::TooLong(_) => Exit::No,
+        RpcError::Denied(_) => Exit::Denied,
+        RpcError::Unreachable(_) | RpcError::ConnectionLost => Exit::Unreachable,
+        RpcError::ExchangeNotFound(_)
+        | RpcError::Unroutable { .. }
+        | RpcError::Nacked
+        | RpcError::TimedOut(_)
+        | RpcError::Overrun
+        | RpcError::TooLarge { .. }
+        | RpcError::NameTooLong(_) => Exit::Failed,
     };
-    Failure::of(exit, &error)
+    Failure::from_error(exit, &error)
 }
 
 /// A sentence about an answer that says no. Whatever it says more is in its body.
-fn refusal(answer: &Answer) -> String {
+fn refusal_message(answer: &RpcReply) -> String {
     let status = answer.status.as_deref().unwrap_or("nothing about how it went");
     let said: Option<serde_json::Value> = serde_json::from_slice(&answer.body).ok();
     let text = |path: &str| said.as_ref()?.pointer(path)?.as_str().map(str::to_owned);
     let reason = answer.reason.clone().or_else(|| text("/context/reason"));
-    let message = text("/message").map(|text| text.chars().take(CALL_WHY_CHARS_MAX).collect::<String>());
+    let message = text("/message").map(|text| text.chars().take(CALL_REASON_CHARS_MAX).collect::<String>());
     match (reason, message) {
         (Some(reason), Some(message)) => format!("the answer is {status} ({reason}): {message}"),
         (Some(why), None) | (None, Some(why)) => format!("the answer is {status}: {why}"),

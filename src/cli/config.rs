@@ -4,28 +4,28 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::exit::{Ended, Exit, Failure};
-use super::settings::{self, NoFlags, Settings};
-use super::{inspect, output};
-use crate::config::show::{self, Beside};
+use super::config_args::{self, ConfigArgs, NoFlags};
+use super::exit::{Exit, ExitResult, Failure};
+use super::{file_checks, output};
+use crate::config::show::{self, ShowOrigins};
 use crate::config::{Environment, Problems, SCHEMA, reference};
 
 /// What to do with the configuration.
 #[derive(Debug, Subcommand)]
 pub(super) enum ConfigCommand {
     /// Write a configuration to start from, with every key explained
-    Init(Init),
+    Init(InitArgs),
     /// Say whether a configuration can be used, and every place that is wrong
-    Check(Check),
+    Check(CheckArgs),
     /// Show the configuration in effect, secrets masked
-    Show(Show),
+    Show(ShowArgs),
     /// Print the schema of the configuration
-    Schema(Schema),
+    Schema(SchemaArgs),
 }
 
 /// `config init`
 #[derive(Debug, Args)]
-pub(super) struct Init {
+pub(super) struct InitArgs {
     /// Where to write it; standard output where it is not given. A file that is there is never overwritten
     #[arg(value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     file: Option<PathBuf>,
@@ -33,7 +33,7 @@ pub(super) struct Init {
 
 /// `config check`
 #[derive(Debug, Args)]
-pub(super) struct Check {
+pub(super) struct CheckArgs {
     /// The file, `-` for standard input
     #[arg(value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     file: Option<PathBuf>,
@@ -41,12 +41,12 @@ pub(super) struct Check {
     #[arg(long)]
     no_files: bool,
     #[command(flatten)]
-    settings: Settings<NoFlags>,
+    settings: ConfigArgs<NoFlags>,
 }
 
 /// `config show`
 #[derive(Debug, Args)]
-pub(super) struct Show {
+pub(super) struct ShowArgs {
     /// The file, `-` for standard input
     #[arg(value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     file: Option<PathBuf>,
@@ -57,7 +57,7 @@ pub(super) struct Show {
     #[arg(short, long, value_enum, default_value_t = ShowFormat::Toml)]
     output: ShowFormat,
     #[command(flatten)]
-    settings: Settings<NoFlags>,
+    settings: ConfigArgs<NoFlags>,
 }
 
 /// How `config show` prints.
@@ -71,7 +71,7 @@ pub(super) enum ShowFormat {
 
 /// `config schema`
 #[derive(Debug, Args)]
-pub(super) struct Schema {
+pub(super) struct SchemaArgs {
     /// How to print it
     #[arg(short, long, value_enum, default_value_t = SchemaFormat::Json)]
     output: SchemaFormat,
@@ -91,40 +91,40 @@ pub(super) enum SchemaFormat {
 /// # Errors
 ///
 /// [`Exit::Config`] where the configuration cannot be used.
-pub(super) fn run(command: ConfigCommand, environment: &Environment) -> Ended {
+pub(super) fn run(command: ConfigCommand, environment: &Environment) -> ExitResult {
     match command {
         ConfigCommand::Init(init) => write_template(&init),
-        ConfigCommand::Check(check) => say_whether_usable(check, environment),
+        ConfigCommand::Check(check) => check_config(check, environment),
         ConfigCommand::Show(given) => {
             let loaded = given.settings.with_file(given.file).load(environment)?;
-            settings::note_warnings(&loaded);
-            let beside = if given.origin { Beside::Origin } else { Beside::Nothing };
+            config_args::print_warnings(&loaded);
+            let beside = if given.origin { ShowOrigins::Yes } else { ShowOrigins::No };
             match given.output {
-                ShowFormat::Toml => output::print(&show::show(&loaded, beside))?,
-                ShowFormat::Json => output::json(&show::json(&loaded))?,
+                ShowFormat::Toml => output::print(&show::to_toml(&loaded, beside))?,
+                ShowFormat::Json => output::json(&show::to_json(&loaded))?,
             }
-            Ok(Exit::Done)
+            Ok(Exit::Success)
         }
         ConfigCommand::Schema(schema) => {
             match schema.output {
                 SchemaFormat::Json => output::json(&SCHEMA)?,
                 SchemaFormat::Markdown => output::print(&reference::markdown())?,
             }
-            Ok(Exit::Done)
+            Ok(Exit::Success)
         }
     }
 }
 
-fn say_whether_usable(check: Check, environment: &Environment) -> Ended {
+fn check_config(check: CheckArgs, environment: &Environment) -> ExitResult {
     let mut loaded = check.settings.with_file(check.file).load(environment)?;
     if !check.no_files {
-        loaded.warnings.extend(inspect::inspect(&loaded, environment));
+        loaded.warnings.extend(file_checks::check_files(&loaded, environment));
     }
     let problems = Problems::new(loaded.document.clone(), loaded.warnings.clone());
-    if problems.errors() > 0 {
+    if problems.error_count() > 0 {
         return Err(problems.into());
     }
-    settings::note_warnings(&loaded);
+    config_args::print_warnings(&loaded);
     let name = loaded.document.as_ref().map_or("the built-in configuration", |document| &document.name);
     let count = |count: usize, noun: &str| format!("{count} {noun}{}", if count == 1 { "" } else { "s" });
     let pools = loaded.config.pool.len();
@@ -135,13 +135,13 @@ fn say_whether_usable(check: Check, environment: &Environment) -> Ended {
         count(loaded.config.handler.len(), "handler"),
         loaded.config.worker.capacity
     ))?;
-    Ok(Exit::Done)
+    Ok(Exit::Success)
 }
 
-fn write_template(init: &Init) -> Ended {
+fn write_template(init: &InitArgs) -> ExitResult {
     let Some(path) = &init.file else {
         output::print(&reference::template())?;
-        return Ok(Exit::Done);
+        return Ok(Exit::Success);
     };
     let written = std::fs::File::create_new(path)
         .and_then(|mut file| std::io::Write::write_all(&mut file, reference::template().as_bytes()));
@@ -151,11 +151,11 @@ fn write_template(init: &Init) -> Ended {
                 "wrote {}; `journeyman config check {0}` says whether it can be used",
                 path.display()
             ))?;
-            Ok(Exit::Done)
+            Ok(Exit::Success)
         }
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-            Err(Failure::new(Exit::Unfit, format!("{} is already there and was left as it is", path.display())))
+            Err(Failure::new(Exit::HostUnusable, format!("{} is already there and was left as it is", path.display())))
         }
-        Err(error) => Err(Failure::new(Exit::Unfit, format!("cannot write {}: {error}", path.display()))),
+        Err(error) => Err(Failure::new(Exit::HostUnusable, format!("cannot write {}: {error}", path.display()))),
     }
 }

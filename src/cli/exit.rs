@@ -9,25 +9,25 @@ use crate::redact;
 #[repr(u8)]
 pub enum Exit {
     /// Done, drained or stopped as asked.
-    Done = 0,
+    Success = 0,
     /// The answer is no: refused, not found, not completed, a handler that does not keep the contract, a demo that did not
     /// end as it should.
-    No = 1,
+    Failed = 1,
     /// The command line cannot be understood.
     Usage = 2,
     /// There was nothing to do for as long as `exit_when_idle` says.
     Idle = 10,
     /// The host is taken away: a spot notice, a preemption, a shutdown; what was running has finished or was handed back.
-    HostGoes = 12,
+    HostTerminating = 12,
     /// `max_tasks` or `max_uptime` was reached.
-    Limit = 13,
+    LimitReached = 13,
     /// It was told to stop (`journeyman stop`, QUIT, a second signal), or the drain deadline was reached; what was running has
     /// been handed back.
     HandedBack = 14,
     /// A fault of journeyman itself.
     Internal = 20,
     /// This machine cannot do it: a folder, a port, a program.
-    Unfit = 21,
+    HostUnusable = 21,
     /// The configuration cannot be used.
     Config = 30,
     /// The queue does not accept our credentials.
@@ -37,26 +37,26 @@ pub enum Exit {
     /// A repeated signal ended the process at once; what was running was not handed back.
     Aborted = 40,
     /// Processes of a task are still there although they were killed.
-    Survivors = 41,
+    ProcessesLeft = 41,
 }
 
 impl Exit {
     /// Every way to end, in the order of the numbers.
     pub const ALL: [Self; 14] = [
-        Self::Done,
-        Self::No,
+        Self::Success,
+        Self::Failed,
         Self::Usage,
         Self::Idle,
-        Self::HostGoes,
-        Self::Limit,
+        Self::HostTerminating,
+        Self::LimitReached,
         Self::HandedBack,
         Self::Internal,
-        Self::Unfit,
+        Self::HostUnusable,
         Self::Config,
         Self::Denied,
         Self::Unreachable,
         Self::Aborted,
-        Self::Survivors,
+        Self::ProcessesLeft,
     ];
 
     /// The number.
@@ -67,25 +67,27 @@ impl Exit {
 
     /// What it means, for help texts and the guide.
     #[must_use]
-    pub const fn meaning(self) -> &'static str {
+    pub const fn description(self) -> &'static str {
         match self {
-            Self::Done => "done, drained or stopped as asked",
-            Self::No => {
+            Self::Success => "done, drained or stopped as asked",
+            Self::Failed => {
                 "the answer is no: refused, not found, not completed, or a handler that does not keep the contract"
             }
             Self::Usage => "the command line cannot be understood",
             Self::Idle => "nothing to do for as long as `exit_when_idle` says",
-            Self::HostGoes => "the host is taken away (spot notice, preemption): tasks finished or were handed back",
-            Self::Limit => "`max_tasks` or `max_uptime` was reached",
+            Self::HostTerminating => {
+                "the host is taken away (spot notice, preemption): tasks finished or were handed back"
+            }
+            Self::LimitReached => "`max_tasks` or `max_uptime` was reached",
             Self::HandedBack => {
                 "stopped by `stop`, QUIT or a second signal, or the drain deadline: running tasks were handed back"
             }
             Self::Internal => "a fault of journeyman itself",
-            Self::Unfit => "this machine cannot do it: a folder, a port, a program",
+            Self::HostUnusable => "this machine cannot do it: a folder, a port, a program",
             Self::Config => "the configuration cannot be used",
             Self::Denied => "the queue does not accept our credentials",
             Self::Unreachable => "the queue cannot be reached",
-            Self::Survivors => "processes of a task are still there although they were killed",
+            Self::ProcessesLeft => "processes of a task are still there although they were killed",
             Self::Aborted => "a third signal: ended at once, tasks were not handed back",
         }
     }
@@ -93,11 +95,11 @@ impl Exit {
 
 /// What a service manager does after an exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum After {
+pub enum RestartPolicy {
     /// It ended as it should: it counts as success, and is not started again.
-    Rest,
+    Stop,
     /// It failed, and would fail again until a person has done something: it is not started again.
-    Person,
+    NeedsOperator,
     /// It failed, and may do better: it is started again.
     Restart,
 }
@@ -105,11 +107,15 @@ pub enum After {
 impl Exit {
     /// What the units under `examples/systemd` do after it; a test holds them to it.
     #[must_use]
-    pub const fn after(self) -> After {
+    pub const fn restart_policy(self) -> RestartPolicy {
         match self {
-            Self::Done | Self::Idle | Self::HostGoes | Self::Limit | Self::HandedBack => After::Rest,
-            Self::Usage | Self::Config | Self::Denied | Self::Aborted => After::Person,
-            Self::No | Self::Internal | Self::Unfit | Self::Unreachable | Self::Survivors => After::Restart,
+            Self::Success | Self::Idle | Self::HostTerminating | Self::LimitReached | Self::HandedBack => {
+                RestartPolicy::Stop
+            }
+            Self::Usage | Self::Config | Self::Denied | Self::Aborted => RestartPolicy::NeedsOperator,
+            Self::Failed | Self::Internal | Self::HostUnusable | Self::Unreachable | Self::ProcessesLeft => {
+                RestartPolicy::Restart
+            }
         }
     }
 }
@@ -136,7 +142,7 @@ impl Failure {
     }
 
     /// A failure with the message of an error and its causes.
-    pub fn of(exit: Exit, error: &dyn std::error::Error) -> Self {
+    pub fn from_error(exit: Exit, error: &dyn std::error::Error) -> Self {
         let mut message = error.to_string();
         let mut cause = error.source();
         while let Some(error) = cause {
@@ -149,7 +155,7 @@ impl Failure {
 }
 
 /// How a command ended.
-pub type Ended = Result<Exit, Failure>;
+pub type ExitResult = Result<Exit, Failure>;
 
 impl From<crate::config::Problems> for Failure {
     fn from(problems: crate::config::Problems) -> Self {
@@ -157,9 +163,9 @@ impl From<crate::config::Problems> for Failure {
     }
 }
 
-impl From<crate::config::secrets::NoSecret> for Failure {
-    fn from(error: crate::config::secrets::NoSecret) -> Self {
-        Self::of(Exit::Config, &error)
+impl From<crate::config::secrets::SecretError> for Failure {
+    fn from(error: crate::config::secrets::SecretError) -> Self {
+        Self::from_error(Exit::Config, &error)
     }
 }
 
@@ -167,9 +173,9 @@ impl From<std::io::Error> for Failure {
     /// Output that nobody reads any more (`journeyman … | head`) is no failure of ours.
     fn from(error: std::io::Error) -> Self {
         if error.kind() == std::io::ErrorKind::BrokenPipe {
-            return Self { exit: Exit::Done, message: String::new() };
+            return Self { exit: Exit::Success, message: String::new() };
         }
-        Self::of(Exit::Unfit, &error)
+        Self::from_error(Exit::HostUnusable, &error)
     }
 }
 

@@ -3,7 +3,7 @@
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use super::exit::{Ended, Exit};
+use super::exit::{Exit, ExitResult};
 use super::output;
 use crate::guide::PAGES;
 
@@ -20,7 +20,7 @@ pub(super) struct GuideArgs {
 /// # Errors
 ///
 /// Where nothing can be written.
-pub(super) fn run(arguments: &GuideArgs) -> Ended {
+pub(super) fn run(arguments: &GuideArgs) -> ExitResult {
     match PAGES.iter().find(|page| Some(page.name) == arguments.page.as_deref()) {
         Some(page) => output::line(page.text.trim_end())?,
         None => {
@@ -29,5 +29,5 @@ pub(super) fn run(arguments: &GuideArgs) -> Ended {
             }
         }
     }
-    Ok(Exit::Done)
+    Ok(Exit::Success)
 }

@@ -5,38 +5,38 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand, ValueHint};
 use serde_json::{Value, json};
 
-use super::exit::{Ended, Exit, Failure};
-use super::settings::{self, NoFlags, Settings};
-use super::task::create::read;
-use super::{assemble, output};
+use super::config_args::{self, ConfigArgs, NoFlags};
+use super::exit::{Exit, ExitResult, Failure};
+use super::task::create::read_json_arg;
+use super::{output, worker_setup};
 use crate::config::Environment;
 use crate::config::schema::{COMMAND, HandlerKind};
 use crate::config::values::Span;
-use crate::handler::check::{self, Plan, Report, ServicePlan};
+use crate::handler::contract_test::{self, ContractReport, ProgramTest, ServiceTest};
 use crate::handler::program::{self, Program};
 
 /// What to do with handlers.
 #[derive(Debug, Subcommand)]
 pub(super) enum HandlerCommand {
     /// Print the JSON Schema of a handler's payloads
-    Schema(Schema),
+    Schema(HandlerSchemaArgs),
     /// Run a program or a service against the handler contract; exit code 0 when it breaks no rule
-    Test(Test),
+    Test(HandlerTestArgs),
 }
 
 /// `handler schema`
 #[derive(Debug, Args)]
-pub(super) struct Schema {
+pub(super) struct HandlerSchemaArgs {
     /// Which handler of the configuration
     #[arg(value_name = "NAME", default_value = COMMAND)]
     name: String,
     #[command(flatten)]
-    settings: Settings<NoFlags>,
+    settings: ConfigArgs<NoFlags>,
 }
 
 /// `handler test`
 #[derive(Debug, Args)]
-pub(super) struct Test {
+pub(super) struct HandlerTestArgs {
     /// The program and its arguments
     #[arg(value_name = "PROGRAM", required_unless_present = "service", trailing_var_arg = true, value_hint = ValueHint::CommandWithArguments)]
     exec: Vec<String>,
@@ -59,7 +59,7 @@ pub(super) struct Test {
     #[arg(long, value_name = "TIME", default_value = "1m")]
     patience: Span,
     #[command(flatten)]
-    settings: Settings<NoFlags>,
+    settings: ConfigArgs<NoFlags>,
 }
 
 /// Runs it.
@@ -67,86 +67,92 @@ pub(super) struct Test {
 /// # Errors
 ///
 /// A configuration or a payload that cannot be used, a folder that cannot be made.
-pub(super) async fn run(command: HandlerCommand, environment: &Environment) -> Ended {
+pub(super) async fn run(command: HandlerCommand, environment: &Environment) -> ExitResult {
     match command {
         HandlerCommand::Schema(schema) => {
             let loaded = schema.settings.load(environment)?;
-            settings::note_warnings(&loaded);
-            let handler = assemble::handler(&loaded.config, &schema.name, environment)?;
+            config_args::print_warnings(&loaded);
+            let handler = worker_setup::build_handler(&loaded.config, &schema.name, environment)?;
             output::json(&handler.schema())?;
-            Ok(Exit::Done)
+            Ok(Exit::Success)
         }
         HandlerCommand::Test(test) => match test.service.clone() {
-            Some(name) => try_service(test, &name, environment).await,
-            None => try_program(test, environment).await,
+            Some(name) => test_service(test, &name, environment).await,
+            None => test_program(test, environment).await,
         },
     }
 }
 
-async fn try_service(test: Test, name: &str, environment: &Environment) -> Ended {
+async fn test_service(test: HandlerTestArgs, name: &str, environment: &Environment) -> ExitResult {
     let loaded = test.settings.load(environment)?;
-    settings::note_warnings(&loaded);
+    config_args::print_warnings(&loaded);
     let wanted = loaded.config.handler.get(name).filter(|handler| handler.kind == HandlerKind::Http);
     let wanted = wanted.ok_or_else(|| {
         Failure::new(Exit::Config, format!("there is no [handler.{name}] of kind `http` in the configuration"))
     })?;
-    let service = assemble::service(name, wanted, environment)?;
-    let payload = test.payload.map(|text| parsed(&text, "payload")).transpose()?;
-    let bad_payload = test.bad_payload.map(|text| parsed(&text, "bad payload")).transpose()?;
-    let plan = ServicePlan { service, payload, bad_payload, patience: test.patience.0 };
-    let folder = folder()?;
-    let report = check::check_service(&plan, &folder).await.map_err(|error| unusable(&folder, &error))?;
+    let service = worker_setup::build_http_handler(name, wanted, environment)?;
+    let payload = test.payload.map(|text| parse_payload(&text, "payload")).transpose()?;
+    let bad_payload = test.bad_payload.map(|text| parse_payload(&text, "bad payload")).transpose()?;
+    let plan = ServiceTest { service, payload, bad_payload, timeout: test.patience.0 };
+    let folder = create_temp_dir()?;
+    let report = contract_test::check_service(&plan, &folder).await.map_err(|error| dir_failure(&folder, &error))?;
     output::print(&report.to_string())?;
-    finish(&report, &folder)
+    print_logs_and_exit(&report, &folder)
 }
 
-async fn try_program(test: Test, environment: &Environment) -> Ended {
-    let settings = program::Settings {
+async fn test_program(test: HandlerTestArgs, environment: &Environment) -> ExitResult {
+    let settings = program::ProgramConfig {
         check: test.check.map(|check| vec![check]),
         schema: test.schema,
-        env: crate::handler::environment::pick(&["PATH".to_owned(), "LANG".to_owned()], environment.pairs()),
-        ..program::Settings::new("test", test.exec)
+        env: crate::handler::environment::select(&["PATH".to_owned(), "LANG".to_owned()], environment.pairs()),
+        ..program::ProgramConfig::new("test", test.exec)
     };
-    let program = Program::new(settings).map_err(|error| Failure::of(Exit::Config, &error))?;
-    let payload = test.payload.map(|text| parsed(&text, "payload")).transpose()?;
-    let bad_payload = test.bad_payload.map(|text| parsed(&text, "bad payload")).transpose()?;
+    let program = Program::new(settings).map_err(|error| Failure::from_error(Exit::Config, &error))?;
+    let payload = test.payload.map(|text| parse_payload(&text, "payload")).transpose()?;
+    let bad_payload = test.bad_payload.map(|text| parse_payload(&text, "bad payload")).transpose()?;
     let untold = payload.is_none() && bad_payload.is_none();
     let payload = if untold { Some(json!({})) } else { payload };
-    let plan = Plan { program, payload, bad_payload, patience: test.patience.0, cancel_after: check::CANCEL_AFTER };
-    let folder = folder()?;
-    let report = check::check_program(&plan, &folder).await.map_err(|error| unusable(&folder, &error))?;
+    let plan = ProgramTest {
+        program,
+        payload,
+        bad_payload,
+        timeout: test.patience.0,
+        cancel_after: contract_test::CANCEL_AFTER,
+    };
+    let folder = create_temp_dir()?;
+    let report = contract_test::check_program(&plan, &folder).await.map_err(|error| dir_failure(&folder, &error))?;
     output::print(&report.to_string())?;
     if untold {
-        output::note("it was tried with the payload {}; --payload and --bad-payload give it others");
+        output::print_stderr("it was tried with the payload {}; --payload and --bad-payload give it others");
     }
-    finish(&report, &folder)
+    print_logs_and_exit(&report, &folder)
 }
 
 /// A folder for the tasks and the logs.
-fn folder() -> Result<PathBuf, Failure> {
+fn create_temp_dir() -> Result<PathBuf, Failure> {
     let folder = std::env::temp_dir().join(format!("journeyman-handler-test-{}", uuid::Uuid::new_v4().simple()));
-    std::fs::create_dir(&folder).map_err(|error| unusable(&folder, &error))?;
+    std::fs::create_dir(&folder).map_err(|error| dir_failure(&folder, &error))?;
     Ok(folder)
 }
 
-fn unusable(folder: &Path, error: &std::io::Error) -> Failure {
-    Failure::new(Exit::Unfit, format!("cannot use the folder {}: {error}", folder.display()))
+fn dir_failure(folder: &Path, error: &std::io::Error) -> Failure {
+    Failure::new(Exit::HostUnusable, format!("cannot use the folder {}: {error}", folder.display()))
 }
 
-fn finish(report: &Report, folder: &Path) -> Ended {
+fn print_logs_and_exit(report: &ContractReport, folder: &Path) -> ExitResult {
     if report.passed() {
-        std::fs::remove_dir_all(folder).map_err(|error| unusable(folder, &error))?;
-        return Ok(Exit::Done);
+        std::fs::remove_dir_all(folder).map_err(|error| dir_failure(folder, &error))?;
+        return Ok(Exit::Success);
     }
     output::line("")?;
-    for log in &report.logs {
+    for log in &report.log_paths {
         output::line(&format!("log: {}", log.display()))?;
     }
-    Ok(Exit::No)
+    Ok(Exit::Failed)
 }
 
-fn parsed(text: &str, what: &str) -> Result<Value, Failure> {
-    serde_json::from_str(&read(text, what)?).map_err(|error| {
+fn parse_payload(text: &str, what: &str) -> Result<Value, Failure> {
+    serde_json::from_str(&read_json_arg(text, what)?).map_err(|error| {
         Failure::new(Exit::Usage, format!("the {what} is not JSON: {error}; a file is named with `@` before its name"))
     })
 }

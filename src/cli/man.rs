@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory as _};
 
-use super::exit::{Ended, Exit, Failure};
+use super::exit::{Exit, ExitResult, Failure};
 use super::{Cli, output};
 
 /// `journeyman man`
@@ -19,13 +19,13 @@ pub(super) struct ManArgs {
 ///
 /// # Errors
 ///
-/// [`Exit::Unfit`] where a page cannot be written.
-pub(super) fn run(arguments: &ManArgs) -> Ended {
+/// [`Exit::HostUnusable`] where a page cannot be written.
+pub(super) fn run(arguments: &ManArgs) -> ExitResult {
     let folder = &arguments.folder;
     let failed =
-        |error| Failure::new(Exit::Unfit, format!("cannot write manual pages to {}: {error}", folder.display()));
+        |error| Failure::new(Exit::HostUnusable, format!("cannot write manual pages to {}: {error}", folder.display()));
     std::fs::create_dir_all(folder).map_err(failed)?;
     clap_mangen::generate_to(Cli::command(), folder).map_err(failed)?;
     output::line(&format!("wrote the manual pages to {}", folder.display()))?;
-    Ok(Exit::Done)
+    Ok(Exit::Success)
 }

@@ -1,30 +1,30 @@
 //! The command line: from arguments to an exit code. One file a command; what a command does lives elsewhere.
 
-mod assemble;
+mod amqp_setup;
 mod bridge;
 mod call;
 mod config;
+pub mod config_args;
+mod control;
 mod controller;
 mod dev;
 mod doctor;
 pub mod exit;
+mod file_checks;
 mod guide;
 mod handler;
-mod inspect;
 mod man;
 pub mod output;
-pub mod place;
 mod queue;
 mod reload;
-mod requests;
-mod run;
-pub mod settings;
 mod signals;
-mod spot;
-mod steer;
-mod supervised;
+mod systemd_notify;
+pub mod target;
 pub mod task;
+mod termination_watch;
 mod worker;
+mod worker_runner;
+mod worker_setup;
 
 use std::ffi::OsString;
 use std::future::Future;
@@ -33,9 +33,9 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::config::Environment;
-use crate::limits::ABORT_WAIT;
+use crate::limits::ABORT_TIMEOUT;
 use crate::observe::log;
-use exit::{Ended, Exit, Failure};
+use exit::{Exit, ExitResult, Failure};
 
 /// The whole command line.
 #[derive(Debug, Parser)]
@@ -52,11 +52,11 @@ use exit::{Ended, Exit, Failure};
 )]
 pub struct Cli {
     #[command(subcommand)]
-    command: Verb,
+    command: CliCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
+enum CliCommand {
     /// Run queue and worker in one process, to try things out
     Dev(Box<dev::DevArgs>),
     /// Claim and run tasks until told to go
@@ -66,24 +66,24 @@ enum Verb {
     /// Start, scale and stop groups of AMQP workers by demand
     Controller(controller::ControllerArgs),
     /// Claim and run tasks under Taskcluster's worker-runner
-    Run(run::RunArgs),
+    Run(worker_runner::WorkerRunnerArgs),
     /// Show what a worker does, holds, and waits for
-    Status(steer::StatusArgs),
+    Status(control::WorkerStatusArgs),
     /// Watch a worker on a terminal
-    Top(steer::TopArgs),
+    Top(control::TopArgs),
     /// Let a worker claim nothing more; what runs goes on, and so do tasks that a poll under way still brings
-    Pause(steer::PauseArgs),
+    Pause(control::PauseArgs),
     /// Let a paused worker claim again
-    Resume(steer::PlainArgs),
+    Resume(control::CommandArgs),
     /// Let a worker finish what runs, and exit
-    Drain(steer::DrainArgs),
+    Drain(control::DrainArgs),
     /// Let a worker hand back what runs, and exit
-    Stop(steer::StopArgs),
+    Stop(control::StopArgs),
     /// Let a worker read its configuration again
-    Reload(steer::PlainArgs),
+    Reload(control::CommandArgs),
     /// List, show, end what a worker holds, and read its logs
     #[command(subcommand)]
-    Tasks(steer::TasksCommand),
+    Tasks(control::ClaimsCommand),
     /// Serve the embedded queue
     Queue(queue::QueueArgs),
     /// Create, watch, read, cancel and list tasks
@@ -114,90 +114,90 @@ enum Verb {
 pub fn run(arguments: Vec<OsString>, environment: &Environment) -> Exit {
     let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
-        Err(error) => return usage(&error),
+        Err(error) => return print_usage_error(&error),
     };
     let ended = dispatch(cli.command, environment);
-    log::finish();
+    log::flush_and_stop();
     match ended {
         Ok(exit) => exit,
         Err(failure) => {
-            output::failure(&failure.message);
+            output::print_failure(&failure.message);
             failure.exit
         }
     }
 }
 
 /// Shows what clap has to say: help and version are answers, the rest is a usage error.
-fn usage(error: &clap::Error) -> Exit {
+fn print_usage_error(error: &clap::Error) -> Exit {
     drop(error.print());
-    if error.use_stderr() { Exit::Usage } else { Exit::Done }
+    if error.use_stderr() { Exit::Usage } else { Exit::Success }
 }
 
-fn dispatch(verb: Verb, environment: &Environment) -> Ended {
+fn dispatch(verb: CliCommand, environment: &Environment) -> ExitResult {
     match verb {
-        Verb::Dev(arguments) => serve(server_runtime()?, dev::run(*arguments, environment)),
-        Verb::Queue(arguments) => serve(server_runtime()?, queue::run(arguments, environment)),
-        Verb::Worker(arguments) => serve(worker_runtime()?, worker::run(arguments, environment)),
-        Verb::Bridge(arguments) => serve(worker_runtime()?, bridge::run(arguments, environment)),
-        Verb::Controller(arguments) => serve(server_runtime()?, controller::run(arguments, environment)),
-        Verb::Run(arguments) => serve(worker_runtime()?, run::run(arguments, environment)),
-        Verb::Status(arguments) => client_runtime()?.block_on(steer::status(arguments, environment)),
-        Verb::Top(arguments) => client_runtime()?.block_on(steer::top(arguments, environment)),
-        Verb::Pause(arguments) => client_runtime()?.block_on(steer::pause(arguments, environment)),
-        Verb::Resume(arguments) => client_runtime()?.block_on(steer::resume(arguments, environment)),
-        Verb::Drain(arguments) => client_runtime()?.block_on(steer::drain(arguments, environment)),
-        Verb::Stop(arguments) => client_runtime()?.block_on(steer::stop(arguments, environment)),
-        Verb::Reload(arguments) => client_runtime()?.block_on(steer::reload(arguments, environment)),
-        Verb::Tasks(command) => client_runtime()?.block_on(steer::tasks(command, environment)),
-        Verb::Call(arguments) => client_runtime()?.block_on(call::run(arguments, environment)),
-        Verb::Task(arguments) => client_runtime()?.block_on(task::run(arguments, environment)),
-        Verb::Handler(command) => client_runtime()?.block_on(handler::run(command, environment)),
-        Verb::Config(command) => config::run(command, environment),
-        Verb::Doctor(arguments) => doctor(arguments, environment),
-        Verb::Guide(arguments) => guide::run(&arguments),
-        Verb::Man(arguments) => man::run(&arguments),
-        Verb::Completions { shell } => {
+        CliCommand::Dev(arguments) => serve(server_runtime()?, dev::run(*arguments, environment)),
+        CliCommand::Queue(arguments) => serve(server_runtime()?, queue::run(arguments, environment)),
+        CliCommand::Worker(arguments) => serve(worker_runtime()?, worker::run(arguments, environment)),
+        CliCommand::Bridge(arguments) => serve(worker_runtime()?, bridge::run(arguments, environment)),
+        CliCommand::Controller(arguments) => serve(server_runtime()?, controller::run(arguments, environment)),
+        CliCommand::Run(arguments) => serve(worker_runtime()?, worker_runner::run(arguments, environment)),
+        CliCommand::Status(arguments) => client_runtime()?.block_on(control::status(arguments, environment)),
+        CliCommand::Top(arguments) => client_runtime()?.block_on(control::top(arguments, environment)),
+        CliCommand::Pause(arguments) => client_runtime()?.block_on(control::pause(arguments, environment)),
+        CliCommand::Resume(arguments) => client_runtime()?.block_on(control::resume(arguments, environment)),
+        CliCommand::Drain(arguments) => client_runtime()?.block_on(control::drain(arguments, environment)),
+        CliCommand::Stop(arguments) => client_runtime()?.block_on(control::stop(arguments, environment)),
+        CliCommand::Reload(arguments) => client_runtime()?.block_on(control::reload(arguments, environment)),
+        CliCommand::Tasks(command) => client_runtime()?.block_on(control::claims(command, environment)),
+        CliCommand::Call(arguments) => client_runtime()?.block_on(call::run(arguments, environment)),
+        CliCommand::Task(arguments) => client_runtime()?.block_on(task::run(arguments, environment)),
+        CliCommand::Handler(command) => client_runtime()?.block_on(handler::run(command, environment)),
+        CliCommand::Config(command) => config::run(command, environment),
+        CliCommand::Doctor(arguments) => doctor(arguments, environment),
+        CliCommand::Guide(arguments) => guide::run(&arguments),
+        CliCommand::Man(arguments) => man::run(&arguments),
+        CliCommand::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "journeyman", &mut script);
             output::print_raw(&script)?;
-            Ok(Exit::Done)
+            Ok(Exit::Success)
         }
     }
 }
 
 /// Runs `doctor`, and leaves behind what hangs in a look-up or a file system.
-fn doctor(arguments: doctor::DoctorArgs, environment: &Environment) -> Ended {
+fn doctor(arguments: doctor::DoctorArgs, environment: &Environment) -> ExitResult {
     let runtime = client_runtime()?;
     let ended = runtime.block_on(doctor::run(arguments, environment));
     runtime.shutdown_background();
     ended
 }
 
-/// Runs what runs for long, and waits no longer for its blocking calls (a name look-up, a hung disk) than [`ABORT_WAIT`].
-fn serve(runtime: tokio::runtime::Runtime, command: impl Future<Output = Ended>) -> Ended {
+/// Runs what runs for long, and waits no longer for its blocking calls (a name look-up, a hung disk) than [`ABORT_TIMEOUT`].
+fn serve(runtime: tokio::runtime::Runtime, command: impl Future<Output = ExitResult>) -> ExitResult {
     let ended = runtime.block_on(command);
-    runtime.shutdown_timeout(ABORT_WAIT);
+    runtime.shutdown_timeout(ABORT_TIMEOUT);
     ended
 }
 
 /// A runtime for a command that makes a few calls.
 fn client_runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    built(tokio::runtime::Builder::new_current_thread())
+    build_runtime(tokio::runtime::Builder::new_current_thread())
 }
 
 /// A runtime for a worker: one thread keeps its leases, and what its handlers do is on threads of their own.
 fn worker_runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    built(tokio::runtime::Builder::new_current_thread())
+    build_runtime(tokio::runtime::Builder::new_current_thread())
 }
 
 /// A runtime for what serves others.
 fn server_runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    built(tokio::runtime::Builder::new_multi_thread())
+    build_runtime(tokio::runtime::Builder::new_multi_thread())
 }
 
-fn built(mut runtime: tokio::runtime::Builder) -> Result<tokio::runtime::Runtime, Failure> {
+fn build_runtime(mut runtime: tokio::runtime::Builder) -> Result<tokio::runtime::Runtime, Failure> {
     runtime
         .enable_all()
         .build()
-        .map_err(|error| Failure::new(Exit::Unfit, format!("no runtime can be started: {error}")))
+        .map_err(|error| Failure::new(Exit::HostUnusable, format!("no runtime can be started: {error}")))
 }

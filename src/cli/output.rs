@@ -36,9 +36,9 @@ pub fn print_raw(bytes: &[u8]) -> io::Result<()> {
 /// What a task has written, piece by piece. A terminal is not given what would act on it: a log may move the cursor, name the
 /// window or ask for keys. A file or a pipe is given every byte.
 #[derive(Debug)]
-pub struct Foreign(Option<anstream::adapter::StripBytes>);
+pub struct UntrustedOutput(Option<anstream::adapter::StripBytes>);
 
-impl Foreign {
+impl UntrustedOutput {
     /// For standard output as it is.
     #[must_use]
     pub fn to_stdout() -> Self {
@@ -77,16 +77,16 @@ pub fn json(value: &serde_json::Value) -> io::Result<()> {
 }
 
 /// Writes a line to standard error. That nobody listens there is not worth failing for.
-pub fn note(text: &str) {
+pub fn print_stderr(text: &str) {
     drop(writeln!(anstream::stderr().lock(), "{text}"));
 }
 
 /// Shows why a command failed.
-pub fn failure(message: &str) {
+pub fn print_failure(message: &str) {
     if message.is_empty() {
         return;
     }
-    if message.starts_with("error") { note(message) } else { note(&format!("error: {message}")) }
+    if message.starts_with("error") { print_stderr(message) } else { print_stderr(&format!("error: {message}")) }
 }
 
 #[cfg(test)]

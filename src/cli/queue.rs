@@ -5,17 +5,17 @@ use std::path::PathBuf;
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::exit::{Ended, Exit, Failure};
-use super::settings::{self, QueueFlags, Settings};
+use super::config_args::{self, ConfigArgs, QueueFlags};
+use super::exit::{Exit, ExitResult, Failure};
 use crate::config::{Environment, schema, secrets};
 use crate::observe::log;
-use crate::queue::{self, Auth, Client, Db, StartError};
+use crate::queue::{self, Auth, Db, RegisteredClient, StartError};
 
 /// `journeyman queue`
 #[derive(Debug, Args)]
 pub(super) struct QueueArgs {
     #[command(flatten)]
-    settings: Settings<QueueFlags>,
+    settings: ConfigArgs<QueueFlags>,
 }
 
 /// Runs it.
@@ -23,10 +23,10 @@ pub(super) struct QueueArgs {
 /// # Errors
 ///
 /// A configuration that cannot be used; a file, folder or address that cannot be had.
-pub(super) async fn run(arguments: QueueArgs, environment: &Environment) -> Ended {
-    let loaded = arguments.settings.load(&environment.of_nobody())?;
-    log::start(&loaded.config.log, log::color(environment));
-    settings::log_warnings(&loaded);
+pub(super) async fn run(arguments: QueueArgs, environment: &Environment) -> ExitResult {
+    let loaded = arguments.settings.load(&environment.without_controller_variables())?;
+    log::start(&loaded.config.log, log::color_from_environment(environment));
+    config_args::log_warnings(&loaded);
     let config = &loaded.config.queue;
     if config.clients.is_empty() && config.auth == schema::Auth::Checked {
         return Err(Failure::new(
@@ -35,10 +35,10 @@ pub(super) async fn run(arguments: QueueArgs, environment: &Environment) -> Ende
              JOURNEYMAN__QUEUE__CLIENTS__ME__ACCESS_TOKEN=… makes a client `me`",
         ));
     }
-    let failed = |error| Failure::new(Exit::Unfit, format!("no signals can be received: {error}"));
+    let failed = |error| Failure::new(Exit::HostUnusable, format!("no signals can be received: {error}"));
     let mut term = signal(SignalKind::terminate()).map_err(failed)?;
     let mut int = signal(SignalKind::interrupt()).map_err(failed)?;
-    let running = queue::start(settings(config, environment)?).await.map_err(|error| refused(&error))?;
+    let running = queue::start(queue_config(config, environment)?).await.map_err(|error| start_failure(&error))?;
     tracing::info!(root_url = running.root_url(), db = %config.db, "the queue listens; it is for one machine");
     let failed = tokio::select! {
         _ = term.recv() => None,
@@ -48,24 +48,24 @@ pub(super) async fn run(arguments: QueueArgs, environment: &Environment) -> Ende
     if let Some(failed) = failed {
         tracing::error!(error = %failed, "the queue ends");
         // Without a stop in good order: there is nothing left that could be kept.
-        return Err(Failure::of(Exit::Internal, &failed));
+        return Err(Failure::from_error(Exit::Internal, &failed));
     }
     tracing::info!("the queue stops");
     running.stop().await;
-    Ok(Exit::Done)
+    Ok(Exit::Success)
 }
 
-fn refused(error: &StartError) -> Failure {
+fn start_failure(error: &StartError) -> Failure {
     let exit = match error {
-        StartError::Open(_) | StartError::TooShort { .. } | StartError::PublicUrl(_) => Exit::Config,
-        StartError::File(_) | StartError::Listen { .. } | StartError::Folder { .. } | StartError::Interrupted => {
-            Exit::Unfit
+        StartError::UnauthenticatedAddress(_) | StartError::TooShort { .. } | StartError::PublicUrl(_) => Exit::Config,
+        StartError::Database(_) | StartError::Listen { .. } | StartError::Folder { .. } | StartError::Interrupted => {
+            Exit::HostUnusable
         }
     };
-    Failure::of(exit, error)
+    Failure::from_error(exit, error)
 }
 
-fn settings(config: &schema::Queue, environment: &Environment) -> Result<queue::Settings, Failure> {
+fn queue_config(config: &schema::Queue, environment: &Environment) -> Result<queue::Config, Failure> {
     let beside = || {
         let mut name = config.db.0.clone().into_os_string();
         name.push("-artifacts");
@@ -74,12 +74,16 @@ fn settings(config: &schema::Queue, environment: &Environment) -> Result<queue::
     let artifacts = config.artifacts.as_ref().map_or_else(beside, |folder| folder.0.clone());
     let mut clients = Vec::new();
     for (client_id, client) in &config.clients {
-        if let Some(token) = secrets::of_client(client, environment)? {
+        if let Some(token) = secrets::client_token(client, environment)? {
             let access_token = token.reveal().to_owned().into();
-            clients.push(Client { client_id: client_id.clone(), access_token, scopes: client.scopes.clone() });
+            clients.push(RegisteredClient {
+                client_id: client_id.clone(),
+                access_token,
+                scopes: client.scopes.clone(),
+            });
         }
     }
-    Ok(queue::Settings {
+    Ok(queue::Config {
         listen: config.listen.0,
         auth: match config.auth {
             schema::Auth::Checked => Auth::Checked,
@@ -89,7 +93,7 @@ fn settings(config: &schema::Queue, environment: &Environment) -> Result<queue::
         clients,
         public_root_url: config.public_root_url.as_ref().map(|url| url.as_str().to_owned()),
         claim_timeout: config.claim_timeout.0,
-        visibility: config.visibility.0,
-        ..queue::Settings::new(Db::File(config.db.0.clone()), artifacts)
+        visibility_timeout: config.visibility.0,
+        ..queue::Config::new(Db::File(config.db.0.clone()), artifacts)
     })
 }

@@ -9,38 +9,38 @@ use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Mutex;
 
-use super::assemble;
-use super::settings::{Settings, WorkerFlags};
+use super::config_args::{ConfigArgs, WorkerFlags};
+use super::worker_setup;
 use crate::config::Environment;
 use crate::config::schema::Config;
-use crate::host::systemd::{Teller, Word};
+use crate::host::service_manager::{NotifyMessage, NotifySender};
 use crate::observe::log;
-use crate::worker::{Control, Reloaded};
+use crate::worker::{Control, ReloadResult};
 
 /// What a service manager shows after a refusal, until something else is to be said.
-const REFUSED: &str = "the configuration is refused and the old one stays; the log says why";
+const REFUSED_STATUS: &str = "the configuration is refused and the old one stays; the log says why";
 
 /// What reads the configuration again.
 pub(super) struct Reloader {
-    settings: Settings<WorkerFlags>,
+    settings: ConfigArgs<WorkerFlags>,
     environment: Environment,
     control: Control,
     /// What the worker works with.
     running: Mutex<Config>,
     /// Where a service manager wants to hear of it.
-    teller: Option<Teller>,
+    notify_sender: Option<NotifySender>,
 }
 
 impl Reloader {
     /// For a worker that was started with `running`.
     pub(super) fn new(
-        settings: Settings<WorkerFlags>,
+        settings: ConfigArgs<WorkerFlags>,
         environment: Environment,
         control: Control,
         running: Config,
-        teller: Option<Teller>,
+        notify_sender: Option<NotifySender>,
     ) -> Self {
-        Self { settings, environment, control, running: Mutex::new(running), teller }
+        Self { settings, environment, control, running: Mutex::new(running), notify_sender }
     }
 
     /// Reads it again. Answers with what has changed, and what waits for a restart.
@@ -49,31 +49,31 @@ impl Reloader {
     ///
     /// Everything that is wrong with it; nothing has changed then.
     pub(super) async fn reload(&self) -> Result<String, String> {
-        if let Some(teller) = &self.teller {
-            teller.tell(vec![Word::Reloading]);
+        if let Some(teller) = &self.notify_sender {
+            teller.send(vec![NotifyMessage::Reloading]);
         }
-        let ended = self.read_again().await;
-        if let Some(teller) = &self.teller {
+        let ended = self.load_and_apply().await;
+        if let Some(teller) = &self.notify_sender {
             // Without this word the manager would wait for the end of the reload and kill the worker; it knows no refusal.
-            let refused = ended.is_err().then(|| Word::Status(REFUSED.to_owned()));
-            teller.tell(std::iter::once(Word::Ready).chain(refused).collect());
+            let refused = ended.is_err().then(|| NotifyMessage::Status(REFUSED_STATUS.to_owned()));
+            teller.send(std::iter::once(NotifyMessage::Ready).chain(refused).collect());
         }
-        self.control.reloaded(if ended.is_ok() { Reloaded::TakenOver } else { Reloaded::Refused });
+        self.control.count_reload(if ended.is_ok() { ReloadResult::Applied } else { ReloadResult::Rejected });
         ended
     }
 
-    async fn read_again(&self) -> Result<String, String> {
+    async fn load_and_apply(&self) -> Result<String, String> {
         let mut running = self.running.lock().await;
         let new = self.settings.load(&self.environment).map_err(|failure| failure.message)?.config;
         let before = running.clone();
-        take_over(&mut running, &new);
-        let (now, later) = (changed(&before, &running), changed(&running, &new));
+        apply_reloadable(&mut running, &new);
+        let (now, later) = (changed_keys(&before, &running), changed_keys(&running, &new));
         if !now.is_empty() {
-            self.control.reconfigure(assemble::settings(&running)).await;
-            log::refilter(&running.log);
+            self.control.reconfigure(worker_setup::worker_config(&running)).await;
+            log::set_filter(&running.log);
         }
         drop(running);
-        let said = said(&now, &later);
+        let said = reload_message(&now, &later);
         tracing::info!("configuration read again; {said}");
         Ok(said)
     }
@@ -83,8 +83,8 @@ impl Reloader {
     /// # Errors
     ///
     /// Where no handler can be installed.
-    pub(super) fn at_hup(&self) -> io::Result<impl Future<Output = ()>> {
-        at_hup(async move || self.reload().await)
+    pub(super) fn on_hangup(&self) -> io::Result<impl Future<Output = ()>> {
+        on_hangup(async move || self.reload().await)
     }
 }
 
@@ -93,7 +93,7 @@ impl Reloader {
 /// # Errors
 ///
 /// Where no handler can be installed.
-pub(super) fn at_hup(reload: impl AsyncFn() -> Result<String, String>) -> io::Result<impl Future<Output = ()>> {
+pub(super) fn on_hangup(reload: impl AsyncFn() -> Result<String, String>) -> io::Result<impl Future<Output = ()>> {
     let mut hup = signal(SignalKind::hangup())?;
     Ok(async move {
         while hup.recv().await.is_some() {
@@ -106,7 +106,7 @@ pub(super) fn at_hup(reload: impl AsyncFn() -> Result<String, String>) -> io::Re
 }
 
 /// What came of it, by keys: those that have changed, and those that wait for a restart.
-pub(super) fn said(now: &[String], later: &[String]) -> String {
+pub(super) fn reload_message(now: &[String], later: &[String]) -> String {
     match (now.is_empty(), later.is_empty()) {
         (true, true) => "the configuration is as it was".to_owned(),
         (false, true) => format!("changed: {}", now.join(", ")),
@@ -116,7 +116,7 @@ pub(super) fn said(now: &[String], later: &[String]) -> String {
 }
 
 /// The keys that take effect while a worker runs.
-fn take_over(running: &mut Config, new: &Config) {
+fn apply_reloadable(running: &mut Config, new: &Config) {
     let kept = running.worker.clone();
     running.worker = new.worker.clone();
     running.worker.id = kept.id;
@@ -137,13 +137,13 @@ fn take_over(running: &mut Config, new: &Config) {
 }
 
 /// The keys whose values differ, and the tables that have come or gone as a whole.
-pub(super) fn changed(one: &Config, other: &Config) -> Vec<String> {
-    let (one, other) = (flat(one), flat(other));
+pub(super) fn changed_keys(one: &Config, other: &Config) -> Vec<String> {
+    let (one, other) = (flatten(one), flatten(other));
     let keys = one.keys().chain(other.keys().filter(|key| !one.contains_key(*key)));
     let differ = keys.filter(|key| one.get(*key) != other.get(*key));
-    let named = |key: &String| match table(key) {
-        Some(table) if !is_in(&one, table) => format!("{table} (new)"),
-        Some(table) if !is_in(&other, table) => format!("{table} (gone)"),
+    let named = |key: &String| match named_table(key) {
+        Some(table) if !has_table(&one, table) => format!("{table} (new)"),
+        Some(table) if !has_table(&other, table) => format!("{table} (gone)"),
         Some(_) | None => key.clone(),
     };
     let named: BTreeSet<String> = differ.map(named).collect();
@@ -151,32 +151,32 @@ pub(super) fn changed(one: &Config, other: &Config) -> Vec<String> {
 }
 
 /// The table with a name of its own that a key is in, such as `source.ci`.
-fn table(key: &str) -> Option<&str> {
+fn named_table(key: &str) -> Option<&str> {
     let (kind, rest) = key.split_once('.')?;
     let (name, _) = rest.split_once('.')?;
-    key.get(..kind.len() + 1 + name.len()).filter(|_| NAMED.contains(&kind))
+    key.get(..kind.len() + 1 + name.len()).filter(|_| NAMED_TABLES.contains(&kind))
 }
 
 /// Tables of tables whose names are the operator's.
-const NAMED: [&str; 4] = ["source", "handler", "pool", "demand"];
+const NAMED_TABLES: [&str; 4] = ["source", "handler", "pool", "demand"];
 
-fn is_in(flat: &BTreeMap<String, Value>, named: &str) -> bool {
-    flat.keys().any(|key| table(key) == Some(named))
+fn has_table(flat: &BTreeMap<String, Value>, named: &str) -> bool {
+    flat.keys().any(|key| named_table(key) == Some(named))
 }
 
 /// Every value by its dotted key. Secrets are masked, so that a changed one is not seen here; its file is read at a start.
-fn flat(config: &Config) -> BTreeMap<String, Value> {
+fn flatten(config: &Config) -> BTreeMap<String, Value> {
     let mut flat = BTreeMap::new();
-    spread("", serde_json::to_value(config).unwrap_or_default(), &mut flat);
+    flatten_into("", serde_json::to_value(config).unwrap_or_default(), &mut flat);
     flat
 }
 
-fn spread(key: &str, value: Value, flat: &mut BTreeMap<String, Value>) {
+fn flatten_into(key: &str, value: Value, flat: &mut BTreeMap<String, Value>) {
     match value {
         Value::Object(entries) => {
             for (name, value) in entries {
                 let key = if key.is_empty() { name } else { format!("{key}.{name}") };
-                spread(&key, value, flat);
+                flatten_into(&key, value, flat);
             }
         }
         value @ (Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_)) => {
@@ -198,8 +198,8 @@ mod tests {
         new.log.level = "debug".parse().unwrap();
         new.host.spot_file = Some("/run/host-goes".parse().unwrap());
         let before = running.clone();
-        take_over(&mut running, &new);
-        assert_eq!(changed(&before, &running), ["log.level", "worker.capacity"]);
-        assert_eq!(changed(&running, &new), ["host.spot_file", "worker.group"]);
+        apply_reloadable(&mut running, &new);
+        assert_eq!(changed_keys(&before, &running), ["log.level", "worker.capacity"]);
+        assert_eq!(changed_keys(&running, &new), ["host.spot_file", "worker.group"]);
     }
 }

@@ -5,22 +5,22 @@ use std::convert::Infallible;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use super::control::status::one_line;
 use super::exit::{Exit, Failure};
-use super::steer::status::one_line;
 use crate::worker::{Command, Control, Note};
 
 /// A signal that asks a worker to go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Asked {
+enum ExitSignal {
     /// TERM or INT.
-    Leave,
+    Terminate,
     /// QUIT.
-    LeaveNow,
+    Quit,
 }
 
 /// What is done about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Step {
+enum ShutdownStep {
     Drain,
     HandBack,
     Abort,
@@ -29,46 +29,46 @@ enum Step {
 /// How far the ladder has been climbed. It is never climbed down, and whichever of two signals that come together is heard
 /// first, they lead to the same step.
 #[derive(Debug, Default)]
-struct Ladder {
+struct Escalation {
     /// How often it was asked to leave.
-    leaves: u8,
-    now: bool,
+    terminate_count: u8,
+    quit_received: bool,
 }
 
-impl Ladder {
-    fn climb(&mut self, asked: Asked) -> Step {
+impl Escalation {
+    fn escalate(&mut self, asked: ExitSignal) -> ShutdownStep {
         match asked {
-            Asked::Leave => self.leaves = self.leaves.saturating_add(1),
-            Asked::LeaveNow => self.now = true,
+            ExitSignal::Terminate => self.terminate_count = self.terminate_count.saturating_add(1),
+            ExitSignal::Quit => self.quit_received = true,
         }
-        let at_least = if self.now { Step::HandBack } else { Step::Drain };
-        at_least.max(match self.leaves {
-            0 | 1 => Step::Drain,
-            2 => Step::HandBack,
-            _ => Step::Abort,
+        let at_least = if self.quit_received { ShutdownStep::HandBack } else { ShutdownStep::Drain };
+        at_least.max(match self.terminate_count {
+            0 | 1 => ShutdownStep::Drain,
+            2 => ShutdownStep::HandBack,
+            _ => ShutdownStep::Abort,
         })
     }
 }
 
 /// The signals that ask a worker to go, from when it was made. One that comes before somebody waits for it is kept.
 #[derive(Debug)]
-pub(super) struct Signals {
+pub(super) struct ExitSignals {
     term: Signal,
     int: Signal,
     quit: Signal,
 }
 
-impl Signals {
+impl ExitSignals {
     /// Listens from now on; the process no longer ends by itself at one of them.
     ///
     /// # Errors
     ///
-    /// [`Exit::Unfit`] where no handler can be installed.
+    /// [`Exit::HostUnusable`] where no handler can be installed.
     pub(super) fn listen() -> Result<Self, Failure> {
         Ok(Self {
-            term: kept(SignalKind::terminate())?,
-            int: kept(SignalKind::interrupt())?,
-            quit: kept(SignalKind::quit())?,
+            term: subscribe(SignalKind::terminate())?,
+            int: subscribe(SignalKind::interrupt())?,
+            quit: subscribe(SignalKind::quit())?,
         })
     }
 
@@ -81,11 +81,11 @@ impl Signals {
         self.receive().await;
     }
 
-    async fn receive(&mut self) -> Received {
+    async fn receive(&mut self) -> ReceivedSignal {
         tokio::select! {
-            _ = self.term.recv() => Received { name: "TERM", asked: Asked::Leave },
-            _ = self.int.recv() => Received { name: "INT", asked: Asked::Leave },
-            _ = self.quit.recv() => Received { name: "QUIT", asked: Asked::LeaveNow },
+            _ = self.term.recv() => ReceivedSignal { name: "TERM", signal: ExitSignal::Terminate },
+            _ = self.int.recv() => ReceivedSignal { name: "INT", signal: ExitSignal::Terminate },
+            _ = self.quit.recv() => ReceivedSignal { name: "QUIT", signal: ExitSignal::Quit },
         }
     }
 
@@ -94,26 +94,26 @@ impl Signals {
     /// # Cancel safety
     ///
     /// Cancel safe; signals are then no longer answered.
-    pub(super) async fn obey(mut self, control: Control) {
-        let mut ladder = Ladder::default();
+    pub(super) async fn apply_to(mut self, control: Control) {
+        let mut ladder = Escalation::default();
         loop {
-            let Received { name, asked } = self.receive().await;
-            match ladder.climb(asked) {
-                Step::Drain => {
+            let ReceivedSignal { name, signal: asked } = self.receive().await;
+            match ladder.escalate(asked) {
+                ShutdownStep::Drain => {
                     tracing::info!(
                         signal = name,
                         "draining: no new claims, running tasks finish; once more hands them back"
                     );
                     control.command(Command::Drain { within: None }, Note::of(&format!("SIG{name}"))).await;
                 }
-                Step::HandBack => {
+                ShutdownStep::HandBack => {
                     tracing::warn!(
                         signal = name,
                         "handing back what runs; a third TERM or INT ends at once without handing back"
                     );
-                    control.command(Command::HandBack { within: None }, Note::of(&format!("SIG{name}"))).await;
+                    control.command(Command::Release { within: None }, Note::of(&format!("SIG{name}"))).await;
                 }
-                Step::Abort => {
+                ShutdownStep::Abort => {
                     tracing::error!(signal = name, "ending at once; claims are left to expire");
                     control.command(Command::Abort, Note::of(&format!("SIG{name}"))).await;
                     return;
@@ -125,20 +125,20 @@ impl Signals {
 
 /// The signals that ask a worker for something else than to go.
 #[derive(Debug)]
-pub(super) struct Others {
+pub(super) struct ControlSignals {
     tstp: Signal,
     cont: Signal,
     usr1: Signal,
 }
 
-impl Others {
+impl ControlSignals {
     /// Listens from now on; the process is no longer stopped or ended by them.
     ///
     /// # Errors
     ///
-    /// [`Exit::Unfit`] where no handler can be installed.
+    /// [`Exit::HostUnusable`] where no handler can be installed.
     pub(super) fn listen() -> Result<Self, Failure> {
-        let kept = |number| kept(SignalKind::from_raw(number));
+        let kept = |number| subscribe(SignalKind::from_raw(number));
         Ok(Self { tstp: kept(TSTP)?, cont: kept(CONT)?, usr1: kept(USR1)? })
     }
 
@@ -147,19 +147,19 @@ impl Others {
     /// # Cancel safety
     ///
     /// Cancel safe; signals are then no longer answered.
-    pub(super) async fn obey(mut self, control: Control) -> Infallible {
+    pub(super) async fn apply_to(mut self, control: Control) -> Infallible {
         loop {
             tokio::select! {
                 _ = self.tstp.recv() => control.command(Command::Pause { span: None }, Note::of("SIGTSTP")).await,
                 _ = self.cont.recv() => {
                     // Any process that was stopped is told to go on; only a pause of the same kind ends by it.
-                    let note = control.look().await.and_then(|view| view.note);
+                    let note = control.status().await.and_then(|view| view.note);
                     if note.is_some_and(|note| note.by == "SIGTSTP") {
                         control.command(Command::Resume, Note::of("SIGCONT")).await;
                     }
                 }
                 _ = self.usr1.recv() => {
-                    if let Some(view) = control.look().await {
+                    if let Some(view) = control.status().await {
                         tracing::info!("state: {}", one_line(&view));
                     }
                 }
@@ -172,42 +172,48 @@ const TSTP: i32 = rustix::process::Signal::TSTP.as_raw();
 const CONT: i32 = rustix::process::Signal::CONT.as_raw();
 const USR1: i32 = rustix::process::Signal::USR1.as_raw();
 
-fn kept(kind: SignalKind) -> Result<Signal, Failure> {
-    signal(kind).map_err(|error| Failure::new(Exit::Unfit, format!("no signals can be received: {error}")))
+fn subscribe(kind: SignalKind) -> Result<Signal, Failure> {
+    signal(kind).map_err(|error| Failure::new(Exit::HostUnusable, format!("no signals can be received: {error}")))
 }
 
-struct Received {
+struct ReceivedSignal {
     name: &'static str,
-    asked: Asked,
+    signal: ExitSignal,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn climb(asked: &[Asked]) -> Vec<Step> {
-        let mut ladder = Ladder::default();
-        asked.iter().map(|asked| ladder.climb(*asked)).collect()
+    fn climb(asked: &[ExitSignal]) -> Vec<ShutdownStep> {
+        let mut ladder = Escalation::default();
+        asked.iter().map(|asked| ladder.escalate(*asked)).collect()
     }
 
     #[test]
     fn three_times_asked_to_leave_is_drain_hand_back_abort() {
-        assert_eq!(climb(&[Asked::Leave; 4]), [Step::Drain, Step::HandBack, Step::Abort, Step::Abort]);
+        assert_eq!(
+            climb(&[ExitSignal::Terminate; 4]),
+            [ShutdownStep::Drain, ShutdownStep::HandBack, ShutdownStep::Abort, ShutdownStep::Abort]
+        );
     }
 
     #[test]
     fn quit_hands_back_and_never_aborts() {
-        assert_eq!(climb(&[Asked::LeaveNow; 3]), [Step::HandBack; 3]);
+        assert_eq!(climb(&[ExitSignal::Quit; 3]), [ShutdownStep::HandBack; 3]);
         assert_eq!(
-            climb(&[Asked::Leave, Asked::LeaveNow, Asked::Leave, Asked::LeaveNow]),
-            [Step::Drain, Step::HandBack, Step::HandBack, Step::HandBack]
+            climb(&[ExitSignal::Terminate, ExitSignal::Quit, ExitSignal::Terminate, ExitSignal::Quit]),
+            [ShutdownStep::Drain, ShutdownStep::HandBack, ShutdownStep::HandBack, ShutdownStep::HandBack]
         );
     }
 
     #[test]
     fn who_is_told_to_hand_back_is_not_ended_by_whoever_asks_it_to_leave() {
         // A service manager sends its TERM to a worker that an operator has sent a QUIT.
-        let asked = [Asked::LeaveNow, Asked::Leave, Asked::Leave, Asked::Leave];
-        assert_eq!(climb(&asked), [Step::HandBack, Step::HandBack, Step::HandBack, Step::Abort]);
+        let asked = [ExitSignal::Quit, ExitSignal::Terminate, ExitSignal::Terminate, ExitSignal::Terminate];
+        assert_eq!(
+            climb(&asked),
+            [ShutdownStep::HandBack, ShutdownStep::HandBack, ShutdownStep::HandBack, ShutdownStep::Abort]
+        );
     }
 }

@@ -6,29 +6,29 @@ use std::sync::Arc;
 
 use clap::Args;
 
-use super::doctor::host::too_few_files;
-use super::exit::{Ended, Exit, Failure};
+use super::config_args::{self, ConfigArgs, WorkerFlags};
+use super::doctor::host::open_files_warning;
+use super::exit::{Exit, ExitResult, Failure};
 use super::reload::Reloader;
-use super::settings::{self, Settings, WorkerFlags};
-use super::signals::{Others, Signals};
-use super::{assemble, requests, spot, supervised};
+use super::signals::{ControlSignals, ExitSignals};
+use super::{amqp_setup, systemd_notify, termination_watch, worker_setup};
 use crate::config::schema::{self, Config};
-use crate::config::{Environment, telemetry};
-use crate::control::server::{Desk, Reload, Socket};
-use crate::control::{Status, server, socket_in};
-use crate::host::containment::{bequeath_nothing, harden};
-use crate::host::systemd::{Manager, Word};
-use crate::limits::ABORT_WAIT;
-use crate::observe::http::{self, Door, Look};
+use crate::config::{Environment, collector};
+use crate::control::worker_api::{ReloadFn, ServedWorker, Socket};
+use crate::control::{WorkerStatusReply, socket_in, worker_api};
+use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
+use crate::host::service_manager::{NotifyMessage, ServiceManager};
+use crate::limits::ABORT_TIMEOUT;
 use crate::observe::log;
 use crate::observe::traces::Export;
+use crate::observe::worker_http::{self, HttpListener, WorkerSnapshotFn};
 use crate::worker::{self, Control, Worker};
 
 /// `journeyman worker`
 #[derive(Debug, Args)]
 pub(super) struct WorkerArgs {
     #[command(flatten)]
-    settings: Settings<WorkerFlags>,
+    settings: ConfigArgs<WorkerFlags>,
 }
 
 /// Runs it.
@@ -36,8 +36,8 @@ pub(super) struct WorkerArgs {
 /// # Errors
 ///
 /// A configuration that cannot be used, a work folder or a control socket that cannot be had.
-pub(super) async fn run(arguments: WorkerArgs, environment: &Environment) -> Ended {
-    Box::pin(run_made_by(assemble::worker, arguments, environment)).await
+pub(super) async fn run(arguments: WorkerArgs, environment: &Environment) -> ExitResult {
+    Box::pin(run_with(worker_setup::build_worker, arguments, environment)).await
 }
 
 /// Runs what `make` makes of the configuration.
@@ -45,30 +45,30 @@ pub(super) async fn run(arguments: WorkerArgs, environment: &Environment) -> End
 /// # Errors
 ///
 /// As [`run`].
-pub(super) async fn run_made_by(
+pub(super) async fn run_with(
     make: fn(&Config, &Environment) -> Result<Worker, Failure>,
     arguments: WorkerArgs,
     environment: &Environment,
-) -> Ended {
+) -> ExitResult {
     let loaded = arguments.settings.load(environment)?;
-    log::start(&loaded.config.log, log::color(environment));
-    settings::log_warnings(&loaded);
-    if let Some(told) = too_few_files(&loaded.config)? {
+    log::start(&loaded.config.log, log::color_from_environment(environment));
+    config_args::log_warnings(&loaded);
+    if let Some(told) = open_files_warning(&loaded.config)? {
         tracing::warn!("{told}");
     }
-    harden();
+    harden_process();
     let worker = make(&loaded.config, environment)?;
-    bequeath_nothing();
-    let export = traced(&loaded.config, environment);
-    let worker = recorded(worker, export.as_ref());
+    close_inherited_fds_on_exec();
+    let export = start_trace_export(&loaded.config, environment);
+    let worker = with_trace_export(worker, export.as_ref());
     let control = worker.control();
-    let obey = Signals::listen()?.obey(control.clone());
-    let others = Others::listen()?.obey(control.clone());
-    let watch = spot::watch(&loaded.config, control.clone())?;
+    let obey = ExitSignals::listen()?.apply_to(control.clone());
+    let others = ControlSignals::listen()?.apply_to(control.clone());
+    let watch = termination_watch::watch_notices(&loaded.config, control.clone())?;
     let config = loaded.config.clone();
-    let manager = Manager::of_process(environment.get("NOTIFY_SOCKET"))
-        .map_err(|error| Failure::new(Exit::Unfit, format!("no thread for the service manager: {error}")))?;
-    let teller = manager.as_ref().map(|manager| manager.teller.clone());
+    let manager = ServiceManager::from_socket_variable(environment.get("NOTIFY_SOCKET"))
+        .map_err(|error| Failure::new(Exit::HostUnusable, format!("no thread for the service manager: {error}")))?;
+    let teller = manager.as_ref().map(|manager| manager.sender.clone());
     let reloader = Arc::new(Reloader::new(
         arguments.settings,
         environment.clone(),
@@ -76,7 +76,7 @@ pub(super) async fn run_made_by(
         loaded.config,
         teller.clone(),
     ));
-    let reload: Arc<Reload> = {
+    let reload: Arc<ReloadFn> = {
         let reloader = Arc::clone(&reloader);
         Arc::new(move || {
             let reloader = Arc::clone(&reloader);
@@ -93,17 +93,18 @@ pub(super) async fn run_made_by(
     let watchdog = manager.as_ref().and_then(|manager| manager.watchdog);
     let told = async {
         match teller {
-            Some(teller) => supervised::tell(teller, watchdog, || control.look()).await,
+            Some(teller) => systemd_notify::report_status(teller, watchdog, || control.status()).await,
             None => std::future::pending().await,
         }
     };
-    let watched = watched(&config, &control).await?;
-    let answers = answer(&config, control.clone(), reload)?;
-    let reports = requests::reports(&config, &control, environment)?;
-    let hup =
-        reloader.at_hup().map_err(|error| Failure::new(Exit::Unfit, format!("no signals can be received: {error}")))?;
+    let watched = serve_http(&config, &control).await?;
+    let answers = serve_control_socket(&config, control.clone(), reload)?;
+    let reports = amqp_setup::report_activity(&config, &control, environment)?;
+    let hup = reloader
+        .on_hangup()
+        .map_err(|error| Failure::new(Exit::HostUnusable, format!("no signals can be received: {error}")))?;
     let ended = tokio::select! {
-        ended = until_gone(worker, attend) => ended,
+        ended = run_until_exit(worker, attend) => ended,
         broken = answers => Err(broken),
         () = watched => Err(Failure::new(Exit::Internal, "the status page is no longer served")),
         () = hup => Err(Failure::new(Exit::Internal, "signals are no longer received")),
@@ -118,18 +119,18 @@ pub(super) async fn run_made_by(
         let exit = ended.as_ref().map_or_else(|failure| failure.exit, |exit| *exit);
         // The last teller but the manager's own.
         drop(reloader);
-        manager.teller.tell(vec![Word::Stopping, Word::Status(exit.meaning().to_owned())]);
+        manager.sender.send(vec![NotifyMessage::Stopping, NotifyMessage::Status(exit.description().to_owned())]);
         manager.close().await;
     }
     ended
 }
 
 /// The export of traces, where somebody wants them. What is wrong with it keeps no worker from working.
-pub(super) fn traced(config: &Config, environment: &Environment) -> Option<Export> {
-    let name = assemble::Name::of(config);
-    let started = telemetry::collector(&config.telemetry, environment).and_then(|collector| {
+pub(super) fn start_trace_export(config: &Config, environment: &Environment) -> Option<Export> {
+    let name = worker_setup::WorkerIdentity::from_config(config);
+    let started = collector::collector_config(&config.telemetry, environment).and_then(|collector| {
         let Some(collector) = collector else { return Ok(None) };
-        crate::redact::hide(collector.headers.iter().map(|header| header.value.as_str())).for_good();
+        crate::redact::hide(collector.headers.iter().map(|header| header.value.as_str())).until_exit();
         Export::start(collector, &name.id, &name.group).map(Some)
     });
     started.unwrap_or_else(|why| {
@@ -139,15 +140,15 @@ pub(super) fn traced(config: &Config, environment: &Environment) -> Option<Expor
 }
 
 /// The same worker, whose claims are told to the export.
-pub(super) fn recorded(worker: Worker, export: Option<&Export>) -> Worker {
+pub(super) fn with_trace_export(worker: Worker, export: Option<&Export>) -> Worker {
     match export {
-        Some(export) => worker.recorded_by(export.recorder()),
+        Some(export) => worker.with_trace_recorder(export.recorder()),
         None => worker,
     }
 }
 
 /// Where a worker of this configuration takes orders.
-pub(super) fn socket_of(config: &Config) -> PathBuf {
+pub(super) fn control_socket(config: &Config) -> PathBuf {
     config.control.socket.as_ref().map_or_else(|| socket_in(&config.worker.work_dir.0), |socket| socket.0.clone())
 }
 
@@ -156,16 +157,17 @@ pub(super) fn socket_of(config: &Config) -> PathBuf {
 /// # Errors
 ///
 /// Where the socket cannot be had.
-pub(super) fn answer(
+pub(super) fn serve_control_socket(
     config: &Config,
     control: Control,
-    reload: Arc<Reload>,
+    reload: Arc<ReloadFn>,
 ) -> Result<impl Future<Output = Failure>, Failure> {
-    let unfit = |error: std::io::Error| Failure::new(Exit::Unfit, format!("the control socket cannot be had: {error}"));
-    let socket = Socket::listen(&socket_of(config)).map_err(unfit)?;
-    let name = assemble::Name::of(config);
-    let desk = Desk { id: name.id, group: name.group, control, reload };
-    Ok(async move { match server::serve(socket, desk).await {} })
+    let unfit =
+        |error: std::io::Error| Failure::new(Exit::HostUnusable, format!("the control socket cannot be had: {error}"));
+    let socket = Socket::listen(&control_socket(config)).map_err(unfit)?;
+    let name = worker_setup::WorkerIdentity::from_config(config);
+    let desk = ServedWorker { id: name.id, group: name.group, control, reload };
+    Ok(async move { match worker_api::serve(socket, desk).await {} })
 }
 
 /// Serves health, metrics and the status page where the configuration says so, for as long as it is polled.
@@ -173,17 +175,20 @@ pub(super) fn answer(
 /// # Errors
 ///
 /// Where the address cannot be had.
-pub(super) async fn watched(config: &Config, control: &Control) -> Result<impl Future<Output = ()> + use<>, Failure> {
-    let door = door(config, "health, metrics and a status page", "/").await?;
-    let name = assemble::Name::of(config);
+pub(super) async fn serve_http(
+    config: &Config,
+    control: &Control,
+) -> Result<impl Future<Output = ()> + use<>, Failure> {
+    let door = listen_http(config, "health, metrics and a status page", "/").await?;
+    let name = worker_setup::WorkerIdentity::from_config(config);
     let control = control.clone();
-    let look: Arc<Look> = Arc::new(move || {
+    let look: Arc<WorkerSnapshotFn> = Arc::new(move || {
         let (control, name) = (control.clone(), name.clone());
-        Box::pin(async move { Some(Status::of(name.id, name.group, control.look().await?)) })
+        Box::pin(async move { Some(WorkerStatusReply::new(name.id, name.group, control.status().await?)) })
     });
     Ok(async move {
         match door {
-            Some(door) => match http::serve(door, look).await {},
+            Some(door) => match worker_http::serve(door, look).await {},
             None => std::future::pending().await,
         }
     })
@@ -194,14 +199,14 @@ pub(super) async fn watched(config: &Config, control: &Control) -> Result<impl F
 /// # Errors
 ///
 /// Where the address cannot be had.
-pub(super) async fn door(config: &Config, what: &str, path: &str) -> Result<Option<Door>, Failure> {
+pub(super) async fn listen_http(config: &Config, what: &str, path: &str) -> Result<Option<HttpListener>, Failure> {
     let Some(listen) = config.http.listen else { return Ok(None) };
     let reach = match config.http.reach {
-        schema::Reach::Loopback => http::Reach::Loopback,
-        schema::Reach::Network => http::Reach::Network,
+        schema::Reach::Loopback => worker_http::Exposure::Loopback,
+        schema::Reach::Network => worker_http::Exposure::Network,
     };
-    let unfit = |error| Failure::new(Exit::Unfit, format!("the status page cannot be served: {error}"));
-    let door = Door::listen(listen.0, reach).await.map_err(unfit)?;
+    let unfit = |error| Failure::new(Exit::HostUnusable, format!("the status page cannot be served: {error}"));
+    let door = HttpListener::listen(listen.0, reach).await.map_err(unfit)?;
     let address = door.address().map_err(unfit)?;
     tracing::info!(%address, "{what}: http://{address}{path}");
     Ok(Some(door))
@@ -212,43 +217,43 @@ pub(super) async fn door(config: &Config, what: &str, path: &str) -> Result<Opti
 /// # Errors
 ///
 /// A work folder that cannot be made.
-pub(super) async fn until_gone(worker: Worker, obey: impl Future<Output = ()>) -> Ended {
+pub(super) async fn run_until_exit(worker: Worker, obey: impl Future<Output = ()>) -> ExitResult {
     let mut running = Box::pin(worker.run());
     let gone = tokio::select! {
         gone = &mut running => Some(gone),
-        () = obey => tokio::time::timeout(ABORT_WAIT, &mut running).await.ok(),
+        () = obey => tokio::time::timeout(ABORT_TIMEOUT, &mut running).await.ok(),
     };
     match gone {
         None => Ok(Exit::Aborted),
-        Some(Ok(why)) => ended(why),
-        Some(Err(error)) => Err(Failure::new(Exit::Unfit, error.to_string())),
+        Some(Ok(why)) => exit_result(why),
+        Some(Err(error)) => Err(Failure::new(Exit::HostUnusable, error.to_string())),
     }
 }
 
 /// What the end of a worker means for whoever started the process.
-fn ended(why: worker::Exit) -> Ended {
+fn exit_result(why: worker::ExitReason) -> ExitResult {
     match why {
-        worker::Exit::Drained => Ok(Exit::Done),
-        worker::Exit::Idle => Ok(Exit::Idle),
-        worker::Exit::Limit => Ok(Exit::Limit),
-        worker::Exit::HandedBack | worker::Exit::DrainDeadline => Ok(Exit::HandedBack),
-        worker::Exit::HostGoes => Ok(Exit::HostGoes),
-        worker::Exit::CredentialsRefused => Err(Failure::new(
+        worker::ExitReason::Drained => Ok(Exit::Success),
+        worker::ExitReason::Idle => Ok(Exit::Idle),
+        worker::ExitReason::LimitReached => Ok(Exit::LimitReached),
+        worker::ExitReason::Released | worker::ExitReason::DrainDeadline => Ok(Exit::HandedBack),
+        worker::ExitReason::HostTerminating => Ok(Exit::HostTerminating),
+        worker::ExitReason::CredentialsRejected => Err(Failure::new(
             Exit::Denied,
             "the queue has refused our credentials again and again; the log says in its words why: check client id, access \
              token, scopes and this host's clock, or user and password of a broker (`journeyman doctor` does)",
         )),
-        worker::Exit::Misconfigured => Err(Failure::new(
+        worker::ExitReason::Misconfigured => Err(Failure::new(
             Exit::Config,
             "the queue calls our requests wrong and has accepted none, so the fault lies in our own configuration; the log \
              says in its words what is wrong: check task_queue, worker.id and worker.group. What was refused so stays in the queue",
         )),
-        worker::Exit::FolderLost => Err(Failure::new(
-            Exit::Unfit,
+        worker::ExitReason::WorkDirLost => Err(Failure::new(
+            Exit::HostUnusable,
             "the work folder was removed or replaced under this worker: start it again, and see what removes files there",
         )),
-        worker::Exit::Aborted => Ok(Exit::Aborted),
-        worker::Exit::Occupied => Ok(Exit::Survivors),
+        worker::ExitReason::Aborted => Ok(Exit::Aborted),
+        worker::ExitReason::ProcessesLeft => Ok(Exit::ProcessesLeft),
     }
 }
 
@@ -259,13 +264,13 @@ mod tests {
     #[test]
     fn an_end_that_only_a_person_can_mend_says_what_to_look_at() {
         for (why, exit, word) in [
-            (worker::Exit::Misconfigured, Exit::Config, "task_queue"),
-            (worker::Exit::CredentialsRefused, Exit::Denied, "token"),
+            (worker::ExitReason::Misconfigured, Exit::Config, "task_queue"),
+            (worker::ExitReason::CredentialsRejected, Exit::Denied, "token"),
         ] {
-            let failure = ended(why).unwrap_err();
+            let failure = exit_result(why).unwrap_err();
             assert_eq!(failure.exit, exit);
             assert!(failure.message.contains(word), "{}", failure.message);
         }
-        assert_eq!(ended(worker::Exit::Drained).unwrap(), Exit::Done);
+        assert_eq!(exit_result(worker::ExitReason::Drained).unwrap(), Exit::Success);
     }
 }

@@ -15,37 +15,37 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::{Answer, Call, CallError, Part};
-use crate::amqp::{self, Broker, Provisional, headers};
-use crate::limits::{ANSWERS_WAITING_MAX, CALLS_MAX, EXCHANGE_KNOWN};
-use crate::source::Refused;
+use super::{ReplyPosition, RpcError, RpcReply, RpcRequest};
+use crate::amqp::{self, Broker, CloseOnDrop, headers};
+use crate::limits::{ANSWERS_QUEUED_MAX, CALLS_MAX, EXCHANGE_CACHE_TTL};
+use crate::source::CallError;
 
 /// Where a broker puts answers for whoever consumes from it on the same channel.
-const REPLY_TO: &str = "amq.rabbitmq.reply-to";
+const DIRECT_REPLY_TO: &str = "amq.rabbitmq.reply-to";
 
 /// What happened to a call.
 #[derive(Debug)]
 pub(super) enum Event {
-    Answer(Answer),
-    Failed(CallError),
+    Reply(RpcReply),
+    Failed(RpcError),
 }
 
 /// A call that an answer is awaited to. Dropping it forgets the call.
 #[derive(Debug)]
-pub(super) struct Pending {
+pub(super) struct PendingCall {
     id: String,
     events: mpsc::Receiver<Event>,
     session: Arc<Session>,
 }
 
-impl Pending {
+impl PendingCall {
     pub(super) async fn next(&mut self) -> Event {
-        let over = || if self.session.stands() { CallError::Overrun } else { CallError::Lost };
+        let over = || if self.session.is_open() { RpcError::Overrun } else { RpcError::ConnectionLost };
         self.events.recv().await.unwrap_or_else(|| Event::Failed(over()))
     }
 }
 
-impl Drop for Pending {
+impl Drop for PendingCall {
     fn drop(&mut self) {
         self.session.calls.lock().remove(&self.id);
     }
@@ -53,29 +53,29 @@ impl Drop for Pending {
 
 /// The calls under way, by correlation id.
 #[derive(Debug)]
-struct Calls {
-    waiting: Mutex<HashMap<String, Waiting>>,
-    strays: Arc<AtomicU64>,
+struct PendingCalls {
+    by_id: Mutex<HashMap<String, CallEntry>>,
+    late_replies: Arc<AtomicU64>,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct CallEntry {
     events: mpsc::Sender<Event>,
     exchange: String,
-    key: String,
+    routing_key: String,
 }
 
-impl Calls {
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Waiting>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+impl PendingCalls {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, CallEntry>> {
+        self.by_id.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tells a call. One that is over is not there any more.
-    fn tell(&self, id: &str, event: Event) {
+    fn deliver(&self, id: &str, event: Event) {
         let mut calls = self.lock();
         let Some(waiting) = calls.get(id) else {
-            if matches!(event, Event::Answer(_)) {
-                self.strays.fetch_add(1, Ordering::Relaxed);
+            if matches!(event, Event::Reply(_)) {
+                self.late_replies.fetch_add(1, Ordering::Relaxed);
             }
             return;
         };
@@ -92,12 +92,12 @@ pub(super) struct Session {
     channel: Channel,
     /// Where one request at a time is published, so that a return is that request's: lapin hands a return to whichever
     /// confirm comes next.
-    alone: tokio::sync::Mutex<Channel>,
-    calls: Arc<Calls>,
-    confirms: mpsc::Sender<Sent>,
+    detached_channel: tokio::sync::Mutex<Channel>,
+    calls: Arc<PendingCalls>,
+    confirms: mpsc::Sender<UnconfirmedRequest>,
     /// When an exchange was last seen.
-    known: Mutex<HashMap<String, Instant>>,
-    stands: watch::Receiver<Stands>,
+    exchanges_seen: Mutex<HashMap<String, Instant>>,
+    status: watch::Receiver<SessionStatus>,
     _dispatcher: JoinSet<()>,
 }
 
@@ -108,108 +108,109 @@ impl std::fmt::Debug for Session {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stands {
-    Yes,
-    No,
+enum SessionStatus {
+    Open,
+    Closed,
 }
 
 /// A request that was published and is not confirmed yet.
-struct Sent {
+struct UnconfirmedRequest {
     id: String,
     confirm: PublisherConfirm,
 }
 
-struct Confirmed {
+struct ConfirmResult {
     id: String,
-    answer: lapin::Result<Confirmation>,
+    result: lapin::Result<Confirmation>,
 }
 
 impl Session {
-    pub(super) async fn open(broker: &Broker, name: &str, strays: Arc<AtomicU64>) -> Result<Self, Refused> {
+    pub(super) async fn open(broker: &Broker, name: &str, strays: Arc<AtomicU64>) -> Result<Self, CallError> {
         let connection = broker.connect(name).await?;
         let opening = async {
             let channel = connection.create_channel().await?;
             channel.confirm_select(ConfirmSelectOptions::default()).await?;
             let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
-            let consumer = channel.basic_consume(REPLY_TO.into(), "".into(), options, FieldTable::default()).await?;
+            let consumer =
+                channel.basic_consume(DIRECT_REPLY_TO.into(), "".into(), options, FieldTable::default()).await?;
             let alone = connection.create_channel().await?;
             alone.confirm_select(ConfirmSelectOptions::default()).await?;
             lapin::Result::Ok((channel, consumer, alone))
         };
         // Who calls may lose patience meanwhile.
-        let unwanted = Provisional::of(&connection);
-        let (channel, consumer, alone) = opening.await.map_err(|error| broker.refused("open a channel", &error))?;
-        unwanted.keep();
-        let calls = Arc::new(Calls { waiting: Mutex::default(), strays });
+        let unwanted = CloseOnDrop::new(&connection);
+        let (channel, consumer, alone) = opening.await.map_err(|error| broker.call_error("open a channel", &error))?;
+        unwanted.disarm();
+        let calls = Arc::new(PendingCalls { by_id: Mutex::default(), late_replies: strays });
         let (confirms, sent) = mpsc::channel(CALLS_MAX);
-        let (lost, stands) = watch::channel(Stands::Yes);
+        let (lost, stands) = watch::channel(SessionStatus::Open);
         let mut dispatcher = JoinSet::new();
         dispatcher.spawn(dispatch(consumer, sent, Arc::clone(&calls), lost));
         Ok(Self {
             connection,
             channel,
-            alone: tokio::sync::Mutex::new(alone),
+            detached_channel: tokio::sync::Mutex::new(alone),
             calls,
             confirms,
-            known: Mutex::default(),
-            stands,
+            exchanges_seen: Mutex::default(),
+            status: stands,
             _dispatcher: dispatcher,
         })
     }
 
-    pub(super) fn stands(&self) -> bool {
-        *self.stands.borrow() == Stands::Yes && self.connection.status().connected()
+    pub(super) fn is_open(&self) -> bool {
+        *self.status.borrow() == SessionStatus::Open && self.connection.status().connected()
     }
 
     /// Publishes a request that answers are awaited to.
-    pub(super) async fn send(self: Arc<Self>, call: &Call, broker: &Broker) -> Result<Pending, CallError> {
-        self.look_for(&call.exchange, broker).await?;
+    pub(super) async fn send(self: Arc<Self>, call: &RpcRequest, broker: &Broker) -> Result<PendingCall, RpcError> {
+        self.check_exchange(&call.exchange, broker).await?;
         let id = uuid::Uuid::new_v4().to_string();
-        let (events, receiver) = mpsc::channel(ANSWERS_WAITING_MAX);
-        let waiting = Waiting { events, exchange: call.exchange.clone(), key: call.key.clone() };
+        let (events, receiver) = mpsc::channel(ANSWERS_QUEUED_MAX);
+        let waiting = CallEntry { events, exchange: call.exchange.clone(), routing_key: call.routing_key.clone() };
         self.calls.lock().insert(id.clone(), waiting);
         // From here on the call is forgotten when this is dropped.
-        let pending = Pending { id: id.clone(), events: receiver, session: Arc::clone(&self) };
-        let properties = properties(call, call.expires.or(Some(call.timeout)))?;
-        let properties = properties.with_correlation_id(id.as_str().into()).with_reply_to(REPLY_TO.into());
+        let pending = PendingCall { id: id.clone(), events: receiver, session: Arc::clone(&self) };
+        let properties = request_properties(call, call.message_ttl.or(Some(call.timeout)))?;
+        let properties = properties.with_correlation_id(id.as_str().into()).with_reply_to(DIRECT_REPLY_TO.into());
         let confirm = publish(&self.channel, call, properties).await?;
-        self.confirms.send(Sent { id, confirm }).await.map_err(|_| CallError::Lost)?;
+        self.confirms.send(UnconfirmedRequest { id, confirm }).await.map_err(|_| RpcError::ConnectionLost)?;
         Ok(pending)
     }
 
     /// Publishes a request that nobody waits for an answer to, and returns when the broker has it.
-    pub(super) async fn hand_over(&self, call: &Call, broker: &Broker) -> Result<(), CallError> {
-        self.look_for(&call.exchange, broker).await?;
-        let channel = self.alone.lock().await;
-        let confirm = publish(&channel, call, lasting(call)?).await?;
-        match confirm.await.map_err(|_| CallError::Lost)? {
+    pub(super) async fn send_detached(&self, call: &RpcRequest, broker: &Broker) -> Result<(), RpcError> {
+        self.check_exchange(&call.exchange, broker).await?;
+        let channel = self.detached_channel.lock().await;
+        let confirm = publish(&channel, call, persistent_properties(call)?).await?;
+        match confirm.await.map_err(|_| RpcError::ConnectionLost)? {
             Confirmation::Ack(None) => Ok(()),
             Confirmation::Ack(Some(_)) | Confirmation::Nack(Some(_)) => {
-                Err(CallError::NoGroup { exchange: call.exchange.clone(), key: call.key.clone() })
+                Err(RpcError::Unroutable { exchange: call.exchange.clone(), key: call.routing_key.clone() })
             }
-            Confirmation::Nack(None) | Confirmation::NotRequested => Err(CallError::NotTaken),
+            Confirmation::Nack(None) | Confirmation::NotRequested => Err(RpcError::Nacked),
         }
     }
 
     /// Publishes one of the same kind on a channel of its own on which nothing is confirmed. That it is closed in order says that
     /// the broker has read it.
-    pub(super) async fn hand_over_unconfirmed(&self, call: &Call, broker: &Broker) -> Result<(), CallError> {
-        self.look_for(&call.exchange, broker).await?;
-        let channel = self.connection.create_channel().await.map_err(|_| CallError::Lost)?;
-        let _unconfirmed = publish(&channel, call, lasting(call)?).await?;
+    pub(super) async fn send_unconfirmed(&self, call: &RpcRequest, broker: &Broker) -> Result<(), RpcError> {
+        self.check_exchange(&call.exchange, broker).await?;
+        let channel = self.connection.create_channel().await.map_err(|_| RpcError::ConnectionLost)?;
+        let _unconfirmed = publish(&channel, call, persistent_properties(call)?).await?;
         let closing = channel.close(lapin::protocol::constants::REPLY_SUCCESS, "OK".into());
-        closing.await.map_err(|_| CallError::Lost)
+        closing.await.map_err(|_| RpcError::ConnectionLost)
     }
 
     /// Whether the exchange is there. Asked now and then, on a channel of its own: publishing to one that is not would close the
     /// channel that all answers come by, which is what one that was just deleted still does.
-    async fn look_for(&self, exchange: &str, broker: &Broker) -> Result<(), CallError> {
-        let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_fresh = || known().get(exchange).is_some_and(|seen| seen.elapsed() < EXCHANGE_KNOWN);
+    async fn check_exchange(&self, exchange: &str, broker: &Broker) -> Result<(), RpcError> {
+        let known = || self.exchanges_seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_fresh = || known().get(exchange).is_some_and(|seen| seen.elapsed() < EXCHANGE_CACHE_TTL);
         if exchange.is_empty() || is_fresh() {
             return Ok(());
         }
-        let name = amqp::short("the name of the exchange", exchange)?;
+        let name = amqp::to_short_string("the name of the exchange", exchange)?;
         let looking = async {
             let channel = self.connection.create_channel().await?;
             let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
@@ -222,25 +223,27 @@ impl Session {
                 known().insert(exchange.to_owned(), Instant::now());
                 Ok(())
             }
-            Err(error) => Err(match amqp::code(&error) {
-                Some(amqp::NOT_FOUND) => CallError::NoPool(exchange.to_owned()),
-                Some(amqp::ACCESS_REFUSED) => CallError::Denied(broker.refused("look for the exchange", &error).what),
-                _ => CallError::Unreachable(broker.refused("look for the exchange", &error).what),
+            Err(error) => Err(match amqp::reply_code(&error) {
+                Some(amqp::NOT_FOUND) => RpcError::ExchangeNotFound(exchange.to_owned()),
+                Some(amqp::ACCESS_REFUSED) => {
+                    RpcError::Denied(broker.call_error("look for the exchange", &error).message)
+                }
+                _ => RpcError::Unreachable(broker.call_error("look for the exchange", &error).message),
             }),
         }
     }
 }
 
 /// Those of a request that is to outlast its author, and a restart of the broker.
-fn lasting(call: &Call) -> Result<BasicProperties, CallError> {
+fn persistent_properties(call: &RpcRequest) -> Result<BasicProperties, RpcError> {
     const PERSISTENT: u8 = 2;
-    properties(call, call.expires).map(|properties| properties.with_delivery_mode(PERSISTENT))
+    request_properties(call, call.message_ttl).map(|properties| properties.with_delivery_mode(PERSISTENT))
 }
 
-fn properties(call: &Call, expires: Option<Duration>) -> Result<BasicProperties, CallError> {
+fn request_properties(call: &RpcRequest, expires: Option<Duration>) -> Result<BasicProperties, RpcError> {
     let mut table = FieldTable::default();
     for (name, text) in &call.headers {
-        table.insert(amqp::short("the name of a header", name)?, AMQPValue::LongString(text.as_str().into()));
+        table.insert(amqp::to_short_string("the name of a header", name)?, AMQPValue::LongString(text.as_str().into()));
     }
     if let Some(path) = &call.path {
         table.insert("x-rpc-path".into(), AMQPValue::ByteArray(path.as_bytes().to_vec().into()));
@@ -250,30 +253,34 @@ fn properties(call: &Call, expires: Option<Duration>) -> Result<BasicProperties,
         properties = properties.with_expiration(expires.as_millis().to_string().as_str().into());
     }
     if let Some(id) = &call.message_id {
-        properties = properties.with_message_id(amqp::short("the message id", id)?);
+        properties = properties.with_message_id(amqp::to_short_string("the message id", id)?);
     }
     if let Some(kind) = &call.content_type {
-        properties = properties.with_content_type(amqp::short("the content type", kind)?);
+        properties = properties.with_content_type(amqp::to_short_string("the content type", kind)?);
     }
     if let Some(encoding) = &call.content_encoding {
-        properties = properties.with_content_encoding(amqp::short("the content encoding", encoding)?);
+        properties = properties.with_content_encoding(amqp::to_short_string("the content encoding", encoding)?);
     }
     Ok(properties)
 }
 
-async fn publish(channel: &Channel, call: &Call, properties: BasicProperties) -> Result<PublisherConfirm, CallError> {
-    let exchange = amqp::short("the name of the exchange", &call.exchange)?;
-    let key = amqp::short("the key", &call.key)?;
+async fn publish(
+    channel: &Channel,
+    call: &RpcRequest,
+    properties: BasicProperties,
+) -> Result<PublisherConfirm, RpcError> {
+    let exchange = amqp::to_short_string("the name of the exchange", &call.exchange)?;
+    let key = amqp::to_short_string("the key", &call.routing_key)?;
     let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
-    channel.basic_publish(exchange, key, options, &call.body, properties).await.map_err(|_| CallError::Lost)
+    channel.basic_publish(exchange, key, options, &call.body, properties).await.map_err(|_| RpcError::ConnectionLost)
 }
 
 /// Until the connection is lost or nobody holds it any more.
 async fn dispatch(
     mut consumer: Consumer,
-    mut sent: mpsc::Receiver<Sent>,
-    calls: Arc<Calls>,
-    lost: watch::Sender<Stands>,
+    mut sent: mpsc::Receiver<UnconfirmedRequest>,
+    calls: Arc<PendingCalls>,
+    lost: watch::Sender<SessionStatus>,
 ) {
     let mut confirms = JoinSet::new();
     loop {
@@ -282,34 +289,34 @@ async fn dispatch(
                 Some(Ok(delivery)) => on_delivery(&calls, delivery),
                 Some(Err(_)) | None => break,
             },
-            Some(Sent { id, confirm }) = sent.recv() => {
-                confirms.spawn(async move { Confirmed { id, answer: confirm.await } });
+            Some(UnconfirmedRequest { id, confirm }) = sent.recv() => {
+                confirms.spawn(async move { ConfirmResult { id, result: confirm.await } });
             }
-            Some(Ok(Confirmed { id, answer })) = confirms.join_next() => match answer {
+            Some(Ok(ConfirmResult { id, result })) = confirms.join_next() => match result {
                 Ok(confirmation) => on_confirmed(&calls, &id, confirmation),
                 Err(_) => break,
             },
         }
     }
-    lost.send_replace(Stands::No);
+    lost.send_replace(SessionStatus::Closed);
     calls.lock().clear();
 }
 
-fn on_delivery(calls: &Calls, delivery: Delivery) {
+fn on_delivery(calls: &PendingCalls, delivery: Delivery) {
     let Some(id) = delivery.properties.correlation_id().as_ref().map(|id| id.as_str().to_owned()) else { return };
     let none = FieldTable::default();
     let table = delivery.properties.headers().as_ref().unwrap_or(&none);
     let partial = table.inner().get("x-non-terminating-response") == Some(&AMQPValue::Boolean(true));
-    let answer = Answer {
+    let answer = RpcReply {
         status: headers::text(table, "x-status").map(str::to_owned),
         reason: headers::text(table, "x-reason").map(str::to_owned),
-        part: if partial { Part::Partial } else { Part::Last },
+        position: if partial { ReplyPosition::Partial } else { ReplyPosition::Last },
         body: delivery.data,
     };
-    calls.tell(&id, Event::Answer(answer));
+    calls.deliver(&id, Event::Reply(answer));
 }
 
-fn on_confirmed(calls: &Calls, id: &str, confirmation: Confirmation) {
+fn on_confirmed(calls: &PendingCalls, id: &str, confirmation: Confirmation) {
     match confirmation {
         Confirmation::Ack(None) | Confirmation::NotRequested => {}
         Confirmation::Ack(Some(returned)) => on_returned(calls, &returned),
@@ -317,20 +324,20 @@ fn on_confirmed(calls: &Calls, id: &str, confirmation: Confirmation) {
             if let Some(returned) = returned {
                 on_returned(calls, &returned);
             }
-            calls.tell(id, Event::Failed(CallError::NotTaken));
+            calls.deliver(id, Event::Failed(RpcError::Nacked));
         }
     }
 }
 
 /// The message says which call it is: lapin may have given it to another one's confirm.
-fn on_returned(calls: &Calls, returned: &BasicReturnMessage) {
+fn on_returned(calls: &PendingCalls, returned: &BasicReturnMessage) {
     let Some(id) = returned.delivery.properties.correlation_id() else { return };
     let error = calls
         .lock()
         .get(id.as_str())
-        .map(|waiting| CallError::NoGroup { exchange: waiting.exchange.clone(), key: waiting.key.clone() });
+        .map(|waiting| RpcError::Unroutable { exchange: waiting.exchange.clone(), key: waiting.routing_key.clone() });
     if let Some(error) = error {
-        calls.tell(id.as_str(), Event::Failed(error));
+        calls.deliver(id.as_str(), Event::Failed(error));
     }
 }
 
@@ -340,17 +347,17 @@ mod tests {
 
     #[test]
     fn a_request_says_what_its_body_is() {
-        let mut call = Call {
+        let mut call = RpcRequest {
             content_type: Some("application/json".to_owned()),
             content_encoding: Some("gzip".to_owned()),
-            ..Call::default()
+            ..RpcRequest::default()
         };
-        let said = properties(&call, None).unwrap();
+        let said = request_properties(&call, None).unwrap();
         assert_eq!(said.content_type().as_ref().map(|kind| kind.as_str()), Some("application/json"));
         assert_eq!(said.content_encoding().as_ref().map(|encoding| encoding.as_str()), Some("gzip"));
-        let silent = properties(&Call::default(), None).unwrap();
+        let silent = request_properties(&RpcRequest::default(), None).unwrap();
         assert!(silent.content_type().is_none() && silent.content_encoding().is_none());
         call.content_encoding = Some("x".repeat(256));
-        assert!(matches!(call.check(), Err(CallError::TooLong(_))));
+        assert!(matches!(call.validate(), Err(RpcError::NameTooLong(_))));
     }
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Number, Value};
 
-use super::problem::{Code, Origin, Problem, holds_password, nearest};
+use super::problem::{Problem, ProblemCode, ValueOrigin, holds_password, suggest};
 use super::tree::{Content, Entry, Node, Typed};
 use super::values::{check_format, check_least, example_of};
 
@@ -17,9 +17,9 @@ pub(super) struct Checked {
     /// What the typed configuration is made of.
     pub(super) value: Value,
     /// Where each leaf came from, by its dotted key.
-    pub(super) origins: BTreeMap<String, Origin>,
+    pub(super) origins: BTreeMap<String, ValueOrigin>,
     /// Where each table stands, by its dotted key.
-    pub(super) tables: BTreeMap<String, Origin>,
+    pub(super) tables: BTreeMap<String, ValueOrigin>,
 }
 
 /// Checks a whole tree.
@@ -31,8 +31,8 @@ pub(super) fn check(tree: &Node, schema: &Value, problems: &mut Vec<Problem>) ->
 
 struct Walk<'p> {
     problems: &'p mut Vec<Problem>,
-    origins: BTreeMap<String, Origin>,
-    tables: BTreeMap<String, Origin>,
+    origins: BTreeMap<String, ValueOrigin>,
+    tables: BTreeMap<String, ValueOrigin>,
 }
 
 impl Walk<'_> {
@@ -115,14 +115,14 @@ impl Walk<'_> {
             _ => None,
         };
         let Some(value) = value else { return self.wrong_type(node, schema, key) };
-        if is_secret(schema) && !matches!(node.origin, Origin::Env(_)) {
+        if is_secret(schema) && !matches!(node.origin, ValueOrigin::Env(_)) {
             self.exposed(node, key);
             return None;
         }
         if let Err(expected) = fits(&value, schema) {
             let near = value.as_str().and_then(|text| nearest_choice(text, schema));
             self.push(
-                Code::Value,
+                ProblemCode::Value,
                 format!("`{key}` cannot be {}: expected {expected}", shown(node, schema)),
                 node,
                 near,
@@ -133,29 +133,33 @@ impl Walk<'_> {
         Some(value)
     }
 
-    fn push(&mut self, code: Code, what: String, node: &Node, near: Option<String>) {
+    fn push(&mut self, code: ProblemCode, what: String, node: &Node, near: Option<String>) {
         let label = near.map_or_else(String::new, |near| format!("did you mean {near}?"));
         let (label, help) = match node.origin {
-            Origin::File(_) | Origin::BuiltIn => (label, None),
-            Origin::Env(_) | Origin::Flag(_) => (String::new(), Some(label).filter(|label| !label.is_empty())),
+            ValueOrigin::File(_) | ValueOrigin::Default => (label, None),
+            ValueOrigin::Env(_) | ValueOrigin::Flag(_) => {
+                (String::new(), Some(label).filter(|label| !label.is_empty()))
+            }
         };
-        self.problems.push(Problem { code, what, origin: node.origin.clone(), label, help });
+        self.problems.push(Problem { code, message: what, origin: node.origin.clone(), label, help });
     }
 
     fn wrong_type(&mut self, node: &Node, schema: &Value, key: &str) -> Option<Value> {
         let what = format!("`{key}` has to be {}, and this is {}", wanted(schema), shown(node, schema));
-        self.push(Code::Type, what, node, None);
+        self.push(ProblemCode::Type, what, node, None);
         None
     }
 
     fn exposed(&mut self, node: &Node, key: &str) {
         let seen = match node.origin {
-            Origin::Flag(_) => "every process of this machine can read a flag",
-            Origin::File(_) | Origin::BuiltIn | Origin::Env(_) => "a configuration file is copied and committed",
+            ValueOrigin::Flag(_) => "every process of this machine can read a flag",
+            ValueOrigin::File(_) | ValueOrigin::Default | ValueOrigin::Env(_) => {
+                "a configuration file is copied and committed"
+            }
         };
         self.problems.push(Problem {
-            code: Code::Exposed,
-            what: format!("the secret `{key}` must not stand here: {seen}"),
+            code: ProblemCode::ExposedSecret,
+            message: format!("the secret `{key}` must not stand here: {seen}"),
             origin: node.origin.clone(),
             label: String::new(),
             help: Some(format!(
@@ -167,11 +171,11 @@ impl Walk<'_> {
 
     fn unknown(&mut self, name: &str, entry: &Entry, key: &str, properties: &Map<String, Value>) {
         let place = if key.is_empty() { "at the top".to_owned() } else { format!("in [{key}]") };
-        let near = nearest(name, properties.keys().map(String::as_str));
+        let near = suggest(name, properties.keys().map(String::as_str));
         let known: Vec<&str> = properties.keys().map(String::as_str).collect();
         self.problems.push(Problem {
-            code: Code::Unknown,
-            what: format!("unknown key `{name}` {place}"),
+            code: ProblemCode::Unknown,
+            message: format!("unknown key `{name}` {place}"),
             origin: entry.key.clone(),
             label: near.map_or_else(String::new, |near| format!("did you mean `{near}`?")),
             help: near.is_none().then(|| format!("known are: {}", known.join(", "))),
@@ -180,8 +184,8 @@ impl Walk<'_> {
 
     fn bad_name(&mut self, name: &str, entry: &Entry, key: &str, expected: &str) {
         self.problems.push(Problem {
-            code: Code::Value,
-            what: format!("`{}` is not a name: expected {expected}", join(key, name)),
+            code: ProblemCode::Value,
+            message: format!("`{}` is not a name: expected {expected}", join(key, name)),
             origin: entry.key.clone(),
             label: String::new(),
             help: None,
@@ -191,8 +195,8 @@ impl Walk<'_> {
     fn missing(&mut self, name: &str, node: &Node, schema: Option<&Value>, key: &str) {
         let example = schema.map(|schema| example(without_null(schema))).unwrap_or_default();
         self.problems.push(Problem {
-            code: Code::Missing,
-            what: format!("[{key}] needs `{name}`"),
+            code: ProblemCode::Missing,
+            message: format!("[{key}] needs `{name}`"),
             origin: node.origin.clone(),
             label: String::new(),
             help: Some(format!("add `{name} = {example}` or set {}", super::environment::variable(&join(key, name)))),
@@ -257,7 +261,7 @@ pub(super) fn choices(schema: &Value) -> Vec<&str> {
 }
 
 fn nearest_choice(text: &str, schema: &Value) -> Option<String> {
-    nearest(text, choices(schema)).map(|near| format!("\"{near}\""))
+    suggest(text, choices(schema)).map(|near| format!("\"{near}\""))
 }
 
 /// The largest whole number where the schema names none.

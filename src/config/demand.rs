@@ -10,7 +10,7 @@ use super::values::{Queue as TaskQueue, Secret, SecretFile, Span, Url};
 /// A queue whose tasks are done by the workers of a group.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Demand {
+pub struct DemandConfig {
     /// What kind of queue it is.
     pub kind: DemandKind,
     /// The pool whose workers do its tasks.
@@ -22,7 +22,7 @@ pub struct Demand {
     /// Which tasks are counted: provisioner and worker type.
     pub task_queue: TaskQueue,
     /// How often they are counted.
-    #[serde(default = "every")]
+    #[serde(default = "interval_default")]
     #[schemars(extend("x-least" = Span(Duration::from_secs(1))))]
     pub every: Span,
     /// Who we are. It takes `queue:pending-count:TASK_QUEUE`, and where claimed tasks are to be counted too `queue:claimed-list:TASK_QUEUE`.
@@ -42,7 +42,7 @@ pub struct Demand {
     pub certificate: Option<Secret>,
 }
 
-const fn every() -> Span {
+const fn interval_default() -> Span {
     Span(Duration::from_secs(10))
 }
 

@@ -5,14 +5,14 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
-use super::problem::{Code, Origin, Problem, nearest};
+use super::problem::{Problem, ProblemCode, ValueOrigin, suggest};
 use super::reference;
 use super::tree::{Setting, shout};
 
 /// What every variable that sets a key starts with.
 pub const PREFIX: &str = "JOURNEYMAN__";
 /// What every variable of ours starts with.
-const NAME: &str = "JOURNEYMAN_";
+const NAME_PREFIX: &str = "JOURNEYMAN_";
 /// Names the configuration file where no flag does.
 pub const FILE_VARIABLE: &str = "JOURNEYMAN_CONFIG";
 /// Names a worker's control socket where no flag does.
@@ -20,7 +20,7 @@ pub const SOCKET_VARIABLE: &str = "JOURNEYMAN_SOCKET";
 /// Names the folder for what is kept between commands.
 pub const STATE_VARIABLE: &str = "JOURNEYMAN_STATE_DIR";
 /// What a payload finds in its environment, which may run this program in turn, and what tests are told by.
-const OTHERS: [&str; 7] = ["AMQP_URI", "EXIT_", "HANDLER", "PHASE", "PROTOCOL", "TEST_", "SIM_"];
+const OTHER_VARIABLES: [&str; 7] = ["AMQP_URI", "EXIT_", "HANDLER", "PHASE", "PROTOCOL", "TEST_", "SIM_"];
 
 /// The environment of this process.
 #[derive(Clone, Default)]
@@ -35,13 +35,13 @@ impl std::fmt::Debug for Environment {
 impl Environment {
     /// The environment of this process, as it is now.
     #[must_use]
-    pub fn of_process() -> Self {
+    pub fn from_process() -> Self {
         Self(std::env::vars_os().collect())
     }
 
     /// An environment of these variables.
     #[must_use]
-    pub fn of(variables: &[(&str, &str)]) -> Self {
+    pub fn from_pairs(variables: &[(&str, &str)]) -> Self {
         Self(variables.iter().map(|(name, value)| (OsString::from(name), OsString::from(value))).collect())
     }
 
@@ -59,12 +59,12 @@ impl Environment {
 
     /// The settings in it, those that count less first. Variables that are ours and cannot be read become problems.
     pub(super) fn settings(&self, problems: &mut Vec<Problem>) -> Vec<Setting> {
-        let mut settings = self.of_controller();
-        problems.extend(self.unread_of_controller());
+        let mut settings = self.controller_settings();
+        problems.extend(self.non_utf8_controller_variables());
         for (name, value) in &self.0 {
             let Some(name) = name.to_str() else { continue };
             let Some(rest) = name.strip_prefix(PREFIX) else { continue };
-            let origin = Origin::Env(name.to_owned());
+            let origin = ValueOrigin::Env(name.to_owned());
             let Some(text) = value.to_str() else {
                 problems.push(not_utf8(name));
                 continue;
@@ -77,7 +77,7 @@ impl Environment {
 }
 
 /// What a controller of AMQP workers tells a worker, and the key that it sets.
-const OF_CONTROLLER: [(&str, [&str; 2]); 8] = [
+const CONTROLLER_VARIABLES: [(&str, [&str; 2]); 8] = [
     ("WORKER_AMQP_URI", ["AMQP", "URI"]),
     // As `journeyman call` knows it, which reads no configuration.
     ("JOURNEYMAN_AMQP_URI", ["AMQP", "URI"]),
@@ -92,9 +92,9 @@ const OF_CONTROLLER: [(&str, [&str; 2]); 8] = [
 impl Environment {
     /// Without what a controller says to a worker, for whoever is none.
     #[must_use]
-    pub fn of_nobody(&self) -> Self {
+    pub fn without_controller_variables(&self) -> Self {
         let is_ones = |name: &OsString| {
-            let of_controller = OF_CONTROLLER.iter().map(|(name, _)| *name).chain(ID_BY_HOSTNAME);
+            let of_controller = CONTROLLER_VARIABLES.iter().map(|(name, _)| *name).chain(ID_BY_HOSTNAME);
             name.to_str().is_some_and(|name| of_controller.into_iter().any(|other| other == name))
         };
         Self(
@@ -113,23 +113,23 @@ const ID_BY_HOSTNAME: [&str; 2] = ["WORKER_ID_USE_HOSTNAME", "WORKEY_ID_USE_HOST
 impl Environment {
     /// Whether a controller has started this process for a queue of requests.
     #[must_use]
-    pub fn is_of_controller(&self) -> bool {
-        self.get("WORKER_AMQP_URI").is_some() || self.has_group()
+    pub fn is_started_by_controller(&self) -> bool {
+        self.get("WORKER_AMQP_URI").is_some() || self.has_worker_group()
     }
 
     /// Whether a controller has said which group this process works for.
     #[must_use]
-    pub fn has_group(&self) -> bool {
+    pub fn has_worker_group(&self) -> bool {
         ["WORKER_KEY", "WORKER_REQUESTS_QUEUE"].iter().any(|name| self.get(name).is_some())
     }
 
     /// What a controller says that nobody can read: without it the worker would go by another name than the controller knows.
-    fn unread_of_controller(&self) -> Vec<Problem> {
+    fn non_utf8_controller_variables(&self) -> Vec<Problem> {
         let there = |name: &&str| self.0.get(std::ffi::OsStr::new(name)).is_some_and(|value| value.to_str().is_none());
-        OF_CONTROLLER.iter().map(|(name, _)| *name).filter(there).map(not_utf8).collect()
+        CONTROLLER_VARIABLES.iter().map(|(name, _)| *name).filter(there).map(not_utf8).collect()
     }
 
-    fn of_controller(&self) -> Vec<Setting> {
+    fn controller_settings(&self) -> Vec<Setting> {
         let by_hostname = ID_BY_HOSTNAME
             .iter()
             .find(|name| self.get(name).is_some_and(|value| !["0", "false", "no"].contains(&value)));
@@ -141,17 +141,17 @@ impl Environment {
             if name == "WORKER_ID" && by_hostname.is_some() {
                 text = hostname();
             }
-            Some(Setting { path: path.map(str::to_owned).to_vec(), text, origin: Origin::Env(name.to_owned()) })
+            Some(Setting { path: path.map(str::to_owned).to_vec(), text, origin: ValueOrigin::Env(name.to_owned()) })
         };
-        OF_CONTROLLER.into_iter().filter_map(|(name, path)| set(name, path)).collect()
+        CONTROLLER_VARIABLES.into_iter().filter_map(|(name, path)| set(name, path)).collect()
     }
 }
 
 fn not_utf8(name: &str) -> Problem {
     Problem {
-        code: Code::Value,
-        what: format!("the value of {name} is not UTF-8"),
-        origin: Origin::Env(name.to_owned()),
+        code: ProblemCode::Value,
+        message: format!("the value of {name} is not UTF-8"),
+        origin: ValueOrigin::Env(name.to_owned()),
         label: String::new(),
         help: None,
     }
@@ -164,16 +164,16 @@ fn hostname() -> String {
 impl Environment {
     /// The variables that look like ours and set nothing. They stop nobody: a cluster may define some for a purpose of
     /// its own, as Kubernetes does for every service.
-    pub(super) fn unheeded(&self) -> Vec<Problem> {
-        let rest = |name: &str| name.strip_prefix(NAME).filter(|rest| !rest.starts_with('_')).map(str::to_owned);
+    pub(super) fn unknown_variables(&self) -> Vec<Problem> {
+        let rest = |name: &str| name.strip_prefix(NAME_PREFIX).filter(|rest| !rest.starts_with('_')).map(str::to_owned);
         let ours = self.0.keys().filter_map(|name| name.to_str()).filter_map(|name| Some((name, rest(name)?)));
         ours.filter(|(name, rest)| !is_known(name, rest))
             .map(|(name, rest)| Problem {
-                code: Code::Unheeded,
-                what: format!("the variable {name} sets nothing"),
-                origin: Origin::Env(name.to_owned()),
+                code: ProblemCode::UnknownVariable,
+                message: format!("the variable {name} sets nothing"),
+                origin: ValueOrigin::Env(name.to_owned()),
                 label: String::new(),
-                help: Some(meant(name, &rest).map_or_else(
+                help: Some(suggest_variable(name, &rest).map_or_else(
                     || format!("variables that set keys start with `{PREFIX}`, such as {PREFIX}WORKER__CAPACITY"),
                     |meant| format!("did you mean `{meant}`?"),
                 )),
@@ -185,31 +185,31 @@ impl Environment {
 fn is_known(name: &str, rest: &str) -> bool {
     let of_kubernetes = rest.split('_').any(|word| word == "PORT") || rest.ends_with("SERVICE_HOST");
     [FILE_VARIABLE, SOCKET_VARIABLE, STATE_VARIABLE].contains(&name)
-        || OTHERS
+        || OTHER_VARIABLES
             .iter()
             .any(|other| rest.strip_prefix(other).is_some_and(|rest| other.ends_with('_') || rest.is_empty()))
         || of_kubernetes
 }
 
 /// The variable that was meant: the same words with other underscores, or else the nearest.
-fn meant(name: &str, rest: &str) -> Option<String> {
+fn suggest_variable(name: &str, rest: &str) -> Option<String> {
     let words = rest.replace("__", "_");
     let keys: Vec<String> = reference::keys().into_iter().map(|key| variable(&key.key)).collect();
-    let same = keys.iter().filter_map(|key| fill(key, &words));
+    let same = keys.iter().filter_map(|key| match_variable(key, &words));
     if let Some(same) = same.max_by_key(|(fixed, _)| *fixed).map(|(_, name)| name) {
         return Some(same);
     }
-    let fixed = keys.iter().map(String::as_str).filter(|key| !key.contains(CHOSEN));
-    nearest(name, fixed.chain([FILE_VARIABLE, SOCKET_VARIABLE, STATE_VARIABLE])).map(str::to_owned)
+    let fixed = keys.iter().map(String::as_str).filter(|key| !key.contains(NAME_PLACEHOLDER));
+    suggest(name, fixed.chain([FILE_VARIABLE, SOCKET_VARIABLE, STATE_VARIABLE])).map(str::to_owned)
 }
 
 /// The part of a variable that the user chooses.
-const CHOSEN: &str = "__NAME__";
+const NAME_PLACEHOLDER: &str = "__NAME__";
 
 /// The variable `key` for these words, and how many of its letters are not the user's own; `None` where it has others.
-fn fill(key: &str, words: &str) -> Option<(usize, String)> {
+fn match_variable(key: &str, words: &str) -> Option<(usize, String)> {
     let single = |text: &str| text.trim_start_matches(PREFIX).replace("__", "_");
-    let Some((head, tail)) = key.split_once(CHOSEN) else {
+    let Some((head, tail)) = key.split_once(NAME_PLACEHOLDER) else {
         return (single(key) == words).then(|| (key.len(), key.to_owned()));
     };
     let chosen = words.strip_prefix(&single(head))?.strip_prefix('_')?.strip_suffix(tail)?.strip_suffix('_')?;
@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     fn help(name: &str) -> Option<String> {
-        Environment::of(&[(name, "1")]).unheeded().into_iter().next().and_then(|problem| problem.help)
+        Environment::from_pairs(&[(name, "1")]).unknown_variables().into_iter().next().and_then(|problem| problem.help)
     }
 
     #[test]

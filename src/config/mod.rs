@@ -5,6 +5,7 @@
 //! environment to the flags. What cannot be used is refused as a whole, with every place that is wrong.
 
 mod check;
+pub mod collector;
 pub mod demand;
 pub mod environment;
 pub mod pool;
@@ -14,7 +15,6 @@ mod rules;
 pub mod schema;
 pub mod secrets;
 pub mod show;
-pub mod telemetry;
 mod tree;
 pub mod values;
 
@@ -24,10 +24,10 @@ use std::sync::LazyLock;
 use serde_json::Value;
 
 pub use environment::Environment;
-pub use problem::{Document, Origin, Problem, Problems};
+pub use problem::{Document, Problem, Problems, ValueOrigin};
 pub use schema::Config;
 
-use problem::Code;
+use problem::ProblemCode;
 use tree::{Node, Setting, Spelling};
 
 /// The schema of a configuration, as JSON Schema (2020-12) without references.
@@ -50,13 +50,13 @@ pub struct Override {
 
 /// A configuration that can be used, and where each part of it came from.
 #[derive(Debug, Clone)]
-pub struct Loaded {
+pub struct LoadedConfig {
     /// The configuration.
     pub config: Config,
     /// The file, where there was one.
     pub document: Option<Document>,
     /// Where each value that somebody set came from, by its dotted key.
-    pub origins: BTreeMap<String, Origin>,
+    pub origins: BTreeMap<String, ValueOrigin>,
     /// What is perhaps not as it was meant.
     pub warnings: Vec<Problem>,
 }
@@ -66,10 +66,14 @@ pub struct Loaded {
 /// # Errors
 ///
 /// Everything that is wrong with it, each with its place.
-pub fn load(document: Option<Document>, environment: &Environment, overrides: &[Override]) -> Result<Loaded, Problems> {
+pub fn load(
+    document: Option<Document>,
+    environment: &Environment,
+    overrides: &[Override],
+) -> Result<LoadedConfig, Problems> {
     let mut problems = Vec::new();
     let mut tree = document.as_ref().map_or_else(Node::empty, |document| tree::read_toml(document, &mut problems));
-    let warnings = environment.unheeded();
+    let warnings = environment.unknown_variables();
     let refused = |document, problems: Vec<Problem>| Problems::new(document, [problems, warnings.clone()].concat());
     if !problems.is_empty() {
         // What follows a syntax error is read wrongly; to complain about it would hide the cause.
@@ -91,9 +95,9 @@ pub fn load(document: Option<Document>, environment: &Environment, overrides: &[
             let what =
                 format!("the schema let this pass and the types did not, which is a fault of journeyman: {error}");
             problems.push(Problem {
-                code: Code::Value,
-                what,
-                origin: Origin::BuiltIn,
+                code: ProblemCode::Value,
+                message: what,
+                origin: ValueOrigin::Default,
                 label: String::new(),
                 help: None,
             });
@@ -102,33 +106,36 @@ pub fn load(document: Option<Document>, environment: &Environment, overrides: &[
     };
     let mut config = config;
     // A configuration with pools may be that of a controller, which is given the broker's address in the same variable.
-    let is_worker = if config.pool.is_empty() { environment.is_of_controller() } else { environment.has_group() };
+    let is_worker =
+        if config.pool.is_empty() { environment.is_started_by_controller() } else { environment.has_worker_group() };
     if config.source.is_empty() && is_worker {
         match handler_for_requests(&config) {
-            Ok(handler) => drop(config.source.insert(REQUESTS.to_owned(), schema::Source::requests(handler))),
+            Ok(handler) => {
+                drop(config.source.insert(REQUESTS_SOURCE_NAME.to_owned(), schema::Source::requests(handler)))
+            }
             Err(problem) => problems.push(problem),
         }
     }
     rules::check(&config, &checked.origins, &checked.tables, &mut problems);
     if problems.is_empty() {
-        Ok(Loaded { config, document, origins: checked.origins, warnings })
+        Ok(LoadedConfig { config, document, origins: checked.origins, warnings })
     } else {
         Err(refused(document, problems))
     }
 }
 
 /// The source of a worker that a controller has started and whose configuration has none.
-pub const REQUESTS: &str = "requests";
+pub const REQUESTS_SOURCE_NAME: &str = "requests";
 
 /// The handler of that source: the only one, or the one that has its name.
 fn handler_for_requests(config: &Config) -> Result<&str, Problem> {
     let mut names = config.handler.keys().map(String::as_str);
     match (names.next(), names.next()) {
         (Some(only), None) => Ok(only),
-        _ if config.handler.contains_key(REQUESTS) => Ok(REQUESTS),
+        _ if config.handler.contains_key(REQUESTS_SOURCE_NAME) => Ok(REQUESTS_SOURCE_NAME),
         (first, _) => Err(Problem {
-            code: Code::Missing,
-            what: format!(
+            code: ProblemCode::Missing,
+            message: format!(
                 "a controller has started this worker (WORKER_KEY and the like), and {}",
                 if first.is_some() {
                     "there are several handlers for its requests"
@@ -136,10 +143,10 @@ fn handler_for_requests(config: &Config) -> Result<&str, Problem> {
                     "there is no handler for its requests"
                 }
             ),
-            origin: Origin::BuiltIn,
+            origin: ValueOrigin::Default,
             label: String::new(),
             help: Some(format!(
-                "write one [handler.NAME], or one that is named [handler.{REQUESTS}], or a [source.NAME] that names its handler"
+                "write one [handler.NAME], or one that is named [handler.{REQUESTS_SOURCE_NAME}], or a [source.NAME] that names its handler"
             )),
         }),
     }
@@ -150,7 +157,7 @@ impl Override {
         Setting {
             path: self.key.split('.').map(str::to_owned).collect(),
             text: self.value.clone(),
-            origin: Origin::Flag(self.flag.clone()),
+            origin: ValueOrigin::Flag(self.flag.clone()),
         }
     }
 }

@@ -13,11 +13,11 @@ use crate::limits::MESSAGE_TTL_MIN;
 /// A pool of worker groups.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct Pool {
+pub struct PoolConfig {
     /// What exchanges and queues are called.
-    pub names: Names,
+    pub names: NamingScheme,
     /// How requests are kept.
-    pub profile: Profile,
+    pub profile: QueueType,
     /// How long after the last sign of demand the queue of a group is unbound. A request that comes later goes to the orphans, and makes the group active again.
     pub unbind_delay: Span,
     /// How long after that its workers are stopped and its queue is deleted.
@@ -32,11 +32,11 @@ pub struct Pool {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delivery_limit: Option<u32>,
     /// Who starts the workers: this host as processes, its systemd as instances of a unit, Docker, Kubernetes, or commands of your own. `noop` starts none, and says how many would be.
-    pub driver: Driver,
+    pub driver: PoolDriver,
     /// A worker's program and its arguments; with `docker` and `kubernetes` those of its container, or empty for those of the image. Without, `subprocess` starts none. Each finds `WORKER_ID`, `WORKER_KEY`, `WORKER_POOL`, `WORKER_REQUESTS_QUEUE`, `WORKER_ACTIVITY_EXCHANGE` and `WORKER_AMQP_URI` in its environment.
     pub command: Vec<String>,
     /// What workers find in their environment besides, by name.
-    pub env: BTreeMap<String, Variable>,
+    pub env: BTreeMap<String, EnvValue>,
     /// Folder for the logs of workers, and for what they are found again by: each pool has one of its own in it, of its name.
     pub folder: File,
     /// How long a worker that was told to end has before it is killed.
@@ -64,26 +64,26 @@ pub struct Pool {
     /// The `x-status` of answers that the controller gives in a worker's place. One known client ends at any that it does not know, so that this is `core_error` unless told otherwise; the reason is in the header `x-dead-letter-reason` and in the body.
     pub dead_letter_status: String,
     /// For `driver = "exec"`.
-    pub exec: Exec,
+    pub exec: ExecDriverConfig,
     /// For `driver = "systemd"`.
-    pub systemd: Systemd,
+    pub systemd: SystemdDriverConfig,
     /// For `driver = "docker"`.
-    pub docker: Docker,
+    pub docker: DockerDriverConfig,
     /// For `driver = "kubernetes"`.
-    pub kubernetes: Kubernetes,
+    pub kubernetes: KubernetesDriverConfig,
 }
 
-impl Default for Pool {
+impl Default for PoolConfig {
     fn default() -> Self {
         Self {
-            names: Names::default(),
-            profile: Profile::default(),
+            names: NamingScheme::default(),
+            profile: QueueType::default(),
             unbind_delay: minutes(10),
             stop_delay: minutes(10),
             message_ttl: minutes(0),
             max_length: None,
             delivery_limit: None,
-            driver: Driver::default(),
+            driver: PoolDriver::default(),
             command: Vec::new(),
             env: BTreeMap::new(),
             folder: File("/var/lib/journeyman/pool".into()),
@@ -97,10 +97,10 @@ impl Default for Pool {
             budget: None,
             turn: minutes(1),
             dead_letter_status: "core_error".to_owned(),
-            exec: Exec::default(),
-            systemd: Systemd::default(),
-            docker: Docker::default(),
-            kubernetes: Kubernetes::default(),
+            exec: ExecDriverConfig::default(),
+            systemd: SystemdDriverConfig::default(),
+            docker: DockerDriverConfig::default(),
+            kubernetes: KubernetesDriverConfig::default(),
         }
     }
 }
@@ -108,7 +108,7 @@ impl Default for Pool {
 /// Who starts the workers of a pool.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Driver {
+pub enum PoolDriver {
     /// Processes of this host.
     #[default]
     Subprocess,
@@ -124,7 +124,7 @@ pub enum Driver {
     Noop,
 }
 
-impl Driver {
+impl PoolDriver {
     /// Its name.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -142,7 +142,7 @@ impl Driver {
 /// Commands of the site's own.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct Exec {
+pub struct ExecDriverConfig {
     /// Program and arguments that list the workers.
     pub list: Vec<String>,
     /// Program and arguments that start one.
@@ -154,7 +154,7 @@ pub struct Exec {
 /// A template unit.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct Systemd {
+pub struct SystemdDriverConfig {
     /// Name of the template unit without `@.service`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unit: Option<String>,
@@ -162,7 +162,7 @@ pub struct Systemd {
     pub systemctl: Vec<String>,
 }
 
-impl Default for Systemd {
+impl Default for SystemdDriverConfig {
     fn default() -> Self {
         Self { unit: None, systemctl: vec!["systemctl".to_owned()] }
     }
@@ -171,7 +171,7 @@ impl Default for Systemd {
 /// Containers of a daemon.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct Docker {
+pub struct DockerDriverConfig {
     /// The image of a worker. It has to be there: it is not pulled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
@@ -182,7 +182,7 @@ pub struct Docker {
     pub network: Option<String>,
 }
 
-impl Default for Docker {
+impl Default for DockerDriverConfig {
     fn default() -> Self {
         Self { image: None, host: "unix:///var/run/docker.sock".to_owned(), network: None }
     }
@@ -191,14 +191,14 @@ impl Default for Docker {
 /// Pods of a cluster.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct Kubernetes {
+pub struct KubernetesDriverConfig {
     /// The image of a worker.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
     /// The namespace that everything is made in.
     pub namespace: String,
     /// Who decides how many pods a key has.
-    pub scaling: Scaling,
+    pub scaling: KubernetesScaling,
     /// The service account of workers [built-in: that of the namespace].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service_account: Option<String>,
@@ -215,12 +215,12 @@ pub struct Kubernetes {
     pub ca_file: Option<File>,
 }
 
-impl Default for Kubernetes {
+impl Default for KubernetesDriverConfig {
     fn default() -> Self {
         Self {
             image: None,
             namespace: "default".to_owned(),
-            scaling: Scaling::Own,
+            scaling: KubernetesScaling::Own,
             service_account: None,
             template: None,
             server: built_in("https://kubernetes.default.svc"),
@@ -233,7 +233,7 @@ impl Default for Kubernetes {
 /// Who decides how many pods a key has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Scaling {
+pub enum KubernetesScaling {
     /// The controller.
     #[default]
     Own,
@@ -245,16 +245,16 @@ pub enum Scaling {
 #[derive(Clone, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(transparent)]
 #[schemars(extend("x-variable" = true))]
-pub struct Variable(pub String);
+pub struct EnvValue(pub String);
 
 // It may be a secret whatever it is called: an address with a password in it, say.
-impl std::fmt::Debug for Variable {
+impl std::fmt::Debug for EnvValue {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str(MASK)
     }
 }
 
-impl Serialize for Variable {
+impl Serialize for EnvValue {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_str(MASK)
     }
@@ -267,7 +267,7 @@ const fn minutes(count: u64) -> Span {
 /// Whose names the exchanges and queues of a pool have.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Names {
+pub enum NamingScheme {
     /// Those of the known implementation, with every byte of a key that is no ASCII letter or digit as `%XX`.
     #[default]
     Implementation,
@@ -278,7 +278,7 @@ pub enum Names {
 /// How requests are kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Profile {
+pub enum QueueType {
     /// In memory, as existing workers know it. A restart of the broker loses what waits.
     #[default]
     Fast,

@@ -11,7 +11,7 @@ use crate::limits::CONFIG_PROBLEMS_MAX;
 
 /// A kind of problem. The number is stable and can be searched for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Code {
+pub enum ProblemCode {
     /// The file could not be read.
     Unreadable,
     /// The file is not TOML.
@@ -25,15 +25,15 @@ pub enum Code {
     /// Something that has to be there is not.
     Missing,
     /// A secret stands where it can be seen.
-    Exposed,
+    ExposedSecret,
     /// Two values do not go together.
     Conflict,
     /// A file or a program that is named cannot be used on this machine.
     Unusable,
     /// A variable looks like one of ours and sets nothing. A warning.
-    Unheeded,
+    UnknownVariable,
     /// Every user of this machine can read a secret's file. A warning.
-    Open,
+    WorldReadable,
 }
 
 /// How much a problem matters.
@@ -45,7 +45,7 @@ pub enum Severity {
     Warning,
 }
 
-impl Code {
+impl ProblemCode {
     /// The code as it is shown.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -56,11 +56,11 @@ impl Code {
             Self::Unknown => "JM-CFG-004",
             Self::Value => "JM-CFG-005",
             Self::Missing => "JM-CFG-006",
-            Self::Exposed => "JM-CFG-007",
+            Self::ExposedSecret => "JM-CFG-007",
             Self::Conflict => "JM-CFG-008",
             Self::Unusable => "JM-CFG-009",
-            Self::Unheeded => "JM-CFG-010",
-            Self::Open => "JM-CFG-011",
+            Self::UnknownVariable => "JM-CFG-010",
+            Self::WorldReadable => "JM-CFG-011",
         }
     }
 
@@ -68,14 +68,14 @@ impl Code {
     #[must_use]
     pub const fn severity(self) -> Severity {
         match self {
-            Self::Unheeded | Self::Open => Severity::Warning,
+            Self::UnknownVariable | Self::WorldReadable => Severity::Warning,
             Self::Unreadable
             | Self::Syntax
             | Self::Type
             | Self::Unknown
             | Self::Value
             | Self::Missing
-            | Self::Exposed
+            | Self::ExposedSecret
             | Self::Conflict
             | Self::Unusable => Severity::Error,
         }
@@ -84,9 +84,9 @@ impl Code {
 
 /// Where a value comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Origin {
+pub enum ValueOrigin {
     /// Nobody set it.
-    BuiltIn,
+    Default,
     /// The file, at these bytes.
     File(Range<usize>),
     /// A variable of the environment.
@@ -99,11 +99,11 @@ pub enum Origin {
 #[derive(Debug, Clone)]
 pub struct Problem {
     /// Which kind.
-    pub code: Code,
+    pub code: ProblemCode,
     /// One sentence without a full stop.
-    pub what: String,
-    /// Where. [`Origin::BuiltIn`] is "nowhere".
-    pub origin: Origin,
+    pub message: String,
+    /// Where. [`ValueOrigin::Default`] is "nowhere".
+    pub origin: ValueOrigin,
     /// What stands beside the caret.
     pub label: String,
     /// What to do next.
@@ -128,11 +128,11 @@ impl Document {
 
     /// Line and column of a byte, both from 1; columns count characters.
     #[must_use]
-    pub fn place(&self, byte: usize) -> Place {
+    pub fn position(&self, byte: usize) -> Position {
         let byte = byte.min(self.text.len());
         let head = self.text.get(..byte).unwrap_or(&self.text);
         let line_start = head.rfind('\n').map_or(0, |at| at + 1);
-        Place { line: head.matches('\n').count() + 1, column: head[line_start..].chars().count() + 1, line_start }
+        Position { line: head.matches('\n').count() + 1, column: head[line_start..].chars().count() + 1, line_start }
     }
 
     fn line_at(&self, start: usize) -> &str {
@@ -142,7 +142,7 @@ impl Document {
 
 /// A place in a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct Position {
     /// Line, from 1.
     pub line: usize,
     /// Column in characters, from 1.
@@ -164,10 +164,10 @@ impl Problems {
     #[must_use]
     pub fn new(document: Option<Document>, mut list: Vec<Problem>) -> Self {
         let place = |problem: &Problem| match &problem.origin {
-            Origin::File(span) => (0, span.start, String::new()),
-            Origin::BuiltIn => (1, 0, String::new()),
-            Origin::Env(name) => (2, 0, name.clone()),
-            Origin::Flag(name) => (3, 0, name.clone()),
+            ValueOrigin::File(span) => (0, span.start, String::new()),
+            ValueOrigin::Default => (1, 0, String::new()),
+            ValueOrigin::Env(name) => (2, 0, name.clone()),
+            ValueOrigin::Flag(name) => (3, 0, name.clone()),
         };
         list.sort_by_key(|problem| (problem.code.severity(), place(problem)));
         Self { document, list }
@@ -175,7 +175,7 @@ impl Problems {
 
     /// How many there are that keep the configuration from being used.
     #[must_use]
-    pub fn errors(&self) -> usize {
+    pub fn error_count(&self) -> usize {
         self.list.iter().filter(|problem| problem.code.severity() == Severity::Error).count()
     }
 
@@ -190,17 +190,17 @@ impl Problems {
             Severity::Error => "error",
             Severity::Warning => "warning",
         };
-        writeln!(out, "{severity}[{}]: {}", problem.code.as_str(), problem.what)?;
+        writeln!(out, "{severity}[{}]: {}", problem.code.as_str(), problem.message)?;
         let mut margin = 2;
         match (&problem.origin, &self.document) {
-            (Origin::File(span), Some(document)) => {
-                let place = document.place(span.start);
+            (ValueOrigin::File(span), Some(document)) => {
+                let place = document.position(span.start);
                 margin = place.line.to_string().len() + 1;
                 write_snippet(document, span, place, &problem.label, margin, out)?;
             }
-            (Origin::Env(name), _) => writeln!(out, " --> environment variable {name}")?,
-            (Origin::Flag(name), _) => writeln!(out, " --> flag {name}")?,
-            (Origin::BuiltIn | Origin::File(_), _) => {}
+            (ValueOrigin::Env(name), _) => writeln!(out, " --> environment variable {name}")?,
+            (ValueOrigin::Flag(name), _) => writeln!(out, " --> flag {name}")?,
+            (ValueOrigin::Default | ValueOrigin::File(_), _) => {}
         }
         if let Some(help) = &problem.help {
             writeln!(out, "{:margin$}= help: {help}", "")?;
@@ -215,12 +215,12 @@ const LINE_CHARS_MAX: usize = 120;
 fn write_snippet(
     document: &Document,
     span: &Range<usize>,
-    place: Place,
+    place: Position,
     label: &str,
     margin: usize,
     out: &mut String,
 ) -> fmt::Result {
-    let line = hide_secret(document.line_at(place.line_start));
+    let line = mask_secret(document.line_at(place.line_start));
     let shown: String = line.chars().take(LINE_CHARS_MAX).map(|c| if c == '\t' { ' ' } else { c }).collect();
     let before = (place.column - 1).min(LINE_CHARS_MAX);
     let spanned = document.text.get(span.clone()).unwrap_or("").lines().next().unwrap_or("").chars().count();
@@ -235,7 +235,7 @@ fn write_snippet(
 }
 
 /// A line of the file without what may be a secret: where the key is called so, the value is masked.
-fn hide_secret(line: &str) -> Cow<'_, str> {
+fn mask_secret(line: &str) -> Cow<'_, str> {
     let Some((key, _)) = line.split_once('=') else { return Cow::Borrowed(line) };
     let lower = line.to_lowercase();
     let names_file = key.trim_end().ends_with("_file");
@@ -263,7 +263,7 @@ impl fmt::Display for Problems {
         if hidden > 0 {
             writeln!(text, "… and {hidden} more")?;
         }
-        match self.errors() {
+        match self.error_count() {
             0 => text.truncate(text.trim_end().len()),
             1 => text.push_str("1 problem in the configuration"),
             count => write!(text, "{count} problems in the configuration")?,
@@ -276,7 +276,7 @@ impl std::error::Error for Problems {}
 
 /// The known name nearest to one that is not known, where it is near enough to be what was meant.
 #[must_use]
-pub fn nearest<'a>(unknown: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub fn suggest<'a>(unknown: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let lower = unknown.to_lowercase();
     let similarity = |name: &str| strsim::jaro_winkler(&lower, &name.to_lowercase());
     known

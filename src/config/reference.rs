@@ -12,22 +12,22 @@ use super::values::example_of;
 
 /// One key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Key {
+pub struct KeyReference {
     /// The dotted key; a part that the user chooses is `NAME`.
     pub key: String,
     /// What may stand there, in words.
-    pub kind: String,
+    pub value_kind: String,
     /// The built-in value as it would stand in a file, where there is one.
     pub default: Option<String>,
     /// Whether it has to be set.
-    pub need: Need,
+    pub requirement: KeyRequirement,
     /// What it is for.
-    pub about: String,
+    pub description: String,
 }
 
 /// Whether a key has to be set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Need {
+pub enum KeyRequirement {
     /// It has to.
     Required,
     /// It need not.
@@ -38,7 +38,7 @@ pub enum Need {
 
 /// Every key, in the order of the sections.
 #[must_use]
-pub fn keys() -> Vec<Key> {
+pub fn keys() -> Vec<KeyReference> {
     let mut keys = Vec::new();
     for section in [
         "worker",
@@ -57,7 +57,7 @@ pub fn keys() -> Vec<Key> {
         "log",
     ] {
         if let Some(schema) = SCHEMA.pointer(&format!("/properties/{section}")) {
-            collect(schema, section, Need::Optional, &mut keys);
+            collect(schema, section, KeyRequirement::Optional, &mut keys);
         }
     }
     keys
@@ -65,30 +65,31 @@ pub fn keys() -> Vec<Key> {
 
 /// The key of that name.
 #[must_use]
-pub fn find(key: &str) -> Option<Key> {
+pub fn find(key: &str) -> Option<KeyReference> {
     keys().into_iter().find(|known| known.key == key)
 }
 
-fn collect(schema: &Value, key: &str, need: Need, keys: &mut Vec<Key>) {
+fn collect(schema: &Value, key: &str, need: KeyRequirement, keys: &mut Vec<KeyReference>) {
     if let Some(properties) = schema.get("properties").and_then(Value::as_object) {
         let required: Vec<&str> =
             schema.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
         for (name, schema) in properties {
-            let need = if required.contains(&name.as_str()) { Need::Required } else { Need::Optional };
+            let need =
+                if required.contains(&name.as_str()) { KeyRequirement::Required } else { KeyRequirement::Optional };
             collect(schema, &format!("{key}.{name}"), need, keys);
         }
         return;
     }
     if let Some(schema) = schema.get("additionalProperties").filter(|schema| schema.is_object()) {
-        return collect(schema, &format!("{key}.NAME"), Need::Optional, keys);
+        return collect(schema, &format!("{key}.NAME"), KeyRequirement::Optional, keys);
     }
     let inner = without_null(schema);
-    keys.push(Key {
+    keys.push(KeyReference {
         key: key.to_owned(),
-        kind: kind(inner),
+        value_kind: value_kind(inner),
         default: schema.get("default").filter(|value| !value.is_null()).map(Value::to_string),
-        need: if is_secret(schema) { Need::Secret } else { need },
-        about: one_line(schema.get("description").and_then(Value::as_str).unwrap_or("")),
+        requirement: if is_secret(schema) { KeyRequirement::Secret } else { need },
+        description: one_line(schema.get("description").and_then(Value::as_str).unwrap_or("")),
     });
 }
 
@@ -96,7 +97,7 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-fn kind(schema: &Value) -> String {
+fn value_kind(schema: &Value) -> String {
     let number = |name: &str| schema.get(name).and_then(Value::as_i64);
     match type_of(schema) {
         "integer" => match (number("minimum"), number("maximum")) {
@@ -107,7 +108,7 @@ fn kind(schema: &Value) -> String {
         "array" => "list of texts".to_owned(),
         "boolean" => "true or false".to_owned(),
         _ => match choices(schema).as_slice() {
-            [] => with_least(
+            [] => with_minimum(
                 schema,
                 match schema.get("format").and_then(Value::as_str) {
                     Some("span") => "time with unit",
@@ -128,7 +129,7 @@ fn kind(schema: &Value) -> String {
     }
 }
 
-fn with_least(schema: &Value, kind: &str) -> String {
+fn with_minimum(schema: &Value, kind: &str) -> String {
     let said = |name: &str| schema.get(name).and_then(Value::as_str);
     match (said("x-least"), said("x-zero")) {
         (Some(least), Some(_)) => format!("{kind}, from {least}, or 0s"),
@@ -143,14 +144,14 @@ pub fn markdown() -> String {
     let mut out =
         String::from("| key | what may stand there | default | what it is for |\n| --- | --- | --- | --- |\n");
     for key in keys() {
-        let default = match (key.need, &key.default) {
-            (Need::Required, _) => "needed".to_owned(),
-            (Need::Secret, _) | (Need::Optional, None) => String::new(),
-            (Need::Optional, Some(default)) => format!("`{default}`"),
+        let default = match (key.requirement, &key.default) {
+            (KeyRequirement::Required, _) => "needed".to_owned(),
+            (KeyRequirement::Secret, _) | (KeyRequirement::Optional, None) => String::new(),
+            (KeyRequirement::Optional, Some(default)) => format!("`{default}`"),
         };
-        let kind = key.kind.replace("\", \"", "\" or \"");
+        let kind = key.value_kind.replace("\", \"", "\" or \"");
         // Writing to a String cannot fail.
-        _ = writeln!(out, "| `{}` | {kind} | {default} | {} |", key.key, key.about);
+        _ = writeln!(out, "| `{}` | {kind} | {default} | {} |", key.key, key.description);
     }
     out
 }
@@ -172,9 +173,9 @@ pub fn template() -> String {
             section = table.to_owned();
             _ = write!(out, "{}", heading(table));
         }
-        if key.need == Need::Secret {
+        if key.requirement == KeyRequirement::Secret {
             let example = variable(&key.key.replace("NAME", "local"));
-            _ = writeln!(out, "\n# {}\n# {name}: set {example}", key.about);
+            _ = writeln!(out, "\n# {}\n# {name}: set {example}", key.description);
             continue;
         }
         let (mark, value) = match (table, name) {
@@ -184,15 +185,15 @@ pub fn template() -> String {
             ("handler.NAME", "kind") => ("", "\"command\"".to_owned()),
             // The section leads from and to others that are not in this file.
             (table, _) if ["bridge.NAME", "demand.NAME"].contains(&table) || table.starts_with("pool.NAME") => {
-                ("#  ", key.default.clone().unwrap_or_else(|| sample(&key)))
+                ("#  ", key.default.clone().unwrap_or_else(|| example(&key)))
             }
             // The section is one of the other kind.
-            ("source.NAME", _) if key.about.ends_with("For `amqp` only.") => {
-                ("#  ", key.default.clone().unwrap_or_else(|| sample(&key)))
+            ("source.NAME", _) if key.description.ends_with("For `amqp` only.") => {
+                ("#  ", key.default.clone().unwrap_or_else(|| example(&key)))
             }
-            _ => ("# ", key.default.clone().unwrap_or_else(|| sample(&key))),
+            _ => ("# ", key.default.clone().unwrap_or_else(|| example(&key))),
         };
-        _ = writeln!(out, "\n# {} ({})\n{mark}{name} = {value}", key.about, key.kind);
+        _ = writeln!(out, "\n# {} ({})\n{mark}{name} = {value}", key.description, key.value_kind);
     }
     out
 }
@@ -210,7 +211,7 @@ fn heading(table: &str) -> String {
     }
 }
 
-fn sample(key: &Key) -> String {
+fn example(key: &KeyReference) -> String {
     let name = key.key.rsplit('.').next().unwrap_or("");
     match name {
         "kind" => "\"taskcluster\"".to_owned(),
@@ -278,7 +279,7 @@ mod tests {
         let keys = keys();
         assert!(keys.len() > 25, "{}", keys.len());
         for key in keys {
-            assert!(key.about.len() > 8 && key.about.ends_with('.'), "{key:?}");
+            assert!(key.description.len() > 8 && key.description.ends_with('.'), "{key:?}");
         }
     }
 }

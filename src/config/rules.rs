@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::check::join;
-use super::demand::Demand;
-use super::pool::{Driver, Pool, Profile};
-use super::problem::{Code, Origin, Problem, nearest};
+use super::demand::DemandConfig;
+use super::pool::{PoolConfig, PoolDriver, QueueType};
+use super::problem::{Problem, ProblemCode, ValueOrigin, suggest};
 use super::schema::{
     ArtifactStorage, Bridge, COMMAND, Config, EarlyAcknowledge, Handler, HandlerKind, Protocol, Reach, Source,
     SourceKind,
@@ -14,16 +14,16 @@ use super::values::WORKER_NAME_CHARS_MAX_AZURE;
 use crate::limits::{AMQP_NAME_BYTES_MAX, MESSAGE_TTL_MAX};
 
 struct Rules<'a> {
-    origins: &'a BTreeMap<String, Origin>,
-    tables: &'a BTreeMap<String, Origin>,
+    origins: &'a BTreeMap<String, ValueOrigin>,
+    tables: &'a BTreeMap<String, ValueOrigin>,
     problems: &'a mut Vec<Problem>,
 }
 
 /// Checks what has to go together.
 pub(super) fn check(
     config: &Config,
-    origins: &BTreeMap<String, Origin>,
-    tables: &BTreeMap<String, Origin>,
+    origins: &BTreeMap<String, ValueOrigin>,
+    tables: &BTreeMap<String, ValueOrigin>,
     problems: &mut Vec<Problem>,
 ) {
     let mut rules = Rules { origins, tables, problems };
@@ -49,7 +49,7 @@ pub(super) fn check(
             "others could reach {}; `http.reach = \"network\"` says that this is meant, as behind a firewall for Prometheus",
             listen.0
         );
-        rules.push(Code::Conflict, "http.listen", what, "use 127.0.0.1, or set `reach`");
+        rules.push(ProblemCode::Conflict, "http.listen", what, "use 127.0.0.1, or set `reach`");
     }
     for (name, demand) in &config.demand {
         rules.demand(config, name, demand);
@@ -58,26 +58,31 @@ pub(super) fn check(
         let key = format!("queue.clients.{id}");
         rules.one_of(&key, "access_token", client.access_token.is_some(), client.access_token_file.is_some());
         if client.access_token.is_none() && client.access_token_file.is_none() {
-            rules.push(Code::Missing, &key, format!("[{key}] needs `access_token_file`"), "");
+            rules.push(ProblemCode::Missing, &key, format!("[{key}] needs `access_token_file`"), "");
         }
     }
 }
 
 impl Rules<'_> {
     /// A queue of elsewhere leads to a pool that there is, as one that may count.
-    fn demand(&mut self, config: &Config, name: &str, demand: &Demand) {
+    fn demand(&mut self, config: &Config, name: &str, demand: &DemandConfig) {
         let key = format!("demand.{name}");
         if !config.pool.contains_key(&demand.pool) {
-            let near = nearest(&demand.pool, config.pool.keys().map(String::as_str));
+            let near = suggest(&demand.pool, config.pool.keys().map(String::as_str));
             let label = near.map_or_else(String::new, |near| format!("did you mean `{near}`?"));
-            self.push(Code::Conflict, &join(&key, "pool"), format!("there is no [pool.{}]", demand.pool), &label);
+            self.push(
+                ProblemCode::Conflict,
+                &join(&key, "pool"),
+                format!("there is no [pool.{}]", demand.pool),
+                &label,
+            );
         }
         self.one_of(&key, "access_token", demand.access_token.is_some(), demand.access_token_file.is_some());
         self.one_of(&key, "certificate", demand.certificate.is_some(), demand.certificate_file.is_some());
         let token = demand.access_token.is_some() || demand.access_token_file.is_some();
         if demand.client_id.is_some() != token {
             let what = format!("[{key}] needs both `client_id` and `access_token_file`, or neither");
-            self.push(Code::Missing, &key, what, "");
+            self.push(ProblemCode::Missing, &key, what, "");
         }
     }
 
@@ -89,9 +94,9 @@ impl Rules<'_> {
         if source.handler != COMMAND && !config.handler.contains_key(&source.handler) {
             let known = config.handler.keys().map(String::as_str).chain([COMMAND]);
             let label =
-                nearest(&source.handler, known).map_or_else(String::new, |near| format!("did you mean `{near}`?"));
+                suggest(&source.handler, known).map_or_else(String::new, |near| format!("did you mean `{near}`?"));
             let what = format!("there is no [handler.{}]", source.handler);
-            self.push(Code::Conflict, &join(&key, "handler"), what, &label);
+            self.push(ProblemCode::Conflict, &join(&key, "handler"), what, &label);
         }
         match source.kind {
             SourceKind::Taskcluster => self.taskcluster(config, &key, source),
@@ -137,7 +142,7 @@ impl Rules<'_> {
             let what = format!(
                 "[{key}] does not know its queue: set `requests_queue`, or `amqp.worker_key` (WORKER_KEY), of which it is made"
             );
-            self.push(Code::Missing, key, what, "");
+            self.push(ProblemCode::Missing, key, what, "");
         }
     }
 
@@ -155,40 +160,45 @@ impl Rules<'_> {
             (Some(_), Some(_)) | (None, None) => return,
         };
         let what = format!("[amqp] has `{there}` and no `{lacks}`, and needs both or neither");
-        self.push(Code::Missing, &join("amqp", there), what, "");
+        self.push(ProblemCode::Missing, &join("amqp", there), what, "");
     }
 
-    fn pool(&mut self, key: &str, pool: &Pool) {
-        if pool.delivery_limit.is_some() && pool.profile == Profile::Fast {
+    fn pool(&mut self, key: &str, pool: &PoolConfig) {
+        if pool.delivery_limit.is_some() && pool.profile == QueueType::Fast {
             let what = format!("[{key}] has a `delivery_limit`, which queues in memory do not know");
-            self.push(Code::Conflict, &join(key, "delivery_limit"), what, "did you mean profile = \"safe\" as well?");
+            self.push(
+                ProblemCode::Conflict,
+                &join(key, "delivery_limit"),
+                what,
+                "did you mean profile = \"safe\" as well?",
+            );
         }
         if pool.min > pool.max {
             let what = format!("[{key}] has {} workers at least and {} at most", pool.min, pool.max);
             let odd = if self.origins.contains_key(&join(key, "min")) { "min" } else { "max" };
-            self.push(Code::Conflict, &join(key, odd), what, "`min` may be as much as `max`");
+            self.push(ProblemCode::Conflict, &join(key, odd), what, "`min` may be as much as `max`");
         }
         if pool.message_ttl.0 > MESSAGE_TTL_MAX {
             let what = format!("[{key}] has a `message_ttl` that is longer than RabbitMQ can count, which is 49 days");
-            self.push(Code::Value, &join(key, "message_ttl"), what, "\"0s\" is for ever");
+            self.push(ProblemCode::Value, &join(key, "message_ttl"), what, "\"0s\" is for ever");
         }
         self.driver(key, pool);
     }
 
     /// Each driver has what it needs, and nothing of another one.
-    fn driver(&mut self, key: &str, pool: &Pool) {
+    fn driver(&mut self, key: &str, pool: &PoolConfig) {
         let driver = pool.driver.as_str();
         for table in ["exec", "systemd", "docker", "kubernetes"] {
             if self.tables.contains_key(&join(key, table)) && table != driver {
                 let what = format!("[{key}] has `driver = \"{driver}\"` and a table for `{table}`");
                 let label = format!("did you mean driver = \"{table}\"?");
-                self.push(Code::Conflict, &join(key, table), what, &label);
+                self.push(ProblemCode::Conflict, &join(key, table), what, &label);
             }
         }
         let (needed, starts_command) = match pool.driver {
-            Driver::Subprocess => (Vec::new(), true),
-            Driver::Noop => (Vec::new(), false),
-            Driver::Exec => (
+            PoolDriver::Subprocess => (Vec::new(), true),
+            PoolDriver::Noop => (Vec::new(), false),
+            PoolDriver::Exec => (
                 vec![
                     ("list", pool.exec.list.is_empty(), "[\"/opt/workers\", \"list\"]"),
                     ("start", pool.exec.start.is_empty(), "[\"/opt/workers\", \"start\"]"),
@@ -196,13 +206,13 @@ impl Rules<'_> {
                 ],
                 false,
             ),
-            Driver::Kubernetes => {
+            PoolDriver::Kubernetes => {
                 (vec![("image", pool.kubernetes.image.as_ref().is_none_or(String::is_empty), "\"worker:1\"")], true)
             }
-            Driver::Docker => {
+            PoolDriver::Docker => {
                 (vec![("image", pool.docker.image.as_ref().is_none_or(String::is_empty), "\"worker:1\"")], true)
             }
-            Driver::Systemd => {
+            PoolDriver::Systemd => {
                 (vec![("unit", pool.systemd.unit.as_ref().is_none_or(String::is_empty), "\"worker\"")], false)
             }
         };
@@ -212,11 +222,11 @@ impl Rules<'_> {
         let host = &pool.docker.host;
         if !["unix://", "http://", "tcp://"].iter().any(|scheme| host.starts_with(scheme)) {
             let what = format!("[{key}] has a `docker.host` that is neither a socket nor plain HTTP");
-            self.push(Code::Value, &join(key, "docker.host"), what, "such as \"unix:///var/run/docker.sock\"");
+            self.push(ProblemCode::Value, &join(key, "docker.host"), what, "such as \"unix:///var/run/docker.sock\"");
         }
         if !pool.command.is_empty() && !starts_command {
             let what = format!("[{key}] has `driver = \"{driver}\"`, which starts no `command`");
-            self.push(Code::Conflict, &join(key, "command"), what, "did you mean driver = \"subprocess\"?");
+            self.push(ProblemCode::Conflict, &join(key, "command"), what, "did you mean driver = \"subprocess\"?");
         }
     }
 
@@ -245,28 +255,28 @@ impl Rules<'_> {
                 "{key} is, or makes, a name of {} bytes, and AMQP has room for {AMQP_NAME_BYTES_MAX}",
                 name.len()
             );
-            self.push(Code::Value, key, what, "");
+            self.push(ProblemCode::Value, key, what, "");
         }
         if amqp.max_message.0 == 0 {
             let what = "amqp.max_message is 0, with which no request could be taken".to_owned();
-            self.push(Code::Value, "amqp.max_message", what, "such as \"128MiB\"");
+            self.push(ProblemCode::Value, "amqp.max_message", what, "such as \"128MiB\"");
         }
     }
 
     fn of_other_kind(&mut self, key: &str, kind: &str, keys: &[(&str, bool)]) {
         for (odd, _) in keys.iter().filter(|(_, set)| *set) {
             let what = format!("[{key}] is of kind `{kind}`, which has no `{odd}`");
-            self.push(Code::Conflict, &join(key, odd), what, "");
+            self.push(ProblemCode::Conflict, &join(key, odd), what, "");
         }
     }
 
     fn missing(&mut self, key: &str, name: &str, example: &str) {
         // A table that is not there either is missed in the one around it.
         let around = key.rsplit_once('.').map_or("", |(around, _)| around);
-        let origin = self.tables.get(key).or_else(|| self.tables.get(around)).cloned().unwrap_or(Origin::BuiltIn);
+        let origin = self.tables.get(key).or_else(|| self.tables.get(around)).cloned().unwrap_or(ValueOrigin::Default);
         self.problems.push(Problem {
-            code: Code::Missing,
-            what: format!("[{key}] needs `{name}`"),
+            code: ProblemCode::Missing,
+            message: format!("[{key}] needs `{name}`"),
             origin,
             label: String::new(),
             help: Some(format!("add `{name} = {example}` or set {}", super::environment::variable(&join(key, name)))),
@@ -277,21 +287,21 @@ impl Rules<'_> {
         let token = source.access_token.is_some() || source.access_token_file.is_some();
         let certificate = source.certificate.is_some() || source.certificate_file.is_some();
         if source.client_id.is_none() && (token || certificate) {
-            self.push(Code::Missing, key, format!("[{key}] has credentials and no `client_id`"), "");
+            self.push(ProblemCode::Missing, key, format!("[{key}] has credentials and no `client_id`"), "");
         }
         if source.client_id.is_some() && !token {
             let what = format!(
                 "[{key}] has a `client_id` and neither `access_token_file` nor {}",
                 super::environment::variable(&join(key, "access_token"))
             );
-            self.push(Code::Missing, &join(key, "client_id"), what, "");
+            self.push(ProblemCode::Missing, &join(key, "client_id"), what, "");
         }
     }
 
     fn azure(&mut self, config: &Config, key: &str, source: &Source) {
         if source.artifact_storage == ArtifactStorage::Object {
             let what = format!("[{key}] with `protocol = \"azure\"` knows no object service");
-            self.push(Code::Conflict, &join(key, "artifact_storage"), what, "did you mean \"s3\"?");
+            self.push(ProblemCode::Conflict, &join(key, "artifact_storage"), what, "did you mean \"s3\"?");
         }
         let most = WORKER_NAME_CHARS_MAX_AZURE;
         let Some(queue) = &source.task_queue else { return };
@@ -306,7 +316,7 @@ impl Rules<'_> {
                 "\"{text}\" has {} characters, and [{key}] with `protocol = \"azure\"` allows {most}",
                 text.len()
             );
-            self.push(Code::Value, named, what, "");
+            self.push(ProblemCode::Value, named, what, "");
         }
     }
 
@@ -317,9 +327,14 @@ impl Rules<'_> {
             match config.source.get(named) {
                 Some(source) => kinds.push(source.kind),
                 None => {
-                    let near = nearest(named, config.source.keys().map(String::as_str));
+                    let near = suggest(named, config.source.keys().map(String::as_str));
                     let label = near.map_or_else(String::new, |near| format!("did you mean `{near}`?"));
-                    self.push(Code::Conflict, &join(&key, side), format!("there is no [source.{named}]"), &label);
+                    self.push(
+                        ProblemCode::Conflict,
+                        &join(&key, side),
+                        format!("there is no [source.{named}]"),
+                        &label,
+                    );
                 }
             }
         }
@@ -329,12 +344,12 @@ impl Rules<'_> {
             let what = format!(
                 "[{key}] leads from one source to another of the same kind; one is `taskcluster`, the other `amqp`"
             );
-            self.push(Code::Conflict, &join(&key, "to"), what, "");
+            self.push(ProblemCode::Conflict, &join(&key, "to"), what, "");
         }
         let twice = config.bridge.iter().any(|(other, bridge2)| other.as_str() < name && bridge2.from == bridge.from);
         if twice {
             let what = format!("[source.{}] is taken by another bridge already", bridge.from);
-            self.push(Code::Conflict, &join(&key, "from"), what, "");
+            self.push(ProblemCode::Conflict, &join(&key, "from"), what, "");
         }
     }
 
@@ -343,7 +358,7 @@ impl Rules<'_> {
         match handler.kind {
             HandlerKind::Program if handler.exec.is_empty() => {
                 let what = format!("[{key}] is a program and needs `exec`, such as `exec = [\"/opt/handlers/build\"]`");
-                self.push(Code::Missing, &key, what, "");
+                self.push(ProblemCode::Missing, &key, what, "");
             }
             HandlerKind::Command => {
                 let set = [
@@ -354,7 +369,7 @@ impl Rules<'_> {
                 for (odd, _) in set.iter().filter(|(_, set)| *set) {
                     let what =
                         format!("[{key}] is of kind `command`, where the task brings what is run, and has `{odd}`");
-                    self.push(Code::Conflict, &join(&key, odd), what, "did you mean kind = \"program\"?");
+                    self.push(ProblemCode::Conflict, &join(&key, odd), what, "did you mean kind = \"program\"?");
                 }
                 self.no_service(&key, handler, "command");
             }
@@ -362,7 +377,7 @@ impl Rules<'_> {
                 let what = format!(
                     "[{key}] is of kind `program`, whose tasks do not say how long they run; use `max_run_time`"
                 );
-                self.push(Code::Conflict, &join(&key, "default_run_time"), what, "");
+                self.push(ProblemCode::Conflict, &join(&key, "default_run_time"), what, "");
             }
             HandlerKind::Program => self.no_service(&key, handler, "program"),
             HandlerKind::Http => self.service(&key, handler),
@@ -372,11 +387,11 @@ impl Rules<'_> {
     fn service(&mut self, key: &str, handler: &Handler) {
         if handler.url.is_some() == handler.socket.is_some() {
             let what = format!("[{key}] is of kind `http` and needs one of `url` and `socket`");
-            self.push(Code::Missing, key, what, "such as `url = \"http://127.0.0.1:8080\"`");
+            self.push(ProblemCode::Missing, key, what, "such as `url = \"http://127.0.0.1:8080\"`");
         }
         if handler.health.as_ref().is_some_and(|path| !path.starts_with('/')) {
             let what = format!("[{key}] needs a `health` that begins with `/`");
-            self.push(Code::Value, &join(key, "health"), what, "such as \"/health\"");
+            self.push(ProblemCode::Value, &join(key, "health"), what, "such as \"/health\"");
         }
         let set = [
             ("check", !handler.check.is_empty()),
@@ -398,22 +413,22 @@ impl Rules<'_> {
     fn one_of(&mut self, key: &str, name: &str, value: bool, file: bool) {
         if value && file {
             let elsewhere = |name: &str| match self.origins.get(&join(key, name)) {
-                Some(Origin::Env(variable)) => format!(" (from {variable})"),
-                Some(Origin::Flag(flag)) => format!(" (from {flag})"),
-                Some(Origin::File(_) | Origin::BuiltIn) | None => String::new(),
+                Some(ValueOrigin::Env(variable)) => format!(" (from {variable})"),
+                Some(ValueOrigin::Flag(flag)) => format!(" (from {flag})"),
+                Some(ValueOrigin::File(_) | ValueOrigin::Default) | None => String::new(),
             };
             let (by, by_file) = (elsewhere(name), elsewhere(&format!("{name}_file")));
             let what = format!("[{key}] has both `{name}`{by} and `{name}_file`{by_file}; keep one");
-            self.push(Code::Conflict, &join(key, &format!("{name}_file")), what, "");
+            self.push(ProblemCode::Conflict, &join(key, &format!("{name}_file")), what, "");
         }
     }
 
-    fn push(&mut self, code: Code, key: &str, what: String, label: &str) {
-        let origin = self.origins.get(key).or_else(|| self.tables.get(key)).cloned().unwrap_or(Origin::BuiltIn);
-        let in_file = matches!(origin, Origin::File(_));
+    fn push(&mut self, code: ProblemCode, key: &str, what: String, label: &str) {
+        let origin = self.origins.get(key).or_else(|| self.tables.get(key)).cloned().unwrap_or(ValueOrigin::Default);
+        let in_file = matches!(origin, ValueOrigin::File(_));
         self.problems.push(Problem {
             code,
-            what,
+            message: what,
             origin,
             label: if in_file { label.to_owned() } else { String::new() },
             help: Some(label.to_owned()).filter(|label| !in_file && !label.is_empty()),

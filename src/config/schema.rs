@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::demand::Demand;
-use super::pool::Pool;
+use super::demand::DemandConfig;
+use super::pool::PoolConfig;
 use super::values::{File, Filter, Listen, Queue as TaskQueue, Secret, SecretFile, Size, Span, Url, WorkerName};
 use crate::limits::{
-    ACTIVITY_REPEAT_MIN, CLAIM_TIMEOUT_MIN, POLL_INTERVAL_MIN, QUEUE_VISIBILITY_MIN, RUN_TIME_MIN,
-    SERVICE_ASK_EVERY_MIN, SERVICE_START_WITHIN_MIN, STATUS_POLL_MIN, TASK_LOG_BYTES_MIN,
+    ACTIVITY_REPEAT_MIN, CLAIM_TIMEOUT_MIN, POLL_INTERVAL_MIN, QUEUE_VISIBILITY_TIMEOUT_MIN, RUN_TIME_MIN,
+    SERVICE_PROBE_INTERVAL_MIN, SERVICE_STARTUP_TIMEOUT_MIN, STATUS_POLL_MIN, TASK_LOG_BYTES_MIN,
 };
 
 /// A whole configuration.
@@ -32,9 +32,9 @@ pub struct Config {
     /// What `journeyman bridge` hands on, by name.
     pub bridge: BTreeMap<String, Bridge>,
     /// Worker groups that `journeyman controller` keeps by demand, by the name of their pool. The broker is that of `[amqp]`.
-    pub pool: BTreeMap<String, Pool>,
+    pub pool: BTreeMap<String, PoolConfig>,
     /// Queues of elsewhere whose tasks are done by workers of these pools, by name.
-    pub demand: BTreeMap<String, Demand>,
+    pub demand: BTreeMap<String, DemandConfig>,
     /// What runs payloads, by name. `command` exists without being written.
     pub handler: BTreeMap<String, Handler>,
     /// The embedded queue (`journeyman queue` and `journeyman dev`).
@@ -572,15 +572,15 @@ pub struct Handler {
     pub health: Option<String>,
     /// How often the service is asked after while it is well. For `http` only.
     #[serde(default = "health_every")]
-    #[schemars(extend("x-least" = Span(SERVICE_ASK_EVERY_MIN)))]
+    #[schemars(extend("x-least" = Span(SERVICE_PROBE_INTERVAL_MIN)))]
     pub health_every: Span,
     /// How long the service may take to say that it is well. Not in time three times in a row, it is ended and started again; while it is at work at a request, silence counts for nothing. For `http` only.
     #[serde(default = "health_timeout")]
-    #[schemars(extend("x-least" = Span(SERVICE_ASK_EVERY_MIN)))]
+    #[schemars(extend("x-least" = Span(SERVICE_PROBE_INTERVAL_MIN)))]
     pub health_timeout: Span,
     /// How long the service may take until it is well, before it is ended and started again, and how long a task waits for it before it is handed back. For `http` only.
     #[serde(default = "start_within")]
-    #[schemars(extend("x-least" = Span(SERVICE_START_WITHIN_MIN)))]
+    #[schemars(extend("x-least" = Span(SERVICE_STARTUP_TIMEOUT_MIN)))]
     pub start_within: Span,
     /// Which headers of a request are passed on to the service; `*` at the end stands for anything. For `http` only.
     #[serde(default = "forward_headers")]
@@ -686,7 +686,7 @@ pub struct Queue {
     pub claim_timeout: Span,
     /// How long a message that a poll has brought stays hidden from the next one. It is claimed within moments, unless its worker
     /// has died.
-    #[schemars(extend("x-least" = Span(QUEUE_VISIBILITY_MIN)))]
+    #[schemars(extend("x-least" = Span(QUEUE_VISIBILITY_TIMEOUT_MIN)))]
     pub visibility: Span,
     /// Root under which clients reach the queue where a proxy stands before it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -764,7 +764,7 @@ impl Default for Log {
             format: LogFormat::Auto,
             level: built_in("info"),
             task_max: built_in("64MiB"),
-            redact_env: crate::redact::NAMED_LIKE_SECRETS.map(str::to_owned).to_vec(),
+            redact_env: crate::redact::SECRET_NAME_PATTERNS.map(str::to_owned).to_vec(),
         }
     }
 }

@@ -11,14 +11,14 @@ use std::sync::{Mutex, PoisonError};
 use secrecy::zeroize::Zeroizing;
 
 use super::Environment;
-use super::demand::Demand;
+use super::demand::DemandConfig;
 use super::schema::{Client, Source};
 use super::values::{Secret, SecretFile};
-use crate::limits::{SECRET_BYTES_MAX, SECRET_WAIT};
+use crate::limits::{SECRET_BYTES_MAX, SECRET_READ_TIMEOUT};
 
 /// Why a secret could not be had.
 #[derive(Debug, thiserror::Error)]
-pub enum NoSecret {
+pub enum SecretError {
     /// The file cannot be read.
     #[error("cannot read {what} from {}; is it there, and may this user read it?", path.display())]
     Unreadable {
@@ -43,7 +43,7 @@ pub enum NoSecret {
 
 /// Who a source says we are.
 #[derive(Debug, Clone)]
-pub struct Credentials {
+pub struct ClientCredentials {
     /// The client id.
     pub client_id: String,
     /// The access token.
@@ -52,15 +52,15 @@ pub struct Credentials {
     pub certificate: Option<Secret>,
 }
 
-impl Credentials {
+impl ClientCredentials {
     /// Reads what a source needs; `None` where it names no client.
     ///
     /// # Errors
     ///
     /// A file that cannot be read, is empty or is far too large.
-    pub fn of_source(source: &Source, environment: &Environment) -> Result<Option<Self>, NoSecret> {
+    pub fn of_source(source: &Source, environment: &Environment) -> Result<Option<Self>, SecretError> {
         let Some(client_id) = source.client_id.clone() else { return Ok(None) };
-        let one = |value, file, what| one(value, file, what, environment);
+        let one = |value, file, what| read_one_of(value, file, what, environment);
         let token = one(source.access_token.as_ref(), source.access_token_file.as_ref(), "an access token")?;
         let certificate = one(source.certificate.as_ref(), source.certificate_file.as_ref(), "a certificate")?;
         Ok(token.map(|access_token| Self { client_id, access_token, certificate }))
@@ -71,61 +71,64 @@ impl Credentials {
 ///
 /// # Errors
 ///
-/// As [`Credentials::of_source`].
-pub fn of_demand(demand: &Demand, environment: &Environment) -> Result<Option<Credentials>, NoSecret> {
+/// As [`ClientCredentials::of_source`].
+pub fn demand_credentials(
+    demand: &DemandConfig,
+    environment: &Environment,
+) -> Result<Option<ClientCredentials>, SecretError> {
     let Some(client_id) = demand.client_id.clone() else { return Ok(None) };
-    let one = |value, file, what| one(value, file, what, environment);
+    let one = |value, file, what| read_one_of(value, file, what, environment);
     let token = one(demand.access_token.as_ref(), demand.access_token_file.as_ref(), "an access token")?;
     let certificate = one(demand.certificate.as_ref(), demand.certificate_file.as_ref(), "a certificate")?;
-    Ok(token.map(|access_token| Credentials { client_id, access_token, certificate }))
+    Ok(token.map(|access_token| ClientCredentials { client_id, access_token, certificate }))
 }
 
 /// Reads the address of the AMQP broker; `None` where nobody names one.
 ///
 /// # Errors
 ///
-/// As [`Credentials::of_source`].
-pub fn of_amqp(amqp: &super::schema::Amqp, environment: &Environment) -> Result<Option<Secret>, NoSecret> {
-    one(amqp.uri.as_ref(), amqp.uri_file.as_ref(), "an AMQP address", environment)
+/// As [`ClientCredentials::of_source`].
+pub fn amqp_uri(amqp: &super::schema::Amqp, environment: &Environment) -> Result<Option<Secret>, SecretError> {
+    read_one_of(amqp.uri.as_ref(), amqp.uri_file.as_ref(), "an AMQP address", environment)
 }
 
 /// Reads the token that orders over HTTP need; `None` where nobody can give any.
 ///
 /// # Errors
 ///
-/// As [`Credentials::of_source`].
-pub fn of_http(http: &super::schema::Http, environment: &Environment) -> Result<Option<Secret>, NoSecret> {
-    one(None, http.token_file.as_ref(), "a token", environment)
+/// As [`ClientCredentials::of_source`].
+pub fn http_token(http: &super::schema::Http, environment: &Environment) -> Result<Option<Secret>, SecretError> {
+    read_one_of(None, http.token_file.as_ref(), "a token", environment)
 }
 
 /// Reads the access token of a client of the embedded queue.
 ///
 /// # Errors
 ///
-/// As [`Credentials::of_source`].
-pub fn of_client(client: &Client, environment: &Environment) -> Result<Option<Secret>, NoSecret> {
-    one(client.access_token.as_ref(), client.access_token_file.as_ref(), "an access token", environment)
+/// As [`ClientCredentials::of_source`].
+pub fn client_token(client: &Client, environment: &Environment) -> Result<Option<Secret>, SecretError> {
+    read_one_of(client.access_token.as_ref(), client.access_token_file.as_ref(), "an access token", environment)
 }
 
 /// Whether every user of this machine may read a file. A group is not meant: services are given secrets that way.
 #[must_use]
-pub fn is_open(path: &Path) -> bool {
+pub fn is_world_readable(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|meta| meta.permissions().mode() & 0o004 != 0)
 }
 
-fn one(
+fn read_one_of(
     value: Option<&Secret>,
     file: Option<&SecretFile>,
     what: &'static str,
     environment: &Environment,
-) -> Result<Option<Secret>, NoSecret> {
+) -> Result<Option<Secret>, SecretError> {
     match (value, file) {
         (Some(secret), _) => Ok(Some(secret.clone())),
         (None, Some(SecretFile::File(path))) => read(path, what).map(Some),
         (None, Some(SecretFile::Descriptor(number))) => read_descriptor(*number, what).map(Some),
-        (None, Some(SecretFile::Systemd(name))) => match credential(name, environment) {
+        (None, Some(SecretFile::Systemd(name))) => match systemd_credential_path(name, environment) {
             Some(path) => read(&path, what).map(Some),
-            None => Err(NoSecret::Unusable {
+            None => Err(SecretError::Unusable {
                 what,
                 path: PathBuf::from(format!("systemd:{name}")),
                 fault: "there is no CREDENTIALS_DIRECTORY; is LoadCredential= in the unit, and does systemd start this?",
@@ -137,7 +140,7 @@ fn one(
 
 /// Where systemd put a credential; `None` where it gave none to this process.
 #[must_use]
-pub fn credential(name: &str, environment: &Environment) -> Option<PathBuf> {
+pub fn systemd_credential_path(name: &str, environment: &Environment) -> Option<PathBuf> {
     environment.get("CREDENTIALS_DIRECTORY").map(|folder| Path::new(folder).join(name))
 }
 
@@ -146,13 +149,13 @@ pub fn credential(name: &str, environment: &Environment) -> Option<PathBuf> {
 static DESCRIPTORS: Mutex<BTreeMap<i32, Secret>> = Mutex::new(BTreeMap::new());
 
 /// Reads a descriptor that was handed down to this process, and closes it.
-fn read_descriptor(number: i32, what: &'static str) -> Result<Secret, NoSecret> {
+fn read_descriptor(number: i32, what: &'static str) -> Result<Secret, SecretError> {
     let label = || PathBuf::from(format!("fd:{number}"));
     let mut held = DESCRIPTORS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(secret) = held.get(&number) {
         return Ok(secret.clone());
     }
-    let unreadable = |source| NoSecret::Unreadable { what, path: label(), source };
+    let unreadable = |source| SecretError::Unreadable { what, path: label(), source };
     if !is_handed_down(number) {
         return Err(unreadable(std::io::Error::other("nobody handed it down")));
     }
@@ -160,11 +163,11 @@ fn read_descriptor(number: i32, what: &'static str) -> Result<Secret, NoSecret> 
     let (sender, read) = std::sync::mpsc::channel();
     // Its writer may be slow, or never close it: the thread is left behind then.
     std::thread::spawn(move || drop(sender.send(read_all(file))));
-    let text = match read.recv_timeout(SECRET_WAIT) {
+    let text = match read.recv_timeout(SECRET_READ_TIMEOUT) {
         Ok(text) => text.map_err(unreadable)?,
         Err(_) => return Err(unreadable(std::io::Error::other("its writer does not close it"))),
     };
-    let secret = secret_in(&text, || (what, label()))?;
+    let secret = parse_secret(&text, || (what, label()))?;
     // It is ours alone: what this process opens itself is closed on exec, and this was not.
     if let Err(error) = nix::unistd::close(number) {
         return Err(unreadable(error.into()));
@@ -186,15 +189,15 @@ fn is_handed_down(number: i32) -> bool {
 ///
 /// # Errors
 ///
-/// As [`Credentials::of_source`].
-pub fn read(path: &Path, what: &'static str) -> Result<Secret, NoSecret> {
-    let unreadable = |source| NoSecret::Unreadable { what, path: path.to_owned(), source };
+/// As [`ClientCredentials::of_source`].
+pub fn read(path: &Path, what: &'static str) -> Result<Secret, SecretError> {
+    let unreadable = |source| SecretError::Unreadable { what, path: path.to_owned(), source };
     let file = File::open(path).map_err(unreadable)?;
-    if is_open(path) {
+    if is_world_readable(path) {
         tracing::warn!(path = %path.display(), "every user of this machine can read this secret; chmod 600 hides it");
     }
     let text = read_all(file).map_err(unreadable)?;
-    secret_in(&text, || (what, path.to_owned()))
+    parse_secret(&text, || (what, path.to_owned()))
 }
 
 /// At most one byte more than a secret may have.
@@ -206,7 +209,7 @@ fn read_all(file: File) -> std::io::Result<Zeroizing<String>> {
     Ok(text)
 }
 
-fn secret_in(text: &str, place: impl FnOnce() -> (&'static str, PathBuf)) -> Result<Secret, NoSecret> {
+fn parse_secret(text: &str, place: impl FnOnce() -> (&'static str, PathBuf)) -> Result<Secret, SecretError> {
     let fault = if text.len() as u64 > SECRET_BYTES_MAX {
         "it is far too large"
     } else if text.trim().is_empty() {
@@ -215,5 +218,5 @@ fn secret_in(text: &str, place: impl FnOnce() -> (&'static str, PathBuf)) -> Res
         return Ok(Secret::new(text));
     };
     let (what, path) = place();
-    Err(NoSecret::Unusable { what, path, fault })
+    Err(SecretError::Unusable { what, path, fault })
 }

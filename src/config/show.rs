@@ -5,21 +5,21 @@ use std::fmt::Write as _;
 use serde_json::Value;
 
 use super::environment::PREFIX;
-use super::problem::{Document, Origin};
-use super::{Loaded, check::join};
+use super::problem::{Document, ValueOrigin};
+use super::{LoadedConfig, check::join};
 
 /// What stands beside each value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Beside {
+pub enum ShowOrigins {
     /// Nothing.
-    Nothing,
+    No,
     /// Where it comes from.
-    Origin,
+    Yes,
 }
 
 /// Writes the configuration in effect. Secrets are masked.
 #[must_use]
-pub fn show(loaded: &Loaded, beside: Beside) -> String {
+pub fn to_toml(loaded: &LoadedConfig, beside: ShowOrigins) -> String {
     let mut out = String::new();
     if let Ok(Value::Object(sections)) = serde_json::to_value(&loaded.config) {
         for (name, section) in &sections {
@@ -29,7 +29,7 @@ pub fn show(loaded: &Loaded, beside: Beside) -> String {
     out.trim_start().to_owned()
 }
 
-fn table(loaded: &Loaded, beside: Beside, key: &str, value: &Value, out: &mut String) {
+fn table(loaded: &LoadedConfig, beside: ShowOrigins, key: &str, value: &Value, out: &mut String) {
     let Value::Object(entries) = value else { return };
     let (tables, leaves): (Vec<_>, Vec<_>) = entries.iter().partition(|(_, value)| value.is_object());
     if !leaves.is_empty() {
@@ -43,8 +43,8 @@ fn table(loaded: &Loaded, beside: Beside, key: &str, value: &Value, out: &mut St
     let width = lines.iter().map(|(line, _)| line.chars().count()).max().unwrap_or(0);
     for (line, from) in lines {
         match beside {
-            Beside::Nothing => _ = writeln!(out, "{line}"),
-            Beside::Origin => _ = writeln!(out, "{line:width$}  # {from}"),
+            ShowOrigins::No => _ = writeln!(out, "{line}"),
+            ShowOrigins::Yes => _ = writeln!(out, "{line:width$}  # {from}"),
         }
     }
     for (name, value) in tables {
@@ -65,25 +65,25 @@ fn leaf(value: &Value) -> String {
     value.to_string()
 }
 
-fn origin(loaded: &Loaded, key: &str) -> String {
+fn origin(loaded: &LoadedConfig, key: &str) -> String {
     match loaded.origins.get(key) {
-        None | Some(Origin::BuiltIn) => "built-in".to_owned(),
-        Some(Origin::File(span)) => {
-            loaded.document.as_ref().map_or_else(String::new, |document| at(document, span.start))
+        None | Some(ValueOrigin::Default) => "built-in".to_owned(),
+        Some(ValueOrigin::File(span)) => {
+            loaded.document.as_ref().map_or_else(String::new, |document| format_position(document, span.start))
         }
-        Some(Origin::Env(name)) => format!("environment {name}"),
-        Some(Origin::Flag(flag)) => format!("flag {flag}"),
+        Some(ValueOrigin::Env(name)) => format!("environment {name}"),
+        Some(ValueOrigin::Flag(flag)) => format!("flag {flag}"),
     }
 }
 
-fn at(document: &Document, byte: usize) -> String {
-    let place = document.place(byte);
+fn format_position(document: &Document, byte: usize) -> String {
+    let place = document.position(byte);
     format!("{}:{}:{}", document.name, place.line, place.column)
 }
 
 /// The configuration in effect as JSON, with origins. Secrets are masked.
 #[must_use]
-pub fn json(loaded: &Loaded) -> Value {
+pub fn to_json(loaded: &LoadedConfig) -> Value {
     let origins: serde_json::Map<String, Value> =
         loaded.origins.keys().map(|key| (key.clone(), Value::from(origin(loaded, key)))).collect();
     serde_json::json!({

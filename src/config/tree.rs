@@ -7,14 +7,14 @@ use std::ops::Range;
 use serde_json::Value;
 use toml::de::{DeTable, DeValue};
 
-use super::problem::{Code, Document, Origin, Problem, nearest};
+use super::problem::{Document, Problem, ProblemCode, ValueOrigin, suggest};
 use crate::limits::{CONFIG_DEPTH_MAX, CONFIG_PROBLEMS_MAX};
 
 /// A value and where it came from.
 #[derive(Debug, Clone)]
 pub(super) struct Node {
     pub(super) value: Content,
-    pub(super) origin: Origin,
+    pub(super) origin: ValueOrigin,
 }
 
 /// What a value is.
@@ -39,13 +39,13 @@ pub(super) enum Typed {
 /// A key of a table and what stands there.
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
-    pub(super) key: Origin,
+    pub(super) key: ValueOrigin,
     pub(super) node: Node,
 }
 
 impl Node {
     pub(super) fn empty() -> Self {
-        Self { value: Content::Table(BTreeMap::new()), origin: Origin::BuiltIn }
+        Self { value: Content::Table(BTreeMap::new()), origin: ValueOrigin::Default }
     }
 }
 
@@ -55,9 +55,9 @@ pub(super) fn read_toml(document: &Document, problems: &mut Vec<Problem>) -> Nod
     for error in errors.into_iter().take(CONFIG_PROBLEMS_MAX) {
         let end = document.text.len();
         problems.push(Problem {
-            code: Code::Syntax,
-            what: format!("this is not TOML: {}", error.message()),
-            origin: Origin::File(error.span().unwrap_or(end..end)),
+            code: ProblemCode::Syntax,
+            message: format!("this is not TOML: {}", error.message()),
+            origin: ValueOrigin::File(error.span().unwrap_or(end..end)),
             label: String::new(),
             help: None,
         });
@@ -71,13 +71,13 @@ fn from_table(table: DeTable<'_>, span: Range<usize>, depth: usize) -> Node {
         .into_iter()
         .map(|(key, value)| {
             let entry = Entry {
-                key: Origin::File(key.span()),
+                key: ValueOrigin::File(key.span()),
                 node: from_value(value.get_ref().clone(), value.span(), depth + 1),
             };
             (key.into_inner().into_owned(), entry)
         })
         .collect();
-    Node { value: Content::Table(entries), origin: Origin::File(span) }
+    Node { value: Content::Table(entries), origin: ValueOrigin::File(span) }
 }
 
 fn from_value(value: DeValue<'_>, span: Range<usize>, depth: usize) -> Node {
@@ -99,7 +99,7 @@ fn from_value(value: DeValue<'_>, span: Range<usize>, depth: usize) -> Node {
         }
         DeValue::Datetime(_) => other("a date", Value::Null),
     };
-    Node { value: content, origin: Origin::File(span) }
+    Node { value: content, origin: ValueOrigin::File(span) }
 }
 
 /// A value set by name: from the environment or a flag.
@@ -110,7 +110,7 @@ pub(super) struct Setting {
     /// What it is set to.
     pub text: String,
     /// Which variable or flag.
-    pub origin: Origin,
+    pub origin: ValueOrigin,
 }
 
 /// How a setting spells its path.
@@ -174,8 +174,8 @@ fn section(setting: &Setting, key: &str, how: Spelling, schema: &Value) -> Probl
         Spelling::Shouted => super::environment::variable(&full),
     };
     Problem {
-        code: Code::Type,
-        what: format!("`{key}` is a section and cannot be set as a whole"),
+        code: ProblemCode::Type,
+        message: format!("`{key}` is a section and cannot be set as a whole"),
         origin: setting.origin.clone(),
         label: String::new(),
         help: Some(format!("set what is in it, such as `{example}`")),
@@ -217,7 +217,7 @@ pub(super) fn shout(name: &str) -> String {
 fn unknown(setting: &Setting, known: &str, part: &str, schema: &Value, how: Spelling) -> Problem {
     let names = schema.get("properties").and_then(Value::as_object);
     let names: Vec<String> = names.into_iter().flat_map(|names| names.keys().cloned()).collect();
-    let near = nearest(part, names.iter().map(String::as_str));
+    let near = suggest(part, names.iter().map(String::as_str));
     let key = match how {
         Spelling::Exact => part.to_owned(),
         Spelling::Shouted => part.to_lowercase(),
@@ -233,8 +233,8 @@ fn unknown(setting: &Setting, known: &str, part: &str, schema: &Value, how: Spel
         (None, _) => Some(format!("known are: {}", names.join(", "))),
     };
     Problem {
-        code: Code::Unknown,
-        what: format!("unknown key `{key}` {place}"),
+        code: ProblemCode::Unknown,
+        message: format!("unknown key `{key}` {place}"),
         origin: setting.origin.clone(),
         label: String::new(),
         help,

@@ -448,7 +448,7 @@ pub struct Secret(Arc<Hidden>);
 
 struct Hidden {
     text: secrecy::SecretString,
-    _in_logs: redact::Hidden,
+    _in_logs: redact::HiddenSecrets,
 }
 
 /// What stands in the place of a secret.

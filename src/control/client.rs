@@ -7,15 +7,15 @@ use reqwest::StatusCode;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-use super::poison::{Inventories, Settle};
-use super::{Answer, Ordered, Status, controller, through};
-use crate::controller::inventory::Settled;
-use crate::limits::{CONTROL_ANSWER_BYTES_MAX, CONTROL_TIMEOUT, CONTROLLER_POISON_TIME};
-use crate::worker::view::Detail;
+use super::poison_api::{Inventories, PoisonActionRequest};
+use super::{CommandReply, WorkerCommandRequest, WorkerStatusReply, controller_api, short_socket_path};
+use crate::controller::poison_queue::PoisonOutcome;
+use crate::limits::{CONTROL_ANSWER_BYTES_MAX, CONTROL_TIMEOUT, CONTROLLER_POISON_TIMEOUT};
+use crate::worker::status::ClaimDetail;
 
 /// A worker, reached by its control socket.
 #[derive(Debug)]
-pub struct Client {
+pub struct ControlClient {
     http: reqwest::Client,
     socket: PathBuf,
     /// Who listens.
@@ -24,7 +24,7 @@ pub struct Client {
     _folder: File,
 }
 
-fn silent(pid: Option<i32>) -> String {
+fn no_response_message(pid: Option<i32>) -> String {
     let waited = (CONTROL_TIMEOUT * 2).as_secs();
     let Some(pid) = pid else { return format!("somebody listens there, and has not answered within {waited} s") };
     format!(
@@ -38,13 +38,13 @@ fn silent(pid: Option<i32>) -> String {
 pub enum Error {
     /// Nobody listens at the socket.
     #[error("no worker answers at {}: is one running? `--socket` names another socket, `--config` another configuration", .0.display())]
-    NobodyThere(PathBuf),
+    NotRunning(PathBuf),
     /// The socket may not be written to.
     #[error("{} may not be used by this user: it is for the worker's own user and group", .0.display())]
     Forbidden(PathBuf),
     /// Somebody listens, and does not answer.
-    #[error("{}: {}", .socket.display(), silent(*.pid))]
-    Silent {
+    #[error("{}: {}", .socket.display(), no_response_message(*.pid))]
+    NoResponse {
         /// Where.
         socket: PathBuf,
         /// Its process, where the system tells.
@@ -52,26 +52,26 @@ pub enum Error {
     },
     /// The worker said no.
     #[error("{0}")]
-    Refused(String),
+    Rejected(String),
     /// It holds nothing of that name, or has exited.
     #[error("{0}")]
-    Gone(String),
+    NotFound(String),
     /// It answers at its socket, and had no time to look.
     #[error("{0}")]
-    Slow(String),
+    Timeout(String),
     /// What came back is not what a worker says.
     #[error("{path}: {what}", path = .0.display(), what = .1)]
-    Broken(PathBuf, String),
+    InvalidResponse(PathBuf, String),
 }
 
-impl Client {
+impl ControlClient {
     /// The worker that listens at `socket`. Nothing is sent yet.
     ///
     /// # Errors
     ///
     /// Where there is no such socket, or it may not be used.
     pub fn new(socket: &Path) -> Result<Self, Error> {
-        let nobody = || Error::NobodyThere(socket.to_owned());
+        let nobody = || Error::NotRunning(socket.to_owned());
         let (Some(folder), Some(name)) = (socket.parent(), socket.file_name()) else { return Err(nobody()) };
         let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
         let told = |error: std::io::Error| {
@@ -79,17 +79,17 @@ impl Client {
             if forbidden { Error::Forbidden(socket.to_owned()) } else { nobody() }
         };
         let folder = File::open(folder).map_err(told)?;
-        let short = through(&folder, Path::new(name));
+        let short = short_socket_path(&folder, Path::new(name));
         // Asked once more by hand: the HTTP client would hide why it cannot connect.
         let stream = std::os::unix::net::UnixStream::connect(&short).map_err(told)?;
         let pid = rustix::net::sockopt::socket_peercred(&stream).ok().map(|peer| peer.pid.as_raw_nonzero().get());
-        crate::host::tls::choose();
+        crate::host::crypto_provider::install_crypto_provider();
         let http = reqwest::Client::builder()
             .unix_socket(short)
             .no_proxy()
             .redirect(reqwest::redirect::Policy::none())
             .build()
-            .map_err(|error| Error::Broken(socket.to_owned(), error.to_string()))?;
+            .map_err(|error| Error::InvalidResponse(socket.to_owned(), error.to_string()))?;
         Ok(Self { http, socket: socket.to_owned(), pid, _folder: folder })
     }
 
@@ -98,9 +98,9 @@ impl Client {
     /// # Errors
     ///
     /// Where it does not answer as it should.
-    pub async fn status(&self) -> Result<Status, Error> {
+    pub async fn status(&self) -> Result<WorkerStatusReply, Error> {
         let sent = self.http.get("http://worker/v1/status").timeout(CONTROL_TIMEOUT * 2).send().await;
-        self.answer(sent).await
+        self.read_reply(sent).await
     }
 
     /// How it looks, where it is a controller.
@@ -108,9 +108,9 @@ impl Client {
     /// # Errors
     ///
     /// Where it does not answer as it should.
-    pub async fn controller(&self) -> Result<controller::Status, Error> {
+    pub async fn controller_status(&self) -> Result<controller_api::ControllerStatusReply, Error> {
         let sent = self.http.get("http://controller/v1/controller").timeout(CONTROL_TIMEOUT * 2).send().await;
-        self.answer(sent).await
+        self.read_reply(sent).await
     }
 
     /// What was put aside in a pool, or in all of them, where it is a controller.
@@ -118,36 +118,36 @@ impl Client {
     /// # Errors
     ///
     /// Where it does not have the pool, or does not answer as it should.
-    pub async fn poison(&self, pool: Option<&str>) -> Result<Inventories, Error> {
-        let asked = self.http.get(self.poisoned("", pool, None)?).timeout(CONTROLLER_POISON_TIME * 3);
-        self.answer(asked.send().await).await
+    pub async fn list_poison(&self, pool: Option<&str>) -> Result<Inventories, Error> {
+        let asked = self.http.get(self.poison_url("", pool, None)?).timeout(CONTROLLER_POISON_TIMEOUT * 3);
+        self.read_reply(asked.send().await).await
     }
 
     /// The body of a request that was put aside, piece by piece.
     ///
     /// # Errors
     ///
-    /// As [`Client::poison`], and where there is no such request.
+    /// As [`ControlClient::list_poison`], and where there is no such request.
     pub async fn poison_body(&self, pool: Option<&str>, id: &str) -> Result<reqwest::Response, Error> {
-        let asked = self.http.get(self.poisoned("/body", pool, Some(id))?).timeout(CONTROLLER_POISON_TIME * 3);
-        let answer = asked.send().await.map_err(|error| self.broken(&error))?;
-        if answer.status().is_success() { Ok(answer) } else { Err(self.refused(answer).await) }
+        let asked = self.http.get(self.poison_url("/body", pool, Some(id))?).timeout(CONTROLLER_POISON_TIMEOUT * 3);
+        let answer = asked.send().await.map_err(|error| self.request_error(&error))?;
+        if answer.status().is_success() { Ok(answer) } else { Err(self.error_reply(answer).await) }
     }
 
     /// Tries requests once more that were put aside, or drops them.
     ///
     /// # Errors
     ///
-    /// As [`Client::poison`].
-    pub async fn settle_poison(&self, settle: &Settle) -> Result<Settled, Error> {
-        let asked = self.http.post("http://controller/v1/poison").timeout(CONTROLLER_POISON_TIME * 3);
-        self.answer(asked.json(settle).send().await).await
+    /// As [`ControlClient::list_poison`].
+    pub async fn apply_poison_action(&self, settle: &PoisonActionRequest) -> Result<PoisonOutcome, Error> {
+        let asked = self.http.post("http://controller/v1/poison").timeout(CONTROLLER_POISON_TIMEOUT * 3);
+        self.read_reply(asked.json(settle).send().await).await
     }
 
-    fn poisoned(&self, path: &str, pool: Option<&str>, id: Option<&str>) -> Result<url::Url, Error> {
+    fn poison_url(&self, path: &str, pool: Option<&str>, id: Option<&str>) -> Result<url::Url, Error> {
         let query = [("pool", pool), ("id", id)].into_iter().filter_map(|(name, value)| Some((name, value?)));
         url::Url::parse_with_params(&format!("http://controller/v1/poison{path}"), query)
-            .map_err(|error| Error::Broken(self.socket.clone(), error.to_string()))
+            .map_err(|error| Error::InvalidResponse(self.socket.clone(), error.to_string()))
     }
 
     /// Gives an order, and answers with what the worker says to it.
@@ -155,9 +155,9 @@ impl Client {
     /// # Errors
     ///
     /// Where the worker refuses, with its reason.
-    pub async fn order(&self, ordered: &Ordered) -> Result<String, Error> {
+    pub async fn send_command(&self, ordered: &WorkerCommandRequest) -> Result<String, Error> {
         let sent = self.http.post("http://worker/v1/orders").timeout(CONTROL_TIMEOUT * 2).json(ordered).send().await;
-        Ok(self.answer::<Answer>(sent).await?.said)
+        Ok(self.read_reply::<CommandReply>(sent).await?.said)
     }
 
     /// Gives an order to a controller, and answers with what it says to it.
@@ -165,10 +165,10 @@ impl Client {
     /// # Errors
     ///
     /// Where it refuses, with its reason.
-    pub async fn tell(&self, ordered: &controller::Ordered) -> Result<String, Error> {
+    pub async fn send_pool_command(&self, ordered: &controller_api::PoolCommandRequest) -> Result<String, Error> {
         let sent =
             self.http.post("http://controller/v1/orders").timeout(CONTROL_TIMEOUT * 2).json(ordered).send().await;
-        Ok(self.answer::<Answer>(sent).await?.said)
+        Ok(self.read_reply::<CommandReply>(sent).await?.said)
     }
 
     /// All that is known of a task that the worker holds.
@@ -176,10 +176,10 @@ impl Client {
     /// # Errors
     ///
     /// Where the worker does not hold it, or holds several of that name.
-    pub async fn show(&self, task: &str) -> Result<Detail, Error> {
+    pub async fn claim_details(&self, task: &str) -> Result<ClaimDetail, Error> {
         let address = url::Url::parse_with_params("http://worker/v1/task", [("task", task)])
-            .map_err(|error| Error::Broken(self.socket.clone(), error.to_string()))?;
-        self.answer(self.http.get(address).timeout(CONTROL_TIMEOUT * 3).send().await).await
+            .map_err(|error| Error::InvalidResponse(self.socket.clone(), error.to_string()))?;
+        self.read_reply(self.http.get(address).timeout(CONTROL_TIMEOUT * 3).send().await).await
     }
 
     /// The log of a task that the worker holds, piece by piece.
@@ -190,48 +190,49 @@ impl Client {
     pub async fn log(&self, task: &str, follow: Follow) -> Result<reqwest::Response, Error> {
         let query = [("task", task), ("follow", if follow == Follow::Yes { "true" } else { "false" })];
         let address = url::Url::parse_with_params("http://worker/v1/log", query)
-            .map_err(|error| Error::Broken(self.socket.clone(), error.to_string()))?;
+            .map_err(|error| Error::InvalidResponse(self.socket.clone(), error.to_string()))?;
         let sent = self.http.get(address).send().await;
-        let answer = sent.map_err(|error| self.broken(&error))?;
-        if answer.status().is_success() { Ok(answer) } else { Err(self.refused(answer).await) }
+        let answer = sent.map_err(|error| self.request_error(&error))?;
+        if answer.status().is_success() { Ok(answer) } else { Err(self.error_reply(answer).await) }
     }
 
-    async fn answer<T: DeserializeOwned>(&self, sent: reqwest::Result<reqwest::Response>) -> Result<T, Error> {
-        let answer = sent.map_err(|error| self.broken(&error))?;
+    async fn read_reply<T: DeserializeOwned>(&self, sent: reqwest::Result<reqwest::Response>) -> Result<T, Error> {
+        let answer = sent.map_err(|error| self.request_error(&error))?;
         if !answer.status().is_success() {
-            return Err(self.refused(answer).await);
+            return Err(self.error_reply(answer).await);
         }
-        let body = self.body(answer).await?;
-        serde_json::from_slice(&body).map_err(|error| Error::Broken(self.socket.clone(), error.to_string()))
+        let body = self.read_body(answer).await?;
+        serde_json::from_slice(&body).map_err(|error| Error::InvalidResponse(self.socket.clone(), error.to_string()))
     }
 
-    async fn refused(&self, answer: reqwest::Response) -> Error {
+    async fn error_reply(&self, answer: reqwest::Response) -> Error {
         let status = answer.status();
-        let said = self.body(answer).await.ok().and_then(|body| serde_json::from_slice::<Answer>(&body).ok());
+        let said =
+            self.read_body(answer).await.ok().and_then(|body| serde_json::from_slice::<CommandReply>(&body).ok());
         said.map_or_else(
-            || Error::Broken(self.socket.clone(), format!("answered with {status}")),
-            |Answer { said }| match status {
-                StatusCode::NOT_FOUND | StatusCode::SERVICE_UNAVAILABLE => Error::Gone(said),
-                StatusCode::GATEWAY_TIMEOUT => Error::Slow(said),
-                _ => Error::Refused(said),
+            || Error::InvalidResponse(self.socket.clone(), format!("answered with {status}")),
+            |CommandReply { said }| match status {
+                StatusCode::NOT_FOUND | StatusCode::SERVICE_UNAVAILABLE => Error::NotFound(said),
+                StatusCode::GATEWAY_TIMEOUT => Error::Timeout(said),
+                _ => Error::Rejected(said),
             },
         )
     }
 
-    async fn body(&self, mut answer: reqwest::Response) -> Result<Vec<u8>, Error> {
+    async fn read_body(&self, mut answer: reqwest::Response) -> Result<Vec<u8>, Error> {
         let mut body = Vec::new();
-        while let Some(piece) = answer.chunk().await.map_err(|error| self.broken(&error))? {
+        while let Some(piece) = answer.chunk().await.map_err(|error| self.request_error(&error))? {
             body.extend_from_slice(&piece);
             if body.len() > CONTROL_ANSWER_BYTES_MAX {
-                return Err(Error::Broken(self.socket.clone(), "its answer does not end".to_owned()));
+                return Err(Error::InvalidResponse(self.socket.clone(), "its answer does not end".to_owned()));
             }
         }
         Ok(body)
     }
 
-    fn broken(&self, error: &reqwest::Error) -> Error {
+    fn request_error(&self, error: &reqwest::Error) -> Error {
         if error.is_timeout() {
-            return Error::Silent { socket: self.socket.clone(), pid: self.pid };
+            return Error::NoResponse { socket: self.socket.clone(), pid: self.pid };
         }
         let mut text = error.to_string();
         let mut cause = std::error::Error::source(error);
@@ -239,7 +240,7 @@ impl Client {
             text = error.to_string();
             cause = error.source();
         }
-        Error::Broken(self.socket.clone(), text)
+        Error::InvalidResponse(self.socket.clone(), text)
     }
 }
 

@@ -5,10 +5,10 @@
 //! commands use.
 
 pub mod client;
-pub mod controller;
-pub mod poison;
-pub mod server;
+pub mod controller_api;
+pub mod poison_api;
 mod socket;
+pub mod worker_api;
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
@@ -16,25 +16,25 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::worker::{Note, View};
+use crate::worker::{Note, WorkerStatus};
 
 /// The socket's name in the work folder, where no other path is set.
-pub const SOCKET: &str = "control.sock";
+pub const SOCKET_NAME: &str = "control.sock";
 
 /// The socket of the worker with this work folder.
 #[must_use]
 pub fn socket_in(work_dir: &Path) -> PathBuf {
-    work_dir.join(SOCKET)
+    work_dir.join(SOCKET_NAME)
 }
 
 /// A path of any length, short enough for a socket's address: by way of its open folder.
-pub(crate) fn through(folder: &File, name: &Path) -> PathBuf {
+pub(crate) fn short_socket_path(folder: &File, name: &Path) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd())).join(name)
 }
 
 /// Which worker answers, and how it looks. The answer to `GET /v1/status`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Status {
+pub struct WorkerStatusReply {
     /// Its version.
     pub version: String,
     /// Its name.
@@ -45,23 +45,23 @@ pub struct Status {
     pub pid: u32,
     /// How it looks.
     #[serde(flatten)]
-    pub view: View,
+    pub snapshot: WorkerStatus,
 }
 
-impl Status {
+impl WorkerStatusReply {
     /// Of this process.
     #[must_use]
-    pub fn of(id: String, group: String, view: View) -> Self {
-        Self { version: env!("CARGO_PKG_VERSION").to_owned(), id, group, pid: std::process::id(), view }
+    pub fn new(id: String, group: String, snapshot: WorkerStatus) -> Self {
+        Self { version: env!("CARGO_PKG_VERSION").to_owned(), id, group, pid: std::process::id(), snapshot }
     }
 }
 
 /// What `POST /v1/orders` takes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Ordered {
+pub struct WorkerCommandRequest {
     /// What to do.
-    pub order: Order,
+    pub order: WorkerCommand,
     /// Who says so, and why.
     pub note: Note,
 }
@@ -69,7 +69,7 @@ pub struct Ordered {
 /// What a worker can be told.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub enum Order {
+pub enum WorkerCommand {
     /// Claim nothing, for so many seconds or until told otherwise.
     Pause {
         /// For how long.
@@ -100,7 +100,7 @@ pub enum Order {
 
 /// What came of an order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
-pub struct Answer {
+pub struct CommandReply {
     /// In words.
     pub said: String,
 }

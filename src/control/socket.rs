@@ -9,8 +9,8 @@ use std::sync::{Mutex, PoisonError};
 
 use tokio::net::UnixListener;
 
-use super::through;
-use crate::host::lock::Locked;
+use super::short_socket_path;
+use crate::host::file_lock::FileLock;
 
 /// A socket that is listened on.
 #[derive(Debug)]
@@ -26,9 +26,9 @@ pub(super) struct SocketFile {
     /// The folder that it is in, which may have been replaced.
     folder: File,
     /// Which file it is.
-    made: Mutex<Identity>,
+    identity: Mutex<Identity>,
     /// Who has it may make the socket and take it away. Fields are dropped after the struct's own `drop`.
-    lock: Mutex<Locked>,
+    lock: Mutex<FileLock>,
 }
 
 /// Device and inode of a file.
@@ -39,7 +39,7 @@ fn identity(path: &Path) -> io::Result<Identity> {
 }
 
 /// Whether what is open is still what is at `path`.
-fn is_at(open: &File, path: &Path) -> bool {
+fn is_same_file(open: &File, path: &Path) -> bool {
     let (open, there) = (open.metadata(), path.metadata());
     open.is_ok_and(|open| there.is_ok_and(|there| (open.dev(), open.ino()) == (there.dev(), there.ino())))
 }
@@ -50,7 +50,7 @@ fn is_missing(path: &Path) -> bool {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        let made = *self.made.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let made = *self.identity.get_mut().unwrap_or_else(PoisonError::into_inner);
         if identity(&self.path).is_ok_and(|there| there != made) {
             tracing::debug!(path = %self.path.display(), "the control socket there is another worker's by now, and stays");
         } else if let Err(error) = fs::remove_file(&self.path) {
@@ -70,7 +70,7 @@ impl Socket {
         let Some(name) = path.file_name() else {
             return Err(at(io::Error::new(io::ErrorKind::InvalidInput, "it names no file")));
         };
-        let folder = folder_of(path);
+        let folder = parent_dir(path);
         fs::create_dir_all(folder).map_err(at)?;
         let open = File::open(folder).map_err(at)?;
         let used = || {
@@ -79,13 +79,13 @@ impl Socket {
         };
         // Between looking whether somebody listens and listening, another start could do the same, and each would take away
         // the other's socket.
-        let lock = Locked::take(&lock_of(path)).map_err(at)?.ok_or_else(used)?;
-        if UnixStream::connect(through(&open, Path::new(name))).is_ok() {
+        let lock = FileLock::acquire(&lock_path(path)).map_err(at)?.ok_or_else(used)?;
+        if UnixStream::connect(short_socket_path(&open, Path::new(name))).is_ok() {
             return Err(used());
         }
-        let (listener, made) = make(path).map_err(at)?;
+        let (listener, made) = bind(path).map_err(at)?;
         let (path, made, lock) = (path.to_owned(), Mutex::new(made), Mutex::new(lock));
-        Ok(Self { listener, file: SocketFile { path, folder: open, made, lock } })
+        Ok(Self { listener, file: SocketFile { path, folder: open, identity: made, lock } })
     }
 }
 
@@ -101,47 +101,47 @@ impl SocketFile {
     /// # Errors
     ///
     /// Where the folder cannot be written; the text names the path.
-    pub(super) fn mended(&self) -> io::Result<Option<UnixListener>> {
+    pub(super) fn recreate_if_removed(&self) -> io::Result<Option<UnixListener>> {
         let at = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", self.path.display()));
-        let path = lock_of(&self.path);
-        if !is_missing(&self.path) || !is_at(&self.folder, folder_of(&self.path)) {
+        let path = lock_path(&self.path);
+        if !is_missing(&self.path) || !is_same_file(&self.folder, parent_dir(&self.path)) {
             return Ok(None);
         }
         let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        if !is_at(lock.file(), &path) {
-            let Some(taken) = Locked::take(&path).map_err(at)? else { return Ok(None) };
+        if !is_same_file(lock.file(), &path) {
+            let Some(taken) = FileLock::acquire(&path).map_err(at)? else { return Ok(None) };
             *lock = taken;
         }
-        let (listener, made) = make(&self.path).map_err(at)?;
-        *self.made.lock().unwrap_or_else(PoisonError::into_inner) = made;
+        let (listener, made) = bind(&self.path).map_err(at)?;
+        *self.identity.lock().unwrap_or_else(PoisonError::into_inner) = made;
         tracing::warn!(path = %self.path.display(), "somebody has removed the control socket; it is there again");
         Ok(Some(listener))
     }
 }
 
-fn folder_of(path: &Path) -> &Path {
+fn parent_dir(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."))
 }
 
-fn lock_of(path: &Path) -> PathBuf {
+fn lock_path(path: &Path) -> PathBuf {
     let mut lock = path.as_os_str().to_owned();
     lock.push(".lock");
     lock.into()
 }
 
-fn make(path: &Path) -> io::Result<(UnixListener, Identity)> {
+fn bind(path: &Path) -> io::Result<(UnixListener, Identity)> {
     // Made where nobody else can reach it, so that there is no moment at which its rights are too wide.
-    let private = folder_of(path).join(format!(".control-{}", std::process::id()));
+    let private = parent_dir(path).join(format!(".control-{}", std::process::id()));
     drop(fs::remove_dir_all(&private));
     fs::DirBuilder::new().mode(0o700).create(&private)?;
-    let made = made_in(&private, path);
+    let made = bind_in(&private, path);
     drop(fs::remove_dir_all(&private));
     made
 }
 
-fn made_in(private: &Path, path: &Path) -> io::Result<(UnixListener, Identity)> {
+fn bind_in(private: &Path, path: &Path) -> io::Result<(UnixListener, Identity)> {
     let folder = File::open(private)?;
-    let listener = UnixListener::bind(through(&folder, Path::new("s")))?;
+    let listener = UnixListener::bind(short_socket_path(&folder, Path::new("s")))?;
     fs::set_permissions(private.join("s"), fs::Permissions::from_mode(0o660))?;
     let made = identity(&private.join("s"))?;
     fs::rename(private.join("s"), path)?;
@@ -175,7 +175,7 @@ mod tests {
         let path = folder.join("s");
         let first = Socket::listen(&path).unwrap();
         fs::rename(&folder, home.path().join("moved")).unwrap();
-        assert!(first.file.mended().unwrap().is_none(), "whoever comes next has the place");
+        assert!(first.file.recreate_if_removed().unwrap().is_none(), "whoever comes next has the place");
         let next = Socket::listen(&path).unwrap();
         drop(first);
         assert!(path.exists());
@@ -188,23 +188,23 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let socket = Socket::listen(&path).unwrap();
-        assert!(socket.file.mended().unwrap().is_none(), "it is there");
+        assert!(socket.file.recreate_if_removed().unwrap().is_none(), "it is there");
         for with_its_lock in [false, true] {
             fs::remove_file(&path).unwrap();
             if with_its_lock {
-                fs::remove_file(lock_of(&path)).unwrap();
+                fs::remove_file(lock_path(&path)).unwrap();
             }
-            let _listener = socket.file.mended().unwrap().unwrap();
+            let _listener = socket.file.recreate_if_removed().unwrap().unwrap();
             UnixStream::connect(&path).unwrap();
             assert!(Socket::listen(&path).unwrap_err().to_string().contains("another worker uses it"));
         }
         fs::remove_file(&path).unwrap();
-        fs::remove_file(lock_of(&path)).unwrap();
+        fs::remove_file(lock_path(&path)).unwrap();
         let next = Socket::listen(&path).unwrap();
         fs::remove_file(&path).unwrap();
-        assert!(socket.file.mended().unwrap().is_none(), "another worker has the lock");
+        assert!(socket.file.recreate_if_removed().unwrap().is_none(), "another worker has the lock");
         drop(next);
-        let _listener = socket.file.mended().unwrap().unwrap();
+        let _listener = socket.file.recreate_if_removed().unwrap().unwrap();
         drop(socket);
         assert!(!path.exists());
     }

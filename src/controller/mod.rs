@@ -5,28 +5,28 @@
 //! loop carries that out; what waits for the broker waits beside it. Whoever holds the lock queue of a pool is its controller,
 //! any other one stands by. Workers outlive the controller, and the next one finds them again.
 
-mod answers;
-mod counts;
-mod demand;
+mod broker_counts;
+pub mod commands;
+mod counters;
+mod dead_letters;
 mod driver;
-mod escape;
-pub mod inventory;
-mod letters;
-mod look;
-mod memory;
-mod names;
-pub mod orders;
+mod error_replies;
+mod external_demand;
+mod forwarding;
+mod known_keys;
+mod name_encoding;
 pub mod plan;
-pub mod poison;
+pub mod poison_message;
+pub mod poison_queue;
 mod policies;
-mod publish;
+mod queue_jobs;
+mod queue_names;
 mod session;
-mod staff;
-mod steps;
-mod tally;
+mod session_state;
+mod snapshot;
+pub mod status;
 mod topology;
-pub mod view;
-mod waiting;
+mod workers;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -41,33 +41,35 @@ use tokio_util::sync::CancellationToken;
 use crate::amqp::Broker;
 use crate::amqp::management::Management;
 use crate::domain::backoff::Backoff;
-use crate::domain::group::orders::Orders;
+use crate::domain::group::overrides::Overrides;
 use crate::domain::group::pool::{Event, Pool};
 use crate::domain::group::{scale, tracker};
 use crate::domain::jitter::Jitter;
-use crate::domain::poll::TROUBLE;
+use crate::domain::poll::POLL_RETRY;
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
-use crate::limits::{CONTROLLER_ASKS_MAX, CONTROLLER_MUSTER_WAIT, CONTROLLER_WISHES_MAX};
+use crate::limits::{CONTROLLER_POISON_REQUESTS_MAX, CONTROLLER_STATUS_REQUESTS_MAX, CONTROLLER_WORKERS_TIMEOUT};
 
-pub use demand::Demand;
-pub use driver::{Cluster, Commands, Containers, Means, Posting, Program, Scaling, Template};
-pub use names::{Names, Spelling};
-pub use topology::{Keeping, Profile};
+pub use driver::{
+    DockerConfig, DriverConfig, DriverKind, ExecConfig, KubernetesConfig, Scaling, SubprocessConfig, SystemdConfig,
+};
+pub use external_demand::DemandSource;
+pub use queue_names::{NamingScheme, QueueNames};
+pub use topology::{QueueOptions, QueueType};
 
-use demand::Known;
-use driver::News;
-use inventory::{Fate, Inventory, Settled, Unsaid, Which, Wish};
-use orders::{Order, Refused};
-use session::Over;
-use staff::Staff;
-use tally::Tally;
-use view::Role;
-use waiting::Here;
+use commands::{CommandError, PoolCommand};
+use counters::PoolCounters;
+use driver::DriverEvent;
+use external_demand::DemandState;
+use poison_queue::{PoisonAction, PoisonError, PoisonList, PoisonOutcome, PoisonRequest, PoisonSelection};
+use session::SessionError;
+use session_state::SessionState;
+use status::Role;
+use workers::WorkerSet;
 
 /// What a controller of one pool has to know.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct ControllerConfig {
     /// The pool, as people call it.
     pub pool: String,
     /// The broker.
@@ -77,56 +79,56 @@ pub struct Settings {
     /// Its address as workers are given it, with user and password.
     pub uri: SecretString,
     /// What things are called.
-    pub names: Names,
+    pub names: QueueNames,
     /// How requests are kept.
-    pub keeping: Keeping,
+    pub queue_options: QueueOptions,
     /// How long groups stay, and how many workers they have.
-    pub tuning: Tuning,
+    pub scaling: ScalingConfig,
     /// Who starts its workers.
-    pub posting: Posting,
+    pub driver: DriverConfig,
     /// What else than requests its workers are for.
-    pub demands: Vec<Demand>,
+    pub demands: Vec<DemandSource>,
     /// The `x-status` of answers that the controller gives in a worker's place.
     pub dead_letter_status: String,
 }
 
 /// Asks the controller of one pool, and tells it.
 #[derive(Debug, Clone)]
-pub struct Control {
+pub struct ControllerHandle {
     /// The pool.
     pub pool: String,
-    asks: mpsc::Sender<Ask>,
+    requests: mpsc::Sender<ControllerRequest>,
 }
 
 /// Where what is asked arrives.
 #[derive(Debug)]
-pub struct Asks(mpsc::Receiver<Ask>);
+pub struct ControllerInbox(mpsc::Receiver<ControllerRequest>);
 
 #[derive(Debug)]
-enum Ask {
-    Look(oneshot::Sender<view::Pool>),
-    Tune(Tuning),
-    Order(Order, String, oneshot::Sender<Result<String, Refused>>),
-    Wish(Wish),
+enum ControllerRequest {
+    Status(oneshot::Sender<status::PoolStatus>),
+    Reconfigure(ScalingConfig),
+    Command(PoolCommand, String, oneshot::Sender<Result<String, CommandError>>),
+    Poison(PoisonRequest),
 }
 
 /// What can be changed while a controller runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tuning {
+pub struct ScalingConfig {
     /// How long groups stay. What has begun is counted by the old ones.
-    pub delays: tracker::Policy,
+    pub delays: tracker::TrackerPolicy,
     /// How many workers a group has.
-    pub limits: scale::Limits,
+    pub limits: scale::ScaleLimits,
     /// How many all groups have together; `None` is any number.
-    pub budget: Option<scale::Budget>,
+    pub budget: Option<scale::WorkerBudget>,
 }
 
-impl Control {
+impl ControllerHandle {
     /// For the controller of this pool.
     #[must_use]
-    pub fn of(pool: &str) -> (Self, Asks) {
-        let (asks, asked) = mpsc::channel(CONTROLLER_ASKS_MAX);
-        (Self { pool: pool.to_owned(), asks }, Asks(asked))
+    pub fn new(pool: &str) -> (Self, ControllerInbox) {
+        let (asks, asked) = mpsc::channel(CONTROLLER_STATUS_REQUESTS_MAX);
+        (Self { pool: pool.to_owned(), requests: asks }, ControllerInbox(asked))
     }
 
     /// How it looks now; `None` once it has gone.
@@ -134,9 +136,9 @@ impl Control {
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub async fn look(&self) -> Option<view::Pool> {
+    pub async fn status(&self) -> Option<status::PoolStatus> {
         let (sender, looked) = oneshot::channel();
-        self.asks.send(Ask::Look(sender)).await.ok()?;
+        self.requests.send(ControllerRequest::Status(sender)).await.ok()?;
         looked.await.ok()
     }
 
@@ -145,16 +147,16 @@ impl Control {
     /// # Cancel safety
     ///
     /// Cancel safe; whether it is obeyed is not known then.
-    pub async fn order(&self, order: Order, by: String) -> Option<Result<String, Refused>> {
+    pub async fn command(&self, order: PoolCommand, by: String) -> Option<Result<String, CommandError>> {
         let (sender, said) = oneshot::channel();
-        self.asks.send(Ask::Order(order, by, sender)).await.ok()?;
+        self.requests.send(ControllerRequest::Command(order, by, sender)).await.ok()?;
         said.await.ok()
     }
 
     /// Changes what can be changed. It is heeded from its next look on.
-    pub async fn tune(&self, tuning: Tuning) {
+    pub async fn reconfigure(&self, tuning: ScalingConfig) {
         // One that has gone heeds nothing.
-        self.asks.send(Ask::Tune(tuning)).await.ok();
+        self.requests.send(ControllerRequest::Reconfigure(tuning)).await.ok();
     }
 
     /// What has been put aside; `None` once the controller has gone.
@@ -166,74 +168,82 @@ impl Control {
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub async fn inventory(&self) -> Option<Result<Inventory, Unsaid>> {
-        self.wish(Wish::See).await
+    pub async fn list_poison(&self) -> Option<Result<PoisonList, PoisonError>> {
+        self.poison_request(PoisonRequest::List).await
     }
 
     /// The body of a request that was put aside; `None` once the controller has gone.
     ///
     /// # Errors
     ///
-    /// As [`Control::inventory`], and where there is no such request.
+    /// As [`ControllerHandle::list_poison`], and where there is no such request.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub async fn body(&self, id: &str) -> Option<Result<Vec<u8>, Unsaid>> {
-        self.wish(|answer| Wish::Body(id.to_owned(), answer)).await
+    pub async fn poison_body(&self, id: &str) -> Option<Result<Vec<u8>, PoisonError>> {
+        self.poison_request(|answer| PoisonRequest::Body(id.to_owned(), answer)).await
     }
 
     /// Tries requests once more that were put aside, or drops them; `None` once the controller has gone. `by` is who says so.
     ///
     /// # Errors
     ///
-    /// As [`Control::inventory`]. Some may be done by then.
+    /// As [`ControllerHandle::list_poison`]. Some may be done by then.
     ///
     /// # Cancel safety
     ///
     /// What has begun is finished.
-    pub async fn settle(&self, which: Which, fate: Fate, by: String) -> Option<Result<Settled, Unsaid>> {
-        self.wish(|answer| Wish::Settle { which, fate, by, answer }).await
+    pub async fn resolve_poison(
+        &self,
+        which: PoisonSelection,
+        fate: PoisonAction,
+        by: String,
+    ) -> Option<Result<PoisonOutcome, PoisonError>> {
+        self.poison_request(|answer| PoisonRequest::Resolve { selection: which, action: fate, by, reply: answer }).await
     }
 
-    async fn wish<T>(&self, wish: impl FnOnce(inventory::Answer<T>) -> Wish) -> Option<Result<T, Unsaid>> {
+    async fn poison_request<T>(
+        &self,
+        wish: impl FnOnce(poison_queue::PoisonReply<T>) -> PoisonRequest,
+    ) -> Option<Result<T, PoisonError>> {
         let (sender, granted) = oneshot::channel();
-        self.asks.send(Ask::Wish(wish(sender))).await.ok()?;
-        Some(granted.await.unwrap_or_else(|_| Err(Unsaid::Failed("it was lost meanwhile".to_owned()))))
+        self.requests.send(ControllerRequest::Poison(wish(sender))).await.ok()?;
+        Some(granted.await.unwrap_or_else(|_| Err(PoisonError::Failed("it was lost meanwhile".to_owned()))))
     }
 }
 
 /// Something that ended badly.
 #[derive(Debug, Clone)]
-struct Ended {
+struct RecordedError {
     at: Instant,
-    what: String,
+    message: String,
 }
 
 /// The controller of one pool.
 struct Controller {
-    settings: Settings,
+    config: ControllerConfig,
     clock: Clock,
     pool: Pool,
-    staff: Staff,
+    workers: WorkerSet,
     /// The attempts to have the broker.
-    row: Backoff,
+    backoff: Backoff,
     role: Role,
     role_since: Instant,
-    here: Here,
-    orders: Orders,
+    session: SessionState,
+    overrides: Overrides,
     /// By their names.
-    demands: BTreeMap<String, Known>,
-    tally: Arc<Tally>,
+    demands: BTreeMap<String, DemandState>,
+    counters: Arc<PoolCounters>,
     /// Why there is no connection.
-    lost: Option<String>,
+    disconnect_reason: Option<String>,
     /// The last thing that went wrong.
-    fault: Option<Ended>,
-    asked: mpsc::Receiver<Ask>,
+    last_error: Option<RecordedError>,
+    requests: mpsc::Receiver<ControllerRequest>,
     /// Who grants wishes about what was put aside, while there is a connection.
-    wishes: Option<mpsc::Sender<Wish>>,
+    poison_requests: Option<mpsc::Sender<PoisonRequest>>,
     /// What was last found of the policies that say what is asked of queues.
-    by_policy: Option<policies::Look>,
+    policy_result: Option<policies::PolicyCheck>,
 }
 
 /// Controls the pool until it is told to leave. Workers and queues stay as they are then.
@@ -241,37 +251,37 @@ struct Controller {
 /// # Errors
 ///
 /// Where what its driver needs on this host cannot be had.
-pub async fn run(settings: Settings, asks: Asks, leave: CancellationToken) -> io::Result<()> {
+pub async fn run(settings: ControllerConfig, asks: ControllerInbox, leave: CancellationToken) -> io::Result<()> {
     let clock = Clock::boot();
     let seed = uuid::Uuid::new_v4().as_u64_pair().0;
-    let tally = Arc::new(Tally::default());
-    let Asks(asked) = asks;
+    let tally = Arc::new(PoolCounters::default());
+    let ControllerInbox(asked) = asks;
     let mut drivers = JoinSet::new();
     let mut controller = Controller {
-        pool: Pool::new(settings.tuning.delays, seed, clock.now()),
-        staff: Staff::engage(&settings, Arc::clone(&tally), clock, &mut drivers)?,
-        row: Backoff::NEW,
+        pool: Pool::new(settings.scaling.delays, seed, clock.now()),
+        workers: WorkerSet::start(&settings, Arc::clone(&tally), clock, &mut drivers)?,
+        backoff: Backoff::NEW,
         role: Role::Disconnected,
         role_since: clock.now(),
-        here: Here::default(),
-        orders: Orders::default(),
+        session: SessionState::default(),
+        overrides: Overrides::default(),
         demands: BTreeMap::new(),
-        tally,
-        lost: None,
-        fault: None,
-        asked,
-        wishes: None,
-        by_policy: None,
-        settings,
+        counters: tally,
+        disconnect_reason: None,
+        last_error: None,
+        requests: asked,
+        poison_requests: None,
+        policy_result: None,
+        config: settings,
         clock,
     };
     let controlling = async {
         let (mut jitter, mut epoch) = (Jitter::seeded(seed), 0);
         loop {
             epoch += 1;
-            let over = Box::pin(session::live(&mut controller, epoch)).await;
-            let again = controller.lost(over, &mut jitter);
-            controller.meanwhile(clock.sleep_until(again)).await;
+            let over = Box::pin(session::run_session(&mut controller, epoch)).await;
+            let again = controller.on_disconnected(over, &mut jitter);
+            controller.run_while(clock.sleep_until(again)).await;
         }
     };
     tokio::select! {
@@ -283,104 +293,101 @@ pub async fn run(settings: Settings, asks: Asks, leave: CancellationToken) -> io
 
 impl Controller {
     /// The connection is over. Answers with when the next one is tried.
-    fn lost(&mut self, over: Over, jitter: &mut Jitter) -> Instant {
-        let (Over { why }, now) = (over, self.clock.now());
+    fn on_disconnected(&mut self, over: SessionError, jitter: &mut Jitter) -> Instant {
+        let (SessionError { reason: why }, now) = (over, self.clock.now());
         self.pool.handle(Event::Disconnected, now);
-        self.here = Here::default();
-        self.wishes = None;
-        self.tally.orphans.clear();
-        self.becomes(Role::Disconnected);
-        if self.row.tries() == 0 {
-            self.tally.losses.add();
-            tracing::warn!(
-                pool = self.settings.pool,
-                "the broker is lost: {why}; workers go on, and it is tried again"
-            );
+        self.session = SessionState::default();
+        self.poison_requests = None;
+        self.counters.orphans.reset();
+        self.set_role(Role::Disconnected);
+        if self.backoff.tries() == 0 {
+            self.counters.broker_losses.increment();
+            tracing::warn!(pool = self.config.pool, "the broker is lost: {why}; workers go on, and it is tried again");
         } else {
-            tracing::debug!(pool = self.settings.pool, "still no broker: {why}");
+            tracing::debug!(pool = self.config.pool, "still no broker: {why}");
         }
-        self.fault = Some(Ended { at: now, what: format!("the broker: {why}") });
-        self.lost = Some(why);
-        now.plus(self.row.wait(TROUBLE, None, jitter))
+        self.last_error = Some(RecordedError { at: now, message: format!("the broker: {why}") });
+        self.disconnect_reason = Some(why);
+        now.plus(self.backoff.wait(POLL_RETRY, None, jitter))
     }
 
-    fn becomes(&mut self, role: Role) {
+    fn set_role(&mut self, role: Role) {
         if self.role != role {
             (self.role, self.role_since) = (role, self.clock.now());
         }
         match role {
-            Role::Standby => self.staff.stands_by(),
-            Role::Starting => self.staff.takes_charge(),
-            Role::Disconnected => self.staff.tells_nobody(),
+            Role::Standby => self.workers.stand_down(),
+            Role::Starting => self.workers.activate(),
+            Role::Disconnected => self.workers.suspend_driver(),
             Role::Active => {}
         }
     }
 
     /// Sees to it that something is done, and meanwhile to who asks and to what is said of its workers: a broker that is slow
     /// keeps nobody from looking.
-    async fn meanwhile<T>(&mut self, doing: impl Future<Output = T>) -> T {
+    async fn run_while<T>(&mut self, doing: impl Future<Output = T>) -> T {
         let mut doing = std::pin::pin!(doing);
         loop {
             tokio::select! {
                 biased;
                 done = &mut doing => return done,
-                Some(ask) = self.asked.recv() => self.hear(ask),
-                news = self.staff.news() => self.told(news),
+                Some(ask) = self.requests.recv() => self.handle(ask),
+                news = self.workers.next_event() => self.on_driver_event(news),
             }
         }
     }
 
     /// Waits until it is known who is there, though not for ever: without workers, too, requests are forwarded.
-    async fn musters(&mut self) {
-        let until = self.clock.now().plus(CONTROLLER_MUSTER_WAIT);
-        while !self.staff.knows() {
+    async fn wait_for_workers(&mut self) {
+        let until = self.clock.now().plus(CONTROLLER_WORKERS_TIMEOUT);
+        while !self.workers.has_listed() {
             let clock = self.clock;
             tokio::select! {
                 biased;
-                Some(ask) = self.asked.recv() => self.hear(ask),
-                news = self.staff.news() => self.told(news),
+                Some(ask) = self.requests.recv() => self.handle(ask),
+                news = self.workers.next_event() => self.on_driver_event(news),
                 () = clock.sleep_until(until) => return,
             }
         }
     }
 
     /// Its driver has said something.
-    fn told(&mut self, news: News) {
+    fn on_driver_event(&mut self, news: DriverEvent) {
         let now = self.clock.now();
-        match self.staff.told(news, now) {
+        match self.workers.on_driver_event(news, now) {
             Ok(found) if self.role == Role::Active => {
                 for key in found {
-                    self.pool.handle(Event::Found(key), now);
+                    self.pool.handle(Event::QueueFound(key), now);
                 }
             }
             // The session asks for them as it begins.
             Ok(_) => {}
-            Err(what) => self.fault = Some(Ended { at: now, what }),
+            Err(what) => self.last_error = Some(RecordedError { at: now, message: what }),
         }
     }
 
-    fn pass_on(&self, wish: Wish) {
-        let Some(wishes) = self.wishes.as_ref().filter(|_| self.role == Role::Active) else {
-            let why = self.role.rests().unwrap_or("it has no connection");
-            return wish.refuse(Unsaid::NotHere(why.to_owned()));
+    fn forward_poison_request(&self, wish: PoisonRequest) {
+        let Some(wishes) = self.poison_requests.as_ref().filter(|_| self.role == Role::Active) else {
+            let why = self.role.inactive_reason().unwrap_or("it has no connection");
+            return wish.refuse(PoisonError::NotActive(why.to_owned()));
         };
         if let Err(full) = wishes.try_send(wish) {
-            let why = format!("{CONTROLLER_WISHES_MAX} others look at what was put aside");
-            full.into_inner().refuse(Unsaid::Failed(why));
+            let why = format!("{CONTROLLER_POISON_REQUESTS_MAX} others look at what was put aside");
+            full.into_inner().refuse(PoisonError::Failed(why));
         }
     }
 
-    fn hear(&mut self, ask: Ask) {
+    fn handle(&mut self, ask: ControllerRequest) {
         match ask {
             // Who has asked may have gone.
-            Ask::Look(answer) => drop(answer.send(self.look(self.clock.now()))),
-            Ask::Order(order, by, answer) => drop(answer.send(self.obey(order, &by))),
-            Ask::Tune(Tuning { delays, limits, budget }) => {
-                self.settings.tuning = Tuning { delays, limits, budget };
+            ControllerRequest::Status(answer) => drop(answer.send(self.snapshot(self.clock.now()))),
+            ControllerRequest::Command(order, by, answer) => drop(answer.send(self.apply(order, &by))),
+            ControllerRequest::Reconfigure(ScalingConfig { delays, limits, budget }) => {
+                self.config.scaling = ScalingConfig { delays, limits, budget };
                 self.pool.reconfigure(delays);
-                self.staff.tune(limits, budget);
+                self.workers.reconfigure(limits, budget);
             }
-            Ask::Wish(wish) => self.pass_on(wish),
+            ControllerRequest::Poison(wish) => self.forward_poison_request(wish),
         }
     }
 }

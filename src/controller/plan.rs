@@ -10,30 +10,30 @@ use lapin::{Channel, Connection};
 use serde::Serialize;
 use tokio::time::timeout;
 
-use super::driver::{self, Found, Standing, Trouble};
-use super::memory::Memory;
-use super::view::{self, Phase};
-use super::{Means, Settings, topology};
+use super::driver::{self, DriverError, ListedWorker, WorkerState};
+use super::known_keys::KnownKeys;
+use super::status::{self, GroupPhase};
+use super::{ControllerConfig, DriverKind, topology};
 use crate::amqp;
 use crate::domain::group::load::Load;
-use crate::domain::group::pool::Answer;
-use crate::domain::group::scale::{Decision, Doing, Group, Rest, Scale, Worker};
+use crate::domain::group::pool::StepResult;
+use crate::domain::group::scale::{GroupInput, GroupWorker, PauseState, ScaleDecision, Scaler, WorkerActivity};
 use crate::domain::group::{self, Key};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
 use crate::limits::{AMQP_CALL_TIMEOUT, CONTROLLER_GROUPS_MAX};
-use crate::source::Refused;
+use crate::source::CallError;
 
 /// What would be done about a pool. The keys are stable: `journeyman controller plan -o json` shows them as they are.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Plan {
+pub struct PoolPlan {
     /// The pool.
     pub pool: String,
     /// Its broker, without user and password.
     pub broker: String,
     /// Whether a controller has the pool.
-    pub controlled: Controlled,
+    pub controlled: PoolOwner,
     /// Requests under keys without a queue; absent where their queue has not been made. Which keys they have is not known before
     /// they are taken, so the groups that they ask for are not among those here.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -44,13 +44,13 @@ pub struct Plan {
     /// Whether workers are started here at all.
     pub starts_workers: bool,
     /// In the order of their keys.
-    pub groups: Vec<Planned>,
+    pub groups: Vec<GroupPlan>,
 }
 
 /// Who has a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Controlled {
+pub enum PoolOwner {
     /// The controller that answers here.
     Here,
     /// Another one: what is started here stands by until that has gone.
@@ -61,14 +61,14 @@ pub enum Controlled {
 
 /// What would be done about a group.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Planned {
+pub struct GroupPlan {
     /// Its key.
     pub key: String,
     /// What is wanted of it.
-    pub phase: Phase,
+    pub phase: GroupPhase,
     /// Its queue; absent where there is none, or none that could be asked: it would be made.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub queue: Option<Queue>,
+    pub queue: Option<QueueDepth>,
     /// The workers that are there.
     pub workers: u32,
     /// How many it would have.
@@ -83,7 +83,7 @@ pub struct Planned {
 
 /// What a queue holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Queue {
+pub struct QueueDepth {
     /// Requests that no worker holds.
     pub ready: u32,
     /// How many consume.
@@ -95,182 +95,198 @@ pub struct Queue {
 /// # Errors
 ///
 /// Where the broker cannot be asked.
-pub async fn plan(settings: &Settings, seen: Option<&view::Pool>, asked: &[Key]) -> Result<Plan, Refused> {
+pub async fn plan(
+    settings: &ControllerConfig,
+    seen: Option<&status::PoolStatus>,
+    asked: &[Key],
+) -> Result<PoolPlan, CallError> {
     let now = Clock::boot().now();
     let connection = settings.broker.connect(&format!("journeyman controller plan of {}", settings.pool)).await?;
-    let mut eyes = Eyes { connection: &connection, channel: None };
-    let locked = eyes.look(&settings.names.lock_queue()).await? == Looked::Locked;
+    let mut eyes = QueueProber { connection: &connection, channel: None };
+    let locked = eyes.probe(&settings.names.lock_queue()).await? == QueueProbe::Locked;
     let controlled = match (locked, seen.is_some()) {
-        (true, true) => Controlled::Here,
-        (true, false) => Controlled::Elsewhere,
-        (false, _) => Controlled::Nowhere,
+        (true, true) => PoolOwner::Here,
+        (true, false) => PoolOwner::Elsewhere,
+        (false, _) => PoolOwner::Nowhere,
     };
     let mut drafts = match seen {
-        Some(pool) => of_view(pool, settings, now),
-        None => of_host(settings, now).await?,
+        Some(pool) => groups_from_status(pool, settings, now),
+        None => groups_from_host(settings, now).await?,
     };
     for key in asked {
         let draft = drafts.entry(key.clone()).or_insert_with(|| draft(key, settings));
-        draft.phase = Some(group::Phase::Active);
+        draft.phase = Some(group::GroupPhase::Active);
     }
     let mut queues = BTreeMap::new();
     for (key, draft) in drafts.iter_mut().take(CONTROLLER_GROUPS_MAX) {
         let Some(name) = settings.names.request_queue(key) else { continue };
-        if let Looked::There(queue) = eyes.look(&name).await? {
+        if let QueueProbe::Present(queue) = eyes.probe(&name).await? {
             draft.load = Load { ready: queue.ready, ..Load::default() };
             // What waits is asked for.
             if queue.ready > 0 {
-                draft.phase = Some(group::Phase::Active);
+                draft.phase = Some(group::GroupPhase::Active);
             }
             queues.insert(key.clone(), queue);
         }
     }
     for demand in &settings.demands {
-        let counts = demand.counts().await.map_err(|refused| Refused {
-            what: format!("the demand {} cannot be counted: {}", demand.name, refused.what),
+        let counts = demand.poll_once().await.map_err(|refused| CallError {
+            message: format!("the demand {} cannot be counted: {}", demand.name, refused.message),
             ..refused
         })?;
         let draft = drafts.entry(demand.key.clone()).or_insert_with(|| draft(&demand.key, settings));
-        draft.load = counts.over(draft.load);
-        if !draft.load.is_none() {
-            draft.phase = Some(group::Phase::Active);
+        draft.load = counts.add_to(draft.load);
+        if !draft.load.is_idle() {
+            draft.phase = Some(group::GroupPhase::Active);
         }
     }
     let depth = |looked| match looked {
-        Looked::There(queue) => Some(queue.ready),
-        Looked::Missing | Looked::Locked => None,
+        QueueProbe::Present(queue) => Some(queue.ready),
+        QueueProbe::Missing | QueueProbe::Locked => None,
     };
-    let orphans = depth(eyes.look(&settings.names.orphan_queue()).await?);
-    let dead_letters = depth(eyes.look(&settings.names.dead_letter_queue()).await?);
+    let orphans = depth(eyes.probe(&settings.names.orphan_queue()).await?);
+    let dead_letters = depth(eyes.probe(&settings.names.dead_letter_queue()).await?);
     // Nothing waits for the broker's word that the connection is over.
     drop(connection.close(200, "done".into()).await);
-    let groups: Vec<Group> = drafts.into_values().collect();
-    let starts_workers = !matches!(settings.posting.means, Means::None);
-    let decisions = decided(&groups, settings, now);
+    let groups: Vec<GroupInput> = drafts.into_values().collect();
+    let starts_workers = !matches!(settings.driver.kind, DriverKind::None);
+    let decisions = decide(&groups, settings, now);
     let groups =
-        groups.iter().map(|group| planned(group, &queues, decisions.get(&group.key), starts_workers)).collect();
-    let (pool, broker) = (settings.pool.clone(), settings.broker.shown().to_owned());
-    Ok(Plan { pool, broker, controlled, orphans, dead_letters, starts_workers, groups })
+        groups.iter().map(|group| group_plan(group, &queues, decisions.get(&group.key), starts_workers)).collect();
+    let (pool, broker) = (settings.pool.clone(), settings.broker.display_url().to_owned());
+    Ok(PoolPlan { pool, broker, controlled, orphans, dead_letters, starts_workers, groups })
 }
 
-fn decided(groups: &[Group], settings: &Settings, now: Instant) -> BTreeMap<Key, Decision> {
-    let decisions = Scale::default().plan(groups, settings.tuning.budget, now);
+fn decide(groups: &[GroupInput], settings: &ControllerConfig, now: Instant) -> BTreeMap<Key, ScaleDecision> {
+    let decisions = Scaler::default().plan(groups, settings.scaling.budget, now);
     decisions.into_iter().map(|decision| (decision.key.clone(), decision)).collect()
 }
 
-fn planned(group: &Group, queues: &BTreeMap<Key, Queue>, decision: Option<&Decision>, starts_workers: bool) -> Planned {
+fn group_plan(
+    group: &GroupInput,
+    queues: &BTreeMap<Key, QueueDepth>,
+    decision: Option<&ScaleDecision>,
+    starts_workers: bool,
+) -> GroupPlan {
     let ours = decision.filter(|_| starts_workers);
     let workers = u32::try_from(group.workers.len()).unwrap_or(u32::MAX);
-    Planned {
+    GroupPlan {
         key: group.key.as_str().to_owned(),
         phase: match group.phase {
-            Some(group::Phase::Active) => Phase::Active,
-            Some(group::Phase::Unbound) => Phase::Unbound,
-            None => Phase::Going,
+            Some(group::GroupPhase::Active) => GroupPhase::Active,
+            Some(group::GroupPhase::Unbound) => GroupPhase::Unbound,
+            None => GroupPhase::Going,
         },
         queue: queues.get(&group.key).copied(),
         workers,
-        wanted: decision.map_or(workers, |decision| decision.wanted),
+        wanted: decision.map_or(workers, |decision| decision.desired),
         start: ours.map_or(0, |decision| decision.start),
         stop: ours.iter().flat_map(|decision| decision.drain.iter().map(ToString::to_string)).collect(),
         reasons: decision.iter().flat_map(|decision| decision.reasons.iter().map(ToString::to_string)).collect(),
     }
 }
 
-fn draft(key: &Key, settings: &Settings) -> Group {
-    Group {
+fn draft(key: &Key, settings: &ControllerConfig) -> GroupInput {
+    GroupInput {
         key: key.clone(),
         phase: None,
-        limits: settings.tuning.limits,
+        limits: settings.scaling.limits,
         load: Load::default(),
         workers: Vec::new(),
         not_before: Instant::ORIGIN,
-        rest: Rest::No,
+        pause: PauseState::NotPaused,
     }
 }
 
 /// As the controller sees them that answers.
-fn of_view(pool: &view::Pool, settings: &Settings, now: Instant) -> BTreeMap<Key, Group> {
-    let of = |seen: &view::Group| {
+fn groups_from_status(
+    pool: &status::PoolStatus,
+    settings: &ControllerConfig,
+    now: Instant,
+) -> BTreeMap<Key, GroupInput> {
+    let of = |seen: &status::GroupStatus| {
         let mut draft = draft(&Key::new(&seen.key)?, settings);
         draft.phase = match seen.phase {
-            Phase::Active => Some(group::Phase::Active),
-            Phase::Unbound => Some(group::Phase::Unbound),
-            Phase::Going => None,
+            GroupPhase::Active => Some(group::GroupPhase::Active),
+            GroupPhase::Unbound => Some(group::GroupPhase::Unbound),
+            GroupPhase::Going => None,
         };
-        let worker = |worker: &view::Worker| Worker {
+        let worker = |worker: &status::WorkerStatus| GroupWorker {
             id: worker.id.as_str().into(),
-            doing: match worker.doing {
-                view::Doing::Starting => Doing::Starting,
-                view::Doing::Idle => Doing::Idle,
-                view::Doing::Busy => Doing::Busy,
-                view::Doing::Going => Doing::Going,
+            activity: match worker.doing {
+                status::WorkerActivity::Starting => WorkerActivity::Starting,
+                status::WorkerActivity::Idle => WorkerActivity::Idle,
+                status::WorkerActivity::Busy => WorkerActivity::Busy,
+                status::WorkerActivity::Going => WorkerActivity::Stopping,
             },
-            since: now.minus(view::span(worker.seconds)),
+            started_at: now.minus(status::seconds_to_duration(worker.seconds)),
         };
         draft.workers = seen.members.iter().map(worker).collect();
-        draft.not_before = seen.pause_seconds.map_or(Instant::ORIGIN, |left| now.plus(view::span(left)));
+        draft.not_before =
+            seen.pause_seconds.map_or(Instant::ORIGIN, |left| now.plus(status::seconds_to_duration(left)));
         Some((draft.key.clone(), draft))
     };
     pool.groups.iter().filter_map(of).collect()
 }
 
 /// As a controller would find them that is started now: each for a whole life.
-async fn of_host(settings: &Settings, now: Instant) -> Result<BTreeMap<Key, Group>, Refused> {
-    let posting = &settings.posting;
-    let found = driver::peek(posting).await;
-    let found = found.map_err(|Trouble(why)| trouble(format!("it is not known which workers are there: {why}")))?;
-    let starts_workers = !matches!(posting.means, Means::None);
-    let known = Memory::new(starts_workers.then(|| posting.folder.clone())).read();
-    let mut drafts: BTreeMap<Key, Group> = known.into_iter().map(|key| (key.clone(), draft(&key, settings))).collect();
-    for Found { id, key, standing } in found {
+async fn groups_from_host(settings: &ControllerConfig, now: Instant) -> Result<BTreeMap<Key, GroupInput>, CallError> {
+    let posting = &settings.driver;
+    let found = driver::list_once(posting).await;
+    let found =
+        found.map_err(|DriverError(why)| retryable(format!("it is not known which workers are there: {why}")))?;
+    let starts_workers = !matches!(posting.kind, DriverKind::None);
+    let known = KnownKeys::new(starts_workers.then(|| posting.folder.clone())).load();
+    let mut drafts: BTreeMap<Key, GroupInput> =
+        known.into_iter().map(|key| (key.clone(), draft(&key, settings))).collect();
+    for ListedWorker { id, key, state: standing } in found {
         let draft = drafts.entry(key.clone()).or_insert_with(|| draft(&key, settings));
         // What one that was found does nobody knows yet.
-        let doing = if standing == Standing::Going { Doing::Going } else { Doing::Busy };
-        draft.workers.push(Worker { id: id.into(), doing, since: now });
+        let doing = if standing == WorkerState::Stopping { WorkerActivity::Stopping } else { WorkerActivity::Busy };
+        draft.workers.push(GroupWorker { id: id.into(), activity: doing, started_at: now });
     }
     for draft in drafts.values_mut() {
-        draft.phase = Some(group::Phase::Active);
+        draft.phase = Some(group::GroupPhase::Active);
     }
     Ok(drafts)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Looked {
-    There(Queue),
+enum QueueProbe {
+    Present(QueueDepth),
     Missing,
     /// It is somebody else's alone.
     Locked,
 }
 
 /// Looks at queues. Each that is not there costs a channel.
-struct Eyes<'a> {
+struct QueueProber<'a> {
     connection: &'a Connection,
     channel: Option<Channel>,
 }
 
-impl Eyes<'_> {
-    async fn look(&mut self, queue: &str) -> Result<Looked, Refused> {
+impl QueueProber<'_> {
+    async fn probe(&mut self, queue: &str) -> Result<QueueProbe, CallError> {
         let looking = async {
             let channel = match self.channel.take().filter(|channel| channel.status().connected()) {
                 Some(channel) => channel,
                 None => self.connection.create_channel().await?,
             };
-            let looked = topology::look(&channel, queue).await;
+            let looked = topology::inspect_queue(&channel, queue).await;
             self.channel = Some(channel);
             looked
         };
-        let slow = |_| trouble(format!("the broker did not answer in {AMQP_CALL_TIMEOUT:?}"));
+        let slow = |_| retryable(format!("the broker did not answer in {AMQP_CALL_TIMEOUT:?}"));
         match timeout(AMQP_CALL_TIMEOUT, looking).await.map_err(slow)? {
-            Ok(Answer::Holds { ready, consumers }) => Ok(Looked::There(Queue { ready, consumers })),
-            Ok(Answer::Done | Answer::Missing | Answer::Failed) => Ok(Looked::Missing),
-            Err(error) if amqp::code(&error) == Some(amqp::NOT_FOUND) => Ok(Looked::Missing),
-            Err(error) if amqp::code(&error) == Some(amqp::RESOURCE_LOCKED) => Ok(Looked::Locked),
-            Err(error) => Err(trouble(amqp::shown(&error))),
+            Ok(StepResult::Contents { ready, consumers }) => Ok(QueueProbe::Present(QueueDepth { ready, consumers })),
+            Ok(StepResult::Done | StepResult::NotFound | StepResult::Failed) => Ok(QueueProbe::Missing),
+            Err(error) if amqp::reply_code(&error) == Some(amqp::NOT_FOUND) => Ok(QueueProbe::Missing),
+            Err(error) if amqp::reply_code(&error) == Some(amqp::RESOURCE_LOCKED) => Ok(QueueProbe::Locked),
+            Err(error) => Err(retryable(amqp::error_text(&error))),
         }
     }
 }
 
-const fn trouble(what: String) -> Refused {
-    Refused { refusal: Refusal::Retry { after: None }, what }
+const fn retryable(what: String) -> CallError {
+    CallError { refusal: Refusal::Retry { retry_after: None }, message: what }
 }

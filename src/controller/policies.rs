@@ -10,43 +10,43 @@ use std::pin::Pin;
 use serde_json::{Map, Value};
 use tokio::time::sleep;
 
-use super::names::Names;
-use super::topology::{Keeping, Profile};
-use crate::amqp::management::{Agreed, Management, Policy, literally};
-use crate::limits::CONTROLLER_POLICIES_EVERY;
+use super::queue_names::QueueNames;
+use super::topology::{QueueOptions, QueueType};
+use crate::amqp::management::{BrokerPolicy, Management, PolicyResult, escape_regex};
+use crate::limits::CONTROLLER_POLICIES_INTERVAL;
 
 /// That of other tools is 0 as a rule. It is what the known controller has.
 const PRIORITY: i64 = 10;
 
 /// The policy of a pool's queues. The known controller has one of the same name, which this one replaces.
-pub(super) fn of_queues(names: &Names) -> String {
-    format!("{}queues", names.request_queue_start())
+pub(super) fn queue_policy_name(names: &QueueNames) -> String {
+    format!("{}queues", names.request_queue_prefix())
 }
 
 /// What came of a look at the policies of a pool: whether they had to be made, or why they are not what they should be.
-pub(super) type Look = Result<Made, String>;
+pub(super) type PolicyCheck = Result<PolicyChange, String>;
 
 /// Whether policies had to be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Made {
-    Before,
-    Now,
+pub(super) enum PolicyChange {
+    Unchanged,
+    Applied,
 }
 
 /// Looks at the policies of a pool again and again: somebody may take them away, and the management interface may not be there at
 /// first.
-pub(super) struct Looks<'a> {
-    under_way: Option<Pin<Box<dyn Future<Output = Look> + Send + 'a>>>,
+pub(super) struct PolicyReconciler<'a> {
+    current: Option<Pin<Box<dyn Future<Output = PolicyCheck> + Send + 'a>>>,
     management: Option<&'a Management>,
-    names: &'a Names,
-    keeping: Keeping,
+    names: &'a QueueNames,
+    queue_options: QueueOptions,
 }
 
-impl<'a> Looks<'a> {
+impl<'a> PolicyReconciler<'a> {
     /// The first is begun when it is waited for. Without a management interface there is none.
-    pub(super) fn new(management: Option<&'a Management>, names: &'a Names, keeping: Keeping) -> Self {
-        let first = management.map(|management| Box::pin(agree(management, names, keeping)) as _);
-        Self { under_way: first, management, names, keeping }
+    pub(super) fn new(management: Option<&'a Management>, names: &'a QueueNames, queue_options: QueueOptions) -> Self {
+        let first = management.map(|management| Box::pin(apply_policies(management, names, queue_options)) as _);
+        Self { current: first, management, names, queue_options }
     }
 
     /// Waits for the next one.
@@ -54,73 +54,75 @@ impl<'a> Looks<'a> {
     /// # Cancel safety
     ///
     /// Cancel safe: a look that was begun is gone on with.
-    pub(super) async fn next(&mut self) -> Look {
-        let (Some(under_way), Some(management)) = (&mut self.under_way, self.management) else {
+    pub(super) async fn next(&mut self) -> PolicyCheck {
+        let (Some(under_way), Some(management)) = (&mut self.current, self.management) else {
             return pending().await;
         };
         let look = under_way.await;
-        let (names, keeping) = (self.names, self.keeping);
-        self.under_way = Some(Box::pin(async move {
-            sleep(CONTROLLER_POLICIES_EVERY).await;
-            agree(management, names, keeping).await
+        let (names, keeping) = (self.names, self.queue_options);
+        self.current = Some(Box::pin(async move {
+            sleep(CONTROLLER_POLICIES_INTERVAL).await;
+            apply_policies(management, names, keeping).await
         }));
         look
     }
 }
 
-async fn agree(management: &Management, names: &Names, keeping: Keeping) -> Look {
-    let mut made = Made::Before;
-    for (name, policy) in [(of_queues(names), queues(names, keeping)), (names.requests(), requests(names))] {
-        match management.agree(&name, &policy).await.map_err(|why| why.to_string())? {
-            Agreed::Before => {}
-            Agreed::Now => made = Made::Now,
-            Agreed::Never(how) => return Err(format!("the policy {name} is not what it should be: {how}")),
+async fn apply_policies(management: &Management, names: &QueueNames, keeping: QueueOptions) -> PolicyCheck {
+    let mut made = PolicyChange::Unchanged;
+    for (name, policy) in
+        [(queue_policy_name(names), queue_policy(names, keeping)), (names.requests_exchange(), exchange_policy(names))]
+    {
+        match management.ensure_policy(&name, &policy).await.map_err(|why| why.to_string())? {
+            PolicyResult::Unchanged => {}
+            PolicyResult::Applied => made = PolicyChange::Applied,
+            PolicyResult::Mismatch(how) => return Err(format!("the policy {name} is not what it should be: {how}")),
         }
     }
     Ok(made)
 }
 
-fn queues(names: &Names, keeping: Keeping) -> Policy {
+fn queue_policy(names: &QueueNames, keeping: QueueOptions) -> BrokerPolicy {
     let mut definition = Map::new();
-    definition.insert("dead-letter-exchange".to_owned(), Value::from(names.dead_letters()));
-    let limit = keeping.delivery_limit.filter(|_| keeping.profile == Profile::Safe);
+    definition.insert("dead-letter-exchange".to_owned(), Value::from(names.dead_letter_exchange()));
+    let limit = keeping.delivery_limit.filter(|_| keeping.queue_type == QueueType::Quorum);
     let numbers = [("message-ttl", keeping.message_ttl), ("max-length", keeping.max_length), ("delivery-limit", limit)];
     for (name, value) in numbers {
         definition.extend(value.map(|value| (name.to_owned(), Value::from(value))));
     }
-    Policy {
-        pattern: format!("^{}", literally(&names.request_queue_start())),
+    BrokerPolicy {
+        pattern: format!("^{}", escape_regex(&names.request_queue_prefix())),
         apply_to: "queues".to_owned(),
         priority: PRIORITY,
         definition,
     }
 }
 
-fn requests(names: &Names) -> Policy {
-    Policy {
-        pattern: format!("^{}$", literally(&names.requests())),
+fn exchange_policy(names: &QueueNames) -> BrokerPolicy {
+    BrokerPolicy {
+        pattern: format!("^{}$", escape_regex(&names.requests_exchange())),
         apply_to: "exchanges".to_owned(),
         priority: PRIORITY,
-        definition: Map::from_iter([("alternate-exchange".to_owned(), Value::from(names.orphans()))]),
+        definition: Map::from_iter([("alternate-exchange".to_owned(), Value::from(names.orphan_exchange()))]),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Spelling;
+    use super::super::NamingScheme;
     use super::*;
 
     #[test]
     fn a_policy_is_for_queues_of_its_own_pool_and_says_what_is_configured() {
-        let names = Names::new("co.re", Spelling::Document);
-        let keeping = Keeping { message_ttl: Some(1_500), delivery_limit: Some(3), ..Keeping::default() };
-        let policy = queues(&names, keeping);
+        let names = QueueNames::new("co.re", NamingScheme::Specification);
+        let keeping = QueueOptions { message_ttl: Some(1_500), delivery_limit: Some(3), ..QueueOptions::default() };
+        let policy = queue_policy(&names, keeping);
         assert_eq!((policy.pattern.as_str(), policy.apply_to.as_str()), (r"^co\.re\-req\-", "queues"));
         let said: Vec<&str> = policy.definition.keys().map(String::as_str).collect();
         assert_eq!(said, ["dead-letter-exchange", "message-ttl"], "a classic queue has no limit of deliveries");
-        let safe = queues(&names, Keeping { profile: Profile::Safe, ..keeping });
+        let safe = queue_policy(&names, QueueOptions { queue_type: QueueType::Quorum, ..keeping });
         assert_eq!(safe.definition["delivery-limit"], 3);
-        assert_eq!(requests(&names).pattern, r"^co\.re\-req\-xchg$");
-        assert_eq!(of_queues(&names), "co.re-req-queues");
+        assert_eq!(exchange_policy(&names).pattern, r"^co\.re\-req\-xchg$");
+        assert_eq!(queue_policy_name(&names), "co.re-req-queues");
     }
 }

@@ -11,7 +11,7 @@ use super::time::Instant;
 
 /// What is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Report {
+pub enum ActivityReport {
     /// The worker is there.
     Started,
     /// It takes requests, and holds none.
@@ -20,7 +20,7 @@ pub enum Report {
     RequestReceived,
 }
 
-impl Report {
+impl ActivityReport {
     /// Its name on the wire.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -34,21 +34,21 @@ impl Report {
 
 /// The least time between two reports of requests, and how soon each one has company: two a second are all that a worker
 /// ever sends.
-pub const GAP: Duration = Duration::from_millis(500);
+pub const REPORT_INTERVAL_MIN: Duration = Duration::from_millis(500);
 
 /// How long a worker has held nothing when it says that it is ready again: whoever may tell one to go takes one that is idle.
-pub const REST: Duration = Duration::from_secs(2);
+pub const IDLE_BEFORE_READY: Duration = Duration::from_secs(2);
 
 /// What the rules depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Policy {
+pub struct ActivityPolicy {
     /// How often a task that goes on is reported while nothing else is.
-    pub repeat: Duration,
+    pub repeat_interval: Duration,
 }
 
 /// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Happening {
+pub enum Event {
     /// The broker can be reached, for the first time or again.
     Connected,
     /// It cannot.
@@ -56,113 +56,113 @@ pub enum Happening {
     /// The worker begins to take tasks, or requests.
     Ready,
     /// Claims were granted or extended since the last time.
-    Received,
+    ClaimsReceived,
     /// So many claims are held now.
-    Held(usize),
+    ClaimsHeld(usize),
     /// Time passed.
     Tick,
 }
 
 /// Decides about reports.
 #[derive(Debug)]
-pub struct Activity {
-    policy: Policy,
+pub struct ActivityReporter {
+    policy: ActivityPolicy,
     connected: bool,
-    told_started: bool,
+    started_sent: bool,
     ready: bool,
-    held: usize,
+    claims_held: usize,
     /// Since when nothing is held.
-    idle: Option<Instant>,
+    idle_since: Option<Instant>,
     /// A request was reported last, and not that it is ready.
-    told_busy: bool,
+    busy_sent: bool,
     /// Something is to be reported as soon as the gap allows.
     pending: bool,
     /// When the report that was sent last gets its company.
-    echo_at: Option<Instant>,
-    last: Option<Instant>,
-    reports: VecDeque<Report>,
+    duplicate_at: Option<Instant>,
+    last_sent_at: Option<Instant>,
+    reports: VecDeque<ActivityReport>,
 }
 
-impl Activity {
+impl ActivityReporter {
     /// Of a worker that is not ready yet.
     #[must_use]
-    pub const fn new(policy: Policy) -> Self {
+    pub const fn new(policy: ActivityPolicy) -> Self {
         Self {
             policy,
             connected: false,
-            told_started: false,
+            started_sent: false,
             ready: false,
-            held: 0,
-            idle: None,
-            told_busy: false,
+            claims_held: 0,
+            idle_since: None,
+            busy_sent: false,
             pending: false,
-            echo_at: None,
-            last: None,
+            duplicate_at: None,
+            last_sent_at: None,
             reports: VecDeque::new(),
         }
     }
 
     /// Takes in what happened.
-    pub fn handle(&mut self, happening: Happening, now: Instant) {
+    pub fn handle(&mut self, happening: Event, now: Instant) {
         match happening {
-            Happening::Connected => self.on_connected(now),
-            Happening::Disconnected => {
+            Event::Connected => self.on_connected(now),
+            Event::Disconnected => {
                 self.connected = false;
-                (self.echo_at, self.told_busy) = (None, false);
+                (self.duplicate_at, self.busy_sent) = (None, false);
                 self.reports.clear();
             }
-            Happening::Ready => {
+            Event::Ready => {
                 if !self.ready && self.connected {
-                    self.send(Report::Ready, now);
+                    self.send(ActivityReport::Ready, now);
                 }
                 self.ready = true;
             }
-            Happening::Received => {
+            Event::ClaimsReceived => {
                 self.pending = true;
                 // It may have come and gone since the last look.
-                self.idle = (self.held == 0).then_some(now);
+                self.idle_since = (self.claims_held == 0).then_some(now);
             }
-            Happening::Held(held) => {
-                self.idle = if held > 0 { None } else { self.idle.or(Some(now)) };
-                self.held = held;
+            Event::ClaimsHeld(held) => {
+                self.idle_since = if held > 0 { None } else { self.idle_since.or(Some(now)) };
+                self.claims_held = held;
             }
-            Happening::Tick => {}
+            Event::Tick => {}
         }
         self.on_time(now);
     }
 
     /// The next report, in order.
-    pub fn next_report(&mut self) -> Option<Report> {
+    pub fn next_report(&mut self) -> Option<ActivityReport> {
         self.reports.pop_front()
     }
 
-    /// When it next wants [`Happening::Tick`].
+    /// When it next wants [`Event::Tick`].
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         if !self.connected {
             return None;
         }
-        let pending = self.pending.then(|| self.rests_until().unwrap_or(Instant::ORIGIN));
-        [pending, self.echo_at, self.repeat_at(), self.ready_at()].into_iter().flatten().min()
+        let pending = self.pending.then(|| self.next_report_allowed_at().unwrap_or(Instant::ORIGIN));
+        [pending, self.duplicate_at, self.repeat_at(), self.ready_at()].into_iter().flatten().min()
     }
 
     /// Until when nothing that happens is reported, so that nobody has to tell of it before.
     #[must_use]
-    pub fn rests_until(&self) -> Option<Instant> {
-        self.last.map(|last| last.plus(GAP))
+    pub fn next_report_allowed_at(&self) -> Option<Instant> {
+        self.last_sent_at.map(|last| last.plus(REPORT_INTERVAL_MIN))
     }
 
     fn on_connected(&mut self, now: Instant) {
         self.connected = true;
         // A broker that comes back has a controller that may have forgotten everything.
-        if !self.told_started || !self.ready {
-            self.send(Report::Started, now);
-            self.told_started = true;
+        if !self.started_sent || !self.ready {
+            self.send(ActivityReport::Started, now);
+            self.started_sent = true;
         }
         if self.ready {
-            self.send(Report::Ready, now);
+            self.send(ActivityReport::Ready, now);
         }
-        self.pending |= self.held > 0;
+        self.pending |= self.claims_held > 0;
     }
 
     fn on_time(&mut self, now: Instant) {
@@ -173,38 +173,38 @@ impl Activity {
             if self.ready {
                 self.pending = true;
             } else {
-                self.send(Report::Started, now);
+                self.send(ActivityReport::Started, now);
             }
         }
-        let rested = self.rests_until().is_none_or(|at| now >= at);
+        let rested = self.next_report_allowed_at().is_none_or(|at| now >= at);
         if self.pending && rested {
             self.pending = false;
-            self.send(Report::RequestReceived, now);
-            self.echo_at = Some(now.plus(GAP));
-        } else if self.echo_at.is_some_and(|at| now >= at) {
-            self.send(Report::RequestReceived, now);
-            self.echo_at = None;
+            self.send(ActivityReport::RequestReceived, now);
+            self.duplicate_at = Some(now.plus(REPORT_INTERVAL_MIN));
+        } else if self.duplicate_at.is_some_and(|at| now >= at) {
+            self.send(ActivityReport::RequestReceived, now);
+            self.duplicate_at = None;
         } else if self.ready_at().is_some_and(|at| now >= at) {
-            self.send(Report::Ready, now);
+            self.send(ActivityReport::Ready, now);
         }
     }
 
     /// When it says that it is ready again.
     fn ready_at(&self) -> Option<Instant> {
-        let told = self.told_busy && self.ready && !self.pending && self.echo_at.is_none();
-        self.idle.filter(|_| told).map(|idle| idle.plus(REST))
+        let told = self.busy_sent && self.ready && !self.pending && self.duplicate_at.is_none();
+        self.idle_since.filter(|_| told).map(|idle| idle.plus(IDLE_BEFORE_READY))
     }
 
     /// Idle workers fall silent: that is how they come to be stopped.
     fn repeat_at(&self) -> Option<Instant> {
-        let speaks = self.held > 0 || !self.ready;
-        self.last.filter(|_| speaks).map(|last| last.plus(self.policy.repeat))
+        let speaks = self.claims_held > 0 || !self.ready;
+        self.last_sent_at.filter(|_| speaks).map(|last| last.plus(self.policy.repeat_interval))
     }
 
-    fn send(&mut self, report: Report, now: Instant) {
-        self.told_busy = report == Report::RequestReceived;
+    fn send(&mut self, report: ActivityReport, now: Instant) {
+        self.busy_sent = report == ActivityReport::RequestReceived;
         self.reports.push_back(report);
-        self.last = Some(now);
+        self.last_sent_at = Some(now);
     }
 }
 
@@ -216,8 +216,8 @@ mod tests {
     const REPEAT: Duration = Duration::from_secs(60);
 
     struct Told {
-        machine: Activity,
-        reports: Vec<(u64, Report)>,
+        machine: ActivityReporter,
+        reports: Vec<(u64, ActivityReport)>,
     }
 
     fn at(millis: u64) -> Instant {
@@ -227,16 +227,16 @@ mod tests {
     impl Told {
         fn ready() -> Self {
             let mut told = Self::new();
-            told.happens(Happening::Connected, 0);
-            told.happens(Happening::Ready, 0);
+            told.happens(Event::Connected, 0);
+            told.happens(Event::Ready, 0);
             told
         }
 
         fn new() -> Self {
-            Self { machine: Activity::new(Policy { repeat: REPEAT }), reports: Vec::new() }
+            Self { machine: ActivityReporter::new(ActivityPolicy { repeat_interval: REPEAT }), reports: Vec::new() }
         }
 
-        fn happens(&mut self, happening: Happening, millis: u64) {
+        fn happens(&mut self, happening: Event, millis: u64) {
             self.machine.handle(happening, at(millis));
             while let Some(report) = self.machine.next_report() {
                 self.reports.push((millis, report));
@@ -247,19 +247,23 @@ mod tests {
         fn passes(&mut self, until: u64) {
             while let Some(due) = self.machine.next_deadline().filter(|due| *due <= at(until)) {
                 let millis = u64::try_from(due.since_origin().as_millis()).unwrap_or(u64::MAX);
-                self.happens(Happening::Tick, millis);
+                self.happens(Event::Tick, millis);
             }
         }
 
         fn received(&self) -> Vec<u64> {
-            self.reports.iter().filter(|(_, report)| *report == Report::RequestReceived).map(|(at, _)| *at).collect()
+            self.reports
+                .iter()
+                .filter(|(_, report)| *report == ActivityReport::RequestReceived)
+                .map(|(at, _)| *at)
+                .collect()
         }
     }
 
     #[test]
     fn started_comes_first_then_ready_then_requests_in_pairs() {
         let mut told = Told::ready();
-        told.happens(Happening::Received, 10_000);
+        told.happens(Event::ClaimsReceived, 10_000);
         told.passes(60_000);
         let names: Vec<_> = told.reports.iter().map(|(at, report)| (*at, report.as_str())).collect();
         let then = [(10_000, "request-received"), (10_500, "request-received"), (12_000, "ready")];
@@ -269,18 +273,18 @@ mod tests {
     #[test]
     fn one_that_holds_nothing_any_more_is_ready_again_once_and_not_before() {
         let mut told = Told::ready();
-        told.happens(Happening::Held(2), 10_000);
-        told.happens(Happening::Received, 10_000);
-        told.happens(Happening::Held(1), 20_000);
+        told.happens(Event::ClaimsHeld(2), 10_000);
+        told.happens(Event::ClaimsReceived, 10_000);
+        told.happens(Event::ClaimsHeld(1), 20_000);
         told.passes(30_000);
-        told.happens(Happening::Held(0), 30_000);
+        told.happens(Event::ClaimsHeld(0), 30_000);
         told.passes(31_999);
         // The next one comes just before it would be said.
-        told.happens(Happening::Held(1), 31_999);
-        told.happens(Happening::Received, 31_999);
-        told.happens(Happening::Held(0), 32_600);
+        told.happens(Event::ClaimsHeld(1), 31_999);
+        told.happens(Event::ClaimsReceived, 31_999);
+        told.happens(Event::ClaimsHeld(0), 32_600);
         told.passes(600_000);
-        let ready = told.reports.iter().filter(|(_, report)| *report == Report::Ready).map(|(at, _)| *at);
+        let ready = told.reports.iter().filter(|(_, report)| *report == ActivityReport::Ready).map(|(at, _)| *at);
         assert_eq!(ready.collect::<Vec<_>>(), [0, 34_600]);
     }
 
@@ -288,7 +292,7 @@ mod tests {
     fn a_slow_trickle_is_reported_each_time_in_company() {
         let mut told = Told::ready();
         for second in 1..=10 {
-            told.happens(Happening::Received, second * 2_000);
+            told.happens(Event::ClaimsReceived, second * 2_000);
             told.passes(second * 2_000 + 1_999);
         }
         let received = told.received();
@@ -301,7 +305,7 @@ mod tests {
     fn a_flood_costs_two_reports_a_second_and_no_more() {
         let mut told = Told::ready();
         for millis in 1_000..11_000 {
-            told.happens(Happening::Received, millis);
+            told.happens(Event::ClaimsReceived, millis);
         }
         told.passes(20_000);
         let received = told.received();
@@ -312,12 +316,12 @@ mod tests {
     #[test]
     fn a_long_task_is_reported_for_as_long_as_it_goes_on_and_an_idle_worker_is_silent() {
         let mut told = Told::ready();
-        told.happens(Happening::Held(1), 1_000);
-        told.happens(Happening::Received, 1_000);
+        told.happens(Event::ClaimsHeld(1), 1_000);
+        told.happens(Event::ClaimsReceived, 1_000);
         told.passes(601_000);
         let while_held = told.received().len();
         assert!((18..=22).contains(&while_held), "a pair a minute: {while_held}");
-        told.happens(Happening::Held(0), 601_000);
+        told.happens(Event::ClaimsHeld(0), 601_000);
         told.passes(3_600_000);
         assert!(told.received().len() <= while_held + 2, "nothing but the company of the last one");
     }
@@ -325,9 +329,9 @@ mod tests {
     #[test]
     fn loading_is_reported_too() {
         let mut told = Told::new();
-        told.happens(Happening::Connected, 0);
+        told.happens(Event::Connected, 0);
         told.passes(150_000);
-        told.happens(Happening::Ready, 150_000);
+        told.happens(Event::Ready, 150_000);
         let names: Vec<_> = told.reports.iter().map(|(_, report)| report.as_str()).collect();
         assert_eq!(names, ["started", "started", "started", "ready"]);
     }
@@ -335,13 +339,13 @@ mod tests {
     #[test]
     fn reports_resume_when_the_broker_is_back_and_none_piles_up() {
         let mut told = Told::ready();
-        told.happens(Happening::Disconnected, 5_000);
+        told.happens(Event::Disconnected, 5_000);
         for second in 6..600 {
-            told.happens(Happening::Received, second * 1_000);
+            told.happens(Event::ClaimsReceived, second * 1_000);
         }
-        told.happens(Happening::Held(1), 600_000);
+        told.happens(Event::ClaimsHeld(1), 600_000);
         assert!(told.received().is_empty() && told.machine.next_deadline().is_none());
-        told.happens(Happening::Connected, 700_000);
+        told.happens(Event::Connected, 700_000);
         told.passes(702_000);
         let after: Vec<_> =
             told.reports.iter().filter(|(at, _)| *at >= 700_000).map(|(_, report)| report.as_str()).collect();

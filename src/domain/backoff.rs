@@ -5,7 +5,7 @@ use core::time::Duration;
 use super::jitter::Jitter;
 
 /// The longest wait that a service may ask of us.
-pub const ASKED_WAIT_MAX: Duration = Duration::from_secs(300);
+pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
 
 /// The shape of a row of waits: `first`, doubled each time up to `max`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,11 +38,11 @@ impl Backoff {
     }
 
     /// The next wait: between half and all of the doubled span, and never less than what the service `asked`
-    /// (up to [`ASKED_WAIT_MAX`]).
+    /// (up to [`RETRY_AFTER_MAX`]).
     pub fn wait(&mut self, policy: Policy, asked: Option<Duration>, jitter: &mut Jitter) -> Duration {
         let doubled = policy.first.saturating_mul(1 << self.tries.min(20)).min(policy.max);
         self.tries = self.tries.saturating_add(1);
         let wait = doubled / 2 + jitter.below(doubled - doubled / 2 + Duration::from_nanos(1));
-        wait.max(asked.unwrap_or_default().min(ASKED_WAIT_MAX))
+        wait.max(asked.unwrap_or_default().min(RETRY_AFTER_MAX))
     }
 }

@@ -54,12 +54,12 @@ pub struct SourceId(pub u16);
 
 /// The service behind a source. Sources that share it speak of the same runs; those of different ones may use equal names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Deployment(pub u16);
+pub struct ServiceId(pub u16);
 
 /// One queue of a source, by its place in the source's priority order; 0 is the highest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Lane(pub u16);
+pub struct PriorityQueue(pub u16);
 
 /// Names one message or one grant for as long as this process lives. Never given out twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Token(pub u64);
+pub struct LocalToken(pub u64);

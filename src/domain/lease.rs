@@ -12,7 +12,7 @@ use super::jitter::Jitter;
 use super::time::Instant;
 
 /// Reclaims that must fit between the first attempt and giving up (I4).
-pub const ATTEMPTS_MIN: u32 = 3;
+pub const RECLAIM_ATTEMPTS_MIN: u32 = 3;
 /// Our clock's rate error in parts per million; an undisciplined quartz stays below 100.
 pub const CLOCK_DRIFT_PPM: u32 = 500;
 /// How late a timer of ours may fire.
@@ -22,13 +22,13 @@ pub const MARGIN_MIN: Duration = Duration::from_secs(30);
 /// How long after a payload's grace its handler is dropped, and what is left goes with it.
 pub const KILL_SLACK: Duration = Duration::from_millis(500);
 /// The longest a single reclaim may take.
-pub const ATTEMPT_MAX: Duration = Duration::from_secs(30);
+pub const RECLAIM_TIMEOUT_MAX: Duration = Duration::from_secs(30);
 
 /// What the rules of a lease depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Policy {
     /// How long a payload may take to end after it was told to, before it is killed.
-    pub grace: Duration,
+    pub termination_grace: Duration,
 }
 
 /// A lease as the worker trusts it.
@@ -44,7 +44,7 @@ impl Lease {
     /// The lease that a request sent at `sent_at` was granted.
     #[must_use]
     pub fn granted(sent_at: Instant, length: Duration, policy: Policy) -> Self {
-        let grace = policy.grace.min(length / 10);
+        let grace = policy.termination_grace.min(length / 10);
         let needed = clock_error(length) + grace + KILL_SLACK.min(length / 40);
         let margin = margin(length).max(needed + Duration::from_millis(1));
         Self { sent_at, length, grace, margin }
@@ -52,14 +52,14 @@ impl Lease {
 
     /// When the queue may give the run to somebody else, at the earliest.
     #[must_use]
-    pub const fn deadline(&self) -> Instant {
+    pub const fn granted_until(&self) -> Instant {
         self.sent_at.plus(self.length)
     }
 
     /// When the claim is given up: nothing is started or reported from here on, and what runs is killed (I1, I2, I3).
     #[must_use]
-    pub const fn abandon_at(&self) -> Instant {
-        let abandon_at = self.deadline().minus(self.margin);
+    pub const fn expires_at(&self) -> Instant {
+        let abandon_at = self.granted_until().minus(self.margin);
         // A lease shorter than its margin was never usable.
         if abandon_at.since_origin().as_nanos() < self.sent_at.since_origin().as_nanos() {
             self.sent_at
@@ -70,8 +70,8 @@ impl Lease {
 
     /// Whether the claim may still be acted on.
     #[must_use]
-    pub fn usable(&self, now: Instant) -> bool {
-        now < self.abandon_at()
+    pub fn is_usable(&self, now: Instant) -> bool {
+        now < self.expires_at()
     }
 
     /// How long a payload has between being told to end and being killed once the claim is lost; at most a tenth of the lease.
@@ -88,28 +88,28 @@ impl Lease {
 
     /// How long one reclaim may take.
     #[must_use]
-    pub fn attempt(&self) -> Duration {
-        (self.length / 24).min(ATTEMPT_MAX)
+    pub fn attempt_timeout(&self) -> Duration {
+        (self.length / 24).min(RECLAIM_TIMEOUT_MAX)
     }
 
     /// The waits between reclaims that brought no definite answer.
     #[must_use]
-    pub fn retry(&self) -> backoff::Policy {
-        backoff::Policy { first: self.attempt() / 8, max: self.attempt() }
+    pub fn retry_policy(&self) -> backoff::Policy {
+        backoff::Policy { first: self.attempt_timeout() / 8, max: self.attempt_timeout() }
     }
 
     /// When to reclaim: at two thirds of the lease, up to a twentieth of it earlier so that many claims made at once do
-    /// not come back at once, and early enough for [`ATTEMPTS_MIN`] attempts (I4).
+    /// not come back at once, and early enough for [`RECLAIM_ATTEMPTS_MIN`] attempts (I4).
     pub fn reclaim_at(&self, jitter: &mut Jitter) -> Instant {
         let two_thirds = self.sent_at.plus(self.length / 3 * 2).minus(jitter.below(self.length / 20));
-        let attempts = (self.attempt() + self.retry().max) * ATTEMPTS_MIN;
-        two_thirds.min(self.abandon_at().minus(attempts)).max(self.sent_at)
+        let attempts = (self.attempt_timeout() + self.retry_policy().max) * RECLAIM_ATTEMPTS_MIN;
+        two_thirds.min(self.expires_at().minus(attempts)).max(self.sent_at)
     }
 
     /// The later of two leases of the same claim: an extension never shortens (queues never move `takenUntil` back).
     #[must_use]
     pub fn or_later(self, extension: Self) -> Self {
-        if extension.abandon_at() > self.abandon_at() { extension } else { self }
+        if extension.expires_at() > self.expires_at() { extension } else { self }
     }
 }
 

@@ -5,24 +5,24 @@
 //! impure line is a build error. No machine is kept across a wait, so that no call can hold up another (I11).
 
 pub mod activity;
-pub mod attempts;
 pub mod backoff;
 pub mod claim;
-pub mod fitness;
+pub mod consumer_timeout;
+pub mod delivery_attempts;
 pub mod group;
+pub mod host_health;
 pub mod id;
 pub mod jitter;
 pub mod journal;
 pub mod lease;
-pub mod notice;
 pub mod outcome;
-pub mod patience;
 pub mod poll;
 pub mod prompt;
 pub mod refusal;
-pub mod service;
+pub mod service_supervisor;
 pub mod slots;
+pub mod termination_notice;
 pub mod time;
-pub mod trace;
-pub mod unread;
+pub mod trace_context;
+pub mod unread_polls;
 pub mod worker;

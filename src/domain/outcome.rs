@@ -4,7 +4,7 @@ use core::fmt;
 
 /// Why a run ends as an exception. The names are those of the Taskcluster queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Reason {
+pub enum ExceptionReason {
     /// The worker has to go, or its host cannot run the task; the queue retries it.
     WorkerShutdown,
     /// The payload can never work; no task code ran.
@@ -17,7 +17,7 @@ pub enum Reason {
     IntermittentTask,
 }
 
-impl Reason {
+impl ExceptionReason {
     /// The reason as the queue spells it.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -39,7 +39,7 @@ pub enum Outcome {
     /// The task code ran and did not succeed.
     Failed,
     /// Anything else.
-    Exception(Reason),
+    Exception(ExceptionReason),
 }
 
 impl fmt::Display for Outcome {
@@ -54,7 +54,7 @@ impl fmt::Display for Outcome {
 
 /// Why a payload was not started: all that `prepare` may say. No task code has run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Unprepared {
+pub enum PrepareFailure {
     /// The payload can never work.
     Malformed,
     /// Something it declares cannot be had at present.
@@ -62,20 +62,20 @@ pub enum Unprepared {
     /// The handler is at fault.
     Internal,
     /// The host is at fault, so that another one may do better.
-    Host,
+    HostFault,
     /// What runs it is not there at present, so that another worker, or this one later, may do better.
-    Away,
+    ServiceDown,
 }
 
-impl Unprepared {
+impl PrepareFailure {
     /// The outcome that this is reported as.
     #[must_use]
     pub const fn outcome(self) -> Outcome {
         Outcome::Exception(match self {
-            Self::Malformed => Reason::MalformedPayload,
-            Self::Unavailable => Reason::ResourceUnavailable,
-            Self::Internal => Reason::InternalError,
-            Self::Host | Self::Away => Reason::WorkerShutdown,
+            Self::Malformed => ExceptionReason::MalformedPayload,
+            Self::Unavailable => ExceptionReason::ResourceUnavailable,
+            Self::Internal => ExceptionReason::InternalError,
+            Self::HostFault | Self::ServiceDown => ExceptionReason::WorkerShutdown,
         })
     }
 }
@@ -94,9 +94,9 @@ pub enum Verdict {
     /// The handler broke.
     Internal,
     /// The host could not run it, so that another one may do better.
-    Host,
+    HostFault,
     /// What runs it was not there, so that another worker, or this one later, may do better.
-    Away,
+    ServiceDown,
 }
 
 impl Verdict {
@@ -106,19 +106,19 @@ impl Verdict {
         match self {
             Self::Completed => Outcome::Completed,
             Self::Failed => Outcome::Failed,
-            Self::Intermittent => Outcome::Exception(Reason::IntermittentTask),
-            Self::Unavailable => Outcome::Exception(Reason::ResourceUnavailable),
-            Self::Internal => Outcome::Exception(Reason::InternalError),
-            Self::Host | Self::Away => Outcome::Exception(Reason::WorkerShutdown),
+            Self::Intermittent => Outcome::Exception(ExceptionReason::IntermittentTask),
+            Self::Unavailable => Outcome::Exception(ExceptionReason::ResourceUnavailable),
+            Self::Internal => Outcome::Exception(ExceptionReason::InternalError),
+            Self::HostFault | Self::ServiceDown => Outcome::Exception(ExceptionReason::WorkerShutdown),
         }
     }
 }
 
 /// Whether nothing of a payload is left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Emptiness {
+pub enum Cleanup {
     /// Nothing is.
-    Proven,
+    Complete,
     /// Something is, or may be.
-    Unproven,
+    Incomplete,
 }

@@ -3,8 +3,8 @@
 //! Only that a payload was completed is reported so: of a claim that ends with its worker, so that no later life would repeat
 //! the report; where nothing has to be stored first; and while the claim may still be acted on (I1), told by nobody to end.
 
-use super::outcome::{Emptiness, Outcome, Verdict};
-use super::poll::Manner;
+use super::outcome::{Cleanup, Outcome, Verdict};
+use super::poll::Capabilities;
 use super::time::Instant;
 
 /// What a payload has left to be stored.
@@ -31,7 +31,7 @@ pub struct AtEnd {
     /// What its handler says.
     pub verdict: Verdict,
     /// Whether anything of it may be left.
-    pub emptiness: Emptiness,
+    pub emptiness: Cleanup,
     /// What it has left to be stored.
     pub left: Left,
     /// Whether it was told to end.
@@ -42,8 +42,8 @@ pub struct AtEnd {
 
 /// Whether reports of claims of such a source may be begun so at all.
 #[must_use]
-pub const fn may_be_prompt(manner: Manner) -> bool {
-    manner.ends_with_worker
+pub const fn may_be_prompt(manner: Capabilities) -> bool {
+    manner.connection_scoped
 }
 
 impl AtEnd {
@@ -51,7 +51,7 @@ impl AtEnd {
     #[must_use]
     pub fn reported_at_once(self, now: Instant) -> Option<Outcome> {
         let Self { verdict, emptiness, left, orders, usable_until } = self;
-        let clear = verdict == Verdict::Completed && emptiness == Emptiness::Proven;
+        let clear = verdict == Verdict::Completed && emptiness == Cleanup::Complete;
         let ours = orders == Orders::None && now < usable_until;
         (clear && ours && left == Left::Nothing).then_some(Outcome::Completed)
     }

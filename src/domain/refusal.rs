@@ -8,12 +8,12 @@ pub enum Refusal {
     /// Nothing definite was learnt (network, timeout, 408, 5xx): the call may be made again.
     Retry {
         /// How long the service asked us to wait.
-        after: Option<Duration>,
+        retry_after: Option<Duration>,
     },
     /// We are too fast (429): as [`Refusal::Retry`], and stop claiming for a while.
     Throttled {
         /// How long the service asked us to wait.
-        after: Option<Duration>,
+        retry_after: Option<Duration>,
     },
     /// Definite, and it lies in what was asked about (404, 409): it is not ours, or no longer there.
     Gone,
@@ -29,10 +29,10 @@ pub enum Refusal {
 impl core::fmt::Display for Refusal {
     fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            Self::Retry { after: None } => out.write_str("again"),
-            Self::Retry { after: Some(after) } => write!(out, "again in {} s", after.as_secs()),
-            Self::Throttled { after: None } => out.write_str("more slowly"),
-            Self::Throttled { after: Some(after) } => write!(out, "more slowly, again in {} s", after.as_secs()),
+            Self::Retry { retry_after: None } => out.write_str("again"),
+            Self::Retry { retry_after: Some(after) } => write!(out, "again in {} s", after.as_secs()),
+            Self::Throttled { retry_after: None } => out.write_str("more slowly"),
+            Self::Throttled { retry_after: Some(after) } => write!(out, "more slowly, again in {} s", after.as_secs()),
             Self::Gone => out.write_str("given up: it is not ours"),
             Self::Rejected => out.write_str("given up: it never succeeds"),
             Self::Denied => out.write_str("once the credentials are accepted"),

@@ -14,14 +14,14 @@ pub struct Slots {
     free: u32,
     capacity: u32,
     /// Slots in use that are over when they come back.
-    owed: u32,
+    excess: u32,
 }
 
 impl Slots {
     /// As many slots as `capacity`, all free.
     #[must_use]
     pub const fn new(capacity: u32) -> Self {
-        Self { free: capacity, capacity, owed: 0 }
+        Self { free: capacity, capacity, excess: 0 }
     }
 
     /// How many are free.
@@ -38,24 +38,24 @@ impl Slots {
 
     /// Changes how many there are. Where too many are in use, they are over as they come back.
     pub fn resize(&mut self, capacity: u32) {
-        let used = (self.capacity + self.owed).saturating_sub(self.free);
+        let used = (self.capacity + self.excess).saturating_sub(self.free);
         self.capacity = capacity;
         self.free = capacity.saturating_sub(used);
-        self.owed = used.saturating_sub(capacity);
+        self.excess = used.saturating_sub(capacity);
     }
 
     /// Takes up to `most` slots.
-    pub fn take(&mut self, most: u32) -> Vec<Slot> {
+    pub fn reserve(&mut self, most: u32) -> Vec<Slot> {
         let taken = most.min(self.free);
         self.free -= taken;
         (0..taken).map(|_| Slot(())).collect()
     }
 
     /// Takes slots back.
-    pub fn give(&mut self, slots: impl IntoIterator<Item = Slot>) {
+    pub fn release(&mut self, slots: impl IntoIterator<Item = Slot>) {
         for Slot(()) in slots {
-            if self.owed > 0 {
-                self.owed -= 1;
+            if self.excess > 0 {
+                self.excess -= 1;
             } else {
                 self.free += 1;
             }

@@ -1,7 +1,7 @@
 //! What a task leaves behind: handlers declare it while they run, and it is opened when they have ended.
 //!
 //! A declaration names a path below the task's folder, not a file: whether it is there, is a regular file, and is small
-//! enough comes out when [`Artifacts::open`] goes through them, one at a time. By then the payload's processes are gone,
+//! enough comes out when [`Artifacts::collect`] goes through them, one at a time. By then the payload's processes are gone,
 //! but what they left may be arranged to lead elsewhere, so files are opened by [`super::beneath`]. This file uploads
 //! nothing.
 
@@ -17,11 +17,11 @@ use crate::limits::{
     ARTIFACTS_MAX,
 };
 
-use super::{collect::Collected, log};
+use super::{artifact_collector::ArtifactCollector, log};
 
 /// Why a declared artifact is not there, in the words of the Taskcluster queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Absent {
+pub enum ArtifactErrorReason {
     /// There is no such file.
     Missing,
     /// It is no regular file, or the path to it goes through a symbolic link.
@@ -32,7 +32,7 @@ pub enum Absent {
     Unreadable,
 }
 
-impl Absent {
+impl ArtifactErrorReason {
     /// The reason as the queue spells it.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -47,7 +47,7 @@ impl Absent {
 
 /// What a declaration stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum What {
+pub enum ArtifactKind {
     /// A regular file.
     File {
         /// Below the task's folder.
@@ -84,7 +84,7 @@ pub enum What {
     /// Something that could not be made.
     Error {
         /// Why.
-        reason: Absent,
+        reason: ArtifactErrorReason,
         /// A sentence for the task's author.
         message: String,
     },
@@ -92,7 +92,7 @@ pub enum What {
 
 /// Whether a task may succeed without an artifact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Need {
+pub enum Optionality {
     /// A completed task is failed if it is missing.
     #[default]
     Required,
@@ -102,26 +102,26 @@ pub enum Need {
 
 /// One thing that a task wants to leave behind.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Declaration {
+pub struct ArtifactDeclaration {
     /// Printable ASCII, such as `public/build/target.tar.gz`.
     pub name: String,
     /// What it is.
-    pub what: What,
+    pub kind: ArtifactKind,
     /// When it may be thrown away (RFC 3339), not later than the task; `None` is when the task expires.
     pub expires: Option<String>,
     /// Whether it must be there.
-    pub need: Need,
+    pub optionality: Optionality,
 }
 
-impl Declaration {
+impl ArtifactDeclaration {
     /// Declares `what` under `name`: required, and kept as long as the task.
-    pub fn new(name: impl Into<String>, what: What) -> Self {
+    pub fn new(name: impl Into<String>, kind: ArtifactKind) -> Self {
         let mut name = name.into();
-        if matches!(what, What::Directory { .. }) {
+        if matches!(kind, ArtifactKind::Directory { .. }) {
             // The names of its files go on with a slash of their own.
             name.truncate(name.trim_end_matches('/').len());
         }
-        Self { name, what, expires: None, need: Need::default() }
+        Self { name, kind, expires: None, optionality: Optionality::default() }
     }
 
     /// Sets when it may be thrown away.
@@ -134,14 +134,14 @@ impl Declaration {
     /// Lets the task succeed without it: where it is not there, or the queue refuses it.
     #[must_use]
     pub const fn optional(mut self) -> Self {
-        self.need = Need::Optional;
+        self.optionality = Optionality::Optional;
         self
     }
 }
 
 /// A declaration that can never become an artifact.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Undeclarable {
+pub enum DeclarationError {
     /// The name does not fit the queue.
     #[error(
         "artifact name {0:?}: use 1 to {ARTIFACT_NAME_BYTES_MAX} printable ASCII characters, and no empty, '.' or '..' part between slashes"
@@ -166,7 +166,7 @@ pub enum Undeclarable {
     Url(String),
     /// Another declaration has the name.
     #[error("artifact name {0:?} is declared twice")]
-    Twice(String),
+    DuplicateName(String),
     /// There are too many.
     #[error("more than {ARTIFACTS_MAX} artifacts are declared")]
     TooMany,
@@ -174,18 +174,18 @@ pub enum Undeclarable {
     #[error(
         "artifacts handed over in memory exceed {ARTIFACTS_IN_MEMORY_BYTES_MAX} bytes in all; write a file and declare that"
     )]
-    TooLarge,
+    TooLargeInMemory,
 }
 
 /// The artifacts a task has declared. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Artifacts {
-    declared: Arc<Mutex<Declared>>,
+    declared: Arc<Mutex<DeclarationList>>,
 }
 
 #[derive(Debug, Default)]
-struct Declared {
-    list: Vec<Declaration>,
+struct DeclarationList {
+    list: Vec<ArtifactDeclaration>,
     names: HashSet<String>,
     inline_bytes: usize,
 }
@@ -202,9 +202,9 @@ impl Artifacts {
     /// # Errors
     ///
     /// As [`Artifacts::declare`].
-    pub fn file(&self, name: impl Into<String>, path: impl Into<PathBuf>) -> Result<(), Undeclarable> {
+    pub fn file(&self, name: impl Into<String>, path: impl Into<PathBuf>) -> Result<(), DeclarationError> {
         let (path, content_type) = (path.into(), None);
-        self.declare(Declaration::new(name, What::File { path, content_type }))
+        self.declare(ArtifactDeclaration::new(name, ArtifactKind::File { path, content_type }))
     }
 
     /// Declares all regular files of a folder, `path` relative to the task's folder.
@@ -212,9 +212,9 @@ impl Artifacts {
     /// # Errors
     ///
     /// As [`Artifacts::declare`].
-    pub fn directory(&self, name: impl Into<String>, path: impl Into<PathBuf>) -> Result<(), Undeclarable> {
+    pub fn directory(&self, name: impl Into<String>, path: impl Into<PathBuf>) -> Result<(), DeclarationError> {
         let path = path.into();
-        self.declare(Declaration::new(name, What::Directory { path }))
+        self.declare(ArtifactDeclaration::new(name, ArtifactKind::Directory { path }))
     }
 
     /// Declares anything.
@@ -223,22 +223,22 @@ impl Artifacts {
     ///
     /// Where it can never become an artifact: the name or the path is not valid, a name comes twice (folders may share
     /// one), or there are too many.
-    pub fn declare(&self, declaration: Declaration) -> Result<(), Undeclarable> {
-        check(&declaration)?;
+    pub fn declare(&self, declaration: ArtifactDeclaration) -> Result<(), DeclarationError> {
+        validate(&declaration)?;
         let mut declared = self.lock();
         if declared.list.len() >= ARTIFACTS_MAX {
-            return Err(Undeclarable::TooMany);
+            return Err(DeclarationError::TooMany);
         }
-        if let What::Inline { bytes, .. } = &declaration.what {
+        if let ArtifactKind::Inline { bytes, .. } = &declaration.kind {
             let sum = declared.inline_bytes + bytes.len();
             if sum > ARTIFACTS_IN_MEMORY_BYTES_MAX {
-                return Err(Undeclarable::TooLarge);
+                return Err(DeclarationError::TooLargeInMemory);
             }
             declared.inline_bytes = sum;
         }
-        let folder = matches!(declaration.what, What::Directory { .. });
+        let folder = matches!(declaration.kind, ArtifactKind::Directory { .. });
         if !folder && !declared.names.insert(declaration.name.clone()) {
-            return Err(Undeclarable::Twice(declaration.name));
+            return Err(DeclarationError::DuplicateName(declaration.name));
         }
         declared.list.push(declaration);
         Ok(())
@@ -262,12 +262,12 @@ impl Artifacts {
     /// # Errors
     ///
     /// Where `workdir` itself cannot be opened and is needed.
-    pub fn open(&self, workdir: &Path) -> io::Result<Collected> {
+    pub fn collect(&self, workdir: &Path) -> io::Result<ArtifactCollector> {
         let list = self.lock().list.clone();
-        Collected::new(list, workdir)
+        ArtifactCollector::new(list, workdir)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Declared> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, DeclarationList> {
         self.declared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -276,44 +276,48 @@ impl Artifacts {
 ///
 /// # Errors
 ///
-/// See [`Undeclarable`].
-pub fn check(declaration: &Declaration) -> Result<(), Undeclarable> {
-    check_name(&declaration.name)?;
-    match &declaration.what {
-        What::File { path, .. } | What::Directory { path } => check_path(path)?,
-        What::Link { target, .. } if target != log::BACKING_NAME => check_name(target)?,
-        What::Link { .. } | What::Inline { .. } | What::Reference { .. } | What::Error { .. } => {}
+/// See [`DeclarationError`].
+pub fn validate(declaration: &ArtifactDeclaration) -> Result<(), DeclarationError> {
+    validate_name(&declaration.name)?;
+    match &declaration.kind {
+        ArtifactKind::File { path, .. } | ArtifactKind::Directory { path } => validate_path(path)?,
+        ArtifactKind::Link { target, .. } if target != log::BACKING_NAME => validate_name(target)?,
+        ArtifactKind::Link { .. }
+        | ArtifactKind::Inline { .. }
+        | ArtifactKind::Reference { .. }
+        | ArtifactKind::Error { .. } => {}
     }
-    match &declaration.what {
-        What::File { content_type: Some(kind), .. }
-        | What::Link { content_type: kind, .. }
-        | What::Inline { content_type: kind, .. }
-        | What::Reference { content_type: kind, .. } => check_content_type(kind)?,
-        What::File { content_type: None, .. } | What::Directory { .. } | What::Error { .. } => {}
+    match &declaration.kind {
+        ArtifactKind::File { content_type: Some(kind), .. }
+        | ArtifactKind::Link { content_type: kind, .. }
+        | ArtifactKind::Inline { content_type: kind, .. }
+        | ArtifactKind::Reference { content_type: kind, .. } => validate_content_type(kind)?,
+        ArtifactKind::File { content_type: None, .. } | ArtifactKind::Directory { .. } | ArtifactKind::Error { .. } => {
+        }
     }
-    if let What::Reference { url, .. } = &declaration.what {
+    if let ArtifactKind::Reference { url, .. } = &declaration.kind {
         let is_web = url::Url::parse(url).is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
         if !is_web {
-            return Err(Undeclarable::Url(url.clone()));
+            return Err(DeclarationError::Url(url.clone()));
         }
     }
     match &declaration.expires {
-        Some(text) if text.parse::<jiff::Timestamp>().is_err() => Err(Undeclarable::Expires(text.clone())),
+        Some(text) if text.parse::<jiff::Timestamp>().is_err() => Err(DeclarationError::Expires(text.clone())),
         Some(_) | None => Ok(()),
     }
 }
 
 /// A space around it would be lost on the way, and what is signed would not be what is sent.
-pub(super) fn is_content_type(kind: &str) -> bool {
+pub(super) fn is_valid_content_type(kind: &str) -> bool {
     let fits = (1..=ARTIFACT_CONTENT_TYPE_BYTES_MAX).contains(&kind.len());
     fits && kind == kind.trim() && kind.bytes().all(|byte| (b' '..=b'~').contains(&byte))
 }
 
-fn check_content_type(kind: &str) -> Result<(), Undeclarable> {
-    if is_content_type(kind) {
+fn validate_content_type(kind: &str) -> Result<(), DeclarationError> {
+    if is_valid_content_type(kind) {
         Ok(())
     } else {
-        Err(Undeclarable::ContentType(kind.chars().take(ARTIFACT_CONTENT_TYPE_BYTES_MAX).collect()))
+        Err(DeclarationError::ContentType(kind.chars().take(ARTIFACT_CONTENT_TYPE_BYTES_MAX).collect()))
     }
 }
 
@@ -321,34 +325,34 @@ fn check_content_type(kind: &str) -> Result<(), Undeclarable> {
 ///
 /// # Errors
 ///
-/// [`Undeclarable::Name`], or [`Undeclarable::Reserved`] for the task's own log.
-pub fn check_name(name: &str) -> Result<(), Undeclarable> {
+/// [`DeclarationError::Name`], or [`DeclarationError::Reserved`] for the task's own log.
+pub fn validate_name(name: &str) -> Result<(), DeclarationError> {
     let fits = (1..=ARTIFACT_NAME_BYTES_MAX).contains(&name.len());
     // An address with such a segment is rewritten on its way, and would lead elsewhere.
     let plain = name.split('/').all(|segment| !matches!(segment, "" | "." | ".."));
     if !fits || !plain || !name.bytes().all(|byte| (b' '..=b'~').contains(&byte)) {
-        return Err(Undeclarable::Name(name.to_owned()));
+        return Err(DeclarationError::Name(name.to_owned()));
     }
     if name == log::BACKING_NAME || name == log::LIVE_NAME {
-        return Err(Undeclarable::Reserved(name.to_owned()));
+        return Err(DeclarationError::Reserved(name.to_owned()));
     }
     Ok(())
 }
 
-fn check_path(path: &Path) -> Result<(), Undeclarable> {
+fn validate_path(path: &Path) -> Result<(), DeclarationError> {
     let length = path.as_os_str().len();
     let inside = path.components().all(|component| matches!(component, Component::Normal(_) | Component::CurDir));
     let clean = !path.as_os_str().as_encoded_bytes().contains(&0);
     if inside && clean && (1..=ARTIFACT_PATH_BYTES_MAX).contains(&length) {
         Ok(())
     } else {
-        Err(Undeclarable::Path(path.to_owned()))
+        Err(DeclarationError::Path(path.to_owned()))
     }
 }
 
 /// The media type that a path's extension stands for; `application/octet-stream` where it stands for none.
 #[must_use]
-pub fn content_type(path: &Path) -> String {
+pub fn guess_content_type(path: &Path) -> String {
     let extension = path.extension().and_then(|extension| extension.to_str());
     if extension.is_some_and(|extension| extension.eq_ignore_ascii_case("log")) {
         return log::CONTENT_TYPE.to_owned();
@@ -362,7 +366,7 @@ pub fn content_type(path: &Path) -> String {
 }
 
 /// A file in memory that holds `bytes`.
-pub(super) fn in_memory(bytes: &[u8]) -> io::Result<File> {
+pub(super) fn memory_file(bytes: &[u8]) -> io::Result<File> {
     use std::os::unix::fs::FileExt;
     let flags = rustix::fs::MemfdFlags::CLOEXEC;
     let file = File::from(rustix::fs::memfd_create("artifact", flags)?);
@@ -372,23 +376,23 @@ pub(super) fn in_memory(bytes: &[u8]) -> io::Result<File> {
 
 /// Whether an artifact's `expires` is later than that of its task's definition, where both are times.
 #[must_use]
-pub fn outlives(expires: &str, definition: &serde_json::Value) -> bool {
-    compared(expires, "expires", definition).is_some_and(Ordering::is_gt)
+pub fn expires_after_task(expires: &str, definition: &serde_json::Value) -> bool {
+    compare_expiry(expires, "expires", definition).is_some_and(Ordering::is_gt)
 }
 
 /// Why no artifact of this task can have this `expires`, whenever the task runs; `None` where it can.
 ///
 /// A task is run until its deadline, and what expires by then is refused by the queue, or not, as the clock has it.
 #[must_use]
-pub fn never_fits(expires: &str, definition: &serde_json::Value) -> Option<&'static str> {
-    if outlives(expires, definition) {
+pub fn expiry_conflict(expires: &str, definition: &serde_json::Value) -> Option<&'static str> {
+    if expires_after_task(expires, definition) {
         return Some("it is later than the task's own expires");
     }
-    let early = compared(expires, "deadline", definition).is_some_and(Ordering::is_lt);
+    let early = compare_expiry(expires, "deadline", definition).is_some_and(Ordering::is_lt);
     early.then_some("it is earlier than the task's deadline")
 }
 
-fn compared(expires: &str, with: &str, definition: &serde_json::Value) -> Option<Ordering> {
+fn compare_expiry(expires: &str, with: &str, definition: &serde_json::Value) -> Option<Ordering> {
     let time = |text: &str| text.parse::<jiff::Timestamp>().ok();
     let other = definition.get(with).and_then(serde_json::Value::as_str).and_then(time)?;
     Some(time(expires)?.cmp(&other))

@@ -19,44 +19,44 @@ use serde::Deserialize;
 use tokio::net::unix::pipe;
 use tokio::time::Instant;
 
-use crate::host::program::locate;
-use crate::limits::{ARGUMENT_BYTES_MAX, PROCESS_GRACE};
+use crate::host::program_path::find_program;
+use crate::limits::{ARGUMENT_BYTES_MAX, TERMINATION_GRACE_DEFAULT};
 use crate::redact;
 
-use super::artifact::{self, Artifacts, Declaration, Need, What};
+use super::artifact::{self, ArtifactDeclaration, ArtifactKind, Artifacts, Optionality};
 use super::environment::{self, Variables};
-use super::log::NotHidden;
-use super::message::Told;
-use super::process::{Bounds, Cause, Ended, Input, Launch, Running, Status, shown};
-use super::program::{Spoken, converse};
-use super::{CancelCause, Context, NotCompleted, NotPrepared, PayloadHandler, fault};
+use super::log::AddSecretError;
+use super::process::{EndCause, Input, Launch, ProcessEnd, ProcessStatus, RunLimits, RunningProcess, format_seconds};
+use super::program::{PhaseResult, run_with_messages};
+use super::program_messages::ProgramReport;
+use super::{CancelCause, Context, ExecuteError, PayloadHandler, PrepareError, host_errors};
 
 /// What the commands of a request find in their environment of it: all but its body, as JSON.
-const REQUEST: &str = "REQUEST";
+const REQUEST_VARIABLE: &str = "REQUEST";
 
 /// What the operator decides about `command`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
+pub struct CommandConfig {
     /// Variables of the worker's environment that are passed on; see [`environment::pick`].
     pub env: Variables,
     /// The `maxRunTime` of tasks that name none; `None` requires them to.
-    pub run_time_default: Option<Duration>,
+    pub default_run_time: Option<Duration>,
     /// The longest `maxRunTime` a task may ask for.
     pub max_run_time: Option<Duration>,
     /// From the order to end until processes are killed.
-    pub grace: Duration,
-    /// Names of variables whose values the task's log does not show; see [`redact::is_named_like_a_secret`].
+    pub termination_grace: Duration,
+    /// Names of variables whose values the task's log does not show; see [`redact::is_secret_name`].
     pub redact_env: Vec<String>,
 }
 
-impl Default for Settings {
+impl Default for CommandConfig {
     fn default() -> Self {
         Self {
             env: Variables::new(),
-            run_time_default: None,
+            default_run_time: None,
             max_run_time: None,
-            grace: PROCESS_GRACE,
-            redact_env: redact::NAMED_LIKE_SECRETS.map(str::to_owned).to_vec(),
+            termination_grace: TERMINATION_GRACE_DEFAULT,
+            redact_env: redact::SECRET_NAME_PATTERNS.map(str::to_owned).to_vec(),
         }
     }
 }
@@ -64,13 +64,13 @@ impl Default for Settings {
 /// The handler.
 #[derive(Debug, Default)]
 pub struct Command {
-    settings: Settings,
+    config: CommandConfig,
 }
 
 /// What a task says.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Payload {
+pub struct CommandPayload {
     /// Programs with their arguments, run one after the other until one fails.
     #[schemars(length(min = 1), inner(length(min = 1)))]
     pub command: Vec<Vec<String>>,
@@ -78,19 +78,19 @@ pub struct Payload {
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// How long all commands together may take, in seconds.
-    #[serde(default, deserialize_with = "whole")]
+    #[serde(default, deserialize_with = "deserialize_whole_number")]
     #[schemars(range(min = 1, max = 4_294_967_295_u64))]
     pub max_run_time: Option<u32>,
     /// Files to keep.
     #[serde(default)]
-    pub artifacts: Vec<Wanted>,
+    pub artifacts: Vec<PayloadArtifact>,
     /// What exit statuses mean, other than 0 for success.
     #[serde(default)]
     pub on_exit_status: OnExitStatus,
 }
 
 /// A whole number, as JSON Schema has it: 60.0 is one.
-fn whole<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+fn deserialize_whole_number<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
     let Some(number) = Option::<serde_json::Number>::deserialize(from)? else { return Ok(None) };
     let float =
         || number.as_f64().filter(|float| float.fract() == 0.0).and_then(|float| format!("{float}").parse().ok());
@@ -101,10 +101,10 @@ fn whole<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Er
 /// A file or folder to keep.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Wanted {
+pub struct PayloadArtifact {
     /// What it is.
     #[serde(rename = "type")]
-    pub kind: Kind,
+    pub kind: PayloadArtifactType,
     /// Where it is, below the task's folder.
     #[schemars(length(min = 1))]
     pub path: String,
@@ -126,7 +126,7 @@ pub struct Wanted {
 /// What an artifact is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum PayloadArtifactType {
     /// One regular file.
     File,
     /// All regular files in a folder and below.
@@ -145,28 +145,28 @@ pub struct OnExitStatus {
 
 /// A payload that can be run.
 #[derive(Debug)]
-pub struct Ready {
+pub struct PreparedCommands {
     commands: Vec<Vec<String>>,
     env: Variables,
     run_time: Duration,
-    artifacts: Vec<Declaration>,
-    retry: BTreeSet<i32>,
+    artifacts: Vec<ArtifactDeclaration>,
+    retry_statuses: BTreeSet<i32>,
 }
 
 impl Command {
     /// The handler with these settings.
     #[must_use]
-    pub const fn new(settings: Settings) -> Self {
-        Self { settings }
+    pub const fn new(config: CommandConfig) -> Self {
+        Self { config }
     }
 
-    fn run_time(&self, asked: Option<u32>, wrong: &mut Vec<String>) -> Duration {
+    fn resolve_run_time(&self, asked: Option<u32>, wrong: &mut Vec<String>) -> Duration {
         let asked = asked.map(|seconds| Duration::from_secs(seconds.into()));
-        let Some(run_time) = asked.or(self.settings.run_time_default) else {
+        let Some(run_time) = asked.or(self.config.default_run_time) else {
             wrong.push("payload/maxRunTime: give the time in seconds; this worker has no default".to_owned());
             return Duration::ZERO;
         };
-        if let Some(most) = self.settings.max_run_time.filter(|most| run_time > *most) {
+        if let Some(most) = self.config.max_run_time.filter(|most| run_time > *most) {
             wrong.push(format!(
                 "payload/maxRunTime: {} s is more than the {} s this worker allows",
                 run_time.as_secs(),
@@ -178,18 +178,18 @@ impl Command {
 }
 
 impl PayloadHandler for Command {
-    type Payload = Payload;
-    type Prepared = Ready;
+    type Payload = CommandPayload;
+    type Prepared = PreparedCommands;
 
     fn describe(&self) -> String {
         "command".to_owned()
     }
 
-    async fn prepare(&self, payload: Payload, context: &Context) -> Result<Ready, NotPrepared> {
+    async fn prepare(&self, payload: CommandPayload, context: &Context) -> Result<PreparedCommands, PrepareError> {
         let mut wrong = Vec::new();
-        let run_time = self.run_time(payload.max_run_time, &mut wrong);
+        let run_time = self.resolve_run_time(payload.max_run_time, &mut wrong);
         for (name, value) in &payload.env {
-            if let Some(why) = environment::unusable(name, value) {
+            if let Some(why) = environment::variable_error(name, value) {
                 wrong.push(format!("payload/env/{name}: {why}"));
             }
         }
@@ -204,107 +204,116 @@ impl PayloadHandler for Command {
                 ));
             }
         }
-        let artifacts = artifacts(payload.artifacts, context, &mut wrong);
-        let mut env = environment::with_payloads(&self.settings.env, payload.env, context);
-        if context.replies().is_some() {
+        let artifacts = validate_artifacts(payload.artifacts, context, &mut wrong);
+        let mut env = environment::for_payload(&self.config.env, payload.env, context);
+        if context.results().is_some() {
             let request = &context.task().definition["extra"]["request"];
-            env.insert(REQUEST.to_owned(), request.to_string());
+            env.insert(REQUEST_VARIABLE.to_owned(), request.to_string());
         }
-        let secrets = env.iter().filter(|(name, _)| redact::is_named_like_a_secret(name, &self.settings.redact_env));
+        let secrets = env.iter().filter(|(name, _)| redact::is_secret_name(name, &self.config.redact_env));
         for (_, value) in secrets {
             // What is too short to be hidden is too short to be a secret.
-            if let Err(why @ NotHidden::TooMany) = context.log().hide(value) {
-                context.log().note(&format!("a variable named like a secret: {why}"));
+            if let Err(why @ AddSecretError::LimitReached) = context.log().add_secret(value) {
+                context.log().write_note(&format!("a variable named like a secret: {why}"));
             }
         }
         if let Some(program) = payload.command.first().and_then(|argv| argv.first())
-            && let Err(error) = locate(program, &env, context.workdir())
+            && let Err(error) = find_program(program, &env, context.workdir())
         {
             wrong.push(format!("payload/command/0: {error}"));
         }
         if !wrong.is_empty() {
-            return Err(NotPrepared::Malformed(wrong));
+            return Err(PrepareError::Malformed(wrong));
         }
-        Ok(Ready { commands: payload.command, env, run_time, artifacts, retry: payload.on_exit_status.retry })
+        Ok(PreparedCommands {
+            commands: payload.command,
+            env,
+            run_time,
+            artifacts,
+            retry_statuses: payload.on_exit_status.retry,
+        })
     }
 
-    async fn execute(&self, ready: Ready, context: &Context) -> Result<(), NotCompleted> {
+    async fn execute(&self, ready: PreparedCommands, context: &Context) -> Result<(), ExecuteError> {
         let started = Instant::now();
         let log = context.log();
-        log.note(&format!("task {}", context.task().run));
+        log.write_note(&format!("task {}", context.task().run));
         let outcome = self.run(&ready, context, started).await;
         // Whatever the commands did, what they left is kept.
         for artifact in ready.artifacts {
             if let Err(error) = context.artifacts().declare(artifact) {
-                log.note(&error.to_string());
+                log.write_note(&error.to_string());
             }
         }
         let result = match &outcome {
             Ok(()) => "completed",
             Err(_) => "not completed",
         };
-        log.note(&format!("result: {result} after {}", shown(started.elapsed())));
+        log.write_note(&format!("result: {result} after {}", format_seconds(started.elapsed())));
         outcome
     }
 }
 
 impl Command {
-    async fn run(&self, ready: &Ready, context: &Context, started: Instant) -> Result<(), NotCompleted> {
+    async fn run(&self, ready: &PreparedCommands, context: &Context, started: Instant) -> Result<(), ExecuteError> {
         for (number, argv) in ready.commands.iter().enumerate() {
             let left = ready.run_time.saturating_sub(started.elapsed());
-            if let Some(order) = context.cancel() {
-                return Err(too_late(number, Cause::Canceled(order), ready));
+            if let Some(order) = context.cancellation() {
+                return Err(stopped_early(number, EndCause::Canceled(order), ready));
             }
             if left.is_zero() {
-                return Err(too_late(number, Cause::RunTime, ready));
+                return Err(stopped_early(number, EndCause::RunTime, ready));
             }
-            let spoken = self.one(number, argv, ready, left, context).await?;
-            judge(number, &spoken.ended, ready)?;
-            spoken.told.judge(&format!("command {number}"))?;
+            let spoken = self.run_one(number, argv, ready, left, context).await?;
+            execute_result(number, &spoken.end, ready)?;
+            spoken.report.check_reply(&format!("command {number}"))?;
         }
         Ok(())
     }
 
-    async fn one(
+    async fn run_one(
         &self,
         number: usize,
         argv: &[String],
-        ready: &Ready,
+        ready: &PreparedCommands,
         left: Duration,
         context: &Context,
-    ) -> Result<Spoken, NotCompleted> {
+    ) -> Result<PhaseResult, ExecuteError> {
         let log = context.log();
-        log.note(&format!("executing command {number}: {}", as_typed(argv)));
+        log.write_note(&format!("executing command {number}: {}", shell_quoted(argv)));
         let began = Instant::now();
-        let (channel, writer) = answers(context).map_err(|error| not_started(number, &error))?;
+        let (channel, writer) = reply_channel(context).map_err(|error| start_error(number, &error))?;
         let launch = Launch {
             argv,
             env: &ready.env,
             workdir: context.workdir(),
             input: Input::Null,
-            channel: writer,
-            within: context.enclosure(),
+            message_channel: writer,
+            scope: context.scope(),
         };
-        let running = Running::start(launch).await.map_err(|error| not_started(number, &error))?;
-        let bounds = Bounds { run_time: Some(left), grace: self.settings.grace };
+        let running = RunningProcess::start(launch).await.map_err(|error| start_error(number, &error))?;
+        let bounds = RunLimits { run_time: Some(left), termination_grace: self.config.termination_grace };
         let spoken = match channel {
-            Some(channel) => converse(running, &channel, b"", bounds, context).await,
-            None => running.finish(bounds, context).await.map(|ended| Spoken { ended, told: Told::default() }),
+            Some(channel) => run_with_messages(running, &channel, b"", bounds, context).await,
+            None => running
+                .finish(bounds, context)
+                .await
+                .map(|ended| PhaseResult { end: ended, report: ProgramReport::default() }),
         };
         let spoken = spoken
-            .map_err(|error| NotCompleted::Internal(format!("command {number}: its end was not seen: {error}")))?;
-        let ended = &spoken.ended;
-        for remark in &ended.remarks {
-            log.note(&format!("command {number}: {remark}"));
+            .map_err(|error| ExecuteError::Internal(format!("command {number}: its end was not seen: {error}")))?;
+        let ended = &spoken.end;
+        for remark in &ended.notes {
+            log.write_note(&format!("command {number}: {remark}"));
         }
-        log.note(&format!("command {number}: {}, after {}", ended.status, shown(began.elapsed())));
+        log.write_note(&format!("command {number}: {}, after {}", ended.status, format_seconds(began.elapsed())));
         Ok(spoken)
     }
 }
 
 /// What commands say of the answer to a request, on their descriptor 3; nothing where nobody waits for one.
-fn answers(context: &Context) -> io::Result<(Option<pipe::Receiver>, Option<OwnedFd>)> {
-    if context.replies().is_none() {
+fn reply_channel(context: &Context) -> io::Result<(Option<pipe::Receiver>, Option<OwnedFd>)> {
+    if context.results().is_none() {
         return Ok((None, None));
     }
     let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
@@ -312,49 +321,51 @@ fn answers(context: &Context) -> io::Result<(Option<pipe::Receiver>, Option<Owne
 }
 
 /// Decides what the end of a command means. Pure.
-fn judge(number: usize, ended: &Ended, ready: &Ready) -> Result<(), NotCompleted> {
-    if !ended.survivors.is_empty() || ended.status == Status::Stuck {
-        return Err(NotCompleted::Internal(format!(
+fn execute_result(number: usize, ended: &ProcessEnd, ready: &PreparedCommands) -> Result<(), ExecuteError> {
+    if !ended.survivors.is_empty() || ended.status == ProcessStatus::Stuck {
+        return Err(ExecuteError::Internal(format!(
             "command {number}: processes are left that could not be killed: {:?}",
             ended.survivors
         )));
     }
     match (ended.cause, ended.status) {
-        (cause @ (Cause::RunTime | Cause::Canceled(_)), _) => Err(too_late(number, cause, ready)),
-        (Cause::Exceeded(exceeded), _) => Err(NotCompleted::Failed(format!("command {number}: {exceeded}"))),
-        (Cause::Itself, _) if ended.over_its_disk() => {
-            Err(NotCompleted::Failed(format!("command {number}: {}", ended.said())))
+        (cause @ (EndCause::RunTime | EndCause::Canceled(_)), _) => Err(stopped_early(number, cause, ready)),
+        (EndCause::Exceeded(exceeded), _) => Err(ExecuteError::Failed(format!("command {number}: {exceeded}"))),
+        (EndCause::Exited, _) if ended.exceeded_disk_limit() => {
+            Err(ExecuteError::Failed(format!("command {number}: {}", ended.describe())))
         }
-        (Cause::Itself, Status::Code(0)) => Ok(()),
-        (Cause::Itself, Status::Code(code)) if ready.retry.contains(&code) => Err(NotCompleted::Intermittent(format!(
-            "command {number}: exit status {code}, which the task wants to be retried"
-        ))),
-        (Cause::Itself, _) => Err(NotCompleted::Failed(format!("command {number}: {}", ended.said()))),
+        (EndCause::Exited, ProcessStatus::Code(0)) => Ok(()),
+        (EndCause::Exited, ProcessStatus::Code(code)) if ready.retry_statuses.contains(&code) => {
+            Err(ExecuteError::Intermittent(format!(
+                "command {number}: exit status {code}, which the task wants to be retried"
+            )))
+        }
+        (EndCause::Exited, _) => Err(ExecuteError::Failed(format!("command {number}: {}", ended.describe()))),
     }
 }
 
 /// A command that was stopped, or was not even started.
-fn too_late(number: usize, cause: Cause, ready: &Ready) -> NotCompleted {
+fn stopped_early(number: usize, cause: EndCause, ready: &PreparedCommands) -> ExecuteError {
     let why = match cause {
-        Cause::Canceled(order) => ordered(order.cause).to_owned(),
-        Cause::Itself | Cause::Exceeded(_) | Cause::RunTime => {
+        EndCause::Canceled(order) => cancel_message(order.cause).to_owned(),
+        EndCause::Exited | EndCause::Exceeded(_) | EndCause::RunTime => {
             format!("stopped after maxRunTime, {} s", ready.run_time.as_secs())
         }
     };
-    NotCompleted::Failed(format!("command {number}: {why}"))
+    ExecuteError::Failed(format!("command {number}: {why}"))
 }
 
-pub(super) const fn ordered(cause: CancelCause) -> &'static str {
+pub(super) const fn cancel_message(cause: CancelCause) -> &'static str {
     match cause {
         CancelCause::ClaimLost => "stopped: the task is canceled or no longer this worker's",
         CancelCause::Shutdown => "stopped: the worker has to go",
-        CancelCause::HandedBack => "stopped: handed back by those who run the worker",
+        CancelCause::Released => "stopped: handed back by those who run the worker",
         CancelCause::Canceled => "stopped: canceled by those who run the worker",
     }
 }
 
 /// What cannot be executed is the task's own fault; what the host cannot give is not.
-fn not_started(number: usize, error: &io::Error) -> NotCompleted {
+fn start_error(number: usize, error: &io::Error) -> ExecuteError {
     let sentence = format!("command {number} could not be started: {error}");
     let of_task = [
         Errno::NOENT,
@@ -368,27 +379,31 @@ fn not_started(number: usize, error: &io::Error) -> NotCompleted {
         Errno::ISDIR,
     ];
     match error.raw_os_error() {
-        Some(_) if fault::is_of_host(error) => NotCompleted::Host(sentence),
-        Some(code) if of_task.iter().all(|errno| errno.raw_os_error() != code) => NotCompleted::Internal(sentence),
-        Some(_) => NotCompleted::Failed(sentence),
+        Some(_) if host_errors::is_host_error(error) => ExecuteError::Host(sentence),
+        Some(code) if of_task.iter().all(|errno| errno.raw_os_error() != code) => ExecuteError::Internal(sentence),
+        Some(_) => ExecuteError::Failed(sentence),
         None if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {
-            NotCompleted::Failed(sentence)
+            ExecuteError::Failed(sentence)
         }
         // What is to be around it cannot be had.
-        None => NotCompleted::Host(sentence),
+        None => ExecuteError::Host(sentence),
     }
 }
 
-fn artifacts(wanted: Vec<Wanted>, context: &Context, wrong: &mut Vec<String>) -> Vec<Declaration> {
+fn validate_artifacts(
+    wanted: Vec<PayloadArtifact>,
+    context: &Context,
+    wrong: &mut Vec<String>,
+) -> Vec<ArtifactDeclaration> {
     // Declared for good only when the commands have run; this finds names that come twice, and counts.
     let trial = Artifacts::new();
     let mut declarations = Vec::new();
     for (number, wanted) in wanted.into_iter().enumerate() {
-        let declaration = declaration(wanted);
+        let declaration = to_declaration(wanted);
         if let Err(error) = trial.declare(declaration.clone()) {
             wrong.push(format!("payload/artifacts/{number}: {error}"));
         } else if let Some(expires) = &declaration.expires
-            && let Some(why) = artifact::never_fits(expires, &context.task().definition)
+            && let Some(why) = artifact::expiry_conflict(expires, &context.task().definition)
         {
             wrong.push(format!("payload/artifacts/{number}/expires: {why}"));
         }
@@ -397,19 +412,19 @@ fn artifacts(wanted: Vec<Wanted>, context: &Context, wrong: &mut Vec<String>) ->
     declarations
 }
 
-fn declaration(wanted: Wanted) -> Declaration {
+fn to_declaration(wanted: PayloadArtifact) -> ArtifactDeclaration {
     let path = PathBuf::from(&wanted.path);
     let what = match wanted.kind {
-        Kind::File => What::File { path, content_type: wanted.content_type },
-        Kind::Directory => What::Directory { path },
+        PayloadArtifactType::File => ArtifactKind::File { path, content_type: wanted.content_type },
+        PayloadArtifactType::Directory => ArtifactKind::Directory { path },
     };
     let name = wanted.name.unwrap_or(wanted.path);
-    let need = if wanted.optional { Need::Optional } else { Need::Required };
-    Declaration { name, what, expires: wanted.expires, need }
+    let need = if wanted.optional { Optionality::Optional } else { Optionality::Required };
+    ArtifactDeclaration { name, kind: what, expires: wanted.expires, optionality: need }
 }
 
 /// An argument vector as somebody would type it into a shell.
-fn as_typed(argv: &[String]) -> String {
+fn shell_quoted(argv: &[String]) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_=/.,:+@%".contains(&byte);
     let quoted = argv.iter().map(|argument| {
         if !argument.is_empty() && argument.bytes().all(plain) {
@@ -428,14 +443,14 @@ mod tests {
     #[test]
     fn a_command_is_shown_so_that_it_can_be_typed_again() {
         let argv = ["sh", "-c", "echo 'a b' > c", ""].map(str::to_owned);
-        assert_eq!(as_typed(&argv), r"sh -c 'echo '\''a b'\'' > c' ''");
+        assert_eq!(shell_quoted(&argv), r"sh -c 'echo '\''a b'\'' > c' ''");
     }
 
     #[test]
     fn a_whole_number_is_one_however_it_is_written() {
         let read = |number: &str| {
             let text = format!(r#"{{"command":[["true"]],"maxRunTime":{number}}}"#);
-            serde_json::from_str::<Payload>(&text).map(|payload| payload.max_run_time)
+            serde_json::from_str::<CommandPayload>(&text).map(|payload| payload.max_run_time)
         };
         assert_eq!(read("60").unwrap(), Some(60));
         assert_eq!(read("1000.0").unwrap(), Some(1000));
@@ -449,12 +464,12 @@ mod tests {
     #[test]
     fn what_the_host_cannot_give_is_not_the_tasks_fault() {
         let error = |errno: Errno| io::Error::from_raw_os_error(errno.raw_os_error());
-        assert!(matches!(not_started(0, &error(Errno::AGAIN)), NotCompleted::Host(_)));
-        assert!(matches!(not_started(0, &error(Errno::MFILE)), NotCompleted::Host(_)));
-        assert!(matches!(not_started(0, &error(Errno::PERM)), NotCompleted::Internal(_)));
-        assert!(matches!(not_started(0, &error(Errno::NOEXEC)), NotCompleted::Failed(_)));
-        assert!(matches!(not_started(0, &io::Error::other("no control group")), NotCompleted::Host(_)));
+        assert!(matches!(start_error(0, &error(Errno::AGAIN)), ExecuteError::Host(_)));
+        assert!(matches!(start_error(0, &error(Errno::MFILE)), ExecuteError::Host(_)));
+        assert!(matches!(start_error(0, &error(Errno::PERM)), ExecuteError::Internal(_)));
+        assert!(matches!(start_error(0, &error(Errno::NOEXEC)), ExecuteError::Failed(_)));
+        assert!(matches!(start_error(0, &io::Error::other("no control group")), ExecuteError::Host(_)));
         let not_there = io::Error::new(io::ErrorKind::NotFound, "x: there is no such file");
-        assert!(matches!(not_started(0, &not_there), NotCompleted::Failed(_)));
+        assert!(matches!(start_error(0, &not_there), ExecuteError::Failed(_)));
     }
 }

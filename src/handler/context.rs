@@ -10,19 +10,19 @@ use tokio::sync::watch;
 use crate::domain::id::Run;
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
-use crate::host::containment::Enclosure;
-use crate::host::folder;
+use crate::host::containment::ProcessScope;
 use crate::host::spare::Spares;
+use crate::host::work_dir;
 use crate::limits::PROGRESS_CHARS_MAX;
 
-use crate::source::{Refused, Replies, Reply, Unfit};
+use crate::source::{CallError, Reply, ReplyError, Results};
 
 use super::artifact::Artifacts;
 use super::log::TaskLog;
 
 /// The task as a handler sees it.
 #[derive(Debug, Clone)]
-pub struct Task {
+pub struct TaskInfo {
     /// Task and attempt.
     pub run: Run,
     /// The name of the source in the configuration.
@@ -41,43 +41,43 @@ pub enum CancelCause {
     /// The worker has to go. `worker-shutdown` will be reported.
     Shutdown,
     /// Those who run the worker hand this one task back. `worker-shutdown` will be reported.
-    HandedBack,
+    Released,
     /// Those who run the worker canceled this one task. `internal-error` will be reported.
     Canceled,
 }
 
 /// The order to end early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cancel {
+pub struct Cancellation {
     /// Why.
     pub cause: CancelCause,
     /// When what is left is killed, on the worker's clock.
     pub deadline: Instant,
     /// How long that is from when the order was given.
-    pub grace: std::time::Duration,
+    pub termination_grace: std::time::Duration,
 }
 
 /// What a handler is given with a payload. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Context {
-    inner: Arc<Inner>,
-    enclosure: Enclosure,
+    inner: Arc<ContextInner>,
+    scope: ProcessScope,
     spares: Option<Spares>,
-    replies: Option<Replies>,
-    unreadable: Option<Arc<str>>,
+    results: Option<Results>,
+    payload_error: Option<Arc<str>>,
 }
 
 #[derive(Debug)]
-struct Inner {
-    task: Task,
+struct ContextInner {
+    task: TaskInfo,
     workdir: PathBuf,
     /// How making it went; empty until somebody asked for it.
-    made: OnceLock<io::Result<()>>,
+    workdir_result: OnceLock<io::Result<()>>,
     log: TaskLog,
     artifacts: Artifacts,
     progress: Mutex<Option<String>>,
-    cancel: watch::Receiver<Option<Cancel>>,
-    lease_ends: watch::Receiver<Instant>,
+    cancel: watch::Receiver<Option<Cancellation>>,
+    expires_at: watch::Receiver<Instant>,
     clock: Clock,
 }
 
@@ -86,30 +86,30 @@ impl Context {
     /// handler.
     #[must_use]
     pub fn new(
-        task: Task,
+        task: TaskInfo,
         workdir: PathBuf,
         log: TaskLog,
         artifacts: Artifacts,
-        cancel: watch::Receiver<Option<Cancel>>,
+        cancel: watch::Receiver<Option<Cancellation>>,
         lease_ends: watch::Receiver<Instant>,
         clock: Clock,
     ) -> Self {
         Self {
-            inner: Arc::new(Inner {
+            inner: Arc::new(ContextInner {
                 task,
                 workdir,
-                made: OnceLock::new(),
+                workdir_result: OnceLock::new(),
                 log,
                 artifacts,
                 progress: Mutex::default(),
                 cancel,
-                lease_ends,
+                expires_at: lease_ends,
                 clock,
             }),
-            enclosure: Enclosure::bare(),
+            scope: ProcessScope::without_cookie(),
             spares: None,
-            replies: None,
-            unreadable: None,
+            results: None,
+            payload_error: None,
         }
     }
 
@@ -125,17 +125,17 @@ impl Context {
     /// # Errors
     ///
     /// The last one of the file system. Whatever could be taken away is gone.
-    pub(crate) fn clear_away(self) -> io::Result<()> {
+    pub(crate) fn clean_up(self) -> io::Result<()> {
         if self.spares.as_ref().is_some_and(Spares::lost) {
             return Ok(());
         }
-        let folder = match (self.folder_made(), &self.spares) {
+        let folder = match (self.workdir_result(), &self.spares) {
             (None, _) => Ok(()),
             // Who still holds this may still write to the folder; so may processes that were not seen to end.
-            (Some(_), Some(spares)) if self.enclosure.emptied() && Arc::strong_count(&self.inner) == 1 => {
+            (Some(_), Some(spares)) if self.scope.is_seen_empty() && Arc::strong_count(&self.inner) == 1 => {
                 spares.keep_folder(&self.inner.workdir)
             }
-            (Some(_), _) => folder::remove(&self.inner.workdir),
+            (Some(_), _) => work_dir::remove_tree(&self.inner.workdir),
         };
         let log = if self.log().is_empty() { Ok(()) } else { self.log().leave() };
         folder.and(log)
@@ -143,30 +143,30 @@ impl Context {
 
     /// The same with an enclosure around the task's processes.
     #[must_use]
-    pub fn within(self, enclosure: Enclosure) -> Self {
-        Self { enclosure, ..self }
+    pub fn in_scope(self, enclosure: ProcessScope) -> Self {
+        Self { scope: enclosure, ..self }
     }
 
     /// The same for a request, whose author waits for answers.
     #[must_use]
-    pub fn answering(self, replies: Option<Replies>) -> Self {
-        Self { replies, ..self }
+    pub fn with_results(self, replies: Option<Results>) -> Self {
+        Self { results: replies, ..self }
     }
 
     /// The same for a task whose payload cannot be read, with why.
-    pub(crate) fn unreadable(self, why: Option<String>) -> Self {
-        Self { unreadable: why.map(Into::into), ..self }
+    pub(crate) fn with_payload_error(self, why: Option<String>) -> Self {
+        Self { payload_error: why.map(Into::into), ..self }
     }
 
     /// Why the payload cannot be read, where it cannot.
-    pub(crate) fn why_unreadable(&self) -> Option<&str> {
-        self.unreadable.as_deref()
+    pub(crate) fn payload_error(&self) -> Option<&str> {
+        self.payload_error.as_deref()
     }
 
     /// Where answers go; `None` where nobody waits for any.
     #[must_use]
-    pub const fn replies(&self) -> Option<&Replies> {
-        self.replies.as_ref()
+    pub const fn results(&self) -> Option<&Results> {
+        self.results.as_ref()
     }
 
     /// Sets the answer to a request, which is sent when the payload has ended well; one with another status than `ok` also
@@ -176,8 +176,8 @@ impl Context {
     /// # Errors
     ///
     /// Where it is too large to be sent; what was set before stays.
-    pub fn answer(&self, reply: Reply) -> Result<(), Unfit> {
-        self.replies.as_ref().map_or(Ok(()), |replies| replies.set(reply))
+    pub fn set_reply(&self, reply: Reply) -> Result<(), ReplyError> {
+        self.results.as_ref().map_or(Ok(()), |replies| replies.set_final(reply))
     }
 
     /// Sends a partial answer to a request at once, and returns when it is on its way for sure. Does nothing for a task that is
@@ -187,16 +187,16 @@ impl Context {
     ///
     /// [`Gone`](crate::domain::refusal::Refusal::Gone) where nobody waits for it any more: whoever answers a stream may stop
     /// then. Others may be tried again.
-    pub async fn answer_partly(&self, reply: Reply) -> Result<(), Refused> {
-        match &self.replies {
-            Some(replies) => replies.send(reply).await,
+    pub async fn send_partial_reply(&self, reply: Reply) -> Result<(), CallError> {
+        match &self.results {
+            Some(replies) => replies.send_partial(reply).await,
             None => Ok(()),
         }
     }
 
     /// The task.
     #[must_use]
-    pub fn task(&self) -> &Task {
+    pub fn task(&self) -> &TaskInfo {
         &self.inner.task
     }
 
@@ -206,22 +206,22 @@ impl Context {
     /// task is handed back, whatever its handler says.
     #[must_use]
     pub fn workdir(&self) -> &Path {
-        self.inner.made.get_or_init(|| match &self.spares {
+        self.inner.workdir_result.get_or_init(|| match &self.spares {
             Some(spares) => spares.folder(&self.inner.workdir),
-            None => folder::make(&self.inner.workdir),
+            None => work_dir::create_task_dir(&self.inner.workdir),
         });
         &self.inner.workdir
     }
 
     /// What is around the processes of the task. Unless somebody said otherwise, nothing but their process groups.
     #[must_use]
-    pub const fn enclosure(&self) -> &Enclosure {
-        &self.enclosure
+    pub const fn scope(&self) -> &ProcessScope {
+        &self.scope
     }
 
     /// How making the folder went; `None` where nobody asked for it.
-    pub(crate) fn folder_made(&self) -> Option<&io::Result<()>> {
-        self.inner.made.get()
+    pub(crate) fn workdir_result(&self) -> Option<&io::Result<()>> {
+        self.inner.workdir_result.get()
     }
 
     /// The task's log.
@@ -250,13 +250,13 @@ impl Context {
 
     /// When the claim runs out if it is not extended, on the worker's clock.
     #[must_use]
-    pub fn lease_ends(&self) -> Instant {
-        *self.inner.lease_ends.borrow()
+    pub fn expires_at(&self) -> Instant {
+        *self.inner.expires_at.borrow()
     }
 
     /// How long it is until `then`; zero where that has passed.
     #[must_use]
-    pub fn left(&self, then: Instant) -> std::time::Duration {
+    pub fn time_until(&self, then: Instant) -> std::time::Duration {
         then.since(self.inner.clock.now())
     }
 
@@ -265,15 +265,15 @@ impl Context {
         self.inner.clock.now()
     }
 
-    /// As [`Context::lease_ends`], to wait for its changes.
+    /// As [`Context::expires_at`], to wait for its changes.
     #[must_use]
-    pub fn lease(&self) -> watch::Receiver<Instant> {
-        self.inner.lease_ends.clone()
+    pub fn watch_expires_at(&self) -> watch::Receiver<Instant> {
+        self.inner.expires_at.clone()
     }
 
     /// The order to end early, if it was given.
     #[must_use]
-    pub fn cancel(&self) -> Option<Cancel> {
+    pub fn cancellation(&self) -> Option<Cancellation> {
         *self.inner.cancel.borrow()
     }
 
@@ -311,7 +311,7 @@ impl Context {
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub async fn canceled(&self) -> Cancel {
+    pub async fn canceled(&self) -> Cancellation {
         let mut cancel = self.inner.cancel.clone();
         loop {
             if let Some(order) = *cancel.borrow_and_update() {

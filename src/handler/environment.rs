@@ -3,32 +3,32 @@
 
 use std::collections::BTreeMap;
 
-use crate::host::program::PATH_DEFAULT;
+use crate::host::program_path::PATH_DEFAULT;
 use crate::limits::ARGUMENT_BYTES_MAX;
 
 use super::Context;
 
 /// The variables that are passed on unless the operator names others.
-pub const PASSED_ON: [&str; 3] = ["PATH", "LANG", "TZ"];
+pub const ENV_ALLOW_DEFAULT: [&str; 3] = ["PATH", "LANG", "TZ"];
 
 /// Names and values.
 pub type Variables = BTreeMap<String, String>;
 
 /// Picks the named variables out of the worker's own.
-pub fn pick(names: &[String], worker: impl IntoIterator<Item = (String, String)>) -> Variables {
+pub fn select(names: &[String], worker: impl IntoIterator<Item = (String, String)>) -> Variables {
     worker.into_iter().filter(|(name, _)| names.iter().any(|kept| kept == name)).collect()
 }
 
 /// What a process of this task gets, each line over the one before: a `PATH`; the task's folder as `HOME`; what the operator
 /// passes on; and what no payload can say otherwise: `TASK_ID`, `RUN_ID` and `TASK_WORKDIR`, and what the source adds.
 #[must_use]
-pub fn of_task(passed_on: &Variables, context: &Context) -> Variables {
-    with_payloads(passed_on, Variables::new(), context)
+pub fn for_task(passed_on: &Variables, context: &Context) -> Variables {
+    for_payload(passed_on, Variables::new(), context)
 }
 
-/// As [`of_task`], with what the payload sets over what the operator passes on.
+/// As [`for_task`], with what the payload sets over what the operator passes on.
 #[must_use]
-pub fn with_payloads(passed_on: &Variables, payload: Variables, context: &Context) -> Variables {
+pub fn for_payload(passed_on: &Variables, payload: Variables, context: &Context) -> Variables {
     let workdir = context.workdir().to_string_lossy().into_owned();
     let task = context.task();
     let mut variables = Variables::new();
@@ -52,7 +52,7 @@ pub fn with_payloads(passed_on: &Variables, payload: Variables, context: &Contex
 
 /// Why a variable cannot be set, if it cannot.
 #[must_use]
-pub fn unusable(name: &str, value: &str) -> Option<&'static str> {
+pub fn variable_error(name: &str, value: &str) -> Option<&'static str> {
     if name.is_empty() || name.contains('=') {
         Some("a name must not be empty or hold '='")
     } else if name.contains('\0') || value.contains('\0') {

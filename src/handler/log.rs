@@ -7,10 +7,10 @@
 //! is counted, and a line says so.
 //!
 //! Secrets are replaced on the way, see [`redact`]. What may be the beginning of one is held back until more comes, until
-//! nothing has come for [`REDACT_IDLE`], or until the log is finished.
+//! nothing has come for [`REDACT_HOLD_MAX`], or until the log is finished.
 //!
 //! This file neither reads the log again nor uploads it. To follow a log, read the file at
-//! [`TaskLog::path`] as [`TaskLog::grown`] tells; between the end of the head and the end of the task it does not grow.
+//! [`TaskLog::path`] as [`TaskLog::wait_for_growth`] tells; between the end of the head and the end of the task it does not grow.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -24,13 +24,13 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::host::folder;
 use crate::host::spare::Spares;
+use crate::host::work_dir;
 use crate::limits::{
-    LOG_HEAD_BYTES, LOG_NOTE_BYTES_MAX, LOG_NOTES_WAITING_BYTES_MAX, LOG_TAIL_BYTES, REDACT_IDLE,
+    LOG_HEAD_BYTES, LOG_NOTE_BYTES_MAX, LOG_NOTES_PENDING_BYTES_MAX, LOG_TAIL_BYTES, REDACT_HOLD_MAX,
     REDACT_SECRET_CHARS_MIN, REDACT_TASK_BYTES_MAX,
 };
-use crate::redact::{self, Filter, Needles, Shapes};
+use crate::redact::{self, Patterns, RedactFilter, SecretSet};
 
 /// The artifact that a task's log becomes.
 pub const BACKING_NAME: &str = "public/logs/live_backing.log";
@@ -66,19 +66,19 @@ pub struct FinishedLog {
 /// A task's log. Clones write to the same file; a single [`TaskLog::write`] is never torn apart by another.
 #[derive(Debug, Clone)]
 pub struct TaskLog {
-    shared: Arc<Shared>,
+    shared: Arc<LogShared>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct LogShared {
     path: PathBuf,
     limits: LogLimits,
     spares: Option<Spares>,
     state: Mutex<State>,
     /// Apart from the state, whose lock is held while a disk takes its time.
     written: AtomicBool,
-    stored: AtomicU64,
-    ended: AtomicBool,
+    bytes_stored: AtomicU64,
+    finished: AtomicBool,
     grown: Notify,
 }
 
@@ -90,24 +90,24 @@ struct State {
     /// All that ever went into the ring, overwritten bytes included.
     ring_bytes: u64,
     /// All that was ever offered.
-    offered: u64,
-    fault: Option<Fault>,
+    bytes_offered: u64,
+    fault: Option<WriteFault>,
     finished: Option<FinishedLog>,
-    filter: Filter,
+    filter: RedactFilter,
     /// What this log alone hides.
-    own: Option<Box<Needles>>,
+    task_secrets: Option<Box<SecretSet>>,
     /// Hands out what the filter holds back when nothing follows.
-    idle: Option<AbortOnDropHandle<()>>,
+    idle_flush: Option<AbortOnDropHandle<()>>,
     /// How often something was written.
-    writes: u64,
+    write_count: u64,
     /// Lines of the worker's that come after what is held back.
-    notes: Vec<u8>,
+    pending_notes: Vec<u8>,
 }
 
 #[derive(Debug)]
-struct Fault {
+struct WriteFault {
     error: io::Error,
-    lost: u64,
+    bytes_lost: u64,
 }
 
 impl TaskLog {
@@ -124,14 +124,14 @@ impl TaskLog {
 
     fn with(path: PathBuf, limits: LogLimits, spares: Option<Spares>) -> Self {
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(LogShared {
                 path,
                 limits,
                 spares,
                 state: Mutex::default(),
                 written: AtomicBool::new(false),
-                stored: AtomicU64::new(0),
-                ended: AtomicBool::new(false),
+                bytes_stored: AtomicU64::new(0),
+                finished: AtomicBool::new(false),
                 grown: Notify::new(),
             }),
         }
@@ -152,26 +152,26 @@ impl TaskLog {
             return;
         }
         self.shared.written.store(true, Ordering::Relaxed);
-        state.writes += 1;
+        state.write_count += 1;
         let mut told = Vec::with_capacity(bytes.len());
-        let State { filter, own, .. } = &mut *state;
+        let State { filter, task_secrets: own, .. } = &mut *state;
         redact::stream(filter, own.as_deref(), bytes, &mut told);
-        if state.filter.held() > 0 && state.idle.is_none() {
-            state.idle = self.watch();
+        if state.filter.held_back() > 0 && state.idle_flush.is_none() {
+            state.idle_flush = self.spawn_idle_flush();
         }
-        self.pass(&mut state, &told);
+        self.emit(&mut state, &told);
     }
 
     /// Stores what the filter lets go, and what waited for it: where nothing is held back any more, or else after a line.
-    fn pass(&self, state: &mut State, told: &[u8]) {
+    fn emit(&self, state: &mut State, told: &[u8]) {
         let end_of_line = || told.iter().rposition(|byte| *byte == b'\n').map(|at| at + 1);
-        let (before, after) = match state.filter.held() {
+        let (before, after) = match state.filter.held_back() {
             0 => (told, &[][..]),
             _ => told.split_at(end_of_line().unwrap_or_default()),
         };
         self.store(state, before);
-        if state.filter.held() == 0 || !before.is_empty() {
-            let notes = std::mem::take(&mut state.notes);
+        if state.filter.held_back() == 0 || !before.is_empty() {
+            let notes = std::mem::take(&mut state.pending_notes);
             self.store(state, &notes);
         }
         self.store(state, after);
@@ -182,22 +182,22 @@ impl TaskLog {
     /// # Errors
     ///
     /// Where it is too short to be told from ordinary text, or one secret too many.
-    pub fn hide(&self, secret: &str) -> Result<(), NotHidden> {
+    pub fn add_secret(&self, secret: &str) -> Result<(), AddSecretError> {
         if secret.trim().chars().count() < REDACT_SECRET_CHARS_MIN {
-            return Err(NotHidden::TooShort);
+            return Err(AddSecretError::TooShort);
         }
         let mut state = self.state();
-        let own = state.own.get_or_insert_with(|| Box::new(Needles::new(Shapes::Unknown)));
+        let own = state.task_secrets.get_or_insert_with(|| Box::new(SecretSet::new(Patterns::Excluded)));
         if own.bytes() + secret.len() > REDACT_TASK_BYTES_MAX {
-            return Err(NotHidden::TooMany);
+            return Err(AddSecretError::LimitReached);
         }
         own.add(secret);
         Ok(())
     }
 
     /// What this log hides besides what every log does.
-    pub(crate) fn hidden(&self) -> Option<Box<Needles>> {
-        self.state().own.clone()
+    pub(crate) fn task_secrets(&self) -> Option<Box<SecretSet>> {
+        self.state().task_secrets.clone()
     }
 
     fn store(&self, state: &mut State, bytes: &[u8]) {
@@ -205,10 +205,10 @@ impl TaskLog {
             return;
         }
         self.shared.written.store(true, Ordering::Relaxed);
-        state.offered += bytes.len() as u64;
+        state.bytes_offered += bytes.len() as u64;
         if let Some(fault) = &mut state.fault {
-            fault.lost += bytes.len() as u64;
-            self.shared.stored.store(state.offered, Ordering::Release);
+            fault.bytes_lost += bytes.len() as u64;
+            self.shared.bytes_stored.store(state.bytes_offered, Ordering::Release);
             return;
         }
         let before = state.stored();
@@ -216,21 +216,21 @@ impl TaskLog {
             let taken = state.stored() - before;
             let lost = bytes.len() as u64 - taken;
             tracing::warn!(path = %self.path().display(), %error, "a task's log can no longer be written; the task goes on");
-            state.fault = Some(Fault { error, lost });
+            state.fault = Some(WriteFault { error, bytes_lost: lost });
         }
         // After the bytes themselves, so that who follows the log finds them.
-        self.shared.stored.store(state.offered, Ordering::Release);
+        self.shared.bytes_stored.store(state.bytes_offered, Ordering::Release);
         self.shared.grown.notify_waiters();
     }
 
     /// Outside of a runtime there is no timer: what is held back stays so until more comes.
-    fn watch(&self) -> Option<AbortOnDropHandle<()>> {
+    fn spawn_idle_flush(&self) -> Option<AbortOnDropHandle<()>> {
         let idle = flush_when_idle(Arc::downgrade(&self.shared));
         Handle::try_current().ok().map(|runtime| AbortOnDropHandle::new(runtime.spawn(idle)))
     }
 
     /// Appends a line of the handler's: the text, then a line end.
-    pub fn line(&self, text: &str) {
+    pub fn write_line(&self, text: &str) {
         let mut line = Vec::with_capacity(text.len() + 1);
         line.extend_from_slice(text.as_bytes());
         line.push(b'\n');
@@ -240,7 +240,7 @@ impl TaskLog {
     /// Appends a line of the worker's, marked as such and with the time of day. Control characters are escaped, and
     /// what is longer than [`LOG_NOTE_BYTES_MAX`] is cut, so that no text can pass for another line. It comes after what the
     /// filter holds back of the payload's own, or where that takes long, after a line of it.
-    pub fn note(&self, text: &str) {
+    pub fn write_note(&self, text: &str) {
         let now = jiff::Timestamp::now();
         let line = format!("[journeyman {now:.3}] {}\n", printable(text));
         let mut state = self.state();
@@ -248,12 +248,12 @@ impl TaskLog {
             return;
         }
         // By itself, so that neither what a payload has begun hides it nor it what a payload has begun.
-        let line = redact::bytes(line.as_bytes(), state.own.as_deref());
+        let line = redact::bytes(line.as_bytes(), state.task_secrets.as_deref());
         self.shared.written.store(true, Ordering::Relaxed);
-        let waits = state.filter.held() > 0 && state.notes.len() < LOG_NOTES_WAITING_BYTES_MAX;
-        state.notes.extend_from_slice(&line);
+        let waits = state.filter.held_back() > 0 && state.pending_notes.len() < LOG_NOTES_PENDING_BYTES_MAX;
+        state.pending_notes.extend_from_slice(&line);
         if !waits {
-            let notes = std::mem::take(&mut state.notes);
+            let notes = std::mem::take(&mut state.pending_notes);
             self.store(&mut state, &notes);
         }
     }
@@ -262,7 +262,7 @@ impl TaskLog {
     /// holds up.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.shared.stored.load(Ordering::Acquire)
+        self.shared.bytes_stored.load(Ordering::Acquire)
     }
 
     /// Whether nothing was written yet. Does not wait for a write that a slow disk holds up.
@@ -273,8 +273,8 @@ impl TaskLog {
 
     /// Whether it is finished. Does not wait, as [`TaskLog::bytes`].
     #[must_use]
-    pub fn ended(&self) -> bool {
-        self.shared.ended.load(Ordering::Acquire)
+    pub fn is_finished(&self) -> bool {
+        self.shared.finished.load(Ordering::Acquire)
     }
 
     /// Resolves when the log has more than `bytes`, or the log is finished: for those who follow it.
@@ -282,11 +282,11 @@ impl TaskLog {
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub async fn grown(&self, bytes: u64) {
+    pub async fn wait_for_growth(&self, bytes: u64) {
         let mut next = std::pin::pin!(self.shared.grown.notified());
         loop {
             next.as_mut().enable();
-            if self.bytes() > bytes || self.ended() {
+            if self.bytes() > bytes || self.is_finished() {
                 return;
             }
             next.as_mut().await;
@@ -296,11 +296,11 @@ impl TaskLog {
 
     /// How many of these will be missing in the finished log, if nothing more comes.
     #[must_use]
-    pub fn dropped(&self) -> u64 {
+    pub fn bytes_dropped(&self) -> u64 {
         let state = self.state();
-        let (limits, held) = (self.shared.limits, (state.filter.held() + state.notes.len()) as u64);
+        let (limits, held) = (self.shared.limits, (state.filter.held_back() + state.pending_notes.len()) as u64);
         match &state.fault {
-            Some(fault) => state.overwritten(limits) + fault.lost + held,
+            Some(fault) => state.overwritten(limits) + fault.bytes_lost + held,
             None => {
                 let room = limits.head_bytes.saturating_sub(state.head_bytes);
                 (state.ring_bytes + held.saturating_sub(room)).saturating_sub(limits.tail_bytes)
@@ -311,7 +311,7 @@ impl TaskLog {
     /// Ends the log and hands it over, or `None` where nothing was ever written. May be repeated.
     ///
     /// Blocks while the tail (16 MiB by default) is copied behind the head; call it off the async threads where
-    /// [`TaskLog::dropped`] or a large [`TaskLog::bytes`] says that there is a tail.
+    /// [`TaskLog::bytes_dropped`] or a large [`TaskLog::bytes`] says that there is a tail.
     ///
     /// # Errors
     ///
@@ -319,19 +319,19 @@ impl TaskLog {
     pub fn finish(&self) -> io::Result<Option<FinishedLog>> {
         let mut state = self.state();
         if state.finished.is_none() {
-            state.idle = None;
+            state.idle_flush = None;
             let mut told = Vec::new();
-            let State { filter, own, .. } = &mut *state;
+            let State { filter, task_secrets: own, .. } = &mut *state;
             redact::end_stream(filter, own.as_deref(), &mut told);
-            self.pass(&mut state, &told);
+            self.emit(&mut state, &told);
         }
-        if state.offered == 0 {
+        if state.bytes_offered == 0 {
             return Ok(None);
         }
         if state.finished.is_none() {
             state.finished = Some(state.assemble(&self.shared)?);
             state.ring = None;
-            self.shared.ended.store(true, Ordering::Release);
+            self.shared.finished.store(true, Ordering::Release);
         }
         self.shared.grown.notify_waiters();
         Ok(state.finished.clone())
@@ -375,7 +375,7 @@ impl TaskLog {
 
 /// Why a text is not hidden.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum NotHidden {
+pub enum AddSecretError {
     /// It could not be told from ordinary text.
     #[error("it is not hidden: it has fewer than {REDACT_SECRET_CHARS_MIN} characters")]
     TooShort,
@@ -383,25 +383,25 @@ pub enum NotHidden {
     #[error(
         "it is not hidden: the task's secrets take more than {REDACT_TASK_BYTES_MAX} bytes with all their encodings"
     )]
-    TooMany,
+    LimitReached,
 }
 
 /// Runs while something is held back.
-async fn flush_when_idle(log: Weak<Shared>) {
-    let writes = || log.upgrade().map(|shared| TaskLog { shared }.state().writes);
+async fn flush_when_idle(log: Weak<LogShared>) {
+    let writes = || log.upgrade().map(|shared| TaskLog { shared }.state().write_count);
     while let Some(before) = writes() {
-        tokio::time::sleep(REDACT_IDLE).await;
+        tokio::time::sleep(REDACT_HOLD_MAX).await;
         let Some(shared) = log.upgrade() else { return };
         let log = TaskLog { shared };
         let mut state = log.state();
-        if state.writes != before && state.filter.held() > 0 {
+        if state.write_count != before && state.filter.held_back() > 0 {
             continue;
         }
         let mut told = Vec::new();
         state.filter.flush(&mut told);
         // The next one that holds something back starts another.
-        state.idle = None;
-        return log.pass(&mut state, &told);
+        state.idle_flush = None;
+        return log.emit(&mut state, &told);
     }
 }
 
@@ -414,71 +414,73 @@ impl State {
         self.ring_bytes.saturating_sub(limits.tail_bytes)
     }
 
-    fn append(&mut self, bytes: &[u8], shared: &Shared) -> io::Result<()> {
+    fn append(&mut self, bytes: &[u8], shared: &LogShared) -> io::Result<()> {
         let room = shared.limits.head_bytes.saturating_sub(self.head_bytes);
-        let (to_head, to_ring) = bytes.split_at(bytes.len().min(as_len(room)));
+        let (to_head, to_ring) = bytes.split_at(bytes.len().min(to_usize(room)));
         if !to_head.is_empty() {
             let head = match &self.head {
                 Some(head) => Arc::clone(head),
-                None => Arc::clone(self.head.insert(Arc::new(shared.file()?))),
+                None => Arc::clone(self.head.insert(Arc::new(shared.create_file()?))),
             };
-            put(&head, self.head_bytes, to_head, &mut self.head_bytes)?;
+            write_counted(&head, self.head_bytes, to_head, &mut self.head_bytes)?;
         }
         self.append_ring(to_ring, shared)
     }
 
-    fn append_ring(&mut self, mut bytes: &[u8], shared: &Shared) -> io::Result<()> {
+    fn append_ring(&mut self, mut bytes: &[u8], shared: &LogShared) -> io::Result<()> {
         let size = shared.limits.tail_bytes;
         if size == 0 {
             self.ring_bytes += bytes.len() as u64;
             return Ok(());
         }
         // Of a single huge write only the last lap can stay.
-        let skipped = bytes.len().saturating_sub(as_len(size));
+        let skipped = bytes.len().saturating_sub(to_usize(size));
         self.ring_bytes += skipped as u64;
         bytes = bytes.get(skipped..).unwrap_or_default();
         while !bytes.is_empty() {
             let ring = match &self.ring {
                 Some(ring) => ring,
-                None => self.ring.insert(nameless(&shared.path)?),
+                None => self.ring.insert(create_unlinked(&shared.path)?),
             };
             let place = self.ring_bytes % size;
-            let (lap, rest) = bytes.split_at(bytes.len().min(as_len(size - place)));
-            put(ring, place, lap, &mut self.ring_bytes)?;
+            let (lap, rest) = bytes.split_at(bytes.len().min(to_usize(size - place)));
+            write_counted(ring, place, lap, &mut self.ring_bytes)?;
             bytes = rest;
         }
         Ok(())
     }
 
-    fn assemble(&mut self, shared: &Shared) -> io::Result<FinishedLog> {
+    fn assemble(&mut self, shared: &LogShared) -> io::Result<FinishedLog> {
         let head = match self.head.take() {
             Some(head) => head,
-            None => match shared.file() {
+            None => match shared.create_file() {
                 Ok(file) => Arc::new(file),
                 Err(error) => {
-                    let lost = self.offered;
-                    self.fault.get_or_insert(Fault { error, lost });
-                    Arc::new(in_memory()?)
+                    let lost = self.bytes_offered;
+                    self.fault.get_or_insert(WriteFault { error, bytes_lost: lost });
+                    Arc::new(memory_file()?)
                 }
             },
         };
         if let Err(error) = self.append_tail(&head, shared.limits) {
             let lost = self.ring_bytes.min(shared.limits.tail_bytes);
-            self.fault.get_or_insert(Fault { error, lost: 0 }).lost += lost;
+            self.fault.get_or_insert(WriteFault { error, bytes_lost: 0 }).bytes_lost += lost;
         }
         let Some(fault) = &self.fault else {
             return Ok(FinishedLog { file: head, bytes: self.head_bytes });
         };
-        let marker =
-            format!("\n[journeyman] the log ends here: {} bytes could not be stored: {}\n", fault.lost, fault.error);
-        mark(head, self.head_bytes, marker.as_bytes())
+        let marker = format!(
+            "\n[journeyman] the log ends here: {} bytes could not be stored: {}\n",
+            fault.bytes_lost, fault.error
+        );
+        append_marker(head, self.head_bytes, marker.as_bytes())
     }
 
     fn append_tail(&mut self, head: &File, limits: LogLimits) -> io::Result<()> {
         let overwritten = self.overwritten(limits);
         if overwritten > 0 {
             let marker = format!("\n[journeyman] {overwritten} bytes of the log are left out here\n");
-            put(head, self.head_bytes, marker.as_bytes(), &mut self.head_bytes)?;
+            write_counted(head, self.head_bytes, marker.as_bytes(), &mut self.head_bytes)?;
         }
         let Some(ring) = &self.ring else {
             return Ok(());
@@ -488,10 +490,10 @@ impl State {
         while at < self.ring_bytes {
             let place = at % limits.tail_bytes;
             let lap = (self.ring_bytes - at).min(limits.tail_bytes - place);
-            let part = buffer.len().min(as_len(lap));
+            let part = buffer.len().min(to_usize(lap));
             let part = buffer.get_mut(..part).unwrap_or_default();
             ring.read_exact_at(part, place)?;
-            put(head, self.head_bytes, part, &mut self.head_bytes)?;
+            write_counted(head, self.head_bytes, part, &mut self.head_bytes)?;
             at += part.len() as u64;
         }
         Ok(())
@@ -499,26 +501,26 @@ impl State {
 }
 
 /// Puts the marker behind the log; on a full disk over its last bytes; and if there is no place at all, into memory.
-fn mark(file: Arc<File>, bytes: u64, marker: &[u8]) -> io::Result<FinishedLog> {
+fn append_marker(file: Arc<File>, bytes: u64, marker: &[u8]) -> io::Result<FinishedLog> {
     let (mut end, length) = (bytes, marker.len() as u64);
-    if put(&file, bytes, marker, &mut end).is_ok() {
+    if write_counted(&file, bytes, marker, &mut end).is_ok() {
         return Ok(FinishedLog { file, bytes: end });
     }
     if bytes >= length && file.write_all_at(marker, bytes - length).is_ok() {
         return Ok(FinishedLog { file, bytes });
     }
-    let mut content = vec![0; as_len(bytes.min(LOG_NOTE_BYTES_MAX as u64))];
+    let mut content = vec![0; to_usize(bytes.min(LOG_NOTE_BYTES_MAX as u64))];
     if file.read_exact_at(&mut content, 0).is_err() {
         content.clear();
     }
     content.extend_from_slice(marker);
-    let memory = in_memory()?;
+    let memory = memory_file()?;
     memory.write_all_at(&content, 0)?;
     Ok(FinishedLog { file: Arc::new(memory), bytes: content.len() as u64 })
 }
 
 /// Writes all of `bytes` at `at`, and counts in `count` what was taken even where the rest was not.
-fn put(file: &File, at: u64, bytes: &[u8], count: &mut u64) -> io::Result<()> {
+fn write_counted(file: &File, at: u64, bytes: &[u8], count: &mut u64) -> io::Result<()> {
     let mut done = 0;
     while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
         match file.write_at(rest, at + done as u64) {
@@ -534,23 +536,23 @@ fn put(file: &File, at: u64, bytes: &[u8], count: &mut u64) -> io::Result<()> {
     Ok(())
 }
 
-impl Shared {
-    fn file(&self) -> io::Result<File> {
+impl LogShared {
+    fn create_file(&self) -> io::Result<File> {
         if self.spares.as_ref().is_some_and(Spares::lost) {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the work folder is no longer this worker's"));
         }
-        self.spares.as_ref().and_then(|spares| spares.log(&self.path)).map_or_else(|| create(&self.path), Ok)
+        self.spares.as_ref().and_then(|spares| spares.log(&self.path)).map_or_else(|| create_log_file(&self.path), Ok)
     }
 }
 
-fn create(path: &Path) -> io::Result<File> {
+fn create_log_file(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(true);
     options.mode(0o600);
     options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
     match options.open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            path.parent().map_or(Ok(()), folder::make_one)?;
+            path.parent().map_or(Ok(()), work_dir::create_dir_if_missing)?;
             options.open(path)
         }
         opened => opened,
@@ -558,20 +560,20 @@ fn create(path: &Path) -> io::Result<File> {
 }
 
 /// A file beside the log that has no name, so that nothing of it is left behind whatever happens.
-fn nameless(log: &Path) -> io::Result<File> {
+fn create_unlinked(log: &Path) -> io::Result<File> {
     let mut path = log.as_os_str().to_owned();
     path.push(".tail");
     let path = PathBuf::from(path);
-    let file = create(&path)?;
+    let file = create_log_file(&path)?;
     std::fs::remove_file(&path)?;
     Ok(file)
 }
 
-fn in_memory() -> io::Result<File> {
+fn memory_file() -> io::Result<File> {
     Ok(File::from(rustix::fs::memfd_create("task-log", MemfdFlags::CLOEXEC)?))
 }
 
-fn as_len(bytes: u64) -> usize {
+fn to_usize(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
@@ -593,7 +595,7 @@ pub(crate) fn printable(text: &str) -> String {
 }
 
 /// Shortens a text to at most `bytes_max` bytes, and never within a character.
-pub(crate) fn cut(text: &mut String, bytes_max: usize) {
+pub(crate) fn truncate_at_char(text: &mut String, bytes_max: usize) {
     let mut end = bytes_max.min(text.len());
     while !text.is_char_boundary(end) {
         end -= 1;

@@ -5,22 +5,22 @@
 //! whether the payload can work, and how it ended.
 
 pub mod artifact;
-pub mod beneath;
-pub mod beside;
-pub mod check;
-pub mod collect;
+pub mod artifact_collector;
 pub mod command;
 pub mod context;
+pub mod contract_test;
 pub mod environment;
-mod exit;
-pub mod fault;
+mod exit_watcher;
+pub mod host_errors;
 pub mod http;
 pub mod log;
-pub mod message;
+pub mod payload_schema;
 pub mod process;
 pub mod program;
+pub mod program_messages;
 pub mod request;
-pub mod schema;
+pub mod safe_open;
+pub mod sidecar;
 
 use std::future::Future;
 use std::pin::Pin;
@@ -29,15 +29,15 @@ use std::sync::Arc;
 use serde::Deserialize as _;
 use serde::de::DeserializeOwned;
 
-use schema::Checked;
+use payload_schema::PayloadSchema;
 
-pub use beside::Beside;
-pub use context::{Cancel, CancelCause, Context, Task};
+pub use context::{CancelCause, Cancellation, Context, TaskInfo};
 pub use request::Request;
+pub use sidecar::SidecarContext;
 
 /// Why a payload is not started. Each sentence goes into the task's log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NotPrepared {
+pub enum PrepareError {
     /// The payload can never work; the sentences say what is wrong and where. Reported as `malformed-payload`.
     Malformed(Vec<String>),
     /// Something it declares cannot be had at present. Reported as `resource-unavailable`.
@@ -48,12 +48,12 @@ pub enum NotPrepared {
     /// which the queue retries, and the worker claims nothing until its host was found fit.
     Host(String),
     /// What runs it is not there at present. The task is handed back, as `worker-shutdown`, which the queue retries.
-    Away(String),
+    ServiceDown(String),
 }
 
 /// Why a payload that was started did not succeed. The sentence goes into the task's log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NotCompleted {
+pub enum ExecuteError {
     /// The task's own code failed. Reported as `failed`.
     Failed(String),
     /// It failed in a way that the task declared worth another run. Reported as `intermittent-task`.
@@ -62,10 +62,10 @@ pub enum NotCompleted {
     Unavailable(String),
     /// The handler broke. Reported as `internal-error`.
     Internal(String),
-    /// The host could not run it: no disk, no memory, no more processes or files. As [`NotPrepared::Host`].
+    /// The host could not run it: no disk, no memory, no more processes or files. As [`PrepareError::Host`].
     Host(String),
-    /// What runs it was not there, and nothing of it ran. As [`NotPrepared::Away`].
-    Away(String),
+    /// What runs it was not there, and nothing of it ran. As [`PrepareError::ServiceDown`].
+    ServiceDown(String),
 }
 
 /// Where a handler runs.
@@ -99,11 +99,11 @@ pub trait PayloadHandler: Send + Sync + 'static {
         &self,
         payload: Self::Payload,
         context: &Context,
-    ) -> impl Future<Output = Result<Self::Prepared, NotPrepared>> + Send;
+    ) -> impl Future<Output = Result<Self::Prepared, PrepareError>> + Send;
 
     /// Runs the payload to its end.
     ///
-    /// When [`Context::canceled`] resolves, it has until [`Cancel::deadline`] to end what it started; then it is
+    /// When [`Context::canceled`] resolves, it has until [`Cancellation::deadline`] to end what it started; then it is
     /// dropped, and its drop must end what is left.
     ///
     /// Processes are best started by [`process::Running`] within [`Context::enclosure`]: they end with the claim, and so does
@@ -113,7 +113,7 @@ pub trait PayloadHandler: Send + Sync + 'static {
         &self,
         prepared: Self::Prepared,
         context: &Context,
-    ) -> impl Future<Output = Result<(), NotCompleted>> + Send;
+    ) -> impl Future<Output = Result<(), ExecuteError>> + Send;
 
     /// Where it runs.
     fn runs_on(&self) -> RunsOn {
@@ -121,24 +121,24 @@ pub trait PayloadHandler: Send + Sync + 'static {
     }
 
     /// What it keeps there beside its tasks, by a name that can be a file's; `None` is nothing.
-    fn runs_beside(&self) -> Option<String> {
+    fn sidecar_name(&self) -> Option<String> {
         None
     }
 
-    /// Keeps there what its tasks need, such as a service that they are forwarded to, until [`Beside::over`] resolves. Called
-    /// once, before the first task, where [`PayloadHandler::runs_beside`] says so: nothing is claimed for this handler until
-    /// [`Beside::say`] was told that tasks can come, and while it says that they cannot.
-    fn beside(&self, lent: Beside) -> impl Future<Output = ()> + Send {
+    /// Keeps there what its tasks need, such as a service that they are forwarded to, until [`SidecarContext::over`] resolves. Called
+    /// once, before the first task, where [`PayloadHandler::sidecar_name`] says so: nothing is claimed for this handler until
+    /// [`SidecarContext::say`] was told that tasks can come, and while it says that they cannot.
+    fn run_sidecar(&self, lent: SidecarContext) -> impl Future<Output = ()> + Send {
         drop(lent);
         std::future::ready(())
     }
 }
 
 /// A future that a handler made.
-pub type Pending<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+pub type HandlerFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A handler whose types are known only to itself, as the runtime holds it.
-pub trait Handler: Send + Sync + 'static {
+pub trait DynHandler: Send + Sync + 'static {
     /// One line for those who look at the worker: what it is.
     fn describe(&self) -> String;
 
@@ -150,71 +150,71 @@ pub trait Handler: Send + Sync + 'static {
         &'a self,
         payload: &'a serde_json::Value,
         context: &'a Context,
-    ) -> Pending<'a, Result<Box<dyn Prepared>, NotPrepared>>;
+    ) -> HandlerFuture<'a, Result<Box<dyn PreparedPayload>, PrepareError>>;
 
     /// As [`PayloadHandler::runs_on`].
     fn runs_on(&self) -> RunsOn {
         RunsOn::OwnThreads
     }
 
-    /// As [`PayloadHandler::runs_beside`].
-    fn runs_beside(&self) -> Option<String> {
+    /// As [`PayloadHandler::sidecar_name`].
+    fn sidecar_name(&self) -> Option<String> {
         None
     }
 
-    /// As [`PayloadHandler::beside`].
-    fn beside(&self, lent: Beside) -> Pending<'_, ()> {
+    /// As [`PayloadHandler::run_sidecar`].
+    fn run_sidecar(&self, lent: SidecarContext) -> HandlerFuture<'_, ()> {
         drop(lent);
         Box::pin(std::future::ready(()))
     }
 }
 
 /// A payload that is ready to be started.
-pub trait Prepared: Send {
+pub trait PreparedPayload: Send {
     /// Runs it to its end.
-    fn execute<'a>(self: Box<Self>, context: &'a Context) -> Pending<'a, Result<(), NotCompleted>>;
+    fn execute<'a>(self: Box<Self>, context: &'a Context) -> HandlerFuture<'a, Result<(), ExecuteError>>;
 }
 
-/// Makes a [`Handler`] of a [`PayloadHandler`].
-pub fn erase<H: PayloadHandler>(handler: H) -> Arc<dyn Handler> {
+/// Makes a [`DynHandler`] of a [`PayloadHandler`].
+pub fn erase<H: PayloadHandler>(handler: H) -> Arc<dyn DynHandler> {
     let schema = serde_json::Value::from(schemars::schema_for!(H::Payload));
-    let checked = Checked::new(schema);
+    let checked = PayloadSchema::new(schema);
     let handler = Arc::new(handler);
-    Arc::new(Erased { handler, checked })
+    Arc::new(ErasedHandler { handler, schema: checked })
 }
 
-struct Erased<H> {
+struct ErasedHandler<H> {
     handler: Arc<H>,
-    checked: Result<Checked, schema::Unusable>,
+    schema: Result<PayloadSchema, payload_schema::InvalidSchema>,
 }
 
-struct Ready<H: PayloadHandler> {
+struct ErasedPayload<H: PayloadHandler> {
     handler: Arc<H>,
     prepared: H::Prepared,
 }
 
-impl<H: PayloadHandler> Handler for Erased<H> {
+impl<H: PayloadHandler> DynHandler for ErasedHandler<H> {
     fn describe(&self) -> String {
         self.handler.describe()
     }
 
     fn schema(&self) -> serde_json::Value {
-        self.checked.as_ref().map_or_else(|unusable| unusable.schema.clone(), |checked| checked.schema().clone())
+        self.schema.as_ref().map_or_else(|unusable| unusable.schema.clone(), |checked| checked.schema().clone())
     }
 
     fn prepare<'a>(
         &'a self,
         payload: &'a serde_json::Value,
         context: &'a Context,
-    ) -> Pending<'a, Result<Box<dyn Prepared>, NotPrepared>> {
+    ) -> HandlerFuture<'a, Result<Box<dyn PreparedPayload>, PrepareError>> {
         Box::pin(async move {
-            let checked = self.checked.as_ref().map_err(|unusable| NotPrepared::Internal(unusable.to_string()))?;
-            checked.check(payload)?;
+            let checked = self.schema.as_ref().map_err(|unusable| PrepareError::Internal(unusable.to_string()))?;
+            checked.validate(payload)?;
             // The message of a failure here may quote the payload, so only its place is told.
-            let payload = H::Payload::deserialize(payload).map_err(|error| not_read::<H>(&error))?;
+            let payload = H::Payload::deserialize(payload).map_err(|error| deserialize_error::<H>(&error))?;
             let prepared = self.handler.prepare(payload, context).await?;
             let handler = Arc::clone(&self.handler);
-            let ready: Box<dyn Prepared> = Box::new(Ready { handler, prepared });
+            let ready: Box<dyn PreparedPayload> = Box::new(ErasedPayload { handler, prepared });
             Ok(ready)
         })
     }
@@ -223,17 +223,17 @@ impl<H: PayloadHandler> Handler for Erased<H> {
         self.handler.runs_on()
     }
 
-    fn runs_beside(&self) -> Option<String> {
-        self.handler.runs_beside()
+    fn sidecar_name(&self) -> Option<String> {
+        self.handler.sidecar_name()
     }
 
-    fn beside(&self, lent: Beside) -> Pending<'_, ()> {
-        Box::pin(self.handler.beside(lent))
+    fn run_sidecar(&self, lent: SidecarContext) -> HandlerFuture<'_, ()> {
+        Box::pin(self.handler.run_sidecar(lent))
     }
 }
 
-impl<H: PayloadHandler> Prepared for Ready<H> {
-    fn execute<'a>(self: Box<Self>, context: &'a Context) -> Pending<'a, Result<(), NotCompleted>> {
+impl<H: PayloadHandler> PreparedPayload for ErasedPayload<H> {
+    fn execute<'a>(self: Box<Self>, context: &'a Context) -> HandlerFuture<'a, Result<(), ExecuteError>> {
         Box::pin(async move {
             let Self { handler, prepared } = *self;
             handler.execute(prepared, context).await
@@ -241,8 +241,8 @@ impl<H: PayloadHandler> Prepared for Ready<H> {
     }
 }
 
-fn not_read<H: PayloadHandler>(error: &serde_json::Error) -> NotPrepared {
+fn deserialize_error<H: PayloadHandler>(error: &serde_json::Error) -> PrepareError {
     let kind = std::any::type_name::<H::Payload>();
     tracing::debug!(kind, category = ?error.classify(), "a payload fits its schema and cannot be read");
-    NotPrepared::Malformed(vec![format!("payload: it fits the schema, but cannot be read as {kind}")])
+    PrepareError::Malformed(vec![format!("payload: it fits the schema, but cannot be read as {kind}")])
 }

@@ -4,7 +4,7 @@
 //! group's number cannot belong to anybody else when it is signaled. Standard output and error are one pipe, read as
 //! bytes into the task's log in the order they were written; nothing is held back, so a line without end costs nothing.
 //!
-//! What a payload moves out of its group (`setsid`) is the business of the [`Enclosure`] it is started in: it belongs to
+//! What a payload moves out of its group (`setsid`) is the business of the [`ProcessScope`] it is started in: it belongs to
 //! the payload as well, and has to be gone before the payload's end is told.
 
 use std::io;
@@ -22,20 +22,22 @@ use tokio::net::unix::pipe;
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::time::{sleep, timeout};
 
-use crate::host::containment::children::{self, Known, Started};
-use crate::host::containment::{COOKIE, Enclosure, Entry, Exceeded, Failed, SHIM, Way};
-use crate::host::containment::{larger_than, outgrown, program as forerunner, written};
-use crate::host::crash::crash_point;
-use crate::host::program::locate;
+use crate::host::containment::children::{self, ChildRegistration, StartedChild};
+use crate::host::containment::{
+    COOKIE_VARIABLE, LaunchMethod, LimitExceeded, ProcessScope, SHIM, ScopedProcess, ShimError,
+};
+use crate::host::containment::{encode_environment, is_larger_than, shim_path, wait_larger_than};
+use crate::host::crash_points::crash_point;
+use crate::host::program_path::find_program;
 use crate::limits::{
-    DISK_LOOK_EVERY, PROCESS_DRAIN, PROCESS_KILL_MARGIN, PROCESS_KILLED_WAIT, PROCESS_READ_BYTES, PROCESS_START_WAIT,
-    SHIM_WORD_BYTES_MAX,
+    DISK_USAGE_INTERVAL, PROCESS_KILL_MARGIN, PROCESS_KILL_TIMEOUT, PROCESS_OUTPUT_DRAIN, PROCESS_READ_BYTES,
+    PROCESS_START_TIMEOUT, SHIM_MESSAGE_BYTES_MAX,
 };
 
 use super::environment::Variables;
-use super::exit::{self, Exit};
+use super::exit_watcher::{self, ExitWatcher};
 use super::log::TaskLog;
-use super::{Cancel, Context};
+use super::{Cancellation, Context};
 
 /// What is to be started.
 #[derive(Debug)]
@@ -49,9 +51,9 @@ pub struct Launch<'a> {
     /// What it can read.
     pub input: Input,
     /// What it finds as descriptor 3.
-    pub channel: Option<OwnedFd>,
+    pub message_channel: Option<OwnedFd>,
     /// What is around it and whatever it starts.
-    pub within: &'a Enclosure,
+    pub scope: &'a ProcessScope,
 }
 
 /// What a process finds as standard input.
@@ -59,22 +61,22 @@ pub struct Launch<'a> {
 pub enum Input {
     /// Nothing.
     Null,
-    /// What is written to [`Running::input`].
+    /// What is written to [`RunningProcess::input`].
     Pipe,
 }
 
 /// How long a process may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Bounds {
+pub struct RunLimits {
     /// Until it is told to end; `None` is as long as the claim lasts.
     pub run_time: Option<Duration>,
     /// From then until it is killed.
-    pub grace: Duration,
+    pub termination_grace: Duration,
 }
 
 /// How the leader of a group ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Status {
+pub enum ProcessStatus {
     /// By itself.
     Code(i32),
     /// By a signal.
@@ -83,7 +85,7 @@ pub enum Status {
     Stuck,
 }
 
-impl std::fmt::Display for Status {
+impl std::fmt::Display for ProcessStatus {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Code(code) => write!(out, "exit status {code}"),
@@ -98,48 +100,48 @@ impl std::fmt::Display for Status {
 
 /// Why a payload ended when it did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cause {
+pub enum EndCause {
     /// Its leader exited.
-    Itself,
+    Exited,
     /// It had used up its time.
     RunTime,
     /// It went beyond a limit that the worker itself watches.
-    Exceeded(Exceeded),
+    Exceeded(LimitExceeded),
     /// The task had to end early.
-    Canceled(Cancel),
+    Canceled(Cancellation),
 }
 
 /// How much it takes to end a payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Effort {
+pub enum StopEffort {
     /// It ended, or did as it was told within its grace.
-    None,
+    Graceful,
     /// It, or a part of it, was killed.
     Killed,
 }
 
 /// How a payload ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ended {
+pub struct ProcessEnd {
     /// What became of its leader.
-    pub status: Status,
+    pub status: ProcessStatus,
     /// Why it ended.
-    pub cause: Cause,
+    pub cause: EndCause,
     /// How much it took to end it.
-    pub effort: Effort,
+    pub effort: StopEffort,
     /// Lines for the task's log about what it left behind.
-    pub remarks: Vec<String>,
+    pub notes: Vec<String>,
     /// Processes of it that are still there, although they were killed.
     pub survivors: Vec<i32>,
     /// The limit that it came up against.
-    pub exceeded: Option<Exceeded>,
+    pub limit_exceeded: Option<LimitExceeded>,
 }
 
-impl Ended {
+impl ProcessEnd {
     /// How its leader ended, and the limit that may be why.
     #[must_use]
-    pub fn said(&self) -> String {
-        match self.exceeded {
+    pub fn describe(&self) -> String {
+        match self.limit_exceeded {
             Some(exceeded) => format!("{}; {exceeded}", self.status),
             None => self.status.to_string(),
         }
@@ -147,34 +149,34 @@ impl Ended {
 
     /// Whether its folder was too large at its end.
     #[must_use]
-    pub const fn over_its_disk(&self) -> bool {
-        matches!(self.exceeded, Some(Exceeded::Disk { .. }))
+    pub const fn exceeded_disk_limit(&self) -> bool {
+        matches!(self.limit_exceeded, Some(LimitExceeded::Disk { .. }))
     }
 }
 
 /// A started process. Dropping it kills its group and what is around it.
 #[derive(Debug)]
-pub struct Running {
+pub struct RunningProcess {
     // Dropped in this order: the group is killed, then what is around it, and the leader is reaped last. See `Group`.
-    group: Group,
-    entry: Entry,
+    group: ProcessGroup,
+    entry: ScopedProcess,
     child: Child,
-    exit: Exit,
+    exit_watcher: ExitWatcher,
     output: pipe::Receiver,
     /// Where its standard input is written, if it has one.
     pub input: Option<ChildStdin>,
     // Dropped last: until the leader is reaped, or left to be, it is no orphan.
-    _known: Known,
+    _known: ChildRegistration,
 }
 
 /// A process group whose leader has not been reaped.
 #[derive(Debug)]
-struct Group {
+struct ProcessGroup {
     leader: Pid,
     reaped: bool,
 }
 
-impl Group {
+impl ProcessGroup {
     fn signal(&self, signal: Signal) {
         if self.reaped {
             return;
@@ -188,13 +190,13 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         self.signal(Signal::KILL);
     }
 }
 
-impl Running {
+impl RunningProcess {
     /// Starts a process, and sees it become the payload.
     ///
     /// # Errors
@@ -205,42 +207,42 @@ impl Running {
     ///
     /// Dropping the future kills what it has started.
     pub async fn start(launch: Launch<'_>) -> io::Result<Self> {
-        launch.within.registered().await?;
+        launch.scope.ensure_recorded().await?;
         let (output, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        let entry = launch.within.open()?;
-        let Prepared { mut command, forerunner } = prepare(launch, &entry, writer)?;
-        let started = children::start(entry.claim(), || command.spawn(), Child::id);
+        let entry = launch.scope.admit_process()?;
+        let PreparedCommand { mut command, shim } = build_command(launch, &entry, writer)?;
+        let started = children::start_child(entry.orphan_cookie(), || command.spawn(), Child::id);
         // The command holds our copies of the writing ends.
         drop(command);
-        let Started { mut child, known } = started?;
+        let StartedChild { mut child, registration: known } = started?;
         let leader = child.id().and_then(|id| Pid::from_raw(id.cast_signed())).ok_or(Errno::SRCH)?;
-        let group = Group { leader, reaped: false };
-        entry.started(leader.as_raw_pid());
+        let group = ProcessGroup { leader, reaped: false };
+        entry.on_started(leader.as_raw_pid());
         crash_point("spawned");
         let running = Self {
             group,
             entry,
-            exit: Exit::of(leader)?,
+            exit_watcher: ExitWatcher::of(leader)?,
             output: pipe::Receiver::from_owned_fd(output)?,
             input: child.stdin.take(),
             child,
             _known: known,
         };
-        match forerunner {
-            Some(forerunner) => running.become_payload(forerunner).await,
+        match shim {
+            Some(shim) => running.await_exec(shim).await,
             None => Ok(running),
         }
     }
 
     /// Waits until the forerunner has become the payload, or has said why it could not.
-    async fn become_payload(mut self, forerunner: Forerunner) -> io::Result<Self> {
-        let failed = match timeout(PROCESS_START_WAIT, forerunner.seen_off()).await {
+    async fn await_exec(mut self, shim: ExecShim) -> io::Result<Self> {
+        let failed = match timeout(PROCESS_START_TIMEOUT, shim.await_exec()).await {
             Ok(failed) => failed,
-            Err(_) => Some(io::Error::other(format!("not started within {}", shown(PROCESS_START_WAIT)))),
+            Err(_) => Some(io::Error::other(format!("not started within {}", format_seconds(PROCESS_START_TIMEOUT)))),
         };
         let Some(failed) = failed else { return Ok(self) };
         self.group.signal(Signal::KILL);
-        if timeout(PROCESS_KILLED_WAIT, self.child.wait()).await.is_ok() {
+        if timeout(PROCESS_KILL_TIMEOUT, self.child.wait()).await.is_ok() {
             self.group.reaped = true;
         }
         Err(failed)
@@ -261,14 +263,14 @@ impl Running {
     /// # Cancel safety
     ///
     /// Dropping the future kills the group.
-    pub async fn finish(mut self, bounds: Bounds, context: &Context) -> io::Result<Ended> {
+    pub async fn finish(mut self, bounds: RunLimits, context: &Context) -> io::Result<ProcessEnd> {
         let log = context.log();
-        let mut pump = Pump { output: &self.output, log, state: Flow::Open };
-        let (mut remarks, mut effort) = (Vec::new(), Effort::None);
-        let cause = pump.during(cause(&mut self.exit, bounds, context)).await;
-        if cause == Cause::Itself {
-            if timeout(PROCESS_DRAIN, pump.drain()).await.is_err() {
-                effort = Effort::Killed;
+        let mut pump = OutputPump { output: &self.output, log, state: PumpState::Open };
+        let (mut remarks, mut effort) = (Vec::new(), StopEffort::Graceful);
+        let cause = pump.pump_while(wait_for_end(&mut self.exit_watcher, bounds, context)).await;
+        if cause == EndCause::Exited {
+            if timeout(PROCESS_OUTPUT_DRAIN, pump.drain()).await.is_err() {
+                effort = StopEffort::Killed;
                 remarks.push(
                     "processes in the background held the output open; those of the payload's group were killed"
                         .to_owned(),
@@ -278,16 +280,16 @@ impl Running {
             self.group.signal(Signal::TERM);
             // What has stopped itself hears no order.
             self.group.signal(Signal::CONT);
-            self.entry.terminate_others(self.group.leader.as_raw_pid());
+            self.entry.terminate_outside_group(self.group.leader.as_raw_pid());
             let gone = async {
-                if self.entry.holds_its_group() {
-                    self.exit.seen().await;
+                if self.entry.contains_process_group() {
+                    self.exit_watcher.exited().await;
                 } else {
-                    exit::group_gone(&mut self.exit, self.group.leader).await;
+                    exit_watcher::group_exited(&mut self.exit_watcher, self.group.leader).await;
                 }
-                self.entry.deserted().await;
+                self.entry.wait_exited().await;
             };
-            let grace = grace(cause, bounds.grace, context);
+            let grace = effective_grace(cause, bounds.termination_grace, context);
             // An order may come, or be brought forward, while we wait.
             let ended = async {
                 tokio::select! {
@@ -297,26 +299,26 @@ impl Running {
                     () = context.kill_due() => false,
                 }
             };
-            if !pump.during(ended).await {
-                effort = Effort::Killed;
-                remarks.push(format!("not ended {} after it was told to, and killed", shown(grace)));
+            if !pump.pump_while(ended).await {
+                effort = StopEffort::Killed;
+                remarks.push(format!("not ended {} after it was told to, and killed", format_seconds(grace)));
             }
         }
         self.group.signal(Signal::KILL);
         self.entry.kill();
         // The kernel passes over a leader that has left its group and whose first thread has ended.
         self.child.start_kill().ok();
-        let dead = timeout(PROCESS_KILLED_WAIT, self.exit.seen());
-        let status = match pump.during(dead).await {
+        let dead = timeout(PROCESS_KILL_TIMEOUT, self.exit_watcher.exited());
+        let status = match pump.pump_while(dead).await {
             Ok(()) => {
                 let status = self.child.wait().await?;
                 self.group.reaped = true;
-                status_of(status)
+                process_status(status)
             }
-            Err(_) => Status::Stuck,
+            Err(_) => ProcessStatus::Stuck,
         };
-        let survivors = pump.during(survivors(self.group.leader, &self.entry)).await;
-        if timeout(PROCESS_DRAIN, pump.drain()).await.is_err() {
+        let survivors = pump.pump_while(survivors(self.group.leader, &self.entry)).await;
+        if timeout(PROCESS_OUTPUT_DRAIN, pump.drain()).await.is_err() {
             remarks.push(
                 "a process outside the payload's group holds the output open; what it writes is no longer read"
                     .to_owned(),
@@ -325,33 +327,33 @@ impl Running {
         if !survivors.is_empty() {
             remarks.push(format!("processes that could not be killed: {survivors:?}"));
         }
-        let exceeded = exceeded(cause, &self.entry, context).await;
+        let exceeded = limit_exceeded(cause, &self.entry, context).await;
         remarks.extend(exceeded.map(|exceeded| exceeded.to_string()));
-        Ok(Ended { status, cause, effort, remarks, survivors, exceeded })
+        Ok(ProcessEnd { status, cause, effort, notes: remarks, survivors, limit_exceeded: exceeded })
     }
 }
 
 /// What is to be started, and where word of it comes from.
-struct Prepared {
+struct PreparedCommand {
     command: Command,
-    forerunner: Option<Forerunner>,
+    shim: Option<ExecShim>,
 }
 
 /// A process that is to become the payload.
-struct Forerunner {
+struct ExecShim {
     socket: UnixStream,
     environment: Vec<u8>,
 }
 
-impl Forerunner {
+impl ExecShim {
     /// Gives it the payload's environment, and waits for its word; `None` where it has become the payload.
-    async fn seen_off(mut self) -> Option<io::Error> {
+    async fn await_exec(mut self) -> Option<io::Error> {
         // One that fails early may still have said why.
         let given = match self.socket.write_all(&self.environment).await {
             Ok(()) => self.socket.shutdown().await,
             failed => failed,
         };
-        let (mut said, mut buffer) = (Vec::new(), [0; SHIM_WORD_BYTES_MAX]);
+        let (mut said, mut buffer) = (Vec::new(), [0; SHIM_MESSAGE_BYTES_MAX]);
         let heard = loop {
             match self.socket.read(&mut buffer).await {
                 Ok(0) => break Ok(()),
@@ -359,37 +361,37 @@ impl Forerunner {
                 Err(error) => break Err(error),
             }
             // Its word is the last that is said.
-            said.drain(..said.len().saturating_sub(SHIM_WORD_BYTES_MAX));
+            said.drain(..said.len().saturating_sub(SHIM_MESSAGE_BYTES_MAX));
         };
         // Not the task's fault, so without a number that says so.
         let cut_off = |error| io::Error::other(format!("it ended before it could become the payload: {error}"));
-        Failed::read(&said).or_else(|| given.and(heard).err().map(cut_off))
+        ShimError::parse(&said).or_else(|| given.and(heard).err().map(cut_off))
     }
 }
 
-fn prepare(launch: Launch<'_>, entry: &Entry, writer: OwnedFd) -> io::Result<Prepared> {
+fn build_command(launch: Launch<'_>, entry: &ScopedProcess, writer: OwnedFd) -> io::Result<PreparedCommand> {
     let (program, arguments) =
         launch.argv.split_first().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no program is named"))?;
-    let place = locate(program, launch.env, launch.workdir)?;
-    let cookie = launch.within.cookie().map(|cookie| (COOKIE, cookie));
-    let (mut command, forerunner) = match entry.way(&place, program) {
-        Way::Direct => {
+    let place = find_program(program, launch.env, launch.workdir)?;
+    let cookie = launch.scope.cookie().map(|cookie| (COOKIE_VARIABLE, cookie));
+    let (mut command, shim) = match entry.launch_method(&place, program) {
+        LaunchMethod::Direct => {
             let mut command = Command::new(place);
             command.arg0(program).stdout(writer.try_clone()?).stderr(writer);
             command.env_clear().envs(launch.env);
             (command, None)
         }
-        Way::Through(before) => {
+        LaunchMethod::ViaShim(before) => {
             // The dynamic loader would act on the payload's environment before the forerunner's first line.
-            let ours = |(name, _): &(&str, &str)| cookie.is_some() && *name == COOKIE;
+            let ours = |(name, _): &(&str, &str)| cookie.is_some() && *name == COOKIE_VARIABLE;
             let variables = launch.env.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-            let environment = written(variables.filter(|variable| !ours(variable)).chain(cookie))?;
+            let environment = encode_environment(variables.filter(|variable| !ours(variable)).chain(cookie))?;
             let (socket, its) = UnixStream::pair()?;
             let its = its.into_std()?;
             its.set_nonblocking(false)?;
-            let mut command = Command::new(forerunner());
+            let mut command = Command::new(shim_path());
             command.env_clear().arg0(SHIM).args(before).stdout(writer).stderr(OwnedFd::from(its));
-            (command, Some(Forerunner { socket, environment }))
+            (command, Some(ExecShim { socket, environment }))
         }
     };
     command.current_dir(launch.workdir).args(arguments).envs(cookie);
@@ -397,35 +399,35 @@ fn prepare(launch: Launch<'_>, entry: &Entry, writer: OwnedFd) -> io::Result<Pre
         Input::Null => Stdio::null(),
         Input::Pipe => Stdio::piped(),
     });
-    if let Some(parent_fd) = launch.channel {
+    if let Some(parent_fd) = launch.message_channel {
         let mapping = FdMapping { parent_fd, child_fd: 3 };
         command.fd_mappings(vec![mapping]).map_err(io::Error::other)?;
     }
-    Ok(Prepared { command, forerunner })
+    Ok(PreparedCommand { command, shim })
 }
 
-async fn survivors(group: Pid, entry: &Entry) -> Vec<i32> {
+async fn survivors(group: Pid, entry: &ScopedProcess) -> Vec<i32> {
     let mut survivors = entry.survivors().await;
-    if !entry.holds_its_group() {
-        survivors.extend(exit::survivors(group, PROCESS_KILLED_WAIT).await);
+    if !entry.contains_process_group() {
+        survivors.extend(exit_watcher::survivors(group, PROCESS_KILL_TIMEOUT).await);
     }
     survivors.sort_unstable();
     survivors.dedup();
     survivors
 }
 
-async fn exceeded(cause: Cause, entry: &Entry, context: &Context) -> Option<Exceeded> {
-    if let Cause::Exceeded(exceeded) = cause {
+async fn limit_exceeded(cause: EndCause, entry: &ScopedProcess, context: &Context) -> Option<LimitExceeded> {
+    if let EndCause::Exceeded(exceeded) = cause {
         return Some(exceeded);
     }
-    if let Some(exceeded) = entry.exceeded() {
+    if let Some(exceeded) = entry.take_exceeded_limit() {
         return Some(exceeded);
     }
-    let bytes = context.enclosure().disk()?;
-    larger_than(context.workdir().to_owned(), bytes).await.then_some(Exceeded::Disk { bytes })
+    let bytes = context.scope().disk_limit()?;
+    is_larger_than(context.workdir().to_owned(), bytes).await.then_some(LimitExceeded::Disk { bytes })
 }
 
-async fn cause(exit: &mut Exit, bounds: Bounds, context: &Context) -> Cause {
+async fn wait_for_end(exit: &mut ExitWatcher, bounds: RunLimits, context: &Context) -> EndCause {
     let over = async {
         match bounds.run_time {
             Some(span) => sleep(span).await,
@@ -433,70 +435,70 @@ async fn cause(exit: &mut Exit, bounds: Bounds, context: &Context) -> Cause {
         }
     };
     let outgrows = async {
-        match context.enclosure().disk() {
+        match context.scope().disk_limit() {
             Some(bytes) => {
-                outgrown(context.workdir().to_owned(), bytes, DISK_LOOK_EVERY).await;
-                Exceeded::Disk { bytes }
+                wait_larger_than(context.workdir().to_owned(), bytes, DISK_USAGE_INTERVAL).await;
+                LimitExceeded::Disk { bytes }
             }
             None => std::future::pending().await,
         }
     };
     tokio::select! {
         biased;
-        () = exit.seen() => Cause::Itself,
-        order = context.canceled() => Cause::Canceled(order),
-        () = over => Cause::RunTime,
-        exceeded = outgrows => Cause::Exceeded(exceeded),
+        () = exit.exited() => EndCause::Exited,
+        order = context.canceled() => EndCause::Canceled(order),
+        () = over => EndCause::RunTime,
+        exceeded = outgrows => EndCause::Exceeded(exceeded),
     }
 }
 
 /// What an order leaves may be shorter than the grace, and at its end we are no longer there to see anything.
-fn grace(cause: Cause, configured: Duration, context: &Context) -> Duration {
+fn effective_grace(cause: EndCause, configured: Duration, context: &Context) -> Duration {
     match cause {
-        Cause::Itself | Cause::RunTime | Cause::Exceeded(_) => configured,
-        Cause::Canceled(order) => {
-            let left = context.left(order.deadline);
+        EndCause::Exited | EndCause::RunTime | EndCause::Exceeded(_) => configured,
+        EndCause::Canceled(order) => {
+            let left = context.time_until(order.deadline);
             configured.min(left - PROCESS_KILL_MARGIN.min(left / 4))
         }
     }
 }
 
-fn status_of(status: std::process::ExitStatus) -> Status {
+fn process_status(status: std::process::ExitStatus) -> ProcessStatus {
     use std::os::unix::process::ExitStatusExt;
     match (status.code(), status.signal()) {
-        (Some(code), _) => Status::Code(code),
-        (None, Some(signal)) => Status::Signal(signal),
-        (None, None) => Status::Stuck,
+        (Some(code), _) => ProcessStatus::Code(code),
+        (None, Some(signal)) => ProcessStatus::Signal(signal),
+        (None, None) => ProcessStatus::Stuck,
     }
 }
 
 /// A span for a reader, such as `1.250s`.
 #[must_use]
-pub fn shown(span: Duration) -> String {
+pub fn format_seconds(span: Duration) -> String {
     format!("{:.3}s", span.as_secs_f64())
 }
 
 /// Moves output into the log.
-struct Pump<'a> {
+struct OutputPump<'a> {
     output: &'a pipe::Receiver,
     log: &'a TaskLog,
-    state: Flow,
+    state: PumpState,
 }
 
 #[derive(PartialEq)]
-enum Flow {
+enum PumpState {
     Open,
     Ended,
 }
 
-impl Pump<'_> {
+impl OutputPump<'_> {
     /// Until nobody can write any more.
     ///
     /// Cancel safe: nothing is read that is not written to the log at once.
     async fn drain(&mut self) {
-        while self.state == Flow::Open {
+        while self.state == PumpState::Open {
             if self.output.readable().await.is_err() {
-                self.state = Flow::Ended;
+                self.state = PumpState::Ended;
                 return;
             }
             self.read();
@@ -504,13 +506,13 @@ impl Pump<'_> {
     }
 
     /// While something else happens.
-    async fn during<T>(&mut self, other: impl Future<Output = T>) -> T {
+    async fn pump_while<T>(&mut self, other: impl Future<Output = T>) -> T {
         let mut other = std::pin::pin!(other);
         loop {
             tokio::select! {
                 biased;
                 out = &mut other => return out,
-                () = self.drain(), if self.state == Flow::Open => {}
+                () = self.drain(), if self.state == PumpState::Open => {}
             }
         }
     }
@@ -519,12 +521,12 @@ impl Pump<'_> {
     fn read(&mut self) {
         let mut buffer = [0; PROCESS_READ_BYTES];
         match self.output.try_read(&mut buffer) {
-            Ok(0) => self.state = Flow::Ended,
+            Ok(0) => self.state = PumpState::Ended,
             Ok(taken) => self.log.write(buffer.get(..taken).unwrap_or_default()),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
-                self.log.note(&format!("the output can no longer be read: {error}"));
-                self.state = Flow::Ended;
+                self.log.write_note(&format!("the output can no longer be read: {error}"));
+                self.state = PumpState::Ended;
             }
         }
     }

@@ -39,15 +39,17 @@ use tokio::net::unix::pipe;
 use tokio::process::ChildStdin;
 use tokio::time::timeout;
 
-use crate::host::program::locate;
-use crate::limits::{PROCESS_DRAIN, PROCESS_GRACE, PROGRAM_CHECK_TIME, PROGRAM_READ_BYTES, SCHEMA_BYTES_MAX};
+use crate::host::program_path::find_program;
+use crate::limits::{
+    PROCESS_OUTPUT_DRAIN, PROGRAM_CHECK_TIMEOUT, PROGRAM_READ_BYTES, SCHEMA_BYTES_MAX, TERMINATION_GRACE_DEFAULT,
+};
 
-use super::command::ordered;
+use super::command::cancel_message;
 use super::environment::{self, Variables};
-use super::message::{Listener, Told};
-use super::process::{Bounds, Cause, Ended, Input, Launch, Running, Status};
-use super::schema::Checked;
-use super::{Context, Handler, NotCompleted, NotPrepared, Pending, Prepared, fault};
+use super::payload_schema::PayloadSchema;
+use super::process::{EndCause, Input, Launch, ProcessEnd, ProcessStatus, RunLimits, RunningProcess};
+use super::program_messages::{MessageReader, ProgramReport};
+use super::{Context, DynHandler, ExecuteError, HandlerFuture, PrepareError, PreparedPayload, host_errors};
 
 /// The protocol's name.
 pub const PROTOCOL: &str = "stdio-json/1";
@@ -68,7 +70,7 @@ pub mod status {
 
 /// What the operator says of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
+pub struct ProgramConfig {
     /// The handler's name in the configuration.
     pub name: String,
     /// The program and its arguments. A name is looked for in `PATH`, a path is taken from the worker's own folder.
@@ -82,10 +84,10 @@ pub struct Settings {
     /// How long a payload may run; `None` is as long as the claim lasts.
     pub max_run_time: Option<Duration>,
     /// From the order to end until processes are killed.
-    pub grace: Duration,
+    pub termination_grace: Duration,
 }
 
-impl Settings {
+impl ProgramConfig {
     /// A program without a check, a schema or a limit in time.
     pub fn new(name: impl Into<String>, exec: Vec<String>) -> Self {
         Self {
@@ -95,14 +97,14 @@ impl Settings {
             schema: None,
             env: Variables::new(),
             max_run_time: None,
-            grace: PROCESS_GRACE,
+            termination_grace: TERMINATION_GRACE_DEFAULT,
         }
     }
 }
 
 /// Why a program cannot be a handler.
 #[derive(Debug, thiserror::Error)]
-pub enum Misconfigured {
+pub enum ProgramConfigError {
     /// Nothing to run is named.
     #[error("handler {name}: `{key}` is empty; name a program and its arguments")]
     Empty {
@@ -112,27 +114,27 @@ pub enum Misconfigured {
         key: &'static str,
     },
     /// The schema cannot be read or used.
-    #[error("handler {name}: schema {}: {what}", path.display())]
+    #[error("handler {name}: schema {}: {message}", path.display())]
     Schema {
         /// The handler.
         name: String,
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        what: String,
+        message: String,
     },
 }
 
 /// A program as a handler. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Program {
-    inner: Arc<Inner>,
+    inner: Arc<ProgramInner>,
 }
 
 #[derive(Debug)]
-struct Inner {
-    settings: Settings,
-    schema: Checked,
+struct ProgramInner {
+    config: ProgramConfig,
+    schema: PayloadSchema,
 }
 
 impl Program {
@@ -140,85 +142,95 @@ impl Program {
     ///
     /// # Errors
     ///
-    /// See [`Misconfigured`]. Whether the program is there is seen when it is needed.
-    pub fn new(mut settings: Settings) -> Result<Self, Misconfigured> {
-        settings.exec = settle(&settings.name, "exec", settings.exec)?;
-        let check = settings.check.take().map(|check| settle(&settings.name, "check", check));
+    /// See [`ProgramConfigError`]. Whether the program is there is seen when it is needed.
+    pub fn new(mut settings: ProgramConfig) -> Result<Self, ProgramConfigError> {
+        settings.exec = absolute_program(&settings.name, "exec", settings.exec)?;
+        let check = settings.check.take().map(|check| absolute_program(&settings.name, "check", check));
         settings.check = check.transpose()?;
         let schema = match &settings.schema {
             Some(path) => {
-                let wrong = |what| Misconfigured::Schema { name: settings.name.clone(), path: path.clone(), what };
-                Checked::new(read_schema(path).map_err(wrong)?).map_err(|error| wrong(error.to_string()))?
+                let wrong = |what| ProgramConfigError::Schema {
+                    name: settings.name.clone(),
+                    path: path.clone(),
+                    message: what,
+                };
+                PayloadSchema::new(read_schema(path).map_err(wrong)?).map_err(|error| wrong(error.to_string()))?
             }
-            None => Checked::new(Value::Bool(true)).map_err(|error| Misconfigured::Schema {
+            None => PayloadSchema::new(Value::Bool(true)).map_err(|error| ProgramConfigError::Schema {
                 name: settings.name.clone(),
                 path: PathBuf::new(),
-                what: error.to_string(),
+                message: error.to_string(),
             })?,
         };
-        Ok(Self { inner: Arc::new(Inner { settings, schema }) })
+        Ok(Self { inner: Arc::new(ProgramInner { config: settings, schema }) })
     }
 
     /// What the operator said.
     #[must_use]
-    pub fn settings(&self) -> &Settings {
-        &self.inner.settings
+    pub fn config(&self) -> &ProgramConfig {
+        &self.inner.config
     }
 
     /// Runs a payload that was prepared, for who wants to know more of its end than the verdict.
-    pub(super) async fn rehearse(
+    pub(super) async fn run_for_test(
         &self,
         payload: &Value,
-        bounds: Bounds,
+        bounds: RunLimits,
         context: &Context,
-    ) -> Result<Spoken, NotCompleted> {
+    ) -> Result<PhaseResult, ExecuteError> {
         self.inner.run(payload, bounds, context).await
     }
 }
 
-impl Inner {
-    async fn check(&self, argv: &[String], payload: &Value, context: &Context) -> Result<(), NotPrepared> {
-        let bounds = Bounds { run_time: Some(PROGRAM_CHECK_TIME), grace: Duration::ZERO };
+impl ProgramInner {
+    async fn run_check(&self, argv: &[String], payload: &Value, context: &Context) -> Result<(), PrepareError> {
+        let bounds = RunLimits { run_time: Some(PROGRAM_CHECK_TIMEOUT), termination_grace: Duration::ZERO };
         let internal =
-            |text: String| NotPrepared::Internal(format!("the check of handler {}: {text}", self.settings.name));
-        let spoken = self.speak(Phase::Check, argv, payload, bounds, context);
-        let Spoken { ended, told: Told { mut reasons, .. } } =
-            spoken.await.map_err(|error| match fault::is_of_host(&error) {
-                true => NotPrepared::Host(format!("the check of handler {}: {error}", self.settings.name)),
+            |text: String| PrepareError::Internal(format!("the check of handler {}: {text}", self.config.name));
+        let spoken = self.run_phase(ProgramPhase::Check, argv, payload, bounds, context);
+        let PhaseResult { end: ended, report: ProgramReport { mut reasons, .. } } =
+            spoken.await.map_err(|error| match host_errors::is_host_error(&error) {
+                true => PrepareError::Host(format!("the check of handler {}: {error}", self.config.name)),
                 false => internal(error.to_string()),
             })?;
         if reasons.is_empty() {
-            reasons.push(format!("payload: the check of handler {} refuses it; the log tells why", self.settings.name));
+            reasons.push(format!("payload: the check of handler {} refuses it; the log tells why", self.config.name));
         }
         match (ended.cause, ended.status) {
-            (Cause::Itself, Status::Code(0)) => Ok(()),
-            (Cause::Itself, Status::Code(status::MALFORMED)) => Err(NotPrepared::Malformed(reasons)),
-            (Cause::Itself, Status::Code(status::UNAVAILABLE)) => Err(NotPrepared::Unavailable(reasons.join("; "))),
-            (Cause::RunTime, _) => Err(internal(format!("not done after {} s", PROGRAM_CHECK_TIME.as_secs()))),
-            (Cause::Exceeded(exceeded), _) => Err(internal(exceeded.to_string())),
-            (Cause::Canceled(_), _) => Err(internal("stopped before it was done".to_owned())),
-            (Cause::Itself, ended) => Err(internal(ended.to_string())),
+            (EndCause::Exited, ProcessStatus::Code(0)) => Ok(()),
+            (EndCause::Exited, ProcessStatus::Code(status::MALFORMED)) => Err(PrepareError::Malformed(reasons)),
+            (EndCause::Exited, ProcessStatus::Code(status::UNAVAILABLE)) => {
+                Err(PrepareError::Unavailable(reasons.join("; ")))
+            }
+            (EndCause::RunTime, _) => Err(internal(format!("not done after {} s", PROGRAM_CHECK_TIMEOUT.as_secs()))),
+            (EndCause::Exceeded(exceeded), _) => Err(internal(exceeded.to_string())),
+            (EndCause::Canceled(_), _) => Err(internal("stopped before it was done".to_owned())),
+            (EndCause::Exited, ended) => Err(internal(ended.to_string())),
         }
     }
 
     /// Runs the payload itself.
-    async fn run(&self, payload: &Value, bounds: Bounds, context: &Context) -> Result<Spoken, NotCompleted> {
-        let spoken = self.speak(Phase::Run, &self.settings.exec, payload, bounds, context);
+    async fn run(&self, payload: &Value, bounds: RunLimits, context: &Context) -> Result<PhaseResult, ExecuteError> {
+        let spoken = self.run_phase(ProgramPhase::Run, &self.config.exec, payload, bounds, context);
         spoken.await.map_err(|error| {
-            let sentence = format!("handler {} could not be run: {error}", self.settings.name);
-            if fault::is_of_host(&error) { NotCompleted::Host(sentence) } else { NotCompleted::Internal(sentence) }
+            let sentence = format!("handler {} could not be run: {error}", self.config.name);
+            if host_errors::is_host_error(&error) {
+                ExecuteError::Host(sentence)
+            } else {
+                ExecuteError::Internal(sentence)
+            }
         })
     }
 
     /// Runs the program through one phase, with all that is said both ways.
-    async fn speak(
+    async fn run_phase(
         &self,
-        phase: Phase,
+        phase: ProgramPhase,
         argv: &[String],
         payload: &Value,
-        bounds: Bounds,
+        bounds: RunLimits,
         context: &Context,
-    ) -> io::Result<Spoken> {
+    ) -> io::Result<PhaseResult> {
         let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let channel = pipe::Receiver::from_owned_fd(reader)?;
         let env = self.environment(phase, context);
@@ -227,24 +239,24 @@ impl Inner {
             env: &env,
             workdir: context.workdir(),
             input: Input::Pipe,
-            channel: Some(writer),
-            within: context.enclosure(),
+            message_channel: Some(writer),
+            scope: context.scope(),
         };
-        let running = Running::start(launch).await?;
-        let document = document(phase, payload, context).to_string();
-        let spoken = converse(running, &channel, document.as_bytes(), bounds, context).await?;
-        for remark in &spoken.ended.remarks {
-            context.log().note(remark);
+        let running = RunningProcess::start(launch).await?;
+        let document = input_document(phase, payload, context).to_string();
+        let spoken = run_with_messages(running, &channel, document.as_bytes(), bounds, context).await?;
+        for remark in &spoken.end.notes {
+            context.log().write_note(remark);
         }
         Ok(spoken)
     }
 
-    fn environment(&self, phase: Phase, context: &Context) -> Variables {
-        let mut env = environment::of_task(&self.settings.env, context);
+    fn environment(&self, phase: ProgramPhase, context: &Context) -> Variables {
+        let mut env = environment::for_task(&self.config.env, context);
         let mut set = |name: &str, value: String| env.insert(format!("JOURNEYMAN_{name}"), value);
         set("PROTOCOL", PROTOCOL.to_owned());
         set("PHASE", phase.as_str().to_owned());
-        set("HANDLER", self.settings.name.clone());
+        set("HANDLER", self.config.name.clone());
         set("EXIT_FAILED", status::FAILED.to_string());
         set("EXIT_MALFORMED", status::MALFORMED.to_string());
         set("EXIT_UNAVAILABLE", status::UNAVAILABLE.to_string());
@@ -255,20 +267,20 @@ impl Inner {
 }
 
 /// Sees a process to its end, with all that is said both ways.
-pub(super) async fn converse(
-    mut running: Running,
+pub(super) async fn run_with_messages(
+    mut running: RunningProcess,
     channel: &pipe::Receiver,
     document: &[u8],
-    bounds: Bounds,
+    bounds: RunLimits,
     context: &Context,
-) -> io::Result<Spoken> {
+) -> io::Result<PhaseResult> {
     let input = running.input.take();
-    let mut listener = Listener::new(context);
+    let mut listener = MessageReader::new(context);
     let ended = {
         let mut end = std::pin::pin!(running.finish(bounds, context));
         // Neither a program that does not read nor one that does not close its side keeps the other from ending.
         let mut talk = std::pin::pin!(async {
-            tokio::join!(tell(input, document), listen(channel, &mut listener));
+            tokio::join!(write_input(input, document), read_messages(channel, &mut listener));
         });
         // Lines first: one of them may say what the output that follows must not show.
         tokio::select! {
@@ -277,20 +289,20 @@ pub(super) async fn converse(
             ended = &mut end => ended,
         }
     }?;
-    if timeout(PROCESS_DRAIN, listen(channel, &mut listener)).await.is_err() {
-        context.log().note("something outside the payload's group holds descriptor 3 open; it is no longer read");
+    if timeout(PROCESS_OUTPUT_DRAIN, read_messages(channel, &mut listener)).await.is_err() {
+        context.log().write_note("something outside the payload's group holds descriptor 3 open; it is no longer read");
     }
-    Ok(Spoken { ended, told: listener.finish() })
+    Ok(PhaseResult { end: ended, report: listener.finish() })
 }
 
 /// What a program is asked to do.
 #[derive(Debug, Clone, Copy)]
-enum Phase {
+enum ProgramPhase {
     Check,
     Run,
 }
 
-impl Phase {
+impl ProgramPhase {
     const fn as_str(self) -> &'static str {
         match self {
             Self::Check => "check",
@@ -300,20 +312,20 @@ impl Phase {
 }
 
 /// How a phase went.
-pub(super) struct Spoken {
-    pub(super) ended: Ended,
-    pub(super) told: Told,
+pub(super) struct PhaseResult {
+    pub(super) end: ProcessEnd,
+    pub(super) report: ProgramReport,
 }
 
-struct Ready {
-    program: Arc<Inner>,
+struct PreparedProgram {
+    program: Arc<ProgramInner>,
     payload: Value,
 }
 
-impl Handler for Program {
+impl DynHandler for Program {
     /// Without its arguments, which may hold anything.
     fn describe(&self) -> String {
-        let Settings { name, exec, .. } = &self.inner.settings;
+        let ProgramConfig { name, exec, .. } = &self.inner.config;
         format!("{name}, the program {}", exec.first().map_or("", String::as_str))
     }
 
@@ -325,73 +337,73 @@ impl Handler for Program {
         &'a self,
         payload: &'a Value,
         context: &'a Context,
-    ) -> Pending<'a, Result<Box<dyn Prepared>, NotPrepared>> {
+    ) -> HandlerFuture<'a, Result<Box<dyn PreparedPayload>, PrepareError>> {
         Box::pin(async move {
-            let Inner { settings, schema } = &*self.inner;
-            schema.check(payload)?;
-            let env = environment::of_task(&settings.env, context);
+            let ProgramInner { config: settings, schema } = &*self.inner;
+            schema.validate(payload)?;
+            let env = environment::for_task(&settings.env, context);
             for argv in [Some(&settings.exec), settings.check.as_ref()].into_iter().flatten() {
                 let program = argv.first().map_or("", String::as_str);
                 // It was there when the worker started, and another host may have it still.
-                locate(program, &env, context.workdir())
-                    .map_err(|error| NotPrepared::Host(format!("handler {}: {error}", settings.name)))?;
+                find_program(program, &env, context.workdir())
+                    .map_err(|error| PrepareError::Host(format!("handler {}: {error}", settings.name)))?;
             }
             if let Some(check) = &settings.check {
-                self.inner.check(check, payload, context).await?;
+                self.inner.run_check(check, payload, context).await?;
             }
-            let ready: Box<dyn Prepared> =
-                Box::new(Ready { program: Arc::clone(&self.inner), payload: payload.clone() });
+            let ready: Box<dyn PreparedPayload> =
+                Box::new(PreparedProgram { program: Arc::clone(&self.inner), payload: payload.clone() });
             Ok(ready)
         })
     }
 }
 
-impl Prepared for Ready {
-    fn execute<'a>(self: Box<Self>, context: &'a Context) -> Pending<'a, Result<(), NotCompleted>> {
+impl PreparedPayload for PreparedProgram {
+    fn execute<'a>(self: Box<Self>, context: &'a Context) -> HandlerFuture<'a, Result<(), ExecuteError>> {
         Box::pin(async move {
-            let settings = &self.program.settings;
-            let bounds = Bounds { run_time: settings.max_run_time, grace: settings.grace };
+            let settings = &self.program.config;
+            let bounds = RunLimits { run_time: settings.max_run_time, termination_grace: settings.termination_grace };
             let spoken = self.program.run(&self.payload, bounds, context).await?;
-            judge(&spoken.ended, settings)?;
-            spoken.told.judge(&format!("handler {}", settings.name))
+            execute_result(&spoken.end, settings)?;
+            spoken.report.check_reply(&format!("handler {}", settings.name))
         })
     }
 }
 
 /// Decides what the end of a program means. Pure.
-pub(super) fn judge(ended: &Ended, settings: &Settings) -> Result<(), NotCompleted> {
+pub(super) fn execute_result(ended: &ProcessEnd, settings: &ProgramConfig) -> Result<(), ExecuteError> {
     let name = &settings.name;
     let sentence = |text: &str| format!("handler {name}: {text}");
-    if !ended.survivors.is_empty() || ended.status == Status::Stuck {
-        return Err(NotCompleted::Internal(sentence("processes are left that could not be killed")));
+    if !ended.survivors.is_empty() || ended.status == ProcessStatus::Stuck {
+        return Err(ExecuteError::Internal(sentence("processes are left that could not be killed")));
     }
-    let said = ended.said();
+    let said = ended.describe();
     Err(match (ended.cause, ended.status) {
-        (Cause::RunTime, _) => {
+        (EndCause::RunTime, _) => {
             let most = settings.max_run_time.unwrap_or_default().as_secs();
-            NotCompleted::Failed(sentence(&format!("stopped after {most} s, the most this worker allows")))
+            ExecuteError::Failed(sentence(&format!("stopped after {most} s, the most this worker allows")))
         }
-        (Cause::Canceled(order), _) => NotCompleted::Failed(sentence(ordered(order.cause))),
-        (Cause::Exceeded(exceeded), _) => NotCompleted::Failed(sentence(&exceeded.to_string())),
-        (Cause::Itself, _) if ended.over_its_disk() => NotCompleted::Failed(sentence(&said)),
-        (Cause::Itself, Status::Code(0)) => return Ok(()),
-        (Cause::Itself, Status::Code(status::RETRY)) => {
-            NotCompleted::Intermittent(sentence(&format!("{said}, worth another run")))
+        (EndCause::Canceled(order), _) => ExecuteError::Failed(sentence(cancel_message(order.cause))),
+        (EndCause::Exceeded(exceeded), _) => ExecuteError::Failed(sentence(&exceeded.to_string())),
+        (EndCause::Exited, _) if ended.exceeded_disk_limit() => ExecuteError::Failed(sentence(&said)),
+        (EndCause::Exited, ProcessStatus::Code(0)) => return Ok(()),
+        (EndCause::Exited, ProcessStatus::Code(status::RETRY)) => {
+            ExecuteError::Intermittent(sentence(&format!("{said}, worth another run")))
         }
-        (Cause::Itself, Status::Code(status::UNAVAILABLE)) => {
-            NotCompleted::Unavailable(sentence(&format!("{said}, something it needs could not be had")))
+        (EndCause::Exited, ProcessStatus::Code(status::UNAVAILABLE)) => {
+            ExecuteError::Unavailable(sentence(&format!("{said}, something it needs could not be had")))
         }
-        (Cause::Itself, Status::Code(status::INTERNAL)) => {
-            NotCompleted::Internal(sentence(&format!("{said}, it broke")))
+        (EndCause::Exited, ProcessStatus::Code(status::INTERNAL)) => {
+            ExecuteError::Internal(sentence(&format!("{said}, it broke")))
         }
-        (Cause::Itself, Status::Code(status::MALFORMED)) => {
-            NotCompleted::Failed(sentence(&format!("{said}, which refuses a payload only while it is checked")))
+        (EndCause::Exited, ProcessStatus::Code(status::MALFORMED)) => {
+            ExecuteError::Failed(sentence(&format!("{said}, which refuses a payload only while it is checked")))
         }
-        (Cause::Itself, _) => NotCompleted::Failed(sentence(&said)),
+        (EndCause::Exited, _) => ExecuteError::Failed(sentence(&said)),
     })
 }
 
-fn document(phase: Phase, payload: &Value, context: &Context) -> Value {
+fn input_document(phase: ProgramPhase, payload: &Value, context: &Context) -> Value {
     let task = context.task();
     let mut definition = task.definition.clone();
     if let Some(keys) = definition.as_object_mut() {
@@ -405,13 +417,13 @@ fn document(phase: Phase, payload: &Value, context: &Context) -> Value {
         "taskId": task.run.task.as_str(),
         "attempt": task.run.run,
         "source": task.source,
-        "lease": {"secondsLeft": context.left(context.lease_ends()).as_secs_f64()},
+        "lease": {"secondsLeft": context.time_until(context.expires_at()).as_secs_f64()},
         "workdir": context.workdir().to_string_lossy(),
     })
 }
 
 /// Writes the document. A program that does not read it, or not to its end, is free to do so.
-async fn tell(input: Option<ChildStdin>, document: &[u8]) {
+async fn write_input(input: Option<ChildStdin>, document: &[u8]) {
     if let Some(mut input) = input
         && let Err(error) = input.write_all(document).await
     {
@@ -422,37 +434,37 @@ async fn tell(input: Option<ChildStdin>, document: &[u8]) {
 /// Reads lines until nobody can write any more.
 ///
 /// Cancel safe: nothing is read that is not heeded at once.
-async fn listen(channel: &pipe::Receiver, listener: &mut Listener<'_>) {
+async fn read_messages(channel: &pipe::Receiver, listener: &mut MessageReader<'_>) {
     // One may still be on its way, where the last look was given up.
-    listener.pass_on().await;
+    listener.send_partials().await;
     while channel.readable().await.is_ok() {
-        if let Read::End = read(channel, listener) {
+        if let ReadResult::End = read_available(channel, listener) {
             return;
         }
-        listener.pass_on().await;
+        listener.send_partials().await;
     }
 }
 
-enum Read {
+enum ReadResult {
     More,
     End,
 }
 
 /// Apart from whatever waits, so that no wait keeps the buffer.
-fn read(channel: &pipe::Receiver, listener: &mut Listener<'_>) -> Read {
+fn read_available(channel: &pipe::Receiver, listener: &mut MessageReader<'_>) -> ReadResult {
     let mut buffer = [0; PROGRAM_READ_BYTES];
     match channel.try_read(&mut buffer) {
-        Ok(0) => return Read::End,
+        Ok(0) => return ReadResult::End,
         Ok(taken) => listener.push(buffer.get(..taken).unwrap_or_default()),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-        Err(_) => return Read::End,
+        Err(_) => return ReadResult::End,
     }
-    Read::More
+    ReadResult::More
 }
 
-fn settle(name: &str, key: &'static str, mut argv: Vec<String>) -> Result<Vec<String>, Misconfigured> {
+fn absolute_program(name: &str, key: &'static str, mut argv: Vec<String>) -> Result<Vec<String>, ProgramConfigError> {
     let program = argv.first_mut().filter(|program| !program.is_empty());
-    let program = program.ok_or_else(|| Misconfigured::Empty { name: name.to_owned(), key })?;
+    let program = program.ok_or_else(|| ProgramConfigError::Empty { name: name.to_owned(), key })?;
     if program.contains('/')
         && let Ok(path) = std::path::absolute(&*program)
     {

@@ -48,7 +48,7 @@ pub struct Request {
 
 impl Request {
     /// Takes a body in, in every form that it has.
-    pub(crate) fn put(&mut self, body: &[u8], json_most: usize) {
+    pub(crate) fn set_body(&mut self, body: &[u8], json_most: usize) {
         match std::str::from_utf8(body) {
             Ok(text) => {
                 self.json = (body.len() <= json_most).then(|| serde_json::from_str(text).ok()).flatten();
@@ -71,10 +71,10 @@ impl Request {
 
     /// The body, byte for byte.
     #[must_use]
-    pub fn bytes(&self) -> Vec<u8> {
+    pub fn body_bytes(&self) -> Vec<u8> {
         match (&self.body, &self.body_base64, &self.json) {
             (Some(text), _, _) => text.clone().into_bytes(),
-            (None, Some(_), _) => self.decoded().unwrap_or_default(),
+            (None, Some(_), _) => self.decoded_body().unwrap_or_default(),
             (None, None, Some(json)) => json.to_string().into_bytes(),
             (None, None, None) => Vec::new(),
         }
@@ -82,7 +82,7 @@ impl Request {
 
     /// What `body_base64` stands for; `None` where there is none, or it is no base64.
     #[must_use]
-    pub fn decoded(&self) -> Option<Vec<u8>> {
+    pub fn decoded_body(&self) -> Option<Vec<u8>> {
         STANDARD.decode(self.body_base64.as_ref()?).ok()
     }
 }
@@ -101,26 +101,26 @@ mod tests {
             (&[0xff, 0, 1], false, false),
         ] {
             let mut request = Request::default();
-            request.put(body, 64);
-            assert_eq!(request.bytes(), body);
+            request.set_body(body, 64);
+            assert_eq!(request.body_bytes(), body);
             assert_eq!((request.body.is_some(), request.json.is_some()), (text, json), "{body:?}");
             let read: Request = serde_json::from_value(serde_json::to_value(&request).unwrap()).unwrap();
-            assert_eq!(read.bytes(), body);
+            assert_eq!(read.body_bytes(), body);
         }
     }
 
     #[test]
     fn a_task_may_give_its_body_as_json_and_misspells_nothing_in_silence() {
         let request: Request = serde_json::from_str(r#"{"path": "/x", "json": {"a": 1}}"#).unwrap();
-        assert_eq!(request.bytes(), b"{\"a\":1}");
+        assert_eq!(request.body_bytes(), b"{\"a\":1}");
         assert!(serde_json::from_str::<Request>(r#"{"bodi": "x"}"#).is_err());
-        assert_eq!(Request { body_base64: Some("no base64!".to_owned()), ..Request::default() }.decoded(), None);
+        assert_eq!(Request { body_base64: Some("no base64!".to_owned()), ..Request::default() }.decoded_body(), None);
     }
 
     #[test]
     fn json_that_is_too_large_is_left_as_text() {
         let mut request = Request::default();
-        request.put(b"[1,2,3]", 6);
+        request.set_body(b"[1,2,3]", 6);
         assert_eq!((request.body.as_deref(), request.json), (Some("[1,2,3]"), None));
     }
 }

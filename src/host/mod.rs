@@ -2,17 +2,17 @@
 
 pub mod clock;
 pub mod containment;
-pub mod crash;
-pub(crate) mod folder;
+pub mod crash_points;
+pub(crate) mod crypto_provider;
+pub(crate) mod file_lock;
 pub(crate) mod journal;
-pub(crate) mod lock;
 pub(crate) mod mounts;
-pub mod notice;
-pub(crate) mod presence;
+pub(crate) mod name_lock;
 pub(crate) mod process;
-pub mod program;
-pub(crate) mod remains;
-pub mod room;
+pub mod program_path;
+pub mod resources;
+pub mod service_manager;
+pub(crate) mod service_record;
 pub(crate) mod spare;
-pub mod systemd;
-pub(crate) mod tls;
+pub mod termination_notice;
+pub(crate) mod work_dir;

@@ -17,37 +17,37 @@ use tokio::io::unix::AsyncFd;
 use crate::limits::PROCESS_ENVIRONMENT_BYTES_MAX;
 
 /// How often something is looked at where the kernel cannot tell when it changes.
-pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(20);
+pub(crate) const PROCESS_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How long a process is waited for before it is looked at again: its number may by now be somebody else's.
-const NUMBER_DOUBTED: Duration = Duration::from_secs(1);
+const PID_RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What `/proc/PID/stat` says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Stat {
+pub(crate) struct ProcessStat {
     pub(crate) pid: i32,
-    pub(crate) life: Life,
+    pub(crate) state: ProcessState,
     pub(crate) parent: i32,
     pub(crate) group: i32,
     /// In clock ticks since the host was started.
-    pub(crate) started: u64,
+    pub(crate) start_ticks: u64,
 }
 
 /// Whether a process can still do something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Life {
+pub(crate) enum ProcessState {
     Running,
     /// It ended and waits to be reaped.
-    Ended,
+    Zombie,
 }
 
-impl Stat {
-    pub(crate) fn of(pid: i32) -> Option<Self> {
-        Self::seen(pid).ok().flatten()
+impl ProcessStat {
+    pub(crate) fn read(pid: i32) -> Option<Self> {
+        Self::try_read(pid).ok().flatten()
     }
 
     /// The same, where what cannot be told from its absence matters: `None` is one that is not there.
-    pub(crate) fn seen(pid: i32) -> io::Result<Option<Self>> {
+    pub(crate) fn try_read(pid: i32) -> io::Result<Option<Self>> {
         match std::fs::read(format!("/proc/{pid}/stat")) {
             // Its name need not be text.
             Ok(bytes) => {
@@ -74,16 +74,17 @@ impl Stat {
         let threads: u32 = fields.nth(14)?.parse().ok()?;
         let started = fields.nth(1)?.parse().ok()?;
         // One whose first thread has ended looks ended, and goes on in the others.
-        let life = if matches!(state, "Z" | "X") && threads <= 1 { Life::Ended } else { Life::Running };
-        Some(Self { pid, life, parent, group, started })
+        let life =
+            if matches!(state, "Z" | "X") && threads <= 1 { ProcessState::Zombie } else { ProcessState::Running };
+        Some(Self { pid, state: life, parent, group, start_ticks: started })
     }
 
     /// Every process that can be seen.
-    pub(crate) fn all() -> io::Result<Vec<Self>> {
+    pub(crate) fn read_all() -> io::Result<Vec<Self>> {
         let mut all = Vec::new();
         for entry in std::fs::read_dir("/proc")? {
             let pid = entry?.file_name().to_str().and_then(|name| name.parse().ok());
-            all.extend(pid.and_then(Self::of));
+            all.extend(pid.and_then(Self::read));
         }
         Ok(all)
     }
@@ -91,25 +92,25 @@ impl Stat {
 
 /// The children of this process that orphans are among, those that ended included. The kernel gives orphans to the first thread
 /// of a process that lives, and that of a program in Rust lives for as long as the program.
-pub(crate) fn adopted() -> io::Result<Vec<i32>> {
+pub(crate) fn adopted_children() -> io::Result<Vec<i32>> {
     let own = std::process::id();
     match std::fs::read_to_string(format!("/proc/self/task/{own}/children")) {
         Ok(list) => Ok(list.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect()),
         // A kernel without these lists.
         Err(_) => {
-            let all = Stat::all()?;
+            let all = ProcessStat::read_all()?;
             Ok(all.into_iter().filter(|stat| stat.parent == own.cast_signed()).map(|stat| stat.pid).collect())
         }
     }
 }
 
 /// Those processes and everything they started that still has its parents.
-pub(crate) fn with_descendants(roots: &[i32], all: &[Stat]) -> Vec<i32> {
+pub(crate) fn with_descendants(roots: &[i32], all: &[ProcessStat]) -> Vec<i32> {
     let mut found = roots.to_vec();
     let mut at = 0;
     while let Some(&parent) = found.get(at) {
         at += 1;
-        let born = all.iter().filter(|stat| stat.parent == parent && stat.life == Life::Running);
+        let born = all.iter().filter(|stat| stat.parent == parent && stat.state == ProcessState::Running);
         let born: Vec<i32> = born.map(|stat| stat.pid).filter(|pid| !found.contains(pid)).collect();
         found.extend(born);
     }
@@ -117,22 +118,22 @@ pub(crate) fn with_descendants(roots: &[i32], all: &[Stat]) -> Vec<i32> {
 }
 
 /// Bytes of memory that a process takes up; `None` where it has ended.
-pub(crate) fn resident(pid: i32) -> Option<u64> {
-    of_status(&String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/status")).ok()?))
+pub(crate) fn resident_memory(pid: i32) -> Option<u64> {
+    parse_resident_memory(&String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/status")).ok()?))
 }
 
-fn of_status(status: &str) -> Option<u64> {
+fn parse_resident_memory(status: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
 }
 
 /// The value of a variable in the environment that a process was started with. `None` where it has none, and where we may
 /// not look.
-pub(crate) fn variable(pid: i32, name: &str) -> Option<String> {
-    let environment = environment(format!("/proc/{pid}/environ")).or_else(|| {
+pub(crate) fn environment_variable(pid: i32, name: &str) -> Option<String> {
+    let environment = read_environment(format!("/proc/{pid}/environ")).or_else(|| {
         // A first thread that has ended has none to show.
         let threads = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten();
-        threads.map(|thread| thread.path().join("environ")).find_map(environment)
+        threads.map(|thread| thread.path().join("environ")).find_map(read_environment)
     })?;
     environment.split(|byte| *byte == 0).find_map(|pair| {
         let value = pair.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
@@ -141,7 +142,7 @@ pub(crate) fn variable(pid: i32, name: &str) -> Option<String> {
 }
 
 /// What a file of `/proc` shows of an environment, if it shows anything.
-fn environment(file: impl AsRef<Path>) -> Option<Vec<u8>> {
+fn read_environment(file: impl AsRef<Path>) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     let file = std::fs::File::open(file).ok()?;
     file.take(PROCESS_ENVIRONMENT_BYTES_MAX).read_to_end(&mut bytes).ok()?;
@@ -149,7 +150,7 @@ fn environment(file: impl AsRef<Path>) -> Option<Vec<u8>> {
 }
 
 /// Signals a process if it still is what it was taken for when its number can no longer go to another.
-pub(crate) fn signal(process: i32, signal: Signal, still: impl Fn(i32) -> bool) {
+pub(crate) fn signal_if(process: i32, signal: Signal, still: impl Fn(i32) -> bool) {
     let Some(pid) = Pid::from_raw(process) else { return };
     let sent = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
         Ok(descriptor) if still(process) => rustix::process::pidfd_send_signal(&descriptor, signal),
@@ -168,23 +169,23 @@ pub(crate) fn signal(process: i32, signal: Signal, still: impl Fn(i32) -> bool) 
     deprecated,
     reason = "unsound for types that may close or swap their descriptor; OwnedFd does neither, and the new way is unsafe"
 )]
-pub(crate) fn descriptor(process: Pid) -> io::Result<AsyncFd<OwnedFd>> {
+pub(crate) fn open_pidfd(process: Pid) -> io::Result<AsyncFd<OwnedFd>> {
     let descriptor = rustix::process::pidfd_open(process, PidfdFlags::NONBLOCK)?;
     AsyncFd::with_interest(descriptor, Interest::READABLE)
 }
 
-/// Waits for a process that is not our child, or for [`NUMBER_DOUBTED`].
-pub(crate) async fn gone(process: i32) {
+/// Waits for a process that is not our child, or for [`PID_RECHECK_INTERVAL`].
+pub(crate) async fn wait_for_exit(process: i32) {
     let Some(pid) = Pid::from_raw(process) else { return };
-    match descriptor(pid) {
+    match open_pidfd(pid) {
         Ok(descriptor) => {
-            let readable = tokio::time::timeout(NUMBER_DOUBTED, descriptor.readable());
+            let readable = tokio::time::timeout(PID_RECHECK_INTERVAL, descriptor.readable());
             if let Ok(Err(_)) = readable.await {
-                tokio::time::sleep(LOOK_AGAIN).await;
+                tokio::time::sleep(PROCESS_POLL_INTERVAL).await;
             }
         }
         Err(error) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {}
-        Err(_) => tokio::time::sleep(LOOK_AGAIN).await,
+        Err(_) => tokio::time::sleep(PROCESS_POLL_INTERVAL).await,
     }
 }
 
@@ -196,41 +197,44 @@ mod tests {
 
     #[test]
     fn what_is_resident_of_a_process_is_read() {
-        assert_eq!(of_status("Name:\tsh\nVmRSS:\t    1840 kB\nRssAnon:\t 96 kB\n"), Some(1840 << 10));
-        assert_eq!(of_status("Name:\tkthreadd\n"), None);
-        assert!(resident(std::process::id().cast_signed()).is_some_and(|bytes| bytes > 1 << 20));
+        assert_eq!(parse_resident_memory("Name:\tsh\nVmRSS:\t    1840 kB\nRssAnon:\t 96 kB\n"), Some(1840 << 10));
+        assert_eq!(parse_resident_memory("Name:\tkthreadd\n"), None);
+        assert!(resident_memory(std::process::id().cast_signed()).is_some_and(|bytes| bytes > 1 << 20));
     }
 
     #[test]
     fn a_process_with_a_spiteful_name_is_read_right() {
-        let stat = Stat::parse(&format!("7 (a) Z 1 9) S 3 42 42 {TAIL}")).unwrap();
-        assert_eq!((stat.pid, stat.life, stat.parent, stat.group, stat.started), (7, Life::Running, 3, 42, 777));
-        assert_eq!(Stat::parse("7 (a) S 1"), None);
+        let stat = ProcessStat::parse(&format!("7 (a) Z 1 9) S 3 42 42 {TAIL}")).unwrap();
+        assert_eq!(
+            (stat.pid, stat.state, stat.parent, stat.group, stat.start_ticks),
+            (7, ProcessState::Running, 3, 42, 777)
+        );
+        assert_eq!(ProcessStat::parse("7 (a) S 1"), None);
     }
 
     #[test]
     fn a_process_that_waits_to_be_reaped_does_not_run() {
-        assert_eq!(Stat::parse(&format!("7 (sh) Z 1 42 42 {TAIL}")).unwrap().life, Life::Ended);
+        assert_eq!(ProcessStat::parse(&format!("7 (sh) Z 1 42 42 {TAIL}")).unwrap().state, ProcessState::Zombie);
     }
 
     #[test]
     fn a_process_whose_first_thread_has_ended_runs_in_the_others() {
         let tail = TAIL.replace("20 0 1 0 777", "20 0 2 0 777");
-        assert_eq!(Stat::parse(&format!("7 (sh) Z 1 42 42 {tail}")).unwrap().life, Life::Running);
+        assert_eq!(ProcessStat::parse(&format!("7 (sh) Z 1 42 42 {tail}")).unwrap().state, ProcessState::Running);
     }
 
     #[test]
     fn what_proc_says_of_ourselves_is_read() {
         let own = std::process::id().cast_signed();
-        let stat = Stat::of(own).unwrap();
-        assert_eq!((stat.pid, stat.life), (own, Life::Running));
-        assert!(stat.started > 0);
-        assert!(Stat::all().unwrap().iter().any(|stat| stat.pid == own));
+        let stat = ProcessStat::read(own).unwrap();
+        assert_eq!((stat.pid, stat.state), (own, ProcessState::Running));
+        assert!(stat.start_ticks > 0);
+        assert!(ProcessStat::read_all().unwrap().iter().any(|stat| stat.pid == own));
     }
 
     #[test]
     fn descendants_are_found_at_any_depth_and_strangers_are_not() {
-        let stat = |pid, parent| Stat { pid, life: Life::Running, parent, group: 0, started: 0 };
+        let stat = |pid, parent| ProcessStat { pid, state: ProcessState::Running, parent, group: 0, start_ticks: 0 };
         let all = [stat(4, 3), stat(3, 2), stat(2, 1), stat(9, 1)];
         assert_eq!(with_descendants(&[2], &all), [2, 3, 4]);
     }

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
 use rustix::io::Errno;
 
-use super::folder::Hold;
+use super::work_dir::WorkDirLock;
 use crate::limits::{SPARE_LOG_BYTES_MAX, SPARES_MAX};
 
 /// Where spare folders and files lie, within the folder of the tasks. No task's folder is called so.
@@ -30,7 +30,7 @@ pub(crate) struct Spares {
 
 #[derive(Debug)]
 struct Inner {
-    hold: Hold,
+    hold: WorkDirLock,
     place: PathBuf,
     most: usize,
     kept: Mutex<Kept>,
@@ -99,7 +99,7 @@ impl Inner {
         drop(kept);
         match std::fs::rename(path, &place) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                super::folder::make(&self.place)?;
+                super::work_dir::create_task_dir(&self.place)?;
                 std::fs::rename(path, &place)?;
             }
             renamed => renamed?,
@@ -111,9 +111,9 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         let kept = self.kept.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if kept.number > 0 && self.hold.check().is_ok() {
+        if kept.number > 0 && self.hold.verify().is_ok() {
             // Where that fails, the next start of a worker in this folder does it.
-            drop(super::folder::remove(&self.place));
+            drop(super::work_dir::remove_tree(&self.place));
         }
     }
 }
@@ -121,14 +121,14 @@ impl Drop for Inner {
 impl Spares {
     /// Keeps at most as many folders, and as many files, as tasks run at once. `tasks` is the folder that theirs are in, and
     /// `hold` tells whether it is still this worker's.
-    pub(crate) fn new(tasks: &Path, hold: Hold, capacity: u32) -> Self {
+    pub(crate) fn new(tasks: &Path, hold: WorkDirLock, capacity: u32) -> Self {
         let most = usize::try_from(capacity).map_or(SPARES_MAX, |capacity| capacity.min(SPARES_MAX));
         Self { inner: Arc::new(Inner { hold, place: tasks.join(PLACE), most, kept: Mutex::default() }) }
     }
 
     /// Whether what is found at the tasks' paths is another worker's by now, or nobody's.
     pub(crate) fn lost(&self) -> bool {
-        self.inner.hold.check().is_err()
+        self.inner.hold.verify().is_err()
     }
 
     /// Makes an empty folder, or gives one its name that was kept.
@@ -142,9 +142,9 @@ impl Spares {
             if std::fs::rename(&spare, path).is_ok() {
                 return Ok(());
             }
-            drop(super::folder::remove(&spare));
+            drop(super::work_dir::remove_tree(&spare));
         }
-        super::folder::make(path)?;
+        super::work_dir::create_task_dir(path)?;
         let known = self.inner.kept().new.is_some();
         if !known && let Ok(about) = About::of(path) {
             self.inner.kept().new = Some(about);
@@ -169,9 +169,9 @@ impl Spares {
                 return Ok(());
             }
             drop(kept);
-            return super::folder::remove(&place);
+            return super::work_dir::remove_tree(&place);
         }
-        super::folder::remove(path)
+        super::work_dir::remove_tree(path)
     }
 
     fn as_new(&self, path: &Path) -> io::Result<bool> {
@@ -230,26 +230,26 @@ mod tests {
     use std::io::Write as _;
     use std::os::unix::fs::PermissionsExt as _;
 
-    use super::super::folder::WorkFolder;
+    use super::super::work_dir::WorkDir;
     use super::*;
 
     struct Bench {
         _home: tempfile::TempDir,
-        work: WorkFolder,
+        work: WorkDir,
         spares: Spares,
     }
 
     impl Bench {
         fn of(capacity: u32) -> Self {
             let home = tempfile::tempdir().unwrap();
-            let work = WorkFolder::take(home.path()).unwrap();
-            work.clear().unwrap();
-            let spares = Spares::new(work.tasks(), work.hold().unwrap(), capacity);
+            let work = WorkDir::acquire(home.path()).unwrap();
+            work.remove_task_dirs().unwrap();
+            let spares = Spares::new(work.tasks_dir(), work.work_dir_lock().unwrap(), capacity);
             Self { _home: home, work, spares }
         }
 
         fn path(&self, name: &str) -> PathBuf {
-            self.work.tasks().join(name)
+            self.work.tasks_dir().join(name)
         }
 
         fn folder(&self, name: &str) -> u64 {
@@ -355,7 +355,7 @@ mod tests {
         assert_eq!(std::fs::read_dir(bench.path(PLACE)).unwrap().count(), 2);
         let Bench { _home, work, spares } = bench;
         drop(spares);
-        assert_eq!(std::fs::read_dir(work.tasks()).unwrap().count(), 0);
+        assert_eq!(std::fs::read_dir(work.tasks_dir()).unwrap().count(), 0);
     }
 
     #[test]
@@ -367,11 +367,11 @@ mod tests {
         let clone = spares.clone();
         assert!(!clone.lost());
         std::fs::remove_dir_all(home.path()).unwrap();
-        let next = WorkFolder::take(home.path()).unwrap();
-        next.clear().unwrap();
-        std::fs::create_dir_all(work.tasks().join(PLACE).join("1")).unwrap();
+        let next = WorkDir::acquire(home.path()).unwrap();
+        next.remove_task_dirs().unwrap();
+        std::fs::create_dir_all(work.tasks_dir().join(PLACE).join("1")).unwrap();
         assert!(clone.lost());
         drop((spares, clone));
-        assert!(next.tasks().join(PLACE).join("1").exists());
+        assert!(next.tasks_dir().join(PLACE).join("1").exists());
     }
 }

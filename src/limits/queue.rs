@@ -7,11 +7,11 @@ pub const QUEUE_RUNS_MAX: usize = 50;
 /// How far into the future a deadline may lie.
 pub const QUEUE_DEADLINE_MAX: Duration = Duration::from_secs(5 * 24 * 3600);
 /// How far the clocks of the embedded queue and its callers may differ.
-pub const QUEUE_DRIFT: Duration = Duration::from_secs(15 * 60);
+pub const QUEUE_CLOCK_DRIFT_MAX: Duration = Duration::from_secs(15 * 60);
 /// How far out of its time a certificate is still accepted.
 pub const QUEUE_CERTIFICATE_DRIFT: Duration = Duration::from_secs(5 * 60);
 /// How long a certificate may last.
-pub const QUEUE_CERTIFICATE_LIFE_MAX: Duration = Duration::from_secs(31 * 24 * 3600);
+pub const QUEUE_CERTIFICATE_TTL_MAX: Duration = Duration::from_secs(31 * 24 * 3600);
 /// How many tasks one task may depend on.
 pub const QUEUE_DEPENDENCIES_MAX: usize = 1_000;
 /// How long a claim lasts, unless configured.
@@ -21,17 +21,17 @@ pub const QUEUE_CLAIM_DELAY: Duration = Duration::from_secs(5);
 /// How long after its deadline a task is resolved, unless configured.
 pub const QUEUE_DEADLINE_DELAY: Duration = Duration::from_secs(5);
 /// How long signed poll URLs are accepted, unless configured.
-pub const QUEUE_POLL_URL_LIFE: Duration = Duration::from_secs(30 * 60);
+pub const QUEUE_POLL_URL_TTL: Duration = Duration::from_secs(30 * 60);
 /// The shortest life of signed poll URLs.
-pub const QUEUE_POLL_URL_LIFE_MIN: Duration = Duration::from_secs(1);
+pub const QUEUE_POLL_URL_TTL_MIN: Duration = Duration::from_secs(1);
 /// The shortest that messages may be hidden; the storage service counts in seconds.
-pub const QUEUE_VISIBILITY_MIN: Duration = Duration::from_secs(1);
+pub const QUEUE_VISIBILITY_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 /// How long a received message is hidden, unless configured.
-pub const QUEUE_VISIBILITY: Duration = Duration::from_secs(300);
+pub const QUEUE_VISIBILITY_TIMEOUT: Duration = Duration::from_secs(300);
 /// The longest that a message may be hidden.
-pub const QUEUE_VISIBILITY_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
+pub const QUEUE_VISIBILITY_TIMEOUT_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 /// How long a request for work is held while there is none.
-pub const QUEUE_LONG_POLL: Duration = Duration::from_secs(20);
+pub const QUEUE_LONG_POLL_WAIT: Duration = Duration::from_secs(20);
 /// How many requests for work are held at once.
 pub const QUEUE_LONG_POLLS_MAX: usize = 4_096;
 /// How many requests for work may wait in one task queue.
@@ -39,15 +39,15 @@ pub const QUEUE_WAITERS_MAX: usize = 4_096;
 /// How many connections the embedded queue serves at once.
 pub const QUEUE_CONNECTIONS_MAX: usize = 8_192;
 /// How long a connection to the embedded queue may stay without a byte moving.
-pub const QUEUE_IDLE_MAX: Duration = Duration::from_secs(90);
+pub const QUEUE_CONNECTION_IDLE_MAX: Duration = Duration::from_secs(90);
 /// How many connections may be open whose caller has not proved itself.
-pub const QUEUE_STRANGERS_MAX: usize = 64;
+pub const QUEUE_UNAUTHENTICATED_MAX: usize = 64;
 /// How long a connection may stay open whose caller does not prove itself; longer than a request for work is held.
-pub const QUEUE_STRANGER_TIME_MAX: Duration = Duration::from_secs(30);
+pub const QUEUE_UNAUTHENTICATED_AGE_MAX: Duration = Duration::from_secs(30);
 /// How long the next connection waits for a stranger to go before all of them are told to.
-pub const QUEUE_CROWD_PATIENCE: Duration = Duration::from_secs(1);
+pub const QUEUE_UNAUTHENTICATED_WAIT_MAX: Duration = Duration::from_secs(1);
 /// How long to wait before the next attempt to accept a connection.
-pub const QUEUE_ACCEPT_REST: Duration = Duration::from_millis(100);
+pub const QUEUE_ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// The largest head of a request; a certificate with its scopes is in it.
 pub const QUEUE_HEAD_BYTES_MAX: usize = 32 << 10;
 /// How many headers a request may have.
@@ -57,7 +57,7 @@ pub const QUEUE_BUFFER_BYTES_MAX: usize = QUEUE_HEAD_BYTES_MAX;
 /// The largest body of most calls.
 pub const QUEUE_SMALL_BODY_BYTES_MAX: usize = 64 << 10;
 /// The largest body of a caller who has not proved itself.
-pub const QUEUE_STRANGER_BODY_BYTES_MAX: usize = 16 << 10;
+pub const QUEUE_UNAUTHENTICATED_BODY_BYTES_MAX: usize = 16 << 10;
 /// The largest body of a call that carries an object, in base64.
 pub const QUEUE_INLINE_BODY_BYTES_MAX: usize = 2 << 20;
 /// How many bytes of bodies are held at once; who comes with more is told to try again.
@@ -85,13 +85,13 @@ pub const QUEUE_CLAIM_SCAN_MAX: usize = 256;
 /// How many entries a round of a resolver deals with.
 pub const QUEUE_SWEEP_MAX: usize = 512;
 /// How often expired tasks and artifacts are looked for.
-pub const QUEUE_SWEEP_EVERY: Duration = Duration::from_secs(600);
+pub const QUEUE_SWEEP_INTERVAL: Duration = Duration::from_secs(600);
 /// How long the embedded queue may go without looking at its clock.
-pub const QUEUE_LOOK_EVERY: Duration = Duration::from_secs(30);
+pub const QUEUE_CLOCK_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 /// The shortest rest between two attempts at what is due.
-pub const QUEUE_REST_MIN: Duration = Duration::from_millis(10);
+pub const QUEUE_RETRY_DELAY_MIN: Duration = Duration::from_millis(10);
 /// The longest rest after failures of the queue's file; each failure doubles the rest.
-pub const QUEUE_REST_MAX: Duration = Duration::from_secs(30);
+pub const QUEUE_RETRY_DELAY_MAX: Duration = Duration::from_secs(30);
 /// How many entries a page of a listing has at most.
 pub const QUEUE_PAGE_MAX: usize = 1_000;
 /// How many bytes of definitions an answer holds, one task in any case; a worker reads [`JSON_BODY_BYTES_MAX`](super::JSON_BODY_BYTES_MAX).
@@ -103,18 +103,18 @@ pub const QUEUE_WORKER_TASKS_MAX: usize = 20;
 /// How long the embedded queue waits for calls under way when it is stopped.
 pub const QUEUE_STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long after an exception artifacts of the run are still taken.
-pub const QUEUE_LATE_ARTIFACTS: Duration = Duration::from_secs(25 * 60);
+pub const QUEUE_LATE_ARTIFACTS_WINDOW: Duration = Duration::from_secs(25 * 60);
 /// How long the address that an artifact is put to is accepted.
-pub const QUEUE_PUT_URL_LIFE: Duration = Duration::from_secs(45 * 60);
+pub const QUEUE_PUT_URL_TTL: Duration = Duration::from_secs(45 * 60);
 /// How long the address that an artifact is got from is accepted.
-pub const QUEUE_GET_URL_LIFE: Duration = Duration::from_secs(30 * 60);
+pub const QUEUE_GET_URL_TTL: Duration = Duration::from_secs(30 * 60);
 /// The largest object that may come within a call.
 pub const QUEUE_INLINE_BYTES_MAX: usize = 1 << 20;
 /// How long the next piece of an artifact may take to come.
 pub const QUEUE_CHUNK_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long an artifact may take to come, all in all; its address lives no longer.
-pub const QUEUE_UPLOAD_TIMEOUT: Duration = QUEUE_PUT_URL_LIFE;
+pub const QUEUE_UPLOAD_TIMEOUT: Duration = QUEUE_PUT_URL_TTL;
 /// How much of a stored artifact is read at a time.
 pub const QUEUE_READ_BYTES: usize = 64 << 10;
 /// How long a request for work is held while too many others already are.
-pub const QUEUE_CROWDED_POLL: Duration = Duration::from_secs(1);
+pub const QUEUE_OVERLOADED_POLL_WAIT: Duration = Duration::from_secs(1);

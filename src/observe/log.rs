@@ -1,6 +1,6 @@
 //! The worker's own log: lines for a person on a terminal, a JSON object a line otherwise, always on stderr.
 //!
-//! A thread of its own writes it: the first line at once, what follows within [`LOG_GATHER`] together. Who reads it may be
+//! A thread of its own writes it: the first line at once, what follows within [`LOG_BATCH_DELAY`] together. Who reads it may be
 //! slow, or not read at all: then lines are dropped and counted, and no lease, signal or kill ever waits for the log.
 //!
 //! A task's log is another thing and does not pass here. No line shows a secret, see [`redact`].
@@ -17,7 +17,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::config::Environment;
 use crate::config::schema::{Log, LogFormat};
-use crate::limits::{LOG_GATHER, LOG_LINES_WAITING_MAX, LOG_WRITE_BYTES};
+use crate::limits::{LOG_BATCH_DELAY, LOG_LINES_QUEUED_MAX, LOG_WRITE_BYTES};
 use crate::redact;
 
 /// Whether lines may be coloured.
@@ -31,7 +31,7 @@ pub enum Color {
 
 /// What the environment says about colours: any `NO_COLOR` means none.
 #[must_use]
-pub fn color(environment: &Environment) -> Color {
+pub fn color_from_environment(environment: &Environment) -> Color {
     if environment.get("NO_COLOR").is_some() { Color::Never } else { Color::Auto }
 }
 
@@ -43,92 +43,97 @@ pub fn start(settings: &Log, color: Color) {
         LogFormat::Human => true,
         LogFormat::Json => false,
     };
-    let base =
-        tracing_subscriber::fmt().with_env_filter(filter(settings)).with_writer(apart(Lines(Gathered::to(stderr()))));
+    let base = tracing_subscriber::fmt()
+        .with_env_filter(filter(settings))
+        .with_writer(background_writer(RedactingWriter(BatchingWriter::new(stderr()))));
     // Only a second call fails, and then the first one's settings stay.
     if human {
         let colored = terminal && color == Color::Auto;
         let base = base.with_ansi(colored).with_target(false).with_timer(TimeOfDay).with_filter_reloading();
         let handle = base.reload_handle();
         if base.finish().try_init().is_ok() {
-            remember(move |filter| handle.reload(filter).is_ok());
+            store_set_filter(move |filter| handle.reload(filter).is_ok());
         }
     } else {
-        as_json(base);
+        start_json(base);
     }
 }
 
 /// Starts it, a JSON object a line.
-fn as_json<W>(base: SubscriberBuilder<DefaultFields, Format, EnvFilter, W>)
+fn start_json<W>(base: SubscriberBuilder<DefaultFields, Format, EnvFilter, W>)
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
     let base = base.json().flatten_event(true).with_current_span(true).with_span_list(false).with_filter_reloading();
     let handle = base.reload_handle();
     if base.finish().try_init().is_ok() {
-        remember(move |filter| handle.reload(filter).is_ok());
+        store_set_filter(move |filter| handle.reload(filter).is_ok());
     }
 }
 
 /// Libraries that write what passes through them, payloads and passwords included. No setting shows their lines.
-const NEVER_SHOWN: [&str; 2] = ["lapin", "amq_protocol"];
+const SUPPRESSED_TARGETS: [&str; 2] = ["lapin", "amq_protocol"];
 
 fn filter(settings: &Log) -> EnvFilter {
-    let wanted = |directive: &&str| !NEVER_SHOWN.iter().any(|name| directive.trim().starts_with(name));
+    let wanted = |directive: &&str| !SUPPRESSED_TARGETS.iter().any(|name| directive.trim().starts_with(name));
     let directives = settings.level.as_str().split(',').filter(wanted).map(str::to_owned);
-    let directives: Vec<_> = directives.chain(NEVER_SHOWN.map(|name| format!("{name}=off"))).collect();
+    let directives: Vec<_> = directives.chain(SUPPRESSED_TARGETS.map(|name| format!("{name}=off"))).collect();
     EnvFilter::try_new(directives.join(",")).unwrap_or_else(|_| EnvFilter::new("info,lapin=off,amq_protocol=off"))
 }
 
 /// What replaces the filter of the log that was started.
-type Refilter = dyn Fn(EnvFilter) -> bool + Send + Sync;
-static REFILTER: OnceLock<Box<Refilter>> = OnceLock::new();
+type SetFilterFn = dyn Fn(EnvFilter) -> bool + Send + Sync;
+static SET_FILTER: OnceLock<Box<SetFilterFn>> = OnceLock::new();
 
-fn remember(refilter: impl Fn(EnvFilter) -> bool + Send + Sync + 'static) {
+fn store_set_filter(refilter: impl Fn(EnvFilter) -> bool + Send + Sync + 'static) {
     // A log is started once.
-    drop(REFILTER.set(Box::new(refilter)));
+    drop(SET_FILTER.set(Box::new(refilter)));
 }
 
 /// Writes lines of these levels from here on. Where no log was started, nothing.
-pub fn refilter(settings: &Log) {
-    let told = REFILTER.get().is_none_or(|refilter| refilter(filter(settings)));
+pub fn set_filter(settings: &Log) {
+    let told = SET_FILTER.get().is_none_or(|refilter| refilter(filter(settings)));
     if !told {
         tracing::error!("the log goes on with the levels it had");
     }
 }
 
 /// Starts logging for the whole process, each line as a JSON object that is handed to `line`. A second call changes nothing.
-pub fn start_to(settings: &Log, line: fn(&[u8])) {
-    as_json(tracing_subscriber::fmt().with_env_filter(filter(settings)).with_writer(apart(Lines(Given(line)))));
+pub fn start_with_callback(settings: &Log, line: fn(&[u8])) {
+    start_json(
+        tracing_subscriber::fmt()
+            .with_env_filter(filter(settings))
+            .with_writer(background_writer(RedactingWriter(CallbackWriter(line)))),
+    );
 }
 
 /// What ends the writing thread, and what it had to drop.
-static WRITING: Mutex<Option<(WorkerGuard, ErrorCounter)>> = Mutex::new(None);
+static WRITER: Mutex<Option<(WorkerGuard, ErrorCounter)>> = Mutex::new(None);
 
 /// A writer that never waits.
-fn apart(to: impl Write + Send + 'static) -> NonBlocking {
-    let builder = NonBlockingBuilder::default().buffered_lines_limit(LOG_LINES_WAITING_MAX).lossy(true);
+fn background_writer(to: impl Write + Send + 'static) -> NonBlocking {
+    let builder = NonBlockingBuilder::default().buffered_lines_limit(LOG_LINES_QUEUED_MAX).lossy(true);
     let (writer, guard) = builder.thread_name("log").finish(to);
-    *WRITING.lock().unwrap_or_else(PoisonError::into_inner) = Some((guard, writer.error_counter()));
+    *WRITER.lock().unwrap_or_else(PoisonError::into_inner) = Some((guard, writer.error_counter()));
     writer
 }
 
 /// How many lines were dropped, since nobody took them in time.
 #[must_use]
-pub fn dropped() -> u64 {
-    let writing = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+pub fn dropped_lines() -> u64 {
+    let writing = WRITER.lock().unwrap_or_else(PoisonError::into_inner);
     writing.as_ref().map_or(0, |(_, counter)| counter.dropped_lines() as u64)
 }
 
 /// Waits, a second at most, until what was logged is written. Nothing is logged from then on.
-pub fn finish() {
-    drop(WRITING.lock().unwrap_or_else(PoisonError::into_inner).take());
+pub fn flush_and_stop() {
+    drop(WRITER.lock().unwrap_or_else(PoisonError::into_inner).take());
 }
 
 /// Hands on what is written.
-struct Given(fn(&[u8]));
+struct CallbackWriter(fn(&[u8]));
 
-impl Write for Given {
+impl Write for CallbackWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         (self.0)(line);
         Ok(line.len())
@@ -141,13 +146,13 @@ impl Write for Given {
 
 /// Writes at once what comes together: lines that follow each other closely cost a call to the system and the wake-up of a
 /// thread together, and not each.
-struct Gathered<W> {
+struct BatchingWriter<W> {
     to: W,
     lines: Vec<u8>,
 }
 
-impl<W: Write> Gathered<W> {
-    const fn to(to: W) -> Self {
+impl<W: Write> BatchingWriter<W> {
+    const fn new(to: W) -> Self {
         Self { to, lines: Vec::new() }
     }
 
@@ -159,7 +164,7 @@ impl<W: Write> Gathered<W> {
     }
 }
 
-impl<W: Write> Write for Gathered<W> {
+impl<W: Write> Write for BatchingWriter<W> {
     fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
         if self.lines.len() + lines.len() > LOG_WRITE_BYTES {
             self.write_out()?;
@@ -175,15 +180,15 @@ impl<W: Write> Write for Gathered<W> {
         }
         self.write_out()?;
         self.to.flush()?;
-        std::thread::sleep(LOG_GATHER);
+        std::thread::sleep(LOG_BATCH_DELAY);
         Ok(())
     }
 }
 
 /// Writes whole lines, which is what it is given, without the secrets in them.
-struct Lines<W>(W);
+struct RedactingWriter<W>(W);
 
-impl<W: Write> Write for Lines<W> {
+impl<W: Write> Write for RedactingWriter<W> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.0.write_all(&redact::bytes(line, None))?;
         Ok(line.len())
@@ -229,7 +234,7 @@ mod tests {
             let written = page.clone();
             let settings = Log { level: level.parse().unwrap(), ..Log::default() };
             let base = tracing_subscriber::fmt().with_env_filter(filter(&settings)).with_ansi(false);
-            tracing::subscriber::with_default(base.with_writer(move || Lines(page.clone())).finish(), || {
+            tracing::subscriber::with_default(base.with_writer(move || RedactingWriter(page.clone())).finish(), || {
                 tracing::error!(target: "lapin::channel", body = "payload-canary", "Server returned us a message");
                 tracing::error!(target: "amq_protocol::frame", body = "payload-canary", "a frame");
                 tracing::error!(target: "journeyman::source", "said");
@@ -258,7 +263,7 @@ mod tests {
     #[test]
     fn lines_that_come_together_are_written_together_up_to_a_bound() {
         let mut calls = Calls::default();
-        let mut lines = Lines(Gathered::to(&mut calls));
+        let mut lines = RedactingWriter(BatchingWriter::new(&mut calls));
         lines.write_all(b"one\n").unwrap();
         lines.write_all(b"two\n").unwrap();
         lines.flush().unwrap();
@@ -276,7 +281,7 @@ mod tests {
         for json in [true, false] {
             let page = Page::default();
             let written = page.clone();
-            let base = tracing_subscriber::fmt().with_ansi(false).with_writer(move || Lines(page.clone()));
+            let base = tracing_subscriber::fmt().with_ansi(false).with_writer(move || RedactingWriter(page.clone()));
             let say = || tracing::warn!(token = "log-canary-\"51f2\"", "told log-canary-\"51f2\" twice");
             if json {
                 tracing::subscriber::with_default(base.json().finish(), say);

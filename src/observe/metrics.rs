@@ -6,208 +6,208 @@
 
 use std::fmt;
 
-use super::family::{self, Family, Kind, Sample, count, flag, float, labeled, one};
-use crate::control::Status;
-use crate::worker::record::Spans;
-use crate::worker::view::{Blocked, Service, Source, State};
+use super::openmetrics::{self, MetricFamily, MetricKind, Sample, count, flag, float, labeled, unlabeled};
+use crate::control::WorkerStatusReply;
+use crate::worker::status::{BlockedReason, LifecycleState, SidecarSummary, SourceStatus};
+use crate::worker::trace_recorder::SpanCounts;
 
-type Read = fn(&Status) -> Vec<Sample>;
+type ReadSamples = fn(&WorkerStatusReply) -> Vec<Sample>;
 
-const fn gauge(name: &'static str, help: &'static str, read: Read) -> Family<Status> {
-    Family::new(Kind::Gauge, name, help, read)
+const fn gauge(name: &'static str, help: &'static str, read: ReadSamples) -> MetricFamily<WorkerStatusReply> {
+    MetricFamily::new(MetricKind::Gauge, name, help, read)
 }
 
-const fn counter(name: &'static str, help: &'static str, read: Read) -> Family<Status> {
-    Family::new(Kind::Counter, name, help, read)
+const fn counter(name: &'static str, help: &'static str, read: ReadSamples) -> MetricFamily<WorkerStatusReply> {
+    MetricFamily::new(MetricKind::Counter, name, help, read)
 }
 
-const fn info(name: &'static str, help: &'static str, read: Read) -> Family<Status> {
-    Family::new(Kind::Info, name, help, read)
+const fn info(name: &'static str, help: &'static str, read: ReadSamples) -> MetricFamily<WorkerStatusReply> {
+    MetricFamily::new(MetricKind::Info, name, help, read)
 }
 
 const SOURCE: &[&str] = &["source"];
 const HANDLER: &[&str] = &["handler"];
 const PROVIDER: &[&str] = &["provider"];
 
-const FAMILIES: &[Family<Status>] = &[
-    info("build", "The version that runs.", |status| vec![labeled([&status.version], 1.0)]).by(&["version"]),
+const FAMILIES: &[MetricFamily<WorkerStatusReply>] = &[
+    info("build", "The version that runs.", |status| vec![labeled([&status.version], 1.0)]).with_labels(&["version"]),
     info("worker", "Which worker this is, and how it holds payloads together.", |status| {
-        vec![labeled([&status.id, &status.group, &status.view.containment], 1.0)]
+        vec![labeled([&status.id, &status.group, &status.snapshot.containment], 1.0)]
     })
-    .by(&["worker_id", "worker_group", "containment"]),
-    gauge("uptime", "Since the worker started.", |status| one(status.view.uptime_seconds)).in_unit("seconds"),
+    .with_labels(&["worker_id", "worker_group", "containment"]),
+    gauge("uptime", "Since the worker started.", |status| unlabeled(status.snapshot.uptime_seconds)).with_unit("seconds"),
     gauge("state", "1 for the state that the worker is in.", |status| {
-        State::ALL.map(|state| labeled([state.as_str()], flag(status.view.state == state))).into()
+        LifecycleState::ALL.map(|state| labeled([state.as_str()], flag(status.snapshot.state == state))).into()
     })
-    .by(&["state"]),
+    .with_labels(&["state"]),
     gauge("guard_blocked", "1 for the reason why nothing is claimed; all 0 where claims are asked for.", |status| {
-        Blocked::ALL.map(|why| labeled([why.as_str()], flag(status.view.blocked == Some(why)))).into()
+        BlockedReason::ALL.map(|why| labeled([why.as_str()], flag(status.snapshot.blocked == Some(why)))).into()
     })
-    .by(&["reason"]),
-    gauge("capacity", "How many tasks run at once at most.", |status| one(status.view.capacity)),
-    gauge("slots_asked", "Slots that wait in polls.", |status| one(status.view.asked)),
+    .with_labels(&["reason"]),
+    gauge("capacity", "How many tasks run at once at most.", |status| unlabeled(status.snapshot.capacity)),
+    gauge("slots_asked", "Slots that wait in polls.", |status| unlabeled(status.snapshot.asked)),
     gauge("tasks_running", "Claims that are held.", |status| {
-        let held = |source: &Source| status.view.tasks.iter().filter(|task| task.source == source.name).count();
-        each(status, |source| float(held(source) as u64))
+        let held = |source: &SourceStatus| status.snapshot.tasks.iter().filter(|task| task.source == source.name).count();
+        per_source(status, |source| float(held(source) as u64))
     })
-    .by(SOURCE),
+    .with_labels(SOURCE),
     gauge("lease_left_min", "The shortest lease that is held, until it is given up; absent where none is.", |status| {
-        let left = status.view.tasks.iter().filter_map(|task| task.lease_left_seconds);
-        left.reduce(f64::min).map_or_else(Vec::new, one)
+        let left = status.snapshot.tasks.iter().filter_map(|task| task.lease_left_seconds);
+        left.reduce(f64::min).map_or_else(Vec::new, unlabeled)
     })
-    .in_unit("seconds"),
+    .with_unit("seconds"),
     counter(
         "tasks",
         "What became of claims: completed, failed, exception with its reason, superseded (the queue had an \
         outcome already), unconfirmed (the report was not answered), lost (given up without a report).",
-        tasks,
+        claim_ends,
     )
-    .by(&["source", "outcome", "reason"]),
-    counter("claims", "Claims granted.", |status| each(status, |source| float(source.counts.claims))).by(SOURCE),
+    .with_labels(&["source", "outcome", "reason"]),
+    counter("claims", "Claims granted.", |status| per_source(status, |source| float(source.counts.claims))).with_labels(SOURCE),
     counter("claims_refused", "Claim requests that were refused or failed.", |status| {
-        each(status, |source| float(source.counts.claims_refused))
+        per_source(status, |source| float(source.counts.claims_refused))
     })
-    .by(SOURCE),
-    counter("reclaims", "Leases extended.", |status| each(status, |source| float(source.counts.reclaims))).by(SOURCE),
+    .with_labels(SOURCE),
+    counter("reclaims", "Leases extended.", |status| per_source(status, |source| float(source.counts.reclaims))).with_labels(SOURCE),
     counter("reclaim_failures", "Attempts to extend a lease that were refused or failed.", |status| {
-        each(status, |source| float(source.counts.reclaims_failed))
+        per_source(status, |source| float(source.counts.reclaims_failed))
     })
-    .by(SOURCE),
-    counter("polls", "Polls answered.", |status| each(status, |source| float(source.counts.polls))).by(SOURCE),
+    .with_labels(SOURCE),
+    counter("polls", "Polls answered.", |status| per_source(status, |source| float(source.counts.polls))).with_labels(SOURCE),
     counter("poll_failures", "Polls that were refused or failed.", |status| {
-        each(status, |source| float(source.counts.polls_failed))
+        per_source(status, |source| float(source.counts.polls_failed))
     })
-    .by(SOURCE),
+    .with_labels(SOURCE),
     counter("source_events", "What a source of requests has counted besides claims.", |status| {
-        let of = |source: &Source| {
+        let of = |source: &SourceStatus| {
             let tallies = source.tallies.iter();
             tallies.map(|(event, count)| labeled([&source.name, event], float(*count))).collect::<Vec<_>>()
         };
-        status.view.sources.iter().flat_map(of).collect()
+        status.snapshot.sources.iter().flat_map(of).collect()
     })
-    .by(&["source", "event"]),
+    .with_labels(&["source", "event"]),
     counter(
         "activity_reports",
         "Activity reports that the broker has confirmed; absent where no controller is told.",
-        |status| status.view.activity.iter().flat_map(|activity| one(float(activity.reports))).collect(),
+        |status| status.snapshot.activity.iter().flat_map(|activity| unlabeled(float(activity.reports))).collect(),
     ),
     counter("activity_failures", "How often there was no way to report activity.", |status| {
-        status.view.activity.iter().flat_map(|activity| one(float(activity.failures))).collect()
+        status.snapshot.activity.iter().flat_map(|activity| unlabeled(float(activity.failures))).collect()
     }),
     gauge("activity_up", "1 where activity can be reported.", |status| {
         status
-            .view
+            .snapshot
             .activity
             .iter()
-            .flat_map(|activity| one(flag(activity.error.is_none() && activity.reports > 0)))
+            .flat_map(|activity| unlabeled(flag(activity.error.is_none() && activity.reports > 0)))
             .collect()
     }),
     gauge("source_up", "1 where the source has answered, and its last answers were no refusals.", |status| {
-        each(status, |source| flag(source.polled_seconds_ago.is_some() && !source.in_trouble))
+        per_source(status, |source| flag(source.polled_seconds_ago.is_some() && !source.in_trouble))
     })
-    .by(SOURCE),
+    .with_labels(SOURCE),
     counter("source_errors", "Refusals and failures of opening, polling, claiming and recovering.", |status| {
-        each(status, |source| float(source.counts.refusals))
+        per_source(status, |source| float(source.counts.refusals))
     })
-    .by(SOURCE),
+    .with_labels(SOURCE),
     gauge("source_poll_age", "Since the source last answered a poll; absent before the first answer.", |status| {
-        let polled = status.view.sources.iter().filter_map(|source| Some((source, source.polled_seconds_ago?)));
+        let polled = status.snapshot.sources.iter().filter_map(|source| Some((source, source.polled_seconds_ago?)));
         polled.map(|(source, age)| labeled([&source.name], age)).collect()
     })
-    .by(SOURCE)
-    .in_unit("seconds"),
+    .with_labels(SOURCE)
+    .with_unit("seconds"),
     gauge("service_up", "1 where what a handler keeps there beside its tasks can take them; absent where none does.", |status| {
-        services(status, |service| flag(service.up))
+        per_sidecar(status, |service| flag(service.up))
     })
-    .by(HANDLER),
+    .with_labels(HANDLER),
     counter("service_restarts", "How often what a handler keeps there beside its tasks was started again.", |status| {
-        services(status, |service| float(service.restarts))
+        per_sidecar(status, |service| float(service.restarts))
     })
-    .by(HANDLER),
-    counter("delete_failures", "Attempts to delete a message that failed.", |s| count(s.view.counts.deletes_failed)),
+    .with_labels(HANDLER),
+    counter("delete_failures", "Attempts to delete a message that failed.", |s| count(s.snapshot.counts.deletes_failed)),
     counter("high_dequeue_counts", "Messages received more often than `worker.dequeue_alert`.", |status| {
-        count(status.view.counts.dequeue_alerts)
+        count(status.snapshot.counts.dequeue_alerts)
     }),
-    counter("undecodable", "Messages and claims that could not be read.", |s| count(s.view.counts.undecodable)),
+    counter("undecodable", "Messages and claims that could not be read.", |s| count(s.snapshot.counts.undecodable)),
     counter("overlaps", "Claims whose payload may have run beside another worker's.", |status| {
-        count(status.view.counts.overlaps_possible)
+        count(status.snapshot.counts.overlaps_possible)
     }),
-    counter("occupied", "Claims whose payload could not be proven gone.", |s| count(s.view.counts.occupied)),
+    counter("occupied", "Claims whose payload could not be proven gone.", |s| count(s.snapshot.counts.occupied)),
     counter("artifacts", "Artifacts, logs included, by what became of them: stored or failed.", |status| {
-        let counts = status.view.counts;
+        let counts = status.snapshot.counts;
         vec![labeled(["stored"], float(counts.artifacts)), labeled(["failed"], float(counts.artifacts_failed))]
     })
-    .by(&["result"]),
+    .with_labels(&["result"]),
     counter("log", "Bytes of the logs of tasks.", |status| {
-        let running: u64 = status.view.tasks.iter().map(|task| task.log_bytes).sum();
-        count(status.view.counts.log_bytes + running)
+        let running: u64 = status.snapshot.tasks.iter().map(|task| task.log_bytes).sum();
+        count(status.snapshot.counts.log_bytes + running)
     })
-    .in_unit("bytes"),
+    .with_unit("bytes"),
     counter("spot_notices", "Notices that the host goes, by where they came from: aws, gcp, azure, a file, or elsewhere.", |status| {
-        let counts = status.view.counts;
+        let counts = status.snapshot.counts;
         by_provider(
             [counts.notices_aws, counts.notices_gcp, counts.notices_azure, counts.notices_file],
             counts.notices,
         )
     })
-    .by(PROVIDER),
+    .with_labels(PROVIDER),
     counter("spot_hints", "Hints that the host may have to go, by where they came from.", |status| {
-        let counts = status.view.counts;
+        let counts = status.snapshot.counts;
         by_provider([counts.hints_aws, counts.hints_gcp, counts.hints_azure, counts.hints_file], counts.hints)
     })
-    .by(PROVIDER),
+    .with_labels(PROVIDER),
     gauge("spot_watch_up", "1 while what would say that the host goes can be asked or read, 0 while it cannot; absent where nothing is watched.", |status| {
-        let up = |spot: &crate::worker::view::Spot| if spot.heard { 1.0 } else { 0.0 };
-        status.view.watches.iter().map(|spot| labeled([spot.provider.as_str()], up(spot))).collect()
+        let up = |spot: &crate::worker::status::NoticeWatchStatus| if spot.heard { 1.0 } else { 0.0 };
+        status.snapshot.watches.iter().map(|spot| labeled([spot.provider.as_str()], up(spot))).collect()
     })
-    .by(PROVIDER),
+    .with_labels(PROVIDER),
     gauge("spot_reaction", "From the first notice to the latest end of a claim since; absent before one.", |status| {
-        let end = status.view.notice.and_then(|notice| notice.to_last_end_seconds);
-        end.map_or_else(Vec::new, one)
+        let end = status.snapshot.notice.and_then(|notice| notice.to_last_end_seconds);
+        end.map_or_else(Vec::new, unlabeled)
     })
-    .in_unit("seconds"),
+    .with_unit("seconds"),
     counter("recovered", "Runs that an earlier life of this worker held, by what became of them: killed (had processes left), reported, handed-back or forgotten.", |status| {
-        let left = status.view.recovered.unwrap_or_default();
+        let left = status.snapshot.recovered.unwrap_or_default();
         let ends = [("killed", left.killed), ("reported", left.reported), ("handed-back", left.handed_back)];
         let ends = ends.into_iter().chain([("forgotten", left.forgotten)]);
         ends.map(|(end, many)| labeled([end], float(many as u64))).collect()
     })
-    .by(&["end"]),
+    .with_labels(&["end"]),
     gauge("journal_damage", "Faults found in the journal of the worker's earlier life.", |status| {
-        count(status.view.recovered.unwrap_or_default().damage as u64)
+        count(status.snapshot.recovered.unwrap_or_default().damage as u64)
     }),
-    counter("host_faults", "Times the host was found unable to run tasks.", |s| count(s.view.counts.host_faults)),
-    counter("panics", "Panics of handlers and adapters.", |status| count(status.view.counts.panics)),
+    counter("host_faults", "Times the host was found unable to run tasks.", |s| count(s.snapshot.counts.host_faults)),
+    counter("panics", "Panics of handlers and adapters.", |status| count(status.snapshot.counts.panics)),
     counter("config_reloads", "Configurations read again, by what became of them: taken-over or refused.", |status| {
-        let counts = status.view.counts;
+        let counts = status.snapshot.counts;
         vec![labeled(["taken-over"], float(counts.reloads)), labeled(["refused"], float(counts.reloads_refused))]
     })
-    .by(&["result"]),
+    .with_labels(&["result"]),
     counter(
         "trace_spans",
         "Spans of ended claims, by what became of them: exported, or dropped for want of a collector.",
         |status| {
-            let spans = status.view.spans;
-            spans.map_or_else(Vec::new, |Spans { exported, dropped }| {
+            let spans = status.snapshot.spans;
+            spans.map_or_else(Vec::new, |SpanCounts { exported, dropped }| {
                 vec![labeled(["exported"], float(exported)), labeled(["dropped"], float(dropped))]
             })
         },
     )
-    .by(&["result"]),
+    .with_labels(&["result"]),
     gauge("disk_free", "Free for the work folder; absent where the system does not say.", |status| {
-        status.view.host.disk_free.map_or_else(Vec::new, |free| one(float(free)))
+        status.snapshot.host.disk_free.map_or_else(Vec::new, |free| unlabeled(float(free)))
     })
-    .in_unit("bytes"),
-    gauge("disk_least", "Below this nothing is claimed.", |s| count(s.view.host.disk_least)).in_unit("bytes"),
+    .with_unit("bytes"),
+    gauge("disk_least", "Below this nothing is claimed.", |s| count(s.snapshot.host.disk_least)).with_unit("bytes"),
     gauge("memory_free", "Memory that can be had; absent where the system does not say.", |status| {
-        status.view.host.memory_free.map_or_else(Vec::new, |free| one(float(free)))
+        status.snapshot.host.memory_free.map_or_else(Vec::new, |free| unlabeled(float(free)))
     })
-    .in_unit("bytes"),
-    gauge("memory_least", "Below this nothing is claimed.", |s| count(s.view.host.memory_least)).in_unit("bytes"),
+    .with_unit("bytes"),
+    gauge("memory_least", "Below this nothing is claimed.", |s| count(s.snapshot.host.memory_least)).with_unit("bytes"),
 ];
 
-fn tasks(status: &Status) -> Vec<Sample> {
-    let ends = |source: &Source| {
+fn claim_ends(status: &WorkerStatusReply) -> Vec<Sample> {
+    let ends = |source: &SourceStatus| {
         let ends = source.counts.ends;
         [
             ("completed", "", ends.completed),
@@ -223,7 +223,7 @@ fn tasks(status: &Status) -> Vec<Sample> {
         ]
         .map(|(outcome, reason, many)| labeled([source.name.as_str(), outcome, reason], float(many)))
     };
-    status.view.sources.iter().flat_map(ends).collect()
+    status.snapshot.sources.iter().flat_map(ends).collect()
 }
 
 /// What nobody of the list has counted came from elsewhere.
@@ -233,12 +233,12 @@ fn by_provider(known: [u64; 4], all: u64) -> Vec<Sample> {
     rows.map(|(provider, many)| labeled([provider], float(many))).collect()
 }
 
-fn each(status: &Status, value: impl Fn(&Source) -> f64) -> Vec<Sample> {
-    status.view.sources.iter().map(|source| labeled([&source.name], value(source))).collect()
+fn per_source(status: &WorkerStatusReply, value: impl Fn(&SourceStatus) -> f64) -> Vec<Sample> {
+    status.snapshot.sources.iter().map(|source| labeled([&source.name], value(source))).collect()
 }
 
-fn services(status: &Status, value: impl Fn(&Service) -> f64) -> Vec<Sample> {
-    status.view.services.iter().map(|service| labeled([&service.name], value(service))).collect()
+fn per_sidecar(status: &WorkerStatusReply, value: impl Fn(&SidecarSummary) -> f64) -> Vec<Sample> {
+    status.snapshot.services.iter().map(|service| labeled([&service.name], value(service))).collect()
 }
 
 /// The text that `/metrics` answers with.
@@ -246,12 +246,12 @@ fn services(status: &Status, value: impl Fn(&Service) -> f64) -> Vec<Sample> {
 /// # Errors
 ///
 /// None that a String could have.
-pub fn text(status: Status) -> Result<String, fmt::Error> {
-    family::text(status, FAMILIES)
+pub fn text(status: WorkerStatusReply) -> Result<String, fmt::Error> {
+    openmetrics::text(status, FAMILIES)
 }
 
 /// The names and labels as a Markdown table, as `examples/prometheus/README.md` shows it.
 #[must_use]
 pub fn markdown() -> String {
-    family::markdown(FAMILIES)
+    openmetrics::markdown(FAMILIES)
 }

@@ -1,10 +1,10 @@
 //! What the outside sees of a running journeyman.
 
-pub mod controller;
-mod door;
-mod family;
-pub mod http;
+pub mod controller_http;
 pub mod log;
 pub mod metrics;
+mod openmetrics;
 pub mod page;
+mod server;
 pub mod traces;
+pub mod worker_http;

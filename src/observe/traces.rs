@@ -21,72 +21,73 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::telemetry::{Collector, Pair};
+use crate::config::collector::{CollectorConfig, NameValue};
 use crate::domain::backoff::{Backoff, Policy};
-use crate::domain::claim::{End, Loss};
+use crate::domain::claim::{ClaimEnd, LossReason};
 use crate::domain::jitter::Jitter;
 use crate::domain::outcome::Outcome;
 use crate::domain::time::Instant;
 use crate::limits::{
-    TRACES_ANSWER_BYTES_MAX, TRACES_BATCH_MAX, TRACES_CLOSE_WAIT, TRACES_EVERY, TRACES_TRIES, TRACES_WAITING_MAX,
+    TRACES_ANSWER_BYTES_MAX, TRACES_ATTEMPTS_MAX, TRACES_BATCH_DELAY, TRACES_BATCH_MAX, TRACES_CLOSE_TIMEOUT,
+    TRACES_QUEUED_MAX,
 };
-use crate::worker::record::{Record, Recorder, Spans};
-use crate::worker::timeline::{Lap, Phase};
+use crate::worker::timeline::{ClaimPhase, PhaseTiming};
+use crate::worker::trace_recorder::{FinishedClaim, SpanCounts, TraceRecorder};
 
 const RETRY: Policy = Policy { first: Duration::from_secs(1), max: Duration::from_secs(10) };
 
 /// A claim that is over, and when that was.
 #[derive(Debug)]
-struct Dated {
-    record: Record,
-    at: Timestamp,
+struct EndedClaim {
+    record: FinishedClaim,
+    ended_at: Timestamp,
 }
 
 /// Where a worker puts its spans.
 #[derive(Debug)]
-struct Queue {
-    waiting: mpsc::Sender<Dated>,
-    counted: Arc<Counted>,
+struct SpanQueue {
+    waiting: mpsc::Sender<EndedClaim>,
+    counters: Arc<SpanCounters>,
 }
 
 #[derive(Debug, Default)]
-struct Counted {
+struct SpanCounters {
     exported: AtomicU64,
     dropped: AtomicU64,
 }
 
-impl Recorder for Queue {
-    fn ended(&self, record: Record) {
-        let dated = Dated { record, at: Timestamp::now() };
+impl TraceRecorder for SpanQueue {
+    fn record(&self, record: FinishedClaim) {
+        let dated = EndedClaim { record, ended_at: Timestamp::now() };
         if let Err(error) = self.waiting.try_send(dated) {
             let (mpsc::error::TrySendError::Full(lost) | mpsc::error::TrySendError::Closed(lost)) = error;
-            self.counted.lose(many(&lost.record));
+            self.counters.add_dropped(span_count(&lost.record));
         }
     }
 
-    fn counts(&self) -> Spans {
+    fn span_counts(&self) -> SpanCounts {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Spans { exported: of(&self.counted.exported), dropped: of(&self.counted.dropped) }
+        SpanCounts { exported: of(&self.counters.exported), dropped: of(&self.counters.dropped) }
     }
 }
 
-impl Counted {
-    fn lose(&self, spans: u64) {
+impl SpanCounters {
+    fn add_dropped(&self, spans: u64) {
         self.dropped.fetch_add(spans, Ordering::Relaxed);
     }
 }
 
 /// The spans of a claim: its own and one for each phase.
-fn many(record: &Record) -> u64 {
-    record.timeline.laps().len() as u64 + 1
+fn span_count(record: &FinishedClaim) -> u64 {
+    record.timeline.phases().len() as u64 + 1
 }
 
 /// The export of spans, while it goes on.
 #[derive(Debug)]
 pub struct Export {
-    queue: Arc<Queue>,
+    queue: Arc<SpanQueue>,
     sending: JoinSet<()>,
-    leaves: CancellationToken,
+    shutdown: CancellationToken,
 }
 
 impl Export {
@@ -95,63 +96,63 @@ impl Export {
     /// # Errors
     ///
     /// Where no client can be made: a header that is none, or no certificates of this system.
-    pub fn start(collector: Collector, worker_id: &str, worker_group: &str) -> Result<Self, String> {
-        let post = Post::new(&collector)?;
-        let (waiting, records) = mpsc::channel(TRACES_WAITING_MAX);
-        let counted = Arc::<Counted>::default();
-        let queue = Arc::new(Queue { waiting, counted: Arc::clone(&counted) });
+    pub fn start(collector: CollectorConfig, worker_id: &str, worker_group: &str) -> Result<Self, String> {
+        let post = CollectorClient::new(&collector)?;
+        let (waiting, records) = mpsc::channel(TRACES_QUEUED_MAX);
+        let counted = Arc::<SpanCounters>::default();
+        let queue = Arc::new(SpanQueue { waiting, counters: Arc::clone(&counted) });
         let leaves = CancellationToken::new();
         let resource = resource(&collector, worker_id, worker_group);
         let mut sending = JoinSet::new();
-        sending.spawn(Sender { post, resource, counted, leaves: leaves.clone() }.run(records));
-        tracing::info!(endpoint = %shown(&collector.endpoint), "traces are exported");
-        Ok(Self { queue, sending, leaves })
+        sending.spawn(SpanSender { post, resource, counters: counted, shutdown: leaves.clone() }.run(records));
+        tracing::info!(endpoint = %redacted_url(&collector.endpoint), "traces are exported");
+        Ok(Self { queue, sending, shutdown: leaves })
     }
 
     /// Where the worker puts its spans.
     #[must_use]
-    pub fn recorder(&self) -> Arc<dyn Recorder> {
-        Arc::<Queue>::clone(&self.queue)
+    pub fn recorder(&self) -> Arc<dyn TraceRecorder> {
+        Arc::<SpanQueue>::clone(&self.queue)
     }
 
-    /// Sends what waits, once, and takes no longer than [`TRACES_CLOSE_WAIT`].
+    /// Sends what waits, once, and takes no longer than [`TRACES_CLOSE_TIMEOUT`].
     pub async fn close(mut self) {
-        self.leaves.cancel();
-        if timeout(TRACES_CLOSE_WAIT, self.sending.join_next()).await.is_err() {
+        self.shutdown.cancel();
+        if timeout(TRACES_CLOSE_TIMEOUT, self.sending.join_next()).await.is_err() {
             tracing::warn!("the collector of traces did not answer in time; the last spans are lost");
         }
     }
 }
 
 /// An address without what may be a secret in it.
-fn shown(endpoint: &url::Url) -> String {
+fn redacted_url(endpoint: &url::Url) -> String {
     let (host, port) = (endpoint.host_str().unwrap_or_default(), endpoint.port());
     let port = port.map(|port| format!(":{port}")).unwrap_or_default();
     format!("{}://{host}{port}{}", endpoint.scheme(), endpoint.path())
 }
 
-struct Sender {
-    post: Post,
+struct SpanSender {
+    post: CollectorClient,
     resource: Resource,
-    counted: Arc<Counted>,
-    leaves: CancellationToken,
+    counters: Arc<SpanCounters>,
+    shutdown: CancellationToken,
 }
 
-impl Sender {
-    async fn run(self, mut records: mpsc::Receiver<Dated>) {
+impl SpanSender {
+    async fn run(self, mut records: mpsc::Receiver<EndedClaim>) {
         let mut in_trouble = false;
         while let Some(batch) = self.batch(&mut records).await {
-            let spans: u64 = batch.iter().map(|dated| many(&dated.record)).sum();
+            let spans: u64 = batch.iter().map(|dated| span_count(&dated.record)).sum();
             match self.send(self.request(&batch)).await {
                 Ok(rejected) => {
-                    self.counted.exported.fetch_add(spans.saturating_sub(rejected), Ordering::Relaxed);
-                    self.counted.lose(rejected.min(spans));
+                    self.counters.exported.fetch_add(spans.saturating_sub(rejected), Ordering::Relaxed);
+                    self.counters.add_dropped(rejected.min(spans));
                     if std::mem::take(&mut in_trouble) {
                         tracing::info!("the collector of traces takes spans again");
                     }
                 }
                 Err(why) => {
-                    self.counted.lose(spans);
+                    self.counters.add_dropped(spans);
                     if !std::mem::replace(&mut in_trouble, true) {
                         tracing::warn!("spans are dropped, tasks are not concerned: {why}");
                     }
@@ -160,15 +161,15 @@ impl Sender {
         }
     }
 
-    /// What has come within [`TRACES_EVERY`] of the first; `None` where nothing will.
-    async fn batch(&self, records: &mut mpsc::Receiver<Dated>) -> Option<Vec<Dated>> {
+    /// What has come within [`TRACES_BATCH_DELAY`] of the first; `None` where nothing will.
+    async fn batch(&self, records: &mut mpsc::Receiver<EndedClaim>) -> Option<Vec<EndedClaim>> {
         let first = tokio::select! {
             biased;
             first = records.recv() => first?,
-            () = self.leaves.cancelled() => records.try_recv().ok()?,
+            () = self.shutdown.cancelled() => records.try_recv().ok()?,
         };
         let mut batch = vec![first];
-        let until = sleep(TRACES_EVERY);
+        let until = sleep(TRACES_BATCH_DELAY);
         tokio::pin!(until);
         while batch.len() < TRACES_BATCH_MAX {
             tokio::select! {
@@ -178,7 +179,7 @@ impl Sender {
                     None => break,
                 },
                 () = &mut until => break,
-                () = self.leaves.cancelled() => break,
+                () = self.shutdown.cancelled() => break,
             }
         }
         Some(batch)
@@ -192,17 +193,17 @@ impl Sender {
                 Ok(rejected) => return Ok(rejected),
                 Err(refused) => refused,
             };
-            let last = backoff.tries() + 1 >= TRACES_TRIES || self.leaves.is_cancelled();
-            if refused.again == Again::No || last {
-                return Err(refused.why);
+            let last = backoff.tries() + 1 >= TRACES_ATTEMPTS_MAX || self.shutdown.is_cancelled();
+            if refused.retry == Retry::No || last {
+                return Err(refused.reason);
             }
-            let wait = backoff.wait(RETRY, refused.after, &mut jitter);
+            let wait = backoff.wait(RETRY, refused.retry_after, &mut jitter);
             // A worker that leaves tries once more, and waits for nothing.
-            drop(timeout(wait, self.leaves.cancelled()).await);
+            drop(timeout(wait, self.shutdown.cancelled()).await);
         }
     }
 
-    fn request(&self, batch: &[Dated]) -> Vec<u8> {
+    fn request(&self, batch: &[EndedClaim]) -> Vec<u8> {
         let scope = InstrumentationScope {
             name: env!("CARGO_PKG_NAME").to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -217,29 +218,29 @@ impl Sender {
 }
 
 /// Requests to the collector.
-struct Post {
+struct CollectorClient {
     http: reqwest::Client,
     endpoint: url::Url,
 }
 
 /// Why spans were not taken.
-struct Refused {
-    why: String,
-    again: Again,
-    after: Option<Duration>,
+struct PostError {
+    reason: String,
+    retry: Retry,
+    retry_after: Option<Duration>,
 }
 
 #[derive(PartialEq, Eq)]
-enum Again {
+enum Retry {
     Yes,
     No,
 }
 
-impl Post {
-    fn new(collector: &Collector) -> Result<Self, String> {
+impl CollectorClient {
+    fn new(collector: &CollectorConfig) -> Result<Self, String> {
         use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
         let mut headers = HeaderMap::new();
-        for Pair { name, value } in &collector.headers {
+        for NameValue { name, value } in &collector.headers {
             let wrong = || format!("OTEL_EXPORTER_OTLP_HEADERS: {name:?} is no header, or its value is none");
             let name = HeaderName::try_from(name).map_err(|_| wrong())?;
             let mut value = HeaderValue::try_from(value).map_err(|_| wrong())?;
@@ -247,7 +248,7 @@ impl Post {
             headers.insert(name, value);
         }
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
-        crate::host::tls::choose();
+        crate::host::crypto_provider::install_crypto_provider();
         let http = reqwest::Client::builder()
             .default_headers(headers)
             .timeout(collector.timeout)
@@ -257,16 +258,21 @@ impl Post {
         Ok(Self { http, endpoint: collector.endpoint.clone() })
     }
 
-    async fn post(&self, body: Vec<u8>) -> Result<u64, Refused> {
-        let lost = |error: reqwest::Error| Refused { why: deepest(&error), again: Again::Yes, after: None };
+    async fn post(&self, body: Vec<u8>) -> Result<u64, PostError> {
+        let lost =
+            |error: reqwest::Error| PostError { reason: root_cause(&error), retry: Retry::Yes, retry_after: None };
         let mut answer = self.http.post(self.endpoint.clone()).body(body).send().await.map_err(lost)?;
         let status = answer.status();
         if !status.is_success() {
-            let again = if matches!(status.as_u16(), 429 | 502 | 503 | 504) { Again::Yes } else { Again::No };
+            let again = if matches!(status.as_u16(), 429 | 502 | 503 | 504) { Retry::Yes } else { Retry::No };
             let seconds = answer.headers().get(reqwest::header::RETRY_AFTER);
             let seconds = seconds.and_then(|value| value.to_str().ok()?.parse().ok());
             let after = seconds.map(|seconds| Duration::from_secs(seconds).min(RETRY.max));
-            return Err(Refused { why: format!("the collector answered {status}"), again, after });
+            return Err(PostError {
+                reason: format!("the collector answered {status}"),
+                retry: again,
+                retry_after: after,
+            });
         }
         let mut body = Vec::new();
         while let Some(piece) = answer.chunk().await.map_err(lost)? {
@@ -282,7 +288,7 @@ impl Post {
 }
 
 /// The useful end of a chain of errors; it names no address.
-fn deepest(error: &reqwest::Error) -> String {
+fn root_cause(error: &reqwest::Error) -> String {
     let mut text = if error.is_timeout() { "no answer in time".to_owned() } else { "the connection failed".to_owned() };
     let mut cause = std::error::Error::source(error);
     while let Some(inner) = cause {
@@ -292,7 +298,7 @@ fn deepest(error: &reqwest::Error) -> String {
     format!("the collector of traces: {text}")
 }
 
-fn resource(collector: &Collector, worker_id: &str, worker_group: &str) -> Resource {
+fn resource(collector: &CollectorConfig, worker_id: &str, worker_group: &str) -> Resource {
     let own = [
         text("service.name", &collector.service_name),
         text("service.version", env!("CARGO_PKG_VERSION")),
@@ -306,13 +312,13 @@ fn resource(collector: &Collector, worker_id: &str, worker_group: &str) -> Resou
 }
 
 /// The claim's span, and one for each of its phases.
-fn spans(dated: &Dated) -> Vec<Span> {
-    let Dated { record, at } = dated;
-    let trace = record.trace;
+fn spans(dated: &EndedClaim) -> Vec<Span> {
+    let EndedClaim { record, ended_at: at } = dated;
+    let trace = record.span_context;
     let ended = nanos(*at, record.now, record.now);
-    let began = record.timeline.laps().first().map_or(ended, |lap| nanos(*at, record.now, lap.began));
+    let began = record.timeline.phases().first().map_or(ended, |lap| nanos(*at, record.now, lap.started_at));
     let base = |name: &str, span: u64, parent: Option<u64>| Span {
-        trace_id: trace.own.trace().to_be_bytes().to_vec(),
+        trace_id: trace.claim_span.trace_number().to_be_bytes().to_vec(),
         span_id: span.to_be_bytes().to_vec(),
         parent_span_id: parent.map(|parent| parent.to_be_bytes().to_vec()).unwrap_or_default(),
         name: name.to_owned(),
@@ -326,22 +332,23 @@ fn spans(dated: &Dated) -> Vec<Span> {
         end_time_unix_nano: ended,
         attributes: attributes(record),
         status: status(record.end),
-        ..base("task", trace.own.span(), trace.parent)
+        ..base("task", trace.claim_span.span_id(), trace.parent)
     };
-    let child = |lap: &Lap| {
-        let span = if lap.phase == Phase::Run { trace.run } else { uuid::Uuid::new_v4().as_u64_pair().1.max(1) };
+    let child = |lap: &PhaseTiming| {
+        let span =
+            if lap.phase == ClaimPhase::Run { trace.run_span } else { uuid::Uuid::new_v4().as_u64_pair().1.max(1) };
         let kind = match lap.phase {
-            Phase::Claim | Phase::Upload | Phase::Report => SpanKind::Client,
-            Phase::Prepare | Phase::Run | Phase::End => SpanKind::Internal,
+            ClaimPhase::Claim | ClaimPhase::Upload | ClaimPhase::Report => SpanKind::Client,
+            ClaimPhase::Prepare | ClaimPhase::Run | ClaimPhase::End => SpanKind::Internal,
         };
         Span {
             kind: kind.into(),
-            start_time_unix_nano: nanos(*at, record.now, lap.began),
-            end_time_unix_nano: lap.ended.map_or(ended, |end| nanos(*at, record.now, end)),
-            ..base(lap.phase.as_str(), span, Some(trace.own.span()))
+            start_time_unix_nano: nanos(*at, record.now, lap.started_at),
+            end_time_unix_nano: lap.ended_at.map_or(ended, |end| nanos(*at, record.now, end)),
+            ..base(lap.phase.as_str(), span, Some(trace.claim_span.span_id()))
         }
     };
-    std::iter::once(own).chain(record.timeline.laps().iter().map(child)).collect()
+    std::iter::once(own).chain(record.timeline.phases().iter().map(child)).collect()
 }
 
 /// A moment by the wall clock: as long before the end of the claim as on the worker's own.
@@ -350,7 +357,7 @@ fn nanos(at: Timestamp, now: Instant, then: Instant) -> u64 {
     u64::try_from(at.as_nanosecond().saturating_sub(ago)).unwrap_or(0)
 }
 
-fn attributes(record: &Record) -> Vec<KeyValue> {
+fn attributes(record: &FinishedClaim) -> Vec<KeyValue> {
     let run = Value::IntValue(record.run.run.into());
     vec![
         text("journeyman.task", record.run.task.as_str()),
@@ -360,7 +367,7 @@ fn attributes(record: &Record) -> Vec<KeyValue> {
             ..KeyValue::default()
         },
         text("journeyman.source", &record.source),
-        text("journeyman.end", &end(record.end)),
+        text("journeyman.end", &end_text(record.end)),
     ]
 }
 
@@ -370,56 +377,56 @@ fn text(key: &str, value: &str) -> KeyValue {
 }
 
 /// What became of it, in few words.
-fn end(end: End) -> String {
+fn end_text(end: ClaimEnd) -> String {
     let lost = |loss| match loss {
-        Loss::Refused => "the queue refused it",
-        Loss::Canceled => "canceled",
-        Loss::LeaseOver => "its lease was over",
-        Loss::GrantedLate => "granted too late",
-        Loss::NoTime => "no time left",
+        LossReason::Revoked => "the queue refused it",
+        LossReason::Canceled => "canceled",
+        LossReason::LeaseExpired => "its lease was over",
+        LossReason::GrantedTooLate => "granted too late",
+        LossReason::ShutdownDeadline => "no time left",
     };
     match end {
-        End::Reported(outcome) => outcome.to_string(),
-        End::Superseded(outcome) => format!("superseded, ours was {outcome}"),
-        End::Unreportable(outcome) => format!("not reportable, ours was {outcome}"),
-        End::Unconfirmed { outcome, loss } => format!("unconfirmed, ours was {outcome}: {}", lost(loss)),
-        End::Lost(loss) => format!("lost: {}", lost(loss)),
-        End::NotGranted => "not granted".to_owned(),
+        ClaimEnd::Reported(outcome) => outcome.to_string(),
+        ClaimEnd::AlreadyResolved(outcome) => format!("superseded, ours was {outcome}"),
+        ClaimEnd::ReportRejected(outcome) => format!("not reportable, ours was {outcome}"),
+        ClaimEnd::Unconfirmed { outcome, loss } => format!("unconfirmed, ours was {outcome}: {}", lost(loss)),
+        ClaimEnd::Lost(loss) => format!("lost: {}", lost(loss)),
+        ClaimEnd::NotGranted => "not granted".to_owned(),
     }
 }
 
-fn status(ended: End) -> Option<Status> {
-    let well = ended == End::Reported(Outcome::Completed);
-    (!well).then(|| Status { message: end(ended), code: StatusCode::Error.into() })
+fn status(ended: ClaimEnd) -> Option<Status> {
+    let well = ended == ClaimEnd::Reported(Outcome::Completed);
+    (!well).then(|| Status { message: end_text(ended), code: StatusCode::Error.into() })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::domain::id::{Run, TaskId};
-    use crate::domain::trace::TraceParent;
-    use crate::worker::record::Trace;
+    use crate::domain::trace_context::TraceParent;
     use crate::worker::timeline::Timeline;
+    use crate::worker::trace_recorder::SpanContext;
 
-    fn record() -> Record {
+    fn record() -> FinishedClaim {
         let at = |secs| Instant::at(Duration::from_secs(secs));
         let mut timeline = Timeline::default();
-        timeline.begin(Phase::Claim, at(10));
-        timeline.end(&[Phase::Claim], at(11));
-        timeline.begin(Phase::Report, at(19));
-        Record {
+        timeline.start(ClaimPhase::Claim, at(10));
+        timeline.end(&[ClaimPhase::Claim], at(11));
+        timeline.start(ClaimPhase::Report, at(19));
+        FinishedClaim {
             run: Run { task: TaskId::parse("T").unwrap(), run: 2 },
             source: "ci".to_owned(),
-            trace: Trace { own: TraceParent::new(7, 8), parent: Some(9), run: 10 },
+            span_context: SpanContext { claim_span: TraceParent::new(7, 8), parent: Some(9), run_span: 10 },
             timeline,
-            end: End::Lost(Loss::LeaseOver),
+            end: ClaimEnd::Lost(LossReason::LeaseExpired),
             now: at(20),
         }
     }
 
     #[test]
     fn times_are_as_long_ago_as_on_the_workers_clock_and_what_has_no_end_ends_with_the_claim() {
-        let dated = Dated { record: record(), at: Timestamp::from_second(1_000).unwrap() };
+        let dated = EndedClaim { record: record(), ended_at: Timestamp::from_second(1_000).unwrap() };
         let spans = spans(&dated);
         let seconds = |nanos: u64| nanos / 1_000_000_000;
         let times: Vec<_> = spans
@@ -436,8 +443,8 @@ mod tests {
     #[test]
     fn what_finds_no_room_is_dropped_and_counted() {
         let (waiting, _records) = mpsc::channel(2);
-        let queue = Queue { waiting, counted: Arc::default() };
-        (0..5).for_each(|_| queue.ended(record()));
-        assert_eq!(queue.counts(), Spans { exported: 0, dropped: 9 });
+        let queue = SpanQueue { waiting, counters: Arc::default() };
+        (0..5).for_each(|_| queue.record(record()));
+        assert_eq!(queue.span_counts(), SpanCounts { exported: 0, dropped: 9 });
     }
 }

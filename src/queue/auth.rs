@@ -14,10 +14,10 @@ use hawk::{Bewit, Header, Key, PayloadHasher, RequestBuilder, SHA256};
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 
-use super::clock::Millis;
-use super::fault::{Code, Fault};
-use super::scopes::{Asks, Era, holds, holds_all, refusal};
-use crate::limits::{QUEUE_CERTIFICATE_DRIFT, QUEUE_CERTIFICATE_LIFE_MAX, QUEUE_DRIFT};
+use super::clock::UnixMillis;
+use super::queue_error::{QueueError, QueueErrorCode};
+use super::scopes::{Era, ScopeExpression, missing_scopes_message, satisfies, satisfies_all};
+use crate::limits::{QUEUE_CERTIFICATE_DRIFT, QUEUE_CERTIFICATE_TTL_MAX, QUEUE_CLOCK_DRIFT_MAX};
 
 /// Whether callers must prove who they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -34,7 +34,7 @@ pub enum Auth {
 
 /// A client that may call the queue.
 #[derive(Debug, Clone)]
-pub struct Client {
+pub struct RegisteredClient {
     /// Its name, such as `worker` or `project/ci/fleet`.
     pub client_id: String,
     /// Its secret.
@@ -71,7 +71,7 @@ struct Ext {
 /// Temporary credentials as they are handed out.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Credentials {
+pub(crate) struct TemporaryCredentials {
     client_id: String,
     access_token: String,
     certificate: String,
@@ -86,29 +86,29 @@ pub(crate) struct Caller {
 
 impl Caller {
     /// Refuses a caller who lacks what is asked for.
-    pub(crate) fn must(&self, asks: &Asks, era: Era) -> Result<(), Fault> {
-        match refusal(asks, &self.scopes, self.client.as_deref(), era) {
+    pub(crate) fn require(&self, asks: &ScopeExpression, era: Era) -> Result<(), QueueError> {
+        match missing_scopes_message(asks, &self.scopes, self.client.as_deref(), era) {
             None => Ok(()),
-            Some(told) => Err(Fault::new(Code::InsufficientScopes, told)),
+            Some(told) => Err(QueueError::new(QueueErrorCode::InsufficientScopes, told)),
         }
     }
 
     /// Whether it is anybody at all.
-    pub(crate) const fn is_known(&self) -> bool {
+    pub(crate) const fn is_authenticated(&self) -> bool {
         self.client.is_some()
     }
 
-    pub(crate) fn must_have(&self, scope: String) -> Result<(), Fault> {
-        if holds(&self.scopes, &scope) {
+    pub(crate) fn require_scope(&self, scope: String) -> Result<(), QueueError> {
+        if satisfies(&self.scopes, &scope) {
             return Ok(());
         }
-        self.must(&Asks::Scope(scope), Era::Modern)
+        self.require(&ScopeExpression::Scope(scope), Era::Modern)
     }
 }
 
 /// The parts of a request that a signature covers.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Signed<'a> {
+pub(crate) struct SignedRequest<'a> {
     pub(crate) method: &'a str,
     /// Path and query as they were sent.
     pub(crate) target: &'a str,
@@ -119,32 +119,32 @@ pub(crate) struct Signed<'a> {
 
 /// What the head of a request has proved.
 #[derive(Debug)]
-pub(crate) struct Recognised {
+pub(crate) struct AuthenticatedRequest {
     pub(crate) caller: Caller,
     /// The hash that the body must have, where the caller has signed one.
-    pub(crate) hash: Option<Vec<u8>>,
+    pub(crate) payload_hash: Option<Vec<u8>>,
 }
 
 /// Every secret of the queue: those of its clients and its own.
 pub(crate) struct Keyring {
     auth: Auth,
-    clients: HashMap<String, Client>,
-    own: SecretString,
-    anonymous: Arc<[String]>,
-    everything: Arc<[String]>,
+    clients: HashMap<String, RegisteredClient>,
+    own_secret: SecretString,
+    anonymous_scopes: Arc<[String]>,
+    all_scopes: Arc<[String]>,
     /// Host and port under which the queue is known outside, where a proxy hides them.
-    public: Option<Address>,
+    public_address: Option<HostPort>,
 }
 
 /// A host name without port, and the port.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Address {
+pub(crate) struct HostPort {
     pub(crate) host: String,
     pub(crate) port: u16,
 }
 
-fn denied(told: impl Into<String>) -> Fault {
-    Fault::new(Code::AuthenticationFailed, told)
+fn auth_error(told: impl Into<String>) -> QueueError {
+    QueueError::new(QueueErrorCode::AuthenticationFailed, told)
 }
 
 /// HMAC-SHA256. It cannot fail for the keys and data there are; an empty answer would match nothing.
@@ -153,53 +153,59 @@ pub(crate) fn hmac(key: &[u8], data: &[u8]) -> Vec<u8> {
 }
 
 /// Whether two signatures are the same, in a time that does not tell where they differ.
-pub(crate) fn same_bytes(left: Vec<u8>, right: Vec<u8>) -> bool {
+pub(crate) fn constant_time_eq(left: Vec<u8>, right: Vec<u8>) -> bool {
     !left.is_empty() && Mac::from(left) == Mac::from(right)
 }
 
 /// A random name of 22 characters.
-pub(crate) fn slugid() -> String {
+pub(crate) fn new_slugid() -> String {
     URL_SAFE_NO_PAD.encode(uuid::Uuid::new_v4().as_bytes())
 }
 
 impl Keyring {
     pub(crate) fn new(
         auth: Auth,
-        clients: &[Client],
-        own: SecretString,
+        clients: &[RegisteredClient],
+        own_secret: SecretString,
         anonymous: &[String],
-        public: Option<Address>,
+        public_address: Option<HostPort>,
     ) -> Self {
         let clients = clients.iter().map(|client| (client.client_id.clone(), client.clone()));
         Self {
             auth,
             clients: clients.collect(),
-            own,
-            anonymous: anonymous.into(),
-            everything: Arc::from(["*".to_owned()]),
-            public,
+            own_secret,
+            anonymous_scopes: anonymous.into(),
+            all_scopes: Arc::from(["*".to_owned()]),
+            public_address,
         }
     }
 
     /// Signs something only the queue itself will verify, for one purpose.
     pub(crate) fn sign(&self, purpose: &str, text: &str) -> Vec<u8> {
-        hmac(self.own.expose_secret().as_bytes(), format!("{purpose}\n{text}").as_bytes())
+        hmac(self.own_secret.expose_secret().as_bytes(), format!("{purpose}\n{text}").as_bytes())
     }
 
     /// Makes temporary credentials.
-    pub(crate) fn issue(&self, client_id: String, scopes: Vec<String>, start: Millis, expiry: Millis) -> Credentials {
-        let token = self.own.expose_secret();
+    pub(crate) fn issue(
+        &self,
+        client_id: String,
+        scopes: Vec<String>,
+        start: UnixMillis,
+        expiry: UnixMillis,
+    ) -> TemporaryCredentials {
+        let token = self.own_secret.expose_secret();
         let mut certificate = Certificate {
             version: CERTIFICATE_VERSION,
             scopes,
             start: start.0,
             expiry: expiry.0,
-            seed: slugid() + &slugid(),
+            seed: new_slugid() + &new_slugid(),
             signature: String::new(),
             issuer: Some(ISSUER.to_owned()),
         };
-        certificate.signature = STANDARD.encode(signature(token, &certificate, &client_id));
-        Credentials {
+        certificate.signature = STANDARD.encode(certificate_signature(token, &certificate, &client_id));
+        TemporaryCredentials {
             client_id,
             access_token: URL_SAFE_NO_PAD.encode(hmac(token.as_bytes(), certificate.seed.as_bytes())),
             certificate: serde_json::to_string(&certificate).unwrap_or_default(),
@@ -208,10 +214,14 @@ impl Keyring {
 
     /// Finds out who made a request, by its head alone. A request without a signature is nobody's, which is not an
     /// error.
-    pub(crate) fn recognise(&self, request: &Signed<'_>, now: Millis) -> Result<Recognised, Fault> {
-        let unhashed = |caller| Recognised { caller, hash: None };
+    pub(crate) fn authenticate(
+        &self,
+        request: &SignedRequest<'_>,
+        now: UnixMillis,
+    ) -> Result<AuthenticatedRequest, QueueError> {
+        let unhashed = |caller| AuthenticatedRequest { caller, payload_hash: None };
         if matches!(self.auth, Auth::Open | Auth::OpenToNetwork) {
-            let scopes = Arc::clone(&self.everything);
+            let scopes = Arc::clone(&self.all_scopes);
             return Ok(unhashed(Caller { client: Some("open".into()), scopes }));
         }
         let bewit = request
@@ -219,133 +229,153 @@ impl Keyring {
             .split_once('?')
             .and_then(|(_, query)| query.split('&').find_map(|pair| pair.strip_prefix("bewit=")));
         match (request.authorization, bewit) {
-            (Some(header), _) => self.by_header(request, header, now),
-            (None, Some(bewit)) => self.by_bewit(request, bewit, now).map(unhashed),
-            (None, None) => Ok(unhashed(Caller { client: None, scopes: Arc::clone(&self.anonymous) })),
+            (Some(header), _) => self.authenticate_header(request, header, now),
+            (None, Some(bewit)) => self.authenticate_bewit(request, bewit, now).map(unhashed),
+            (None, None) => Ok(unhashed(Caller { client: None, scopes: Arc::clone(&self.anonymous_scopes) })),
         }
     }
 
-    fn by_header(&self, request: &Signed<'_>, header: &str, now: Millis) -> Result<Recognised, Fault> {
+    fn authenticate_header(
+        &self,
+        request: &SignedRequest<'_>,
+        header: &str,
+        now: UnixMillis,
+    ) -> Result<AuthenticatedRequest, QueueError> {
         let header: Header = header
             .strip_prefix("Hawk ")
-            .filter(|rest| short_number(rest.split_once("ts=\"").map(|(_, rest)| rest)))
+            .filter(|rest| has_bounded_timestamp(rest.split_once("ts=\"").map(|(_, rest)| rest)))
             .and_then(|rest| rest.parse().ok())
-            .ok_or_else(|| denied("Unauthorized: Bad header format"))?;
-        let id = header.id.clone().ok_or_else(|| denied("Unauthorized: Missing attributes"))?;
-        let rights = self.rights(&id, header.ext.as_deref(), now)?;
-        let key = Key::new(rights.token.as_bytes(), SHA256).map_err(|_| denied("Unauthorized: Bad credentials"))?;
+            .ok_or_else(|| auth_error("Unauthorized: Bad header format"))?;
+        let id = header.id.clone().ok_or_else(|| auth_error("Unauthorized: Missing attributes"))?;
+        let rights = self.resolve_credentials(&id, header.ext.as_deref(), now)?;
+        let key = Key::new(rights.token.as_bytes(), SHA256).map_err(|_| auth_error("Unauthorized: Bad credentials"))?;
         // The time is held against our own clock below, so that its refusal has a name of its own.
         let anytime = Duration::from_secs(u64::from(u32::MAX) * 4);
-        let fits = self.addresses(request.host).any(|at| {
+        let fits = self.candidate_addresses(request.host).any(|at| {
             RequestBuilder::new(request.method, &at.host, at.port, request.target)
                 .request()
                 .validate_header(&header, &key, anytime)
         });
         if !fits {
-            return Err(denied("Unauthorized: Bad mac"));
+            return Err(auth_error("Unauthorized: Bad mac"));
         }
         let sent = header.ts.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
-        let sent = Millis(0).plus(sent);
-        if sent.until(now).max(now.until(sent)) > QUEUE_DRIFT {
-            return Err(denied("Unauthorized: Stale timestamp"));
+        let sent = UnixMillis(0).plus(sent);
+        if sent.until(now).max(now.until(sent)) > QUEUE_CLOCK_DRIFT_MAX {
+            return Err(auth_error("Unauthorized: Stale timestamp"));
         }
-        Ok(Recognised { caller: rights.caller, hash: header.hash })
+        Ok(AuthenticatedRequest { caller: rights.caller, payload_hash: header.hash })
     }
 
-    fn by_bewit(&self, request: &Signed<'_>, text: &str, now: Millis) -> Result<Caller, Fault> {
+    fn authenticate_bewit(
+        &self,
+        request: &SignedRequest<'_>,
+        text: &str,
+        now: UnixMillis,
+    ) -> Result<Caller, QueueError> {
         let plain = URL_SAFE_NO_PAD.decode(text.trim_end_matches('=')).unwrap_or_default();
         let plain = String::from_utf8_lossy(&plain);
-        let bewit: Bewit<'_> = short_number(plain.split_once('\\').map(|(_, rest)| rest))
+        let bewit: Bewit<'_> = has_bounded_timestamp(plain.split_once('\\').map(|(_, rest)| rest))
             .then(|| text.parse().ok())
             .flatten()
-            .ok_or_else(|| denied("Unauthorized: Invalid bewit encoding"))?;
-        let rights = self.rights(bewit.id(), bewit.ext(), now)?;
-        let key = Key::new(rights.token.as_bytes(), SHA256).map_err(|_| denied("Unauthorized: Bad credentials"))?;
+            .ok_or_else(|| auth_error("Unauthorized: Invalid bewit encoding"))?;
+        let rights = self.resolve_credentials(bewit.id(), bewit.ext(), now)?;
+        let key = Key::new(rights.token.as_bytes(), SHA256).map_err(|_| auth_error("Unauthorized: Bad credentials"))?;
         let bare = without_bewit(request.target);
         let fits = self
-            .addresses(request.host)
+            .candidate_addresses(request.host)
             .any(|at| RequestBuilder::new("GET", &at.host, at.port, &bare).request().validate_bewit(&bewit, &key));
         if request.method == "GET" && fits {
             return Ok(rights.caller);
         }
-        Err(denied("Unauthorized: Bad mac"))
+        Err(auth_error("Unauthorized: Bad mac"))
     }
 
-    fn addresses(&self, host: &str) -> impl Iterator<Item = Address> {
+    fn candidate_addresses(&self, host: &str) -> impl Iterator<Item = HostPort> {
         let own = parse_host(host, 80);
-        own.into_iter().chain(self.public.clone())
+        own.into_iter().chain(self.public_address.clone())
     }
 
     /// The scopes and the secret of an issuer by name.
-    fn issuer(&self, name: &str) -> Result<Issuer<'_>, Fault> {
+    fn issuer(&self, name: &str) -> Result<Issuer<'_>, QueueError> {
         if name == ISSUER {
-            return Ok(Issuer { token: self.own.expose_secret(), scopes: &self.everything });
+            return Ok(Issuer { token: self.own_secret.expose_secret(), scopes: &self.all_scopes });
         }
         let client =
-            self.clients.get(name).ok_or_else(|| denied(format!("Unauthorized: Client ID {name} is not known")))?;
+            self.clients.get(name).ok_or_else(|| auth_error(format!("Unauthorized: Client ID {name} is not known")))?;
         Ok(Issuer { token: client.access_token.expose_secret(), scopes: &client.scopes })
     }
 
-    fn rights(&self, id: &str, ext: Option<&str>, now: Millis) -> Result<Rights, Fault> {
+    fn resolve_credentials(
+        &self,
+        id: &str,
+        ext: Option<&str>,
+        now: UnixMillis,
+    ) -> Result<ResolvedCredentials, QueueError> {
         let ext = match ext {
-            Some(text) if !text.is_empty() => read_ext(text)?,
+            Some(text) if !text.is_empty() => parse_ext(text)?,
             Some(_) | None => Ext::default(),
         };
         let (token, mut scopes) = match ext.certificate {
-            None if id == ISSUER => return Err(denied("Unauthorized: Client ID is not known")),
+            None if id == ISSUER => return Err(auth_error("Unauthorized: Client ID is not known")),
             None => {
                 let client = self.issuer(id)?;
                 (client.token.to_owned(), client.scopes.to_vec())
             }
-            Some(certificate) => self.by_certificate(id, certificate, now)?,
+            Some(certificate) => self.verify_certificate(id, certificate, now)?,
         };
         if let Some(narrowed) = ext.authorized_scopes {
-            if !holds_all(&scopes, &narrowed) {
-                return Err(denied("ext.authorizedScopes oversteps the scopes of the credentials that carry it"));
+            if !satisfies_all(&scopes, &narrowed) {
+                return Err(auth_error("ext.authorizedScopes oversteps the scopes of the credentials that carry it"));
             }
             scopes = narrowed;
         }
-        scopes.extend(self.anonymous.iter().cloned());
+        scopes.extend(self.anonymous_scopes.iter().cloned());
         let caller = Caller { client: Some(id.into()), scopes: scopes.into() };
-        Ok(Rights { token, caller })
+        Ok(ResolvedCredentials { token, caller })
     }
 
-    fn by_certificate(&self, id: &str, certificate: Certificate, now: Millis) -> Result<(String, Vec<String>), Fault> {
+    fn verify_certificate(
+        &self,
+        id: &str,
+        certificate: Certificate,
+        now: UnixMillis,
+    ) -> Result<(String, Vec<String>), QueueError> {
         let named = certificate.issuer.as_deref();
         let issuer_id = named.unwrap_or(id);
         if certificate.version != CERTIFICATE_VERSION {
-            return Err(denied("ext.certificate.version must be 1"));
+            return Err(auth_error("ext.certificate.version must be 1"));
         }
         if certificate.seed.len() != 44 {
-            return Err(denied("ext.certificate.seed must be 44 characters"));
+            return Err(auth_error("ext.certificate.seed must be 44 characters"));
         }
         if named == Some(id) {
-            return Err(denied("ext.certificate.issuer must differ from the supplied clientId"));
+            return Err(auth_error("ext.certificate.issuer must differ from the supplied clientId"));
         }
-        if Millis(certificate.start) > now.plus(QUEUE_CERTIFICATE_DRIFT) {
-            return Err(denied("ext.certificate.start > now"));
+        if UnixMillis(certificate.start) > now.plus(QUEUE_CERTIFICATE_DRIFT) {
+            return Err(auth_error("ext.certificate.start > now"));
         }
-        if Millis(certificate.expiry) < now.minus(QUEUE_CERTIFICATE_DRIFT) {
-            return Err(denied("ext.certificate.expiry < now"));
+        if UnixMillis(certificate.expiry) < now.minus(QUEUE_CERTIFICATE_DRIFT) {
+            return Err(auth_error("ext.certificate.expiry < now"));
         }
-        if Millis(certificate.start).until(Millis(certificate.expiry)) > QUEUE_CERTIFICATE_LIFE_MAX {
-            return Err(denied("ext.certificate cannot last longer than 31 days!"));
+        if UnixMillis(certificate.start).until(UnixMillis(certificate.expiry)) > QUEUE_CERTIFICATE_TTL_MAX {
+            return Err(auth_error("ext.certificate cannot last longer than 31 days!"));
         }
         let issuer = self.issuer(issuer_id)?;
         let create = format!("auth:create-client:{id}");
-        if named.is_some() && !holds(issuer.scopes, &create) {
-            return Err(denied(format!(
+        if named.is_some() && !satisfies(issuer.scopes, &create) {
+            return Err(auth_error(format!(
                 "ext.certificate issuer `{issuer_id}` doesn't have `{create}` for supplied clientId."
             )));
         }
-        if !holds_all(issuer.scopes, &certificate.scopes) {
-            return Err(denied(format!(
+        if !satisfies_all(issuer.scopes, &certificate.scopes) {
+            return Err(auth_error(format!(
                 "ext.certificate issuer `{issuer_id}` doesn't satisfiy all certificate scopes"
             )));
         }
         let signed = STANDARD.decode(&certificate.signature).unwrap_or_default();
-        if !same_bytes(signature(issuer.token, &certificate, id), signed) {
-            return Err(denied("ext.certificate.signature is not valid"));
+        if !constant_time_eq(certificate_signature(issuer.token, &certificate, id), signed) {
+            return Err(auth_error("ext.certificate.signature is not valid"));
         }
         let key = hmac(issuer.token.as_bytes(), certificate.seed.as_bytes());
         Ok((URL_SAFE_NO_PAD.encode(key), certificate.scopes))
@@ -357,12 +387,12 @@ struct Issuer<'a> {
     scopes: &'a [String],
 }
 
-struct Rights {
+struct ResolvedCredentials {
     token: String,
     caller: Caller,
 }
 
-fn signature(token: &str, certificate: &Certificate, client_id: &str) -> Vec<u8> {
+fn certificate_signature(token: &str, certificate: &Certificate, client_id: &str) -> Vec<u8> {
     let named = certificate
         .issuer
         .as_ref()
@@ -378,23 +408,23 @@ fn signature(token: &str, certificate: &Certificate, client_id: &str) -> Vec<u8>
     hmac(token.as_bytes(), text.as_bytes())
 }
 
-fn read_ext(text: &str) -> Result<Ext, Fault> {
+fn parse_ext(text: &str) -> Result<Ext, QueueError> {
     let bytes =
         STANDARD.decode(text).or_else(|_| STANDARD_NO_PAD.decode(text)).or_else(|_| URL_SAFE_NO_PAD.decode(text));
     let read = bytes.ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    read.ok_or_else(|| denied("Failed to parse ext"))
+    read.ok_or_else(|| auth_error("Failed to parse ext"))
 }
 
 /// Holds a body against the hash that its sender has signed.
-pub(crate) fn check_hash(content_type: &str, body: &[u8], sent: Vec<u8>) -> Result<(), Fault> {
+pub(crate) fn check_payload_hash(content_type: &str, body: &[u8], sent: Vec<u8>) -> Result<(), QueueError> {
     let media = content_type.split(';').next().unwrap_or_default().trim();
     let media = media.to_ascii_lowercase();
     let ours = PayloadHasher::hash(media, SHA256, body).unwrap_or_default();
-    if same_bytes(ours.clone(), sent) {
+    if constant_time_eq(ours.clone(), sent) {
         return Ok(());
     }
     // The braces are literally in the service's own text.
-    Err(denied(format!(
+    Err(auth_error(format!(
         "Invalid payload hash: {{{{hash}}}}\nComputed payload hash: {}\nThis happens when your request carries a \
          signed hash of the payload and the hash doesn't match the hash we've computed on the server-side.",
         STANDARD.encode(ours)
@@ -402,7 +432,7 @@ pub(crate) fn check_hash(content_type: &str, body: &[u8], sent: Vec<u8>) -> Resu
 }
 
 /// Whether a text starts with a number of seconds that a clock can hold; the library adds any number to one.
-fn short_number(text: Option<&str>) -> bool {
+fn has_bounded_timestamp(text: Option<&str>) -> bool {
     text.is_some_and(|text| text.bytes().take_while(u8::is_ascii_digit).count() <= 11)
 }
 
@@ -413,11 +443,11 @@ fn without_bewit(target: &str) -> String {
 }
 
 /// Reads `host`, `host:port` or `[v6]:port`.
-pub(crate) fn parse_host(text: &str, default_port: u16) -> Option<Address> {
+pub(crate) fn parse_host(text: &str, default_port: u16) -> Option<HostPort> {
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) if !port.contains(']') => (host, port.parse().ok()?),
         Some(_) | None => (text, default_port),
     };
     let host = host.trim_start_matches('[').trim_end_matches(']');
-    (!host.is_empty()).then(|| Address { host: host.to_owned(), port })
+    (!host.is_empty()).then(|| HostPort { host: host.to_owned(), port })
 }

@@ -16,9 +16,9 @@ static PRINTER: DateTimePrinter = DateTimePrinter::new().precision(Some(3));
 /// A point in time, in milliseconds since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
-pub(crate) struct Millis(pub(crate) i64);
+pub(crate) struct UnixMillis(pub(crate) i64);
 
-impl Millis {
+impl UnixMillis {
     /// Reads an RFC 3339 timestamp; a finer fraction is cut to milliseconds, as JavaScript's `Date` does.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         // A zone's name in brackets is an extension of RFC 9557.
@@ -39,13 +39,13 @@ impl Millis {
         Duration::from_millis(later.0.saturating_sub(self.0).try_into().unwrap_or(0))
     }
 
-    fn stamp(self) -> Timestamp {
+    fn timestamp(self) -> Timestamp {
         Timestamp::from_millisecond(self.0).unwrap_or(Timestamp::MAX)
     }
 
     /// `2026-11-21T10:20:44.810Z`, the form of every time but one.
     pub(crate) fn iso(self) -> String {
-        PRINTER.timestamp_to_string(&self.stamp())
+        PRINTER.timestamp_to_string(&self.timestamp())
     }
 
     /// `2026-11-21T10:20:44.81+00:00`: how `takenUntil` of a fresh claim is shown, zeros of the fraction dropped.
@@ -74,28 +74,28 @@ impl Millis {
 
     /// `Sat, 21 Nov 2026 10:01:40 GMT`.
     pub(crate) fn http_date(self) -> String {
-        jiff::fmt::rfc2822::DateTimePrinter::new().timestamp_to_rfc9110_string(&self.stamp()).unwrap_or_default()
+        jiff::fmt::rfc2822::DateTimePrinter::new().timestamp_to_rfc9110_string(&self.timestamp()).unwrap_or_default()
     }
 
     /// The same moment a calendar year later.
     pub(crate) fn plus_year(self) -> Self {
-        let later = self.stamp().to_zoned(jiff::tz::TimeZone::UTC).checked_add(jiff::Span::new().years(1));
+        let later = self.timestamp().to_zoned(jiff::tz::TimeZone::UTC).checked_add(jiff::Span::new().years(1));
         later.map_or(self, |zoned| Self(zoned.timestamp().as_millisecond()))
     }
 }
 
 /// Where the queue's time comes from.
 #[derive(Debug, Clone, Default)]
-pub struct Clock(Option<Arc<AtomicI64>>);
+pub struct QueueClock(Option<Arc<AtomicI64>>);
 
-impl Clock {
+impl QueueClock {
     /// The host's wall clock.
     #[must_use]
     pub const fn wall() -> Self {
         Self(None)
     }
 
-    /// A clock that stands still until [`Clock::advance`] is called, starting so many milliseconds after 1970.
+    /// A clock that stands still until [`QueueClock::advance`] is called, starting so many milliseconds after 1970.
     #[must_use]
     pub fn manual(unix_millis: i64) -> Self {
         Self(Some(Arc::new(AtomicI64::new(unix_millis))))
@@ -122,10 +122,11 @@ impl Clock {
         self.now().0
     }
 
-    pub(crate) fn now(&self) -> Millis {
-        self.0
-            .as_ref()
-            .map_or_else(|| Millis(Timestamp::now().as_millisecond()), |millis| Millis(millis.load(Ordering::SeqCst)))
+    pub(crate) fn now(&self) -> UnixMillis {
+        self.0.as_ref().map_or_else(
+            || UnixMillis(Timestamp::now().as_millisecond()),
+            |millis| UnixMillis(millis.load(Ordering::SeqCst)),
+        )
     }
 }
 
@@ -135,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_fresh_claims_time_drops_the_zeros_of_its_fraction() {
-        let at = |text| Millis::parse(text).unwrap().iso_offset();
+        let at = |text| UnixMillis::parse(text).unwrap().iso_offset();
         assert_eq!(at("2026-11-21T10:40:45.009Z"), "2026-11-21T10:40:45.009+00:00");
         assert_eq!(at("2026-11-21T10:40:45.280Z"), "2026-11-21T10:40:45.28+00:00");
         assert_eq!(at("2026-11-21T10:40:40.000Z"), "2026-11-21T10:40:40+00:00");
@@ -143,14 +144,14 @@ mod tests {
 
     #[test]
     fn times_are_shown_with_three_digits_and_read_back_whatever_their_shape() {
-        let at = Millis::parse("2026-11-21T10:20:44.8+00:00").unwrap();
+        let at = UnixMillis::parse("2026-11-21T10:20:44.8+00:00").unwrap();
         assert_eq!(at.iso(), "2026-11-21T10:20:44.800Z");
         assert_eq!(at.iso_seconds(), "2026-11-21T10:20:44Z");
         assert_eq!(at.http_date(), "Sat, 21 Nov 2026 10:20:44 GMT");
         assert_eq!(at.plus_year().iso(), "2027-11-21T10:20:44.800Z");
-        assert_eq!(Millis(1_795_256_666_220).seconds_text(), "1795256666.22");
-        assert_eq!(Millis(1_795_256_666_000).seconds_text(), "1795256666");
-        assert_eq!(Millis::parse("yesterday"), None);
-        assert_eq!(Millis::parse("2026-11-21T10:20:44Z[UTC]"), None);
+        assert_eq!(UnixMillis(1_795_256_666_220).seconds_text(), "1795256666.22");
+        assert_eq!(UnixMillis(1_795_256_666_000).seconds_text(), "1795256666");
+        assert_eq!(UnixMillis::parse("yesterday"), None);
+        assert_eq!(UnixMillis::parse("2026-11-21T10:20:44Z[UTC]"), None);
     }
 }

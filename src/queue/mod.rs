@@ -4,25 +4,25 @@
 //! over. What it has answered survives a crash of the process and of the host. Where one machine is not enough, run a
 //! Taskcluster and point the same worker at it.
 
-mod api;
-mod artifacts;
+mod artifact_calls;
+mod artifact_content;
+mod artifact_files;
 mod auth;
-mod azure;
-mod body;
-mod check;
+mod azure_storage;
+mod body_schema;
 mod clock;
-mod connection;
-mod content;
-mod definition;
-mod fault;
-mod files;
-mod http;
+mod dispatch;
+mod idle_timeout;
+mod queue_error;
+mod request_body;
+mod response_json;
 mod route;
-mod rules;
 mod scopes;
 mod server;
 mod store;
-mod view;
+mod task_calls;
+mod task_definition;
+mod task_state;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -34,19 +34,19 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 
-pub use self::auth::{Auth, Client};
-pub use self::clock::Clock;
+pub use self::auth::{Auth, RegisteredClient};
+pub use self::clock::QueueClock;
 pub use self::store::OpenError;
 
 use self::auth::Keyring;
-use self::body::Budget;
-use self::clock::Millis;
-use self::store::open::Started;
-use self::store::{Knobs, Life, Store};
+use self::clock::UnixMillis;
+use self::request_body::BodyBudget;
+use self::store::open::RunningStore;
+use self::store::{Store, StoreConfig, StoreStatus};
 use crate::limits::{
     CLAIM_TIMEOUT_MIN, QUEUE_ARTIFACT_BYTES_MAX, QUEUE_CLAIM_DELAY, QUEUE_CLAIM_TIMEOUT, QUEUE_DEADLINE_DELAY,
-    QUEUE_LONG_POLL, QUEUE_LONG_POLLS_MAX, QUEUE_POLL_URL_LIFE, QUEUE_POLL_URL_LIFE_MIN, QUEUE_STOP_TIMEOUT,
-    QUEUE_VISIBILITY, QUEUE_VISIBILITY_MIN,
+    QUEUE_LONG_POLL_WAIT, QUEUE_LONG_POLLS_MAX, QUEUE_POLL_URL_TTL, QUEUE_POLL_URL_TTL_MIN, QUEUE_STOP_TIMEOUT,
+    QUEUE_VISIBILITY_TIMEOUT, QUEUE_VISIBILITY_TIMEOUT_MIN,
 };
 
 /// Where the queue keeps its tasks.
@@ -58,9 +58,9 @@ pub enum Db {
     Memory,
 }
 
-/// How a queue is run. Start from [`Settings::new`] and change what differs.
+/// How a queue is run. Start from [`Config::new`] and change what differs.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct Config {
     /// Where the tasks are kept.
     pub db: Db,
     /// The folder that the content of artifacts is kept in; made where it is missing.
@@ -70,7 +70,7 @@ pub struct Settings {
     /// Whether callers must prove who they are.
     pub auth: Auth,
     /// Who may call, and what each may do.
-    pub clients: Vec<Client>,
+    pub clients: Vec<RegisteredClient>,
     /// What a caller without a signature may do, and every other caller too.
     pub anonymous_scopes: Vec<String>,
     /// The address under which clients reach the queue, where a proxy stands before it: `https://host[:port]`.
@@ -84,16 +84,16 @@ pub struct Settings {
     /// How long a request for work is held while there is none; at most a tenth of `claim_timeout`.
     pub long_poll: Duration,
     /// How long the signed poll URLs of the older dialect are accepted.
-    pub poll_url_life: Duration,
+    pub poll_url_lifetime: Duration,
     /// How long a message that was received is hidden, as those URLs ask for it.
-    pub visibility: Duration,
+    pub visibility_timeout: Duration,
     /// The largest artifact that is stored, in bytes.
     pub artifact_bytes_max: u64,
     /// Where the time comes from.
-    pub clock: Clock,
+    pub clock: QueueClock,
 }
 
-impl Settings {
+impl Config {
     /// The settings of a queue on a free loopback port: callers are checked, and there are no clients yet.
     #[must_use]
     pub fn new(db: Db, artifacts: PathBuf) -> Self {
@@ -108,11 +108,11 @@ impl Settings {
             claim_timeout: QUEUE_CLAIM_TIMEOUT,
             claim_delay: QUEUE_CLAIM_DELAY,
             deadline_delay: QUEUE_DEADLINE_DELAY,
-            long_poll: QUEUE_LONG_POLL,
-            poll_url_life: QUEUE_POLL_URL_LIFE,
-            visibility: QUEUE_VISIBILITY,
+            long_poll: QUEUE_LONG_POLL_WAIT,
+            poll_url_lifetime: QUEUE_POLL_URL_TTL,
+            visibility_timeout: QUEUE_VISIBILITY_TIMEOUT,
             artifact_bytes_max: QUEUE_ARTIFACT_BYTES_MAX,
-            clock: Clock::wall(),
+            clock: QueueClock::wall(),
         }
     }
 }
@@ -122,7 +122,7 @@ impl Settings {
 pub enum StartError {
     /// Its file cannot be used.
     #[error(transparent)]
-    File(#[from] OpenError),
+    Database(#[from] OpenError),
     /// Its address cannot be listened on.
     #[error("the queue cannot listen on {address}; is something else listening there?")]
     Listen {
@@ -147,7 +147,7 @@ pub enum StartError {
         "the queue is open to everybody and its address, {0}, can be reached from outside; keep callers checked, or \
          listen on 127.0.0.1, or say `auth = \"open-to-network\"` if that is what you want"
     )]
-    Open(String),
+    UnauthenticatedAddress(String),
     /// A length of time is too short to work with.
     #[error("the queue's {name} is {given:?}; at least {least:?} is needed")]
     TooShort {
@@ -165,7 +165,7 @@ pub enum StartError {
 
 /// Why a queue that runs can no longer do its work. What it has answered is in its file; start it again.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Failed {
+pub enum QueueFailure {
     /// Its file cannot be written or read.
     #[error("the queue's file can no longer be used: {0}; look at its disk, and start the queue again")]
     File(String),
@@ -175,54 +175,54 @@ pub enum Failed {
 }
 
 /// What every request needs.
-pub(crate) struct App {
+pub(crate) struct QueueState {
     pub(crate) store: Store,
-    pub(crate) keys: Keyring,
+    pub(crate) keyring: Keyring,
     /// The address before `/api/…`, without a slash at its end.
-    pub(crate) root: String,
-    pub(crate) clock: Clock,
+    pub(crate) root_url: String,
+    pub(crate) clock: QueueClock,
     pub(crate) long_poll: Duration,
-    pub(crate) poll_life: Duration,
-    pub(crate) visibility: Duration,
+    pub(crate) poll_url_lifetime: Duration,
+    pub(crate) visibility_timeout: Duration,
     pub(crate) artifacts: PathBuf,
     pub(crate) artifact_bytes_max: u64,
-    pub(crate) long_polls: Semaphore,
-    pub(crate) bodies: Budget,
-    stop: watch::Receiver<Stop>,
-    started: Millis,
+    pub(crate) long_poll_permits: Semaphore,
+    pub(crate) body_budget: BodyBudget,
+    stop: watch::Receiver<StopSignal>,
+    started_at: UnixMillis,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stop {
-    NotYet,
-    Now,
+enum StopSignal {
+    Running,
+    Stopping,
 }
 
-impl App {
-    pub(crate) fn now(&self) -> Millis {
+impl QueueState {
+    pub(crate) fn now(&self) -> UnixMillis {
         self.clock.now()
     }
 
     pub(crate) fn uptime(&self) -> Duration {
-        self.started.until(self.now())
+        self.started_at.until(self.now())
     }
 
     /// Resolves when the queue is to stop.
-    pub(crate) async fn stopped(&self) {
+    pub(crate) async fn stop_requested(&self) {
         // Where the sender is gone, the queue has been dropped.
-        self.stop.clone().wait_for(|stop| *stop == Stop::Now).await.ok();
+        self.stop.clone().wait_for(|stop| *stop == StopSignal::Stopping).await.ok();
     }
 }
 
-/// A queue that runs. Dropping it stops it without waiting; [`Running::stop`] waits.
+/// A queue that runs. Dropping it stops it without waiting; [`RunningQueue::stop`] waits.
 #[derive(Debug)]
-pub struct Running {
+pub struct RunningQueue {
     address: SocketAddr,
-    root: String,
-    stop: watch::Sender<Stop>,
+    root_url: String,
+    stop: watch::Sender<StopSignal>,
     pending: watch::Receiver<u64>,
     store: Option<Store>,
-    life: watch::Receiver<Life>,
+    store_status: watch::Receiver<StoreStatus>,
     server: JoinHandle<()>,
 }
 
@@ -237,11 +237,11 @@ impl std::fmt::Debug for Store {
 /// # Errors
 ///
 /// Where the file, the folder or the address cannot be had; the text says which and what to do.
-pub async fn start(settings: Settings) -> Result<Running, StartError> {
-    check(&settings)?;
+pub async fn start(settings: Config) -> Result<RunningQueue, StartError> {
+    validate(&settings)?;
     let folder = settings.artifacts.clone();
     let no_folder = |source| StartError::Folder { path: folder.display().to_string(), source };
-    files::make_folder(&folder, files::sync).map_err(no_folder)?;
+    artifact_files::create_dir_synced(&folder, artifact_files::sync).map_err(no_folder)?;
     let path = match &settings.db {
         Db::File(path) => Some(path.clone()),
         Db::Memory => None,
@@ -250,7 +250,7 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
         .await
         .map_err(|_| StartError::Interrupted)??;
     // The file is ours, so no other queue is writing there.
-    files::clear(&folder).map_err(no_folder)?;
+    artifact_files::remove_incoming(&folder).map_err(no_folder)?;
     let own = SecretString::from(opened.own_secret()?);
     let failed = |source| StartError::Listen { address: settings.listen, source };
     let listener = TcpListener::bind(settings.listen).await.map_err(failed)?;
@@ -259,48 +259,48 @@ pub async fn start(settings: Settings) -> Result<Running, StartError> {
         Some(url) => url.trim_end_matches('/').to_owned(),
         None => format!("http://{address}"),
     };
-    let public = settings.public_root_url.as_deref().map(public_address).transpose()?;
-    let knobs = Knobs {
+    let public = settings.public_root_url.as_deref().map(parse_public_url).transpose()?;
+    let knobs = StoreConfig {
         claim_timeout: settings.claim_timeout,
         claim_delay: settings.claim_delay,
         deadline_delay: settings.deadline_delay,
         clock: settings.clock.clone(),
         artifacts: folder.clone(),
     };
-    let Started { store, life } = opened.start(knobs, tokio::runtime::Handle::current())?;
-    let (stop, stopping) = watch::channel(Stop::NotYet);
+    let RunningStore { store, status: life } = opened.start(knobs, tokio::runtime::Handle::current())?;
+    let (stop, stopping) = watch::channel(StopSignal::Running);
     let keys = Keyring::new(settings.auth, &settings.clients, own, &settings.anonymous_scopes, public);
     let started = settings.clock.now();
-    let app = Arc::new(App {
+    let app = Arc::new(QueueState {
         store: store.clone(),
-        keys,
-        root: root.clone(),
+        keyring: keys,
+        root_url: root.clone(),
         clock: settings.clock,
         // A worker counts its lease from when it asked, so a poll must not be held for much of one.
         long_poll: settings.long_poll.min(settings.claim_timeout / 10),
-        poll_life: settings.poll_url_life,
-        visibility: settings.visibility,
+        poll_url_lifetime: settings.poll_url_lifetime,
+        visibility_timeout: settings.visibility_timeout,
         artifacts: folder,
         artifact_bytes_max: settings.artifact_bytes_max,
-        long_polls: Semaphore::new(QUEUE_LONG_POLLS_MAX),
-        bodies: Budget::new(),
+        long_poll_permits: Semaphore::new(QUEUE_LONG_POLLS_MAX),
+        body_budget: BodyBudget::new(),
         stop: stopping.clone(),
-        started,
+        started_at: started,
     });
     let pending = store.pending();
     #[expect(clippy::disallowed_methods, reason = "owned by Running, which aborts and awaits it")]
     let server = tokio::spawn(server::serve(listener, app, stopping));
-    Ok(Running { address, root, stop, pending, store: Some(store), life, server })
+    Ok(RunningQueue { address, root_url: root, stop, pending, store: Some(store), store_status: life, server })
 }
 
 /// Refuses what would run and do harm.
-fn check(settings: &Settings) -> Result<(), StartError> {
+fn validate(settings: &Config) -> Result<(), StartError> {
     let outside = settings.public_root_url.clone().or_else(|| {
         let address = settings.listen;
         (!address.ip().to_canonical().is_loopback()).then(|| address.to_string())
     });
     match (settings.auth, outside) {
-        (Auth::Open, Some(address)) => return Err(StartError::Open(address)),
+        (Auth::Open, Some(address)) => return Err(StartError::UnauthenticatedAddress(address)),
         (Auth::OpenToNetwork, _) => {
             tracing::warn!("everybody who can reach this queue may do everything: it checks no caller");
         }
@@ -308,8 +308,8 @@ fn check(settings: &Settings) -> Result<(), StartError> {
     }
     let spans = [
         ("claim_timeout", settings.claim_timeout, CLAIM_TIMEOUT_MIN),
-        ("poll_url_life", settings.poll_url_life, QUEUE_POLL_URL_LIFE_MIN),
-        ("visibility", settings.visibility, QUEUE_VISIBILITY_MIN),
+        ("poll_url_life", settings.poll_url_lifetime, QUEUE_POLL_URL_TTL_MIN),
+        ("visibility", settings.visibility_timeout, QUEUE_VISIBILITY_TIMEOUT_MIN),
     ];
     match spans.into_iter().find(|(_, given, least)| given < least) {
         Some((name, given, least)) => Err(StartError::TooShort { name, given, least }),
@@ -317,7 +317,7 @@ fn check(settings: &Settings) -> Result<(), StartError> {
     }
 }
 
-fn public_address(url: &str) -> Result<auth::Address, StartError> {
+fn parse_public_url(url: &str) -> Result<auth::HostPort, StartError> {
     let wrong = || StartError::PublicUrl(url.to_owned());
     let (scheme, rest) = url.split_once("://").ok_or_else(wrong)?;
     let port = match scheme {
@@ -329,7 +329,7 @@ fn public_address(url: &str) -> Result<auth::Address, StartError> {
     auth::parse_host(host, port).ok_or_else(wrong)
 }
 
-impl Running {
+impl RunningQueue {
     /// The address that is listened on.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
@@ -339,7 +339,7 @@ impl Running {
     /// The `rootUrl` for clients, without a slash at its end.
     #[must_use]
     pub fn root_url(&self) -> &str {
-        &self.root
+        &self.root_url
     }
 
     /// A number that grows each time something has become pending, for a worker in the same process to wait on.
@@ -360,13 +360,13 @@ impl Running {
     /// # Cancel safety
     ///
     /// May be dropped and asked again.
-    pub fn failed(&self) -> impl Future<Output = Failed> + Send + use<> {
-        let mut life = self.life.clone();
+    pub fn failed(&self) -> impl Future<Output = QueueFailure> + Send + use<> {
+        let mut life = self.store_status.clone();
         async move {
-            match gone(&mut life).await {
-                Ok(Life::Failed(what)) => Failed::File(what),
-                Ok(Life::Works | Life::Closed) => std::future::pending().await,
-                Err(_) => Failed::Panic,
+            match store_ended(&mut life).await {
+                Ok(StoreStatus::Failed(what)) => QueueFailure::File(what),
+                Ok(StoreStatus::Running | StoreStatus::Closed) => std::future::pending().await,
+                Err(_) => QueueFailure::Panic,
             }
         }
     }
@@ -377,26 +377,26 @@ impl Running {
     ///
     /// Dropping the future stops without waiting.
     pub async fn stop(mut self) {
-        self.stop.send_replace(Stop::Now);
+        self.stop.send_replace(StopSignal::Stopping);
         if tokio::time::timeout(QUEUE_STOP_TIMEOUT, &mut self.server).await.is_err() {
             tracing::warn!("calls were still under way when the queue was stopped");
             self.server.abort();
             (&mut self.server).await.ok();
         }
         self.store = None;
-        if tokio::time::timeout(QUEUE_STOP_TIMEOUT, gone(&mut self.life)).await.is_err() {
+        if tokio::time::timeout(QUEUE_STOP_TIMEOUT, store_ended(&mut self.store_status)).await.is_err() {
             tracing::warn!("the queue's file was still in use when the queue was stopped");
         }
     }
 }
 
 /// Resolves when the store's thread has ended.
-async fn gone(life: &mut watch::Receiver<Life>) -> Result<Life, watch::error::RecvError> {
-    life.wait_for(|life| *life != Life::Works).await.map(|life| life.clone())
+async fn store_ended(life: &mut watch::Receiver<StoreStatus>) -> Result<StoreStatus, watch::error::RecvError> {
+    life.wait_for(|life| *life != StoreStatus::Running).await.map(|life| life.clone())
 }
 
-impl Drop for Running {
+impl Drop for RunningQueue {
     fn drop(&mut self) {
-        self.stop.send_replace(Stop::Now);
+        self.stop.send_replace(StopSignal::Stopping);
     }
 }

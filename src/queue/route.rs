@@ -6,11 +6,11 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value};
 
-use super::check::{is_name, is_queue_id, is_slug, slug_pattern};
+use super::body_schema::{is_name, is_queue_id, is_slugid, slugid_pattern};
 
 /// A call of the queue's API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Call {
+pub(crate) enum ApiMethod {
     Ping,
     CreateTask,
     Task,
@@ -42,7 +42,7 @@ pub(crate) enum Call {
     JourneymanListTasks,
 }
 
-impl Call {
+impl ApiMethod {
     /// The call's name in the API's reference.
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -81,7 +81,7 @@ impl Call {
 /// A call with its parameters as they stand in the address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Route {
-    pub(crate) call: Call,
+    pub(crate) method: ApiMethod,
     params: Vec<Param>,
 }
 
@@ -103,17 +103,17 @@ impl Route {
     }
 
     /// The parameters as a refusal shows them.
-    pub(crate) fn shown(&self) -> Value {
+    pub(crate) fn params_json(&self) -> Value {
         let pairs = self.params.iter().map(|param| (param.name.to_owned(), param.value.as_str().into()));
         Value::Object(pairs.collect::<Map<_, _>>())
     }
 
     /// What is wrong with the parameters, a line each.
-    pub(crate) fn findings(&self) -> Vec<String> {
+    pub(crate) fn invalid_params(&self) -> Vec<String> {
         let mut found = Vec::new();
         for Param { name, value } in &self.params {
             let pattern = match *name {
-                "taskId" if !is_slug(value) => slug_pattern(),
+                "taskId" if !is_slugid(value) => slugid_pattern(),
                 "runId" if !is_number(value) => "^[0-9]+$",
                 "taskQueueId" if !is_queue_id(value) => "^[a-zA-Z0-9-_]{1,38}/[a-zA-Z0-9-_]{1,38}$",
                 "provisionerId" | "workerType" | "workerGroup" | "workerId"
@@ -138,86 +138,86 @@ fn is_number(text: &str) -> bool {
 }
 
 /// Finds the call behind a method and a path below `/api/queue/v1/`.
-pub(crate) fn queue(method: &str, path: &str) -> Option<Route> {
+pub(crate) fn queue_route(method: &str, path: &str) -> Option<Route> {
     let parts: Vec<&str> = path.split('/').collect();
-    let (call, names): (Call, &[&'static str]) = match (method, parts.as_slice()) {
-        ("GET", ["ping"]) => (Call::Ping, &[]),
-        ("PUT", ["task", _]) => (Call::CreateTask, &["taskId"]),
-        ("GET", ["task", _]) => (Call::Task, &["taskId"]),
-        ("GET", ["task", _, "status"]) => (Call::Status, &["taskId"]),
-        ("POST", ["task", _, "schedule"]) => (Call::ScheduleTask, &["taskId"]),
-        ("POST", ["task", _, "rerun"]) => (Call::RerunTask, &["taskId"]),
-        ("POST", ["task", _, "cancel"]) => (Call::CancelTask, &["taskId"]),
-        ("POST", ["task", _, "runs", _, verb]) => (of_run(verb)?, &["taskId", "runId"]),
-        ("GET", ["task", _, "runs", _, "artifacts"]) => (Call::ListArtifacts, &["taskId", "runId"]),
-        ("GET", ["task", _, "artifacts"]) => (Call::ListLatestArtifacts, &["taskId"]),
+    let (call, names): (ApiMethod, &[&'static str]) = match (method, parts.as_slice()) {
+        ("GET", ["ping"]) => (ApiMethod::Ping, &[]),
+        ("PUT", ["task", _]) => (ApiMethod::CreateTask, &["taskId"]),
+        ("GET", ["task", _]) => (ApiMethod::Task, &["taskId"]),
+        ("GET", ["task", _, "status"]) => (ApiMethod::Status, &["taskId"]),
+        ("POST", ["task", _, "schedule"]) => (ApiMethod::ScheduleTask, &["taskId"]),
+        ("POST", ["task", _, "rerun"]) => (ApiMethod::RerunTask, &["taskId"]),
+        ("POST", ["task", _, "cancel"]) => (ApiMethod::CancelTask, &["taskId"]),
+        ("POST", ["task", _, "runs", _, verb]) => (run_method(verb)?, &["taskId", "runId"]),
+        ("GET", ["task", _, "runs", _, "artifacts"]) => (ApiMethod::ListArtifacts, &["taskId", "runId"]),
+        ("GET", ["task", _, "artifacts"]) => (ApiMethod::ListLatestArtifacts, &["taskId"]),
         (_, ["task", task, "runs", run, "artifacts", name @ ..]) => {
             let call = match method {
-                "POST" => Call::CreateArtifact,
-                "PUT" => Call::FinishArtifact,
-                "GET" => Call::GetArtifact,
+                "POST" => ApiMethod::CreateArtifact,
+                "PUT" => ApiMethod::FinishArtifact,
+                "GET" => ApiMethod::GetArtifact,
                 _ => return None,
             };
-            let values = vec![param("taskId", task), param("runId", run), joined("name", name)];
-            return Some(Route { call, params: values });
+            let values = vec![param("taskId", task), param("runId", run), joined_param("name", name)];
+            return Some(Route { method: call, params: values });
         }
         ("GET", ["task", task, "artifacts", name @ ..]) => {
-            let params = vec![param("taskId", task), joined("name", name)];
-            return Some(Route { call: Call::GetLatestArtifact, params });
+            let params = vec![param("taskId", task), joined_param("name", name)];
+            return Some(Route { method: ApiMethod::GetLatestArtifact, params });
         }
-        ("GET", ["poll-task-url", _, _]) => (Call::PollTaskUrls, &["provisionerId", "workerType"]),
-        ("POST", ["claim-work", queue @ ..]) => return of_queue(Call::ClaimWork, queue),
-        ("GET", ["pending", queue @ ..]) => return of_queue(Call::PendingTasks, queue),
+        ("GET", ["poll-task-url", _, _]) => (ApiMethod::PollTaskUrls, &["provisionerId", "workerType"]),
+        ("POST", ["claim-work", queue @ ..]) => return task_queue_route(ApiMethod::ClaimWork, queue),
+        ("GET", ["pending", queue @ ..]) => return task_queue_route(ApiMethod::PendingTasks, queue),
         ("GET", ["task-queues", queue @ .., "pending"]) => {
-            return of_queue(Call::ListPendingTasks, queue);
+            return task_queue_route(ApiMethod::ListPendingTasks, queue);
         }
         ("GET", ["task-queues", queue @ .., "claimed"]) => {
-            return of_queue(Call::ListClaimedTasks, queue);
+            return task_queue_route(ApiMethod::ListClaimedTasks, queue);
         }
         (_, ["provisioners", _, "worker-types", _, "workers", _, _]) => {
             let call = match method {
-                "GET" => Call::GetWorker,
-                "PUT" => Call::QuarantineWorker,
+                "GET" => ApiMethod::GetWorker,
+                "PUT" => ApiMethod::QuarantineWorker,
                 _ => return None,
             };
             (call, &["provisionerId", "workerType", "workerGroup", "workerId"])
         }
-        ("GET", ["journeyman", "tasks"]) => (Call::JourneymanListTasks, &[]),
+        ("GET", ["journeyman", "tasks"]) => (ApiMethod::JourneymanListTasks, &[]),
         _ => return None,
     };
     let fixed = ["task", "runs", "poll-task-url", "provisioners", "worker-types", "workers"];
     let values = parts.iter().filter(|part| !fixed.contains(part));
     let params = names.iter().zip(values).map(|(name, value)| param(name, value)).collect();
-    Some(Route { call, params })
+    Some(Route { method: call, params })
 }
 
 /// Finds the call behind a method and a path below `/api/object/v1/`.
-pub(crate) fn object(method: &str, path: &str) -> Option<Route> {
+pub(crate) fn object_route(method: &str, path: &str) -> Option<Route> {
     let parts: Vec<&str> = path.split('/').collect();
     let (call, name) = match (method, parts.as_slice()) {
-        ("PUT", ["upload", name @ ..]) => (Call::CreateUpload, name),
-        ("POST", ["finish-upload", name @ ..]) => (Call::FinishUpload, name),
+        ("PUT", ["upload", name @ ..]) => (ApiMethod::CreateUpload, name),
+        ("POST", ["finish-upload", name @ ..]) => (ApiMethod::FinishUpload, name),
         _ => return None,
     };
-    Some(Route { call, params: vec![joined("name", name)] })
+    Some(Route { method: call, params: vec![joined_param("name", name)] })
 }
 
-fn of_run(verb: &str) -> Option<Call> {
+fn run_method(verb: &str) -> Option<ApiMethod> {
     Some(match verb {
-        "claim" => Call::ClaimTask,
-        "reclaim" => Call::ReclaimTask,
-        "completed" => Call::ReportCompleted,
-        "failed" => Call::ReportFailed,
-        "exception" => Call::ReportException,
+        "claim" => ApiMethod::ClaimTask,
+        "reclaim" => ApiMethod::ReclaimTask,
+        "completed" => ApiMethod::ReportCompleted,
+        "failed" => ApiMethod::ReportFailed,
+        "exception" => ApiMethod::ReportException,
         _ => return None,
     })
 }
 
-fn of_queue(call: Call, parts: &[&str]) -> Option<Route> {
-    (!parts.is_empty()).then(|| Route { call, params: vec![joined("taskQueueId", parts)] })
+fn task_queue_route(call: ApiMethod, parts: &[&str]) -> Option<Route> {
+    (!parts.is_empty()).then(|| Route { method: call, params: vec![joined_param("taskQueueId", parts)] })
 }
 
-fn joined(name: &'static str, parts: &[&str]) -> Param {
+fn joined_param(name: &'static str, parts: &[&str]) -> Param {
     param(name, &parts.join("/"))
 }
 
@@ -230,11 +230,11 @@ fn param(name: &'static str, value: &str) -> Param {
 pub(crate) fn query_param(query: &str, name: &str) -> Option<String> {
     query.split('&').find_map(|pair| {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        (key == name).then(|| decoded(value))
+        (key == name).then(|| decode_query_value(value))
     })
 }
 
-fn decoded(value: &str) -> String {
+fn decode_query_value(value: &str) -> String {
     let spaced = value.replace('+', " ");
     urlencoding::decode(&spaced).map_or_else(|_| spaced.clone(), Cow::into_owned)
 }
@@ -246,12 +246,12 @@ mod tests {
     #[test]
     fn a_task_queue_may_be_written_with_an_encoded_or_a_bare_slash() {
         for path in ["claim-work/test-prov%2Ftest-wt", "claim-work/test-prov/test-wt"] {
-            let route = queue("POST", path).unwrap();
-            assert_eq!((route.call, route.param("taskQueueId")), (Call::ClaimWork, "test-prov/test-wt"));
+            let route = queue_route("POST", path).unwrap();
+            assert_eq!((route.method, route.param("taskQueueId")), (ApiMethod::ClaimWork, "test-prov/test-wt"));
         }
         for path in ["task-queues/p%2Fw/claimed", "task-queues/p/w/claimed"] {
-            let route = queue("GET", path).unwrap();
-            assert_eq!((route.call, route.param("taskQueueId")), (Call::ListClaimedTasks, "p/w"));
+            let route = queue_route("GET", path).unwrap();
+            assert_eq!((route.method, route.param("taskQueueId")), (ApiMethod::ListClaimedTasks, "p/w"));
         }
     }
 
@@ -259,12 +259,12 @@ mod tests {
     fn an_artifact_name_may_hold_slashes() {
         let task = "XJOIQcqPRgykTZR_00-b1w";
         for name in ["public%2Flogs%2Flive.log", "public/logs/live.log"] {
-            let route = queue("POST", &format!("task/{task}/runs/3/artifacts/{name}")).unwrap();
-            assert_eq!(route.call, Call::CreateArtifact);
+            let route = queue_route("POST", &format!("task/{task}/runs/3/artifacts/{name}")).unwrap();
+            assert_eq!(route.method, ApiMethod::CreateArtifact);
             assert_eq!((route.param("name"), route.run()), ("public/logs/live.log", 3));
         }
-        let bad = queue("GET", &format!("task/{task}/artifacts/a%0Ab")).unwrap();
-        assert_eq!(bad.findings().len(), 1);
+        let bad = queue_route("GET", &format!("task/{task}/artifacts/a%0Ab")).unwrap();
+        assert_eq!(bad.invalid_params().len(), 1);
     }
 
     #[test]
@@ -276,15 +276,15 @@ mod tests {
             ("GET", "task"),
             ("POST", "task/x/runs/0/claim/y"),
         ] {
-            assert_eq!(queue(method, path), None, "{method} {path}");
+            assert_eq!(queue_route(method, path), None, "{method} {path}");
         }
     }
 
     #[test]
     fn a_parameter_that_cannot_be_is_told() {
         for run in ["-1", "+0", "1.0", "4294967296", "%20"] {
-            let route = queue("POST", &format!("task/nope/runs/{run}/reclaim")).unwrap();
-            assert_eq!(route.findings().len(), 2, "{run}");
+            let route = queue_route("POST", &format!("task/nope/runs/{run}/reclaim")).unwrap();
+            assert_eq!(route.invalid_params().len(), 2, "{run}");
         }
     }
 

@@ -2,31 +2,31 @@ use super::*;
 
 const LENGTH: Duration = Duration::from_secs(1200);
 
-fn task(retries: u8) -> Task {
-    let mut task = Task {
+fn task(retries: u8) -> TaskRecord {
+    let mut task = TaskRecord {
         task_id: "XJOIQcqPRgykTZR_00-b1w".to_owned(),
         queue: "p/w".to_owned(),
         scheduler: "-".to_owned(),
         project: "none".to_owned(),
         group: "XJOIQcqPRgykTZR_00-b1w".to_owned(),
         priority: Priority::Lowest,
-        deadline: Millis(3_600_000),
-        expires: Millis(7_200_000),
+        deadline: UnixMillis(3_600_000),
+        expires: UnixMillis(7_200_000),
         retries,
         retries_left: retries,
         runs: Vec::new(),
     };
-    assert_eq!(task.schedule(Millis(1)), Did::Change);
+    assert_eq!(task.schedule(UnixMillis(1)), Transition::Changed);
     task
 }
 
-fn worker(id: &str) -> Worker {
-    Worker { group: "wg".to_owned(), id: id.to_owned() }
+fn worker(id: &str) -> WorkerIdentity {
+    WorkerIdentity { group: "wg".to_owned(), id: id.to_owned() }
 }
 
-fn running(retries: u8) -> Task {
+fn running(retries: u8) -> TaskRecord {
     let mut task = task(retries);
-    assert_eq!(task.claim(0, &worker("w1"), Via::ClaimTask, Millis(10), LENGTH), Ok(Did::Change));
+    assert_eq!(task.claim(0, &worker("w1"), ClaimMethod::ClaimTask, UnixMillis(10), LENGTH), Ok(Transition::Changed));
     task
 }
 
@@ -34,38 +34,47 @@ fn running(retries: u8) -> Task {
 fn a_claim_repeated_by_the_same_worker_is_the_same_claim() {
     let mut task = running(0);
     let before = task.clone();
-    assert_eq!(task.claim(0, &worker("w1"), Via::ClaimTask, Millis(500), LENGTH), Ok(Did::Nothing));
+    assert_eq!(
+        task.claim(0, &worker("w1"), ClaimMethod::ClaimTask, UnixMillis(500), LENGTH),
+        Ok(Transition::Unchanged)
+    );
     assert_eq!(task, before);
-    assert_eq!(task.claim(0, &worker("w2"), Via::ClaimTask, Millis(500), LENGTH), Err(No::Taken));
-    assert_eq!(task.claim(5, &worker("w1"), Via::ClaimTask, Millis(500), LENGTH), Err(No::Unknown));
+    assert_eq!(
+        task.claim(0, &worker("w2"), ClaimMethod::ClaimTask, UnixMillis(500), LENGTH),
+        Err(RunError::AlreadyClaimed)
+    );
+    assert_eq!(task.claim(5, &worker("w1"), ClaimMethod::ClaimTask, UnixMillis(500), LENGTH), Err(RunError::NoSuchRun));
 }
 
 #[test]
 fn a_claim_of_claim_work_cannot_be_repeated_by_claim_task() {
     let mut task = task(0);
-    assert_eq!(task.claim(0, &worker("w1"), Via::ClaimWork, Millis(10), LENGTH), Ok(Did::Change));
-    assert_eq!(task.claim(0, &worker("w1"), Via::ClaimTask, Millis(11), LENGTH), Err(No::Taken));
+    assert_eq!(task.claim(0, &worker("w1"), ClaimMethod::ClaimWork, UnixMillis(10), LENGTH), Ok(Transition::Changed));
+    assert_eq!(
+        task.claim(0, &worker("w1"), ClaimMethod::ClaimTask, UnixMillis(11), LENGTH),
+        Err(RunError::AlreadyClaimed)
+    );
 }
 
 #[test]
 fn nothing_is_claimed_or_reclaimed_at_or_after_the_deadline_but_a_report_still_counts() {
     let mut task = running(0);
     let deadline = task.deadline;
-    assert_eq!(task.claim(0, &worker("w1"), Via::ClaimTask, deadline, LENGTH), Err(No::Deadline));
-    assert_eq!(task.reclaim(0, deadline, LENGTH), Err(No::Deadline));
-    assert_eq!(task.report(0, Ending::Completed, deadline.plus(LENGTH)), Ok(Did::Change));
+    assert_eq!(task.claim(0, &worker("w1"), ClaimMethod::ClaimTask, deadline, LENGTH), Err(RunError::PastDeadline));
+    assert_eq!(task.reclaim(0, deadline, LENGTH), Err(RunError::PastDeadline));
+    assert_eq!(task.report(0, ResolvedReason::Completed, deadline.plus(LENGTH)), Ok(Transition::Changed));
 }
 
 #[test]
 fn a_reclaim_after_taken_until_counts_until_somebody_has_resolved_the_run() {
     let mut task = running(1);
-    let late = Millis(10).plus(LENGTH).plus(Duration::from_secs(1));
+    let late = UnixMillis(10).plus(LENGTH).plus(Duration::from_secs(1));
     assert_eq!(task.reclaim(0, late, LENGTH), Ok(late.plus(LENGTH)));
     let later = late.plus(LENGTH);
-    assert_eq!(task.expire_claim(later), Did::Change);
-    assert_eq!(task.reclaim(0, later, LENGTH), Err(No::NotRunning));
-    assert_eq!(task.runs[0].ending, Some(Ending::ClaimExpired));
-    assert_eq!(task.runs[1].origin, Origin::Retry);
+    assert_eq!(task.expire_claim(later), Transition::Changed);
+    assert_eq!(task.reclaim(0, later, LENGTH), Err(RunError::NotRunning));
+    assert_eq!(task.runs[0].ending, Some(ResolvedReason::ClaimExpired));
+    assert_eq!(task.runs[1].origin, CreatedReason::Retry);
     assert_eq!(task.runs[1].scheduled, task.runs[0].resolved.unwrap());
     assert_eq!(task.retries_left, 0);
 }
@@ -74,32 +83,32 @@ fn a_reclaim_after_taken_until_counts_until_somebody_has_resolved_the_run() {
 fn a_reclaim_never_moves_the_end_of_a_claim_backwards() {
     let mut task = running(0);
     let until = task.runs[0].taken_until.unwrap();
-    assert_eq!(task.reclaim(0, Millis(20), Duration::from_secs(1)), Ok(until));
+    assert_eq!(task.reclaim(0, UnixMillis(20), Duration::from_secs(1)), Ok(until));
 }
 
 #[test]
 fn a_claim_does_not_expire_early() {
     let mut task = running(1);
-    assert_eq!(task.expire_claim(Millis(9).plus(LENGTH)), Did::Nothing);
+    assert_eq!(task.expire_claim(UnixMillis(9).plus(LENGTH)), Transition::Unchanged);
 }
 
 #[test]
 fn only_shutdown_intermittent_and_expiry_are_retried_and_only_while_retries_are_left() {
     for (ending, origin) in [
-        (Ending::WorkerShutdown, Some(Origin::Retry)),
-        (Ending::IntermittentTask, Some(Origin::TaskRetry)),
-        (Ending::MalformedPayload, None),
-        (Ending::ResourceUnavailable, None),
-        (Ending::InternalError, None),
-        (Ending::Superseded, None),
+        (ResolvedReason::WorkerShutdown, Some(CreatedReason::Retry)),
+        (ResolvedReason::IntermittentTask, Some(CreatedReason::TaskRetry)),
+        (ResolvedReason::MalformedPayload, None),
+        (ResolvedReason::ResourceUnavailable, None),
+        (ResolvedReason::InternalError, None),
+        (ResolvedReason::Superseded, None),
     ] {
         let mut task = running(1);
-        assert_eq!(task.report_exception(0, ending, Millis(50)), Ok(Did::Change));
+        assert_eq!(task.report_exception(0, ending, UnixMillis(50)), Ok(Transition::Changed));
         assert_eq!(task.runs.get(1).map(|run| run.origin), origin, "{ending:?}");
         assert_eq!(task.retries_left, u8::from(origin.is_none()));
 
         let mut last = running(0);
-        assert_eq!(last.report_exception(0, ending, Millis(50)), Ok(Did::Change));
+        assert_eq!(last.report_exception(0, ending, UnixMillis(50)), Ok(Transition::Changed));
         assert_eq!(last.runs.len(), 1, "{ending:?} without retries left");
         assert!(!last.is_open());
     }
@@ -108,85 +117,85 @@ fn only_shutdown_intermittent_and_expiry_are_retried_and_only_while_retries_are_
 #[test]
 fn the_same_report_again_is_accepted_and_another_one_is_not() {
     let mut done = running(1);
-    assert_eq!(done.report(0, Ending::Completed, Millis(50)), Ok(Did::Change));
-    assert_eq!(done.report(0, Ending::Completed, Millis(60)), Ok(Did::Nothing));
-    assert_eq!(done.report(0, Ending::Failed, Millis(60)), Err(No::OtherEnd));
-    assert_eq!(done.report_exception(0, Ending::InternalError, Millis(60)), Err(No::NotRunning));
+    assert_eq!(done.report(0, ResolvedReason::Completed, UnixMillis(50)), Ok(Transition::Changed));
+    assert_eq!(done.report(0, ResolvedReason::Completed, UnixMillis(60)), Ok(Transition::Unchanged));
+    assert_eq!(done.report(0, ResolvedReason::Failed, UnixMillis(60)), Err(RunError::ResolvedOtherwise));
+    assert_eq!(done.report_exception(0, ResolvedReason::InternalError, UnixMillis(60)), Err(RunError::NotRunning));
 
     let mut left = running(1);
-    assert_eq!(left.report_exception(0, Ending::WorkerShutdown, Millis(50)), Ok(Did::Change));
-    assert_eq!(left.report_exception(0, Ending::WorkerShutdown, Millis(60)), Ok(Did::Nothing));
-    assert_eq!(left.report_exception(0, Ending::InternalError, Millis(60)), Err(No::NotRunning));
-    assert_eq!(left.report(0, Ending::Completed, Millis(60)), Err(No::OtherEnd));
+    assert_eq!(left.report_exception(0, ResolvedReason::WorkerShutdown, UnixMillis(50)), Ok(Transition::Changed));
+    assert_eq!(left.report_exception(0, ResolvedReason::WorkerShutdown, UnixMillis(60)), Ok(Transition::Unchanged));
+    assert_eq!(left.report_exception(0, ResolvedReason::InternalError, UnixMillis(60)), Err(RunError::NotRunning));
+    assert_eq!(left.report(0, ResolvedReason::Completed, UnixMillis(60)), Err(RunError::ResolvedOtherwise));
     assert_eq!(left.runs.len(), 2);
 }
 
 #[test]
 fn an_outcome_of_a_pending_run_is_refused() {
     let mut task = task(1);
-    assert_eq!(task.report(0, Ending::Completed, Millis(5)), Err(No::OtherEnd));
-    assert_eq!(task.report_exception(0, Ending::WorkerShutdown, Millis(5)), Err(No::NotRunning));
-    assert_eq!(task.report(3, Ending::Completed, Millis(5)), Err(No::Unknown));
+    assert_eq!(task.report(0, ResolvedReason::Completed, UnixMillis(5)), Err(RunError::ResolvedOtherwise));
+    assert_eq!(task.report_exception(0, ResolvedReason::WorkerShutdown, UnixMillis(5)), Err(RunError::NotRunning));
+    assert_eq!(task.report(3, ResolvedReason::Completed, UnixMillis(5)), Err(RunError::NoSuchRun));
 }
 
 #[test]
 fn cancel_resolves_what_is_open_and_leaves_what_is_resolved() {
     let mut task = running(3);
-    assert_eq!(task.cancel(Millis(50)), Ok(Did::Change));
-    assert_eq!(task.runs[0].ending, Some(Ending::Canceled));
+    assert_eq!(task.cancel(UnixMillis(50)), Ok(Transition::Changed));
+    assert_eq!(task.runs[0].ending, Some(ResolvedReason::Canceled));
     assert_eq!(task.runs.len(), 1);
-    assert_eq!(task.cancel(Millis(60)), Ok(Did::Nothing));
-    assert_eq!(task.cancel(task.deadline.plus(LENGTH)), Err(No::Deadline));
+    assert_eq!(task.cancel(UnixMillis(60)), Ok(Transition::Unchanged));
+    assert_eq!(task.cancel(task.deadline.plus(LENGTH)), Err(RunError::PastDeadline));
 
     let mut bare = task.clone();
     bare.runs.clear();
-    assert_eq!(bare.cancel(Millis(50)), Ok(Did::Change));
-    assert_eq!(bare.runs[0].origin, Origin::Exception);
+    assert_eq!(bare.cancel(UnixMillis(50)), Ok(Transition::Changed));
+    assert_eq!(bare.runs[0].origin, CreatedReason::Exception);
     assert_eq!(bare.state_str(), "exception");
 }
 
 #[test]
 fn a_rerun_gives_the_retries_back_and_stops_at_fifty_runs() {
     let mut task = running(49);
-    assert_eq!(task.rerun(Millis(20)), Ok(Did::Nothing));
-    assert_eq!(task.cancel(Millis(50)), Ok(Did::Change));
-    assert_eq!(task.rerun(Millis(60)), Ok(Did::Change));
+    assert_eq!(task.rerun(UnixMillis(20)), Ok(Transition::Unchanged));
+    assert_eq!(task.cancel(UnixMillis(50)), Ok(Transition::Changed));
+    assert_eq!(task.rerun(UnixMillis(60)), Ok(Transition::Changed));
     assert_eq!(task.retries_left, 48);
     while task.runs.len() < QUEUE_RUNS_MAX {
-        assert_eq!(task.cancel(Millis(70)), Ok(Did::Change));
-        assert_eq!(task.rerun(Millis(80)), Ok(Did::Change));
+        assert_eq!(task.cancel(UnixMillis(70)), Ok(Transition::Changed));
+        assert_eq!(task.rerun(UnixMillis(80)), Ok(Transition::Changed));
     }
-    assert_eq!(task.cancel(Millis(90)), Ok(Did::Change));
-    assert_eq!(task.rerun(Millis(95)), Err(No::TooManyRuns));
-    assert_eq!(task.rerun(task.deadline.plus(LENGTH)), Err(No::Deadline));
+    assert_eq!(task.cancel(UnixMillis(90)), Ok(Transition::Changed));
+    assert_eq!(task.rerun(UnixMillis(95)), Err(RunError::TooManyRuns));
+    assert_eq!(task.rerun(task.deadline.plus(LENGTH)), Err(RunError::PastDeadline));
 }
 
 #[test]
 fn a_report_for_a_run_that_was_rerun_since_is_refused() {
     let mut task = running(0);
-    assert_eq!(task.report(0, Ending::Failed, Millis(50)), Ok(Did::Change));
-    assert_eq!(task.rerun(Millis(60)), Ok(Did::Change));
-    assert_eq!(task.report(0, Ending::Failed, Millis(70)), Err(No::NotRunning));
-    assert_eq!(task.reclaim(0, Millis(70), LENGTH), Err(No::NotRunning));
+    assert_eq!(task.report(0, ResolvedReason::Failed, UnixMillis(50)), Ok(Transition::Changed));
+    assert_eq!(task.rerun(UnixMillis(60)), Ok(Transition::Changed));
+    assert_eq!(task.report(0, ResolvedReason::Failed, UnixMillis(70)), Err(RunError::NotRunning));
+    assert_eq!(task.reclaim(0, UnixMillis(70), LENGTH), Err(RunError::NotRunning));
 }
 
 #[test]
 fn a_claim_nobody_heard_of_is_undone_without_a_trace() {
     let mut task = task(2);
     let before = task.clone();
-    task.claim(0, &worker("w1"), Via::ClaimWork, Millis(10), LENGTH).unwrap();
-    assert_eq!(task.unclaim(0), Did::Change);
+    task.claim(0, &worker("w1"), ClaimMethod::ClaimWork, UnixMillis(10), LENGTH).unwrap();
+    assert_eq!(task.revert_claim(0), Transition::Changed);
     assert_eq!(task, before);
-    assert_eq!(task.unclaim(0), Did::Nothing);
+    assert_eq!(task.revert_claim(0), Transition::Unchanged);
 }
 
 #[test]
 fn the_deadline_ends_a_task_without_a_retry() {
     let mut task = running(3);
-    assert_eq!(task.expire_deadline(Millis(100)), Did::Nothing);
-    assert_eq!(task.expire_deadline(task.deadline), Did::Change);
+    assert_eq!(task.expire_deadline(UnixMillis(100)), Transition::Unchanged);
+    assert_eq!(task.expire_deadline(task.deadline), Transition::Changed);
     assert_eq!(task.runs.len(), 1);
-    assert_eq!(task.runs[0].ending, Some(Ending::DeadlineExceeded));
+    assert_eq!(task.runs[0].ending, Some(ResolvedReason::DeadlineExceeded));
 }
 
 /// Any sequence of calls keeps what the protocol promises: one open run at most, and that the last; a bounded number of
@@ -203,18 +212,18 @@ mod any_sequence {
             calls in proptest::collection::vec((0_u8..9, 0_u32..4, 0_i64..2_000_000), 0..120),
         ) {
             let mut task = task(retries);
-            let mut now = Millis(10);
+            let mut now = UnixMillis(10);
             for (call, back, wait) in calls {
-                now = Millis(now.0 + wait);
+                now = UnixMillis(now.0 + wait);
                 let before = task.clone();
                 let last = u32::try_from(task.runs.len() - 1).unwrap();
                 let run = last.saturating_sub(back);
                 match call {
-                    0 => { task.claim(run, &worker("w1"), Via::ClaimTask, now, LENGTH).ok(); }
-                    1 => { task.claim(run, &worker("w2"), Via::ClaimWork, now, LENGTH).ok(); }
+                    0 => { task.claim(run, &worker("w1"), ClaimMethod::ClaimTask, now, LENGTH).ok(); }
+                    1 => { task.claim(run, &worker("w2"), ClaimMethod::ClaimWork, now, LENGTH).ok(); }
                     2 => { task.reclaim(run, now, LENGTH).ok(); }
-                    3 => { task.report(run, Ending::Completed, now).ok(); }
-                    4 => { task.report_exception(run, Ending::WorkerShutdown, now).ok(); }
+                    3 => { task.report(run, ResolvedReason::Completed, now).ok(); }
+                    4 => { task.report_exception(run, ResolvedReason::WorkerShutdown, now).ok(); }
                     5 => { task.cancel(now).ok(); }
                     6 => { task.rerun(now).ok(); }
                     7 => { task.expire_claim(now); }

@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 
 /// What a call asks of its caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Asks {
+pub(crate) enum ScopeExpression {
     Scope(String),
-    All(Vec<Asks>),
-    Any(Vec<Asks>),
+    All(Vec<ScopeExpression>),
+    Any(Vec<ScopeExpression>),
 }
 
 /// The words a refusal is told in; the two eras of the service differ.
@@ -17,7 +17,7 @@ pub(crate) enum Era {
     Modern,
 }
 
-impl Asks {
+impl ScopeExpression {
     pub(crate) fn scope(text: impl Into<String>) -> Self {
         Self::Scope(text.into())
     }
@@ -25,7 +25,7 @@ impl Asks {
     /// What of it the caller lacks; `None` where it is satisfied.
     fn missing(&self, held: &[String]) -> Option<Self> {
         match self {
-            Self::Scope(wanted) => (!holds(held, wanted)).then(|| self.clone()),
+            Self::Scope(wanted) => (!satisfies(held, wanted)).then(|| self.clone()),
             Self::All(parts) => {
                 let lacking: Vec<_> = parts.iter().filter_map(|part| part.missing(held)).collect();
                 match lacking.len() {
@@ -41,7 +41,7 @@ impl Asks {
         }
     }
 
-    fn write(&self, out: &mut String, depth: usize) {
+    fn format_into(&self, out: &mut String, depth: usize) {
         let (name, parts) = match self {
             Self::Scope(text) => {
                 // At the top a bare scope stands without quotes, as the service prints it.
@@ -57,14 +57,14 @@ impl Asks {
         for (at, part) in parts.iter().enumerate() {
             let comma = if at == 0 { "" } else { "," };
             write_part(out, format_args!("{comma}\n{pad}    "));
-            part.write(out, depth + 2);
+            part.format_into(out, depth + 2);
         }
         write_part(out, format_args!("\n{pad}  ]\n{pad}}}"));
     }
 
-    fn shown(&self) -> String {
+    fn formatted(&self) -> String {
         let mut out = String::new();
-        self.write(&mut out, 0);
+        self.format_into(&mut out, 0);
         out
     }
 }
@@ -79,39 +79,44 @@ fn quoted(text: &str) -> String {
 }
 
 /// Whether the scopes held include the one wanted: literally, or by one that ends in `*`.
-pub(crate) fn holds(held: &[String], wanted: &str) -> bool {
+pub(crate) fn satisfies(held: &[String], wanted: &str) -> bool {
     held.iter().any(|scope| scope == wanted || scope.strip_suffix('*').is_some_and(|start| wanted.starts_with(start)))
 }
 
 /// Whether every scope wanted is held. One wanted that ends in `*` is held only by one that covers all it covers.
-pub(crate) fn holds_all(held: &[String], wanted: &[String]) -> bool {
-    wanted.iter().all(|scope| holds(held, scope))
+pub(crate) fn satisfies_all(held: &[String], wanted: &[String]) -> bool {
+    wanted.iter().all(|scope| satisfies(held, scope))
 }
 
 /// Why the caller may not do what it asks for, in the words of the era; `None` where it may.
-pub(crate) fn refusal(asks: &Asks, held: &[String], client: Option<&str>, era: Era) -> Option<String> {
+pub(crate) fn missing_scopes_message(
+    asks: &ScopeExpression,
+    held: &[String],
+    client: Option<&str>,
+    era: Era,
+) -> Option<String> {
     let missing = asks.missing(held)?;
     Some(match (era, client) {
         (Era::Modern, None) => format!(
             "This request requires Taskcluster credentials that satisfy the following scope expression:\n\n\
              ```\n{}\n```",
-            asks.shown()
+            asks.formatted()
         ),
         (Era::Modern, Some(client)) => format!(
             "Client ID {client} does not have sufficient scopes and is missing the following scopes:\n\n\
              ```\n{}\n```\n\n\
              This request requires the client to satisfy the following scope expression:\n\n```\n{}\n```",
-            missing.shown(),
-            asks.shown()
+            missing.formatted(),
+            asks.formatted()
         ),
         (Era::Legacy, client) => format!(
             "Client ID {} does not have sufficient scopes and are missing the following scopes:\n\n\
              ```\n{}\n```\n\nYou have the scopes:\n\n```\n{}\n```\n\n\
              This request requires you to satisfy this scope expression:\n\n```\n{}\n```",
             client.unwrap_or("undefined"),
-            missing.shown(),
+            missing.formatted(),
             serde_json::to_string_pretty(held).unwrap_or_default(),
-            asks.shown()
+            asks.formatted()
         ),
     })
 }
@@ -126,26 +131,29 @@ mod tests {
 
     #[test]
     fn a_trailing_star_covers_what_starts_like_it_and_nothing_else_does() {
-        assert!(holds(&held(&["queue:claim-work:p/*"]), "queue:claim-work:p/w"));
-        assert!(holds(&held(&["*"]), "anything"));
-        assert!(!holds(&held(&["queue:claim-work:p"]), "queue:claim-work:p/w"));
-        assert!(!holds(&held(&["queue:*:p"]), "queue:claim-work:p"));
-        assert!(!holds(&held(&["queue:a"]), "queue:*"));
-        assert!(holds_all(&held(&["queue:*"]), &held(&["queue:a*", "queue:b"])));
+        assert!(satisfies(&held(&["queue:claim-work:p/*"]), "queue:claim-work:p/w"));
+        assert!(satisfies(&held(&["*"]), "anything"));
+        assert!(!satisfies(&held(&["queue:claim-work:p"]), "queue:claim-work:p/w"));
+        assert!(!satisfies(&held(&["queue:*:p"]), "queue:claim-work:p"));
+        assert!(!satisfies(&held(&["queue:a"]), "queue:*"));
+        assert!(satisfies_all(&held(&["queue:*"]), &held(&["queue:a*", "queue:b"])));
     }
 
     #[test]
     fn one_missing_scope_of_several_is_shown_alone() {
-        let asks = Asks::All(vec![Asks::scope("a"), Asks::scope("b")]);
-        let told = refusal(&asks, &held(&["a"]), Some("me"), Era::Modern).unwrap();
+        let asks = ScopeExpression::All(vec![ScopeExpression::scope("a"), ScopeExpression::scope("b")]);
+        let told = missing_scopes_message(&asks, &held(&["a"]), Some("me"), Era::Modern).unwrap();
         assert!(told.contains("missing the following scopes:\n\n```\nb\n```\n\n"), "{told}");
-        assert_eq!(refusal(&asks, &held(&["a", "b"]), Some("me"), Era::Modern), None);
+        assert_eq!(missing_scopes_message(&asks, &held(&["a", "b"]), Some("me"), Era::Modern), None);
     }
 
     #[test]
     fn any_of_is_satisfied_by_one_of_its_parts() {
-        let asks = Asks::Any(vec![Asks::All(vec![Asks::scope("a"), Asks::scope("b")]), Asks::scope("c")]);
-        assert_eq!(refusal(&asks, &held(&["c"]), None, Era::Modern), None);
-        assert!(refusal(&asks, &held(&["a"]), None, Era::Modern).is_some());
+        let asks = ScopeExpression::Any(vec![
+            ScopeExpression::All(vec![ScopeExpression::scope("a"), ScopeExpression::scope("b")]),
+            ScopeExpression::scope("c"),
+        ]);
+        assert_eq!(missing_scopes_message(&asks, &held(&["c"]), None, Era::Modern), None);
+        assert!(missing_scopes_message(&asks, &held(&["a"]), None, Era::Modern).is_some());
     }
 }

@@ -17,50 +17,51 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::connection::Watched;
-use super::{App, Stop, http};
+use super::idle_timeout::IdleTimeoutStream;
+use super::{QueueState, StopSignal, dispatch};
 use crate::limits::{
-    QUEUE_ACCEPT_REST, QUEUE_BUFFER_BYTES_MAX, QUEUE_CONNECTIONS_MAX, QUEUE_CROWD_PATIENCE, QUEUE_HEAD_BYTES_MAX,
-    QUEUE_HEAD_LINES_MAX, QUEUE_IDLE_MAX, QUEUE_STRANGER_TIME_MAX, QUEUE_STRANGERS_MAX,
+    QUEUE_ACCEPT_RETRY_DELAY, QUEUE_BUFFER_BYTES_MAX, QUEUE_CONNECTION_IDLE_MAX, QUEUE_CONNECTIONS_MAX,
+    QUEUE_HEAD_BYTES_MAX, QUEUE_HEAD_LINES_MAX, QUEUE_UNAUTHENTICATED_AGE_MAX, QUEUE_UNAUTHENTICATED_MAX,
+    QUEUE_UNAUTHENTICATED_WAIT_MAX,
 };
 
 /// What a connection holds of the server's room.
-pub(crate) struct Seat {
-    stranger: Mutex<Option<OwnedSemaphorePermit>>,
-    _place: Option<OwnedSemaphorePermit>,
+pub(crate) struct ConnectionPermit {
+    unauthenticated_permit: Mutex<Option<OwnedSemaphorePermit>>,
+    _connection_permit: Option<OwnedSemaphorePermit>,
 }
 
-impl Seat {
+impl ConnectionPermit {
     /// The caller has proved itself: the connection counts as a stranger's no longer.
-    pub(crate) fn prove(&self) {
-        self.stranger.lock().unwrap_or_else(PoisonError::into_inner).take();
+    pub(crate) fn mark_authenticated(&self) {
+        self.unauthenticated_permit.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
-    pub(crate) fn is_strangers(&self) -> bool {
-        self.stranger.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    pub(crate) fn is_unauthenticated(&self) -> bool {
+        self.unauthenticated_permit.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 }
 
 /// Who is let in.
-struct Door {
-    places: Arc<Semaphore>,
-    strangers: Arc<Semaphore>,
+struct ConnectionLimiter {
+    connections: Arc<Semaphore>,
+    unauthenticated: Arc<Semaphore>,
     /// Tells every stranger inside to go, since others wait.
-    crowded: Notify,
+    evict_unauthenticated: Notify,
 }
 
 /// A connection that was let in.
-struct Guest {
+struct AcceptedConnection {
     stream: TcpStream,
-    seat: Arc<Seat>,
+    permit: Arc<ConnectionPermit>,
 }
 
-impl Door {
+impl ConnectionLimiter {
     fn new() -> Self {
         Self {
-            places: Arc::new(Semaphore::new(QUEUE_CONNECTIONS_MAX)),
-            strangers: Arc::new(Semaphore::new(QUEUE_STRANGERS_MAX)),
-            crowded: Notify::new(),
+            connections: Arc::new(Semaphore::new(QUEUE_CONNECTIONS_MAX)),
+            unauthenticated: Arc::new(Semaphore::new(QUEUE_UNAUTHENTICATED_MAX)),
+            evict_unauthenticated: Notify::new(),
         }
     }
 
@@ -69,18 +70,25 @@ impl Door {
     /// # Cancel safety
     ///
     /// No connection is lost when it is dropped.
-    async fn admit(&self, listener: &TcpListener) -> Guest {
-        let place = Arc::clone(&self.places).acquire_owned().await.ok();
-        let stranger = match timeout(QUEUE_CROWD_PATIENCE, Arc::clone(&self.strangers).acquire_owned()).await {
-            Ok(seat) => seat.ok(),
-            Err(_) => {
-                // Nobody inside has proved itself for so long.
-                self.crowded.notify_waiters();
-                Arc::clone(&self.strangers).acquire_owned().await.ok()
-            }
-        };
+    async fn admit(&self, listener: &TcpListener) -> AcceptedConnection {
+        let place = Arc::clone(&self.connections).acquire_owned().await.ok();
+        let stranger =
+            match timeout(QUEUE_UNAUTHENTICATED_WAIT_MAX, Arc::clone(&self.unauthenticated).acquire_owned()).await {
+                Ok(seat) => seat.ok(),
+                Err(_) => {
+                    // Nobody inside has proved itself for so long.
+                    self.evict_unauthenticated.notify_waiters();
+                    Arc::clone(&self.unauthenticated).acquire_owned().await.ok()
+                }
+            };
         let stream = self.accept(listener).await;
-        Guest { stream, seat: Arc::new(Seat { stranger: Mutex::new(stranger), _place: place }) }
+        AcceptedConnection {
+            stream,
+            permit: Arc::new(ConnectionPermit {
+                unauthenticated_permit: Mutex::new(stranger),
+                _connection_permit: place,
+            }),
+        }
     }
 
     async fn accept(&self, listener: &TcpListener) -> TcpStream {
@@ -98,9 +106,9 @@ impl Door {
                         tracing::warn!(%error, "no connection can be accepted; is the limit of open files too low?");
                     }
                     failures = failures.saturating_add(1);
-                    sleep(QUEUE_ACCEPT_REST).await;
+                    sleep(QUEUE_ACCEPT_RETRY_DELAY).await;
                     // What strangers hold may be what is missing.
-                    self.crowded.notify_waiters();
+                    self.evict_unauthenticated.notify_waiters();
                 }
             }
         }
@@ -108,47 +116,52 @@ impl Door {
 }
 
 /// Serves until the queue is to stop, and then until the calls under way have been answered.
-pub(super) async fn serve(listener: TcpListener, app: Arc<App>, mut stopping: watch::Receiver<Stop>) {
-    let door = Arc::new(Door::new());
+pub(super) async fn serve(listener: TcpListener, app: Arc<QueueState>, mut stopping: watch::Receiver<StopSignal>) {
+    let door = Arc::new(ConnectionLimiter::new());
     let mut connections = JoinSet::new();
     loop {
         let guest = tokio::select! {
             biased;
-            () = stopped(&mut stopping) => break,
+            () = stop_requested(&mut stopping) => break,
             guest = door.admit(&listener) => guest,
         };
         while connections.try_join_next().is_some() {}
-        connections.spawn(connection(guest, Arc::clone(&door), Arc::clone(&app), stopping.clone()));
+        connections.spawn(serve_connection(guest, Arc::clone(&door), Arc::clone(&app), stopping.clone()));
     }
     drop(listener);
     while connections.join_next().await.is_some() {}
 }
 
-async fn stopped(stopping: &mut watch::Receiver<Stop>) {
+async fn stop_requested(stopping: &mut watch::Receiver<StopSignal>) {
     // Where the sender is gone, the queue has been dropped.
-    stopping.wait_for(|stop| *stop == Stop::Now).await.ok();
+    stopping.wait_for(|stop| *stop == StopSignal::Stopping).await.ok();
 }
 
-async fn connection(guest: Guest, door: Arc<Door>, app: Arc<App>, mut stopping: watch::Receiver<Stop>) {
-    let Guest { stream, seat } = guest;
-    let crowded = door.crowded.notified();
+async fn serve_connection(
+    guest: AcceptedConnection,
+    door: Arc<ConnectionLimiter>,
+    app: Arc<QueueState>,
+    mut stopping: watch::Receiver<StopSignal>,
+) {
+    let AcceptedConnection { stream, permit: seat } = guest;
+    let crowded = door.evict_unauthenticated.notified();
     let own = Arc::clone(&seat);
     let service = service_fn(move |request: hyper::Request<Incoming>| {
         let (app, seat) = (Arc::clone(&app), Arc::clone(&seat));
-        async move { Ok::<_, Infallible>(http::serve(&app, &seat, request.map(Body::new)).await) }
+        async move { Ok::<_, Infallible>(dispatch::serve(&app, &seat, request.map(Body::new)).await) }
     });
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(QUEUE_IDLE_MAX)
+        .header_read_timeout(QUEUE_CONNECTION_IDLE_MAX)
         .max_headers(QUEUE_HEAD_LINES_MAX)
         .max_header_size(QUEUE_HEAD_BYTES_MAX)
         .max_buf_size(QUEUE_BUFFER_BYTES_MAX);
-    let mut served = Box::pin(builder.serve_connection(TokioIo::new(Watched::new(stream)), service));
+    let mut served = Box::pin(builder.serve_connection(TokioIo::new(IdleTimeoutStream::new(stream)), service));
     let mut leave = std::pin::pin!(async {
         tokio::select! {
             () = crowded => {}
-            () = sleep(QUEUE_STRANGER_TIME_MAX) => {}
+            () = sleep(QUEUE_UNAUTHENTICATED_AGE_MAX) => {}
         }
     });
     let (mut strange, mut told) = (true, false);
@@ -161,13 +174,13 @@ async fn connection(guest: Guest, door: Arc<Door>, app: Arc<App>, mut stopping: 
                 return;
             }
             () = &mut leave, if strange => {
-                if own.is_strangers() {
+                if own.is_unauthenticated() {
                     return;
                 }
                 strange = false;
             }
-            () = stopped(&mut stopping), if !told => {
-                if own.is_strangers() {
+            () = stop_requested(&mut stopping), if !told => {
+                if own.is_unauthenticated() {
                     return;
                 }
                 served.as_mut().graceful_shutdown();

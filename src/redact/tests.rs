@@ -2,14 +2,14 @@
 
 use proptest::prelude::*;
 
-use super::variants::{Breaks, Variant};
+use super::encodings::{EncodedSecret, LineBreaks};
 use super::*;
 
 const SECRETS: [&str; 6] =
     ["hunter2-hunter2", "aaaaaa", "p@ss w/\"o'$", "multi line\nsecret value\nof three", "abcabcabd", "ähnlich%41+b"];
 
-pub(super) fn set(secrets: &[&str], shapes: Shapes) -> Needles {
-    let mut set = Needles::new(shapes);
+pub(super) fn set(secrets: &[&str], shapes: Patterns) -> SecretSet {
+    let mut set = SecretSet::new(shapes);
     for secret in secrets {
         set.add(secret);
     }
@@ -19,7 +19,7 @@ pub(super) fn set(secrets: &[&str], shapes: Shapes) -> Needles {
 /// What is to come out, by definition: each unbroken stretch of covered bytes becomes one replacement.
 fn defined(text: &[u8], secrets: &[&str]) -> Vec<u8> {
     let mut covered = vec![false; text.len()];
-    for variant in secrets.iter().flat_map(|secret| variants::of(secret)) {
+    for variant in secrets.iter().flat_map(|secret| encodings::of(secret)) {
         for at in 0..text.len() {
             if let Some(places) = places(&variant, text, at) {
                 covered[places].fill(true);
@@ -39,14 +39,14 @@ fn defined(text: &[u8], secrets: &[&str]) -> Vec<u8> {
 
 /// What a variant that starts at a place covers. Base64 may have up to two bytes of line ends between its characters; its
 /// first one is covered only together with the second.
-fn places(variant: &Variant, text: &[u8], at: usize) -> Option<std::ops::Range<usize>> {
+fn places(variant: &EncodedSecret, text: &[u8], at: usize) -> Option<std::ops::Range<usize>> {
     let (mut from, mut place) = (at, at);
     for (index, character) in variant.text.iter().enumerate() {
         let gap = text.get(place..)?.iter().take_while(|byte| b"\r\n".contains(byte)).count();
-        if index > 0 && variant.breaks == Breaks::Anywhere && gap <= 2 {
+        if index > 0 && variant.breaks == LineBreaks::Anywhere && gap <= 2 {
             place += gap;
         }
-        if index == 1 && gap > 0 && variant.breaks == Breaks::Anywhere {
+        if index == 1 && gap > 0 && variant.breaks == LineBreaks::Anywhere {
             from = place;
         }
         if text.get(place) != Some(character) {
@@ -58,13 +58,13 @@ fn places(variant: &Variant, text: &[u8], at: usize) -> Option<std::ops::Range<u
 }
 
 /// Passes a text through the filter in pieces, and holds it to its bound.
-pub(super) fn filtered(set: &[&Needles], text: &[u8], cuts: &[usize]) -> Vec<u8> {
-    let (mut filter, mut out, mut rest) = (Filter::default(), Vec::new(), text);
+pub(super) fn filtered(set: &[&SecretSet], text: &[u8], cuts: &[usize]) -> Vec<u8> {
+    let (mut filter, mut out, mut rest) = (RedactFilter::default(), Vec::new(), text);
     for cut in cuts {
         let (piece, after) = rest.split_at((*cut).min(rest.len()));
         filter.push(set, piece, &mut out);
-        let most = crate::limits::REDACT_NEEDLE_BYTES_MAX.max(crate::limits::REDACT_SHAPE_BYTES_MAX + 64);
-        assert!(filter.held() < most);
+        let most = crate::limits::REDACT_PIECE_BYTES_MAX.max(crate::limits::REDACT_PATTERN_BYTES_MAX + 64);
+        assert!(filter.held_back() < most);
         rest = after;
     }
     filter.push(set, rest, &mut out);
@@ -75,7 +75,7 @@ pub(super) fn filtered(set: &[&Needles], text: &[u8], cuts: &[usize]) -> Vec<u8>
 /// Secrets, their variants, what almost is one, line ends in all of these, and noise.
 fn part() -> impl Strategy<Value = Vec<u8>> {
     let variants: Vec<Vec<u8>> =
-        SECRETS.iter().flat_map(|secret| variants::of(secret)).map(|variant| variant.text.to_vec()).collect();
+        SECRETS.iter().flat_map(|secret| encodings::of(secret)).map(|variant| variant.text.to_vec()).collect();
     let some = prop::sample::select(variants);
     let breaks = prop::collection::vec(any::<prop::sample::Index>(), 1..4);
     let gap = prop::sample::select(&["\n", "\r", "\r\n", "\n\n", "\n\r\n"][..]);
@@ -117,22 +117,22 @@ fn cuts() -> impl Strategy<Value = Vec<usize>> {
 proptest! {
     #[test]
     fn no_variant_survives_any_split_and_every_other_byte_does(text in text_of(part()), cuts in cuts()) {
-        let set = set(&SECRETS, Shapes::Unknown);
+        let set = set(&SECRETS, Patterns::Excluded);
         prop_assert_eq!(filtered(&[&set], &text, &cuts), defined(&text, &SECRETS));
     }
 
     #[test]
     fn a_secret_of_one_set_and_one_of_another_are_both_hidden(text in text_of(part()), cuts in cuts()) {
-        let (one, other) = (set(&SECRETS[..3], Shapes::Unknown), set(&SECRETS[3..], Shapes::Unknown));
+        let (one, other) = (set(&SECRETS[..3], Patterns::Excluded), set(&SECRETS[3..], Patterns::Excluded));
         prop_assert_eq!(filtered(&[&one, &other], &text, &cuts), defined(&text, &SECRETS));
     }
 
     #[test]
     fn with_shapes_too_the_split_makes_no_difference(text in text_of(shaped()), cuts in cuts()) {
-        let set = set(&SECRETS, Shapes::Known);
+        let set = set(&SECRETS, Patterns::Included);
         let out = filtered(&[&set], &text, &cuts);
         prop_assert_eq!(&out, &filtered(&[&set], &text, &[]));
-        for variant in SECRETS.iter().flat_map(|secret| variants::of(secret)) {
+        for variant in SECRETS.iter().flat_map(|secret| encodings::of(secret)) {
             prop_assert!(!out.windows(variant.text.len()).any(|part| part == variant.text.as_slice()));
         }
     }
@@ -140,13 +140,13 @@ proptest! {
     #[test]
     fn an_idle_stream_loses_nothing_but_what_it_held(text in text_of(part()), cuts in cuts()) {
         // A flush at any moment lets the beginning of a secret through, and never a whole one, nor anything twice.
-        let set = set(&SECRETS, Shapes::Unknown);
-        let (mut filter, mut out, mut rest) = (Filter::default(), Vec::new(), &text[..]);
+        let set = set(&SECRETS, Patterns::Excluded);
+        let (mut filter, mut out, mut rest) = (RedactFilter::default(), Vec::new(), &text[..]);
         for cut in cuts {
             let (piece, after) = rest.split_at(cut.min(rest.len()));
             filter.push(&[&set], piece, &mut out);
             filter.flush(&mut out);
-            prop_assert_eq!(filter.held(), 0);
+            prop_assert_eq!(filter.held_back(), 0);
             rest = after;
         }
         filter.push(&[&set], rest, &mut out);
@@ -158,7 +158,7 @@ proptest! {
 
     #[test]
     fn text_without_secrets_passes_unchanged(text in "[ a-zA-Z0-9:;,.()\n-]{0,400}", cuts in cuts()) {
-        let set = set(&["correct horse battery", "Zz0-Zz1-Zz2"], Shapes::Known);
+        let set = set(&["correct horse battery", "Zz0-Zz1-Zz2"], Patterns::Included);
         prop_assume!(!text.contains("Zz0") && !text.contains("eyJ"));
         prop_assert_eq!(filtered(&[&set], text.as_bytes(), &cuts), text.as_bytes());
     }
@@ -166,8 +166,8 @@ proptest! {
 
 #[test]
 fn a_set_may_change_while_a_stream_goes_on() {
-    let mut set = Needles::new(Shapes::Known);
-    let (mut filter, mut out) = (Filter::default(), Vec::new());
+    let mut set = SecretSet::new(Patterns::Included);
+    let (mut filter, mut out) = (RedactFilter::default(), Vec::new());
     let first = set.add("first-secret");
     filter.push(&[&set], b"first-secret second-secret first-", &mut out);
     set.add("second-secret");
@@ -180,10 +180,10 @@ fn a_set_may_change_while_a_stream_goes_on() {
 
 #[test]
 fn what_was_let_go_when_idle_still_counts_for_the_rest() {
-    let set = set(&["first-secret"], Shapes::Known);
-    let (mut filter, mut out) = (Filter::default(), Vec::new());
+    let set = set(&["first-secret"], Patterns::Included);
+    let (mut filter, mut out) = (RedactFilter::default(), Vec::new());
     filter.push(&[&set], b"a first-", &mut out);
-    assert_eq!((out.as_slice(), filter.held()), (b"a ".as_slice(), 6));
+    assert_eq!((out.as_slice(), filter.held_back()), (b"a ".as_slice(), 6));
     filter.flush(&mut out);
     filter.push(&[&set], b"secret.\n", &mut out);
     assert_eq!(String::from_utf8(out).unwrap(), "a first-[redacted].\n");
@@ -191,15 +191,15 @@ fn what_was_let_go_when_idle_still_counts_for_the_rest() {
 
 #[test]
 fn an_ordinary_line_is_never_held_back() {
-    let set = set(&SECRETS, Shapes::Known);
-    let (mut filter, mut out) = (Filter::default(), Vec::new());
+    let set = set(&SECRETS, Patterns::Included);
+    let (mut filter, mut out) = (RedactFilter::default(), Vec::new());
     let line = "see https://example.com/a?b=c, at 12:00 (BEGIN of AIza, ghp_x)\n";
     filter.push(&[&set], line.as_bytes(), &mut out);
-    assert_eq!((String::from_utf8(out).unwrap().as_str(), filter.held()), (line, 0));
+    assert_eq!((String::from_utf8(out).unwrap().as_str(), filter.held_back()), (line, 0));
     for last in b'a'..=b'z' {
         let line = format!("a word, {}\n", char::from(last));
         filter.push(&[&set], line.as_bytes(), &mut Vec::new());
-        assert_eq!(filter.held(), 0, "{line}");
+        assert_eq!(filter.held_back(), 0, "{line}");
     }
 }
 
@@ -270,7 +270,7 @@ const SHAPED: [(&str, &str); 46] = [
 
 #[test]
 fn what_looks_like_a_secret_is_replaced_and_what_only_seems_to_is_not() {
-    let set = Needles::new(Shapes::Known);
+    let set = SecretSet::new(Patterns::Included);
     for (text, left) in SHAPED {
         for cuts in [vec![], vec![1; text.len()]] {
             let out = filtered(&[&set], text.as_bytes(), &cuts);
@@ -281,7 +281,7 @@ fn what_looks_like_a_secret_is_replaced_and_what_only_seems_to_is_not() {
 
 #[test]
 fn a_private_key_without_an_end_does_not_hide_the_rest_of_a_log() {
-    let set = Needles::new(Shapes::Known);
+    let set = SecretSet::new(Patterns::Included);
     let rest = "an ordinary line\n".repeat(1000);
     let out = filtered(&[&set], format!("-----BEGIN PRIVATE KEY-----\n{rest}").as_bytes(), &[100; 100]);
     let hidden = crate::limits::REDACT_KEY_BLOCK_BYTES_MAX - 1;
@@ -292,7 +292,7 @@ fn a_private_key_without_an_end_does_not_hide_the_rest_of_a_log() {
 fn hostile_text_costs_no_more_than_its_length() {
     // Each of these starts something at nearly every byte. Were any of them followed to its end each time, this would
     // take minutes.
-    let mut set = Needles::new(Shapes::Known);
+    let mut set = SecretSet::new(Patterns::Included);
     set.add(&"a".repeat(4000));
     for text in [
         "eyJa-",
@@ -328,12 +328,12 @@ fn a_secret_is_hidden_as_long_as_somebody_holds_it() {
 fn names_like_those_of_secrets_are_known() {
     let patterns = ["*_TOKEN", "*_KEY", "SECRET*X"].map(str::to_owned);
     for name in ["GITHUB_TOKEN", "_TOKEN", "api_key", "SECRETX", "SECRET_ANYTHING_X"] {
-        assert!(is_named_like_a_secret(name, &patterns), "{name}");
+        assert!(is_secret_name(name, &patterns), "{name}");
     }
     for name in ["TOKEN", "TOKENS", "GITHUB_TOKEN_FILE", "KEYBOARD", "SECRET", "WORKER_KEY"] {
-        assert!(!is_named_like_a_secret(name, &patterns), "{name}");
+        assert!(!is_secret_name(name, &patterns), "{name}");
     }
-    assert!(is_named_like_a_secret("WORKER_KEY", &["WORKER_KEY".to_owned()]), "who says so means it");
+    assert!(is_secret_name("WORKER_KEY", &["WORKER_KEY".to_owned()]), "who says so means it");
 }
 
 /// The figure in ARCHITECTURE.md: `cargo test --release --lib redaction_throughput -- --ignored --nocapture`.
@@ -351,13 +351,13 @@ fn redaction_throughput() {
         text.push_str(words[number(words.len())]);
         text.push(if number(9) == 0 { '\n' } else { ' ' });
     }
-    let mut set = Needles::new(Shapes::Known);
+    let mut set = SecretSet::new(Patterns::Included);
     for _ in 0..50 {
         let secret: String = (0..40).map(|_| char::from(b"ABCDEFghijklmnop0123456789-_/+"[number(30)])).collect();
         set.add(&secret);
     }
     for chunk in [4 << 10, 16 << 10, 64 << 10] {
-        let (mut filter, began) = (Filter::default(), std::time::Instant::now());
+        let (mut filter, began) = (RedactFilter::default(), std::time::Instant::now());
         for piece in text.as_bytes().chunks(chunk) {
             filter.push(&[&set], piece, &mut Vec::with_capacity(piece.len()));
         }

@@ -1,7 +1,7 @@
 //! Where claims come from: the port that every adapter serves, and what passes through it.
 //!
 //! An adapter is thin. It knows its protocol's bytes and nothing of slots, leases or retries: it makes one call for
-//! each method, within the limits of [`crate::limits`], and answers with a value or a [`Refused`] that says what
+//! each method, within the limits of [`crate::limits`], and answers with a value or a [`CallError`] that says what
 //! the caller must do next. Calls are made concurrently.
 
 pub mod amqp;
@@ -15,67 +15,67 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::domain::id::{Lane, Run};
+use crate::domain::id::{PriorityQueue, Run};
 use crate::domain::outcome::Outcome;
 use crate::domain::refusal::Refusal;
 
-pub use crate::domain::poll::Manner;
-pub use crate::domain::unread::Window;
-pub use reply::{Partial, Replies, Reply, Status, Unfit};
+pub use crate::domain::poll::Capabilities;
+pub use crate::domain::unread_polls::ClaimWindow;
+pub use reply::{PartialReplySink, Reply, ReplyError, ReplyStatus, Results};
 
 /// What a call to a source resolves to.
-pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, Refused>> + Send + 'a>>;
+pub type SourceFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, CallError>> + Send + 'a>>;
 
 /// A call that did not succeed: what to do next, and a sentence for the log.
 ///
 /// The sentence names the operation, its subject and the useful line of the answer. It never holds a credential,
 /// a signature or a payload.
 #[derive(Debug, thiserror::Error)]
-#[error("{what}")]
-pub struct Refused {
+#[error("{message}")]
+pub struct CallError {
     /// What the caller must do next.
     pub refusal: Refusal,
     /// The sentence.
-    pub what: String,
+    pub message: String,
 }
 
 /// The queues behind a source, as [`Source::open`] found them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Opened {
+pub struct OpenResult {
     /// How many lanes there are; lane 0 is to be polled first.
-    pub lanes: u16,
+    pub priority_queues: u16,
     /// How long from when the call was sent this stays usable; `None` is for ever.
     pub usable_for: Option<Duration>,
 }
 
 /// What one poll brought.
 #[derive(Debug, Default)]
-pub struct Batch {
+pub struct PollBatch {
     /// Entries that lead to a claim by [`Source::claim`].
     pub messages: Vec<Message>,
     /// Entries that nothing can be made of; where the poll itself claims, claims of ours that cannot be read. They cost the
     /// rest of the batch nothing.
-    pub undecodable: Vec<Undecodable>,
+    pub unreadable: Vec<UnreadableMessage>,
     /// Claims that the poll itself made.
     pub grants: Vec<Grant>,
 }
 
 /// What a recovery found.
 #[derive(Debug, Default)]
-pub struct Recovered {
+pub struct RecoveryBatch {
     /// Claims that were taken over.
     pub grants: Vec<Grant>,
     /// Why others could not be, if there are any. The next call finds them again.
-    pub missed: Option<Refused>,
+    pub error: Option<CallError>,
     /// How many more go by this worker's name, claimed at other times than those asked for. They were left alone.
-    pub others: usize,
+    pub foreign_claims: usize,
 }
 
 /// An entry of a queue that may lead to a claim.
 #[derive(Clone)]
 pub struct Message {
     /// The lane it came from.
-    pub lane: Lane,
+    pub queue: PriorityQueue,
     /// The queue's own name for the entry; the same each time it is received.
     pub id: Arc<str>,
     /// What proves this reception of it (an Azure pop receipt). Never logged.
@@ -92,17 +92,17 @@ impl std::fmt::Debug for Message {
     }
 }
 
-impl std::fmt::Debug for Undecodable {
+impl std::fmt::Debug for UnreadableMessage {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "Undecodable({}, received {} times: {})", self.id, self.dequeue_count, self.what)
+        write!(out, "Undecodable({}, received {} times: {})", self.id, self.dequeue_count, self.reason)
     }
 }
 
 /// An entry that could not be read.
 #[derive(Clone)]
-pub struct Undecodable {
+pub struct UnreadableMessage {
     /// The lane it came from.
-    pub lane: Lane,
+    pub queue: PriorityQueue,
     /// The queue's own name for the entry.
     pub id: Arc<str>,
     /// What proves this reception of it. Never logged.
@@ -110,7 +110,7 @@ pub struct Undecodable {
     /// How often it has been received, this time included.
     pub dequeue_count: u32,
     /// What is wrong with it, without its content.
-    pub what: String,
+    pub reason: String,
 }
 
 /// The exclusive right to do one run, as a source granted it.
@@ -123,20 +123,20 @@ pub struct Grant {
     /// The task as its creator wrote it.
     pub task: serde_json::Value,
     /// Why its payload cannot be read; `None` where it can. It is malformed then.
-    pub unreadable: Option<String>,
+    pub payload_error: Option<String>,
     /// The adapter's own part: credentials and the like.
     pub claim: Claim,
     /// Where the handler's answers go; `None` where nobody waits for any.
-    pub replies: Option<Replies>,
+    pub results: Option<Results>,
 }
 
 /// Something about claims that a source found out without being asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum News {
+pub enum SourceEvent {
     /// The claims of these runs are lost.
     Lost(Vec<Run>),
     /// There is nothing left to be polled, and there never will be.
-    Over {
+    Exhausted {
         /// Why, for the log.
         what: String,
     },
@@ -232,80 +232,80 @@ pub trait Source: Send + Sync + 'static {
 
     /// Names the service behind it, such as by its address. Sources of equal names speak of the same runs: what one of
     /// them has claimed, another neither claims again nor takes over.
-    fn deployment(&self) -> String;
+    fn service_id(&self) -> String;
 
     /// Names who claims here: the service, the queue and this worker's own name. Two that are equal are the same worker to
     /// the service, also across restarts; what one has claimed, the other can take over.
     fn claimant(&self) -> String;
 
     /// How this source behaves.
-    fn manner(&self) -> Manner;
+    fn capabilities(&self) -> Capabilities;
 
     /// Finds the lanes. Called before the first poll, before the lanes' time is over, and after [`Refusal::Stale`].
-    fn open(&self) -> Answer<'_, Opened>;
+    fn open(&self) -> SourceFuture<'_, OpenResult>;
 
     /// Asks one lane for at most `max` entries, `max` from 1 to 32.
     ///
     /// # Cancel safety
     ///
-    /// Not cancel safe where [`Manner::long_poll`] is set: a claim that the service makes while the future is dropped
+    /// Not cancel safe where [`Capabilities::long_poll`] is set: a claim that the service makes while the future is dropped
     /// is lost until its lease ends. The runtime never drops it.
-    fn poll(&self, lane: Lane, max: u8) -> Answer<'_, Batch>;
+    fn poll(&self, lane: PriorityQueue, max: u8) -> SourceFuture<'_, PollBatch>;
 
     /// Claims the run that a message is about. Idempotent for the same worker.
-    fn claim<'a>(&'a self, message: &'a Message) -> Answer<'a, Grant>;
+    fn claim<'a>(&'a self, message: &'a Message) -> SourceFuture<'a, Grant>;
 
     /// Deletes an entry. Already gone is success.
-    fn delete<'a>(&'a self, lane: Lane, id: &'a str, receipt: &'a str) -> Answer<'a, ()>;
+    fn delete<'a>(&'a self, lane: PriorityQueue, id: &'a str, receipt: &'a str) -> SourceFuture<'a, ()>;
 
     /// Finds the runs that the service counts as claimed by this very worker, except those in `held`, and takes each one over
     /// with a fresh lease that was claimed within a window of `asked`, measured from when this is called. The others may be those
     /// of another worker that lives under the same name: they are counted. Refused where none could be taken over.
-    fn recover<'a>(&'a self, held: &'a [Run], asked: &'a [Window]) -> Answer<'a, Recovered>;
+    fn recover<'a>(&'a self, held: &'a [Run], asked: &'a [ClaimWindow]) -> SourceFuture<'a, RecoveryBatch>;
 
     /// Takes over a run that an earlier life of this worker has claimed, with a lease that counts from this request: what it
     /// grants may be reported, and nothing else is done with it. [`Refusal::Gone`] where the service counts the run as
     /// somebody else's, or as over.
-    fn take_over<'a>(&'a self, run: &'a Run) -> Answer<'a, Grant>;
+    fn take_over<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant>;
 
     /// Extends a claim and answers with the new length, counted from when the request was sent. New credentials, where
     /// the answer brings them, replace the old ones for every later call of the claim.
-    fn reclaim<'a>(&'a self, claim: &'a Claim) -> Answer<'a, Duration>;
+    fn reclaim<'a>(&'a self, claim: &'a Claim) -> SourceFuture<'a, Duration>;
 
     /// Reports the outcome. Repeating the same outcome is safe.
-    fn report<'a>(&'a self, claim: &'a Claim, outcome: Outcome) -> Answer<'a, ()>;
+    fn report<'a>(&'a self, claim: &'a Claim, outcome: Outcome) -> SourceFuture<'a, ()>;
 
     /// Stores an artifact of the run. Repeating it is safe.
-    fn upload<'a>(&'a self, claim: &'a Claim, artifact: &'a Artifact) -> Answer<'a, ()>;
+    fn upload<'a>(&'a self, claim: &'a Claim, artifact: &'a Artifact) -> SourceFuture<'a, ()>;
 
     /// Resolves when the source has news; never, for one that learns everything by asking. One call at a time.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe.
-    fn news(&self) -> Pin<Box<dyn Future<Output = News> + Send + '_>> {
+    fn next_event(&self) -> Pin<Box<dyn Future<Output = SourceEvent> + Send + '_>> {
         Box::pin(std::future::pending())
     }
 
     /// How many claims the worker may hold at once, for a source that is handed work ahead of a poll. Told at the start, and
     /// when it changes.
-    fn resized(&self, capacity: u32) {
+    fn set_capacity(&self, capacity: u32) {
         let _ = capacity;
     }
 
     /// How far this host's clock is ahead of the service's, in seconds, as its last answer told; negative where it is behind.
-    fn clock_ahead(&self) -> Option<i64> {
+    fn clock_skew_seconds(&self) -> Option<i64> {
         None
     }
 
     /// What it counts besides claims, by names of its own.
-    fn tallies(&self) -> BTreeMap<&'static str, u64> {
+    fn metrics(&self) -> BTreeMap<&'static str, u64> {
         BTreeMap::new()
     }
 
     /// No claims are wanted until the next poll: one under way may be answered now, if nothing is lost by it, and what was
     /// handed to the worker ahead of polls may go back.
-    fn unwanted(&self) {}
+    fn pause(&self) {}
 
     /// The worker exits, and holds nothing of it any more: takes leave of a service that might otherwise not heed what it was
     /// told last. Called once; bounded by the adapter.
@@ -314,5 +314,5 @@ pub trait Source: Send + Sync + 'static {
     }
 
     /// Whether the run has been resolved by somebody else.
-    fn canceled<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool>;
+    fn is_canceled<'a>(&'a self, claim: &'a Claim) -> SourceFuture<'a, bool>;
 }

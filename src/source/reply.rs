@@ -4,14 +4,14 @@ use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::Answer;
+use super::SourceFuture;
 use crate::limits::AMQP_NAME_BYTES_MAX;
 
 /// An answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reply {
     /// How it went.
-    pub status: Status,
+    pub status: ReplyStatus,
     /// What it is, in whatever format was agreed on.
     pub body: Arc<[u8]>,
     /// Its media type, where somebody cares.
@@ -22,21 +22,21 @@ impl Reply {
     /// An answer that all is well.
     #[must_use]
     pub fn ok(body: impl Into<Arc<[u8]>>) -> Self {
-        Self { status: Status::OK, body: body.into(), content_type: None }
+        Self { status: ReplyStatus::OK, body: body.into(), content_type: None }
     }
 
     /// The same with another status.
     #[must_use]
-    pub fn with_status(self, status: Status) -> Self {
+    pub fn with_status(self, status: ReplyStatus) -> Self {
         Self { status, ..self }
     }
 }
 
 /// How a request went, in one word.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Status(Cow<'static, str>);
+pub struct ReplyStatus(Cow<'static, str>);
 
-impl Status {
+impl ReplyStatus {
     /// All is well.
     pub const OK: Self = Self(Cow::Borrowed("ok"));
     /// It is not; the body says more.
@@ -57,26 +57,26 @@ impl Status {
 }
 
 /// Where partial answers go.
-pub trait Partial: Send + Sync + 'static {
+pub trait PartialReplySink: Send + Sync + 'static {
     /// Sends one, and returns when whoever asked has it within reach.
-    fn send(&self, reply: Reply) -> Answer<'_, ()>;
+    fn send(&self, reply: Reply) -> SourceFuture<'_, ()>;
 }
 
 /// The answers to one request. Clones are the same.
 #[derive(Clone)]
-pub struct Replies {
-    inner: Arc<Inner>,
+pub struct Results {
+    inner: Arc<ResultsInner>,
 }
 
-struct Inner {
-    last: Mutex<Option<Reply>>,
-    why: Mutex<Option<String>>,
-    partial: Box<dyn Partial>,
-    most: usize,
-    untouched: AtomicBool,
+struct ResultsInner {
+    final_reply: Mutex<Option<Reply>>,
+    failure_reason: Mutex<Option<String>>,
+    partial: Box<dyn PartialReplySink>,
+    max_bytes: usize,
+    not_started: AtomicBool,
 }
 
-impl std::fmt::Debug for Replies {
+impl std::fmt::Debug for Results {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str("Replies")
     }
@@ -84,7 +84,7 @@ impl std::fmt::Debug for Replies {
 
 /// Why an answer cannot be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Unfit {
+pub enum ReplyError {
     /// It is larger than what can be sent.
     #[error("an answer has {bytes} bytes, and {most} can be sent; see `amqp.max_message`")]
     TooLarge {
@@ -101,16 +101,16 @@ pub enum Unfit {
     },
 }
 
-impl Replies {
+impl Results {
     /// Keeps the last answer, and passes on partial ones, each of at most `most` bytes.
-    pub fn new(partial: impl Partial, most: usize) -> Self {
+    pub fn new(partial: impl PartialReplySink, most: usize) -> Self {
         Self {
-            inner: Arc::new(Inner {
-                last: Mutex::default(),
-                why: Mutex::default(),
+            inner: Arc::new(ResultsInner {
+                final_reply: Mutex::default(),
+                failure_reason: Mutex::default(),
                 partial: Box::new(partial),
-                most,
-                untouched: AtomicBool::new(false),
+                max_bytes: most,
+                not_started: AtomicBool::new(false),
             }),
         }
     }
@@ -119,71 +119,71 @@ impl Replies {
     ///
     /// # Errors
     ///
-    /// See [`Unfit`]; what was set before stays.
-    pub fn set(&self, reply: Reply) -> Result<(), Unfit> {
-        self.fits(&reply)?;
-        *self.inner.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(reply);
+    /// See [`ReplyError`]; what was set before stays.
+    pub fn set_final(&self, reply: Reply) -> Result<(), ReplyError> {
+        self.check_size(&reply)?;
+        *self.inner.final_reply.lock().unwrap_or_else(PoisonError::into_inner) = Some(reply);
         Ok(())
     }
 
     /// The answer that is sent at the end, if there is one.
     #[must_use]
-    pub fn last(&self) -> Option<Reply> {
-        self.inner.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn final_reply(&self) -> Option<Reply> {
+        self.inner.final_reply.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Whether there is an answer for the end.
     #[must_use]
-    pub fn is_set(&self) -> bool {
-        self.inner.last.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    pub fn has_final(&self) -> bool {
+        self.inner.final_reply.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
     /// Sends a partial answer now.
     ///
     /// # Errors
     ///
-    /// [`Gone`](crate::domain::refusal::Refusal::Gone) where nobody waits for it any more, `Rejected` where it is [`Unfit`].
-    pub async fn send(&self, reply: Reply) -> Result<(), super::Refused> {
-        let rejected = |what| super::Refused { refusal: crate::domain::refusal::Refusal::Rejected, what };
-        self.fits(&reply).map_err(|error| rejected(error.to_string()))?;
+    /// [`Gone`](crate::domain::refusal::Refusal::Gone) where nobody waits for it any more, `Rejected` where it is [`ReplyError`].
+    pub async fn send_partial(&self, reply: Reply) -> Result<(), super::CallError> {
+        let rejected = |what| super::CallError { refusal: crate::domain::refusal::Refusal::Rejected, message: what };
+        self.check_size(&reply).map_err(|error| rejected(error.to_string()))?;
         self.inner.partial.send(reply).await
     }
 
     /// Says why there will be no good answer, for whoever waits. The first word counts.
-    pub fn explain(&self, sentence: &str) {
-        let mut why = self.inner.why.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn set_failure_reason(&self, sentence: &str) {
+        let mut why = self.inner.failure_reason.lock().unwrap_or_else(PoisonError::into_inner);
         why.get_or_insert_with(|| crate::redact::text(sentence).into_owned());
     }
 
     /// Says that nothing of the request has run, and that whoever is given it next may take it for new.
-    pub fn leave_untouched(&self) {
-        self.inner.untouched.store(true, Ordering::Relaxed);
+    pub fn mark_not_started(&self) {
+        self.inner.not_started.store(true, Ordering::Relaxed);
     }
 
     /// Whether somebody said so.
     #[must_use]
-    pub fn is_untouched(&self) -> bool {
-        self.inner.untouched.load(Ordering::Relaxed)
+    pub fn is_not_started(&self) -> bool {
+        self.inner.not_started.load(Ordering::Relaxed)
     }
 
     /// Why there is no good answer, where somebody said.
     #[must_use]
-    pub fn why(&self) -> Option<String> {
-        self.inner.why.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn failure_reason(&self) -> Option<String> {
+        self.inner.failure_reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// How many bytes an answer may have.
     #[must_use]
-    pub fn most(&self) -> usize {
-        self.inner.most
+    pub fn max_bytes(&self) -> usize {
+        self.inner.max_bytes
     }
 
-    fn fits(&self, reply: &Reply) -> Result<(), Unfit> {
-        let (bytes, most) = (reply.body.len(), self.inner.most);
+    fn check_size(&self, reply: &Reply) -> Result<(), ReplyError> {
+        let (bytes, most) = (reply.body.len(), self.inner.max_bytes);
         let kind = reply.content_type.as_ref().map_or(0, String::len);
         match () {
-            () if bytes > most => Err(Unfit::TooLarge { bytes, most }),
-            () if kind > AMQP_NAME_BYTES_MAX => Err(Unfit::ContentType { bytes: kind }),
+            () if bytes > most => Err(ReplyError::TooLarge { bytes, most }),
+            () if kind > AMQP_NAME_BYTES_MAX => Err(ReplyError::ContentType { bytes: kind }),
             () => Ok(()),
         }
     }
@@ -193,30 +193,30 @@ impl Replies {
 mod tests {
     use super::*;
 
-    struct Nowhere;
+    struct NoSink;
 
-    impl Partial for Nowhere {
-        fn send(&self, _: Reply) -> Answer<'_, ()> {
+    impl PartialReplySink for NoSink {
+        fn send(&self, _: Reply) -> SourceFuture<'_, ()> {
             Box::pin(async { Ok(()) })
         }
     }
 
     #[test]
     fn the_last_answer_counts_and_one_that_is_too_large_changes_nothing() {
-        let replies = Replies::new(Nowhere, 3);
-        assert!(!replies.is_set());
-        replies.set(Reply::ok(*b"one")).unwrap();
-        assert_eq!(replies.set(Reply::ok(*b"four")), Err(Unfit::TooLarge { bytes: 4, most: 3 }));
+        let replies = Results::new(NoSink, 3);
+        assert!(!replies.has_final());
+        replies.set_final(Reply::ok(*b"one")).unwrap();
+        assert_eq!(replies.set_final(Reply::ok(*b"four")), Err(ReplyError::TooLarge { bytes: 4, most: 3 }));
         let of_type = |bytes| Reply { content_type: Some("x".repeat(bytes)), ..Reply::ok(*b"two") };
-        assert_eq!(replies.set(of_type(256)), Err(Unfit::ContentType { bytes: 256 }));
-        assert_eq!(replies.last().map(|reply| reply.body.to_vec()), Some(b"one".to_vec()));
+        assert_eq!(replies.set_final(of_type(256)), Err(ReplyError::ContentType { bytes: 256 }));
+        assert_eq!(replies.final_reply().map(|reply| reply.body.to_vec()), Some(b"one".to_vec()));
     }
 
     #[test]
     fn a_status_is_one_clean_word() {
-        assert_eq!(Status::parse("core_error"), Some(Status::CORE_ERROR));
+        assert_eq!(ReplyStatus::parse("core_error"), Some(ReplyStatus::CORE_ERROR));
         for odd in ["", "two words", "é", &"x".repeat(65)] {
-            assert_eq!(Status::parse(odd), None, "{odd}");
+            assert_eq!(ReplyStatus::parse(odd), None, "{odd}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What an operator is told, in words, and counted.
 
 use crate::domain::id::SourceId;
-use crate::domain::worker::{Alert, Retried};
+use crate::domain::worker::{Alert, DeleteRetry};
 
 use super::counters::count;
 use super::engine::Engine;
@@ -30,7 +30,7 @@ impl Engine {
                     "[alert operator] a message that cannot be read is deleted: see who writes to this queue"
                 );
             }
-            Alert::Unreadable { source: id, id: claim } => {
+            Alert::UnreadableClaim { source: id, id: claim } => {
                 count(&counters.undecodable);
                 tracing::error!(
                     alert = "unreadable-claim",
@@ -39,11 +39,11 @@ impl Engine {
                     "[alert operator] the queue claimed a task for us in words that cannot be read: it is looked for by its listing of claims, where the scopes allow it, and runs again when its claim is over otherwise"
                 );
             }
-            Alert::DeleteFailed { id, count: dequeues, retried, .. } => {
+            Alert::DeleteFailed { id, count: dequeues, retry: retried, .. } => {
                 count(&counters.deletes_failed);
                 let again = match retried {
-                    Retried::Yes => "it is tried again",
-                    Retried::No => "[alert operator] it will be received again",
+                    DeleteRetry::Yes => "it is tried again",
+                    DeleteRetry::No => "[alert operator] it will be received again",
                 };
                 tracing::error!(
                     alert = "delete-failed",
@@ -52,23 +52,23 @@ impl Engine {
                     "deleting a message failed; {again}"
                 );
             }
-            Alert::Denied { source: id, in_a_row } => tracing::error!(
+            Alert::Denied { source: id, consecutive: in_a_row } => tracing::error!(
                 alert = "denied",
                 source = source(*id),
                 in_a_row,
                 "[alert operator] the queue refuses our credentials: check client id, token, scopes and clock, or user and password of a broker; nothing is claimed until it does not"
             ),
-            Alert::Trouble { source: id, in_a_row } => tracing::error!(
+            Alert::SourceUnavailable { source: id, consecutive: in_a_row } => tracing::error!(
                 alert = "trouble",
                 source = source(*id),
                 in_a_row,
                 "[alert operator] nothing can be claimed from this source for a while; it is tried on. The last word: {}",
-                self.said.get(id).map_or("none", String::as_str)
+                self.last_refusals.get(id).map_or("none", String::as_str)
             ),
             Alert::Throttled { source: id } => {
                 tracing::warn!(alert = "throttled", source = source(*id), "the queue asks us to slow down");
             }
-            Alert::HostUnfit { run } => {
+            Alert::HostUnhealthy { run } => {
                 count(&counters.host_faults);
                 tracing::error!(
                     alert = "host-unfit", claim.run = %run,
@@ -77,9 +77,9 @@ impl Engine {
                      processes, mend `work_dir`, or take it away"
                 );
             }
-            Alert::FolderLost => {
+            Alert::WorkDirLost => {
                 count(&counters.host_faults);
-                let why = self.said_lost.as_deref().unwrap_or("the work folder was removed or replaced");
+                let why = self.work_dir_lost_reason.as_deref().unwrap_or("the work folder was removed or replaced");
                 tracing::error!(
                     alert = "folder-lost",
                     "[alert operator] {why}. Nothing more is claimed, what runs is finished, and then this worker exits, so that \
@@ -93,7 +93,7 @@ impl Engine {
                     "[alert operator] the lease was over before its payload was; another worker may have started it"
                 );
             }
-            Alert::Occupied { run } => {
+            Alert::CleanupPending { run } => {
                 count(&counters.occupied);
                 tracing::error!(
                     alert = "occupied", claim.run = %run,
@@ -101,21 +101,21 @@ impl Engine {
                      are not killed; its slot is not used until they are gone"
                 );
             }
-            Alert::Late { run } => {
-                let why = self.why_not_claiming();
+            Alert::LateGrant { run } => {
+                let why = self.blocked_message();
                 tracing::warn!(claim.run = %run, "it came by a call that was under way, and is handed back before it began: {why}");
             }
-            Alert::LeftOver { run } => {
+            Alert::RecoveredClaim { run } => {
                 tracing::warn!(claim.run = %run, "held by an earlier life of this worker; handed back");
             }
-            Alert::Namesake { source: id, claims } => tracing::error!(
+            Alert::DuplicateWorkerId { source: id, claims } => tracing::error!(
                 alert = "namesake",
                 source = source(*id),
                 claims,
                 "[alert operator] {}",
-                namesake(*claims)
+                duplicate_id_message(*claims)
             ),
-            Alert::Unasked { run } => {
+            Alert::UnexpectedGrant { run } => {
                 tracing::warn!(claim.run = %run, "granted without a free slot; handed back");
             }
         }
@@ -123,7 +123,7 @@ impl Engine {
 }
 
 /// What an operator is told of claims under this worker's name that are not its own.
-pub(super) fn namesake(claims: usize) -> String {
+pub(super) fn duplicate_id_message(claims: usize) -> String {
     let claims = if claims == 1 { "1 claim is".to_owned() } else { format!("{claims} claims are") };
     format!(
         "{claims} held under this worker's name that nothing in its work folder knows of: another worker may live under it, on \

@@ -1,4 +1,4 @@
-//! One function for each effect that takes time. Each one always comes back with exactly one [`Back`].
+//! One function for each effect that takes time. Each one always comes back with exactly one [`CallResult`].
 
 use std::io;
 use std::path::PathBuf;
@@ -7,185 +7,185 @@ use std::time::Duration;
 
 use tokio::sync::{Semaphore, mpsc, watch};
 
-use crate::domain::claim::Settled;
-use crate::domain::fitness::Condition;
-use crate::domain::id::{Lane, Run, SourceId, Token};
-use crate::domain::outcome::{Emptiness, Outcome, Unprepared, Verdict};
+use crate::domain::claim::UploadStatus;
+use crate::domain::host_health::ProbeResult;
+use crate::domain::id::{LocalToken, PriorityQueue, Run, SourceId};
+use crate::domain::outcome::{Cleanup, Outcome, PrepareFailure, Verdict};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
-use crate::domain::unread::Window;
-use crate::domain::worker::Room;
-use crate::handler::beside::Word;
-use crate::handler::{Context, Handler, NotCompleted, NotPrepared, Prepared};
-use crate::host::room;
-use crate::limits::{KILL_SLACK, PROCESS_KILLED_WAIT, ROOM_EVERY};
-use crate::source::{Answer, Batch, Claim, Grant, News, Opened, Recovered, Refused, Source};
+use crate::domain::unread_polls::ClaimWindow;
+use crate::domain::worker::HostResources;
+use crate::handler::sidecar::SidecarStatus;
+use crate::handler::{Context, DynHandler, ExecuteError, PrepareError, PreparedPayload};
+use crate::host::resources;
+use crate::limits::{HOST_RESOURCES_INTERVAL, KILL_SLACK, PROCESS_KILL_TIMEOUT};
+use crate::source::{CallError, Claim, Grant, OpenResult, PollBatch, RecoveryBatch, Source, SourceEvent, SourceFuture};
 
-use super::examine::Examination;
-use super::guard::{Panicked, guarded};
-use super::live::{Entry, Job};
+use super::catch_panic::{Panicked, catch_panic};
+use super::claim_runtime::{Execution, PolledMessage};
+use super::host_probe::HostProbe;
 use super::prompt::{Begun, Prompt};
-use super::settle::Store;
-use super::timeline::Phase;
+use super::timeline::ClaimPhase;
+use super::uploads::Uploader;
 use crate::host::clock::Clock;
-use crate::host::containment::Enclosure;
-use crate::host::crash::crash_point;
-use crate::host::folder::Hold;
-use crate::host::journal::{Noted, Recorded};
+use crate::host::containment::ProcessScope;
+use crate::host::crash_points::crash_point;
+use crate::host::journal::{PendingSync, PendingWrite};
+use crate::host::work_dir::WorkDirLock;
 
 /// What a call brings back.
-pub(super) enum Back {
-    Measured {
-        room: Room,
+pub(super) enum CallResult {
+    ResourcesMeasured {
+        room: HostResources,
         /// Whether the work folder is still this worker's; why not.
         held: io::Result<()>,
     },
     Opened {
         source: SourceId,
         sent_at: Instant,
-        answer: Result<Opened, Refused>,
+        answer: Result<OpenResult, CallError>,
     },
     Polled {
         source: SourceId,
-        lane: Lane,
+        lane: PriorityQueue,
         sent_at: Instant,
-        answer: Result<Batch, Refused>,
+        answer: Result<PollBatch, CallError>,
     },
     Recovered {
         source: SourceId,
         sent_at: Instant,
-        answer: Result<Recovered, Refused>,
+        answer: Result<RecoveryBatch, CallError>,
     },
     Claimed {
-        claim: Token,
+        claim: LocalToken,
         sent_at: Instant,
-        answer: Result<Grant, Refused>,
+        answer: Result<Grant, CallError>,
     },
     TakenOver {
-        claim: Token,
+        claim: LocalToken,
         sent_at: Instant,
-        answer: Result<Grant, Refused>,
+        answer: Result<Grant, CallError>,
     },
     Deleted {
-        message: Token,
-        answer: Result<(), Refused>,
+        message: LocalToken,
+        answer: Result<(), CallError>,
     },
     Prepared {
-        claim: Token,
-        answer: Result<Box<dyn Prepared>, Unprepared>,
+        claim: LocalToken,
+        answer: Result<Box<dyn PreparedPayload>, PrepareFailure>,
     },
     /// It was started then, if it was started by what prepared it.
     Ended {
-        claim: Token,
+        claim: LocalToken,
         verdict: Verdict,
-        emptiness: Emptiness,
+        emptiness: Cleanup,
         started: Option<Instant>,
         /// Its report, where that was begun.
         report: Option<Begun>,
     },
-    Vacated {
-        claim: Token,
+    CleanupDone {
+        claim: LocalToken,
     },
-    Settled {
-        claim: Token,
-        settled: Settled,
+    Uploaded {
+        claim: LocalToken,
+        settled: UploadStatus,
     },
     Reported {
-        claim: Token,
-        answer: Result<(), Refused>,
+        claim: LocalToken,
+        answer: Result<(), CallError>,
     },
     Reclaimed {
-        claim: Token,
+        claim: LocalToken,
         sent_at: Instant,
-        answer: Result<Duration, Refused>,
+        answer: Result<Duration, CallError>,
     },
     Checked {
-        claim: Token,
-        answer: Result<bool, Refused>,
+        claim: LocalToken,
+        answer: Result<bool, CallError>,
     },
-    Looked(Condition),
-    Told {
+    HostProbed(ProbeResult),
+    SourceEvent {
         source: SourceId,
-        news: News,
+        news: SourceEvent,
     },
     /// What is said of what a handler keeps there; `None` where nothing is said any more.
-    Heard {
+    SidecarChanged {
         beside: usize,
-        word: Option<watch::Receiver<Word>>,
+        word: Option<watch::Receiver<SidecarStatus>>,
     },
 }
 
-impl Back {
+impl CallResult {
     /// The parts of a claim's life that are over with it.
-    pub(super) const fn ends(&self) -> &'static [Phase] {
+    pub(super) const fn phases_ended(&self) -> &'static [ClaimPhase] {
         match self {
-            Self::Claimed { .. } | Self::TakenOver { .. } => &[Phase::Claim],
-            Self::Prepared { .. } => &[Phase::Prepare],
-            Self::Ended { .. } => &[Phase::Prepare, Phase::Run, Phase::End],
-            Self::Settled { .. } => &[Phase::Upload],
-            Self::Reported { .. } => &[Phase::Report],
-            Self::Measured { .. }
+            Self::Claimed { .. } | Self::TakenOver { .. } => &[ClaimPhase::Claim],
+            Self::Prepared { .. } => &[ClaimPhase::Prepare],
+            Self::Ended { .. } => &[ClaimPhase::Prepare, ClaimPhase::Run, ClaimPhase::End],
+            Self::Uploaded { .. } => &[ClaimPhase::Upload],
+            Self::Reported { .. } => &[ClaimPhase::Report],
+            Self::ResourcesMeasured { .. }
             | Self::Opened { .. }
             | Self::Polled { .. }
             | Self::Recovered { .. }
             | Self::Deleted { .. }
-            | Self::Vacated { .. }
+            | Self::CleanupDone { .. }
             | Self::Reclaimed { .. }
             | Self::Checked { .. }
-            | Self::Looked(_)
-            | Self::Told { .. }
-            | Self::Heard { .. } => &[],
+            | Self::HostProbed(_)
+            | Self::SourceEvent { .. }
+            | Self::SidecarChanged { .. } => &[],
         }
     }
 
     /// The claim that the call was about.
-    pub(super) const fn claim(&self) -> Option<Token> {
+    pub(super) const fn claim(&self) -> Option<LocalToken> {
         match self {
             Self::Claimed { claim, .. }
             | Self::TakenOver { claim, .. }
             | Self::Prepared { claim, .. }
             | Self::Ended { claim, .. }
-            | Self::Vacated { claim }
-            | Self::Settled { claim, .. }
+            | Self::CleanupDone { claim }
+            | Self::Uploaded { claim, .. }
             | Self::Reported { claim, .. }
             | Self::Reclaimed { claim, .. }
             | Self::Checked { claim, .. } => Some(*claim),
-            Self::Measured { .. }
+            Self::ResourcesMeasured { .. }
             | Self::Opened { .. }
             | Self::Polled { .. }
             | Self::Recovered { .. }
             | Self::Deleted { .. }
-            | Self::Looked(_)
-            | Self::Told { .. }
-            | Self::Heard { .. } => None,
+            | Self::HostProbed(_)
+            | Self::SourceEvent { .. }
+            | Self::SidecarChanged { .. } => None,
         }
     }
 }
 
 /// Looks after a while what the host has left. A disk that does not answer is one that cannot be told, and is not asked
 /// again before it does: each question keeps a thread.
-pub(super) async fn measure(tasks: PathBuf, hold: Hold, one: Arc<Semaphore>) -> Back {
-    tokio::time::sleep(ROOM_EVERY).await;
-    let unknown = Back::Measured { room: Room { disk: None, memory: None }, held: Ok(()) };
+pub(super) async fn measure_resources(tasks: PathBuf, hold: WorkDirLock, one: Arc<Semaphore>) -> CallResult {
+    tokio::time::sleep(HOST_RESOURCES_INTERVAL).await;
+    let unknown = CallResult::ResourcesMeasured { room: HostResources { disk: None, memory: None }, held: Ok(()) };
     let Ok(permit) = Arc::clone(&one).try_acquire_owned() else { return unknown };
     // A host that has no thread left for it is measured at the next look.
-    let measured = guarded(async move {
+    let measured = catch_panic(async move {
         let measuring = tokio::task::spawn_blocking(move || {
             let _permit = permit;
-            (room::measure(&tasks), hold.check())
+            (resources::measure(&tasks), hold.verify())
         });
         measuring.await
     });
-    match tokio::time::timeout(ROOM_EVERY, measured).await {
-        Ok(Ok(Ok((room, held)))) => Back::Measured { room, held },
+    match tokio::time::timeout(HOST_RESOURCES_INTERVAL, measured).await {
+        Ok(Ok(Ok((room, held)))) => CallResult::ResourcesMeasured { room, held },
         Ok(Ok(Err(_)) | Err(_)) | Err(_) => unknown,
     }
 }
 
 /// Waits for what a source has to tell. One that panics tells nothing more.
-pub(super) async fn news(source: Arc<dyn Source>, id: SourceId) -> Back {
-    match guarded(source.news()).await {
-        Ok(news) => Back::Told { source: id, news },
+pub(super) async fn next_source_event(source: Arc<dyn Source>, id: SourceId) -> CallResult {
+    match catch_panic(source.next_event()).await {
+        Ok(news) => CallResult::SourceEvent { source: id, news },
         Err(Panicked(text)) => {
             tracing::error!(panic = text, "a source panicked; it will have no more news");
             std::future::pending().await
@@ -194,73 +194,73 @@ pub(super) async fn news(source: Arc<dyn Source>, id: SourceId) -> Back {
 }
 
 /// Waits for what is said of what a handler keeps there.
-pub(super) async fn word(beside: usize, mut word: watch::Receiver<Word>) -> Back {
+pub(super) async fn sidecar_changed(beside: usize, mut word: watch::Receiver<SidecarStatus>) -> CallResult {
     match word.changed().await {
-        Ok(()) => Back::Heard { beside, word: Some(word) },
-        Err(_) => Back::Heard { beside, word: None },
+        Ok(()) => CallResult::SidecarChanged { beside, word: Some(word) },
+        Err(_) => CallResult::SidecarChanged { beside, word: None },
     }
 }
 
-pub(super) async fn open(source: Arc<dyn Source>, id: SourceId, clock: Clock) -> Back {
+pub(super) async fn open(source: Arc<dyn Source>, id: SourceId, clock: Clock) -> CallResult {
     let sent_at = clock.now();
-    Back::Opened { source: id, sent_at, answer: call("open", source.open()).await }
+    CallResult::Opened { source: id, sent_at, answer: call_guarded("open", source.open()).await }
 }
 
 /// A poll that claims is on record before it is sent, where that can be had.
 pub(super) async fn poll(
     source: Arc<dyn Source>,
     id: SourceId,
-    lane: Lane,
+    lane: PriorityQueue,
     max: u8,
-    noted: Option<Noted>,
+    noted: Option<PendingWrite>,
     clock: Clock,
-) -> Back {
+) -> CallResult {
     if let Some(noted) = noted {
-        noted.outlives().await;
+        noted.written().await;
     }
     let sent_at = clock.now();
-    Back::Polled { source: id, lane, sent_at, answer: call("poll", source.poll(lane, max)).await }
+    CallResult::Polled { source: id, lane, sent_at, answer: call_guarded("poll", source.poll(lane, max)).await }
 }
 
 pub(super) async fn recover(
     source: Arc<dyn Source>,
     id: SourceId,
     held: Vec<Run>,
-    asked: Vec<Window>,
+    asked: Vec<ClaimWindow>,
     clock: Clock,
-) -> Back {
+) -> CallResult {
     let sent_at = clock.now();
-    Back::Recovered { source: id, sent_at, answer: call("recover", source.recover(&held, &asked)).await }
+    CallResult::Recovered { source: id, sent_at, answer: call_guarded("recover", source.recover(&held, &asked)).await }
 }
 
 pub(super) async fn claim(
     source: Arc<dyn Source>,
-    claim: Token,
+    claim: LocalToken,
     message: Arc<crate::source::Message>,
     clock: Clock,
-) -> Back {
+) -> CallResult {
     let sent_at = clock.now();
-    Back::Claimed { claim, sent_at, answer: call("claim", source.claim(&message)).await }
+    CallResult::Claimed { claim, sent_at, answer: call_guarded("claim", source.claim(&message)).await }
 }
 
-pub(super) async fn take_over(source: Arc<dyn Source>, claim: Token, run: Run, clock: Clock) -> Back {
+pub(super) async fn take_over(source: Arc<dyn Source>, claim: LocalToken, run: Run, clock: Clock) -> CallResult {
     let sent_at = clock.now();
-    Back::TakenOver { claim, sent_at, answer: call("take over", source.take_over(&run)).await }
+    CallResult::TakenOver { claim, sent_at, answer: call_guarded("take over", source.take_over(&run)).await }
 }
 
-pub(super) async fn delete(source: Arc<dyn Source>, message: Token, entry: Arc<Entry>) -> Back {
-    let answer = call("delete", source.delete(entry.lane, &entry.id, &entry.receipt)).await;
-    Back::Deleted { message, answer }
+pub(super) async fn delete(source: Arc<dyn Source>, message: LocalToken, entry: Arc<PolledMessage>) -> CallResult {
+    let answer = call_guarded("delete", source.delete(entry.lane, &entry.id, &entry.receipt)).await;
+    CallResult::Deleted { message, answer }
 }
 
 pub(super) async fn report(
     source: Arc<dyn Source>,
-    token: Token,
+    token: LocalToken,
     claim: Claim,
     outcome: Outcome,
     begun: Option<Begun>,
     timeout: Duration,
-) -> Back {
+) -> CallResult {
     let reporting = async {
         if let Some(begun) = begun {
             let answer = begun.answer().await;
@@ -270,63 +270,67 @@ pub(super) async fn report(
         }
         source.report(&claim, outcome).await
     };
-    let answer = within(timeout, "report", Box::pin(reporting)).await;
-    Back::Reported { claim: token, answer }
+    let answer = call_with_timeout(timeout, "report", Box::pin(reporting)).await;
+    CallResult::Reported { claim: token, answer }
 }
 
 pub(super) async fn reclaim(
     source: Arc<dyn Source>,
-    token: Token,
+    token: LocalToken,
     claim: Claim,
     timeout: Duration,
     clock: Clock,
-) -> Back {
+) -> CallResult {
     let sent_at = clock.now();
-    Back::Reclaimed { claim: token, sent_at, answer: within(timeout, "reclaim", source.reclaim(&claim)).await }
+    CallResult::Reclaimed {
+        claim: token,
+        sent_at,
+        answer: call_with_timeout(timeout, "reclaim", source.reclaim(&claim)).await,
+    }
 }
 
-pub(super) async fn check(source: Arc<dyn Source>, token: Token, claim: Claim) -> Back {
-    Back::Checked { claim: token, answer: call("status", source.canceled(&claim)).await }
+pub(super) async fn check(source: Arc<dyn Source>, token: LocalToken, claim: Claim) -> CallResult {
+    CallResult::Checked { claim: token, answer: call_guarded("status", source.is_canceled(&claim)).await }
 }
 
-pub(super) async fn look(host: Examination) -> Back {
-    Back::Looked(host.look().await)
+pub(super) async fn probe_host(host: HostProbe) -> CallResult {
+    CallResult::HostProbed(host.run().await)
 }
 
-pub(super) async fn settle(store: Store, claim: Token, job: Job) -> Back {
-    let settled = match guarded(store.settle(job)).await {
+pub(super) async fn upload_results(store: Uploader, claim: LocalToken, job: Execution) -> CallResult {
+    let settled = match catch_panic(store.upload_all(job)).await {
         Ok(settled) => settled,
         Err(Panicked(text)) => {
             tracing::error!(panic = text, "storing a task's log and artifacts panicked");
-            Settled::Unstored
+            UploadStatus::UploadFailed
         }
     };
-    Back::Settled { claim, settled }
+    CallResult::Uploaded { claim, settled }
 }
 
 /// A payload that was started as soon as it was prepared.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Started {
-    pub(super) claim: Token,
+pub(super) struct PayloadStarted {
+    pub(super) claim: LocalToken,
     pub(super) at: Instant,
 }
 
 /// Prepares, and starts at once where the claim is ours long enough (I3): asking first would take a word to another thread and
 /// back. What has not ended when it is first looked at is told by `starts`.
-pub(super) async fn run(
-    handler: Arc<dyn Handler>,
-    recorded: Option<Recorded>,
-    claim: Token,
+pub(super) async fn prepare_and_execute(
+    handler: Arc<dyn DynHandler>,
+    recorded: Option<PendingSync>,
+    claim: LocalToken,
     context: Context,
     prompt: Option<Prompt>,
-    starts: mpsc::Sender<Started>,
-) -> Back {
+    starts: mpsc::Sender<PayloadStarted>,
+) -> CallResult {
     let back = prepare(handler, recorded, claim, context.clone()).await;
-    let Back::Prepared { answer: Ok(prepared), .. } = back else { return back };
+    let CallResult::Prepared { answer: Ok(prepared), .. } = back else { return back };
     crash_point("prepared");
     let at = context.now();
-    if context.cancel().is_some() || at >= context.lease_ends() {
-        return Back::Prepared { claim, answer: Ok(prepared) };
+    if context.cancellation().is_some() || at >= context.expires_at() {
+        return CallResult::Prepared { claim, answer: Ok(prepared) };
     }
     let mut executing = Box::pin(execute(prepared, claim, context.clone()));
     let mut back = tokio::select! {
@@ -334,11 +338,11 @@ pub(super) async fn run(
         back = &mut executing => back,
         () = std::future::ready(()) => {
             // Nobody listens where the worker exits, which ends this as well.
-            starts.send(Started { claim, at }).await.ok();
+            starts.send(PayloadStarted { claim, at }).await.ok();
             executing.await
         }
     };
-    if let Back::Ended { started, .. } = &mut back {
+    if let CallResult::Ended { started, .. } = &mut back {
         *started = Some(at);
     }
     if let Some(prompt) = prompt {
@@ -349,18 +353,23 @@ pub(super) async fn run(
 
 /// Prepares once the claim is on record, where that is waited for, unless it is told to end first: then what was being prepared
 /// is dropped.
-async fn prepare(handler: Arc<dyn Handler>, recorded: Option<Recorded>, claim: Token, context: Context) -> Back {
+async fn prepare(
+    handler: Arc<dyn DynHandler>,
+    recorded: Option<PendingSync>,
+    claim: LocalToken,
+    context: Context,
+) -> CallResult {
     let payload = context.task().definition.get("payload").unwrap_or(&serde_json::Value::Null);
     let prepared = async {
         if let Some(recorded) = recorded
-            && let Err(why) = recorded.safe().await
+            && let Err(why) = recorded.synced().await
         {
-            return Ok(Err(NotPrepared::Host(why.to_string())));
+            return Ok(Err(PrepareError::Host(why.to_string())));
         }
-        if let Some(why) = context.why_unreadable() {
-            return Ok(Err(NotPrepared::Malformed(vec![format!("payload: it is JSON that cannot be read: {why}")])));
+        if let Some(why) = context.payload_error() {
+            return Ok(Err(PrepareError::Malformed(vec![format!("payload: it is JSON that cannot be read: {why}")])));
         }
-        guarded(handler.prepare(payload, &context)).await
+        catch_panic(handler.prepare(payload, &context)).await
     };
     let answer = tokio::select! {
         biased;
@@ -369,129 +378,129 @@ async fn prepare(handler: Arc<dyn Handler>, recorded: Option<Recorded>, claim: T
     };
     // I26: what it has started is gone before anything else of the claim is done; what it has prepared may be a process.
     let emptiness = match answer {
-        Some(Ok(Ok(_))) => Emptiness::Proven,
-        Some(_) | None => context.enclosure().clear().await,
+        Some(Ok(Ok(_))) => Cleanup::Complete,
+        Some(_) | None => context.scope().clean_up().await,
     };
-    let Some(answer) = answer.filter(|_| emptiness == Emptiness::Proven) else {
-        return Back::Ended { claim, verdict: Verdict::Internal, emptiness, started: None, report: None };
+    let Some(answer) = answer.filter(|_| emptiness == Cleanup::Complete) else {
+        return CallResult::Ended { claim, verdict: Verdict::Internal, emptiness, started: None, report: None };
     };
-    let note = |text: &str| tell(&context, text);
-    if folder_missing(&context) {
-        return Back::Prepared { claim, answer: Err(Unprepared::Host) };
+    let note = |text: &str| log_and_explain(&context, text);
+    if workdir_failed(&context) {
+        return CallResult::Prepared { claim, answer: Err(PrepareFailure::HostFault) };
     }
     let answer = match answer {
         Ok(Ok(prepared)) => Ok(prepared),
-        Ok(Err(NotPrepared::Malformed(sentences))) => {
-            context.log().note("the payload is malformed; no task code was run:");
-            sentences.iter().for_each(|sentence| context.log().note(&format!("  {sentence}")));
-            explain(&context, &format!("the payload is malformed: {}", sentences.join("; ")));
-            Err(Unprepared::Malformed)
+        Ok(Err(PrepareError::Malformed(sentences))) => {
+            context.log().write_note("the payload is malformed; no task code was run:");
+            sentences.iter().for_each(|sentence| context.log().write_note(&format!("  {sentence}")));
+            set_failure_reason(&context, &format!("the payload is malformed: {}", sentences.join("; ")));
+            Err(PrepareFailure::Malformed)
         }
-        Ok(Err(NotPrepared::Unavailable(sentence))) => {
+        Ok(Err(PrepareError::Unavailable(sentence))) => {
             note(&format!("not started, for want of something the payload declares: {sentence}"));
-            Err(Unprepared::Unavailable)
+            Err(PrepareFailure::Unavailable)
         }
-        Ok(Err(NotPrepared::Internal(sentence))) => {
+        Ok(Err(PrepareError::Internal(sentence))) => {
             note(&format!("not started, the worker is at fault: {sentence}"));
-            Err(Unprepared::Internal)
+            Err(PrepareFailure::Internal)
         }
-        Ok(Err(NotPrepared::Host(sentence))) => {
+        Ok(Err(PrepareError::Host(sentence))) => {
             tracing::error!(claim.run = %context.task().run, "the host is at fault: {sentence}");
             note(&format!("not started and handed back, this host is at fault: {sentence}"));
-            Err(Unprepared::Host)
+            Err(PrepareFailure::HostFault)
         }
-        Ok(Err(NotPrepared::Away(sentence))) => {
+        Ok(Err(PrepareError::ServiceDown(sentence))) => {
             tracing::warn!(claim.run = %context.task().run, "handed back: {sentence}");
             note(&format!("not started and handed back: {sentence}"));
-            leave_untouched(&context);
-            Err(Unprepared::Away)
+            mark_not_started(&context);
+            Err(PrepareFailure::ServiceDown)
         }
         Err(Panicked(text)) => {
             tracing::error!(claim.run = %context.task().run, panic = text, "the handler panicked while it prepared");
             note("not started: the handler panicked while it prepared; the worker's log says more");
-            Err(Unprepared::Internal)
+            Err(PrepareFailure::Internal)
         }
     };
-    Back::Prepared { claim, answer }
+    CallResult::Prepared { claim, answer }
 }
 
 /// Waits until nothing is left of a payload that could not be killed in time.
-pub(super) async fn vacate(claim: Token, run: Run, enclosure: Enclosure) -> Back {
+pub(super) async fn wait_for_cleanup(claim: LocalToken, run: Run, enclosure: ProcessScope) -> CallResult {
     let looked = enclosure.clone();
     // A host that is short of threads, or a process that cannot be looked at, holds up nothing.
-    let describing = guarded(async move { tokio::task::spawn_blocking(move || looked.described()).await });
+    let describing = catch_panic(async move { tokio::task::spawn_blocking(move || looked.describe_processes()).await });
     let saying = async {
-        if let Ok(Ok(Ok(left))) = tokio::time::timeout(PROCESS_KILLED_WAIT, describing).await {
+        if let Ok(Ok(Ok(left))) = tokio::time::timeout(PROCESS_KILL_TIMEOUT, describing).await {
             tracing::warn!(claim.run = %run, group = ?enclosure.name().cgroup, "processes that are left: {left}");
         }
     };
-    tokio::join!(enclosure.vacated(), saying);
-    Back::Vacated { claim }
+    tokio::join!(enclosure.wait_cleaned_up(), saying);
+    CallResult::CleanupDone { claim }
 }
 
 /// Executes. A handler that has not returned [`KILL_SLACK`] after its time to end is dropped, and its drop ends what is left.
-pub(super) async fn execute(prepared: Box<dyn Prepared>, claim: Token, context: Context) -> Back {
+pub(super) async fn execute(prepared: Box<dyn PreparedPayload>, claim: LocalToken, context: Context) -> CallResult {
     let ended = tokio::select! {
         biased;
-        ended = guarded(prepared.execute(&context)) => ended,
-        () = overdue(&context) => {
+        ended = catch_panic(prepared.execute(&context)) => ended,
+        () = kill_overdue(&context) => {
             tracing::error!(claim.run = %context.task().run, "the handler did not end in time and is dropped");
-            Ok(Err(NotCompleted::Internal("it did not end when it was told to".to_owned())))
+            Ok(Err(ExecuteError::Internal("it did not end when it was told to".to_owned())))
         }
     };
     // I26: also of a handler that was dropped, or that did not wait for what it started.
-    let emptiness = context.enclosure().clear().await;
-    Back::Ended { claim, verdict: verdict(ended, &context), emptiness, started: None, report: None }
+    let emptiness = context.scope().clean_up().await;
+    CallResult::Ended { claim, verdict: verdict(ended, &context), emptiness, started: None, report: None }
 }
 
-async fn overdue(context: &Context) {
+async fn kill_overdue(context: &Context) {
     context.kill_due().await;
     tokio::time::sleep(KILL_SLACK).await;
 }
 
 /// Whether the handler asked for a folder that could not be made: then nothing it says is about the task.
-fn folder_missing(context: &Context) -> bool {
-    let Some(Err(error)) = context.folder_made() else { return false };
+fn workdir_failed(context: &Context) -> bool {
+    let Some(Err(error)) = context.workdir_result() else { return false };
     let run = &context.task().run;
     tracing::error!(claim.run = %run, %error, "the task's folder cannot be made; check `work_dir`, its disk and its owner");
     true
 }
 
-fn verdict(ended: Result<Result<(), NotCompleted>, Panicked>, context: &Context) -> Verdict {
-    let note = |text: &str| tell(context, text);
-    if folder_missing(context) {
-        return Verdict::Host;
+fn verdict(ended: Result<Result<(), ExecuteError>, Panicked>, context: &Context) -> Verdict {
+    let note = |text: &str| log_and_explain(context, text);
+    if workdir_failed(context) {
+        return Verdict::HostFault;
     }
     match ended {
         Ok(Ok(())) => Verdict::Completed,
-        Ok(Err(NotCompleted::Failed(sentence))) => {
+        Ok(Err(ExecuteError::Failed(sentence))) => {
             // What was told to end has not failed for that.
-            let how = if context.cancel().is_some() { "not completed" } else { "failed" };
+            let how = if context.cancellation().is_some() { "not completed" } else { "failed" };
             note(&format!("{how}: {sentence}"));
             Verdict::Failed
         }
-        Ok(Err(NotCompleted::Intermittent(sentence))) => {
+        Ok(Err(ExecuteError::Intermittent(sentence))) => {
             note(&format!("failed, and asks to be run again: {sentence}"));
             Verdict::Intermittent
         }
-        Ok(Err(NotCompleted::Unavailable(sentence))) => {
+        Ok(Err(ExecuteError::Unavailable(sentence))) => {
             note(&format!("not completed, for want of something: {sentence}"));
             Verdict::Unavailable
         }
-        Ok(Err(NotCompleted::Internal(sentence))) => {
+        Ok(Err(ExecuteError::Internal(sentence))) => {
             note(&format!("not completed, the worker is at fault: {sentence}"));
             Verdict::Internal
         }
-        Ok(Err(NotCompleted::Host(sentence))) => {
+        Ok(Err(ExecuteError::Host(sentence))) => {
             tracing::error!(claim.run = %context.task().run, "the host is at fault: {sentence}");
             note(&format!("not completed and handed back, this host is at fault: {sentence}"));
-            Verdict::Host
+            Verdict::HostFault
         }
-        Ok(Err(NotCompleted::Away(sentence))) => {
+        Ok(Err(ExecuteError::ServiceDown(sentence))) => {
             tracing::warn!(claim.run = %context.task().run, "handed back: {sentence}");
             note(&format!("handed back: {sentence}"));
-            leave_untouched(context);
-            Verdict::Away
+            mark_not_started(context);
+            Verdict::ServiceDown
         }
         Err(Panicked(text)) => {
             tracing::error!(claim.run = %context.task().run, panic = text, "the handler panicked");
@@ -502,39 +511,39 @@ fn verdict(ended: Result<Result<(), NotCompleted>, Panicked>, context: &Context)
 }
 
 /// Says in the task's log, and to whoever waits for an answer, how it went.
-fn tell(context: &Context, text: &str) {
-    context.log().note(text);
-    explain(context, text);
+fn log_and_explain(context: &Context, text: &str) {
+    context.log().write_note(text);
+    set_failure_reason(context, text);
 }
 
 /// Nothing of it has run: where tries are counted, this is none.
-fn leave_untouched(context: &Context) {
-    if let Some(replies) = context.replies() {
-        replies.leave_untouched();
+fn mark_not_started(context: &Context) {
+    if let Some(replies) = context.results() {
+        replies.mark_not_started();
     }
 }
 
-fn explain(context: &Context, text: &str) {
-    if let Some(replies) = context.replies() {
-        replies.explain(text);
+fn set_failure_reason(context: &Context, text: &str) {
+    if let Some(replies) = context.results() {
+        replies.set_failure_reason(text);
     }
 }
 
-async fn within<T>(timeout: Duration, operation: &str, answer: Answer<'_, T>) -> Result<T, Refused> {
-    match tokio::time::timeout(timeout, call(operation, answer)).await {
+async fn call_with_timeout<T>(timeout: Duration, operation: &str, answer: SourceFuture<'_, T>) -> Result<T, CallError> {
+    match tokio::time::timeout(timeout, call_guarded(operation, answer)).await {
         Ok(answer) => answer,
         Err(_) => {
             let what = format!("{operation}: no answer within {timeout:?}");
-            Err(Refused { refusal: Refusal::Retry { after: None }, what })
+            Err(CallError { refusal: Refusal::Retry { retry_after: None }, message: what })
         }
     }
 }
 
-pub(super) async fn call<T>(operation: &str, answer: Answer<'_, T>) -> Result<T, Refused> {
-    guarded(answer).await.unwrap_or_else(|Panicked(text)| {
+pub(super) async fn call_guarded<T>(operation: &str, answer: SourceFuture<'_, T>) -> Result<T, CallError> {
+    catch_panic(answer).await.unwrap_or_else(|Panicked(text)| {
         tracing::error!(operation, panic = text, "a source panicked");
         let what = format!("{operation}: the source panicked");
-        Err(Refused { refusal: Refusal::Retry { after: None }, what })
+        Err(CallError { refusal: Refusal::Retry { retry_after: None }, message: what })
     })
 }
 
@@ -544,12 +553,12 @@ mod tests {
     use crate::domain::id::TaskId;
     use crate::handler::artifact::Artifacts;
     use crate::handler::log::{LogLimits, TaskLog};
-    use crate::handler::{PayloadHandler, Task, erase};
+    use crate::handler::{PayloadHandler, TaskInfo, erase};
     use std::path::Path;
     use tokio::sync::watch;
 
     /// Says that all is well, and uses its folder or not.
-    struct Content {
+    struct OkHandler {
         uses: Uses,
     }
 
@@ -560,18 +569,18 @@ mod tests {
         Never,
     }
 
-    impl PayloadHandler for Content {
+    impl PayloadHandler for OkHandler {
         type Payload = serde_json::Value;
         type Prepared = ();
 
-        async fn prepare(&self, _: serde_json::Value, context: &Context) -> Result<(), NotPrepared> {
+        async fn prepare(&self, _: serde_json::Value, context: &Context) -> Result<(), PrepareError> {
             if self.uses == Uses::InPrepare {
                 assert!(context.workdir().is_absolute());
             }
             Ok(())
         }
 
-        async fn execute(&self, (): (), context: &Context) -> Result<(), NotCompleted> {
+        async fn execute(&self, (): (), context: &Context) -> Result<(), ExecuteError> {
             if self.uses == Uses::InExecute {
                 assert!(context.workdir().is_absolute());
             }
@@ -585,23 +594,23 @@ mod tests {
 
     fn held_until(workdir: &Path, lease_ends: Instant) -> Context {
         let run = Run { task: TaskId::parse("fN1SbArXTPSVFNUvaOlinQ").unwrap(), run: 0 };
-        let task = Task { run, source: "s".into(), definition: serde_json::Value::Null, env: Default::default() };
+        let task = TaskInfo { run, source: "s".into(), definition: serde_json::Value::Null, env: Default::default() };
         let log = TaskLog::new(workdir.with_extension("log"), LogLimits::default());
         let (cancel, lease_ends) = (watch::channel(None).1, watch::channel(lease_ends).1);
         Context::new(task, workdir.to_owned(), log, Artifacts::new(), cancel, lease_ends, Clock::boot())
     }
 
-    async fn prepared(uses: Uses, context: &Context) -> Result<Box<dyn Prepared>, Unprepared> {
-        let handler = erase(Content { uses });
-        let back = prepare(handler, Some(Recorded::already()), Token(1), context.clone()).await;
-        let Back::Prepared { answer, .. } = back else { panic!("it answers whether it is prepared") };
+    async fn prepared(uses: Uses, context: &Context) -> Result<Box<dyn PreparedPayload>, PrepareFailure> {
+        let handler = erase(OkHandler { uses });
+        let back = prepare(handler, Some(PendingSync::succeeded()), LocalToken(1), context.clone()).await;
+        let CallResult::Prepared { answer, .. } = back else { panic!("it answers whether it is prepared") };
         answer
     }
 
     async fn ended(uses: Uses, context: &Context) -> Verdict {
         let Ok(prepared) = prepared(uses, context).await else { panic!("it is prepared") };
-        let back = execute(prepared, Token(1), context.clone()).await;
-        let Back::Ended { verdict, .. } = back else { panic!("it answers how it ended") };
+        let back = execute(prepared, LocalToken(1), context.clone()).await;
+        let CallResult::Ended { verdict, .. } = back else { panic!("it answers how it ended") };
         verdict
     }
 
@@ -611,8 +620,8 @@ mod tests {
         let blocked = base.path().join("a file");
         std::fs::write(&blocked, "").unwrap();
         let workdir = blocked.join("work");
-        assert_eq!(prepared(Uses::InPrepare, &context(&workdir)).await.err(), Some(Unprepared::Host));
-        assert_eq!(ended(Uses::InExecute, &context(&workdir)).await, Verdict::Host);
+        assert_eq!(prepared(Uses::InPrepare, &context(&workdir)).await.err(), Some(PrepareFailure::HostFault));
+        assert_eq!(ended(Uses::InExecute, &context(&workdir)).await, Verdict::HostFault);
         assert_eq!(ended(Uses::Never, &context(&workdir)).await, Verdict::Completed);
     }
 
@@ -621,14 +630,14 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let ran = async |lease_ends| {
             let context = held_until(base.path(), lease_ends);
-            let handler = erase(Content { uses: Uses::Never });
-            run(handler, None, Token(1), context, None, mpsc::channel(1).0).await
+            let handler = erase(OkHandler { uses: Uses::Never });
+            prepare_and_execute(handler, None, LocalToken(1), context, None, mpsc::channel(1).0).await
         };
         let now = Clock::boot().now();
         let back = ran(now.plus(Duration::from_secs(3600))).await;
-        assert!(matches!(back, Back::Ended { verdict: Verdict::Completed, started: Some(_), .. }));
+        assert!(matches!(back, CallResult::Ended { verdict: Verdict::Completed, started: Some(_), .. }));
         let back = ran(now).await;
-        assert!(matches!(back, Back::Prepared { answer: Ok(_), .. }));
+        assert!(matches!(back, CallResult::Prepared { answer: Ok(_), .. }));
     }
 
     #[tokio::test]

@@ -3,30 +3,30 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::domain::claim::{End, Loss};
-use crate::domain::outcome::{Outcome, Reason};
+use crate::domain::claim::{ClaimEnd, LossReason};
+use crate::domain::outcome::{ExceptionReason, Outcome};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
         /// Counters since the start. Cheap to read at any time.
         #[derive(Debug, Default)]
-        pub struct Counters { $($(#[$doc])* pub(super) $name: AtomicU64),+ }
+        pub struct WorkerCounters { $($(#[$doc])* pub(super) $name: AtomicU64),+ }
 
         /// The counters at one moment.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
-        pub struct Counts { $($(#[$doc])* pub $name: u64),+ }
+        pub struct WorkerCounts { $($(#[$doc])* pub $name: u64),+ }
 
-        impl Counters {
+        impl WorkerCounters {
             /// Reads them all.
             #[must_use]
-            pub fn read(&self) -> Counts {
-                Counts { $($name: self.$name.load(Ordering::Relaxed)),+ }
+            pub fn read(&self) -> WorkerCounts {
+                WorkerCounts { $($name: self.$name.load(Ordering::Relaxed)),+ }
             }
         }
     };
 }
 
-impl fmt::Display for Counts {
+impl fmt::Display for WorkerCounts {
     /// What became of its claims, in words.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { claims, completed, failed, exceptions, handed_back, lost, .. } = self;
@@ -129,13 +129,13 @@ pub struct SourceCounts {
     /// Extensions refused or failed.
     pub reclaims_failed: u64,
     /// What became of its claims.
-    pub ends: Ends,
+    pub ends: ClaimEndCounts,
 }
 
 /// What became of claims, apart from those that were never granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
-pub struct Ends {
+pub struct ClaimEndCounts {
     /// Reported completed.
     pub completed: u64,
     /// Reported failed.
@@ -158,22 +158,22 @@ pub struct Ends {
     pub lost: u64,
 }
 
-impl Ends {
-    pub(super) const fn count(&mut self, end: End) {
+impl ClaimEndCounts {
+    pub(super) const fn count(&mut self, end: ClaimEnd) {
         *match end {
-            End::Reported(Outcome::Completed) => &mut self.completed,
-            End::Reported(Outcome::Failed) => &mut self.failed,
-            End::Reported(Outcome::Exception(reason)) => match reason {
-                Reason::WorkerShutdown => &mut self.worker_shutdown,
-                Reason::MalformedPayload => &mut self.malformed_payload,
-                Reason::ResourceUnavailable => &mut self.resource_unavailable,
-                Reason::InternalError => &mut self.internal_error,
-                Reason::IntermittentTask => &mut self.intermittent_task,
+            ClaimEnd::Reported(Outcome::Completed) => &mut self.completed,
+            ClaimEnd::Reported(Outcome::Failed) => &mut self.failed,
+            ClaimEnd::Reported(Outcome::Exception(reason)) => match reason {
+                ExceptionReason::WorkerShutdown => &mut self.worker_shutdown,
+                ExceptionReason::MalformedPayload => &mut self.malformed_payload,
+                ExceptionReason::ResourceUnavailable => &mut self.resource_unavailable,
+                ExceptionReason::InternalError => &mut self.internal_error,
+                ExceptionReason::IntermittentTask => &mut self.intermittent_task,
             },
-            End::Superseded(_) | End::Lost(Loss::Canceled) => &mut self.superseded,
-            End::Unconfirmed { .. } => &mut self.unconfirmed,
-            End::Unreportable(_) | End::Lost(_) => &mut self.lost,
-            End::NotGranted => return,
+            ClaimEnd::AlreadyResolved(_) | ClaimEnd::Lost(LossReason::Canceled) => &mut self.superseded,
+            ClaimEnd::Unconfirmed { .. } => &mut self.unconfirmed,
+            ClaimEnd::ReportRejected(_) | ClaimEnd::Lost(_) => &mut self.lost,
+            ClaimEnd::NotGranted => return,
         } += 1;
     }
 }

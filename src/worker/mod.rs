@@ -4,29 +4,29 @@
 //! happened. One task owns the machine; every call runs beside it and ends as one event.
 
 mod alerts;
-mod besides;
 mod calls;
-mod cleanse;
+mod catch_panic;
+mod claim_commands;
+mod claim_end;
+mod claim_runtime;
+mod close_sources;
 pub mod counters;
-mod earlier;
-mod endings;
 mod engine;
-mod examine;
-mod guard;
-mod hour;
-mod leave;
-mod live;
-pub mod look;
-mod named;
+mod handler_runtime;
+mod host_probe;
+pub mod liveness;
+mod log_artifacts;
+mod poll_journal;
 mod prompt;
-pub mod pulse;
-pub mod record;
-mod recovery;
-mod settle;
-mod steer;
-mod threads;
+mod recent_outcomes;
+mod restart_recovery;
+mod sidecars;
+pub mod snapshot;
+pub mod status;
+mod task_lookup;
 pub mod timeline;
-pub mod view;
+pub mod trace_recorder;
+mod uploads;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -36,56 +36,58 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
-use crate::domain::notice::Provider;
+use crate::domain::termination_notice::Provider;
 use crate::domain::time::Instant;
-use crate::domain::worker::Policy;
+use crate::domain::worker::WorkerPolicy;
 use crate::domain::{claim, poll};
-use crate::handler::Handler;
+use crate::handler::DynHandler;
 use crate::handler::log::{LogLimits, TaskLog};
 use crate::limits::{HANDLER_THREADS_MAX, NOTICE_MARGIN, POLL_INTERVAL_MIN};
 use crate::source::Source;
 
-pub use crate::domain::worker::{Claiming, Exit, Hold, Least, Noticed, Stay};
+pub use crate::domain::worker::{
+    ClaimingBlocked, ClaimingState, ExitPolicy, ExitReason, MinResources, OnTerminationNotice,
+};
 use crate::host::clock::Clock;
 use crate::host::containment::{self, Containment};
-use crate::host::notice::{Origin, Sight};
-use counters::{Counters, Counts, count};
-pub(crate) use earlier::end_left_in;
-pub use named::NotOne;
-use pulse::Pulse;
-pub use record::Recorder;
-pub use steer::{Shown, Told};
-pub use view::{Note, View};
+use crate::host::termination_notice::{NoticeOrigin, WatchStatus};
+pub use claim_commands::{ClaimSnapshot, CommandResult};
+use counters::{WorkerCounters, WorkerCounts, count};
+use liveness::Liveness;
+pub(crate) use restart_recovery::kill_leftovers_in;
+pub use status::{Note, WorkerStatus};
+pub use task_lookup::TaskLookupError;
+pub use trace_recorder::TraceRecorder;
 
 /// How many orders to a worker may wait.
-const ORDERS_MAX: usize = 16;
+const CONTROL_REQUESTS_MAX: usize = 16;
 
 /// What a worker is made of besides its sources.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct WorkerConfig {
     /// How many tasks run at once. 1 unless set.
     pub capacity: u32,
     /// Below this folder each task gets its own; created where it is missing. One worker a folder, and what a killed worker
     /// left in it is removed.
     pub work_dir: PathBuf,
     /// How long a payload may take to end after it was told to. 10 s.
-    pub cancel_grace: Duration,
+    pub termination_grace: Duration,
     /// How long a drain may take before what is left is handed back. 1 h; `None` is as long as it takes.
     pub drain_deadline: Option<Duration>,
     /// What becomes of running tasks once it is known when the host goes. They may finish until 15 s before.
-    pub noticed: Noticed,
+    pub on_termination_notice: OnTerminationNotice,
     /// The sleep when nothing is pending, for sources without long polls. 1 s.
     pub poll_interval: Duration,
     /// How often to ask whether a running task is still wanted. `None`, which is never, unless set.
-    pub check_every: Option<Duration>,
+    pub status_poll_interval: Option<Duration>,
     /// A message received more often than this raises an alert. 10.
     pub dequeue_alert: u32,
     /// How many refusals of the worker's credentials in a row end it. 10.
-    pub denied_max: u32,
+    pub max_auth_failures: u32,
     /// When it leaves by itself. Never.
-    pub stay: Stay,
+    pub exit_policy: ExitPolicy,
     /// What the host must have left for claiming to go on. No bounds.
-    pub least: Least,
+    pub min_resources: MinResources,
     /// The caps of a task's log.
     pub log: LogLimits,
     /// How many threads run handlers. They are apart from those that keep leases, so that a handler that blocks costs no other
@@ -93,32 +95,32 @@ pub struct Settings {
     /// runtime, whose time they go by.
     pub handler_threads: usize,
     /// How payloads are held together. The best that the host offers, without limits.
-    pub containment: containment::Wanted,
+    pub containment: containment::ContainmentConfig,
     /// Decides every jitter. Different for every worker unless set.
     pub seed: Option<u64>,
     /// Takes in what becomes of every claim. Nobody does unless set.
-    pub recorder: Option<Arc<dyn Recorder>>,
+    pub recorder: Option<Arc<dyn TraceRecorder>>,
     /// The clock.
     pub clock: Clock,
 }
 
-impl Default for Settings {
+impl Default for WorkerConfig {
     fn default() -> Self {
         Self {
             capacity: 1,
             work_dir: PathBuf::from("journeyman-work"),
-            cancel_grace: Duration::from_secs(10),
+            termination_grace: Duration::from_secs(10),
             drain_deadline: Some(Duration::from_secs(60 * 60)),
-            noticed: Noticed::MayFinish { margin: NOTICE_MARGIN },
+            on_termination_notice: OnTerminationNotice::Finish { margin: NOTICE_MARGIN },
             poll_interval: Duration::from_secs(1),
-            check_every: None,
+            status_poll_interval: None,
             dequeue_alert: 10,
-            denied_max: 10,
-            stay: Stay::default(),
-            least: Least::default(),
+            max_auth_failures: 10,
+            exit_policy: ExitPolicy::default(),
+            min_resources: MinResources::default(),
             log: LogLimits::default(),
             handler_threads: std::thread::available_parallelism().map_or(2, usize::from).clamp(2, HANDLER_THREADS_MAX),
-            containment: containment::Wanted::default(),
+            containment: containment::ContainmentConfig::default(),
             seed: None,
             recorder: None,
             clock: Clock::boot(),
@@ -126,24 +128,27 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
-    fn policy(&self) -> Policy {
-        Policy {
+impl WorkerConfig {
+    fn policy(&self) -> WorkerPolicy {
+        WorkerPolicy {
             capacity: self.capacity,
-            poll: poll::Policy { interval: self.poll_interval.max(POLL_INTERVAL_MIN) },
-            claim: claim::Policy { grace: self.cancel_grace, check_every: self.check_every },
+            poll: poll::PollPolicy { interval: self.poll_interval.max(POLL_INTERVAL_MIN) },
+            claim: claim::ClaimPolicy {
+                termination_grace: self.termination_grace,
+                status_poll_interval: self.status_poll_interval,
+            },
             dequeue_alert: self.dequeue_alert,
-            denied_max: self.denied_max,
+            max_auth_failures: self.max_auth_failures,
             drain_deadline: self.drain_deadline,
-            stay: self.stay,
-            least: self.least,
-            noticed: self.noticed,
+            exit_policy: self.exit_policy,
+            min_resources: self.min_resources,
+            on_termination_notice: self.on_termination_notice,
         }
     }
 }
 
 /// What to know where sources that hold their polls open outnumber the slots.
-fn asked_in_turn(capacity: u32, long_polls: usize) -> Option<String> {
+fn too_few_slots_warning(capacity: u32, long_polls: usize) -> Option<String> {
     let slots = usize::try_from(capacity).unwrap_or(usize::MAX);
     (slots < long_polls).then(|| {
         format!(
@@ -154,53 +159,58 @@ fn asked_in_turn(capacity: u32, long_polls: usize) -> Option<String> {
 }
 
 /// A source, what its tasks are run by, and what their environment holds.
-pub struct Feed {
+pub struct SourceBinding {
     /// The source's name in the configuration.
     pub name: String,
     /// The source.
     pub source: Arc<dyn Source>,
     /// What runs its payloads.
-    pub handler: Arc<dyn Handler>,
+    pub handler: Arc<dyn DynHandler>,
     /// What every payload of it finds in its environment, such as `TASKCLUSTER_ROOT_URL`.
     pub env: BTreeMap<String, String>,
 }
 
 /// A worker that has not been started.
 pub struct Worker {
-    settings: Settings,
-    feeds: Vec<Feed>,
-    orders: mpsc::Receiver<Order>,
+    config: WorkerConfig,
+    sources: Vec<SourceBinding>,
+    requests: mpsc::Receiver<ControlRequest>,
     control: Control,
 }
 
 /// Gives orders to a worker and reads its counters. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Control {
-    orders: mpsc::Sender<Order>,
+    requests: mpsc::Sender<ControlRequest>,
     wake: Arc<Notify>,
-    counters: Arc<Counters>,
+    counters: Arc<WorkerCounters>,
     containment: Arc<OnceLock<Containment>>,
-    sights: Arc<OnceLock<watch::Receiver<Vec<Sight>>>>,
-    pulse: Arc<Pulse>,
+    watch_statuses: Arc<OnceLock<watch::Receiver<Vec<WatchStatus>>>>,
+    liveness: Arc<Liveness>,
 }
 
 #[derive(Debug)]
-enum Order {
-    Do(Command, Note),
-    Reconfigure(Box<Settings>),
-    Look(oneshot::Sender<look::Looked>),
-    Log(String, oneshot::Sender<Result<TaskLog, NotOne>>),
-    Show(String, oneshot::Sender<Result<Shown, NotOne>>),
-    End { name: String, order: claim::Order, note: Note, sender: oneshot::Sender<Result<Told, NotOne>> },
+enum ControlRequest {
+    Apply(Command, Note),
+    Reconfigure(Box<WorkerConfig>),
+    Status(oneshot::Sender<snapshot::StatusSnapshot>),
+    Log(String, oneshot::Sender<Result<TaskLog, TaskLookupError>>),
+    ClaimDetail(String, oneshot::Sender<Result<ClaimSnapshot, TaskLookupError>>),
+    CommandClaim {
+        name: String,
+        order: claim::CancelCommand,
+        note: Note,
+        sender: oneshot::Sender<Result<CommandResult, TaskLookupError>>,
+    },
 }
 
 /// What became of a configuration that was read again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reloaded {
+pub enum ReloadResult {
     /// It is in effect.
-    TakenOver,
+    Applied,
     /// The old one stays.
-    Refused,
+    Rejected,
 }
 
 /// Something that a worker can be told.
@@ -219,7 +229,7 @@ pub enum Command {
         within: Option<Duration>,
     },
     /// No new claims; what is held is handed back as `worker-shutdown`.
-    HandBack {
+    Release {
         /// How long the host stays, where that is known.
         within: Option<Duration>,
     },
@@ -236,14 +246,15 @@ pub enum Command {
 
 impl fmt::Display for Command {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let within =
-            |span: &Option<Duration>| span.map_or_else(String::new, |span| format!(" within {}", look::span(span)));
+        let within = |span: &Option<Duration>| {
+            span.map_or_else(String::new, |span| format!(" within {}", snapshot::format_duration(span)))
+        };
         match self {
             Self::Pause { span: None } => out.write_str("pause"),
-            Self::Pause { span: Some(span) } => write!(out, "pause for {}", look::span(*span)),
+            Self::Pause { span: Some(span) } => write!(out, "pause for {}", snapshot::format_duration(*span)),
             Self::Resume => out.write_str("resume"),
             Self::Drain { within: span } => write!(out, "drain{}", within(span)),
-            Self::HandBack { within: span } => write!(out, "hand back{}", within(span)),
+            Self::Release { within: span } => write!(out, "hand back{}", within(span)),
             Self::Terminate { deadline: Some(_) } => out.write_str("the host goes at a known time"),
             Self::Terminate { deadline: None } => out.write_str("the host goes"),
             Self::Retire => out.write_str("drain, for the host may have to go"),
@@ -255,23 +266,23 @@ impl fmt::Display for Command {
 impl Worker {
     /// A worker with these settings and sources, in this order.
     #[must_use]
-    pub fn new(settings: Settings, feeds: Vec<Feed>) -> Self {
-        let (sender, orders) = mpsc::channel(ORDERS_MAX);
+    pub fn new(config: WorkerConfig, sources: Vec<SourceBinding>) -> Self {
+        let (sender, requests) = mpsc::channel(CONTROL_REQUESTS_MAX);
         let control = Control {
-            orders: sender,
+            requests: sender,
             wake: Arc::default(),
             counters: Arc::default(),
             containment: Arc::default(),
-            sights: Arc::default(),
-            pulse: Arc::default(),
+            watch_statuses: Arc::default(),
+            liveness: Arc::default(),
         };
-        Self { settings, feeds, orders, control }
+        Self { config, sources, requests, control }
     }
 
     /// The same, and what becomes of its claims is told to this one.
     #[must_use]
-    pub fn recorded_by(mut self, recorder: Arc<dyn Recorder>) -> Self {
-        self.settings.recorder = Some(recorder);
+    pub fn with_trace_recorder(mut self, recorder: Arc<dyn TraceRecorder>) -> Self {
+        self.config.recorder = Some(recorder);
         self
     }
 
@@ -291,7 +302,7 @@ impl Worker {
     /// # Cancel safety
     ///
     /// Not cancel safe: what runs is killed and its claims are left to expire. Use [`Control::drain`].
-    pub async fn run(self) -> std::io::Result<Exit> {
+    pub async fn run(self) -> std::io::Result<ExitReason> {
         let engine = engine::Engine::start(self)?;
         let containment = engine.containment();
         // On one of the runtime's own threads, where the calls that it starts and hears from are a queue away and not a
@@ -301,7 +312,7 @@ impl Worker {
         let ended = tokio::select! {
             biased;
             ended = running.join_next() => ended,
-            () = containment.reap() => None,
+            () = containment.reap_orphans() => None,
         };
         match ended {
             Some(Ok(exit)) => exit,
@@ -318,12 +329,12 @@ impl Control {
     }
 
     /// No new claims; what is held is handed back as `worker-shutdown`, within `within` where that is known.
-    pub async fn hand_back(&self, within: Option<Duration>) {
-        self.command(Command::HandBack { within }, Note::of("the program")).await;
+    pub async fn release(&self, within: Option<Duration>) {
+        self.command(Command::Release { within }, Note::of("the program")).await;
     }
 
-    /// The host goes at `deadline`, on the clock of [`Settings::clock`]: no new claims, and what runs finishes or is handed
-    /// back before, as [`Settings::noticed`] says. Without a deadline everything is handed back at once. Of several
+    /// The host goes at `deadline`, on the clock of [`WorkerConfig::clock`]: no new claims, and what runs finishes or is handed
+    /// back before, as [`WorkerConfig::on_termination_notice`] says. Without a deadline everything is handed back at once. Of several
     /// deadlines the earliest counts.
     pub async fn terminate(&self, deadline: Option<Instant>) {
         count(&self.counters.notices);
@@ -331,12 +342,12 @@ impl Control {
     }
 
     /// As [`Control::terminate`], and counted by where the notice came from.
-    pub async fn terminate_by(&self, origin: Origin, deadline: Option<Instant>) {
+    pub async fn terminate_from(&self, origin: NoticeOrigin, deadline: Option<Instant>) {
         count(match origin {
-            Origin::Cloud(Provider::Aws) => &self.counters.notices_aws,
-            Origin::Cloud(Provider::Gcp) => &self.counters.notices_gcp,
-            Origin::Cloud(Provider::Azure) => &self.counters.notices_azure,
-            Origin::File => &self.counters.notices_file,
+            NoticeOrigin::Cloud(Provider::Aws) => &self.counters.notices_aws,
+            NoticeOrigin::Cloud(Provider::Gcp) => &self.counters.notices_gcp,
+            NoticeOrigin::Cloud(Provider::Azure) => &self.counters.notices_azure,
+            NoticeOrigin::File => &self.counters.notices_file,
         });
         self.terminate(deadline).await;
     }
@@ -347,26 +358,26 @@ impl Control {
     }
 
     /// Shows to those who look how the metadata service of this host is heard. The first to be named counts.
-    pub fn watched_by(&self, sights: watch::Receiver<Vec<Sight>>) {
-        drop(self.sights.set(sights));
+    pub fn set_watch_statuses(&self, sights: watch::Receiver<Vec<WatchStatus>>) {
+        drop(self.watch_statuses.set(sights));
     }
 
     /// Counts a hint that the host may have to go, whatever is made of it.
-    pub fn hinted(&self, origin: Origin) {
+    pub fn count_hint(&self, origin: NoticeOrigin) {
         count(&self.counters.hints);
         count(match origin {
-            Origin::Cloud(Provider::Aws) => &self.counters.hints_aws,
-            Origin::Cloud(Provider::Gcp) => &self.counters.hints_gcp,
-            Origin::Cloud(Provider::Azure) => &self.counters.hints_azure,
-            Origin::File => &self.counters.hints_file,
+            NoticeOrigin::Cloud(Provider::Aws) => &self.counters.hints_aws,
+            NoticeOrigin::Cloud(Provider::Gcp) => &self.counters.hints_gcp,
+            NoticeOrigin::Cloud(Provider::Azure) => &self.counters.hints_azure,
+            NoticeOrigin::File => &self.counters.hints_file,
         });
     }
 
     /// Counts a configuration that was read again.
-    pub fn reloaded(&self, what: Reloaded) {
+    pub fn count_reload(&self, what: ReloadResult) {
         count(match what {
-            Reloaded::TakenOver => &self.counters.reloads,
-            Reloaded::Refused => &self.counters.reloads_refused,
+            ReloadResult::Applied => &self.counters.reloads,
+            ReloadResult::Rejected => &self.counters.reloads_refused,
         });
     }
 
@@ -377,13 +388,13 @@ impl Control {
 
     /// Gives an order, and says who gave it.
     pub async fn command(&self, command: Command, note: Note) {
-        self.order(Order::Do(command, note)).await;
+        self.send(ControlRequest::Apply(command, note)).await;
     }
 
     /// From here on, work with these settings. What is held keeps the rules that it was claimed under; folder, clock, recorder
     /// and seed stay as they were.
-    pub async fn reconfigure(&self, settings: Settings) {
-        self.order(Order::Reconfigure(Box::new(settings))).await;
+    pub async fn reconfigure(&self, settings: WorkerConfig) {
+        self.send(ControlRequest::Reconfigure(Box::new(settings))).await;
     }
 
     /// How the worker looks now; `None` once it has exited.
@@ -391,10 +402,10 @@ impl Control {
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub async fn look(&self) -> Option<View> {
+    pub async fn status(&self) -> Option<WorkerStatus> {
         let (sender, looked) = oneshot::channel();
-        self.order(Order::Look(sender)).await;
-        Some(looked.await.ok()?.weighed().await)
+        self.send(ControlRequest::Status(sender)).await;
+        Some(looked.await.ok()?.with_memory_usage().await)
     }
 
     /// The log of a task that is held: `TASK` or `TASK/RUN`, or the beginning of one of them.
@@ -406,8 +417,8 @@ impl Control {
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub async fn log(&self, task: &str) -> Result<TaskLog, NotOne> {
-        self.ask(|sender| Order::Log(task.to_owned(), sender)).await
+    pub async fn log(&self, task: &str) -> Result<TaskLog, TaskLookupError> {
+        self.request(|sender| ControlRequest::Log(task.to_owned(), sender)).await
     }
 
     /// All that is known of a task, named as for [`Control::log`].
@@ -419,8 +430,8 @@ impl Control {
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub async fn show(&self, task: &str) -> Result<Shown, NotOne> {
-        self.ask(|sender| Order::Show(task.to_owned(), sender)).await
+    pub async fn claim_detail(&self, task: &str) -> Result<ClaimSnapshot, TaskLookupError> {
+        self.request(|sender| ControlRequest::ClaimDetail(task.to_owned(), sender)).await
     }
 
     /// Ends one task, named as for [`Control::log`], and says what comes of it.
@@ -432,14 +443,22 @@ impl Control {
     /// # Cancel safety
     ///
     /// Once it was polled, the order may be carried out.
-    pub async fn end(&self, task: &str, order: claim::Order, note: Note) -> Result<Told, NotOne> {
-        self.ask(|sender| Order::End { name: task.to_owned(), order, note, sender }).await
+    pub async fn command_claim(
+        &self,
+        task: &str,
+        order: claim::CancelCommand,
+        note: Note,
+    ) -> Result<CommandResult, TaskLookupError> {
+        self.request(|sender| ControlRequest::CommandClaim { name: task.to_owned(), order, note, sender }).await
     }
 
-    async fn ask<T>(&self, order: impl FnOnce(oneshot::Sender<Result<T, NotOne>>) -> Order) -> Result<T, NotOne> {
+    async fn request<T>(
+        &self,
+        order: impl FnOnce(oneshot::Sender<Result<T, TaskLookupError>>) -> ControlRequest,
+    ) -> Result<T, TaskLookupError> {
         let (sender, answer) = oneshot::channel();
-        self.order(order(sender)).await;
-        answer.await.unwrap_or(Err(NotOne::Exited))
+        self.send(order(sender)).await;
+        answer.await.unwrap_or(Err(TaskLookupError::WorkerExited))
     }
 
     /// Something became pending: poll now.
@@ -455,18 +474,18 @@ impl Control {
 
     /// What the worker leaves for those who report that it is alive.
     #[must_use]
-    pub fn pulse(&self) -> Arc<Pulse> {
-        Arc::clone(&self.pulse)
+    pub fn liveness(&self) -> Arc<Liveness> {
+        Arc::clone(&self.liveness)
     }
 
     /// The counters.
     #[must_use]
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> WorkerCounts {
         self.counters.read()
     }
 
-    async fn order(&self, order: Order) {
-        if self.orders.send(order).await.is_err() {
+    async fn send(&self, order: ControlRequest) {
+        if self.requests.send(order).await.is_err() {
             tracing::debug!("an order came after the worker had exited");
         }
     }
@@ -478,9 +497,9 @@ mod tests {
 
     #[test]
     fn sources_that_have_to_wait_for_each_other_are_told_of() {
-        assert_eq!(asked_in_turn(2, 2), None);
-        assert_eq!(asked_in_turn(1, 0), None);
-        let told = asked_in_turn(1, 2).unwrap();
+        assert_eq!(too_few_slots_warning(2, 2), None);
+        assert_eq!(too_few_slots_warning(1, 0), None);
+        let told = too_few_slots_warning(1, 2).unwrap();
         assert!(told.contains("20 s") && told.contains("`capacity` of 2"), "{told}");
     }
 }

@@ -1,12 +1,12 @@
 //! When each part of a claim's life began and ended.
 
-use crate::domain::id::Token;
+use crate::domain::id::LocalToken;
 use crate::domain::time::Instant;
 use crate::domain::worker::Effect;
 
 /// A part of a claim's life. Upload and report may overlap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
+pub enum ClaimPhase {
     /// It is asked for.
     Claim,
     /// Its payload is prepared.
@@ -21,7 +21,7 @@ pub enum Phase {
     Report,
 }
 
-impl Phase {
+impl ClaimPhase {
     /// Its name.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -38,70 +38,70 @@ impl Phase {
 
 /// From when to when.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Lap {
+pub struct PhaseTiming {
     /// What.
-    pub phase: Phase,
+    pub phase: ClaimPhase,
     /// When it began.
-    pub began: Instant,
+    pub started_at: Instant,
     /// When it ended, if it has.
-    pub ended: Option<Instant>,
+    pub ended_at: Option<Instant>,
 }
 
 /// A part of a claim's life that begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Begun {
-    pub(super) claim: Token,
-    pub(super) phase: Phase,
+pub(super) struct PhaseStart {
+    pub(super) claim: LocalToken,
+    pub(super) phase: ClaimPhase,
 }
 
 /// What begins with an effect.
-pub(super) const fn begins(effect: &Effect) -> Option<Begun> {
+pub(super) const fn phase_start(effect: &Effect) -> Option<PhaseStart> {
     let (claim, phase) = match effect {
-        Effect::Claim(claim) | Effect::TakeOver(claim) => (*claim, Phase::Claim),
-        Effect::Prepare(claim) => (*claim, Phase::Prepare),
-        Effect::Execute(claim) => (*claim, Phase::Run),
-        Effect::Kill { claim, .. } => (*claim, Phase::End),
-        Effect::Settle(claim) => (*claim, Phase::Upload),
-        Effect::Report { claim, .. } => (*claim, Phase::Report),
+        Effect::Claim(claim) | Effect::TakeOver(claim) => (*claim, ClaimPhase::Claim),
+        Effect::Prepare(claim) => (*claim, ClaimPhase::Prepare),
+        Effect::Execute(claim) => (*claim, ClaimPhase::Run),
+        Effect::Kill { claim, .. } => (*claim, ClaimPhase::End),
+        Effect::Upload(claim) => (*claim, ClaimPhase::Upload),
+        Effect::Report { claim, .. } => (*claim, ClaimPhase::Report),
         Effect::Open(_)
         | Effect::Poll { .. }
         | Effect::Recover { .. }
         | Effect::Delete(_)
-        | Effect::Forget(_)
+        | Effect::DropMessage(_)
         | Effect::Reclaim { .. }
-        | Effect::Check(_)
-        | Effect::Extended { .. }
+        | Effect::CheckStatus(_)
+        | Effect::UpdateLease { .. }
         | Effect::Close { .. }
-        | Effect::Look
+        | Effect::ProbeHost
         | Effect::Alert(_)
         | Effect::Exit(_) => return None,
     };
-    Some(Begun { claim, phase })
+    Some(PhaseStart { claim, phase })
 }
 
 /// What a claim has gone through. Each phase is in it once, so that its length is bounded.
 #[derive(Debug, Clone, Default)]
-pub struct Timeline(Vec<Lap>);
+pub struct Timeline(Vec<PhaseTiming>);
 
 impl Timeline {
     /// A phase begins; one that has begun before goes on.
-    pub fn begin(&mut self, phase: Phase, now: Instant) {
+    pub fn start(&mut self, phase: ClaimPhase, now: Instant) {
         match self.0.iter_mut().find(|lap| lap.phase == phase) {
-            Some(lap) => lap.ended = None,
-            None => self.0.push(Lap { phase, began: now, ended: None }),
+            Some(lap) => lap.ended_at = None,
+            None => self.0.push(PhaseTiming { phase, started_at: now, ended_at: None }),
         }
     }
 
     /// Phases end, where they have begun.
-    pub fn end(&mut self, phases: &[Phase], now: Instant) {
+    pub fn end(&mut self, phases: &[ClaimPhase], now: Instant) {
         for lap in self.0.iter_mut().filter(|lap| phases.contains(&lap.phase)) {
-            lap.ended.get_or_insert(now);
+            lap.ended_at.get_or_insert(now);
         }
     }
 
     /// In the order in which they began.
     #[must_use]
-    pub fn laps(&self) -> &[Lap] {
+    pub fn phases(&self) -> &[PhaseTiming] {
         &self.0
     }
 }
@@ -114,13 +114,13 @@ mod tests {
     fn a_phase_is_there_once_and_has_the_times_of_its_first_begin_and_its_last_end() {
         let at = |secs| Instant::at(std::time::Duration::from_secs(secs));
         let mut timeline = Timeline::default();
-        timeline.end(&[Phase::Run], at(1));
-        timeline.begin(Phase::Report, at(2));
-        timeline.end(&[Phase::Report, Phase::Run], at(3));
-        timeline.end(&[Phase::Report], at(4));
-        let lap = Lap { phase: Phase::Report, began: at(2), ended: Some(at(3)) };
-        assert_eq!(timeline.laps(), [lap]);
-        timeline.begin(Phase::Report, at(5));
-        assert_eq!(timeline.laps(), [Lap { ended: None, ..lap }]);
+        timeline.end(&[ClaimPhase::Run], at(1));
+        timeline.start(ClaimPhase::Report, at(2));
+        timeline.end(&[ClaimPhase::Report, ClaimPhase::Run], at(3));
+        timeline.end(&[ClaimPhase::Report], at(4));
+        let lap = PhaseTiming { phase: ClaimPhase::Report, started_at: at(2), ended_at: Some(at(3)) };
+        assert_eq!(timeline.phases(), [lap]);
+        timeline.start(ClaimPhase::Report, at(5));
+        assert_eq!(timeline.phases(), [PhaseTiming { ended_at: None, ..lap }]);
     }
 }

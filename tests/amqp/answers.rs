@@ -7,11 +7,11 @@ use journeyman::amqp;
 use journeyman::amqp::lapin::BasicProperties;
 use journeyman::amqp::lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use journeyman::amqp::lapin::types::AMQPValue;
-use journeyman::client::{Call, CallError};
+use journeyman::client::{RpcError, RpcRequest};
 use journeyman::domain::refusal::Refusal;
-use journeyman::handler::NotCompleted;
-use journeyman::source::{Reply, Status};
-use journeyman::worker::Exit;
+use journeyman::handler::ExecuteError;
+use journeyman::source::{Reply, ReplyStatus};
+use journeyman::worker::ExitReason;
 
 use crate::support::{Act, Client, Gate, Kind, PATIENCE, Running, echo, queue, shared, within};
 
@@ -40,15 +40,15 @@ async fn whatever_becomes_of_a_request_its_author_reads_it() {
             match request.path.as_deref() {
                 Some("/silent") => Ok(()),
                 Some("/failed") => {
-                    context.answer(Reply::ok(*b"all is well")).expect("it fits");
-                    Err(NotCompleted::Failed("the train is late".to_owned()))
+                    context.set_reply(Reply::ok(*b"all is well")).expect("it fits");
+                    Err(ExecuteError::Failed("the train is late".to_owned()))
                 }
                 Some("/own") => {
-                    let status = Status::parse("not_found").expect("a word");
-                    context.answer(Reply::ok(*b"no such train").with_status(status)).expect("it fits");
-                    Err(NotCompleted::Failed("whatever".to_owned()))
+                    let status = ReplyStatus::parse("not_found").expect("a word");
+                    context.set_reply(Reply::ok(*b"no such train").with_status(status)).expect("it fits");
+                    Err(ExecuteError::Failed("whatever".to_owned()))
                 }
-                Some("/unavailable") => Err(NotCompleted::Unavailable("no map".to_owned())),
+                Some("/unavailable") => Err(ExecuteError::Unavailable("no map".to_owned())),
                 _ => panic!("a handler that panics"),
             }
         })
@@ -82,9 +82,9 @@ async fn partial_answers_come_first_and_in_order() {
     let act: Act = Arc::new(|_, context| {
         Box::pin(async move {
             for part in ["1", "2", "3"] {
-                context.answer_partly(Reply::ok(part.as_bytes())).await.expect("somebody waits");
+                context.send_partial_reply(Reply::ok(part.as_bytes())).await.expect("somebody waits");
             }
-            context.answer(Reply::ok(*b"4")).expect("it fits");
+            context.set_reply(Reply::ok(*b"4")).expect("it fits");
             Ok(())
         })
     });
@@ -105,13 +105,13 @@ async fn headers_of_every_type_and_none_at_all_are_taken() {
     let act: Act = Arc::new(|request, context| {
         Box::pin(async move {
             let seen = format!("{:?} {:?}", request.path, request.headers.get("traceparent"));
-            context.answer(Reply::ok(seen.into_bytes())).expect("it fits");
+            context.set_reply(Reply::ok(seen.into_bytes())).expect("it fits");
             Ok(())
         })
     });
     let worker = Running::start(queue(&client), 1, act);
     let long = |text: &str| AMQPValue::LongString(text.into());
-    let odd = amqp::table([
+    let odd = amqp::header_table([
         ("x-rpc-path", AMQPValue::Double(1.5)),
         ("array", AMQPValue::FieldArray(vec![AMQPValue::Boolean(true)].into())),
         ("void", AMQPValue::Void),
@@ -119,7 +119,7 @@ async fn headers_of_every_type_and_none_at_all_are_taken() {
     ]);
     let base = || BasicProperties::default().with_reply_to("amq.rabbitmq.reply-to".into());
     for (id, properties, seen) in [
-        ("string", base().with_headers(amqp::table([("x-rpc-path", long("/long"))])), "Some(\"/long\") None"),
+        ("string", base().with_headers(amqp::header_table([("x-rpc-path", long("/long"))])), "Some(\"/long\") None"),
         ("none", base(), "None None"),
         ("odd", base().with_headers(odd), "None Some(\"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\")"),
     ] {
@@ -218,7 +218,7 @@ async fn a_stream_that_nobody_reads_any_more_is_told_so() {
         let said = said.clone();
         Box::pin(async move {
             let refused = loop {
-                if let Err(refused) = context.answer_partly(Reply::ok(*b"more")).await {
+                if let Err(refused) = context.send_partial_reply(Reply::ok(*b"more")).await {
                     break refused;
                 }
             };
@@ -242,7 +242,7 @@ async fn a_request_that_is_too_large_or_too_late_is_answered_and_not_run() {
     let client = Client::new(&broker, Kind::Transient).await;
     let (mut gate, act) = Gate::handler();
     let mut settings = queue(&client);
-    settings.max_message = 1000;
+    settings.message_bytes_max = 1000;
     // One more slot than requests: the broker drops what has no time left and cannot be handed out at once.
     let worker = Running::start(settings, 2, act);
     let too_large = client.call("/large", &[b'x'; 1001]).await;
@@ -268,16 +268,21 @@ async fn a_request_larger_than_the_broker_takes_reaches_no_worker_and_the_larges
     let act: Act = Arc::new(|request, context| {
         Box::pin(async move {
             let bytes = request.body.map_or(0, |body| body.len());
-            context.answer(Reply::ok(bytes.to_string().into_bytes())).expect("it fits");
+            context.set_reply(Reply::ok(bytes.to_string().into_bytes())).expect("it fits");
             Ok(())
         })
     });
     let worker = Running::start(queue(&client), 1, act);
     let body = vec![b' '; MOST + 1];
     // Our own client does not send it.
-    let asking = journeyman::client::Client::new(broker.clone(), "a caller");
-    let call = Call { key: client.queue.clone(), body: body.clone(), timeout: PATIENCE, ..Call::default() };
-    assert_eq!(asking.call(&call).await, Err(CallError::TooLarge { bytes: MOST + 1 }));
+    let asking = journeyman::client::RpcClient::new(broker.clone(), "a caller");
+    let call = RpcRequest {
+        routing_key: client.queue.clone(),
+        body: body.clone(),
+        timeout: PATIENCE,
+        ..RpcRequest::default()
+    };
+    assert_eq!(asking.call(&call).await, Err(RpcError::TooLarge { bytes: MOST + 1 }));
     // Who sends it is told by the broker, at the price of the channel.
     let connection = broker.connect("somebody else").await.expect("a connection");
     let channel = connection.create_channel().await.expect("a channel");
@@ -288,7 +293,7 @@ async fn a_request_larger_than_the_broker_takes_reaches_no_worker_and_the_larges
         Ok(confirm) => confirm.await.expect_err("it is not taken"),
         Err(error) => error,
     };
-    assert_eq!(amqp::code(&told), Some(406), "{told}");
+    assert_eq!(amqp::reply_code(&told), Some(406), "{told}");
     assert_eq!(client.call("/largest", &body[..MOST]).await.body, MOST.to_string().as_bytes());
     assert_eq!((worker.control.counts().claims, worker.tally("too_large").await), (1, 0));
     worker.drained().await;
@@ -302,12 +307,12 @@ async fn an_answer_that_the_broker_cannot_take_is_replaced_by_an_error() {
     let act: Act = Arc::new(|_, context| {
         Box::pin(async move {
             // One byte more than RabbitMQ takes.
-            context.answer(Reply::ok(vec![0_u8; (128 << 20) + 1])).expect("the worker was told that it may");
+            context.set_reply(Reply::ok(vec![0_u8; (128 << 20) + 1])).expect("the worker was told that it may");
             Ok(())
         })
     });
     let mut settings = queue(&client);
-    settings.max_message = 256 << 20;
+    settings.message_bytes_max = 256 << 20;
     let worker = Running::start(settings, 1, act);
     let answer = client.call("/huge", b"null").await;
     assert_eq!((answer.status(), &answer.json()["type"]), ("core_error", &"journeyman:answer_refused".into()));
@@ -328,7 +333,7 @@ async fn i18_an_answer_that_its_queue_refuses_is_sent_again_and_its_request_is_h
         let control = worker.control.clone();
         async move {
             within("the broker refuses the answer", async {
-                while control.look().await.expect("it works").sources[0].tallies["nacked"] < 2 {
+                while control.status().await.expect("it works").sources[0].tallies["nacked"] < 2 {
                     tokio::task::yield_now().await;
                 }
             })
@@ -338,7 +343,7 @@ async fn i18_an_answer_that_its_queue_refuses_is_sent_again_and_its_request_is_h
     let request = || Client::properties("a", "/a").with_reply_to(full.as_str().into()).with_delivery_mode(2);
     let patient = || {
         let mut settings = queue(&client);
-        settings.refused_most = Duration::MAX;
+        settings.reply_retry_max = Duration::MAX;
         settings
     };
     let first = Running::start(patient(), 1, echo());
@@ -346,12 +351,12 @@ async fn i18_an_answer_that_its_queue_refuses_is_sent_again_and_its_request_is_h
     refused_twice(&first).await;
     // Not answered, so not acknowledged: whoever comes next has it.
     first.control.abort().await;
-    assert_eq!(first.ended().await, Exit::Aborted);
+    assert_eq!(first.ended().await, ExitReason::Aborted);
     client.until_depth(1, 0).await;
     let second = Running::start(patient(), 1, echo());
     refused_twice(&second).await;
     client.until_depth(0, 1).await;
-    assert_eq!(second.control.look().await.expect("it works").tasks.len(), 1, "it is held");
+    assert_eq!(second.control.status().await.expect("it works").tasks.len(), 1, "it is held");
     assert_eq!(client.get(&full).await.expect("it is there").data, b"in the way");
     let answer = client.taken_from(&full).await.next().await;
     assert_eq!(answer.properties.correlation_id().as_ref().map(ToString::to_string).as_deref(), Some("a"));
@@ -368,8 +373,8 @@ async fn a_request_whose_answer_is_refused_for_too_long_is_acknowledged_without_
     client.declare_narrow(&full).await;
     assert!(client.publish_to(&full, BasicProperties::default(), b"in the way").await);
     let mut settings = queue(&client);
-    settings.refused_most = Duration::from_secs(1);
-    settings.max_message = 10;
+    settings.reply_retry_max = Duration::from_secs(1);
+    settings.message_bytes_max = 10;
     let worker = Running::start(settings, 1, echo());
     // One that a handler has seen, and one that none is to see.
     for (body, count) in [("short", 1), ("longer than ten bytes", 2)] {

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use journeyman::domain::id::{Run, TaskId};
-use journeyman::handler::NotCompleted;
-use journeyman::queue::{self, Client as QueueClient, Db, Running as Service};
+use journeyman::handler::ExecuteError;
+use journeyman::queue::{self, Db, RegisteredClient as QueueClient, RunningQueue as Service};
 use journeyman::source::Reply;
-use journeyman::source::taskcluster::words::{fresh_id, stamp};
-use journeyman::source::taskcluster::{Api, ApiSettings, Credentials, Timeouts};
+use journeyman::source::taskcluster::formats::{format_time, new_task_id};
+use journeyman::source::taskcluster::{Api, ApiConfig, Credentials, Timeouts};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt as _;
@@ -92,7 +92,7 @@ impl Place {
         let uri = shared_uri()?;
         let client = Client::new(&broker(&uri), Kind::Durable).await;
         let folder = tempfile::tempdir().expect("a folder");
-        let mut settings = queue::Settings::new(Db::Memory, folder.path().join("artifacts"));
+        let mut settings = queue::Config::new(Db::Memory, folder.path().join("artifacts"));
         settings.long_poll = Duration::from_millis(500);
         settings.claim_timeout = claims;
         settings.clients = vec![QueueClient {
@@ -101,7 +101,7 @@ impl Place {
             scopes: vec!["*".into()],
         }];
         let service = queue::start(settings).await.expect("the queue starts");
-        let api = Api::new(ApiSettings {
+        let api = Api::new(ApiConfig {
             root_url: service.root_url().to_owned(),
             queue_url: None,
             credentials: Some(Credentials::new("tester", "secret-token".to_owned().into(), None).expect("credentials")),
@@ -129,10 +129,10 @@ impl Place {
     }
 
     async fn task(&self, payload: Value) -> TaskId {
-        let (task, now) = (fresh_id(), jiff::Timestamp::now());
+        let (task, now) = (new_task_id(), jiff::Timestamp::now());
         let later = now.saturating_add(jiff::SignedDuration::from_hours(1)).expect("a time");
         let definition = json!({
-            "taskQueueId": "far/side", "created": stamp(now), "deadline": stamp(later), "payload": payload,
+            "taskQueueId": "far/side", "created": format_time(now), "deadline": format_time(later), "payload": payload,
             "metadata": {"name": "n", "description": "d", "owner": "o@example.com", "source": "https://example.com"},
         });
         self.api.create_task(&task, definition).await.expect("created");
@@ -172,7 +172,7 @@ impl Place {
         let run = Run { task: task.clone(), run };
         let mut download = self.api.artifact(&run, name).await.expect("it is there");
         let mut bytes = Vec::new();
-        while let Some(piece) = download.piece().await.expect("a piece") {
+        while let Some(piece) = download.next_chunk().await.expect("a piece") {
             bytes.extend(piece);
         }
         bytes
@@ -323,10 +323,10 @@ async fn a_task_becomes_a_request_and_its_answer_the_outcome() {
         Arc::new(|request, context| {
             Box::pin(async move {
                 if request.path.as_deref() == Some("/no") {
-                    return Err(NotCompleted::Failed("it will not".to_owned()));
+                    return Err(ExecuteError::Failed("it will not".to_owned()));
                 }
-                context.answer_partly(Reply::ok(&b"[\"soon\"]"[..])).await.expect("it is sent");
-                context.answer(Reply::ok(request.bytes())).expect("it is small");
+                context.send_partial_reply(Reply::ok(&b"[\"soon\"]"[..])).await.expect("it is sent");
+                context.set_reply(Reply::ok(request.body_bytes())).expect("it is small");
                 Ok(())
             })
         }),
@@ -370,7 +370,7 @@ async fn a_bridge_asks_no_more_than_it_has_slots_and_leaves_the_other_tasks_to_o
         4,
         Arc::new(|request, context| {
             Box::pin(async move {
-                context.answer(Reply::ok(request.bytes())).expect("it is small");
+                context.set_reply(Reply::ok(request.body_bytes())).expect("it is small");
                 Ok(())
             })
         }),
@@ -402,7 +402,7 @@ async fn a_task_of_a_bridge_that_is_killed_is_asked_again_under_the_same_name() 
                     let_on = gate.acquire() => drop(let_on),
                     _ = context.canceled() => {}
                 }
-                context.answer(Reply::ok(request.bytes())).expect("it is small");
+                context.set_reply(Reply::ok(request.body_bytes())).expect("it is small");
                 Ok(())
             })
         }),
@@ -435,7 +435,7 @@ async fn a_bridge_waits_for_the_other_side_and_says_so() {
             4,
             Arc::new(|request, context| {
                 Box::pin(async move {
-                    context.answer(Reply::ok(request.bytes())).expect("it is small");
+                    context.set_reply(Reply::ok(request.body_bytes())).expect("it is small");
                     Ok(())
                 })
             }),

@@ -287,10 +287,10 @@ async fn names_that_are_too_long_are_refused_and_cost_nobody_else_anything() {
     assert!(ended.code() == Some(30) && ended.log.contains("JM-CFG-005"), "{:?} {}", ended.status, ended.log);
     // A poison queue and a worker's own name, by the library: the request is given up all the same.
     let client = Client::new(&broker(&uri), Kind::Durable).await;
-    let queue = journeyman::source::amqp::Settings {
-        name: long.clone(),
+    let queue = journeyman::source::amqp::AmqpSourceConfig {
+        connection_name: long.clone(),
         max_attempts: std::num::NonZeroU32::new(1),
-        exhausted: journeyman::source::amqp::Exhausted::Kept(long),
+        on_attempts_exhausted: journeyman::source::amqp::OnAttemptsExhausted::PoisonQueue(long),
         ..crate::support::queue(&client)
     };
     let worker = crate::support::Running::start(queue, 1, crate::support::echo());

@@ -9,13 +9,13 @@ use journeyman::amqp;
 use journeyman::amqp::lapin::options::{BasicGetOptions, BasicRejectOptions};
 use journeyman::amqp::lapin::types::AMQPValue;
 use journeyman::amqp::management::Management;
-use journeyman::domain::id::Lane;
-use journeyman::domain::outcome::{Outcome, Reason};
+use journeyman::domain::id::PriorityQueue;
+use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::domain::refusal::Refusal;
-use journeyman::handler::NotCompleted;
-use journeyman::source::amqp::{Amqp, Exhausted};
+use journeyman::handler::ExecuteError;
+use journeyman::source::amqp::{AmqpSource, OnAttemptsExhausted};
 use journeyman::source::{Reply, Source as _};
-use journeyman::worker::{Command, Exit, Note, Settings};
+use journeyman::worker::{Command, ExitReason, Note, WorkerConfig};
 
 use crate::broker::management;
 use crate::faults::target;
@@ -62,7 +62,7 @@ async fn more_slots_take_more_and_a_paused_worker_takes_nothing() {
     publish(&client, &["1", "2", "3"]).await;
     let first = gate.enters().await;
     client.until_depth(2, 1).await;
-    let settings = Settings { capacity: 2, ..Settings::default() };
+    let settings = WorkerConfig { capacity: 2, ..WorkerConfig::default() };
     worker.control.reconfigure(settings).await;
     // In any order, where what was handed over ahead of a slot went back.
     let second = gate.enters().await;
@@ -99,7 +99,7 @@ async fn a_drain_finishes_what_runs_and_leaves_the_rest_to_others() {
     client.until_depth(2, 0).await;
     gate.go.add_permits(1);
     assert_eq!(client.answer("1").await.body, b"1");
-    assert_eq!(worker.ended().await, Exit::Drained);
+    assert_eq!(worker.ended().await, ExitReason::Drained);
     let second = Running::start(queue(&client), 4, echo());
     for id in ["2", "3"] {
         assert_eq!(client.answer(id).await.status(), "ok");
@@ -117,8 +117,8 @@ async fn what_is_handed_back_runs_elsewhere_at_once() {
     let first = Running::start(queue(&client), 2, act);
     gate.enters().await;
     gate.enters().await;
-    first.control.hand_back(None).await;
-    assert_eq!(first.ended().await, Exit::HandedBack);
+    first.control.release(None).await;
+    assert_eq!(first.ended().await, ExitReason::Released);
     let second = Running::start(queue(&client), 2, echo());
     for id in ["1", "2"] {
         assert_eq!(client.answer(id).await.status(), "ok");
@@ -135,7 +135,7 @@ async fn a_queue_that_is_not_there_yet_is_waited_for() {
     let worker = Running::start(queue(&client), 1, echo());
     within("the worker says what it waits for", async {
         loop {
-            let view = worker.control.look().await.expect("it works");
+            let view = worker.control.status().await.expect("it works");
             if view.sources[0].error.as_ref().is_some_and(|error| error.text.contains("there is no queue")) {
                 return;
             }
@@ -159,30 +159,35 @@ async fn a_worker_whose_queue_is_deleted_finishes_and_leaves() {
     gate.enters().await;
     client.delete_queue().await;
     within("it drains", async {
-        while worker.control.look().await.is_some_and(|view| view.state != journeyman::worker::view::State::Draining) {
+        while worker
+            .control
+            .status()
+            .await
+            .is_some_and(|view| view.state != journeyman::worker::status::LifecycleState::Draining)
+        {
             tokio::task::yield_now().await;
         }
     })
     .await;
     gate.go.add_permits(1);
     assert_eq!(client.answer("1").await.body, b"1");
-    assert_eq!(worker.ended().await, Exit::Drained);
+    assert_eq!(worker.ended().await, ExitReason::Drained);
 }
 
 /// Starts workers that are told to end at once while they work, until the request is given up.
-async fn crashes(client: &Client, exhausted: &Exhausted) -> usize {
+async fn crashes(client: &Client, exhausted: &OnAttemptsExhausted) -> usize {
     let mut tries = 0;
     loop {
         let (mut gate, act) = Gate::handler();
         let mut settings = queue(client);
         settings.max_attempts = NonZeroU32::new(3);
-        settings.exhausted = exhausted.clone();
+        settings.on_attempts_exhausted = exhausted.clone();
         let worker = Running::start(settings, 1, act);
         tokio::select! {
             _ = gate.enters() => {
                 tries += 1;
                 worker.control.abort().await;
-                assert_eq!(worker.ended().await, Exit::Aborted);
+                assert_eq!(worker.ended().await, ExitReason::Aborted);
             }
             () = worker.counts("exhausted", 1) => {
                 worker.drained().await;
@@ -198,7 +203,7 @@ async fn a_request_that_ends_its_workers_is_given_up_and_its_author_is_told() {
     for kind in [Kind::Transient, Kind::Durable, Kind::Quorum] {
         let client = Client::new(&broker, kind).await;
         publish(&client, &["poison"]).await;
-        assert_eq!(crashes(&client, &Exhausted::Answered).await, 3, "{kind:?}");
+        assert_eq!(crashes(&client, &OnAttemptsExhausted::Reply).await, 3, "{kind:?}");
         let answer = client.answer("poison").await;
         assert_eq!((answer.status(), &answer.json()["type"]), ("core_error", &"journeyman:attempts_exhausted".into()));
         assert_eq!(answer.json()["context"]["attempts"], 3);
@@ -213,19 +218,19 @@ async fn what_an_author_says_of_how_often_a_request_was_tried_keeps_no_worker_dy
     for kind in [Kind::Durable, Kind::Quorum] {
         let client = Client::new(&broker, kind).await;
         for counted in [0, 1, i64::MAX] {
-            let headers = amqp::table([
+            let headers = amqp::header_table([
                 ("x-delivery-count", AMQPValue::LongLongInt(counted)),
                 ("x-journeyman-attempts", AMQPValue::LongInt(-1)),
             ]);
             let properties = Client::properties("poison", "/work").with_headers(headers);
             assert!(client.publish(properties, b"poison").await);
-            let tries = within("it is given up", Box::pin(crashes(&client, &Exhausted::Answered))).await;
+            let tries = within("it is given up", Box::pin(crashes(&client, &OnAttemptsExhausted::Reply))).await;
             assert_eq!(tries, 3, "{kind:?} {counted}");
             assert_eq!(client.answer("poison").await.json()["context"]["attempts"], 3);
         }
-        let headers = amqp::table([("x-journeyman-attempts", AMQPValue::LongUInt(u32::MAX))]);
+        let headers = amqp::header_table([("x-journeyman-attempts", AMQPValue::LongUInt(u32::MAX))]);
         assert!(client.publish(Client::properties("once", "/work").with_headers(headers), b"1").await);
-        assert_eq!(crashes(&client, &Exhausted::Answered).await, 0);
+        assert_eq!(crashes(&client, &OnAttemptsExhausted::Reply).await, 0);
         let said = client.answer("once").await.json();
         assert_eq!(
             (&said["type"], &said["context"]["attempts"]),
@@ -244,10 +249,10 @@ async fn a_request_that_is_given_up_is_kept_with_the_reason_where_that_is_wanted
     let kept = format!("{}-poison", client.queue);
     client.declare(Kind::Durable, &kept).await;
     let act: Act =
-        Arc::new(|_, _| Box::pin(async { Err(NotCompleted::Intermittent("the network is down".to_owned())) }));
+        Arc::new(|_, _| Box::pin(async { Err(ExecuteError::Intermittent("the network is down".to_owned())) }));
     let mut settings = queue(&client);
     settings.max_attempts = NonZeroU32::new(2);
-    settings.exhausted = Exhausted::Kept(kept.clone());
+    settings.on_attempts_exhausted = OnAttemptsExhausted::PoisonQueue(kept.clone());
     let worker = Running::start(settings, 1, act);
     publish(&client, &["again"]).await;
     let answer = client.answer("again").await;
@@ -270,17 +275,17 @@ async fn a_handler_that_asks_for_another_run_gets_it() {
     let act: Act = Arc::new(|_, context| {
         Box::pin(async move {
             if context.task().run.run < 2 {
-                return Err(NotCompleted::Intermittent("not yet".to_owned()));
+                return Err(ExecuteError::Intermittent("not yet".to_owned()));
             }
-            context.answer(Reply::ok(context.task().run.run.to_string().into_bytes())).expect("it fits");
+            context.set_reply(Reply::ok(context.task().run.run.to_string().into_bytes())).expect("it fits");
             Ok(())
         })
     });
     let worker = Running::start(queue(&client), 1, act);
     assert_eq!(client.call("/work", b"1").await.body, b"2");
-    let counts = worker.control.look().await.expect("it works").sources[0].counts;
+    let counts = worker.control.status().await.expect("it works").sources[0].counts;
     assert_eq!(counts.ends.intermittent_task, 2);
-    assert_eq!(Outcome::Exception(Reason::IntermittentTask).to_string(), "exception (intermittent-task)");
+    assert_eq!(Outcome::Exception(ExceptionReason::IntermittentTask).to_string(), "exception (intermittent-task)");
     worker.drained().await;
     client.until_depth(0, 0).await;
     client.delete_queue().await;
@@ -295,7 +300,7 @@ async fn a_dead_letter_policy_gets_what_is_given_up() {
     client.delete_queue().await;
     client.declare_with_dead_letters(&dead).await;
     publish(&client, &["poison"]).await;
-    assert_eq!(crashes(&client, &Exhausted::DeadLettered).await, 3);
+    assert_eq!(crashes(&client, &OnAttemptsExhausted::DeadLetter).await, 3);
     let letter = client.taken_from(&dead).await.next().await;
     assert_eq!(letter.data, b"poison");
     assert_eq!(header(&letter, "x-first-death-reason").as_deref(), Some("rejected"));
@@ -307,15 +312,15 @@ async fn what_is_given_up_where_nothing_is_dead_lettered_is_answered_if_the_brok
     let Some(broker) = shared() else { return };
     let client = Client::new(&broker, Kind::Durable).await;
     let management = Management::new(&broker, &management(), None).expect("it can be asked");
-    let act: Act = Arc::new(|_, _| Box::pin(async { Err(NotCompleted::Intermittent("no luck".to_owned())) }));
+    let act: Act = Arc::new(|_, _| Box::pin(async { Err(ExecuteError::Intermittent("no luck".to_owned())) }));
     let mut settings = queue(&client);
     settings.max_attempts = NonZeroU32::new(2);
-    settings.exhausted = Exhausted::DeadLettered;
+    settings.on_attempts_exhausted = OnAttemptsExhausted::DeadLetter;
     settings.management = Some(management);
     let worker = Running::start(settings, 1, act);
     publish(&client, &["by its handler"]).await;
     assert_eq!(client.answer("by its handler").await.json()["context"]["attempts"], 2);
-    let headers = amqp::table([("x-journeyman-attempts", AMQPValue::LongUInt(2))]);
+    let headers = amqp::header_table([("x-journeyman-attempts", AMQPValue::LongUInt(2))]);
     assert!(client.publish(Client::properties("by its count", "/work").with_headers(headers), b"1").await);
     assert_eq!(client.answer("by its count").await.json()["type"], "journeyman:attempts_exhausted");
     worker.drained().await;
@@ -328,7 +333,7 @@ async fn a_consumer_that_nobody_wants_any_more_while_it_is_being_made_is_not_lef
     let Some(broker) = shared() else { return };
     let client = Client::new(&broker, Kind::Transient).await;
     for moment in 0..100 {
-        let source = Amqp::new(queue(&client));
+        let source = AmqpSource::new(queue(&client));
         // Dropped at one moment or another of connecting, of making channels, and of consuming.
         drop(tokio::time::timeout(Duration::from_millis(moment), source.open()).await);
     }
@@ -347,11 +352,11 @@ async fn a_request_that_nothing_of_was_run_goes_back_as_often_as_it_takes() {
             let before = tried.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             Box::pin(async move {
                 if before < 5 {
-                    return Err(NotCompleted::Away("its service comes and goes".to_owned()));
+                    return Err(ExecuteError::ServiceDown("its service comes and goes".to_owned()));
                 }
                 // It is still the first time.
                 assert_eq!(context.task().run.run, 0);
-                context.answer(Reply::ok(*b"at last")).expect("it fits");
+                context.set_reply(Reply::ok(*b"at last")).expect("it fits");
                 Ok(())
             })
         });
@@ -375,21 +380,21 @@ async fn what_waited_here_for_nobody_goes_back_without_counting_as_a_try() {
         let client = Client::new(&broker, kind).await;
         let mut settings = queue(&client);
         settings.max_attempts = NonZeroU32::new(tries);
-        let source = Amqp::new(settings);
-        source.resized(3);
+        let source = AmqpSource::new(settings);
+        source.set_capacity(3);
         for _ in 0..3 {
             publish(&client, &["1", "2", "3"]).await;
             source.open().await.expect("there is a queue");
             // They are here, and nobody polls; or on a slow machine they have gone back already.
             let here = async { while !matches!(client.depth().await, (0, 1) | (3, 0)) {} };
             within("they are here", here).await;
-            source.unwanted();
+            source.pause();
             client.until_depth(3, 0).await;
             source.open().await.expect("there is a queue");
             let mut grants = Vec::new();
             let brings = async {
                 while grants.len() < 3 {
-                    match source.poll(Lane(0), 3).await {
+                    match source.poll(PriorityQueue(0), 3).await {
                         Ok(batch) => grants.extend(batch.grants),
                         // On a slow machine they have waited for too long once more.
                         Err(_) => drop(source.open().await.expect("there is a queue")),
@@ -401,10 +406,10 @@ async fn what_waited_here_for_nobody_goes_back_without_counting_as_a_try() {
                 assert!(tries == 0 || grant.run.run == 0, "{kind:?} {:?}", grant.run);
                 source.report(&grant.claim, Outcome::Completed).await.expect("it is answered");
             }
-            source.unwanted();
+            source.pause();
             client.until_depth(0, 0).await;
         }
-        assert_eq!(source.tallies()["exhausted"], 0, "{kind:?}");
+        assert_eq!(source.metrics()["exhausted"], 0, "{kind:?}");
         client.delete_queue().await;
     }
 }
@@ -432,19 +437,19 @@ async fn i06_what_an_earlier_consumer_brought_does_not_meet_itself_after_a_lost_
     let wire = Wire::to(&target(&uri)).await;
     let mut settings = queue(&client);
     settings.broker = broker(&wire.uri(&uri));
-    let source = Amqp::new(settings);
+    let source = AmqpSource::new(settings);
     publish(&client, &["1"]).await;
     source.open().await.expect("there is a queue");
     let grant = taken(&source).await;
     // Another consumer follows, and holds nothing.
-    source.unwanted();
+    source.pause();
     client.until_depth(0, 0).await;
     source.open().await.expect("there is a queue");
     wire.cut();
-    within("the source knows", async { while source.poll(Lane(0), 1).await.is_ok() {} }).await;
+    within("the source knows", async { while source.poll(PriorityQueue(0), 1).await.is_ok() {} }).await;
     let refused = source.open().await.expect_err("its payload may be there");
     assert!(
-        refused.what.contains("1 requests of a connection or channel that was lost are still being ended"),
+        refused.message.contains("1 requests of a connection or channel that was lost are still being ended"),
         "{refused:?}"
     );
     drop(grant);
@@ -465,21 +470,21 @@ async fn a_request_whose_channel_is_gone_when_it_is_acknowledged_is_counted() {
     settings.broker = broker(&wire.uri(&uri));
     // Where nothing is counted it goes back without a copy.
     settings.max_attempts = None;
-    let source = Amqp::new(settings);
+    let source = AmqpSource::new(settings);
     publish(&client, &["1"]).await;
     let counted = async {
-        while source.tallies()["unacknowledged"] == 0 {
+        while source.metrics()["unacknowledged"] == 0 {
             source.open().await.expect("nothing is held");
             let grant = taken(&source).await;
             // Nothing comes any more, so that the end of the channel is seen only when somebody looks.
-            source.unwanted();
+            source.pause();
             client.until_depth(0, 0).await;
             wire.cut();
             // Until the connection is known to be lost. Whether the source has looked by then is a matter of luck.
             while source.open().await.is_ok() {
-                source.unwanted();
+                source.pause();
             }
-            let shutdown = Outcome::Exception(Reason::WorkerShutdown);
+            let shutdown = Outcome::Exception(ExceptionReason::WorkerShutdown);
             let refused = source.report(&grant.claim, shutdown).await.expect_err("its channel is gone");
             assert_eq!(refused.refusal, Refusal::Gone, "{refused:?}");
         }
@@ -512,7 +517,7 @@ async fn a_request_that_came_back_to_a_full_queue_is_tried_though_nothing_can_be
     client.until_depth(2, 0).await;
     let mut settings = queue(&client);
     settings.max_attempts = NonZeroU32::new(3);
-    settings.refused_most = Duration::from_secs(1);
+    settings.reply_retry_max = Duration::from_secs(1);
     let tries = Arc::new(std::sync::atomic::AtomicU32::new(0));
     let tried = Arc::clone(&tries);
     // And once it asks for another run, which cannot be noted either.
@@ -520,9 +525,9 @@ async fn a_request_that_came_back_to_a_full_queue_is_tried_though_nothing_can_be
         let first = tried.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0;
         Box::pin(async move {
             if first {
-                return Err(NotCompleted::Intermittent("not yet".to_owned()));
+                return Err(ExecuteError::Intermittent("not yet".to_owned()));
             }
-            context.answer(Reply::ok(*b"at last")).expect("it fits");
+            context.set_reply(Reply::ok(*b"at last")).expect("it fits");
             Ok(())
         })
     });

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use journeyman::amqp::{self, headers};
-use journeyman::client::{Answer, Call, CallError, Client, Part};
+use journeyman::client::{ReplyPosition, RpcClient, RpcError, RpcReply, RpcRequest};
 use lapin::message::Delivery;
 use lapin::options::{
     BasicConsumeOptions, BasicPublishOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
@@ -45,14 +45,14 @@ impl Pool {
         Self { _connection: connection, channel, exchange, queue }
     }
 
-    fn call(&self, body: &str) -> Call {
-        Call {
+    fn call(&self, body: &str) -> RpcRequest {
+        RpcRequest {
             exchange: self.exchange.clone(),
-            key: "42".to_owned(),
+            routing_key: "42".to_owned(),
             path: Some("/echo".to_owned()),
             body: body.as_bytes().to_vec(),
             timeout: PATIENCE,
-            ..Call::default()
+            ..RpcRequest::default()
         }
     }
 
@@ -66,7 +66,7 @@ impl Pool {
     async fn answer(&self, request: &Delivery, body: &[u8], entries: &[(&'static str, AMQPValue)]) {
         let to = request.properties.reply_to().as_ref().expect("somebody waits").clone();
         let id = request.properties.correlation_id().as_ref().expect("it has an id").clone();
-        let table = amqp::table(entries.iter().map(|(name, value)| (*name, value.clone())));
+        let table = amqp::header_table(entries.iter().map(|(name, value)| (*name, value.clone())));
         let properties = BasicProperties::default().with_correlation_id(id).with_headers(table);
         let options = BasicPublishOptions::default();
         self.channel.basic_publish("".into(), to, options, body, properties).await.expect("it is published");
@@ -86,7 +86,7 @@ async fn answers_find_their_calls_whatever_their_order() {
     const CALLS: usize = 2_000;
     let Some(broker) = shared() else { return };
     let pool = Pool::new(&broker, FieldTable::default()).await;
-    let client = Arc::new(Client::new(broker, "a test"));
+    let client = Arc::new(RpcClient::new(broker, "a test"));
     let mut calls = JoinSet::new();
     for n in 0..CALLS {
         let (client, call) = (Arc::clone(&client), pool.call(&n.to_string()));
@@ -114,7 +114,7 @@ async fn answers_find_their_calls_whatever_their_order() {
 async fn a_request_is_as_the_recorded_client_publishes_it_and_the_broker_drops_it_when_nobody_waits_any_more() {
     let Some(broker) = shared() else { return };
     let pool = Pool::new(&broker, FieldTable::default()).await;
-    let client = Client::new(broker, "a test");
+    let client = RpcClient::new(broker, "a test");
     let mut worker = pool.worker().await;
     let call = pool.call("{\"x\":1}");
     let asking = client.call(&call);
@@ -140,7 +140,7 @@ async fn a_request_is_as_the_recorded_client_publishes_it_and_the_broker_drops_i
 async fn partial_answers_come_one_by_one_and_call_waits_for_the_last() {
     let Some(broker) = shared() else { return };
     let pool = Pool::new(&broker, FieldTable::default()).await;
-    let client = Client::new(broker, "a test");
+    let client = RpcClient::new(broker, "a test");
     let mut worker = pool.worker().await;
     let working = async {
         for _ in 0..2 {
@@ -156,13 +156,17 @@ async fn partial_answers_come_one_by_one_and_call_waits_for_the_last() {
         let mut answers = client.stream(&pool.call("")).await.expect("it is sent");
         let mut seen = Vec::new();
         while let Some(answer) = answers.next().await {
-            let Answer { body, part, .. } = answer.expect("an answer");
-            seen.push((body, part));
+            let RpcReply { body, position, .. } = answer.expect("an answer");
+            seen.push((body, position));
         }
         (seen, client.call(&pool.call("")).await.expect("an answer").body)
     };
     let ((seen, last), ()) = within("answers", Box::pin(async { tokio::join!(asking, working) })).await;
-    let all = [(b"1".to_vec(), Part::Partial), (b"2".to_vec(), Part::Partial), (b"3".to_vec(), Part::Last)];
+    let all = [
+        (b"1".to_vec(), ReplyPosition::Partial),
+        (b"2".to_vec(), ReplyPosition::Partial),
+        (b"3".to_vec(), ReplyPosition::Last),
+    ];
     assert_eq!((seen.as_slice(), last.as_slice()), (&all[..], &b"3"[..]));
 }
 
@@ -171,21 +175,21 @@ async fn b16_what_cannot_be_routed_is_said_at_once_and_to_nobody_else() {
     const EACH: usize = 300;
     let Some(broker) = shared() else { return };
     let pool = Pool::new(&broker, FieldTable::default()).await;
-    let client = Arc::new(Client::new(broker, "a test"));
-    let missing = Call { exchange: "no-such-xchg".to_owned(), ..pool.call("") };
+    let client = Arc::new(RpcClient::new(broker, "a test"));
+    let missing = RpcRequest { exchange: "no-such-xchg".to_owned(), ..pool.call("") };
     let error = within("no pool", client.call(&missing)).await.expect_err("there is no such pool");
-    assert_eq!(error, CallError::NoPool("no-such-xchg".to_owned()));
+    assert_eq!(error, RpcError::ExchangeNotFound("no-such-xchg".to_owned()));
     let mut calls = JoinSet::new();
     for n in 0..2 * EACH {
         let key = if n % 2 == 0 { "42" } else { "7" }.to_owned();
-        let (client, call) = (Arc::clone(&client), Call { key, ..pool.call(&n.to_string()) });
+        let (client, call) = (Arc::clone(&client), RpcRequest { routing_key: key, ..pool.call(&n.to_string()) });
         calls.spawn(async move { (n, client.call(&call).await) });
     }
     let mut refused = 0;
     while refused < EACH {
         let (n, answer) = within("a refusal", calls.join_next()).await.expect("a call").expect("no panic");
         assert!(n % 2 == 1, "call {n} is for a group that is there: {answer:?}");
-        assert_eq!(answer, Err(CallError::NoGroup { exchange: pool.exchange.clone(), key: "7".to_owned() }));
+        assert_eq!(answer, Err(RpcError::Unroutable { exchange: pool.exchange.clone(), key: "7".to_owned() }));
         refused += 1;
     }
     let mut worker = pool.worker().await;
@@ -203,30 +207,30 @@ async fn a_request_that_the_broker_does_not_take_is_said_to_be_not_taken() {
     let Some(broker) = shared() else { return };
     let full =
         [("x-max-length", AMQPValue::LongInt(1)), ("x-overflow", AMQPValue::LongString("reject-publish".into()))];
-    let pool = Pool::new(&broker, amqp::table(full)).await;
-    let client = Client::new(broker, "a test");
+    let pool = Pool::new(&broker, amqp::header_table(full)).await;
+    let client = RpcClient::new(broker, "a test");
     within("the first", client.send(&pool.call("1"))).await.expect("there is room for one");
-    assert_eq!(within("the second", client.send(&pool.call("2"))).await, Err(CallError::NotTaken));
-    assert_eq!(within("the third", client.call(&pool.call("3"))).await, Err(CallError::NotTaken));
-    let elsewhere = Call { key: "7".to_owned(), ..pool.call("4") };
-    assert!(matches!(within("the fourth", client.send(&elsewhere)).await, Err(CallError::NoGroup { .. })));
+    assert_eq!(within("the second", client.send(&pool.call("2"))).await, Err(RpcError::Nacked));
+    assert_eq!(within("the third", client.call(&pool.call("3"))).await, Err(RpcError::Nacked));
+    let elsewhere = RpcRequest { routing_key: "7".to_owned(), ..pool.call("4") };
+    assert!(matches!(within("the fourth", client.send(&elsewhere)).await, Err(RpcError::Unroutable { .. })));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_answer_in_time_is_an_error_and_a_late_one_is_nobodys() {
     let Some(broker) = shared() else { return };
     let pool = Pool::new(&broker, FieldTable::default()).await;
-    let client = Client::new(broker, "a test");
+    let client = RpcClient::new(broker, "a test");
     let mut worker = pool.worker().await;
     // The time for the connection would count as well.
     within("the first", client.send(&pool.call("first"))).await.expect("it is taken");
     let first = within("a request", next(&mut worker)).await.expect("a request").properties;
     assert_eq!((first.expiration().as_ref(), *first.delivery_mode()), (None, Some(2)), "nobody waits, so it stays");
     // The broker drops what has waited for so long.
-    let short = Call { timeout: Duration::from_secs(5), ..pool.call("short") };
+    let short = RpcRequest { timeout: Duration::from_secs(5), ..pool.call("short") };
     let (answer, late) =
         within("the end of its time", Box::pin(async { tokio::join!(client.call(&short), next(&mut worker)) })).await;
-    assert_eq!(answer, Err(CallError::TimedOut(short.timeout)));
+    assert_eq!(answer, Err(RpcError::TimedOut(short.timeout)));
     let late = late.expect("a request");
     assert_eq!(late.properties.expiration().as_ref().map(ShortString::as_str), Some("5000"));
     pool.answer(&late, b"late", &ok()).await;
@@ -247,7 +251,7 @@ async fn calls_under_way_fail_with_the_connection_and_the_next_one_makes_another
     let mut own = Broker::start("");
     let reached = broker(&own.uri());
     let pool = Pool::new(&reached, FieldTable::default()).await;
-    let client = Client::new(reached.clone(), "a test");
+    let client = RpcClient::new(reached.clone(), "a test");
     let mut worker = pool.worker().await;
     let call = pool.call("");
     let killing = async {
@@ -255,8 +259,8 @@ async fn calls_under_way_fail_with_the_connection_and_the_next_one_makes_another
         tokio::task::block_in_place(|| own.kill());
     };
     let (answer, ()) = within("the loss", Box::pin(async { tokio::join!(client.call(&call), killing) })).await;
-    assert_eq!(answer, Err(CallError::Lost));
-    assert!(matches!(within("a refusal", client.call(&call)).await, Err(CallError::Unreachable(_))));
+    assert_eq!(answer, Err(RpcError::ConnectionLost));
+    assert!(matches!(within("a refusal", client.call(&call)).await, Err(RpcError::Unreachable(_))));
     tokio::task::block_in_place(|| own.up());
     let pool = Pool::new(&reached, FieldTable::default()).await;
     let mut worker = pool.worker().await;
@@ -388,11 +392,11 @@ async fn the_command_shows_its_certificate_and_looks_at_the_brokers() {
 async fn a_broker_that_accepts_and_says_nothing_was_sent_nothing() {
     let silent = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
     let address = silent.local_addr().expect("it has one");
-    let client = Client::new(broker(&format!("amqp://guest:guest@{address}/")), "a test");
-    let call = Call { timeout: Duration::from_millis(300), key: "k".to_owned(), ..Call::default() };
+    let client = RpcClient::new(broker(&format!("amqp://guest:guest@{address}/")), "a test");
+    let call = RpcRequest { timeout: Duration::from_millis(300), routing_key: "k".to_owned(), ..RpcRequest::default() };
     let (called, sent) = tokio::join!(client.call(&call), client.send(&call));
     for error in [called.map(|_| ()), sent].map(|said| said.expect_err("nobody answers")) {
-        let CallError::Unreachable(what) = &error else { panic!("{error:?}") };
+        let RpcError::Unreachable(what) = &error else { panic!("{error:?}") };
         assert!(what.contains("said nothing within 300ms") && what.contains("was not sent"), "{what}");
     }
 }

@@ -12,8 +12,8 @@ use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
 use journeyman::amqp::lapin::{BasicProperties, Consumer, ExchangeKind};
 
 use journeyman::domain::id::TaskId;
-use journeyman::queue::{self, Client as QueueClient, Db};
-use journeyman::source::taskcluster::{Api, ApiSettings, Credentials, Timeouts};
+use journeyman::queue::{self, Db, RegisteredClient as QueueClient};
+use journeyman::source::taskcluster::{Api, ApiConfig, Credentials, Timeouts};
 
 use rustix::process::Signal;
 
@@ -224,7 +224,7 @@ async fn requests_are_taken_though_nobody_hears_of_them() {
 
 /// A task of the embedded queue that sleeps.
 async fn create_task(root_url: &str, task: &str, seconds: &str) {
-    let settings = ApiSettings {
+    let settings = ApiConfig {
         root_url: root_url.to_owned(),
         queue_url: None,
         credentials: Some(Credentials::new("tester", "secret-token".to_owned().into(), None).expect("credentials")),
@@ -244,8 +244,8 @@ async fn create_task(root_url: &str, task: &str, seconds: &str) {
 }
 
 /// A small queue of tasks.
-async fn small_queue(folder: &Path) -> queue::Running {
-    let mut settings = queue::Settings::new(Db::Memory, folder.to_owned());
+async fn small_queue(folder: &Path) -> queue::RunningQueue {
+    let mut settings = queue::Config::new(Db::Memory, folder.to_owned());
     settings.long_poll = Duration::from_millis(500);
     settings.clients = vec![QueueClient {
         client_id: "tester".into(),
@@ -256,7 +256,7 @@ async fn small_queue(folder: &Path) -> queue::Running {
 }
 
 /// A worker of it, which reports to a controller.
-fn worker_of_tasks(service: &queue::Running, protocol: &str, exchange: &str, uri: &str) -> Worker {
+fn worker_of_tasks(service: &queue::RunningQueue, protocol: &str, exchange: &str, uri: &str) -> Worker {
     let source = |key: &str| format!("JOURNEYMAN__SOURCE__CI__{key}");
     Worker::start(&[
         (&source("KIND"), "taskcluster"),
@@ -366,11 +366,11 @@ async fn tls_with_a_ca_and_a_certificate_of_ones_own() {
     assert_eq!(client.answer("a").await.status(), "ok");
     worker.leaves().await;
     // Nobody vouches for the broker, or for us: not a byte of a request is exchanged.
-    let settings = |certificates| amqp::Settings { uri: secrecy::SecretString::from(own.tls_uri()), certificates };
-    let strangers = amqp::Certificates::default();
+    let settings = |tls| amqp::BrokerConfig { uri: secrecy::SecretString::from(own.tls_uri()), tls };
+    let strangers = amqp::TlsFiles::default();
     let unknown = amqp::Broker::new(&settings(strangers)).expect("the address is good").connect("test").await;
-    assert!(unknown.err().is_some_and(|refused| refused.what.contains("certificate")));
-    let nobody = amqp::Certificates { ca: Some(tls.join("ca.pem")), own: None };
+    assert!(unknown.err().is_some_and(|refused| refused.message.contains("certificate")));
+    let nobody = amqp::TlsFiles { ca: Some(tls.join("ca.pem")), client: None };
     let nobody = amqp::Broker::new(&settings(nobody)).expect("the address is good").connect("test").await;
     assert!(nobody.is_err());
     drop(own);

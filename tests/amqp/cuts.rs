@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use journeyman::source::Reply;
-use journeyman::source::amqp::Settings as Queue;
+use journeyman::source::amqp::AmqpSourceConfig as Queue;
 use tokio::sync::watch;
 
 use crate::faults::{persistent, target};
@@ -89,7 +89,7 @@ async fn nothing_is_lost_when_the_connection_is_cut_again_and_again() {
     let act: Act = Arc::new(move |request, context| {
         counted.fetch_add(1, Ordering::Relaxed);
         Box::pin(async move {
-            context.answer(Reply::ok(request.bytes())).expect("it fits");
+            context.set_reply(Reply::ok(request.body_bytes())).expect("it fits");
             Ok(())
         })
     });

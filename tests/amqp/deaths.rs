@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use journeyman::amqp::lapin::BasicProperties;
-use journeyman::host::crash::{REQUEST_POINTS, SHELF_POINTS};
+use journeyman::host::crash_points::{REQUEST_CRASH_POINTS, SHELF_POINTS};
 use rustix::process::Signal;
 
 use crate::process::{Process, config};
@@ -170,7 +170,7 @@ async fn die_at_each_step(kind: Kind, runs: usize) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn i19_a_worker_that_dies_at_any_step_of_a_request_loses_none_and_answers_again_only_what_it_must() {
-    assert!(REQUEST_POINTS.iter().all(|point| STEPS.contains(point)));
+    assert!(REQUEST_CRASH_POINTS.iter().all(|point| STEPS.contains(point)));
     die_at_each_step(Kind::Durable, runs()).await;
 }
 

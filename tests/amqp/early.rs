@@ -8,13 +8,13 @@ use std::time::Duration;
 use journeyman::amqp::lapin::BasicProperties;
 use journeyman::amqp::lapin::options::{BasicConsumeOptions, QueueDeclareOptions};
 use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
-use journeyman::amqp::management::{Management, NotTold};
+use journeyman::amqp::management::{Management, ManagementError};
 use journeyman::amqp::{self, Broker as Address, headers};
-use journeyman::domain::patience::Says;
-use journeyman::handler::NotCompleted;
+use journeyman::domain::consumer_timeout::QueueTimeout;
+use journeyman::handler::ExecuteError;
 use journeyman::source::Reply;
-use journeyman::source::amqp::{Early, Settings as Queue};
-use journeyman::worker::Exit;
+use journeyman::source::amqp::{AmqpSourceConfig as Queue, Early};
+use journeyman::worker::ExitReason;
 use rustix::process::Signal;
 
 use crate::broker::{Broker, management};
@@ -140,8 +140,8 @@ async fn what_is_acknowledged_early_and_handed_back_is_in_its_queue_again_and_no
     assert!(client.publish(Client::properties("a", "/a"), b"a").await);
     assert_eq!(gate.enters().await, "a");
     first.counts("shelved", 1).await;
-    first.control.hand_back(None).await;
-    assert_eq!(first.ended().await, Exit::HandedBack);
+    first.control.release(None).await;
+    assert_eq!(first.ended().await, ExitReason::Released);
     client.until_depth(1, 0).await;
     assert_eq!(on_the_shelf(folder.path()), 0);
     // Whoever is next has it whole, and nothing counts against it.
@@ -169,17 +169,17 @@ async fn a_request_on_the_disk_whose_full_queue_does_not_take_it_back_makes_room
             let waiting = gated(request, context);
             return Box::pin(async move {
                 waiting.await?;
-                Err(NotCompleted::Intermittent("not yet".to_owned()))
+                Err(ExecuteError::Intermittent("not yet".to_owned()))
             });
         }
         Box::pin(async move {
-            context.answer(Reply::ok(*b"at last")).expect("it fits");
+            context.set_reply(Reply::ok(*b"at last")).expect("it fits");
             Ok(())
         })
     });
     // It was not interrupted, whatever becomes of what is.
     let mut settings = early(&client, folder.path(), Early::Answer);
-    settings.refused_most = Duration::from_secs(1);
+    settings.reply_retry_max = Duration::from_secs(1);
     let worker = Running::start(settings, 1, act);
     assert!(client.publish(Client::properties("first", "/a"), b"first").await);
     assert_eq!(gate.enters().await, "first");
@@ -208,11 +208,11 @@ async fn a_request_that_waits_on_the_disk_for_room_in_its_queue_is_known_by_the_
         let waiting = gated(request, context);
         Box::pin(async move {
             waiting.await?;
-            Err(NotCompleted::Intermittent("not yet".to_owned()))
+            Err(ExecuteError::Intermittent("not yet".to_owned()))
         })
     });
     let mut settings = early(&client, folder.path(), Early::Answer);
-    settings.refused_most = Duration::from_secs(1);
+    settings.reply_retry_max = Duration::from_secs(1);
     let first = Running::start(settings, 1, act);
     let patient = Client::properties("first", "/a").with_expiration("600000".into());
     assert!(client.publish(patient, b"first").await);
@@ -222,7 +222,7 @@ async fn a_request_that_waits_on_the_disk_for_room_in_its_queue_is_known_by_the_
     client.until_depth(0, 0).await;
     assert!(client.publish(Client::properties("second", "/a"), b"1").await);
     gate.go.add_permits(1);
-    assert_eq!(first.ended().await, Exit::Drained);
+    assert_eq!(first.ended().await, ExitReason::Drained);
     // By a worker that would answer what was interrupted.
     let second = Running::start(early(&client, folder.path(), Early::Answer), 1, echo());
     for id in ["second", "first"] {
@@ -246,7 +246,7 @@ async fn tries(client: &Client, folder: &Path) -> usize {
                 tries += 1;
                 worker.counts("shelved", 1).await;
                 worker.control.abort().await;
-                assert_eq!(worker.ended().await, Exit::Aborted);
+                assert_eq!(worker.ended().await, ExitReason::Aborted);
             }
             () = worker.counts("exhausted", 1) => {
                 worker.drained().await;
@@ -279,7 +279,7 @@ async fn what_was_cut_short_after_an_early_acknowledgement_is_answered_so_where_
     gate.enters().await;
     first.counts("shelved", 1).await;
     first.control.abort().await;
-    assert_eq!(first.ended().await, Exit::Aborted);
+    assert_eq!(first.ended().await, ExitReason::Aborted);
     let (mut gate, act) = Gate::handler();
     let second = Running::start(early(&client, folder.path(), Early::Answer), 1, act);
     let answer = client.answer("a").await;
@@ -330,19 +330,22 @@ async fn a_broker_that_heeds_no_time_of_a_queue_is_not_believed() {
     let base = management();
     let client = Client::new(&at, Kind::Transient).await;
     let named = format!("{}-named", client.queue);
-    let arguments = amqp::table([("x-consumer-timeout", AMQPValue::LongInt(1000))]);
+    let arguments = amqp::header_table([("x-consumer-timeout", AMQPValue::LongInt(1000))]);
     let options = QueueDeclareOptions::default();
     client.channel.queue_declare(named.as_str().into(), options, arguments).await.expect("it is declared");
     let management = Management::new(&at, &base, None).expect("it can be asked");
-    let told = management.told(&named).await.expect("it tells");
-    println!("{told:?} says {:?}", told.says());
+    let told = management.describe_queue(&named).await.expect("it tells");
+    println!("{told:?} says {:?}", told.timeout());
     assert_eq!(told.argument, Some(Duration::from_secs(1)));
     // RabbitMQ 3.10 accepts the argument and heeds its own setting, which it tells nobody.
-    let heeds = told.version >= journeyman::domain::patience::Version { major: 3, minor: 12 };
-    assert_eq!(told.says(), if heeds { Says::After(Duration::from_secs(1)) } else { Says::Nothing });
-    assert!(matches!(management.told("nowhere").await, Err(NotTold::NoQueue)));
+    let heeds = told.version >= journeyman::domain::consumer_timeout::BrokerVersion { major: 3, minor: 12 };
+    assert_eq!(
+        told.timeout(),
+        if heeds { QueueTimeout::Limited(Duration::from_secs(1)) } else { QueueTimeout::BrokerDefault }
+    );
+    assert!(matches!(management.describe_queue("nowhere").await, Err(ManagementError::NotFound)));
     let stranger = broker("amqp://guest:hunter2@127.0.0.1/");
-    let refused = Management::new(&stranger, &base, None).expect("it can be asked").told(&named).await;
+    let refused = Management::new(&stranger, &base, None).expect("it can be asked").describe_queue(&named).await;
     let why = refused.expect_err("it is refused").to_string();
     for part in ["401", "`amqp.management`", "the tag `management`"] {
         assert!(why.contains(part), "{why}");
@@ -393,8 +396,8 @@ async fn who_asks_for_partial_answers_gets_them_after_an_early_acknowledgement_a
         let waits = Arc::clone(&waits);
         Box::pin(async move {
             waits.acquire().await.expect("the test lets it").forget();
-            context.answer_partly(Reply::ok(*b"part")).await.expect("somebody waits");
-            context.answer(Reply::ok(*b"last")).expect("it fits");
+            context.send_partial_reply(Reply::ok(*b"part")).await.expect("somebody waits");
+            context.set_reply(Reply::ok(*b"last")).expect("it fits");
             Ok(())
         })
     });

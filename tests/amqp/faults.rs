@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use journeyman::amqp::lapin::BasicProperties;
-use journeyman::worker::Settings;
+use journeyman::worker::WorkerConfig;
 use tokio::sync::Semaphore;
 
 use crate::broker::Broker;
@@ -110,7 +110,7 @@ async fn a_broker_that_lets_nobody_publish_holds_an_answer_up_and_no_more() {
     gate.go.add_permits(1);
     within("the status says so", async {
         loop {
-            let view = worker.control.look().await.expect("it works");
+            let view = worker.control.status().await.expect("it works");
             if view.sources[0].what.contains("lets nobody publish") {
                 return assert_eq!(view.tasks.len(), 1, "it is held");
             }
@@ -229,7 +229,7 @@ impl Slow {
     async fn is_alone_again(&mut self, client: &Client, worker: &Running) {
         within("the worker says what it waits for", async {
             loop {
-                let view = worker.control.look().await.expect("it works");
+                let view = worker.control.status().await.expect("it works");
                 if view.sources[0].error.as_ref().is_some_and(|error| error.text.contains("still being ended")) {
                     return;
                 }
@@ -252,7 +252,8 @@ async fn a_request_does_not_meet_itself_after_a_lost_connection() {
     let mut settings = queue(&client);
     settings.broker = broker(&wire.uri(&uri));
     let grace = Duration::from_secs(60);
-    let worker = Running::with(settings, |settings| Settings { capacity: 4, cancel_grace: grace, ..settings }, act);
+    let worker =
+        Running::with(settings, |settings| WorkerConfig { capacity: 4, termination_grace: grace, ..settings }, act);
     assert!(client.publish(Client::properties("a", "/a"), b"a").await);
     assert_eq!(within("it starts", slow.entered.recv()).await, Some(0));
     wire.cut();
@@ -273,11 +274,12 @@ async fn i06_a_request_whose_channel_is_closed_alone_does_not_meet_itself_by_the
     // Nobody told the worker.
     settings.consumer_timeout = None;
     let grace = Duration::from_secs(60);
-    let worker = Running::with(settings, |settings| Settings { capacity: 2, cancel_grace: grace, ..settings }, act);
+    let worker =
+        Running::with(settings, |settings| WorkerConfig { capacity: 2, termination_grace: grace, ..settings }, act);
     assert!(client.publish(Client::properties("a", "/a"), b"a").await);
     assert_eq!(within("it starts", slow.entered.recv()).await, Some(0));
     // Its consumer is left for one with more slots, on the same connection, which the request comes back to.
-    let more = Settings { capacity: 3, cancel_grace: grace, ..Settings::default() };
+    let more = WorkerConfig { capacity: 3, termination_grace: grace, ..WorkerConfig::default() };
     worker.control.reconfigure(more).await;
     slow.is_alone_again(&client, &worker).await;
     worker.drained().await;

@@ -115,7 +115,7 @@ impl Pool {
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         match channel.queue_declare(queue.into(), options, FieldTable::default()).await {
             Ok(queue) => Some((queue.message_count(), queue.consumer_count())),
-            Err(error) if amqp::code(&error) == Some(amqp::NOT_FOUND) => None,
+            Err(error) if amqp::reply_code(&error) == Some(amqp::NOT_FOUND) => None,
             Err(error) => panic!("{error}"),
         }
     }

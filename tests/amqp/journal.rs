@@ -3,24 +3,24 @@
 use std::path::Path;
 
 use journeyman::handler::environment::Variables;
-use journeyman::handler::process::{Bounds, Input, Launch, Running as Process};
-use journeyman::handler::{Context, NotCompleted, fault};
+use journeyman::handler::process::{Input, Launch, RunLimits, RunningProcess as Process};
+use journeyman::handler::{Context, ExecuteError, host_errors};
 use journeyman::source::Reply;
-use journeyman::worker::Settings;
+use journeyman::worker::WorkerConfig;
 
 use crate::support::{Act, Client, Kind, PATIENCE, Running, queue, shared};
 
 /// Runs a process, and says what the journal holds meanwhile.
-async fn with_process(journal: &Path, context: &Context) -> Result<String, NotCompleted> {
+async fn with_process(journal: &Path, context: &Context) -> Result<String, ExecuteError> {
     let (argv, env) = (["/bin/true".to_owned()], Variables::new());
-    let (workdir, within) = (context.workdir(), context.enclosure());
-    let launch = Launch { argv: &argv, env: &env, workdir, input: Input::Null, channel: None, within };
+    let (workdir, within) = (context.workdir(), context.scope());
+    let launch = Launch { argv: &argv, env: &env, workdir, input: Input::Null, message_channel: None, scope: within };
     let process = Process::start(launch).await.map_err(|error| {
-        assert!(fault::is_of_host(&error), "{error}");
-        NotCompleted::Host(error.to_string())
+        assert!(host_errors::is_host_error(&error), "{error}");
+        ExecuteError::Host(error.to_string())
     })?;
     let held = std::fs::read_to_string(journal).expect("there is a journal");
-    let bounds = Bounds { run_time: None, grace: PATIENCE };
+    let bounds = RunLimits { run_time: None, termination_grace: PATIENCE };
     process.finish(bounds, context).await.expect("it ends");
     Ok(held)
 }
@@ -37,7 +37,7 @@ fn look(journal: &Path) -> Act {
                 std::fs::read_to_string(&journal).unwrap_or_default()
             };
             let known = held.contains(context.task().run.task.as_str());
-            context.answer(Reply::ok(known.to_string().into_bytes())).expect("it fits");
+            context.set_reply(Reply::ok(known.to_string().into_bytes())).expect("it fits");
             Ok(())
         })
     })
@@ -50,7 +50,7 @@ async fn a_request_is_written_down_before_its_first_process_and_not_without_one(
     let folder = tempfile::tempdir().expect("a folder");
     let work_dir = folder.path().join("work");
     let act = look(&work_dir.join("journal"));
-    let worker = Running::with(queue(&client), |settings| Settings { work_dir, ..settings }, act);
+    let worker = Running::with(queue(&client), |settings| WorkerConfig { work_dir, ..settings }, act);
     assert_eq!(client.call("/none", b"1").await.body, b"false");
     assert_eq!(client.call("/process", b"1").await.body, b"true");
     worker.drained().await;
@@ -66,7 +66,7 @@ async fn where_nothing_can_be_written_down_requests_without_processes_are_answer
     let in_the_way = work_dir.join("journal.next/in the way");
     std::fs::create_dir_all(&in_the_way).expect("made");
     let act = look(&work_dir.join("journal"));
-    let worker = Running::with(queue(&client), |settings| Settings { work_dir, ..settings }, act);
+    let worker = Running::with(queue(&client), |settings| WorkerConfig { work_dir, ..settings }, act);
     assert_eq!(client.call("/none", b"1").await.body, b"false");
     assert!(client.publish(Client::properties("p", "/process"), b"1").await);
     crate::support::within("the host is found unfit", async {

@@ -6,11 +6,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::domain::id::{Lane, Run};
+use journeyman::domain::id::{PriorityQueue, Run};
 use journeyman::domain::outcome::Outcome;
-use journeyman::source::amqp::Amqp;
+use journeyman::source::amqp::AmqpSource;
 use journeyman::source::{
-    Answer, Artifact, Batch, Claim, Grant, Manner, Message, News, Opened, Recovered, Source, Window,
+    Artifact, Capabilities, Claim, ClaimWindow, Grant, Message, OpenResult, PollBatch, RecoveryBatch, Source,
+    SourceEvent, SourceFuture,
 };
 use journeyman::worker::{Command, Note};
 use tokio::sync::{Semaphore, mpsc};
@@ -22,7 +23,7 @@ use rustix::process::Signal;
 
 /// Tells of each request that comes, and passes it on when it may.
 struct Late {
-    source: Amqp,
+    source: AmqpSource,
     came: mpsc::Sender<()>,
     may: Arc<Semaphore>,
 }
@@ -31,19 +32,19 @@ impl Source for Late {
     fn describe(&self) -> String {
         self.source.describe()
     }
-    fn deployment(&self) -> String {
-        self.source.deployment()
+    fn service_id(&self) -> String {
+        self.source.service_id()
     }
     fn claimant(&self) -> String {
         self.source.claimant()
     }
-    fn manner(&self) -> Manner {
-        self.source.manner()
+    fn capabilities(&self) -> Capabilities {
+        self.source.capabilities()
     }
-    fn open(&self) -> Answer<'_, Opened> {
+    fn open(&self) -> SourceFuture<'_, OpenResult> {
         self.source.open()
     }
-    fn poll(&self, lane: Lane, max: u8) -> Answer<'_, Batch> {
+    fn poll(&self, lane: PriorityQueue, max: u8) -> SourceFuture<'_, PollBatch> {
         Box::pin(async move {
             let batch = self.source.poll(lane, max).await?;
             for _ in &batch.grants {
@@ -53,41 +54,41 @@ impl Source for Late {
             Ok(batch)
         })
     }
-    fn claim<'a>(&'a self, message: &'a Message) -> Answer<'a, Grant> {
+    fn claim<'a>(&'a self, message: &'a Message) -> SourceFuture<'a, Grant> {
         self.source.claim(message)
     }
-    fn delete<'a>(&'a self, lane: Lane, id: &'a str, receipt: &'a str) -> Answer<'a, ()> {
+    fn delete<'a>(&'a self, lane: PriorityQueue, id: &'a str, receipt: &'a str) -> SourceFuture<'a, ()> {
         self.source.delete(lane, id, receipt)
     }
-    fn recover<'a>(&'a self, held: &'a [Run], asked: &'a [Window]) -> Answer<'a, Recovered> {
+    fn recover<'a>(&'a self, held: &'a [Run], asked: &'a [ClaimWindow]) -> SourceFuture<'a, RecoveryBatch> {
         self.source.recover(held, asked)
     }
-    fn take_over<'a>(&'a self, run: &'a Run) -> Answer<'a, Grant> {
+    fn take_over<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant> {
         self.source.take_over(run)
     }
-    fn reclaim<'a>(&'a self, claim: &'a Claim) -> Answer<'a, Duration> {
+    fn reclaim<'a>(&'a self, claim: &'a Claim) -> SourceFuture<'a, Duration> {
         self.source.reclaim(claim)
     }
-    fn report<'a>(&'a self, claim: &'a Claim, outcome: Outcome) -> Answer<'a, ()> {
+    fn report<'a>(&'a self, claim: &'a Claim, outcome: Outcome) -> SourceFuture<'a, ()> {
         self.source.report(claim, outcome)
     }
-    fn upload<'a>(&'a self, claim: &'a Claim, artifact: &'a Artifact) -> Answer<'a, ()> {
+    fn upload<'a>(&'a self, claim: &'a Claim, artifact: &'a Artifact) -> SourceFuture<'a, ()> {
         self.source.upload(claim, artifact)
     }
-    fn canceled<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool> {
-        self.source.canceled(claim)
+    fn is_canceled<'a>(&'a self, claim: &'a Claim) -> SourceFuture<'a, bool> {
+        self.source.is_canceled(claim)
     }
-    fn news(&self) -> Pin<Box<dyn Future<Output = News> + Send + '_>> {
-        self.source.news()
+    fn next_event(&self) -> Pin<Box<dyn Future<Output = SourceEvent> + Send + '_>> {
+        self.source.next_event()
     }
-    fn resized(&self, capacity: u32) {
-        self.source.resized(capacity);
+    fn set_capacity(&self, capacity: u32) {
+        self.source.set_capacity(capacity);
     }
-    fn tallies(&self) -> BTreeMap<&'static str, u64> {
-        self.source.tallies()
+    fn metrics(&self) -> BTreeMap<&'static str, u64> {
+        self.source.metrics()
     }
-    fn unwanted(&self) {
-        self.source.unwanted();
+    fn pause(&self) {
+        self.source.pause();
     }
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         self.source.close()
@@ -103,7 +104,7 @@ async fn what_comes_when_a_worker_is_paused_goes_back_without_counting_as_a_try(
         settings.max_attempts = NonZeroU32::new(1);
         let (came, mut comes) = mpsc::channel(16);
         let may = Arc::new(Semaphore::new(0));
-        let source = Late { source: Amqp::new(settings), came, may: Arc::clone(&may) };
+        let source = Late { source: AmqpSource::new(settings), came, may: Arc::clone(&may) };
         let worker = Running::of(Arc::new(source), |settings| settings, echo());
         publish(&client, &["1"]).await;
         within("a poll has it", comes.recv()).await.expect("the worker lives");

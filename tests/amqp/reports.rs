@@ -6,29 +6,29 @@ use std::task::Poll;
 use std::time::Duration;
 
 use journeyman::amqp::lapin::BasicProperties;
-use journeyman::domain::id::Lane;
-use journeyman::domain::outcome::{Outcome, Reason};
+use journeyman::domain::id::PriorityQueue;
+use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::domain::refusal::Refusal;
-use journeyman::limits::AMQP_UNPOLLED_MAX;
-use journeyman::source::amqp::Amqp;
-use journeyman::source::{Answer, Grant, Refused, Source as _};
+use journeyman::limits::AMQP_UNPOLLED_REQUEUE_DELAY;
+use journeyman::source::amqp::AmqpSource;
+use journeyman::source::{CallError, Grant, Source as _, SourceFuture};
 
 use crate::claims::publish;
 use crate::faults::target;
 use crate::support::{Client, Kind, broker, queue, shared, shared_uri, taken, within};
 use crate::wire::{Way, Wire};
 
-const SHUTDOWN: Outcome = Outcome::Exception(Reason::WorkerShutdown);
-const AGAIN: Outcome = Outcome::Exception(Reason::IntermittentTask);
+const SHUTDOWN: Outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
+const AGAIN: Outcome = Outcome::Exception(ExceptionReason::IntermittentTask);
 
 /// Looks at it once.
-async fn once(call: &mut Answer<'_, ()>) -> Poll<Result<(), Refused>> {
+async fn once(call: &mut SourceFuture<'_, ()>) -> Poll<Result<(), CallError>> {
     let mut call = Pin::new(call);
     std::future::poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await
 }
 
 /// Begins a report, and leaves it.
-async fn begin(source: &Amqp, grant: &Grant, outcome: Outcome) {
+async fn begin(source: &AmqpSource, grant: &Grant, outcome: Outcome) {
     drop(once(&mut source.report(&grant.claim, outcome)).await);
 }
 
@@ -39,12 +39,12 @@ async fn a_request_whose_answer_is_on_its_way_is_not_handed_back() {
     let wire = Wire::to(&target(&uri)).await;
     let mut settings = queue(&client);
     settings.broker = broker(&wire.uri(&uri));
-    let source = Amqp::new(settings);
+    let source = AmqpSource::new(settings);
     publish(&client, &["1"]).await;
     source.open().await.expect("there is a queue");
     let grant = taken(&source).await;
     // What nobody asked for in time went back.
-    let before = source.tallies()["handed_back"];
+    let before = source.metrics()["handed_back"];
     wire.set(Way::Stall);
     begin(&source, &grant, Outcome::Completed).await;
     let mut back = source.report(&grant.claim, SHUTDOWN);
@@ -52,11 +52,11 @@ async fn a_request_whose_answer_is_on_its_way_is_not_handed_back() {
     wire.set(Way::Carry);
     let refused = within("the report", back).await.expect_err("it was answered");
     assert_eq!(refused.refusal, Refusal::Gone);
-    assert!(refused.what.contains("it was settled as completed"), "{refused:?}");
+    assert!(refused.message.contains("it was settled as completed"), "{refused:?}");
     assert_eq!(client.answer("1").await.body, b"null");
-    source.unwanted();
+    source.pause();
     client.until_depth(0, 0).await;
-    assert_eq!((source.tallies()["answers"], source.tallies()["handed_back"]), (1, before));
+    assert_eq!((source.metrics()["answers"], source.metrics()["handed_back"]), (1, before));
     source.close().await;
     client.delete_queue().await;
 }
@@ -65,7 +65,7 @@ async fn a_request_whose_answer_is_on_its_way_is_not_handed_back() {
 async fn an_acknowledgement_that_was_not_waited_for_is_none_that_failed() {
     let Some(direct) = shared() else { return };
     let client = Client::new(&direct, Kind::Durable).await;
-    let source = Amqp::new(queue(&client));
+    let source = AmqpSource::new(queue(&client));
     source.open().await.expect("there is a queue");
     for outcome in [Outcome::Completed, SHUTDOWN] {
         // Nobody waits for an answer, so that the acknowledgement comes first.
@@ -76,8 +76,8 @@ async fn an_acknowledgement_that_was_not_waited_for_is_none_that_failed() {
     }
     let grant = taken(&source).await;
     source.report(&grant.claim, Outcome::Completed).await.expect("it came back once");
-    assert_eq!(source.tallies()["unacknowledged"], 0);
-    source.unwanted();
+    assert_eq!(source.metrics()["unacknowledged"], 0);
+    source.pause();
     client.until_depth(0, 0).await;
     source.close().await;
     client.delete_queue().await;
@@ -87,15 +87,15 @@ async fn an_acknowledgement_that_was_not_waited_for_is_none_that_failed() {
 async fn a_copy_that_nobody_waits_for_holds_up_no_other() {
     let Some(direct) = shared() else { return };
     let client = Client::new(&direct, Kind::Durable).await;
-    let source = Amqp::new(queue(&client));
-    source.resized(2);
+    let source = AmqpSource::new(queue(&client));
+    source.set_capacity(2);
     publish(&client, &["1", "2"]).await;
     source.open().await.expect("there is a queue");
     let (left, waited) = (taken(&source).await, taken(&source).await);
     begin(&source, &left, AGAIN).await;
     within("the other copy", source.report(&waited.claim, AGAIN)).await.expect("it is copied");
     within("the first one", source.report(&left.claim, AGAIN)).await.expect("it is copied");
-    source.unwanted();
+    source.pause();
     client.until_depth(2, 0).await;
     source.close().await;
     client.delete_queue().await;
@@ -105,23 +105,25 @@ async fn a_copy_that_nobody_waits_for_holds_up_no_other() {
 async fn a_source_that_nobody_needed_for_a_while_is_in_no_trouble() {
     let Some(direct) = shared() else { return };
     let client = Client::new(&direct, Kind::Durable).await;
-    let source = Amqp::new(queue(&client));
+    let source = AmqpSource::new(queue(&client));
     source.open().await.expect("there is a queue");
     // It waits for a poll, and the poll has it in time.
     publish(&client, &["1"]).await;
     let first = taken(&source).await;
-    let sessions = source.tallies()["sessions"];
-    let idle = tokio::time::timeout(AMQP_UNPOLLED_MAX + Duration::from_secs(1), source.poll(Lane(0), 1)).await;
+    let sessions = source.metrics()["sessions"];
+    let idle =
+        tokio::time::timeout(AMQP_UNPOLLED_REQUEUE_DELAY + Duration::from_secs(1), source.poll(PriorityQueue(0), 1))
+            .await;
     assert!(idle.is_err(), "nobody is missed");
     source.report(&first.claim, Outcome::Completed).await.expect("it is settled");
-    assert_eq!(source.tallies()["sessions"], sessions);
+    assert_eq!(source.metrics()["sessions"], sessions);
     // As while its worker is paused.
-    source.unwanted();
+    source.pause();
     client.until_depth(0, 0).await;
     publish(&client, &["2"]).await;
     let again = async {
         loop {
-            let batch = source.poll(Lane(0), 1).await.expect("no trouble");
+            let batch = source.poll(PriorityQueue(0), 1).await.expect("no trouble");
             if let Some(grant) = batch.grants.into_iter().next() {
                 return grant;
             }

@@ -151,7 +151,7 @@ async fn echoes(uri: &str, exec: &[String]) {
     // The path as the other recorded type, and none at all.
     let long = AMQPValue::LongString("/long".into());
     let base = || BasicProperties::default().with_reply_to("amq.rabbitmq.reply-to".into());
-    let text = base().with_correlation_id("long".into()).with_headers(amqp::table([("x-rpc-path", long)]));
+    let text = base().with_correlation_id("long".into()).with_headers(amqp::header_table([("x-rpc-path", long)]));
     assert!(client.publish(text, b"2").await);
     assert_eq!(client.answer("long").await.json()["path"], "/long");
     assert!(client.publish(base().with_correlation_id("none".into()), b"2").await);
@@ -192,7 +192,7 @@ async fn commands_are_given_the_request_too_and_answer_it() {
     let body = serde_json::json!({ "command": [["/bin/sh", "-c", script]], "maxRunTime": 60 }).to_string();
     for path in [AMQPValue::ByteArray(b"/do".to_vec().into()), AMQPValue::LongString("/do".into())] {
         let own = AMQPValue::LongString("yes".into());
-        let headers = amqp::table([("x-rpc-path", path), ("x-own", own)]);
+        let headers = amqp::header_table([("x-rpc-path", path), ("x-own", own)]);
         let properties = Client::properties("a", "/do").with_headers(headers).with_expiration("60000".into());
         let properties =
             properties.with_content_type("application/json".into()).with_content_encoding("identity".into());

@@ -15,11 +15,11 @@ use journeyman::amqp::lapin::options::{
 use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
 use journeyman::amqp::lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer};
 use journeyman::amqp::{self, headers};
-use journeyman::domain::id::Lane;
-use journeyman::handler::{Context, NotCompleted, NotPrepared, PayloadHandler, Request, erase};
-use journeyman::source::amqp::{Amqp, Settings as Queue};
+use journeyman::domain::id::PriorityQueue;
+use journeyman::handler::{Context, ExecuteError, PayloadHandler, PrepareError, Request, erase};
+use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig as Queue};
 use journeyman::source::{Grant, Source};
-use journeyman::worker::{Control, Exit, Feed, Settings, Worker};
+use journeyman::worker::{Control, ExitReason, SourceBinding, Worker, WorkerConfig};
 use secrecy::SecretString;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -39,7 +39,7 @@ pub(crate) fn shared_uri() -> Option<String> {
 
 /// The broker at this address.
 pub(crate) fn broker(uri: &str) -> amqp::Broker {
-    let settings = amqp::Settings { uri: SecretString::from(uri), certificates: amqp::Certificates::default() };
+    let settings = amqp::BrokerConfig { uri: SecretString::from(uri), tls: amqp::TlsFiles::default() };
     amqp::Broker::new(&settings).expect("the address is good")
 }
 
@@ -144,7 +144,7 @@ impl Client {
 
     /// Declares a queue that has room for one message, and refuses others.
     pub(crate) async fn declare_narrow(&self, queue: &str) {
-        let arguments = amqp::table([
+        let arguments = amqp::header_table([
             ("x-max-length", AMQPValue::LongInt(1)),
             ("x-overflow", AMQPValue::LongString("reject-publish".into())),
         ]);
@@ -154,7 +154,7 @@ impl Client {
 
     /// Declares the queue anew, with dead letters going to another.
     pub(crate) async fn declare_with_dead_letters(&self, dead: &str) {
-        let arguments = amqp::table([
+        let arguments = amqp::header_table([
             ("x-dead-letter-exchange", AMQPValue::LongString("".into())),
             ("x-dead-letter-routing-key", AMQPValue::LongString(dead.into())),
         ]);
@@ -173,7 +173,7 @@ impl Client {
         BasicProperties::default()
             .with_reply_to("amq.rabbitmq.reply-to".into())
             .with_correlation_id(id.into())
-            .with_headers(amqp::table([("x-rpc-path", path)]))
+            .with_headers(amqp::header_table([("x-rpc-path", path)]))
     }
 
     /// Publishes a request, and says whether its queue took it.
@@ -292,7 +292,7 @@ fn read(delivery: &Delivery) -> Answered {
 
 /// What a test lets its handler do.
 pub(crate) type Act =
-    Arc<dyn Fn(Request, Context) -> Pin<Box<dyn Future<Output = Result<(), NotCompleted>> + Send>> + Send + Sync>;
+    Arc<dyn Fn(Request, Context) -> Pin<Box<dyn Future<Output = Result<(), ExecuteError>> + Send>> + Send + Sync>;
 
 struct Scripted(Act);
 
@@ -300,14 +300,14 @@ impl PayloadHandler for Scripted {
     type Payload = Request;
     type Prepared = Request;
 
-    async fn prepare(&self, payload: Request, _: &Context) -> Result<Request, NotPrepared> {
+    async fn prepare(&self, payload: Request, _: &Context) -> Result<Request, PrepareError> {
         if payload.path.as_deref() == Some("/malformed") {
-            return Err(NotPrepared::Malformed(vec!["body: it is not what it should be".to_owned()]));
+            return Err(PrepareError::Malformed(vec!["body: it is not what it should be".to_owned()]));
         }
         Ok(payload)
     }
 
-    async fn execute(&self, request: Request, context: &Context) -> Result<(), NotCompleted> {
+    async fn execute(&self, request: Request, context: &Context) -> Result<(), ExecuteError> {
         (self.0)(request, context.clone()).await
     }
 }
@@ -315,30 +315,30 @@ impl PayloadHandler for Scripted {
 /// A worker with a handler of a test's own.
 pub(crate) struct Running {
     pub(crate) control: Control,
-    worker: JoinHandle<std::io::Result<Exit>>,
+    worker: JoinHandle<std::io::Result<ExitReason>>,
     _folder: tempfile::TempDir,
 }
 
 impl Running {
     pub(crate) fn start(queue: Queue, capacity: u32, act: Act) -> Self {
-        Self::with(queue, |settings| Settings { capacity, ..settings }, act)
+        Self::with(queue, |settings| WorkerConfig { capacity, ..settings }, act)
     }
 
-    pub(crate) fn with(queue: Queue, change: impl FnOnce(Settings) -> Settings, act: Act) -> Self {
-        let source = Amqp::new(queue);
-        assert!(source.manner().long_poll);
+    pub(crate) fn with(queue: Queue, change: impl FnOnce(WorkerConfig) -> WorkerConfig, act: Act) -> Self {
+        let source = AmqpSource::new(queue);
+        assert!(source.capabilities().long_poll);
         Self::of(Arc::new(source), change, act)
     }
 
     /// With a source of a test's own.
-    pub(crate) fn of(source: Arc<dyn Source>, change: impl FnOnce(Settings) -> Settings, act: Act) -> Self {
+    pub(crate) fn of(source: Arc<dyn Source>, change: impl FnOnce(WorkerConfig) -> WorkerConfig, act: Act) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let settings = change(Settings {
+        let settings = change(WorkerConfig {
             work_dir: folder.path().join("work"),
-            cancel_grace: Duration::from_secs(1),
-            ..Settings::default()
+            termination_grace: Duration::from_secs(1),
+            ..WorkerConfig::default()
         });
-        let feed = Feed {
+        let feed = SourceBinding {
             name: "requests".to_owned(),
             source,
             handler: erase(Scripted(act)),
@@ -351,7 +351,7 @@ impl Running {
 
     /// What its source has counted.
     pub(crate) async fn tally(&self, name: &str) -> u64 {
-        let view = self.control.look().await.expect("it works");
+        let view = self.control.status().await.expect("it works");
         view.sources[0].tallies[name]
     }
 
@@ -376,14 +376,14 @@ impl Running {
     }
 
     /// Waits for its end.
-    pub(crate) async fn ended(self) -> Exit {
+    pub(crate) async fn ended(self) -> ExitReason {
         within("the end of the worker", self.worker).await.expect("it did not panic").expect("it could work")
     }
 
     /// Drains it and waits for its end.
     pub(crate) async fn drained(self) {
         self.control.drain().await;
-        assert_eq!(self.ended().await, Exit::Drained);
+        assert_eq!(self.ended().await, ExitReason::Drained);
     }
 }
 
@@ -410,9 +410,9 @@ impl Gate {
                 sender.send(request.body.clone().unwrap_or_default()).await.expect("the test listens");
                 tokio::select! {
                     permit = gate.acquire() => permit.expect("the gate stays").forget(),
-                    _ = context.canceled() => return Err(NotCompleted::Failed("canceled".to_owned())),
+                    _ = context.canceled() => return Err(ExecuteError::Failed("canceled".to_owned())),
                 }
-                context.answer(journeyman::source::Reply::ok(request.bytes())).expect("it fits");
+                context.set_reply(journeyman::source::Reply::ok(request.body_bytes())).expect("it fits");
                 Ok(())
             })
         });
@@ -430,9 +430,9 @@ pub(crate) fn echo() -> Act {
         Box::pin(async move {
             let body = match request.json {
                 Some(json) => serde_json::json!({ "echo": json }).to_string().into_bytes(),
-                None => request.bytes(),
+                None => request.body_bytes(),
             };
-            context.answer(journeyman::source::Reply::ok(body)).expect("it fits");
+            context.set_reply(journeyman::source::Reply::ok(body)).expect("it fits");
             Ok(())
         })
     })
@@ -444,10 +444,10 @@ pub(crate) fn header(delivery: &Delivery, name: &str) -> Option<String> {
 }
 
 /// The one request that a poll brings.
-pub(crate) async fn taken(source: &Amqp) -> Grant {
+pub(crate) async fn taken(source: &AmqpSource) -> Grant {
     let brings = async {
         loop {
-            match source.poll(Lane(0), 1).await {
+            match source.poll(PriorityQueue(0), 1).await {
                 Ok(mut batch) if !batch.grants.is_empty() => return batch.grants.remove(0),
                 Ok(_) => {}
                 // On a slow machine it has waited for too long.

@@ -265,7 +265,7 @@ fn the_guide_shows_every_key_as_the_schema_has_it() {
 fn the_guide_shows_every_exit_code() {
     let guide = include_str!("../../src/guide/configuration.md");
     for exit in journeyman::cli::exit::Exit::ALL {
-        let row = format!("| {} | {} |", exit.code(), exit.meaning());
+        let row = format!("| {} | {} |", exit.code(), exit.description());
         assert!(guide.contains(&row), "configuration.md misses: {row}");
     }
 }

@@ -209,10 +209,10 @@ fn a_secret_on_the_command_line_or_in_the_file_is_refused_and_not_repeated() {
 
 #[test]
 fn a_configuration_cannot_be_printed_with_its_secrets() {
-    let environment = Environment::of(&[("JOURNEYMAN__SOURCE__CI__ACCESS_TOKEN", "debug-canary-31")]);
+    let environment = Environment::from_pairs(&[("JOURNEYMAN__SOURCE__CI__ACCESS_TOKEN", "debug-canary-31")]);
     let document = Document::new(Path::new("x.toml"), &configuration("http://127.0.0.1:9", ""));
     let loaded = config::load(Some(document), &environment, &[]).expect("it is good");
-    let credentials = config::secrets::Credentials::of_source(&loaded.config.source["ci"], &environment);
+    let credentials = config::secrets::ClientCredentials::of_source(&loaded.config.source["ci"], &environment);
     for shown in [format!("{loaded:?}{loaded:#?}"), format!("{environment:?}"), format!("{credentials:?}")] {
         assert!(!shown.contains("debug-canary-31"), "{shown}");
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use journeyman::cli::exit::{After, Exit};
+use journeyman::cli::exit::{Exit, RestartPolicy};
 use rustix::process::Signal;
 
 use crate::running::{queue, worker};
@@ -158,11 +158,11 @@ fn the_units_know_every_exit_code_by_what_is_to_be_done_after_it() {
         let codes =
             |key| setting(&unit, key).split(' ').map(|code| code.parse().expect("a number")).collect::<Vec<u8>>();
         let of = |after| {
-            let codes = Exit::ALL.iter().filter(|exit| exit.after() == after).map(|exit| exit.code());
+            let codes = Exit::ALL.iter().filter(|exit| exit.restart_policy() == after).map(|exit| exit.code());
             codes.filter(|code| *code != 0).collect::<Vec<_>>()
         };
-        assert_eq!(codes("SuccessExitStatus"), of(After::Rest), "{}", path.display());
-        assert_eq!(codes("RestartPreventExitStatus"), of(After::Person), "{}", path.display());
+        assert_eq!(codes("SuccessExitStatus"), of(RestartPolicy::Stop), "{}", path.display());
+        assert_eq!(codes("RestartPreventExitStatus"), of(RestartPolicy::NeedsOperator), "{}", path.display());
         assert_eq!(setting(&unit, "Restart"), "on-failure", "{}", path.display());
     }
 }
@@ -198,7 +198,8 @@ fn the_unit_of_the_controller_leaves_its_workers_as_they_are() {
         assert_eq!(setting(&unit, key), value);
     }
     let codes = setting(&unit, "RestartPreventExitStatus").split(' ').map(|code| code.parse().expect("a number"));
-    let persons = Exit::ALL.iter().filter(|exit| exit.after() == After::Person).map(|exit| exit.code());
+    let persons =
+        Exit::ALL.iter().filter(|exit| exit.restart_policy() == RestartPolicy::NeedsOperator).map(|exit| exit.code());
     assert_eq!(codes.collect::<Vec<u8>>(), persons.collect::<Vec<_>>());
 }
 

@@ -10,7 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use jiff::{SignedDuration, Timestamp};
 use journeyman::domain::id::{Run, TaskId};
 use journeyman::source::Source;
-use journeyman::source::taskcluster::{ApiSettings, ArtifactStorage, Dialect, Settings, Taskcluster, Timeouts};
+use journeyman::source::taskcluster::{ApiConfig, ArtifactStorage, Config, Dialect, Taskcluster, Timeouts};
 use serde_json::json;
 
 use crate::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
@@ -147,8 +147,8 @@ impl AzuriteBench {
 
 impl Bench for AzuriteBench {
     fn source(&self, worker: &str) -> Arc<dyn Source> {
-        let settings = Settings {
-            api: ApiSettings {
+        let settings = Config {
+            api: ApiConfig {
                 root_url: self.service.url(),
                 queue_url: None,
                 credentials: None,

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use journeyman::domain::id::{Lane, Run, TaskId};
+use journeyman::domain::id::{PriorityQueue, Run, TaskId};
 use journeyman::domain::refusal::Refusal;
 use journeyman::source::{Grant, Message, Source};
 use serde_json::Value;
@@ -114,15 +114,15 @@ pub(crate) struct Taken {
 
 /// Receives messages, highest lane first, until there are `count`.
 pub(crate) async fn receive(source: &dyn Source, count: usize) -> Vec<Message> {
-    let lanes = source.open().await.expect("the lanes are found").lanes;
+    let lanes = source.open().await.expect("the lanes are found").priority_queues;
     let mut found = Vec::new();
     // A queue that is not ours may need a moment until a message is seen; the bound is that of the case.
     loop {
-        for lane in (0..lanes).map(Lane) {
+        for lane in (0..lanes).map(PriorityQueue) {
             let wanted = u8::try_from(count - found.len()).expect("few are asked for");
             let batch = source.poll(lane, wanted).await.expect("the poll is answered");
             assert!(batch.messages.len() <= usize::from(wanted), "more came than was asked for");
-            assert!(batch.messages.iter().all(|message| message.lane == lane));
+            assert!(batch.messages.iter().all(|message| message.queue == lane));
             found.extend(batch.messages);
             if found.len() == count {
                 return found;
@@ -135,21 +135,21 @@ pub(crate) async fn receive(source: &dyn Source, count: usize) -> Vec<Message> {
 /// Claims `count` runs, in the order in which the source hands them out.
 pub(crate) async fn take(source: &dyn Source, count: usize) -> Vec<Taken> {
     let mut taken = Vec::new();
-    while !source.manner().long_poll && taken.len() < count {
+    while !source.capabilities().long_poll && taken.len() < count {
         for message in receive(source, count - taken.len()).await {
             match source.claim(&message).await {
                 Ok(grant) => taken.push(Taken { message: Some(message), grant }),
                 Err(refused) => {
                     // What was canceled while it waited leaves its message behind.
                     assert_eq!(refused.refusal, Refusal::Gone, "{refused}");
-                    source.delete(message.lane, &message.id, &message.receipt).await.expect("it is deleted");
+                    source.delete(message.queue, &message.id, &message.receipt).await.expect("it is deleted");
                 }
             }
         }
     }
     while taken.len() < count {
         let wanted = u8::try_from(count - taken.len()).expect("few are asked for");
-        let batch = source.poll(Lane(0), wanted).await.expect("the poll is answered");
+        let batch = source.poll(PriorityQueue(0), wanted).await.expect("the poll is answered");
         assert!(batch.grants.len() <= usize::from(wanted), "more came than was asked for");
         taken.extend(batch.grants.into_iter().map(|grant| Taken { message: None, grant }));
     }

@@ -5,10 +5,10 @@ use std::io::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::domain::id::{Lane, Run, TaskId};
-use journeyman::domain::outcome::{Outcome, Reason};
+use journeyman::domain::id::{PriorityQueue, Run, TaskId};
+use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::domain::refusal::Refusal;
-use journeyman::source::{Artifact, ArtifactBody, Message, Refused, Source, Window};
+use journeyman::source::{Artifact, ArtifactBody, CallError, ClaimWindow, Message, Source};
 use serde_json::json;
 
 use crate::bench::{Bench, Fut, Need, Span, Spec, receive, take, take_one};
@@ -63,9 +63,9 @@ cases! {
     a_full_batch_of_32_comes_at_once needs Messages;
 }
 
-fn refusal<T>(answer: Result<T, Refused>) -> Refusal {
+fn refusal<T>(answer: Result<T, CallError>) -> Refusal {
     let refused = answer.err().expect("the call is refused");
-    assert!(!refused.what.is_empty());
+    assert!(!refused.message.is_empty());
     refused.refusal
 }
 
@@ -174,7 +174,7 @@ async fn a_reclaim_answers_with_a_lease_each_time(bench: Arc<dyn Bench>) {
     for _ in 0..3 {
         let lease = source.reclaim(&grant.claim).await.expect("it is granted");
         assert!(lease > Duration::from_secs(5), "{lease:?}");
-        assert!(!source.canceled(&grant.claim).await.expect("it is answered"));
+        assert!(!source.is_canceled(&grant.claim).await.expect("it is answered"));
     }
     source.report(&grant.claim, Outcome::Completed).await.expect("it is accepted");
     assert_eq!(bench.states(&task).await, ["completed"]);
@@ -198,12 +198,12 @@ async fn a_lease_that_ends_takes_the_run_away(bench: Arc<dyn Bench>) {
     let task = bench.create(Spec::default()).await;
     let taken = take_one(&*first).await;
     if let Some(message) = &taken.message {
-        first.delete(message.lane, &message.id, &message.receipt).await.expect("it is deleted");
+        first.delete(message.queue, &message.id, &message.receipt).await.expect("it is deleted");
     }
     let claim = taken.grant.claim;
     bench.pass(Span::ALease).await;
     assert_eq!(bench.states(&task).await, ["exception/claim-expired", "pending"]);
-    assert!(first.canceled(&claim).await.expect("it is answered"));
+    assert!(first.is_canceled(&claim).await.expect("it is answered"));
     assert_eq!(refusal(first.reclaim(&claim).await), Refusal::Gone);
     assert_eq!(refusal(first.report(&claim, Outcome::Completed).await), Refusal::Gone);
     let next = take_one(&*second).await.grant;
@@ -215,11 +215,11 @@ async fn each_outcome_ends_the_run_as_the_queue_has_it(bench: Arc<dyn Bench>) {
     let expected: [(Outcome, &[&str]); 7] = [
         (Outcome::Completed, &["completed"]),
         (Outcome::Failed, &["failed"]),
-        (Outcome::Exception(Reason::MalformedPayload), &["exception/malformed-payload"]),
-        (Outcome::Exception(Reason::ResourceUnavailable), &["exception/resource-unavailable"]),
-        (Outcome::Exception(Reason::InternalError), &["exception/internal-error"]),
-        (Outcome::Exception(Reason::WorkerShutdown), &["exception/worker-shutdown", "pending"]),
-        (Outcome::Exception(Reason::IntermittentTask), &["exception/intermittent-task", "pending"]),
+        (Outcome::Exception(ExceptionReason::MalformedPayload), &["exception/malformed-payload"]),
+        (Outcome::Exception(ExceptionReason::ResourceUnavailable), &["exception/resource-unavailable"]),
+        (Outcome::Exception(ExceptionReason::InternalError), &["exception/internal-error"]),
+        (Outcome::Exception(ExceptionReason::WorkerShutdown), &["exception/worker-shutdown", "pending"]),
+        (Outcome::Exception(ExceptionReason::IntermittentTask), &["exception/intermittent-task", "pending"]),
     ];
     for (outcome, states) in expected {
         let task = bench.create(Spec { priority: "highest", ..Spec::default() }).await;
@@ -234,8 +234,8 @@ async fn each_outcome_ends_the_run_as_the_queue_has_it(bench: Arc<dyn Bench>) {
 
 async fn a_repeated_outcome_is_accepted_and_another_is_gone(bench: Arc<dyn Bench>) {
     let source = bench.source("w1");
-    let shutdown = Outcome::Exception(Reason::WorkerShutdown);
-    let internal = Outcome::Exception(Reason::InternalError);
+    let shutdown = Outcome::Exception(ExceptionReason::WorkerShutdown);
+    let internal = Outcome::Exception(ExceptionReason::InternalError);
     for (outcome, other) in [(Outcome::Completed, Outcome::Failed), (Outcome::Failed, internal), (internal, shutdown)] {
         bench.create(Spec::default()).await;
         let claim = take_one(&*source).await.grant.claim;
@@ -252,10 +252,10 @@ async fn a_run_handed_back_comes_again_as_the_next_one(bench: Arc<dyn Bench>) {
     for run in 0..3 {
         let taken = take_one(&*source).await;
         assert_eq!(taken.grant.run, Run { task: task.clone(), run });
-        let outcome = Outcome::Exception(Reason::WorkerShutdown);
+        let outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
         source.report(&taken.grant.claim, outcome).await.expect("it is accepted");
         if let Some(message) = taken.message {
-            source.delete(message.lane, &message.id, &message.receipt).await.expect("it is deleted");
+            source.delete(message.queue, &message.id, &message.receipt).await.expect("it is deleted");
         }
     }
     assert_eq!(bench.states(&task).await.len(), 4);
@@ -265,7 +265,7 @@ async fn a_task_without_retries_is_not_run_again(bench: Arc<dyn Bench>) {
     let source = bench.source("w1");
     let task = bench.create(Spec { retries: 0, ..Spec::default() }).await;
     let claim = take_one(&*source).await.grant.claim;
-    source.report(&claim, Outcome::Exception(Reason::WorkerShutdown)).await.expect("it is accepted");
+    source.report(&claim, Outcome::Exception(ExceptionReason::WorkerShutdown)).await.expect("it is accepted");
     assert_eq!(bench.states(&task).await, ["exception/worker-shutdown"]);
 }
 
@@ -273,9 +273,9 @@ async fn a_canceled_run_is_told_and_gone(bench: Arc<dyn Bench>) {
     let source = bench.source("w1");
     let task = bench.create(Spec::default()).await;
     let claim = take_one(&*source).await.grant.claim;
-    assert!(!source.canceled(&claim).await.expect("it is answered"));
+    assert!(!source.is_canceled(&claim).await.expect("it is answered"));
     bench.cancel(&task).await;
-    assert!(source.canceled(&claim).await.expect("it is answered"));
+    assert!(source.is_canceled(&claim).await.expect("it is answered"));
     assert_eq!(refusal(source.reclaim(&claim).await), Refusal::Gone);
     assert_eq!(refusal(source.report(&claim, Outcome::Completed).await), Refusal::Gone);
     assert_eq!(bench.states(&task).await, ["exception/canceled"]);
@@ -289,14 +289,14 @@ async fn a_claim_whose_reply_was_lost_is_taken_over_by_its_worker_alone(bench: A
     let taken = take(&*first, 2).await;
     let kept: Vec<Run> = taken.into_iter().map(|taken| taken.grant.run).filter(|run| run.task == held).collect();
     // At no time at which this worker had asked: another one of its name may have.
-    let long_ago = Window { began: Duration::MAX, ended: Duration::from_secs(3600) };
+    let long_ago = ClaimWindow { started_ago: Duration::MAX, ended_ago: Duration::from_secs(3600) };
     for asked in [&[][..], &[long_ago]] {
         let left = first.recover(&kept, asked).await.expect("it is answered");
-        assert_eq!((left.grants.len(), left.others), (0, 1));
+        assert_eq!((left.grants.len(), left.foreign_claims), (0, 1));
     }
-    assert!(second.recover(&[], &[Window::ALWAYS]).await.expect("it is answered").grants.is_empty());
+    assert!(second.recover(&[], &[ClaimWindow::ALWAYS]).await.expect("it is answered").grants.is_empty());
     let found =
-        first.recover(&kept, &[long_ago, Window::of_poll(Duration::ZERO)]).await.expect("it is answered").grants;
+        first.recover(&kept, &[long_ago, ClaimWindow::for_poll(Duration::ZERO)]).await.expect("it is answered").grants;
     assert_eq!(found.len(), 1);
     let grant = &found[0];
     assert_eq!(grant.run, Run { task: task.clone(), run: 0 });
@@ -305,12 +305,12 @@ async fn a_claim_whose_reply_was_lost_is_taken_over_by_its_worker_alone(bench: A
     first.report(&grant.claim, Outcome::Completed).await.expect("it is accepted");
     assert_eq!(bench.states(&task).await, ["completed"]);
     let both = [kept[0].clone(), grant.run.clone()];
-    assert!(first.recover(&both, &[Window::ALWAYS]).await.expect("it is answered").grants.is_empty());
+    assert!(first.recover(&both, &[ClaimWindow::ALWAYS]).await.expect("it is answered").grants.is_empty());
 }
 
 async fn what_an_earlier_life_claimed_is_taken_over_and_reported_once(bench: Arc<dyn Bench>) {
     let nobody = TaskId::parse("S2NL7euHSXSb2_FRd4pI_g").expect("a good id");
-    for outcome in [Outcome::Completed, Outcome::Exception(Reason::WorkerShutdown)] {
+    for outcome in [Outcome::Completed, Outcome::Exception(ExceptionReason::WorkerShutdown)] {
         let earlier = bench.source("w1");
         let task = bench.create(Spec { retries: 0, ..Spec::default() }).await;
         let run = take_one(&*earlier).await.grant.run;
@@ -377,7 +377,7 @@ async fn artifacts_are_taken_after_an_exception_and_refused_after_success(bench:
     let source = bench.source("w1");
     bench.create(Spec::default()).await;
     let grant = take_one(&*source).await.grant;
-    source.report(&grant.claim, Outcome::Exception(Reason::InternalError)).await.expect("it is accepted");
+    source.report(&grant.claim, Outcome::Exception(ExceptionReason::InternalError)).await.expect("it is accepted");
     source.upload(&grant.claim, &file("public/late", b"late")).await.expect("it is stored");
     assert_eq!(bench.artifact(&grant.run, "public/late").await, b"late");
     for outcome in [Outcome::Completed, Outcome::Failed] {
@@ -388,8 +388,8 @@ async fn artifacts_are_taken_after_an_exception_and_refused_after_success(bench:
     }
 }
 
-async fn delete(source: &dyn Source, message: &Message) -> Result<(), Refused> {
-    source.delete(message.lane, &message.id, &message.receipt).await
+async fn delete(source: &dyn Source, message: &Message) -> Result<(), CallError> {
+    source.delete(message.queue, &message.id, &message.receipt).await
 }
 
 async fn a_message_comes_back_with_a_higher_count_until_it_is_deleted(bench: Arc<dyn Bench>) {
@@ -414,8 +414,8 @@ async fn a_deleted_message_does_not_come_back(bench: Arc<dyn Bench>) {
     bench.pass(Span::AHiding).await;
     // The other one, received together with it, tells when both would be back.
     assert_eq!(receive(&*source, 1).await.remove(0).id, both[1].id);
-    let lanes = source.open().await.expect("the lanes are found").lanes;
-    for lane in (0..lanes).map(Lane) {
+    let lanes = source.open().await.expect("the lanes are found").priority_queues;
+    for lane in (0..lanes).map(PriorityQueue) {
         let batch = source.poll(lane, 32).await.expect("the poll is answered");
         assert!(batch.messages.iter().all(|message| message.id != both[0].id));
     }
@@ -436,17 +436,17 @@ async fn what_cannot_be_read_costs_the_batch_nothing_and_can_be_deleted(bench: A
     let mut created = BTreeSet::from([bench.create(Spec::default()).await]);
     bench.garbage().await;
     created.insert(bench.create(Spec::default()).await);
-    let lanes = source.open().await.expect("the lanes are found").lanes;
+    let lanes = source.open().await.expect("the lanes are found").priority_queues;
     let (mut read, mut unread) = (BTreeSet::new(), Vec::new());
-    for lane in (0..lanes).map(Lane) {
+    for lane in (0..lanes).map(PriorityQueue) {
         let batch = source.poll(lane, 32).await.expect("the poll is answered");
         read.extend(batch.messages.into_iter().map(|message| message.run.task));
-        unread.extend(batch.undecodable);
+        unread.extend(batch.unreadable);
     }
     assert_eq!(read, created);
     assert_eq!(unread.len(), 1);
     assert_eq!(unread[0].dequeue_count, 1);
-    source.delete(unread[0].lane, &unread[0].id, &unread[0].receipt).await.expect("it is deleted");
+    source.delete(unread[0].queue, &unread[0].id, &unread[0].receipt).await.expect("it is deleted");
 }
 
 async fn lanes_are_found_again_and_receipts_stay_good(bench: Arc<dyn Bench>) {
@@ -462,8 +462,8 @@ async fn a_full_batch_of_32_comes_at_once(bench: Arc<dyn Bench>) {
     for _ in 0..33 {
         bench.create(Spec::default()).await;
     }
-    let lanes = source.open().await.expect("the lanes are found").lanes;
-    let batch = source.poll(Lane(lanes - 1), 32).await.expect("the poll is answered");
+    let lanes = source.open().await.expect("the lanes are found").priority_queues;
+    let batch = source.poll(PriorityQueue(lanes - 1), 32).await.expect("the poll is answered");
     assert_eq!(batch.messages.len(), 32);
     let ids: BTreeSet<_> = batch.messages.iter().map(|message| &message.id).collect();
     assert_eq!(ids.len(), 32);

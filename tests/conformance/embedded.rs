@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use journeyman::domain::id::{Run, TaskId};
-use journeyman::queue::{self, Client, Clock, Db, Running};
+use journeyman::queue::{self, Db, QueueClock, RegisteredClient, RunningQueue};
 use journeyman::source::Source;
 use journeyman::source::taskcluster::{Credentials, Dialect};
 
@@ -45,14 +45,15 @@ impl Rig for Embedded {
         let dialect = self.dialect;
         Box::pin(async move {
             let folder = tempfile::tempdir().expect("a folder can be made");
-            let clock = Clock::manual(jiff::Timestamp::now().as_millisecond());
-            let mut settings = queue::Settings::new(Db::Memory, folder.path().join("artifacts"));
+            let clock = QueueClock::manual(jiff::Timestamp::now().as_millisecond());
+            let mut settings = queue::Config::new(Db::Memory, folder.path().join("artifacts"));
             let token = "conformance-token";
             let scopes = vec!["*".to_owned()];
-            settings.clients = vec![Client { client_id: "conformance".into(), access_token: token.into(), scopes }];
+            settings.clients =
+                vec![RegisteredClient { client_id: "conformance".into(), access_token: token.into(), scopes }];
             settings.claim_timeout = LEASE;
             settings.claim_delay = Duration::ZERO;
-            settings.visibility = HIDDEN;
+            settings.visibility_timeout = HIDDEN;
             settings.clock = clock.clone();
             let running = queue::start(settings).await.expect("the queue starts");
             let service = Service {
@@ -68,8 +69,8 @@ impl Rig for Embedded {
 
 struct EmbeddedBench {
     inner: ServiceBench,
-    running: Running,
-    clock: Clock,
+    running: RunningQueue,
+    clock: QueueClock,
     _folder: tempfile::TempDir,
 }
 

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use journeyman::domain::id::{Lane, Run, TaskId};
+use journeyman::domain::id::{PriorityQueue, Run, TaskId};
 use journeyman::domain::time::Instant;
 use journeyman::source::Source;
-use journeyman::source::memory::{End, Queue, Settings, State, StoredBody, Style};
+use journeyman::source::memory::{Config, MemoryQueue, PollStyle, RunEnd, RunState, StoredBody};
 use serde_json::json;
 
 use crate::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
@@ -16,25 +16,25 @@ const LEASE: Duration = Duration::from_secs(60);
 const HIDDEN: Duration = Duration::from_secs(30);
 
 pub(crate) fn adapter() -> Adapter {
-    let messages = InMemory { style: Style::Messages { hidden: HIDDEN } };
-    let claims = InMemory { style: Style::Claims { patience: Duration::from_secs(20) } };
+    let messages = InMemory { style: PollStyle::Messages { visibility_timeout: HIDDEN } };
+    let claims = InMemory { style: PollStyle::Claims { long_poll_wait: Duration::from_secs(20) } };
     Adapter::Present { rigs: vec![Box::new(messages), Box::new(claims)] }
 }
 
 struct InMemory {
-    style: Style,
+    style: PollStyle,
 }
 
 impl Rig for InMemory {
     fn name(&self) -> String {
         match self.style {
-            Style::Messages { .. } => "memory, messages".into(),
-            Style::Claims { .. } => "memory, claims".into(),
+            PollStyle::Messages { .. } => "memory, messages".into(),
+            PollStyle::Claims { .. } => "memory, claims".into(),
         }
     }
 
     fn can(&self, need: Need) -> bool {
-        let messages = matches!(self.style, Style::Messages { .. });
+        let messages = matches!(self.style, PollStyle::Messages { .. });
         match need {
             Need::Claims | Need::History | Need::LeaseEnd | Need::Artifacts | Need::Links => true,
             Need::Messages | Need::Redelivery | Need::Garbage => messages,
@@ -47,26 +47,26 @@ impl Rig for InMemory {
         Box::pin(async move {
             let seconds = Arc::new(AtomicU64::new(1000));
             let clock = Arc::clone(&seconds);
-            let settings = Settings { style, lease: LEASE, ..Settings::default() };
+            let settings = Config { style, lease: LEASE, ..Config::default() };
             let now = move || Instant::at(Duration::from_secs(clock.load(Ordering::SeqCst)));
-            let bench = InMemoryBench { queue: Queue::new(settings, Arc::new(now)), seconds };
+            let bench = InMemoryBench { queue: MemoryQueue::new(settings, Arc::new(now)), seconds };
             Arc::new(bench) as Arc<dyn Bench>
         })
     }
 }
 
 struct InMemoryBench {
-    queue: Queue,
+    queue: MemoryQueue,
     seconds: Arc<AtomicU64>,
 }
 
-fn shown(state: State) -> String {
+fn shown(state: RunState) -> String {
     match state {
-        State::Pending => "pending".into(),
-        State::Running => "running".into(),
-        State::Resolved(End::ClaimExpired) => "exception/claim-expired".into(),
-        State::Resolved(End::Canceled) => "exception/canceled".into(),
-        State::Resolved(End::Reported(outcome)) => outcome.to_string().replace(" (", "/").replace(')', ""),
+        RunState::Pending => "pending".into(),
+        RunState::Running => "running".into(),
+        RunState::Resolved(RunEnd::ClaimExpired) => "exception/claim-expired".into(),
+        RunState::Resolved(RunEnd::Canceled) => "exception/canceled".into(),
+        RunState::Resolved(RunEnd::Reported(outcome)) => outcome.to_string().replace(" (", "/").replace(')', ""),
     }
 }
 
@@ -96,7 +96,7 @@ impl Bench for InMemoryBench {
         Box::pin(async move {
             let mut name = name.to_owned();
             loop {
-                match self.queue.artifact(run, &name).expect("it was stored").what {
+                match self.queue.artifact(run, &name).expect("it was stored").body {
                     StoredBody::Content(content) => return content,
                     StoredBody::Link(target) => name = target,
                     other @ (StoredBody::Reference(_) | StoredBody::Error { .. }) => panic!("{name} is {other:?}"),
@@ -106,7 +106,7 @@ impl Bench for InMemoryBench {
     }
 
     fn garbage(&self) -> Fut<'_, ()> {
-        Box::pin(async { self.queue.put_unreadable(Lane(6)) })
+        Box::pin(async { self.queue.put_unreadable(PriorityQueue(6)) })
     }
 
     fn pass(&self, span: Span) -> Fut<'_, ()> {

@@ -11,11 +11,14 @@ use futures_core::Stream as _;
 use journeyman::amqp::lapin::options::{BasicConsumeOptions, BasicPublishOptions, QueueDeclareOptions};
 use journeyman::amqp::lapin::types::FieldTable;
 use journeyman::amqp::lapin::{BasicProperties, Channel, Connection, Consumer};
-use journeyman::amqp::{Broker, Certificates, Settings as At, headers, lapin};
-use journeyman::domain::id::{Lane, Run, TaskId};
+use journeyman::amqp::{Broker, BrokerConfig as At, TlsFiles, headers, lapin};
+use journeyman::domain::id::{PriorityQueue, Run, TaskId};
 use journeyman::domain::outcome::Outcome;
-use journeyman::source::amqp::{Amqp, Form, Settings};
-use journeyman::source::{Answer, Artifact, Batch, Claim, Grant, Manner, Message, Opened, Recovered, Source, Window};
+use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig, PayloadForm};
+use journeyman::source::{
+    Artifact, Capabilities, Claim, ClaimWindow, Grant, Message, OpenResult, PollBatch, RecoveryBatch, Source,
+    SourceFuture,
+};
 
 use crate::bench::{Adapter, Bench, Fut, Need, Rig, Span, Spec};
 
@@ -57,7 +60,7 @@ impl Rig for Requests {
     }
 
     fn bench(&self) -> Fut<'static, Arc<dyn Bench>> {
-        let at = At { uri: self.uri.as_str().into(), certificates: Certificates::default() };
+        let at = At { uri: self.uri.as_str().into(), tls: TlsFiles::default() };
         Box::pin(async move {
             let broker = Broker::new(&at).expect("the address is good");
             let queue = format!("jm-test-{}", uuid::Uuid::new_v4().simple());
@@ -95,10 +98,13 @@ struct RequestsBench {
 
 impl Bench for RequestsBench {
     fn source(&self, worker: &str) -> Arc<dyn Source> {
-        let settings = Settings { form: Form::Body, ..Settings::new(self.broker.clone(), &self.queue, worker) };
-        let source = Amqp::new(settings);
+        let settings = AmqpSourceConfig {
+            payload_form: PayloadForm::Body,
+            ..AmqpSourceConfig::new(self.broker.clone(), &self.queue, worker)
+        };
+        let source = AmqpSource::new(settings);
         // No case has more in hand at once.
-        source.resized(4);
+        source.set_capacity(4);
         Arc::new(Named(source))
     }
 
@@ -158,7 +164,7 @@ async fn next_of(answers: &mut Consumer) -> Option<lapin::Result<lapin::message:
 }
 
 /// The source with the names that its authors gave: without the number that tells deliveries apart.
-struct Named(Amqp);
+struct Named(AmqpSource);
 
 struct Inner(Claim);
 
@@ -176,23 +182,23 @@ impl Source for Named {
         self.0.describe()
     }
 
-    fn deployment(&self) -> String {
-        self.0.deployment()
+    fn service_id(&self) -> String {
+        self.0.service_id()
     }
 
     fn claimant(&self) -> String {
         self.0.claimant()
     }
 
-    fn manner(&self) -> Manner {
-        self.0.manner()
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
     }
 
-    fn open(&self) -> Answer<'_, Opened> {
+    fn open(&self) -> SourceFuture<'_, OpenResult> {
         self.0.open()
     }
 
-    fn poll(&self, lane: Lane, max: u8) -> Answer<'_, Batch> {
+    fn poll(&self, lane: PriorityQueue, max: u8) -> SourceFuture<'_, PollBatch> {
         Box::pin(async move {
             // As the worker does after the first refusal, which says that nothing is consumed from yet.
             self.0.open().await?;
@@ -201,39 +207,39 @@ impl Source for Named {
                 let run = renamed(&grant.run);
                 Grant { claim: Claim::new(run.clone(), Inner(grant.claim)), run, ..grant }
             };
-            Ok(Batch { grants: batch.grants.into_iter().map(name).collect(), ..Batch::default() })
+            Ok(PollBatch { grants: batch.grants.into_iter().map(name).collect(), ..PollBatch::default() })
         })
     }
 
-    fn claim<'a>(&'a self, message: &'a Message) -> Answer<'a, Grant> {
+    fn claim<'a>(&'a self, message: &'a Message) -> SourceFuture<'a, Grant> {
         self.0.claim(message)
     }
 
-    fn delete<'a>(&'a self, lane: Lane, id: &'a str, receipt: &'a str) -> Answer<'a, ()> {
+    fn delete<'a>(&'a self, lane: PriorityQueue, id: &'a str, receipt: &'a str) -> SourceFuture<'a, ()> {
         self.0.delete(lane, id, receipt)
     }
 
-    fn recover<'a>(&'a self, held: &'a [Run], asked: &'a [Window]) -> Answer<'a, Recovered> {
+    fn recover<'a>(&'a self, held: &'a [Run], asked: &'a [ClaimWindow]) -> SourceFuture<'a, RecoveryBatch> {
         self.0.recover(held, asked)
     }
 
-    fn take_over<'a>(&'a self, run: &'a Run) -> Answer<'a, Grant> {
+    fn take_over<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant> {
         self.0.take_over(run)
     }
 
-    fn reclaim<'a>(&'a self, claim: &'a Claim) -> Answer<'a, Duration> {
+    fn reclaim<'a>(&'a self, claim: &'a Claim) -> SourceFuture<'a, Duration> {
         self.0.reclaim(inner(claim))
     }
 
-    fn report<'a>(&'a self, claim: &'a Claim, outcome: Outcome) -> Answer<'a, ()> {
+    fn report<'a>(&'a self, claim: &'a Claim, outcome: Outcome) -> SourceFuture<'a, ()> {
         self.0.report(inner(claim), outcome)
     }
 
-    fn upload<'a>(&'a self, claim: &'a Claim, artifact: &'a Artifact) -> Answer<'a, ()> {
+    fn upload<'a>(&'a self, claim: &'a Claim, artifact: &'a Artifact) -> SourceFuture<'a, ()> {
         self.0.upload(inner(claim), artifact)
     }
 
-    fn canceled<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool> {
-        self.0.canceled(inner(claim))
+    fn is_canceled<'a>(&'a self, claim: &'a Claim) -> SourceFuture<'a, bool> {
+        self.0.is_canceled(inner(claim))
     }
 }

@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use journeyman::domain::id::{Run, TaskId};
 use journeyman::source::Source;
 use journeyman::source::taskcluster::{
-    Api, ApiSettings, ArtifactStorage, Credentials, Dialect, Settings, Taskcluster, Timeouts,
+    Api, ApiConfig, ArtifactStorage, Config, Credentials, Dialect, Taskcluster, Timeouts,
 };
 use serde_json::{Value, json};
 
@@ -91,8 +91,8 @@ pub(crate) fn fresh_task_queue() -> String {
 }
 
 impl Service {
-    fn api(&self) -> ApiSettings {
-        ApiSettings {
+    fn api(&self) -> ApiConfig {
+        ApiConfig {
             root_url: self.root_url.clone(),
             queue_url: None,
             credentials: Some(self.credentials.clone()),
@@ -144,14 +144,14 @@ fn slugid() -> TaskId {
 
 impl Bench for ServiceBench {
     fn source(&self, worker: &str) -> Arc<dyn Source> {
-        let settings = Settings {
+        let settings = Config {
             api: self.service.api(),
             dialect: self.service.dialect,
             task_queue: self.task_queue.clone(),
             worker_group: "conformance".into(),
             worker_id: worker.into(),
             artifact_storage: ArtifactStorage::S3,
-            queue_hosts: Settings::azure_queue_hosts(),
+            queue_hosts: Config::azure_queue_hosts(),
         };
         Arc::new(Taskcluster::new(settings).expect("the settings are good"))
     }
@@ -206,7 +206,7 @@ impl Bench for ServiceBench {
         Box::pin(async move {
             let mut download = self.api.artifact(run, name).await.expect("it was stored");
             let mut content = Vec::new();
-            while let Some(piece) = download.piece().await.expect("it can be read") {
+            while let Some(piece) = download.next_chunk().await.expect("it can be read") {
                 content.extend(piece);
             }
             content

@@ -5,8 +5,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use journeyman::handler::environment;
-use journeyman::handler::process::{Bounds, Input, Launch, Running};
-use journeyman::host::containment::{Containment, Demand, Level, Name, Wanted, kill_leftovers};
+use journeyman::handler::process::{Input, Launch, RunLimits, RunningProcess};
+use journeyman::host::containment::{
+    Containment, ContainmentConfig, ContainmentLevel, Requirement, ScopeName, kill_recorded_processes,
+};
 
 use crate::bench::Bench;
 use crate::hostile::LEAVE;
@@ -15,10 +17,10 @@ use crate::{LEVELS, Report, at};
 
 /// Starts a payload that outlasts it, says what it is known by, and waits to be killed.
 pub(crate) async fn victim(level: &str, name: &str) -> Report {
-    let containment = Containment::establish(name, wanted(level)).expect("probed before");
-    let enclosure = containment.enclosure();
+    let containment = Containment::probe(name, wanted(level)).expect("probed before");
+    let enclosure = containment.new_scope();
     let bench = Bench::new();
-    let env = environment::of_task(&environment::Variables::new(), &bench.context);
+    let env = environment::for_task(&environment::Variables::new(), &bench.context);
     let script = format!(
         "{LEAVE}setsid sleep 7654321 >/dev/null 2>&1 & \
          ( leave; exec env -i setsid sh -c 'echo >up; exec sleep {}' ) >/dev/null 2>&1 & \
@@ -31,11 +33,11 @@ pub(crate) async fn victim(level: &str, name: &str) -> Report {
         env: &env,
         workdir: bench.workdir(),
         input: Input::Null,
-        channel: None,
-        within: &enclosure,
+        message_channel: None,
+        scope: &enclosure,
     };
-    let running = Running::start(launch).await.expect("it starts");
-    let bounds = Bounds { run_time: None, grace: Duration::ZERO };
+    let running = RunningProcess::start(launch).await.expect("it starts");
+    let bounds = RunLimits { run_time: None, termination_grace: Duration::ZERO };
     let mut ended = std::pin::pin!(running.finish(bounds, &bench.context));
     // One that is just being executed has no environment to be found by.
     tokio::select! {
@@ -53,9 +55,9 @@ fn mark(name: &str) -> String {
     format!("7654{}", name.rsplit('-').next().unwrap_or_default())
 }
 
-fn wanted(level: &str) -> Wanted {
+fn wanted(level: &str) -> ContainmentConfig {
     let level = LEVELS.into_iter().find(|known| known.as_str() == level).expect("a level");
-    Wanted { demand: Demand::AtMost(level), ..Wanted::default() }
+    ContainmentConfig { requirement: Requirement::AtMost(level), ..ContainmentConfig::default() }
 }
 
 pub(crate) fn run(filter: &str) -> Report {
@@ -69,7 +71,7 @@ pub(crate) fn run(filter: &str) -> Report {
     report
 }
 
-fn next_start(level: Level) -> Result<(), String> {
+fn next_start(level: ContainmentLevel) -> Result<(), String> {
     let name = format!("killed-{level}-{}", std::process::id());
     let (mut child, known) = start_victim(level, &name);
     let quarry = Quarry { cookie: known.cookie.clone(), mark: mark(&name), folder: "/no/folder".into() };
@@ -77,23 +79,23 @@ fn next_start(level: Level) -> Result<(), String> {
     if quarry.found().is_empty() {
         return Err("nothing was left, so nothing is shown".to_owned());
     }
-    let containment = Containment::establish(&name, wanted(level.as_str())).map_err(|error| error.to_string())?;
-    if level != Level::Group {
+    let containment = Containment::probe(&name, wanted(level.as_str())).map_err(|error| error.to_string())?;
+    if level != ContainmentLevel::ProcessGroup {
         // Found by the worker's own name, without anything written down.
         let left = quarry.found();
-        if !left.is_empty() || containment.leftovers() != 1 {
-            return Err(format!("{} found, {left:?} left", containment.leftovers()));
+        if !left.is_empty() || containment.leftover_count() != 1 {
+            return Err(format!("{} found, {left:?} left", containment.leftover_count()));
         }
     }
-    let found = kill_leftovers(&[known.remains()]).map_err(|error| error.to_string())?;
-    if found != usize::from(level == Level::Group) {
+    let found = kill_recorded_processes(&[known.to_record()]).map_err(|error| error.to_string())?;
+    if found != usize::from(level == ContainmentLevel::ProcessGroup) {
         return Err(format!("{found} claims were said to have something left"));
     }
     let left = quarry.found();
     if left.is_empty() { Ok(()) } else { Err(format!("left: {left:?}")) }
 }
 
-fn start_victim(level: Level, name: &str) -> (Child, Name) {
+fn start_victim(level: ContainmentLevel, name: &str) -> (Child, ScopeName) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--victim", level.as_str(), name]).stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().expect("it starts");
@@ -101,5 +103,5 @@ fn start_victim(level: Level, name: &str) -> (Child, Name) {
     BufReader::new(child.stdout.take().expect("it is piped")).read_line(&mut line).expect("it says its name");
     let (cookie, cgroup) = line.trim_end_matches('\n').split_once(' ').expect("two words");
     let cgroup = Some(cgroup).filter(|path| !path.is_empty()).map(Into::into);
-    (child, Name { cookie: cookie.to_owned(), cgroup })
+    (child, ScopeName { cookie: cookie.to_owned(), cgroup })
 }

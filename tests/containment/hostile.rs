@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use journeyman::domain::outcome::Emptiness;
-use journeyman::handler::artifact::{Declaration, Need, What};
-use journeyman::handler::collect::Item;
+use journeyman::domain::outcome::Cleanup;
+use journeyman::handler::artifact::{ArtifactDeclaration, ArtifactKind, Optionality};
+use journeyman::handler::artifact_collector::CollectedArtifact;
 use journeyman::handler::environment;
 use journeyman::handler::log::LogLimits;
-use journeyman::handler::process::{Bounds, Input, Launch, Running};
-use journeyman::host::containment::{Containment, Demand, Level, Limits, Wanted};
+use journeyman::handler::process::{Input, Launch, RunLimits, RunningProcess};
+use journeyman::host::containment::{Containment, ContainmentConfig, ContainmentLevel, Requirement, ResourceLimits};
 use tokio::task::JoinSet;
 
 use crate::bench::Bench;
@@ -56,7 +56,7 @@ struct Payload {
 /// What is known of a run at its end.
 struct Context<'a> {
     said: &'a str,
-    level: Level,
+    level: ContainmentLevel,
 }
 
 const fn payload(name: &'static str, end: End, script: &'static str) -> Payload {
@@ -212,15 +212,15 @@ ctypes.CDLL(None).pthread_exit(None)' $M",
 ];
 
 fn no_link_is_followed(bench: &Bench, _: &Context<'_>) -> Result<(), String> {
-    let declaration = Declaration {
+    let declaration = ArtifactDeclaration {
         name: "out".to_owned(),
-        what: What::Directory { path: "out".into() },
+        kind: ArtifactKind::Directory { path: "out".into() },
         expires: None,
-        need: Need::Optional,
+        optionality: Optionality::Optional,
     };
     bench.context.artifacts().declare(declaration).map_err(|error| error.to_string())?;
-    let items = bench.context.artifacts().open(bench.workdir()).map_err(|error| error.to_string())?;
-    let found = items.filter(|item| matches!(item, Item::Found(..))).count();
+    let items = bench.context.artifacts().collect(bench.workdir()).map_err(|error| error.to_string())?;
+    let found = items.filter(|item| matches!(item, CollectedArtifact::Found(..))).count();
     if found == 0 { Ok(()) } else { Err(format!("{found} files were taken through links")) }
 }
 
@@ -229,7 +229,7 @@ fn too_much_is_said(_: &Bench, run: &Context<'_>) -> Result<(), String> {
 }
 
 fn it_has_left(bench: &Bench, run: &Context<'_>) -> Result<(), String> {
-    let may = run.level != Level::Group && rustix::process::geteuid().is_root();
+    let may = run.level != ContainmentLevel::ProcessGroup && rustix::process::geteuid().is_root();
     if may && !bench.workdir().join("left").exists() {
         Err("it did not get out of its group".to_owned())
     } else {
@@ -254,12 +254,12 @@ fn mark() -> String {
 async fn once(payload: &Payload, containment: &Containment) -> Result<(), String> {
     let mark = mark();
     let bench = Bench::with_limits(LogLimits { head_bytes: 64 << 10, tail_bytes: 64 << 10 });
-    let enclosure = containment.enclosure();
+    let enclosure = containment.new_scope();
     let bench = bench.within(enclosure.clone());
     let quarry =
         Quarry { cookie: enclosure.name().cookie.clone(), mark: mark.clone(), folder: bench.workdir().to_owned() };
     let argv = ["sh", "-c", &format!("{UNTIL_UP}{LEAVE}{}", payload.script)].map(str::to_owned);
-    let mut env = environment::of_task(&environment::Variables::new(), &bench.context);
+    let mut env = environment::for_task(&environment::Variables::new(), &bench.context);
     env.insert("M".to_owned(), mark);
     let (_reader, writer) = rustix::pipe::pipe().map_err(|error| error.to_string())?;
     let launch = Launch {
@@ -267,11 +267,11 @@ async fn once(payload: &Payload, containment: &Containment) -> Result<(), String
         env: &env,
         workdir: bench.workdir(),
         input: Input::Null,
-        channel: Some(writer),
-        within: &enclosure,
+        message_channel: Some(writer),
+        scope: &enclosure,
     };
-    let running = Running::start(launch).await.map_err(|error| format!("not started: {error}"))?;
-    let bounds = Bounds { run_time: Some(RUN_TIMEOUT), grace: Duration::from_millis(30) };
+    let running = RunningProcess::start(launch).await.map_err(|error| format!("not started: {error}"))?;
+    let bounds = RunLimits { run_time: Some(RUN_TIMEOUT), termination_grace: Duration::from_millis(30) };
     let finish = running.finish(bounds, &bench.context);
     let ended = match payload.end {
         End::ByItself => finish.await,
@@ -284,13 +284,15 @@ async fn once(payload: &Payload, containment: &Containment) -> Result<(), String
         }
     };
     let ended = ended.map_err(|error| format!("its end was not seen: {error}"))?;
-    let mut emptiness = enclosure.clear().await;
+    let mut emptiness = enclosure.clean_up().await;
     // On a machine that stalls the end of what was killed may be seen later than a worker waits for it.
-    if emptiness == Emptiness::Unproven && tokio::time::timeout(RUN_TIMEOUT / 2, enclosure.vacated()).await.is_ok() {
-        emptiness = Emptiness::Proven;
+    if emptiness == Cleanup::Incomplete
+        && tokio::time::timeout(RUN_TIMEOUT / 2, enclosure.wait_cleaned_up()).await.is_ok()
+    {
+        emptiness = Cleanup::Complete;
     }
     let left = quarry.found();
-    if !left.is_empty() || emptiness != Emptiness::Proven {
+    if !left.is_empty() || emptiness != Cleanup::Complete {
         return Err(format!("{emptiness:?}, survivors {left:?}, {ended:?}"));
     }
     if let Some(folder) = &enclosure.name().cgroup
@@ -298,7 +300,7 @@ async fn once(payload: &Payload, containment: &Containment) -> Result<(), String
     {
         return Err(format!("{} is left", folder.display()));
     }
-    (payload.also)(&bench, &Context { said: &ended.said(), level: containment.level() })?;
+    (payload.also)(&bench, &Context { said: &ended.describe(), level: containment.level() })?;
     drop(std::fs::set_permissions(bench.workdir(), std::os::unix::fs::PermissionsExt::from_mode(0o700)));
     removed(bench.workdir())
 }
@@ -321,7 +323,7 @@ pub(crate) async fn run(filter: &str) -> Report {
             Ok(containment) => {
                 let outcome = tokio::select! {
                     outcome = level_holds(&name, &containment, rounds, filter) => outcome,
-                    () = containment.reap() => unreachable!("it does not end"),
+                    () = containment.reap_orphans() => unreachable!("it does not end"),
                 };
                 report.check(&name, outcome);
             }
@@ -337,12 +339,12 @@ pub(crate) async fn run(filter: &str) -> Report {
     report
 }
 
-fn at_with_disk(level: Level) -> Result<Containment, String> {
+fn at_with_disk(level: ContainmentLevel) -> Result<Containment, String> {
     at(level, "probe")?;
-    let limits = Limits { disk: Some(DISK), ..Limits::default() };
-    let wanted = Wanted { demand: Demand::AtMost(level), limits, ..Wanted::default() };
+    let limits = ResourceLimits { disk: Some(DISK), ..ResourceLimits::default() };
+    let wanted = ContainmentConfig { requirement: Requirement::AtMost(level), limits, ..ContainmentConfig::default() };
     let name = format!("hostile-{level}-{}", std::process::id());
-    Containment::establish(&name, wanted).map_err(|error| error.to_string())
+    Containment::probe(&name, wanted).map_err(|error| error.to_string())
 }
 
 async fn level_holds(name: &str, containment: &Containment, rounds: usize, filter: &str) -> Result<(), String> {
@@ -352,7 +354,7 @@ async fn level_holds(name: &str, containment: &Containment, rounds: usize, filte
     let wanted = |payload: &&Payload| filter.is_empty() || name.contains(filter) || payload.name.contains(filter);
     let alone = |payload: &Payload| match payload.company {
         Company::Any => false,
-        Company::NoneInGroups => containment.level() == Level::Group,
+        Company::NoneInGroups => containment.level() == ContainmentLevel::ProcessGroup,
         Company::None => true,
     };
     let (lonely, social): (Vec<_>, Vec<_>) = PAYLOADS.iter().filter(wanted).partition(|payload| alone(payload));
@@ -412,7 +414,7 @@ pub(crate) async fn as_first_process() -> Report {
     let mut report = Report::default();
     report
         .check("this is the first process", if std::process::id() == 1 { Ok(()) } else { Err("it is not".to_owned()) });
-    let containment = at(Level::Group, "first").expect("there are always process groups");
+    let containment = at(ContainmentLevel::ProcessGroup, "first").expect("there are always process groups");
     let all = async {
         for payload in &PAYLOADS {
             report.check(
@@ -433,7 +435,7 @@ pub(crate) async fn as_first_process() -> Report {
     };
     tokio::select! {
         () = all => {}
-        () = containment.reap() => {}
+        () = containment.reap_orphans() => {}
     }
     report
 }

@@ -24,9 +24,10 @@ mod plain;
 
 use std::process::ExitCode;
 
-use journeyman::host::containment::{Containment, Demand, Level, Wanted};
+use journeyman::host::containment::{Containment, ContainmentConfig, ContainmentLevel, Requirement};
 
-const LEVELS: [Level; 3] = [Level::CgroupKill, Level::CgroupFreeze, Level::Group];
+const LEVELS: [ContainmentLevel; 3] =
+    [ContainmentLevel::CgroupKill, ContainmentLevel::CgroupFreeze, ContainmentLevel::ProcessGroup];
 
 /// What a part of the suite has to say.
 #[derive(Debug, Default)]
@@ -54,10 +55,10 @@ impl Report {
 }
 
 /// This host at a level, or why it has none such.
-fn at(level: Level, name: &str) -> Result<Containment, String> {
+fn at(level: ContainmentLevel, name: &str) -> Result<Containment, String> {
     let name = format!("{name}-{level}-{}", std::process::id());
-    let wanted = Wanted { demand: Demand::AtMost(level), ..Wanted::default() };
-    let containment = Containment::establish(&name, wanted).map_err(|error| error.to_string())?;
+    let wanted = ContainmentConfig { requirement: Requirement::AtMost(level), ..ContainmentConfig::default() };
+    let containment = Containment::probe(&name, wanted).map_err(|error| error.to_string())?;
     if containment.level() == level {
         Ok(containment)
     } else {

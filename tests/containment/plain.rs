@@ -5,10 +5,10 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use journeyman::domain::outcome::Emptiness;
+use journeyman::domain::outcome::Cleanup;
 use journeyman::handler::environment;
-use journeyman::handler::process::{Bounds, Input, Launch, Running, Status};
-use journeyman::host::containment::{Containment, Enclosure, Level, Limits, Wanted};
+use journeyman::handler::process::{Input, Launch, ProcessStatus, RunLimits, RunningProcess};
+use journeyman::host::containment::{Containment, ContainmentConfig, ContainmentLevel, ProcessScope, ResourceLimits};
 
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
@@ -16,7 +16,8 @@ use crate::bench::Bench;
 use crate::hostile::LEAVE;
 use crate::{LEVELS, Report, at};
 
-const BOUNDS: Bounds = Bounds { run_time: Some(Duration::from_secs(60)), grace: Duration::from_secs(10) };
+const BOUNDS: RunLimits =
+    RunLimits { run_time: Some(Duration::from_secs(60)), termination_grace: Duration::from_secs(10) };
 
 pub(crate) async fn run(filter: &str) -> Report {
     let mut report = Report::default();
@@ -38,7 +39,7 @@ pub(crate) async fn run(filter: &str) -> Report {
     if "doubt".contains(filter) {
         report.check("group: a stray that may be another claim's is not killed on suspicion", doubt().await);
     }
-    for level in [Level::CgroupKill, Level::CgroupFreeze] {
+    for level in [ContainmentLevel::CgroupKill, ContainmentLevel::CgroupFreeze] {
         if "doubt".contains(filter) && at(level, "probe").is_ok() {
             let name = format!("{level}: what left a control group ends when no task is left that it may be of");
             report.check(&name, fugitive(level).await);
@@ -50,27 +51,33 @@ pub(crate) async fn run(filter: &str) -> Report {
     report
 }
 
-async fn start(bench: &Bench, within: &Enclosure, argv: &[&str]) -> io::Result<Running> {
+async fn start(bench: &Bench, within: &ProcessScope, argv: &[&str]) -> io::Result<RunningProcess> {
     start_with(bench, within, argv, &[]).await
 }
 
 async fn start_with(
     bench: &Bench,
-    within: &Enclosure,
+    within: &ProcessScope,
     argv: &[&str],
     variables: &[(&str, &str)],
-) -> io::Result<Running> {
+) -> io::Result<RunningProcess> {
     let argv: Vec<String> = argv.iter().map(|&argument| argument.to_owned()).collect();
-    let mut env = environment::of_task(&environment::Variables::new(), &bench.context);
+    let mut env = environment::for_task(&environment::Variables::new(), &bench.context);
     env.insert("ODD-name".to_owned(), "kept".to_owned());
     env.extend(variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
     let (_, channel) = rustix::pipe::pipe()?;
-    let launch =
-        Launch { argv: &argv, env: &env, workdir: bench.workdir(), input: Input::Null, channel: Some(channel), within };
-    Running::start(launch).await
+    let launch = Launch {
+        argv: &argv,
+        env: &env,
+        workdir: bench.workdir(),
+        input: Input::Null,
+        message_channel: Some(channel),
+        scope: within,
+    };
+    RunningProcess::start(launch).await
 }
 
-fn bench(enclosure: &Enclosure) -> Bench {
+fn bench(enclosure: &ProcessScope) -> Bench {
     Bench::new().within(enclosure.clone())
 }
 
@@ -92,12 +99,12 @@ async fn of_a_handler(containment: &Containment) -> Result<(), String> {
         Ok([ended.wait()?.code(), runs.wait()?.code()])
     });
     ready.recv().ok();
-    let enclosure = containment.enclosure();
+    let enclosure = containment.new_scope();
     let bench = bench(&enclosure);
     let leaves = ["sh", "-c", "for i in 1 2 3; do setsid sleep 600 >/dev/null 2>&1 & done"];
     let running = start(&bench, &enclosure, &leaves).await.map_err(|error| error.to_string())?;
     running.finish(BOUNDS, &bench.context).await.map_err(|error| error.to_string())?;
-    same("empty", enclosure.clear().await, Emptiness::Proven)?;
+    same("empty", enclosure.clean_up().await, Cleanup::Complete)?;
     drop(go);
     let seen = handler.join().map_err(|_| "the handler panicked".to_owned())?.map_err(|error| error.to_string())?;
     same("how they ended", seen, [Some(7), Some(0)])
@@ -109,13 +116,13 @@ const LOOK: &str = "echo $0 \"$@\"; pwd; tr '\\0' '\\n' </proc/$$/environ | cut 
 
 async fn nothing_of_ours(containment: &Containment) -> Result<(), String> {
     let mut seen = Vec::new();
-    for enclosure in [Enclosure::bare(), containment.enclosure()] {
+    for enclosure in [ProcessScope::without_cookie(), containment.new_scope()] {
         let bench = bench(&enclosure);
         let argv = ["sh", "-c", LOOK, "zero", "one two", ""];
         let running = start(&bench, &enclosure, &argv).await.map_err(|error| error.to_string())?;
         let leader = running.group().to_string();
         let ended = running.finish(BOUNDS, &bench.context).await.map_err(|error| error.to_string())?;
-        same("status", ended.status, Status::Code(0))?;
+        same("status", ended.status, ProcessStatus::Code(0))?;
         let folder = bench.workdir().display().to_string();
         seen.push(bench.log().replace(&leader, "PID").replace(&folder, "FOLDER").replace("JOURNEYMAN_CLAIM ", ""));
     }
@@ -130,15 +137,15 @@ async fn both_ways(
     containment: &Containment,
     argv: &[&str],
     variables: impl Fn(&Bench) -> Vec<(&'static str, String)>,
-) -> Result<[(Status, String); 2], String> {
+) -> Result<[(ProcessStatus, String); 2], String> {
     let mut seen = Vec::new();
-    for enclosure in [Enclosure::bare(), containment.enclosure()] {
+    for enclosure in [ProcessScope::without_cookie(), containment.new_scope()] {
         let bench = bench(&enclosure);
         let variables = variables(&bench);
         let variables: Vec<_> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
         let running = start_with(&bench, &enclosure, argv, &variables).await.map_err(|error| error.to_string())?;
         let ended = running.finish(BOUNDS, &bench.context).await.map_err(|error| error.to_string())?;
-        same("empty", enclosure.clear().await, Emptiness::Proven)?;
+        same("empty", enclosure.clean_up().await, Cleanup::Complete)?;
         let folder = bench.workdir().display().to_string();
         seen.push((ended.status, bench.log().replace(&folder, "FOLDER")));
     }
@@ -148,7 +155,7 @@ async fn both_ways(
 async fn a_missing_preload_is_a_warning(containment: &Containment) -> Result<(), String> {
     let preload = |_: &Bench| vec![("LD_PRELOAD", "/no/such.so".to_owned())];
     let [bare, here] = both_ways(containment, &["sh", "-c", "echo it ran"], preload).await?;
-    if here.0 != Status::Code(0) || !here.1.contains("it ran") || !here.1.contains("/no/such.so") {
+    if here.0 != ProcessStatus::Code(0) || !here.1.contains("it ran") || !here.1.contains("/no/such.so") {
         return Err(format!("{here:?}"));
     }
     same("what is seen", here, bare)
@@ -164,7 +171,7 @@ async fn the_loaders_variables(containment: &Containment) -> Result<(), String> 
         vec![("LD_LIBRARY_PATH", folder.display().to_string())]
     };
     let [bare, here] = both_ways(containment, &["sh", "-c", "echo it ran"], broken).await?;
-    if here.0 != Status::Code(127) || !here.1.contains("FOLDER/lib/libc.so.6") {
+    if here.0 != ProcessStatus::Code(127) || !here.1.contains("FOLDER/lib/libc.so.6") {
         return Err(format!("{here:?}"));
     }
     same("the payload's own failure", here, bare)?;
@@ -185,7 +192,7 @@ async fn the_loaders_variables(containment: &Containment) -> Result<(), String> 
 async fn errors_are_the_same(containment: &Containment) -> Result<(), String> {
     for (file, content) in [("interpreter", "#!/no/such/interpreter\n"), ("here", "")] {
         let mut told = Vec::new();
-        for enclosure in [Enclosure::bare(), containment.enclosure()] {
+        for enclosure in [ProcessScope::without_cookie(), containment.new_scope()] {
             let bench = bench(&enclosure);
             let path = bench.workdir().join(file);
             std::fs::write(&path, content).unwrap();
@@ -195,7 +202,7 @@ async fn errors_are_the_same(containment: &Containment) -> Result<(), String> {
                 Ok(running) => return Err(format!("{file} was started: {running:?}")),
                 Err(error) => error,
             };
-            same("empty", enclosure.clear().await, Emptiness::Proven)?;
+            same("empty", enclosure.clean_up().await, Cleanup::Complete)?;
             told.push((error.kind(), error.raw_os_error(), error.to_string()));
         }
         same(file, &told[1], &told[0])?;
@@ -204,20 +211,20 @@ async fn errors_are_the_same(containment: &Containment) -> Result<(), String> {
 }
 
 async fn side_by_side(containment: &Containment) -> Result<(), String> {
-    let enclosure = containment.enclosure();
+    let enclosure = containment.new_scope();
     let bench = bench(&enclosure);
     let lasting = start(&bench, &enclosure, &["sh", "-c", "while [ ! -e go ]; do :; done; exit 7"]).await.unwrap();
     let short = start(&bench, &enclosure, &["true"]).await.unwrap();
     let ended = short.finish(BOUNDS, &bench.context).await.unwrap();
-    same("the short one", ended.status, Status::Code(0))?;
+    same("the short one", ended.status, ProcessStatus::Code(0))?;
     std::fs::write(bench.workdir().join("go"), "").unwrap();
     let ended = lasting.finish(BOUNDS, &bench.context).await.unwrap();
-    same("the lasting one", ended.status, Status::Code(7))?;
-    same("empty", enclosure.clear().await, Emptiness::Proven)
+    same("the lasting one", ended.status, ProcessStatus::Code(7))?;
+    same("empty", enclosure.clean_up().await, Cleanup::Complete)
 }
 
 async fn dropped(containment: &Containment) -> Result<(), String> {
-    let enclosure = containment.enclosure();
+    let enclosure = containment.new_scope();
     let bench = bench(&enclosure);
     let alive = bench.alive();
     let script = "exec 9>alive; setsid sleep 7654321 & sleep 7654321 & echo ready; wait";
@@ -226,15 +233,15 @@ async fn dropped(containment: &Containment) -> Result<(), String> {
         ended = running.finish(BOUNDS, &bench.context) => return Err(format!("{ended:?}")),
         () = bench.logged("ready") => {}
     }
-    same("empty", enclosure.clear().await, Emptiness::Proven)?;
+    same("empty", enclosure.clean_up().await, Cleanup::Complete)?;
     alive.gone().await;
     Ok(())
 }
 
 /// Two claims run, and one leaves a daemon without an environment: it may be either's.
 async fn doubt() -> Result<(), String> {
-    let containment = at(Level::Group, "doubt")?;
-    let (first, second) = (containment.enclosure(), containment.enclosure());
+    let containment = at(ContainmentLevel::ProcessGroup, "doubt")?;
+    let (first, second) = (containment.new_scope(), containment.new_scope());
     let (one, other) = (bench(&first), bench(&second));
     let alive = one.alive();
     let lasting = start(&other, &second, &["sh", "-c", "while [ ! -e go ]; do sleep 0.01; done"]).await.unwrap();
@@ -242,22 +249,22 @@ async fn doubt() -> Result<(), String> {
                   while [ ! -e up ]; do :; done";
     let left = start(&one, &first, &["sh", "-c", script]).await.unwrap();
     let ended = left.finish(BOUNDS, &one.context).await.unwrap();
-    same("the first", ended.status, Status::Code(0))?;
-    same("the first's emptiness", first.clear().await, Emptiness::Unproven)?;
+    same("the first", ended.status, ProcessStatus::Code(0))?;
+    same("the first's emptiness", first.clean_up().await, Cleanup::Incomplete)?;
     // The other claim's end settles it: whosever it is, it is over.
     std::fs::write(other.workdir().join("go"), "").unwrap();
     let ended = lasting.finish(BOUNDS, &other.context).await.unwrap();
-    same("the other", ended.status, Status::Code(0))?;
-    same("the other's emptiness", second.clear().await, Emptiness::Proven)?;
-    first.vacated().await;
+    same("the other", ended.status, ProcessStatus::Code(0))?;
+    same("the other's emptiness", second.clean_up().await, Cleanup::Complete)?;
+    first.wait_cleaned_up().await;
     alive.gone().await;
     Ok(())
 }
 
 /// The same in control groups, where the daemon has left its own. What is in another's group is that one's.
-async fn fugitive(level: Level) -> Result<(), String> {
+async fn fugitive(level: ContainmentLevel) -> Result<(), String> {
     let containment = at(level, "fugitive")?;
-    let (first, second) = (containment.enclosure(), containment.enclosure());
+    let (first, second) = (containment.new_scope(), containment.new_scope());
     let (one, other) = (bench(&first), bench(&second));
     let (alive, neighbour) = (one.alive(), other.alive());
     let script = "( env -i setsid sh -c 'exec 9>alive; echo >up; exec sleep 7654321' >/dev/null 2>&1 3>&- & ); \
@@ -270,18 +277,18 @@ async fn fugitive(level: Level) -> Result<(), String> {
     );
     let left = start(&one, &first, &["sh", "-c", &script]).await.unwrap();
     let ended = left.finish(BOUNDS, &one.context).await.unwrap();
-    same("the first", ended.status, Status::Code(0))?;
+    same("the first", ended.status, ProcessStatus::Code(0))?;
     let out = one.workdir().join("left").exists();
-    let emptiness = if out { Emptiness::Unproven } else { Emptiness::Proven };
-    same("the first's emptiness", first.clear().await, emptiness)?;
+    let emptiness = if out { Cleanup::Incomplete } else { Cleanup::Complete };
+    same("the first's emptiness", first.clean_up().await, emptiness)?;
     same("its daemon lives where it got out", alive.is_there(), out)?;
     same("the other's daemon lives", neighbour.is_there(), true)?;
     std::fs::write(other.workdir().join("go"), "").unwrap();
     let ended = lasting.finish(BOUNDS, &other.context).await.unwrap();
-    same("the other", ended.status, Status::Code(0))?;
-    same("the other's emptiness", second.clear().await, Emptiness::Proven)?;
+    same("the other", ended.status, ProcessStatus::Code(0))?;
+    same("the other's emptiness", second.clean_up().await, Cleanup::Complete)?;
     // Whosever it was, it is over.
-    first.vacated().await;
+    first.wait_cleaned_up().await;
     alive.gone().await;
     neighbour.gone().await;
     Ok(())
@@ -289,9 +296,9 @@ async fn fugitive(level: Level) -> Result<(), String> {
 
 /// What the controllers enforce, where this host has them for us.
 async fn limits(report: &mut Report) {
-    let limits = Limits { memory: Some(32 << 20), processes: Some(20), disk: None };
-    let wanted = Wanted { limits, ..Wanted::default() };
-    let containment = match Containment::establish(&format!("limits-{}", std::process::id()), wanted) {
+    let limits = ResourceLimits { memory: Some(32 << 20), processes: Some(20), disk: None };
+    let wanted = ContainmentConfig { limits, ..ContainmentConfig::default() };
+    let containment = match Containment::probe(&format!("limits-{}", std::process::id()), wanted) {
         Ok(containment) if containment.limits() == limits => containment,
         Ok(containment) => {
             report.missing.push(format!("controllers: {}", containment.shortcomings().join("; ")));
@@ -308,9 +315,9 @@ async fn limits(report: &mut Report) {
 }
 
 async fn said(containment: &Containment, script: &str, words: &str) -> Result<(), String> {
-    let enclosure = containment.enclosure();
+    let enclosure = containment.new_scope();
     let bench = bench(&enclosure);
     let running = start(&bench, &enclosure, &["sh", "-c", script]).await.map_err(|error| error.to_string())?;
     let ended = running.finish(BOUNDS, &bench.context).await.map_err(|error| error.to_string())?;
-    if ended.said().contains(words) { Ok(()) } else { Err(format!("{ended:?}")) }
+    if ended.describe().contains(words) { Ok(()) } else { Err(format!("{ended:?}")) }
 }

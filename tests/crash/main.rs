@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use journeyman::domain::id::TaskId;
-use journeyman::source::taskcluster::{Api, ApiSettings, Credentials, Timeouts};
+use journeyman::source::taskcluster::{Api, ApiConfig, Credentials, Timeouts};
 use process::{Process, TOKEN, Variable};
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt as _;
@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(180);
 
 fn api(root_url: &str) -> Api {
     let credentials = Credentials::new("tester", TOKEN.to_owned().into(), None).expect("credentials");
-    Api::new(ApiSettings {
+    Api::new(ApiConfig {
         root_url: root_url.to_owned(),
         queue_url: None,
         credentials: Some(credentials),

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use journeyman::domain::id::TaskId;
-use journeyman::host::crash::POINTS;
-use journeyman::queue::{self, Client, Db};
+use journeyman::host::crash_points::CLAIM_CRASH_POINTS;
+use journeyman::queue::{self, Db, RegisteredClient};
 use journeyman::source::taskcluster::Api;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -59,7 +59,7 @@ impl Stage {
         let mut others: Vec<&str> = Vec::new();
         let mut starts: Vec<&str> = Vec::new();
         for round in 0..runs {
-            for point in POINTS.iter().copied().filter(|point| azure || !OF_MESSAGES.contains(point)) {
+            for point in CLAIM_CRASH_POINTS.iter().copied().filter(|point| azure || !OF_MESSAGES.contains(point)) {
                 if round < share(point) {
                     if AT_THE_START.contains(&point) { starts.push(point) } else { others.push(point) }
                 }
@@ -249,16 +249,19 @@ fn processes_of(folder: &Path) -> Vec<i32> {
 }
 
 /// A queue with such claims, whose messages come back soon.
-pub async fn queue_in(folder: &Path, claim_timeout: Duration) -> queue::Running {
-    let client =
-        Client { client_id: "tester".to_owned(), access_token: TOKEN.to_owned().into(), scopes: vec!["*".to_owned()] };
-    queue::start(queue::Settings {
+pub async fn queue_in(folder: &Path, claim_timeout: Duration) -> queue::RunningQueue {
+    let client = RegisteredClient {
+        client_id: "tester".to_owned(),
+        access_token: TOKEN.to_owned().into(),
+        scopes: vec!["*".to_owned()],
+    };
+    queue::start(queue::Config {
         clients: vec![client],
         claim_timeout,
         claim_delay: Duration::from_millis(200),
         long_poll: Duration::from_millis(500),
-        visibility: Duration::from_secs(5),
-        ..queue::Settings::new(Db::File(folder.join("queue.db")), folder.join("artifacts"))
+        visibility_timeout: Duration::from_secs(5),
+        ..queue::Config::new(Db::File(folder.join("queue.db")), folder.join("artifacts"))
     })
     .await
     .expect("the queue starts")
@@ -314,7 +317,7 @@ fn concerns(line: &str, faults: &[crate::checker::Fault]) -> bool {
 #[expect(clippy::disallowed_methods, reason = "a test has no configuration of its own")]
 fn a_worker_that_dies_at_any_place_loses_nothing_and_reports_nothing_twice() {
     let runs = std::env::var("JOURNEYMAN_CRASH_RUNS").ok().and_then(|text| text.parse().ok()).unwrap_or(20);
-    assert!(POINTS.len() >= 12);
+    assert!(CLAIM_CRASH_POINTS.len() >= 12);
     let deaths: usize = std::thread::scope(|scope| {
         let stages = STAGES.map(|stage| {
             scope.spawn(move || {
@@ -324,6 +327,6 @@ fn a_worker_that_dies_at_any_place_loses_nothing_and_reports_nothing_twice() {
         });
         stages.into_iter().map(|stage| stage.join().expect("it holds")).sum()
     });
-    println!("crash: {deaths} deaths at {} places, {runs} at each", POINTS.len());
-    assert_eq!(deaths, runs * POINTS.len());
+    println!("crash: {deaths} deaths at {} places, {runs} at each", CLAIM_CRASH_POINTS.len());
+    assert_eq!(deaths, runs * CLAIM_CRASH_POINTS.len());
 }

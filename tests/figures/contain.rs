@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use journeyman::domain::id::{Run, TaskId};
-use journeyman::domain::outcome::Emptiness;
+use journeyman::domain::outcome::Cleanup;
 use journeyman::domain::time::Instant;
 use journeyman::handler::artifact::Artifacts;
 use journeyman::handler::environment::Variables;
 use journeyman::handler::log::{LogLimits, TaskLog};
-use journeyman::handler::process::{Bounds, Input, Launch, Running};
-use journeyman::handler::{Cancel, CancelCause, Context, Task};
+use journeyman::handler::process::{Input, Launch, RunLimits, RunningProcess};
+use journeyman::handler::{CancelCause, Cancellation, Context, TaskInfo};
 use journeyman::host::clock::Clock;
-use journeyman::host::containment::{Containment, Enclosure, Wanted};
+use journeyman::host::containment::{Containment, ContainmentConfig, ProcessScope};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncReadExt as _;
@@ -28,7 +28,7 @@ use crate::limits::Spans;
 use crate::roles::now;
 use crate::table::{Row, load};
 
-const BOUNDS: Bounds = Bounds { run_time: None, grace: Duration::ZERO };
+const BOUNDS: RunLimits = RunLimits { run_time: None, termination_grace: Duration::ZERO };
 
 /// Each process tree has a leader, a child, and a child that has left the group.
 const TREE: &str = "sleep 600 & setsid sleep 600 & echo ready; wait";
@@ -37,25 +37,34 @@ const TREE: &str = "sleep 600 & setsid sleep 600 & echo ready; wait";
 const PLAIN_TREE: &str = "sleep 600 & sleep 600 & echo ready; wait";
 
 struct Orders {
-    cancel: watch::Sender<Option<Cancel>>,
+    cancel: watch::Sender<Option<Cancellation>>,
     lease: watch::Sender<Instant>,
 }
 
-fn context(folder: &Path, number: usize, orders: &Orders, within: &Enclosure) -> Done<Context> {
+fn context(folder: &Path, number: usize, orders: &Orders, within: &ProcessScope) -> Done<Context> {
     let run = Run { task: TaskId::parse("fN1SbArXTPSVFNUvaOlinQ").ok_or("a task id")?, run: u32::try_from(number)? };
-    let task = Task { run, source: "bench".to_owned(), definition: serde_json::Value::Null, env: Default::default() };
+    let task =
+        TaskInfo { run, source: "bench".to_owned(), definition: serde_json::Value::Null, env: Default::default() };
     let log = TaskLog::new(folder.join(format!("{number}.log")), LogLimits::default());
     let (cancel, lease) = (orders.cancel.subscribe(), orders.lease.subscribe());
     let folder = folder.to_owned();
-    Ok(Context::new(task, folder, log, Artifacts::new(), cancel, lease, Clock::boot()).within(within.clone()))
+    Ok(Context::new(task, folder, log, Artifacts::new(), cancel, lease, Clock::boot()).in_scope(within.clone()))
 }
 
-async fn start(argv: &[&str], context: &Context) -> Done<Running> {
+async fn start(argv: &[&str], context: &Context) -> Done<RunningProcess> {
     let argv: Vec<String> = argv.iter().map(|&argument| argument.to_owned()).collect();
     let env = Variables::new();
-    let within = context.enclosure();
+    let within = context.scope();
     let workdir = context.workdir();
-    Ok(Running::start(Launch { argv: &argv, env: &env, workdir, input: Input::Null, channel: None, within }).await?)
+    Ok(RunningProcess::start(Launch {
+        argv: &argv,
+        env: &env,
+        workdir,
+        input: Input::Null,
+        message_channel: None,
+        scope: within,
+    })
+    .await?)
 }
 
 fn descriptors() -> Done<usize> {
@@ -100,20 +109,20 @@ pub(crate) async fn here(part: Part, folder: &Path) -> Done<Vec<Row>> {
 
 /// Many process trees that run at once and are told to end at once.
 async fn trees(folder: &Path, count: usize) -> Done<Vec<Row>> {
-    let containment = Containment::establish("bench", Wanted::default())?;
+    let containment = Containment::probe("bench", ContainmentConfig::default())?;
     let load = load();
     let orders = Orders { cancel: watch::Sender::new(None), lease: watch::Sender::new(Instant::ORIGIN) };
     let (memory, files) = (anonymous_kib()?, descriptors()?);
     let mut running = JoinSet::new();
     let (ready, mut readies) = tokio::sync::mpsc::channel(count);
     for number in 0..count {
-        let enclosure = containment.enclosure();
+        let enclosure = containment.new_scope();
         let context = context(folder, number, &orders, &enclosure)?;
         let process = start(&["sh", "-c", TREE], &context).await?;
         let ready = ready.clone();
         running.spawn(async move {
             let said = async {
-                context.log().grown(0).await;
+                context.log().wait_for_growth(0).await;
                 ready.send(()).await.ok();
                 std::future::pending::<()>().await;
             };
@@ -121,7 +130,7 @@ async fn trees(folder: &Path, count: usize) -> Done<Vec<Row>> {
                 ended = process.finish(BOUNDS, &context) => ended,
                 () = said => unreachable!("it waits"),
             };
-            (ended, enclosure.clear().await)
+            (ended, enclosure.clean_up().await)
         });
     }
     for _ in 0..count {
@@ -131,11 +140,11 @@ async fn trees(folder: &Path, count: usize) -> Done<Vec<Row>> {
     let files = (descriptors()? - files) as f64 / count as f64;
     let began = now();
     let clock = Clock::boot();
-    let order = Cancel { cause: CancelCause::Shutdown, deadline: clock.now(), grace: Duration::ZERO };
+    let order = Cancellation { cause: CancelCause::Shutdown, deadline: clock.now(), termination_grace: Duration::ZERO };
     orders.cancel.send_replace(Some(order));
     while let Some(one) = running.join_next().await {
         let (ended, emptiness) = one?;
-        if emptiness != Emptiness::Proven || !ended?.survivors.is_empty() {
+        if emptiness != Cleanup::Complete || !ended?.survivors.is_empty() {
             return Err("a process tree is not gone".into());
         }
     }
@@ -188,7 +197,7 @@ async fn plain_trees(count: usize) -> Done<Duration> {
 
 /// What it takes from asking for a process to its proven end, in an enclosure and without.
 async fn starts(folder: &Path, count: usize) -> Done<Vec<Row>> {
-    let containment = Containment::establish("bench", Wanted::default())?;
+    let containment = Containment::probe("bench", ContainmentConfig::default())?;
     let load = load();
     let orders = Arc::new(Orders { cancel: watch::Sender::new(None), lease: watch::Sender::new(Instant::ORIGIN) });
     let spans = async |rest: Duration, count: usize, contained: Contained| -> Done<Spans> {
@@ -196,13 +205,13 @@ async fn starts(folder: &Path, count: usize) -> Done<Vec<Row>> {
         for number in 0..count {
             sleep(rest).await;
             let enclosure = match contained {
-                Contained::Yes => containment.enclosure(),
-                Contained::No => Enclosure::bare(),
+                Contained::Yes => containment.new_scope(),
+                Contained::No => ProcessScope::without_cookie(),
             };
             let context = context(folder, number, &orders, &enclosure)?;
             let began = now();
             start(&["/bin/true"], &context).await?.finish(BOUNDS, &context).await?;
-            enclosure.clear().await;
+            enclosure.clean_up().await;
             spans.push(now() - began);
         }
         Ok(Spans::new(spans))

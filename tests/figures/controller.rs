@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use journeyman::amqp::header_table;
 use journeyman::amqp::lapin::options::{
     BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions, QueueDeleteOptions,
 };
 use journeyman::amqp::lapin::types::{AMQPValue, FieldTable};
 use journeyman::amqp::lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
-use journeyman::amqp::table;
-use journeyman::client::{Call, Client};
+use journeyman::client::{RpcClient, RpcRequest};
 use serde_json::Value;
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
@@ -270,7 +270,7 @@ struct Pool {
     controller: Child,
     address: String,
     http: reqwest::Client,
-    client: Client,
+    client: RpcClient,
     channel: Channel,
     _connection: Connection,
 }
@@ -324,7 +324,7 @@ impl Pool {
         let channel = connection.create_channel().await?;
         channel.confirm_select(ConfirmSelectOptions::default()).await?;
         let http = reqwest::Client::builder().no_proxy().build()?;
-        let client = Client::new(raw::broker(&broker.uri)?, "bench");
+        let client = RpcClient::new(raw::broker(&broker.uri)?, "bench");
         let uri = broker.uri.clone();
         Ok(Self { name, uri, home, controller, address, http, client, channel, _connection: connection })
     }
@@ -370,7 +370,8 @@ impl Pool {
     /// A call, and its answer.
     async fn ask(&self, exchange: &str, key: &str) -> Done<()> {
         let (exchange, key) = (exchange.to_owned(), key.to_owned());
-        let call = Call { exchange, key, body: raw::body(), timeout: PATIENCE, ..Call::default() };
+        let call =
+            RpcRequest { exchange, routing_key: key, body: raw::body(), timeout: PATIENCE, ..RpcRequest::default() };
         let answer = self.client.call(&call).await?;
         if answer.is_ok() { Ok(()) } else { Err(format!("{answer:?}").into()) }
     }
@@ -409,7 +410,12 @@ impl Pool {
         let queue = self.queue(key);
         self.declare(&queue).await?;
         let mut answers = {
-            let call = Call { key: queue.clone(), body: raw::body(), timeout: PATIENCE, ..Call::default() };
+            let call = RpcRequest {
+                routing_key: queue.clone(),
+                body: raw::body(),
+                timeout: PATIENCE,
+                ..RpcRequest::default()
+            };
             self.client.stream(&call).await?
         };
         let began = now();
@@ -500,7 +506,7 @@ async fn publish(channel: &Channel, exchange: &str, keys: impl Iterator<Item = S
         let (channel, exchange) = (channel.clone(), exchange.to_owned());
         under_way.spawn(async move {
             let text = |text: &str| AMQPValue::LongString(text.into());
-            let headers = table([("x-worker-id", text("bench")), ("x-event", text("request-received"))]);
+            let headers = header_table([("x-worker-id", text("bench")), ("x-event", text("request-received"))]);
             let properties =
                 BasicProperties::default().with_correlation_id(number.to_string().into()).with_headers(headers);
             let options = BasicPublishOptions::default();

@@ -18,8 +18,8 @@ use journeyman::amqp::lapin::types::{AMQPValue, FieldTable, ShortString};
 use journeyman::amqp::lapin::{
     BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, Consumer, PublisherConfirm,
 };
-use journeyman::amqp::{Broker, Certificates, Settings, table};
-use journeyman::client::{Call, Client};
+use journeyman::amqp::{Broker, BrokerConfig, TlsFiles, header_table};
+use journeyman::client::{RpcClient, RpcRequest};
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, oneshot};
@@ -88,7 +88,7 @@ impl Pace {
 }
 
 pub(crate) fn broker(uri: &str) -> Done<Broker> {
-    Ok(Broker::new(&Settings { uri: SecretString::from(uri), certificates: Certificates::default() })?)
+    Ok(Broker::new(&BrokerConfig { uri: SecretString::from(uri), tls: TlsFiles::default() })?)
 }
 
 pub(crate) async fn next(consumer: &mut Consumer) -> Done<Delivery> {
@@ -105,7 +105,8 @@ async fn answer(channel: &Channel, request: &Delivery) -> Done<PublisherConfirm>
     let key = request.properties.reply_to().clone().ok_or("a request says where its answer goes")?;
     let id = request.properties.correlation_id().clone().ok_or("a request has an id")?;
     let status = AMQPValue::ByteArray(b"ok".to_vec().into());
-    let properties = BasicProperties::default().with_headers(table([("x-status", status)])).with_correlation_id(id);
+    let properties =
+        BasicProperties::default().with_headers(header_table([("x-status", status)])).with_correlation_id(id);
     let options = BasicPublishOptions { mandatory: !is_direct(&key), ..BasicPublishOptions::default() };
     Ok(channel.basic_publish("".into(), key, options, NOTHING, properties).await?)
 }
@@ -172,7 +173,7 @@ impl Caller {
         let asking: Arc<dyn Ask> = match self.by {
             By::Lapin => Raw::open(&self.uri, &self.queue).await?,
             By::Library => {
-                Arc::new(Library { client: Client::new(broker(&self.uri)?, "bench"), queue: self.queue.clone() })
+                Arc::new(Library { client: RpcClient::new(broker(&self.uri)?, "bench"), queue: self.queue.clone() })
             }
         };
         // Connected, and warm.
@@ -213,19 +214,19 @@ trait Ask: Send + Sync {
 }
 
 struct Library {
-    client: Client,
+    client: RpcClient,
     queue: String,
 }
 
 impl Ask for Library {
     fn ask(&self) -> Answered<'_> {
         Box::pin(async {
-            let call = Call {
-                key: self.queue.clone(),
+            let call = RpcRequest {
+                routing_key: self.queue.clone(),
                 path: Some("/nothing".to_owned()),
                 body: body(),
                 timeout: PATIENCE,
-                ..Call::default()
+                ..RpcRequest::default()
             };
             let answer = self.client.call(&call).await?;
             if answer.is_ok() && answer.body == NOTHING { Ok(()) } else { Err(format!("{answer:?}").into()) }
@@ -233,7 +234,7 @@ impl Ask for Library {
     }
 
     fn twice(&self) -> u64 {
-        self.client.strays()
+        self.client.late_replies()
     }
 }
 
@@ -318,7 +319,7 @@ pub(crate) fn body() -> Vec<u8> {
 pub(crate) fn request(id: &str, reply_to: &str) -> BasicProperties {
     let path = AMQPValue::ByteArray(b"/nothing".to_vec().into());
     BasicProperties::default()
-        .with_headers(table([("x-rpc-path", path)]))
+        .with_headers(header_table([("x-rpc-path", path)]))
         .with_correlation_id(id.into())
         .with_reply_to(reply_to.into())
 }

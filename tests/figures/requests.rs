@@ -390,7 +390,7 @@ impl Bench {
         let (queue, answers) = (format!("bench-{}", slugid()), format!("answers-{}", slugid()));
         let bench = Self { connection, channel, queue, answers };
         let quorum = || AMQPValue::LongString("quorum".into());
-        let arguments = (kind == Kind::Quorum).then(|| journeyman::amqp::table([("x-queue-type", quorum())]));
+        let arguments = (kind == Kind::Quorum).then(|| journeyman::amqp::header_table([("x-queue-type", quorum())]));
         let options = QueueDeclareOptions { durable: kind == Kind::Quorum, ..QueueDeclareOptions::default() };
         let arguments = arguments.unwrap_or_default();
         bench.channel.queue_declare(bench.queue.as_str().into(), options, arguments).await?;

@@ -10,16 +10,16 @@ use std::time::Duration;
 use journeyman::activity;
 use journeyman::config::schema::Log;
 use journeyman::handler::Request;
-use journeyman::handler::command::{Command, Settings as CommandSettings};
-use journeyman::handler::{Context, Handler, NotCompleted, NotPrepared, PayloadHandler, RunsOn, erase};
+use journeyman::handler::command::{Command, CommandConfig as CommandSettings};
+use journeyman::handler::{Context, DynHandler, ExecuteError, PayloadHandler, PrepareError, RunsOn, erase};
 use journeyman::observe::log::{self, Color};
-use journeyman::queue::{self, Client, Db};
+use journeyman::queue::{self, Db, RegisteredClient};
 use journeyman::source::Source;
-use journeyman::source::amqp::{Amqp, Settings as RequestSettings};
+use journeyman::source::amqp::{AmqpSource, AmqpSourceConfig as RequestSettings};
 use journeyman::source::taskcluster::{
-    ApiSettings, ArtifactStorage, Credentials, Dialect, Settings as SourceSettings, Taskcluster, Timeouts,
+    ApiConfig, ArtifactStorage, Config as SourceSettings, Credentials, Dialect, Taskcluster, Timeouts,
 };
-use journeyman::worker::{Control, Feed, Settings, Worker};
+use journeyman::worker::{Control, SourceBinding, Worker, WorkerConfig};
 use rustix::time::{ClockId, clock_gettime};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -128,7 +128,7 @@ pub(crate) async fn live(role: Role) -> Done<()> {
         if let Some(queue) = &queue {
             queue.root_url().clone_into(&mut settings.root_url);
         }
-        let pending = queue.as_ref().map(queue::Running::pending);
+        let pending = queue.as_ref().map(queue::RunningQueue::pending);
         work(settings, pending, &mut lines).await?;
     } else {
         let over = CancellationToken::new();
@@ -177,19 +177,19 @@ fn answer(line: &str) {
     }
 }
 
-async fn start_queue(settings: &QueueRole) -> Done<queue::Running> {
+async fn start_queue(settings: &QueueRole) -> Done<queue::RunningQueue> {
     let db = Db::File(settings.folder.join("queue.db"));
-    let client = Client {
+    let client = RegisteredClient {
         client_id: CLIENT_ID.to_owned(),
         access_token: ACCESS_TOKEN.to_owned().into(),
         scopes: vec!["*".to_owned()],
     };
-    let running = queue::start(queue::Settings {
+    let running = queue::start(queue::Config {
         clients: vec![client],
         // The measuring process counts without a signature.
         anonymous_scopes: vec!["queue:journeyman-list-tasks".to_owned()],
         claim_timeout: settings.claim_timeout,
-        ..queue::Settings::new(db, settings.folder.join("artifacts"))
+        ..queue::Config::new(db, settings.folder.join("artifacts"))
     })
     .await?;
     say(&format!("listening {}", running.root_url()));
@@ -197,8 +197,8 @@ async fn start_queue(settings: &QueueRole) -> Done<queue::Running> {
 }
 
 /// A source of the worker under measurement.
-pub(crate) fn api(root_url: &str) -> Done<ApiSettings> {
-    Ok(ApiSettings {
+pub(crate) fn api(root_url: &str) -> Done<ApiConfig> {
+    Ok(ApiConfig {
         root_url: root_url.to_owned(),
         queue_url: None,
         credentials: Some(Credentials::new(CLIENT_ID, ACCESS_TOKEN.to_owned().into(), None)?),
@@ -228,15 +228,20 @@ async fn work(settings: WorkerRole, pending: Option<watch::Receiver<u64>>, lines
         })?);
         // Only where reclaims are measured: elsewhere nothing stands between worker and source.
         let source = if settings.payload == Payload::Wait { watched.watch(source) } else { source };
-        feeds.push(Feed { name: queue.clone(), source, handler: Arc::clone(&handler), env: Default::default() });
+        feeds.push(SourceBinding {
+            name: queue.clone(),
+            source,
+            handler: Arc::clone(&handler),
+            env: Default::default(),
+        });
     }
     if let Some(RequestsRole { uri, queue, .. }) = &settings.requests {
-        let source = Arc::new(Amqp::new(RequestSettings::new(raw::broker(uri)?, queue, "bench")));
+        let source = Arc::new(AmqpSource::new(RequestSettings::new(raw::broker(uri)?, queue, "bench")));
         let handler = erase(NoOp(handler_state));
-        feeds.push(Feed { name: "requests".to_owned(), source, handler, env: Default::default() });
+        feeds.push(SourceBinding { name: "requests".to_owned(), source, handler, env: Default::default() });
     }
     let worker = Worker::new(
-        Settings { capacity: settings.capacity, work_dir: settings.work_dir.clone(), ..Settings::default() },
+        WorkerConfig { capacity: settings.capacity, work_dir: settings.work_dir.clone(), ..WorkerConfig::default() },
         feeds,
     );
     let control = worker.control();
@@ -248,14 +253,14 @@ async fn work(settings: WorkerRole, pending: Option<watch::Receiver<u64>>, lines
     if let Some(RequestsRole { uri, exchange, .. }) = &settings.requests {
         side.spawn(tell_pace(control.clone(), settings.expected));
         if let Some(exchange) = exchange {
-            let settings = activity::Settings {
+            let settings = activity::Config {
                 broker: raw::broker(uri)?,
                 exchange: exchange.clone(),
                 key: "bench".to_owned(),
                 worker_id: "bench".to_owned(),
                 repeat: Duration::from_secs(60),
             };
-            side.spawn(activity::report(settings, control.pulse()));
+            side.spawn(activity::report(settings, control.liveness()));
         }
     }
     let mut run = std::pin::pin!(worker.run());
@@ -275,7 +280,7 @@ async fn work(settings: WorkerRole, pending: Option<watch::Receiver<u64>>, lines
             }
         }
     }
-    control.hand_back(Some(Duration::from_secs(5))).await;
+    control.release(Some(Duration::from_secs(5))).await;
     run.await?;
     Ok(())
 }
@@ -325,13 +330,13 @@ enum Held {
     No,
 }
 
-fn handler(payload: Payload, released: watch::Receiver<Held>) -> Arc<dyn Handler> {
+fn handler(payload: Payload, released: watch::Receiver<Held>) -> Arc<dyn DynHandler> {
     match payload {
         Payload::Command => {
             let env = std::env::vars().filter(|(name, _)| name == "PATH").collect();
             erase(Command::new(CommandSettings {
                 env,
-                run_time_default: Some(Duration::from_secs(60)),
+                default_run_time: Some(Duration::from_secs(60)),
                 ..CommandSettings::default()
             }))
         }
@@ -352,11 +357,11 @@ impl PayloadHandler for InProcess {
     type Payload = Empty;
     type Prepared = ();
 
-    async fn prepare(&self, _: Empty, _: &Context) -> Result<(), NotPrepared> {
+    async fn prepare(&self, _: Empty, _: &Context) -> Result<(), PrepareError> {
         Ok(())
     }
 
-    async fn execute(&self, (): (), context: &Context) -> Result<(), NotCompleted> {
+    async fn execute(&self, (): (), context: &Context) -> Result<(), ExecuteError> {
         self.act(context).await;
         Ok(())
     }
@@ -369,11 +374,11 @@ impl PayloadHandler for NoOp {
     type Payload = Request;
     type Prepared = ();
 
-    async fn prepare(&self, _: Request, _: &Context) -> Result<(), NotPrepared> {
+    async fn prepare(&self, _: Request, _: &Context) -> Result<(), PrepareError> {
         Ok(())
     }
 
-    async fn execute(&self, (): (), context: &Context) -> Result<(), NotCompleted> {
+    async fn execute(&self, (): (), context: &Context) -> Result<(), ExecuteError> {
         self.0.act(context).await;
         Ok(())
     }

@@ -6,10 +6,12 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use journeyman::domain::id::{Lane, Run};
+use journeyman::domain::id::{PriorityQueue, Run};
 use journeyman::domain::outcome::Outcome;
-use journeyman::domain::poll::Manner;
-use journeyman::source::{Answer, Artifact, Batch, Claim, Grant, Message, Opened, Recovered, Source, Window};
+use journeyman::domain::poll::Capabilities;
+use journeyman::source::{
+    Artifact, Claim, ClaimWindow, Grant, Message, OpenResult, PollBatch, RecoveryBatch, Source, SourceFuture,
+};
 
 use crate::roles::now;
 
@@ -93,23 +95,23 @@ impl Source for Through {
         self.source.describe()
     }
 
-    fn deployment(&self) -> String {
-        self.source.deployment()
+    fn service_id(&self) -> String {
+        self.source.service_id()
     }
 
     fn claimant(&self) -> String {
         self.source.claimant()
     }
 
-    fn manner(&self) -> Manner {
-        self.source.manner()
+    fn capabilities(&self) -> Capabilities {
+        self.source.capabilities()
     }
 
-    fn open(&self) -> Answer<'_, Opened> {
+    fn open(&self) -> SourceFuture<'_, OpenResult> {
         self.source.open()
     }
 
-    fn poll(&self, lane: Lane, max: u8) -> Answer<'_, Batch> {
+    fn poll(&self, lane: PriorityQueue, max: u8) -> SourceFuture<'_, PollBatch> {
         Box::pin(async move {
             let sent_at = now();
             let batch = self.source.poll(lane, max).await?;
@@ -121,23 +123,23 @@ impl Source for Through {
         })
     }
 
-    fn claim<'a>(&'a self, message: &'a Message) -> Answer<'a, Grant> {
+    fn claim<'a>(&'a self, message: &'a Message) -> SourceFuture<'a, Grant> {
         self.source.claim(message)
     }
 
-    fn delete<'a>(&'a self, lane: Lane, id: &'a str, receipt: &'a str) -> Answer<'a, ()> {
+    fn delete<'a>(&'a self, lane: PriorityQueue, id: &'a str, receipt: &'a str) -> SourceFuture<'a, ()> {
         self.source.delete(lane, id, receipt)
     }
 
-    fn recover<'a>(&'a self, held: &'a [Run], asked: &'a [Window]) -> Answer<'a, Recovered> {
+    fn recover<'a>(&'a self, held: &'a [Run], asked: &'a [ClaimWindow]) -> SourceFuture<'a, RecoveryBatch> {
         self.source.recover(held, asked)
     }
 
-    fn take_over<'a>(&'a self, run: &'a Run) -> Answer<'a, Grant> {
+    fn take_over<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant> {
         self.source.take_over(run)
     }
 
-    fn reclaim<'a>(&'a self, claim: &'a Claim) -> Answer<'a, Duration> {
+    fn reclaim<'a>(&'a self, claim: &'a Claim) -> SourceFuture<'a, Duration> {
         Box::pin(async move {
             let sent_at = now();
             let answer = self.source.reclaim(claim).await;
@@ -146,15 +148,15 @@ impl Source for Through {
         })
     }
 
-    fn report<'a>(&'a self, claim: &'a Claim, outcome: Outcome) -> Answer<'a, ()> {
+    fn report<'a>(&'a self, claim: &'a Claim, outcome: Outcome) -> SourceFuture<'a, ()> {
         self.source.report(claim, outcome)
     }
 
-    fn upload<'a>(&'a self, claim: &'a Claim, artifact: &'a Artifact) -> Answer<'a, ()> {
+    fn upload<'a>(&'a self, claim: &'a Claim, artifact: &'a Artifact) -> SourceFuture<'a, ()> {
         self.source.upload(claim, artifact)
     }
 
-    fn canceled<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool> {
-        self.source.canceled(claim)
+    fn is_canceled<'a>(&'a self, claim: &'a Claim) -> SourceFuture<'a, bool> {
+        self.source.is_canceled(claim)
     }
 }

@@ -6,30 +6,31 @@ use std::time::Duration;
 use base64::engine::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE};
 use journeyman::config::{self, Document, Environment, show};
-use journeyman::domain::claim::{self, Settled};
-use journeyman::domain::fitness::Condition;
-use journeyman::domain::id::{Deployment, Run, SourceId, TaskId, Token};
-use journeyman::domain::outcome::{Outcome, Reason, Unprepared, Verdict};
-use journeyman::domain::poll::{self, Manner};
+use journeyman::domain::claim::{self, UploadStatus};
+use journeyman::domain::host_health::ProbeResult;
+use journeyman::domain::id::{LocalToken, Run, ServiceId, SourceId, TaskId};
+use journeyman::domain::outcome::{ExceptionReason, Outcome, PrepareFailure, Verdict};
+use journeyman::domain::poll::{self, Capabilities};
 use journeyman::domain::refusal::Refusal;
-use journeyman::domain::service::Serving;
+use journeyman::domain::service_supervisor::ServiceAvailability;
 use journeyman::domain::time::Instant;
 use journeyman::domain::worker::{
-    Brought, Effect, Event, Found, Haul, Lanes, Least, LeftOver, Noticed, Place, Policy, Seen, Stay, Worker,
+    Effect, Event, ExitPolicy, GrantedClaim, MinResources, OnTerminationNotice, OpenedQueues, PollResult,
+    ReceivedMessage, RecoveredClaim, RecoveryResult, SourceSpec, Worker, WorkerPolicy,
 };
-use journeyman::limits::{REDACT_NEEDLE_BYTES_MAX, REDACT_SECRET_CHARS_MIN};
-use journeyman::redact::{Filter, Needles, Shapes};
-use journeyman::source::taskcluster::hostile;
+use journeyman::limits::{REDACT_PIECE_BYTES_MAX, REDACT_SECRET_CHARS_MIN};
+use journeyman::redact::{Patterns, RedactFilter, SecretSet};
+use journeyman::source::taskcluster::fuzz_targets;
 
 /// A target: its name, which is that of its corpus, and what it does with bytes.
 pub(crate) type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
 pub(crate) const TARGETS: [Target; 7] = [
-    ("poll_answer", hostile::poll_answer),
-    ("message_text", hostile::message_text),
-    ("claim", hostile::claim),
-    ("signed_url", hostile::signed_url),
+    ("poll_answer", fuzz_targets::poll_response),
+    ("message_text", fuzz_targets::message_text),
+    ("claim", fuzz_targets::claim),
+    ("signed_url", fuzz_targets::signed_url),
     ("configuration", configuration),
     ("worker_events", worker_events),
     ("secrets", secrets),
@@ -38,11 +39,11 @@ pub(crate) const TARGETS: [Target; 7] = [
 /// A configuration file: read, refused with its places, or shown.
 pub(crate) fn configuration(bytes: &[u8]) {
     let document = Document::new(Path::new("fuzz.toml"), &String::from_utf8_lossy(bytes));
-    match config::load(Some(document), &Environment::of(&[]), &[]) {
+    match config::load(Some(document), &Environment::from_pairs(&[]), &[]) {
         Ok(loaded) => {
-            let shown = show::show(&loaded, show::Beside::Nothing);
+            let shown = show::to_toml(&loaded, show::ShowOrigins::No);
             let again = Document::new(Path::new("again.toml"), &shown);
-            assert!(config::load(Some(again), &Environment::of(&[]), &[]).is_ok(), "{shown}");
+            assert!(config::load(Some(again), &Environment::from_pairs(&[]), &[]).is_ok(), "{shown}");
         }
         Err(problems) => assert!(!problems.to_string().is_empty()),
     }
@@ -69,13 +70,13 @@ pub(crate) fn secrets(bytes: &[u8]) {
     let told = characters.get(own).unwrap_or_default().concat();
     let log = [before, secret.as_bytes(), after, characters.concat().as_bytes(), b"|"].concat();
 
-    let mut set = Needles::new(if manner & 8 == 0 { Shapes::Known } else { Shapes::Unknown });
+    let mut set = SecretSet::new(if manner & 8 == 0 { Patterns::Included } else { Patterns::Excluded });
     set.add(secret);
     let filtered = |piece: usize| {
-        let (mut filter, mut out) = (Filter::default(), Vec::new());
+        let (mut filter, mut out) = (RedactFilter::default(), Vec::new());
         for piece in log.chunks(piece.max(1)) {
             filter.push(&[&set], piece, &mut out);
-            assert!(filter.held() < REDACT_NEEDLE_BYTES_MAX, "{} bytes are held back", filter.held());
+            assert!(filter.held_back() < REDACT_PIECE_BYTES_MAX, "{} bytes are held back", filter.held_back());
         }
         filter.finish(&[&set], &mut out);
         out
@@ -110,12 +111,17 @@ pub(crate) fn worker_events(bytes: &[u8]) {
             230..=235 => Event::Resume,
             236..=239 => {
                 let source = SourceId(u16::try_from(world.number() % 2).unwrap_or_default());
-                Event::Serving { source, serving: if world.index() < 4 { Serving::Down } else { Serving::Up } }
+                Event::ServiceAvailabilityChanged {
+                    source,
+                    availability: if world.index() < 4 { ServiceAvailability::Down } else { ServiceAvailability::Up },
+                }
             }
             240..=245 => Event::Drain,
-            246..=249 => Event::HandBack { deadline: Some(world.now.plus(Duration::from_secs(world.number()))) },
-            250..=253 => Event::Terminate { deadline: Some(world.now.plus(Duration::from_secs(world.number()))) },
-            254 => Event::Retire,
+            246..=249 => Event::Release { deadline: Some(world.now.plus(Duration::from_secs(world.number()))) },
+            250..=253 => {
+                Event::TerminationNotice { deadline: Some(world.now.plus(Duration::from_secs(world.number()))) }
+            }
+            254 => Event::TerminationRisk,
             255 => Event::Abort,
         };
         world.happens(event);
@@ -136,33 +142,38 @@ struct World<'a> {
 
 impl<'a> World<'a> {
     fn new(bytes: &'a [u8]) -> Self {
-        let policy = Policy {
+        let policy = WorkerPolicy {
             capacity: CAPACITY,
-            poll: poll::Policy { interval: Duration::from_secs(1) },
-            claim: claim::Policy { grace: Duration::from_secs(10), check_every: None },
+            poll: poll::PollPolicy { interval: Duration::from_secs(1) },
+            claim: claim::ClaimPolicy { termination_grace: Duration::from_secs(10), status_poll_interval: None },
             dequeue_alert: 10,
-            denied_max: 5,
+            max_auth_failures: 5,
             drain_deadline: Some(Duration::from_secs(60)),
-            stay: Stay::default(),
-            least: Least::default(),
-            noticed: Noticed::MayFinish { margin: Duration::from_secs(15) },
+            exit_policy: ExitPolicy::default(),
+            min_resources: MinResources::default(),
+            on_termination_notice: OnTerminationNotice::Finish { margin: Duration::from_secs(15) },
         };
-        let manner =
-            |long_poll| Manner { long_poll, recovers: long_poll, tells_canceled: true, ends_with_worker: false };
-        let places = [false, true].map(|long_poll| Place { manner: manner(long_poll), deployment: Deployment(0) });
+        let manner = |long_poll| Capabilities {
+            long_poll,
+            supports_recovery: long_poll,
+            reports_cancellation: true,
+            connection_scoped: false,
+        };
+        let places =
+            [false, true].map(|long_poll| SourceSpec { capabilities: manner(long_poll), service: ServiceId(0) });
         let worker = Worker::new(policy, &places, 1);
         let (now, calls) = (Instant::ORIGIN, Vec::new());
         let mut world = Self { worker, bytes: bytes.iter().copied(), now, calls, tokens: 0, exited: false };
         if world.index() == 0 {
-            let outcome = Outcome::Exception(Reason::WorkerShutdown);
-            let left = |world: &mut Self| LeftOver {
+            let outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
+            let left = |world: &mut Self| RecoveredClaim {
                 token: world.token(),
                 source: SourceId(u16::try_from(world.number() % 2).unwrap_or_default()),
                 run: world.run(),
                 outcome,
             };
             let left_over = (0..world.number() % 4).map(|_| left(&mut world)).collect();
-            world.happens(Event::LeftOver(left_over));
+            world.happens(Event::ClaimsRecovered(left_over));
         }
         world.happens(Event::Tick);
         world
@@ -176,7 +187,7 @@ impl<'a> World<'a> {
         self.worker.handle(event, self.now);
         for _ in 0..EFFECTS_MAX {
             let Some(effect) = self.worker.next_effect() else {
-                assert!(self.worker.free() <= CAPACITY);
+                assert!(self.worker.free_slots() <= CAPACITY);
                 return;
             };
             assert!(!self.exited, "after the exit: {effect:?}");
@@ -197,8 +208,8 @@ impl<'a> World<'a> {
                     }
                 }
             }
-            Effect::Forget(message) => self.calls.retain(|(call, _)| *call != Effect::Delete(message)),
-            Effect::Alert(_) | Effect::Extended { .. } => {}
+            Effect::DropMessage(message) => self.calls.retain(|(call, _)| *call != Effect::Delete(message)),
+            Effect::Alert(_) | Effect::UpdateLease { .. } => {}
             call => self.calls.push((call, self.now)),
         }
     }
@@ -208,17 +219,22 @@ impl<'a> World<'a> {
         let (effect, sent_at) = self.calls.swap_remove(usize::from(choice) % self.calls.len());
         match effect {
             Effect::Open(source) => {
-                let lanes = Lanes { count: u16::try_from(self.number() % 4).unwrap_or(1), usable_for: self.span() };
+                let lanes =
+                    OpenedQueues { count: u16::try_from(self.number() % 4).unwrap_or(1), usable_for: self.span() };
                 Event::Opened { source, sent_at, answer: self.or_refused(lanes) }
             }
-            Effect::Poll { source, lane, max } => {
+            Effect::Poll { source, queue: lane, max } => {
                 let haul = self.haul(u64::from(max));
-                Event::Polled { source, lane, sent_at, answer: self.or_refused(haul) }
+                Event::Polled { source, queue: lane, sent_at, answer: self.or_refused(haul) }
             }
             Effect::Recover { source, .. } => {
-                let claims: Vec<Brought> = (0..self.number() % 3).map(|_| self.brought()).collect();
+                let claims: Vec<GrantedClaim> = (0..self.number() % 3).map(|_| self.brought()).collect();
                 let others = claims.len();
-                Event::Recovered { source, sent_at, answer: self.or_refused(Found { claims, missed: None, others }) }
+                Event::Recovered {
+                    source,
+                    sent_at,
+                    answer: self.or_refused(RecoveryResult { claims, error: None, foreign_claims: others }),
+                }
             }
             Effect::Claim(claim) => {
                 let length = self.length();
@@ -231,38 +247,47 @@ impl<'a> World<'a> {
             Effect::Delete(message) => Event::Deleted { message, answer: self.or_refused(()) },
             Effect::Prepare(claim) => {
                 let faults = [
-                    Unprepared::Malformed,
-                    Unprepared::Unavailable,
-                    Unprepared::Internal,
-                    Unprepared::Host,
-                    Unprepared::Away,
+                    PrepareFailure::Malformed,
+                    PrepareFailure::Unavailable,
+                    PrepareFailure::Internal,
+                    PrepareFailure::HostFault,
+                    PrepareFailure::ServiceDown,
                 ];
                 let answer = faults.get(self.index()).map_or(Ok(()), |fault| Err(*fault));
                 Event::Prepared { claim, answer }
             }
             Effect::Execute(claim) | Effect::Kill { claim, .. } => {
-                let verdicts =
-                    [Verdict::Completed, Verdict::Failed, Verdict::Intermittent, Verdict::Host, Verdict::Away];
+                let verdicts = [
+                    Verdict::Completed,
+                    Verdict::Failed,
+                    Verdict::Intermittent,
+                    Verdict::HostFault,
+                    Verdict::ServiceDown,
+                ];
                 let verdict = verdicts.get(self.index()).copied().unwrap_or(Verdict::Internal);
                 Event::Ended { claim, verdict }
             }
-            Effect::Settle(claim) => {
-                let settled = [Settled::Clean, Settled::Missing].get(self.index()).copied();
-                Event::Settled { claim, settled: settled.unwrap_or(Settled::Unstored) }
+            Effect::Upload(claim) => {
+                let settled = [UploadStatus::Complete, UploadStatus::ArtifactMissing].get(self.index()).copied();
+                Event::Uploaded { claim, status: settled.unwrap_or(UploadStatus::UploadFailed) }
             }
             Effect::Report { claim, .. } => Event::Reported { claim, answer: self.or_refused(()) },
             Effect::Reclaim { claim, .. } => {
                 let length = self.length();
                 Event::Reclaimed { claim, sent_at, answer: self.or_refused(length) }
             }
-            Effect::Check(claim) => {
+            Effect::CheckStatus(claim) => {
                 let resolved = self.index() == 0;
-                Event::Checked { claim, answer: self.or_refused(resolved) }
+                Event::StatusChecked { claim, answer: self.or_refused(resolved) }
             }
-            Effect::Look => Event::Looked(if self.index() == 0 { Condition::Unfit } else { Condition::Fit }),
-            Effect::Forget(_) | Effect::Extended { .. } | Effect::Close { .. } | Effect::Alert(_) | Effect::Exit(_) => {
-                Event::Tick
+            Effect::ProbeHost => {
+                Event::HostProbed(if self.index() == 0 { ProbeResult::Unhealthy } else { ProbeResult::Healthy })
             }
+            Effect::DropMessage(_)
+            | Effect::UpdateLease { .. }
+            | Effect::Close { .. }
+            | Effect::Alert(_)
+            | Effect::Exit(_) => Event::Tick,
         }
     }
 
@@ -286,15 +311,15 @@ impl<'a> World<'a> {
             1 => Err(Refusal::Rejected),
             2 => Err(Refusal::Denied),
             3 => Err(Refusal::Stale),
-            4 => Err(Refusal::Throttled { after }),
-            5 => Err(Refusal::Retry { after: None }),
+            4 => Err(Refusal::Throttled { retry_after: after }),
+            5 => Err(Refusal::Retry { retry_after: None }),
             _ => Ok(value),
         }
     }
 
-    fn token(&mut self) -> Token {
+    fn token(&mut self) -> LocalToken {
         self.tokens += 1;
-        Token(self.tokens)
+        LocalToken(self.tokens)
     }
 
     fn run(&mut self) -> Run {
@@ -302,19 +327,19 @@ impl<'a> World<'a> {
         Run { task, run: 0 }
     }
 
-    fn brought(&mut self) -> Brought {
-        Brought { token: self.token(), run: self.run(), length: self.length() }
+    fn brought(&mut self) -> GrantedClaim {
+        GrantedClaim { token: self.token(), run: self.run(), length: self.length() }
     }
 
     /// One more than was asked for, at times.
-    fn haul(&mut self, max: u64) -> Haul {
-        let mut haul = Haul::default();
+    fn haul(&mut self, max: u64) -> PollResult {
+        let mut haul = PollResult::default();
         for _ in 0..self.number() % (max + 2) {
             if self.index() < 4 {
                 let run = if self.index() == 0 { None } else { Some(self.run()) };
                 let id = format!("m{}", self.number() % 9).into();
                 let dequeue_count = u32::try_from(self.number() % 20).unwrap_or_default();
-                haul.messages.push(Seen { token: self.token(), id, dequeue_count, run });
+                haul.messages.push(ReceivedMessage { token: self.token(), id, dequeue_count, run });
             } else {
                 haul.claims.push(self.brought());
             }
@@ -323,21 +348,21 @@ impl<'a> World<'a> {
     }
 }
 
-fn subject(effect: &Effect) -> Option<Token> {
+fn subject(effect: &Effect) -> Option<LocalToken> {
     match effect {
         Effect::Claim(claim) | Effect::TakeOver(claim) | Effect::Prepare(claim) | Effect::Execute(claim) => {
             Some(*claim)
         }
-        Effect::Settle(claim) | Effect::Check(claim) => Some(*claim),
+        Effect::Upload(claim) | Effect::CheckStatus(claim) => Some(*claim),
         Effect::Kill { claim, .. } | Effect::Report { claim, .. } | Effect::Reclaim { claim, .. } => Some(*claim),
         Effect::Open(_)
         | Effect::Poll { .. }
         | Effect::Recover { .. }
         | Effect::Delete(_)
-        | Effect::Forget(_)
-        | Effect::Extended { .. }
+        | Effect::DropMessage(_)
+        | Effect::UpdateLease { .. }
         | Effect::Close { .. }
-        | Effect::Look
+        | Effect::ProbeHost
         | Effect::Alert(_)
         | Effect::Exit(_) => None,
     }

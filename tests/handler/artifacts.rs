@@ -3,20 +3,24 @@ use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use journeyman::handler::artifact::{Absent, Artifacts, Declaration, Undeclarable, What};
-use journeyman::handler::beneath::Walk;
-use journeyman::handler::collect::Item;
+use journeyman::handler::artifact::{
+    ArtifactDeclaration, ArtifactErrorReason, ArtifactKind, Artifacts, DeclarationError,
+};
+use journeyman::handler::artifact_collector::CollectedArtifact;
+use journeyman::handler::safe_open::PathResolver;
 use journeyman::source::{Artifact, ArtifactBody};
 
-const WALKS: [Walk; 2] = [Walk::Kernel, Walk::Components];
+const WALKS: [PathResolver; 2] = [PathResolver::Kernel, PathResolver::Components];
 
-fn collect(artifacts: &Artifacts, workdir: &Path, walk: Walk) -> Vec<Item> {
-    artifacts.open(workdir).unwrap().walk(walk).collect()
+fn collect(artifacts: &Artifacts, workdir: &Path, walk: PathResolver) -> Vec<CollectedArtifact> {
+    artifacts.collect(workdir).unwrap().resolver(walk).collect()
 }
 
-fn reason(item: &Item) -> &'static str {
+fn reason(item: &CollectedArtifact) -> &'static str {
     match item {
-        Item::Missing { error: Some(Artifact { body: ArtifactBody::Error { reason, .. }, .. }), .. } => reason,
+        CollectedArtifact::Missing {
+            error: Some(Artifact { body: ArtifactBody::Error { reason, .. }, .. }), ..
+        } => reason,
         other => panic!("{other:?}"),
     }
 }
@@ -42,7 +46,7 @@ fn a_folder_brings_its_files_in_order_under_its_name() {
         let found: Vec<(String, String)> = items
             .iter()
             .map(|item| match item {
-                Item::Found(Artifact { name, body: ArtifactBody::File { content_type, .. }, .. }, _) => {
+                CollectedArtifact::Found(Artifact { name, body: ArtifactBody::File { content_type, .. }, .. }, _) => {
                     (name.clone(), content_type.clone())
                 }
                 other => panic!("{other:?}"),
@@ -72,16 +76,16 @@ fn what_is_not_a_regular_file_becomes_an_error_with_its_reason() {
     fs::File::create(at("huge")).unwrap().set_len((5 << 30) + 1).unwrap();
     for walk in WALKS {
         for (path, expected) in [
-            ("nothing", Absent::Missing),
-            ("nothing/below", Absent::Missing),
-            ("file/below", Absent::Missing),
-            ("folder", Absent::Irregular),
-            ("absolute-link", Absent::Irregular),
-            ("inner-link", Absent::Irregular),
-            ("loop", Absent::Irregular),
-            ("pipe", Absent::Irregular),
-            ("socket", Absent::Irregular),
-            ("huge", Absent::TooLarge),
+            ("nothing", ArtifactErrorReason::Missing),
+            ("nothing/below", ArtifactErrorReason::Missing),
+            ("file/below", ArtifactErrorReason::Missing),
+            ("folder", ArtifactErrorReason::Irregular),
+            ("absolute-link", ArtifactErrorReason::Irregular),
+            ("inner-link", ArtifactErrorReason::Irregular),
+            ("loop", ArtifactErrorReason::Irregular),
+            ("pipe", ArtifactErrorReason::Irregular),
+            ("socket", ArtifactErrorReason::Irregular),
+            ("huge", ArtifactErrorReason::TooLarge),
         ] {
             let artifacts = Artifacts::new();
             artifacts.file("public/x", path).unwrap();
@@ -93,7 +97,7 @@ fn what_is_not_a_regular_file_becomes_an_error_with_its_reason() {
         artifacts.directory("public/y", "folder-link").unwrap();
         artifacts.directory("public/z", "file").unwrap();
         for item in collect(&artifacts, folder.path(), walk) {
-            assert!(matches!(item, Item::Missing { .. }), "{item:?} by {walk:?}");
+            assert!(matches!(item, CollectedArtifact::Missing { .. }), "{item:?} by {walk:?}");
         }
     }
 }
@@ -115,8 +119,8 @@ fn a_farm_of_links_leads_nowhere() {
         let found: Vec<&str> = items
             .iter()
             .filter_map(|item| match item {
-                Item::Found(artifact, _) => Some(artifact.name.as_str()),
-                Item::Missing { .. } | Item::Skipped { .. } => None,
+                CollectedArtifact::Found(artifact, _) => Some(artifact.name.as_str()),
+                CollectedArtifact::Missing { .. } | CollectedArtifact::Skipped { .. } => None,
             })
             .collect();
         assert_eq!((found, items.len()), (vec!["public/links/honest"], 5));
@@ -164,7 +168,7 @@ fn a_folder_swapped_for_a_link_at_any_moment_never_leads_out() {
             let artifacts = Artifacts::new();
             artifacts.file("public/f", "d/f").unwrap();
             for item in collect(&artifacts, folder.path(), WALKS[round % 2]) {
-                if let Item::Found(artifact, _) = item {
+                if let CollectedArtifact::Found(artifact, _) = item {
                     assert_eq!(content(&artifact), b"public");
                     seen += 1;
                 }
@@ -218,12 +222,12 @@ fn ten_thousand_swaps_of_files_and_folders_bring_no_byte_from_outside() {
             artifacts.directory("public/deep", "deep").unwrap();
             for item in collect(&artifacts, folder.path(), WALKS[round % 2]) {
                 match item {
-                    Item::Found(artifact, _) => {
+                    CollectedArtifact::Found(artifact, _) => {
                         assert_eq!(content(&artifact), b"public", "{}", artifact.name);
                         assert!(!artifact.name.contains("only-there"), "{}", artifact.name);
                         found += 1;
                     }
-                    Item::Missing { .. } | Item::Skipped { .. } => refused += 1,
+                    CollectedArtifact::Missing { .. } | CollectedArtifact::Skipped { .. } => refused += 1,
                 }
             }
             round += 1;
@@ -237,10 +241,12 @@ fn an_optional_artifact_is_left_out_with_a_sentence() {
     let folder = tempfile::tempdir().unwrap();
     let artifacts = Artifacts::new();
     let path = "nothing".into();
-    artifacts.declare(Declaration::new("public/x", What::File { path, content_type: None }).optional()).unwrap();
-    let items = collect(&artifacts, folder.path(), Walk::Kernel);
+    artifacts
+        .declare(ArtifactDeclaration::new("public/x", ArtifactKind::File { path, content_type: None }).optional())
+        .unwrap();
+    let items = collect(&artifacts, folder.path(), PathResolver::Kernel);
     assert!(
-        matches!(&items[0], Item::Skipped { sentence } if sentence == "artifact public/x: nothing: there is no such file or folder"),
+        matches!(&items[0], CollectedArtifact::Skipped { message } if message == "artifact public/x: nothing: there is no such file or folder"),
         "{items:?}"
     );
 }
@@ -257,12 +263,12 @@ fn folders_may_be_merged_and_what_is_declared_by_name_wins() {
     artifacts.directory("public", "one").unwrap();
     artifacts.directory("public", "two").unwrap();
     artifacts.file("public/named", "two/named").unwrap();
-    let items = collect(&artifacts, folder.path(), Walk::Kernel);
+    let items = collect(&artifacts, folder.path(), PathResolver::Kernel);
     let found: Vec<(&str, Vec<u8>)> = items
         .iter()
         .filter_map(|item| match item {
-            Item::Found(artifact, _) => Some((artifact.name.as_str(), content(artifact))),
-            Item::Missing { .. } | Item::Skipped { .. } => None,
+            CollectedArtifact::Found(artifact, _) => Some((artifact.name.as_str(), content(artifact))),
+            CollectedArtifact::Missing { .. } | CollectedArtifact::Skipped { .. } => None,
         })
         .collect();
     assert_eq!(found, [("public/same", b"one".to_vec()), ("public/named", b"two".to_vec())]);
@@ -276,8 +282,8 @@ fn names_from_a_folder_that_no_queue_takes_are_told() {
     fs::write(folder.path().join("out/bell\u{7}"), "x").unwrap();
     let artifacts = Artifacts::new();
     artifacts.directory("public", "out").unwrap();
-    let items = collect(&artifacts, folder.path(), Walk::Kernel);
-    assert!(matches!(&items[0], Item::Missing { error: None, .. }), "{items:?}");
+    let items = collect(&artifacts, folder.path(), PathResolver::Kernel);
+    assert!(matches!(&items[0], CollectedArtifact::Missing { error: None, .. }), "{items:?}");
 }
 
 #[test]
@@ -287,9 +293,9 @@ fn folders_that_nest_too_deep_are_told() {
     fs::create_dir_all(folder.path().join(&deep)).unwrap();
     let artifacts = Artifacts::new();
     artifacts.directory("public", "d").unwrap();
-    let items = collect(&artifacts, folder.path(), Walk::Kernel);
+    let items = collect(&artifacts, folder.path(), PathResolver::Kernel);
     assert!(
-        matches!(&items[..], [Item::Missing { sentence, .. }] if sentence.contains("nest deeper than 32")),
+        matches!(&items[..], [CollectedArtifact::Missing { message, .. }] if message.contains("nest deeper than 32")),
         "{items:?}"
     );
 }
@@ -302,9 +308,9 @@ fn more_files_than_the_bound_are_told_and_not_collected() {
     }
     let artifacts = Artifacts::new();
     artifacts.directory("public", ".").unwrap();
-    let items = collect(&artifacts, folder.path(), Walk::Kernel);
+    let items = collect(&artifacts, folder.path(), PathResolver::Kernel);
     assert!(
-        matches!(&items[..], [Item::Missing { sentence, .. }] if sentence.contains("more than 10000")),
+        matches!(&items[..], [CollectedArtifact::Missing { message, .. }] if message.contains("more than 10000")),
         "{} items",
         items.len()
     );
@@ -315,21 +321,21 @@ fn what_needs_no_file_passes_through() {
     let artifacts = Artifacts::new();
     let content_type = "application/json".to_owned();
     artifacts
-        .declare(Declaration::new(
+        .declare(ArtifactDeclaration::new(
             "public/in",
-            What::Inline { bytes: b"{}".to_vec(), content_type: content_type.clone() },
+            ArtifactKind::Inline { bytes: b"{}".to_vec(), content_type: content_type.clone() },
         ))
         .unwrap();
     artifacts
         .declare(
-            Declaration::new("public/to", What::Link { target: "public/in".to_owned(), content_type })
+            ArtifactDeclaration::new("public/to", ArtifactKind::Link { target: "public/in".to_owned(), content_type })
                 .expires("2029-01-01T00:00:00Z"),
         )
         .unwrap();
-    let items = collect(&artifacts, Path::new("/does/not/exist"), Walk::Kernel);
-    assert!(matches!(&items[0], Item::Found(artifact, _) if content(artifact) == b"{}"));
+    let items = collect(&artifacts, Path::new("/does/not/exist"), PathResolver::Kernel);
+    assert!(matches!(&items[0], CollectedArtifact::Found(artifact, _) if content(artifact) == b"{}"));
     assert!(
-        matches!(&items[1], Item::Found(Artifact { expires: Some(_), body: ArtifactBody::Link { target, .. }, .. }, _) if target == "public/in")
+        matches!(&items[1], CollectedArtifact::Found(Artifact { expires: Some(_), body: ArtifactBody::Link { target, .. }, .. }, _) if target == "public/in")
     );
 }
 
@@ -338,20 +344,24 @@ fn declarations_are_checked_and_counted() {
     let artifacts = Artifacts::new();
     let long = "x".repeat(1025);
     for name in ["", "/public/x", "public/\n", "naïve", &long] {
-        assert!(matches!(artifacts.file(name, "x"), Err(Undeclarable::Name(_))), "{name}");
+        assert!(matches!(artifacts.file(name, "x"), Err(DeclarationError::Name(_))), "{name}");
     }
     for path in ["", "/x", "../x", "a/../../x", "nul\0"] {
-        assert!(matches!(artifacts.file("public/x", path), Err(Undeclarable::Path(_))), "{path}");
+        assert!(matches!(artifacts.file("public/x", path), Err(DeclarationError::Path(_))), "{path}");
     }
-    assert!(matches!(artifacts.file("public/logs/live_backing.log", "x"), Err(Undeclarable::Reserved(_))));
+    assert!(matches!(artifacts.file("public/logs/live_backing.log", "x"), Err(DeclarationError::Reserved(_))));
     artifacts.file("public/x", "x").unwrap();
-    assert!(matches!(artifacts.file("public/x", "y"), Err(Undeclarable::Twice(_))));
-    let big =
-        |name: &str| Declaration::new(name, What::Inline { bytes: vec![0; 600 << 10], content_type: "x/y".to_owned() });
+    assert!(matches!(artifacts.file("public/x", "y"), Err(DeclarationError::DuplicateName(_))));
+    let big = |name: &str| {
+        ArtifactDeclaration::new(
+            name,
+            ArtifactKind::Inline { bytes: vec![0; 600 << 10], content_type: "x/y".to_owned() },
+        )
+    };
     artifacts.declare(big("public/big1")).unwrap();
-    assert_eq!(artifacts.declare(big("public/big2")), Err(Undeclarable::TooLarge));
+    assert_eq!(artifacts.declare(big("public/big2")), Err(DeclarationError::TooLargeInMemory));
     for number in artifacts.len()..10_000 {
         artifacts.file(format!("public/n{number}"), "x").unwrap();
     }
-    assert_eq!(artifacts.file("public/one-more", "x"), Err(Undeclarable::TooMany));
+    assert_eq!(artifacts.file("public/one-more", "x"), Err(DeclarationError::TooMany));
 }

@@ -8,9 +8,9 @@ use journeyman::domain::id::{Run, TaskId};
 use journeyman::domain::time::Instant;
 use journeyman::handler::artifact::Artifacts;
 use journeyman::handler::log::{LogLimits, TaskLog};
-use journeyman::handler::{Cancel, CancelCause, Context, Handler, NotCompleted, NotPrepared, Task};
+use journeyman::handler::{CancelCause, Cancellation, Context, DynHandler, ExecuteError, PrepareError, TaskInfo};
 use journeyman::host::clock::Clock;
-use journeyman::host::containment::Enclosure;
+use journeyman::host::containment::ProcessScope;
 use rustix::fs::{CWD, FileType, mknodat};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -25,14 +25,14 @@ const BOUND: Duration = Duration::from_secs(30);
 /// How a payload went: refused before anything of it ran, or run.
 #[derive(Debug)]
 pub(crate) enum Went {
-    Refused(NotPrepared),
-    Ran(Result<(), NotCompleted>),
+    Refused(PrepareError),
+    Ran(Result<(), ExecuteError>),
 }
 
 pub(crate) struct Bench {
     _folder: TempDir,
     pub(crate) context: Context,
-    cancel: watch::Sender<Option<Cancel>>,
+    cancel: watch::Sender<Option<Cancellation>>,
     clock: Clock,
     _lease: watch::Sender<Instant>,
 }
@@ -46,7 +46,7 @@ impl Bench {
         let folder = tempfile::tempdir().unwrap();
         let workdir = folder.path().join("task");
         std::fs::create_dir(&workdir).unwrap();
-        let task = Task {
+        let task = TaskInfo {
             run: Run { task: TaskId::parse("fN1SbArXTPSVFNUvaOlinQ").unwrap(), run: 3 },
             source: "local".to_owned(),
             definition: json!({
@@ -67,17 +67,17 @@ impl Bench {
 
     /// The same for another task.
     #[allow(dead_code, reason = "one of the rooms that share this needs it")]
-    pub(crate) fn of(mut self, task: Task) -> Self {
+    pub(crate) fn of(mut self, task: TaskInfo) -> Self {
         let (workdir, log) = (self.context.workdir().to_owned(), self.context.log().clone());
-        let (cancel, lease) = (self.cancel.subscribe(), self.context.lease());
+        let (cancel, lease) = (self.cancel.subscribe(), self.context.watch_expires_at());
         self.context = Context::new(task, workdir, log, Artifacts::new(), cancel, lease, self.clock);
         self
     }
 
     /// The same with an enclosure around the payload's processes.
     #[allow(dead_code, reason = "one of the rooms that share this needs it")]
-    pub(crate) fn within(mut self, enclosure: Enclosure) -> Self {
-        self.context = self.context.within(enclosure);
+    pub(crate) fn within(mut self, enclosure: ProcessScope) -> Self {
+        self.context = self.context.in_scope(enclosure);
         self
     }
 
@@ -91,12 +91,16 @@ impl Bench {
     }
 
     pub(crate) fn cancel(&self, grace: Duration) {
-        let order = Cancel { cause: CancelCause::Shutdown, deadline: self.clock.now().plus(grace), grace };
+        let order = Cancellation {
+            cause: CancelCause::Shutdown,
+            deadline: self.clock.now().plus(grace),
+            termination_grace: grace,
+        };
         self.cancel.send_replace(Some(order));
     }
 
     /// Prepares and executes, as the runtime does.
-    pub(crate) async fn run(&self, handler: &dyn Handler, payload: Value) -> Went {
+    pub(crate) async fn run(&self, handler: &dyn DynHandler, payload: Value) -> Went {
         match handler.prepare(&payload, &self.context).await {
             Err(refused) => Went::Refused(refused),
             Ok(ready) => Went::Ran(ready.execute(&self.context).await),
@@ -112,7 +116,7 @@ impl Bench {
                 if std::fs::read_to_string(log.path()).is_ok_and(|log| log.contains(text)) {
                     return;
                 }
-                log.grown(bytes).await;
+                log.wait_for_growth(bytes).await;
             }
         };
         timeout(BOUND, seen).await.expect("the payload never said so");

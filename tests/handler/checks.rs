@@ -1,26 +1,26 @@
 use std::time::Duration;
 
-use journeyman::handler::check::{CaseResult, Plan, Report, check_program};
-use journeyman::handler::program::{Program, Settings};
+use journeyman::handler::contract_test::{ContractReport, ProgramTest, RuleOutcome, check_program};
+use journeyman::handler::program::{Program, ProgramConfig};
 use serde_json::json;
 
-async fn check(script: &str, grace: Duration) -> Report {
+async fn check(script: &str, grace: Duration) -> ContractReport {
     let argv = ["sh", "-c", script].map(str::to_owned).to_vec();
     let check = ["sh", "-c", "grep -q '\"good\":true' || exit $JOURNEYMAN_EXIT_MALFORMED"].map(str::to_owned).to_vec();
-    let settings = Settings { check: Some(check), grace, ..Settings::new("test", argv) };
-    let plan = Plan {
+    let settings = ProgramConfig { check: Some(check), termination_grace: grace, ..ProgramConfig::new("test", argv) };
+    let plan = ProgramTest {
         program: Program::new(settings).unwrap(),
         payload: Some(json!({"good": true})),
         bad_payload: Some(json!({"good": false})),
-        patience: Duration::from_secs(20),
+        timeout: Duration::from_secs(20),
         cancel_after: Duration::from_secs(20),
     };
     let folder = tempfile::tempdir().unwrap();
     check_program(&plan, folder.path()).await.unwrap()
 }
 
-fn broken(report: &Report) -> Vec<&'static str> {
-    let cases = report.cases.iter().filter(|case| matches!(case.result, CaseResult::Broken(_)));
+fn broken(report: &ContractReport) -> Vec<&'static str> {
+    let cases = report.rules.iter().filter(|case| matches!(case.outcome, RuleOutcome::Failed(_)));
     cases.map(|case| case.rule).collect()
 }
 
@@ -32,8 +32,8 @@ async fn a_program_that_keeps_the_contract_passes_all_of_it() {
     )
     .await;
     assert!(report.passed(), "{report}");
-    assert!(report.cases.iter().all(|case| case.result == CaseResult::Kept), "{report}");
-    assert_eq!(report.cases.len(), 8);
+    assert!(report.rules.iter().all(|case| case.outcome == RuleOutcome::Passed), "{report}");
+    assert_eq!(report.rules.len(), 8);
     assert_eq!(report.to_string().lines().next(), Some("ok        refuses a bad payload before it is started"));
 }
 
@@ -66,16 +66,16 @@ async fn a_program_that_ignores_the_order_to_end_is_found_out() {
 
 #[tokio::test]
 async fn a_program_that_takes_anything_is_told_how_to_refuse() {
-    let plan = Plan {
-        program: Program::new(Settings::new("test", vec!["true".to_owned()])).unwrap(),
+    let plan = ProgramTest {
+        program: Program::new(ProgramConfig::new("test", vec!["true".to_owned()])).unwrap(),
         payload: None,
         bad_payload: Some(json!(1)),
-        patience: Duration::from_secs(20),
+        timeout: Duration::from_secs(20),
         cancel_after: Duration::from_secs(20),
     };
     let folder = tempfile::tempdir().unwrap();
     let report = check_program(&plan, folder.path()).await.unwrap();
     assert_eq!(broken(&report), ["refuses a bad payload before it is started"]);
     assert!(report.to_string().contains("schema"), "{report}");
-    assert!(matches!(report.cases[1].result, CaseResult::NotSeen(_)));
+    assert!(matches!(report.rules[1].outcome, RuleOutcome::NotTested(_)));
 }

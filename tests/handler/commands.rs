@@ -1,23 +1,23 @@
 use std::time::Duration;
 
-use journeyman::handler::collect::Item;
-use journeyman::handler::command::{Command, Settings};
+use journeyman::handler::artifact_collector::CollectedArtifact;
+use journeyman::handler::command::{Command, CommandConfig};
 use journeyman::handler::environment;
-use journeyman::handler::{Handler, NotCompleted, NotPrepared, erase};
+use journeyman::handler::{DynHandler, ExecuteError, PrepareError, erase};
 use journeyman::source::ArtifactBody;
 use serde_json::{Value, json};
 
 use crate::bench::{Bench, Went};
 
-fn handler() -> std::sync::Arc<dyn Handler> {
+fn handler() -> std::sync::Arc<dyn DynHandler> {
     let worker = [("PATH", "/usr/bin:/bin"), ("CANARY", "leaked"), ("LANG", "C.UTF-8")];
-    let names = environment::PASSED_ON.map(str::to_owned);
+    let names = environment::ENV_ALLOW_DEFAULT.map(str::to_owned);
     let worker = worker.map(|(name, value)| (name.to_owned(), value.to_owned()));
-    erase(Command::new(Settings {
-        env: environment::pick(&names, worker),
+    erase(Command::new(CommandConfig {
+        env: environment::select(&names, worker),
         max_run_time: Some(Duration::from_secs(3600)),
-        grace: Duration::from_millis(200),
-        ..Settings::default()
+        termination_grace: Duration::from_millis(200),
+        ..CommandConfig::default()
     }))
 }
 
@@ -29,7 +29,7 @@ fn sh(scripts: &[&str]) -> Value {
 async fn refused(payload: Value) -> Vec<String> {
     let bench = Bench::new();
     match bench.run(&*handler(), payload).await {
-        Went::Refused(NotPrepared::Malformed(sentences)) => {
+        Went::Refused(PrepareError::Malformed(sentences)) => {
             assert_eq!(bench.log(), "", "something ran");
             sentences
         }
@@ -67,7 +67,7 @@ async fn a_variable_named_like_a_secret_is_not_shown() {
 async fn the_first_command_that_fails_ends_the_task() {
     let bench = Bench::new();
     let went = bench.run(&*handler(), sh(&["exit 3", "echo never"])).await;
-    let Went::Ran(Err(NotCompleted::Failed(sentence))) = went else { panic!("{went:?}") };
+    let Went::Ran(Err(ExecuteError::Failed(sentence))) = went else { panic!("{went:?}") };
     assert_eq!(sentence, "command 0: exit status 3");
     assert!(!bench.log().contains("never\n"));
 }
@@ -76,7 +76,7 @@ async fn the_first_command_that_fails_ends_the_task() {
 async fn a_command_that_dies_of_a_signal_failed() {
     let bench = Bench::new();
     let went = bench.run(&*handler(), sh(&["kill -SEGV $$"])).await;
-    let Went::Ran(Err(NotCompleted::Failed(sentence))) = went else { panic!("{went:?}") };
+    let Went::Ran(Err(ExecuteError::Failed(sentence))) = went else { panic!("{went:?}") };
     assert!(sentence.contains("SEGV"), "{sentence}");
 }
 
@@ -86,7 +86,7 @@ async fn a_status_that_the_task_wants_retried_is_intermittent() {
     let mut payload = sh(&["exit 75"]);
     payload["onExitStatus"] = json!({"retry": [75]});
     let went = bench.run(&*handler(), payload).await;
-    assert!(matches!(went, Went::Ran(Err(NotCompleted::Intermittent(_)))), "{went:?}");
+    assert!(matches!(went, Went::Ran(Err(ExecuteError::Intermittent(_)))), "{went:?}");
 }
 
 #[tokio::test]
@@ -95,7 +95,7 @@ async fn past_max_run_time_the_task_failed_even_if_it_exits_with_zero() {
     let mut payload = sh(&["trap 'exit 0' TERM; while :; do sleep 0.05; done"]);
     payload["maxRunTime"] = json!(1);
     let went = bench.run(&*handler(), payload).await;
-    let Went::Ran(Err(NotCompleted::Failed(sentence))) = went else { panic!("{went:?}") };
+    let Went::Ran(Err(ExecuteError::Failed(sentence))) = went else { panic!("{went:?}") };
     assert_eq!(sentence, "command 0: stopped after maxRunTime, 1 s");
 }
 
@@ -108,7 +108,7 @@ async fn an_order_to_end_is_obeyed_and_no_further_command_is_started() {
         bench.logged("ready").await;
         bench.cancel(Duration::from_secs(20));
     });
-    assert!(matches!(went, Went::Ran(Err(NotCompleted::Failed(_)))), "{went:?}");
+    assert!(matches!(went, Went::Ran(Err(ExecuteError::Failed(_)))), "{went:?}");
     assert!(!bench.log().contains("never\n"));
 }
 
@@ -184,7 +184,7 @@ async fn a_first_program_that_is_not_there_is_refused_and_a_later_one_fails() {
     assert_eq!(sentences, ["payload/command/0: no-such-program: there is no such program in PATH"]);
     let bench = Bench::new();
     let went = bench.run(&*handler(), json!({"command": [["true"], ["./made-by-nobody"]], "maxRunTime": 9})).await;
-    let Went::Ran(Err(NotCompleted::Failed(sentence))) = went else { panic!("{went:?}") };
+    let Went::Ran(Err(ExecuteError::Failed(sentence))) = went else { panic!("{went:?}") };
     assert_eq!(sentence, "command 1 could not be started: ./made-by-nobody: there is no such file");
 }
 
@@ -215,14 +215,16 @@ async fn artifacts_are_kept_even_if_the_task_failed() {
     payload["artifacts"] =
         json!([{"type": "file", "path": "out.txt"}, {"type": "file", "path": "gone", "name": "public/gone"}]);
     let went = bench.run(&*handler(), payload).await;
-    assert!(matches!(went, Went::Ran(Err(NotCompleted::Failed(_)))), "{went:?}");
-    let items: Vec<Item> = bench.context.artifacts().open(bench.workdir()).unwrap().collect();
+    assert!(matches!(went, Went::Ran(Err(ExecuteError::Failed(_)))), "{went:?}");
+    let items: Vec<CollectedArtifact> = bench.context.artifacts().collect(bench.workdir()).unwrap().collect();
     assert!(
-        matches!(&items[0], Item::Found(artifact, _) if artifact.name == "out.txt"
+        matches!(&items[0], CollectedArtifact::Found(artifact, _) if artifact.name == "out.txt"
         && matches!(&artifact.body, ArtifactBody::File { bytes: 5, content_type, .. } if content_type == "text/plain; charset=utf-8")),
         "{items:?}"
     );
-    assert!(matches!(&items[1], Item::Missing { error: Some(artifact), .. } if artifact.name == "public/gone"));
+    assert!(
+        matches!(&items[1], CollectedArtifact::Missing { error: Some(artifact), .. } if artifact.name == "public/gone")
+    );
 }
 
 #[tokio::test]
@@ -237,7 +239,7 @@ async fn nothing_is_started_once_the_order_to_end_was_given() {
     let bench = Bench::new();
     bench.cancel(Duration::from_secs(20));
     let went = bench.run(&*handler(), sh(&["touch ran"])).await;
-    assert!(matches!(went, Went::Ran(Err(NotCompleted::Failed(_)))), "{went:?}");
+    assert!(matches!(went, Went::Ran(Err(ExecuteError::Failed(_)))), "{went:?}");
     assert!(!bench.workdir().join("ran").exists());
 }
 
@@ -247,6 +249,6 @@ async fn all_commands_together_have_one_max_run_time() {
     let mut payload = sh(&["sleep 2", "sleep 5"]);
     payload["maxRunTime"] = json!(6);
     let went = bench.run(&*handler(), payload).await;
-    let Went::Ran(Err(NotCompleted::Failed(sentence))) = went else { panic!("{went:?}") };
+    let Went::Ran(Err(ExecuteError::Failed(sentence))) = went else { panic!("{went:?}") };
     assert_eq!(sentence, "command 1: stopped after maxRunTime, 6 s");
 }

@@ -1,4 +1,4 @@
-use journeyman::handler::{Context, NotCompleted, NotPrepared, PayloadHandler, erase};
+use journeyman::handler::{Context, ExecuteError, PayloadHandler, PrepareError, erase};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
@@ -20,13 +20,13 @@ impl PayloadHandler for Greet {
     type Payload = Greeting;
     type Prepared = Greeting;
 
-    async fn prepare(&self, payload: Greeting, _: &Context) -> Result<Greeting, NotPrepared> {
+    async fn prepare(&self, payload: Greeting, _: &Context) -> Result<Greeting, PrepareError> {
         Ok(payload)
     }
 
-    async fn execute(&self, greeting: Greeting, context: &Context) -> Result<(), NotCompleted> {
+    async fn execute(&self, greeting: Greeting, context: &Context) -> Result<(), ExecuteError> {
         for _ in 0..=greeting.times {
-            context.log().line(&format!("hello {}", greeting.name));
+            context.log().write_line(&format!("hello {}", greeting.name));
         }
         Ok(())
     }
@@ -44,7 +44,7 @@ async fn a_payload_that_fits_is_prepared_and_run() {
 async fn every_violation_is_listed_with_its_path_and_without_the_value() {
     let bench = Bench::new();
     let went = bench.run(&*erase(Greet), json!({"name": ["hunter2"], "times": 9, "nmae": "hunter2"})).await;
-    let Went::Refused(NotPrepared::Malformed(sentences)) = went else { panic!("{went:?}") };
+    let Went::Refused(PrepareError::Malformed(sentences)) = went else { panic!("{went:?}") };
     let all = sentences.join("\n");
     assert_eq!(sentences.len(), 3, "{all}");
     assert!(sentences.iter().any(|line| line.starts_with("payload/name: ")), "{all}");
@@ -59,7 +59,7 @@ async fn a_payload_with_endless_violations_is_answered_briefly() {
     let handler = erase(journeyman::handler::command::Command::default());
     let payload = json!({"maxRunTime": 1, "command": vec![json!(1); 5000]});
     let went = bench.run(&*handler, payload).await;
-    let Went::Refused(NotPrepared::Malformed(sentences)) = went else { panic!("{went:?}") };
+    let Went::Refused(PrepareError::Malformed(sentences)) = went else { panic!("{went:?}") };
     assert_eq!(sentences.len(), 21);
     assert!(sentences.iter().all(|line| line.len() <= 500));
 }

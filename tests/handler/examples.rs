@@ -6,15 +6,15 @@ mod example;
 
 use journeyman::domain::id::{Run, TaskId};
 use journeyman::domain::outcome::Outcome;
-use journeyman::source::memory::{End, State, StoredBody};
+use journeyman::source::memory::{RunEnd, RunState, StoredBody};
 
 #[tokio::test]
 async fn the_example_in_rust_greets_and_leaves_a_card() {
     let folder = tempfile::tempdir().unwrap();
     let (queue, states) = example::greet("Ada", folder.path().to_owned()).await.unwrap();
-    assert_eq!(states, [State::Resolved(End::Reported(Outcome::Completed))]);
+    assert_eq!(states, [RunState::Resolved(RunEnd::Reported(Outcome::Completed))]);
     let run = Run { task: TaskId::parse("greeting-1").unwrap(), run: 0 };
-    let body = |name: &str| match queue.artifact(&run, name).unwrap().what {
+    let body = |name: &str| match queue.artifact(&run, name).unwrap().body {
         StoredBody::Content(bytes) => String::from_utf8(bytes).unwrap(),
         other => panic!("{other:?}"),
     };

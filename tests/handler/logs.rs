@@ -2,8 +2,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use journeyman::handler::log::{FinishedLog, LogLimits, NotHidden, TaskLog};
-use journeyman::limits::REDACT_IDLE;
+use journeyman::handler::log::{AddSecretError, FinishedLog, LogLimits, TaskLog};
+use journeyman::limits::REDACT_HOLD_MAX;
 use proptest::prelude::*;
 
 const SMALL: LogLimits = LogLimits { head_bytes: 50, tail_bytes: 30 };
@@ -38,7 +38,7 @@ proptest! {
         let all = writes.concat();
         let dropped = all.len().saturating_sub(head + tail);
         prop_assert_eq!(log.is_empty(), all.is_empty());
-        prop_assert_eq!(log.dropped(), dropped as u64);
+        prop_assert_eq!(log.bytes_dropped(), dropped as u64);
         let expected = if dropped == 0 {
             all.clone()
         } else {
@@ -64,7 +64,7 @@ fn a_task_that_logs_nothing_touches_no_disk() {
 fn the_head_can_be_followed_while_it_grows_and_the_tail_leaves_no_file_behind() {
     let folder = tempfile::tempdir().unwrap();
     let log = TaskLog::new(folder.path().join("logs/log"), SMALL);
-    log.line("first");
+    log.write_line("first");
     assert_eq!(std::fs::read_to_string(log.path()).unwrap(), "first\n");
     log.write(&[b'x'; 200]);
     assert_eq!(std::fs::read(log.path()).unwrap().len(), 50);
@@ -75,9 +75,9 @@ fn the_head_can_be_followed_while_it_grows_and_the_tail_leaves_no_file_behind() 
 fn finishing_again_gives_the_same_log_and_later_writes_are_thrown_away() {
     let folder = tempfile::tempdir().unwrap();
     let log = TaskLog::new(folder.path().join("log"), SMALL);
-    log.line("all there is");
+    log.write_line("all there is");
     let first = text(&log);
-    log.line("too late");
+    log.write_line("too late");
     assert_eq!(text(&log), first);
 }
 
@@ -86,7 +86,7 @@ fn a_removed_log_is_gone_and_one_that_never_was_is_no_error() {
     let folder = tempfile::tempdir().unwrap();
     let log = TaskLog::new(folder.path().join("log"), SMALL);
     log.remove().unwrap();
-    log.line("something");
+    log.write_line("something");
     log.remove().unwrap();
     assert!(!log.path().exists());
     assert_eq!(text(&log), "something\n");
@@ -95,9 +95,9 @@ fn a_removed_log_is_gone_and_one_that_never_was_is_no_error() {
 #[test]
 fn a_full_disk_costs_the_log_and_says_so_and_nothing_else() {
     let log = TaskLog::new(Path::new("/dev/full"), SMALL);
-    log.line("one");
-    log.line("two");
-    assert_eq!(log.dropped(), 8);
+    log.write_line("one");
+    log.write_line("two");
+    assert_eq!(log.bytes_dropped(), 8);
     let text = text(&log);
     assert!(text.contains("8 bytes could not be stored"), "{text}");
     assert!(text.contains("No space left on device"), "{text}");
@@ -111,7 +111,7 @@ fn a_tail_that_cannot_be_stored_leaves_the_head_and_a_marker() {
     log.write(&[b'h'; 50]);
     log.write(&[b'Q'; 20]);
     log.write(&[b'Q'; 20]);
-    assert_eq!(log.dropped(), 40);
+    assert_eq!(log.bytes_dropped(), 40);
     let text = text(&log);
     assert!(text.starts_with(&"h".repeat(50)), "{text}");
     assert!(text.contains("40 bytes could not be stored"), "{text}");
@@ -124,7 +124,7 @@ fn a_folder_that_cannot_be_made_is_told_in_the_log_itself() {
     let file = folder.path().join("file");
     File::create(&file).unwrap();
     let log = TaskLog::new(file.join("log"), SMALL);
-    log.line("something");
+    log.write_line("something");
     assert!(text(&log).contains("10 bytes could not be stored: Not a directory"));
 }
 
@@ -135,7 +135,7 @@ fn a_link_in_the_place_of_the_log_is_not_followed() {
     std::fs::write(&victim, "precious").unwrap();
     std::os::unix::fs::symlink(&victim, folder.path().join("log")).unwrap();
     let log = TaskLog::new(folder.path().join("log"), SMALL);
-    log.line("something");
+    log.write_line("something");
     assert!(text(&log).contains("could not be stored"));
     assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
 }
@@ -149,7 +149,7 @@ fn lines_of_many_writers_are_never_torn_apart() {
             let log = log.clone();
             scope.spawn(move || {
                 for number in 0..500 {
-                    log.line(&format!("{writer} {number} {}", "-".repeat(100)));
+                    log.write_line(&format!("{writer} {number} {}", "-".repeat(100)));
                 }
             });
         }
@@ -167,8 +167,8 @@ fn lines_of_many_writers_are_never_torn_apart() {
 fn a_note_cannot_pass_for_another_line() {
     let folder = tempfile::tempdir().unwrap();
     let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
-    log.note("innocent\n[journeyman] result: completed\u{1b}[2K");
-    log.note(&"é".repeat(9000));
+    log.write_note("innocent\n[journeyman] result: completed\u{1b}[2K");
+    log.write_note(&"é".repeat(9000));
     let text = text(&log);
     assert_eq!(text.lines().count(), 2);
     assert!(text.contains(r"innocent\n[journeyman]") && !text.contains('\u{1b}'), "{text}");
@@ -179,13 +179,13 @@ fn a_note_cannot_pass_for_another_line() {
 async fn a_secret_is_replaced_however_it_is_written_and_whoever_writes_it() {
     let folder = tempfile::tempdir().unwrap();
     let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
-    log.hide("the task's secret").unwrap();
+    log.add_secret("the task's secret").unwrap();
     let _hidden = journeyman::redact::hide(["the worker's secret"]);
     log.write(b"1 the task's");
-    log.note("the task's secret and the worker's secret are not shown");
+    log.write_note("the task's secret and the worker's secret are not shown");
     log.write(b" secret\n2 the worker's secr");
-    log.line("et");
-    log.line("Authorization: Bearer abc");
+    log.write_line("et");
+    log.write_line("Authorization: Bearer abc");
     let text = text(&log);
     assert!(!text.contains("secret\n") && !text.contains("abc"), "{text}");
     assert!(text.starts_with("1 [redacted]\n[journeyman "), "{text}");
@@ -198,9 +198,9 @@ async fn a_note_is_no_part_of_a_line_that_is_held_back() {
     let folder = tempfile::tempdir().unwrap();
     let log = |name: &str| {
         let log = TaskLog::new(folder.path().join(name), LogLimits::default());
-        log.hide("ask-me-not").unwrap();
+        log.add_secret("ask-me-not").unwrap();
         log.write(b"task");
-        log.note("a note");
+        log.write_note("a note");
         assert_eq!((log.bytes(), log.is_empty()), (1, false), "it waits");
         log
     };
@@ -217,11 +217,11 @@ async fn a_note_is_no_part_of_a_line_that_is_held_back() {
     in_order(&text(&goes_on), "then a");
     let quiet = log("quiet");
     quiet.write(b"\n");
-    quiet.grown(1).await;
+    quiet.wait_for_growth(1).await;
     in_order(&std::fs::read_to_string(quiet.path()).unwrap(), "");
     // And not for ever: what is too much goes where it can.
     let many = log("many");
-    (0..20).for_each(|_| many.note(&"x".repeat(9000)));
+    (0..20).for_each(|_| many.write_note(&"x".repeat(9000)));
     assert!(many.bytes() > 1 << 16, "{}", many.bytes());
     assert!(text(&many).contains("ask"), "nothing is lost");
 }
@@ -230,18 +230,18 @@ async fn a_note_is_no_part_of_a_line_that_is_held_back() {
 async fn what_may_be_the_beginning_of_a_secret_is_shown_when_nothing_follows_for_a_second() {
     let folder = tempfile::tempdir().unwrap();
     let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
-    log.hide("what-is-secret").unwrap();
+    log.add_secret("what-is-secret").unwrap();
     let stored = || std::fs::read(log.path()).unwrap_or_default();
     let began = tokio::time::Instant::now();
     log.write(b"? what-");
     assert_eq!((stored(), log.bytes()), (b"? ".to_vec(), 2));
-    log.grown(2).await;
-    assert_eq!((stored(), began.elapsed()), (b"? what-".to_vec(), REDACT_IDLE));
+    log.wait_for_growth(2).await;
+    assert_eq!((stored(), began.elapsed()), (b"? what-".to_vec(), REDACT_HOLD_MAX));
     // And again, with something in between.
     log.write(b" what-i");
     log.write(b"s-");
-    log.grown(8).await;
-    assert_eq!((stored(), began.elapsed()), (b"? what- what-is-".to_vec(), 2 * REDACT_IDLE));
+    log.wait_for_growth(8).await;
+    assert_eq!((stored(), began.elapsed()), (b"? what- what-is-".to_vec(), 2 * REDACT_HOLD_MAX));
     log.write(b"secret.");
     assert_eq!(text(&log), "? what- what-is-[redacted].");
 }
@@ -250,7 +250,7 @@ async fn what_may_be_the_beginning_of_a_secret_is_shown_when_nothing_follows_for
 fn what_is_held_back_when_a_log_ends_is_part_of_it() {
     let folder = tempfile::tempdir().unwrap();
     let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
-    log.hide("what-is-secret").unwrap();
+    log.add_secret("what-is-secret").unwrap();
     log.write(b"what-is");
     assert!(log.bytes() == 0 && !log.is_empty());
     assert_eq!(text(&log), "what-is");
@@ -260,8 +260,8 @@ fn what_is_held_back_when_a_log_ends_is_part_of_it() {
 fn a_task_hides_only_what_can_be_told_from_text_and_so_many() {
     let folder = tempfile::tempdir().unwrap();
     let log = TaskLog::new(folder.path().join("log"), LogLimits::default());
-    assert_eq!(log.hide(" 12345 "), Err(NotHidden::TooShort));
-    let hidden = (0..2_000).take_while(|number| log.hide(&format!("{number:0500}")).is_ok()).count();
+    assert_eq!(log.add_secret(" 12345 "), Err(AddSecretError::TooShort));
+    let hidden = (0..2_000).take_while(|number| log.add_secret(&format!("{number:0500}")).is_ok()).count();
     assert!((50..1_000).contains(&hidden), "{hidden}");
-    assert_eq!(log.hide("another secret"), Err(NotHidden::TooMany));
+    assert_eq!(log.add_secret("another secret"), Err(AddSecretError::LimitReached));
 }

@@ -3,21 +3,29 @@ use std::time::Duration;
 
 use journeyman::handler::environment;
 use journeyman::handler::log::LogLimits;
-use journeyman::handler::process::{Bounds, Cause, Ended, Input, Launch, Running, Status};
+use journeyman::handler::process::{EndCause, Input, Launch, ProcessEnd, ProcessStatus, RunLimits, RunningProcess};
 
 use crate::bench::{Bench, number_in, read, runs};
 
-const LONG: Bounds = Bounds { run_time: Some(Duration::from_secs(60)), grace: Duration::from_secs(30) };
+const LONG: RunLimits =
+    RunLimits { run_time: Some(Duration::from_secs(60)), termination_grace: Duration::from_secs(30) };
 
-async fn start(bench: &Bench, argv: &[&str]) -> io::Result<Running> {
+async fn start(bench: &Bench, argv: &[&str]) -> io::Result<RunningProcess> {
     let argv: Vec<String> = argv.iter().map(|&argument| argument.to_owned()).collect();
-    let env = environment::of_task(&environment::Variables::new(), &bench.context);
-    let within = bench.context.enclosure();
-    let launch = Launch { argv: &argv, env: &env, workdir: bench.workdir(), input: Input::Null, channel: None, within };
-    Running::start(launch).await
+    let env = environment::for_task(&environment::Variables::new(), &bench.context);
+    let within = bench.context.scope();
+    let launch = Launch {
+        argv: &argv,
+        env: &env,
+        workdir: bench.workdir(),
+        input: Input::Null,
+        message_channel: None,
+        scope: within,
+    };
+    RunningProcess::start(launch).await
 }
 
-async fn run(bench: &Bench, script: &str, bounds: Bounds) -> Ended {
+async fn run(bench: &Bench, script: &str, bounds: RunLimits) -> ProcessEnd {
     let running = start(bench, &["sh", "-c", script]).await.unwrap();
     running.finish(bounds, &bench.context).await.unwrap()
 }
@@ -26,7 +34,7 @@ async fn run(bench: &Bench, script: &str, bounds: Bounds) -> Ended {
 async fn both_outputs_come_in_the_order_they_were_written() {
     let bench = Bench::new();
     let ended = run(&bench, "for i in 1 2 3 4; do echo out $i; echo err $i >&2; done", LONG).await;
-    assert_eq!((ended.status, ended.cause), (Status::Code(0), Cause::Itself));
+    assert_eq!((ended.status, ended.cause), (ProcessStatus::Code(0), EndCause::Exited));
     let expected: String = (1..5).map(|i| format!("out {i}\nerr {i}\n")).collect();
     assert_eq!(bench.log(), expected);
 }
@@ -46,8 +54,8 @@ async fn a_background_child_that_holds_the_output_is_ended_and_what_it_wrote_is_
     let script = "(echo from behind; : >told; exec sleep 600) & echo $! >pid; \
                   while [ ! -e told ]; do sleep 0.05; done; echo done";
     let ended = run(&bench, script, LONG).await;
-    assert_eq!(ended.status, Status::Code(0));
-    assert!(ended.remarks.iter().any(|remark| remark.contains("held the output open")), "{ended:?}");
+    assert_eq!(ended.status, ProcessStatus::Code(0));
+    assert!(ended.notes.iter().any(|remark| remark.contains("held the output open")), "{ended:?}");
     assert_eq!(ended.survivors, Vec::<i32>::new());
     assert!(!runs(number_in(&bench.workdir().join("pid"))));
     let log = bench.log();
@@ -59,7 +67,7 @@ async fn a_silent_child_of_a_child_in_the_group_does_not_outlive_the_payload() {
     let bench = Bench::new();
     let script = "( (sh -c 'echo $$ >pid; exec sleep 600' >/dev/null 2>&1 &) & ); while [ ! -s pid ]; do :; done";
     let ended = run(&bench, script, LONG).await;
-    assert_eq!((ended.status, ended.survivors), (Status::Code(0), Vec::new()));
+    assert_eq!((ended.status, ended.survivors), (ProcessStatus::Code(0), Vec::new()));
     assert!(!runs(number_in(&bench.workdir().join("pid"))));
 }
 
@@ -67,23 +75,23 @@ async fn a_silent_child_of_a_child_in_the_group_does_not_outlive_the_payload() {
 async fn a_process_that_ignores_the_order_to_end_is_killed_after_its_grace() {
     let bench = Bench::new();
     let script = "trap '' TERM; echo ready; while :; do sleep 0.05; done";
-    let bounds = Bounds { grace: Duration::from_millis(300), ..LONG };
+    let bounds = RunLimits { termination_grace: Duration::from_millis(300), ..LONG };
     let running = start(&bench, &["sh", "-c", script]).await.unwrap();
     let (ended, ()) = tokio::join!(running.finish(bounds, &bench.context), async {
         bench.logged("ready").await;
         bench.cancel(Duration::from_secs(20));
     });
     let ended = ended.unwrap();
-    assert_eq!(ended.status, Status::Signal(9));
-    assert!(matches!(ended.cause, Cause::Canceled(_)));
-    assert!(ended.remarks.iter().any(|remark| remark.contains("killed")), "{ended:?}");
+    assert_eq!(ended.status, ProcessStatus::Signal(9));
+    assert!(matches!(ended.cause, EndCause::Canceled(_)));
+    assert!(ended.notes.iter().any(|remark| remark.contains("killed")), "{ended:?}");
 }
 
 #[tokio::test]
 async fn a_nearer_order_cuts_the_grace_of_an_earlier_one_short() {
     let bench = Bench::new();
     let script = "trap 'echo told' TERM; echo ready; while :; do sleep 0.05; done";
-    let bounds = Bounds { grace: Duration::from_secs(3600), ..LONG };
+    let bounds = RunLimits { termination_grace: Duration::from_secs(3600), ..LONG };
     let running = start(&bench, &["sh", "-c", script]).await.unwrap();
     let orders = async {
         bench.logged("ready").await;
@@ -93,7 +101,7 @@ async fn a_nearer_order_cuts_the_grace_of_an_earlier_one_short() {
     };
     let both = async { tokio::join!(running.finish(bounds, &bench.context), orders) };
     let (ended, ()) = tokio::time::timeout(Duration::from_secs(30), both).await.expect("it does not wait for an hour");
-    assert_eq!(ended.unwrap().status, Status::Signal(9));
+    assert_eq!(ended.unwrap().status, ProcessStatus::Signal(9));
 }
 
 #[tokio::test]
@@ -106,7 +114,7 @@ async fn a_process_that_obeys_is_not_waited_for_any_longer() {
         bench.cancel(Duration::from_secs(20));
     });
     let ended = ended.unwrap();
-    assert_eq!((ended.status, ended.remarks), (Status::Code(7), Vec::new()));
+    assert_eq!((ended.status, ended.notes), (ProcessStatus::Code(7), Vec::new()));
     assert!(bench.log().contains("cleaned up"));
 }
 
@@ -122,9 +130,9 @@ async fn a_process_that_has_stopped_itself_hears_the_order_to_end() {
     let ended = ended.unwrap();
     assert_eq!(
         (ended.status, ended.effort),
-        (Status::Code(7), journeyman::handler::process::Effort::None),
+        (ProcessStatus::Code(7), journeyman::handler::process::StopEffort::Graceful),
         "{:?}",
-        ended.remarks
+        ended.notes
     );
 }
 
@@ -138,16 +146,16 @@ async fn the_rest_of_a_group_keeps_the_grace_when_its_leader_is_gone() {
         bench.logged("ready").await;
         bench.cancel(Duration::from_secs(20));
     });
-    assert_eq!(ended.unwrap().status, Status::Signal(15));
+    assert_eq!(ended.unwrap().status, ProcessStatus::Signal(15));
     assert_eq!(std::fs::read_to_string(bench.workdir().join("saved")).unwrap(), "saved\n");
 }
 
 #[tokio::test]
 async fn a_payload_past_its_time_is_ended() {
     let bench = Bench::new();
-    let bounds = Bounds { run_time: Some(Duration::from_millis(50)), ..LONG };
+    let bounds = RunLimits { run_time: Some(Duration::from_millis(50)), ..LONG };
     let ended = run(&bench, "exec sleep 600", bounds).await;
-    assert_eq!((ended.status, ended.cause), (Status::Signal(15), Cause::RunTime));
+    assert_eq!((ended.status, ended.cause), (ProcessStatus::Signal(15), EndCause::RunTime));
 }
 
 #[tokio::test]
@@ -169,8 +177,8 @@ async fn a_line_without_end_goes_to_the_log_as_it_is() {
     let bench = Bench::with_limits(limits);
     let bytes = 64 << 20;
     let ended = run(&bench, &format!("head -c {bytes} /dev/zero | tr '\\0' x"), LONG).await;
-    assert_eq!(ended.status, Status::Code(0));
-    assert_eq!(bench.context.log().dropped(), bytes - (2 << 20));
+    assert_eq!(ended.status, ProcessStatus::Code(0));
+    assert_eq!(bench.context.log().bytes_dropped(), bytes - (2 << 20));
     assert!(read(&bench.context).len() < (2 << 20) + 100);
     assert_eq!(bench.context.log().bytes(), bytes);
 }
@@ -181,7 +189,7 @@ async fn what_leaves_the_group_is_not_waited_for_but_survives() {
     let bench = Bench::new();
     let script = "setsid sh -c 'echo $$ >pid; exec sleep 600' & while [ ! -s pid ]; do :; done";
     let ended = run(&bench, script, LONG).await;
-    assert!(ended.remarks.iter().any(|remark| remark.contains("outside the payload's group")), "{ended:?}");
+    assert!(ended.notes.iter().any(|remark| remark.contains("outside the payload's group")), "{ended:?}");
     let pid = number_in(&bench.workdir().join("pid"));
     assert!(runs(pid));
     rustix::process::kill_process(

@@ -1,20 +1,20 @@
 use std::path::Path;
 use std::time::Duration;
 
-use journeyman::handler::collect::Item;
-use journeyman::handler::program::{Misconfigured, Program, Settings};
-use journeyman::handler::{NotCompleted, NotPrepared};
+use journeyman::handler::artifact_collector::CollectedArtifact;
+use journeyman::handler::program::{Program, ProgramConfig, ProgramConfigError};
+use journeyman::handler::{ExecuteError, PrepareError};
 use journeyman::source::{Artifact, ArtifactBody};
 use serde_json::{Value, json};
 
 use crate::bench::{Bench, Went, number_in, runs};
 
 /// A shell script as a handler; it finds the document on its standard input.
-fn script(script: &str) -> Settings {
-    Settings::new("test", ["sh", "-c", script].map(str::to_owned).to_vec())
+fn script(script: &str) -> ProgramConfig {
+    ProgramConfig::new("test", ["sh", "-c", script].map(str::to_owned).to_vec())
 }
 
-async fn run_with(bench: &Bench, settings: Settings, payload: Value) -> Went {
+async fn run_with(bench: &Bench, settings: ProgramConfig, payload: Value) -> Went {
     bench.run(&Program::new(settings).unwrap(), payload).await
 }
 
@@ -27,10 +27,10 @@ fn example(name: &str) -> String {
 }
 
 fn artifacts(bench: &Bench) -> Vec<Artifact> {
-    let collected = bench.context.artifacts().open(bench.workdir()).unwrap();
+    let collected = bench.context.artifacts().collect(bench.workdir()).unwrap();
     collected
         .map(|item| match item {
-            Item::Found(artifact, _) => artifact,
+            CollectedArtifact::Found(artifact, _) => artifact,
             other => panic!("{other:?}"),
         })
         .collect()
@@ -197,9 +197,9 @@ async fn a_child_in_the_background_holds_up_neither_log_nor_descriptor_3() {
 #[tokio::test]
 async fn a_program_past_its_time_failed() {
     let bench = Bench::new();
-    let settings = Settings { max_run_time: Some(Duration::from_millis(50)), ..script("exec sleep 600") };
+    let settings = ProgramConfig { max_run_time: Some(Duration::from_millis(50)), ..script("exec sleep 600") };
     let went = run_with(&bench, settings, json!({})).await;
-    assert!(matches!(went, Went::Ran(Err(NotCompleted::Failed(_)))), "{went:?}");
+    assert!(matches!(went, Went::Ran(Err(ExecuteError::Failed(_)))), "{went:?}");
 }
 
 #[tokio::test]
@@ -223,9 +223,10 @@ async fn a_check_refuses_before_anything_runs_and_says_why() {
     let bench = Bench::new();
     let check = r#"[ "$JOURNEYMAN_PHASE" = check ] || exit 1
         grep -q '"a":1' || { echo '{"type":"reason","text":"payload/a: must be 1"}' >&3; exit $JOURNEYMAN_EXIT_MALFORMED; }"#;
-    let settings = Settings { check: Some(["sh", "-c", check].map(str::to_owned).to_vec()), ..script("echo it ran") };
+    let settings =
+        ProgramConfig { check: Some(["sh", "-c", check].map(str::to_owned).to_vec()), ..script("echo it ran") };
     let went = run_with(&bench, settings.clone(), json!({"a": 2})).await;
-    let Went::Refused(NotPrepared::Malformed(reasons)) = went else { panic!("{went:?}") };
+    let Went::Refused(PrepareError::Malformed(reasons)) = went else { panic!("{went:?}") };
     assert_eq!(reasons, ["payload/a: must be 1"]);
     assert!(!bench.log().contains("it ran"));
     let bench = Bench::new();
@@ -239,7 +240,7 @@ async fn a_check_that_breaks_is_not_the_payloads_fault() {
     for (check, expected) in
         [("exit 3", "Refused(Internal("), ("exit $JOURNEYMAN_EXIT_UNAVAILABLE", "Refused(Unavailable(")]
     {
-        let settings = Settings { check: Some(["sh", "-c", check].map(str::to_owned).to_vec()), ..script("true") };
+        let settings = ProgramConfig { check: Some(["sh", "-c", check].map(str::to_owned).to_vec()), ..script("true") };
         let went = format!("{:?}", run_with(&Bench::new(), settings, json!({})).await);
         assert!(went.starts_with(expected), "{check}: {went}");
     }
@@ -247,32 +248,33 @@ async fn a_check_that_breaks_is_not_the_payloads_fault() {
 
 #[tokio::test]
 async fn a_program_that_is_not_there_is_the_hosts_fault() {
-    let settings = Settings::new("gone", vec!["/no/such/handler".to_owned()]);
+    let settings = ProgramConfig::new("gone", vec!["/no/such/handler".to_owned()]);
     let went = run_with(&Bench::new(), settings, json!({})).await;
-    let Went::Refused(NotPrepared::Host(sentence)) = went else { panic!("{went:?}") };
+    let Went::Refused(PrepareError::Host(sentence)) = went else { panic!("{went:?}") };
     assert_eq!(sentence, "handler gone: /no/such/handler: there is no such file");
 }
 
 #[test]
 fn a_handler_that_cannot_be_is_told_when_it_is_configured() {
-    let empty = Program::new(Settings::new("x", Vec::new())).unwrap_err();
-    assert!(matches!(empty, Misconfigured::Empty { key: "exec", .. }));
+    let empty = Program::new(ProgramConfig::new("x", Vec::new())).unwrap_err();
+    assert!(matches!(empty, ProgramConfigError::Empty { key: "exec", .. }));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("schema.json");
     for (text, what) in
         [("{", "EOF"), (r#"{"type":"nonsense"}"#, "nonsense"), (r#"{"$ref":"http://127.0.0.1:1/x"}"#, "127.0.0.1")]
     {
         std::fs::write(&path, text).unwrap();
-        let error = Program::new(Settings { schema: Some(path.clone()), ..script("true") }).unwrap_err().to_string();
+        let error =
+            Program::new(ProgramConfig { schema: Some(path.clone()), ..script("true") }).unwrap_err().to_string();
         assert!(error.contains(what) && error.contains("schema.json"), "{error}");
     }
 }
 
 #[tokio::test]
 async fn the_example_in_python_counts_words() {
-    let settings = Settings {
+    let settings = ProgramConfig {
         check: Some(vec![example("word_count.py")]),
-        ..Settings::new("words", vec![example("word_count.py")])
+        ..ProgramConfig::new("words", vec![example("word_count.py")])
     };
     let bench = Bench::new();
     let went = run_with(&bench, settings.clone(), json!({"text": "to be or not to be"})).await;
@@ -283,17 +285,17 @@ async fn the_example_in_python_counts_words() {
     assert_eq!(result, json!({"different": 4, "words": 6}));
     assert!(bench.log().contains("6 words, 4 different ones"));
     let went = run_with(&Bench::new(), settings, json!({"txet": "x"})).await;
-    assert!(matches!(went, Went::Refused(NotPrepared::Malformed(_))), "{went:?}");
+    assert!(matches!(went, Went::Refused(PrepareError::Malformed(_))), "{went:?}");
 }
 
 #[tokio::test]
 async fn the_example_in_shell_renders_a_page() {
     let schema = Some(example("render.schema.json").into());
-    let settings = Settings { schema, ..Settings::new("render", vec![example("render.sh")]) };
+    let settings = ProgramConfig { schema, ..ProgramConfig::new("render", vec![example("render.sh")]) };
     let bench = Bench::new();
     let went = run_with(&bench, settings.clone(), json!({"title": "Hello"})).await;
     assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}\n{}", bench.log());
     assert!(content(&artifacts(&bench)[0]).contains("<h1>Hello</h1>"));
     let went = run_with(&Bench::new(), settings, json!({"title": "<script>"})).await;
-    assert!(matches!(went, Went::Refused(NotPrepared::Malformed(_))), "{went:?}");
+    assert!(matches!(went, Went::Refused(PrepareError::Malformed(_))), "{went:?}");
 }

@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use journeyman::domain::refusal::Refusal;
-use journeyman::handler::beside::{Beside, Lent, Serving};
-use journeyman::handler::collect::Item;
-use journeyman::handler::http::{Http, Service, Settings, Target};
-use journeyman::handler::{Handler, NotCompleted, NotPrepared, Request, erase};
+use journeyman::handler::artifact_collector::CollectedArtifact;
+use journeyman::handler::http::{Http, HttpConfig, ServiceProgram, Target};
+use journeyman::handler::sidecar::{ServiceAvailability, SidecarContext, SidecarHandle};
+use journeyman::handler::{DynHandler, ExecuteError, PrepareError, Request, erase};
 use journeyman::host::clock::Clock;
 use journeyman::host::containment::Containment;
-use journeyman::source::{Answer, ArtifactBody, Partial, Refused, Replies, Reply};
+use journeyman::source::{ArtifactBody, CallError, PartialReplySink, Reply, Results, SourceFuture};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -130,15 +130,15 @@ struct Parts {
     came: Arc<Notify>,
 }
 
-impl Partial for Parts {
-    fn send(&self, reply: Reply) -> Answer<'_, ()> {
+impl PartialReplySink for Parts {
+    fn send(&self, reply: Reply) -> SourceFuture<'_, ()> {
         let body = String::from_utf8(reply.body.to_vec()).unwrap();
         self.heard.lock().unwrap().push((reply.status.as_str().to_owned(), body));
         self.came.notify_one();
         let gone = self.gone;
         Box::pin(async move {
             let what = "nobody is there".to_owned();
-            if gone { Err(Refused { refusal: Refusal::Gone, what }) } else { Ok(()) }
+            if gone { Err(CallError { refusal: Refusal::Gone, message: what }) } else { Ok(()) }
         })
     }
 }
@@ -151,24 +151,24 @@ impl Parts {
 
 /// The service, and what is kept there of it.
 struct Stage {
-    handler: Arc<dyn Handler>,
+    handler: Arc<dyn DynHandler>,
     seen: mpsc::Receiver<Seen>,
     go: Arc<Notify>,
-    lent: Lent,
+    lent: SidecarHandle,
     kept: JoinHandle<()>,
     serving: JoinHandle<()>,
     url: url::Url,
     _folder: tempfile::TempDir,
 }
 
-fn settings(url: &url::Url) -> Settings {
-    Settings {
+fn settings(url: &url::Url) -> HttpConfig {
+    HttpConfig {
         name: "warm".to_owned(),
         target: Target::Tcp(url.clone()),
-        health: None,
-        health_every: Duration::from_millis(100),
+        health_path: None,
+        health_interval: Duration::from_millis(100),
         health_timeout: Duration::from_secs(5),
-        start_within: BOUND,
+        startup_timeout: BOUND,
         max_run_time: BOUND,
         forward_headers: vec!["x-*".to_owned(), "Baggage".to_owned()],
         service: None,
@@ -180,7 +180,7 @@ impl Stage {
         Self::with(|settings| settings).await
     }
 
-    async fn with(change: impl FnOnce(Settings) -> Settings) -> Self {
+    async fn with(change: impl FnOnce(HttpConfig) -> HttpConfig) -> Self {
         // An address that nobody else has, so that nobody takes it while this one is away.
         let bytes = uuid::Uuid::new_v4().into_bytes();
         let host = std::net::Ipv4Addr::new(127, bytes[0], bytes[1], bytes[2].clamp(1, 254));
@@ -191,15 +191,16 @@ impl Stage {
         let serving = tokio::spawn(accept(listener, sender, Arc::clone(&go)));
         let handler = erase(Http::new(change(settings(&url))).unwrap());
         let folder = tempfile::tempdir().unwrap();
-        let (beside, lent) = Beside::lend(folder.path().join("services"), Clock::boot(), Containment::none());
+        let (beside, lent) =
+            SidecarContext::channel(folder.path().join("services"), Clock::boot(), Containment::disabled());
         let keeping = Arc::clone(&handler);
-        let kept = tokio::spawn(async move { keeping.beside(beside).await });
+        let kept = tokio::spawn(async move { keeping.run_sidecar(beside).await });
         Self { handler, seen, go, lent, kept, serving, url, _folder: folder }
     }
 
-    async fn until(&self, serving: Serving) {
-        let mut word = self.lent.word.clone();
-        within("a word", word.wait_for(|word| word.serving == serving)).await.unwrap();
+    async fn until(&self, serving: ServiceAvailability) {
+        let mut word = self.lent.status.clone();
+        within("a word", word.wait_for(|word| word.availability == serving)).await.unwrap();
     }
 
     /// A request to this path, with answers.
@@ -210,10 +211,10 @@ impl Stage {
 
     async fn forward(&self, request: &Request, parts: &Parts) -> (Went, Option<Reply>) {
         let mut bench = Bench::new();
-        let replies = Replies::new(parts.clone(), 1000);
-        bench.context = bench.context.answering(Some(replies.clone()));
+        let replies = Results::new(parts.clone(), 1000);
+        bench.context = bench.context.with_results(Some(replies.clone()));
         let went = within("the task", bench.run(&*self.handler, serde_json::to_value(request).unwrap())).await;
-        (went, replies.last())
+        (went, replies.final_reply())
     }
 
     async fn sees(&mut self) -> Seen {
@@ -222,7 +223,7 @@ impl Stage {
 
     /// The worker goes.
     async fn ends(self) {
-        self.lent.over.send_replace(true);
+        self.lent.stop.send_replace(true);
         within("the end", self.kept).await.unwrap();
         self.serving.abort();
     }
@@ -340,7 +341,7 @@ async fn the_code_of_an_answer_is_the_verdict_and_its_body_the_answer() {
 
 #[tokio::test]
 async fn a_busy_service_may_rest_for_longer_than_an_answer_may_take() {
-    let stage = Stage::with(|settings| Settings { max_run_time: Duration::from_secs(5), ..settings }).await;
+    let stage = Stage::with(|settings| HttpConfig { max_run_time: Duration::from_secs(5), ..settings }).await;
     let (went, reply) = stage.ask("/busy", &Parts::default()).await;
     assert!(format!("{went:?}").starts_with("Ran(Err(Intermittent("), "{went:?}");
     assert_eq!(reply.as_ref().map(text), Some("later"));
@@ -394,8 +395,8 @@ async fn a_task_that_nobody_waits_for_leaves_its_answer_as_an_artifact() {
     let bench = Bench::new();
     let went = within("the task", bench.run(&*stage.handler, json!({"path": "/x", "json": {"a": 1}}))).await;
     assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
-    let mut items = bench.context.artifacts().open(bench.workdir()).unwrap();
-    let Some(Item::Found(artifact, _)) = items.next() else { panic!("there is one") };
+    let mut items = bench.context.artifacts().collect(bench.workdir()).unwrap();
+    let Some(CollectedArtifact::Found(artifact, _)) = items.next() else { panic!("there is one") };
     assert_eq!(artifact.name, "public/answer");
     let ArtifactBody::File { file, content_type, .. } = &artifact.body else { panic!("it is a file") };
     assert_eq!(
@@ -411,7 +412,7 @@ async fn a_task_that_nobody_waits_for_leaves_its_answer_as_an_artifact() {
         (json!({"pth": "/x"}), "pth"),
     ] {
         let went = Bench::new().run(&*stage.handler, payload).await;
-        let Went::Refused(NotPrepared::Malformed(sentences)) = went else { panic!("{went:?}") };
+        let Went::Refused(PrepareError::Malformed(sentences)) = went else { panic!("{went:?}") };
         assert!(sentences.join("\n").contains(words), "{sentences:?}");
     }
     stage.ends().await;
@@ -422,7 +423,7 @@ async fn a_path_leads_to_the_service_and_below_its_base_alone() {
     let mut stage = Stage::with(|settings| {
         let Target::Tcp(mut url) = settings.target.clone() else { panic!("it is one") };
         url.set_path("/v1/");
-        Settings { target: Target::Tcp(url), ..settings }
+        HttpConfig { target: Target::Tcp(url), ..settings }
     })
     .await;
     for (path, line) in [
@@ -455,14 +456,14 @@ async fn a_task_that_has_to_end_drops_the_connection() {
         went = within("the task", run) => went,
         () = told => panic!("it never ends"),
     };
-    assert!(matches!(went, Went::Ran(Err(NotCompleted::Failed(_)))), "{went:?}");
+    assert!(matches!(went, Went::Ran(Err(ExecuteError::Failed(_)))), "{went:?}");
     within("the service sees that nobody waits any more", stage.go.notified()).await;
     stage.ends().await;
 }
 
 #[tokio::test]
 async fn a_request_has_so_much_time_and_no_more() {
-    let stage = Stage::with(|settings| Settings { max_run_time: Duration::from_secs(3), ..settings }).await;
+    let stage = Stage::with(|settings| HttpConfig { max_run_time: Duration::from_secs(3), ..settings }).await;
     let (went, _) = stage.ask("/hang", &Parts::default()).await;
     assert!(format!("{went:?}").contains("within 3 s"), "{went:?}");
     within("the connection is dropped", stage.go.notified()).await;
@@ -475,7 +476,7 @@ async fn a_request_has_so_much_time_and_no_more() {
 #[tokio::test]
 async fn a_task_waits_for_a_service_that_is_not_there_and_goes_back_in_the_end() {
     let mut stage = Stage::new().await;
-    stage.until(Serving::Up).await;
+    stage.until(ServiceAvailability::Up).await;
     let address = stage.url.socket_addrs(|| None).unwrap()[0];
     stage.serving.abort();
     within("nobody listens", async { while TcpStream::connect(address).await.is_ok() {} }).await;
@@ -483,7 +484,7 @@ async fn a_task_waits_for_a_service_that_is_not_there_and_goes_back_in_the_end()
     let parts = Parts::default();
     let ask = stage.ask("/echo", &parts);
     let comes_back = async {
-        stage.until(Serving::Down).await;
+        stage.until(ServiceAvailability::Down).await;
         let listener = TcpListener::bind(address).await.unwrap();
         let (sender, _seen) = mpsc::channel(64);
         accept(listener, sender, Arc::new(Notify::new())).await;
@@ -495,11 +496,11 @@ async fn a_task_waits_for_a_service_that_is_not_there_and_goes_back_in_the_end()
     assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
     assert_eq!(text(&reply.unwrap()), "{}");
     // And now for good.
-    stage.until(Serving::Down).await;
-    let short = Settings { start_within: Duration::from_millis(50), ..settings(&stage.url) };
+    stage.until(ServiceAvailability::Down).await;
+    let short = HttpConfig { startup_timeout: Duration::from_millis(50), ..settings(&stage.url) };
     stage.handler = erase(Http::new(short).unwrap());
     let (went, _) = stage.ask("/echo", &parts).await;
-    assert!(matches!(went, Went::Refused(NotPrepared::Away(_))), "{went:?}");
+    assert!(matches!(went, Went::Refused(PrepareError::ServiceDown(_))), "{went:?}");
     stage.ends().await;
 }
 
@@ -508,13 +509,17 @@ async fn silence_while_it_works_is_not_held_against_a_service() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = url::Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
     let short = Duration::from_millis(50);
-    let settings =
-        Settings { health: Some("/health".to_owned()), health_timeout: short, health_every: short, ..settings(&url) };
+    let settings = HttpConfig {
+        health_path: Some("/health".to_owned()),
+        health_timeout: short,
+        health_interval: short,
+        ..settings(&url)
+    };
     let handler = erase(Http::new(settings).unwrap());
     let folder = tempfile::tempdir().unwrap();
-    let (beside, lent) = Beside::lend(folder.path().to_owned(), Clock::boot(), Containment::none());
+    let (beside, lent) = SidecarContext::channel(folder.path().to_owned(), Clock::boot(), Containment::disabled());
     let keeping = Arc::clone(&handler);
-    let kept = tokio::spawn(async move { keeping.beside(beside).await });
+    let kept = tokio::spawn(async move { keeping.run_sidecar(beside).await });
     // While it works it answers nothing else.
     let (asked, mut questions) = mpsc::channel(64);
     let go = Arc::new(Notify::new());
@@ -541,14 +546,14 @@ async fn silence_while_it_works_is_not_held_against_a_service() {
         }
     });
     let mut asking = Bench::new();
-    let replies = Replies::new(Parts::default(), 1000);
-    asking.context = asking.context.answering(Some(replies.clone()));
+    let replies = Results::new(Parts::default(), 1000);
+    asking.context = asking.context.with_results(Some(replies.clone()));
     let work = asking.run(&*handler, json!({"path": "/work"}));
     let watched = async {
         // More than would be too many of one that has nothing to do.
         for _ in 0..8 {
             questions.recv().await.unwrap();
-            assert_eq!(lent.word.borrow().serving, Serving::Up);
+            assert_eq!(lent.status.borrow().availability, ServiceAvailability::Up);
         }
         go.notify_one();
         std::future::pending::<()>().await;
@@ -558,8 +563,8 @@ async fn silence_while_it_works_is_not_held_against_a_service() {
         () = watched => panic!("it never ends"),
     };
     assert!(matches!(went, Went::Ran(Ok(()))), "{went:?}");
-    assert_eq!(text(&replies.last().unwrap()), "done");
-    lent.over.send_replace(true);
+    assert_eq!(text(&replies.final_reply().unwrap()), "done");
+    lent.stop.send_replace(true);
     kept.await.unwrap();
     serving.abort();
 }
@@ -569,7 +574,7 @@ fn a_service_that_cannot_be_asked_or_started_is_said_at_once() {
     let url = url::Url::parse("http://127.0.0.1:1/?x").unwrap();
     assert!(Http::new(settings(&url)).unwrap_err().to_string().contains("no path can be put"));
     let url = url::Url::parse("http://127.0.0.1:1").unwrap();
-    let service = Service { exec: vec![], env: BTreeMap::new(), grace: Duration::ZERO };
-    let error = Http::new(Settings { service: Some(service), ..settings(&url) }).unwrap_err();
+    let service = ServiceProgram { exec: vec![], env: BTreeMap::new(), termination_grace: Duration::ZERO };
+    let error = Http::new(HttpConfig { service: Some(service), ..settings(&url) }).unwrap_err();
     assert!(error.to_string().contains("`exec` is empty"), "{error}");
 }

@@ -1,12 +1,12 @@
 //! EC2.
 
-use journeyman::domain::notice::{Goes, Provider};
-use journeyman::host::notice::{Cloud, Hearing, Notice, Origin, Said};
+use journeyman::domain::termination_notice::{Provider, Termination};
+use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeKind, NoticeOrigin, WatchHealth};
 
 use crate::metadata::{Cloud as Service, FAULTS, Fault, Metadata};
 use crate::watched::{Watched, about};
 
-const EC2: Cloud = Cloud::Named(Provider::Aws);
+const EC2: MetadataProvider = MetadataProvider::Fixed(Provider::Aws);
 const ACTION: &str = "spot/instance-action";
 
 fn action(word: &str, time: impl std::fmt::Display) -> Option<String> {
@@ -45,7 +45,10 @@ async fn a_hibernation_begins_when_it_is_announced() {
     let time = service.in_seconds(120);
     service.change(|state| state.instance_action = action("hibernate", time));
     let notice = Watched::cloud(EC2, service.url()).next().await;
-    assert_eq!(notice, Notice { origin: Origin::Cloud(Provider::Aws), said: Said::Goes(Goes::Soon) });
+    assert_eq!(
+        notice,
+        Notice { origin: NoticeOrigin::Cloud(Provider::Aws), kind: NoticeKind::Termination(Termination::Soon) }
+    );
 }
 
 #[tokio::test]
@@ -87,7 +90,7 @@ async fn a_rebalance_recommendation_is_a_hint_and_told_once() {
     let service = Metadata::start(Service::Ec2).await;
     let mut watched = Watched::cloud(EC2, service.url());
     service.change(|state| state.rebalance = Some("{\"noticeTime\": \"2026-11-21T12:00:00Z\"}".to_owned()));
-    assert_eq!(watched.next().await, Notice { origin: Origin::Cloud(Provider::Aws), said: Said::AtRisk });
+    assert_eq!(watched.next().await, Notice { origin: NoticeOrigin::Cloud(Provider::Aws), kind: NoticeKind::AtRisk });
     service.is_asked("rebalance", 3).await;
     watched.said_nothing_more();
 }
@@ -111,8 +114,8 @@ async fn a_service_is_not_said_to_be_heard_before_it_has_answered() {
     let service = Metadata::start(Service::Ec2).await;
     service.change(|state| state.faults.push_back(Fault::Silence));
     let mut watched = Watched::cloud(EC2, service.url());
-    watched.seen(|sight| sight.hearing == Hearing::Unknown).await;
-    watched.seen(|sight| sight.hearing == Hearing::Heard).await;
+    watched.seen(|sight| sight.health == WatchHealth::Unknown).await;
+    watched.seen(|sight| sight.health == WatchHealth::Healthy).await;
     watched.said_nothing_more();
 }
 
@@ -120,14 +123,14 @@ async fn a_service_is_not_said_to_be_heard_before_it_has_answered() {
 async fn a_service_that_stops_answering_is_seen_by_those_who_look_until_it_answers_again() {
     let service = Metadata::start(Service::Ec2).await;
     let mut watched = Watched::cloud(EC2, service.url());
-    let seen = watched.seen(|sight| sight.hearing == Hearing::Heard).await;
-    assert_eq!(seen.origin, Origin::Cloud(Provider::Aws));
+    let seen = watched.seen(|sight| sight.health == WatchHealth::Healthy).await;
+    assert_eq!(seen.origin, NoticeOrigin::Cloud(Provider::Aws));
     service.is_asked(ACTION, 2).await;
     service.change(|state| state.faults.extend([Fault::ServerError; 10_000]));
-    let seen = watched.seen(|sight| matches!(sight.hearing, Hearing::Missed(_))).await;
-    assert!(matches!(seen.hearing, Hearing::Missed(trouble) if trouble.contains("500")));
+    let seen = watched.seen(|sight| matches!(sight.health, WatchHealth::Failing(_))).await;
+    assert!(matches!(seen.health, WatchHealth::Failing(trouble) if trouble.contains("500")));
     service.change(|state| state.faults.clear());
-    watched.seen(|sight| sight.hearing == Hearing::Heard).await;
+    watched.seen(|sight| sight.health == WatchHealth::Healthy).await;
     watched.said_nothing_more();
 }
 
@@ -136,6 +139,6 @@ async fn ec2_is_found_by_itself() {
     let service = Metadata::start(Service::Ec2).await;
     let time = service.in_seconds(120);
     service.change(|state| state.instance_action = action("terminate", time));
-    let notice = Watched::cloud(Cloud::Auto, service.url()).next().await;
-    assert_eq!(notice.origin, Origin::Cloud(Provider::Aws));
+    let notice = Watched::cloud(MetadataProvider::Auto, service.url()).next().await;
+    assert_eq!(notice.origin, NoticeOrigin::Cloud(Provider::Aws));
 }

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use journeyman::domain::notice::{Goes, Provider};
-use journeyman::host::notice::{Cloud, Notice, Origin, Said};
+use journeyman::domain::termination_notice::{Provider, Termination};
+use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeKind, NoticeOrigin};
 use serde_json::{Value, json};
 
 use crate::metadata::{Cloud as Service, FAULTS, Metadata};
 use crate::watched::{Watched, about};
 
-const AZURE: Cloud = Cloud::Named(Provider::Azure);
+const AZURE: MetadataProvider = MetadataProvider::Fixed(Provider::Azure);
 const LISTS: &str = "scheduledevents";
 
 fn event(kind: &str, resources: &[&str], status: &str, not_before: &str) -> Value {
@@ -65,7 +65,10 @@ async fn an_event_without_a_time_has_begun_and_one_with_a_time_of_another_shape_
     let service = Metadata::start(Service::Azure).await;
     service.change(|state| state.events = json!([event("Reboot", &["vmss_7"], "Started", "")]).to_string());
     let notice = Watched::cloud(AZURE, service.url()).next().await;
-    assert_eq!(notice, Notice { origin: Origin::Cloud(Provider::Azure), said: Said::Goes(Goes::Soon) });
+    assert_eq!(
+        notice,
+        Notice { origin: NoticeOrigin::Cloud(Provider::Azure), kind: NoticeKind::Termination(Termination::Soon) }
+    );
 
     let service = Metadata::start(Service::Azure).await;
     let time = service.in_seconds(300).to_string();
@@ -109,6 +112,6 @@ async fn no_fault_of_the_service_is_a_notice_or_ends_the_watch() {
 async fn azure_is_found_by_itself() {
     let service = Metadata::start(Service::Azure).await;
     service.change(|state| state.events = json!([event("Reboot", &["vmss_7"], "Started", "")]).to_string());
-    let notice = Watched::cloud(Cloud::Auto, service.url()).next().await;
-    assert_eq!(notice.origin, Origin::Cloud(Provider::Azure));
+    let notice = Watched::cloud(MetadataProvider::Auto, service.url()).next().await;
+    assert_eq!(notice.origin, NoticeOrigin::Cloud(Provider::Azure));
 }

@@ -1,12 +1,12 @@
 //! The notice file.
 
 use jiff::{SignedDuration, Timestamp};
-use journeyman::domain::notice::Goes;
-use journeyman::host::notice::{Hearing, Notice, Origin, Said};
+use journeyman::domain::termination_notice::Termination;
+use journeyman::host::termination_notice::{Notice, NoticeKind, NoticeOrigin, WatchHealth};
 
 use crate::watched::{Watched, about};
 
-const SOON: Notice = Notice { origin: Origin::File, said: Said::Goes(Goes::Soon) };
+const SOON: Notice = Notice { origin: NoticeOrigin::File, kind: NoticeKind::Termination(Termination::Soon) };
 
 #[tokio::test]
 async fn a_file_that_appears_says_when_the_host_goes_and_an_earlier_time_is_news() {
@@ -41,8 +41,8 @@ async fn a_folder_in_the_place_of_the_file_orders_nothing_and_the_file_is_heeded
     std::fs::create_dir(&path).expect("it can be made");
     let mut watched = Watched::file(path.clone());
     // Whoever looks sees that a notice could not be heard, and for how long.
-    let seen = watched.seen(|sight| matches!(sight.hearing, Hearing::Missed(_))).await;
-    assert!(matches!(seen.hearing, Hearing::Missed(why) if why.contains("it is no regular file")));
+    let seen = watched.seen(|sight| matches!(sight.health, WatchHealth::Failing(_))).await;
+    assert!(matches!(seen.health, WatchHealth::Failing(why) if why.contains("it is no regular file")));
     watched.said_nothing_more();
     std::fs::remove_dir(&path).expect("it can be removed");
     std::fs::write(&path, "").expect("it can be written");

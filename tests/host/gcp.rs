@@ -1,12 +1,12 @@
 //! Google's Compute Engine.
 
-use journeyman::domain::notice::{Goes, Provider};
-use journeyman::host::notice::{Cloud, Notice, Origin, Said};
+use journeyman::domain::termination_notice::{Provider, Termination};
+use journeyman::host::termination_notice::{MetadataProvider, Notice, NoticeKind, NoticeOrigin};
 
 use crate::metadata::{Cloud as Service, FAULTS, Metadata};
 use crate::watched::{Watched, about};
 
-const GOOGLE: Cloud = Cloud::Named(Provider::Gcp);
+const GOOGLE: MetadataProvider = MetadataProvider::Fixed(Provider::Gcp);
 const WAITS: &str = "preempted?wait_for_change=true";
 
 #[tokio::test]
@@ -30,7 +30,10 @@ async fn a_preemption_that_happened_before_the_first_look_leaves_no_time_that_is
     let service = Metadata::start(Service::Google).await;
     service.change(|state| state.preempted = "TRUE");
     let notice = Watched::cloud(GOOGLE, service.url()).next().await;
-    assert_eq!(notice, Notice { origin: Origin::Cloud(Provider::Gcp), said: Said::Goes(Goes::Soon) });
+    assert_eq!(
+        notice,
+        Notice { origin: NoticeOrigin::Cloud(Provider::Gcp), kind: NoticeKind::Termination(Termination::Soon) }
+    );
 }
 
 #[tokio::test]
@@ -71,7 +74,7 @@ async fn an_answer_that_does_not_prove_to_be_googles_is_not_believed() {
     service.is_asked("preempted", 3).await;
     watched.said_nothing_more();
     service.change(|state| state.flavor = Some("Google"));
-    assert_eq!(watched.next().await.said, Said::Goes(Goes::Soon));
+    assert_eq!(watched.next().await.kind, NoticeKind::Termination(Termination::Soon));
 }
 
 #[tokio::test]
@@ -90,6 +93,6 @@ async fn no_fault_of_the_service_is_a_notice_or_ends_the_watch() {
 async fn google_is_found_by_itself() {
     let service = Metadata::start(Service::Google).await;
     service.change(|state| state.preempted = "TRUE");
-    let notice = Watched::cloud(Cloud::Auto, service.url()).next().await;
-    assert_eq!(notice.origin, Origin::Cloud(Provider::Gcp));
+    let notice = Watched::cloud(MetadataProvider::Auto, service.url()).next().await;
+    assert_eq!(notice.origin, NoticeOrigin::Cloud(Provider::Gcp));
 }

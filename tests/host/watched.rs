@@ -4,9 +4,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use journeyman::domain::backoff;
-use journeyman::domain::notice::{Goes, Pace};
+use journeyman::domain::termination_notice::{PollSchedule, Termination};
 use journeyman::host::clock::Clock;
-use journeyman::host::notice::{Cloud, Notice, Paces, Said, Settings, Sight, Watch};
+use journeyman::host::termination_notice::{
+    MetadataProvider, Notice, NoticeConfig, NoticeKind, NoticeWatch, PollPaces, WatchStatus,
+};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
@@ -15,26 +17,26 @@ use crate::metadata::PATIENCE;
 pub struct Watched {
     notices: mpsc::Receiver<Notice>,
     clock: Clock,
-    sights: watch::Receiver<Vec<Sight>>,
+    sights: watch::Receiver<Vec<WatchStatus>>,
     _tasks: JoinSet<()>,
 }
 
 impl Watched {
-    pub fn cloud(cloud: Cloud, endpoint: String) -> Self {
+    pub fn cloud(cloud: MetadataProvider, endpoint: String) -> Self {
         Self::of(cloud, Some(endpoint), None)
     }
 
     pub fn file(path: PathBuf) -> Self {
-        Self::of(Cloud::Off, None, Some(path))
+        Self::of(MetadataProvider::Off, None, Some(path))
     }
 
-    fn of(cloud: Cloud, endpoint: Option<String>, file: Option<PathBuf>) -> Self {
+    fn of(cloud: MetadataProvider, endpoint: Option<String>, file: Option<PathBuf>) -> Self {
         let clock = Clock::boot();
         let trouble = backoff::Policy { first: Duration::from_millis(10), max: Duration::from_millis(50) };
-        let pace = Pace { every: Duration::from_millis(20), trouble };
-        let paces = Paces { aws: pace, gcp: pace, azure: pace, file: pace };
-        let watch = Watch::new(Settings { cloud, endpoint, file, paces, clock }).expect("a watch");
-        let sights = watch.sights();
+        let pace = PollSchedule { interval: Duration::from_millis(20), retry: trouble };
+        let paces = PollPaces { aws: pace, gcp: pace, azure: pace, file: pace };
+        let watch = NoticeWatch::new(NoticeConfig { cloud, endpoint, file, paces, clock }).expect("a watch");
+        let sights = watch.subscribe_statuses();
         let (sender, notices) = mpsc::channel(16);
         let mut tasks = JoinSet::new();
         tasks.spawn(watch.run(sender));
@@ -49,12 +51,12 @@ impl Watched {
     /// In how many seconds the next notice says that the host goes.
     pub async fn goes_in(&mut self) -> f64 {
         let notice = self.next().await;
-        let Said::Goes(Goes::At(at)) = notice.said else { panic!("{notice:?} names no time") };
+        let NoticeKind::Termination(Termination::At(at)) = notice.kind else { panic!("{notice:?} names no time") };
         at.since(self.clock.now()).as_secs_f64()
     }
 
     /// Waits until the service is seen to be well, or not.
-    pub async fn seen(&mut self, wanted: impl Fn(&Sight) -> bool) -> Sight {
+    pub async fn seen(&mut self, wanted: impl Fn(&WatchStatus) -> bool) -> WatchStatus {
         let seen = self.sights.wait_for(|sights| sights.iter().any(&wanted));
         let seen = tokio::time::timeout(PATIENCE, seen).await.expect("it is seen").expect("the watch goes on");
         seen.iter().find(|sight| wanted(sight)).expect("it is seen").clone()

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use journeyman::domain::id::TaskId;
-use journeyman::queue::{self, Client, Db};
-use journeyman::source::taskcluster::{Api, ApiSettings, Credentials, Timeouts};
+use journeyman::queue::{self, Db, RegisteredClient};
+use journeyman::source::taskcluster::{Api, ApiConfig, Credentials, Timeouts};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStderr, Command};
@@ -22,7 +22,7 @@ const ENDLESS: &str = ": >\"$UP\"; [ \"$RUN_ID\" = 0 ] && exec sleep 600; exit 0
 const STUBBORN: &str = "trap '' TERM; : >\"$UP\"; while [ \"$RUN_ID\" = 0 ]; do sleep 1; done; exit 0";
 
 struct Place {
-    queue: queue::Running,
+    queue: queue::RunningQueue,
     folder: tempfile::TempDir,
 }
 
@@ -35,9 +35,9 @@ struct Run {
 impl Place {
     async fn start(long_poll: Duration) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let mut settings = queue::Settings::new(Db::Memory, folder.path().join("artifacts"));
+        let mut settings = queue::Config::new(Db::Memory, folder.path().join("artifacts"));
         settings.long_poll = long_poll;
-        settings.clients = vec![Client {
+        settings.clients = vec![RegisteredClient {
             client_id: "tester".into(),
             access_token: TOKEN.to_owned().into(),
             scopes: vec!["*".into()],
@@ -46,7 +46,7 @@ impl Place {
     }
 
     fn api(&self) -> Api {
-        Api::new(ApiSettings {
+        Api::new(ApiConfig {
             root_url: self.queue.root_url().to_owned(),
             queue_url: None,
             credentials: Some(Credentials::new("tester", TOKEN.to_owned().into(), None).expect("credentials")),

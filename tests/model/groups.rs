@@ -6,14 +6,14 @@
 
 use std::time::Duration;
 
-use journeyman::domain::group::pool::{Answer, Effect, Epoch, Event, Pool, Step};
+use journeyman::domain::group::pool::{Effect, Epoch, Event, Pool, QueueStep, StepResult};
 use journeyman::domain::group::{Key, tracker};
 use journeyman::domain::time::Instant;
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
 const TICK: Duration = Duration::from_secs(1);
-const POLICY: tracker::Policy =
-    tracker::Policy { unbind_delay: Duration::from_secs(2), stop_delay: Duration::from_secs(1) };
+const POLICY: tracker::TrackerPolicy =
+    tracker::TrackerPolicy { unbind_delay: Duration::from_secs(2), stop_delay: Duration::from_secs(1) };
 
 /// What the world may do.
 #[derive(Clone, Copy)]
@@ -49,8 +49,8 @@ struct State {
     pool: Option<Pool>,
     epoch: u64,
     /// What the controller has sent about the queue, in order.
-    wire: Vec<(Epoch, Step)>,
-    answers: Vec<(Epoch, Step, Answer)>,
+    wire: Vec<(Epoch, QueueStep)>,
+    answers: Vec<(Epoch, QueueStep, StepResult)>,
     queue: Option<Queue>,
     orphans: Requests,
     /// Which orphan the controller has in hand.
@@ -116,8 +116,8 @@ impl State {
         pool.handle(event, now);
         while let Some(effect) = pool.next_effect() {
             match effect {
-                Effect::Do { epoch, step, .. } => self.wire.push((epoch, step)),
-                Effect::Revived { .. } => self.revived = true,
+                Effect::RunStep { epoch, step, .. } => self.wire.push((epoch, step)),
+                Effect::Reactivated { .. } => self.revived = true,
             }
         }
     }
@@ -132,7 +132,7 @@ impl State {
     }
 
     fn is_wanted(&self) -> bool {
-        self.pool.as_ref().is_some_and(|pool| pool.tracker().wanted(&key()).is_some())
+        self.pool.as_ref().is_some_and(|pool| pool.tracker().desired(&key()).is_some())
     }
 
     fn is_bound(&self) -> bool {
@@ -147,24 +147,24 @@ impl State {
         }
     }
 
-    fn obey(&mut self, epoch: Epoch, step: Step, kind: Kind) {
+    fn obey(&mut self, epoch: Epoch, step: QueueStep, kind: Kind) {
         let consumers = u32::from(self.worker.as_ref().is_some_and(|worker| !worker.going));
         let answer = match (step, &mut self.queue) {
-            (Step::Bind, queue) => {
+            (QueueStep::Bind, queue) => {
                 queue.get_or_insert(Queue { bound: false, ready: 0 }).bound = true;
-                Answer::Done
+                StepResult::Done
             }
-            (_, None) => Answer::Missing,
-            (Step::Unbind, Some(queue)) => {
+            (_, None) => StepResult::NotFound,
+            (QueueStep::Unbind, Some(queue)) => {
                 queue.bound = false;
-                Answer::Done
+                StepResult::Done
             }
-            (Step::Look, Some(_)) if kind == Kind::Blind => Answer::Holds { ready: 0, consumers: 0 },
-            (Step::Look, Some(queue)) => Answer::Holds { ready: queue.ready.count_ones(), consumers },
+            (QueueStep::Inspect, Some(_)) if kind == Kind::Blind => StepResult::Contents { ready: 0, consumers: 0 },
+            (QueueStep::Inspect, Some(queue)) => StepResult::Contents { ready: queue.ready.count_ones(), consumers },
             // As a quorum queue has it: whatever is in it.
-            (Step::Delete, Some(_)) => {
+            (QueueStep::Delete, Some(_)) => {
                 (self.queue, self.deleted) = (None, true);
-                Answer::Done
+                StepResult::Done
             }
         };
         self.answers.push((epoch, step, answer));
@@ -294,7 +294,7 @@ impl Model for World {
             }
             Action::Hear => {
                 let (epoch, step, answer) = state.answers.remove(0);
-                state.tell(Event::Answered { epoch, key: key(), step, answer });
+                state.tell(Event::StepFinished { epoch, key: key(), step, result: answer });
             }
             Action::Report => {
                 state.reports -= 1;
@@ -338,7 +338,7 @@ impl Model for World {
                 state.pool = Some(Pool::new(POLICY, 1, state.at()));
                 state.tell(Event::Connected(Epoch(state.epoch)));
                 if state.queue.is_some() {
-                    state.tell(Event::Found(key()));
+                    state.tell(Event::QueueFound(key()));
                 }
                 state.workers();
             }

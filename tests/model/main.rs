@@ -18,7 +18,7 @@ mod groups;
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{self, Act, Happening, Machine, Settled};
+use journeyman::domain::claim::{self, ClaimAction, ClaimEvent, ClaimState, UploadStatus};
 use journeyman::domain::jitter::Jitter;
 use journeyman::domain::lease::{self, Lease};
 use journeyman::domain::outcome::Verdict;
@@ -80,7 +80,7 @@ enum Queue {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Worker {
-    machine: Option<Machine>,
+    machine: Option<ClaimState>,
     /// How many ticks its clock is behind.
     lag: u8,
     payload: Payload,
@@ -156,7 +156,7 @@ impl State {
     }
 
     /// Something happens to a worker's claim; what the rules want done is done.
-    fn tell(&mut self, world: &World, worker: usize, happening: Happening, now: u8) {
+    fn tell(&mut self, world: &World, worker: usize, happening: ClaimEvent, now: u8) {
         self.tell_at(world, worker, happening, at(now));
     }
 
@@ -166,7 +166,7 @@ impl State {
         (due < at(self.local(worker) + 1)).then(|| due.max(at(self.local(worker))))
     }
 
-    fn tell_at(&mut self, world: &World, worker: usize, happening: Happening, now: Instant) {
+    fn tell_at(&mut self, world: &World, worker: usize, happening: ClaimEvent, now: Instant) {
         let Some(mut machine) = self.workers[worker].machine.take() else { return };
         let mut acts = Vec::new();
         machine.handle(happening, now, &mut Jitter::seeded(1), &mut acts);
@@ -176,23 +176,23 @@ impl State {
         }
     }
 
-    fn perform(&mut self, world: &World, worker: usize, act: Act) {
+    fn perform(&mut self, world: &World, worker: usize, act: ClaimAction) {
         let dead_at = self.now + world.kill;
         let payload = self.workers[worker].payload;
         self.workers[worker].payload = match act {
-            Act::Request => return self.send(worker, Call::Claim),
-            Act::Reclaim { .. } => return self.send(worker, Call::Reclaim),
-            Act::Report { .. } => return self.send(worker, Call::Report),
-            Act::Check | Act::Extended { .. } => return,
-            Act::Prepare => Payload::Preparing,
-            Act::Execute => Payload::Alive,
-            Act::Kill { .. } => match payload {
+            ClaimAction::Request => return self.send(worker, Call::Claim),
+            ClaimAction::Reclaim { .. } => return self.send(worker, Call::Reclaim),
+            ClaimAction::Report { .. } => return self.send(worker, Call::Report),
+            ClaimAction::CheckStatus | ClaimAction::UpdateLease { .. } => return,
+            ClaimAction::Prepare => Payload::Preparing,
+            ClaimAction::Execute => Payload::Alive,
+            ClaimAction::Kill { .. } => match payload {
                 Payload::Alive => Payload::Dying { at: dead_at },
                 Payload::Preparing => Payload::Dropping,
                 Payload::None | Payload::Settling | Payload::Dying { .. } | Payload::Dropping => payload,
             },
-            Act::Settle => Payload::Settling,
-            Act::Close(_) => {
+            ClaimAction::Upload => Payload::Settling,
+            ClaimAction::Close(_) => {
                 self.workers[worker].machine = None;
                 Payload::None
             }
@@ -239,7 +239,7 @@ impl State {
             return;
         }
         let sent_at = at(mail.sent_at);
-        let refused = if answer.is_some() { Refusal::Gone } else { Refusal::Retry { after: None } };
+        let refused = if answer.is_some() { Refusal::Gone } else { Refusal::Retry { retry_after: None } };
         let length = match answer {
             Some(Answer::Yes { left }) => Some(TICK * u32::from(left)),
             Some(Answer::Gone) | None => None,
@@ -247,20 +247,20 @@ impl State {
         let now = self.local(mail.worker);
         let (happening, now) = match (mail.call, length) {
             (Call::Claim, Some(length)) if world.reply == Reply::Believed => {
-                (Happening::Granted { sent_at, length }, mail.sent_at)
+                (ClaimEvent::Granted { sent_at, length }, mail.sent_at)
             }
-            (Call::Claim, Some(length)) => (Happening::Granted { sent_at, length }, now),
+            (Call::Claim, Some(length)) => (ClaimEvent::Granted { sent_at, length }, now),
             (Call::Claim, None) if answer.is_some() => {
                 self.workers[mail.worker].machine = None;
                 return;
             }
-            (Call::Claim, None) => (Happening::Unanswered { after: None }, now),
-            (Call::Reclaim, length) => (Happening::Reclaimed { sent_at, answer: length.ok_or(refused) }, now),
-            (Call::Report, length) => (Happening::Reported(length.map(|_| ()).ok_or(refused)), now),
+            (Call::Claim, None) => (ClaimEvent::RequestFailed { retry_after: None }, now),
+            (Call::Reclaim, length) => (ClaimEvent::Reclaimed { sent_at, answer: length.ok_or(refused) }, now),
+            (Call::Report, length) => (ClaimEvent::Reported(length.map(|_| ()).ok_or(refused)), now),
         };
         self.tell(world, mail.worker, happening, now);
         if world.reply == Reply::Believed && self.workers[mail.worker].payload == Payload::Preparing {
-            self.tell(world, mail.worker, Happening::Prepared(Ok(())), now);
+            self.tell(world, mail.worker, ClaimEvent::Prepared(Ok(())), now);
         }
     }
 
@@ -268,10 +268,10 @@ impl State {
     fn work(&mut self, world: &World, worker: usize) {
         let now = self.local(worker);
         let happening = match self.workers[worker].payload {
-            Payload::Preparing => Happening::Prepared(Ok(())),
-            Payload::Alive | Payload::Dying { .. } => Happening::Ended(Verdict::Completed),
-            Payload::Dropping => Happening::Ended(Verdict::Internal),
-            Payload::Settling => Happening::Settled(Settled::Clean),
+            Payload::Preparing => ClaimEvent::Prepared(Ok(())),
+            Payload::Alive | Payload::Dying { .. } => ClaimEvent::Ended(Verdict::Completed),
+            Payload::Dropping => ClaimEvent::Ended(Verdict::Internal),
+            Payload::Settling => ClaimEvent::Uploaded(UploadStatus::Complete),
             Payload::None => return,
         };
         self.workers[worker].payload = Payload::None;
@@ -348,22 +348,22 @@ impl Model for World {
                 state.now += 1;
                 for worker in 0..self.workers {
                     let now = state.local(worker);
-                    let due = state.workers[worker].machine.as_ref().and_then(Machine::next_deadline);
+                    let due = state.workers[worker].machine.as_ref().and_then(ClaimState::next_deadline);
                     if due.is_some_and(|due| at(now) >= due) {
-                        state.tell(self, worker, Happening::Tick, now);
+                        state.tell(self, worker, ClaimEvent::Tick, now);
                     }
                 }
             }
             Action::Fire(worker) => {
                 let due = state.fires(worker)?;
-                state.tell_at(self, worker, Happening::Tick, due);
+                state.tell_at(self, worker, ClaimEvent::Tick, due);
             }
             Action::Lag(worker) => state.workers[worker].lag += 1,
             Action::Receive(worker) => {
                 let mut acts = Vec::new();
-                let policy = claim::Policy { grace: Duration::ZERO, check_every: None };
+                let policy = claim::ClaimPolicy { termination_grace: Duration::ZERO, status_poll_interval: None };
                 state.workers[worker].claims += 1;
-                state.workers[worker].machine = Some(Machine::requested(policy, &mut acts));
+                state.workers[worker].machine = Some(ClaimState::requested(policy, &mut acts));
                 acts.into_iter().for_each(|act| state.perform(self, worker, act));
             }
             Action::Deliver(index) => {
@@ -448,9 +448,9 @@ fn violated(world: World) -> Vec<&'static str> {
 
 #[test]
 fn the_ticks_of_the_model_are_those_of_the_rules() {
-    let lease = Lease::granted(at(0), LEASE, lease::Policy { grace: Duration::ZERO });
-    assert_eq!(lease.deadline(), at(LEASE_TICKS));
-    assert_eq!(lease.abandon_at(), at(LEASE_TICKS - MARGIN_TICKS));
+    let lease = Lease::granted(at(0), LEASE, lease::Policy { termination_grace: Duration::ZERO });
+    assert_eq!(lease.granted_until(), at(LEASE_TICKS));
+    assert_eq!(lease.expires_at(), at(LEASE_TICKS - MARGIN_TICKS));
 }
 
 #[test]

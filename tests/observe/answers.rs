@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use journeyman::limits::HTTP_CONNECTIONS_MAX;
-use journeyman::observe::http::{Door, Reach};
+use journeyman::observe::worker_http::{Exposure, HttpListener};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -58,7 +58,7 @@ async fn a_worker_is_ready_while_it_claims_and_says_check_by_check_why_it_is_not
     assert_eq!(one_down.status, 503, "one is in trouble, the other was never asked: {}", one_down.body);
     assert!(one_down.body.contains("[-] sources: 0 of 2 answer; ci: poll: 502"), "{}", one_down.body);
     assert_eq!(one_down.body.lines().count(), 9, "one line a check: {}", one_down.body);
-    silent.view.sources[1].polled_seconds_ago = Some(1.0);
+    silent.snapshot.sources[1].polled_seconds_ago = Some(1.0);
     server.show(Some(silent));
     assert_eq!(get(server.address, "/readyz").await.status, 200, "one source is enough to work");
 }
@@ -66,9 +66,9 @@ async fn a_worker_is_ready_while_it_claims_and_says_check_by_check_why_it_is_not
 #[tokio::test]
 async fn a_full_worker_is_ready() {
     let mut full = views::running();
-    full.view.capacity = 3;
-    full.view.blocked = Some(journeyman::worker::view::Blocked::Full);
-    full.view.not_claiming = Some("every slot is taken".into());
+    full.snapshot.capacity = 3;
+    full.snapshot.blocked = Some(journeyman::worker::status::BlockedReason::Full);
+    full.snapshot.not_claiming = Some("every slot is taken".into());
     let server = Server::start(full).await;
     let ready = get(server.address, "/readyz?verbose=1").await;
     assert_eq!(ready.status, 200);
@@ -119,7 +119,7 @@ async fn a_loop_that_does_not_answer_is_not_alive() {
 async fn the_json_is_the_view_that_the_command_shows() {
     let server = Server::start(views::running()).await;
     let answer = get(server.address, "/status.json").await;
-    let read: journeyman::control::Status = serde_json::from_str(&answer.body).expect("it can be read back");
+    let read: journeyman::control::WorkerStatusReply = serde_json::from_str(&answer.body).expect("it can be read back");
     assert_eq!(read, views::running());
 }
 
@@ -161,9 +161,9 @@ async fn pages_may_load_nothing_from_elsewhere_and_be_framed_by_nobody() {
 #[tokio::test]
 async fn an_address_that_others_reach_has_to_be_meant() {
     let any = "0.0.0.0:0".parse().unwrap();
-    let refused = Door::listen(any, Reach::Loopback).await.expect_err("others could reach it");
+    let refused = HttpListener::listen(any, Exposure::Loopback).await.expect_err("others could reach it");
     assert!(refused.to_string().contains("http.reach = \"network\""), "{refused}");
-    Door::listen(any, Reach::Network).await.expect("it is meant");
+    HttpListener::listen(any, Exposure::Network).await.expect("it is meant");
 }
 
 #[tokio::test]

@@ -3,27 +3,34 @@
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use journeyman::control::controller::Status;
-use journeyman::controller::view::{Broker, Counts, Doing, Fault, Group, Phase, Pool, Role, View, Worker, Workers};
-use journeyman::observe::controller::orders::Orders;
-use journeyman::observe::controller::{Look, serve};
-use journeyman::observe::http::{Door, Reach};
+use journeyman::control::controller_api::ControllerStatusReply;
+use journeyman::controller::status::{
+    BrokerStatus, ControllerStatus, CounterValues, ErrorStatus, GroupPhase, GroupStatus, PoolStatus, Role,
+    WorkerActivity, WorkerCounts, WorkerStatus,
+};
+use journeyman::observe::controller_http::commands::CommandApi;
+use journeyman::observe::controller_http::{ControllerSnapshotFn, serve};
+use journeyman::observe::worker_http::{Exposure, HttpListener};
 use tokio::task::JoinSet;
 
 use crate::answers::get;
 use crate::browser::{Scripts, chromium, dom, shoot};
 use crate::views::HOSTILE;
 
-fn status(pools: Vec<Pool>) -> Status {
-    Status { version: "0.3.0".into(), pid: 4121, view: View { uptime_seconds: 11_520.5, pools } }
+fn status(pools: Vec<PoolStatus>) -> ControllerStatusReply {
+    ControllerStatusReply {
+        version: "0.3.0".into(),
+        pid: 4121,
+        snapshot: ControllerStatus { uptime_seconds: 11_520.5, pools },
+    }
 }
 
-fn pool(name: &str, role: Role) -> Pool {
-    Pool {
+fn pool(name: &str, role: Role) -> PoolStatus {
+    PoolStatus {
         name: name.to_owned(),
         role,
         role_seconds: 3_062.0,
-        broker: Broker {
+        broker: BrokerStatus {
             address: "amqp://mq.example.com:5672/%2f".to_owned(),
             connected: role != Role::Disconnected,
             error: None,
@@ -34,35 +41,35 @@ fn pool(name: &str, role: Role) -> Pool {
         budget: None,
         paused: None,
         starts_workers: true,
-        workers: Workers::default(),
+        workers: WorkerCounts::default(),
         groups: Vec::new(),
         demands: Vec::new(),
         orphans: 0,
-        counts: Counts::default(),
+        counts: CounterValues::default(),
         last_error: None,
     }
 }
 
-fn group(key: &str, phase: Phase, workers: &[Doing]) -> Group {
-    let of = |which: Doing| u32::try_from(workers.iter().filter(|doing| **doing == which).count()).unwrap();
-    let member = |(at, doing): (usize, &Doing)| Worker {
+fn group(key: &str, phase: GroupPhase, workers: &[WorkerActivity]) -> GroupStatus {
+    let of = |which: WorkerActivity| u32::try_from(workers.iter().filter(|doing| **doing == which).count()).unwrap();
+    let member = |(at, doing): (usize, &WorkerActivity)| WorkerStatus {
         id: format!("8a6f3c1e-5b0d-4c1f-9a51-{key:0>8.8}{at:04}"),
         doing: *doing,
         seconds: 62.0,
     };
-    Group {
+    GroupStatus {
         key: key.to_owned(),
         phase,
-        next_phase_seconds: (phase != Phase::Going).then_some(571.0),
+        next_phase_seconds: (phase != GroupPhase::Going).then_some(571.0),
         generation: 1,
         settled: true,
         ready: Some(0),
         held: None,
-        workers: Workers {
-            starting: of(Doing::Starting),
-            idle: of(Doing::Idle),
-            busy: of(Doing::Busy),
-            going: of(Doing::Going),
+        workers: WorkerCounts {
+            starting: of(WorkerActivity::Starting),
+            idle: of(WorkerActivity::Idle),
+            busy: of(WorkerActivity::Busy),
+            going: of(WorkerActivity::Going),
         },
         members: workers.iter().enumerate().map(member).collect(),
         wanted: Some(u32::try_from(workers.len()).unwrap()),
@@ -79,94 +86,106 @@ fn group(key: &str, phase: Phase, workers: &[Doing]) -> Group {
 }
 
 /// It has just begun.
-pub(crate) fn empty() -> Status {
+pub(crate) fn empty() -> ControllerStatusReply {
     let mut core = pool("core", Role::Active);
     (core.role_seconds, core.generation, core.reached) = (4.0, 0, 0);
     status(vec![core])
 }
 
 /// Groups in every phase, and two pools.
-pub(crate) fn busy() -> Status {
+pub(crate) fn busy() -> ControllerStatusReply {
     let mut core = pool("core", Role::Active);
-    let mut warm = group("timetable-42", Phase::Active, &[Doing::Busy, Doing::Busy, Doing::Starting]);
+    let mut warm = group(
+        "timetable-42",
+        GroupPhase::Active,
+        &[WorkerActivity::Busy, WorkerActivity::Busy, WorkerActivity::Starting],
+    );
     warm.ready = Some(5);
     warm.reasons = vec!["the load needs 5".to_owned(), "3 at most".to_owned()];
-    let mut unbound = group("17", Phase::Unbound, &[Doing::Idle]);
+    let mut unbound = group("17", GroupPhase::Unbound, &[WorkerActivity::Idle]);
     unbound.next_phase_seconds = Some(83.0);
-    let mut going = group("9", Phase::Going, &[Doing::Going]);
+    let mut going = group("9", GroupPhase::Going, &[WorkerActivity::Going]);
     (going.wanted, going.reasons) = (Some(0), vec!["nobody needs the group".to_owned()]);
     going.waits = Some("its queue goes when its last worker has ended".to_owned());
     core.groups = vec![unbound, going, warm];
-    core.workers = Workers { starting: 1, idle: 1, busy: 2, going: 1 };
+    core.workers = WorkerCounts { starting: 1, idle: 1, busy: 2, going: 1 };
     (core.budget, core.generation, core.orphans) = (Some(10), 12, 2);
-    core.counts = Counts { orphans_forwarded: 170, dead_letters: 3, poison: 1, reports: 4_031, ..Counts::default() };
+    core.counts = CounterValues {
+        orphans_forwarded: 170,
+        dead_letters: 3,
+        poison: 1,
+        reports: 4_031,
+        ..CounterValues::default()
+    };
     (core.counts.steps, core.counts.workers_started, core.counts.workers_failed) = (20, 11, 1);
     let mut elsewhere = pool("elsewhere", Role::Active);
     elsewhere.starts_workers = false;
-    let mut plain = group("a", Phase::Active, &[]);
+    let mut plain = group("a", GroupPhase::Active, &[]);
     (plain.wanted, plain.reasons, plain.ready) = (None, Vec::new(), Some(1));
     elsewhere.groups = vec![plain];
     status(vec![core, elsewhere])
 }
 
 /// Workers that do not last, and a key that means ill.
-pub(crate) fn failing() -> Status {
+pub(crate) fn failing() -> ControllerStatusReply {
     let mut core = pool("core", Role::Active);
-    let mut fails = group(HOSTILE, Phase::Active, &[]);
+    let mut fails = group(HOSTILE, GroupPhase::Active, &[]);
     (fails.ready, fails.wanted, fails.short_lives, fails.fails) = (Some(7), Some(1), 6, true);
     fails.pause_seconds = Some(40.0);
-    fails.last_end = Some(Fault {
+    fails.last_end = Some(ErrorStatus {
         text: "exit status: 1; its log is 6f4dd4e7-5d0f-4f0e-8f37-21c2d1a2ab00.log".to_owned(),
         seconds_ago: 12.0,
     });
-    let mut slow = group("", Phase::Active, &[Doing::Starting]);
+    let mut slow = group("", GroupPhase::Active, &[WorkerActivity::Starting]);
     (slow.short_lives, slow.pause_seconds) = (1, None);
-    slow.last_end = Some(Fault { text: "signal: 9 (SIGKILL); its log is a.log".to_owned(), seconds_ago: 75.0 });
+    slow.last_end = Some(ErrorStatus { text: "signal: 9 (SIGKILL); its log is a.log".to_owned(), seconds_ago: 75.0 });
     slow.waits = Some("its queue is made again".to_owned());
     slow.waits_seconds = Some(12.0);
-    core.groups = vec![slow, group("well", Phase::Active, &[Doing::Idle]), fails];
-    core.workers = Workers { starting: 1, idle: 1, busy: 0, going: 0 };
-    core.counts = Counts { workers_started: 11, workers_failed: 7, steps_failed: 2, ..Counts::default() };
+    core.groups = vec![slow, group("well", GroupPhase::Active, &[WorkerActivity::Idle]), fails];
+    core.workers = WorkerCounts { starting: 1, idle: 1, busy: 0, going: 0 };
+    core.counts = CounterValues { workers_started: 11, workers_failed: 7, steps_failed: 2, ..CounterValues::default() };
     core.reached = 8;
     core.last_error =
-        Some(Fault { text: "a step about the queue of 42: not done in 30s".to_owned(), seconds_ago: 75.0 });
+        Some(ErrorStatus { text: "a step about the queue of 42: not done in 30s".to_owned(), seconds_ago: 75.0 });
     status(vec![core])
 }
 
 /// One that another controller keeps from work, and one without a broker.
-pub(crate) fn standby() -> Status {
+pub(crate) fn standby() -> ControllerStatusReply {
     let mut far = pool("far", Role::Disconnected);
     far.broker.error = Some("connection refused (os error 111)".to_owned());
     (far.broker.failures, far.counts.broker_losses) = (4, 1);
-    far.last_error = Some(Fault { text: "the broker: connection refused (os error 111)".into(), seconds_ago: 3.0 });
+    far.last_error =
+        Some(ErrorStatus { text: "the broker: connection refused (os error 111)".into(), seconds_ago: 3.0 });
     status(vec![pool("core", Role::Standby), far])
 }
 
 /// Serves what it is told to show.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
-    shown: Arc<Mutex<Status>>,
+    shown: Arc<Mutex<ControllerStatusReply>>,
     _serving: JoinSet<()>,
 }
 
 impl Server {
-    async fn start(status: Status) -> Self {
-        Self::with(status, Orders { token: None, to: Arc::new(crate::orders::Obedient::default()) }).await
+    async fn start(status: ControllerStatusReply) -> Self {
+        Self::with(status, CommandApi { token: None, sink: Arc::new(crate::orders::Obedient::default()) }).await
     }
 
     /// One that takes orders.
-    pub(crate) async fn with(status: Status, orders: Orders) -> Self {
-        let door = Door::listen("127.0.0.1:0".parse().unwrap(), Reach::Loopback).await.expect("a port");
+    pub(crate) async fn with(status: ControllerStatusReply, orders: CommandApi) -> Self {
+        let door = HttpListener::listen("127.0.0.1:0".parse().unwrap(), Exposure::Loopback).await.expect("a port");
         let address = door.address().expect("it has one");
         let shown = Arc::new(Mutex::new(status));
         let seen = Arc::clone(&shown);
-        let look: Arc<Look> = Arc::new(move || Box::pin(std::future::ready(Some(seen.lock().unwrap().clone()))));
+        let look: Arc<ControllerSnapshotFn> =
+            Arc::new(move || Box::pin(std::future::ready(Some(seen.lock().unwrap().clone()))));
         let mut serving = JoinSet::new();
         serving.spawn(async move { match serve(door, look, orders).await {} });
         Self { address, shown, _serving: serving }
     }
 
-    fn show(&self, status: Status) {
+    fn show(&self, status: ControllerStatusReply) {
         *self.shown.lock().unwrap() = status;
     }
 }
@@ -215,8 +234,8 @@ async fn the_page_of_a_controller_says_of_each_group_why_and_of_each_pool_what_i
 #[tokio::test]
 async fn a_page_of_very_many_groups_shows_those_in_trouble_and_says_how_many_more_there_are() {
     let mut many = failing();
-    let of = |number: u32| group(&format!("quiet-{number}"), Phase::Active, &[Doing::Idle]);
-    many.view.pools[0].groups.splice(0..0, (0..1_000).map(of));
+    let of = |number: u32| group(&format!("quiet-{number}"), GroupPhase::Active, &[WorkerActivity::Idle]);
+    many.snapshot.pools[0].groups.splice(0..0, (0..1_000).map(of));
     let server = Server::start(many).await;
     let page = get(server.address, "/").await.body;
     assert!(page.contains("6 workers in a row did not last") && page.contains("and 803 more"), "{}", page.len());

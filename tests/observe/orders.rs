@@ -3,14 +3,14 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-use journeyman::control::Answer as Obeyed;
-use journeyman::control::controller::Ordered;
-use journeyman::control::poison::{Inventories, Settle};
-use journeyman::controller::inventory::{Inventory, Settled};
-use journeyman::observe::controller::openapi;
-use journeyman::observe::controller::orders::{Obeys, Orders, Telling, Token};
+use journeyman::control::CommandReply as Obeyed;
+use journeyman::control::controller_api::PoolCommandRequest;
+use journeyman::control::poison_api::{Inventories, PoisonActionRequest};
+use journeyman::controller::poison_queue::{PoisonList, PoisonOutcome};
+use journeyman::observe::controller_http::commands::{BearerToken, CommandApi, CommandFuture, CommandSink};
+use journeyman::observe::controller_http::openapi;
 use journeyman::observe::page::Refresh;
-use journeyman::observe::page::controller::{Acts, show};
+use journeyman::observe::page::controller::{CommandButtons, render};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -25,21 +25,21 @@ const TOKEN: &str = "a-token-of-tests-0123456789";
 #[derive(Default)]
 pub(super) struct Obedient(Arc<Mutex<Vec<Value>>>);
 
-impl Obeys for Obedient {
-    fn order(&self, ordered: Ordered) -> Telling<Obeyed> {
+impl CommandSink for Obedient {
+    fn send_command(&self, ordered: PoolCommandRequest) -> CommandFuture<Obeyed> {
         self.0.lock().unwrap().push(serde_json::to_value(ordered).unwrap());
         Box::pin(std::future::ready(Ok(Obeyed { said: "group \"17\" of pool core is paused".to_owned() })))
     }
 
-    fn inventories(&self, pool: Option<String>) -> Telling<Inventories> {
-        let inventory: Inventory = serde_json::from_value(put_aside()).unwrap();
+    fn inventories(&self, pool: Option<String>) -> CommandFuture<Inventories> {
+        let inventory: PoisonList = serde_json::from_value(put_aside()).unwrap();
         Box::pin(std::future::ready(Ok(Inventories::from([(pool.unwrap_or_else(|| "core".to_owned()), inventory)]))))
     }
 
-    fn settle(&self, settle: Settle) -> Telling<Settled> {
+    fn apply_poison_action(&self, settle: PoisonActionRequest) -> CommandFuture<PoisonOutcome> {
         self.0.lock().unwrap().push(serde_json::to_value(settle).unwrap());
         let not = [("0123456789ab".to_owned(), "there is no such request".to_owned())].into();
-        Box::pin(std::future::ready(Ok(Settled { done: vec!["5f0c2b7d91aa".to_owned()], not, more: 0 })))
+        Box::pin(std::future::ready(Ok(PoisonOutcome { done: vec!["5f0c2b7d91aa".to_owned()], not, more: 0 })))
     }
 }
 
@@ -62,7 +62,7 @@ fn put_aside() -> Value {
 async fn obedient() -> (Server, Arc<Mutex<Vec<Value>>>) {
     let obedient = Obedient::default();
     let told = Arc::clone(&obedient.0);
-    let orders = Orders { token: Some(Token::new(TOKEN)), to: Arc::new(obedient) };
+    let orders = CommandApi { token: Some(BearerToken::new(TOKEN)), sink: Arc::new(obedient) };
     (Server::with(busy(), orders).await, told)
 }
 
@@ -212,7 +212,7 @@ async fn the_document_has_every_path_and_every_answer_is_as_it_says() {
         (json!({ "order": { "retry": { "key": "a", "more": 1 } } }), false),
     ] {
         assert_eq!(jsonschema::is_valid(&body, &order), meant, "{order}");
-        assert_eq!(serde_json::from_value::<Ordered>(order.clone()).is_ok(), meant, "{order}");
+        assert_eq!(serde_json::from_value::<PoolCommandRequest>(order.clone()).is_ok(), meant, "{order}");
     }
 }
 
@@ -224,7 +224,7 @@ async fn the_page_has_orders_only_where_a_token_is_configured_and_shows_none_by_
     assert!(!page.contains(TOKEN) && !page.contains("<form"), "{page}");
     let still = get(server.address, "/still").await.body;
     assert!(!still.contains("give orders") && !still.contains("data-order"), "{still}");
-    let without = show(&busy(), Refresh::ByItself, Acts::No, jiff::Timestamp::now()).html;
+    let without = render(&busy(), Refresh::Auto, CommandButtons::Hidden, jiff::Timestamp::now()).html;
     assert!(!without.contains("give orders") && !without.contains("data-order"), "{without}");
 }
 
@@ -310,7 +310,7 @@ async fn hands(page: String) -> (std::net::SocketAddr, Arc<Mutex<Vec<(String, Va
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_buttons_of_the_page_order_what_they_say_with_the_token_that_was_given() {
     let Some(chromium) = chromium() else { return };
-    let page = show(&failing(), Refresh::ByItself, Acts::Possible, jiff::Timestamp::now()).html;
+    let page = render(&failing(), Refresh::Auto, CommandButtons::Shown, jiff::Timestamp::now()).html;
     let page = page.replace("</body>", &format!("<script>{HANDS}</script></body>"));
     let (address, told) = hands(page).await;
     let seen = dom(&chromium, Scripts::On, &format!("http://{address}/"), 5_000).await;
@@ -323,7 +323,7 @@ async fn the_buttons_of_the_page_order_what_they_say_with_the_token_that_was_giv
     assert_eq!(shown, format!("bearer {TOKEN}"));
     let meant = json!({ "pool": "core", "which": { "these": ["5f0c2b7d91aa"] }, "fate": "requeue", "by": "the page" });
     assert_eq!(settled, meant);
-    assert!(serde_json::from_value::<Settle>(settled).is_ok());
+    assert!(serde_json::from_value::<PoisonActionRequest>(settled).is_ok());
     let orders: Vec<&Value> = told.iter().map(|(_, told)| &told["order"]).collect();
     assert_eq!(orders.len(), 3, "{told:?}");
     assert!(orders[0]["retry"]["key"].is_string(), "{told:?}");
@@ -333,7 +333,7 @@ async fn the_buttons_of_the_page_order_what_they_say_with_the_token_that_was_giv
     for (shown, told) in &told {
         assert_eq!(shown, &format!("bearer {TOKEN}"));
         assert_eq!((&told["pool"], &told["note"]["by"]), (&"core".into(), &"the page".into()));
-        let ordered = serde_json::from_value::<Ordered>(told.clone());
+        let ordered = serde_json::from_value::<PoolCommandRequest>(told.clone());
         assert!(ordered.is_ok(), "{told}: {ordered:?}");
     }
 }
@@ -341,7 +341,7 @@ async fn the_buttons_of_the_page_order_what_they_say_with_the_token_that_was_giv
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_orders_of_the_page_can_be_seen() {
     let Some(chromium) = chromium() else { return };
-    let page = show(&failing(), Refresh::ByItself, Acts::Possible, jiff::Timestamp::now()).html;
+    let page = render(&failing(), Refresh::Auto, CommandButtons::Shown, jiff::Timestamp::now()).html;
     // As after a person has shown the token, and as after they have asked for what was put aside.
     let aside = "document.querySelector('button[data-poison]').click(); \
                  while (!document.querySelector('#aside table')) await new Promise((done) => setTimeout(done, 20)); \

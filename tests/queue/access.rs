@@ -2,7 +2,7 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
-use journeyman::queue::{Auth, Client};
+use journeyman::queue::{Auth, RegisteredClient};
 use serde_json::{Value, json};
 
 use super::client::{Api, slugid};
@@ -14,7 +14,7 @@ fn narrow(place: &Place, id: &str, token: &str) -> Api {
 
 async fn with_worker() -> Place {
     Place::with(|settings| {
-        settings.clients.push(Client {
+        settings.clients.push(RegisteredClient {
             client_id: "worker".to_owned(),
             access_token: "of-the-worker".into(),
             scopes: vec!["queue:claim-work:p/*".to_owned(), "queue:worker-id:wg/*".to_owned()],

@@ -6,7 +6,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hawk::{Credentials, Key, RequestBuilder, SHA256};
-use journeyman::queue::Clock;
+use journeyman::queue::QueueClock;
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ pub(crate) struct Api {
     /// The certificate of temporary credentials.
     pub(crate) certificate: Option<Value>,
     pub(crate) authorized_scopes: Option<Vec<String>>,
-    pub(crate) clock: Clock,
+    pub(crate) clock: QueueClock,
     pub(crate) http: reqwest::Client,
     /// How far its own clock is off, in seconds.
     pub(crate) skew: i64,

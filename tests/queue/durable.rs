@@ -5,7 +5,7 @@ use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Stdio};
 
-use journeyman::queue::{Client, Clock, Db, Settings, start};
+use journeyman::queue::{Config, Db, QueueClock, RegisteredClient, start};
 use serde_json::json;
 use tokio::task::JoinSet;
 
@@ -23,9 +23,9 @@ fn the_queue_that_is_killed() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
         let artifacts = Path::new(&db).with_extension("artifacts");
-        let mut settings = Settings::new(Db::File(db.into()), artifacts);
+        let mut settings = Config::new(Db::File(db.into()), artifacts);
         let scopes = vec!["*".to_owned()];
-        settings.clients = vec![Client { client_id: "root".to_owned(), access_token: "x".into(), scopes }];
+        settings.clients = vec![RegisteredClient { client_id: "root".to_owned(), access_token: "x".into(), scopes }];
         let running = start(settings).await.expect("the queue starts");
         println!("\nLISTENS {}", running.root_url());
         std::future::pending::<()>().await;
@@ -58,7 +58,7 @@ impl Killed {
             token: "x".to_owned(),
             certificate: None,
             authorized_scopes: None,
-            clock: Clock::wall(),
+            clock: QueueClock::wall(),
             http: http(),
             skew: 0,
         };
@@ -159,7 +159,7 @@ async fn a_second_queue_on_the_same_file_is_refused_with_a_reason() {
     let folder = tempfile::tempdir().expect("a folder");
     let db = Db::File(folder.path().join("queue.db"));
     let first = Place::with(|settings| settings.db = db.clone()).await;
-    let second = start(Settings::new(db, folder.path().join("artifacts"))).await;
+    let second = start(Config::new(db, folder.path().join("artifacts"))).await;
     let told = second.expect_err("the file is in use").to_string();
     assert!(told.contains("is another queue running on it"), "{told}");
     first.running.stop().await;

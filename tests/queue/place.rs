@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use journeyman::queue::{Client, Clock, Db, Running, Settings, start};
+use journeyman::queue::{Config, Db, QueueClock, RegisteredClient, RunningQueue, start};
 use tempfile::TempDir;
 
 use super::client::{Api, http};
 
 /// A running queue, its clock, and a client that may do everything.
 pub(crate) struct Place {
-    pub(crate) running: Running,
-    pub(crate) clock: Clock,
+    pub(crate) running: RunningQueue,
+    pub(crate) clock: QueueClock,
     pub(crate) api: Api,
     pub(crate) folder: TempDir,
 }
@@ -23,12 +23,15 @@ const TOKEN: &str = "a-token-of-44-characters-or-any-other-number";
 
 impl Place {
     /// A queue in memory, at the recorded time, changed from the usual by `change`.
-    pub(crate) async fn with(change: impl FnOnce(&mut Settings)) -> Self {
+    pub(crate) async fn with(change: impl FnOnce(&mut Config)) -> Self {
         let folder = tempfile::tempdir().expect("a folder can be made");
-        let clock = Clock::manual(RECORDED);
-        let mut settings = Settings::new(Db::Memory, folder.path().join("artifacts"));
-        settings.clients =
-            vec![Client { client_id: ROOT.to_owned(), access_token: TOKEN.into(), scopes: vec!["*".to_owned()] }];
+        let clock = QueueClock::manual(RECORDED);
+        let mut settings = Config::new(Db::Memory, folder.path().join("artifacts"));
+        settings.clients = vec![RegisteredClient {
+            client_id: ROOT.to_owned(),
+            access_token: TOKEN.into(),
+            scopes: vec!["*".to_owned()],
+        }];
         settings.clock = clock.clone();
         // Long enough to tell a wait from an answer, short enough for a test that waits one out.
         settings.long_poll = Duration::from_millis(200);

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use journeyman::queue::{Auth, Db, Settings, StartError, start};
+use journeyman::queue::{Auth, Config, Db, StartError, start};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -158,21 +158,21 @@ async fn heads_have_a_bound_too() {
 #[tokio::test]
 async fn a_queue_that_checks_nobody_is_not_started_where_others_reach_it() {
     let folder = tempfile::tempdir().expect("a folder");
-    let settings = || Settings::new(Db::Memory, folder.path().to_owned());
+    let settings = || Config::new(Db::Memory, folder.path().to_owned());
     let everywhere = SocketAddr::from(([0, 0, 0, 0], 0));
     let outside = [
-        Settings { auth: Auth::Open, listen: everywhere, ..settings() },
-        Settings { auth: Auth::Open, public_root_url: Some("https://queue.example.com".to_owned()), ..settings() },
+        Config { auth: Auth::Open, listen: everywhere, ..settings() },
+        Config { auth: Auth::Open, public_root_url: Some("https://queue.example.com".to_owned()), ..settings() },
     ];
     for settings in outside {
         let refused = start(settings).await.expect_err("everybody could do everything");
-        assert!(matches!(refused, StartError::Open(_)), "{refused}");
+        assert!(matches!(refused, StartError::UnauthenticatedAddress(_)), "{refused}");
         assert!(refused.to_string().contains("open-to-network"), "{refused}");
     }
     for settings in [
-        Settings { auth: Auth::OpenToNetwork, listen: everywhere, ..settings() },
-        Settings { auth: Auth::Open, ..settings() },
-        Settings { listen: everywhere, ..settings() },
+        Config { auth: Auth::OpenToNetwork, listen: everywhere, ..settings() },
+        Config { auth: Auth::Open, ..settings() },
+        Config { listen: everywhere, ..settings() },
     ] {
         start(settings).await.expect("it starts").stop().await;
     }
@@ -181,12 +181,12 @@ async fn a_queue_that_checks_nobody_is_not_started_where_others_reach_it() {
 #[tokio::test]
 async fn spans_that_are_too_short_to_work_with_are_refused_by_name() {
     let folder = tempfile::tempdir().expect("a folder");
-    let settings = || Settings::new(Db::Memory, folder.path().to_owned());
+    let settings = || Config::new(Db::Memory, folder.path().to_owned());
     let nothing = Duration::ZERO;
     for (settings, name) in [
-        (Settings { claim_timeout: Duration::from_nanos(1), ..settings() }, "claim_timeout"),
-        (Settings { poll_url_life: nothing, ..settings() }, "poll_url_life"),
-        (Settings { visibility: nothing, ..settings() }, "visibility"),
+        (Config { claim_timeout: Duration::from_nanos(1), ..settings() }, "claim_timeout"),
+        (Config { poll_url_lifetime: nothing, ..settings() }, "poll_url_life"),
+        (Config { visibility_timeout: nothing, ..settings() }, "visibility"),
     ] {
         let refused = start(settings).await.expect_err("it could not work");
         assert!(refused.to_string().contains(name), "{refused}");

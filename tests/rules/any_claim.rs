@@ -4,17 +4,19 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use journeyman::domain::claim::{Act, End, Happening, Machine, Order, Policy, Settled};
+use journeyman::domain::claim::{
+    CancelCommand, ClaimAction, ClaimEnd, ClaimEvent, ClaimPolicy, ClaimState, UploadStatus,
+};
 use journeyman::domain::jitter::Jitter;
-use journeyman::domain::outcome::{Outcome, Reason, Unprepared, Verdict};
+use journeyman::domain::outcome::{ExceptionReason, Outcome, PrepareFailure, Verdict};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::time::Instant;
 
 fn refusals() -> impl Strategy<Value = Refusal> {
     let after = || proptest::option::of((0_u64..400).prop_map(Duration::from_secs));
     prop_oneof![
-        after().prop_map(|after| Refusal::Retry { after }),
-        after().prop_map(|after| Refusal::Throttled { after }),
+        after().prop_map(|retry_after| Refusal::Retry { retry_after }),
+        after().prop_map(|retry_after| Refusal::Throttled { retry_after }),
         Just(Refusal::Gone),
         Just(Refusal::Rejected),
         Just(Refusal::Denied),
@@ -27,7 +29,7 @@ enum Step {
     Wait(Duration),
     /// To the machine's next deadline.
     Wake,
-    Happens(Happening),
+    Happens(ClaimEvent),
     Extended(u64),
     HandBack(Option<u64>),
 }
@@ -39,35 +41,39 @@ fn steps() -> impl Strategy<Value = Step> {
         Just(Verdict::Intermittent),
         Just(Verdict::Unavailable),
         Just(Verdict::Internal),
-        Just(Verdict::Host),
-        Just(Verdict::Away),
+        Just(Verdict::HostFault),
+        Just(Verdict::ServiceDown),
     ];
     let unprepared = prop_oneof![
-        Just(Unprepared::Malformed),
-        Just(Unprepared::Unavailable),
-        Just(Unprepared::Internal),
-        Just(Unprepared::Host),
-        Just(Unprepared::Away)
+        Just(PrepareFailure::Malformed),
+        Just(PrepareFailure::Unavailable),
+        Just(PrepareFailure::Internal),
+        Just(PrepareFailure::HostFault),
+        Just(PrepareFailure::ServiceDown)
     ];
-    let settled = prop_oneof![Just(Settled::Clean), Just(Settled::Missing), Just(Settled::Unstored)];
+    let settled = prop_oneof![
+        Just(UploadStatus::Complete),
+        Just(UploadStatus::ArtifactMissing),
+        Just(UploadStatus::UploadFailed)
+    ];
     prop_oneof![
         3 => (0_u64..400_000).prop_map(|millis| Step::Wait(Duration::from_millis(millis))),
         6 => Just(Step::Wake),
-        1 => proptest::option::of((0_u64..400).prop_map(Duration::from_secs)).prop_map(|after| Step::Happens(Happening::Unanswered { after })),
-        3 => Just(Step::Happens(Happening::Prepared(Ok(())))),
-        1 => Just(Step::Happens(Happening::Started)),
-        1 => unprepared.prop_map(|why| Step::Happens(Happening::Prepared(Err(why)))),
-        3 => verdicts.prop_map(|verdict| Step::Happens(Happening::Ended(verdict))),
-        3 => settled.prop_map(|settled| Step::Happens(Happening::Settled(settled))),
-        1 => Just(Step::Happens(Happening::Reported(Ok(())))),
-        3 => refusals().prop_map(|refusal| Step::Happens(Happening::Reported(Err(refusal)))),
+        1 => proptest::option::of((0_u64..400).prop_map(Duration::from_secs)).prop_map(|retry_after| Step::Happens(ClaimEvent::RequestFailed { retry_after })),
+        3 => Just(Step::Happens(ClaimEvent::Prepared(Ok(())))),
+        1 => Just(Step::Happens(ClaimEvent::Started)),
+        1 => unprepared.prop_map(|why| Step::Happens(ClaimEvent::Prepared(Err(why)))),
+        3 => verdicts.prop_map(|verdict| Step::Happens(ClaimEvent::Ended(verdict))),
+        3 => settled.prop_map(|settled| Step::Happens(ClaimEvent::Uploaded(settled))),
+        1 => Just(Step::Happens(ClaimEvent::Reported(Ok(())))),
+        3 => refusals().prop_map(|refusal| Step::Happens(ClaimEvent::Reported(Err(refusal)))),
         3 => (0_u64..1300).prop_map(Step::Extended),
-        2 => refusals().prop_map(|refusal| Step::Happens(Happening::Reclaimed { sent_at: Instant::ORIGIN, answer: Err(refusal) })),
-        1 => any::<bool>().prop_map(|canceled| Step::Happens(Happening::Checked(Ok(canceled)))),
-        1 => refusals().prop_map(|refusal| Step::Happens(Happening::Checked(Err(refusal)))),
+        2 => refusals().prop_map(|refusal| Step::Happens(ClaimEvent::Reclaimed { sent_at: Instant::ORIGIN, answer: Err(refusal) })),
+        1 => any::<bool>().prop_map(|canceled| Step::Happens(ClaimEvent::StatusChecked(Ok(canceled)))),
+        1 => refusals().prop_map(|refusal| Step::Happens(ClaimEvent::StatusChecked(Err(refusal)))),
         1 => proptest::option::of(0_u64..300).prop_map(Step::HandBack),
-        1 => prop_oneof![Just(Order::HandBack), Just(Order::Cancel)].prop_map(|order| Step::Happens(Happening::Ordered(order))),
-        1 => Just(Step::Happens(Happening::Granted { sent_at: Instant::ORIGIN, length: Duration::from_secs(600) })),
+        1 => prop_oneof![Just(CancelCommand::Release), Just(CancelCommand::Cancel)].prop_map(|order| Step::Happens(ClaimEvent::Command(order))),
+        1 => Just(Step::Happens(ClaimEvent::Granted { sent_at: Instant::ORIGIN, length: Duration::from_secs(600) })),
     ]
 }
 
@@ -78,23 +84,23 @@ struct Judge {
     killed: bool,
     lost: bool,
     unprepared: bool,
-    ordered: Option<Order>,
+    ordered: Option<CancelCommand>,
     reported: Option<Outcome>,
-    closed: Option<End>,
+    closed: Option<ClaimEnd>,
 }
 
 impl Judge {
-    fn sees(&mut self, act: Act, machine: &Machine, now: Instant) {
+    fn sees(&mut self, act: ClaimAction, machine: &ClaimState, now: Instant) {
         assert_eq!(self.closed, None, "nothing follows a close: {act:?}");
-        let usable = machine.lease().is_some_and(|lease| now < lease.abandon_at());
+        let usable = machine.lease().is_some_and(|lease| now < lease.expires_at());
         match act {
-            Act::Execute => {
+            ClaimAction::Execute => {
                 assert!(usable, "I3: started after its lease was given up");
                 assert!(!self.executed, "I6: started twice");
                 assert!(!self.killed && !self.lost && !self.unprepared, "started although it was not to be");
                 self.executed = true;
             }
-            Act::Report { outcome, .. } => {
+            ClaimAction::Report { outcome, .. } => {
                 assert!(usable, "I1: reported after its lease was given up");
                 assert!(!self.lost, "I1: reported after it was lost");
                 assert!(
@@ -102,24 +108,30 @@ impl Judge {
                     "I9: {outcome} after {:?}",
                     self.reported
                 );
-                assert!(self.ordered.is_none_or(|order| order.instead_of(outcome) == outcome), "I34: {outcome}");
+                assert!(self.ordered.is_none_or(|order| order.override_outcome(outcome) == outcome), "I34: {outcome}");
                 self.reported = Some(outcome);
                 match outcome {
                     Outcome::Completed | Outcome::Failed => {
                         assert!(self.executed && !self.killed, "I21: {outcome} of what did not run to its end");
                     }
-                    Outcome::Exception(Reason::MalformedPayload) => assert!(!self.executed, "I21: task code ran"),
+                    Outcome::Exception(ExceptionReason::MalformedPayload) => {
+                        assert!(!self.executed, "I21: task code ran")
+                    }
                     Outcome::Exception(_) => {}
                 }
             }
-            Act::Kill { grace, .. } => {
+            ClaimAction::Kill { grace, .. } => {
                 let lease = machine.lease().expect("nothing lives before the grant");
                 assert!(grace <= lease.grace().max(Duration::from_secs(10)));
                 self.killed = true;
             }
-            Act::Prepare => assert!(usable && !self.killed && !self.executed),
-            Act::Close(end) => self.closed = Some(end),
-            Act::Request | Act::Settle | Act::Reclaim { .. } | Act::Check | Act::Extended { .. } => {}
+            ClaimAction::Prepare => assert!(usable && !self.killed && !self.executed),
+            ClaimAction::Close(end) => self.closed = Some(end),
+            ClaimAction::Request
+            | ClaimAction::Upload
+            | ClaimAction::Reclaim { .. }
+            | ClaimAction::CheckStatus
+            | ClaimAction::UpdateLease { .. } => {}
         }
     }
 }
@@ -128,25 +140,28 @@ impl Judge {
 const WAKES_MAX: usize = 6;
 
 fn lives(length: u64, late: u64, steps: Vec<Step>) {
-    let policy = Policy { grace: Duration::from_secs(10), check_every: Some(Duration::from_secs(7)) };
+    let policy =
+        ClaimPolicy { termination_grace: Duration::from_secs(10), status_poll_interval: Some(Duration::from_secs(7)) };
     let (mut jitter, mut acts, mut judge) = (Jitter::seeded(length), Vec::new(), Judge::default());
-    let mut machine = Machine::requested(policy, &mut acts);
+    let mut machine = ClaimState::requested(policy, &mut acts);
     acts.clear();
     let mut now = Instant::ORIGIN;
-    let mut happens = |machine: &mut Machine, judge: &mut Judge, happening, now| {
-        if let Happening::Reclaimed { answer: Err(Refusal::Gone), .. } | Happening::Checked(Ok(true)) = happening {
-            judge.lost |= machine.granted();
+    let mut happens = |machine: &mut ClaimState, judge: &mut Judge, happening, now| {
+        if let ClaimEvent::Reclaimed { answer: Err(Refusal::Gone), .. } | ClaimEvent::StatusChecked(Ok(true)) =
+            happening
+        {
+            judge.lost |= machine.is_granted();
         }
-        if let Happening::Ordered(order) = happening
+        if let ClaimEvent::Command(order) = happening
             && judge.reported.is_none()
         {
             judge.ordered = judge.ordered.max(Some(order));
         }
-        if let Happening::Prepared(Err(_)) = happening {
-            judge.unprepared |= machine.step() == "preparing";
+        if let ClaimEvent::Prepared(Err(_)) = happening {
+            judge.unprepared |= machine.state_name() == "preparing";
         }
-        if happening == Happening::Started && machine.step() == "preparing" {
-            let ours = machine.lease().is_some_and(|lease| now < lease.abandon_at());
+        if happening == ClaimEvent::Started && machine.state_name() == "preparing" {
+            let ours = machine.lease().is_some_and(|lease| now < lease.expires_at());
             if !ours {
                 // Nobody starts what is not ours any more.
                 return false;
@@ -163,18 +178,18 @@ fn lives(length: u64, late: u64, steps: Vec<Step>) {
     };
     let length = Duration::from_secs(length);
     now = now.plus(Duration::from_secs(late));
-    happens(&mut machine, &mut judge, Happening::Granted { sent_at: Instant::ORIGIN, length }, now);
+    happens(&mut machine, &mut judge, ClaimEvent::Granted { sent_at: Instant::ORIGIN, length }, now);
     for step in steps {
         match step {
             Step::Wait(span) => {
                 now = now.plus(span);
-                happens(&mut machine, &mut judge, Happening::Tick, now);
+                happens(&mut machine, &mut judge, ClaimEvent::Tick, now);
             }
             Step::Wake => {
                 if let Some(due) = machine.next_deadline() {
                     now = now.max(due);
                     let before = machine.clone();
-                    let acted = happens(&mut machine, &mut judge, Happening::Tick, now);
+                    let acted = happens(&mut machine, &mut judge, ClaimEvent::Tick, now);
                     assert!(acted || machine != before, "a wake that was asked for changes something");
                     let next = machine.next_deadline();
                     assert!(next.is_none_or(|next| next > now), "due again at once: {machine:?}");
@@ -185,37 +200,37 @@ fn lives(length: u64, late: u64, steps: Vec<Step>) {
             }
             Step::Extended(secs) => {
                 let answer = Ok(Duration::from_secs(secs));
-                happens(&mut machine, &mut judge, Happening::Reclaimed { sent_at: now, answer }, now);
+                happens(&mut machine, &mut judge, ClaimEvent::Reclaimed { sent_at: now, answer }, now);
             }
             Step::HandBack(within) => {
                 let deadline = within.map(|secs| now.plus(Duration::from_secs(secs)));
-                happens(&mut machine, &mut judge, Happening::HandBack { deadline }, now);
+                happens(&mut machine, &mut judge, ClaimEvent::Release { deadline }, now);
             }
         }
     }
     // Nothing is extended any more, and what is under way is answered: it must come to its end.
     for _ in 0..WAKES_MAX * 20 {
-        if machine.closed() {
+        if machine.is_closed() {
             break;
         }
-        let asks = match machine.step() {
-            "claiming" => Happening::Unanswered { after: None },
-            "ending" => Happening::Ended(Verdict::Internal),
-            "storing" | "storing log" => Happening::Settled(Settled::Clean),
-            _ => Happening::Tick,
+        let asks = match machine.state_name() {
+            "claiming" => ClaimEvent::RequestFailed { retry_after: None },
+            "ending" => ClaimEvent::Ended(Verdict::Internal),
+            "storing" | "storing log" => ClaimEvent::Uploaded(UploadStatus::Complete),
+            _ => ClaimEvent::Tick,
         };
         now = machine.next_deadline().map_or(now, |due| due.max(now));
-        happens(&mut machine, &mut judge, Happening::Tick, now);
-        if machine.next_deadline().is_none() || asks == (Happening::Unanswered { after: None }) {
-            let answer = if machine.step() == "reporting" {
-                Happening::Reported(Err(Refusal::Retry { after: None }))
+        happens(&mut machine, &mut judge, ClaimEvent::Tick, now);
+        if machine.next_deadline().is_none() || asks == (ClaimEvent::RequestFailed { retry_after: None }) {
+            let answer = if machine.state_name() == "reporting" {
+                ClaimEvent::Reported(Err(Refusal::Retry { retry_after: None }))
             } else {
                 asks
             };
             happens(&mut machine, &mut judge, answer, now);
         }
     }
-    assert!(machine.closed(), "stuck: {machine:?}");
+    assert!(machine.is_closed(), "stuck: {machine:?}");
     assert!(judge.closed.is_some());
     assert_eq!(machine.next_deadline(), None);
 }

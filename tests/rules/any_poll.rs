@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use journeyman::domain::id::SourceId;
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::time::Instant;
-use journeyman::domain::worker::{Effect, Event, Haul, Seen};
+use journeyman::domain::worker::{Effect, Event, PollResult, ReceivedMessage};
 
 use crate::support::{Bench, secs};
 
@@ -44,8 +44,8 @@ struct Poll {
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let refusal = prop_oneof![
-        3 => Just(Refusal::Retry { after: None }),
-        1 => Just(Refusal::Throttled { after: None }),
+        3 => Just(Refusal::Retry { retry_after: None }),
+        1 => Just(Refusal::Throttled { retry_after: None }),
         1 => Just(Refusal::Gone),
         1 => Just(Refusal::Stale),
     ];
@@ -85,7 +85,7 @@ fn pause(history: &[Poll], lanes: u16) -> Option<[Duration; 2]> {
 }
 
 fn asked(effects: &[Effect]) -> Option<u16> {
-    effects.iter().find_map(|effect| if let Effect::Poll { lane, .. } = effect { Some(lane.0) } else { None })
+    effects.iter().find_map(|effect| if let Effect::Poll { queue: lane, .. } = effect { Some(lane.0) } else { None })
 }
 
 /// Answers opens and settles messages until a poll is asked for.
@@ -122,7 +122,7 @@ fn until_asked(bench: &mut Bench, lanes: u16, mut effects: Vec<Effect>) -> u16 {
     panic!("it asks for nothing any more");
 }
 
-fn seen(bench: &mut Bench, number: usize, gone: u8, unreadable: u8) -> Vec<Seen> {
+fn seen(bench: &mut Bench, number: usize, gone: u8, unreadable: u8) -> Vec<ReceivedMessage> {
     let mut all: Vec<_> = (0..gone + unreadable)
         .map(|place| bench.seen(&format!("m{number}-{place}"), &format!("T{number}-{place}")))
         .collect();
@@ -150,9 +150,9 @@ fn lives(lanes: u16, steps: Vec<Step>) {
             assert_eq!(bench.happens(Event::Wake(SourceId(0))), []);
         }
         let answer = match step.said {
-            Said::Empty => Ok(Haul::default()),
+            Said::Empty => Ok(PollResult::default()),
             Said::Messages { gone, unreadable } => {
-                Ok(Haul { messages: seen(&mut bench, number, gone, unreadable), claims: Vec::new() })
+                Ok(PollResult { messages: seen(&mut bench, number, gone, unreadable), claims: Vec::new() })
             }
             Said::Refused(refusal) => Err(refusal),
         };

@@ -6,16 +6,17 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use journeyman::domain::claim::Settled;
-use journeyman::domain::fitness::Condition;
-use journeyman::domain::id::{Deployment, Lane, Run, SourceId, TaskId, Token};
+use journeyman::domain::claim::UploadStatus;
+use journeyman::domain::host_health::ProbeResult;
+use journeyman::domain::id::{LocalToken, PriorityQueue, Run, ServiceId, SourceId, TaskId};
 use journeyman::domain::jitter::Jitter;
-use journeyman::domain::outcome::{Outcome, Reason, Unprepared, Verdict};
-use journeyman::domain::poll::Manner;
+use journeyman::domain::outcome::{ExceptionReason, Outcome, PrepareFailure, Verdict};
+use journeyman::domain::poll::Capabilities;
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::time::Instant;
 use journeyman::domain::worker::{
-    Alert, Brought, Effect, Event, Found, Haul, Lanes, LeftOver, Place, Policy, Seen, Worker,
+    Alert, Effect, Event, GrantedClaim, OpenedQueues, PollResult, ReceivedMessage, RecoveredClaim, RecoveryResult,
+    SourceSpec, Worker, WorkerPolicy,
 };
 
 use crate::support::{CLAIMS, MESSAGES, policy};
@@ -37,9 +38,9 @@ struct World {
     calls: Vec<Call>,
     tokens: u64,
     /// Receptions that were not forgotten.
-    messages: BTreeSet<Token>,
+    messages: BTreeSet<LocalToken>,
     /// Claims that were neither forgotten nor closed.
-    claims: BTreeSet<Token>,
+    claims: BTreeSet<LocalToken>,
     /// A deadline was given: what is not settled by then stays so.
     hurried: bool,
     /// Slots that wait in a poll, by source.
@@ -56,15 +57,15 @@ struct World {
 impl World {
     fn new(seed: u64) -> Self {
         let mut dice = Jitter::seeded(seed);
-        let policy = Policy {
+        let policy = WorkerPolicy {
             drain_deadline: dice.bits().is_multiple_of(2).then_some(Duration::from_secs(40)),
-            denied_max: 50,
+            max_auth_failures: 50,
             ..policy(CAPACITY)
         };
-        let mixed = Manner { recovers: true, ..MESSAGES };
+        let mixed = Capabilities { supports_recovery: true, ..MESSAGES };
         let sources = [MESSAGES, CLAIMS, mixed];
         let sources = &sources[..1 + usize::try_from(dice.bits() % 3).expect("small")];
-        let place = |manner: &Manner| Place { manner: *manner, deployment: Deployment(0) };
+        let place = |manner: &Capabilities| SourceSpec { capabilities: *manner, service: ServiceId(0) };
         let places: Vec<_> = sources.iter().map(place).collect();
         Self {
             worker: Worker::new(policy, &places, seed),
@@ -103,7 +104,7 @@ impl World {
         assert!(!self.exited, "after the exit: {effect:?}");
         match &effect {
             Effect::Poll { source, max, .. } => {
-                assert!(*max > 0 && !self.worker.stopping(), "{effect:?}");
+                assert!(*max > 0 && !self.worker.is_stopping(), "{effect:?}");
                 assert_eq!(self.polling.insert(*source, u32::from(*max)), None, "two polls at once");
             }
             Effect::Claim(token) => {
@@ -111,7 +112,7 @@ impl World {
                 self.claims.insert(*token);
             }
             Effect::Delete(token) => assert!(self.messages.contains(token), "{effect:?} of what is forgotten"),
-            Effect::Forget(token) => {
+            Effect::DropMessage(token) => {
                 if !self.messages.remove(token) {
                     assert!(self.claims.remove(token), "{effect:?} twice");
                 }
@@ -124,7 +125,7 @@ impl World {
                 self.slotless.remove(run);
                 return;
             }
-            Effect::Alert(Alert::Unasked { run } | Alert::LeftOver { run }) => {
+            Effect::Alert(Alert::UnexpectedGrant { run } | Alert::RecoveredClaim { run }) => {
                 self.slotless.insert(run.clone());
                 return;
             }
@@ -142,7 +143,7 @@ impl World {
                 }
                 return;
             }
-            Effect::Alert(_) | Effect::Extended { .. } => return,
+            Effect::Alert(_) | Effect::UpdateLease { .. } => return,
             Effect::Exit(_) => {
                 self.exited = true;
                 return;
@@ -154,11 +155,11 @@ impl World {
             Effect::TakeOver(token) => assert!(self.claims.contains(token), "{effect:?} of what is over"),
             Effect::Open(_)
             | Effect::Recover { .. }
-            | Effect::Look
-            | Effect::Settle(_)
+            | Effect::ProbeHost
+            | Effect::Upload(_)
             | Effect::Report { .. }
             | Effect::Reclaim { .. }
-            | Effect::Check(_) => {}
+            | Effect::CheckStatus(_) => {}
         }
         self.calls.push(Call { effect, sent_at: self.now });
     }
@@ -171,7 +172,7 @@ impl World {
         let held = self.worker.claims().filter(|view| !self.slotless.contains(view.run)).count();
         let polling: u32 = self.polling.values().sum();
         let held = u32::try_from(held).expect("few");
-        assert_eq!(self.worker.free() + polling + held, CAPACITY, "{polling} in polls, {held} held");
+        assert_eq!(self.worker.free_slots() + polling + held, CAPACITY, "{polling} in polls, {held} held");
     }
 
     fn refusal(&mut self) -> Refusal {
@@ -181,8 +182,8 @@ impl World {
             1 if !self.calm => Refusal::Rejected,
             2 => Refusal::Denied,
             3 => Refusal::Stale,
-            4 => Refusal::Throttled { after },
-            _ => Refusal::Retry { after },
+            4 => Refusal::Throttled { retry_after: after },
+            _ => Refusal::Retry { retry_after: after },
         }
     }
 
@@ -195,17 +196,17 @@ impl World {
         Run { task, run: 0 }
     }
 
-    fn token(&mut self) -> Token {
+    fn token(&mut self) -> LocalToken {
         self.tokens += 1;
-        Token(self.tokens)
+        LocalToken(self.tokens)
     }
 
     fn length(&mut self) -> Duration {
         Duration::from_secs(self.below(120))
     }
 
-    fn haul(&mut self, long_poll: bool, max: u64) -> Haul {
-        let mut haul = Haul::default();
+    fn haul(&mut self, long_poll: bool, max: u64) -> PollResult {
+        let mut haul = PollResult::default();
         if self.calm {
             return haul;
         }
@@ -218,16 +219,16 @@ impl World {
                 let id = format!("m{}", self.below(12)).into();
                 let token = self.token();
                 self.messages.insert(token);
-                haul.messages.push(Seen { token, id, dequeue_count: 9 + u32::from(self.below(4) > 2), run });
+                haul.messages.push(ReceivedMessage { token, id, dequeue_count: 9 + u32::from(self.below(4) > 2), run });
             }
         }
         haul
     }
 
-    fn bring(&mut self, run: Run) -> Brought {
+    fn bring(&mut self, run: Run) -> GrantedClaim {
         let token = self.token();
         self.claims.insert(token);
-        Brought { token, run, length: self.length() }
+        GrantedClaim { token, run, length: self.length() }
     }
 
     /// An earlier life has left something, half of the time.
@@ -235,14 +236,17 @@ impl World {
         let runs: BTreeSet<Run> = (0..self.below(8).saturating_sub(3)).map(|_| self.run()).collect();
         let mut left = Vec::new();
         for run in runs {
-            let Brought { token, run, .. } = self.bring(run);
+            let GrantedClaim { token, run, .. } = self.bring(run);
             self.slotless.insert(run.clone());
             self.left_over.insert(run.clone());
-            let outcome =
-                if self.below(2) == 0 { Outcome::Completed } else { Outcome::Exception(Reason::WorkerShutdown) };
-            left.push(LeftOver { token, source: SourceId(0), run, outcome });
+            let outcome = if self.below(2) == 0 {
+                Outcome::Completed
+            } else {
+                Outcome::Exception(ExceptionReason::WorkerShutdown)
+            };
+            left.push(RecoveredClaim { token, source: SourceId(0), run, outcome });
         }
-        self.happens(Event::LeftOver(left));
+        self.happens(Event::ClaimsRecovered(left));
     }
 
     /// Answers one call, whichever.
@@ -255,25 +259,25 @@ impl World {
         let length = self.length();
         let event = match effect {
             Effect::Open(source) => {
-                let lanes = Lanes { count: 2, usable_for: (self.below(2) == 0).then_some(length) };
+                let lanes = OpenedQueues { count: 2, usable_for: (self.below(2) == 0).then_some(length) };
                 Event::Opened { source, sent_at, answer: self.answer(lanes) }
             }
-            Effect::Poll { source, lane: Lane(lane), max } => {
+            Effect::Poll { source, queue: PriorityQueue(lane), max } => {
                 self.polling.remove(&source);
                 let haul = self.haul(source == SourceId(1), u64::from(max));
-                let answer = if haul == Haul::default() { self.answer(haul) } else { Ok(haul) };
-                Event::Polled { source, lane: Lane(lane), sent_at, answer }
+                let answer = if haul == PollResult::default() { self.answer(haul) } else { Ok(haul) };
+                Event::Polled { source, queue: PriorityQueue(lane), sent_at, answer }
             }
-            Effect::Recover { source, held, .. } => {
+            Effect::Recover { source, known_runs: held, .. } => {
                 let asked = if self.calm { 0 } else { self.below(3) };
                 let mut runs: BTreeSet<_> = (0..asked).map(|_| self.run()).collect();
                 runs.retain(|run| !held.contains(run));
                 let answer = self.answer(());
                 let missed = (!self.calm && self.below(4) == 0).then(|| self.refusal());
-                let answer = answer.map(|()| Found {
+                let answer = answer.map(|()| RecoveryResult {
                     claims: runs.into_iter().map(|run| self.bring(run)).collect(),
-                    missed,
-                    others: 0,
+                    error: missed,
+                    foreign_claims: 0,
                 });
                 Event::Recovered { source, sent_at, answer }
             }
@@ -283,28 +287,32 @@ impl World {
             Effect::Prepare(claim) => {
                 let unfit = !self.calm && self.below(8) == 0;
                 let answer = match self.below(5) {
-                    0 if unfit => Err(Unprepared::Host),
-                    0 => Err(Unprepared::Malformed),
+                    0 if unfit => Err(PrepareFailure::HostFault),
+                    0 => Err(PrepareFailure::Malformed),
                     _ => Ok(()),
                 };
                 Event::Prepared { claim, answer }
             }
             Effect::Execute(claim) | Effect::Kill { claim, .. } => {
                 let unfit = !self.calm && self.below(20) == 0;
-                Event::Ended { claim, verdict: if unfit { Verdict::Host } else { Verdict::Completed } }
+                Event::Ended { claim, verdict: if unfit { Verdict::HostFault } else { Verdict::Completed } }
             }
-            Effect::Look => {
+            Effect::ProbeHost => {
                 let unfit = !self.calm && self.below(2) == 0;
-                Event::Looked(if unfit { Condition::Unfit } else { Condition::Fit })
+                Event::HostProbed(if unfit { ProbeResult::Unhealthy } else { ProbeResult::Healthy })
             }
-            Effect::Settle(claim) => Event::Settled { claim, settled: Settled::Clean },
+            Effect::Upload(claim) => Event::Uploaded { claim, status: UploadStatus::Complete },
             Effect::Report { claim, .. } => Event::Reported { claim, answer: self.answer(()) },
             Effect::Reclaim { claim, .. } => Event::Reclaimed { claim, sent_at, answer: self.answer(length) },
-            Effect::Check(claim) => {
+            Effect::CheckStatus(claim) => {
                 let canceled = self.below(4) == 0;
-                Event::Checked { claim, answer: self.answer(canceled) }
+                Event::StatusChecked { claim, answer: self.answer(canceled) }
             }
-            Effect::Forget(_) | Effect::Extended { .. } | Effect::Close { .. } | Effect::Alert(_) | Effect::Exit(_) => {
+            Effect::DropMessage(_)
+            | Effect::UpdateLease { .. }
+            | Effect::Close { .. }
+            | Effect::Alert(_)
+            | Effect::Exit(_) => {
                 return;
             }
         };
@@ -325,23 +333,23 @@ impl World {
         self.hurried |= matches!(order, 1 | 2) && deadline.is_some();
         let event = match order {
             0 => Event::Drain,
-            1 => Event::HandBack { deadline },
-            2 => Event::Terminate { deadline },
-            3 => Event::Retire,
+            1 => Event::Release { deadline },
+            2 => Event::TerminationNotice { deadline },
+            3 => Event::TerminationRisk,
             _ => Event::Wake(SourceId(0)),
         };
         self.happens(event);
     }
 }
 
-fn subject(effect: &Effect) -> Option<Token> {
+fn subject(effect: &Effect) -> Option<LocalToken> {
     match effect {
         Effect::Claim(claim)
         | Effect::TakeOver(claim)
         | Effect::Prepare(claim)
         | Effect::Execute(claim)
-        | Effect::Settle(claim)
-        | Effect::Check(claim)
+        | Effect::Upload(claim)
+        | Effect::CheckStatus(claim)
         | Effect::Report { claim, .. }
         | Effect::Reclaim { claim, .. }
         | Effect::Kill { claim, .. } => Some(*claim),

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use journeyman::domain::backoff::{ASKED_WAIT_MAX, Backoff, Policy};
+use journeyman::domain::backoff::{Backoff, Policy, RETRY_AFTER_MAX};
 use journeyman::domain::jitter::Jitter;
-use journeyman::domain::lease::{self, ATTEMPTS_MIN, Lease, clock_error};
+use journeyman::domain::lease::{self, Lease, RECLAIM_ATTEMPTS_MIN, clock_error};
 use journeyman::domain::slots::Slots;
 use journeyman::domain::time::Instant;
 
@@ -27,7 +27,7 @@ fn anything() -> impl Strategy<Value = Duration> {
 }
 
 fn granted(sent_at: Duration, length: Duration, grace: Duration) -> Lease {
-    Lease::granted(Instant::at(sent_at), length, lease::Policy { grace })
+    Lease::granted(Instant::at(sent_at), length, lease::Policy { termination_grace: grace })
 }
 
 proptest! {
@@ -41,12 +41,12 @@ proptest! {
         prop_assert!(lease.margin() > clock_error(length) + lease.grace());
         prop_assert!(lease.grace() <= grace);
         let sent_at = Instant::at(sent_at);
-        prop_assert!(sent_at < lease.abandon_at() && lease.abandon_at() < lease.deadline());
-        prop_assert_eq!(lease.deadline().since(sent_at), length);
-        prop_assert_eq!(lease.deadline().since(lease.abandon_at()), lease.margin());
-        prop_assert!(lease.abandon_at().since(sent_at) > length * 4 / 5 || lease.margin() <= Duration::from_secs(30).max(length / 4));
+        prop_assert!(sent_at < lease.expires_at() && lease.expires_at() < lease.granted_until());
+        prop_assert_eq!(lease.granted_until().since(sent_at), length);
+        prop_assert_eq!(lease.granted_until().since(lease.expires_at()), lease.margin());
+        prop_assert!(lease.expires_at().since(sent_at) > length * 4 / 5 || lease.margin() <= Duration::from_secs(30).max(length / 4));
         // I1: a report sent at the last moment is answered before the queue may give the run away.
-        prop_assert!(lease.attempt() < lease.margin());
+        prop_assert!(lease.attempt_timeout() < lease.margin());
     }
 
     #[test]
@@ -59,28 +59,28 @@ proptest! {
         let reclaim_at = lease.reclaim_at(&mut Jitter::seeded(seed));
         prop_assert!(reclaim_at >= Instant::at(length / 3), "not all the time");
         prop_assert!(reclaim_at <= Instant::at(length * 2 / 3));
-        let attempts = (lease.attempt() + lease.retry().max) * ATTEMPTS_MIN;
-        prop_assert!(reclaim_at.plus(attempts) <= lease.abandon_at());
+        let attempts = (lease.attempt_timeout() + lease.retry_policy().max) * RECLAIM_ATTEMPTS_MIN;
+        prop_assert!(reclaim_at.plus(attempts) <= lease.expires_at());
     }
 
     #[test]
     fn i04_an_extension_never_moves_the_end_back(one in lengths(), other in lengths(), later in lengths()) {
         let (old, new) = (granted(Duration::ZERO, one, Duration::ZERO), granted(later, other, Duration::ZERO));
         let best = old.or_later(new);
-        prop_assert_eq!(best.abandon_at(), old.abandon_at().max(new.abandon_at()));
+        prop_assert_eq!(best.expires_at(), old.expires_at().max(new.expires_at()));
     }
 
     #[test]
     fn no_lease_overflows(sent_at in anything(), length in anything(), grace in anything(), now in anything()) {
         let lease = granted(sent_at, length, grace);
         let sent_at = Instant::at(sent_at);
-        prop_assert!(sent_at <= lease.abandon_at() && lease.abandon_at() <= lease.deadline());
+        prop_assert!(sent_at <= lease.expires_at() && lease.expires_at() <= lease.granted_until());
         let reclaim_at = lease.reclaim_at(&mut Jitter::seeded(length.subsec_nanos().into()));
-        prop_assert!(sent_at <= reclaim_at && reclaim_at <= lease.deadline());
-        prop_assert_eq!(lease.usable(Instant::at(now)), Instant::at(now) < lease.abandon_at());
-        prop_assert!(!lease.usable(lease.deadline()));
-        let wait = Backoff::default().wait(lease.retry(), Some(now), &mut Jitter::seeded(1));
-        prop_assert!(wait <= lease.retry().max.max(ASKED_WAIT_MAX));
+        prop_assert!(sent_at <= reclaim_at && reclaim_at <= lease.granted_until());
+        prop_assert_eq!(lease.is_usable(Instant::at(now)), Instant::at(now) < lease.expires_at());
+        prop_assert!(!lease.is_usable(lease.granted_until()));
+        let wait = Backoff::default().wait(lease.retry_policy(), Some(now), &mut Jitter::seeded(1));
+        prop_assert!(wait <= lease.retry_policy().max.max(RETRY_AFTER_MAX));
     }
 
     #[test]
@@ -94,7 +94,7 @@ proptest! {
         for tries in 0..40 {
             prop_assert_eq!(row.tries(), tries);
             let wait = row.wait(policy, asked, &mut jitter);
-            let heard = asked.unwrap_or_default().min(ASKED_WAIT_MAX);
+            let heard = asked.unwrap_or_default().min(RETRY_AFTER_MAX);
             prop_assert!(wait >= (doubled / 2).max(heard) && wait <= doubled.max(heard), "{wait:?} of {doubled:?}");
             doubled = (doubled * 2).min(policy.max);
         }
@@ -107,7 +107,7 @@ proptest! {
         let (mut row, mut jitter) = (Backoff::NEW, Jitter::seeded(seed));
         for _ in 0..70 {
             let wait = row.wait(Policy { first, max }, Some(asked), &mut jitter);
-            prop_assert!(wait <= max.saturating_add(ASKED_WAIT_MAX));
+            prop_assert!(wait <= max.saturating_add(RETRY_AFTER_MAX));
         }
     }
 
@@ -134,12 +134,12 @@ proptest! {
         let mut slots = Slots::new(capacity);
         let mut held = Vec::new();
         for (most, back) in asks {
-            let taken = slots.take(most);
+            let taken = slots.reserve(most);
             prop_assert!(taken.len() <= most as usize);
             held.extend(taken);
             prop_assert_eq!(slots.free() as usize + held.len(), capacity as usize);
             if back {
-                slots.give(held.drain(..held.len() / 2));
+                slots.release(held.drain(..held.len() / 2));
                 prop_assert_eq!(slots.free() as usize + held.len(), capacity as usize);
             }
         }

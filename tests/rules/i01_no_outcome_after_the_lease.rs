@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{Act, End, Happening, Loss, Settled};
-use journeyman::domain::outcome::{Outcome, Reason, Verdict};
+use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, LossReason, UploadStatus};
+use journeyman::domain::outcome::{ExceptionReason, Outcome, Verdict};
 use journeyman::domain::refusal::Refusal;
 
 use crate::support::{GRACE, LEASE, One, RETRY, Reclaims, at};
@@ -11,92 +11,101 @@ use crate::support::{GRACE, LEASE, One, RETRY, Reclaims, at};
 const NANO: Duration = Duration::from_nanos(1);
 
 /// A report of success without an answer, and then a loss: it is not said that nothing was reported.
-fn unconfirmed(loss: Loss) -> End {
-    End::Unconfirmed { outcome: Outcome::Completed, loss }
+fn unconfirmed(loss: LossReason) -> ClaimEnd {
+    ClaimEnd::Unconfirmed { outcome: Outcome::Completed, loss }
 }
 
 #[test]
 fn i01_an_outcome_is_still_sent_just_before_the_lease_is_given_up() {
     let mut one = One::settling();
-    let acts = one.happens_at(one.abandon_at().minus(NANO), Happening::Settled(Settled::Clean));
-    assert!(acts.iter().any(|act| matches!(act, Act::Report { outcome: Outcome::Completed, .. })), "{acts:?}");
+    let acts = one.happens_at(one.abandon_at().minus(NANO), ClaimEvent::Uploaded(UploadStatus::Complete));
+    assert!(acts.iter().any(|act| matches!(act, ClaimAction::Report { outcome: Outcome::Completed, .. })), "{acts:?}");
 }
 
 #[test]
 fn i01_an_outcome_that_is_ready_when_the_lease_is_given_up_is_not_sent() {
     let mut one = One::settling();
-    let acts = one.happens_at(one.abandon_at(), Happening::Settled(Settled::Clean));
-    assert_eq!(acts, [Act::Close(End::Lost(Loss::LeaseOver))]);
+    let acts = one.happens_at(one.abandon_at(), ClaimEvent::Uploaded(UploadStatus::Complete));
+    assert_eq!(acts, [ClaimAction::Close(ClaimEnd::Lost(LossReason::LeaseExpired))]);
 }
 
 #[test]
 fn i01_a_report_is_not_repeated_once_the_lease_is_given_up() {
     let mut one = One::reporting();
     one.now = one.abandon_at().minus(NANO);
-    assert!(!one.happens(Happening::Reported(Err(RETRY))).iter().any(|act| matches!(act, Act::Report { .. })));
+    assert!(!one.happens(ClaimEvent::Reported(Err(RETRY))).iter().any(|act| matches!(act, ClaimAction::Report { .. })));
     let acts = one.pass_to(at(LEASE.as_secs()), Reclaims::Silent);
-    assert_eq!(acts, [Act::Close(unconfirmed(Loss::LeaseOver))]);
+    assert_eq!(acts, [ClaimAction::Close(unconfirmed(LossReason::LeaseExpired))]);
 }
 
 #[test]
 fn i01_a_report_on_its_way_when_the_lease_ends_decides_by_its_answer_and_is_not_repeated() {
     for (answer, end) in [
-        (Ok(()), End::Reported(Outcome::Completed)),
-        (Err(Refusal::Gone), End::Superseded(Outcome::Completed)),
-        (Err(RETRY), unconfirmed(Loss::LeaseOver)),
-        (Err(Refusal::Denied), unconfirmed(Loss::LeaseOver)),
+        (Ok(()), ClaimEnd::Reported(Outcome::Completed)),
+        (Err(Refusal::Gone), ClaimEnd::AlreadyResolved(Outcome::Completed)),
+        (Err(RETRY), unconfirmed(LossReason::LeaseExpired)),
+        (Err(Refusal::Denied), unconfirmed(LossReason::LeaseExpired)),
     ] {
         let mut one = One::reporting();
         let acts = one.pass_to(one.abandon_at(), Reclaims::Silent);
-        assert!(!acts.iter().any(|act| matches!(act, Act::Close(_) | Act::Report { .. })), "{acts:?}");
-        assert_eq!(one.happens(Happening::Reported(answer)), [Act::Close(end)]);
+        assert!(!acts.iter().any(|act| matches!(act, ClaimAction::Close(_) | ClaimAction::Report { .. })), "{acts:?}");
+        assert_eq!(one.happens(ClaimEvent::Reported(answer)), [ClaimAction::Close(end)]);
     }
 }
 
 #[test]
 fn i01_a_lost_claim_is_never_reported_whatever_stage_it_was_in() {
-    let lost = Happening::Reclaimed { sent_at: at(0), answer: Err(Refusal::Gone) };
+    let lost = ClaimEvent::Reclaimed { sent_at: at(0), answer: Err(Refusal::Gone) };
     let mut settling = One::settling();
-    assert_eq!(settling.happens(lost), [Act::Close(End::Lost(Loss::Refused))]);
+    assert_eq!(settling.happens(lost), [ClaimAction::Close(ClaimEnd::Lost(LossReason::Revoked))]);
 
     let mut waiting = One::reporting();
-    waiting.happens(Happening::Reported(Err(RETRY)));
-    assert_eq!(waiting.happens(lost), [Act::Close(unconfirmed(Loss::Refused))]);
+    waiting.happens(ClaimEvent::Reported(Err(RETRY)));
+    assert_eq!(waiting.happens(lost), [ClaimAction::Close(unconfirmed(LossReason::Revoked))]);
 
     let mut sent = One::reporting();
     assert_eq!(sent.happens(lost), []);
-    assert_eq!(sent.happens(Happening::Reported(Err(RETRY))), [Act::Close(unconfirmed(Loss::Refused))]);
+    assert_eq!(sent.happens(ClaimEvent::Reported(Err(RETRY))), [ClaimAction::Close(unconfirmed(LossReason::Revoked))]);
 
     let mut executing = One::executing();
-    assert!(matches!(executing.happens(lost)[..], [Act::Kill { .. }]));
-    assert_eq!(executing.happens(Happening::Ended(Verdict::Completed)), [Act::Close(End::Lost(Loss::Refused))]);
+    assert!(matches!(executing.happens(lost)[..], [ClaimAction::Kill { .. }]));
+    assert_eq!(
+        executing.happens(ClaimEvent::Ended(Verdict::Completed)),
+        [ClaimAction::Close(ClaimEnd::Lost(LossReason::Revoked))]
+    );
 }
 
 #[test]
 fn i01_a_worker_told_to_go_that_learns_of_its_loss_reports_nothing() {
     let mut one = One::executing();
-    one.happens(Happening::HandBack { deadline: None });
-    let acts = one.happens(Happening::Reclaimed { sent_at: at(0), answer: Err(Refusal::Gone) });
-    assert!(matches!(acts[..], [Act::Kill { .. }]), "{acts:?}");
-    assert_eq!(one.happens(Happening::Ended(Verdict::Failed)), [Act::Close(End::Lost(Loss::Refused))]);
+    one.happens(ClaimEvent::Release { deadline: None });
+    let acts = one.happens(ClaimEvent::Reclaimed { sent_at: at(0), answer: Err(Refusal::Gone) });
+    assert!(matches!(acts[..], [ClaimAction::Kill { .. }]), "{acts:?}");
+    assert_eq!(
+        one.happens(ClaimEvent::Ended(Verdict::Failed)),
+        [ClaimAction::Close(ClaimEnd::Lost(LossReason::Revoked))]
+    );
 }
 
 #[test]
 fn i01_a_hand_back_that_ends_after_the_lease_is_not_reported() {
     let mut one = One::executing();
-    one.happens(Happening::HandBack { deadline: None });
+    one.happens(ClaimEvent::Release { deadline: None });
     let acts = one.pass_to(one.abandon_at(), Reclaims::Silent);
-    assert!(matches!(acts.last(), Some(Act::Kill { .. })), "{acts:?}");
-    assert_eq!(one.happens(Happening::Ended(Verdict::Failed)), [Act::Close(End::Lost(Loss::LeaseOver))]);
+    assert!(matches!(acts.last(), Some(ClaimAction::Kill { .. })), "{acts:?}");
+    assert_eq!(
+        one.happens(ClaimEvent::Ended(Verdict::Failed)),
+        [ClaimAction::Close(ClaimEnd::Lost(LossReason::LeaseExpired))]
+    );
 }
 
 #[test]
 fn i01_the_answer_to_a_report_comes_before_the_queue_may_give_the_run_away() {
     let mut one = One::settling();
-    let acts = one.happens_at(one.abandon_at().minus(NANO), Happening::Settled(Settled::Clean));
-    let deadline = one.machine.lease().expect("granted").deadline();
+    let acts = one.happens_at(one.abandon_at().minus(NANO), ClaimEvent::Uploaded(UploadStatus::Complete));
+    let deadline = one.machine.lease().expect("granted").granted_until();
     for act in acts {
-        if let Act::Report { timeout, .. } = act {
+        if let ClaimAction::Report { timeout, .. } = act {
             assert!(one.now.plus(timeout) < deadline);
         }
     }
@@ -105,15 +114,18 @@ fn i01_the_answer_to_a_report_comes_before_the_queue_may_give_the_run_away() {
 #[test]
 fn i01_a_canceled_run_is_not_reported() {
     let mut one = One::executing();
-    assert!(matches!(one.happens(Happening::Checked(Ok(true)))[..], [Act::Kill { grace: GRACE, .. }]));
-    assert_eq!(one.happens(Happening::Ended(Verdict::Failed)), [Act::Close(End::Lost(Loss::Canceled))]);
+    assert!(matches!(one.happens(ClaimEvent::StatusChecked(Ok(true)))[..], [ClaimAction::Kill { grace: GRACE, .. }]));
+    assert_eq!(
+        one.happens(ClaimEvent::Ended(Verdict::Failed)),
+        [ClaimAction::Close(ClaimEnd::Lost(LossReason::Canceled))]
+    );
 }
 
 #[test]
 fn i01_a_hurried_report_says_worker_shutdown_and_nothing_else() {
     let mut one = One::settling();
-    assert_eq!(one.happens(Happening::HandBack { deadline: Some(at(60)) }), []);
+    assert_eq!(one.happens(ClaimEvent::Release { deadline: Some(at(60)) }), []);
     let acts = one.pass_to(at(57), Reclaims::Silent);
-    let expected = Outcome::Exception(Reason::WorkerShutdown);
-    assert!(matches!(acts[..], [Act::Report { outcome, .. }] if outcome == expected), "{acts:?}");
+    let expected = Outcome::Exception(ExceptionReason::WorkerShutdown);
+    assert!(matches!(acts[..], [ClaimAction::Report { outcome, .. }] if outcome == expected), "{acts:?}");
 }

@@ -1,7 +1,7 @@
 //! I1: what ran a payload reports by itself only what the rules would report, and only while the claim may be acted on.
 
-use journeyman::domain::outcome::{Emptiness, Outcome, Verdict};
-use journeyman::domain::poll::Manner;
+use journeyman::domain::outcome::{Cleanup, Outcome, Verdict};
+use journeyman::domain::poll::Capabilities;
 use journeyman::domain::prompt::{AtEnd, Left, Orders, may_be_prompt};
 
 use crate::support::at;
@@ -9,7 +9,7 @@ use crate::support::at;
 fn clear() -> AtEnd {
     AtEnd {
         verdict: Verdict::Completed,
-        emptiness: Emptiness::Proven,
+        emptiness: Cleanup::Complete,
         left: Left::Nothing,
         orders: Orders::None,
         usable_until: at(10),
@@ -26,11 +26,17 @@ fn i01_a_completed_payload_that_left_nothing_is_reported_at_once_until_its_lease
 
 #[test]
 fn i01_the_rules_are_asked_where_anything_else_is_to_be_done_or_said() {
-    let others =
-        [Verdict::Failed, Verdict::Intermittent, Verdict::Unavailable, Verdict::Internal, Verdict::Host, Verdict::Away];
+    let others = [
+        Verdict::Failed,
+        Verdict::Intermittent,
+        Verdict::Unavailable,
+        Verdict::Internal,
+        Verdict::HostFault,
+        Verdict::ServiceDown,
+    ];
     let verdicts = others.map(|verdict| AtEnd { verdict, ..clear() });
     let rest = [
-        AtEnd { emptiness: Emptiness::Unproven, ..clear() },
+        AtEnd { emptiness: Cleanup::Incomplete, ..clear() },
         AtEnd { left: Left::Something, ..clear() },
         AtEnd { orders: Orders::ToEnd, ..clear() },
     ];
@@ -41,7 +47,11 @@ fn i01_the_rules_are_asked_where_anything_else_is_to_be_done_or_said() {
 
 #[test]
 fn i01_only_what_ends_with_its_worker_is_reported_before_it_is_written_down() {
-    let manner =
-        |ends_with_worker| Manner { long_poll: true, recovers: false, tells_canceled: false, ends_with_worker };
+    let manner = |ends_with_worker| Capabilities {
+        long_poll: true,
+        supports_recovery: false,
+        reports_cancellation: false,
+        connection_scoped: ends_with_worker,
+    };
     assert!(may_be_prompt(manner(true)) && !may_be_prompt(manner(false)));
 }

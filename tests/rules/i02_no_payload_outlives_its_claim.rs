@@ -1,6 +1,6 @@
 //! I2: a payload is told to end early enough to be gone before its claim is.
 
-use journeyman::domain::claim::{Act, Happening, KillCause, Loss};
+use journeyman::domain::claim::{ClaimAction, ClaimEvent, KillCause, LossReason};
 use journeyman::domain::lease::clock_error;
 use journeyman::domain::refusal::Refusal;
 
@@ -11,10 +11,10 @@ fn i02_a_payload_is_killed_when_no_extension_was_granted_in_time() {
     for reclaims in [Reclaims::Silent, Reclaims::Refused(RETRY), Reclaims::Refused(Refusal::Denied)] {
         let mut one = One::executing();
         let acts = one.pass_to(one.abandon_at(), reclaims);
-        let expected = Act::Kill { cause: KillCause::ClaimLost(Loss::LeaseOver), grace: GRACE };
+        let expected = ClaimAction::Kill { cause: KillCause::ClaimLost(LossReason::LeaseExpired), grace: GRACE };
         assert_eq!(acts.last(), Some(&expected), "{acts:?}");
         let gone_at = one.now.plus(GRACE).plus(clock_error(LEASE));
-        assert!(gone_at < one.machine.lease().expect("granted").deadline());
+        assert!(gone_at < one.machine.lease().expect("granted").granted_until());
     }
 }
 
@@ -22,14 +22,17 @@ fn i02_a_payload_is_killed_when_no_extension_was_granted_in_time() {
 fn i02_what_is_being_prepared_is_killed_as_well() {
     let mut one = One::preparing();
     let acts = one.pass_to(one.abandon_at(), Reclaims::Silent);
-    assert!(matches!(acts.last(), Some(Act::Kill { cause: KillCause::ClaimLost(Loss::LeaseOver), .. })), "{acts:?}");
+    assert!(
+        matches!(acts.last(), Some(ClaimAction::Kill { cause: KillCause::ClaimLost(LossReason::LeaseExpired), .. })),
+        "{acts:?}"
+    );
 }
 
 #[test]
 fn i02_a_claim_said_to_be_lost_kills_at_once() {
     for mut one in [One::preparing(), One::executing()] {
-        let acts = one.happens(Happening::Reclaimed { sent_at: at(0), answer: Err(Refusal::Gone) });
-        assert_eq!(acts, [Act::Kill { cause: KillCause::ClaimLost(Loss::Refused), grace: GRACE }]);
+        let acts = one.happens(ClaimEvent::Reclaimed { sent_at: at(0), answer: Err(Refusal::Gone) });
+        assert_eq!(acts, [ClaimAction::Kill { cause: KillCause::ClaimLost(LossReason::Revoked), grace: GRACE }]);
     }
 }
 
@@ -37,33 +40,36 @@ fn i02_a_claim_said_to_be_lost_kills_at_once() {
 fn i02_a_payload_that_ends_on_order_is_hurried_when_the_lease_ends_meanwhile() {
     let mut one = One::executing();
     one.now = one.abandon_at().minus(GRACE / 2);
-    let acts = one.happens(Happening::HandBack { deadline: None });
-    assert!(acts.contains(&Act::Kill { cause: KillCause::Shutdown, grace: GRACE }), "{acts:?}");
+    let acts = one.happens(ClaimEvent::Release { deadline: None });
+    assert!(acts.contains(&ClaimAction::Kill { cause: KillCause::Shutdown, grace: GRACE }), "{acts:?}");
     let acts = one.pass_to(one.abandon_at(), Reclaims::Silent);
-    assert!(acts.contains(&Act::Kill { cause: KillCause::ClaimLost(Loss::LeaseOver), grace: GRACE }), "{acts:?}");
+    assert!(
+        acts.contains(&ClaimAction::Kill { cause: KillCause::ClaimLost(LossReason::LeaseExpired), grace: GRACE }),
+        "{acts:?}"
+    );
 }
 
 #[test]
 fn i02_a_claim_is_not_closed_before_its_payload_is_gone() {
     let mut one = One::executing();
     one.pass_to(at(10 * LEASE.as_secs()), Reclaims::Silent);
-    assert!(!one.machine.closed());
-    assert_eq!(one.machine.step(), "ending");
+    assert!(!one.machine.is_closed());
+    assert_eq!(one.machine.state_name(), "ending");
 }
 
 #[test]
 fn i02_an_extended_claim_is_not_killed() {
     let mut one = One::executing();
     let acts = one.pass_to(at(10 * LEASE.as_secs()), Reclaims::Granted);
-    assert!(!acts.iter().any(|act| matches!(act, Act::Kill { .. } | Act::Close(_))), "{acts:?}");
+    assert!(!acts.iter().any(|act| matches!(act, ClaimAction::Kill { .. } | ClaimAction::Close(_))), "{acts:?}");
 }
 
 #[test]
 fn i02_an_extension_never_shortens_a_claim() {
     let mut one = One::executing();
     let before = one.abandon_at();
-    one.happens(Happening::Reclaimed { sent_at: at(0), answer: Ok(LEASE / 2) });
+    one.happens(ClaimEvent::Reclaimed { sent_at: at(0), answer: Ok(LEASE / 2) });
     assert_eq!(one.abandon_at(), before);
-    one.happens(Happening::Reclaimed { sent_at: at(5), answer: Ok(LEASE) });
+    one.happens(ClaimEvent::Reclaimed { sent_at: at(5), answer: Ok(LEASE) });
     assert_eq!(one.abandon_at(), before.plus(at(5).since_origin()));
 }

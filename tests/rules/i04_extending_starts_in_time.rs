@@ -2,20 +2,20 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{Act, Happening};
-use journeyman::domain::lease::ATTEMPTS_MIN;
+use journeyman::domain::claim::{ClaimAction, ClaimEvent};
+use journeyman::domain::lease::RECLAIM_ATTEMPTS_MIN;
 use journeyman::domain::refusal::Refusal;
 
 use crate::support::{LEASE, One, RETRY, Reclaims, at, claim_policy, secs};
 
-fn granted(length: Duration, now: u64) -> (One, Vec<Act>) {
+fn granted(length: Duration, now: u64) -> (One, Vec<ClaimAction>) {
     let mut one = One::requested();
-    let acts = one.happens_at(at(now), Happening::Granted { sent_at: at(0), length });
+    let acts = one.happens_at(at(now), ClaimEvent::Granted { sent_at: at(0), length });
     (one, acts)
 }
 
-fn reclaims(acts: &[Act]) -> usize {
-    acts.iter().filter(|act| matches!(act, Act::Reclaim { .. })).count()
+fn reclaims(acts: &[ClaimAction]) -> usize {
+    acts.iter().filter(|act| matches!(act, ClaimAction::Reclaim { .. })).count()
 }
 
 #[test]
@@ -36,27 +36,27 @@ fn i04_three_attempts_fit_even_when_each_one_takes_all_its_time() {
     for length in [secs(1), secs(10), secs(60), secs(210), LEASE, secs(86_400)] {
         let (mut one, _) = granted(length, 0);
         let mut attempts = 0;
-        while !one.machine.closed() && one.machine.step() == "preparing" {
+        while !one.machine.is_closed() && one.machine.state_name() == "preparing" {
             one.now = one.machine.next_deadline().expect("a held claim wants to be woken");
-            for act in one.happens(Happening::Tick) {
-                if let Act::Reclaim { timeout } = act {
+            for act in one.happens(ClaimEvent::Tick) {
+                if let ClaimAction::Reclaim { timeout } = act {
                     attempts += 1;
                     let sent_at = one.now;
                     one.now = one.now.plus(timeout).min(one.abandon_at());
-                    one.happens(Happening::Reclaimed { sent_at, answer: Err(RETRY) });
+                    one.happens(ClaimEvent::Reclaimed { sent_at, answer: Err(RETRY) });
                 }
             }
         }
-        assert!(attempts >= ATTEMPTS_MIN, "{attempts} attempts in {length:?}");
+        assert!(attempts >= RECLAIM_ATTEMPTS_MIN, "{attempts} attempts in {length:?}");
     }
 }
 
 #[test]
 fn i04_a_service_that_asks_for_patience_is_still_asked_three_times() {
     let mut one = One::executing();
-    let patience = Refusal::Retry { after: Some(secs(3600)) };
+    let patience = Refusal::Retry { retry_after: Some(secs(3600)) };
     let acts = one.pass_to(one.abandon_at(), Reclaims::Refused(patience));
-    assert!(reclaims(&acts) >= ATTEMPTS_MIN as usize, "{acts:?}");
+    assert!(reclaims(&acts) >= RECLAIM_ATTEMPTS_MIN as usize, "{acts:?}");
 }
 
 #[test]
@@ -73,12 +73,12 @@ fn i04_an_answer_that_does_not_extend_is_asked_again_with_growing_waits() {
         one.pass_to(at(700), Reclaims::Silent);
         let mut sent = 0;
         // The queue grants again what it granted before: nothing moves.
-        while one.machine.step() == "running" {
+        while one.machine.state_name() == "running" {
             assert!(sent < 100, "the same reclaim is sent without end");
-            let answer = Happening::Reclaimed { sent_at: at(0), answer: Ok(length) };
+            let answer = ClaimEvent::Reclaimed { sent_at: at(0), answer: Ok(length) };
             sent += reclaims(&one.happens(answer));
             one.now = one.machine.next_deadline().expect("a held claim wants to be woken");
-            sent += reclaims(&one.happens(Happening::Tick));
+            sent += reclaims(&one.happens(ClaimEvent::Tick));
         }
         assert!(sent >= 3, "{sent}");
     }
@@ -88,10 +88,10 @@ fn i04_an_answer_that_does_not_extend_is_asked_again_with_growing_waits() {
 fn i04_the_handler_learns_of_every_extension_and_of_nothing_else() {
     let mut one = One::executing();
     one.now = at(800);
-    let acts = one.happens(Happening::Reclaimed { sent_at: at(799), answer: Ok(LEASE) });
-    assert_eq!(acts, [Act::Extended { lease_ends: one.abandon_at() }]);
-    let acts = one.happens(Happening::Reclaimed { sent_at: at(0), answer: Ok(LEASE) });
-    assert!(!acts.iter().any(|act| matches!(act, Act::Extended { .. })), "{acts:?}");
+    let acts = one.happens(ClaimEvent::Reclaimed { sent_at: at(799), answer: Ok(LEASE) });
+    assert_eq!(acts, [ClaimAction::UpdateLease { expires_at: one.abandon_at() }]);
+    let acts = one.happens(ClaimEvent::Reclaimed { sent_at: at(0), answer: Ok(LEASE) });
+    assert!(!acts.iter().any(|act| matches!(act, ClaimAction::UpdateLease { .. })), "{acts:?}");
 }
 
 #[test]
@@ -100,8 +100,8 @@ fn i04_claims_made_together_do_not_come_back_together() {
     let mut jitter = journeyman::domain::jitter::Jitter::seeded(3);
     for _ in 0..100 {
         let mut acts = Vec::new();
-        let mut machine = journeyman::domain::claim::Machine::brought(claim_policy());
-        machine.handle(Happening::Granted { sent_at: at(0), length: LEASE }, at(0), &mut jitter, &mut acts);
+        let mut machine = journeyman::domain::claim::ClaimState::from_grant(claim_policy());
+        machine.handle(ClaimEvent::Granted { sent_at: at(0), length: LEASE }, at(0), &mut jitter, &mut acts);
         due.insert(machine.next_deadline().expect("granted"));
     }
     let spread = due.last().expect("some").since(*due.first().expect("some"));

@@ -1,22 +1,22 @@
 //! I5: a transient failure to extend never ends a run by itself; a definite one always does.
 
-use journeyman::domain::claim::{Act, Happening, KillCause, Loss};
+use journeyman::domain::claim::{ClaimAction, ClaimEvent, KillCause, LossReason};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{Alert, Effect};
 
 use crate::support::{Bench, LEASE, One, RETRY, Reclaims, at, secs};
 
 const NOT_DEFINITE: [Refusal; 5] =
-    [RETRY, Refusal::Throttled { after: None }, Refusal::Denied, Refusal::Rejected, Refusal::Stale];
+    [RETRY, Refusal::Throttled { retry_after: None }, Refusal::Denied, Refusal::Rejected, Refusal::Stale];
 
 #[test]
 fn i05_a_run_survives_trouble_up_to_its_lease_and_an_extension_heals_it() {
     for refusal in NOT_DEFINITE {
         let mut one = One::executing();
         let acts = one.pass_to(one.abandon_at().minus(secs(1)), Reclaims::Refused(refusal));
-        assert!(acts.iter().all(|act| matches!(act, Act::Reclaim { .. })), "{refusal:?}: {acts:?}");
+        assert!(acts.iter().all(|act| matches!(act, ClaimAction::Reclaim { .. })), "{refusal:?}: {acts:?}");
         assert!(acts.len() > 3, "{refusal:?}: {acts:?}");
-        one.happens(Happening::Reclaimed { sent_at: one.now, answer: Ok(LEASE) });
+        one.happens(ClaimEvent::Reclaimed { sent_at: one.now, answer: Ok(LEASE) });
         let later = one.now.plus(LEASE / 2);
         assert!(one.pass_to(later, Reclaims::Silent).is_empty());
     }
@@ -25,8 +25,11 @@ fn i05_a_run_survives_trouble_up_to_its_lease_and_an_extension_heals_it() {
 #[test]
 fn i05_a_definite_refusal_ends_the_run() {
     for mut one in [One::preparing(), One::executing()] {
-        let acts = one.happens(Happening::Reclaimed { sent_at: at(0), answer: Err(Refusal::Gone) });
-        assert!(matches!(acts[..], [Act::Kill { cause: KillCause::ClaimLost(Loss::Refused), .. }]), "{acts:?}");
+        let acts = one.happens(ClaimEvent::Reclaimed { sent_at: at(0), answer: Err(Refusal::Gone) });
+        assert!(
+            matches!(acts[..], [ClaimAction::Kill { cause: KillCause::ClaimLost(LossReason::Revoked), .. }]),
+            "{acts:?}"
+        );
     }
 }
 
@@ -34,24 +37,27 @@ fn i05_a_definite_refusal_ends_the_run() {
 fn i05_a_refused_look_at_the_run_ends_nothing() {
     for refusal in NOT_DEFINITE.into_iter().chain([Refusal::Gone]) {
         let mut one = One::executing();
-        assert_eq!(one.happens(Happening::Checked(Err(refusal))), []);
+        assert_eq!(one.happens(ClaimEvent::StatusChecked(Err(refusal))), []);
     }
     let mut one = One::executing();
-    assert_eq!(one.happens(Happening::Checked(Ok(false))), []);
+    assert_eq!(one.happens(ClaimEvent::StatusChecked(Ok(false))), []);
 }
 
 #[test]
 fn i05_a_run_is_looked_at_as_often_as_asked_for_and_only_while_it_can_be_stopped() {
-    let policy = journeyman::domain::claim::Policy { check_every: Some(secs(5)), ..crate::support::claim_policy() };
+    let policy = journeyman::domain::claim::ClaimPolicy {
+        status_poll_interval: Some(secs(5)),
+        ..crate::support::claim_policy()
+    };
     let mut one = One::preparing_under(policy);
     assert_eq!(one.pass_to(at(4), Reclaims::Silent), []);
-    assert_eq!(one.pass_to(at(5), Reclaims::Silent), [Act::Check]);
+    assert_eq!(one.pass_to(at(5), Reclaims::Silent), [ClaimAction::CheckStatus]);
     assert_eq!(one.pass_to(at(60), Reclaims::Silent), [], "one look at a time");
-    one.happens(Happening::Checked(Ok(false)));
-    assert_eq!(one.happens(Happening::Prepared(Ok(()))), [Act::Execute]);
-    assert_eq!(one.pass_to(at(65), Reclaims::Silent), [Act::Check]);
-    one.happens(Happening::Checked(Ok(false)));
-    one.happens(Happening::Ended(journeyman::domain::outcome::Verdict::Completed));
+    one.happens(ClaimEvent::StatusChecked(Ok(false)));
+    assert_eq!(one.happens(ClaimEvent::Prepared(Ok(()))), [ClaimAction::Execute]);
+    assert_eq!(one.pass_to(at(65), Reclaims::Silent), [ClaimAction::CheckStatus]);
+    one.happens(ClaimEvent::StatusChecked(Ok(false)));
+    one.happens(ClaimEvent::Ended(journeyman::domain::outcome::Verdict::Completed));
     assert_eq!(one.pass_to(at(300), Reclaims::Silent), []);
 }
 
@@ -59,16 +65,16 @@ fn i05_a_run_is_looked_at_as_often_as_asked_for_and_only_while_it_can_be_stopped
 fn i05_the_waits_between_reclaims_start_over_after_a_success() {
     let mut one = One::executing();
     one.pass_to(at(1000), Reclaims::Refused(RETRY));
-    one.happens(Happening::Reclaimed { sent_at: at(1000), answer: Ok(LEASE) });
+    one.happens(ClaimEvent::Reclaimed { sent_at: at(1000), answer: Ok(LEASE) });
     one.pass_to(at(2000), Reclaims::Silent);
-    one.happens(Happening::Reclaimed { sent_at: at(2000), answer: Err(RETRY) });
+    one.happens(ClaimEvent::Reclaimed { sent_at: at(2000), answer: Err(RETRY) });
     let wait = one.machine.next_deadline().expect("held").since(one.now);
-    assert!(wait <= one.machine.lease().expect("granted").retry().first, "{wait:?}");
+    assert!(wait <= one.machine.lease().expect("granted").retry_policy().first, "{wait:?}");
 }
 
 fn said(effects: &[Effect]) -> Vec<u32> {
     let said = |effect: &Effect| match effect {
-        Effect::Alert(Alert::Trouble { in_a_row, .. }) => Some(*in_a_row),
+        Effect::Alert(Alert::SourceUnavailable { consecutive: in_a_row, .. }) => Some(*in_a_row),
         _ => None,
     };
     effects.iter().filter_map(said).collect()
@@ -85,7 +91,7 @@ fn i05_polls_that_fail_without_end_are_told_of_and_tried_on() {
     }
     assert_eq!(all, [10, 100, 200]);
     assert!(bench.now > at(3600), "calmly: {:?}", bench.now);
-    assert!(!bench.worker.stopping());
+    assert!(!bench.worker.is_stopping());
     bench.empty(0);
     bench.pass_until(|effect| matches!(effect, Effect::Poll { .. }));
     let again = (0..10).flat_map(|_| {

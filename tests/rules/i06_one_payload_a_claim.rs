@@ -1,27 +1,27 @@
 //! I6: at most one live payload a claim, and at most one claim in progress for a run in one worker.
 
-use journeyman::domain::claim::{Act, Happening};
-use journeyman::domain::id::{Deployment, SourceId};
+use journeyman::domain::claim::{ClaimAction, ClaimEvent};
+use journeyman::domain::id::{ServiceId, SourceId};
 use journeyman::domain::outcome::Verdict;
-use journeyman::domain::worker::{Effect, Event, Haul, Place};
+use journeyman::domain::worker::{Effect, Event, PollResult, SourceSpec};
 
 use crate::support::{Bench, CLAIMS, LEASE, MESSAGES, One, RETRY, at, claims, deletes, policy, run};
 
 #[test]
 fn i06_a_second_answer_to_anything_starts_nothing() {
     let mut one = One::executing();
-    assert_eq!(one.happens(Happening::Prepared(Ok(()))), []);
-    assert_eq!(one.happens(Happening::Granted { sent_at: at(0), length: LEASE }), []);
+    assert_eq!(one.happens(ClaimEvent::Prepared(Ok(()))), []);
+    assert_eq!(one.happens(ClaimEvent::Granted { sent_at: at(0), length: LEASE }), []);
     let mut one = One::settling();
-    assert_eq!(one.happens(Happening::Prepared(Ok(()))), []);
-    assert_eq!(one.happens(Happening::Ended(Verdict::Failed)), []);
+    assert_eq!(one.happens(ClaimEvent::Prepared(Ok(()))), []);
+    assert_eq!(one.happens(ClaimEvent::Ended(Verdict::Failed)), []);
 }
 
 #[test]
 fn i06_a_payload_told_to_end_is_not_started_by_a_late_preparation() {
     let mut one = One::preparing();
-    assert!(matches!(one.happens(Happening::HandBack { deadline: None })[..], [Act::Kill { .. }]));
-    assert_eq!(one.happens(Happening::Prepared(Ok(()))), []);
+    assert!(matches!(one.happens(ClaimEvent::Release { deadline: None })[..], [ClaimAction::Kill { .. }]));
+    assert_eq!(one.happens(ClaimEvent::Prepared(Ok(()))), []);
 }
 
 #[test]
@@ -41,11 +41,11 @@ fn i06_the_same_message_twice_in_one_batch_makes_one_claim_and_one_delete() {
     let (earlier, latest) = (first.token, again.token);
     let effects = bench.hit(vec![first, again]);
     assert_eq!(claims(&effects), 1);
-    assert!(effects.contains(&Effect::Claim(latest)) && effects.contains(&Effect::Forget(earlier)), "{effects:?}");
+    assert!(effects.contains(&Effect::Claim(latest)) && effects.contains(&Effect::DropMessage(earlier)), "{effects:?}");
     let effects = bench.claimed(latest, Ok(LEASE));
     assert!(effects.contains(&Effect::Delete(latest)), "{effects:?}");
     assert_eq!(deletes(&effects), 1);
-    assert_eq!(bench.worker.free(), 0, "three slots wait in the next poll, one is held");
+    assert_eq!(bench.worker.free_slots(), 0, "three slots wait in the next poll, one is held");
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn i06_a_message_about_a_run_in_hand_is_settled_by_the_claim_at_every_step() {
     for (id, event) in [
         ("m3", Event::Prepared { claim, answer: Ok(()) }),
         ("m4", Event::Ended { claim, verdict: Verdict::Completed }),
-        ("m5", Event::Settled { claim, settled: journeyman::domain::claim::Settled::Clean }),
+        ("m5", Event::Uploaded { claim, status: journeyman::domain::claim::UploadStatus::Complete }),
     ] {
         assert!(again(&mut bench, id).1, "before {event:?}");
         steps.push(bench.happens(event));
@@ -87,7 +87,7 @@ fn i06_a_run_in_hand_that_a_poll_or_a_recovery_brings_again_is_not_taken_twice()
     let (first, twin) = (bench.grant("T"), bench.grant("T"));
     let (kept, dropped) = (first.token, twin.token);
     let effects = bench.brought(vec![first, twin]);
-    assert!(effects.contains(&Effect::Prepare(kept)) && effects.contains(&Effect::Forget(dropped)), "{effects:?}");
+    assert!(effects.contains(&Effect::Prepare(kept)) && effects.contains(&Effect::DropMessage(dropped)), "{effects:?}");
     assert_eq!(bench.worker.claims().count(), 1);
 }
 
@@ -101,16 +101,16 @@ fn i06_a_run_that_one_source_holds_is_not_claimed_through_another() {
     let claim = bench.preparing("m1", "T");
     let twin = bench.grant("T");
     let token = twin.token;
-    let haul = Haul { messages: Vec::new(), claims: vec![twin] };
+    let haul = PollResult { messages: Vec::new(), claims: vec![twin] };
     let effects = bench.polled(1, 0, Ok(haul));
-    assert!(effects.contains(&Effect::Forget(token)), "{effects:?}");
+    assert!(effects.contains(&Effect::DropMessage(token)), "{effects:?}");
     let held: Vec<_> = bench.worker.claims().map(|view| (view.claim, view.run.clone())).collect();
     assert_eq!(held, [(claim, run("T"))]);
 }
 
 /// A source of messages and one of claims, each of its own deployment, both opened; the second was asked for what was left.
 fn strangers() -> Bench {
-    let place = |manner, deployment| Place { manner, deployment: Deployment(deployment) };
+    let place = |manner, deployment| SourceSpec { capabilities: manner, service: ServiceId(deployment) };
     let mut bench = Bench::of(policy(12), &[place(MESSAGES, 0), place(CLAIMS, 1)]);
     bench.tick();
     bench.opened(0, 1);
@@ -125,7 +125,7 @@ fn i06_a_run_of_another_deployment_is_another_run_whatever_its_name() {
     let ours = bench.executing("m1", "T");
     let namesake = bench.grant("T");
     let theirs = namesake.token;
-    let haul = |claims| Ok(Haul { messages: Vec::new(), claims });
+    let haul = |claims| Ok(PollResult { messages: Vec::new(), claims });
     let effects = bench.polled(1, 0, haul(vec![namesake]));
     assert!(effects.contains(&Effect::Prepare(theirs)), "{effects:?}");
     // Nor is it taken for one that has ended here.
@@ -146,9 +146,9 @@ fn i06_a_recovery_is_told_of_the_runs_of_its_own_deployment() {
     bench.completes(ours);
     bench.preparing("m2", "Held");
     let grant = bench.grant("Theirs");
-    bench.polled(1, 0, Ok(Haul { messages: Vec::new(), claims: vec![grant] }));
+    bench.polled(1, 0, Ok(PollResult { messages: Vec::new(), claims: vec![grant] }));
     bench.polled(1, 0, Err(RETRY));
     let effects = bench.pass_until(|effect| matches!(effect, Effect::Recover { .. }));
-    let told = |effect: &Effect| matches!(effect, Effect::Recover { source: SourceId(1), held, .. } if *held == [run("Theirs")]);
+    let told = |effect: &Effect| matches!(effect, Effect::Recover { source: SourceId(1), known_runs, .. } if *known_runs == [run("Theirs")]);
     assert!(effects.iter().any(told), "{effects:?}");
 }

@@ -3,17 +3,17 @@
 use journeyman::domain::id::SourceId;
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::slots::Slots;
-use journeyman::domain::worker::{Alert, Effect, Haul};
+use journeyman::domain::worker::{Alert, Effect, PollResult};
 
 use crate::support::{Bench, CLAIMS, MESSAGES, RETRY, claims, policy, polls, run, secs};
 
 #[test]
 fn i08_slots_are_neither_made_nor_lost() {
     let mut slots = Slots::new(3);
-    let held = slots.take(5);
+    let held = slots.reserve(5);
     assert_eq!((held.len(), slots.free(), slots.capacity()), (3, 0, 3));
-    assert!(slots.take(1).is_empty());
-    slots.give(held);
+    assert!(slots.reserve(1).is_empty());
+    slots.release(held);
     assert_eq!(slots.free(), 3);
 }
 
@@ -36,15 +36,18 @@ fn i08_more_messages_than_slots_are_left_to_others() {
     let seen: Vec<_> = (0..5).map(|n| bench.seen(&format!("m{n}"), &format!("T{n}"))).collect();
     let effects = bench.hit(seen);
     assert_eq!(claims(&effects), 2);
-    assert_eq!(effects.iter().filter(|effect| matches!(effect, Effect::Forget(_))).count(), 3);
+    assert_eq!(effects.iter().filter(|effect| matches!(effect, Effect::DropMessage(_))).count(), 3);
     assert_eq!(polls(&effects), 0, "no slot, no poll");
 }
 
 #[test]
 fn i08_every_way_a_claim_can_end_gives_its_slot_back() {
-    for answer in
-        [Err(Refusal::Gone), Err(Refusal::Denied), Err(Refusal::Throttled { after: None }), Err(Refusal::Rejected)]
-    {
+    for answer in [
+        Err(Refusal::Gone),
+        Err(Refusal::Denied),
+        Err(Refusal::Throttled { retry_after: None }),
+        Err(Refusal::Rejected),
+    ] {
         let mut bench = Bench::messages(1, 1);
         let seen = bench.seen("m1", "T");
         let claim = seen.token;
@@ -52,8 +55,8 @@ fn i08_every_way_a_claim_can_end_gives_its_slot_back() {
         bench.claimed(claim, answer);
         bench.pass(secs(600));
         assert_eq!(bench.worker.claims().count(), 0, "{answer:?}");
-        let polling = polls(&bench.tick()) == 0 && bench.worker.free() == 0;
-        assert!(polling || bench.worker.stopping() && bench.worker.free() == 1, "{answer:?}");
+        let polling = polls(&bench.tick()) == 0 && bench.worker.free_slots() == 0;
+        assert!(polling || bench.worker.is_stopping() && bench.worker.free_slots() == 1, "{answer:?}");
     }
 }
 
@@ -75,11 +78,12 @@ fn i08_a_claim_that_is_never_answered_definitely_is_given_up_after_six_requests(
 
 #[test]
 fn i08_a_poll_that_fails_or_is_empty_gives_its_slots_back() {
-    for answer in [Ok(Haul::default()), Err(RETRY), Err(Refusal::Denied), Err(Refusal::Stale), Err(Refusal::Gone)] {
+    for answer in [Ok(PollResult::default()), Err(RETRY), Err(Refusal::Denied), Err(Refusal::Stale), Err(Refusal::Gone)]
+    {
         let mut bench = Bench::messages(3, 1);
-        assert_eq!(bench.worker.free(), 0);
+        assert_eq!(bench.worker.free_slots(), 0);
         let effects = bench.polled(0, 0, answer.clone());
-        assert_eq!(bench.worker.free(), 3, "{answer:?}: {effects:?}");
+        assert_eq!(bench.worker.free_slots(), 3, "{answer:?}: {effects:?}");
     }
 }
 
@@ -95,7 +99,7 @@ fn i08_two_sources_share_the_slots_and_take_turns() {
     let mut source = 0;
     for _ in 0..6 {
         bench.now = bench.now.plus(secs(20));
-        for effect in bench.polled(source, 0, Ok(Haul::default())) {
+        for effect in bench.polled(source, 0, Ok(PollResult::default())) {
             if let Effect::Poll { source: SourceId(next), .. } = effect {
                 asked.push(next);
                 source = next;
@@ -111,7 +115,7 @@ fn i08_a_claim_that_nobody_asked_for_is_handed_back_and_not_started() {
     let (first, second) = (bench.grant("T1"), bench.grant("T2"));
     let token = second.token;
     let effects = bench.brought(vec![first, second]);
-    assert!(effects.contains(&Effect::Alert(Alert::Unasked { run: run("T2") })), "{effects:?}");
+    assert!(effects.contains(&Effect::Alert(Alert::UnexpectedGrant { run: run("T2") })), "{effects:?}");
     assert!(!effects.contains(&Effect::Prepare(token)));
     assert!(effects.iter().any(|effect| matches!(effect, Effect::Report { claim, .. } if *claim == token)));
 }

@@ -1,26 +1,26 @@
 //! I10: extending goes on until the outcome is acknowledged, not merely sent.
 
-use journeyman::domain::claim::{Act, End, HURRY_MAX, Happening, Settled};
+use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, SHUTDOWN_UPLOAD_MAX, UploadStatus};
 use journeyman::domain::outcome::Verdict;
 
 use crate::support::{LEASE, One, RETRY, Reclaims, at};
 
-fn reclaims(acts: &[Act]) -> usize {
-    acts.iter().filter(|act| matches!(act, Act::Reclaim { .. })).count()
+fn reclaims(acts: &[ClaimAction]) -> usize {
+    acts.iter().filter(|act| matches!(act, ClaimAction::Reclaim { .. })).count()
 }
 
 #[test]
 fn i10_a_claim_is_extended_in_every_step_up_to_the_answer() {
     let ending = || {
         let mut one = One::executing();
-        one.happens(Happening::HandBack { deadline: None });
+        one.happens(ClaimEvent::Release { deadline: None });
         one
     };
     for mut one in [One::preparing(), One::executing(), ending(), One::settling(), One::reporting()] {
-        let step = one.machine.step();
+        let step = one.machine.state_name();
         let acts = one.pass_to(at(5 * LEASE.as_secs()), Reclaims::Granted);
         assert!(reclaims(&acts) >= 6, "{step}: {acts:?}");
-        assert!(!one.machine.closed(), "{step}");
+        assert!(!one.machine.is_closed(), "{step}");
     }
 }
 
@@ -29,10 +29,10 @@ fn i10_a_report_without_an_answer_is_repeated_for_as_long_as_the_claim_can_be_ex
     let mut one = One::reporting();
     let mut reports = 0;
     for _ in 0..1000 {
-        one.happens(Happening::Reported(Err(RETRY)));
+        one.happens(ClaimEvent::Reported(Err(RETRY)));
         let next = one.machine.next_deadline().expect("held");
         let acts = one.pass_to(next, Reclaims::Granted);
-        reports += acts.iter().filter(|act| matches!(act, Act::Report { .. })).count();
+        reports += acts.iter().filter(|act| matches!(act, ClaimAction::Report { .. })).count();
     }
     assert!(one.now > at(2 * LEASE.as_secs()) && reports > 200, "{reports} by {:?}", one.now);
 }
@@ -40,34 +40,34 @@ fn i10_a_report_without_an_answer_is_repeated_for_as_long_as_the_claim_can_be_ex
 #[test]
 fn i10_nothing_is_extended_once_the_answer_is_there() {
     let mut one = One::executing();
-    one.happens(Happening::HandBack { deadline: None });
-    one.happens(Happening::Ended(Verdict::Failed));
-    assert_eq!(one.happens(Happening::Reported(Ok(()))), [Act::Settle]);
-    let soon = one.now.plus(HURRY_MAX / 2);
+    one.happens(ClaimEvent::Release { deadline: None });
+    one.happens(ClaimEvent::Ended(Verdict::Failed));
+    assert_eq!(one.happens(ClaimEvent::Reported(Ok(()))), [ClaimAction::Upload]);
+    let soon = one.now.plus(SHUTDOWN_UPLOAD_MAX / 2);
     assert_eq!(one.pass_to(soon, Reclaims::Granted), []);
-    assert!(matches!(one.happens(Happening::Settled(Settled::Clean))[..], [Act::Close(_)]));
+    assert!(matches!(one.happens(ClaimEvent::Uploaded(UploadStatus::Complete))[..], [ClaimAction::Close(_)]));
 }
 
 #[test]
 fn i10_what_is_stored_after_the_report_has_its_time() {
     let mut one = One::executing();
-    one.happens(Happening::HandBack { deadline: None });
-    one.happens(Happening::Ended(Verdict::Failed));
-    assert_eq!(one.happens(Happening::Reported(Ok(()))), [Act::Settle]);
+    one.happens(ClaimEvent::Release { deadline: None });
+    one.happens(ClaimEvent::Ended(Verdict::Failed));
+    assert_eq!(one.happens(ClaimEvent::Reported(Ok(()))), [ClaimAction::Upload]);
     let acts = one.pass_to(at(5 * LEASE.as_secs()), Reclaims::Granted);
-    assert!(matches!(acts[..], [Act::Close(End::Reported(_))]), "{acts:?}");
+    assert!(matches!(acts[..], [ClaimAction::Close(ClaimEnd::Reported(_))]), "{acts:?}");
 }
 
 #[test]
 fn i10_a_late_answer_to_a_reclaim_moves_nothing_once_the_claim_is_over() {
-    let extended = Happening::Reclaimed { sent_at: at(1), answer: Ok(LEASE) };
+    let extended = ClaimEvent::Reclaimed { sent_at: at(1), answer: Ok(LEASE) };
     let mut trailing = One::executing();
-    trailing.happens(Happening::HandBack { deadline: None });
-    trailing.happens(Happening::Ended(Verdict::Failed));
-    trailing.happens(Happening::Reported(Ok(())));
+    trailing.happens(ClaimEvent::Release { deadline: None });
+    trailing.happens(ClaimEvent::Ended(Verdict::Failed));
+    trailing.happens(ClaimEvent::Reported(Ok(())));
     assert_eq!(trailing.happens(extended), []);
 
     let mut lost = One::executing();
-    lost.happens(Happening::Checked(Ok(true)));
+    lost.happens(ClaimEvent::StatusChecked(Ok(true)));
     assert_eq!(lost.happens(extended), []);
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{Act, End, Happening, Settled};
+use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, UploadStatus};
 use journeyman::domain::outcome::Outcome;
 use journeyman::domain::refusal::Refusal;
 
@@ -11,35 +11,35 @@ use crate::support::{LEASE, One, RETRY, at};
 fn both_under_way() -> One {
     let mut one = One::settling();
     let due = at(LEASE.as_secs() * 7 / 10);
-    let acts = one.happens_at(due, Happening::Settled(Settled::Clean));
-    assert!(matches!(acts[..], [Act::Report { .. }, Act::Reclaim { .. }]), "{acts:?}");
+    let acts = one.happens_at(due, ClaimEvent::Uploaded(UploadStatus::Complete));
+    assert!(matches!(acts[..], [ClaimAction::Report { .. }, ClaimAction::Reclaim { .. }]), "{acts:?}");
     one
 }
 
 #[test]
 fn i11_report_and_reclaim_may_be_answered_in_either_order() {
-    let extended = |one: &One| Happening::Reclaimed { sent_at: one.now, answer: Ok(LEASE) };
+    let extended = |one: &One| ClaimEvent::Reclaimed { sent_at: one.now, answer: Ok(LEASE) };
     let mut one = both_under_way();
-    assert_eq!(one.happens(Happening::Reported(Ok(()))), [Act::Close(End::Reported(Outcome::Completed))]);
+    assert_eq!(one.happens(ClaimEvent::Reported(Ok(()))), [ClaimAction::Close(ClaimEnd::Reported(Outcome::Completed))]);
     assert_eq!(one.happens(extended(&one)), []);
 
     let mut one = both_under_way();
-    assert!(matches!(one.happens(extended(&one))[..], [Act::Extended { .. }]));
-    assert_eq!(one.happens(Happening::Reported(Ok(()))), [Act::Close(End::Reported(Outcome::Completed))]);
+    assert!(matches!(one.happens(extended(&one))[..], [ClaimAction::UpdateLease { .. }]));
+    assert_eq!(one.happens(ClaimEvent::Reported(Ok(()))), [ClaimAction::Close(ClaimEnd::Reported(Outcome::Completed))]);
 }
 
 #[test]
 fn i11_a_reclaim_that_our_own_report_made_pointless_loses_nothing() {
     let mut one = both_under_way();
-    assert_eq!(one.happens(Happening::Reclaimed { sent_at: one.now, answer: Err(Refusal::Gone) }), []);
-    assert_eq!(one.happens(Happening::Reported(Ok(()))), [Act::Close(End::Reported(Outcome::Completed))]);
+    assert_eq!(one.happens(ClaimEvent::Reclaimed { sent_at: one.now, answer: Err(Refusal::Gone) }), []);
+    assert_eq!(one.happens(ClaimEvent::Reported(Ok(()))), [ClaimAction::Close(ClaimEnd::Reported(Outcome::Completed))]);
 }
 
 #[test]
 fn i11_a_silent_reclaim_does_not_keep_a_report_from_being_repeated() {
     let mut one = both_under_way();
-    one.happens(Happening::Reported(Err(RETRY)));
+    one.happens(ClaimEvent::Reported(Err(RETRY)));
     let next = one.machine.next_deadline().expect("held");
     assert!(next <= one.now.plus(Duration::from_millis(250)));
-    assert!(matches!(one.happens_at(next, Happening::Tick)[..], [Act::Report { .. }]));
+    assert!(matches!(one.happens_at(next, ClaimEvent::Tick)[..], [ClaimAction::Report { .. }]));
 }

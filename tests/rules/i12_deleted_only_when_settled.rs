@@ -1,7 +1,7 @@
 //! I12: a message is deleted if its claim request was answered definitely, and only then.
 
 use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{Effect, Event, Exit};
+use journeyman::domain::worker::{Effect, Event, ExitReason};
 
 use crate::support::{Bench, LEASE, RETRY, claims, deletes, secs};
 
@@ -22,16 +22,16 @@ fn i12_granted_or_refused_for_a_reason_in_the_task_deletes() {
     for answer in [Ok(LEASE), Err(Refusal::Gone), Err(Refusal::Rejected)] {
         let (effects, bench) = answered(answer);
         assert_eq!(deletes(&effects), 1, "{answer:?}: {effects:?}");
-        assert!(!bench.worker.stopping(), "{answer:?}");
+        assert!(!bench.worker.is_stopping(), "{answer:?}");
     }
 }
 
 #[test]
 fn i12_trouble_of_ours_keeps_the_message() {
-    for refusal in [Refusal::Denied, Refusal::Throttled { after: None }] {
+    for refusal in [Refusal::Denied, Refusal::Throttled { retry_after: None }] {
         let (effects, _) = answered(Err(refusal));
         assert_eq!(deletes(&effects), 0, "{refusal:?}: {effects:?}");
-        assert!(effects.iter().any(|effect| matches!(effect, Effect::Forget(_))), "{effects:?}");
+        assert!(effects.iter().any(|effect| matches!(effect, Effect::DropMessage(_))), "{effects:?}");
     }
 }
 
@@ -55,7 +55,7 @@ fn i12_a_message_whose_claim_never_got_an_answer_is_left_to_others() {
         all.extend(effects.clone());
     }
     assert_eq!(deletes(&all), 0);
-    assert_eq!(all.iter().filter(|effect| matches!(effect, Effect::Forget(_))).count(), 1);
+    assert_eq!(all.iter().filter(|effect| matches!(effect, Effect::DropMessage(_))).count(), 1);
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn i12_a_bad_request_before_any_claim_was_granted_deletes_nothing_and_ends_the_w
         effects.extend(bench.claimed(token, Err(Refusal::Rejected)));
     }
     assert_eq!(deletes(&effects), 0, "{effects:?}");
-    assert_eq!(effects.last(), Some(&Effect::Exit(Exit::Misconfigured)));
+    assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::Misconfigured)));
 }
 
 #[test]
@@ -81,11 +81,11 @@ fn i12_a_bad_request_counts_for_its_own_source_alone() {
     bench.deleted(claim, Ok(()));
     let seen = bench.seen("m1", "T1");
     let other = seen.token;
-    let haul = journeyman::domain::worker::Haul { messages: vec![seen], claims: Vec::new() };
+    let haul = journeyman::domain::worker::PollResult { messages: vec![seen], claims: Vec::new() };
     bench.polled(1, 0, Ok(haul));
     let effects = bench.claimed(other, Err(Refusal::Rejected));
     assert_eq!(deletes(&effects), 0, "{effects:?}");
-    assert!(bench.worker.stopping());
+    assert!(bench.worker.is_stopping());
 }
 
 #[test]
@@ -107,5 +107,5 @@ fn i12_during_a_drain_a_new_message_is_left_alone() {
     let seen = bench.seen("m1", "T");
     let token = seen.token;
     let effects = bench.hit(vec![seen]);
-    assert_eq!(effects, [Effect::Forget(token), Effect::Exit(Exit::Drained)]);
+    assert_eq!(effects, [Effect::DropMessage(token), Effect::Exit(ExitReason::Drained)]);
 }

@@ -1,12 +1,12 @@
 //! I13: a delete uses the reception it belongs to, and none that was followed by another. (The bytes are the adapters'.)
 
-use journeyman::domain::id::Token;
+use journeyman::domain::id::LocalToken;
 use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{Effect, Haul};
+use journeyman::domain::worker::{Effect, PollResult};
 
 use crate::support::{Bench, LEASE, MESSAGES, RETRY, deletes, policy, secs};
 
-fn deleted(effects: &[Effect]) -> Vec<Token> {
+fn deleted(effects: &[Effect]) -> Vec<LocalToken> {
     let token = |effect: &Effect| if let Effect::Delete(token) = effect { Some(*token) } else { None };
     effects.iter().filter_map(token).collect()
 }
@@ -20,7 +20,7 @@ fn i13_a_message_received_again_is_never_deleted_by_its_earlier_receipt() {
     let latest = again.token;
     let effects = bench.hit(vec![again]);
     assert_eq!(deleted(&effects), [latest]);
-    assert!(effects.contains(&Effect::Forget(claim)), "{effects:?}");
+    assert!(effects.contains(&Effect::DropMessage(claim)), "{effects:?}");
     assert_eq!(deletes(&bench.pass(secs(600))), 0, "the retry of the earlier receipt is off");
     assert_eq!(bench.deleted(claim, Err(RETRY)), [], "nor does a late answer bring it back");
 }
@@ -46,7 +46,7 @@ fn i13_an_unreadable_message_received_again_is_deleted_by_its_latest_receipt() {
     let latest = again.token;
     bench.hit(vec![first]);
     assert_eq!(deleted(&bench.hit(vec![again])), [latest]);
-    assert_eq!(bench.deleted(latest, Ok(())), [Effect::Forget(latest)]);
+    assert_eq!(bench.deleted(latest, Ok(())), [Effect::DropMessage(latest)]);
 }
 
 #[test]
@@ -58,8 +58,8 @@ fn i13_messages_of_two_sources_that_share_a_name_are_two_messages() {
     let mine = bench.preparing("1", "T0");
     bench.deleted(mine, Err(RETRY));
     let other = bench.seen("1", "T1");
-    let effects = bench.polled(1, 0, Ok(Haul { messages: vec![other], claims: Vec::new() }));
-    assert!(!effects.contains(&Effect::Forget(mine)), "{effects:?}");
+    let effects = bench.polled(1, 0, Ok(PollResult { messages: vec![other], claims: Vec::new() }));
+    assert!(!effects.contains(&Effect::DropMessage(mine)), "{effects:?}");
     assert_eq!(deleted(&bench.pass(secs(1))), [mine]);
 }
 

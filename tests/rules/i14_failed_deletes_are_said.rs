@@ -1,7 +1,7 @@
 //! I14: every failed delete is said with message and dequeue count; it is repeated a bounded number of times.
 
 use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{Alert, DELETES_MAX, Effect, Retried};
+use journeyman::domain::worker::{Alert, DELETE_ATTEMPTS_MAX, DeleteRetry, Effect};
 
 use crate::support::{Bench, LEASE, RETRY, deletes, secs};
 
@@ -30,20 +30,20 @@ fn failing(refusal: Refusal) -> (u32, Vec<Effect>) {
 
 #[test]
 fn i14_a_failing_delete_is_repeated_six_times_and_every_failure_is_said() {
-    for refusal in [RETRY, Refusal::Throttled { after: None }, Refusal::Denied, Refusal::Stale] {
+    for refusal in [RETRY, Refusal::Throttled { retry_after: None }, Refusal::Denied, Refusal::Stale] {
         let (sent, effects) = failing(refusal);
-        assert_eq!(sent, DELETES_MAX, "{refusal:?}");
+        assert_eq!(sent, DELETE_ATTEMPTS_MAX, "{refusal:?}");
         let said: Vec<_> = effects
             .iter()
             .filter_map(|effect| match effect {
-                Effect::Alert(Alert::DeleteFailed { id, count, retried, .. }) => Some((&**id, *count, *retried)),
+                Effect::Alert(Alert::DeleteFailed { id, count, retry: retried, .. }) => Some((&**id, *count, *retried)),
                 _ => None,
             })
             .collect();
-        let mut expected = vec![("m1", 7, Retried::Yes); DELETES_MAX as usize - 1];
-        expected.push(("m1", 7, Retried::No));
+        let mut expected = vec![("m1", 7, DeleteRetry::Yes); DELETE_ATTEMPTS_MAX as usize - 1];
+        expected.push(("m1", 7, DeleteRetry::No));
         assert_eq!(said, expected, "{refusal:?}");
-        assert!(effects.iter().any(|effect| matches!(effect, Effect::Forget(_))), "{refusal:?}");
+        assert!(effects.iter().any(|effect| matches!(effect, Effect::DropMessage(_))), "{refusal:?}");
     }
 }
 
@@ -53,7 +53,7 @@ fn i14_a_delete_that_can_never_work_is_said_and_not_repeated() {
     assert_eq!(sent, 1);
     assert!(matches!(
         effects[..],
-        [Effect::Alert(Alert::DeleteFailed { retried: Retried::No, .. }), Effect::Forget(_)]
+        [Effect::Alert(Alert::DeleteFailed { retry: DeleteRetry::No, .. }), Effect::DropMessage(_)]
     ));
 }
 
@@ -61,5 +61,5 @@ fn i14_a_delete_that_can_never_work_is_said_and_not_repeated() {
 fn i14_a_message_that_is_already_gone_is_a_success() {
     let (sent, effects) = failing(Refusal::Gone);
     assert_eq!(sent, 1);
-    assert!(matches!(effects[..], [Effect::Forget(_)]), "{effects:?}");
+    assert!(matches!(effects[..], [Effect::DropMessage(_)]), "{effects:?}");
 }

@@ -1,7 +1,7 @@
 //! I15: a message received more often than the limit raises one alert, not one a poll.
 
 use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{ALERTED_MAX, Alert, Effect, Haul};
+use journeyman::domain::worker::{ALERTED_MESSAGES_MAX, Alert, Effect, PollResult};
 
 use crate::support::{Bench, MESSAGES, policy, secs};
 
@@ -14,7 +14,7 @@ fn received(bench: &mut Bench, id: &str, count: u32) -> usize {
     seen.dequeue_count = count;
     let claim = seen.token;
     let said = alerts(&bench.hit(vec![seen]));
-    bench.claimed(claim, Err(Refusal::Throttled { after: None }));
+    bench.claimed(claim, Err(Refusal::Throttled { retry_after: None }));
     bench.pass(secs(300));
     said
 }
@@ -37,7 +37,7 @@ fn i15_messages_of_two_sources_that_share_a_name_raise_one_alert_each() {
     for source in 0..2 {
         let mut seen = bench.seen("1", &format!("T{source}"));
         seen.dequeue_count = 11;
-        let effects = bench.polled(source, 0, Ok(Haul { messages: vec![seen], claims: Vec::new() }));
+        let effects = bench.polled(source, 0, Ok(PollResult { messages: vec![seen], claims: Vec::new() }));
         assert_eq!(alerts(&effects), 1, "source {source}");
     }
 }
@@ -54,11 +54,11 @@ fn i15_the_memory_of_alerts_is_bounded() {
         bench.deleted(token, Ok(()));
         said
     };
-    for id in 0..ALERTED_MAX {
+    for id in 0..ALERTED_MESSAGES_MAX {
         assert_eq!(again(&mut bench, id), 1);
     }
     assert_eq!(again(&mut bench, 0), 0, "the oldest is still remembered");
-    assert_eq!(again(&mut bench, ALERTED_MAX), 1);
+    assert_eq!(again(&mut bench, ALERTED_MESSAGES_MAX), 1);
     assert_eq!(again(&mut bench, 0), 1, "one more than the memory holds pushes the oldest out");
     assert_eq!(again(&mut bench, 2), 0, "and only the oldest");
 }

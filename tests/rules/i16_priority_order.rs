@@ -1,13 +1,13 @@
 //! I16: lanes are asked strictly in the order given; a lower one only after every higher one answered "empty" in the same round.
 
-use journeyman::domain::id::{Lane, SourceId};
+use journeyman::domain::id::{PriorityQueue, SourceId};
 use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{Effect, Event, Lanes};
+use journeyman::domain::worker::{Effect, Event, OpenedQueues};
 
 use crate::support::{Bench, CLAIMS, MESSAGES, RETRY, at, policy, polls, secs};
 
 fn lane(effects: &[Effect]) -> Option<u16> {
-    effects.iter().find_map(|effect| if let Effect::Poll { lane, .. } = effect { Some(lane.0) } else { None })
+    effects.iter().find_map(|effect| if let Effect::Poll { queue: lane, .. } = effect { Some(lane.0) } else { None })
 }
 
 #[test]
@@ -26,19 +26,21 @@ fn i16_after_a_hit_the_worker_asks_from_the_top_at_once() {
     let mut bench = Bench::messages(4, 3);
     bench.empty(0);
     let seen = bench.seen("m1", "T");
-    let effects = bench.polled(0, 1, Ok(journeyman::domain::worker::Haul { messages: vec![seen], claims: vec![] }));
+    let effects =
+        bench.polled(0, 1, Ok(journeyman::domain::worker::PollResult { messages: vec![seen], claims: vec![] }));
     assert_eq!(lane(&effects), Some(0));
 }
 
 #[test]
 fn i16_after_trouble_the_worker_waits_and_asks_from_the_top() {
-    for refusal in [RETRY, Refusal::Throttled { after: None }, Refusal::Gone, Refusal::Rejected, Refusal::Denied] {
+    for refusal in [RETRY, Refusal::Throttled { retry_after: None }, Refusal::Gone, Refusal::Rejected, Refusal::Denied]
+    {
         let mut bench = Bench::messages(4, 3);
         bench.empty(0);
         // Accepted before, so that a rejection is not taken for a wrong configuration.
         assert_eq!(lane(&bench.polled(0, 1, Err(refusal))), None, "{refusal:?}");
         let first = bench.pass(secs(5));
-        assert!(bench.worker.stopping() || lane(&first) == Some(0), "{refusal:?}: {first:?}");
+        assert!(bench.worker.is_stopping() || lane(&first) == Some(0), "{refusal:?}: {first:?}");
     }
 }
 
@@ -56,7 +58,7 @@ fn i16_lanes_passed_over_for_want_of_a_slot_are_asked_from_the_top_later() {
     bench.now = at(600);
     let effects = bench.polled(1, 0, Ok(Default::default()));
     let asked = effects.iter().find(|effect| matches!(effect, Effect::Poll { source: SourceId(0), .. }));
-    assert!(matches!(asked, Some(Effect::Poll { lane: Lane(0), .. })), "{effects:?}");
+    assert!(matches!(asked, Some(Effect::Poll { queue: PriorityQueue(0), .. })), "{effects:?}");
 }
 
 #[test]
@@ -71,7 +73,7 @@ fn i16_a_wake_up_ends_the_sleep_but_not_the_wait_after_trouble() {
     let mut bench = Bench::messages(1, 1);
     assert_eq!(lane(&bench.empty(0)), None);
     assert_eq!(lane(&bench.happens(wake.clone())), Some(0));
-    for refusal in [RETRY, Refusal::Throttled { after: None }, Refusal::Denied] {
+    for refusal in [RETRY, Refusal::Throttled { retry_after: None }, Refusal::Denied] {
         let mut bench = Bench::messages(1, 1);
         bench.polled(0, 0, Err(refusal));
         assert_eq!(bench.happens(wake.clone()), [], "{refusal:?}");
@@ -93,7 +95,8 @@ fn i16_a_wake_up_during_a_poll_is_not_lost() {
 fn i16_a_held_poll_has_slept_already() {
     let mut bench = Bench::claims(1);
     bench.now = bench.now.plus(secs(20));
-    let event = Event::Polled { source: SourceId(0), lane: Lane(0), sent_at: at(0), answer: Ok(Default::default()) };
+    let event =
+        Event::Polled { source: SourceId(0), queue: PriorityQueue(0), sent_at: at(0), answer: Ok(Default::default()) };
     assert_eq!(polls(&bench.happens(event)), 1);
     // One that is answered at once, as a quarantined worker's is, does not spin.
     assert_eq!(polls(&bench.empty(0)), 0);
@@ -104,7 +107,7 @@ fn i16_a_held_poll_has_slept_already() {
 fn i16_urls_are_fetched_anew_before_they_end() {
     let mut bench = Bench::new(policy(1), &[MESSAGES]);
     bench.tick();
-    let answer = Ok(Lanes { count: 1, usable_for: Some(secs(60)) });
+    let answer = Ok(OpenedQueues { count: 1, usable_for: Some(secs(60)) });
     bench.happens(Event::Opened { source: SourceId(0), sent_at: at(0), answer });
     bench.now = at(60);
     assert_eq!(bench.empty(0), []);
@@ -120,7 +123,7 @@ fn i16_urls_that_never_last_are_not_fetched_in_a_busy_loop() {
         assert!(opens + asked < 1000, "{opens} opens and {asked} polls by {:?}", bench.now);
         if effects.contains(&Effect::Open(SourceId(0))) {
             opens += 1;
-            let answer = Ok(Lanes { count: 1, usable_for: Some(secs(0)) });
+            let answer = Ok(OpenedQueues { count: 1, usable_for: Some(secs(0)) });
             effects = bench.happens(Event::Opened { source: SourceId(0), sent_at: bench.now, answer });
         } else if polls(&effects) > 0 {
             asked += 1;
@@ -161,7 +164,7 @@ fn i16_claims_that_are_throttled_slow_the_polls_down_more_and_more() {
         let claim = seen.token;
         bench.hit(vec![seen]);
         let held_at = bench.now;
-        let mut effects = bench.claimed(claim, Err(Refusal::Throttled { after: None }));
+        let mut effects = bench.claimed(claim, Err(Refusal::Throttled { retry_after: None }));
         while polls(&effects) == 0 {
             effects = bench.pass(secs(1));
         }
@@ -177,7 +180,7 @@ fn i16_a_claim_that_is_granted_ends_the_slowing_down() {
         let seen = bench.seen(id, id);
         let claim = seen.token;
         bench.hit(vec![seen]);
-        bench.claimed(claim, Err(Refusal::Throttled { after: None }));
+        bench.claimed(claim, Err(Refusal::Throttled { retry_after: None }));
         let from = bench.now;
         bench.pass_until(|effect| matches!(effect, Effect::Poll { .. }));
         bench.now.since(from)

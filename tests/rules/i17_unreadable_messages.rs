@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use journeyman::domain::id::SourceId;
-use journeyman::domain::worker::{Alert, Effect, Haul};
+use journeyman::domain::worker::{Alert, Effect, PollResult};
 
 use crate::support::{Bench, claims, polls};
 
@@ -19,7 +19,7 @@ fn i17_the_rest_of_the_batch_is_claimed_and_the_unreadable_message_deleted() {
     assert_eq!(effects.iter().filter(|effect| **effect == said).count(), 1, "{effects:?}");
     assert!(effects.contains(&Effect::Delete(token)));
     assert_eq!(polls(&effects), 1, "it holds no slot");
-    assert_eq!(bench.deleted(token, Ok(())), [Effect::Forget(token)]);
+    assert_eq!(bench.deleted(token, Ok(())), [Effect::DropMessage(token)]);
 }
 
 #[test]
@@ -42,8 +42,8 @@ fn i17_claims_that_cannot_be_read_are_said_looked_for_and_not_asked_for_at_full_
         bad.run = None;
         let token = bad.token;
         let answer = bench.hit(vec![bad]);
-        let said = Effect::Alert(Alert::Unreadable { source: SourceId(0), id: "T/0".into() });
-        assert!(answer.contains(&said) && answer.contains(&Effect::Forget(token)), "{answer:?}");
+        let said = Effect::Alert(Alert::UnreadableClaim { source: SourceId(0), id: "T/0".into() });
+        assert!(answer.contains(&said) && answer.contains(&Effect::DropMessage(token)), "{answer:?}");
         lost += 1;
         effects.extend(answer);
         while polls(&effects) == 0 {
@@ -67,7 +67,7 @@ fn i17_what_could_not_be_read_is_looked_for_though_the_rest_of_the_answer_could(
     bad.run = None;
     let grant = bench.grant("T");
     let claim = grant.token;
-    let effects = bench.polled(0, 0, Ok(Haul { messages: vec![bad], claims: vec![grant] }));
+    let effects = bench.polled(0, 0, Ok(PollResult { messages: vec![bad], claims: vec![grant] }));
     assert!(effects.contains(&Effect::Prepare(claim)), "{effects:?}");
     assert!(effects.iter().any(|effect| matches!(effect, Effect::Recover { .. })), "{effects:?}");
 }

@@ -1,31 +1,31 @@
 //! I21: `malformed-payload` only if no task code ran, `failed` only if it ran and ended by itself; a kill of ours is neither.
 
-use journeyman::domain::claim::{Act, Happening, Settled};
-use journeyman::domain::outcome::{Outcome, Reason, Unprepared, Verdict};
+use journeyman::domain::claim::{ClaimAction, ClaimEvent, UploadStatus};
+use journeyman::domain::outcome::{ExceptionReason, Outcome, PrepareFailure, Verdict};
 
 use crate::support::{One, Reclaims, at};
 
 const VERDICTS: [Verdict; 5] =
     [Verdict::Completed, Verdict::Failed, Verdict::Intermittent, Verdict::Unavailable, Verdict::Internal];
 
-fn reported(acts: &[Act]) -> Option<Outcome> {
-    acts.iter().find_map(|act| if let Act::Report { outcome, .. } = act { Some(*outcome) } else { None })
+fn reported(acts: &[ClaimAction]) -> Option<Outcome> {
+    acts.iter().find_map(|act| if let ClaimAction::Report { outcome, .. } = act { Some(*outcome) } else { None })
 }
 
 #[test]
 fn i21_what_was_not_prepared_is_reported_by_its_reason_and_never_executed() {
     for (unprepared, reason) in [
-        (Unprepared::Malformed, Reason::MalformedPayload),
-        (Unprepared::Unavailable, Reason::ResourceUnavailable),
-        (Unprepared::Internal, Reason::InternalError),
+        (PrepareFailure::Malformed, ExceptionReason::MalformedPayload),
+        (PrepareFailure::Unavailable, ExceptionReason::ResourceUnavailable),
+        (PrepareFailure::Internal, ExceptionReason::InternalError),
     ] {
         let mut one = One::preparing();
-        assert_eq!(one.happens(Happening::Prepared(Err(unprepared))), [Act::Settle]);
+        assert_eq!(one.happens(ClaimEvent::Prepared(Err(unprepared))), [ClaimAction::Upload]);
         // Neither a missing artifact nor a log that cannot be stored changes what is the matter with the payload.
-        for settled in [Settled::Clean, Settled::Missing, Settled::Unstored] {
+        for settled in [UploadStatus::Complete, UploadStatus::ArtifactMissing, UploadStatus::UploadFailed] {
             let mut one = One::preparing();
-            one.happens(Happening::Prepared(Err(unprepared)));
-            assert_eq!(reported(&one.happens(Happening::Settled(settled))), Some(Outcome::Exception(reason)));
+            one.happens(ClaimEvent::Prepared(Err(unprepared)));
+            assert_eq!(reported(&one.happens(ClaimEvent::Uploaded(settled))), Some(Outcome::Exception(reason)));
         }
     }
 }
@@ -33,16 +33,16 @@ fn i21_what_was_not_prepared_is_reported_by_its_reason_and_never_executed() {
 #[test]
 fn i21_what_was_started_as_soon_as_it_was_prepared_ran() {
     let mut one = One::preparing();
-    one.happens(Happening::Started);
-    assert_eq!(one.happens(Happening::Started), [], "said twice");
-    assert_eq!(one.happens(Happening::Ended(Verdict::Completed)), [Act::Settle]);
-    assert_eq!(reported(&one.happens(Happening::Settled(Settled::Clean))), Some(Outcome::Completed));
+    one.happens(ClaimEvent::Started);
+    assert_eq!(one.happens(ClaimEvent::Started), [], "said twice");
+    assert_eq!(one.happens(ClaimEvent::Ended(Verdict::Completed)), [ClaimAction::Upload]);
+    assert_eq!(reported(&one.happens(ClaimEvent::Uploaded(UploadStatus::Complete))), Some(Outcome::Completed));
     // Told to end before that was known: its word does not count.
     let mut one = One::preparing();
-    assert!(matches!(one.happens(Happening::HandBack { deadline: None })[..], [Act::Kill { .. }]));
-    assert_eq!(one.happens(Happening::Started), []);
-    let acts = one.happens(Happening::Ended(Verdict::Completed));
-    assert_eq!(reported(&acts), Some(Outcome::Exception(Reason::WorkerShutdown)));
+    assert!(matches!(one.happens(ClaimEvent::Release { deadline: None })[..], [ClaimAction::Kill { .. }]));
+    assert_eq!(one.happens(ClaimEvent::Started), []);
+    let acts = one.happens(ClaimEvent::Ended(Verdict::Completed));
+    assert_eq!(reported(&acts), Some(Outcome::Exception(ExceptionReason::WorkerShutdown)));
 }
 
 #[test]
@@ -50,13 +50,13 @@ fn i21_what_ran_to_its_end_is_reported_by_its_verdict() {
     for (verdict, outcome) in [
         (Verdict::Completed, Outcome::Completed),
         (Verdict::Failed, Outcome::Failed),
-        (Verdict::Intermittent, Outcome::Exception(Reason::IntermittentTask)),
-        (Verdict::Unavailable, Outcome::Exception(Reason::ResourceUnavailable)),
-        (Verdict::Internal, Outcome::Exception(Reason::InternalError)),
+        (Verdict::Intermittent, Outcome::Exception(ExceptionReason::IntermittentTask)),
+        (Verdict::Unavailable, Outcome::Exception(ExceptionReason::ResourceUnavailable)),
+        (Verdict::Internal, Outcome::Exception(ExceptionReason::InternalError)),
     ] {
         let mut one = One::executing();
-        one.happens(Happening::Ended(verdict));
-        assert_eq!(reported(&one.happens(Happening::Settled(Settled::Clean))), Some(outcome));
+        one.happens(ClaimEvent::Ended(verdict));
+        assert_eq!(reported(&one.happens(ClaimEvent::Uploaded(UploadStatus::Complete))), Some(outcome));
     }
 }
 
@@ -64,9 +64,9 @@ fn i21_what_ran_to_its_end_is_reported_by_its_verdict() {
 fn i21_a_payload_that_we_ended_is_reported_as_our_going_whatever_it_said() {
     for verdict in VERDICTS {
         for mut one in [One::preparing(), One::executing()] {
-            one.happens(Happening::HandBack { deadline: None });
-            let acts = one.happens(Happening::Ended(verdict));
-            assert_eq!(reported(&acts), Some(Outcome::Exception(Reason::WorkerShutdown)), "{verdict:?}");
+            one.happens(ClaimEvent::Release { deadline: None });
+            let acts = one.happens(ClaimEvent::Ended(verdict));
+            assert_eq!(reported(&acts), Some(Outcome::Exception(ExceptionReason::WorkerShutdown)), "{verdict:?}");
         }
     }
 }
@@ -75,53 +75,53 @@ fn i21_a_payload_that_we_ended_is_reported_as_our_going_whatever_it_said() {
 fn i21_what_ended_before_it_was_started_is_a_fault_of_ours() {
     for verdict in VERDICTS {
         let mut one = One::preparing();
-        assert_eq!(one.happens(Happening::Ended(verdict)), [Act::Settle]);
-        let acts = one.happens(Happening::Settled(Settled::Clean));
-        assert_eq!(reported(&acts), Some(Outcome::Exception(Reason::InternalError)), "{verdict:?}");
+        assert_eq!(one.happens(ClaimEvent::Ended(verdict)), [ClaimAction::Upload]);
+        let acts = one.happens(ClaimEvent::Uploaded(UploadStatus::Complete));
+        assert_eq!(reported(&acts), Some(Outcome::Exception(ExceptionReason::InternalError)), "{verdict:?}");
     }
 }
 
 #[test]
 fn i21_a_success_without_its_artifacts_is_none() {
     for (settled, outcome) in [
-        (Settled::Clean, Outcome::Completed),
-        (Settled::Missing, Outcome::Failed),
-        (Settled::Unstored, Outcome::Exception(Reason::ResourceUnavailable)),
+        (UploadStatus::Complete, Outcome::Completed),
+        (UploadStatus::ArtifactMissing, Outcome::Failed),
+        (UploadStatus::UploadFailed, Outcome::Exception(ExceptionReason::ResourceUnavailable)),
     ] {
         let mut one = One::settling();
-        assert_eq!(reported(&one.happens(Happening::Settled(settled))), Some(outcome));
+        assert_eq!(reported(&one.happens(ClaimEvent::Uploaded(settled))), Some(outcome));
     }
 }
 
 #[test]
 fn i21_a_failure_stays_one_whatever_became_of_its_artifacts() {
-    for settled in [Settled::Missing, Settled::Unstored] {
+    for settled in [UploadStatus::ArtifactMissing, UploadStatus::UploadFailed] {
         let mut one = One::executing();
-        one.happens(Happening::Ended(Verdict::Failed));
-        assert_eq!(reported(&one.happens(Happening::Settled(settled))), Some(Outcome::Failed));
+        one.happens(ClaimEvent::Ended(Verdict::Failed));
+        assert_eq!(reported(&one.happens(ClaimEvent::Uploaded(settled))), Some(Outcome::Failed));
     }
 }
 
 #[test]
 fn i21_log_and_artifacts_come_before_the_outcome_and_on_a_hurried_way_out_after_it() {
     let mut one = One::executing();
-    assert_eq!(one.happens(Happening::Ended(Verdict::Completed)), [Act::Settle]);
+    assert_eq!(one.happens(ClaimEvent::Ended(Verdict::Completed)), [ClaimAction::Upload]);
     assert_eq!(one.pass_to(at(60), Reclaims::Silent), [], "nothing is reported before the log is stored");
 
     let mut one = One::executing();
-    one.happens(Happening::HandBack { deadline: None });
-    assert!(matches!(one.happens(Happening::Ended(Verdict::Failed))[..], [Act::Report { .. }]));
-    assert_eq!(one.happens(Happening::Reported(Ok(()))), [Act::Settle]);
+    one.happens(ClaimEvent::Release { deadline: None });
+    assert!(matches!(one.happens(ClaimEvent::Ended(Verdict::Failed))[..], [ClaimAction::Report { .. }]));
+    assert_eq!(one.happens(ClaimEvent::Reported(Ok(()))), [ClaimAction::Upload]);
 }
 
 #[test]
 fn i21_the_queue_spells_the_reasons_so() {
     let spelled = [
-        (Reason::WorkerShutdown, "worker-shutdown"),
-        (Reason::MalformedPayload, "malformed-payload"),
-        (Reason::ResourceUnavailable, "resource-unavailable"),
-        (Reason::InternalError, "internal-error"),
-        (Reason::IntermittentTask, "intermittent-task"),
+        (ExceptionReason::WorkerShutdown, "worker-shutdown"),
+        (ExceptionReason::MalformedPayload, "malformed-payload"),
+        (ExceptionReason::ResourceUnavailable, "resource-unavailable"),
+        (ExceptionReason::InternalError, "internal-error"),
+        (ExceptionReason::IntermittentTask, "intermittent-task"),
     ];
     for (reason, text) in spelled {
         assert_eq!(reason.as_str(), text);

@@ -2,24 +2,26 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{Act, End, Happening, KillCause, Loss, REPORT_RESERVE, REPORTS_MIN, Settled};
-use journeyman::domain::id::Token;
-use journeyman::domain::outcome::{Outcome, Reason, Verdict};
-use journeyman::domain::worker::{Effect, Event, Exit, Noticed, Policy};
+use journeyman::domain::claim::{
+    ClaimAction, ClaimEnd, ClaimEvent, KillCause, LossReason, REPORT_ATTEMPTS_MIN, REPORT_RESERVE, UploadStatus,
+};
+use journeyman::domain::id::LocalToken;
+use journeyman::domain::outcome::{ExceptionReason, Outcome, Verdict};
+use journeyman::domain::worker::{Effect, Event, ExitReason, OnTerminationNotice, WorkerPolicy};
 
 use crate::support::{Bench, CLAIMS, GRACE, LEASE, MARGIN, MESSAGES, One, RETRY, at, claims, policy, polls, secs};
 
-const SHUTDOWN: Outcome = Outcome::Exception(Reason::WorkerShutdown);
+const SHUTDOWN: Outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
 
 fn goes_at(seconds: u64) -> Event {
-    Event::Terminate { deadline: Some(at(seconds)) }
+    Event::TerminationNotice { deadline: Some(at(seconds)) }
 }
 
-fn killed(effects: &[Effect], claim: Token) -> bool {
+fn killed(effects: &[Effect], claim: LocalToken) -> bool {
     effects.iter().any(|effect| matches!(effect, Effect::Kill { claim: token, .. } if *token == claim))
 }
 
-fn reported(effects: &[Effect], claim: Token) -> Option<Outcome> {
+fn reported(effects: &[Effect], claim: LocalToken) -> Option<Outcome> {
     effects.iter().find_map(|effect| match effect {
         Effect::Report { claim: token, outcome, .. } if *token == claim => Some(*outcome),
         _ => None,
@@ -38,8 +40,8 @@ fn i22_a_running_payload_goes_on_until_the_margin_before_the_host_goes() {
     assert_eq!(reported(&effects, claim), Some(SHUTDOWN));
     bench.happens(Event::Reported { claim, answer: Ok(()) });
     bench.empty(0);
-    let effects = bench.happens(Event::Settled { claim, settled: Settled::Clean });
-    assert_eq!(effects.last(), Some(&Effect::Exit(Exit::HostGoes)));
+    let effects = bench.happens(Event::Uploaded { claim, status: UploadStatus::Complete });
+    assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::HostTerminating)));
 }
 
 #[test]
@@ -51,13 +53,13 @@ fn i22_a_payload_that_finishes_within_the_notice_keeps_its_outcome_and_the_worke
     bench.pass(secs(60));
     let effects = bench.completes(claim);
     assert_eq!(reported(&effects, claim), Some(Outcome::Completed));
-    assert_eq!(effects.last(), Some(&Effect::Exit(Exit::HostGoes)), "at 60 s and not at 120 s");
+    assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::HostTerminating)), "at 60 s and not at 120 s");
 }
 
 #[test]
 fn i22_a_grace_longer_than_the_margin_has_its_time_nevertheless() {
-    let noticed = Noticed::MayFinish { margin: Duration::ZERO };
-    let mut bench = Bench::new(Policy { noticed, ..policy(1) }, &[MESSAGES]);
+    let noticed = OnTerminationNotice::Finish { margin: Duration::ZERO };
+    let mut bench = Bench::new(WorkerPolicy { on_termination_notice: noticed, ..policy(1) }, &[MESSAGES]);
     bench.tick();
     bench.opened(0, 1);
     let claim = bench.executing("m1", "T");
@@ -80,18 +82,19 @@ fn i22_a_notice_shorter_than_the_margin_hands_back_at_once() {
 fn i22_a_host_that_goes_at_an_unknown_time_hands_back_at_once() {
     let mut bench = Bench::messages(1, 1);
     let claim = bench.executing("m1", "T");
-    let effects = bench.happens(Event::Terminate { deadline: None });
+    let effects = bench.happens(Event::TerminationNotice { deadline: None });
     assert_eq!(effects, [Effect::Kill { claim, cause: KillCause::Shutdown, grace: GRACE }]);
     bench.empty(0);
     bench.happens(Event::Ended { claim, verdict: Verdict::Failed });
     bench.happens(Event::Reported { claim, answer: Ok(()) });
-    let effects = bench.happens(Event::Settled { claim, settled: Settled::Clean });
-    assert_eq!(effects.last(), Some(&Effect::Exit(Exit::HostGoes)));
+    let effects = bench.happens(Event::Uploaded { claim, status: UploadStatus::Complete });
+    assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::HostTerminating)));
 }
 
 #[test]
 fn i22_where_it_is_wanted_running_payloads_are_handed_back_at_the_notice() {
-    let mut bench = Bench::new(Policy { noticed: Noticed::HandedBack, ..policy(1) }, &[MESSAGES]);
+    let mut bench =
+        Bench::new(WorkerPolicy { on_termination_notice: OnTerminationNotice::Release, ..policy(1) }, &[MESSAGES]);
     bench.tick();
     bench.opened(0, 1);
     let claim = bench.executing("m1", "T");
@@ -137,7 +140,7 @@ fn i22_what_a_long_poll_brings_after_the_notice_is_handed_back() {
     let effects = bench.brought(vec![grant]);
     assert_eq!(reported(&effects, claim), Some(SHUTDOWN), "{effects:?}");
     let effects = bench.happens(Event::Reported { claim, answer: Ok(()) });
-    assert_eq!(effects.last(), Some(&Effect::Exit(Exit::HostGoes)));
+    assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::HostTerminating)));
 }
 
 #[test]
@@ -180,7 +183,7 @@ fn i22_a_notice_shortens_a_drain_and_a_hand_back_under_way() {
 
     let mut bench = Bench::messages(1, 1);
     let claim = bench.executing("m1", "T");
-    bench.happens(Event::HandBack { deadline: None });
+    bench.happens(Event::Release { deadline: None });
     let effects = bench.happens(goes_at(8));
     let grace = secs(8) - REPORT_RESERVE;
     assert_eq!(effects, [Effect::Kill { claim, cause: KillCause::Shutdown, grace }]);
@@ -193,18 +196,19 @@ fn i22_a_signal_within_the_notice_changes_nothing_and_a_second_one_hands_back() 
     bench.happens(goes_at(120));
     assert_eq!(bench.happens(Event::Drain), [], "systemd tells everybody when the host goes");
     assert_eq!(bench.pass(secs(30)), []);
-    assert!(killed(&bench.happens(Event::HandBack { deadline: None }), claim));
+    assert!(killed(&bench.happens(Event::Release { deadline: None }), claim));
     bench.happens(Event::Ended { claim, verdict: Verdict::Failed });
     bench.happens(Event::Reported { claim, answer: Err(RETRY) });
     let effects = bench.pass(secs(90));
-    let closed =
-        |effect: &Effect| matches!(effect, Effect::Close { end: End::Unconfirmed { loss: Loss::NoTime, .. }, .. });
+    let closed = |effect: &Effect| {
+        matches!(effect, Effect::Close { end: ClaimEnd::Unconfirmed { loss: LossReason::ShutdownDeadline, .. }, .. })
+    };
     assert!(effects.iter().any(closed), "the host still goes at its time: {effects:?}");
 }
 
 #[test]
 fn i22_a_drain_deadline_before_the_hosts_end_still_counts() {
-    let mut bench = Bench::new(Policy { drain_deadline: Some(secs(30)), ..policy(1) }, &[MESSAGES]);
+    let mut bench = Bench::new(WorkerPolicy { drain_deadline: Some(secs(30)), ..policy(1) }, &[MESSAGES]);
     bench.tick();
     bench.opened(0, 1);
     let claim = bench.executing("m1", "T");
@@ -216,15 +220,15 @@ fn i22_a_drain_deadline_before_the_hosts_end_still_counts() {
 #[test]
 fn i22_every_report_fits_before_the_host_goes_even_if_a_call_hangs() {
     let mut one = One::executing();
-    one.happens(Happening::HandBack { deadline: Some(at(15)) });
+    one.happens(ClaimEvent::Release { deadline: Some(at(15)) });
     one.now = at(6);
-    let acts = one.happens(Happening::Ended(Verdict::Failed));
-    let [Act::Report { outcome: SHUTDOWN, timeout }] = acts[..] else { panic!("{acts:?}") };
-    assert_eq!(timeout, secs(9) / REPORTS_MIN);
+    let acts = one.happens(ClaimEvent::Ended(Verdict::Failed));
+    let [ClaimAction::Report { outcome: SHUTDOWN, timeout }] = acts[..] else { panic!("{acts:?}") };
+    assert_eq!(timeout, secs(9) / REPORT_ATTEMPTS_MIN);
     one.now = at(6).plus(timeout);
-    assert_eq!(one.happens(Happening::Reported(Err(RETRY))), []);
+    assert_eq!(one.happens(ClaimEvent::Reported(Err(RETRY))), []);
     let acts = one.pass_to(at(11), crate::support::Reclaims::Silent);
-    assert!(matches!(acts[..], [Act::Report { outcome: SHUTDOWN, .. }]), "{acts:?}");
+    assert!(matches!(acts[..], [ClaimAction::Report { outcome: SHUTDOWN, .. }]), "{acts:?}");
 }
 
 #[test]
@@ -232,14 +236,14 @@ fn i22_a_host_that_may_have_to_go_is_drained_and_says_why() {
     let mut bench = Bench::messages(1, 1);
     let claim = bench.executing("m1", "T");
     bench.empty(0);
-    assert_eq!(bench.happens(Event::Retire), []);
+    assert_eq!(bench.happens(Event::TerminationRisk), []);
     bench.pass(secs(600));
-    assert_eq!(bench.completes(claim).last(), Some(&Effect::Exit(Exit::HostGoes)));
+    assert_eq!(bench.completes(claim).last(), Some(&Effect::Exit(ExitReason::HostTerminating)));
 }
 
 #[test]
 fn i22_a_host_that_goes_at_an_unknown_time_waits_for_no_poll() {
-    for before in [None, Some(Event::HandBack { deadline: None })] {
+    for before in [None, Some(Event::Release { deadline: None })] {
         let mut bench = Bench::claims(2);
         let grant = bench.grant("T");
         let claim = grant.token;
@@ -252,7 +256,7 @@ fn i22_a_host_that_goes_at_an_unknown_time_waits_for_no_poll() {
             let ended = bench.happens(Event::Ended { claim, verdict: Verdict::Failed });
             assert!(!ended.iter().any(is_report), "the worker may wait: {ended:?}");
         }
-        let mut effects = bench.happens(Event::Terminate { deadline: None });
+        let mut effects = bench.happens(Event::TerminationNotice { deadline: None });
         if !waits {
             effects = bench.happens(Event::Ended { claim, verdict: Verdict::Failed });
         }

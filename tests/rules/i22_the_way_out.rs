@@ -3,26 +3,27 @@
 use std::time::Duration;
 
 use journeyman::domain::claim::{
-    Act, End, HURRY_MAX, Happening, KillCause, Loss, POLL_OUT_MAX, REPORT_RESERVE, Settled,
+    ClaimAction, ClaimEnd, ClaimEvent, KillCause, LossReason, POLL_WAIT_MAX, REPORT_RESERVE, SHUTDOWN_UPLOAD_MAX,
+    UploadStatus,
 };
-use journeyman::domain::outcome::{Outcome, Reason, Verdict};
+use journeyman::domain::outcome::{ExceptionReason, Outcome, Verdict};
 use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{Alert, Effect, Event, Exit};
+use journeyman::domain::worker::{Alert, Effect, Event, ExitReason};
 
 use crate::support::{Bench, GRACE, LEASE, One, RETRY, Reclaims, at, claims, policy, polls, run, secs};
 
-const SHUTDOWN: Outcome = Outcome::Exception(Reason::WorkerShutdown);
+const SHUTDOWN: Outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
 
-fn notice(secs: u64) -> Happening {
-    Happening::HandBack { deadline: Some(at(secs)) }
+fn notice(secs: u64) -> ClaimEvent {
+    ClaimEvent::Release { deadline: Some(at(secs)) }
 }
 
 #[test]
 fn i22_with_time_enough_a_payload_is_ended_and_reported() {
     for mut one in [One::preparing(), One::executing()] {
-        assert_eq!(one.happens(notice(120)), [Act::Kill { cause: KillCause::Shutdown, grace: GRACE }]);
-        let acts = one.happens(Happening::Ended(Verdict::Failed));
-        assert!(matches!(acts[..], [Act::Report { outcome: SHUTDOWN, .. }]), "{acts:?}");
+        assert_eq!(one.happens(notice(120)), [ClaimAction::Kill { cause: KillCause::Shutdown, grace: GRACE }]);
+        let acts = one.happens(ClaimEvent::Ended(Verdict::Failed));
+        assert!(matches!(acts[..], [ClaimAction::Report { outcome: SHUTDOWN, .. }]), "{acts:?}");
     }
 }
 
@@ -30,14 +31,17 @@ fn i22_with_time_enough_a_payload_is_ended_and_reported() {
 fn i22_the_grace_shrinks_with_the_notice() {
     let mut one = One::executing();
     let grace = secs(8) - REPORT_RESERVE;
-    assert_eq!(one.happens(notice(8)), [Act::Kill { cause: KillCause::Shutdown, grace }]);
+    assert_eq!(one.happens(notice(8)), [ClaimAction::Kill { cause: KillCause::Shutdown, grace }]);
 }
 
 #[test]
 fn i22_without_time_for_a_report_the_claim_is_left_to_expire() {
     let mut one = One::executing();
-    assert_eq!(one.happens(notice(3)), [Act::Kill { cause: KillCause::Shutdown, grace: Duration::ZERO }]);
-    assert_eq!(one.happens(Happening::Ended(Verdict::Completed)), [Act::Close(End::Lost(Loss::NoTime))]);
+    assert_eq!(one.happens(notice(3)), [ClaimAction::Kill { cause: KillCause::Shutdown, grace: Duration::ZERO }]);
+    assert_eq!(
+        one.happens(ClaimEvent::Ended(Verdict::Completed)),
+        [ClaimAction::Close(ClaimEnd::Lost(LossReason::ShutdownDeadline))]
+    );
 }
 
 #[test]
@@ -45,34 +49,37 @@ fn i22_a_payload_that_ends_too_late_is_not_reported() {
     let mut one = One::executing();
     one.happens(notice(20));
     let acts = one.pass_to(at(20), Reclaims::Silent);
-    assert_eq!(acts, [Act::Kill { cause: KillCause::Shutdown, grace: Duration::ZERO }]);
-    assert_eq!(one.happens(Happening::Ended(Verdict::Completed)), [Act::Close(End::Lost(Loss::NoTime))]);
+    assert_eq!(acts, [ClaimAction::Kill { cause: KillCause::Shutdown, grace: Duration::ZERO }]);
+    assert_eq!(
+        one.happens(ClaimEvent::Ended(Verdict::Completed)),
+        [ClaimAction::Close(ClaimEnd::Lost(LossReason::ShutdownDeadline))]
+    );
 }
 
 #[test]
 fn i22_nothing_is_reported_at_the_deadline_itself() {
     let mut one = One::executing();
     one.happens(notice(20));
-    let acts = one.happens_at(at(20), Happening::Ended(Verdict::Completed));
-    assert_eq!(acts, [Act::Close(End::Lost(Loss::NoTime))]);
+    let acts = one.happens_at(at(20), ClaimEvent::Ended(Verdict::Completed));
+    assert_eq!(acts, [ClaimAction::Close(ClaimEnd::Lost(LossReason::ShutdownDeadline))]);
 
     let mut one = One::settling();
     one.happens(notice(20));
-    let acts = one.happens_at(at(20), Happening::Settled(Settled::Clean));
-    assert_eq!(acts, [Act::Close(End::Lost(Loss::NoTime))]);
+    let acts = one.happens_at(at(20), ClaimEvent::Uploaded(UploadStatus::Complete));
+    assert_eq!(acts, [ClaimAction::Close(ClaimEnd::Lost(LossReason::ShutdownDeadline))]);
 
     let mut one = One::requested();
     one.happens(notice(20));
-    let acts = one.happens_at(at(20), Happening::Granted { sent_at: at(1), length: LEASE });
-    assert_eq!(acts, [Act::Close(End::Lost(Loss::NoTime))]);
+    let acts = one.happens_at(at(20), ClaimEvent::Granted { sent_at: at(1), length: LEASE });
+    assert_eq!(acts, [ClaimAction::Close(ClaimEnd::Lost(LossReason::ShutdownDeadline))]);
 }
 
 #[test]
 fn i22_a_finished_payload_keeps_its_outcome_if_its_artifacts_are_stored_in_time() {
     let mut one = One::settling();
     one.happens(notice(60));
-    let acts = one.happens_at(at(56), Happening::Settled(Settled::Clean));
-    assert!(matches!(acts[..], [Act::Report { outcome: Outcome::Completed, .. }]), "{acts:?}");
+    let acts = one.happens_at(at(56), ClaimEvent::Uploaded(UploadStatus::Complete));
+    assert!(matches!(acts[..], [ClaimAction::Report { outcome: Outcome::Completed, .. }]), "{acts:?}");
 }
 
 #[test]
@@ -81,9 +88,12 @@ fn i22_artifacts_that_are_not_stored_in_time_turn_a_success_into_a_hand_back() {
     one.happens(notice(60));
     assert_eq!(one.pass_to(at(56), Reclaims::Silent), []);
     let acts = one.pass_to(at(57), Reclaims::Silent);
-    assert!(matches!(acts[..], [Act::Report { outcome: SHUTDOWN, .. }]), "{acts:?}");
-    assert_eq!(one.happens(Happening::Reported(Ok(()))), [], "what is being stored may go on until the host goes");
-    assert_eq!(one.happens(Happening::Settled(Settled::Clean)), [Act::Close(End::Reported(SHUTDOWN))]);
+    assert!(matches!(acts[..], [ClaimAction::Report { outcome: SHUTDOWN, .. }]), "{acts:?}");
+    assert_eq!(one.happens(ClaimEvent::Reported(Ok(()))), [], "what is being stored may go on until the host goes");
+    assert_eq!(
+        one.happens(ClaimEvent::Uploaded(UploadStatus::Complete)),
+        [ClaimAction::Close(ClaimEnd::Reported(SHUTDOWN))]
+    );
 }
 
 #[test]
@@ -91,26 +101,26 @@ fn i22_an_order_without_a_time_after_a_notice_with_one_leaves_no_more_than_it_wo
     let mut one = One::settling();
     one.happens(notice(3600));
     one.now = at(10);
-    one.happens(Happening::HandBack { deadline: None });
-    let acts = one.pass_to(at(10).plus(HURRY_MAX), Reclaims::Granted);
-    assert!(matches!(acts[..], [Act::Report { outcome: SHUTDOWN, .. }]), "{acts:?}");
+    one.happens(ClaimEvent::Release { deadline: None });
+    let acts = one.pass_to(at(10).plus(SHUTDOWN_UPLOAD_MAX), Reclaims::Granted);
+    assert!(matches!(acts[..], [ClaimAction::Report { outcome: SHUTDOWN, .. }]), "{acts:?}");
 }
 
 #[test]
 fn i22_a_log_that_is_not_stored_by_the_deadline_does_not_hold_the_worker() {
     let mut one = One::executing();
     one.happens(notice(60));
-    one.happens(Happening::Ended(Verdict::Failed));
-    assert_eq!(one.happens(Happening::Reported(Ok(()))), [Act::Settle]);
-    assert_eq!(one.pass_to(at(60), Reclaims::Silent), [Act::Close(End::Reported(SHUTDOWN))]);
+    one.happens(ClaimEvent::Ended(Verdict::Failed));
+    assert_eq!(one.happens(ClaimEvent::Reported(Ok(()))), [ClaimAction::Upload]);
+    assert_eq!(one.pass_to(at(60), Reclaims::Silent), [ClaimAction::Close(ClaimEnd::Reported(SHUTDOWN))]);
 }
 
 #[test]
 fn i22_an_unanswered_report_is_given_up_at_the_deadline() {
     let mut one = One::reporting();
     one.happens(notice(60));
-    let end = End::Unconfirmed { outcome: Outcome::Completed, loss: Loss::NoTime };
-    assert_eq!(one.pass_to(at(60), Reclaims::Silent), [Act::Close(end)]);
+    let end = ClaimEnd::Unconfirmed { outcome: Outcome::Completed, loss: LossReason::ShutdownDeadline };
+    assert_eq!(one.pass_to(at(60), Reclaims::Silent), [ClaimAction::Close(end)]);
 }
 
 #[test]
@@ -118,11 +128,17 @@ fn i22_the_earlier_of_two_deadlines_counts() {
     let mut one = One::settling();
     one.happens(notice(60));
     one.happens(notice(30));
-    one.happens(Happening::HandBack { deadline: None });
+    one.happens(ClaimEvent::Release { deadline: None });
     one.happens(notice(90));
     let acts = one.pass_to(at(30), Reclaims::Silent);
     assert!(
-        matches!(acts[..], [Act::Report { .. }, Act::Close(End::Unconfirmed { loss: Loss::NoTime, .. })]),
+        matches!(
+            acts[..],
+            [
+                ClaimAction::Report { .. },
+                ClaimAction::Close(ClaimEnd::Unconfirmed { loss: LossReason::ShutdownDeadline, .. })
+            ]
+        ),
         "{acts:?}"
     );
     assert_eq!(one.now, at(30));
@@ -130,7 +146,7 @@ fn i22_the_earlier_of_two_deadlines_counts() {
 
 #[test]
 fn i22_a_grant_that_arrives_on_the_way_out_is_handed_back_and_never_prepared() {
-    for order in [Event::Drain, Event::HandBack { deadline: None }, Event::HandBack { deadline: Some(at(60)) }] {
+    for order in [Event::Drain, Event::Release { deadline: None }, Event::Release { deadline: Some(at(60)) }] {
         let mut bench = Bench::messages(1, 1);
         let seen = bench.seen("m1", "T");
         let claim = seen.token;
@@ -149,7 +165,7 @@ fn i22_a_grant_that_arrives_on_the_way_out_is_handed_back_and_never_prepared() {
 
 #[test]
 fn i22_a_claim_request_without_an_answer_is_not_sent_again_on_the_way_out() {
-    for order in [Event::Drain, Event::HandBack { deadline: None }] {
+    for order in [Event::Drain, Event::Release { deadline: None }] {
         // It waits for its next attempt when the order comes.
         let mut bench = Bench::messages(1, 1);
         let seen = bench.seen("m1", "T");
@@ -159,8 +175,8 @@ fn i22_a_claim_request_without_an_answer_is_not_sent_again_on_the_way_out() {
         let mut effects = bench.happens(order.clone());
         effects.extend(bench.pass(secs(60)));
         assert_eq!(claims(&effects), 0, "{order:?}: {effects:?}");
-        assert!(effects.contains(&Effect::Close { claim, run: run("T"), end: End::NotGranted }), "{effects:?}");
-        assert!(effects.contains(&Effect::Forget(claim)), "{effects:?}");
+        assert!(effects.contains(&Effect::Close { claim, run: run("T"), end: ClaimEnd::NotGranted }), "{effects:?}");
+        assert!(effects.contains(&Effect::DropMessage(claim)), "{effects:?}");
         assert!(matches!(effects.last(), Some(Effect::Exit(_))), "{order:?}: {effects:?}");
 
         // It is on its way when the order comes.
@@ -178,7 +194,7 @@ fn i22_a_claim_request_without_an_answer_is_not_sent_again_on_the_way_out() {
 
 #[test]
 fn i22_nothing_is_polled_or_claimed_after_the_order() {
-    for order in [Event::Drain, Event::HandBack { deadline: None }] {
+    for order in [Event::Drain, Event::Release { deadline: None }] {
         let mut bench = Bench::messages(4, 2);
         let claim = bench.executing("m1", "T");
         let mut effects = bench.happens(order.clone());
@@ -199,13 +215,13 @@ fn i22_a_drain_lets_payloads_finish_and_reports_their_outcome() {
     assert_eq!(bench.pass(secs(600)), []);
     let effects = bench.completes(claim);
     assert!(effects.iter().any(|effect| matches!(effect, Effect::Report { outcome: Outcome::Completed, .. })));
-    assert_eq!(effects.last(), Some(&Effect::Exit(Exit::Drained)));
+    assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::Drained)));
 }
 
 #[test]
 fn i22_a_drain_that_takes_too_long_hands_back() {
     let mut bench = Bench::new(
-        journeyman::domain::worker::Policy { drain_deadline: Some(secs(300)), ..policy(1) },
+        journeyman::domain::worker::WorkerPolicy { drain_deadline: Some(secs(300)), ..policy(1) },
         &[crate::support::MESSAGES],
     );
     bench.tick();
@@ -217,8 +233,8 @@ fn i22_a_drain_that_takes_too_long_hands_back() {
     assert_eq!(effects, [Effect::Kill { claim, cause: KillCause::Shutdown, grace: GRACE }]);
     bench.happens(Event::Ended { claim, verdict: Verdict::Failed });
     bench.happens(Event::Reported { claim, answer: Ok(()) });
-    let effects = bench.happens(Event::Settled { claim, settled: Settled::Clean });
-    assert_eq!(effects.last(), Some(&Effect::Exit(Exit::DrainDeadline)));
+    let effects = bench.happens(Event::Uploaded { claim, status: UploadStatus::Complete });
+    assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::DrainDeadline)));
 }
 
 #[test]
@@ -228,23 +244,27 @@ fn i22_a_long_poll_under_way_is_waited_for_and_what_it_brings_is_handed_back() {
     let grant = bench.grant("T");
     let claim = grant.token;
     let effects = bench.brought(vec![grant]);
-    let [Effect::Alert(Alert::Late { .. }), Effect::Report { outcome: SHUTDOWN, .. }] = effects[..] else {
+    let [Effect::Alert(Alert::LateGrant { .. }), Effect::Report { outcome: SHUTDOWN, .. }] = effects[..] else {
         panic!("{effects:?}")
     };
     let effects = bench.happens(Event::Reported { claim, answer: Ok(()) });
-    assert_eq!(effects.last(), Some(&Effect::Exit(Exit::Drained)));
+    assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::Drained)));
 }
 
 #[test]
 fn i22_past_the_deadline_the_worker_waits_for_the_payload_only_and_without_spinning() {
     let mut bench = Bench::messages(2, 1);
     let claim = bench.executing("m1", "T");
-    bench.happens(Event::HandBack { deadline: Some(at(30)) });
+    bench.happens(Event::Release { deadline: Some(at(30)) });
     let effects = bench.pass(secs(30));
     assert!(!effects.iter().any(|effect| matches!(effect, Effect::Exit(_))), "{effects:?}");
     assert!(bench.worker.next_deadline().is_none_or(|next| next > bench.now), "nothing is due");
     let effects = bench.happens(Event::Ended { claim, verdict: Verdict::Failed });
-    assert_eq!(effects.last(), Some(&Effect::Exit(Exit::HandedBack)), "a poll under way does not hold it: {effects:?}");
+    assert_eq!(
+        effects.last(),
+        Some(&Effect::Exit(ExitReason::Released)),
+        "a poll under way does not hold it: {effects:?}"
+    );
 }
 
 #[test]
@@ -254,25 +274,28 @@ fn i22_what_a_poll_brings_past_the_deadline_is_left_to_expire() {
     let executing = first.token;
     bench.brought(vec![first]);
     bench.happens(Event::Prepared { claim: executing, answer: Ok(()) });
-    bench.happens(Event::HandBack { deadline: Some(at(30)) });
+    bench.happens(Event::Release { deadline: Some(at(30)) });
     bench.pass(secs(30));
     let late = bench.grant("T2");
     let claim = late.token;
     let effects = bench.brought(vec![late]);
-    let late = Effect::Alert(Alert::Late { run: run("T2") });
-    assert_eq!(effects, [late, Effect::Close { claim, run: run("T2"), end: End::Lost(Loss::NoTime) }]);
+    let late = Effect::Alert(Alert::LateGrant { run: run("T2") });
+    assert_eq!(
+        effects,
+        [late, Effect::Close { claim, run: run("T2"), end: ClaimEnd::Lost(LossReason::ShutdownDeadline) }]
+    );
 }
 
 #[test]
 fn i22_an_abort_exits_at_once_and_nothing_follows() {
     let mut bench = Bench::messages(2, 1);
     let claim = bench.executing("m1", "T");
-    assert_eq!(bench.happens(Event::Abort), [Effect::Exit(Exit::Aborted)]);
+    assert_eq!(bench.happens(Event::Abort), [Effect::Exit(ExitReason::Aborted)]);
     assert_eq!(bench.worker.next_deadline(), None);
     for event in [
         Event::Ended { claim, verdict: Verdict::Failed },
         Event::Drain,
-        Event::HandBack { deadline: None },
+        Event::Release { deadline: None },
         Event::Abort,
         Event::Tick,
     ] {
@@ -286,10 +309,10 @@ fn i22_a_definite_answer_during_the_way_out_still_settles_its_message() {
     let seen = bench.seen("m1", "T");
     let claim = seen.token;
     bench.hit(vec![seen]);
-    bench.happens(Event::HandBack { deadline: None });
+    bench.happens(Event::Release { deadline: None });
     let effects = bench.claimed(claim, Err(Refusal::Gone));
     assert!(effects.contains(&Effect::Delete(claim)), "{effects:?}");
-    assert_eq!(bench.deleted(claim, Ok(())).last(), Some(&Effect::Exit(Exit::HandedBack)));
+    assert_eq!(bench.deleted(claim, Ok(())).last(), Some(&Effect::Exit(ExitReason::Released)));
 }
 
 #[test]
@@ -297,46 +320,46 @@ fn i22_artifacts_stored_while_the_hurried_report_is_under_way_leave_nothing_to_w
     let mut one = One::settling();
     one.happens(notice(60));
     one.pass_to(at(57), Reclaims::Silent);
-    assert_eq!(one.happens(Happening::Settled(Settled::Clean)), []);
-    assert_eq!(one.happens(Happening::Reported(Ok(()))), [Act::Close(End::Reported(SHUTDOWN))]);
+    assert_eq!(one.happens(ClaimEvent::Uploaded(UploadStatus::Complete)), []);
+    assert_eq!(one.happens(ClaimEvent::Reported(Ok(()))), [ClaimAction::Close(ClaimEnd::Reported(SHUTDOWN))]);
 }
 
 #[test]
 fn i22_a_hand_back_waits_for_the_poll_that_would_take_the_task_again() {
     let mut one = One::executing();
-    one.happens(Happening::PollOut);
-    one.happens(Happening::HandBack { deadline: None });
-    assert_eq!(one.happens(Happening::Ended(Verdict::Failed)), []);
-    assert!(matches!(one.happens(Happening::PollOver)[..], [Act::Report { .. }]));
+    one.happens(ClaimEvent::PollStarted);
+    one.happens(ClaimEvent::Release { deadline: None });
+    assert_eq!(one.happens(ClaimEvent::Ended(Verdict::Failed)), []);
+    assert!(matches!(one.happens(ClaimEvent::PollEnded)[..], [ClaimAction::Report { .. }]));
 }
 
 #[test]
 fn i22_a_hand_back_waits_for_no_poll_into_the_last_seconds_even_if_these_are_named_later() {
     let mut one = One::executing();
-    one.happens(Happening::PollOut);
-    one.happens(Happening::HandBack { deadline: None });
-    assert_eq!(one.happens(Happening::Ended(Verdict::Failed)), []);
+    one.happens(ClaimEvent::PollStarted);
+    one.happens(ClaimEvent::Release { deadline: None });
+    assert_eq!(one.happens(ClaimEvent::Ended(Verdict::Failed)), []);
     let deadline = one.now.plus(secs(10));
-    one.happens(Happening::PollOut);
-    assert_eq!(one.happens(Happening::HandBack { deadline: Some(deadline) }), []);
+    one.happens(ClaimEvent::PollStarted);
+    assert_eq!(one.happens(ClaimEvent::Release { deadline: Some(deadline) }), []);
     let acts = one.pass_to(deadline.minus(secs(1)), Reclaims::Silent);
-    assert!(matches!(acts[..], [Act::Report { .. }]), "{acts:?}");
+    assert!(matches!(acts[..], [ClaimAction::Report { .. }]), "{acts:?}");
 }
 
 #[test]
 fn i22_a_hand_back_waits_for_no_poll_longer_than_its_limit() {
     let mut one = One::executing();
-    one.happens(Happening::PollOut);
-    one.happens(Happening::HandBack { deadline: None });
-    assert_eq!(one.happens(Happening::Ended(Verdict::Failed)), []);
-    let acts = one.pass_to(one.now.plus(POLL_OUT_MAX), Reclaims::Silent);
-    assert!(matches!(acts[..], [Act::Report { .. }]), "{acts:?}");
+    one.happens(ClaimEvent::PollStarted);
+    one.happens(ClaimEvent::Release { deadline: None });
+    assert_eq!(one.happens(ClaimEvent::Ended(Verdict::Failed)), []);
+    let acts = one.pass_to(one.now.plus(POLL_WAIT_MAX), Reclaims::Silent);
+    assert!(matches!(acts[..], [ClaimAction::Report { .. }]), "{acts:?}");
 }
 
 #[test]
 fn i22_a_drain_with_an_end_of_its_own_counts_from_when_it_was_said_and_may_give_more_time() {
     let mut bench = Bench::new(
-        journeyman::domain::worker::Policy { drain_deadline: Some(secs(300)), ..policy(1) },
+        journeyman::domain::worker::WorkerPolicy { drain_deadline: Some(secs(300)), ..policy(1) },
         &[crate::support::MESSAGES],
     );
     bench.tick();

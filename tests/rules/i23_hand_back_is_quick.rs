@@ -1,12 +1,12 @@
 //! I23: between the notice and the last report nothing waits for anything but the payloads' own end; reports go in parallel.
 
-use journeyman::domain::claim::{Act, End, HURRY_MAX, Happening, REPORT_RESERVE};
-use journeyman::domain::outcome::{Outcome, Reason, Unprepared, Verdict};
+use journeyman::domain::claim::{ClaimAction, ClaimEnd, ClaimEvent, REPORT_RESERVE, SHUTDOWN_UPLOAD_MAX};
+use journeyman::domain::outcome::{ExceptionReason, Outcome, PrepareFailure, Verdict};
 use journeyman::domain::worker::{Effect, Event};
 
 use crate::support::{Bench, GRACE, LEASE, MARGIN, One, Reclaims, at, secs};
 
-fn thirty_two(bench: &mut Bench) -> Vec<journeyman::domain::id::Token> {
+fn thirty_two(bench: &mut Bench) -> Vec<journeyman::domain::id::LocalToken> {
     let seen: Vec<_> = (0..32).map(|n| bench.seen(&format!("m{n}"), &format!("T{n}"))).collect();
     let held: Vec<_> = seen.iter().map(|seen| seen.token).collect();
     bench.hit(seen);
@@ -22,7 +22,7 @@ fn thirty_two(bench: &mut Bench) -> Vec<journeyman::domain::id::Token> {
 fn i23_at_the_end_of_a_notice_all_payloads_are_told_at_once_and_have_their_grace_and_their_report() {
     let mut bench = Bench::messages(32, 1);
     let held = thirty_two(&mut bench);
-    bench.happens(Event::Terminate { deadline: Some(at(120)) });
+    bench.happens(Event::TerminationNotice { deadline: Some(at(120)) });
     let effects = bench.pass(secs(120) - MARGIN);
     let kills = effects.iter().filter(|effect| matches!(effect, Effect::Kill { grace: GRACE, .. })).count();
     assert_eq!((kills, bench.now), (32, at(120).minus(MARGIN)));
@@ -38,7 +38,7 @@ fn i23_at_the_end_of_a_notice_all_payloads_are_told_at_once_and_have_their_grace
 fn i23_all_payloads_are_told_at_once_and_each_one_is_reported_when_it_ends() {
     let mut bench = Bench::messages(32, 1);
     let held = thirty_two(&mut bench);
-    let effects = bench.happens(Event::HandBack { deadline: Some(at(120)) });
+    let effects = bench.happens(Event::Release { deadline: Some(at(120)) });
     let kills = effects.iter().filter(|effect| matches!(effect, Effect::Kill { grace: GRACE, .. })).count();
     assert_eq!(kills, 32);
     bench.now = bench.now.plus(GRACE);
@@ -51,23 +51,23 @@ fn i23_all_payloads_are_told_at_once_and_each_one_is_reported_when_it_ends() {
 #[test]
 fn i23_storing_that_never_ends_holds_no_report_up_though_nobody_says_when_the_host_goes() {
     let mut one = One::settling();
-    assert_eq!(one.happens(Happening::HandBack { deadline: None }), []);
+    assert_eq!(one.happens(ClaimEvent::Release { deadline: None }), []);
     one.now = at(9);
-    assert_eq!(one.happens(Happening::HandBack { deadline: None }), [], "told again, it gets no more time");
-    let acts = one.pass_to(at(0).plus(HURRY_MAX), Reclaims::Granted);
-    let shutdown = Outcome::Exception(Reason::WorkerShutdown);
-    assert!(matches!(acts[..], [Act::Report { outcome, .. }] if outcome == shutdown), "{acts:?}");
-    assert_eq!(one.happens(Happening::Reported(Ok(()))), []);
-    let acts = one.pass_to(one.now.plus(HURRY_MAX), Reclaims::Silent);
-    assert_eq!(acts, [Act::Close(End::Reported(shutdown))]);
+    assert_eq!(one.happens(ClaimEvent::Release { deadline: None }), [], "told again, it gets no more time");
+    let acts = one.pass_to(at(0).plus(SHUTDOWN_UPLOAD_MAX), Reclaims::Granted);
+    let shutdown = Outcome::Exception(ExceptionReason::WorkerShutdown);
+    assert!(matches!(acts[..], [ClaimAction::Report { outcome, .. }] if outcome == shutdown), "{acts:?}");
+    assert_eq!(one.happens(ClaimEvent::Reported(Ok(()))), []);
+    let acts = one.pass_to(one.now.plus(SHUTDOWN_UPLOAD_MAX), Reclaims::Silent);
+    assert_eq!(acts, [ClaimAction::Close(ClaimEnd::Reported(shutdown))]);
 }
 
 #[test]
 fn i23_an_exception_that_cannot_be_stored_in_time_stays_what_it_is() {
     let mut one = One::preparing();
-    assert_eq!(one.happens(Happening::Prepared(Err(Unprepared::Malformed))), [Act::Settle]);
-    one.happens(Happening::HandBack { deadline: None });
-    let acts = one.pass_to(at(0).plus(HURRY_MAX), Reclaims::Granted);
-    let malformed = Outcome::Exception(Reason::MalformedPayload);
-    assert!(matches!(acts[..], [Act::Report { outcome, .. }] if outcome == malformed), "{acts:?}");
+    assert_eq!(one.happens(ClaimEvent::Prepared(Err(PrepareFailure::Malformed))), [ClaimAction::Upload]);
+    one.happens(ClaimEvent::Release { deadline: None });
+    let acts = one.pass_to(at(0).plus(SHUTDOWN_UPLOAD_MAX), Reclaims::Granted);
+    let malformed = Outcome::Exception(ExceptionReason::MalformedPayload);
+    assert!(matches!(acts[..], [ClaimAction::Report { outcome, .. }] if outcome == malformed), "{acts:?}");
 }

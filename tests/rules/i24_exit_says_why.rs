@@ -1,11 +1,11 @@
 //! I24: why the worker exits is a function of what stopped it; the first cause counts, and a hand back outranks a drain.
 
 use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{Alert, Effect, Event, Exit};
+use journeyman::domain::worker::{Alert, Effect, Event, ExitReason};
 
 use crate::support::{Bench, CLAIMS, MESSAGES, at, policy, secs};
 
-fn exit_after(events: Vec<Event>) -> Option<Exit> {
+fn exit_after(events: Vec<Event>) -> Option<ExitReason> {
     let mut bench = Bench::messages(1, 1);
     let mut effects: Vec<Effect> = events.into_iter().flat_map(|event| bench.happens(event)).collect();
     effects.extend(bench.empty(0));
@@ -14,33 +14,32 @@ fn exit_after(events: Vec<Event>) -> Option<Exit> {
 
 #[test]
 fn i24_each_order_has_its_exit_and_the_stronger_one_wins() {
-    let hand_back = || Event::HandBack { deadline: None };
+    let hand_back = || Event::Release { deadline: None };
     assert_eq!(exit_after(vec![]), None);
-    assert_eq!(exit_after(vec![Event::Drain]), Some(Exit::Drained));
-    assert_eq!(exit_after(vec![hand_back()]), Some(Exit::HandedBack));
-    assert_eq!(exit_after(vec![Event::Drain, hand_back()]), Some(Exit::HandedBack));
-    assert_eq!(exit_after(vec![hand_back(), Event::Drain]), Some(Exit::HandedBack));
-    assert_eq!(exit_after(vec![Event::Drain, hand_back(), Event::Abort]), Some(Exit::Aborted));
+    assert_eq!(exit_after(vec![Event::Drain]), Some(ExitReason::Drained));
+    assert_eq!(exit_after(vec![hand_back()]), Some(ExitReason::Released));
+    assert_eq!(exit_after(vec![Event::Drain, hand_back()]), Some(ExitReason::Released));
+    assert_eq!(exit_after(vec![hand_back(), Event::Drain]), Some(ExitReason::Released));
+    assert_eq!(exit_after(vec![Event::Drain, hand_back(), Event::Abort]), Some(ExitReason::Aborted));
 }
 
 #[test]
 fn i24_the_hosts_end_outranks_what_was_ordered_before_and_after_it() {
-    let goes = |deadline| Event::Terminate { deadline };
+    let goes = |deadline| Event::TerminationNotice { deadline };
     for end in [goes(None), goes(Some(at(60)))] {
-        for order in [Event::Drain, Event::HandBack { deadline: None }] {
-            assert_eq!(exit_after(vec![end.clone(), order.clone()]), Some(Exit::HostGoes));
-            assert_eq!(exit_after(vec![order, end.clone()]), Some(Exit::HostGoes));
+        for order in [Event::Drain, Event::Release { deadline: None }] {
+            assert_eq!(exit_after(vec![end.clone(), order.clone()]), Some(ExitReason::HostTerminating));
+            assert_eq!(exit_after(vec![order, end.clone()]), Some(ExitReason::HostTerminating));
         }
-        assert_eq!(exit_after(vec![end, Event::Abort]), Some(Exit::Aborted));
+        assert_eq!(exit_after(vec![end, Event::Abort]), Some(ExitReason::Aborted));
     }
-    assert_eq!(exit_after(vec![Event::Retire, Event::Drain]), Some(Exit::HostGoes));
+    assert_eq!(exit_after(vec![Event::TerminationRisk, Event::Drain]), Some(ExitReason::HostTerminating));
 }
 
 #[test]
 fn i24_a_wrong_configuration_stays_the_cause_whatever_is_ordered_later() {
-    let notice = Event::Terminate { deadline: Some(at(60)) };
-    for order in [Event::Drain, Event::HandBack { deadline: Some(at(60)) }, Event::HandBack { deadline: None }, notice]
-    {
+    let notice = Event::TerminationNotice { deadline: Some(at(60)) };
+    for order in [Event::Drain, Event::Release { deadline: Some(at(60)) }, Event::Release { deadline: None }, notice] {
         let mut bench = Bench::messages(2, 1);
         let (first, second) = (bench.seen("m1", "T1"), bench.seen("m2", "T2"));
         let claims = [first.token, second.token];
@@ -48,7 +47,7 @@ fn i24_a_wrong_configuration_stays_the_cause_whatever_is_ordered_later() {
         bench.claimed(claims[0], Err(Refusal::Rejected));
         bench.happens(order);
         let effects = bench.claimed(claims[1], Err(Refusal::Rejected));
-        assert_eq!(effects.last(), Some(&Effect::Exit(Exit::Misconfigured)));
+        assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::Misconfigured)));
     }
 }
 
@@ -69,7 +68,7 @@ fn i24_credentials_that_are_refused_again_and_again_end_the_worker() {
             }
         }
         assert_eq!(denied, 5);
-        assert_eq!(effects.last(), Some(&Effect::Exit(Exit::CredentialsRefused)));
+        assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::CredentialsRejected)));
         assert!(bench.now > at(10), "and it waits in between: {:?}", bench.now);
     }
 }
@@ -86,12 +85,12 @@ fn i24_claims_that_are_denied_again_and_again_end_the_worker_and_a_grant_starts_
         let effects = bench.claimed(claim, answer);
         let polled = effects.iter().any(|effect| matches!(effect, Effect::Poll { .. }));
         for effect in effects {
-            if let Effect::Alert(Alert::Denied { in_a_row, .. }) = effect {
+            if let Effect::Alert(Alert::Denied { consecutive: in_a_row, .. }) = effect {
                 counts.push(in_a_row);
             }
         }
         bench.deleted(claim, Ok(()));
-        if bench.worker.stopping() {
+        if bench.worker.is_stopping() {
             break;
         }
         if polled {
@@ -100,7 +99,7 @@ fn i24_claims_that_are_denied_again_and_again_end_the_worker_and_a_grant_starts_
         bench.pass_until(|effect| matches!(effect, Effect::Poll { .. }));
     }
     assert_eq!(counts, [1, 2, 3, 1, 2, 3, 4, 5]);
-    assert!(bench.worker.stopping());
+    assert!(bench.worker.is_stopping());
 }
 
 #[test]
@@ -112,7 +111,7 @@ fn i24_a_batch_of_claims_denied_together_counts_once() {
     for claim in held {
         bench.claimed(claim, Err(Refusal::Denied));
     }
-    assert!(!bench.worker.stopping());
+    assert!(!bench.worker.is_stopping());
 }
 
 #[test]
@@ -124,7 +123,7 @@ fn i24_a_recovery_that_is_not_granted_ends_nothing() {
         let mut effects = bench.recovered(0, Err(refusal));
         effects.extend(bench.pass(secs(2)));
         assert!(effects.iter().any(|effect| matches!(effect, Effect::Poll { .. })), "{refusal:?}: {effects:?}");
-        assert!(!bench.worker.stopping());
+        assert!(!bench.worker.is_stopping());
     }
 }
 
@@ -135,34 +134,34 @@ fn i24_requests_that_are_wrong_from_the_start_end_the_worker_and_later_ones_do_n
     bench.tick();
     let source = journeyman::domain::id::SourceId(0);
     let rejected = Event::Opened { source, sent_at: at(0), answer: Err(Refusal::Rejected) };
-    assert_eq!(bench.happens(rejected), [Effect::Exit(Exit::Misconfigured)]);
+    assert_eq!(bench.happens(rejected), [Effect::Exit(ExitReason::Misconfigured)]);
 
     let mut bench = Bench::claims(1);
-    assert_eq!(bench.polled(0, 0, Err(Refusal::Rejected)), [Effect::Exit(Exit::Misconfigured)]);
+    assert_eq!(bench.polled(0, 0, Err(Refusal::Rejected)), [Effect::Exit(ExitReason::Misconfigured)]);
 
     let mut bench = Bench::claims(1);
     bench.empty(0);
     bench.pass(secs(1));
     bench.polled(0, 0, Err(Refusal::Rejected));
-    assert!(!bench.worker.stopping(), "one was accepted before");
+    assert!(!bench.worker.is_stopping(), "one was accepted before");
 }
 
 #[test]
 fn i24_a_drain_that_takes_too_long_keeps_its_cause() {
-    let limited = journeyman::domain::worker::Policy { drain_deadline: Some(secs(5)), ..policy(2) };
+    let limited = journeyman::domain::worker::WorkerPolicy { drain_deadline: Some(secs(5)), ..policy(2) };
     let mut bench = Bench::new(limited, &[MESSAGES; 2]);
     bench.tick();
     bench.opened(0, 1);
     bench.opened(1, 1);
     let claim = bench.executing("m1", "T");
     bench.polled(1, 0, Err(Refusal::Rejected));
-    assert!(bench.worker.stopping());
+    assert!(bench.worker.is_stopping());
     bench.pass(secs(5));
     bench.empty(0);
     bench.happens(Event::Ended { claim, verdict: journeyman::domain::outcome::Verdict::Failed });
     bench.happens(Event::Reported { claim, answer: Ok(()) });
-    let effects = bench.happens(Event::Settled { claim, settled: journeyman::domain::claim::Settled::Clean });
-    assert_eq!(effects.last(), Some(&Effect::Exit(Exit::Misconfigured)));
+    let effects = bench.happens(Event::Uploaded { claim, status: journeyman::domain::claim::UploadStatus::Complete });
+    assert_eq!(effects.last(), Some(&Effect::Exit(ExitReason::Misconfigured)));
 }
 
 #[test]
@@ -179,7 +178,7 @@ fn i24_urls_that_were_given_start_the_count_of_refusals_anew() {
         }
         let effects = bench.happens(Event::Opened { source, sent_at: bench.now, answer: Err(Refusal::Denied) });
         let count = |effect: &Effect| match effect {
-            Effect::Alert(Alert::Denied { in_a_row, .. }) => Some(*in_a_row),
+            Effect::Alert(Alert::Denied { consecutive: in_a_row, .. }) => Some(*in_a_row),
             _ => None,
         };
         counts.extend(effects.iter().find_map(count));

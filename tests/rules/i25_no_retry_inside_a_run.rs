@@ -1,7 +1,7 @@
 //! I25: the number of retries is the queue's: a payload is never executed twice within one run.
 
 use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{ENDED_MAX, Effect, Event};
+use journeyman::domain::worker::{ENDED_RUNS_MAX, Effect, Event};
 
 use crate::support::{Bench, LEASE, RETRY, claims, secs};
 
@@ -28,13 +28,14 @@ fn i25_a_run_that_ended_here_is_not_taken_up_again_by_a_poll_or_a_recovery() {
     assert!(effects.iter().any(|effect| matches!(effect, Effect::Poll { .. })), "{effects:?}");
     let again = bench.grant("T");
     let token = again.token;
-    assert!(bench.brought(vec![again]).contains(&Effect::Forget(token)));
+    assert!(bench.brought(vec![again]).contains(&Effect::DropMessage(token)));
 
     let effects = bench.polled(0, 0, Err(RETRY));
     assert_eq!(effects, []);
     let recover = bench.pass(secs(2));
-    let asked =
-        recover.iter().find_map(|effect| if let Effect::Recover { held, .. } = effect { Some(held) } else { None });
+    let asked = recover
+        .iter()
+        .find_map(|effect| if let Effect::Recover { known_runs: held, .. } = effect { Some(held) } else { None });
     assert_eq!(asked.map(Vec::len), Some(1), "it says what it needs not be told: {recover:?}");
 }
 
@@ -44,7 +45,7 @@ fn i25_a_claim_that_was_never_granted_may_be_asked_for_again() {
     let seen = bench.seen("m1", "T");
     let claim = seen.token;
     bench.hit(vec![seen]);
-    bench.claimed(claim, Err(Refusal::Throttled { after: None }));
+    bench.claimed(claim, Err(Refusal::Throttled { retry_after: None }));
     bench.pass_until(|effect| matches!(effect, Effect::Poll { .. }));
     let again = bench.seen("m1", "T");
     assert_eq!(claims(&bench.hit(vec![again])), 1);
@@ -53,7 +54,7 @@ fn i25_a_claim_that_was_never_granted_may_be_asked_for_again() {
 #[test]
 fn i25_the_memory_of_ended_runs_is_bounded() {
     let mut bench = Bench::claims(1);
-    for n in 0..=ENDED_MAX {
+    for n in 0..=ENDED_RUNS_MAX {
         let grant = bench.grant(&format!("T{n}"));
         let claim = grant.token;
         bench.brought(vec![grant]);
@@ -64,8 +65,8 @@ fn i25_the_memory_of_ended_runs_is_bounded() {
     let recover = bench.pass(secs(2));
     let asked = recover
         .iter()
-        .find_map(|effect| if let Effect::Recover { held, .. } = effect { Some(held.len()) } else { None });
-    assert_eq!(asked, Some(ENDED_MAX));
+        .find_map(|effect| if let Effect::Recover { known_runs: held, .. } = effect { Some(held.len()) } else { None });
+    assert_eq!(asked, Some(ENDED_RUNS_MAX));
 }
 
 #[test]
@@ -76,7 +77,7 @@ fn i25_a_run_that_was_given_up_is_remembered_though_thousands_have_been_reported
     bench.brought(vec![lost]);
     bench.happens(Event::Reclaimed { claim, sent_at: bench.now, answer: Err(Refusal::Gone) });
     bench.happens(Event::Ended { claim, verdict: journeyman::domain::outcome::Verdict::Internal });
-    for n in 0..=ENDED_MAX {
+    for n in 0..=ENDED_RUNS_MAX {
         let grant = bench.grant(&format!("T{n}"));
         let claim = grant.token;
         bench.brought(vec![grant]);
@@ -85,5 +86,5 @@ fn i25_a_run_that_was_given_up_is_remembered_though_thousands_have_been_reported
     }
     let again = bench.grant("Lost");
     let token = again.token;
-    assert!(bench.brought(vec![again]).contains(&Effect::Forget(token)));
+    assert!(bench.brought(vec![again]).contains(&Effect::DropMessage(token)));
 }

@@ -1,17 +1,17 @@
 //! I26: what may be left of a payload keeps its slot, is said once, and decides what the exit is about.
 
-use journeyman::domain::id::Token;
-use journeyman::domain::outcome::{Outcome, Reason, Verdict};
-use journeyman::domain::worker::{Alert, Effect, Event, Exit};
+use journeyman::domain::id::LocalToken;
+use journeyman::domain::outcome::{ExceptionReason, Outcome, Verdict};
+use journeyman::domain::worker::{Alert, Effect, Event, ExitReason};
 
 use crate::support::{Bench, run};
 
 /// Ends a claim whose payload may still be there.
-fn ends_occupied(bench: &mut Bench, claim: Token) -> Vec<Effect> {
-    let mut effects = bench.happens(Event::Occupied { claim });
-    effects.extend(bench.happens(Event::Occupied { claim }));
+fn ends_occupied(bench: &mut Bench, claim: LocalToken) -> Vec<Effect> {
+    let mut effects = bench.happens(Event::CleanupPending { claim });
+    effects.extend(bench.happens(Event::CleanupPending { claim }));
     effects.extend(bench.happens(Event::Ended { claim, verdict: Verdict::Internal }));
-    effects.extend(bench.happens(Event::Settled { claim, settled: journeyman::domain::claim::Settled::Clean }));
+    effects.extend(bench.happens(Event::Uploaded { claim, status: journeyman::domain::claim::UploadStatus::Complete }));
     effects.extend(bench.happens(Event::Reported { claim, answer: Ok(()) }));
     effects
 }
@@ -22,14 +22,14 @@ fn i26_a_slot_is_not_used_while_something_may_be_in_its_place() {
     let claim = bench.executing("m1", "T");
     bench.happens(Event::Drain);
     bench.empty(0);
-    assert_eq!(bench.worker.free(), 1);
+    assert_eq!(bench.worker.free_slots(), 1);
     let effects = ends_occupied(&mut bench, claim);
-    let alert = Effect::Alert(Alert::Occupied { run: run("T") });
+    let alert = Effect::Alert(Alert::CleanupPending { run: run("T") });
     assert_eq!(effects.iter().filter(|effect| **effect == alert).count(), 1, "{effects:?}");
-    let internal = Outcome::Exception(Reason::InternalError);
+    let internal = Outcome::Exception(ExceptionReason::InternalError);
     assert!(effects.iter().any(|effect| matches!(effect, Effect::Report { outcome, .. } if *outcome == internal)));
     assert!(effects.iter().any(|effect| matches!(effect, Effect::Close { .. })), "{effects:?}");
-    assert_eq!((bench.worker.free(), bench.worker.occupied()), (1, 1));
+    assert_eq!((bench.worker.free_slots(), bench.worker.cleanup_pending()), (1, 1));
 }
 
 #[test]
@@ -39,16 +39,16 @@ fn i26_a_slot_comes_back_when_nothing_is_left() {
     ends_occupied(&mut bench, claim);
     let polls = |effects: &[Effect]| effects.iter().filter(|effect| matches!(effect, Effect::Poll { .. })).count();
     assert_eq!(polls(&bench.pass(crate::support::secs(3600))), 0, "there is no slot to ask with");
-    let effects = bench.happens(Event::Vacated { claim });
-    assert_eq!((polls(&effects), bench.worker.occupied()), (1, 0), "{effects:?}");
+    let effects = bench.happens(Event::CleanupDone { claim });
+    assert_eq!((polls(&effects), bench.worker.cleanup_pending()), (1, 0), "{effects:?}");
 }
 
 #[test]
 fn i26_what_is_gone_before_its_claim_is_over_keeps_nothing() {
     let mut bench = Bench::messages(1, 1);
     let claim = bench.executing("m1", "T");
-    bench.happens(Event::Occupied { claim });
-    bench.happens(Event::Vacated { claim });
+    bench.happens(Event::CleanupPending { claim });
+    bench.happens(Event::CleanupDone { claim });
     let effects = bench.completes(claim);
     assert!(effects.iter().any(|effect| matches!(effect, Effect::Poll { .. })), "{effects:?}");
 }
@@ -61,7 +61,7 @@ fn i26_the_exit_says_that_something_is_left_unless_it_had_to_be_at_once() {
             _ => None,
         })
     };
-    for (last, expected) in [(Event::Drain, Exit::Occupied), (Event::Abort, Exit::Aborted)] {
+    for (last, expected) in [(Event::Drain, ExitReason::ProcessesLeft), (Event::Abort, ExitReason::Aborted)] {
         let mut bench = Bench::messages(1, 1);
         let claim = bench.executing("m1", "T");
         ends_occupied(&mut bench, claim);

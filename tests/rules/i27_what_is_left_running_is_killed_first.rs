@@ -5,12 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
-use journeyman::domain::claim::{End, Loss};
+use journeyman::domain::claim::{ClaimEnd, LossReason};
 use journeyman::domain::id::{Run, TaskId};
-use journeyman::domain::journal::{After, Boot, EntryId, Held, Journal, Leader, Record, Remains};
-use journeyman::domain::outcome::{Outcome, Reason};
+use journeyman::domain::journal::{
+    AfterClose, BootId, ClaimRecord, EntryId, Journal, JournalRecord, Leader, ProcessRecord,
+};
+use journeyman::domain::outcome::{ExceptionReason, Outcome};
 
-const SHUTDOWN: Outcome = Outcome::Exception(Reason::WorkerShutdown);
+const SHUTDOWN: Outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
 
 /// What happens to a worker, as far as its journal is concerned.
 #[derive(Debug, Clone)]
@@ -44,41 +46,44 @@ fn claimant(name: u8) -> Box<str> {
     format!("claimant-{name}").into()
 }
 
-fn boot(name: &str) -> Boot {
-    Boot(name.into())
+fn boot(name: &str) -> BootId {
+    BootId(name.into())
 }
 
 /// The worker's records in their order, and what a reader has to make of them, worked out apart.
-fn live(steps: &[Step]) -> (Vec<Record>, Open) {
-    let mut journal = Journal::begun(boot("one"));
-    let (mut records, mut open, mut next) = (vec![Record::Began { boot: boot("one") }], BTreeMap::new(), 0);
+fn live(steps: &[Step]) -> (Vec<JournalRecord>, Open) {
+    let mut journal = Journal::new(boot("one"));
+    let (mut records, mut open, mut next) =
+        (vec![JournalRecord::JournalStarted { boot: boot("one") }], BTreeMap::new(), 0);
     for step in steps {
         let record = match *step {
             Step::Held { name } => {
                 next += 1;
                 open.insert(next, (name, None));
-                let remains = Remains { cookie: format!("c{next}").into(), ..Remains::default() };
-                let held = Held { run: run(next), claimant: claimant(name), remains: Some(remains) };
-                Record::Held { entry: EntryId(next), held }
+                let remains = ProcessRecord { cookie: format!("c{next}").into(), ..ProcessRecord::default() };
+                let held = ClaimRecord { run: run(next), claimant: claimant(name), processes: Some(remains) };
+                JournalRecord::Claimed { entry: EntryId(next), claim: held }
             }
-            Step::Leads { entry } => Record::Leads { entry: EntryId(entry), leader: Leader { pid: 7, started: entry } },
+            Step::Leads { entry } => {
+                JournalRecord::ProcessStarted { entry: EntryId(entry), leader: Leader { pid: 7, start_ticks: entry } }
+            }
             Step::Decided { entry, outcome } => {
                 if let Some((_, decided)) = open.get_mut(&entry) {
                     *decided = Some(outcome);
                 }
-                Record::Decided { entry: EntryId(entry), outcome }
+                JournalRecord::OutcomeDecided { entry: EntryId(entry), outcome }
             }
             Step::Over { entry } => {
                 open.remove(&entry);
-                Record::Over { entry: EntryId(entry) }
+                JournalRecord::Closed { entry: EntryId(entry) }
             }
         };
-        records.extend(journal.note(record));
+        records.extend(journal.record(record));
     }
     (records, open)
 }
 
-fn read(records: &[Record]) -> Journal {
+fn read(records: &[JournalRecord]) -> Journal {
     let mut journal = Journal::default();
     records.iter().cloned().for_each(|record| journal.apply(record));
     journal
@@ -93,7 +98,7 @@ proptest! {
         let (records, open) = live(&steps);
         let now = boot(if same_boot { "one" } else { "two" });
         let known = [claimant(0), claimant(1)];
-        let plan = read(&records).plan(&now, &known);
+        let plan = read(&records).recovery_plan(&now, &known);
         let reported: BTreeMap<Run, (usize, Outcome)> =
             plan.report.iter().map(|left| (left.run.clone(), (left.claimant, left.outcome))).collect();
         prop_assert_eq!(reported.len(), plan.report.len(), "one end a run");
@@ -103,7 +108,7 @@ proptest! {
             .map(|(entry, (name, decided))| (run(*entry), (usize::from(*name), decided.unwrap_or(SHUTDOWN))))
             .collect();
         prop_assert_eq!(reported, expected);
-        let forgotten: BTreeSet<Run> = plan.forget.into_iter().collect();
+        let forgotten: BTreeSet<Run> = plan.abandon.into_iter().collect();
         let expected: BTreeSet<Run> = open.iter().filter(|(_, (name, _))| *name == 2).map(|(entry, _)| run(*entry)).collect();
         prop_assert_eq!(forgotten, expected);
         // I27: of another boot nothing can be left; of this one everything may be.
@@ -121,7 +126,7 @@ proptest! {
         let kept = &records[..=at.index(records.len())];
         let journal = read(kept);
         // Written anew it says the same, and takes no more lines than it has to.
-        let anew = journal.records();
+        let anew = journal.compacted();
         prop_assert_eq!(read(&anew), journal);
         prop_assert!(anew.len() <= kept.len());
     }
@@ -129,11 +134,11 @@ proptest! {
     #[test]
     fn a_lost_record_is_never_a_second_outcome(steps in steps(), at in any::<proptest::sample::Index>()) {
         let (mut records, _) = live(&steps);
-        let before: Vec<Record> = records.clone();
+        let before: Vec<JournalRecord> = records.clone();
         records.remove(at.index(before.len()));
-        let plan = read(&records).plan(&boot("one"), &[claimant(0), claimant(1), claimant(2)]);
+        let plan = read(&records).recovery_plan(&boot("one"), &[claimant(0), claimant(1), claimant(2)]);
         let said = |run: &Run, outcome: Outcome| before.iter().any(|record| match record {
-            Record::Decided { entry, outcome: decided } => *decided == outcome && self::run(entry.0) == *run,
+            JournalRecord::OutcomeDecided { entry, outcome: decided } => *decided == outcome && self::run(entry.0) == *run,
             _ => false,
         });
         for left in plan.report {
@@ -143,35 +148,35 @@ proptest! {
 
     #[test]
     fn a_journal_is_written_anew_before_it_is_much_larger_than_what_it_holds(records in 0_usize..100_000, open in 0_u64..200) {
-        let mut journal = Journal::begun(boot("one"));
+        let mut journal = Journal::new(boot("one"));
         for entry in 0..open {
-            let held = Held { run: run(entry), claimant: claimant(0), remains: None };
-            journal.apply(Record::Held { entry: EntryId(entry), held });
+            let held = ClaimRecord { run: run(entry), claimant: claimant(0), processes: None };
+            journal.apply(JournalRecord::Claimed { entry: EntryId(entry), claim: held });
         }
-        let anew = journal.records().len();
-        prop_assert!(!journal.is_outgrown_by(anew), "or it would be written anew for ever");
-        prop_assert!(journal.is_outgrown_by(records) || records <= 4096 + 4 * journal.open());
+        let anew = journal.compacted().len();
+        prop_assert!(!journal.needs_compaction(anew), "or it would be written anew for ever");
+        prop_assert!(journal.needs_compaction(records) || records <= 4096 + 4 * journal.open_count());
     }
 }
 
 #[test]
 fn i27_no_number_of_a_process_is_believed_of_a_boot_that_is_not_known() {
     let (mut records, _) = live(&[Step::Held { name: 0 }, Step::Leads { entry: 1 }]);
-    let whole = read(&records).plan(&boot("one"), &[claimant(0)]);
+    let whole = read(&records).recovery_plan(&boot("one"), &[claimant(0)]);
     assert_eq!(whole.kill[0].leaders.len(), 1);
     records.remove(0);
-    let without = read(&records).plan(&boot("one"), &[claimant(0)]);
+    let without = read(&records).recovery_plan(&boot("one"), &[claimant(0)]);
     assert_eq!((&*without.kill[0].cookie, without.kill[0].leaders.len()), ("c1", 0));
 }
 
 #[test]
 fn one_run_that_was_written_down_twice_is_reported_once_as_it_was_decided_last() {
-    let held = |entry| Record::Held {
+    let held = |entry| JournalRecord::Claimed {
         entry: EntryId(entry),
-        held: Held { run: run(9), claimant: claimant(0), remains: None },
+        claim: ClaimRecord { run: run(9), claimant: claimant(0), processes: None },
     };
-    let decided = Record::Decided { entry: EntryId(2), outcome: Outcome::Failed };
-    let plan = read(&[held(1), held(2), decided]).plan(&boot("one"), &[claimant(0)]);
+    let decided = JournalRecord::OutcomeDecided { entry: EntryId(2), outcome: Outcome::Failed };
+    let plan = read(&[held(1), held(2), decided]).recovery_plan(&boot("one"), &[claimant(0)]);
     assert_eq!(plan.report.len(), 1);
     assert_eq!(plan.report[0].outcome, Outcome::Failed);
 }
@@ -180,18 +185,18 @@ fn one_run_that_was_written_down_twice_is_reported_once_as_it_was_decided_last()
 fn i28_only_what_the_queue_may_still_count_as_ours_is_asked_for_again() {
     let outcome = Outcome::Completed;
     for (end, after) in [
-        (End::Reported(outcome), After::Nothing),
-        (End::Superseded(outcome), After::Nothing),
-        (End::Unreportable(outcome), After::Nothing),
-        (End::Lost(Loss::Refused), After::Nothing),
-        (End::Lost(Loss::Canceled), After::Nothing),
-        (End::Lost(Loss::LeaseOver), After::Nothing),
-        (End::Lost(Loss::GrantedLate), After::Nothing),
-        (End::Lost(Loss::NoTime), After::AskAgain),
-        (End::Unconfirmed { outcome, loss: Loss::LeaseOver }, After::Nothing),
-        (End::Unconfirmed { outcome, loss: Loss::NoTime }, After::AskAgain),
-        (End::NotGranted, After::AskAgain),
+        (ClaimEnd::Reported(outcome), AfterClose::Nothing),
+        (ClaimEnd::AlreadyResolved(outcome), AfterClose::Nothing),
+        (ClaimEnd::ReportRejected(outcome), AfterClose::Nothing),
+        (ClaimEnd::Lost(LossReason::Revoked), AfterClose::Nothing),
+        (ClaimEnd::Lost(LossReason::Canceled), AfterClose::Nothing),
+        (ClaimEnd::Lost(LossReason::LeaseExpired), AfterClose::Nothing),
+        (ClaimEnd::Lost(LossReason::GrantedTooLate), AfterClose::Nothing),
+        (ClaimEnd::Lost(LossReason::ShutdownDeadline), AfterClose::RetryAfterRestart),
+        (ClaimEnd::Unconfirmed { outcome, loss: LossReason::LeaseExpired }, AfterClose::Nothing),
+        (ClaimEnd::Unconfirmed { outcome, loss: LossReason::ShutdownDeadline }, AfterClose::RetryAfterRestart),
+        (ClaimEnd::NotGranted, AfterClose::RetryAfterRestart),
     ] {
-        assert_eq!(After::of(end), after, "{end:?}");
+        assert_eq!(AfterClose::of(end), after, "{end:?}");
     }
 }

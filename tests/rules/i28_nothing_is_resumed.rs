@@ -2,23 +2,23 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{End, Loss, Order, TAKE_OVERS_MAX};
-use journeyman::domain::id::{SourceId, Token};
-use journeyman::domain::outcome::{Outcome, Reason};
-use journeyman::domain::poll::{RECOVER_LATER, RECOVERIES_LATER_MAX, RECOVERIES_MAX};
+use journeyman::domain::claim::{CancelCommand, ClaimEnd, LossReason, TAKEOVER_ATTEMPTS_MAX};
+use journeyman::domain::id::{LocalToken, SourceId};
+use journeyman::domain::outcome::{ExceptionReason, Outcome};
+use journeyman::domain::poll::{LATE_RECOVERY_ATTEMPTS_MAX, LATE_RECOVERY_RETRY, RECOVERY_ATTEMPTS_MAX};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::time::Instant;
-use journeyman::domain::unread::{CLOCKS_APART, UNREAD_MAX, Window};
-use journeyman::domain::worker::{Alert, Brought, Effect, Event, Found, Haul, LeftOver};
+use journeyman::domain::unread_polls::{CLOCK_SKEW_MAX, ClaimWindow, UNREAD_POLLS_MAX};
+use journeyman::domain::worker::{Alert, Effect, Event, GrantedClaim, PollResult, RecoveredClaim, RecoveryResult};
 
 use crate::support::{Bench, CLAIMS, LEASE, MESSAGES, RETRY, policy, run, secs};
 
-const SHUTDOWN: Outcome = Outcome::Exception(Reason::WorkerShutdown);
+const SHUTDOWN: Outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
 
 /// An earlier life may have died with a poll under way.
 fn started() -> Bench {
     let mut bench = Bench::new(policy(2), &[CLAIMS]);
-    bench.happens(Event::PollLeft { source: SourceId(0), ago: secs(5) });
+    bench.happens(Event::UnreadPoll { source: SourceId(0), age: secs(5) });
     bench.tick();
     assert!(matches!(bench.opened(0, 1)[..], [Effect::Recover { .. }]), "asked before the first poll");
     bench
@@ -30,21 +30,22 @@ fn i28_a_claim_found_at_the_start_is_handed_back() {
     let found = bench.grant("T");
     let claim = found.token;
     let effects = bench.recovered(0, Ok(vec![found]));
-    assert!(effects.contains(&Effect::Alert(Alert::LeftOver { run: run("T") })), "{effects:?}");
+    assert!(effects.contains(&Effect::Alert(Alert::RecoveredClaim { run: run("T") })), "{effects:?}");
     let report = |effect: &Effect| matches!(effect, Effect::Report { outcome: SHUTDOWN, .. });
     assert!(effects.iter().any(report), "{effects:?}");
     assert!(!effects.contains(&Effect::Prepare(claim)));
-    assert_eq!(bench.worker.free(), 0, "it holds no slot: both wait in the poll");
+    assert_eq!(bench.worker.free_slots(), 0, "it holds no slot: both wait in the poll");
     let effects = bench.happens(Event::Reported { claim, answer: Ok(()) });
-    assert!(matches!(effects[..], [Effect::Close { end: End::Reported(SHUTDOWN), .. }]), "{effects:?}");
+    assert!(matches!(effects[..], [Effect::Close { end: ClaimEnd::Reported(SHUTDOWN), .. }]), "{effects:?}");
 }
 
 #[test]
 fn i28_one_whose_lease_does_not_allow_it_is_forgotten() {
     let mut bench = started();
-    let found = Brought { length: Duration::ZERO, ..bench.grant("T") };
+    let found = GrantedClaim { length: Duration::ZERO, ..bench.grant("T") };
     let effects = bench.recovered(0, Ok(vec![found]));
-    let close = |effect: &Effect| matches!(effect, Effect::Close { end: End::Lost(Loss::GrantedLate), .. });
+    let close =
+        |effect: &Effect| matches!(effect, Effect::Close { end: ClaimEnd::Lost(LossReason::GrantedTooLate), .. });
     assert!(effects.iter().any(close), "{effects:?}");
     assert!(!effects.iter().any(|effect| matches!(effect, Effect::Report { .. })));
 }
@@ -54,8 +55,8 @@ fn i28_a_claim_whose_reply_was_lost_in_this_life_is_started() {
     let mut bench = started();
     bench.recovered(0, Ok(Vec::new()));
     // Until the clocks can tell the lives apart.
-    for _ in 0..=CLOCKS_APART.as_secs() {
-        bench.polled(0, 0, Ok(Haul { messages: Vec::new(), claims: Vec::new() }));
+    for _ in 0..=CLOCK_SKEW_MAX.as_secs() {
+        bench.polled(0, 0, Ok(PollResult { messages: Vec::new(), claims: Vec::new() }));
         bench.pass_until(|effect| matches!(effect, Effect::Poll { .. }));
     }
     bench.polled(0, 0, Err(RETRY));
@@ -98,8 +99,8 @@ fn i28_while_the_start_could_not_be_looked_at_everything_found_later_is_an_earli
     assert!(effects.iter().any(|effect| matches!(effect, Effect::Report { outcome: SHUTDOWN, .. })), "{effects:?}");
 }
 
-fn partly(bench: &mut Bench, claims: Vec<Brought>) -> Vec<Effect> {
-    let answer = Ok(Found { claims, missed: Some(RETRY), others: 0 });
+fn partly(bench: &mut Bench, claims: Vec<GrantedClaim>) -> Vec<Effect> {
+    let answer = Ok(RecoveryResult { claims, error: Some(RETRY), foreign_claims: 0 });
     bench.happens(Event::Recovered { source: SourceId(0), sent_at: bench.now, answer })
 }
 
@@ -118,7 +119,7 @@ fn i28_what_a_recovery_missed_is_looked_for_again_and_not_for_ever() {
             effects.extend(partly(&mut bench, Vec::new()));
         }
     }
-    assert_eq!(tries, RECOVERIES_MAX);
+    assert_eq!(tries, RECOVERY_ATTEMPTS_MAX);
 }
 
 /// Refuses every recovery and answers every poll; when it was asked for recoveries.
@@ -143,12 +144,12 @@ fn i28_what_could_not_be_looked_for_is_asked_for_ever_more_slowly_beside_polling
     let first = bench.recovered(0, Err(RETRY));
     let at = asked_while_polling(&mut bench, first, secs(3 * 3600));
     // The first one was refused above.
-    let (quick, later) = at.split_at(usize::try_from(RECOVERIES_MAX - 1).expect("few"));
-    assert_eq!(later.len(), usize::try_from(RECOVERIES_LATER_MAX).expect("few"));
+    let (quick, later) = at.split_at(usize::try_from(RECOVERY_ATTEMPTS_MAX - 1).expect("few"));
+    assert_eq!(later.len(), usize::try_from(LATE_RECOVERY_ATTEMPTS_MAX).expect("few"));
     let given_up = *quick.last().expect("it was tried");
-    assert!(later[0].since(given_up) >= RECOVER_LATER.first / 2);
+    assert!(later[0].since(given_up) >= LATE_RECOVERY_RETRY.first / 2);
     let waits: Vec<_> = later.windows(2).map(|pair| pair[1].since(pair[0])).collect();
-    assert!(waits.iter().all(|wait| *wait <= RECOVER_LATER.max + secs(30)), "{waits:?}");
+    assert!(waits.iter().all(|wait| *wait <= LATE_RECOVERY_RETRY.max + secs(30)), "{waits:?}");
     assert!(waits.last() > waits.first(), "{waits:?}");
 }
 
@@ -156,7 +157,7 @@ fn i28_what_could_not_be_looked_for_is_asked_for_ever_more_slowly_beside_polling
 fn i28_what_a_late_recovery_finds_is_handed_back_and_nothing_is_asked_for_after_it() {
     let mut bench = started();
     let mut effects = bench.recovered(0, Err(RETRY));
-    for _ in 1..RECOVERIES_MAX {
+    for _ in 1..RECOVERY_ATTEMPTS_MAX {
         if !effects.iter().any(|effect| matches!(effect, Effect::Recover { .. })) {
             bench.pass_until(|effect| matches!(effect, Effect::Recover { .. }));
         }
@@ -180,14 +181,15 @@ fn i28_what_a_first_recovery_missed_is_still_an_earlier_lifes() {
     let found = bench.grant("T");
     let claim = found.token;
     let effects = bench.recovered(0, Ok(vec![found]));
-    assert!(effects.contains(&Effect::Alert(Alert::LeftOver { run: run("T") })), "{effects:?}");
+    assert!(effects.contains(&Effect::Alert(Alert::RecoveredClaim { run: run("T") })), "{effects:?}");
     assert!(!effects.contains(&Effect::Prepare(claim)));
 }
 
 // What goes by our name and is not ours.
 
-fn asked(effects: &[Effect]) -> Option<Vec<Window>> {
-    let asked = |effect: &Effect| if let Effect::Recover { asked, .. } = effect { Some(asked.clone()) } else { None };
+fn asked(effects: &[Effect]) -> Option<Vec<ClaimWindow>> {
+    let asked =
+        |effect: &Effect| if let Effect::Recover { windows: asked, .. } = effect { Some(asked.clone()) } else { None };
     effects.iter().find_map(asked)
 }
 
@@ -198,7 +200,7 @@ fn i28_only_what_was_claimed_while_an_unread_poll_may_have_claimed_is_asked_for(
     assert_eq!(asked(&bench.opened(0, 1)), Some(vec![]), "nothing has asked for anything");
     bench.recovered(0, Ok(Vec::new()));
     // Answered, however: no claim can be lost.
-    for refusal in [Refusal::Throttled { after: None }, Refusal::Denied] {
+    for refusal in [Refusal::Throttled { retry_after: None }, Refusal::Denied] {
         bench.polled(0, 0, Err(refusal));
         let effects = bench.pass_until(|effect| matches!(effect, Effect::Poll { .. }));
         assert_eq!(asked(&effects), None, "{refusal:?}");
@@ -208,7 +210,7 @@ fn i28_only_what_was_claimed_while_an_unread_poll_may_have_claimed_is_asked_for(
     let effects = bench.pass_until(|effect| matches!(effect, Effect::Recover { .. }));
     let windows = asked(&effects).expect("asked");
     let [window] = windows[..] else { panic!("{windows:?}") };
-    let holds = |ago: u64| window.holds(secs(ago), Duration::ZERO);
+    let holds = |ago: u64| window.contains(secs(ago), Duration::ZERO);
     assert!(holds(5) && holds(10) && !holds(20), "{window:?}");
     // That is done with, once it was answered.
     bench.recovered(0, Ok(Vec::new()));
@@ -223,13 +225,13 @@ fn i28_only_what_was_claimed_while_an_unread_poll_may_have_claimed_is_asked_for(
 fn i28_polls_whose_claims_could_not_be_looked_for_are_remembered_and_not_without_end() {
     let mut bench = started();
     let mut effects = bench.recovered(0, Err(Refusal::Denied));
-    for lost in 1..UNREAD_MAX + 4 {
+    for lost in 1..UNREAD_POLLS_MAX + 4 {
         assert!(effects.iter().any(|effect| matches!(effect, Effect::Poll { .. })), "{effects:?}");
         bench.polled(0, 0, Err(RETRY));
         effects = bench.pass_until(|effect| matches!(effect, Effect::Recover { .. }));
         let windows = asked(&effects).expect("asked");
         // The earlier life's as well, as long as there is room.
-        assert_eq!(windows.len(), (lost + 1).min(UNREAD_MAX));
+        assert_eq!(windows.len(), (lost + 1).min(UNREAD_POLLS_MAX));
         effects = bench.recovered(0, Err(Refusal::Denied));
         effects.extend(bench.pass(secs(60)));
     }
@@ -240,16 +242,16 @@ fn i28_claims_of_a_namesake_are_told_of_once_and_again_when_they_become_more() {
     let mut bench = started();
     let told = |effects: &[Effect]| {
         let claims = |effect: &Effect| match effect {
-            Effect::Alert(Alert::Namesake { claims, .. }) => Some(*claims),
+            Effect::Alert(Alert::DuplicateWorkerId { claims, .. }) => Some(*claims),
             _ => None,
         };
         effects.iter().find_map(claims)
     };
     for (others, expected) in [(2, Some(2)), (2, None), (1, None), (3, Some(3)), (0, None), (1, Some(1))] {
-        let answer = Ok(Found { claims: Vec::new(), missed: None, others });
+        let answer = Ok(RecoveryResult { claims: Vec::new(), error: None, foreign_claims: others });
         let effects = bench.happens(Event::Recovered { source: SourceId(0), sent_at: bench.now, answer });
         assert_eq!(told(&effects), expected, "{others}");
-        assert_eq!(bench.worker.sources().next().map(|source| source.others), Some(others));
+        assert_eq!(bench.worker.sources().next().map(|source| source.foreign_claims), Some(others));
         bench.polled(0, 0, Err(RETRY));
         bench.pass_until(|effect| matches!(effect, Effect::Recover { .. }));
     }
@@ -257,15 +259,15 @@ fn i28_claims_of_a_namesake_are_told_of_once_and_again_when_they_become_more() {
 
 // What was written down.
 
-fn left(bench: &mut Bench, name: &str, outcome: Outcome) -> Token {
+fn left(bench: &mut Bench, name: &str, outcome: Outcome) -> LocalToken {
     let token = bench.token();
-    let left = LeftOver { token, source: SourceId(0), run: run(name), outcome };
-    let effects = bench.happens(Event::LeftOver(vec![left]));
+    let left = RecoveredClaim { token, source: SourceId(0), run: run(name), outcome };
+    let effects = bench.happens(Event::ClaimsRecovered(vec![left]));
     assert!(effects.contains(&Effect::TakeOver(token)), "asked for first of all: {effects:?}");
     token
 }
 
-fn taken(bench: &mut Bench, claim: Token, answer: Result<Duration, Refusal>) -> Vec<Effect> {
+fn taken(bench: &mut Bench, claim: LocalToken, answer: Result<Duration, Refusal>) -> Vec<Effect> {
     bench.happens(Event::TakenOver { claim, sent_at: bench.now, answer })
 }
 
@@ -275,7 +277,7 @@ fn i28_what_was_written_down_is_asked_for_once_more_and_reported_as_it_was_left(
         for manner in [CLAIMS, MESSAGES] {
             let mut bench = Bench::new(policy(2), &[manner]);
             let claim = left(&mut bench, "T", outcome);
-            assert_eq!(bench.worker.free(), 2, "it holds no slot");
+            assert_eq!(bench.worker.free_slots(), 2, "it holds no slot");
             let effects = taken(&mut bench, claim, Ok(LEASE));
             assert!(!effects.contains(&Effect::Prepare(claim)), "{effects:?}");
             let reports =
@@ -283,7 +285,7 @@ fn i28_what_was_written_down_is_asked_for_once_more_and_reported_as_it_was_left(
             assert!(reports, "{effects:?}");
             let effects = bench.happens(Event::Reported { claim, answer: Ok(()) });
             assert!(
-                effects.contains(&Effect::Close { claim, run: run("T"), end: End::Reported(outcome) }),
+                effects.contains(&Effect::Close { claim, run: run("T"), end: ClaimEnd::Reported(outcome) }),
                 "{effects:?}"
             );
         }
@@ -297,14 +299,15 @@ fn i28_what_the_queue_does_not_grant_again_is_not_reported_and_says_nothing_of_o
         for number in 0..20 {
             let claim = left(&mut bench, &format!("T{number}"), Outcome::Completed);
             let effects = taken(&mut bench, claim, Err(refusal));
-            let lost = |effect: &Effect| matches!(effect, Effect::Close { end: End::Lost(Loss::Refused), .. });
+            let lost =
+                |effect: &Effect| matches!(effect, Effect::Close { end: ClaimEnd::Lost(LossReason::Revoked), .. });
             assert!(effects.iter().any(lost), "{effects:?}");
             assert!(
                 !effects.iter().any(|effect| matches!(effect, Effect::Report { .. } | Effect::Alert(_))),
                 "{effects:?}"
             );
         }
-        assert!(!bench.worker.stopping(), "{refusal:?}");
+        assert!(!bench.worker.is_stopping(), "{refusal:?}");
     }
 }
 
@@ -339,32 +342,32 @@ fn i28_an_answer_that_settles_nothing_is_asked_for_again_for_as_long_as_a_lease_
     let claim = left(&mut bench, "T", SHUTDOWN);
     let (began, mut asked) = (bench.now, 1);
     let mut effects = taken(&mut bench, claim, Err(RETRY));
-    while !effects.iter().any(|effect| matches!(effect, Effect::Close { end: End::NotGranted, .. })) {
+    while !effects.iter().any(|effect| matches!(effect, Effect::Close { end: ClaimEnd::NotGranted, .. })) {
         let again = |effect: &Effect| *effect == Effect::TakeOver(claim);
         effects = bench.pass_until(|effect| *effect == Effect::TakeOver(claim));
         asked += effects.iter().filter(|effect| again(effect)).count();
         effects = taken(&mut bench, claim, Err(RETRY));
     }
     let took = bench.now.since(began);
-    assert_eq!(asked, usize::try_from(TAKE_OVERS_MAX).expect("few"));
+    assert_eq!(asked, usize::try_from(TAKEOVER_ATTEMPTS_MAX).expect("few"));
     assert!((secs(600)..secs(1400)).contains(&took), "{took:?}");
 }
 
 #[test]
 fn i28_a_worker_that_has_to_go_does_not_wait_for_what_an_earlier_one_left() {
-    for order in [Event::Drain, Event::HandBack { deadline: None }] {
+    for order in [Event::Drain, Event::Release { deadline: None }] {
         let mut bench = Bench::new(policy(2), &[MESSAGES]);
         let claim = left(&mut bench, "T", SHUTDOWN);
         taken(&mut bench, claim, Err(RETRY));
         let effects = bench.happens(order);
-        let closed = |effect: &Effect| matches!(effect, Effect::Close { end: End::NotGranted, .. });
+        let closed = |effect: &Effect| matches!(effect, Effect::Close { end: ClaimEnd::NotGranted, .. });
         assert!(effects.iter().any(closed), "{effects:?}");
         assert!(effects.iter().any(|effect| matches!(effect, Effect::Exit(_))), "{effects:?}");
     }
     // What is on its way is reported all the same.
     let mut bench = Bench::new(policy(2), &[MESSAGES]);
     let claim = left(&mut bench, "T", Outcome::Completed);
-    bench.happens(Event::HandBack { deadline: None });
+    bench.happens(Event::Release { deadline: None });
     let effects = taken(&mut bench, claim, Ok(LEASE));
     let decided = |effect: &Effect| matches!(effect, Effect::Report { outcome: Outcome::Completed, .. });
     assert!(effects.iter().any(decided), "{effects:?}");
@@ -373,13 +376,13 @@ fn i28_a_worker_that_has_to_go_does_not_wait_for_what_an_earlier_one_left() {
 #[test]
 fn i28_an_order_about_what_was_left_decides_what_is_reported_of_it() {
     for (left_as, order, reported) in [
-        (SHUTDOWN, Order::Cancel, Order::Cancel.outcome()),
-        (SHUTDOWN, Order::HandBack, SHUTDOWN),
-        (Outcome::Completed, Order::Cancel, Order::Cancel.instead_of(Outcome::Completed)),
+        (SHUTDOWN, CancelCommand::Cancel, CancelCommand::Cancel.outcome()),
+        (SHUTDOWN, CancelCommand::Release, SHUTDOWN),
+        (Outcome::Completed, CancelCommand::Cancel, CancelCommand::Cancel.override_outcome(Outcome::Completed)),
     ] {
         let mut bench = Bench::new(policy(2), &[CLAIMS]);
         let claim = left(&mut bench, "T", left_as);
-        bench.happens(Event::Ordered { claim, order });
+        bench.happens(Event::Command { claim, command: order });
         let effects = taken(&mut bench, claim, Ok(LEASE));
         let report = |effect: &Effect| matches!(effect, Effect::Report { outcome, .. } if *outcome == reported);
         assert!(effects.iter().any(report), "{left_as:?}, {order:?}: {effects:?}");

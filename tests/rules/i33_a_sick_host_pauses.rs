@@ -4,33 +4,36 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use journeyman::domain::claim::{End, Settled};
-use journeyman::domain::fitness::{Condition, PAUSE, PROVEN_AFTER};
-use journeyman::domain::id::Token;
-use journeyman::domain::outcome::{Outcome, Reason, Unprepared, Verdict};
+use journeyman::domain::claim::{ClaimEnd, UploadStatus};
+use journeyman::domain::host_health::{FAULT_BACKOFF, HEALTHY_AFTER, ProbeResult};
+use journeyman::domain::id::LocalToken;
+use journeyman::domain::outcome::{ExceptionReason, Outcome, PrepareFailure, Verdict};
 use journeyman::domain::time::Instant;
-use journeyman::domain::worker::{Alert, Claiming, Effect, Event, Haul, Hold};
+use journeyman::domain::worker::{Alert, ClaimingBlocked, ClaimingState, Effect, Event, PollResult};
 
 use crate::support::{Bench, LEASE, claims, polls, run, secs};
 
-const SHUTDOWN: Outcome = Outcome::Exception(Reason::WorkerShutdown);
+const SHUTDOWN: Outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
 
-fn prepared_on_a_sick_host(bench: &mut Bench, claim: Token) -> Vec<Effect> {
-    let mut all = bench.happens(Event::Prepared { claim, answer: Err(Unprepared::Host) });
-    all.extend(bench.happens(Event::Settled { claim, settled: Settled::Clean }));
+fn prepared_on_a_sick_host(bench: &mut Bench, claim: LocalToken) -> Vec<Effect> {
+    let mut all = bench.happens(Event::Prepared { claim, answer: Err(PrepareFailure::HostFault) });
+    all.extend(bench.happens(Event::Uploaded { claim, status: UploadStatus::Complete }));
     all
 }
 
-fn handed_back(bench: &mut Bench, claim: Token) -> Vec<Effect> {
+fn handed_back(bench: &mut Bench, claim: LocalToken) -> Vec<Effect> {
     let mut all = prepared_on_a_sick_host(bench, claim);
     assert!(all.iter().any(|effect| matches!(effect, Effect::Report { outcome: SHUTDOWN, .. })), "{all:?}");
     all.extend(bench.happens(Event::Reported { claim, answer: Ok(()) }));
-    assert!(all.iter().any(|effect| matches!(effect, Effect::Close { end: End::Reported(SHUTDOWN), .. })), "{all:?}");
+    assert!(
+        all.iter().any(|effect| matches!(effect, Effect::Close { end: ClaimEnd::Reported(SHUTDOWN), .. })),
+        "{all:?}"
+    );
     all
 }
 
 fn unfit(effects: &[Effect]) -> usize {
-    effects.iter().filter(|effect| matches!(effect, Effect::Alert(Alert::HostUnfit { .. }))).count()
+    effects.iter().filter(|effect| matches!(effect, Effect::Alert(Alert::HostUnhealthy { .. }))).count()
 }
 
 #[test]
@@ -39,20 +42,23 @@ fn i33_a_fault_of_the_host_is_handed_back_and_nothing_is_claimed_until_a_look_fi
     let claim = bench.preparing("m1", "T");
     bench.deleted(claim, Ok(()));
     let effects = handed_back(&mut bench, claim);
-    assert!(effects.contains(&Effect::Alert(Alert::HostUnfit { run: run("T") })), "{effects:?}");
+    assert!(effects.contains(&Effect::Alert(Alert::HostUnhealthy { run: run("T") })), "{effects:?}");
     assert_eq!(polls(&effects), 0);
-    assert!(matches!(bench.worker.claiming(), Claiming::Held(Hold::Unfit { until: Some(_) })));
+    assert!(matches!(
+        bench.worker.claiming(),
+        ClaimingState::Blocked(ClaimingBlocked::HostUnhealthy { until: Some(_) })
+    ));
     let mut looks = 0;
     for _ in 0..10 {
-        let effects = bench.pass_until(|effect| *effect == Effect::Look);
+        let effects = bench.pass_until(|effect| *effect == Effect::ProbeHost);
         assert_eq!(polls(&effects), 0);
         looks += 1;
         assert_eq!(polls(&bench.pass(secs(600))), 0, "nothing while the answer is out");
-        assert_eq!(bench.happens(Event::Looked(Condition::Unfit)), []);
+        assert_eq!(bench.happens(Event::HostProbed(ProbeResult::Unhealthy)), []);
     }
     assert_eq!(looks, 10);
-    bench.pass_until(|effect| *effect == Effect::Look);
-    assert_eq!(polls(&bench.happens(Event::Looked(Condition::Fit))), 1);
+    bench.pass_until(|effect| *effect == Effect::ProbeHost);
+    assert_eq!(polls(&bench.happens(Event::HostProbed(ProbeResult::Healthy))), 1);
 }
 
 #[test]
@@ -65,8 +71,8 @@ fn i33_a_host_that_looks_fit_and_is_not_costs_a_retry_at_longer_and_longer_inter
         bench.deleted(claim, Ok(()));
         alerts += unfit(&handed_back(&mut bench, claim));
         faults += 1;
-        bench.pass_until(|effect| *effect == Effect::Look);
-        assert_eq!(polls(&bench.happens(Event::Looked(Condition::Fit))), 1);
+        bench.pass_until(|effect| *effect == Effect::ProbeHost);
+        assert_eq!(polls(&bench.happens(Event::HostProbed(ProbeResult::Healthy))), 1);
     }
     assert!((10..=30).contains(&faults), "{faults} in an hour");
     assert_eq!(alerts, 1, "said once");
@@ -77,8 +83,8 @@ fn i33_a_host_that_looks_fit_and_is_not_costs_a_retry_at_longer_and_longer_inter
     bench.deleted(claim, Ok(()));
     let at = bench.now;
     assert_eq!(unfit(&handed_back(&mut bench, claim)), 1);
-    bench.pass_until(|effect| *effect == Effect::Look);
-    assert!(bench.now.since(at) <= PAUSE.first + secs(1));
+    bench.pass_until(|effect| *effect == Effect::ProbeHost);
+    assert!(bench.now.since(at) <= FAULT_BACKOFF.first + secs(1));
 }
 
 #[test]
@@ -93,12 +99,12 @@ fn i33_faults_of_several_tasks_at_once_are_one() {
     }
     let mut alerts = 0;
     for claim in &tokens {
-        alerts += unfit(&bench.happens(Event::Ended { claim: *claim, verdict: Verdict::Host }));
+        alerts += unfit(&bench.happens(Event::Ended { claim: *claim, verdict: Verdict::HostFault }));
     }
     assert_eq!(alerts, 1);
     let at = bench.now;
-    bench.pass_until(|effect| *effect == Effect::Look);
-    assert!(bench.now.since(at) <= PAUSE.first + secs(1), "one wait, not eight");
+    bench.pass_until(|effect| *effect == Effect::ProbeHost);
+    assert!(bench.now.since(at) <= FAULT_BACKOFF.first + secs(1), "one wait, not eight");
 }
 
 #[test]
@@ -107,8 +113,8 @@ fn i33_a_task_from_before_the_fault_proves_nothing() {
     let long = bench.executing("m0", "Long");
     let claim = bench.preparing("m1", "T1");
     handed_back(&mut bench, claim);
-    bench.pass_until(|effect| *effect == Effect::Look);
-    bench.happens(Event::Looked(Condition::Fit));
+    bench.pass_until(|effect| *effect == Effect::ProbeHost);
+    bench.happens(Event::HostProbed(ProbeResult::Healthy));
     bench.completes(long);
     let claim = bench.preparing("m2", "T2");
     assert_eq!(unfit(&handed_back(&mut bench, claim)), 0, "the same row");
@@ -120,14 +126,14 @@ fn found_fit(bench: &mut Bench) -> Vec<Effect> {
     let claim = grant.token;
     bench.brought(vec![grant]);
     prepared_on_a_sick_host(bench, claim);
-    bench.polled(0, 0, Ok(Haul::default()));
+    bench.polled(0, 0, Ok(PollResult::default()));
     bench.happens(Event::Reported { claim, answer: Ok(()) });
-    bench.pass_until(|effect| *effect == Effect::Look);
-    bench.happens(Event::Looked(Condition::Fit))
+    bench.pass_until(|effect| *effect == Effect::ProbeHost);
+    bench.happens(Event::HostProbed(ProbeResult::Healthy))
 }
 
 /// Answers every poll with as many claims as it may bring, and starts their payloads.
-fn fill(bench: &mut Bench, mut effects: Vec<Effect>, running: &mut VecDeque<Token>) {
+fn fill(bench: &mut Bench, mut effects: Vec<Effect>, running: &mut VecDeque<LocalToken>) {
     while let Some(max) = effects.iter().find_map(|effect| match effect {
         Effect::Poll { max, .. } => Some(*max),
         _ => None,
@@ -164,10 +170,10 @@ fn i33_a_host_on_trial_says_so_and_a_payload_that_goes_on_for_a_while_works() {
     let (effects, mut running) = (found_fit(&mut bench), VecDeque::new());
     fill(&mut bench, effects, &mut running);
     assert_eq!(running.len(), 1);
-    assert_eq!(bench.worker.claiming(), Claiming::Held(Hold::Trial { tasks: 1 }));
+    assert_eq!(bench.worker.claiming(), ClaimingState::Blocked(ClaimingBlocked::HostTrial { tasks: 1 }));
     let from = bench.now;
     let effects = bench.pass_until(|effect| matches!(effect, Effect::Poll { .. }));
-    assert!(bench.now.since(from) >= PROVEN_AFTER - secs(1), "{:?}", bench.now.since(from));
+    assert!(bench.now.since(from) >= HEALTHY_AFTER - secs(1), "{:?}", bench.now.since(from));
     fill(&mut bench, effects, &mut running);
     assert_eq!(running.len(), 2);
 }
@@ -184,14 +190,14 @@ fn i33_a_fault_on_trial_begins_it_again() {
     fill(&mut bench, effects, &mut running);
     assert_eq!(running.len(), 3);
     for (nth, claim) in running.drain(..).enumerate() {
-        let mut ended =
-            bench.happens(Event::Ended { claim, verdict: if nth == 0 { Verdict::Host } else { Verdict::Completed } });
-        ended.extend(bench.happens(Event::Settled { claim, settled: Settled::Clean }));
+        let mut ended = bench
+            .happens(Event::Ended { claim, verdict: if nth == 0 { Verdict::HostFault } else { Verdict::Completed } });
+        ended.extend(bench.happens(Event::Uploaded { claim, status: UploadStatus::Complete }));
         ended.extend(bench.happens(Event::Reported { claim, answer: Ok(()) }));
         assert_eq!((unfit(&ended), polls(&ended)), (0, 0), "the same row: {ended:?}");
     }
-    bench.pass_until(|effect| *effect == Effect::Look);
-    let effects = bench.happens(Event::Looked(Condition::Fit));
+    bench.pass_until(|effect| *effect == Effect::ProbeHost);
+    let effects = bench.happens(Event::HostProbed(ProbeResult::Healthy));
     fill(&mut bench, effects, &mut running);
     assert_eq!(running.len(), 1);
 }
@@ -206,7 +212,7 @@ fn i33_messages_that_come_to_an_unfit_host_are_left_to_others() {
     let token = seen.token;
     let effects = bench.hit(vec![seen]);
     assert_eq!(claims(&effects), 0);
-    assert!(effects.contains(&Effect::Forget(token)), "{effects:?}");
+    assert!(effects.contains(&Effect::DropMessage(token)), "{effects:?}");
 }
 
 #[test]
@@ -219,7 +225,7 @@ fn i33_what_is_handed_back_waits_for_the_poll_that_would_bring_it_straight_back(
     let effects = prepared_on_a_sick_host(&mut bench, claim);
     assert!(!effects.iter().any(|effect| matches!(effect, Effect::Report { .. })), "{effects:?}");
     bench.now = bench.now.plus(Duration::from_secs(2));
-    let effects = bench.polled(0, 0, Ok(Haul::default()));
+    let effects = bench.polled(0, 0, Ok(PollResult::default()));
     assert!(effects.iter().any(|effect| matches!(effect, Effect::Report { outcome: SHUTDOWN, .. })), "{effects:?}");
     assert_eq!(polls(&effects), 0);
 }

@@ -1,41 +1,48 @@
 //! I34: an order about one claim ends that claim and no other, in whatever state it is; it decides what is reported unless
 //! that was sent before.
 
-use journeyman::domain::claim::{Act, End, Happening, KillCause, Loss, Obeyed, Order, Settled};
-use journeyman::domain::id::Token;
-use journeyman::domain::outcome::{Outcome, Reason, Unprepared, Verdict};
+use journeyman::domain::claim::{
+    CancelCommand, CancelResult, ClaimAction, ClaimEnd, ClaimEvent, KillCause, LossReason, UploadStatus,
+};
+use journeyman::domain::id::LocalToken;
+use journeyman::domain::outcome::{ExceptionReason, Outcome, PrepareFailure, Verdict};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::worker::{Effect, Event};
 
 use crate::support::{Bench, GRACE, LEASE, MARGIN, One, RETRY, Reclaims, at, secs};
 
-const ORDERS: [Order; 2] = [Order::HandBack, Order::Cancel];
-const SHUTDOWN: Outcome = Outcome::Exception(Reason::WorkerShutdown);
-const INTERNAL: Outcome = Outcome::Exception(Reason::InternalError);
+const ORDERS: [CancelCommand; 2] = [CancelCommand::Release, CancelCommand::Cancel];
+const SHUTDOWN: Outcome = Outcome::Exception(ExceptionReason::WorkerShutdown);
+const INTERNAL: Outcome = Outcome::Exception(ExceptionReason::InternalError);
 
-fn ordered(one: &mut One, order: Order) -> (Obeyed, Vec<Act>) {
-    let obeyed = one.machine.obeys(order);
-    (obeyed, one.happens(Happening::Ordered(order)))
+fn ordered(one: &mut One, order: CancelCommand) -> (CancelResult, Vec<ClaimAction>) {
+    let obeyed = one.machine.preview_cancel(order);
+    (obeyed, one.happens(ClaimEvent::Command(order)))
 }
 
-fn reports(acts: &[Act]) -> Vec<Outcome> {
-    acts.iter().filter_map(|act| if let Act::Report { outcome, .. } = act { Some(*outcome) } else { None }).collect()
+fn reports(acts: &[ClaimAction]) -> Vec<Outcome> {
+    acts.iter()
+        .filter_map(|act| if let ClaimAction::Report { outcome, .. } = act { Some(*outcome) } else { None })
+        .collect()
 }
 
 #[test]
 fn i34_what_runs_is_told_to_end_and_reported_once_nothing_of_it_is_left() {
-    for (order, outcome) in [(Order::HandBack, SHUTDOWN), (Order::Cancel, INTERNAL)] {
+    for (order, outcome) in [(CancelCommand::Release, SHUTDOWN), (CancelCommand::Cancel, INTERNAL)] {
         for mut one in [One::preparing(), One::executing()] {
             let (obeyed, acts) = ordered(&mut one, order);
-            assert_eq!(obeyed, Obeyed::Ending(outcome));
-            assert_eq!(acts, [Act::Kill { cause: KillCause::Ordered(order), grace: GRACE }]);
-            assert_eq!(ordered(&mut one, order), (Obeyed::Ending(outcome), Vec::new()), "it is told once");
-            let acts = one.happens(Happening::Ended(Verdict::Completed));
+            assert_eq!(obeyed, CancelResult::Stopping(outcome));
+            assert_eq!(acts, [ClaimAction::Kill { cause: KillCause::Command(order), grace: GRACE }]);
+            assert_eq!(ordered(&mut one, order), (CancelResult::Stopping(outcome), Vec::new()), "it is told once");
+            let acts = one.happens(ClaimEvent::Ended(Verdict::Completed));
             assert_eq!(reports(&acts), [outcome], "I21: what it said does not count");
-            let acts = one.happens(Happening::Reported(Ok(())));
-            assert_eq!(acts, [Act::Settle], "the log follows");
-            assert_eq!(ordered(&mut one, order), (Obeyed::TooLate(outcome), Vec::new()));
-            assert_eq!(one.happens(Happening::Settled(Settled::Clean)), [Act::Close(End::Reported(outcome))]);
+            let acts = one.happens(ClaimEvent::Reported(Ok(())));
+            assert_eq!(acts, [ClaimAction::Upload], "the log follows");
+            assert_eq!(ordered(&mut one, order), (CancelResult::AlreadyReported(outcome), Vec::new()));
+            assert_eq!(
+                one.happens(ClaimEvent::Uploaded(UploadStatus::Complete)),
+                [ClaimAction::Close(ClaimEnd::Reported(outcome))]
+            );
         }
     }
 }
@@ -43,73 +50,82 @@ fn i34_what_runs_is_told_to_end_and_reported_once_nothing_of_it_is_left() {
 #[test]
 fn i34_the_lease_of_what_is_being_ended_is_still_extended() {
     let mut one = One::executing();
-    ordered(&mut one, Order::HandBack);
+    ordered(&mut one, CancelCommand::Release);
     let acts = one.pass_to(at(2 * LEASE.as_secs()), Reclaims::Granted);
-    assert!(acts.iter().any(|act| matches!(act, Act::Reclaim { .. })), "{acts:?}");
-    assert_eq!(reports(&one.happens(Happening::Ended(Verdict::Failed))), [SHUTDOWN]);
+    assert!(acts.iter().any(|act| matches!(act, ClaimAction::Reclaim { .. })), "{acts:?}");
+    assert_eq!(reports(&one.happens(ClaimEvent::Ended(Verdict::Failed))), [SHUTDOWN]);
 }
 
 #[test]
 fn i34_a_claim_that_is_being_asked_for_is_reported_when_it_is_granted_and_never_prepared() {
-    let granted = Happening::Granted { sent_at: at(0), length: LEASE };
+    let granted = ClaimEvent::Granted { sent_at: at(0), length: LEASE };
     let mut one = One::requested();
-    assert_eq!(ordered(&mut one, Order::HandBack), (Obeyed::WhenGranted(SHUTDOWN), Vec::new()));
+    assert_eq!(ordered(&mut one, CancelCommand::Release), (CancelResult::ReportWhenGranted(SHUTDOWN), Vec::new()));
     let acts = one.happens(granted);
     assert_eq!(reports(&acts), [SHUTDOWN]);
-    assert!(!acts.contains(&Act::Prepare), "{acts:?}");
+    assert!(!acts.contains(&ClaimAction::Prepare), "{acts:?}");
 
     let mut one = One::requested();
-    assert_eq!(ordered(&mut one, Order::Cancel), (Obeyed::WhenGranted(INTERNAL), Vec::new()));
-    assert_eq!(one.happens(granted), [Act::Settle], "its log says why nothing was run");
-    assert_eq!(reports(&one.happens(Happening::Settled(Settled::Clean))), [INTERNAL]);
+    assert_eq!(ordered(&mut one, CancelCommand::Cancel), (CancelResult::ReportWhenGranted(INTERNAL), Vec::new()));
+    assert_eq!(one.happens(granted), [ClaimAction::Upload], "its log says why nothing was run");
+    assert_eq!(reports(&one.happens(ClaimEvent::Uploaded(UploadStatus::Complete))), [INTERNAL]);
 }
 
 #[test]
 fn i34_a_claim_that_was_not_answered_is_let_go_for_a_hand_back_and_asked_for_again_to_be_canceled() {
     let mut one = One::requested();
-    one.happens(Happening::Unanswered { after: None });
-    assert_eq!(ordered(&mut one, Order::HandBack), (Obeyed::NotAsked, vec![Act::Close(End::NotGranted)]));
+    one.happens(ClaimEvent::RequestFailed { retry_after: None });
+    assert_eq!(
+        ordered(&mut one, CancelCommand::Release),
+        (CancelResult::NotRequested, vec![ClaimAction::Close(ClaimEnd::NotGranted)])
+    );
 
     let mut one = One::requested();
-    ordered(&mut one, Order::HandBack);
-    assert_eq!(one.happens(Happening::Unanswered { after: None }), [Act::Close(End::NotGranted)]);
+    ordered(&mut one, CancelCommand::Release);
+    assert_eq!(
+        one.happens(ClaimEvent::RequestFailed { retry_after: None }),
+        [ClaimAction::Close(ClaimEnd::NotGranted)]
+    );
 
     let mut one = One::requested();
-    one.happens(Happening::Unanswered { after: None });
-    ordered(&mut one, Order::Cancel);
-    assert_eq!(one.pass_to(at(60), Reclaims::Silent), [Act::Request]);
+    one.happens(ClaimEvent::RequestFailed { retry_after: None });
+    ordered(&mut one, CancelCommand::Cancel);
+    assert_eq!(one.pass_to(at(60), Reclaims::Silent), [ClaimAction::Request]);
 }
 
 #[test]
 fn i34_what_has_ended_and_is_being_stored_is_reported_at_once() {
     for (order, before, after) in [
-        (Order::HandBack, Ok(Verdict::Completed), SHUTDOWN),
-        (Order::HandBack, Ok(Verdict::Failed), SHUTDOWN),
-        (Order::HandBack, Ok(Verdict::Intermittent), Outcome::Exception(Reason::IntermittentTask)),
-        (Order::HandBack, Ok(Verdict::Internal), INTERNAL),
-        (Order::HandBack, Err(Unprepared::Malformed), Outcome::Exception(Reason::MalformedPayload)),
-        (Order::Cancel, Ok(Verdict::Completed), INTERNAL),
-        (Order::Cancel, Ok(Verdict::Failed), Outcome::Failed),
-        (Order::Cancel, Ok(Verdict::Intermittent), INTERNAL),
-        (Order::Cancel, Err(Unprepared::Host), INTERNAL),
-        (Order::Cancel, Err(Unprepared::Malformed), Outcome::Exception(Reason::MalformedPayload)),
+        (CancelCommand::Release, Ok(Verdict::Completed), SHUTDOWN),
+        (CancelCommand::Release, Ok(Verdict::Failed), SHUTDOWN),
+        (CancelCommand::Release, Ok(Verdict::Intermittent), Outcome::Exception(ExceptionReason::IntermittentTask)),
+        (CancelCommand::Release, Ok(Verdict::Internal), INTERNAL),
+        (CancelCommand::Release, Err(PrepareFailure::Malformed), Outcome::Exception(ExceptionReason::MalformedPayload)),
+        (CancelCommand::Cancel, Ok(Verdict::Completed), INTERNAL),
+        (CancelCommand::Cancel, Ok(Verdict::Failed), Outcome::Failed),
+        (CancelCommand::Cancel, Ok(Verdict::Intermittent), INTERNAL),
+        (CancelCommand::Cancel, Err(PrepareFailure::HostFault), INTERNAL),
+        (CancelCommand::Cancel, Err(PrepareFailure::Malformed), Outcome::Exception(ExceptionReason::MalformedPayload)),
     ] {
         let mut one = match before {
             Ok(verdict) => {
                 let mut one = One::executing();
-                one.happens(Happening::Ended(verdict));
+                one.happens(ClaimEvent::Ended(verdict));
                 one
             }
             Err(unprepared) => {
                 let mut one = One::preparing();
-                one.happens(Happening::Prepared(Err(unprepared)));
+                one.happens(ClaimEvent::Prepared(Err(unprepared)));
                 one
             }
         };
         let (obeyed, acts) = ordered(&mut one, order);
-        assert_eq!((obeyed, reports(&acts)), (Obeyed::Reporting(after), vec![after]), "{order:?} of {before:?}");
-        assert_eq!(one.happens(Happening::Reported(Ok(()))), []);
-        assert_eq!(one.happens(Happening::Settled(Settled::Clean)), [Act::Close(End::Reported(after))]);
+        assert_eq!((obeyed, reports(&acts)), (CancelResult::Reporting(after), vec![after]), "{order:?} of {before:?}");
+        assert_eq!(one.happens(ClaimEvent::Reported(Ok(()))), []);
+        assert_eq!(
+            one.happens(ClaimEvent::Uploaded(UploadStatus::Complete)),
+            [ClaimAction::Close(ClaimEnd::Reported(after))]
+        );
     }
 }
 
@@ -117,16 +133,16 @@ fn i34_what_has_ended_and_is_being_stored_is_reported_at_once() {
 fn i34_i09_an_outcome_that_was_sent_stays_what_it_is() {
     for order in ORDERS {
         let mut one = One::reporting();
-        assert_eq!(ordered(&mut one, order), (Obeyed::TooLate(Outcome::Completed), Vec::new()));
-        one.happens(Happening::Reported(Err(RETRY)));
+        assert_eq!(ordered(&mut one, order), (CancelResult::AlreadyReported(Outcome::Completed), Vec::new()));
+        one.happens(ClaimEvent::Reported(Err(RETRY)));
         assert_eq!(
             ordered(&mut one, order),
-            (Obeyed::TooLate(Outcome::Completed), Vec::new()),
+            (CancelResult::AlreadyReported(Outcome::Completed), Vec::new()),
             "nor between two tries"
         );
         let acts = one.pass_to(at(60), Reclaims::Granted);
         assert_eq!(reports(&acts), [Outcome::Completed]);
-        one.happens(Happening::Reported(Ok(())));
+        one.happens(ClaimEvent::Reported(Ok(())));
     }
 }
 
@@ -134,27 +150,36 @@ fn i34_i09_an_outcome_that_was_sent_stays_what_it_is() {
 fn i34_a_lost_claim_is_reported_for_no_order() {
     for order in ORDERS {
         let mut one = One::executing();
-        one.happens(Happening::Reclaimed { sent_at: at(0), answer: Err(Refusal::Gone) });
-        assert_eq!(ordered(&mut one, order), (Obeyed::Lost(Loss::Refused), Vec::new()));
-        assert_eq!(one.happens(Happening::Ended(Verdict::Failed)), [Act::Close(End::Lost(Loss::Refused))]);
+        one.happens(ClaimEvent::Reclaimed { sent_at: at(0), answer: Err(Refusal::Gone) });
+        assert_eq!(ordered(&mut one, order), (CancelResult::Lost(LossReason::Revoked), Vec::new()));
+        assert_eq!(
+            one.happens(ClaimEvent::Ended(Verdict::Failed)),
+            [ClaimAction::Close(ClaimEnd::Lost(LossReason::Revoked))]
+        );
 
         let mut one = One::executing();
         ordered(&mut one, order);
-        let acts = one.happens(Happening::Reclaimed { sent_at: at(0), answer: Err(Refusal::Gone) });
-        assert!(matches!(acts[..], [Act::Kill { cause: KillCause::ClaimLost(Loss::Refused), .. }]), "{acts:?}");
-        assert_eq!(one.happens(Happening::Ended(Verdict::Failed)), [Act::Close(End::Lost(Loss::Refused))]);
+        let acts = one.happens(ClaimEvent::Reclaimed { sent_at: at(0), answer: Err(Refusal::Gone) });
+        assert!(
+            matches!(acts[..], [ClaimAction::Kill { cause: KillCause::ClaimLost(LossReason::Revoked), .. }]),
+            "{acts:?}"
+        );
+        assert_eq!(
+            one.happens(ClaimEvent::Ended(Verdict::Failed)),
+            [ClaimAction::Close(ClaimEnd::Lost(LossReason::Revoked))]
+        );
     }
 }
 
 #[test]
 fn i34_of_two_orders_a_cancel_counts_in_either_order() {
-    for orders in [[Order::HandBack, Order::Cancel], [Order::Cancel, Order::HandBack]] {
+    for orders in [[CancelCommand::Release, CancelCommand::Cancel], [CancelCommand::Cancel, CancelCommand::Release]] {
         let mut one = One::executing();
         for order in orders {
-            one.happens(Happening::Ordered(order));
+            one.happens(ClaimEvent::Command(order));
         }
-        assert_eq!(one.machine.obeys(Order::HandBack), Obeyed::Ending(INTERNAL));
-        assert_eq!(reports(&one.happens(Happening::Ended(Verdict::Completed))), [INTERNAL], "{orders:?}");
+        assert_eq!(one.machine.preview_cancel(CancelCommand::Release), CancelResult::Stopping(INTERNAL));
+        assert_eq!(reports(&one.happens(ClaimEvent::Ended(Verdict::Completed))), [INTERNAL], "{orders:?}");
     }
 }
 
@@ -162,17 +187,21 @@ fn i34_of_two_orders_a_cancel_counts_in_either_order() {
 fn i34_i22_a_canceled_task_is_not_handed_back_by_a_worker_that_has_to_go_and_the_hosts_end_keeps_its_time() {
     for deadline in [None, Some(at(8))] {
         let mut one = One::executing();
-        one.happens(Happening::Ordered(Order::Cancel));
-        let acts = one.happens(Happening::HandBack { deadline });
-        assert!(matches!(acts[..], [Act::Kill { cause: KillCause::Shutdown, .. }]), "{acts:?}");
-        assert_eq!(reports(&one.happens(Happening::Ended(Verdict::Failed))), [INTERNAL]);
+        one.happens(ClaimEvent::Command(CancelCommand::Cancel));
+        let acts = one.happens(ClaimEvent::Release { deadline });
+        assert!(matches!(acts[..], [ClaimAction::Kill { cause: KillCause::Shutdown, .. }]), "{acts:?}");
+        assert_eq!(reports(&one.happens(ClaimEvent::Ended(Verdict::Failed))), [INTERNAL]);
     }
     let mut one = One::executing();
-    one.happens(Happening::PollOut);
-    one.happens(Happening::HandBack { deadline: None });
-    assert_eq!(one.happens(Happening::Ended(Verdict::Failed)), [], "it waits for a poll that would bring it back");
-    let (obeyed, acts) = ordered(&mut one, Order::Cancel);
-    assert_eq!((obeyed, reports(&acts)), (Obeyed::Reporting(INTERNAL), vec![INTERNAL]), "this one nobody brings back");
+    one.happens(ClaimEvent::PollStarted);
+    one.happens(ClaimEvent::Release { deadline: None });
+    assert_eq!(one.happens(ClaimEvent::Ended(Verdict::Failed)), [], "it waits for a poll that would bring it back");
+    let (obeyed, acts) = ordered(&mut one, CancelCommand::Cancel);
+    assert_eq!(
+        (obeyed, reports(&acts)),
+        (CancelResult::Reporting(INTERNAL), vec![INTERNAL]),
+        "this one nobody brings back"
+    );
 }
 
 #[test]
@@ -186,15 +215,15 @@ fn i34_i23_neighbours_run_on_and_its_slot_is_used_again() {
         bench.deleted(claim, Ok(()));
         bench.happens(Event::Prepared { claim, answer: Ok(()) });
     }
-    let order = Order::HandBack;
-    let effects = bench.happens(Event::Ordered { claim: one, order });
-    assert_eq!(effects, [Effect::Kill { claim: one, cause: KillCause::Ordered(order), grace: GRACE }]);
+    let order = CancelCommand::Release;
+    let effects = bench.happens(Event::Command { claim: one, command: order });
+    assert_eq!(effects, [Effect::Kill { claim: one, cause: KillCause::Command(order), grace: GRACE }]);
     let effects = bench.happens(Event::Ended { claim: one, verdict: Verdict::Failed });
     assert!(matches!(effects[..], [Effect::Report { claim, outcome: SHUTDOWN, .. }] if claim == one), "{effects:?}");
     bench.happens(Event::Reported { claim: one, answer: Ok(()) });
-    let effects = bench.happens(Event::Settled { claim: one, settled: Settled::Clean });
+    let effects = bench.happens(Event::Uploaded { claim: one, status: UploadStatus::Complete });
     assert!(matches!(effects.last(), Some(Effect::Poll { max: 1, .. })), "its slot is asked for again: {effects:?}");
-    let effects = bench.happens(Event::Ordered { claim: Token(99), order });
+    let effects = bench.happens(Event::Command { claim: LocalToken(99), command: order });
     assert_eq!(effects, [], "what nobody holds is no matter");
     let effects = bench.completes(other);
     assert!(effects.iter().any(|effect| matches!(effect, Effect::Report { outcome: Outcome::Completed, .. })));
@@ -204,9 +233,9 @@ fn i34_i23_neighbours_run_on_and_its_slot_is_used_again() {
 fn i34_i22_what_is_being_ended_by_an_order_is_told_of_the_hosts_end() {
     let mut bench = Bench::messages(1, 1);
     let claim = bench.executing("m1", "A");
-    bench.happens(Event::Terminate { deadline: Some(at(120)) });
+    bench.happens(Event::TerminationNotice { deadline: Some(at(120)) });
     bench.pass(secs(60));
-    bench.happens(Event::Ordered { claim, order: Order::HandBack });
+    bench.happens(Event::Command { claim, command: CancelCommand::Release });
     let effects = bench.pass(secs(60) - MARGIN);
     assert!(
         effects.iter().any(|effect| matches!(effect, Effect::Kill { cause: KillCause::Shutdown, .. })),
@@ -225,7 +254,7 @@ fn i34_what_a_paused_worker_hands_back_waits_for_the_poll_that_would_bring_it_ba
         if paused {
             bench.happens(Event::Pause { until: None });
         }
-        bench.happens(Event::Ordered { claim, order: Order::HandBack });
+        bench.happens(Event::Command { claim, command: CancelCommand::Release });
         if resumed {
             bench.happens(Event::Resume);
         }

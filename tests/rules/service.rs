@@ -2,34 +2,37 @@
 
 use std::time::Duration;
 
-use journeyman::domain::service::{Effect, Event, Health, Keeping, PAUSE, Policy, STEADY, Service, Serving, Why};
+use journeyman::domain::service_supervisor::{
+    Effect, Event, HealthCheckResult, ManagedBy, RESTART_BACKOFF, STABLE_AFTER, ServiceAvailability, ServicePolicy,
+    ServiceSupervisor, StopReason,
+};
 use journeyman::domain::time::Instant;
 
-use journeyman::domain::claim::Settled;
+use journeyman::domain::claim::UploadStatus;
 use journeyman::domain::id::SourceId;
-use journeyman::domain::outcome::{Outcome, Reason, Unprepared};
-use journeyman::domain::poll::Manner;
-use journeyman::domain::worker::{Claiming, Effect as WorkerEffect, Event as WorkerEvent, Hold};
+use journeyman::domain::outcome::{ExceptionReason, Outcome, PrepareFailure};
+use journeyman::domain::poll::Capabilities;
+use journeyman::domain::worker::{ClaimingBlocked, ClaimingState, Effect as WorkerEffect, Event as WorkerEvent};
 
 use crate::support::{Bench as WorkerBench, CLAIMS, MESSAGES, policy, polls, secs};
 
-const POLICY: Policy = Policy {
-    keeping: Keeping::Here,
-    start_within: Duration::from_secs(30),
-    ask_starting: Duration::from_millis(100),
-    ask_well: Duration::from_secs(5),
-    misses_max: 3,
+const POLICY: ServicePolicy = ServicePolicy {
+    managed_by: ManagedBy::Worker,
+    startup_timeout: Duration::from_secs(30),
+    startup_check_interval: Duration::from_millis(100),
+    health_interval: Duration::from_secs(5),
+    failures_max: 3,
 };
 
 struct Bench {
-    service: Service,
+    service: ServiceSupervisor,
     now: Instant,
 }
 
 impl Bench {
     fn new() -> (Self, Vec<Effect>) {
         let now = Instant::ORIGIN.plus(secs(1000));
-        let mut bench = Self { service: Service::new(POLICY, 7, now), now };
+        let mut bench = Self { service: ServiceSupervisor::new(POLICY, 7, now), now };
         let effects = bench.happens(Event::Tick);
         (bench, effects)
     }
@@ -38,8 +41,8 @@ impl Bench {
     fn well() -> Self {
         let (mut bench, effects) = Self::new();
         assert_eq!(effects, [Effect::Start]);
-        assert_eq!(bench.happens(Event::Started), [Effect::Ask]);
-        assert_eq!(bench.happens(Event::Answered(Health::Well)), [Effect::Up]);
+        assert_eq!(bench.happens(Event::Started), [Effect::CheckHealth]);
+        assert_eq!(bench.happens(Event::HealthChecked(HealthCheckResult::Healthy)), [Effect::Up]);
         bench
     }
 
@@ -61,52 +64,58 @@ fn a_service_is_started_at_once_and_up_when_it_answers() {
     let (mut bench, effects) = Bench::new();
     assert_eq!(effects, [Effect::Start]);
     assert_eq!(bench.service.next_deadline(), None, "nothing but the answer is waited for");
-    assert_eq!(bench.happens(Event::Started), [Effect::Ask]);
-    assert_eq!(bench.happens(Event::Answered(Health::Ill)), []);
-    assert_eq!(bench.passes(), (POLICY.ask_starting, vec![Effect::Ask]));
-    assert_eq!(bench.happens(Event::Answered(Health::Well)), [Effect::Up]);
-    assert_eq!(bench.passes(), (POLICY.ask_well, vec![Effect::Ask]));
-    assert_eq!(bench.happens(Event::Answered(Health::Well)), []);
+    assert_eq!(bench.happens(Event::Started), [Effect::CheckHealth]);
+    assert_eq!(bench.happens(Event::HealthChecked(HealthCheckResult::Unhealthy)), []);
+    assert_eq!(bench.passes(), (POLICY.startup_check_interval, vec![Effect::CheckHealth]));
+    assert_eq!(bench.happens(Event::HealthChecked(HealthCheckResult::Healthy)), [Effect::Up]);
+    assert_eq!(bench.passes(), (POLICY.health_interval, vec![Effect::CheckHealth]));
+    assert_eq!(bench.happens(Event::HealthChecked(HealthCheckResult::Healthy)), []);
 }
 
 #[test]
 fn one_that_never_answers_is_ended_and_started_again() {
     let (mut bench, _) = Bench::new();
     let from = bench.now;
-    assert_eq!(bench.happens(Event::Started), [Effect::Ask]);
+    assert_eq!(bench.happens(Event::Started), [Effect::CheckHealth]);
     let ended = loop {
         match bench.passes().1.as_slice() {
-            [Effect::Ask] => assert_eq!(bench.happens(Event::Answered(Health::Ill)), []),
-            [Effect::End(why)] => break *why,
+            [Effect::CheckHealth] => assert_eq!(bench.happens(Event::HealthChecked(HealthCheckResult::Unhealthy)), []),
+            [Effect::Stop(why)] => break *why,
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!((ended, bench.now.since(from)), (Why::NeverWell, POLICY.start_within));
+    assert_eq!((ended, bench.now.since(from)), (StopReason::StartupTimeout, POLICY.startup_timeout));
     assert_eq!(bench.service.next_deadline(), None, "its end is waited for");
-    assert_eq!(bench.happens(Event::Answered(Health::Well)), [], "too late");
-    assert_eq!(bench.happens(Event::Ended), []);
+    assert_eq!(bench.happens(Event::HealthChecked(HealthCheckResult::Healthy)), [], "too late");
+    assert_eq!(bench.happens(Event::Exited), []);
     let (pause, effects) = bench.passes();
     assert_eq!(effects, [Effect::Start]);
-    assert!(pause <= PAUSE.first * 2, "{pause:?}");
+    assert!(pause <= RESTART_BACKOFF.first * 2, "{pause:?}");
 }
 
 #[test]
 fn a_question_that_is_out_does_not_keep_a_start_beyond_its_time() {
     let (mut bench, _) = Bench::new();
-    assert_eq!(bench.happens(Event::Started), [Effect::Ask]);
-    assert_eq!(bench.passes(), (POLICY.start_within, vec![Effect::End(Why::NeverWell)]));
+    assert_eq!(bench.happens(Event::Started), [Effect::CheckHealth]);
+    assert_eq!(bench.passes(), (POLICY.startup_timeout, vec![Effect::Stop(StopReason::StartupTimeout)]));
 }
 
 #[test]
 fn one_that_answers_ill_a_few_times_stays_and_more_often_in_a_row_is_ended() {
     let mut bench = Bench::well();
-    for health in [Health::Ill, Health::Ill, Health::Well, Health::Ill, Health::Ill] {
-        assert_eq!(bench.passes().1, [Effect::Ask]);
-        assert_eq!(bench.happens(Event::Answered(health)), []);
+    for health in [
+        HealthCheckResult::Unhealthy,
+        HealthCheckResult::Unhealthy,
+        HealthCheckResult::Healthy,
+        HealthCheckResult::Unhealthy,
+        HealthCheckResult::Unhealthy,
+    ] {
+        assert_eq!(bench.passes().1, [Effect::CheckHealth]);
+        assert_eq!(bench.happens(Event::HealthChecked(health)), []);
     }
-    assert_eq!(bench.passes().1, [Effect::Ask]);
-    let effects = bench.happens(Event::Answered(Health::Ill));
-    assert_eq!(effects, [Effect::Down, Effect::End(Why::NoLongerWell)]);
+    assert_eq!(bench.passes().1, [Effect::CheckHealth]);
+    let effects = bench.happens(Event::HealthChecked(HealthCheckResult::Unhealthy));
+    assert_eq!(effects, [Effect::Down, Effect::Stop(StopReason::Unhealthy)]);
 }
 
 #[test]
@@ -114,25 +123,25 @@ fn one_that_does_not_last_is_started_at_longer_and_longer_intervals_and_one_that
     let mut bench = Bench::well();
     let mut pauses = Vec::new();
     for _ in 0..12 {
-        assert_eq!(bench.happens(Event::Ended), [Effect::Down]);
+        assert_eq!(bench.happens(Event::Exited), [Effect::Down]);
         let (pause, effects) = bench.passes();
         assert_eq!(effects, [Effect::Start]);
         pauses.push(pause);
         bench.happens(Event::Started);
-        bench.happens(Event::Answered(Health::Well));
+        bench.happens(Event::HealthChecked(HealthCheckResult::Healthy));
     }
-    assert!(pauses[0] <= PAUSE.first * 2 && pauses[11] > PAUSE.first * 8, "{pauses:?}");
-    assert!(pauses.iter().all(|pause| *pause <= PAUSE.max), "{pauses:?}");
-    bench.now = bench.now.plus(STEADY);
-    assert_eq!(bench.happens(Event::Ended), [Effect::Down]);
-    assert!(bench.passes().0 <= PAUSE.first * 2);
+    assert!(pauses[0] <= RESTART_BACKOFF.first * 2 && pauses[11] > RESTART_BACKOFF.first * 8, "{pauses:?}");
+    assert!(pauses.iter().all(|pause| *pause <= RESTART_BACKOFF.max), "{pauses:?}");
+    bench.now = bench.now.plus(STABLE_AFTER);
+    assert_eq!(bench.happens(Event::Exited), [Effect::Down]);
+    assert!(bench.passes().0 <= RESTART_BACKOFF.first * 2);
 }
 
 #[test]
 fn one_that_cannot_be_started_is_tried_again() {
     let (mut bench, _) = Bench::new();
     for _ in 0..5 {
-        assert_eq!(bench.happens(Event::NotStarted), []);
+        assert_eq!(bench.happens(Event::StartFailed), []);
         assert_eq!(bench.passes().1, [Effect::Start]);
     }
 }
@@ -140,26 +149,29 @@ fn one_that_cannot_be_started_is_tried_again() {
 #[test]
 fn one_that_nobody_answers_for_is_asked_after_at_once_and_ended_unless_it_comes_back() {
     let mut bench = Bench::well();
-    assert_eq!(bench.happens(Event::Unreachable), [Effect::Down, Effect::Ask]);
+    assert_eq!(bench.happens(Event::Unreachable), [Effect::Down, Effect::CheckHealth]);
     assert_eq!(bench.happens(Event::Unreachable), [], "one question at a time");
-    assert_eq!(bench.happens(Event::Answered(Health::Well)), [Effect::Up]);
-    assert_eq!(bench.happens(Event::Unreachable), [Effect::Down, Effect::Ask]);
-    assert_eq!(bench.passes(), (POLICY.start_within, vec![Effect::End(Why::NeverWell)]));
+    assert_eq!(bench.happens(Event::HealthChecked(HealthCheckResult::Healthy)), [Effect::Up]);
+    assert_eq!(bench.happens(Event::Unreachable), [Effect::Down, Effect::CheckHealth]);
+    assert_eq!(bench.passes(), (POLICY.startup_timeout, vec![Effect::Stop(StopReason::StartupTimeout)]));
 }
 
 #[test]
 fn one_that_broke_off_is_not_there_until_it_is_well_and_is_ended_soon_unless_it_is() {
     let mut bench = Bench::well();
-    assert_eq!(bench.happens(Event::BrokeOff), [Effect::Down, Effect::Ask]);
-    assert_eq!(bench.happens(Event::BrokeOff), [], "one question at a time");
-    assert_eq!(bench.happens(Event::Answered(Health::Well)), [Effect::Up]);
-    assert_eq!(bench.happens(Event::BrokeOff), [Effect::Down, Effect::Ask]);
-    for health in [Health::Ill, Health::Busy, Health::Ill] {
-        assert_eq!(bench.happens(Event::Answered(health)), []);
-        assert_eq!(bench.passes(), (POLICY.ask_starting, vec![Effect::Ask]));
+    assert_eq!(bench.happens(Event::ConnectionBroken), [Effect::Down, Effect::CheckHealth]);
+    assert_eq!(bench.happens(Event::ConnectionBroken), [], "one question at a time");
+    assert_eq!(bench.happens(Event::HealthChecked(HealthCheckResult::Healthy)), [Effect::Up]);
+    assert_eq!(bench.happens(Event::ConnectionBroken), [Effect::Down, Effect::CheckHealth]);
+    for health in [HealthCheckResult::Unhealthy, HealthCheckResult::Busy, HealthCheckResult::Unhealthy] {
+        assert_eq!(bench.happens(Event::HealthChecked(health)), []);
+        assert_eq!(bench.passes(), (POLICY.startup_check_interval, vec![Effect::CheckHealth]));
     }
-    assert_eq!(bench.happens(Event::Answered(Health::Ill)), [Effect::End(Why::NoLongerWell)]);
-    assert_eq!(bench.happens(Event::Ended), []);
+    assert_eq!(
+        bench.happens(Event::HealthChecked(HealthCheckResult::Unhealthy)),
+        [Effect::Stop(StopReason::Unhealthy)]
+    );
+    assert_eq!(bench.happens(Event::Exited), []);
     assert_eq!(bench.passes().1, [Effect::Start]);
 }
 
@@ -167,56 +179,59 @@ fn one_that_broke_off_is_not_there_until_it_is_well_and_is_ended_soon_unless_it_
 fn silence_of_one_that_is_at_work_says_nothing() {
     let mut bench = Bench::well();
     for _ in 0..10 {
-        assert_eq!(bench.passes(), (POLICY.ask_well, vec![Effect::Ask]));
-        assert_eq!(bench.happens(Event::Answered(Health::Busy)), []);
+        assert_eq!(bench.passes(), (POLICY.health_interval, vec![Effect::CheckHealth]));
+        assert_eq!(bench.happens(Event::HealthChecked(HealthCheckResult::Busy)), []);
     }
     // Nor does it make up for what was said before.
-    for health in [Health::Ill, Health::Ill, Health::Busy] {
-        assert_eq!(bench.passes().1, [Effect::Ask]);
-        assert_eq!(bench.happens(Event::Answered(health)), []);
+    for health in [HealthCheckResult::Unhealthy, HealthCheckResult::Unhealthy, HealthCheckResult::Busy] {
+        assert_eq!(bench.passes().1, [Effect::CheckHealth]);
+        assert_eq!(bench.happens(Event::HealthChecked(health)), []);
     }
-    assert_eq!(bench.passes().1, [Effect::Ask]);
-    assert_eq!(bench.happens(Event::Answered(Health::Ill)), [Effect::Down, Effect::End(Why::NoLongerWell)]);
+    assert_eq!(bench.passes().1, [Effect::CheckHealth]);
+    assert_eq!(
+        bench.happens(Event::HealthChecked(HealthCheckResult::Unhealthy)),
+        [Effect::Down, Effect::Stop(StopReason::Unhealthy)]
+    );
 }
 
 #[test]
 fn one_that_somebody_else_starts_is_asked_after_for_ever_and_never_ended() {
     let now = Instant::ORIGIN.plus(secs(1000));
-    let service = Service::new(Policy { keeping: Keeping::Elsewhere, ..POLICY }, 7, now);
+    let service = ServiceSupervisor::new(ServicePolicy { managed_by: ManagedBy::External, ..POLICY }, 7, now);
     let mut bench = Bench { service, now };
-    assert_eq!(bench.happens(Event::Tick), [Effect::Ask]);
+    assert_eq!(bench.happens(Event::Tick), [Effect::CheckHealth]);
     for _ in 0..1000 {
-        assert_eq!(bench.happens(Event::Answered(Health::Ill)), []);
-        assert_eq!(bench.passes(), (POLICY.ask_starting, vec![Effect::Ask]));
+        assert_eq!(bench.happens(Event::HealthChecked(HealthCheckResult::Unhealthy)), []);
+        assert_eq!(bench.passes(), (POLICY.startup_check_interval, vec![Effect::CheckHealth]));
     }
-    assert_eq!(bench.happens(Event::Answered(Health::Well)), [Effect::Up]);
-    for misses in 1..=POLICY.misses_max {
-        assert_eq!(bench.passes().1, [Effect::Ask]);
-        let down = if misses == POLICY.misses_max { vec![Effect::Down] } else { vec![] };
-        assert_eq!(bench.happens(Event::Answered(Health::Ill)), down);
+    assert_eq!(bench.happens(Event::HealthChecked(HealthCheckResult::Healthy)), [Effect::Up]);
+    for misses in 1..=POLICY.failures_max {
+        assert_eq!(bench.passes().1, [Effect::CheckHealth]);
+        let down = if misses == POLICY.failures_max { vec![Effect::Down] } else { vec![] };
+        assert_eq!(bench.happens(Event::HealthChecked(HealthCheckResult::Unhealthy)), down);
     }
-    assert_eq!(bench.passes(), (POLICY.ask_starting, vec![Effect::Ask]));
-    assert_eq!(bench.happens(Event::Answered(Health::Well)), [Effect::Up]);
+    assert_eq!(bench.passes(), (POLICY.startup_check_interval, vec![Effect::CheckHealth]));
+    assert_eq!(bench.happens(Event::HealthChecked(HealthCheckResult::Healthy)), [Effect::Up]);
 }
 
 /// A worker with a source of claims whose service is down from the start.
-fn unserved(manners: &[Manner]) -> WorkerBench {
+fn unserved(manners: &[Capabilities]) -> WorkerBench {
     let mut bench = WorkerBench::new(policy(2), manners);
-    bench.worker.serve(SourceId(0), Serving::Down);
+    bench.worker.set_availability(SourceId(0), ServiceAvailability::Down);
     bench
 }
 
-fn serving(serving: Serving) -> WorkerEvent {
-    WorkerEvent::Serving { source: SourceId(0), serving }
+fn serving(serving: ServiceAvailability) -> WorkerEvent {
+    WorkerEvent::ServiceAvailabilityChanged { source: SourceId(0), availability: serving }
 }
 
 #[test]
 fn nothing_is_asked_of_a_source_whose_service_is_not_there_but_what_an_earlier_life_has_left() {
     let mut bench = unserved(&[MESSAGES]);
     assert_eq!(bench.pass(secs(60)), []);
-    assert_eq!(bench.worker.claiming(), Claiming::Held(Hold::Service));
-    assert_eq!(bench.happens(serving(Serving::Up)), [WorkerEffect::Open(SourceId(0))]);
-    assert_eq!(bench.worker.claiming(), Claiming::Asking);
+    assert_eq!(bench.worker.claiming(), ClaimingState::Blocked(ClaimingBlocked::ServiceDown));
+    assert_eq!(bench.happens(serving(ServiceAvailability::Up)), [WorkerEffect::Open(SourceId(0))]);
+    assert_eq!(bench.worker.claiming(), ClaimingState::Polling);
 
     // One that can be asked for lost claims is, so that they go back at once.
     let mut bench = unserved(&[CLAIMS]);
@@ -224,7 +239,7 @@ fn nothing_is_asked_of_a_source_whose_service_is_not_there_but_what_an_earlier_l
     assert!(matches!(bench.opened(0, 1)[..], [WorkerEffect::Recover { .. }]));
     assert_eq!(bench.recovered(0, Ok(Vec::new())), []);
     assert_eq!(bench.pass(secs(60)), []);
-    let effects = bench.happens(serving(Serving::Up));
+    let effects = bench.happens(serving(ServiceAvailability::Up));
     assert!(matches!(effects[..], [WorkerEffect::Poll { .. }]), "{effects:?}");
 }
 
@@ -232,7 +247,7 @@ fn nothing_is_asked_of_a_source_whose_service_is_not_there_but_what_an_earlier_l
 fn other_sources_are_asked_while_one_has_no_service() {
     let mut bench = unserved(&[MESSAGES, MESSAGES]);
     assert_eq!(bench.tick(), [WorkerEffect::Open(SourceId(1))]);
-    assert_eq!(bench.worker.claiming(), Claiming::Asking);
+    assert_eq!(bench.worker.claiming(), ClaimingState::Polling);
     let mut effects = bench.opened(1, 1);
     effects.extend(bench.pass(secs(10)));
     let polled = |effect: &WorkerEffect| matches!(effect, WorkerEffect::Poll { source: SourceId(1), .. });
@@ -247,9 +262,9 @@ fn what_cannot_be_forwarded_is_handed_back_once_no_poll_would_bring_it_back() {
     // The next poll is under way when it turns out that nobody is there.
     let effects = bench.brought(vec![grant]);
     assert!(effects.contains(&WorkerEffect::Prepare(claim)) && polls(&effects) == 1, "{effects:?}");
-    bench.happens(serving(Serving::Down));
-    let mut effects = bench.happens(WorkerEvent::Prepared { claim, answer: Err(Unprepared::Away) });
-    effects.extend(bench.happens(WorkerEvent::Settled { claim, settled: Settled::Clean }));
+    bench.happens(serving(ServiceAvailability::Down));
+    let mut effects = bench.happens(WorkerEvent::Prepared { claim, answer: Err(PrepareFailure::ServiceDown) });
+    effects.extend(bench.happens(WorkerEvent::Uploaded { claim, status: UploadStatus::Complete }));
     let reported = |effects: &[WorkerEffect]| {
         let outcome = |effect: &WorkerEffect| match effect {
             WorkerEffect::Report { outcome, .. } => Some(*outcome),
@@ -259,8 +274,9 @@ fn what_cannot_be_forwarded_is_handed_back_once_no_poll_would_bring_it_back() {
     };
     assert_eq!(reported(&effects), None, "it would come straight back: {effects:?}");
     let effects = bench.empty(0);
-    assert_eq!(reported(&effects), Some(Outcome::Exception(Reason::WorkerShutdown)), "{effects:?}");
+    assert_eq!(reported(&effects), Some(Outcome::Exception(ExceptionReason::WorkerShutdown)), "{effects:?}");
     assert_eq!(polls(&effects), 0);
-    let alerts = effects.iter().filter(|effect| matches!(effect, WorkerEffect::Alert(_) | WorkerEffect::Look)).count();
+    let alerts =
+        effects.iter().filter(|effect| matches!(effect, WorkerEffect::Alert(_) | WorkerEffect::ProbeHost)).count();
     assert_eq!(alerts, 0, "the host is not to blame: {effects:?}");
 }

@@ -3,36 +3,40 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::End;
+use journeyman::domain::claim::ClaimEnd;
 use journeyman::domain::id::SourceId;
-use journeyman::domain::outcome::{Outcome, Reason};
-use journeyman::domain::poll::Manner;
+use journeyman::domain::outcome::{ExceptionReason, Outcome};
+use journeyman::domain::poll::Capabilities;
 use journeyman::domain::refusal::Refusal;
-use journeyman::domain::worker::{Alert, Claiming, Effect, Event, Exit, Haul, Hold, Least, Policy, Room, Stay};
+use journeyman::domain::worker::{
+    Alert, ClaimingBlocked, ClaimingState, Effect, Event, ExitPolicy, ExitReason, HostResources, MinResources,
+    PollResult, WorkerPolicy,
+};
 
 use crate::support::{Bench, CLAIMS, LEASE, MESSAGES, at, claims, policy, polls, run, secs};
 
-fn staying(capacity: u32, stay: Stay) -> Bench {
-    let mut bench = Bench::new(Policy { stay, ..policy(capacity) }, &[CLAIMS]);
+fn staying(capacity: u32, stay: ExitPolicy) -> Bench {
+    let mut bench = Bench::new(WorkerPolicy { exit_policy: stay, ..policy(capacity) }, &[CLAIMS]);
     bench.tick();
     bench.opened(0, 1);
     bench.recovered(0, Ok(Vec::new()));
     bench
 }
 
-fn exits(effects: &[Effect]) -> Option<Exit> {
+fn exits(effects: &[Effect]) -> Option<ExitReason> {
     effects.iter().find_map(|effect| if let Effect::Exit(exit) = effect { Some(*exit) } else { None })
 }
 
-const IDLE: Stay = Stay { idle_exit: Some(Duration::from_secs(60)), max_tasks: None, max_uptime: None };
+const IDLE: ExitPolicy =
+    ExitPolicy { exit_when_idle: Some(Duration::from_secs(60)), max_tasks: None, max_uptime: None };
 
 #[test]
 fn i24_an_idle_worker_leaves_when_its_poll_is_back_and_not_before() {
     let mut bench = staying(1, IDLE);
     let effects = bench.pass(secs(90));
     assert_eq!(exits(&effects), None, "its poll is under way");
-    assert_eq!(bench.worker.claiming(), Claiming::Leaving(Exit::Idle));
-    assert_eq!(exits(&bench.empty(0)), Some(Exit::Idle));
+    assert_eq!(bench.worker.claiming(), ClaimingState::Exiting(ExitReason::Idle));
+    assert_eq!(exits(&bench.empty(0)), Some(ExitReason::Idle));
 }
 
 #[test]
@@ -43,7 +47,7 @@ fn i22_a_claim_that_the_last_poll_of_an_idle_worker_brings_is_executed_and_the_w
     let claim = grant.token;
     let effects = bench.brought(vec![grant]);
     assert!(effects.contains(&Effect::Prepare(claim)), "{effects:?}");
-    assert!(!bench.worker.stopping());
+    assert!(!bench.worker.is_stopping());
     bench.happens(Event::Prepared { claim, answer: Ok(()) });
     let effects = bench.completes(claim);
     assert_eq!(polls(&effects), 1, "idleness begins anew: {effects:?}");
@@ -52,19 +56,19 @@ fn i22_a_claim_that_the_last_poll_of_an_idle_worker_brings_is_executed_and_the_w
 
 #[test]
 fn i24_an_idle_worker_of_several_sources_leaves_when_all_polls_are_back() {
-    let mut bench = Bench::new(Policy { stay: IDLE, ..policy(4) }, &[CLAIMS, CLAIMS]);
+    let mut bench = Bench::new(WorkerPolicy { exit_policy: IDLE, ..policy(4) }, &[CLAIMS, CLAIMS]);
     bench.tick();
     for source in 0..2 {
         bench.opened(source, 1);
         bench.recovered(source, Ok(Vec::new()));
     }
     bench.pass(secs(1));
-    let shared = bench.polled(0, 0, Ok(Haul::default()));
+    let shared = bench.polled(0, 0, Ok(PollResult::default()));
     assert_eq!(polls(&shared), 2, "{shared:?}");
     bench.pass(secs(61));
-    let effects = bench.polled(0, 0, Ok(Haul::default()));
+    let effects = bench.polled(0, 0, Ok(PollResult::default()));
     assert_eq!((polls(&effects), exits(&effects)), (0, None), "no poll is started, the other one is out: {effects:?}");
-    assert_eq!(exits(&bench.polled(1, 0, Ok(Haul::default()))), Some(Exit::Idle));
+    assert_eq!(exits(&bench.polled(1, 0, Ok(PollResult::default()))), Some(ExitReason::Idle));
 }
 
 #[test]
@@ -75,7 +79,7 @@ fn i24_a_worker_whose_credentials_are_refused_is_not_idle() {
         if let Some(exit) = exits(&effects) {
             return assert_eq!(
                 exit,
-                Exit::CredentialsRefused,
+                ExitReason::CredentialsRejected,
                 "a person has to come, and a new host would fare no better"
             );
         }
@@ -89,7 +93,7 @@ fn i24_a_worker_whose_credentials_are_refused_is_not_idle() {
 
 #[test]
 fn i24_a_worker_that_was_refused_one_claim_is_idle_when_a_poll_brings_nothing_since() {
-    let mut bench = Bench::new(Policy { stay: IDLE, ..policy(1) }, &[MESSAGES]);
+    let mut bench = Bench::new(WorkerPolicy { exit_policy: IDLE, ..policy(1) }, &[MESSAGES]);
     bench.tick();
     bench.opened(0, 1);
     let seen = bench.seen("m", "T");
@@ -102,7 +106,7 @@ fn i24_a_worker_that_was_refused_one_claim_is_idle_when_a_poll_brings_nothing_si
     let mut effects = bench.empty(0);
     for _ in 0..100 {
         if let Some(exit) = exits(&effects) {
-            return assert_eq!(exit, Exit::Idle);
+            return assert_eq!(exit, ExitReason::Idle);
         }
         effects = bench.pass_until(again);
         if polls(&effects) > 0 {
@@ -114,11 +118,11 @@ fn i24_a_worker_that_was_refused_one_claim_is_idle_when_a_poll_brings_nothing_si
 
 #[test]
 fn i22_what_a_poll_brings_that_was_under_way_when_the_host_ran_short_goes_back_at_once_and_is_told_of() {
-    let room = Room { disk: Some(1), memory: None };
-    let least = Least { disk: 2, memory: 0 };
+    let room = HostResources { disk: Some(1), memory: None };
+    let least = MinResources { disk: 2, memory: 0 };
     {
-        let held_off = Event::Measured(room);
-        let mut bench = Bench::new(Policy { least, ..policy(2) }, &[CLAIMS]);
+        let held_off = Event::ResourcesMeasured(room);
+        let mut bench = Bench::new(WorkerPolicy { min_resources: least, ..policy(2) }, &[CLAIMS]);
         bench.tick();
         bench.opened(0, 1);
         bench.recovered(0, Ok(Vec::new()));
@@ -126,13 +130,13 @@ fn i22_what_a_poll_brings_that_was_under_way_when_the_host_ran_short_goes_back_a
         let grant = bench.grant("T");
         let claim = grant.token;
         let effects = bench.brought(vec![grant]);
-        let handed_back = Outcome::Exception(Reason::WorkerShutdown);
+        let handed_back = Outcome::Exception(ExceptionReason::WorkerShutdown);
         let back = |effect: &Effect| matches!(effect, Effect::Report { outcome, .. } if *outcome == handed_back);
         assert!(effects.iter().any(back), "{held_off:?}: {effects:?}");
-        assert!(effects.contains(&Effect::Alert(Alert::Late { run: run("T") })), "{effects:?}");
+        assert!(effects.contains(&Effect::Alert(Alert::LateGrant { run: run("T") })), "{effects:?}");
         assert!(!effects.contains(&Effect::Prepare(claim)), "{held_off:?}");
         bench.happens(Event::Reported { claim, answer: Ok(()) });
-        assert!(!bench.worker.stopping() && bench.worker.free() == 2, "it is the worker that it was");
+        assert!(!bench.worker.is_stopping() && bench.worker.free_slots() == 2, "it is the worker that it was");
     }
 }
 
@@ -145,7 +149,7 @@ fn what_a_poll_brings_that_was_under_way_at_a_pause_is_run_where_it_is_claimed_a
     let effects = bench.brought(vec![grant]);
     assert!(effects.contains(&Effect::Prepare(claim)), "{effects:?}");
     // What ends with its connection goes back as if nobody had seen it.
-    let mut bench = Bench::new(policy(2), &[Manner { ends_with_worker: true, ..CLAIMS }]);
+    let mut bench = Bench::new(policy(2), &[Capabilities { connection_scoped: true, ..CLAIMS }]);
     bench.tick();
     bench.opened(0, 1);
     bench.happens(Event::Pause { until: None });
@@ -154,17 +158,19 @@ fn what_a_poll_brings_that_was_under_way_at_a_pause_is_run_where_it_is_claimed_a
     let effects = bench.brought(vec![grant]);
     assert!(!effects.contains(&Effect::Prepare(claim)), "{effects:?}");
     // A message costs nobody a retry: it is left where it is.
-    let room = Room { disk: Some(1), memory: None };
-    let least = Least { disk: 2, memory: 0 };
-    for held_off in [Event::Pause { until: None }, Event::Pause { until: Some(at(900)) }, Event::Measured(room)] {
-        let mut bench = Bench::new(Policy { least, ..policy(2) }, &[MESSAGES]);
+    let room = HostResources { disk: Some(1), memory: None };
+    let least = MinResources { disk: 2, memory: 0 };
+    for held_off in
+        [Event::Pause { until: None }, Event::Pause { until: Some(at(900)) }, Event::ResourcesMeasured(room)]
+    {
+        let mut bench = Bench::new(WorkerPolicy { min_resources: least, ..policy(2) }, &[MESSAGES]);
         bench.tick();
         bench.opened(0, 1);
         bench.happens(held_off.clone());
         let seen = bench.seen("m", "T");
         let effects = bench.hit(vec![seen]);
         assert_eq!(
-            (claims(&effects), effects.iter().filter(|effect| matches!(effect, Effect::Forget(_))).count()),
+            (claims(&effects), effects.iter().filter(|effect| matches!(effect, Effect::DropMessage(_))).count()),
             (0, 1),
             "{held_off:?}"
         );
@@ -194,11 +200,11 @@ fn i24_a_paused_worker_is_not_idle() {
     bench.empty(0);
     let effects = bench.pass(secs(600));
     assert_eq!((polls(&effects), exits(&effects)), (0, None));
-    assert_eq!(bench.worker.claiming(), Claiming::Held(Hold::Paused { until: None }));
+    assert_eq!(bench.worker.claiming(), ClaimingState::Blocked(ClaimingBlocked::Paused { until: None }));
     assert_eq!(polls(&bench.happens(Event::Resume)), 1);
     assert_eq!(exits(&bench.pass(secs(59))), None);
     bench.pass(secs(2));
-    assert_eq!(exits(&bench.empty(0)), Some(Exit::Idle));
+    assert_eq!(exits(&bench.empty(0)), Some(ExitReason::Idle));
 }
 
 #[test]
@@ -211,17 +217,21 @@ fn i24_a_pause_with_an_end_ends_by_itself_and_what_is_held_goes_on_meanwhile() {
     assert_eq!(polls(&effects), 0, "{effects:?}");
     assert!(bench.completes(claim).iter().any(|effect| matches!(effect, Effect::Close { .. })));
     assert_eq!(polls(&bench.pass(secs(2))), 1);
-    assert_eq!(bench.worker.claiming(), Claiming::Asking);
+    assert_eq!(bench.worker.claiming(), ClaimingState::Polling);
 }
 
 #[test]
 fn i08_never_more_claims_than_max_tasks_are_asked_for_and_the_last_ones_are_finished() {
-    let stay = Stay { max_tasks: Some(3), ..Stay::default() };
+    let stay = ExitPolicy { max_tasks: Some(3), ..ExitPolicy::default() };
     let drain_deadline = Some(secs(10));
-    let mut bench = Bench::new(Policy { stay, drain_deadline, ..policy(2) }, &[MESSAGES]);
+    let mut bench = Bench::new(WorkerPolicy { exit_policy: stay, drain_deadline, ..policy(2) }, &[MESSAGES]);
     bench.tick();
     let effects = bench.opened(0, 1);
-    assert!(effects.contains(&Effect::Poll { source: SourceId(0), lane: journeyman::domain::id::Lane(0), max: 2 }));
+    assert!(effects.contains(&Effect::Poll {
+        source: SourceId(0),
+        queue: journeyman::domain::id::PriorityQueue(0),
+        max: 2
+    }));
     let first = bench.executing("m1", "T1");
     let second = bench.executing("m2", "T2");
     bench.completes(first);
@@ -232,95 +242,98 @@ fn i08_never_more_claims_than_max_tasks_are_asked_for_and_the_last_ones_are_fini
     bench.completes(second);
     let third = bench.executing("m3", "T3");
     bench.empty(0);
-    assert_eq!(bench.worker.claiming(), Claiming::Leaving(Exit::Limit));
+    assert_eq!(bench.worker.claiming(), ClaimingState::Exiting(ExitReason::LimitReached));
     let effects = bench.pass(secs(60));
     assert_eq!((polls(&effects), exits(&effects)), (0, None), "the last task takes as long as it takes");
-    assert_eq!(exits(&bench.completes(third)), Some(Exit::Limit));
+    assert_eq!(exits(&bench.completes(third)), Some(ExitReason::LimitReached));
 }
 
 #[test]
 fn i08_a_claim_that_was_refused_does_not_count_as_a_task() {
-    let stay = Stay { max_tasks: Some(1), ..Stay::default() };
-    let mut bench = Bench::new(Policy { stay, ..policy(4) }, &[MESSAGES]);
+    let stay = ExitPolicy { max_tasks: Some(1), ..ExitPolicy::default() };
+    let mut bench = Bench::new(WorkerPolicy { exit_policy: stay, ..policy(4) }, &[MESSAGES]);
     bench.tick();
     bench.opened(0, 1);
     let seen = bench.seen("m1", "T1");
     let claim = seen.token;
     assert_eq!(claims(&bench.hit(vec![seen])), 1);
     let effects = bench.claimed(claim, Err(Refusal::Gone));
-    assert!(!bench.worker.stopping());
+    assert!(!bench.worker.is_stopping());
     assert_eq!(polls(&effects), 1, "{effects:?}");
 }
 
 #[test]
 fn i22_a_worker_that_has_been_up_long_enough_drains_when_its_poll_is_back() {
-    let stay = Stay { max_uptime: Some(secs(100)), ..Stay::default() };
+    let stay = ExitPolicy { max_uptime: Some(secs(100)), ..ExitPolicy::default() };
     let mut bench = staying(2, stay);
     let (grant, late) = (bench.grant("T1"), bench.grant("T2"));
     let (claim, last) = (grant.token, late.token);
     bench.brought(vec![grant]);
     bench.happens(Event::Prepared { claim, answer: Ok(()) });
     bench.pass(secs(101));
-    assert!(!bench.worker.stopping(), "its poll may still bring a claim");
+    assert!(!bench.worker.is_stopping(), "its poll may still bring a claim");
     let effects = bench.brought(vec![late]);
     assert!(effects.contains(&Effect::Prepare(last)), "and what it brings is executed: {effects:?}");
-    assert!(bench.worker.stopping());
+    assert!(bench.worker.is_stopping());
     bench.happens(Event::Prepared { claim: last, answer: Ok(()) });
     assert_eq!(exits(&bench.completes(claim)), None);
-    assert_eq!(exits(&bench.completes(last)), Some(Exit::Limit));
+    assert_eq!(exits(&bench.completes(last)), Some(ExitReason::LimitReached));
 }
 
 #[test]
 fn i27_a_worker_whose_folder_was_removed_begins_nothing_more_and_leaves_when_what_runs_is_over() {
-    let mut bench = staying(2, Stay::default());
+    let mut bench = staying(2, ExitPolicy::default());
     let (grant, late) = (bench.grant("T1"), bench.grant("T2"));
     let (claim, back) = (grant.token, late.token);
     bench.brought(vec![grant]);
     bench.happens(Event::Prepared { claim, answer: Ok(()) });
-    let said = Effect::Alert(Alert::FolderLost);
-    assert!(bench.happens(Event::FolderLost).contains(&said));
-    assert!(!bench.happens(Event::FolderLost).contains(&said), "once");
-    assert_eq!(bench.worker.claiming(), Claiming::Leaving(Exit::FolderLost));
-    assert!(!bench.worker.stopping(), "its poll may still bring a claim");
+    let said = Effect::Alert(Alert::WorkDirLost);
+    assert!(bench.happens(Event::WorkDirLost).contains(&said));
+    assert!(!bench.happens(Event::WorkDirLost).contains(&said), "once");
+    assert_eq!(bench.worker.claiming(), ClaimingState::Exiting(ExitReason::WorkDirLost));
+    assert!(!bench.worker.is_stopping(), "its poll may still bring a claim");
     let effects = bench.brought(vec![late]);
     assert!(!effects.iter().any(|effect| matches!(effect, Effect::Prepare(_))), "{effects:?}");
-    assert!(bench.worker.stopping());
+    assert!(bench.worker.is_stopping());
     bench.happens(Event::Reported { claim: back, answer: Ok(()) });
-    assert_eq!(exits(&bench.completes(claim)), Some(Exit::FolderLost));
+    assert_eq!(exits(&bench.completes(claim)), Some(ExitReason::WorkDirLost));
 }
 
 #[test]
 fn i24_a_hand_back_outranks_a_limit() {
-    let mut bench = staying(1, Stay { max_tasks: Some(1), ..Stay::default() });
+    let mut bench = staying(1, ExitPolicy { max_tasks: Some(1), ..ExitPolicy::default() });
     let grant = bench.grant("T1");
     let claim = grant.token;
     bench.brought(vec![grant]);
     bench.happens(Event::Prepared { claim, answer: Ok(()) });
-    bench.happens(Event::HandBack { deadline: None });
+    bench.happens(Event::Release { deadline: None });
     bench.happens(Event::Ended { claim, verdict: journeyman::domain::outcome::Verdict::Failed });
     let effects = bench.happens(Event::Reported { claim, answer: Ok(()) });
-    let closed = Effect::Settle(claim);
+    let closed = Effect::Upload(claim);
     assert!(effects.contains(&closed), "{effects:?}");
-    let effects = bench.happens(Event::Settled { claim, settled: journeyman::domain::claim::Settled::Clean });
-    let end = End::Reported(Outcome::Exception(Reason::WorkerShutdown));
+    let effects = bench.happens(Event::Uploaded { claim, status: journeyman::domain::claim::UploadStatus::Complete });
+    let end = ClaimEnd::Reported(Outcome::Exception(ExceptionReason::WorkerShutdown));
     assert!(
         effects.iter().any(|effect| matches!(effect, Effect::Close { end: seen, .. } if *seen == end)),
         "{effects:?}"
     );
-    assert_eq!(exits(&effects), Some(Exit::HandedBack));
+    assert_eq!(exits(&effects), Some(ExitReason::Released));
 }
 
 #[test]
 fn a_host_that_is_short_of_disk_or_memory_asks_for_nothing_until_it_is_not() {
-    let least = Least { disk: 1000, memory: 500 };
-    let mut bench = Bench::new(Policy { least, ..policy(1) }, &[MESSAGES]);
-    bench.happens(Event::Measured(Room { disk: Some(999), memory: Some(1) }));
-    assert_eq!(bench.worker.claiming(), Claiming::Held(Hold::Disk { free: 999, least: 1000 }));
+    let least = MinResources { disk: 1000, memory: 500 };
+    let mut bench = Bench::new(WorkerPolicy { min_resources: least, ..policy(1) }, &[MESSAGES]);
+    bench.happens(Event::ResourcesMeasured(HostResources { disk: Some(999), memory: Some(1) }));
+    assert_eq!(bench.worker.claiming(), ClaimingState::Blocked(ClaimingBlocked::LowDisk { free: 999, min: 1000 }));
     assert_eq!(bench.pass(secs(600)), []);
-    bench.happens(Event::Measured(Room { disk: Some(1000), memory: Some(499) }));
-    assert_eq!(bench.worker.claiming(), Claiming::Held(Hold::Memory { free: 499, least: 500 }));
+    bench.happens(Event::ResourcesMeasured(HostResources { disk: Some(1000), memory: Some(499) }));
+    assert_eq!(bench.worker.claiming(), ClaimingState::Blocked(ClaimingBlocked::LowMemory { free: 499, min: 500 }));
     assert_eq!(bench.tick(), []);
-    assert_eq!(bench.happens(Event::Measured(Room { disk: None, memory: None })), [Effect::Open(SourceId(0))]);
+    assert_eq!(
+        bench.happens(Event::ResourcesMeasured(HostResources { disk: None, memory: None })),
+        [Effect::Open(SourceId(0))]
+    );
 }
 
 #[test]
@@ -330,7 +343,7 @@ fn i08_fewer_slots_take_effect_as_tasks_end_and_more_at_once() {
     bench.executing("m2", "T2");
     bench.happens(Event::Reconfigured(Box::new(policy(1))));
     assert_eq!(polls(&bench.completes(first)), 0, "one of one slots is in use");
-    assert_eq!(bench.worker.claiming(), Claiming::Full);
+    assert_eq!(bench.worker.claiming(), ClaimingState::AtCapacity);
     let effects = bench.happens(Event::Reconfigured(Box::new(policy(3))));
     assert!(effects.iter().any(|effect| matches!(effect, Effect::Poll { max: 2, .. })), "{effects:?}");
 }

@@ -2,29 +2,30 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{self, Act, Happening, Machine};
-use journeyman::domain::id::{Deployment, Lane, Run, SourceId, TaskId, Token};
+use journeyman::domain::claim::{self, ClaimAction, ClaimEvent, ClaimState};
+use journeyman::domain::id::{LocalToken, PriorityQueue, Run, ServiceId, SourceId, TaskId};
 use journeyman::domain::jitter::Jitter;
 use journeyman::domain::outcome::Verdict;
-use journeyman::domain::poll::{self, Manner};
+use journeyman::domain::poll::{self, Capabilities};
 use journeyman::domain::refusal::Refusal;
 use journeyman::domain::time::Instant;
 use journeyman::domain::worker::{
-    Brought, Effect, Event, Found, Haul, Lanes, Least, Noticed, Place, Policy, Seen, Stay, Worker,
+    Effect, Event, ExitPolicy, GrantedClaim, MinResources, OnTerminationNotice, OpenedQueues, PollResult,
+    ReceivedMessage, RecoveryResult, SourceSpec, Worker, WorkerPolicy,
 };
 
 pub(crate) const LEASE: Duration = Duration::from_secs(1200);
 pub(crate) const GRACE: Duration = Duration::from_secs(10);
 /// More than [`GRACE`] and the time for a report.
 pub(crate) const MARGIN: Duration = Duration::from_secs(15);
-pub(crate) const RETRY: Refusal = Refusal::Retry { after: None };
+pub(crate) const RETRY: Refusal = Refusal::Retry { retry_after: None };
 
 /// Messages first, then claims; nothing optional.
-pub(crate) const MESSAGES: Manner =
-    Manner { long_poll: false, recovers: false, tells_canceled: false, ends_with_worker: false };
+pub(crate) const MESSAGES: Capabilities =
+    Capabilities { long_poll: false, supports_recovery: false, reports_cancellation: false, connection_scoped: false };
 /// Claims straight from the poll, and all options.
-pub(crate) const CLAIMS: Manner =
-    Manner { long_poll: true, recovers: true, tells_canceled: true, ends_with_worker: false };
+pub(crate) const CLAIMS: Capabilities =
+    Capabilities { long_poll: true, supports_recovery: true, reports_cancellation: true, connection_scoped: false };
 
 pub(crate) fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
@@ -38,27 +39,27 @@ pub(crate) fn run(name: &str) -> Run {
     Run { task: TaskId::parse(name).expect("a test's task id"), run: 0 }
 }
 
-pub(crate) fn claim_policy() -> claim::Policy {
-    claim::Policy { grace: GRACE, check_every: None }
+pub(crate) fn claim_policy() -> claim::ClaimPolicy {
+    claim::ClaimPolicy { termination_grace: GRACE, status_poll_interval: None }
 }
 
-pub(crate) fn policy(capacity: u32) -> Policy {
-    Policy {
+pub(crate) fn policy(capacity: u32) -> WorkerPolicy {
+    WorkerPolicy {
         capacity,
-        poll: poll::Policy { interval: secs(1) },
+        poll: poll::PollPolicy { interval: secs(1) },
         claim: claim_policy(),
         dequeue_alert: 10,
-        denied_max: 5,
+        max_auth_failures: 5,
         drain_deadline: None,
-        stay: Stay::default(),
-        least: Least::default(),
-        noticed: Noticed::MayFinish { margin: MARGIN },
+        exit_policy: ExitPolicy::default(),
+        min_resources: MinResources::default(),
+        on_termination_notice: OnTerminationNotice::Finish { margin: MARGIN },
     }
 }
 
 /// One claim on the bench.
 pub(crate) struct One {
-    pub(crate) machine: Machine,
+    pub(crate) machine: ClaimState,
     pub(crate) now: Instant,
     jitter: Jitter,
 }
@@ -67,8 +68,8 @@ impl One {
     /// A claim that was asked for at 0 s.
     pub(crate) fn requested() -> Self {
         let mut acts = Vec::new();
-        let machine = Machine::requested(claim_policy(), &mut acts);
-        assert_eq!(acts, [Act::Request]);
+        let machine = ClaimState::requested(claim_policy(), &mut acts);
+        assert_eq!(acts, [ClaimAction::Request]);
         Self { machine, now: at(0), jitter: Jitter::seeded(1) }
     }
 
@@ -77,50 +78,50 @@ impl One {
         Self::preparing_under(claim_policy())
     }
 
-    pub(crate) fn preparing_under(policy: claim::Policy) -> Self {
-        let mut one = Self { machine: Machine::brought(policy), now: at(0), jitter: Jitter::seeded(1) };
-        let acts = one.happens(Happening::Granted { sent_at: at(0), length: LEASE });
-        assert!(acts.contains(&Act::Prepare), "{acts:?}");
+    pub(crate) fn preparing_under(policy: claim::ClaimPolicy) -> Self {
+        let mut one = Self { machine: ClaimState::from_grant(policy), now: at(0), jitter: Jitter::seeded(1) };
+        let acts = one.happens(ClaimEvent::Granted { sent_at: at(0), length: LEASE });
+        assert!(acts.contains(&ClaimAction::Prepare), "{acts:?}");
         one
     }
 
     pub(crate) fn executing() -> Self {
         let mut one = Self::preparing();
-        assert_eq!(one.happens(Happening::Prepared(Ok(()))), [Act::Execute]);
+        assert_eq!(one.happens(ClaimEvent::Prepared(Ok(()))), [ClaimAction::Execute]);
         one
     }
 
     pub(crate) fn settling() -> Self {
         let mut one = Self::executing();
-        assert_eq!(one.happens(Happening::Ended(Verdict::Completed)), [Act::Settle]);
+        assert_eq!(one.happens(ClaimEvent::Ended(Verdict::Completed)), [ClaimAction::Upload]);
         one
     }
 
     pub(crate) fn reporting() -> Self {
         let mut one = Self::settling();
-        let acts = one.happens(Happening::Settled(claim::Settled::Clean));
-        assert!(matches!(acts[..], [Act::Report { .. }]), "{acts:?}");
+        let acts = one.happens(ClaimEvent::Uploaded(claim::UploadStatus::Complete));
+        assert!(matches!(acts[..], [ClaimAction::Report { .. }]), "{acts:?}");
         one
     }
 
-    pub(crate) fn happens(&mut self, happening: Happening) -> Vec<Act> {
+    pub(crate) fn happens(&mut self, happening: ClaimEvent) -> Vec<ClaimAction> {
         let mut acts = Vec::new();
         self.machine.handle(happening, self.now, &mut self.jitter, &mut acts);
         acts
     }
 
-    pub(crate) fn happens_at(&mut self, now: Instant, happening: Happening) -> Vec<Act> {
+    pub(crate) fn happens_at(&mut self, now: Instant, happening: ClaimEvent) -> Vec<ClaimAction> {
         self.now = now;
         self.happens(happening)
     }
 
     /// Lets time pass, waking the machine whenever it asks for it; reclaims are granted when asked for if `extended`.
-    pub(crate) fn pass_to(&mut self, until: Instant, reclaims: Reclaims) -> Vec<Act> {
+    pub(crate) fn pass_to(&mut self, until: Instant, reclaims: Reclaims) -> Vec<ClaimAction> {
         let mut all = Vec::new();
         loop {
             let next = self.machine.next_deadline().unwrap_or(until).min(until).max(self.now);
-            let acts = self.happens_at(next, Happening::Tick);
-            let reclaim = acts.iter().any(|act| matches!(act, Act::Reclaim { .. }));
+            let acts = self.happens_at(next, ClaimEvent::Tick);
+            let reclaim = acts.iter().any(|act| matches!(act, ClaimAction::Reclaim { .. }));
             all.extend(acts);
             let answer = match reclaims {
                 Reclaims::Granted => Some(Ok(LEASE)),
@@ -128,7 +129,7 @@ impl One {
                 Reclaims::Silent => None,
             };
             if let Some(answer) = answer.filter(|_| reclaim) {
-                all.extend(self.happens(Happening::Reclaimed { sent_at: next, answer }));
+                all.extend(self.happens(ClaimEvent::Reclaimed { sent_at: next, answer }));
             }
             if next >= until {
                 return all;
@@ -137,7 +138,7 @@ impl One {
     }
 
     pub(crate) fn abandon_at(&self) -> Instant {
-        self.machine.lease().expect("a granted claim").abandon_at()
+        self.machine.lease().expect("a granted claim").expires_at()
     }
 }
 
@@ -157,14 +158,14 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    pub(crate) fn new(policy: Policy, sources: &[Manner]) -> Self {
+    pub(crate) fn new(policy: WorkerPolicy, sources: &[Capabilities]) -> Self {
         let places: Vec<_> =
-            sources.iter().map(|manner| Place { manner: *manner, deployment: Deployment(0) }).collect();
+            sources.iter().map(|manner| SourceSpec { capabilities: *manner, service: ServiceId(0) }).collect();
         Self::of(policy, &places)
     }
 
     /// Sources of these deployments.
-    pub(crate) fn of(policy: Policy, places: &[Place]) -> Self {
+    pub(crate) fn of(policy: WorkerPolicy, places: &[SourceSpec]) -> Self {
         Self { worker: Worker::new(policy, places, 7), now: at(0), tokens: 0 }
     }
 
@@ -173,7 +174,7 @@ impl Bench {
         let mut bench = Self::new(policy(capacity), &[MESSAGES]);
         assert_eq!(bench.tick(), [Effect::Open(SourceId(0))]);
         let polls = bench.opened(0, lanes);
-        assert!(matches!(polls[..], [Effect::Poll { lane: Lane(0), .. }]), "{polls:?}");
+        assert!(matches!(polls[..], [Effect::Poll { queue: PriorityQueue(0), .. }]), "{polls:?}");
         bench
     }
 
@@ -188,9 +189,9 @@ impl Bench {
         bench
     }
 
-    pub(crate) fn token(&mut self) -> Token {
+    pub(crate) fn token(&mut self) -> LocalToken {
         self.tokens += 1;
-        Token(self.tokens)
+        LocalToken(self.tokens)
     }
 
     pub(crate) fn happens(&mut self, event: Event) -> Vec<Effect> {
@@ -228,50 +229,50 @@ impl Bench {
     }
 
     pub(crate) fn opened(&mut self, source: u16, lanes: u16) -> Vec<Effect> {
-        let answer = Ok(Lanes { count: lanes, usable_for: None });
+        let answer = Ok(OpenedQueues { count: lanes, usable_for: None });
         self.happens(Event::Opened { source: SourceId(source), sent_at: self.now, answer })
     }
 
-    pub(crate) fn polled(&mut self, source: u16, lane: u16, answer: Result<Haul, Refusal>) -> Vec<Effect> {
-        let (source, lane) = (SourceId(source), Lane(lane));
-        self.happens(Event::Polled { source, lane, sent_at: self.now, answer })
+    pub(crate) fn polled(&mut self, source: u16, lane: u16, answer: Result<PollResult, Refusal>) -> Vec<Effect> {
+        let (source, lane) = (SourceId(source), PriorityQueue(lane));
+        self.happens(Event::Polled { source, queue: lane, sent_at: self.now, answer })
     }
 
     pub(crate) fn empty(&mut self, lane: u16) -> Vec<Effect> {
-        self.polled(0, lane, Ok(Haul::default()))
+        self.polled(0, lane, Ok(PollResult::default()))
     }
 
-    pub(crate) fn hit(&mut self, messages: Vec<Seen>) -> Vec<Effect> {
-        self.polled(0, 0, Ok(Haul { messages, claims: Vec::new() }))
+    pub(crate) fn hit(&mut self, messages: Vec<ReceivedMessage>) -> Vec<Effect> {
+        self.polled(0, 0, Ok(PollResult { messages, claims: Vec::new() }))
     }
 
-    pub(crate) fn brought(&mut self, claims: Vec<Brought>) -> Vec<Effect> {
-        self.polled(0, 0, Ok(Haul { messages: Vec::new(), claims }))
+    pub(crate) fn brought(&mut self, claims: Vec<GrantedClaim>) -> Vec<Effect> {
+        self.polled(0, 0, Ok(PollResult { messages: Vec::new(), claims }))
     }
 
-    pub(crate) fn recovered(&mut self, source: u16, answer: Result<Vec<Brought>, Refusal>) -> Vec<Effect> {
-        let answer = answer.map(|claims| Found { claims, missed: None, others: 0 });
+    pub(crate) fn recovered(&mut self, source: u16, answer: Result<Vec<GrantedClaim>, Refusal>) -> Vec<Effect> {
+        let answer = answer.map(|claims| RecoveryResult { claims, error: None, foreign_claims: 0 });
         self.happens(Event::Recovered { source: SourceId(source), sent_at: self.now, answer })
     }
 
-    pub(crate) fn seen(&mut self, id: &str, name: &str) -> Seen {
-        Seen { token: self.token(), id: id.into(), dequeue_count: 1, run: Some(run(name)) }
+    pub(crate) fn seen(&mut self, id: &str, name: &str) -> ReceivedMessage {
+        ReceivedMessage { token: self.token(), id: id.into(), dequeue_count: 1, run: Some(run(name)) }
     }
 
-    pub(crate) fn grant(&mut self, name: &str) -> Brought {
-        Brought { token: self.token(), run: run(name), length: LEASE }
+    pub(crate) fn grant(&mut self, name: &str) -> GrantedClaim {
+        GrantedClaim { token: self.token(), run: run(name), length: LEASE }
     }
 
-    pub(crate) fn claimed(&mut self, claim: Token, answer: Result<Duration, Refusal>) -> Vec<Effect> {
+    pub(crate) fn claimed(&mut self, claim: LocalToken, answer: Result<Duration, Refusal>) -> Vec<Effect> {
         self.happens(Event::Claimed { claim, sent_at: self.now, answer })
     }
 
-    pub(crate) fn deleted(&mut self, message: Token, answer: Result<(), Refusal>) -> Vec<Effect> {
+    pub(crate) fn deleted(&mut self, message: LocalToken, answer: Result<(), Refusal>) -> Vec<Effect> {
         self.happens(Event::Deleted { message, answer })
     }
 
     /// A message is received and its claim granted; answers with the claim, which is being prepared.
-    pub(crate) fn preparing(&mut self, id: &str, name: &str) -> Token {
+    pub(crate) fn preparing(&mut self, id: &str, name: &str) -> LocalToken {
         let seen = self.seen(id, name);
         let claim = seen.token;
         assert!(self.hit(vec![seen]).contains(&Effect::Claim(claim)));
@@ -281,7 +282,7 @@ impl Bench {
     }
 
     /// As [`Bench::preparing`], and its message is gone and its payload runs.
-    pub(crate) fn executing(&mut self, id: &str, name: &str) -> Token {
+    pub(crate) fn executing(&mut self, id: &str, name: &str) -> LocalToken {
         let claim = self.preparing(id, name);
         self.deleted(claim, Ok(()));
         let effects = self.happens(Event::Prepared { claim, answer: Ok(()) });
@@ -290,9 +291,9 @@ impl Bench {
     }
 
     /// From an executing claim to its accepted report.
-    pub(crate) fn completes(&mut self, claim: Token) -> Vec<Effect> {
+    pub(crate) fn completes(&mut self, claim: LocalToken) -> Vec<Effect> {
         let mut all = self.happens(Event::Ended { claim, verdict: Verdict::Completed });
-        all.extend(self.happens(Event::Settled { claim, settled: claim::Settled::Clean }));
+        all.extend(self.happens(Event::Uploaded { claim, status: claim::UploadStatus::Complete }));
         all.extend(self.happens(Event::Reported { claim, answer: Ok(()) }));
         all
     }

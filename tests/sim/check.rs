@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use journeyman::domain::claim::{End, KillCause, Loss, REPORT_RESERVE};
-use journeyman::domain::id::{Lane, Run, Token};
+use journeyman::domain::claim::{ClaimEnd, KillCause, LossReason, REPORT_RESERVE};
+use journeyman::domain::id::{LocalToken, PriorityQueue, Run};
 use journeyman::domain::lease::{self, Lease};
-use journeyman::domain::outcome::{Outcome, Reason};
+use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::domain::refusal::Refusal;
-use journeyman::domain::service::Serving;
+use journeyman::domain::service_supervisor::ServiceAvailability;
 use journeyman::domain::time::Instant;
-use journeyman::domain::worker::{Alert, Brought, Effect, Exit, Found, Haul};
+use journeyman::domain::worker::{Alert, Effect, ExitReason, GrantedClaim, PollResult, RecoveryResult};
 
 use crate::host::{DEQUEUE_ALERT, Track};
 use crate::queue::{How, State};
@@ -35,7 +35,7 @@ impl World {
 
     pub fn check_effect(&mut self, host: usize, effect: &Effect) {
         match effect {
-            Effect::Poll { lane, max, .. } => self.check_poll(host, *lane, *max),
+            Effect::Poll { queue: lane, max, .. } => self.check_poll(host, *lane, *max),
             Effect::Claim(claim) => self.check_claim(host, *claim),
             Effect::Delete(message) => self.check_delete(host, *message),
             Effect::Prepare(claim) => {
@@ -51,7 +51,7 @@ impl World {
                 }
             }
             Effect::Kill { claim, cause: KillCause::Shutdown, .. } => self.check_shutdown(host, *claim),
-            Effect::Kill { claim, cause: KillCause::Ordered(order), .. } => {
+            Effect::Kill { claim, cause: KillCause::Command(order), .. } => {
                 let track = &self.hosts[host].claims[claim];
                 self.held("I34", track.ordered == Some(*order), || {
                     format!("host {host} ends without an order: {track:?}")
@@ -65,23 +65,23 @@ impl World {
                 self.held("I28", known, || format!("host {host} takes over {claim:?}, which nobody left"));
             }
             Effect::Open(_)
-            | Effect::Look
-            | Effect::Forget(_)
-            | Effect::Settle(_)
-            | Effect::Check(_)
-            | Effect::Extended { .. }
+            | Effect::ProbeHost
+            | Effect::DropMessage(_)
+            | Effect::Upload(_)
+            | Effect::CheckStatus(_)
+            | Effect::UpdateLease { .. }
             | Effect::Exit(_) => {}
         }
     }
 
-    fn check_poll(&mut self, host: usize, lane: Lane, max: u8) {
+    fn check_poll(&mut self, host: usize, lane: PriorityQueue, max: u8) {
         let expected = self.hosts[host].next_lane;
         self.held("I16", lane.0 <= expected, || {
             format!("host {host} polls lane {lane:?} before lane {expected} was empty")
         });
         self.held("I22", self.hosts[host].stop.is_none(), || format!("host {host} polls after it was told to stop"));
         self.check_fit(host);
-        let served = self.hosts[host].serving == Serving::Up;
+        let served = self.hosts[host].serving == ServiceAvailability::Up;
         self.held("I33", served, || format!("host {host} polls while nobody is there to run its tasks"));
         self.held("I8", (1..=32).contains(&max), || format!("host {host} asks for {max}"));
     }
@@ -91,7 +91,7 @@ impl World {
         self.held("I33", !self.hosts[host].known_unfit, || format!("host {host} claims although it is unfit"));
     }
 
-    fn check_claim(&mut self, host: usize, claim: Token) {
+    fn check_claim(&mut self, host: usize, claim: LocalToken) {
         let Some(run) = self.hosts[host].entries.get(&claim).and_then(|entry| entry.run.clone()) else {
             let again = self.hosts[host].claims.contains_key(&claim);
             return self.held("I6", again, || format!("host {host} claims {claim:?}, which no message is about"));
@@ -101,7 +101,7 @@ impl World {
         self.hosts[host].claims.entry(claim).or_insert_with(|| Track::new(run));
     }
 
-    fn check_delete(&mut self, host: usize, message: Token) {
+    fn check_delete(&mut self, host: usize, message: LocalToken) {
         let host_state = &self.hosts[host];
         let Some(entry) = host_state.entries.get(&message) else {
             return self.held("I13", false, || format!("host {host} deletes {message:?}, which it has forgotten"));
@@ -112,15 +112,15 @@ impl World {
         self.held("I13", latest, || format!("host {host} uses an old receipt: {entry:?}"));
     }
 
-    fn check_execute(&mut self, host: usize, claim: Token) {
+    fn check_execute(&mut self, host: usize, claim: LocalToken) {
         let now = self.hosts[host].local(self.now);
-        let grace = self.hosts[host].policy.claim.grace;
+        let grace = self.hosts[host].policy.claim.termination_grace;
         let track = &self.hosts[host].claims[&claim];
         let run = track.run.clone();
         let last = track
             .leased_at
             .zip(track.lease)
-            .map(|(sent_at, lease)| track.last_moment(sent_at, lease.deadline().since(sent_at), grace));
+            .map(|(sent_at, lease)| track.last_moment(sent_at, lease.granted_until().since(sent_at), grace));
         self.held("I3", last.is_some_and(|last| now < last), || {
             format!("host {host} starts {run} too late: {track:?}")
         });
@@ -142,29 +142,32 @@ impl World {
         self.hosts[host].executed.insert(run);
     }
 
-    fn check_report(&mut self, host: usize, claim: Token, outcome: Outcome) {
+    fn check_report(&mut self, host: usize, claim: LocalToken, outcome: Outcome) {
         let now = self.hosts[host].local(self.now);
-        let grace = self.hosts[host].policy.claim.grace;
+        let grace = self.hosts[host].policy.claim.termination_grace;
         let track = &self.hosts[host].claims[&claim];
         let last = track
             .leased_at
             .zip(track.lease)
-            .map(|(sent_at, lease)| track.last_moment(sent_at, lease.deadline().since(sent_at), grace));
+            .map(|(sent_at, lease)| track.last_moment(sent_at, lease.granted_until().since(sent_at), grace));
         self.held("I1", last.is_some_and(|last| now < last), || format!("host {host} reports too late: {track:?}"));
         self.held("I1", !track.told_gone && !track.told_canceled, || {
             format!("host {host} reports a lost claim: {track:?}")
         });
         self.held("I9", !track.answered, || format!("host {host} reports again after an answer: {track:?}"));
-        let agrees = track.ordered.is_none_or(|order| order.instead_of(outcome) == outcome);
+        let agrees = track.ordered.is_none_or(|order| order.override_outcome(outcome) == outcome);
         self.held("I34", agrees, || format!("host {host} reports {outcome} against an order: {track:?}"));
         self.held("I26", track.alive_since.is_none(), || {
             format!("host {host} reports while the payload lives: {track:?}")
         });
         let says = |reason| outcome == Outcome::Exception(reason);
         let ran = track.executed;
-        self.held("I21", !says(Reason::MalformedPayload) || !ran, || format!("malformed after it ran: {track:?}"));
+        self.held("I21", !says(ExceptionReason::MalformedPayload) || !ran, || {
+            format!("malformed after it ran: {track:?}")
+        });
         let by_itself = ran && !track.killed;
-        let of_task = matches!(outcome, Outcome::Completed | Outcome::Failed) || says(Reason::IntermittentTask);
+        let of_task =
+            matches!(outcome, Outcome::Completed | Outcome::Failed) || says(ExceptionReason::IntermittentTask);
         self.held("I21", !of_task || by_itself, || format!("{outcome} although it did not end by itself: {track:?}"));
         let same = track.outcome.is_none_or(|before| before == outcome);
         self.held("I22", same, || format!("two outcomes for one claim: {outcome} after {track:?}"));
@@ -173,18 +176,18 @@ impl World {
         track.outcome = Some(outcome);
     }
 
-    fn check_reclaim(&mut self, host: usize, claim: Token, timeout: Duration) {
+    fn check_reclaim(&mut self, host: usize, claim: LocalToken, timeout: Duration) {
         let now = self.hosts[host].local(self.now);
         let Some(track) = self.hosts[host].claims.get(&claim) else { return };
         let Some(lease) = track.lease else { return };
         self.held("I10", !track.answered, || format!("host {host} extends after the report was answered: {track:?}"));
-        let room = lease.abandon_at().since(now) + LATE >= timeout * 2 * lease::ATTEMPTS_MIN;
+        let room = lease.expires_at().since(now) + LATE >= timeout * 2 * lease::RECLAIM_ATTEMPTS_MIN;
         let on_time = track.leased_at.is_some() && !track.suspended && track.told_first;
         self.held("I4", room || !on_time, || format!("host {host} extends too late for three attempts: {track:?}"));
         self.hosts[host].claims.get_mut(&claim).expect("a claim").told_first = false;
     }
 
-    fn check_close(&mut self, host: usize, claim: Token, end: End) {
+    fn check_close(&mut self, host: usize, claim: LocalToken, end: ClaimEnd) {
         let now = self.hosts[host].local(self.now);
         let Some(track) = self.hosts[host].claims.get(&claim) else { return };
         self.held("I26", track.alive_since.is_none(), || {
@@ -193,40 +196,43 @@ impl World {
         // What is said to have been reported without an answer was, and nothing else is.
         let unanswered = track.reports > 0 && !track.answered;
         match end {
-            End::Unconfirmed { .. } => {
+            ClaimEnd::Unconfirmed { .. } => {
                 self.held("I9", unanswered, || format!("never reported, or answered: {track:?}"))
             }
-            End::Lost(_) => self.held("I9", track.reports == 0, || format!("reported, and said to be lost: {track:?}")),
+            ClaimEnd::Lost(_) => {
+                self.held("I9", track.reports == 0, || format!("reported, and said to be lost: {track:?}"))
+            }
             _ => {}
         }
         match end {
-            End::Lost(Loss::Refused) | End::Unconfirmed { loss: Loss::Refused, .. } => {
+            ClaimEnd::Lost(LossReason::Revoked) | ClaimEnd::Unconfirmed { loss: LossReason::Revoked, .. } => {
                 self.held("I5", track.told_gone, || format!("host {host} gives up without a refusal: {track:?}"));
             }
-            End::Lost(Loss::Canceled) | End::Unconfirmed { loss: Loss::Canceled, .. } => {
+            ClaimEnd::Lost(LossReason::Canceled) | ClaimEnd::Unconfirmed { loss: LossReason::Canceled, .. } => {
                 self.held("I5", track.told_canceled, || format!("host {host} gives up without being told: {track:?}"));
             }
-            End::Lost(Loss::LeaseOver | Loss::GrantedLate)
-            | End::Unconfirmed { loss: Loss::LeaseOver | Loss::GrantedLate, .. } => {
-                let over = track.lease.is_some_and(|lease| now >= lease.abandon_at());
+            ClaimEnd::Lost(LossReason::LeaseExpired | LossReason::GrantedTooLate)
+            | ClaimEnd::Unconfirmed { loss: LossReason::LeaseExpired | LossReason::GrantedTooLate, .. } => {
+                let over = track.lease.is_some_and(|lease| now >= lease.expires_at());
                 self.held("I5", over, || format!("host {host} gives up before its time: {track:?}"));
                 // A claim that an earlier life made is granted again with what is left of it.
                 let whole = track.lease.zip(track.leased_at).is_some_and(|(lease, sent_at)| {
-                    lease.deadline().since(sent_at).as_millis() > u128::from(self.queue.lease_ms / 2)
+                    lease.granted_until().since(sent_at).as_millis() > u128::from(self.queue.lease_ms / 2)
                 });
                 let calm = self.calm && track.granted_calm && !track.suspended && whole;
                 self.held("I10", !calm, || format!("host {host} loses a lease in the calm: {track:?}"));
             }
-            End::Lost(Loss::NoTime) | End::Unconfirmed { loss: Loss::NoTime, .. } => {
+            ClaimEnd::Lost(LossReason::ShutdownDeadline)
+            | ClaimEnd::Unconfirmed { loss: LossReason::ShutdownDeadline, .. } => {
                 let due = self.hosts[host].stop.is_some_and(|stop| stop.deadline.is_some());
                 self.held("I22", due, || format!("host {host} leaves a claim without being out of time: {track:?}"));
             }
-            End::Reported(outcome) => {
+            ClaimEnd::Reported(outcome) => {
                 let ours = self.queue.state(&track.run);
                 let agreed = ours == Some(State::Done { how: How::Reported(outcome), host: Some(host) });
                 self.held("I9", agreed, || format!("reported {outcome}, but the queue has {ours:?}"));
             }
-            End::Superseded(_) | End::Unreportable(_) | End::NotGranted => {}
+            ClaimEnd::AlreadyResolved(_) | ClaimEnd::ReportRejected(_) | ClaimEnd::NotGranted => {}
         }
     }
 
@@ -239,24 +245,24 @@ impl World {
                 });
             }
             Alert::DeleteFailed { .. } => self.hosts[host].delete_alerts += 1,
-            Alert::Late { .. } => {}
-            Alert::LeftOver { run } => {
+            Alert::LateGrant { .. } => {}
+            Alert::RecoveredClaim { run } => {
                 let track = self.hosts[host].claims.values_mut().find(|track| track.run == *run);
                 let known = track.map(|track| track.unasked = true);
                 self.held("I28", known.is_some(), || format!("{run} is no claim of host {host}"));
             }
-            Alert::Unasked { run } => {
+            Alert::UnexpectedGrant { run } => {
                 if let Some(track) = self.hosts[host].claims.values_mut().find(|track| track.run == *run) {
                     track.unasked = true;
                 }
             }
             Alert::Undecodable { .. }
-            | Alert::HostUnfit { .. }
-            | Alert::FolderLost
-            | Alert::Trouble { .. }
-            | Alert::Occupied { .. }
-            | Alert::Namesake { .. }
-            | Alert::Unreadable { .. }
+            | Alert::HostUnhealthy { .. }
+            | Alert::WorkDirLost
+            | Alert::SourceUnavailable { .. }
+            | Alert::CleanupPending { .. }
+            | Alert::DuplicateWorkerId { .. }
+            | Alert::UnreadableClaim { .. }
             | Alert::Denied { .. }
             | Alert::Throttled { .. }
             | Alert::OverlapPossible { .. } => {}
@@ -268,7 +274,7 @@ impl World {
         let claims = state.claims.values().filter(|track| !track.left_over && !track.unasked).count();
         let taken = u32::try_from(claims).expect("few") + state.reserved;
         self.held("I8", taken <= state.capacity, || format!("host {host} holds {taken} of {}", state.capacity));
-        let free = state.worker.as_ref().map_or(0, |worker| worker.free());
+        let free = state.worker.as_ref().map_or(0, |worker| worker.free_slots());
         self.held("I8", free + taken == state.capacity, || {
             format!("host {host} lost a slot: {free} free, {taken} taken")
         });
@@ -276,7 +282,7 @@ impl World {
     }
 
     /// I2: nothing runs when somebody else may start it, unless this host was asleep (I7).
-    pub fn check_outlived(&self, host: usize, claim: Token) {
+    pub fn check_outlived(&self, host: usize, claim: LocalToken) {
         let track = &self.hosts[host].claims[&claim];
         let in_time = match self.queue.state(&track.run) {
             Some(State::Running { taken_until, .. }) => self.now <= taken_until,
@@ -295,7 +301,7 @@ impl World {
     }
 
     /// I22: a notice is used as long as it may be, and what has not started is not held up by what has.
-    fn check_shutdown(&self, host: usize, claim: Token) {
+    fn check_shutdown(&self, host: usize, claim: LocalToken) {
         let (state, now) = (&self.hosts[host], self.hosts[host].local(self.now));
         let Some(track) = state.claims.get(&claim).filter(|track| track.executed) else { return };
         let Some(stop) = state.stop else { return };
@@ -316,15 +322,15 @@ impl World {
         }
     }
 
-    pub fn check_exit(&self, host: usize, exit: Exit) {
+    pub fn check_exit(&self, host: usize, exit: ExitReason) {
         let state = &self.hosts[host];
         let expected = state.expected_exits().contains(&exit);
         self.held("I24", expected, || format!("host {host} exits with {exit:?}, told to stop: {}", state.ever_stopped));
         let alive = state.claims.values().filter(|track| track.alive_since.is_some()).count();
-        let left = exit == Exit::Aborted || alive == 0;
+        let left = exit == ExitReason::Aborted || alive == 0;
         self.held("I26", left, || format!("host {host} exits with {alive} payloads alive"));
         if let Some(deadline) = state.stop.and_then(|stop| stop.deadline)
-            && exit != Exit::Aborted
+            && exit != ExitReason::Aborted
         {
             let now = state.local(self.now);
             let late = now.since(deadline);
@@ -337,7 +343,7 @@ impl World {
 
     // --- what the worker is told
 
-    pub fn check_polled(&mut self, host: usize, lane: Lane, answer: &Result<Haul, Refusal>) {
+    pub fn check_polled(&mut self, host: usize, lane: PriorityQueue, answer: &Result<PollResult, Refusal>) {
         let state = &mut self.hosts[host];
         let lanes = state.lanes();
         state.next_lane = match answer {
@@ -350,8 +356,8 @@ impl World {
         }
     }
 
-    pub fn check_recovered(&mut self, host: usize, answer: &Result<Found, Refusal>) {
-        let Ok(Found { claims: brought, .. }) = answer else { return };
+    pub fn check_recovered(&mut self, host: usize, answer: &Result<RecoveryResult, Refusal>) {
+        let Ok(RecoveryResult { claims: brought, .. }) = answer else { return };
         let began = self.hosts[host].began;
         for one in brought {
             if let Some(track) = self.hosts[host].claims.get_mut(&one.token) {
@@ -361,8 +367,8 @@ impl World {
         self.note_grants(host, brought);
     }
 
-    fn note_grants(&mut self, host: usize, brought: &[Brought]) {
-        let grace = self.hosts[host].policy.claim.grace;
+    fn note_grants(&mut self, host: usize, brought: &[GrantedClaim]) {
+        let grace = self.hosts[host].policy.claim.termination_grace;
         let (sent_at, now) = (self.sent_at, self.hosts[host].local(self.now));
         for one in brought {
             if let Some(track) = self.hosts[host].claims.get_mut(&one.token) {
@@ -371,10 +377,16 @@ impl World {
         }
     }
 
-    pub fn check_claimed(&mut self, host: usize, claim: Token, sent_at: Instant, answer: Result<Duration, Refusal>) {
+    pub fn check_claimed(
+        &mut self,
+        host: usize,
+        claim: LocalToken,
+        sent_at: Instant,
+        answer: Result<Duration, Refusal>,
+    ) {
         let (calm, now) = (self.sent_in_calm(host, sent_at), self.hosts[host].local(self.now));
         let state = &mut self.hosts[host];
-        let grace = state.policy.claim.grace;
+        let grace = state.policy.claim.termination_grace;
         let Some(track) = state.claims.get_mut(&claim) else { return };
         match answer {
             Ok(length) => {
@@ -407,11 +419,11 @@ impl World {
         });
     }
 
-    pub fn check_taken(&mut self, host: usize, claim: Token, sent_at: Instant, answer: Result<Duration, Refusal>) {
+    pub fn check_taken(&mut self, host: usize, claim: LocalToken, sent_at: Instant, answer: Result<Duration, Refusal>) {
         let now = self.hosts[host].local(self.now);
         let calm = self.sent_in_calm(host, sent_at);
         let state = &mut self.hosts[host];
-        let grace = state.policy.claim.grace;
+        let grace = state.policy.claim.termination_grace;
         let Some(track) = state.claims.get_mut(&claim) else { return };
         match answer {
             Ok(length) => {
@@ -427,15 +439,21 @@ impl World {
         }
     }
 
-    pub fn check_deleted(&mut self, host: usize, message: Token, answer: Result<(), Refusal>) {
+    pub fn check_deleted(&mut self, host: usize, message: LocalToken, answer: Result<(), Refusal>) {
         let known = self.hosts[host].entries.contains_key(&message);
         if known && !matches!(answer, Ok(()) | Err(Refusal::Gone)) {
             self.hosts[host].deletes_failed += 1;
         }
     }
 
-    pub fn check_reclaimed(&mut self, host: usize, claim: Token, sent_at: Instant, answer: Result<Duration, Refusal>) {
-        let (grace, now) = (self.hosts[host].policy.claim.grace, self.hosts[host].local(self.now));
+    pub fn check_reclaimed(
+        &mut self,
+        host: usize,
+        claim: LocalToken,
+        sent_at: Instant,
+        answer: Result<Duration, Refusal>,
+    ) {
+        let (grace, now) = (self.hosts[host].policy.claim.termination_grace, self.hosts[host].local(self.now));
         let Some(track) = self.hosts[host].claims.get_mut(&claim) else { return };
         match answer {
             Ok(length) => track.leased(sent_at, length, grace, now),
@@ -448,13 +466,14 @@ impl World {
 impl Track {
     /// Notes what a reply granted, whatever the rules make of it.
     fn leased(&mut self, sent_at: Instant, length: Duration, grace: Duration, now: Instant) {
-        let lease = Lease::granted(sent_at, length, lease::Policy { grace });
+        let lease = Lease::granted(sent_at, length, lease::Policy { termination_grace: grace });
         // What was given up stays given up, even if the extension was on its way.
-        if !self.given_up && self.lease.is_none_or(|known| lease.abandon_at() > known.abandon_at()) {
+        if !self.given_up && self.lease.is_none_or(|known| lease.expires_at() > known.expires_at()) {
             self.lease = Some(lease);
             self.leased_at = Some(sent_at);
             // A reply that took its time leaves no room; then the extension is due at once.
-            self.told_first = lease.abandon_at().since(now) >= lease.attempt() * 2 * lease::ATTEMPTS_MIN;
+            self.told_first =
+                lease.expires_at().since(now) >= lease.attempt_timeout() * 2 * lease::RECLAIM_ATTEMPTS_MIN;
         }
     }
 }

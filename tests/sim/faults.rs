@@ -31,9 +31,9 @@ faults! {
 }
 
 #[derive(Debug, Default, Clone)]
-pub struct Tally(pub BTreeMap<Fault, u64>);
+pub struct AmqpSourceCounters(pub BTreeMap<Fault, u64>);
 
-impl Tally {
+impl AmqpSourceCounters {
     pub fn count(&mut self, fault: Fault) {
         *self.0.entry(fault).or_default() += 1;
     }

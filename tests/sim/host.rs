@@ -4,14 +4,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use journeyman::domain::claim;
-use journeyman::domain::id::{Deployment, Run, SourceId, Token};
-use journeyman::domain::journal::{Boot, EntryId, Held, Journal, Record, Stamp, Unreported};
+use journeyman::domain::id::{LocalToken, Run, ServiceId, SourceId};
+use journeyman::domain::journal::{
+    BootId, ClaimRecord, EntryId, Journal, JournalRecord, JournalTimestamp, UnreportedRun,
+};
 use journeyman::domain::lease::{self, Lease};
 use journeyman::domain::outcome::{Outcome, Verdict};
 use journeyman::domain::poll;
-use journeyman::domain::service::Serving;
+use journeyman::domain::service_supervisor::ServiceAvailability;
 use journeyman::domain::time::Instant;
-use journeyman::domain::worker::{Event, Exit, Least, LeftOver, Noticed, Place, Policy, Stay, Worker};
+use journeyman::domain::worker::{
+    Event, ExitPolicy, ExitReason, MinResources, OnTerminationNotice, RecoveredClaim, SourceSpec, Worker, WorkerPolicy,
+};
 
 use crate::queue::LANES;
 use crate::rng::Rng;
@@ -25,7 +29,7 @@ pub const CLAIMANT: &str = "host";
 pub struct Host {
     pub azure: bool,
     pub capacity: u32,
-    pub policy: Policy,
+    pub policy: WorkerPolicy,
     pub ppm: i64,
     offset: u64,
     pub life: u32,
@@ -33,8 +37,8 @@ pub struct Host {
     pub suspended_until: u64,
     pub wake: u64,
     tokens: u64,
-    pub entries: BTreeMap<Token, Received>,
-    pub claims: BTreeMap<Token, Track>,
+    pub entries: BTreeMap<LocalToken, Received>,
+    pub claims: BTreeMap<LocalToken, Track>,
     pub receipts: BTreeMap<u64, u64>,
     pub definite: BTreeSet<Run>,
     pub executed: BTreeSet<Run>,
@@ -54,7 +58,7 @@ pub struct Host {
     /// When this life began.
     pub began: u64,
     /// Whether what its tasks need is there, as its worker was told.
-    pub serving: Serving,
+    pub serving: ServiceAvailability,
     pub request_good: Option<bool>,
     /// What is on its disk.
     pub journal: Journal,
@@ -103,7 +107,7 @@ pub struct Track {
     pub told_first: bool,
     pub given_up: bool,
     /// What was ordered of it before anything of it was reported.
-    pub ordered: Option<claim::Order>,
+    pub ordered: Option<claim::CancelCommand>,
 }
 
 impl Track {
@@ -144,23 +148,23 @@ impl Host {
     pub fn new(lease_ms: u64, rng: &mut Rng) -> Self {
         let azure = rng.chance(60);
         let capacity = u32::try_from(rng.between(1, 5)).expect("small");
-        let policy = Policy {
+        let policy = WorkerPolicy {
             capacity,
-            poll: poll::Policy { interval: Duration::from_millis(rng.between(lease_ms / 20, lease_ms / 4)) },
-            claim: claim::Policy {
-                grace: Duration::from_millis(rng.between(0, 20_000)),
-                check_every: rng.chance(40).then(|| Duration::from_millis(lease_ms / 5)),
+            poll: poll::PollPolicy { interval: Duration::from_millis(rng.between(lease_ms / 20, lease_ms / 4)) },
+            claim: claim::ClaimPolicy {
+                termination_grace: Duration::from_millis(rng.between(0, 20_000)),
+                status_poll_interval: rng.chance(40).then(|| Duration::from_millis(lease_ms / 5)),
             },
             dequeue_alert: DEQUEUE_ALERT,
-            denied_max: DENIED_MAX,
-            noticed: if rng.chance(80) {
-                Noticed::MayFinish { margin: Duration::from_millis(rng.pick(&[0, 5_000, 15_000, 60_000])) }
+            max_auth_failures: DENIED_MAX,
+            on_termination_notice: if rng.chance(80) {
+                OnTerminationNotice::Finish { margin: Duration::from_millis(rng.pick(&[0, 5_000, 15_000, 60_000])) }
             } else {
-                Noticed::HandedBack
+                OnTerminationNotice::Release
             },
             drain_deadline: rng.chance(70).then(|| Duration::from_millis(rng.between(1_000, lease_ms * 2))),
-            stay: Stay::default(),
-            least: Least::default(),
+            exit_policy: ExitPolicy::default(),
+            min_resources: MinResources::default(),
         };
         Self {
             azure,
@@ -191,7 +195,7 @@ impl Host {
             unfit_until: 0,
             known_unfit: false,
             began: 0,
-            serving: Serving::Up,
+            serving: ServiceAvailability::Up,
             request_good: None,
             journal: Journal::default(),
             left: BTreeSet::new(),
@@ -203,12 +207,12 @@ impl Host {
     pub fn hand_back_from(&self, order: &Event, now: Instant) -> Option<Instant> {
         let drained = self.policy.drain_deadline.map(|span| now.plus(span));
         match order {
-            Event::Drain | Event::Retire => drained,
-            Event::Terminate { deadline: Some(deadline) } => {
-                let needed = self.policy.claim.grace + claim::REPORT_RESERVE;
-                let margin = match self.policy.noticed {
-                    Noticed::MayFinish { margin } => margin.max(needed),
-                    Noticed::HandedBack => Duration::MAX,
+            Event::Drain | Event::TerminationRisk => drained,
+            Event::TerminationNotice { deadline: Some(deadline) } => {
+                let needed = self.policy.claim.termination_grace + claim::REPORT_RESERVE;
+                let margin = match self.policy.on_termination_notice {
+                    OnTerminationNotice::Finish { margin } => margin.max(needed),
+                    OnTerminationNotice::Release => Duration::MAX,
                 };
                 drained.into_iter().chain([deadline.minus(margin)]).min()
             }
@@ -225,19 +229,19 @@ impl Host {
         self.stopped();
         self.life += 1;
         self.began = now;
-        let boot = Boot("boot".into());
-        let plan = self.journal.plan(&boot, &[CLAIMANT.into()]);
-        let polls = self.journal.polls_left(&boot, &[CLAIMANT.into()]);
-        self.journal = Journal::begun(boot);
-        let unread = polls.iter().map(|left| left.sent).collect();
-        self.journal.apply(Record::Polls { claimant: CLAIMANT.into(), unread });
+        let boot = BootId("boot".into());
+        let plan = self.journal.recovery_plan(&boot, &[CLAIMANT.into()]);
+        let polls = self.journal.unread_polls(&boot, &[CLAIMANT.into()]);
+        self.journal = Journal::new(boot);
+        let unread = polls.iter().map(|left| left.sent_at).collect();
+        self.journal.apply(JournalRecord::UnreadPolls { claimant: CLAIMANT.into(), unread });
         self.left.clear();
         let mut left = Vec::new();
-        for Unreported { run, outcome, .. } in plan.report {
+        for UnreportedRun { run, outcome, .. } in plan.report {
             let token = self.token();
-            let held = Held { run: run.clone(), claimant: CLAIMANT.into(), remains: None };
-            self.journal.apply(Record::Held { entry: EntryId(token.0), held });
-            self.journal.apply(Record::Decided { entry: EntryId(token.0), outcome });
+            let held = ClaimRecord { run: run.clone(), claimant: CLAIMANT.into(), processes: None };
+            self.journal.apply(JournalRecord::Claimed { entry: EntryId(token.0), claim: held });
+            self.journal.apply(JournalRecord::OutcomeDecided { entry: EntryId(token.0), outcome });
             let mut track = Track::new(run.clone());
             track.left_over = true;
             track.executed = self.ever_executed.contains(&run);
@@ -245,38 +249,38 @@ impl Host {
             self.left.insert(run.clone());
             // It was granted once.
             self.definite.insert(run.clone());
-            left.push(LeftOver { token, source: SourceId(0), run, outcome });
+            left.push(RecoveredClaim { token, source: SourceId(0), run, outcome });
         }
-        let manner = poll::Manner {
+        let manner = poll::Capabilities {
             long_poll: !self.azure,
-            recovers: !self.azure,
-            tells_canceled: true,
-            ends_with_worker: false,
+            supports_recovery: !self.azure,
+            reports_cancellation: true,
+            connection_scoped: false,
         };
-        let place = Place { manner, deployment: Deployment(0) };
+        let place = SourceSpec { capabilities: manner, service: ServiceId(0) };
         self.worker = Some(Worker::new(self.policy.clone(), &[place], rng.bits()));
         let present = self.stamp(self.local(now));
-        let ago = polls.iter().map(|left| left.sent.ago(present));
-        let polls = ago.map(|ago| Event::PollLeft { source: SourceId(0), ago });
-        std::iter::once(Event::LeftOver(left)).chain(polls).collect()
+        let ago = polls.iter().map(|left| left.sent_at.age_at(present));
+        let polls = ago.map(|ago| Event::UnreadPoll { source: SourceId(0), age: ago });
+        std::iter::once(Event::ClaimsRecovered(left)).chain(polls).collect()
     }
 
-    fn stamp(&self, at: Instant) -> Stamp {
-        Stamp { boot: Some(at), wall: Duration::ZERO }
+    fn stamp(&self, at: Instant) -> JournalTimestamp {
+        JournalTimestamp { boot: Some(at), wall: Duration::ZERO }
     }
 
     /// Writes down which polls it has not read the answers of.
     pub fn note_polls(&mut self, now: u64) {
         let now = self.local(now);
         let Some(source) = self.worker.as_ref().and_then(|worker| worker.sources().next()) else { return };
-        let sent = source.poller.unread().polls().iter().map(|asked| self.stamp(now.minus(asked.ago(now))));
+        let sent = source.poller.unread_polls().polls().iter().map(|asked| self.stamp(now.minus(asked.age(now))));
         let unread = sent.collect();
-        self.note(Record::Polls { claimant: CLAIMANT.into(), unread });
+        self.note(JournalRecord::UnreadPolls { claimant: CLAIMANT.into(), unread });
     }
 
     /// Writes something down.
-    pub fn note(&mut self, record: Record) {
-        self.journal.note(record);
+    pub fn note(&mut self, record: JournalRecord) {
+        self.journal.record(record);
     }
 
     /// The process is gone, and with it all that it knew.
@@ -296,13 +300,13 @@ impl Host {
         self.deletes_failed = 0;
         self.delete_alerts = 0;
         self.known_unfit = false;
-        self.serving = Serving::Up;
+        self.serving = ServiceAvailability::Up;
         self.request_good = None;
     }
 
-    pub fn token(&mut self) -> Token {
+    pub fn token(&mut self) -> LocalToken {
         self.tokens += 1;
-        Token(self.tokens)
+        LocalToken(self.tokens)
     }
 
     /// This host's clock at a true time.
@@ -321,19 +325,19 @@ impl Host {
         u64::try_from(truth.max(0) / 1_000).expect("fits") + 1
     }
 
-    pub fn expected_exits(&self) -> &'static [Exit] {
+    pub fn expected_exits(&self) -> &'static [ExitReason] {
         if self.ever_stopped {
             &[
-                Exit::Drained,
-                Exit::HandedBack,
-                Exit::DrainDeadline,
-                Exit::HostGoes,
-                Exit::Aborted,
-                Exit::CredentialsRefused,
-                Exit::Misconfigured,
+                ExitReason::Drained,
+                ExitReason::Released,
+                ExitReason::DrainDeadline,
+                ExitReason::HostTerminating,
+                ExitReason::Aborted,
+                ExitReason::CredentialsRejected,
+                ExitReason::Misconfigured,
             ]
         } else {
-            &[Exit::CredentialsRefused, Exit::Misconfigured]
+            &[ExitReason::CredentialsRejected, ExitReason::Misconfigured]
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use journeyman::domain::id::{Run, TaskId};
-use journeyman::domain::outcome::{Outcome, Reason};
+use journeyman::domain::outcome::{ExceptionReason, Outcome};
 
 pub const LANES: u16 = 3;
 pub const VISIBILITY_MS: u64 = 300_000;
@@ -189,7 +189,7 @@ impl Queue {
     fn resolve(&mut self, run: &Run, how: How, host: Option<usize>, now: u64) {
         self.set(run, State::Done { how, host });
         let retried = match how {
-            How::Reported(Outcome::Exception(Reason::WorkerShutdown | Reason::IntermittentTask))
+            How::Reported(Outcome::Exception(ExceptionReason::WorkerShutdown | ExceptionReason::IntermittentTask))
             | How::ClaimExpired => true,
             How::Reported(_) | How::Canceled => false,
         };

@@ -4,18 +4,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use journeyman::domain::claim::{Order, Settled};
-use journeyman::domain::fitness::Condition;
-use journeyman::domain::id::{Lane, Run, SourceId, TaskId, Token};
-use journeyman::domain::journal::{After, EntryId, Held, Record};
-use journeyman::domain::outcome::{Outcome, Unprepared, Verdict};
+use journeyman::domain::claim::{CancelCommand, UploadStatus};
+use journeyman::domain::host_health::ProbeResult;
+use journeyman::domain::id::{LocalToken, PriorityQueue, Run, SourceId, TaskId};
+use journeyman::domain::journal::{AfterClose, ClaimRecord, EntryId, JournalRecord};
+use journeyman::domain::outcome::{Outcome, PrepareFailure, Verdict};
 use journeyman::domain::refusal::Refusal;
-use journeyman::domain::service::Serving;
+use journeyman::domain::service_supervisor::ServiceAvailability;
 use journeyman::domain::time::Instant;
-use journeyman::domain::unread::Window;
-use journeyman::domain::worker::{Brought, Effect, Event, Exit, Found, Haul, Lanes, Seen};
+use journeyman::domain::unread_polls::ClaimWindow;
+use journeyman::domain::worker::{
+    Effect, Event, ExitReason, GrantedClaim, OpenedQueues, PollResult, ReceivedMessage, RecoveryResult,
+};
 
-use crate::faults::{ALL, Fault, Tally};
+use crate::faults::{ALL, AmqpSourceCounters, Fault};
 use crate::host::{CLAIMANT, Host, Received, Stop, Track};
 use crate::queue::{Queue, State};
 use crate::rng::Rng;
@@ -29,14 +31,14 @@ const EVENTS_MAX: u64 = 2_000_000;
 #[derive(Debug, Clone)]
 pub enum Call {
     Open,
-    Poll { lane: Lane, max: u8 },
-    Recover { held: Vec<Run>, asked: Vec<Window> },
-    Claim { claim: Token, run: Run },
-    TakeOver { claim: Token, run: Run },
-    Delete { message: Token, id: u64, receipt: u64 },
-    Reclaim { claim: Token, run: Run },
-    Report { claim: Token, run: Run, outcome: Outcome },
-    Check { claim: Token, run: Run },
+    Poll { lane: PriorityQueue, max: u8 },
+    Recover { held: Vec<Run>, asked: Vec<ClaimWindow> },
+    Claim { claim: LocalToken, run: Run },
+    TakeOver { claim: LocalToken, run: Run },
+    Delete { message: LocalToken, id: u64, receipt: u64 },
+    Reclaim { claim: LocalToken, run: Run },
+    Report { claim: LocalToken, run: Run, outcome: Outcome },
+    Check { claim: LocalToken, run: Run },
 }
 
 /// What the queue says to a call.
@@ -85,10 +87,10 @@ enum Happens {
     Arrive(Request),
     Reply { request: Request, answer: Result<Answer, Refusal> },
     Wake { host: usize, life: u32, wake: u64 },
-    PreparedAt { host: usize, life: u32, claim: Token, answer: Result<(), Unprepared> },
-    EndedAt { host: usize, life: u32, claim: Token, verdict: Verdict },
-    SettledAt { host: usize, life: u32, claim: Token, settled: Settled },
-    LookedAt { host: usize, life: u32, condition: Condition },
+    PreparedAt { host: usize, life: u32, claim: LocalToken, answer: Result<(), PrepareFailure> },
+    EndedAt { host: usize, life: u32, claim: LocalToken, verdict: Verdict },
+    SettledAt { host: usize, life: u32, claim: LocalToken, settled: UploadStatus },
+    LookedAt { host: usize, life: u32, condition: ProbeResult },
     ServedAgain { host: usize, life: u32 },
     LongPollOver { id: u64 },
     Expiry { run: Run },
@@ -111,7 +113,7 @@ pub struct World {
     enabled: BTreeSet<Fault>,
     pub calm: bool,
     calm_at: u64,
-    pub tally: Tally,
+    pub tally: AmqpSourceCounters,
     waiters: BTreeMap<u64, Request>,
     errors_until: u64,
     forbidden_until: u64,
@@ -144,7 +146,7 @@ impl World {
             enabled,
             calm: false,
             calm_at: 0,
-            tally: Tally::default(),
+            tally: AmqpSourceCounters::default(),
             waiters: BTreeMap::new(),
             errors_until: 0,
             forbidden_until: 0,
@@ -314,18 +316,20 @@ impl World {
                 }
             }
             Happens::LookedAt { host, condition, .. } => {
-                self.hosts[host].known_unfit &= condition == Condition::Unfit;
-                self.tell(host, Event::Looked(condition));
+                self.hosts[host].known_unfit &= condition == ProbeResult::Unhealthy;
+                self.tell(host, Event::HostProbed(condition));
             }
-            Happens::ServedAgain { host, .. } => self.serve(host, Serving::Up),
+            Happens::ServedAgain { host, .. } => self.serve(host, ServiceAvailability::Up),
             Happens::PreparedAt { host, claim, answer, .. } => {
-                self.note_host_fault(host, claim, answer == Err(Unprepared::Host));
+                self.note_host_fault(host, claim, answer == Err(PrepareFailure::HostFault));
                 if self.hosts[host].claims.get(&claim).is_some_and(|track| !track.killed) {
                     self.tell(host, Event::Prepared { claim, answer });
                 }
             }
             Happens::EndedAt { host, claim, verdict, .. } => self.payload_ended(host, claim, verdict),
-            Happens::SettledAt { host, claim, settled, .. } => self.tell(host, Event::Settled { claim, settled }),
+            Happens::SettledAt { host, claim, settled, .. } => {
+                self.tell(host, Event::Uploaded { claim, status: settled })
+            }
             Happens::LongPollOver { id } => {
                 if let Some(request) = self.waiters.remove(&id) {
                     self.send_back(request, Ok(Answer::Granted(Vec::new())));
@@ -376,7 +380,7 @@ impl World {
             self.hosts[host].quarantined_until = 0;
             self.hosts[host].partitioned_until = 0;
             self.hosts[host].unfit_until = 0;
-            self.serve(host, Serving::Up);
+            self.serve(host, ServiceAvailability::Up);
             if self.hosts[host].worker.is_none() {
                 self.at(self.now, Happens::Start { host });
             }
@@ -396,37 +400,37 @@ impl World {
                 }
             }
             Fault::Drain => self.tell_stop(host, Event::Drain, None),
-            Fault::HandBackNoDeadline => self.tell_stop(host, Event::HandBack { deadline: None }, None),
+            Fault::HandBackNoDeadline => self.tell_stop(host, Event::Release { deadline: None }, None),
             Fault::HandBack120s => self.hand_back(host, 120),
             Fault::HandBack30s => self.hand_back(host, 30),
             Fault::HandBackNow => self.hand_back(host, 0),
             Fault::SecondSignal => {
                 self.tell_stop(host, Event::Drain, None);
-                self.tell_stop(host, Event::HandBack { deadline: None }, None);
+                self.tell_stop(host, Event::Release { deadline: None }, None);
             }
             Fault::Abort => self.tell_stop(host, Event::Abort, None),
             Fault::SpotNotice120s => self.notice(host, 120),
             Fault::SpotNotice30s => self.notice(host, 30),
-            Fault::SpotNoticeWithoutTime => self.tell_stop(host, Event::Terminate { deadline: None }, None),
+            Fault::SpotNoticeWithoutTime => self.tell_stop(host, Event::TerminationNotice { deadline: None }, None),
             Fault::SpotNoticeThenSignal => {
                 self.notice(host, 120);
                 self.tell_stop(host, Event::Drain, None);
             }
             Fault::EarlierNotice => [600, 90, 300].into_iter().for_each(|seconds| self.notice(host, seconds)),
-            Fault::HostAtRisk => self.tell_stop(host, Event::Retire, None),
+            Fault::HostAtRisk => self.tell_stop(host, Event::TerminationRisk, None),
             Fault::QueueRestart => {
                 for (_, request) in std::mem::take(&mut self.waiters) {
-                    self.send_back(request, Err(Refusal::Retry { after: None }));
+                    self.send_back(request, Err(Refusal::Retry { retry_after: None }));
                 }
             }
             Fault::HostUnfit => self.hosts[host].unfit_until = self.now + self.rng.between(1_000, 1_000_000),
             Fault::ServiceGone => {
-                self.serve(host, Serving::Down);
+                self.serve(host, ServiceAvailability::Down);
                 let (at, life) = (self.now + self.rng.between(1_000, 600_000), self.hosts[host].life);
                 self.at(at, Happens::ServedAgain { host, life });
             }
-            Fault::OperatorHandsBack => self.order(host, Order::HandBack),
-            Fault::OperatorCancels => self.order(host, Order::Cancel),
+            Fault::OperatorHandsBack => self.order(host, CancelCommand::Release),
+            Fault::OperatorCancels => self.order(host, CancelCommand::Cancel),
             Fault::Quarantine => self.hosts[host].quarantined_until = self.now + self.rng.between(1_000, 600_000),
             Fault::PartitionedReplies => {
                 self.hosts[host].partitioned_until = self.now + self.rng.between(1_000, self.queue.lease_ms * 2);
@@ -449,36 +453,36 @@ impl World {
         }
     }
 
-    fn serve(&mut self, host: usize, serving: Serving) {
+    fn serve(&mut self, host: usize, serving: ServiceAvailability) {
         if self.suspended(host).is_none() && std::mem::replace(&mut self.hosts[host].serving, serving) != serving {
-            self.tell(host, Event::Serving { source: SourceId(0), serving });
+            self.tell(host, Event::ServiceAvailabilityChanged { source: SourceId(0), availability: serving });
         }
     }
 
     /// One of the host's claims, whatever it is doing; the order may be repeated, or the other one follow it.
-    fn order(&mut self, host: usize, first: Order) {
-        let claims: Vec<Token> = self.hosts[host].claims.keys().copied().collect();
+    fn order(&mut self, host: usize, first: CancelCommand) {
+        let claims: Vec<LocalToken> = self.hosts[host].claims.keys().copied().collect();
         if claims.is_empty() || self.suspended(host).is_some() {
             return;
         }
         let claim = self.rng.pick(&claims);
-        let second = self.rng.pick(&[None, Some(Order::HandBack), Some(Order::Cancel)]);
+        let second = self.rng.pick(&[None, Some(CancelCommand::Release), Some(CancelCommand::Cancel)]);
         for order in [Some(first), second].into_iter().flatten() {
             if let Some(track) = self.hosts[host].claims.get_mut(&claim).filter(|track| track.reports == 0) {
                 track.ordered = track.ordered.max(Some(order));
             }
-            self.tell(host, Event::Ordered { claim, order });
+            self.tell(host, Event::Command { claim, command: order });
         }
     }
 
     fn hand_back(&mut self, host: usize, seconds: u64) {
         let deadline = self.hosts[host].local(self.now).plus(Duration::from_secs(seconds));
-        self.tell_stop(host, Event::HandBack { deadline: Some(deadline) }, Some(deadline));
+        self.tell_stop(host, Event::Release { deadline: Some(deadline) }, Some(deadline));
     }
 
     fn notice(&mut self, host: usize, seconds: u64) {
         let deadline = self.hosts[host].local(self.now).plus(Duration::from_secs(seconds));
-        self.tell_stop(host, Event::Terminate { deadline: Some(deadline) }, Some(deadline));
+        self.tell_stop(host, Event::TerminationNotice { deadline: Some(deadline) }, Some(deadline));
     }
 
     fn tell_stop(&mut self, host: usize, event: Event, deadline: Option<Instant>) {
@@ -488,7 +492,7 @@ impl World {
         let before = self.hosts[host].stop;
         let deadline = [before.and_then(|stop| stop.deadline), deadline].into_iter().flatten().min();
         // A worker that the queue refuses has begun to drain by itself, at a time of its own.
-        let refused = before.is_none() && self.hosts[host].worker.as_ref().is_some_and(|worker| worker.stopping());
+        let refused = before.is_none() && self.hosts[host].worker.as_ref().is_some_and(|worker| worker.is_stopping());
         let from = if refused {
             Some(Instant::ORIGIN)
         } else {
@@ -497,7 +501,7 @@ impl World {
         let hand_back_from = [before.and_then(|stop| stop.hand_back_from), from].into_iter().flatten().min();
         self.hosts[host].stop = Some(Stop { deadline, hand_back_from });
         self.hosts[host].ever_stopped = true;
-        let at_once = matches!(event, Event::HandBack { .. } | Event::Terminate { deadline: None });
+        let at_once = matches!(event, Event::Release { .. } | Event::TerminationNotice { deadline: None });
         self.tell(host, event);
         if at_once {
             self.check_all_told(host);
@@ -522,7 +526,7 @@ impl World {
         self.at(again, Happens::Start { host });
     }
 
-    pub fn exited(&mut self, host: usize, exit: Exit) {
+    pub fn exited(&mut self, host: usize, exit: ExitReason) {
         self.note(|| format!("host {host} exits: {exit:?}"));
         self.check_exit(host, exit);
         self.stop_host(host);
@@ -572,16 +576,19 @@ impl World {
     }
 
     fn perform(&mut self, host: usize, effect: Effect) {
-        let run_of = |world: &Self, claim: Token| world.hosts[host].claims.get(&claim).map(|track| track.run.clone());
+        let run_of =
+            |world: &Self, claim: LocalToken| world.hosts[host].claims.get(&claim).map(|track| track.run.clone());
         match effect {
             Effect::Open(_) => self.send(host, Call::Open, CALL_TIMEOUT),
-            Effect::Poll { lane, max, .. } => {
+            Effect::Poll { queue: lane, max, .. } => {
                 self.hosts[host].reserved += u32::from(max);
                 self.hosts[host].note_polls(self.now);
                 let timeout = if self.hosts[host].azure { CALL_TIMEOUT } else { LONG_POLL_TIMEOUT };
                 self.send(host, Call::Poll { lane, max }, timeout);
             }
-            Effect::Recover { held, asked, .. } => self.send(host, Call::Recover { held, asked }, CALL_TIMEOUT),
+            Effect::Recover { known_runs: held, windows: asked, .. } => {
+                self.send(host, Call::Recover { held, asked }, CALL_TIMEOUT)
+            }
             Effect::Claim(claim) => {
                 let run = run_of(self, claim).expect("check_effect made the track");
                 self.send(host, Call::Claim { claim, run }, CALL_TIMEOUT);
@@ -594,7 +601,7 @@ impl World {
                 let Received { id, receipt, .. } = self.hosts[host].entries[&message].clone();
                 self.send(host, Call::Delete { message, id, receipt }, CALL_TIMEOUT);
             }
-            Effect::Forget(token) => {
+            Effect::DropMessage(token) => {
                 // Either a message, or a claim that was brought and not taken in hand.
                 if self.hosts[host].entries.remove(&token).is_none() {
                     self.hosts[host].claims.remove(&token);
@@ -602,19 +609,19 @@ impl World {
             }
             Effect::Prepare(claim) => {
                 let run = run_of(self, claim).expect("a claim");
-                let held = Held { run, claimant: CLAIMANT.into(), remains: None };
-                self.hosts[host].note(Record::Held { entry: EntryId(claim.0), held });
+                let held = ClaimRecord { run, claimant: CLAIMANT.into(), processes: None };
+                self.hosts[host].note(JournalRecord::Claimed { entry: EntryId(claim.0), claim: held });
                 self.prepare(host, claim);
             }
             Effect::Execute(claim) => self.execute(host, claim),
             Effect::Kill { claim, grace, .. } => self.kill(host, claim, grace),
-            Effect::Settle(claim) => self.settle(host, claim),
+            Effect::Upload(claim) => self.settle(host, claim),
             Effect::Report { claim, outcome, timeout } => {
                 // The record may be lost with the host, as long as nobody waits for it.
                 if let Some(run) = run_of(self, claim).filter(|_| !self.rng.chance(10)) {
-                    let held = Held { run, claimant: CLAIMANT.into(), remains: None };
-                    self.hosts[host].note(Record::Held { entry: EntryId(claim.0), held });
-                    self.hosts[host].note(Record::Decided { entry: EntryId(claim.0), outcome });
+                    let held = ClaimRecord { run, claimant: CLAIMANT.into(), processes: None };
+                    self.hosts[host].note(JournalRecord::Claimed { entry: EntryId(claim.0), claim: held });
+                    self.hosts[host].note(JournalRecord::OutcomeDecided { entry: EntryId(claim.0), outcome });
                 }
                 if let Some(run) = run_of(self, claim) {
                     self.send(host, Call::Report { claim, run, outcome }, millis(timeout));
@@ -625,44 +632,44 @@ impl World {
                     self.send(host, Call::Reclaim { claim, run }, millis(timeout));
                 }
             }
-            Effect::Check(claim) => {
+            Effect::CheckStatus(claim) => {
                 if let Some(run) = run_of(self, claim) {
                     self.send(host, Call::Check { claim, run }, CALL_TIMEOUT);
                 }
             }
-            Effect::Look => {
+            Effect::ProbeHost => {
                 // A look may miss what is wrong.
                 let missed = self.rng.chance(10);
                 let unfit = self.now < self.hosts[host].unfit_until && !missed;
-                let condition = if unfit { Condition::Unfit } else { Condition::Fit };
+                let condition = if unfit { ProbeResult::Unhealthy } else { ProbeResult::Healthy };
                 let (at, life) = (self.now + self.rng.between(1, 10_000), self.hosts[host].life);
                 self.at(at, Happens::LookedAt { host, life, condition });
             }
-            Effect::Extended { .. } | Effect::Alert(_) => {}
+            Effect::UpdateLease { .. } | Effect::Alert(_) => {}
             Effect::Close { claim, end, .. } => {
                 self.hosts[host].claims.remove(&claim);
-                if After::of(end) == After::Nothing && !self.rng.chance(10) {
-                    self.hosts[host].note(Record::Over { entry: EntryId(claim.0) });
+                if AfterClose::of(end) == AfterClose::Nothing && !self.rng.chance(10) {
+                    self.hosts[host].note(JournalRecord::Closed { entry: EntryId(claim.0) });
                 }
             }
             Effect::Exit(exit) => self.exited(host, exit),
         }
     }
 
-    fn prepare(&mut self, host: usize, claim: Token) {
+    fn prepare(&mut self, host: usize, claim: LocalToken) {
         let mut took = self.rng.between(0, 2_000);
         if self.hit(Fault::SlowPrepare, 10) {
             took = self.rng.between(0, self.queue.lease_ms * 2);
         }
         let unfit = self.now < self.hosts[host].unfit_until;
         let answer = if unfit && self.rng.chance(50) {
-            Err(Unprepared::Host)
-        } else if self.hosts[host].serving == Serving::Down && self.rng.chance(50) {
-            Err(Unprepared::Away)
+            Err(PrepareFailure::HostFault)
+        } else if self.hosts[host].serving == ServiceAvailability::Down && self.rng.chance(50) {
+            Err(PrepareFailure::ServiceDown)
         } else if self.hit(Fault::Malformed, 10) {
-            Err(Unprepared::Malformed)
+            Err(PrepareFailure::Malformed)
         } else if self.hit(Fault::Unavailable, 5) {
-            Err(Unprepared::Unavailable)
+            Err(PrepareFailure::Unavailable)
         } else {
             Ok(())
         };
@@ -670,15 +677,15 @@ impl World {
         self.at(self.now + took, Happens::PreparedAt { host, life, claim, answer });
     }
 
-    fn execute(&mut self, host: usize, claim: Token) {
+    fn execute(&mut self, host: usize, claim: LocalToken) {
         let ignores_term = self.hit(Fault::IgnoresTerm, 20);
         let never_ends = self.hit(Fault::NeverEnds, 5);
         let took = if self.rng.chance(50) { self.rng.below(3_000) } else { self.rng.below(self.queue.lease_ms * 2) };
         let unfit = self.now < self.hosts[host].unfit_until;
         let verdict = if unfit {
-            Verdict::Host
-        } else if self.hosts[host].serving == Serving::Down && self.rng.chance(50) {
-            Verdict::Away
+            Verdict::HostFault
+        } else if self.hosts[host].serving == ServiceAvailability::Down && self.rng.chance(50) {
+            Verdict::ServiceDown
         } else if self.hit(Fault::Panics, 5) {
             Verdict::Internal
         } else if self.hit(Fault::Intermittent, 10) {
@@ -697,7 +704,7 @@ impl World {
         self.at(now + took, Happens::EndedAt { host, life, claim, verdict });
     }
 
-    fn kill(&mut self, host: usize, claim: Token, grace: Duration) {
+    fn kill(&mut self, host: usize, claim: LocalToken, grace: Duration) {
         let Some(track) = self.hosts[host].claims.get_mut(&claim) else { return };
         track.killed = true;
         let took = if track.ignores_term { millis(grace) } else { self.rng.below(millis(grace) + 1) };
@@ -706,7 +713,7 @@ impl World {
         self.at(self.now + took, Happens::EndedAt { host, life, claim, verdict: Verdict::Failed });
     }
 
-    fn payload_ended(&mut self, host: usize, claim: Token, verdict: Verdict) {
+    fn payload_ended(&mut self, host: usize, claim: LocalToken, verdict: Verdict) {
         let Some(track) = self.hosts[host].claims.get_mut(&claim) else { return };
         if std::mem::replace(&mut track.ended, true) {
             return;
@@ -718,26 +725,26 @@ impl World {
             self.alive.entry(task).or_default().remove(&host);
             self.hosts[host].claims.get_mut(&claim).expect("a claim").alive_since = None;
         }
-        self.note_host_fault(host, claim, verdict == Verdict::Host);
+        self.note_host_fault(host, claim, verdict == Verdict::HostFault);
         self.tell(host, Event::Ended { claim, verdict });
     }
 
-    fn note_host_fault(&mut self, host: usize, claim: Token, fault: bool) {
+    fn note_host_fault(&mut self, host: usize, claim: LocalToken, fault: bool) {
         let told = self.hosts[host].claims.get(&claim).is_some_and(|track| !track.killed);
         self.hosts[host].known_unfit |= fault && told;
     }
 
-    fn settle(&mut self, host: usize, claim: Token) {
+    fn settle(&mut self, host: usize, claim: LocalToken) {
         let mut took = self.rng.between(0, 500);
         if self.hit(Fault::SlowSettle, 10) {
             took = self.rng.between(0, self.queue.lease_ms * 2);
         }
         let settled = if self.hit(Fault::ArtifactMissing, 5) {
-            Settled::Missing
+            UploadStatus::ArtifactMissing
         } else if self.hit(Fault::ArtifactUnstored, 5) {
-            Settled::Unstored
+            UploadStatus::UploadFailed
         } else {
-            Settled::Clean
+            UploadStatus::Complete
         };
         let life = self.hosts[host].life;
         self.at(self.now + took, Happens::SettledAt { host, life, claim, settled });
@@ -760,11 +767,12 @@ impl World {
         let instantly = [Fault::Refused, Fault::DnsFailure, Fault::TlsFailure];
         for fault in instantly {
             if self.hit(fault, 2) {
-                return self.at(self.now + 1, Happens::Reply { request, answer: Err(Refusal::Retry { after: None }) });
+                return self
+                    .at(self.now + 1, Happens::Reply { request, answer: Err(Refusal::Retry { retry_after: None }) });
             }
         }
         if self.hit(Fault::BlackHole, 2) {
-            return self.at(gives_up, Happens::Reply { request, answer: Err(Refusal::Retry { after: None }) });
+            return self.at(gives_up, Happens::Reply { request, answer: Err(Refusal::Retry { retry_after: None }) });
         }
         if self.hit(Fault::ReplyLost, 3) || self.now < self.hosts[host].partitioned_until {
             request.back = Back::Lost;
@@ -780,13 +788,16 @@ impl World {
             request.back = Back::Lost;
         }
         if there >= timeout || request.back == Back::Lost {
-            self.at(gives_up, Happens::Reply { request: request.clone(), answer: Err(Refusal::Retry { after: None }) });
+            self.at(
+                gives_up,
+                Happens::Reply { request: request.clone(), answer: Err(Refusal::Retry { retry_after: None }) },
+            );
         }
         self.at(self.now + there, Happens::Arrive(request));
     }
 
     fn send_back(&mut self, request: Request, answer: Result<Answer, Refusal>) {
-        let silent = Err(Refusal::Retry { after: None });
+        let silent = Err(Refusal::Retry { retry_after: None });
         match request.back {
             // The caller was told already, when its patience ended.
             Back::Lost => {}
@@ -819,7 +830,7 @@ impl World {
                 let took = self.hosts[host].local(self.now).since(request.sent_at);
                 for run in self.queue.claimed_by(host).into_iter().filter(|run| !held.contains(run)) {
                     let ago = Duration::from_millis(self.now - self.queue.claimed[&run]);
-                    if !asked.iter().any(|window| window.holds(ago, took)) {
+                    if !asked.iter().any(|window| window.contains(ago, took)) {
                         continue;
                     }
                     if self.hit(Fault::RecoveryPartly, 30) {
@@ -831,7 +842,7 @@ impl World {
                 }
                 match granted.is_empty() {
                     _ if !missed => Ok(Answer::Granted(granted)),
-                    true => Err(Refusal::Retry { after: None }),
+                    true => Err(Refusal::Retry { retry_after: None }),
                     false => Ok(Answer::Partly(granted)),
                 }
             }
@@ -868,16 +879,16 @@ impl World {
         let host = request.host;
         if self.now < self.errors_until || self.hit(Fault::InternalErrorBeforeCommit, 2) || self.hit(Fault::Proxy502, 2)
         {
-            return Some(Refusal::Retry { after: None });
+            return Some(Refusal::Retry { retry_after: None });
         }
         if self.hit(Fault::Html200, 1) || self.hit(Fault::Redirect, 1) {
-            return Some(Refusal::Retry { after: None });
+            return Some(Refusal::Retry { retry_after: None });
         }
         if self.hit(Fault::TooManyRequests, 1) {
-            return Some(Refusal::Throttled { after: None });
+            return Some(Refusal::Throttled { retry_after: None });
         }
         if self.hit(Fault::TooManyRequestsWithRetryAfter, 1) {
-            return Some(Refusal::Throttled { after: Some(Duration::from_secs(self.rng.between(1, 120))) });
+            return Some(Refusal::Throttled { retry_after: Some(Duration::from_secs(self.rng.between(1, 120))) });
         }
         let azure = self.hosts[host].azure;
         match request.call {
@@ -888,7 +899,7 @@ impl World {
                 return stale.then_some(Refusal::Stale);
             }
             Call::Claim { .. } if self.now < self.hosts[host].quarantined_until => {
-                return Some(Refusal::Retry { after: None });
+                return Some(Refusal::Retry { retry_after: None });
             }
             Call::Claim { .. } if self.misconfigured(host) => return Some(Refusal::Rejected),
             Call::Open | Call::Poll { .. } | Call::Recover { .. } | Call::Claim { .. } | Call::TakeOver { .. } => {}
@@ -909,7 +920,7 @@ impl World {
         self.hosts[host].request_good == Some(false)
     }
 
-    fn receive(&mut self, lane: Lane, max: u8) -> Answer {
+    fn receive(&mut self, lane: PriorityQueue, max: u8) -> Answer {
         let more = usize::from(self.hit(Fault::MoreThanAsked, 3));
         let mut entries = self.queue.receive(lane.0, usize::from(max) + more, self.now);
         if !entries.is_empty() && self.hit(Fault::SameMessageTwice, 10) {
@@ -1009,7 +1020,7 @@ impl World {
                 let usable_for = Some(Duration::from_millis(self.queue.lease_ms * 2));
                 let count = self.hosts[host].lanes();
                 self.hosts[host].next_lane = 0;
-                let answer = answer.map(|_| Lanes { count, usable_for });
+                let answer = answer.map(|_| OpenedQueues { count, usable_for });
                 Event::Opened { source: SourceId(0), sent_at, answer }
             }
             Call::Poll { lane, max } => {
@@ -1018,7 +1029,7 @@ impl World {
                 let answer = answer.map(|answer| self.haul(host, answer));
                 self.sent_poll = false;
                 self.check_polled(host, lane, &answer);
-                Event::Polled { source: SourceId(0), lane, sent_at, answer }
+                Event::Polled { source: SourceId(0), queue: lane, sent_at, answer }
             }
             Call::Recover { .. } => {
                 let answer = answer.map(|answer| self.found(host, answer));
@@ -1057,27 +1068,27 @@ impl World {
                 if let Some(track) = self.hosts[host].claims.get_mut(&claim) {
                     track.told_canceled |= answer == Ok(true);
                 }
-                Event::Checked { claim, answer }
+                Event::StatusChecked { claim, answer }
             }
         };
         self.tell(host, event);
     }
 
-    fn found(&mut self, host: usize, answer: Answer) -> Found {
+    fn found(&mut self, host: usize, answer: Answer) -> RecoveryResult {
         let (answer, missed) = match answer {
-            Answer::Partly(granted) => (Answer::Granted(granted), Some(Refusal::Retry { after: None })),
+            Answer::Partly(granted) => (Answer::Granted(granted), Some(Refusal::Retry { retry_after: None })),
             other => (other, None),
         };
-        Found { claims: self.haul(host, answer).claims, missed, others: 0 }
+        RecoveryResult { claims: self.haul(host, answer).claims, error: missed, foreign_claims: 0 }
     }
 
-    fn haul(&mut self, host: usize, answer: Answer) -> Haul {
-        let mut haul = Haul::default();
+    fn haul(&mut self, host: usize, answer: Answer) -> PollResult {
+        let mut haul = PollResult::default();
         match answer {
             Answer::Entries(entries, counts) => {
                 for (entry, dequeue_count) in entries.into_iter().zip(counts) {
                     let token = self.hosts[host].token();
-                    haul.messages.push(Seen {
+                    haul.messages.push(ReceivedMessage {
                         token,
                         id: entry.id.to_string().into(),
                         dequeue_count,
@@ -1092,14 +1103,19 @@ impl World {
                 for (run, length) in granted {
                     if unread {
                         let token = self.hosts[host].token();
-                        haul.messages.push(Seen { token, id: run.to_string().into(), dequeue_count: 1, run: None });
+                        haul.messages.push(ReceivedMessage {
+                            token,
+                            id: run.to_string().into(),
+                            dequeue_count: 1,
+                            run: None,
+                        });
                         continue;
                     }
                     let token = self.hosts[host].token();
                     let mut track = Track::new(run.clone());
                     track.granted_calm = self.sent_in_calm(host, self.sent_at);
                     self.hosts[host].claims.insert(token, track);
-                    haul.claims.push(Brought { token, run, length });
+                    haul.claims.push(GrantedClaim { token, run, length });
                 }
             }
             Answer::Opened | Answer::Partly(_) | Answer::Length(_) | Answer::Done | Answer::Canceled(_) => {

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use jiff::{SignedDuration, Timestamp};
-use journeyman::control::client::Client;
+use journeyman::control::client::ControlClient;
 use journeyman::domain::id::TaskId;
-use journeyman::source::taskcluster::{Api, ApiSettings, Credentials, Timeouts};
+use journeyman::source::taskcluster::{Api, ApiConfig, Credentials, Timeouts};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -133,8 +133,8 @@ impl Worker {
     }
 
     /// `None` as long as it does not listen.
-    pub fn client(&self) -> Option<Client> {
-        Client::new(&self.socket).ok()
+    pub fn client(&self) -> Option<ControlClient> {
+        ControlClient::new(&self.socket).ok()
     }
 
     pub fn lives(&mut self) {
@@ -165,7 +165,7 @@ pub fn kill(process: i32) {
 
 pub fn api(root_url: &str) -> Api {
     let credentials = Credentials::new("soak", TOKEN.to_owned().into(), None).expect("credentials");
-    Api::new(ApiSettings {
+    Api::new(ApiConfig {
         root_url: root_url.to_owned(),
         queue_url: None,
         credentials: Some(credentials),

@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 
 use figures::Series;
 use hosts::{Folder, Queue, Worker};
-use journeyman::control::client::Client;
-use journeyman::control::{Order, Ordered};
+use journeyman::control::client::ControlClient;
+use journeyman::control::{WorkerCommand, WorkerCommandRequest};
 use journeyman::domain::id::TaskId;
 use journeyman::source::taskcluster::Api;
 use journeyman::worker::Note;
@@ -133,8 +133,8 @@ impl Soak {
     }
 
     /// A task that the worker holds and that nothing was done to.
-    async fn held(&mut self, client: &Client) -> Option<TaskId> {
-        let held = client.status().await.ok()?.view.tasks;
+    async fn held(&mut self, client: &ControlClient) -> Option<TaskId> {
+        let held = client.status().await.ok()?.snapshot.tasks;
         let running = held.iter().filter(|task| task.step == "running").filter_map(|task| TaskId::parse(&task.task));
         let mut untouched: Vec<TaskId> =
             running.filter(|task| self.tasks.get(task).is_some_and(|(_, done)| *done == Done::Nothing)).collect();
@@ -165,15 +165,30 @@ impl Soak {
                 let name = task.as_str().to_owned();
                 match done {
                     Done::Killed => {
-                        let processes = client.show(&name).await.map(|detail| detail.processes).unwrap_or_default();
+                        let processes =
+                            client.claim_details(&name).await.map(|detail| detail.processes).unwrap_or_default();
                         processes.into_iter().for_each(hosts::kill);
                     }
                     Done::CanceledByQueue => drop(self.api.cancel_task(&task).await),
                     Done::CanceledByOperator => {
-                        drop(client.order(&Ordered { order: Order::Cancel { task: name }, note }).await);
+                        drop(
+                            client
+                                .send_command(&WorkerCommandRequest {
+                                    order: WorkerCommand::Cancel { task: name },
+                                    note,
+                                })
+                                .await,
+                        );
                     }
                     Done::HandedBack => {
-                        drop(client.order(&Ordered { order: Order::HandBack { task: name }, note }).await);
+                        drop(
+                            client
+                                .send_command(&WorkerCommandRequest {
+                                    order: WorkerCommand::HandBack { task: name },
+                                    note,
+                                })
+                                .await,
+                        );
                     }
                     Done::Nothing => {}
                 }

@@ -2,16 +2,16 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use journeyman::domain::id::Lane;
+use journeyman::domain::id::PriorityQueue;
 use journeyman::domain::refusal::Refusal;
 use journeyman::source::Source as _;
-use journeyman::source::taskcluster::{Dialect, Settings, Taskcluster};
+use journeyman::source::taskcluster::{Config, Dialect, Taskcluster};
 use serde_json::{Value, json};
 
 use crate::gremlin::{Act, Gremlin, answer, json as say};
 use crate::support::{CANARY, discreet, run, settings, source};
 
-const RETRY: Refusal = Refusal::Retry { after: None };
+const RETRY: Refusal = Refusal::Retry { retry_after: None };
 
 fn urls(base: &str, lane: usize, key: &str) -> Value {
     let signature = format!("sv=2015-04-05&se=2026-11-21T10%3A54%3A04Z&sp=p&sig={CANARY}%2B{key}%2F%3D");
@@ -71,7 +71,7 @@ fn storage_error(status: u16, code: &str) -> Act {
 async fn queues_are_found_in_order_and_used_until_five_minutes_before_they_end() {
     let gremlin = Gremlin::start(|url| vec![queues(url, 7)]).await;
     let found = source(&gremlin.url(), Dialect::Azure).open().await.expect("the queues are found");
-    assert_eq!(found.lanes, 7);
+    assert_eq!(found.priority_queues, 7);
     let seconds = found.usable_for.expect("they end").as_secs();
     assert!((1499..=1500).contains(&seconds), "{seconds}");
     assert_eq!(gremlin.asked()[0].line, "GET /api/queue/v1/poll-task-url/prov/wt HTTP/1.1");
@@ -81,8 +81,8 @@ async fn queues_are_found_in_order_and_used_until_five_minutes_before_they_end()
 async fn the_number_of_messages_is_appended_and_no_byte_of_the_url_is_touched() {
     let gremlin = Gremlin::start(|url| vec![queues(url, 2), list(&[])]).await;
     let source = opened(&gremlin).await;
-    source.poll(Lane(1), 7).await.expect("the list is read");
-    source.poll(Lane(0), 200).await.expect("the list is read");
+    source.poll(PriorityQueue(1), 7).await.expect("the list is read");
+    source.poll(PriorityQueue(0), 200).await.expect("the list is read");
     let path =
         "/acc/q-1/messages?visibilitytimeout=300&sv=2015-04-05&se=2026-11-21T10%3A54%3A04Z&sp=p&sig=CANARY%2Bk1%2F%3D";
     let asked = gremlin.asked();
@@ -96,20 +96,20 @@ async fn a_batch_keeps_its_order_its_receipts_and_its_doubles() {
     let twice = message("m-1", "AgAA+/==", &about("A"));
     let batch = [twice.clone(), message("m-2", "r", "!!!"), message("m-3", "&lt;r&#43;&gt;", &about("B")), twice];
     let gremlin = Gremlin::start(|url| vec![queues(url, 1), list(&batch)]).await;
-    let batch = opened(&gremlin).await.poll(Lane(0), 4).await.expect("the list is read");
+    let batch = opened(&gremlin).await.poll(PriorityQueue(0), 4).await.expect("the list is read");
     let seen: Vec<_> = batch.messages.iter().map(|message| (&*message.id, &*message.receipt, &message.run)).collect();
     let (a, b) = (run(&slugid("A"), 0), run(&slugid("B"), 0));
     assert_eq!(seen, [("m-1", "AgAA+/==", &a), ("m-3", "<r+>", &b), ("m-1", "AgAA+/==", &a)]);
     assert_eq!(batch.messages[0].dequeue_count, 3);
-    assert_eq!(batch.undecodable.len(), 1);
-    assert_eq!(&*batch.undecodable[0].id, "m-2");
+    assert_eq!(batch.unreadable.len(), 1);
+    assert_eq!(&*batch.unreadable[0].id, "m-2");
 }
 
 #[tokio::test]
 async fn more_messages_than_asked_for_are_left_to_come_back() {
     let batch: Vec<_> = (0..6).map(|number| message(&format!("m-{number}"), "r", &about("A"))).collect();
     let gremlin = Gremlin::start(|url| vec![queues(url, 1), list(&batch)]).await;
-    let batch = opened(&gremlin).await.poll(Lane(0), 4).await.expect("the list is read");
+    let batch = opened(&gremlin).await.poll(PriorityQueue(0), 4).await.expect("the list is read");
     assert_eq!(batch.messages.len(), 4);
 }
 
@@ -119,29 +119,29 @@ async fn each_refusal_of_a_poll_asks_for_the_right_thing() {
         (400, "OutOfRangeQueryParameterValue", Refusal::Rejected),
         (403, "AuthenticationFailed", Refusal::Stale),
         (404, "QueueNotFound", Refusal::Stale),
-        (429, "TooManyRequests", Refusal::Throttled { after: None }),
+        (429, "TooManyRequests", Refusal::Throttled { retry_after: None }),
         (500, "InternalError", RETRY),
         (503, "ServerBusy", RETRY),
     ];
     for (status, code, refusal) in expected {
         let gremlin = Gremlin::start(|url| vec![queues(url, 1), storage_error(status, code)]).await;
-        let refused = discreet(opened(&gremlin).await.poll(Lane(0), 1).await);
+        let refused = discreet(opened(&gremlin).await.poll(PriorityQueue(0), 1).await);
         assert_eq!(refused.refusal, refusal, "{refused}");
-        assert_eq!(refused.what, format!("poll of prov/wt at priority 0: {status} {code}: Said."));
+        assert_eq!(refused.message, format!("poll of prov/wt at priority 0: {status} {code}: Said."));
     }
 }
 
 #[tokio::test]
 async fn a_lane_that_was_never_found_is_stale() {
     let source = source("http://127.0.0.1:1", Dialect::Azure);
-    assert_eq!(discreet(source.poll(Lane(0), 1).await).refusal, Refusal::Stale);
-    assert_eq!(discreet(source.delete(Lane(0), "i", "r").await).refusal, Refusal::Stale);
+    assert_eq!(discreet(source.poll(PriorityQueue(0), 1).await).refusal, Refusal::Stale);
+    assert_eq!(discreet(source.delete(PriorityQueue(0), "i", "r").await).refusal, Refusal::Stale);
 }
 
 #[tokio::test]
 async fn a_delete_puts_id_and_encoded_receipt_in_their_places_and_touches_no_other_byte() {
     let gremlin = Gremlin::start(|url| vec![queues(url, 1), answer(204, "", "")]).await;
-    opened(&gremlin).await.delete(Lane(0), "7790fece-964b", "AgAA+b/A==").await.expect("it is deleted");
+    opened(&gremlin).await.delete(PriorityQueue(0), "7790fece-964b", "AgAA+b/A==").await.expect("it is deleted");
     let rest = "sv=2015-04-05&se=2026-11-21T10%3A54%3A04Z&sp=p&sig=CANARY%2Bk1%2F%3D";
     let path = format!("/acc/q-0/messages/7790fece-964b?popreceipt=AgAA%2Bb%2FA%3D%3D&{rest}");
     let asked = gremlin.asked().remove(1);
@@ -158,12 +158,12 @@ async fn each_answer_to_a_delete_asks_for_the_right_thing() {
         (404, "MessageNotFound", Ok(())),
         (400, "PopReceiptMismatch", Err(Refusal::Rejected)),
         (403, "AuthenticationFailed", Err(Refusal::Stale)),
-        (429, "TooManyRequests", Err(Refusal::Throttled { after: None })),
+        (429, "TooManyRequests", Err(Refusal::Throttled { retry_after: None })),
         (500, "InternalError", Err(RETRY)),
     ];
     for (status, code, expected) in expected {
         let gremlin = Gremlin::start(|url| vec![queues(url, 1), storage_error(status, code)]).await;
-        let answer = opened(&gremlin).await.delete(Lane(0), "i", "r").await;
+        let answer = opened(&gremlin).await.delete(PriorityQueue(0), "i", "r").await;
         if expected.is_ok() {
             assert!(answer.is_ok(), "{status}");
         } else {
@@ -175,9 +175,9 @@ async fn each_answer_to_a_delete_asks_for_the_right_thing() {
 #[tokio::test]
 async fn a_proxys_page_does_not_pass_for_a_deleted_message() {
     let gremlin = Gremlin::start(|url| vec![queues(url, 1), answer(404, "text/html", "<html>?</html>")]).await;
-    assert_eq!(discreet(opened(&gremlin).await.delete(Lane(0), "i", "r").await).refusal, Refusal::Stale);
+    assert_eq!(discreet(opened(&gremlin).await.delete(PriorityQueue(0), "i", "r").await).refusal, Refusal::Stale);
     let gremlin = Gremlin::start(|url| vec![queues(url, 1), answer(200, "text/html", "<html>?</html>")]).await;
-    assert_eq!(discreet(opened(&gremlin).await.delete(Lane(0), "i", "r").await).refusal, RETRY);
+    assert_eq!(discreet(opened(&gremlin).await.delete(PriorityQueue(0), "i", "r").await).refusal, RETRY);
 }
 
 #[tokio::test]
@@ -192,9 +192,9 @@ async fn a_delete_after_the_urls_were_renewed_uses_the_new_one_with_the_old_rece
     };
     let gremlin = Gremlin::start(script).await;
     let source = opened(&gremlin).await;
-    assert_eq!(discreet(source.delete(Lane(0), "i", "r+").await).refusal, Refusal::Stale);
+    assert_eq!(discreet(source.delete(PriorityQueue(0), "i", "r+").await).refusal, Refusal::Stale);
     source.open().await.expect("the queues are found again");
-    source.delete(Lane(0), "i", "r+").await.expect("it is deleted");
+    source.delete(PriorityQueue(0), "i", "r+").await.expect("it is deleted");
     let lines: Vec<_> = gremlin.asked().into_iter().map(|asked| asked.line).collect();
     assert!(lines[1].contains("popreceipt=r%2B&") && lines[1].contains("%2Bk1%2F"), "{}", lines[1]);
     assert!(lines[3].contains("popreceipt=r%2B&") && lines[3].contains("%2Bk2%2F"), "{}", lines[3]);
@@ -232,7 +232,7 @@ async fn hosts_of_azure_and_named_ones_are_accepted() {
         settings.queue_hosts = hosts;
         Taskcluster::new(settings).expect("the settings are good").open().await.is_ok()
     };
-    assert!(open("https://acc.queue.core.windows.net", Settings::azure_queue_hosts()).await);
+    assert!(open("https://acc.queue.core.windows.net", Config::azure_queue_hosts()).await);
     assert!(open("http://storage.internal:10001", vec!["storage.internal".into()]).await);
     assert!(!open("http://storage.internal:10001", vec![".internal.example".into()]).await);
     assert!(!open("https://acc.queue.core.windows.net", Vec::new()).await);

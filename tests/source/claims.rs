@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use journeyman::domain::id::Lane;
-use journeyman::domain::outcome::{Outcome, Reason};
+use journeyman::domain::id::PriorityQueue;
+use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::domain::refusal::Refusal;
 use journeyman::source::taskcluster::{Dialect, Taskcluster};
-use journeyman::source::{Message, Source as _, Window};
+use journeyman::source::{ClaimWindow, Message, Source as _};
 use serde_json::json;
 
 use crate::gremlin::{Asked, Gremlin, answer_with, date, json as say};
 use crate::support::{CANARY, claim, claimed, discreet, error, poll, reclaim, run, settings, source};
 
-const RETRY: Refusal = Refusal::Retry { after: None };
+const RETRY: Refusal = Refusal::Retry { retry_after: None };
 
 fn signer(asked: &Asked) -> hawk::Header {
     let value = asked.header("authorization").expect("the request is signed");
@@ -20,7 +20,7 @@ fn signer(asked: &Asked) -> hawk::Header {
 }
 
 fn message() -> Message {
-    Message { lane: Lane(0), id: "i".into(), receipt: "r".into(), dequeue_count: 1, run: run("T", 0) }
+    Message { queue: PriorityQueue(0), id: "i".into(), receipt: "r".into(), dequeue_count: 1, run: run("T", 0) }
 }
 
 #[tokio::test]
@@ -50,10 +50,10 @@ async fn a_claim_that_is_not_one_costs_the_others_nothing() {
     let gremlin = Gremlin::start(|_| vec![say(200, &tasks)]).await;
     let batch = poll(&source(&gremlin.url(), Dialect::ClaimWork)).await.expect("the poll is answered");
     assert_eq!(batch.grants.len(), 1);
-    assert_eq!(batch.undecodable.len(), 3);
-    assert!(!format!("{:?}", batch.undecodable).contains(CANARY));
-    assert!(batch.undecodable[0].what.contains("another worker"), "{:?}", batch.undecodable);
-    let named: Vec<_> = batch.undecodable.iter().map(|entry| &*entry.id).collect();
+    assert_eq!(batch.unreadable.len(), 3);
+    assert!(!format!("{:?}", batch.unreadable).contains(CANARY));
+    assert!(batch.unreadable[0].reason.contains("another worker"), "{:?}", batch.unreadable);
+    let named: Vec<_> = batch.unreadable.iter().map(|entry| &*entry.id).collect();
     assert_eq!(named, ["F/0", "a nameless task", "L/0"]);
 }
 
@@ -66,7 +66,7 @@ async fn more_claims_than_asked_for_are_brought_up_to_the_protocols_limit() {
     let gremlin = Gremlin::start(|_| vec![say(200, &json!({ "tasks": tasks(33) }))]).await;
     let refused = discreet(poll(&source(&gremlin.url(), Dialect::ClaimWork)).await);
     assert_eq!(refused.refusal, RETRY);
-    assert!(refused.what.contains("only 4 were asked for"), "{refused}");
+    assert!(refused.message.contains("only 4 were asked for"), "{refused}");
 }
 
 #[tokio::test]
@@ -95,7 +95,7 @@ async fn a_signature_refused_for_our_clock_is_made_by_the_services_from_then_on(
     for hinted in [true, false, true] {
         let refused = discreet(poll(&source).await);
         assert_eq!(refused.refusal, Refusal::Denied);
-        assert_eq!(refused.what.contains("this host's clock is"), hinted, "{refused}");
+        assert_eq!(refused.message.contains("this host's clock is"), hinted, "{refused}");
     }
     let signed: Vec<_> = gremlin.asked().iter().map(|asked| signer(asked).ts.expect("a time")).collect();
     let ahead = signed[1].duration_since(signed[0]).expect("the second is later").as_secs();
@@ -121,12 +121,12 @@ async fn each_refusal_of_a_claim_asks_for_the_right_thing() {
         (401, Refusal::Denied),
         (403, Refusal::Denied),
         (404, Refusal::Gone),
-        (408, Refusal::Throttled { after: None }),
+        (408, Refusal::Throttled { retry_after: None }),
         (409, Refusal::Gone),
         (410, Refusal::Gone),
         (413, Refusal::Gone),
         (424, Refusal::Gone),
-        (429, Refusal::Throttled { after: None }),
+        (429, Refusal::Throttled { retry_after: None }),
         (500, RETRY),
         (503, RETRY),
     ];
@@ -134,7 +134,7 @@ async fn each_refusal_of_a_claim_asks_for_the_right_thing() {
         let gremlin = Gremlin::start(|_| vec![error(status, "Code")]).await;
         let refused = discreet(source(&gremlin.url(), Dialect::Azure).claim(&message()).await);
         assert_eq!(refused.refusal, refusal, "{status}: {refused}");
-        assert_eq!(refused.what, format!("claimTask T/0: {status} Code: It is so."));
+        assert_eq!(refused.message, format!("claimTask T/0: {status} Code: It is so."));
     }
 }
 
@@ -176,7 +176,7 @@ async fn each_refusal_of_a_reclaim_is_definite_only_where_the_run_is_gone() {
         (404, Refusal::Gone),
         (409, Refusal::Gone),
         (413, RETRY),
-        (429, Refusal::Throttled { after: None }),
+        (429, Refusal::Throttled { retry_after: None }),
         (500, RETRY),
     ];
     for (status, refusal) in expected {
@@ -194,11 +194,11 @@ async fn each_outcome_is_reported_in_the_queues_words() {
     let outcomes = [
         (Outcome::Completed, "completed"),
         (Outcome::Failed, "failed"),
-        exception(Reason::WorkerShutdown),
-        exception(Reason::MalformedPayload),
-        exception(Reason::ResourceUnavailable),
-        exception(Reason::InternalError),
-        exception(Reason::IntermittentTask),
+        exception(ExceptionReason::WorkerShutdown),
+        exception(ExceptionReason::MalformedPayload),
+        exception(ExceptionReason::ResourceUnavailable),
+        exception(ExceptionReason::InternalError),
+        exception(ExceptionReason::IntermittentTask),
     ];
     for (outcome, call) in outcomes {
         let (gremlin, source, claim) = claimed(|_| vec![say(200, &json!({ "status": { "taskId": "T" } }))]).await;
@@ -247,10 +247,10 @@ async fn a_payload_that_is_json_and_cannot_be_read_is_a_claim_all_the_same_and_s
         let gremlin = Gremlin::start(|_| vec![tasks(claim("T", 0))]).await;
         let source = source(&gremlin.url(), Dialect::ClaimWork);
         let batch = poll(&source).await.expect("it is answered");
-        assert!(batch.undecodable.is_empty());
+        assert!(batch.unreadable.is_empty());
         let grant = batch.grants.into_iter().next().expect("a claim");
         assert_eq!((grant.run.clone(), &grant.task["expires"]), (run("T", 0), &json!("2030-01-01T00:00:00.000Z")));
-        let why = grant.unreadable.expect("it says why");
+        let why = grant.payload_error.expect("it says why");
         assert!(grant.task.get("payload").is_none() && !why.contains("CANARY"), "{why}");
     }
 }
@@ -262,11 +262,11 @@ async fn a_run_that_is_not_running_for_us_is_canceled() {
     for (run, canceled) in expected {
         let status = json!({ "status": { "taskId": "T", "runs": [run] } });
         let (gremlin, source, claim) = claimed(|_| vec![say(200, &status)]).await;
-        assert_eq!(source.canceled(&claim).await.expect("it is answered"), canceled);
+        assert_eq!(source.is_canceled(&claim).await.expect("it is answered"), canceled);
         assert_eq!(gremlin.asked()[1].line, "GET /api/queue/v1/task/T/status HTTP/1.1");
     }
     let (_gremlin, source, claim) = claimed(|_| vec![error(404, "ResourceNotFound")]).await;
-    assert_eq!(discreet(source.canceled(&claim).await).refusal, Refusal::Gone);
+    assert_eq!(discreet(source.is_canceled(&claim).await).refusal, Refusal::Gone);
 }
 
 fn listed(task: &str, id: &str) -> serde_json::Value {
@@ -297,10 +297,10 @@ async fn what_was_claimed_under_our_name_when_we_had_asked_for_nothing_is_left_a
     let headers = [("content-type", "application/json"), ("date", &date(shift_s))];
     let page = answer_with(200, &headers, page);
     let gremlin = Gremlin::start(|_| vec![page, say(200, &reclaim("lost", 0, "adopted"))]).await;
-    let asked = [Window::of_poll(Duration::from_secs(100))];
+    let asked = [ClaimWindow::for_poll(Duration::from_secs(100))];
     let found = source(&gremlin.url(), Dialect::ClaimWork).recover(&[], &asked).await.expect("it is answered");
     let runs: Vec<String> = found.grants.iter().map(|grant| grant.run.to_string()).collect();
-    assert_eq!((runs, found.others), (vec!["lost/0".to_owned()], 3));
+    assert_eq!((runs, found.foreign_claims), (vec!["lost/0".to_owned()], 3));
     assert_eq!(gremlin.asked().len(), 2, "nobody else's lease is touched");
 }
 
@@ -319,7 +319,7 @@ async fn a_claim_whose_reply_was_lost_is_found_page_by_page_and_taken_over() {
     ];
     let gremlin = Gremlin::start(|_| script).await;
     let source = source(&gremlin.url(), Dialect::ClaimWork);
-    let grants = source.recover(&[run("H", 0)], &[Window::ALWAYS]).await.expect("it is answered").grants;
+    let grants = source.recover(&[run("H", 0)], &[ClaimWindow::ALWAYS]).await.expect("it is answered").grants;
     assert_eq!(grants.len(), 1);
     assert_eq!((&grants[0].run, &grants[0].task["payload"]), (&run("O", 0), &json!("of O")));
     let asked = gremlin.asked();
@@ -341,9 +341,9 @@ async fn what_was_taken_over_is_kept_though_another_could_not_be() {
     let script = vec![say(200, &page), say(200, &reclaim("O", 0, "adopted")), error(500, "InternalServerError")];
     let gremlin = Gremlin::start(|_| script).await;
     let found =
-        source(&gremlin.url(), Dialect::ClaimWork).recover(&[], &[Window::ALWAYS]).await.expect("it is answered");
+        source(&gremlin.url(), Dialect::ClaimWork).recover(&[], &[ClaimWindow::ALWAYS]).await.expect("it is answered");
     assert_eq!(found.grants.len(), 1);
-    assert_eq!(found.missed.expect("it says so").refusal, RETRY);
+    assert_eq!(found.error.expect("it says so").refusal, RETRY);
 }
 
 #[tokio::test]
@@ -351,7 +351,7 @@ async fn a_listing_that_never_ends_is_left() {
     let page = json!({ "tasks": [], "continuationToken": "again" });
     let gremlin = Gremlin::start(|_| vec![say(200, &page)]).await;
     let grants = source(&gremlin.url(), Dialect::ClaimWork)
-        .recover(&[], &[Window::ALWAYS])
+        .recover(&[], &[ClaimWindow::ALWAYS])
         .await
         .expect("it is answered")
         .grants;
@@ -364,21 +364,21 @@ async fn missing_scopes_for_taking_over_are_named() {
     let page = json!({ "tasks": [listed("O", "w1")] });
     for script in [vec![error(403, "InsufficientScopes")], vec![say(200, &page), error(403, "InsufficientScopes")]] {
         let gremlin = Gremlin::start(|_| script).await;
-        let refused = discreet(source(&gremlin.url(), Dialect::ClaimWork).recover(&[], &[Window::ALWAYS]).await);
+        let refused = discreet(source(&gremlin.url(), Dialect::ClaimWork).recover(&[], &[ClaimWindow::ALWAYS]).await);
         assert_eq!(refused.refusal, Refusal::Denied);
-        assert!(refused.what.contains("queue:claimed-list:prov/wt"), "{refused}");
-        assert!(refused.what.contains("queue:reclaim-task:*"), "{refused}");
+        assert!(refused.message.contains("queue:claimed-list:prov/wt"), "{refused}");
+        assert!(refused.message.contains("queue:reclaim-task:*"), "{refused}");
     }
     let gremlin = Gremlin::start(|_| vec![error(401, "AuthenticationFailed")]).await;
-    let refused = discreet(source(&gremlin.url(), Dialect::ClaimWork).recover(&[], &[Window::ALWAYS]).await);
+    let refused = discreet(source(&gremlin.url(), Dialect::ClaimWork).recover(&[], &[ClaimWindow::ALWAYS]).await);
     assert_eq!(refused.refusal, Refusal::Denied);
-    assert!(!refused.what.contains("scopes"), "{refused}");
+    assert!(!refused.message.contains("scopes"), "{refused}");
 }
 
 #[tokio::test]
 async fn settings_that_break_the_protocols_limits_are_refused_by_name() {
     let long = "x".repeat(23);
-    let refusal = |change: &dyn Fn(&mut journeyman::source::taskcluster::Settings)| {
+    let refusal = |change: &dyn Fn(&mut journeyman::source::taskcluster::Config)| {
         let mut settings = settings("http://127.0.0.1:1", Dialect::Azure);
         change(&mut settings);
         Taskcluster::new(settings).err().expect("the settings are refused").to_string()

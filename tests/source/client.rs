@@ -18,7 +18,7 @@ fn leads_to(place: &str) -> Act {
 async fn content(api: &Api, name: &str) -> Vec<u8> {
     let mut download = api.artifact(&run("T", 0), name).await.expect("it is there");
     let mut content = Vec::new();
-    while let Some(piece) = download.piece().await.expect("it can be read") {
+    while let Some(piece) = download.next_chunk().await.expect("it can be read") {
         content.extend(piece);
     }
     content
@@ -70,7 +70,7 @@ async fn an_artifact_is_followed_to_its_content_and_only_the_service_sees_a_sign
 async fn an_artifact_that_leads_in_circles_or_to_the_hosts_credentials_is_not_followed() {
     let circle = Gremlin::start(|url| vec![leads_to(&format!("{url}/api/queue/v1/task/T/runs/0/artifacts/x"))]).await;
     let refused = discreet(api(&circle.url()).artifact(&run("T", 0), "x").await);
-    assert!(refused.what.contains("hops"), "{refused}");
+    assert!(refused.message.contains("hops"), "{refused}");
     assert!(circle.asked().len() <= 6);
     for place in [
         "http://169.254.169.254/latest/meta-data",
@@ -81,7 +81,7 @@ async fn an_artifact_that_leads_in_circles_or_to_the_hosts_credentials_is_not_fo
     ] {
         let gremlin = Gremlin::start(|_| vec![leads_to(place)]).await;
         let refused = discreet(api(&gremlin.url()).artifact(&run("T", 0), "x").await);
-        assert!(refused.what.contains("leads nowhere") || refused.what.contains("its place "), "{refused}");
+        assert!(refused.message.contains("leads nowhere") || refused.message.contains("its place "), "{refused}");
     }
 }
 
@@ -93,13 +93,13 @@ async fn content_that_breaks_off_is_not_taken_for_whole() {
     let api = api(&gremlin.url());
     let mut download = api.artifact(&run("T", 0), "x").await.expect("it begins");
     let refused = loop {
-        match download.piece().await {
+        match download.next_chunk().await {
             Ok(Some(_)) => {}
             Ok(None) => panic!("half of it passed for all"),
             Err(refused) => break refused,
         }
     };
-    assert_eq!(refused.refusal, Refusal::Retry { after: None });
+    assert_eq!(refused.refusal, Refusal::Retry { retry_after: None });
 }
 
 #[tokio::test]
@@ -130,6 +130,6 @@ async fn each_refusal_is_told_in_the_services_words() {
     {
         let gremlin = Gremlin::start(|_| vec![error(status, "Code")]).await;
         let refused = discreet(api(&gremlin.url()).task_status(&run("T", 0).task).await);
-        assert_eq!((refused.refusal, refused.what), (refusal, format!("status of T: {status} Code: It is so.")));
+        assert_eq!((refused.refusal, refused.message), (refusal, format!("status of T: {status} Code: It is so.")));
     }
 }

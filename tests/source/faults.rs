@@ -3,17 +3,17 @@
 
 use std::time::Duration;
 
-use journeyman::domain::id::Lane;
+use journeyman::domain::id::PriorityQueue;
 use journeyman::domain::refusal::Refusal;
 use journeyman::source::taskcluster::{Dialect, Taskcluster};
-use journeyman::source::{Refused, Source as _};
+use journeyman::source::{CallError, Source as _};
 use serde_json::json;
 
 use crate::azure::{opened, queues};
 use crate::gremlin::{self, Act, Gremlin, answer, answer_with, head};
 use crate::support::{discreet, impatient, poll, settings, source};
 
-const RETRY: Refusal = Refusal::Retry { after: None };
+const RETRY: Refusal = Refusal::Retry { retry_after: None };
 
 fn unfinished(announced: usize) -> Vec<u8> {
     let announced = announced.to_string();
@@ -23,7 +23,7 @@ fn unfinished(announced: usize) -> Vec<u8> {
 }
 
 /// The refusals of claimWork, and of the poll of an Azure queue, under the same fault.
-async fn both(act: Act) -> [Refused; 2] {
+async fn both(act: Act) -> [CallError; 2] {
     let gremlin = Gremlin::start(|_| vec![act.clone()]).await;
     // Only an answer that never ends is given up soon: another has the time it needs on a busy machine.
     let endless = matches!(act, Act::Silence | Act::SayAndDrip(_));
@@ -31,7 +31,7 @@ async fn both(act: Act) -> [Refused; 2] {
     let claim_work = discreet(poll(&given(&gremlin.url(), Dialect::ClaimWork)).await);
     let gremlin = Gremlin::start(|url| vec![queues(url, 1), act]).await;
     let azure = less_patient_azure(&gremlin).await;
-    [claim_work, discreet(azure.poll(Lane(0), 4).await)]
+    [claim_work, discreet(azure.poll(PriorityQueue(0), 4).await)]
 }
 
 async fn less_patient_azure(gremlin: &Gremlin) -> Taskcluster {
@@ -48,10 +48,10 @@ async fn in_time<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(60), work).await.expect("it is not waited for without end")
 }
 
-fn all_retry(refusals: [Refused; 2], hint: &str) {
+fn all_retry(refusals: [CallError; 2], hint: &str) {
     for refused in refusals {
         assert_eq!(refused.refusal, RETRY, "{refused}");
-        assert!(refused.what.contains(hint), "{hint}: {refused}");
+        assert!(refused.message.contains(hint), "{hint}: {refused}");
     }
 }
 
@@ -60,7 +60,7 @@ async fn a_refused_connection_is_tried_again() {
     let source = source(&gremlin::nobody().await, Dialect::ClaimWork);
     let refused = discreet(poll(&source).await);
     assert_eq!(refused.refusal, RETRY);
-    assert!(refused.what.starts_with("claimWork of prov/wt: cannot connect"), "{refused}");
+    assert!(refused.message.starts_with("claimWork of prov/wt: cannot connect"), "{refused}");
 }
 
 #[tokio::test]
@@ -89,7 +89,7 @@ async fn a_body_of_a_gigabyte_is_not_read() {
     let gremlin = Gremlin::start(|_| vec![Act::SayAndFlood(announced.clone())]).await;
     let refused = discreet(poll(&source(&gremlin.url(), Dialect::ClaimWork)).await);
     assert_eq!(refused.refusal, RETRY);
-    assert!(refused.what.contains("longer than"), "{refused}");
+    assert!(refused.message.contains("longer than"), "{refused}");
     // What is in flight when the connection is closed is a matter of socket buffers, not of ours.
     assert!(gremlin.sent() < 16 << 20, "{} bytes were taken", gremlin.sent());
 }
@@ -99,9 +99,9 @@ async fn an_endless_body_is_read_up_to_its_bound() {
     let endless = head(200, &[("content-type", "application/xml")]);
     let gremlin = Gremlin::start(|url| vec![queues(url, 1), Act::SayAndFlood(endless)]).await;
     let source = opened(&gremlin).await;
-    let refused = discreet(source.poll(Lane(0), 4).await);
+    let refused = discreet(source.poll(PriorityQueue(0), 4).await);
     assert_eq!(refused.refusal, RETRY);
-    assert!(refused.what.contains("longer than 1048576 bytes"), "{refused}");
+    assert!(refused.message.contains("longer than 1048576 bytes"), "{refused}");
     assert!(gremlin.sent() < 16 << 20, "{} bytes were taken", gremlin.sent());
 }
 
@@ -110,15 +110,15 @@ async fn a_web_page_in_place_of_the_answer_is_tried_again() {
     let page = "<!DOCTYPE html><html><body>Welcome to the airport</body></html>";
     let [claim_work, azure] = both(answer(200, "text/html", page)).await;
     assert_eq!((claim_work.refusal, azure.refusal), (RETRY, RETRY));
-    assert!(claim_work.what.contains("not the JSON"), "{claim_work}");
-    assert!(azure.what.contains("cannot be read") && azure.what.contains("proxy"), "{azure}");
+    assert!(claim_work.message.contains("not the JSON"), "{claim_work}");
+    assert!(azure.message.contains("cannot be read") && azure.message.contains("proxy"), "{azure}");
 }
 
 #[tokio::test]
 async fn a_list_of_messages_is_read_whatever_its_content_type() {
     let list = "<QueueMessagesList/>";
     let gremlin = Gremlin::start(|url| vec![queues(url, 1), answer(200, "text/plain", list)]).await;
-    let batch = opened(&gremlin).await.poll(Lane(0), 4).await.expect("the list is read");
+    let batch = opened(&gremlin).await.poll(PriorityQueue(0), 4).await.expect("the list is read");
     assert!(batch.messages.is_empty());
 }
 
@@ -127,7 +127,7 @@ async fn a_proxys_error_page_is_tried_again() {
     for status in [502, 503, 504] {
         let [claim_work, azure] = both(answer(status, "text/html", "<html>Bad Gateway</html>")).await;
         assert_eq!((claim_work.refusal, azure.refusal), (RETRY, RETRY));
-        assert!(claim_work.what.contains(&status.to_string()), "{claim_work}");
+        assert!(claim_work.message.contains(&status.to_string()), "{claim_work}");
     }
 }
 
@@ -141,7 +141,7 @@ async fn a_redirect_is_never_followed() {
         assert!(elsewhere.asked().is_empty(), "{status} was followed");
         for refused in refusals {
             assert_eq!(refused.refusal, RETRY, "{status}: {refused}");
-            assert!(refused.what.contains("redirect, which is never followed"), "{refused}");
+            assert!(refused.message.contains("redirect, which is never followed"), "{refused}");
         }
     }
 }
@@ -161,10 +161,10 @@ async fn a_pace_that_is_too_fast_says_so_and_for_how_long() {
     let headers = [("content-type", "application/json"), ("retry-after", "7")];
     let after = Some(Duration::from_secs(7));
     for refused in both(answer_with(429, &headers, "{}")).await {
-        assert_eq!(refused.refusal, Refusal::Throttled { after }, "{refused}");
+        assert_eq!(refused.refusal, Refusal::Throttled { retry_after: after }, "{refused}");
     }
     for refused in both(answer_with(503, &headers, "{}")).await {
-        assert_eq!(refused.refusal, Refusal::Retry { after }, "{refused}");
+        assert_eq!(refused.refusal, Refusal::Retry { retry_after: after }, "{refused}");
     }
 }
 
@@ -177,8 +177,8 @@ async fn hostile_xml_is_refused_before_it_grows() {
         [nested.as_bytes(), entities.as_bytes(), &not_utf8, b"<", b"", b"<QueueMessagesList>&nbsp;</QueueMessagesList>"]
     {
         let gremlin = Gremlin::start(|url| vec![queues(url, 1), answer(200, "application/xml", body)]).await;
-        let refused = discreet(opened(&gremlin).await.poll(Lane(0), 4).await);
+        let refused = discreet(opened(&gremlin).await.poll(PriorityQueue(0), 4).await);
         assert_eq!(refused.refusal, RETRY, "{refused}");
-        assert!(refused.what.contains("cannot be read"), "{refused}");
+        assert!(refused.message.contains("cannot be read"), "{refused}");
     }
 }

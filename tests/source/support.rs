@@ -5,9 +5,9 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use journeyman::domain::id::{Run, TaskId};
 use journeyman::source::taskcluster::{
-    ApiSettings, ArtifactStorage, Credentials, Dialect, Settings, Taskcluster, Timeouts,
+    ApiConfig, ArtifactStorage, Config, Credentials, Dialect, Taskcluster, Timeouts,
 };
-use journeyman::source::{Batch, Claim, Grant, Refused, Source as _};
+use journeyman::source::{CallError, Claim, Grant, PollBatch, Source as _};
 use serde_json::{Value, json};
 
 use crate::gremlin::{self, Act, Gremlin};
@@ -15,10 +15,10 @@ use crate::gremlin::{self, Act, Gremlin};
 /// Part of every secret of these tests; it must never be seen in a text of ours.
 pub(crate) const CANARY: &str = "CANARY";
 
-pub(crate) fn settings(root_url: &str, dialect: Dialect) -> Settings {
+pub(crate) fn settings(root_url: &str, dialect: Dialect) -> Config {
     let token = format!("{CANARY}-own-token");
-    Settings {
-        api: ApiSettings {
+    Config {
+        api: ApiConfig {
             root_url: root_url.to_owned(),
             queue_url: None,
             credentials: Credentials::new("worker/own", token.into(), None).ok(),
@@ -93,7 +93,7 @@ pub(crate) async fn claimed(then: impl FnOnce(&str) -> Vec<Act>) -> (Gremlin, Ta
 /// As [`claimed`], with other settings.
 pub(crate) async fn claimed_by(
     then: impl FnOnce(&str) -> Vec<Act>,
-    change: impl FnOnce(&mut Settings),
+    change: impl FnOnce(&mut Config),
 ) -> (Gremlin, Taskcluster, Claim) {
     let gremlin = Gremlin::start(|url| {
         let mut script = vec![gremlin::json(200, &json!({ "tasks": [claim("T", 0)] }))];
@@ -108,22 +108,22 @@ pub(crate) async fn claimed_by(
     (gremlin, source, grant.claim)
 }
 
-pub(crate) fn only(mut batch: Batch) -> Grant {
-    assert_eq!((batch.grants.len(), batch.undecodable.len()), (1, 0), "{batch:?}");
+pub(crate) fn only(mut batch: PollBatch) -> Grant {
+    assert_eq!((batch.grants.len(), batch.unreadable.len()), (1, 0), "{batch:?}");
     batch.grants.remove(0)
 }
 
-pub(crate) async fn poll(source: &Taskcluster) -> Result<Batch, Refused> {
-    source.poll(journeyman::domain::id::Lane(0), 4).await
+pub(crate) async fn poll(source: &Taskcluster) -> Result<PollBatch, CallError> {
+    source.poll(journeyman::domain::id::PriorityQueue(0), 4).await
 }
 
 /// Checks that a refusal gives nothing away, and hands it on.
-pub(crate) fn discreet<T>(answer: Result<T, Refused>) -> Refused {
+pub(crate) fn discreet<T>(answer: Result<T, CallError>) -> CallError {
     let refused = answer.err().expect("the call is refused");
     let shown = format!("{refused} {refused:?}");
     for secret in [CANARY, "sig=", "requestInfo"] {
         assert!(!shown.contains(secret), "{shown}");
     }
-    assert!(!refused.what.contains(['\n', '\r', '\u{1b}']), "{shown}");
+    assert!(!refused.message.contains(['\n', '\r', '\u{1b}']), "{shown}");
     refused
 }

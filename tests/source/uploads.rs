@@ -12,7 +12,7 @@ use sha2::Digest as _;
 use crate::gremlin::{Act, Gremlin, answer, json as say};
 use crate::support::{CANARY, claimed, claimed_by, discreet, error};
 
-const RETRY: Refusal = Refusal::Retry { after: None };
+const RETRY: Refusal = Refusal::Retry { retry_after: None };
 
 fn file(content: &[u8]) -> ArtifactBody {
     let mut file = tempfile::tempfile().expect("a file can be made");
@@ -71,12 +71,12 @@ async fn a_file_that_became_shorter_is_said_so() {
     file.set_len(4).expect("a file can be cut");
     let refused = discreet(source.upload(&claim, &artifact(ArtifactBody::File { file, bytes, content_type })).await);
     assert_eq!(refused.refusal, Refusal::Rejected);
-    assert!(refused.what.contains("ends at byte 4, though 10"), "{refused}");
+    assert!(refused.message.contains("ends at byte 4, though 10"), "{refused}");
 }
 
 #[tokio::test]
 async fn each_refusal_of_storage_asks_for_the_right_thing() {
-    let throttled = Refusal::Throttled { after: None };
+    let throttled = Refusal::Throttled { retry_after: None };
     for (status, refusal) in [
         (400, RETRY),
         (403, RETRY),
@@ -100,7 +100,7 @@ async fn each_refusal_of_an_announcement_asks_for_the_right_thing() {
         let (_gremlin, source, claim) = claimed(|_| vec![error(status, "Code")]).await;
         let refused = discreet(source.upload(&claim, &artifact(file(b"x"))).await);
         assert_eq!(refused.refusal, refusal, "{status}: {refused}");
-        assert!(refused.what.starts_with("artifact public/a b.txt of T/0: "), "{refused}");
+        assert!(refused.message.starts_with("artifact public/a b.txt of T/0: "), "{refused}");
     }
 }
 
@@ -109,7 +109,7 @@ async fn an_upload_url_that_leads_to_the_hosts_own_credentials_is_refused() {
     let bad = say(200, &json!({ "putUrl": "http://169.254.169.254/latest", "contentType": "text/plain" }));
     let (_gremlin, source, claim) = claimed(|_| vec![bad]).await;
     let refused = discreet(source.upload(&claim, &artifact(file(b"x"))).await);
-    assert!(refused.what.contains("may not be spoken to"), "{refused}");
+    assert!(refused.message.contains("may not be spoken to"), "{refused}");
 }
 
 #[tokio::test]
@@ -118,10 +118,10 @@ async fn a_name_that_leads_to_a_private_address_is_refused_until_it_is_allowed()
     let named = |url: &str| vec![s3(&url.replace("127.0.0.1", "localhost"), "place"), answer(200, "", "")];
     let (gremlin, source, claim) = claimed(named).await;
     let refused = discreet(source.upload(&claim, &artifact(file(b"x"))).await);
-    assert!(refused.what.contains("set allow_hosts = [\"localhost\"]"), "{refused}");
+    assert!(refused.message.contains("set allow_hosts = [\"localhost\"]"), "{refused}");
     assert_eq!(gremlin.asked().len(), 2);
 
-    let allow = |settings: &mut journeyman::source::taskcluster::Settings| {
+    let allow = |settings: &mut journeyman::source::taskcluster::Config| {
         settings.api.allow_hosts = vec!["localhost".into()];
     };
     let (gremlin, source, claim) = claimed_by(named, allow).await;
@@ -182,8 +182,8 @@ fn hashes(content: &[u8]) -> serde_json::Value {
     json!({ "sha256": hex(&sha2::Sha256::digest(content)), "sha512": hex(&sha2::Sha512::digest(content)) })
 }
 
-async fn stored_object(script: Vec<Act>, content: &[u8]) -> (Gremlin, Result<(), journeyman::source::Refused>) {
-    let by_object = |settings: &mut journeyman::source::taskcluster::Settings| {
+async fn stored_object(script: Vec<Act>, content: &[u8]) -> (Gremlin, Result<(), journeyman::source::CallError>) {
+    let by_object = |settings: &mut journeyman::source::taskcluster::Config| {
         settings.artifact_storage = ArtifactStorage::Object;
     };
     let (gremlin, source, claim) = claimed_by(object(script), by_object).await;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use journeyman::source::taskcluster::Dialect;
-use journeyman::worker::Exit;
+use journeyman::worker::ExitReason;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::json;
 
@@ -53,7 +53,7 @@ async fn leases_are_extended_while_every_thread_of_the_handlers_is_blocked() {
     let (exit, files) = tokio::join!(worker.run(), watch);
     done.send(()).ok();
     assert!(watchdog.join().expect("the watchdog ends").is_none(), "nothing moved for {:?}", LEASE * 4);
-    assert_eq!(exit.expect("it ran"), Exit::Drained);
+    assert_eq!(exit.expect("it ran"), ExitReason::Drained);
     for task in &tasks {
         assert_eq!(service.states(task).await, ["completed"]);
     }

@@ -7,27 +7,30 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use journeyman::domain::id::TaskId;
-use journeyman::domain::outcome::{Outcome, Reason};
+use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::domain::refusal::Refusal;
 use journeyman::handler;
 use journeyman::host::clock::Clock;
-use journeyman::source::memory::{End, Queue, Settings as QueueSettings, State, Style};
-use journeyman::worker::view::{Recovered, View};
-use journeyman::worker::{Control, Exit, Feed, Settings, Worker};
+use journeyman::source::memory::{Config as QueueSettings, MemoryQueue, PollStyle, RunEnd, RunState};
+use journeyman::worker::status::{RecoverySummary, WorkerStatus};
+use journeyman::worker::{Control, ExitReason, SourceBinding, Worker, WorkerConfig};
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
 
 use crate::faults::{Mood, Moody};
 use crate::scripted::{Scripted, Told};
 
-pub const STYLES: [Style; 2] =
-    [Style::Claims { patience: Duration::from_secs(20) }, Style::Messages { hidden: Duration::from_secs(300) }];
-pub const HANDED_BACK: State = State::Resolved(End::Reported(Outcome::Exception(Reason::WorkerShutdown)));
-pub const COMPLETED: State = State::Resolved(End::Reported(Outcome::Completed));
+pub const STYLES: [PollStyle; 2] = [
+    PollStyle::Claims { long_poll_wait: Duration::from_secs(20) },
+    PollStyle::Messages { visibility_timeout: Duration::from_secs(300) },
+];
+pub const HANDED_BACK: RunState =
+    RunState::Resolved(RunEnd::Reported(Outcome::Exception(ExceptionReason::WorkerShutdown)));
+pub const COMPLETED: RunState = RunState::Resolved(RunEnd::Reported(Outcome::Completed));
 
 /// A queue and a work folder, which outlive workers.
 pub struct Scene {
-    pub queue: Queue,
+    pub queue: MemoryQueue,
     clock: Clock,
     pub folder: tempfile::TempDir,
     pub mood: watch::Sender<Mood>,
@@ -38,13 +41,14 @@ pub struct Scene {
 pub struct Life {
     pub control: Control,
     pub told: mpsc::Receiver<Told>,
-    running: tokio::task::JoinSet<std::io::Result<Exit>>,
+    running: tokio::task::JoinSet<std::io::Result<ExitReason>>,
 }
 
 impl Scene {
-    pub fn new(style: Style) -> Self {
+    pub fn new(style: PollStyle) -> Self {
         let clock = Clock::tokio();
-        let queue = Queue::new(QueueSettings { style, ..QueueSettings::default() }, Arc::new(move || clock.now()));
+        let queue =
+            MemoryQueue::new(QueueSettings { style, ..QueueSettings::default() }, Arc::new(move || clock.now()));
         Self {
             queue,
             clock,
@@ -85,14 +89,18 @@ impl Scene {
             polls: Arc::<AtomicU64>::default(),
             elsewhere,
         };
-        let feed = Feed {
+        let feed = SourceBinding {
             name: "memory".into(),
             source: Arc::new(source),
             handler: handler::erase(Scripted(sender)),
             env: BTreeMap::new(),
         };
-        let settings =
-            Settings { work_dir: folder.into(), clock: self.clock, capacity: self.capacity, ..Settings::default() };
+        let settings = WorkerConfig {
+            work_dir: folder.into(),
+            clock: self.clock,
+            capacity: self.capacity,
+            ..WorkerConfig::default()
+        };
         let worker = Worker::new(settings, vec![feed]);
         let control = worker.control();
         let mut running = tokio::task::JoinSet::new();
@@ -114,15 +122,15 @@ impl Life {
     pub async fn dies(mut self) {
         self.running.abort_all();
         while self.running.join_next().await.is_some() {}
-        while self.control.look().await.is_some() {
+        while self.control.status().await.is_some() {
             tokio::task::yield_now().await;
         }
     }
 
     /// Waits until nothing of an earlier life is open any more.
-    async fn recovered(&self) -> Recovered {
+    async fn recovered(&self) -> RecoverySummary {
         loop {
-            let view: Option<View> = self.control.look().await;
+            let view: Option<WorkerStatus> = self.control.status().await;
             match view.and_then(|view| view.recovered).filter(|recovered| recovered.open == 0) {
                 Some(recovered) => return recovered,
                 None => tokio::time::sleep(Duration::from_millis(100)).await,
@@ -139,13 +147,13 @@ async fn what_ran_when_its_worker_died_is_handed_back_by_the_next_one_at_once() 
         let mut first = scene.live();
         first.started().await;
         first.dies().await;
-        assert_eq!(scene.queue.states(&task), [State::Running], "{style:?}");
+        assert_eq!(scene.queue.states(&task), [RunState::Running], "{style:?}");
         let mut second = scene.live();
         let recovered = second.recovered().await;
-        assert_eq!(recovered, Recovered { handed_back: 1, ..Recovered::default() }, "{style:?}");
+        assert_eq!(recovered, RecoverySummary { handed_back: 1, ..RecoverySummary::default() }, "{style:?}");
         // The next run is somebody's: here, the same worker's.
         assert_eq!(second.told.recv().await, Some(Told::Started("task/1".into())), "{style:?}");
-        assert_eq!(scene.queue.states(&task), [HANDED_BACK, State::Running], "{style:?}");
+        assert_eq!(scene.queue.states(&task), [HANDED_BACK, RunState::Running], "{style:?}");
     }
 }
 
@@ -156,13 +164,17 @@ async fn what_was_decided_and_not_answered_is_reported_as_it_was_decided_and_not
         let task = scene.create(json!({"do": "sleep", "seconds": 60}));
         let mut first = scene.live();
         first.started().await;
-        scene.mood.send_replace(Mood::Refuses(Refusal::Retry { after: None }));
+        scene.mood.send_replace(Mood::Refuses(Refusal::Retry { retry_after: None }));
         tokio::time::sleep(Duration::from_secs(90)).await;
-        assert_eq!(scene.queue.states(&task), [State::Running], "{style:?}");
+        assert_eq!(scene.queue.states(&task), [RunState::Running], "{style:?}");
         first.dies().await;
         scene.mood.send_replace(Mood::Well);
         let mut second = scene.live();
-        assert_eq!(second.recovered().await, Recovered { reported: 1, ..Recovered::default() }, "{style:?}");
+        assert_eq!(
+            second.recovered().await,
+            RecoverySummary { reported: 1, ..RecoverySummary::default() },
+            "{style:?}"
+        );
         assert_eq!(scene.queue.states(&task), [COMPLETED], "{style:?}");
         // Past every message's return.
         tokio::time::sleep(Duration::from_secs(3600)).await;
@@ -178,10 +190,10 @@ async fn the_queue_may_be_away_for_minutes_when_a_worker_starts_again() {
         let mut first = scene.live();
         first.started().await;
         first.dies().await;
-        scene.mood.send_replace(Mood::Refuses(Refusal::Retry { after: None }));
+        scene.mood.send_replace(Mood::Refuses(Refusal::Retry { retry_after: None }));
         let second = scene.live();
         tokio::time::sleep(Duration::from_secs(8 * 60)).await;
-        assert_eq!(scene.queue.states(&task), [State::Running], "{style:?}");
+        assert_eq!(scene.queue.states(&task), [RunState::Running], "{style:?}");
         scene.mood.send_replace(Mood::Well);
         assert_eq!(second.recovered().await.handed_back, 1, "{style:?}");
         assert_eq!(scene.queue.states(&task)[0], HANDED_BACK, "{style:?}");
@@ -198,9 +210,17 @@ async fn what_has_expired_by_then_is_forgotten() {
         first.dies().await;
         tokio::time::sleep(Duration::from_secs(21 * 60)).await;
         let mut second = scene.live();
-        assert_eq!(second.recovered().await, Recovered { forgotten: 1, ..Recovered::default() }, "{style:?}");
+        assert_eq!(
+            second.recovered().await,
+            RecoverySummary { forgotten: 1, ..RecoverySummary::default() },
+            "{style:?}"
+        );
         second.started().await;
-        assert_eq!(scene.queue.states(&task), [State::Resolved(End::ClaimExpired), State::Running], "{style:?}");
+        assert_eq!(
+            scene.queue.states(&task),
+            [RunState::Resolved(RunEnd::ClaimExpired), RunState::Running],
+            "{style:?}"
+        );
     }
 }
 
@@ -212,9 +232,9 @@ async fn what_another_name_has_claimed_is_left_to_expire() {
     first.started().await;
     first.dies().await;
     let second = scene.live_as("renamed");
-    assert_eq!(second.recovered().await, Recovered { forgotten: 1, ..Recovered::default() });
+    assert_eq!(second.recovered().await, RecoverySummary { forgotten: 1, ..RecoverySummary::default() });
     tokio::time::sleep(Duration::from_secs(10 * 60)).await;
-    assert_eq!(scene.queue.states(&task), [State::Running], "nobody has touched it");
+    assert_eq!(scene.queue.states(&task), [RunState::Running], "nobody has touched it");
 }
 
 #[tokio::test(start_paused = true)]
@@ -225,10 +245,10 @@ async fn what_a_worker_finished_leaves_nothing_to_the_next_one() {
         let mut first = scene.live();
         first.started().await;
         first.control.drain().await;
-        assert!(matches!(first.running.join_next().await, Some(Ok(Ok(Exit::Drained)))));
+        assert!(matches!(first.running.join_next().await, Some(Ok(Ok(ExitReason::Drained)))));
         assert_eq!(scene.queue.states(&task), [COMPLETED]);
         let second = scene.live();
-        assert_eq!(second.control.look().await.expect("it lives").recovered, None);
+        assert_eq!(second.control.status().await.expect("it lives").recovered, None);
     }
 }
 
@@ -239,8 +259,8 @@ async fn a_worker_that_had_to_go_at_once_leaves_what_it_held_to_the_next_one() {
     let mut first = scene.live();
     first.started().await;
     first.control.abort().await;
-    assert!(matches!(first.running.join_next().await, Some(Ok(Ok(Exit::Aborted)))));
-    assert_eq!(scene.queue.states(&task), [State::Running]);
+    assert!(matches!(first.running.join_next().await, Some(Ok(Ok(ExitReason::Aborted)))));
+    assert_eq!(scene.queue.states(&task), [RunState::Running]);
     assert_eq!(scene.live().recovered().await.handed_back, 1);
     assert_eq!(scene.queue.states(&task)[0], HANDED_BACK);
 }
@@ -256,7 +276,7 @@ async fn a_damaged_journal_is_told_of_and_keeps_nobody_from_starting() {
     let (began, held) = whole.split_once('\n').expect("lines");
     std::fs::write(scene.journal(), format!("{began}\nrust and dust\n{held}12345678 {{\"held\":")).expect("written");
     let second = scene.live();
-    assert_eq!(second.recovered().await, Recovered { handed_back: 1, damage: 1, ..Recovered::default() });
+    assert_eq!(second.recovered().await, RecoverySummary { handed_back: 1, damage: 1, ..RecoverySummary::default() });
     assert_eq!(scene.queue.states(&task)[0], HANDED_BACK);
     second.dies().await;
     std::fs::remove_file(scene.journal()).expect("removed");
@@ -300,9 +320,9 @@ async fn a_second_worker_of_one_name_is_refused_and_takes_nothing_from_the_first
     let mut second = scene.live_in(elsewhere.path(), "worker");
     let refused = second.running.join_next().await.expect("it ran").expect("it ended").expect_err("it is refused");
     assert!(refused.to_string().contains("an `id` of its own"), "{refused}");
-    assert_eq!(scene.queue.states(&task), [State::Running]);
+    assert_eq!(scene.queue.states(&task), [RunState::Running]);
     let third = scene.live_in(elsewhere.path(), "another");
-    assert!(third.control.look().await.is_some(), "under another name it may");
+    assert!(third.control.status().await.is_some(), "under another name it may");
     first.dies().await;
     // The name is free again.
     assert_eq!(scene.live().recovered().await.handed_back, 1);

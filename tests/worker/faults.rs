@@ -5,16 +5,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use journeyman::domain::id::{Lane, Run, TaskId};
-use journeyman::domain::outcome::{Outcome, Reason};
+use journeyman::domain::id::{PriorityQueue, Run, TaskId};
+use journeyman::domain::outcome::{ExceptionReason, Outcome};
 use journeyman::domain::refusal::Refusal;
 use journeyman::handler;
 use journeyman::host::clock::Clock;
-use journeyman::source::memory::{End, Memory, Queue, Settings as QueueSettings, State, Style};
+use journeyman::source::memory::{Config as QueueSettings, MemoryQueue, MemorySource, PollStyle, RunEnd, RunState};
 use journeyman::source::{
-    Answer, Artifact, Batch, Claim, Grant, Manner, Message, Opened, Recovered, Refused, Source, Window,
+    Artifact, CallError, Capabilities, Claim, ClaimWindow, Grant, Message, OpenResult, PollBatch, RecoveryBatch,
+    Source, SourceFuture,
 };
-use journeyman::worker::{Exit, Feed, Settings, Worker};
+use journeyman::worker::{ExitReason, SourceBinding, Worker, WorkerConfig};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
@@ -43,7 +44,7 @@ pub enum Mood {
 }
 
 pub struct Moody {
-    pub inner: Memory,
+    pub inner: MemorySource,
     pub mood: watch::Receiver<Mood>,
     pub polls: Arc<AtomicU64>,
     /// Tells hosts apart, which know nothing of each other's workers.
@@ -51,15 +52,16 @@ pub struct Moody {
 }
 
 impl Moody {
-    fn unless_moody<'a, T: Send + 'a>(&'a self, answer: Answer<'a, T>) -> Answer<'a, T> {
+    fn unless_moody<'a, T: Send + 'a>(&'a self, answer: SourceFuture<'a, T>) -> SourceFuture<'a, T> {
         let mood = *self.mood.borrow();
         Box::pin(async move {
             match mood {
-                Mood::Refuses(refusal) => Err(Refused { refusal, what: "out of sorts".into() }),
+                Mood::Refuses(refusal) => Err(CallError { refusal, message: "out of sorts".into() }),
                 Mood::Breaks => panic!("out of its mind"),
-                Mood::FailsAndForbids => {
-                    Err(Refused { refusal: Refusal::Retry { after: None }, what: "a portal wants a login".into() })
-                }
+                Mood::FailsAndForbids => Err(CallError {
+                    refusal: Refusal::Retry { retry_after: None },
+                    message: "a portal wants a login".into(),
+                }),
                 Mood::Well
                 | Mood::Quarantines
                 | Mood::StoresNothing
@@ -75,25 +77,25 @@ impl Source for Moody {
     fn describe(&self) -> String {
         "moody".into()
     }
-    fn deployment(&self) -> String {
-        self.inner.deployment()
+    fn service_id(&self) -> String {
+        self.inner.service_id()
     }
     fn claimant(&self) -> String {
         format!("{}{}", self.inner.claimant(), self.elsewhere)
     }
-    fn manner(&self) -> Manner {
-        self.inner.manner()
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
     }
-    fn open(&self) -> Answer<'_, Opened> {
+    fn open(&self) -> SourceFuture<'_, OpenResult> {
         if *self.mood.borrow() == Mood::FailsAndForbids {
             return self.inner.open();
         }
         self.unless_moody(self.inner.open())
     }
-    fn poll(&self, lane: Lane, max: u8) -> Answer<'_, Batch> {
+    fn poll(&self, lane: PriorityQueue, max: u8) -> SourceFuture<'_, PollBatch> {
         self.polls.fetch_add(1, Ordering::Relaxed);
         if *self.mood.borrow() == Mood::Quarantines {
-            return Box::pin(async { Ok(Batch::default()) });
+            return Box::pin(async { Ok(PollBatch::default()) });
         }
         if *self.mood.borrow() == Mood::LosesReplies {
             return Box::pin(async move {
@@ -103,49 +105,52 @@ impl Source for Moody {
         }
         self.unless_moody(self.inner.poll(lane, max))
     }
-    fn claim<'a>(&'a self, message: &'a Message) -> Answer<'a, Grant> {
+    fn claim<'a>(&'a self, message: &'a Message) -> SourceFuture<'a, Grant> {
         self.unless_moody(self.inner.claim(message))
     }
-    fn delete<'a>(&'a self, lane: Lane, id: &'a str, receipt: &'a str) -> Answer<'a, ()> {
+    fn delete<'a>(&'a self, lane: PriorityQueue, id: &'a str, receipt: &'a str) -> SourceFuture<'a, ()> {
         if *self.mood.borrow() == Mood::DeletesNothing {
-            let refused = Refused { refusal: Refusal::Retry { after: None }, what: format!("delete of {id}: stuck") };
+            let refused =
+                CallError { refusal: Refusal::Retry { retry_after: None }, message: format!("delete of {id}: stuck") };
             return Box::pin(async { Err(refused) });
         }
         self.unless_moody(self.inner.delete(lane, id, receipt))
     }
-    fn recover<'a>(&'a self, held: &'a [Run], asked: &'a [Window]) -> Answer<'a, Recovered> {
+    fn recover<'a>(&'a self, held: &'a [Run], asked: &'a [ClaimWindow]) -> SourceFuture<'a, RecoveryBatch> {
         if *self.mood.borrow() == Mood::FailsAndForbids {
-            return Box::pin(async { Err(Refused { refusal: Refusal::Denied, what: "scopes are missing".into() }) });
+            return Box::pin(async {
+                Err(CallError { refusal: Refusal::Denied, message: "scopes are missing".into() })
+            });
         }
         self.unless_moody(self.inner.recover(held, asked))
     }
-    fn take_over<'a>(&'a self, run: &'a Run) -> Answer<'a, Grant> {
+    fn take_over<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant> {
         self.unless_moody(self.inner.take_over(run))
     }
-    fn reclaim<'a>(&'a self, claim: &'a Claim) -> Answer<'a, Duration> {
+    fn reclaim<'a>(&'a self, claim: &'a Claim) -> SourceFuture<'a, Duration> {
         self.unless_moody(self.inner.reclaim(claim))
     }
-    fn report<'a>(&'a self, claim: &'a Claim, outcome: Outcome) -> Answer<'a, ()> {
+    fn report<'a>(&'a self, claim: &'a Claim, outcome: Outcome) -> SourceFuture<'a, ()> {
         self.unless_moody(self.inner.report(claim, outcome))
     }
-    fn upload<'a>(&'a self, claim: &'a Claim, artifact: &'a Artifact) -> Answer<'a, ()> {
+    fn upload<'a>(&'a self, claim: &'a Claim, artifact: &'a Artifact) -> SourceFuture<'a, ()> {
         if *self.mood.borrow() == Mood::StoresNothing {
             return Box::pin(async {
-                Err(Refused { refusal: Refusal::Retry { after: None }, what: "no room".into() })
+                Err(CallError { refusal: Refusal::Retry { retry_after: None }, message: "no room".into() })
             });
         }
         if *self.mood.borrow() == Mood::RefusesFiles {
-            return Box::pin(async { Err(Refused { refusal: Refusal::Rejected, what: "too late".into() }) });
+            return Box::pin(async { Err(CallError { refusal: Refusal::Rejected, message: "too late".into() }) });
         }
         self.unless_moody(self.inner.upload(claim, artifact))
     }
-    fn canceled<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool> {
-        self.unless_moody(self.inner.canceled(claim))
+    fn is_canceled<'a>(&'a self, claim: &'a Claim) -> SourceFuture<'a, bool> {
+        self.unless_moody(self.inner.is_canceled(claim))
     }
 }
 
 struct Scene {
-    queue: Queue,
+    queue: MemoryQueue,
     mood: watch::Sender<Mood>,
     polls: Arc<AtomicU64>,
     told: mpsc::Receiver<Told>,
@@ -161,14 +166,19 @@ impl Scene {
     fn with(mood: Mood, queue: QueueSettings, capacity: u32) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let clock = Clock::tokio();
-        let queue = Queue::new(queue, Arc::new(move || clock.now()));
+        let queue = MemoryQueue::new(queue, Arc::new(move || clock.now()));
         let (mood, moods) = watch::channel(mood);
         let (sender, told) = mpsc::channel(8);
         let polls = Arc::<AtomicU64>::default();
         let source = Moody { inner: queue.source("worker"), mood: moods, polls: Arc::clone(&polls), elsewhere: "" };
-        let settings =
-            Settings { capacity, work_dir: folder.path().into(), clock, drain_deadline: None, ..Settings::default() };
-        let feed = Feed {
+        let settings = WorkerConfig {
+            capacity,
+            work_dir: folder.path().into(),
+            clock,
+            drain_deadline: None,
+            ..WorkerConfig::default()
+        };
+        let feed = SourceBinding {
             name: "moody".into(),
             source: Arc::new(source),
             handler: handler::erase(Scripted(sender)),
@@ -192,7 +202,7 @@ impl Scene {
 async fn credentials_that_are_never_accepted_end_the_worker() {
     let scene = Scene::new(Mood::Refuses(Refusal::Denied));
     let began = tokio::time::Instant::now();
-    assert_eq!(scene.worker.run().await.expect("it ran"), Exit::CredentialsRefused);
+    assert_eq!(scene.worker.run().await.expect("it ran"), ExitReason::CredentialsRejected);
     let took = began.elapsed();
     assert!(
         (Duration::from_secs(60)..Duration::from_secs(1800)).contains(&took),
@@ -203,7 +213,7 @@ async fn credentials_that_are_never_accepted_end_the_worker() {
 #[tokio::test(start_paused = true)]
 async fn requests_that_are_wrong_end_the_worker_at_once() {
     let scene = Scene::new(Mood::Refuses(Refusal::Rejected));
-    assert_eq!(scene.worker.run().await.expect("it ran"), Exit::Misconfigured);
+    assert_eq!(scene.worker.run().await.expect("it ran"), ExitReason::Misconfigured);
     assert!(scene.polls.load(Ordering::Relaxed) <= 1);
 }
 
@@ -221,16 +231,16 @@ async fn trouble_for(mood: Mood, trouble: Duration) {
         control.drain().await;
     };
     let (exit, ()) = tokio::join!(scene.worker.run(), watch);
-    assert_eq!(exit.expect("it ran"), Exit::Drained);
-    assert_eq!(scene.queue.states(&task), [State::Resolved(End::Reported(Outcome::Completed))], "{mood:?}");
+    assert_eq!(exit.expect("it ran"), ExitReason::Drained);
+    assert_eq!(scene.queue.states(&task), [RunState::Resolved(RunEnd::Reported(Outcome::Completed))], "{mood:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn minutes_of_any_trouble_cost_a_running_task_nothing() {
     let trouble = [
-        Mood::Refuses(Refusal::Retry { after: None }),
-        Mood::Refuses(Refusal::Retry { after: Some(Duration::from_secs(3600)) }),
-        Mood::Refuses(Refusal::Throttled { after: None }),
+        Mood::Refuses(Refusal::Retry { retry_after: None }),
+        Mood::Refuses(Refusal::Retry { retry_after: Some(Duration::from_secs(3600)) }),
+        Mood::Refuses(Refusal::Throttled { retry_after: None }),
         Mood::Refuses(Refusal::Denied),
         Mood::Refuses(Refusal::Rejected),
         Mood::Breaks,
@@ -248,13 +258,13 @@ async fn a_report_is_repeated_until_it_is_answered() {
     let watch = async {
         assert!(matches!(scene.told.recv().await, Some(Told::Started(_))));
         control.drain().await;
-        scene.mood.send_replace(Mood::Refuses(Refusal::Retry { after: None }));
+        scene.mood.send_replace(Mood::Refuses(Refusal::Retry { retry_after: None }));
         tokio::time::sleep(Duration::from_secs(10 * 60)).await;
         scene.mood.send_replace(Mood::Well);
     };
     let (exit, ()) = tokio::join!(scene.worker.run(), watch);
-    assert_eq!(exit.expect("it ran"), Exit::Drained);
-    assert_eq!(scene.queue.states(&task), [State::Resolved(End::Reported(Outcome::Completed))]);
+    assert_eq!(exit.expect("it ran"), ExitReason::Drained);
+    assert_eq!(scene.queue.states(&task), [RunState::Resolved(RunEnd::Reported(Outcome::Completed))]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -266,13 +276,13 @@ async fn what_a_task_leaves_is_sent_until_it_is_taken_and_only_then_is_the_task_
     let watch = async {
         assert!(matches!(scene.told.recv().await, Some(Told::Started(_))));
         tokio::time::sleep(Duration::from_secs(4 * 60)).await;
-        assert_eq!(queue.states(&task), [State::Running]);
+        assert_eq!(queue.states(&task), [RunState::Running]);
         scene.mood.send_replace(Mood::Well);
         control.drain().await;
     };
     let (exit, ()) = tokio::join!(scene.worker.run(), watch);
-    assert_eq!(exit.expect("it ran"), Exit::Drained);
-    assert_eq!(queue.states(&task), [State::Resolved(End::Reported(Outcome::Completed))]);
+    assert_eq!(exit.expect("it ran"), ExitReason::Drained);
+    assert_eq!(queue.states(&task), [RunState::Resolved(RunEnd::Reported(Outcome::Completed))]);
     let run = Run { task, run: 0 };
     for name in ["public/out.txt", "public/logs/live_backing.log", "public/logs/live.log"] {
         assert!(queue.artifact(&run, name).is_some(), "{name}");
@@ -289,9 +299,9 @@ async fn a_task_whose_artifacts_are_never_taken_is_not_completed() {
         control.drain().await;
     };
     let (exit, ()) = tokio::join!(scene.worker.run(), watch);
-    assert_eq!(exit.expect("it ran"), Exit::Drained);
-    let unavailable = Outcome::Exception(Reason::ResourceUnavailable);
-    assert_eq!(scene.queue.states(&task), [State::Resolved(End::Reported(unavailable))]);
+    assert_eq!(exit.expect("it ran"), ExitReason::Drained);
+    let unavailable = Outcome::Exception(ExceptionReason::ResourceUnavailable);
+    assert_eq!(scene.queue.states(&task), [RunState::Resolved(RunEnd::Reported(unavailable))]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -304,7 +314,7 @@ async fn a_quarantined_worker_polls_calmly() {
         control.drain().await;
     };
     let (exit, ()) = tokio::join!(scene.worker.run(), watch);
-    assert_eq!(exit.expect("it ran"), Exit::Drained);
+    assert_eq!(exit.expect("it ran"), ExitReason::Drained);
     let polls = polls.load(Ordering::Relaxed);
     assert!((90..=130).contains(&polls), "once a second, up to a fifth earlier: {polls} in 100 s");
 }
@@ -347,7 +357,7 @@ fn heard() -> (Lines, impl Sized) {
 #[tokio::test(start_paused = true)]
 async fn i14_each_failed_delete_is_a_line_and_i15_a_message_that_comes_again_and_again_is_one_alert() {
     let (lines, _log) = heard();
-    let style = Style::Messages { hidden: Duration::from_secs(300) };
+    let style = PollStyle::Messages { visibility_timeout: Duration::from_secs(300) };
     // A slot is free, so that there are polls while the task runs.
     let mut scene = Scene::with(Mood::DeletesNothing, QueueSettings { style, ..QueueSettings::default() }, 2);
     let task = scene.create(2 * 3600);
@@ -360,8 +370,8 @@ async fn i14_each_failed_delete_is_a_line_and_i15_a_message_that_comes_again_and
         control.drain().await;
     };
     let (exit, ()) = tokio::join!(scene.worker.run(), watch);
-    assert_eq!(exit.expect("it ran"), Exit::Drained);
-    assert_eq!(scene.queue.states(&task), [State::Resolved(End::Reported(Outcome::Completed))]);
+    assert_eq!(exit.expect("it ran"), ExitReason::Drained);
+    assert_eq!(scene.queue.states(&task), [RunState::Resolved(RunEnd::Reported(Outcome::Completed))]);
     let counts = counts.counts();
     assert!(counts.deletes_failed > 11, "{counts:?}");
     let said = lines.with("deleting a message failed");
@@ -384,7 +394,7 @@ async fn half_an_hour_of_failed_polls_is_one_alert_and_missing_scopes_are_one_li
         control.drain().await;
     };
     let (exit, ()) = tokio::join!(scene.worker.run(), watch);
-    assert_eq!(exit.expect("it ran"), Exit::Drained);
+    assert_eq!(exit.expect("it ran"), ExitReason::Drained);
     assert!(scene.polls.load(Ordering::Relaxed) > 20, "it is tried on");
     assert_eq!(lines.with("[alert operator]"), 1);
     assert_eq!(lines.with("The last word: a portal wants a login"), 1);
@@ -398,13 +408,13 @@ async fn an_artifact_that_the_queue_refuses_fails_its_task_unless_it_is_optional
         let task = scene.create_that(json!({"do": "leave", "optional": optional}));
         let (control, queue) = (scene.worker.control(), scene.queue);
         let watch = async {
-            while !matches!(queue.states(&task).last(), Some(State::Resolved(_))) {
+            while !matches!(queue.states(&task).last(), Some(RunState::Resolved(_))) {
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
             control.drain().await;
         };
         let (exit, ()) = tokio::join!(scene.worker.run(), watch);
         exit.expect("it ran");
-        assert_eq!(queue.states(&task), [State::Resolved(End::Reported(expected))], "optional: {optional}");
+        assert_eq!(queue.states(&task), [RunState::Resolved(RunEnd::Reported(expected))], "optional: {optional}");
     }
 }

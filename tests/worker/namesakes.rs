@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use journeyman::domain::refusal::Refusal;
-use journeyman::source::memory::State;
+use journeyman::source::memory::RunState;
 use journeyman::worker::Command;
-use journeyman::worker::view::{Note, View};
+use journeyman::worker::status::{Note, WorkerStatus};
 use serde_json::json;
 use tokio::sync::watch;
 
@@ -13,12 +13,12 @@ use crate::earlier::{COMPLETED, HANDED_BACK, Life, STYLES, Scene};
 use crate::faults::Mood;
 use crate::scripted::Told;
 
-async fn view(life: &Life) -> View {
-    life.control.look().await.expect("it lives")
+async fn view(life: &Life) -> WorkerStatus {
+    life.control.status().await.expect("it lives")
 }
 
 /// Looks until the worker has asked for what goes by its name.
-async fn others(life: &Life, expected: usize) -> View {
+async fn others(life: &Life, expected: usize) -> WorkerStatus {
     loop {
         let view = view(life).await;
         if view.sources[0].others == expected {
@@ -41,7 +41,7 @@ async fn a_worker_that_starts_under_the_name_of_one_that_lives_elsewhere_takes_n
         let mut second = scene.live_on("elsewhere", folder.path(), "worker");
         let told = others(&second, 1).await;
         assert!(told.hints.iter().any(|hint| hint.contains("an `id` of its own")), "{:?}", told.hints);
-        assert_eq!(scene.queue.states(&task), [State::Running]);
+        assert_eq!(scene.queue.states(&task), [RunState::Running]);
         assert!(second.told.try_recv().is_err(), "it was started twice");
         second.dies().await;
     }
@@ -68,7 +68,7 @@ async fn a_worker_whose_poll_fails_takes_nothing_that_its_namesake_claimed_befor
     tokio::time::sleep(Duration::from_secs(60)).await;
     // Each loses a poll, and asks what goes by its name.
     for (life, mood) in [(&first, &mood), (&second, &scene.mood)] {
-        mood.send_replace(Mood::Refuses(Refusal::Retry { after: None }));
+        mood.send_replace(Mood::Refuses(Refusal::Retry { retry_after: None }));
         while !view(life).await.sources[0].in_trouble {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
@@ -88,14 +88,14 @@ async fn what_a_poll_claimed_whose_worker_died_before_it_was_answered_is_handed_
     // The poll has been under way for a while when it claims.
     tokio::time::sleep(Duration::from_secs(15)).await;
     let task = scene.create_as("lost", json!({"do": "complete"}));
-    while scene.queue.states(&task) != [State::Running] {
+    while scene.queue.states(&task) != [RunState::Running] {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     assert!(first.told.try_recv().is_err());
     first.dies().await;
     scene.mood.send_replace(Mood::Well);
     // The next life may come hours later, and may die before it has asked.
-    scene.mood.send_replace(Mood::Refuses(Refusal::Retry { after: None }));
+    scene.mood.send_replace(Mood::Refuses(Refusal::Retry { retry_after: None }));
     let second = scene.live();
     tokio::time::sleep(Duration::from_secs(1)).await;
     second.dies().await;
@@ -118,7 +118,7 @@ async fn without_its_work_folder_a_worker_leaves_to_expire_what_it_held() {
     let mut second = scene.live_on("", folder.path(), "worker");
     others(&second, 1).await;
     tokio::time::sleep(Duration::from_secs(10 * 60)).await;
-    assert_eq!(scene.queue.states(&task), [State::Running]);
+    assert_eq!(scene.queue.states(&task), [RunState::Running]);
     second.started().await;
     assert_eq!(scene.queue.states(&task).len(), 2);
 }

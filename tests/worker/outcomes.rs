@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use journeyman::handler::CancelCause;
 use journeyman::source::taskcluster::Dialect;
-use journeyman::worker::Exit;
+use journeyman::worker::ExitReason;
 use serde_json::json;
 
 use crate::scripted::Told;
@@ -31,7 +31,7 @@ async fn every_outcome(dialect: Dialect) {
         control.drain().await;
     };
     let (exit, ()) = tokio::join!(worker.run(), watch);
-    assert_eq!(exit.expect("it ran"), Exit::Drained);
+    assert_eq!(exit.expect("it ran"), ExitReason::Drained);
     assert_eq!(service.states(&completes).await, ["completed"]);
     assert_eq!(service.states(&fails).await, ["failed"]);
     assert_eq!(service.states(&panics).await, ["internal-error"]);
@@ -73,7 +73,7 @@ async fn a_claim_is_extended_while_its_task_runs() {
         control.drain().await;
     };
     let (exit, ()) = tokio::join!(worker.run(), watch);
-    assert_eq!(exit.expect("it ran"), Exit::Drained);
+    assert_eq!(exit.expect("it ran"), ExitReason::Drained);
     assert_eq!(service.states(&task).await, ["completed"]);
     assert!(counts.counts().reclaims >= 1, "{:?}", counts.counts());
 }
@@ -88,11 +88,11 @@ async fn a_worker_that_has_to_go_hands_its_task_back() {
         let watch = async {
             let started = told.recv().await;
             assert!(matches!(started, Some(Told::Started(_))));
-            control.hand_back(None).await;
+            control.release(None).await;
             told.recv().await
         };
         let (exit, order) = tokio::join!(worker.run(), watch);
-        assert_eq!(exit.expect("it ran"), Exit::HandedBack);
+        assert_eq!(exit.expect("it ran"), ExitReason::Released);
         assert_eq!(order, Some(Told::Canceled(format!("{task}/0"), CancelCause::Shutdown)));
         assert_handed_back(&service.states(&task).await, 1);
     }
@@ -103,7 +103,7 @@ async fn a_canceled_task_stops_within_a_check_and_nothing_is_reported() {
     let service = Service::start(Dialect::ClaimWork, LONG).await;
     let task = service.create("canceled", json!({"do": "wait"})).await;
     let (worker, mut told) =
-        service.worker("worker", |settings| settings.check_every = Some(Duration::from_millis(50)));
+        service.worker("worker", |settings| settings.status_poll_interval = Some(Duration::from_millis(50)));
     let control = worker.control();
     let counts = control.clone();
     let watch = async {
@@ -114,7 +114,7 @@ async fn a_canceled_task_stops_within_a_check_and_nothing_is_reported() {
         order
     };
     let (exit, order) = tokio::join!(worker.run(), watch);
-    assert_eq!(exit.expect("it ran"), Exit::Drained);
+    assert_eq!(exit.expect("it ran"), ExitReason::Drained);
     assert_eq!(order, Some(Told::Canceled(format!("{task}/0"), CancelCause::ClaimLost)));
     assert_eq!(service.states(&task).await, ["canceled"]);
     assert_eq!((counts.counts().superseded, counts.counts().lost), (1, 0));
@@ -134,7 +134,7 @@ async fn a_task_ends_before_its_lease_when_the_queue_is_gone() {
         order
     };
     let (exit, order) = tokio::join!(worker.run(), watch);
-    assert_eq!(exit.expect("it ran"), Exit::Drained);
+    assert_eq!(exit.expect("it ran"), ExitReason::Drained);
     assert!(matches!(order, Some(Told::Canceled(_, CancelCause::ClaimLost))), "{order:?}");
 }
 
@@ -149,17 +149,17 @@ async fn what_a_worker_held_when_it_died_is_handed_back_at_its_next_start() {
         control.abort().await;
     };
     let (exit, ()) = tokio::join!(worker.run(), watch);
-    assert_eq!(exit.expect("it ran"), Exit::Aborted);
+    assert_eq!(exit.expect("it ran"), ExitReason::Aborted);
     assert_eq!(service.states(&task).await, ["running"]);
     let (worker, mut told) = service.worker("worker", |_| {});
     let control = worker.control();
     let watch = async {
         let started = told.recv().await;
-        control.hand_back(None).await;
+        control.release(None).await;
         started
     };
     let (exit, started) = tokio::join!(worker.run(), watch);
-    assert_eq!(exit.expect("it ran"), Exit::HandedBack);
+    assert_eq!(exit.expect("it ran"), ExitReason::Released);
     assert_eq!(started, Some(Told::Started(format!("{task}/1"))), "the first run is never taken up again");
     assert_handed_back(&service.states(&task).await, 2);
 }

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use journeyman::handler::artifact::{Declaration, What};
-use journeyman::handler::{self, CancelCause, Context, NotCompleted, NotPrepared, PayloadHandler};
-use journeyman::source::memory::Queue;
-use journeyman::worker::Feed;
+use journeyman::handler::artifact::{ArtifactDeclaration, ArtifactKind};
+use journeyman::handler::{self, CancelCause, Context, ExecuteError, PayloadHandler, PrepareError};
+use journeyman::source::memory::MemoryQueue;
+use journeyman::worker::SourceBinding;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use tokio::sync::mpsc;
@@ -52,8 +52,8 @@ pub enum Told {
 pub struct Scripted(pub mpsc::Sender<Told>);
 
 /// The tasks of this queue, done as they say.
-pub fn feed(queue: &Queue, told: mpsc::Sender<Told>) -> Feed {
-    Feed {
+pub fn feed(queue: &MemoryQueue, told: mpsc::Sender<Told>) -> SourceBinding {
+    SourceBinding {
         name: "memory".into(),
         source: Arc::new(queue.source("worker")),
         handler: handler::erase(Scripted(told)),
@@ -65,24 +65,24 @@ impl PayloadHandler for Scripted {
     type Payload = Script;
     type Prepared = Script;
 
-    async fn prepare(&self, payload: Script, _: &Context) -> Result<Script, NotPrepared> {
+    async fn prepare(&self, payload: Script, _: &Context) -> Result<Script, PrepareError> {
         Ok(payload)
     }
 
-    async fn execute(&self, script: Script, context: &Context) -> Result<(), NotCompleted> {
+    async fn execute(&self, script: Script, context: &Context) -> Result<(), ExecuteError> {
         let run = context.task().run.to_string();
         self.0.send(Told::Started(run.clone())).await.expect("the test listens");
         let work = async {
             match script {
                 Script::Complete => Ok(()),
-                Script::Fail => Err(NotCompleted::Failed("as told".into())),
+                Script::Fail => Err(ExecuteError::Failed("as told".into())),
                 Script::Panic => panic!("as told"),
-                Script::RetryLater => Err(NotCompleted::Intermittent("as told".into())),
+                Script::RetryLater => Err(ExecuteError::Intermittent("as told".into())),
                 Script::Leave { optional } => {
-                    context.log().line("hello from the task");
+                    context.log().write_line("hello from the task");
                     std::fs::write(context.workdir().join("out.txt"), "made by the task").expect("written");
-                    let what = What::File { path: "out.txt".into(), content_type: None };
-                    let declared = Declaration::new("public/out.txt", what);
+                    let what = ArtifactKind::File { path: "out.txt".into(), content_type: None };
+                    let declared = ArtifactDeclaration::new("public/out.txt", what);
                     let declared = if optional { declared.optional() } else { declared };
                     context.artifacts().declare(declared).expect("declared");
                     Ok(())
@@ -97,7 +97,7 @@ impl PayloadHandler for Scripted {
                 }
                 Script::Wait => std::future::pending().await,
                 Script::Extensions { times } => {
-                    let mut lease = context.lease();
+                    let mut lease = context.watch_expires_at();
                     for _ in 0..times {
                         lease.changed().await.expect("the lease is kept");
                     }
@@ -113,7 +113,7 @@ impl PayloadHandler for Scripted {
             result = work => result,
             order = context.canceled() => {
                 self.0.send(Told::Canceled(run, order.cause)).await.expect("the test listens");
-                Err(NotCompleted::Failed("told to end".into()))
+                Err(ExecuteError::Failed("told to end".into()))
             }
         }
     }

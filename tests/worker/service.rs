@@ -7,18 +7,18 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use journeyman::domain::id::{Run, TaskId};
 use journeyman::handler;
-use journeyman::queue::{self, Client, Db};
+use journeyman::queue::{self, Db, RegisteredClient};
 use journeyman::source::taskcluster::{
-    Api, ApiSettings, ArtifactStorage, Credentials, Dialect, Settings as SourceSettings, Taskcluster, Timeouts,
+    Api, ApiConfig, ArtifactStorage, Config as SourceSettings, Credentials, Dialect, Taskcluster, Timeouts,
 };
-use journeyman::worker::{Feed, Settings, Worker};
+use journeyman::worker::{SourceBinding, Worker, WorkerConfig};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use crate::scripted::{Scripted, Told};
 
 pub struct Service {
-    pub queue: queue::Running,
+    pub queue: queue::RunningQueue,
     pub folder: tempfile::TempDir,
     pub dialect: Dialect,
 }
@@ -28,10 +28,10 @@ pub const TASK_QUEUE: &str = "test/worker";
 impl Service {
     pub async fn start(dialect: Dialect, claim_timeout: Duration) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let mut settings = queue::Settings::new(Db::Memory, folder.path().join("artifacts"));
+        let mut settings = queue::Config::new(Db::Memory, folder.path().join("artifacts"));
         settings.claim_timeout = claim_timeout;
         settings.long_poll = Duration::from_millis(500);
-        settings.clients = vec![Client {
+        settings.clients = vec![RegisteredClient {
             client_id: "tester".into(),
             access_token: "secret-token".to_owned().into(),
             scopes: vec!["*".into()],
@@ -44,9 +44,9 @@ impl Service {
         Api::new(self.settings()).expect("usable settings")
     }
 
-    fn settings(&self) -> ApiSettings {
+    fn settings(&self) -> ApiConfig {
         let token = "secret-token".to_owned().into();
-        ApiSettings {
+        ApiConfig {
             root_url: self.queue.root_url().to_owned(),
             queue_url: None,
             credentials: Some(Credentials::new("tester", token, None).expect("credentials")),
@@ -86,13 +86,13 @@ impl Service {
         let run = Run { task: task.clone(), run };
         let mut download = self.api().artifact(&run, name).await.expect("an artifact");
         let mut bytes = Vec::new();
-        while let Some(piece) = download.piece().await.expect("a piece") {
+        while let Some(piece) = download.next_chunk().await.expect("a piece") {
             bytes.extend(piece);
         }
         String::from_utf8(bytes).expect("text")
     }
 
-    pub fn worker(&self, id: &str, change: impl FnOnce(&mut Settings)) -> (Worker, mpsc::Receiver<Told>) {
+    pub fn worker(&self, id: &str, change: impl FnOnce(&mut WorkerConfig)) -> (Worker, mpsc::Receiver<Told>) {
         let (sender, told) = mpsc::channel(64);
         let source = Taskcluster::new(SourceSettings {
             api: self.settings(),
@@ -103,15 +103,15 @@ impl Service {
             artifact_storage: ArtifactStorage::S3,
             queue_hosts: Vec::new(),
         });
-        let mut settings = Settings {
+        let mut settings = WorkerConfig {
             capacity: 8,
             work_dir: self.folder.path().join(id),
-            cancel_grace: Duration::from_secs(2),
+            termination_grace: Duration::from_secs(2),
             poll_interval: Duration::from_millis(50),
-            ..Settings::default()
+            ..WorkerConfig::default()
         };
         change(&mut settings);
-        let feed = Feed {
+        let feed = SourceBinding {
             name: "ci".into(),
             source: Arc::new(source.expect("usable settings")),
             handler: handler::erase(Scripted(sender)),

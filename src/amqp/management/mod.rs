@@ -3,8 +3,8 @@
 //! RabbitMQ shows its own `consumer_timeout` to nobody; what queues have of their own it shows, and heeds from 3.12 on. What
 //! follows of that is decided in [`crate::domain::patience`].
 
-mod counts;
 mod policies;
+mod queue_counts;
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,11 +12,11 @@ use std::time::Duration;
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 
-use super::{Broker, Unusable};
-use crate::domain::patience::{Kind, Told, Version};
+use super::{Broker, InvalidBrokerConfig};
+use crate::domain::consumer_timeout::{BrokerVersion, QueueKind, TimeoutFacts};
 use crate::limits::{AMQP_MANAGEMENT_BYTES_MAX, AMQP_MANAGEMENT_TIMEOUT};
-pub use counts::{Counted, literally};
-pub use policies::{Agreed, Policy};
+pub use policies::{BrokerPolicy, PolicyResult};
+pub use queue_counts::{QueueCounts, escape_regex};
 
 /// The management interface of a broker.
 #[derive(Clone)]
@@ -36,13 +36,13 @@ impl std::fmt::Debug for Management {
 
 /// Why it tells nothing.
 #[derive(Debug, thiserror::Error)]
-pub enum NotTold {
+pub enum ManagementError {
     /// There is no such queue, or nothing else of that name.
     #[error("there is no such queue")]
-    NoQueue,
+    NotFound,
     /// It cannot be asked, or its answer cannot be read.
     #[error("{0}")]
-    Unanswered(String),
+    Failed(String),
 }
 
 #[derive(Deserialize)]
@@ -51,7 +51,7 @@ struct Overview {
 }
 
 #[derive(Deserialize)]
-struct Queue {
+struct QueueInfo {
     #[serde(rename = "type", default)]
     kind: Option<String>,
     /// An empty table is an empty list there.
@@ -68,20 +68,22 @@ impl Management {
     /// # Errors
     ///
     /// Where the file cannot be used.
-    pub fn new(broker: &Broker, base: &str, ca: Option<&Path>) -> Result<Self, Unusable> {
-        crate::host::tls::choose();
+    pub fn new(broker: &Broker, base: &str, ca: Option<&Path>) -> Result<Self, InvalidBrokerConfig> {
+        crate::host::crypto_provider::install_crypto_provider();
         let mut builder = reqwest::Client::builder()
             .user_agent(concat!("journeyman/", env!("CARGO_PKG_VERSION")))
             .redirect(reqwest::redirect::Policy::none())
             .no_proxy()
             .timeout(AMQP_MANAGEMENT_TIMEOUT);
         if let Some(path) = ca {
-            let wrong = |error: &dyn std::fmt::Display| Unusable(format!("{}: {error}", path.display()));
+            let wrong = |error: &dyn std::fmt::Display| InvalidBrokerConfig(format!("{}: {error}", path.display()));
             let pem = std::fs::read(path).map_err(|error| wrong(&error))?;
             let certificates = reqwest::Certificate::from_pem_bundle(&pem).map_err(|error| wrong(&error))?;
             builder = builder.tls_certs_only(certificates);
         }
-        let http = builder.build().map_err(|error| Unusable(format!("no client for {base} can be made: {error}")))?;
+        let http = builder
+            .build()
+            .map_err(|error| InvalidBrokerConfig(format!("no client for {base} can be made: {error}")))?;
         let login = &broker.uri.authority.userinfo;
         Ok(Self {
             http,
@@ -96,66 +98,66 @@ impl Management {
     ///
     /// # Errors
     ///
-    /// [`NotTold`], without user and password.
-    pub async fn told(&self, queue: &str) -> Result<Told, NotTold> {
+    /// [`ManagementError`], without user and password.
+    pub async fn describe_queue(&self, queue: &str) -> Result<TimeoutFacts, ManagementError> {
         let overview: Overview = self.get("overview").await?;
-        let version = Version::parse(&overview.rabbitmq_version)
-            .ok_or_else(|| NotTold::Unanswered(format!("its version is {:?}", overview.rabbitmq_version)))?;
+        let version = BrokerVersion::parse(&overview.rabbitmq_version)
+            .ok_or_else(|| ManagementError::Failed(format!("its version is {:?}", overview.rabbitmq_version)))?;
         let path = format!("queues/{}/{}", urlencoding::encode(&self.vhost), urlencoding::encode(queue));
-        let queue: Queue = self.get(&path).await?;
-        Ok(read(version, &queue))
+        let queue: QueueInfo = self.get(&path).await?;
+        Ok(parse_queue(version, &queue))
     }
 
-    async fn get<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<T, NotTold> {
+    async fn get<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<T, ManagementError> {
         let asked = self.http.get(self.url(path));
-        let bytes = self.answer(path, asked).await?;
-        serde_json::from_slice(&bytes).map_err(|_| self.unanswered(path, "its answer is not what it should be"))
+        let bytes = self.send(path, asked).await?;
+        serde_json::from_slice(&bytes).map_err(|_| self.failure(path, "its answer is not what it should be"))
     }
 
-    async fn put(&self, path: &str, what: &impl serde::Serialize) -> Result<(), NotTold> {
-        let body = serde_json::to_vec(what).map_err(|error| self.unanswered(path, &error.to_string()))?;
+    async fn put(&self, path: &str, what: &impl serde::Serialize) -> Result<(), ManagementError> {
+        let body = serde_json::to_vec(what).map_err(|error| self.failure(path, &error.to_string()))?;
         let asked = self.http.put(self.url(path)).header(reqwest::header::CONTENT_TYPE, "application/json").body(body);
-        self.answer(path, asked).await.map(drop)
+        self.send(path, asked).await.map(drop)
     }
 
     fn url(&self, path: &str) -> String {
         format!("{}/api/{path}", self.base)
     }
 
-    fn unanswered(&self, path: &str, what: &str) -> NotTold {
-        NotTold::Unanswered(format!("`amqp.management`, {}: {what}", self.url(path)))
+    fn failure(&self, path: &str, what: &str) -> ManagementError {
+        ManagementError::Failed(format!("`amqp.management`, {}: {what}", self.url(path)))
     }
 
-    async fn answer(&self, path: &str, asked: reqwest::RequestBuilder) -> Result<Vec<u8>, NotTold> {
-        let lost = |error: reqwest::Error| self.unanswered(path, &deepest(&error.without_url()));
+    async fn send(&self, path: &str, asked: reqwest::RequestBuilder) -> Result<Vec<u8>, ManagementError> {
+        let lost = |error: reqwest::Error| self.failure(path, &root_cause(&error.without_url()));
         let request = asked.basic_auth(&self.user, Some(self.password.expose_secret()));
         let mut answer = request.send().await.map_err(lost)?;
         match answer.status() {
             status if status.is_success() => {}
-            reqwest::StatusCode::NOT_FOUND => return Err(NotTold::NoQueue),
+            reqwest::StatusCode::NOT_FOUND => return Err(ManagementError::NotFound),
             status @ (reqwest::StatusCode::UNAUTHORIZED | reqwest::StatusCode::FORBIDDEN) => {
                 let fix = "the user of `amqp.uri` needs the tag `management` at the broker, or `policymaker` for policies \
                            (`rabbitmqctl set_user_tags`), or leave that key out";
-                return Err(self.unanswered(path, &format!("it answers {status}; {fix}")));
+                return Err(self.failure(path, &format!("it answers {status}; {fix}")));
             }
-            status => return Err(self.unanswered(path, &format!("it answers {status}"))),
+            status => return Err(self.failure(path, &format!("it answers {status}"))),
         }
         let mut bytes = Vec::new();
         while let Some(piece) = answer.chunk().await.map_err(lost)? {
             bytes.extend_from_slice(&piece);
             if bytes.len() > AMQP_MANAGEMENT_BYTES_MAX {
-                return Err(self.unanswered(path, "its answer is too long"));
+                return Err(self.failure(path, "its answer is too long"));
             }
         }
         Ok(bytes)
     }
 }
 
-fn read(version: Version, queue: &Queue) -> Told {
+fn parse_queue(version: BrokerVersion, queue: &QueueInfo) -> TimeoutFacts {
     let milliseconds = |table: &serde_json::Value, key| table.get(key)?.as_u64().map(Duration::from_millis);
-    Told {
+    TimeoutFacts {
         version,
-        kind: if queue.kind.as_deref() == Some("classic") { Kind::Classic } else { Kind::Other },
+        kind: if queue.kind.as_deref() == Some("classic") { QueueKind::Classic } else { QueueKind::Other },
         argument: milliseconds(&queue.arguments, "x-consumer-timeout"),
         policy: milliseconds(&queue.effective_policy_definition, "consumer-timeout"),
         dead_letters: queue.arguments.get("x-dead-letter-exchange").is_some()
@@ -163,7 +165,7 @@ fn read(version: Version, queue: &Queue) -> Told {
     }
 }
 
-fn deepest(error: &dyn std::error::Error) -> String {
+fn root_cause(error: &dyn std::error::Error) -> String {
     let mut error = error;
     while let Some(source) = error.source() {
         error = source;
@@ -175,8 +177,8 @@ fn deepest(error: &dyn std::error::Error) -> String {
 mod tests {
     use super::*;
 
-    fn told(json: &str) -> Told {
-        read(Version { major: 3, minor: 12 }, &serde_json::from_str(json).unwrap())
+    fn told(json: &str) -> TimeoutFacts {
+        parse_queue(BrokerVersion { major: 3, minor: 12 }, &serde_json::from_str(json).unwrap())
     }
 
     #[test]
@@ -186,10 +188,10 @@ mod tests {
                 "effective_policy_definition": {"consumer-timeout": 60000}}"#,
         );
         assert_eq!((both.argument, both.policy), (Some(Duration::from_secs(3600)), Some(Duration::from_secs(60))));
-        assert_eq!(both.kind, Kind::Other);
+        assert_eq!(both.kind, QueueKind::Other);
         // As RabbitMQ 3.10 has it.
         let none = told(r#"{"type": "classic", "arguments": {}, "effective_policy_definition": []}"#);
-        assert_eq!((none.argument, none.policy, none.kind), (None, None, Kind::Classic));
+        assert_eq!((none.argument, none.policy, none.kind), (None, None, QueueKind::Classic));
         assert!(!none.dead_letters);
         assert!(told(r#"{"arguments": {"x-dead-letter-exchange": ""}}"#).dead_letters, "the default exchange is one");
         assert!(told(r#"{"effective_policy_definition": {"dead-letter-exchange": "dead"}}"#).dead_letters);

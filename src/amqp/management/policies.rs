@@ -3,11 +3,11 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{Management, NotTold};
+use super::{Management, ManagementError};
 
 /// A policy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Policy {
+pub struct BrokerPolicy {
     /// A regular expression, which is looked for anywhere in a name unless it is anchored.
     pub pattern: String,
     /// `queues` or `exchanges`.
@@ -21,13 +21,13 @@ pub struct Policy {
 
 /// What came of a policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Agreed {
+pub enum PolicyResult {
     /// It was what it is to be.
-    Before,
+    Unchanged,
     /// It was made so.
-    Now,
+    Applied,
     /// It is another one, and how.
-    Never(String),
+    Mismatch(String),
 }
 
 impl Management {
@@ -35,22 +35,26 @@ impl Management {
     ///
     /// # Errors
     ///
-    /// [`NotTold`], without user and password.
-    pub async fn agree(&self, name: &str, policy: &Policy) -> Result<Agreed, NotTold> {
+    /// [`ManagementError`], without user and password.
+    pub async fn ensure_policy(&self, name: &str, policy: &BrokerPolicy) -> Result<PolicyResult, ManagementError> {
         let path = format!("policies/{}/{}", urlencoding::encode(&self.vhost), urlencoding::encode(name));
-        match self.get::<Policy>(&path).await {
-            Ok(read) if read == *policy => return Ok(Agreed::Before),
-            Ok(_) | Err(NotTold::NoQueue) => {}
+        match self.get::<BrokerPolicy>(&path).await {
+            Ok(read) if read == *policy => return Ok(PolicyResult::Unchanged),
+            Ok(_) | Err(ManagementError::NotFound) => {}
             Err(why) => return Err(why),
         }
         self.put(&path, policy).await?;
-        let read: Policy = self.get(&path).await?;
-        Ok(if read == *policy { Agreed::Now } else { Agreed::Never(differs(policy, &read)) })
+        let read: BrokerPolicy = self.get(&path).await?;
+        Ok(if read == *policy {
+            PolicyResult::Applied
+        } else {
+            PolicyResult::Mismatch(describe_mismatch(policy, &read))
+        })
     }
 }
 
-fn differs(asked: &Policy, read: &Policy) -> String {
-    let shown = |policy: &Policy| serde_json::to_string(policy).unwrap_or_default();
+fn describe_mismatch(asked: &BrokerPolicy, read: &BrokerPolicy) -> String {
+    let shown = |policy: &BrokerPolicy| serde_json::to_string(policy).unwrap_or_default();
     format!("it was asked for {} and has {}", shown(asked), shown(read))
 }
 
@@ -61,13 +65,13 @@ mod tests {
     #[test]
     fn what_a_policy_applies_to_is_spelt_as_the_broker_reads_it() {
         let definition = Map::from_iter([("message-ttl".to_owned(), Value::from(1_500))]);
-        let asked = Policy { pattern: "^a".to_owned(), apply_to: "queues".to_owned(), priority: 10, definition };
+        let asked = BrokerPolicy { pattern: "^a".to_owned(), apply_to: "queues".to_owned(), priority: 10, definition };
         let json = serde_json::to_value(&asked).unwrap();
         assert_eq!(json["apply-to"], "queues");
         // As RabbitMQ reads back what was misspelt.
-        let read = Policy { apply_to: "all".to_owned(), ..asked.clone() };
-        assert!(differs(&asked, &read).contains(r#""apply-to":"all""#));
+        let read = BrokerPolicy { apply_to: "all".to_owned(), ..asked.clone() };
+        assert!(describe_mismatch(&asked, &read).contains(r#""apply-to":"all""#));
         let back = r#"{"vhost": "/", "name": "p", "pattern": "^a", "apply-to": "queues", "definition": {"message-ttl": 1500}, "priority": 10}"#;
-        assert_eq!(serde_json::from_str::<Policy>(back).unwrap(), asked);
+        assert_eq!(serde_json::from_str::<BrokerPolicy>(back).unwrap(), asked);
     }
 }

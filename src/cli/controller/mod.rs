@@ -1,6 +1,6 @@
 //! `journeyman controller`: keeps worker groups by demand.
 
-mod orders;
+mod commands;
 mod plan;
 mod poison;
 mod reload;
@@ -17,24 +17,24 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::exit::{Ended, Exit, Failure};
-use super::settings::{self, ControllerFlags, Settings};
-use super::worker::door;
-use super::{assemble, place, requests};
-use crate::config::demand::Demand;
-use crate::config::pool::{Driver, Names, Pool, Profile, Scaling};
+use super::config_args::{self, ConfigArgs, ControllerFlags};
+use super::exit::{Exit, ExitResult, Failure};
+use super::worker::listen_http;
+use super::{amqp_setup, target, worker_setup};
+use crate::config::demand::DemandConfig;
+use crate::config::pool::{KubernetesScaling, NamingScheme, PoolConfig, PoolDriver, QueueType};
 use crate::config::values::File;
 use crate::config::{Config, Environment, secrets};
-use crate::control::controller::{Pools, serve, socket_in};
-use crate::control::server::{Reload, Socket};
+use crate::control::controller_api::{PoolHandles, serve, socket_in};
+use crate::control::worker_api::{ReloadFn, Socket};
 use crate::controller;
 use crate::domain::group::{KEY_BYTES_MAX, Key, scale, tracker};
 use crate::host::clock::Clock;
-use crate::host::containment::{bequeath_nothing, harden};
-use crate::limits::{CONTROLLER_HEARTBEAT, CONTROLLER_STANDBY_LOOK, TOKEN_BYTES_MIN};
-use crate::observe::controller::orders::{Orders, Token};
+use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
+use crate::limits::{CONTROLLER_HEARTBEAT, CONTROLLER_STANDBY_INTERVAL, TOKEN_BYTES_MIN};
+use crate::observe::controller_http::commands::{BearerToken, CommandApi};
 use crate::observe::{self, log};
-use crate::source::taskcluster::{Api, ApiSettings, Timeouts};
+use crate::source::taskcluster::{Api, ApiConfig, Timeouts};
 use reload::Reloader;
 
 /// `journeyman controller`
@@ -44,15 +44,15 @@ pub(super) struct ControllerArgs {
     #[command(subcommand)]
     command: Option<ControllerCommand>,
     #[command(flatten)]
-    settings: Settings<ControllerFlags>,
+    settings: ConfigArgs<ControllerFlags>,
 }
 
 #[derive(Debug, Subcommand)]
 enum ControllerCommand {
     /// Show which groups there are, why they have so many workers, and what is in the way
-    Status(status::StatusArgs),
+    Status(status::ControllerStatusArgs),
     #[command(flatten)]
-    Order(orders::OrderCommand),
+    Order(commands::PoolSubcommand),
     /// Show what would be started and stopped, and why, without doing it
     ///
     /// It looks at the broker and at this host, and changes nothing. Where a controller answers at its socket, groups and workers are
@@ -69,50 +69,50 @@ enum ControllerCommand {
 /// # Errors
 ///
 /// A configuration that cannot be used, a folder that cannot be had, or nobody to ask.
-pub(super) async fn run(arguments: ControllerArgs, environment: &Environment) -> Ended {
+pub(super) async fn run(arguments: ControllerArgs, environment: &Environment) -> ExitResult {
     match arguments.command {
         Some(ControllerCommand::Status(arguments)) => status::run(arguments, environment).await,
-        Some(ControllerCommand::Order(command)) => orders::run(command, environment).await,
+        Some(ControllerCommand::Order(command)) => commands::run(command, environment).await,
         Some(ControllerCommand::Plan(arguments)) => Box::pin(plan::run(arguments, environment)).await,
         Some(ControllerCommand::Poison(command)) => poison::run(command, environment).await,
-        None => Box::pin(control(arguments.settings, environment)).await,
+        None => Box::pin(run_controller(arguments.settings, environment)).await,
     }
 }
 
-async fn control(source: Settings<ControllerFlags>, environment: &Environment) -> Ended {
+async fn run_controller(source: ConfigArgs<ControllerFlags>, environment: &Environment) -> ExitResult {
     let loaded = source.load(environment)?;
-    log::start(&loaded.config.log, log::color(environment));
-    settings::log_warnings(&loaded);
+    log::start(&loaded.config.log, log::color_from_environment(environment));
+    config_args::log_warnings(&loaded);
     let config = loaded.config;
-    let Some(socket) = socket_of(&config) else { return Err(nothing_to_control()) };
-    assemble::hide_secrets(&config, environment);
-    harden();
-    let settings = config.pool.iter().map(|(name, pool)| settings_of(name, pool, &config, environment));
+    let Some(socket) = control_socket(&config) else { return Err(no_pools()) };
+    worker_setup::redact_secrets(&config, environment);
+    harden_process();
+    let settings = config.pool.iter().map(|(name, pool)| pool_config(name, pool, &config, environment));
     let settings = settings.collect::<Result<Vec<_>, Failure>>()?;
-    bequeath_nothing();
-    let failed = |error| Failure::new(Exit::Unfit, format!("no signals can be received: {error}"));
+    close_inherited_fds_on_exec();
+    let failed = |error| Failure::new(Exit::HostUnusable, format!("no signals can be received: {error}"));
     let mut term = signal(SignalKind::terminate()).map_err(failed)?;
     let mut int = signal(SignalKind::interrupt()).map_err(failed)?;
-    let orders_of = orders_over_http(&config, environment)?;
-    let door = door(&config, "health, metrics and state", "/").await?;
+    let orders_of = http_commands(&config, environment)?;
+    let door = listen_http(&config, "health, metrics and state", "/").await?;
     let leave = CancellationToken::new();
     let (mut to_run, mut controls) = (Vec::new(), Vec::new());
     for settings in settings {
-        let (control, asks) = controller::Control::of(&settings.pool);
+        let (control, asks) = controller::ControllerHandle::new(&settings.pool);
         controls.push(control);
         to_run.push((settings, asks));
     }
     let reloader = Arc::new(Reloader::new(source, environment.clone(), controls.clone(), config.clone()));
-    let hup = reloader.at_hup().map_err(failed)?;
-    let seen = Pools::new(controls, Clock::boot());
+    let hup = reloader.on_hangup().map_err(failed)?;
+    let seen = PoolHandles::new(controls, Clock::boot());
     let orders = orders_of(&seen);
     let pages = async {
         match door {
-            Some(door) => match observe::controller::serve(door, look_of(&seen), orders).await {},
+            Some(door) => match observe::controller_http::serve(door, snapshot_provider(&seen), orders).await {},
             None => std::future::pending::<()>().await,
         }
     };
-    let answers = answer(socket, seen.clone(), reload_of(&reloader))?;
+    let answers = serve_control_socket(socket, seen.clone(), reload_hook(&reloader))?;
     // Whoever reads that a pool is controlled may ask at once.
     let mut pools = JoinSet::new();
     for (settings, asks) in to_run {
@@ -122,7 +122,7 @@ async fn control(source: Settings<ControllerFlags>, environment: &Environment) -
         _ = term.recv() => {}
         _ = int.recv() => {}
         Some(ended) = pools.join_next() => return match ended {
-            Ok(Err(error)) => Err(Failure::new(Exit::Unfit, format!("a pool cannot be controlled: {error}"))),
+            Ok(Err(error)) => Err(Failure::new(Exit::HostUnusable, format!("a pool cannot be controlled: {error}"))),
             Ok(Ok(())) | Err(_) => Err(Failure::new(Exit::Internal, "a pool is no longer controlled")),
         },
         () = answers => return Err(Failure::new(Exit::Internal, "the control socket is no longer answered")),
@@ -132,39 +132,39 @@ async fn control(source: Settings<ControllerFlags>, environment: &Environment) -
     tracing::info!("the controller leaves; workers and queues stay as they are");
     leave.cancel();
     while pools.join_next().await.is_some() {}
-    Ok(Exit::Done)
+    Ok(Exit::Success)
 }
 
-fn nothing_to_control() -> Failure {
+fn no_pools() -> Failure {
     let text = "there is no [pool.NAME], so there is nothing to control; `journeyman guide controller` shows one";
     Failure::new(Exit::Config, text)
 }
 
-fn look_of(pools: &Pools) -> Arc<observe::controller::Look> {
+fn snapshot_provider(pools: &PoolHandles) -> Arc<observe::controller_http::ControllerSnapshotFn> {
     let pools = pools.clone();
     Arc::new(move || {
         let pools = pools.clone();
-        Box::pin(async move { pools.look().await })
+        Box::pin(async move { pools.snapshot().await })
     })
 }
 
 /// What orders over HTTP need, and where they go.
-fn orders_over_http(
+fn http_commands(
     config: &Config,
     environment: &Environment,
-) -> Result<impl FnOnce(&Pools) -> Orders + use<>, Failure> {
-    let token = secrets::of_http(&config.http, environment)?;
+) -> Result<impl FnOnce(&PoolHandles) -> CommandApi + use<>, Failure> {
+    let token = secrets::http_token(&config.http, environment)?;
     if token.as_ref().is_some_and(|token| token.reveal().len() < TOKEN_BYTES_MIN) {
         let text = format!("the token of `http.token_file` has less than {TOKEN_BYTES_MIN} bytes: it could be guessed");
         return Err(Failure::new(Exit::Config, text));
     }
-    Ok(move |pools: &Pools| Orders {
-        token: token.map(|token| Token::new(token.reveal())),
-        to: Arc::new(pools.clone()),
+    Ok(move |pools: &PoolHandles| CommandApi {
+        token: token.map(|token| BearerToken::new(token.reveal())),
+        sink: Arc::new(pools.clone()),
     })
 }
 
-fn reload_of(reloader: &Arc<Reloader>) -> Arc<Reload> {
+fn reload_hook(reloader: &Arc<Reloader>) -> Arc<ReloadFn> {
     let reloader = Arc::clone(reloader);
     Arc::new(move || {
         let reloader = Arc::clone(&reloader);
@@ -173,16 +173,16 @@ fn reload_of(reloader: &Arc<Reloader>) -> Arc<Reload> {
 }
 
 /// Where a controller can be asked, and whether somebody has said so.
-struct Place {
+struct SocketLocation {
     path: PathBuf,
-    named: bool,
+    is_configured: bool,
 }
 
 /// Where a controller of this configuration can be asked; `None` where it has no pool.
-fn socket_of(config: &Config) -> Option<Place> {
+fn control_socket(config: &Config) -> Option<SocketLocation> {
     let (_, first) = config.pool.first_key_value()?;
     let named = config.control.socket.as_ref().map(|socket| socket.0.clone());
-    Some(Place { named: named.is_some(), path: named.unwrap_or_else(|| socket_in(&first.folder.0)) })
+    Some(SocketLocation { is_configured: named.is_some(), path: named.unwrap_or_else(|| socket_in(&first.folder.0)) })
 }
 
 /// Answers on the control socket for as long as it is polled. One that another controller of this host has is had when that one
@@ -191,11 +191,15 @@ fn socket_of(config: &Config) -> Option<Place> {
 /// # Errors
 ///
 /// Where a socket that was asked for cannot be had.
-fn answer(place: Place, pools: Pools, reload: Arc<Reload>) -> Result<impl Future<Output = ()>, Failure> {
-    let Place { path, named } = place;
+fn serve_control_socket(
+    place: SocketLocation,
+    pools: PoolHandles,
+    reload: Arc<ReloadFn>,
+) -> Result<impl Future<Output = ()>, Failure> {
+    let SocketLocation { path, is_configured: named } = place;
     let first = match Socket::listen(&path) {
         Err(error) if named && error.kind() != io::ErrorKind::AddrInUse => {
-            return Err(Failure::new(Exit::Unfit, format!("the control socket cannot be had: {error}")));
+            return Err(Failure::new(Exit::HostUnusable, format!("the control socket cannot be had: {error}")));
         }
         first => first,
     };
@@ -210,7 +214,7 @@ fn answer(place: Place, pools: Pools, reload: Arc<Reload>) -> Result<impl Future
                         tracing::info!(%path, "another process answers at the control socket; this one does when it has gone");
                         said = true;
                     }
-                    tokio::time::sleep(CONTROLLER_STANDBY_LOOK).await;
+                    tokio::time::sleep(CONTROLLER_STANDBY_INTERVAL).await;
                     tried = Socket::listen(&path);
                 }
                 Err(error) => {
@@ -225,24 +229,24 @@ fn answer(place: Place, pools: Pools, reload: Arc<Reload>) -> Result<impl Future
 }
 
 /// Each pool has a folder of its own, whatever it is called: what lies in it is taken for workers of the pool.
-fn folder_of(pool: &str) -> String {
+fn pool_dir_name(pool: &str) -> String {
     // A name may be `..`.
     urlencoding::encode(pool).replace('.', "%2E")
 }
 
-pub(in crate::cli) fn settings_of(
+pub(in crate::cli) fn pool_config(
     name: &str,
-    pool: &Pool,
+    pool: &PoolConfig,
     config: &Config,
     environment: &Environment,
-) -> Result<controller::Settings, Failure> {
-    let uri = secrets::of_amqp(&config.amqp, environment)?;
+) -> Result<controller::ControllerConfig, Failure> {
+    let uri = secrets::amqp_uri(&config.amqp, environment)?;
     let spelling = match pool.names {
-        Names::Implementation => controller::Spelling::Implementation,
-        Names::Document => controller::Spelling::Document,
+        NamingScheme::Implementation => controller::NamingScheme::Osrdyne,
+        NamingScheme::Document => controller::NamingScheme::Specification,
     };
-    let names = controller::Names::new(name, spelling);
-    if !names.fit() {
+    let names = controller::QueueNames::new(name, spelling);
+    if !names.are_valid() {
         return Err(Failure::new(
             Exit::Config,
             format!(
@@ -251,63 +255,65 @@ pub(in crate::cli) fn settings_of(
         ));
     }
     let ttl = u32::try_from(pool.message_ttl.0.as_millis()).unwrap_or(u32::MAX);
-    let broker = requests::broker(&config.amqp, environment)?.heard_every(CONTROLLER_HEARTBEAT);
-    Ok(controller::Settings {
+    let broker = amqp_setup::build_broker(&config.amqp, environment)?.with_default_heartbeat(CONTROLLER_HEARTBEAT);
+    Ok(controller::ControllerConfig {
         pool: name.to_owned(),
-        management: requests::management(&config.amqp, &broker)?,
+        management: amqp_setup::build_management(&config.amqp, &broker)?,
         broker,
-        uri: SecretString::from(uri.as_ref().map_or(requests::USUAL, |uri| uri.reveal())),
+        uri: SecretString::from(uri.as_ref().map_or(amqp_setup::BROKER_URI_DEFAULT, |uri| uri.reveal())),
         names,
-        keeping: controller::Keeping {
-            profile: match pool.profile {
-                Profile::Fast => controller::Profile::Fast,
-                Profile::Safe => controller::Profile::Safe,
+        queue_options: controller::QueueOptions {
+            queue_type: match pool.profile {
+                QueueType::Fast => controller::QueueType::Classic,
+                QueueType::Safe => controller::QueueType::Quorum,
             },
             message_ttl: (ttl > 0).then_some(ttl),
             max_length: pool.max_length,
             delivery_limit: pool.delivery_limit,
         },
-        tuning: tuning_of(pool),
-        posting: posting_of(name, pool)?,
-        demands: demands_of(name, config, environment)?,
+        scaling: pool_tuning(pool),
+        driver: driver_config(name, pool)?,
+        demands: demand_configs(name, config, environment)?,
         dead_letter_status: pool.dead_letter_status.clone(),
     })
 }
 
 /// Who starts the workers of a pool.
-fn posting_of(name: &str, pool: &Pool) -> Result<controller::Posting, Failure> {
+fn driver_config(name: &str, pool: &PoolConfig) -> Result<controller::DriverConfig, Failure> {
     let means = match pool.driver {
-        Driver::Subprocess if pool.command.is_empty() => controller::Means::None,
-        Driver::Noop => controller::Means::None,
-        Driver::Subprocess => controller::Means::Subprocess(controller::Program { command: pool.command.clone() }),
-        Driver::Exec => controller::Means::Exec(controller::Commands {
+        PoolDriver::Subprocess if pool.command.is_empty() => controller::DriverKind::None,
+        PoolDriver::Noop => controller::DriverKind::None,
+        PoolDriver::Subprocess => {
+            controller::DriverKind::Subprocess(controller::SubprocessConfig { command: pool.command.clone() })
+        }
+        PoolDriver::Exec => controller::DriverKind::Exec(controller::ExecConfig {
             list: pool.exec.list.clone(),
             start: pool.exec.start.clone(),
             stop: pool.exec.stop.clone(),
         }),
-        Driver::Kubernetes => controller::Means::Kubernetes(Box::new(cluster_of(name, pool)?)),
-        Driver::Docker => controller::Means::Docker(controller::Containers {
+        PoolDriver::Kubernetes => controller::DriverKind::Kubernetes(Box::new(kubernetes_config(name, pool)?)),
+        PoolDriver::Docker => controller::DriverKind::Docker(controller::DockerConfig {
             host: pool.docker.host.clone(),
             image: pool.docker.image.clone().unwrap_or_default(),
             command: pool.command.clone(),
             network: pool.docker.network.clone(),
         }),
-        Driver::Systemd => controller::Means::Systemd(controller::Template {
+        PoolDriver::Systemd => controller::DriverKind::Systemd(controller::SystemdConfig {
             unit: pool.systemd.unit.clone().unwrap_or_default(),
             systemctl: pool.systemd.systemctl.clone(),
         }),
     };
-    Ok(controller::Posting {
+    Ok(controller::DriverConfig {
         pool: name.to_owned(),
-        means,
+        kind: means,
         env: pool.env.iter().map(|(name, value)| (name.clone(), value.0.clone())).collect(),
-        folder: pool.folder.0.join(folder_of(name)),
-        grace: pool.stop_grace.0,
+        folder: pool.folder.0.join(pool_dir_name(name)),
+        termination_grace: pool.stop_grace.0,
     })
 }
 
 /// Where the pods of a pool are, and what they are made of.
-fn cluster_of(name: &str, pool: &Pool) -> Result<controller::Cluster, Failure> {
+fn kubernetes_config(name: &str, pool: &PoolConfig) -> Result<controller::KubernetesConfig, Failure> {
     let of = &pool.kubernetes;
     let template = of.template.as_ref().map(|File(path)| {
         let read = || Ok(serde_json::from_slice(&std::fs::read(path)?)?);
@@ -322,7 +328,7 @@ fn cluster_of(name: &str, pool: &Pool) -> Result<controller::Cluster, Failure> {
         let own = || PathBuf::from("/var/run/secrets/kubernetes.io/serviceaccount").join(name);
         given.as_ref().map(|File(path)| path.clone()).or_else(|| is_tls.then(own))
     };
-    Ok(controller::Cluster {
+    Ok(controller::KubernetesConfig {
         server: of.server.as_str().to_owned(),
         namespace: of.namespace.clone(),
         token_file: usual(&of.token_file, "token"),
@@ -332,21 +338,25 @@ fn cluster_of(name: &str, pool: &Pool) -> Result<controller::Cluster, Failure> {
         service_account: of.service_account.clone(),
         template: template.transpose()?,
         scaling: match of.scaling {
-            Scaling::Own => controller::Scaling::Own,
-            Scaling::Keda => {
-                controller::Scaling::Keda { least: pool.min, most: pool.max, per_worker: pool.concurrency }
+            KubernetesScaling::Own => controller::Scaling::Controller,
+            KubernetesScaling::Keda => {
+                controller::Scaling::Keda { min: pool.min, max: pool.max, per_worker: pool.concurrency }
             }
         },
     })
 }
 
 /// The queues of elsewhere that a pool has workers for.
-fn demands_of(pool: &str, config: &Config, environment: &Environment) -> Result<Vec<controller::Demand>, Failure> {
-    let of = |(name, demand): (&String, &Demand)| {
+fn demand_configs(
+    pool: &str,
+    config: &Config,
+    environment: &Environment,
+) -> Result<Vec<controller::DemandSource>, Failure> {
+    let of = |(name, demand): (&String, &DemandConfig)| {
         let failed = |what: String| Failure::new(Exit::Config, format!("[demand.{name}]: {what}"));
-        let own = secrets::of_demand(demand, environment)?;
-        let own = own.map(|own| place::credentials(&own.client_id, &own.access_token, own.certificate.as_ref()));
-        let settings = ApiSettings {
+        let own = secrets::demand_credentials(demand, environment)?;
+        let own = own.map(|own| target::build_credentials(&own.client_id, &own.access_token, own.certificate.as_ref()));
+        let settings = ApiConfig {
             root_url: demand.root_url.as_str().to_owned(),
             queue_url: None,
             credentials: own.transpose()?,
@@ -355,33 +365,34 @@ fn demands_of(pool: &str, config: &Config, environment: &Environment) -> Result<
             timeouts: Timeouts::default(),
         };
         let too_long = || failed(format!("`key` has {KEY_BYTES_MAX} bytes at most"));
-        Ok(controller::Demand {
+        Ok(controller::DemandSource {
             name: name.clone(),
             key: Key::new(&demand.key).ok_or_else(too_long)?,
             api: Api::new(settings).map_err(|error| failed(error.to_string()))?,
             task_queue: demand.task_queue.to_string(),
-            every: demand.every.0,
+            interval: demand.every.0,
         })
     };
     config.demand.iter().filter(|(_, demand)| demand.pool == pool).map(of).collect()
 }
 
 /// What can be changed while a controller runs.
-fn tuning_of(pool: &Pool) -> controller::Tuning {
+fn pool_tuning(pool: &PoolConfig) -> controller::ScalingConfig {
     // There a whole group is one worker to us, and somebody else decides how many it has.
-    let is_counted_elsewhere = pool.driver == Driver::Kubernetes && pool.kubernetes.scaling == Scaling::Keda;
+    let is_counted_elsewhere =
+        pool.driver == PoolDriver::Kubernetes && pool.kubernetes.scaling == KubernetesScaling::Keda;
     let one = |count| if is_counted_elsewhere { 1 } else { count };
-    controller::Tuning {
-        delays: tracker::Policy { unbind_delay: pool.unbind_delay.0, stop_delay: pool.stop_delay.0 },
-        limits: scale::Limits {
+    controller::ScalingConfig {
+        delays: tracker::TrackerPolicy { unbind_delay: pool.unbind_delay.0, stop_delay: pool.stop_delay.0 },
+        limits: scale::ScaleLimits {
             min: one(pool.min),
             max: one(pool.max),
-            spares: pool.spares,
+            min_idle: pool.spares,
             concurrency: pool.concurrency,
-            down_after: pool.down_after.0,
-            starting_max: pool.starting_max,
+            scale_down_delay: pool.down_after.0,
+            max_starting: pool.starting_max,
         },
-        budget: pool.budget.map(|workers| scale::Budget { workers, turn: pool.turn.0 }),
+        budget: pool.budget.map(|workers| scale::WorkerBudget { max_total: workers, rotation_interval: pool.turn.0 }),
     }
 }
 
@@ -392,7 +403,7 @@ mod tests {
     #[test]
     fn the_folder_of_a_pool_is_below_the_one_that_is_configured_and_no_other_pools() {
         let names = ["core", "..", ".", "a/b", "a%2Fb", "a.b", "a-b"];
-        let folders: std::collections::BTreeSet<String> = names.into_iter().map(folder_of).collect();
+        let folders: std::collections::BTreeSet<String> = names.into_iter().map(pool_dir_name).collect();
         assert_eq!(folders.len(), names.len());
         assert!(folders.contains("core") && folders.contains("a-b"));
         assert!(folders.iter().all(|folder| !folder.contains(['/', '.'])), "{folders:?}");

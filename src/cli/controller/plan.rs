@@ -5,16 +5,16 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
 
-use super::{nothing_to_control, settings_of, socket_of};
-use crate::cli::exit::{Ended, Exit, Failure};
+use super::{control_socket, no_pools, pool_config};
+use crate::cli::config_args::{ConfigArgs, NoFlags};
+use crate::cli::control::status::{BOLD, RESET, align_columns, strip_control_chars};
+use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output::{self, Format};
-use crate::cli::settings::{NoFlags, Settings};
-use crate::cli::steer::status::{BOLD, PLAIN, columns, plain};
 use crate::config::Environment;
-use crate::control::client::Client;
-use crate::control::controller::Status;
-use crate::controller::plan::{self, Controlled, Plan, Planned};
-use crate::controller::view::Role;
+use crate::control::client::ControlClient;
+use crate::control::controller_api::ControllerStatusReply;
+use crate::controller::plan::{self, GroupPlan, PoolOwner, PoolPlan};
+use crate::controller::status::Role;
 use crate::domain::group::{KEY_BYTES_MAX, Key};
 use crate::domain::refusal::Refusal;
 
@@ -28,14 +28,14 @@ pub(super) struct PlanArgs {
     #[arg(long, value_name = "POOL")]
     pool: Option<String>,
     /// As if somebody asked under this key
-    #[arg(long = "key", value_name = "KEY", value_parser = key)]
+    #[arg(long = "key", value_name = "KEY", value_parser = parse_key)]
     keys: Vec<Key>,
     /// How to answer
     #[arg(long, short, value_enum, default_value_t = Format::Table)]
     output: Format,
 }
 
-fn key(text: &str) -> Result<Key, String> {
+fn parse_key(text: &str) -> Result<Key, String> {
     Key::new(text).ok_or_else(|| format!("a key has {KEY_BYTES_MAX} bytes at most"))
 }
 
@@ -44,15 +44,15 @@ fn key(text: &str) -> Result<Key, String> {
 /// # Errors
 ///
 /// A configuration that cannot be used, and a broker that cannot be asked.
-pub(super) async fn run(arguments: PlanArgs, environment: &Environment) -> Ended {
-    let loaded = Settings::<NoFlags>::of_file(arguments.config).load(environment)?;
+pub(super) async fn run(arguments: PlanArgs, environment: &Environment) -> ExitResult {
+    let loaded = ConfigArgs::<NoFlags>::from_file(arguments.config).load(environment)?;
     let config = loaded.config;
-    let Some(socket) = socket_of(&config) else { return Err(nothing_to_control()) };
+    let Some(socket) = control_socket(&config) else { return Err(no_pools()) };
     if let Some(name) = arguments.pool.as_ref().filter(|name| !config.pool.contains_key(*name)) {
         return Err(Failure::new(Exit::Config, format!("there is no [pool.{name}]")));
     }
-    let answers = match Client::new(&socket.path) {
-        Ok(client) => client.controller().await.ok(),
+    let answers = match ControlClient::new(&socket.path) {
+        Ok(client) => client.controller_status().await.ok(),
         Err(_) => None,
     };
     let mut plans = Vec::new();
@@ -60,35 +60,42 @@ pub(super) async fn run(arguments: PlanArgs, environment: &Environment) -> Ended
         if arguments.pool.as_ref().is_some_and(|wanted| wanted != name) {
             continue;
         }
-        let settings = settings_of(name, pool, &config, environment)?;
-        let seen = seen(answers.as_ref(), name);
-        let failed = |refused: crate::source::Refused| {
+        let settings = pool_config(name, pool, &config, environment)?;
+        let seen = controlled_pool(answers.as_ref(), name);
+        let failed = |refused: crate::source::CallError| {
             let exit = if refused.refusal == Refusal::Denied { Exit::Denied } else { Exit::Unreachable };
-            Failure::new(exit, format!("[pool.{name}]: {}", refused.what))
+            Failure::new(exit, format!("[pool.{name}]: {}", refused.message))
         };
         plans.push(plan::plan(&settings, seen, &arguments.keys).await.map_err(failed)?);
     }
     match arguments.output {
         Format::Json => output::json(&serde_json::to_value(&plans).unwrap_or_default())?,
-        Format::Table => output::print(&plans.iter().map(table).collect::<Vec<_>>().join("\n"))?,
+        Format::Table => output::print(&plans.iter().map(render).collect::<Vec<_>>().join("\n"))?,
     }
-    Ok(Exit::Done)
+    Ok(Exit::Success)
 }
 
 /// How the controller sees the pool that answers here, where it has it.
-fn seen<'a>(answers: Option<&'a Status>, name: &str) -> Option<&'a crate::controller::view::Pool> {
-    answers?.view.pools.iter().find(|pool| pool.name == name && pool.role == Role::Active)
+fn controlled_pool<'a>(
+    answers: Option<&'a ControllerStatusReply>,
+    name: &str,
+) -> Option<&'a crate::controller::status::PoolStatus> {
+    answers?.snapshot.pools.iter().find(|pool| pool.name == name && pool.role == Role::Active)
 }
 
-fn table(plan: &Plan) -> String {
+fn render(plan: &PoolPlan) -> String {
     let who = match plan.controlled {
-        Controlled::Here => "the controller that answers here has it",
-        Controlled::Elsewhere => {
+        PoolOwner::Here => "the controller that answers here has it",
+        PoolOwner::Elsewhere => {
             "another controller has it: one that is started here stands by, and does this when that has gone"
         }
-        Controlled::Nowhere => "no controller has it: one that is started now does this",
+        PoolOwner::Nowhere => "no controller has it: one that is started now does this",
     };
-    let mut out = format!("pool {BOLD}{}{PLAIN}  {}\n  {who}\n", plain(&plan.pool), plain(&plan.broker));
+    let mut out = format!(
+        "pool {BOLD}{}{RESET}  {}\n  {who}\n",
+        strip_control_chars(&plan.pool),
+        strip_control_chars(&plan.broker)
+    );
     let mut line = |text: &str| {
         // Writing to a String cannot fail.
         _ = writeln!(out, "  {text}");
@@ -109,25 +116,25 @@ fn table(plan: &Plan) -> String {
     let stops: usize = plan.groups.iter().map(|group| group.stop.len()).sum();
     line(&match (starts, stops) {
         (0, 0) => "nobody would be started or told to go".to_owned(),
-        (starts, 0) => format!("{} would be started", workers(u64::from(starts))),
-        (0, stops) => format!("{} would be told to go", workers(stops as u64)),
-        (starts, stops) => format!("{} would be started, {stops} told to go", workers(u64::from(starts))),
+        (starts, 0) => format!("{} would be started", worker_count(u64::from(starts))),
+        (0, stops) => format!("{} would be told to go", worker_count(stops as u64)),
+        (starts, stops) => format!("{} would be started, {stops} told to go", worker_count(u64::from(starts))),
     });
     if !plan.groups.is_empty() {
         let head = ["KEY", "PHASE", "QUEUE", "WORKERS", "WANTED", "START", "STOP", "WHY"].map(str::to_owned).to_vec();
-        out.push_str(&columns(std::iter::once(head).chain(plan.groups.iter().map(row)).collect()));
+        out.push_str(&align_columns(std::iter::once(head).chain(plan.groups.iter().map(group_row)).collect()));
     }
     out
 }
 
-fn workers(count: u64) -> String {
+fn worker_count(count: u64) -> String {
     if count == 1 { "1 worker".to_owned() } else { format!("{count} workers") }
 }
 
-fn row(group: &Planned) -> Vec<String> {
+fn group_row(group: &GroupPlan) -> Vec<String> {
     let count = |many: usize| if many == 0 { "-".to_owned() } else { many.to_string() };
     vec![
-        plain(&group.key),
+        strip_control_chars(&group.key),
         group.phase.as_str().to_owned(),
         group
             .queue
@@ -143,12 +150,12 @@ fn row(group: &Planned) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controller::plan::Queue;
-    use crate::controller::view::Phase;
+    use crate::controller::plan::QueueDepth;
+    use crate::controller::status::GroupPhase;
 
     #[test]
     fn the_table_says_what_would_be_done_and_why() {
-        let group = |key: &str, phase| Planned {
+        let group = |key: &str, phase| GroupPlan {
             key: key.to_owned(),
             phase,
             queue: None,
@@ -158,26 +165,26 @@ mod tests {
             stop: Vec::new(),
             reasons: Vec::new(),
         };
-        let mut cold = group("42", Phase::Active);
+        let mut cold = group("42", GroupPhase::Active);
         (cold.wanted, cold.start) = (1, 1);
         cold.reasons = vec!["the load needs 0".to_owned(), "1 at least".to_owned()];
-        let mut going = group("b\u{1b}[2J", Phase::Going);
+        let mut going = group("b\u{1b}[2J", GroupPhase::Going);
         (going.workers, going.stop) = (1, vec!["6f4dd4e7".to_owned()]);
-        going.queue = Some(Queue { ready: 0, consumers: 1 });
+        going.queue = Some(QueueDepth { ready: 0, consumers: 1 });
         going.reasons = vec!["nobody needs the group".to_owned()];
-        let mut plan = Plan {
+        let mut plan = PoolPlan {
             pool: "core".to_owned(),
             broker: "amqp://mq:5672/%2f".to_owned(),
-            controlled: Controlled::Nowhere,
+            controlled: PoolOwner::Nowhere,
             orphans: Some(2),
             dead_letters: Some(1),
             starts_workers: true,
             groups: vec![cold, going],
         };
-        let text = table(&plan).replace(BOLD, "").replace(PLAIN, "");
+        let text = render(&plan).replace(BOLD, "").replace(RESET, "");
         assert_eq!(text, include_str!("plan.txt"));
         (plan.groups, plan.orphans, plan.dead_letters) = (Vec::new(), None, None);
-        let text = table(&plan);
+        let text = render(&plan);
         assert!(
             text.contains("exchanges and queues would be made") && text.contains("nobody would be started"),
             "{text}"

@@ -4,31 +4,31 @@ use std::fmt::Write as _;
 
 use clap::{Args, Subcommand};
 
-use super::status::{Which, failed};
-use crate::cli::exit::{Ended, Exit, Failure};
+use super::status::{ControllerTargetArgs, controller_failure};
+use crate::cli::control::operator_name;
+use crate::cli::control::status::{align_columns, strip_control_chars};
+use crate::cli::exit::{Exit, ExitResult, Failure};
 use crate::cli::output::{self, Format};
-use crate::cli::steer::by;
-use crate::cli::steer::status::{columns, plain};
 use crate::config::Environment;
-use crate::control::client::Client;
-use crate::control::poison::{Inventories, Settle};
-use crate::controller::inventory::{self, Fate, Settled};
-use crate::controller::poison::Entry;
+use crate::control::client::ControlClient;
+use crate::control::poison_api::{Inventories, PoisonActionRequest};
+use crate::controller::poison_message::PoisonedRequest;
+use crate::controller::poison_queue::{self, PoisonAction, PoisonOutcome};
 
 /// Where they are.
 #[derive(Debug, Args)]
-pub(super) struct Place {
+pub(super) struct PoisonTargetArgs {
     /// The pool [default: the only one there is]
     #[arg(long, short, value_name = "NAME")]
     pool: Option<String>,
     #[command(flatten)]
-    which: Which,
+    target: ControllerTargetArgs,
 }
 
 /// Which of them.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
-pub(super) struct Chosen {
+pub(super) struct RequestSelection {
     /// The requests, as `ls` names them
     #[arg(value_name = "ID")]
     ids: Vec<String>,
@@ -43,7 +43,7 @@ pub(super) enum PoisonCommand {
     /// List what was put aside, the oldest first
     Ls {
         #[command(flatten)]
-        place: Place,
+        place: PoisonTargetArgs,
         /// How to answer
         #[arg(long, short, value_enum, default_value_t = Format::Table)]
         output: Format,
@@ -53,7 +53,7 @@ pub(super) enum PoisonCommand {
         /// The request, as `ls` names it
         id: String,
         #[command(flatten)]
-        place: Place,
+        place: PoisonTargetArgs,
         /// How to answer
         #[arg(long, short, value_enum, default_value_t = Format::Table)]
         output: Format,
@@ -67,16 +67,16 @@ pub(super) enum PoisonCommand {
     /// once more where it still waits.
     Requeue {
         #[command(flatten)]
-        chosen: Chosen,
+        chosen: RequestSelection,
         #[command(flatten)]
-        place: Place,
+        place: PoisonTargetArgs,
     },
     /// Drop requests for good
     Drop {
         #[command(flatten)]
-        chosen: Chosen,
+        chosen: RequestSelection,
         #[command(flatten)]
-        place: Place,
+        place: PoisonTargetArgs,
     },
 }
 
@@ -85,64 +85,74 @@ pub(super) enum PoisonCommand {
 /// # Errors
 ///
 /// Where it does not have the pool, or there is no such request.
-pub(super) async fn run(command: PoisonCommand, environment: &Environment) -> Ended {
+pub(super) async fn run(command: PoisonCommand, environment: &Environment) -> ExitResult {
     match command {
-        PoisonCommand::Ls { place: Place { pool, which }, output } => {
-            let seen = which.client(environment)?.poison(pool.as_deref()).await.map_err(failed)?;
+        PoisonCommand::Ls { place: PoisonTargetArgs { pool, target: which }, output } => {
+            let seen = which.client(environment)?.list_poison(pool.as_deref()).await.map_err(controller_failure)?;
             match output {
                 Format::Json => output::json(&serde_json::to_value(&seen).unwrap_or_default())?,
-                Format::Table => output::print(&table(&seen))?,
+                Format::Table => output::print(&list_table(&seen))?,
             }
-            Ok(Exit::Done)
+            Ok(Exit::Success)
         }
-        PoisonCommand::Show { id, place: Place { pool, which }, output, body } => {
+        PoisonCommand::Show { id, place: PoisonTargetArgs { pool, target: which }, output, body } => {
             let client = which.client(environment)?;
             if body {
-                return written(&client, pool.as_deref(), &id).await;
+                return print_body(&client, pool.as_deref(), &id).await;
             }
-            let seen = client.poison(pool.as_deref()).await.map_err(failed)?;
+            let seen = client.list_poison(pool.as_deref()).await.map_err(controller_failure)?;
             let found = seen.values().flat_map(|inventory| &inventory.requests).find(|entry| entry.id == id);
             let Some(entry) = found else {
-                return Err(Failure::new(Exit::No, format!("no request that was put aside is called {id}")));
+                return Err(Failure::new(Exit::Failed, format!("no request that was put aside is called {id}")));
             };
             match output {
                 Format::Json => output::json(&serde_json::to_value(entry).unwrap_or_default())?,
-                Format::Table => output::print(&detail(entry))?,
+                Format::Table => output::print(&details_table(entry))?,
             }
-            Ok(Exit::Done)
+            Ok(Exit::Success)
         }
-        PoisonCommand::Requeue { chosen, place } => settle(chosen, place, Fate::Requeue, environment).await,
-        PoisonCommand::Drop { chosen, place } => settle(chosen, place, Fate::Drop, environment).await,
+        PoisonCommand::Requeue { chosen, place } => {
+            apply_action(chosen, place, PoisonAction::Requeue, environment).await
+        }
+        PoisonCommand::Drop { chosen, place } => apply_action(chosen, place, PoisonAction::Drop, environment).await,
     }
 }
 
-async fn written(client: &Client, pool: Option<&str>, id: &str) -> Ended {
-    let mut body = client.poison_body(pool, id).await.map_err(failed)?;
-    let mut out = output::Foreign::to_stdout();
-    while let Some(piece) = body.chunk().await.map_err(|error| Failure::of(Exit::Unreachable, &error))? {
+async fn print_body(client: &ControlClient, pool: Option<&str>, id: &str) -> ExitResult {
+    let mut body = client.poison_body(pool, id).await.map_err(controller_failure)?;
+    let mut out = output::UntrustedOutput::to_stdout();
+    while let Some(piece) = body.chunk().await.map_err(|error| Failure::from_error(Exit::Unreachable, &error))? {
         out.print(&piece)?;
     }
-    Ok(Exit::Done)
+    Ok(Exit::Success)
 }
 
-async fn settle(chosen: Chosen, place: Place, fate: Fate, environment: &Environment) -> Ended {
-    let which =
-        if chosen.all { inventory::Which::All } else { inventory::Which::These(chosen.ids.into_iter().collect()) };
-    let order = Settle { pool: place.pool, which, fate, by: by(environment) };
-    let settled = place.which.client(environment)?.settle_poison(&order).await.map_err(failed)?;
-    output::print(&said(&settled, fate))?;
-    Ok(if settled.not.is_empty() { Exit::Done } else { Exit::No })
+async fn apply_action(
+    chosen: RequestSelection,
+    place: PoisonTargetArgs,
+    fate: PoisonAction,
+    environment: &Environment,
+) -> ExitResult {
+    let which = if chosen.all {
+        poison_queue::PoisonSelection::All
+    } else {
+        poison_queue::PoisonSelection::These(chosen.ids.into_iter().collect())
+    };
+    let order = PoisonActionRequest { pool: place.pool, which, fate, by: operator_name(environment) };
+    let settled = place.target.client(environment)?.apply_poison_action(&order).await.map_err(controller_failure)?;
+    output::print(&outcome_message(&settled, fate))?;
+    Ok(if settled.not.is_empty() { Exit::Success } else { Exit::Failed })
 }
 
-fn said(settled: &Settled, fate: Fate) -> String {
+fn outcome_message(settled: &PoisonOutcome, fate: PoisonAction) -> String {
     let what = match fate {
-        Fate::Requeue => "requeued",
-        Fate::Drop => "dropped",
+        PoisonAction::Requeue => "requeued",
+        PoisonAction::Drop => "dropped",
     };
     let mut out = format!("{} {what}\n", settled.done.len());
     for (id, why) in &settled.not {
         // Writing to a String cannot fail.
-        _ = writeln!(out, "{}: not {what}: {}", plain(id), plain(why));
+        _ = writeln!(out, "{}: not {what}: {}", strip_control_chars(id), strip_control_chars(why));
     }
     if settled.more > 0 {
         _ = writeln!(out, "{} more are there; say it again", settled.more);
@@ -150,19 +160,19 @@ fn said(settled: &Settled, fate: Fate) -> String {
     out
 }
 
-fn table(seen: &Inventories) -> String {
+fn list_table(seen: &Inventories) -> String {
     let head = ["ID", "POOL", "KEY", "REASON", "TRIES", "PUT ASIDE", "WORKER", "ENDED", "BYTES"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     let mut more = 0;
-    let or_none = |text: &Option<String>| text.as_deref().map_or_else(|| "-".to_owned(), plain);
+    let or_none = |text: &Option<String>| text.as_deref().map_or_else(|| "-".to_owned(), strip_control_chars);
     for (pool, inventory) in seen {
         more += inventory.more;
         rows.extend(inventory.requests.iter().map(|entry| {
             vec![
-                plain(&entry.id),
-                plain(pool),
+                strip_control_chars(&entry.id),
+                strip_control_chars(pool),
                 or_none(&entry.key),
-                plain(&entry.reason),
+                strip_control_chars(&entry.reason),
                 entry.tries.map_or_else(|| "-".to_owned(), |tries| tries.to_string()),
                 or_none(&entry.put_aside),
                 or_none(&entry.worker),
@@ -174,7 +184,7 @@ fn table(seen: &Inventories) -> String {
     if rows.len() == 1 {
         return "nothing was put aside\n".to_owned();
     }
-    let mut out = columns(rows);
+    let mut out = align_columns(rows);
     if more > 0 {
         // Writing to a String cannot fail.
         _ = writeln!(out, "  and {more} more");
@@ -182,10 +192,10 @@ fn table(seen: &Inventories) -> String {
     out
 }
 
-fn detail(entry: &Entry) -> String {
+fn details_table(entry: &PoisonedRequest) -> String {
     let mut rows = Vec::new();
     let mut row = |name: &str, value: Option<String>| {
-        rows.extend(value.map(|value| vec![name.to_owned(), plain(&value)]));
+        rows.extend(value.map(|value| vec![name.to_owned(), strip_control_chars(&value)]));
     };
     row("id", Some(entry.id.clone()));
     row("key", entry.key.clone());
@@ -199,13 +209,13 @@ fn detail(entry: &Entry) -> String {
     for (name, value) in entry.properties.iter().chain(&entry.headers) {
         row(name, Some(value.clone()));
     }
-    let mut out = columns(rows);
+    let mut out = align_columns(rows);
     if !entry.log.is_empty() {
         out.push_str("  last lines of the worker's log\n");
     }
     for line in &entry.log {
         // Writing to a String cannot fail.
-        _ = writeln!(out, "    {}", plain(line));
+        _ = writeln!(out, "    {}", strip_control_chars(line));
     }
     out
 }
@@ -215,10 +225,10 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::controller::inventory::Inventory;
+    use crate::controller::poison_queue::PoisonList;
 
-    fn entry() -> Entry {
-        Entry {
+    fn entry() -> PoisonedRequest {
+        PoisonedRequest {
             id: "a1b2c3d4e5f6".to_owned(),
             key: Some("infra=4\u{1b}[2J".to_owned()),
             reason: "delivery_limit".to_owned(),
@@ -236,24 +246,27 @@ mod tests {
 
     #[test]
     fn the_tables_say_which_worker_ended_and_what_it_said_and_nothing_of_a_body() {
-        let one = Inventory { requests: vec![entry()], more: 4 };
-        let text = table(&Inventories::from([("core".to_owned(), one)]));
+        let one = PoisonList { requests: vec![entry()], more: 4 };
+        let text = list_table(&Inventories::from([("core".to_owned(), one)]));
         for part in ["a1b2c3d4e5f6  core  infra=4 [2J", "delivery_limit  3 ", "signal: 9 (SIGKILL)  512", "and 4 more"]
         {
             assert!(text.contains(part), "{part}: {text}");
         }
-        let text = detail(&entry());
+        let text = details_table(&entry());
         for part in ["for the 2. time", "512 bytes; --body writes it", "/echo", "    loading\n    out of memory\n"] {
             assert!(text.contains(part), "{part}: {text}");
         }
-        assert_eq!(table(&Inventories::from([("core".to_owned(), Inventory::default())])), "nothing was put aside\n");
+        assert_eq!(
+            list_table(&Inventories::from([("core".to_owned(), PoisonList::default())])),
+            "nothing was put aside\n"
+        );
     }
 
     #[test]
     fn what_was_not_done_is_said_of_each() {
         let not = BTreeMap::from([("b".to_owned(), "there is no such request".to_owned())]);
-        let settled = Settled { done: vec!["a".to_owned()], not, more: 2 };
+        let settled = PoisonOutcome { done: vec!["a".to_owned()], not, more: 2 };
         let text = "1 requeued\nb: not requeued: there is no such request\n2 more are there; say it again\n";
-        assert_eq!(said(&settled, Fate::Requeue), text);
+        assert_eq!(outcome_message(&settled, PoisonAction::Requeue), text);
     }
 }

@@ -6,19 +6,19 @@ use std::io;
 
 use tokio::sync::Mutex;
 
-use super::tuning_of;
-use crate::cli::reload::{at_hup, changed, said};
-use crate::cli::settings::{ControllerFlags, Settings};
-use crate::config::pool::Pool;
+use super::pool_tuning;
+use crate::cli::config_args::{ConfigArgs, ControllerFlags};
+use crate::cli::reload::{changed_keys, on_hangup, reload_message};
+use crate::config::pool::PoolConfig;
 use crate::config::{Config, Environment};
-use crate::controller::Control;
+use crate::controller::ControllerHandle;
 use crate::observe::log;
 
 /// What reads the configuration again.
 pub(super) struct Reloader {
-    settings: Settings<ControllerFlags>,
+    settings: ConfigArgs<ControllerFlags>,
     environment: Environment,
-    controls: Vec<Control>,
+    controls: Vec<ControllerHandle>,
     /// What the controller works with.
     running: Mutex<Config>,
 }
@@ -26,9 +26,9 @@ pub(super) struct Reloader {
 impl Reloader {
     /// For a controller that was started with `running`.
     pub(super) fn new(
-        settings: Settings<ControllerFlags>,
+        settings: ConfigArgs<ControllerFlags>,
         environment: Environment,
-        controls: Vec<Control>,
+        controls: Vec<ControllerHandle>,
         running: Config,
     ) -> Self {
         Self { settings, environment, controls, running: Mutex::new(running) }
@@ -44,18 +44,18 @@ impl Reloader {
         let mut running = self.running.lock().await;
         let new = self.settings.load(&self.environment).map_err(|failure| failure.message)?.config;
         let before = running.clone();
-        take_over(&mut running, &new);
-        let (now, mut later) = (changed(&before, &running), changed(&running, &new));
-        later.extend(variables(&running, &new));
+        apply_reloadable(&mut running, &new);
+        let (now, mut later) = (changed_keys(&before, &running), changed_keys(&running, &new));
+        later.extend(changed_variables(&running, &new));
         if !now.is_empty() {
             for control in &self.controls {
                 if let Some(pool) = running.pool.get(&control.pool) {
-                    control.tune(tuning_of(pool)).await;
+                    control.reconfigure(pool_tuning(pool)).await;
                 }
             }
-            log::refilter(&running.log);
+            log::set_filter(&running.log);
         }
-        let said = said(&now, &later);
+        let said = reload_message(&now, &later);
         tracing::info!("configuration read again; {said}");
         Ok(said)
     }
@@ -65,14 +65,14 @@ impl Reloader {
     /// # Errors
     ///
     /// Where no handler can be installed.
-    pub(super) fn at_hup(&self) -> io::Result<impl Future<Output = ()>> {
-        at_hup(async move || self.reload().await)
+    pub(super) fn on_hangup(&self) -> io::Result<impl Future<Output = ()>> {
+        on_hangup(async move || self.reload().await)
     }
 }
 
 /// The variables of workers that have other values, which nothing shows.
-fn variables(running: &Config, new: &Config) -> Vec<String> {
-    let of_pool = |(name, pool): (&String, &Pool)| {
+fn changed_variables(running: &Config, new: &Config) -> Vec<String> {
+    let of_pool = |(name, pool): (&String, &PoolConfig)| {
         let before = running.pool.get(name).map(|before| &before.env);
         let other = |(variable, value): (&String, _)| {
             let is_other = before?.get(variable).is_some_and(|before| before != value);
@@ -84,10 +84,10 @@ fn variables(running: &Config, new: &Config) -> Vec<String> {
 }
 
 /// The keys that take effect while a controller runs.
-fn take_over(running: &mut Config, new: &Config) {
+fn apply_reloadable(running: &mut Config, new: &Config) {
     for (name, pool) in &mut running.pool {
         let Some(new) = new.pool.get(name) else { continue };
-        let Pool {
+        let PoolConfig {
             unbind_delay,
             stop_delay,
             min,
@@ -101,7 +101,7 @@ fn take_over(running: &mut Config, new: &Config) {
             ..
         } = new.clone();
         let kept = pool.clone();
-        *pool = Pool {
+        *pool = PoolConfig {
             unbind_delay,
             stop_delay,
             min,
@@ -125,32 +125,32 @@ mod tests {
     #[test]
     fn numbers_and_delays_take_effect_and_the_rest_waits_for_a_restart() {
         let mut running = Config::default();
-        running.pool.insert("core".to_owned(), Pool::default());
+        running.pool.insert("core".to_owned(), PoolConfig::default());
         let mut new = running.clone();
         let pool = new.pool.get_mut("core").unwrap();
         (pool.max, pool.budget, pool.unbind_delay) = (7, Some(3), "5s".parse().unwrap());
         pool.command = vec!["other".to_owned()];
-        new.pool.insert("second".to_owned(), Pool::default());
+        new.pool.insert("second".to_owned(), PoolConfig::default());
         let before = running.clone();
-        take_over(&mut running, &new);
-        assert_eq!(changed(&before, &running), ["pool.core.budget", "pool.core.max", "pool.core.unbind_delay"]);
-        let later = changed(&running, &new);
+        apply_reloadable(&mut running, &new);
+        assert_eq!(changed_keys(&before, &running), ["pool.core.budget", "pool.core.max", "pool.core.unbind_delay"]);
+        let later = changed_keys(&running, &new);
         assert!(later.contains(&"pool.core.command".to_owned()), "{later:?}");
         assert!(later.contains(&"pool.second (new)".to_owned()), "{later:?}");
-        assert!(changed(&new, &running).contains(&"pool.second (gone)".to_owned()));
+        assert!(changed_keys(&new, &running).contains(&"pool.second (gone)".to_owned()));
         assert!(!later.contains(&"pool.core.max".to_owned()), "{later:?}");
     }
 
     #[test]
     fn a_variable_of_workers_with_another_value_is_named_and_its_value_is_not() {
         let mut running = Config::default();
-        let mut pool = Pool::default();
-        let variable = |value: &str| crate::config::pool::Variable(value.to_owned());
+        let mut pool = PoolConfig::default();
+        let variable = |value: &str| crate::config::pool::EnvValue(value.to_owned());
         pool.env.extend([("SAME".to_owned(), variable("1")), ("OTHER".to_owned(), variable("1"))]);
         running.pool.insert("core".to_owned(), pool);
         let mut new = running.clone();
         new.pool.get_mut("core").unwrap().env.insert("OTHER".to_owned(), variable("2"));
-        assert_eq!(changed(&running, &new), [""; 0]);
-        assert_eq!(variables(&running, &new), ["pool.core.env.OTHER"]);
+        assert_eq!(changed_keys(&running, &new), [""; 0]);
+        assert_eq!(changed_variables(&running, &new), ["pool.core.env.OTHER"]);
     }
 }

@@ -5,22 +5,24 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
 
-use super::{nothing_to_control, socket_of};
-use crate::cli::exit::{Ended, Failure};
+use super::{control_socket, no_pools};
+use crate::cli::config_args::{ConfigArgs, NoFlags};
+use crate::cli::control::status::{BOLD, RESET, align_columns, strip_control_chars};
+use crate::cli::control::{format_seconds, print_repeatedly};
+use crate::cli::exit::{ExitResult, Failure};
 use crate::cli::output::Format;
-use crate::cli::settings::{NoFlags, Settings};
-use crate::cli::steer::status::{BOLD, PLAIN, columns, plain};
-use crate::cli::steer::{shown, shown_every};
 use crate::config::Environment;
 use crate::config::environment::SOCKET_VARIABLE;
 use crate::config::values::Span;
-use crate::control::client::{Client, Error};
-use crate::control::controller::Status;
-use crate::controller::view::{Demand, Fault, Group, Paused, Phase, Pool, Role, Workers};
+use crate::control::client::{ControlClient, Error};
+use crate::control::controller_api::ControllerStatusReply;
+use crate::controller::status::{
+    DemandStatus, ErrorStatus, GroupPhase, GroupStatus, PauseStatus, PoolStatus, Role, WorkerCounts,
+};
 
 /// Which controller.
 #[derive(Debug, Args)]
-pub(super) struct Which {
+pub(super) struct ControllerTargetArgs {
     /// The controller's control socket [env: JOURNEYMAN_SOCKET] [default: that of the configuration]
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     socket: Option<PathBuf>,
@@ -29,22 +31,22 @@ pub(super) struct Which {
     config: Option<PathBuf>,
 }
 
-impl Which {
+impl ControllerTargetArgs {
     /// The way to it.
-    pub(super) fn client(self, environment: &Environment) -> Result<Client, Failure> {
+    pub(super) fn client(self, environment: &Environment) -> Result<ControlClient, Failure> {
         let socket = match self.socket.or_else(|| environment.get(SOCKET_VARIABLE).map(PathBuf::from)) {
             Some(socket) => socket,
-            None => of_configuration(self.config, environment)?,
+            None => socket_from_config(self.config, environment)?,
         };
-        Client::new(&socket).map_err(failed)
+        ControlClient::new(&socket).map_err(controller_failure)
     }
 }
 
 /// `journeyman controller status`
 #[derive(Debug, Args)]
-pub(super) struct StatusArgs {
+pub(super) struct ControllerStatusArgs {
     #[command(flatten)]
-    which: Which,
+    target: ControllerTargetArgs,
     /// How to answer
     #[arg(long, short, value_enum, default_value_t = Format::Table)]
     output: Format,
@@ -58,28 +60,29 @@ pub(super) struct StatusArgs {
 /// # Errors
 ///
 /// Where there is none, or it does not answer as it should.
-pub(super) async fn run(arguments: StatusArgs, environment: &Environment) -> Ended {
-    let client = arguments.which.client(environment)?;
+pub(super) async fn run(arguments: ControllerStatusArgs, environment: &Environment) -> ExitResult {
+    let client = arguments.target.client(environment)?;
     let look = async || {
-        let looked = client.controller().await.map_err(failed)?;
+        let looked = client.controller_status().await.map_err(controller_failure)?;
         Ok(match arguments.output {
             Format::Json => format!("{:#}\n", serde_json::to_value(&looked).unwrap_or_default()),
-            Format::Table => table(&looked),
+            Format::Table => render(&looked),
         })
     };
-    shown_every(arguments.watch.as_ref(), look).await
+    print_repeatedly(arguments.watch.as_ref(), look).await
 }
 
-fn of_configuration(file: Option<PathBuf>, environment: &Environment) -> Result<PathBuf, Failure> {
+fn socket_from_config(file: Option<PathBuf>, environment: &Environment) -> Result<PathBuf, Failure> {
     let hint = "It names the controller's socket; `--socket PATH` does without it.";
     let told = |failure: Failure| Failure { message: format!("{}\n\n{hint}", failure.message), ..failure };
-    let loaded = Settings::<NoFlags>::of_file(file).load(&environment.of_nobody()).map_err(told)?;
-    Ok(socket_of(&loaded.config).ok_or_else(|| told(nothing_to_control()))?.path)
+    let loaded =
+        ConfigArgs::<NoFlags>::from_file(file).load(&environment.without_controller_variables()).map_err(told)?;
+    Ok(control_socket(&loaded.config).ok_or_else(|| told(no_pools()))?.path)
 }
 
-pub(super) fn failed(error: Error) -> Failure {
+pub(super) fn controller_failure(error: Error) -> Failure {
     let message = match &error {
-        Error::NobodyThere(socket) => format!(
+        Error::NotRunning(socket) => format!(
             "no controller answers at {}: is one running? `journeyman controller --config FILE` starts one, `--socket` names \
              another socket, `--config` another configuration",
             socket.display()
@@ -87,13 +90,17 @@ pub(super) fn failed(error: Error) -> Failure {
         Error::Forbidden(socket) => {
             format!("{} may not be used by this user: it is for the controller's own user and group", socket.display())
         }
-        Error::Silent { socket, pid: Some(pid) } => format!(
+        Error::NoResponse { socket, pid: Some(pid) } => format!(
             "{}: process {pid} listens there, and has not answered. Where `ps -o stat= -p {pid}` shows a T it is stopped, and \
              `kill -CONT {pid}` lets it go on; otherwise it hangs: `kill -KILL {pid}`; its workers go on, and the next start \
              finds them",
             socket.display()
         ),
-        Error::Silent { pid: None, .. } | Error::Refused(_) | Error::Gone(_) | Error::Slow(_) | Error::Broken(..) => {
+        Error::NoResponse { pid: None, .. }
+        | Error::Rejected(_)
+        | Error::NotFound(_)
+        | Error::Timeout(_)
+        | Error::InvalidResponse(..) => {
             return error.into();
         }
     };
@@ -101,44 +108,44 @@ pub(super) fn failed(error: Error) -> Failure {
 }
 
 /// The whole of it.
-fn table(status: &Status) -> String {
-    let view = &status.view;
+fn render(status: &ControllerStatusReply) -> String {
+    let view = &status.snapshot;
     let mut out = String::new();
     // Writing to a String cannot fail.
     _ = writeln!(
         out,
         "journeyman {}  controller  up {}  pid {}",
         status.version,
-        shown(view.uptime_seconds),
+        format_seconds(view.uptime_seconds),
         status.pid
     );
     for pool in &view.pools {
-        out.push_str(&of_pool(pool));
+        out.push_str(&render_pool(pool));
     }
     out
 }
 
-fn of_pool(pool: &Pool) -> String {
+fn render_pool(pool: &PoolStatus) -> String {
     let mut out = format!(
-        "\npool {}  {BOLD}{}{PLAIN} for {}   {}\n",
-        plain(&pool.name),
+        "\npool {}  {BOLD}{}{RESET} for {}   {}\n",
+        strip_control_chars(&pool.name),
         pool.role.as_str().to_uppercase(),
-        shown(pool.role_seconds),
-        plain(&pool.broker.address)
+        format_seconds(pool.role_seconds),
+        strip_control_chars(&pool.broker.address)
     );
     let mut line = |label: &str, text: &str| {
         // Writing to a String cannot fail.
-        _ = writeln!(out, "  {label:LABEL$}  {text}");
+        _ = writeln!(out, "  {label:LABEL_WIDTH$}  {text}");
     };
-    if let Some(why) = rests(pool) {
+    if let Some(why) = inactive_reason(pool) {
         line("", &format!("nothing is started or stopped: {why}"));
     }
     if let Some(paused) = &pool.paused {
-        line("", &format!("nobody is started or told to go: {}", of_pause(paused)));
+        line("", &format!("nobody is started or told to go: {}", pause_text(paused)));
     }
-    line("workers", &all_workers(pool));
+    line("workers", &workers_text(pool));
     for demand in &pool.demands {
-        line("demand", &of_demand(demand));
+        line("demand", &demand_text(demand));
     }
     let counts = pool.counts;
     line("orphans", &format!("{} in hand   {} forwarded", pool.orphans, counts.orphans_forwarded));
@@ -146,70 +153,72 @@ fn of_pool(pool: &Pool) -> String {
     let behind = if pool.reached < pool.generation { format!(" of {}", pool.generation) } else { String::new() };
     line("steps", &format!("change {}{behind} reached   {} failed", pool.reached, counts.steps_failed));
     if let Some(error) = &pool.last_error {
-        line("last error", &ago(error));
+        line("last error", &error_text(error));
     }
     out.push_str("  groups\n");
-    out.push_str(&groups(pool));
+    out.push_str(&group_table(pool));
     out
 }
 
 /// The width of the first column.
-const LABEL: usize = 10;
+const LABEL_WIDTH: usize = 10;
 
-fn rests(pool: &Pool) -> Option<String> {
-    let why = pool.role.rests()?;
+fn inactive_reason(pool: &PoolStatus) -> Option<String> {
+    let why = pool.role.inactive_reason()?;
     Some(match &pool.broker.error {
         Some(error) if pool.role == Role::Disconnected => {
-            format!("{why}, tried {} times: {}", pool.broker.failures, plain(error))
+            format!("{why}, tried {} times: {}", pool.broker.failures, strip_control_chars(error))
         }
         Some(_) | None => why.to_owned(),
     })
 }
 
-fn all_workers(pool: &Pool) -> String {
+fn workers_text(pool: &PoolStatus) -> String {
     if !pool.starts_workers {
         return "started by somebody else, who is not seen here".to_owned();
     }
     let budget = pool.budget.map_or_else(String::new, |budget| format!("   the budget is {budget}"));
     format!(
         "{}   {} started   {} failed{budget}",
-        workers(pool.workers),
+        worker_counts(pool.workers),
         pool.counts.workers_started,
         pool.counts.workers_failed
     )
 }
 
-fn workers(workers: Workers) -> String {
-    let Workers { starting, idle, busy, going } = workers;
+fn worker_counts(workers: WorkerCounts) -> String {
+    let WorkerCounts { starting, idle, busy, going } = workers;
     let kinds = [(starting, "starting"), (idle, "idle"), (busy, "busy"), (going, "going")];
     let there: Vec<String> =
         kinds.iter().filter(|(count, _)| *count > 0).map(|(count, kind)| format!("{count} {kind}")).collect();
     if there.is_empty() { "none".to_owned() } else { there.join(", ") }
 }
 
-fn of_demand(demand: &Demand) -> String {
+fn demand_text(demand: &DemandStatus) -> String {
     let number = |count: Option<u32>| count.map_or_else(|| "?".to_owned(), |count| count.to_string());
-    let trouble = demand.trouble.as_ref().map_or_else(String::new, |why| format!("   NOT COUNTED: {}", plain(why)));
+    let trouble =
+        demand.trouble.as_ref().map_or_else(String::new, |why| format!("   NOT COUNTED: {}", strip_control_chars(why)));
     format!(
         "{} for {}   {} pending   {} claimed{trouble}",
-        plain(&demand.name),
-        plain(&demand.key),
+        strip_control_chars(&demand.name),
+        strip_control_chars(&demand.key),
         number(demand.pending),
         number(demand.claimed)
     )
 }
 
-fn of_pause(paused: &Paused) -> String {
-    let left =
-        paused.seconds_left.map_or_else(|| "until it is resumed".to_owned(), |left| format!("for {}", shown(left)));
-    format!("PAUSED by {} {left}", plain(&paused.by))
+fn pause_text(paused: &PauseStatus) -> String {
+    let left = paused
+        .seconds_left
+        .map_or_else(|| "until it is resumed".to_owned(), |left| format!("for {}", format_seconds(left)));
+    format!("PAUSED by {} {left}", strip_control_chars(&paused.by))
 }
 
-fn ago(fault: &Fault) -> String {
-    format!("{} ago: {}", shown(fault.seconds_ago), plain(&fault.text))
+fn error_text(fault: &ErrorStatus) -> String {
+    format!("{} ago: {}", format_seconds(fault.seconds_ago), strip_control_chars(&fault.text))
 }
 
-fn groups(pool: &Pool) -> String {
+fn group_table(pool: &PoolStatus) -> String {
     if pool.groups.is_empty() {
         return "  none: nobody has asked under any key\n".to_owned();
     }
@@ -217,29 +226,31 @@ fn groups(pool: &Pool) -> String {
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(pool.groups.iter().map(|group| {
         let next = match group.phase {
-            Phase::Active => "unbound",
-            Phase::Unbound => "going",
-            Phase::Going => "deleted",
+            GroupPhase::Active => "unbound",
+            GroupPhase::Unbound => "going",
+            GroupPhase::Going => "deleted",
         };
         let number = |count: Option<u32>| count.map_or_else(|| "-".to_owned(), |count| count.to_string());
         vec![
-            short(&plain(&group.key)),
+            truncate_key(&strip_control_chars(&group.key)),
             group.phase.as_str().to_owned(),
-            group.next_phase_seconds.map_or_else(|| next.to_owned(), |left| format!("{next} in {}", shown(left))),
+            group
+                .next_phase_seconds
+                .map_or_else(|| next.to_owned(), |left| format!("{next} in {}", format_seconds(left))),
             number(group.ready),
             number(group.held),
-            if pool.starts_workers { workers(group.workers) } else { "-".to_owned() },
+            if pool.starts_workers { worker_counts(group.workers) } else { "-".to_owned() },
             number(group.wanted),
-            why(group),
+            group_reasons(group),
         ]
     }));
-    columns(rows)
+    align_columns(rows)
 }
 
 /// So much of a key is shown in a table; `-o json` has the whole of it.
 const KEY_CHARS_MAX: usize = 48;
 
-fn short(key: &str) -> String {
+fn truncate_key(key: &str) -> String {
     if key.chars().count() <= KEY_CHARS_MAX {
         return key.to_owned();
     }
@@ -247,33 +258,34 @@ fn short(key: &str) -> String {
 }
 
 /// Why it has as many workers as it has, and what is in the way of more.
-fn why(group: &Group) -> String {
+fn group_reasons(group: &GroupStatus) -> String {
     let mut why = Vec::new();
     if let Some(paused) = &group.paused {
-        why.push(of_pause(paused));
+        why.push(pause_text(paused));
     }
     if let Some(scaled) = &group.scaled {
         let number =
             |number: Option<u32>| number.map_or_else(|| "as configured".to_owned(), |number| number.to_string());
         let (min, max) = (number(scaled.min), number(scaled.max));
-        let left = shown(scaled.seconds_left);
-        why.push(format!("min {min} and max {max} by {} for {left}", plain(&scaled.by)));
+        let left = format_seconds(scaled.seconds_left);
+        why.push(format!("min {min} and max {max} by {} for {left}", strip_control_chars(&scaled.by)));
     }
     if !group.reasons.is_empty() {
         why.push(group.reasons.join(", "));
     }
     if group.short_lives > 0 {
         let lives = if group.short_lives == 1 { "worker" } else { "workers in a row" };
-        let pause =
-            group.pause_seconds.map_or_else(String::new, |left| format!(", the next starts in {}", shown(left)));
+        let pause = group
+            .pause_seconds
+            .map_or_else(String::new, |left| format!(", the next starts in {}", format_seconds(left)));
         let fails = if group.fails { "FAILS: " } else { "" };
         why.push(format!("{fails}{} {lives} did not last{pause}", group.short_lives));
     }
     if let Some(ended) = group.last_end.as_ref().filter(|_| group.short_lives > 0) {
-        why.push(format!("the last one {}", ago(ended)));
+        why.push(format!("the last one {}", error_text(ended)));
     }
     if let Some(waits) = &group.waits {
-        let left = group.waits_seconds.map_or_else(String::new, |left| format!(" in {}", shown(left)));
+        let left = group.waits_seconds.map_or_else(String::new, |left| format!(" in {}", format_seconds(left)));
         why.push(format!("{waits}{left}"));
     }
     why.join("; ")
@@ -282,10 +294,10 @@ fn why(group: &Group) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controller::view::{Broker, Counts, View};
+    use crate::controller::status::{BrokerStatus, ControllerStatus, CounterValues};
 
-    fn group(key: &str, phase: Phase) -> Group {
-        Group {
+    fn group(key: &str, phase: GroupPhase) -> GroupStatus {
+        GroupStatus {
             key: key.to_owned(),
             phase,
             next_phase_seconds: None,
@@ -293,7 +305,7 @@ mod tests {
             settled: true,
             ready: None,
             held: None,
-            workers: Workers::default(),
+            workers: WorkerCounts::default(),
             members: Vec::new(),
             wanted: Some(0),
             reasons: Vec::new(),
@@ -308,12 +320,12 @@ mod tests {
         }
     }
 
-    fn pool(name: &str, role: Role, groups: Vec<Group>) -> Pool {
-        Pool {
+    fn pool(name: &str, role: Role, groups: Vec<GroupStatus>) -> PoolStatus {
+        PoolStatus {
             name: name.to_owned(),
             role,
             role_seconds: 62.0,
-            broker: Broker {
+            broker: BrokerStatus {
                 address: "amqp://mq:5672/%2f".to_owned(),
                 connected: role != Role::Disconnected,
                 error: (role == Role::Disconnected).then(|| "connection\nrefused".to_owned()),
@@ -324,36 +336,36 @@ mod tests {
             budget: None,
             paused: None,
             starts_workers: true,
-            workers: Workers::default(),
+            workers: WorkerCounts::default(),
             groups,
             demands: Vec::new(),
             orphans: 0,
-            counts: Counts::default(),
+            counts: CounterValues::default(),
             last_error: None,
         }
     }
 
     #[test]
     fn the_table_says_of_each_group_why_it_has_so_many_workers_and_of_each_pool_what_is_in_the_way() {
-        let mut warm = group("42", Phase::Active);
+        let mut warm = group("42", GroupPhase::Active);
         warm.next_phase_seconds = Some(571.0);
         (warm.ready, warm.held, warm.wanted) = (Some(5), Some(2), Some(3));
-        warm.workers = Workers { starting: 1, idle: 0, busy: 2, going: 0 };
+        warm.workers = WorkerCounts { starting: 1, idle: 0, busy: 2, going: 0 };
         warm.reasons = vec!["the load needs 5".to_owned(), "3 at most".to_owned()];
-        let mut failing = group("b\u{1b}[2J", Phase::Unbound);
+        let mut failing = group("b\u{1b}[2J", GroupPhase::Unbound);
         failing.next_phase_seconds = Some(3.0);
         (failing.ready, failing.wanted) = (Some(0), Some(1));
         failing.reasons = vec!["the load needs 0".to_owned(), "1 at least".to_owned()];
         (failing.short_lives, failing.fails, failing.pause_seconds) = (6, true, Some(40.0));
-        failing.last_end = Some(Fault { text: "exit status: 1; its log is x.log".to_owned(), seconds_ago: 12.0 });
-        let mut going = group("c", Phase::Going);
+        failing.last_end = Some(ErrorStatus { text: "exit status: 1; its log is x.log".to_owned(), seconds_ago: 12.0 });
+        let mut going = group("c", GroupPhase::Going);
         going.workers.going = 1;
         going.reasons = vec!["nobody needs the group".to_owned()];
         going.waits = Some("its queue goes when its last worker has ended".to_owned());
         let mut core = pool("core", Role::Active, vec![warm, failing, going]);
         (core.budget, core.reached, core.orphans) = (Some(10), 8, 2);
-        core.workers = Workers { starting: 1, idle: 0, busy: 2, going: 1 };
-        core.counts = Counts {
+        core.workers = WorkerCounts { starting: 1, idle: 0, busy: 2, going: 1 };
+        core.counts = CounterValues {
             orphans_forwarded: 17,
             dead_letters: 3,
             poison: 1,
@@ -365,14 +377,14 @@ mod tests {
             broker_losses: 0,
         };
         core.last_error =
-            Some(Fault { text: "a step about the queue of 42: not done in 30s".to_owned(), seconds_ago: 75.0 });
+            Some(ErrorStatus { text: "a step about the queue of 42: not done in 30s".to_owned(), seconds_ago: 75.0 });
         let pools = vec![
             core,
             pool("far", Role::Disconnected, Vec::new()),
-            Pool { starts_workers: false, ..pool("second", Role::Standby, Vec::new()) },
+            PoolStatus { starts_workers: false, ..pool("second", Role::Standby, Vec::new()) },
         ];
-        let view = View { uptime_seconds: 3_700.0, pools };
-        let text = table(&Status { version: "1.2.3".to_owned(), pid: 7, view });
-        assert_eq!(text.replace(BOLD, "").replace(PLAIN, ""), include_str!("status.txt"));
+        let view = ControllerStatus { uptime_seconds: 3_700.0, pools };
+        let text = render(&ControllerStatusReply { version: "1.2.3".to_owned(), pid: 7, snapshot: view });
+        assert_eq!(text.replace(BOLD, "").replace(RESET, ""), include_str!("status.txt"));
     }
 }

@@ -7,15 +7,15 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::super::exit::{Ended, Exit, Failure};
+use super::super::exit::{Exit, ExitResult, Failure};
 use super::super::output;
-use super::canvas::{Canvas, Color};
 use super::groups::Stage;
-use crate::client::{Answer, CallError, Client};
+use super::live_display::{Color, LiveDisplay};
+use crate::client::{RpcClient, RpcError, RpcReply};
 use crate::config::Environment;
-use crate::controller::Control;
-use crate::controller::view::{self, Role};
-use crate::limits::{DEMO_REDRAW, DEMO_TIME_MAX};
+use crate::controller::ControllerHandle;
+use crate::controller::status::{self, Role};
+use crate::limits::{DEMO_REDRAW_INTERVAL, DEMO_TASKS_TIMEOUT};
 
 /// Every key that is asked under.
 pub(super) const KEYS: [&str; 3] = ["42", "busy", "infra=7 ü"];
@@ -58,7 +58,7 @@ const LINES: usize = 16;
 pub(super) struct Play<'a> {
     stage: &'a Stage,
     scenes: Vec<Scene>,
-    canvas: Canvas,
+    canvas: LiveDisplay,
     /// What each scene said when it was last printed, and the groups; of plain lines only.
     said: Vec<String>,
     began: Instant,
@@ -68,7 +68,7 @@ impl<'a> Play<'a> {
     pub(super) fn new(stage: &'a Stage, environment: &Environment) -> Self {
         let scenes = scenes();
         let said = vec![String::new(); scenes.len() + 1];
-        Self { stage, scenes, canvas: Canvas::new(environment, LINES), said, began: Instant::now() }
+        Self { stage, scenes, canvas: LiveDisplay::new(environment, LINES), said, began: Instant::now() }
     }
 
     /// Plays all of it, and shows it meanwhile.
@@ -76,34 +76,34 @@ impl<'a> Play<'a> {
     /// # Errors
     ///
     /// What writing says, and a controller that has gone.
-    pub(super) async fn show(&mut self, control: &Control) -> Ended {
-        let client = Arc::new(Client::new(self.stage.settings.broker.clone(), "journeyman dev"));
+    pub(super) async fn show(&mut self, control: &ControllerHandle) -> ExitResult {
+        let client = Arc::new(RpcClient::new(self.stage.settings.broker.clone(), "journeyman dev"));
         let playing = async {
             while self.look(control).await?.role != Role::Active {
-                sleep(DEMO_REDRAW).await;
+                sleep(DEMO_REDRAW_INTERVAL).await;
             }
             for at in 0..self.scenes.len() {
                 self.play(at, &client, control).await?;
             }
             Ok::<_, Failure>(())
         };
-        match timeout(DEMO_TIME_MAX, playing).await {
+        match timeout(DEMO_TASKS_TIMEOUT, playing).await {
             Ok(played) => played?,
             Err(_) => self.give_up(),
         }
         let all = self.scenes.iter().all(|scene| matches!(scene.state, State::Done(_)));
-        Ok(if all { Exit::Done } else { Exit::No })
+        Ok(if all { Exit::Success } else { Exit::Failed })
     }
 
     fn give_up(&mut self) {
         for scene in &mut self.scenes {
             if matches!(scene.state, State::NotYet | State::Playing { .. }) {
-                scene.state = State::Wrong(format!("was not over within {} s", DEMO_TIME_MAX.as_secs()));
+                scene.state = State::Wrong(format!("was not over within {} s", DEMO_TASKS_TIMEOUT.as_secs()));
             }
         }
     }
 
-    async fn play(&mut self, at: usize, client: &Arc<Client>, control: &Control) -> Result<(), Failure> {
+    async fn play(&mut self, at: usize, client: &Arc<RpcClient>, control: &ControllerHandle) -> Result<(), Failure> {
         let (key, calls, began) = (self.scenes[at].key, self.scenes[at].calls, Instant::now());
         let mut asked = JoinSet::new();
         for _ in 0..calls {
@@ -114,7 +114,7 @@ impl<'a> Play<'a> {
         self.scenes[at].state = State::Playing { answered };
         loop {
             while let Some(answer) = asked.try_join_next() {
-                let answer = answer.map_err(|error| Failure::of(Exit::Internal, &error))?;
+                let answer = answer.map_err(|error| Failure::from_error(Exit::Internal, &error))?;
                 if let Some(wrong) = complaint(&answer) {
                     self.scenes[at].state = State::Wrong(wrong);
                     return self.look(control).await.map(drop);
@@ -130,7 +130,7 @@ impl<'a> Play<'a> {
             tokio::select! {
                 // It is shown as soon as it is there, so that the times are those of the calls.
                 Some(answer) = asked.join_next() => {
-                    let answer = answer.map_err(|error| Failure::of(Exit::Internal, &error))?;
+                    let answer = answer.map_err(|error| Failure::from_error(Exit::Internal, &error))?;
                     match complaint(&answer) {
                         None => answered += 1,
                         Some(wrong) => {
@@ -139,15 +139,15 @@ impl<'a> Play<'a> {
                         }
                     }
                 }
-                () = sleep(DEMO_REDRAW) => {}
+                () = sleep(DEMO_REDRAW_INTERVAL) => {}
             }
         }
     }
 
     /// Looks at the pool, and shows it.
-    async fn look(&mut self, control: &Control) -> Result<view::Pool, Failure> {
+    async fn look(&mut self, control: &ControllerHandle) -> Result<status::PoolStatus, Failure> {
         let gone = || Failure::new(Exit::Internal, "the pool is no longer controlled");
-        let seen = control.look().await.ok_or_else(gone)?;
+        let seen = control.status().await.ok_or_else(gone)?;
         match self.canvas.columns() {
             Some(columns) => {
                 let lines = table(&self.scenes, &seen, self.began.elapsed(), columns, self.canvas.color());
@@ -158,7 +158,7 @@ impl<'a> Play<'a> {
         Ok(seen)
     }
 
-    fn changes(&mut self, seen: &view::Pool) -> io::Result<()> {
+    fn changes(&mut self, seen: &status::PoolStatus) -> io::Result<()> {
         let groups = if seen.groups.is_empty() { "none".to_owned() } else { groups(seen).join("; ") };
         let lines = self.scenes.iter().map(|scene| match scene.state {
             State::NotYet => String::new(),
@@ -191,7 +191,7 @@ impl<'a> Play<'a> {
 }
 
 /// What is wrong with an answer; `None` where it is good.
-fn complaint(answer: &Result<Answer, CallError>) -> Option<String> {
+fn complaint(answer: &Result<RpcReply, RpcError>) -> Option<String> {
     match answer {
         Ok(answer) if answer.is_ok() => None,
         Ok(answer) => Some(format!("was answered with {}", answer.status.as_deref().unwrap_or("no status"))),
@@ -214,8 +214,8 @@ fn line(scene: &Scene) -> String {
 }
 
 /// The groups that are there, each in a few words.
-fn groups(seen: &view::Pool) -> Vec<String> {
-    let of = |group: &view::Group| {
+fn groups(seen: &status::PoolStatus) -> Vec<String> {
+    let of = |group: &status::GroupStatus| {
         let workers = group.workers;
         let kinds =
             [(workers.starting, "starting"), (workers.idle, "idle"), (workers.busy, "busy"), (workers.going, "going")];
@@ -227,7 +227,7 @@ fn groups(seen: &view::Pool) -> Vec<String> {
     seen.groups.iter().map(of).collect()
 }
 
-fn table(scenes: &[Scene], seen: &view::Pool, elapsed: Duration, columns: usize, color: Color) -> Vec<String> {
+fn table(scenes: &[Scene], seen: &status::PoolStatus, elapsed: Duration, columns: usize, color: Color) -> Vec<String> {
     let cut = |text: &str| text.chars().take(columns.saturating_sub(1)).collect::<String>();
     let mut lines =
         vec![String::new(), color.paint("1", &cut("  CALL   KEY        STATE                WHAT IT SHOWS"))];

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::super::task::status::{State, Status};
+use super::super::task::status::{TaskState, TaskStatus};
 use crate::config::schema::COMMAND;
 
 /// The handler in shell that the demo serves beside `command`.
@@ -30,7 +30,7 @@ pub(super) struct DemoTask {
     /// A short name, different from the others'.
     pub(super) name: &'static str,
     /// What it shows.
-    pub(super) shows: &'static str,
+    pub(super) description: &'static str,
     /// Which handler runs it.
     pub(super) handler: &'static str,
     /// The queue's word for its priority.
@@ -38,15 +38,15 @@ pub(super) struct DemoTask {
     /// What it does.
     pub(super) payload: Value,
     /// How it has to end.
-    pub(super) end: End,
+    pub(super) expected: ExpectedResult,
     /// What else has to be true.
-    pub(super) proof: Proof,
+    pub(super) expectation: Expectation,
 }
 
 /// How a task has to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct End {
-    pub(super) state: State,
+pub(super) struct ExpectedResult {
+    pub(super) state: TaskState,
     /// The queue's word for why.
     pub(super) reason: &'static str,
     /// How many runs it takes.
@@ -55,46 +55,47 @@ pub(super) struct End {
 
 /// What else has to be true of a task that has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Proof {
+pub(super) enum Expectation {
     /// Nothing.
     None,
     /// These artifacts are there.
     Artifacts(&'static [&'static str]),
     /// The log holds this.
-    LogHolds(&'static str),
+    LogContains(&'static str),
     /// The log was cut: it holds the marker and is not much longer than it may be.
-    LogCut,
+    LogTruncated,
     /// The claim was extended beyond its first length.
     Reclaimed,
     /// It was started before this task, which was created earlier.
-    Before(&'static str),
+    StartedBefore(&'static str),
     /// It is canceled by the demo as soon as it runs.
     Canceled,
 }
 
-const COMPLETED: End = End { state: State::Completed, reason: "completed", runs: 1 };
-const FAILED: End = End { state: State::Failed, reason: "failed", runs: 1 };
+const COMPLETED: ExpectedResult = ExpectedResult { state: TaskState::Completed, reason: "completed", runs: 1 };
+const FAILED: ExpectedResult = ExpectedResult { state: TaskState::Failed, reason: "failed", runs: 1 };
 
 /// The tasks, in the order they are created in. The long one waits for the file `reclaimed`.
 pub(super) fn tasks(reclaimed: &Path) -> Vec<DemoTask> {
     // A second more, so that the new end of the claim is seen.
     let until_reclaimed = "until [ -e \"$0\" ]; do sleep 0.1; done; sleep 1";
     vec![
-        task("patient", "lowest priority, created first", shell("echo last"), COMPLETED, Proof::None).at("lowest"),
+        task("patient", "lowest priority, created first", shell("echo last"), COMPLETED, Expectation::None)
+            .with_priority("lowest"),
         task(
             "hello",
             "a command that succeeds",
             command(&[&["/bin/echo", "hello"]]),
             COMPLETED,
-            Proof::LogHolds("hello"),
+            Expectation::LogContains("hello"),
         ),
-        task("fails", "a command with exit status 3", shell("echo no; exit 3"), FAILED, Proof::LogHolds("3")),
+        task("fails", "a command with exit status 3", shell("echo no; exit 3"), FAILED, Expectation::LogContains("3")),
         task(
             "malformed",
             "a payload that breaks the schema",
             json!({ "command": "echo hello", "maxRunTime": 60 }),
-            End { state: State::Exception, reason: "malformed-payload", runs: 1 },
-            Proof::LogHolds("command"),
+            ExpectedResult { state: TaskState::Exception, reason: "malformed-payload", runs: 1 },
+            Expectation::LogContains("command"),
         ),
         task(
             "flaky",
@@ -104,8 +105,8 @@ pub(super) fn tasks(reclaimed: &Path) -> Vec<DemoTask> {
                 "maxRunTime": 60,
                 "onExitStatus": { "retry": [75] },
             }),
-            End { state: State::Completed, reason: "completed", runs: 2 },
-            Proof::None,
+            ExpectedResult { state: TaskState::Completed, reason: "completed", runs: 2 },
+            Expectation::None,
         ),
         task(
             "artifacts",
@@ -119,73 +120,87 @@ pub(super) fn tasks(reclaimed: &Path) -> Vec<DemoTask> {
                 ],
             }),
             COMPLETED,
-            Proof::Artifacts(&["public/a.txt", "public/out/one", "public/out/deep/two"]),
+            Expectation::Artifacts(&["public/a.txt", "public/out/one", "public/out/deep/two"]),
         ),
         task(
             "long",
             "runs until its claim is extended",
             command(&[&["/bin/sh", "-c", until_reclaimed, &reclaimed.to_string_lossy()]]),
             COMPLETED,
-            Proof::Reclaimed,
+            Expectation::Reclaimed,
         ),
         task(
             "too-long",
             "runs past its maxRunTime of 2 s",
             json!({ "command": [["/bin/sleep", "300"]], "maxRunTime": 2 }),
             FAILED,
-            Proof::LogHolds("maxRunTime"),
+            Expectation::LogContains("maxRunTime"),
         ),
         task(
             "canceled",
             "canceled while it runs",
             shell("sleep 300"),
-            End { state: State::Exception, reason: "canceled", runs: 1 },
-            Proof::Canceled,
+            ExpectedResult { state: TaskState::Exception, reason: "canceled", runs: 1 },
+            Expectation::Canceled,
         ),
         task(
             "orphan",
             "leaves a child in the background",
             shell("sleep 300 & echo done"),
             COMPLETED,
-            Proof::LogHolds("done"),
+            Expectation::LogContains("done"),
         ),
         task(
             "big-log",
             "8 MB of log, head and tail kept",
             shell("yes 'one more line of a long log' | head -c 8000000; echo the end"),
             COMPLETED,
-            Proof::LogCut,
+            Expectation::LogTruncated,
         ),
         task(
             "two-steps",
             "the second of two commands fails",
             command(&[&["/bin/true"], &["/bin/false"]]),
             FAILED,
-            Proof::None,
+            Expectation::None,
         ),
         task(
             "program",
             "a handler written in shell",
             json!({ "whom": "world" }),
             COMPLETED,
-            Proof::Artifacts(&["public/greeting.json"]),
+            Expectation::Artifacts(&["public/greeting.json"]),
         )
-        .by(GREET),
-        task("urgent", "highest priority, created last", shell("echo first"), COMPLETED, Proof::Before("patient"))
-            .at("highest"),
+        .with_handler(GREET),
+        task(
+            "urgent",
+            "highest priority, created last",
+            shell("echo first"),
+            COMPLETED,
+            Expectation::StartedBefore("patient"),
+        )
+        .with_priority("highest"),
     ]
 }
 
-fn task(name: &'static str, shows: &'static str, payload: Value, end: End, proof: Proof) -> DemoTask {
-    DemoTask { name, shows, handler: COMMAND, priority: "medium", payload, end, proof }
+fn task(name: &'static str, shows: &'static str, payload: Value, end: ExpectedResult, proof: Expectation) -> DemoTask {
+    DemoTask {
+        name,
+        description: shows,
+        handler: COMMAND,
+        priority: "medium",
+        payload,
+        expected: end,
+        expectation: proof,
+    }
 }
 
 impl DemoTask {
-    fn at(self, priority: &'static str) -> Self {
+    fn with_priority(self, priority: &'static str) -> Self {
         Self { priority, ..self }
     }
 
-    fn by(self, handler: &'static str) -> Self {
+    fn with_handler(self, handler: &'static str) -> Self {
         Self { handler, ..self }
     }
 }
@@ -199,7 +214,7 @@ fn shell(script: &str) -> Value {
 }
 
 /// What is not as it should be about how a task ended.
-pub(super) fn complaint(end: End, status: &Status) -> Option<String> {
+pub(super) fn unexpected_result(end: ExpectedResult, status: &TaskStatus) -> Option<String> {
     let reason = status.runs.last().and_then(|run| run.reason.clone()).unwrap_or_default();
     if status.state != end.state || reason != end.reason {
         return Some(format!("should have ended as {}, and ended as {reason}", end.reason));
@@ -219,7 +234,7 @@ mod tests {
         let names: std::collections::BTreeSet<_> = tasks.iter().map(|task| task.name).collect();
         assert_eq!(names.len(), tasks.len());
         assert!(tasks.len() >= 12);
-        for shows in tasks.iter().map(|task| task.shows).chain([EXTENDED]) {
+        for shows in tasks.iter().map(|task| task.description).chain([EXTENDED]) {
             assert!(shows.len() <= SHOWS_CHARS_MAX, "cut on a terminal of 80 columns: {shows}");
         }
     }
@@ -228,11 +243,11 @@ mod tests {
     fn an_end_other_than_the_expected_is_told() {
         let status = |state: &str, reason: &str, runs: usize| {
             let run = json!({ "runId": 0, "state": state, "reasonResolved": reason });
-            Status::read(&json!({ "taskId": "a", "state": state, "runs": vec![run; runs] }))
+            TaskStatus::read(&json!({ "taskId": "a", "state": state, "runs": vec![run; runs] }))
         };
-        assert_eq!(complaint(COMPLETED, &status("completed", "completed", 1)), None);
-        assert!(complaint(COMPLETED, &status("failed", "failed", 1)).is_some());
-        assert!(complaint(COMPLETED, &status("completed", "completed", 2)).is_some());
-        assert!(complaint(FAILED, &status("exception", "canceled", 1)).is_some());
+        assert_eq!(unexpected_result(COMPLETED, &status("completed", "completed", 1)), None);
+        assert!(unexpected_result(COMPLETED, &status("failed", "failed", 1)).is_some());
+        assert!(unexpected_result(COMPLETED, &status("completed", "completed", 2)).is_some());
+        assert!(unexpected_result(FAILED, &status("exception", "canceled", 1)).is_some());
     }
 }

@@ -12,34 +12,34 @@ use tokio::time::timeout;
 
 use super::Check;
 use crate::cli::exit::{Exit, Failure};
-use crate::cli::spot;
+use crate::cli::termination_watch;
 use crate::config::schema::{Config, Containment, Host, Spot};
-use crate::control::client::{Client, Error};
-use crate::host::containment::own_group;
-use crate::host::{notice, room};
+use crate::control::client::{ControlClient, Error};
+use crate::host::containment::own_cgroup;
+use crate::host::{resources, termination_notice};
 use crate::limits::{
-    DOCTOR_CALL_TIME, DOCTOR_INODES_LEAST, FILES_OF_A_TASK, FILES_OF_A_WORKER, FILES_OF_A_WORKER_LEAST,
+    DOCTOR_CALL_TIMEOUT, DOCTOR_FREE_INODES_MIN, TASK_OPEN_FILES, WORKER_OPEN_FILES, WORKER_OPEN_FILES_MIN,
 };
-use crate::worker::look::bytes;
+use crate::worker::snapshot::format_bytes;
 
 /// Everything on this machine. Blocks for as long as its file systems take.
-pub(super) fn look(config: &Config) -> Vec<Check> {
-    let mut checks = folder(config);
-    checks.extend([memory(config), files(config), groups(&config.host)]);
-    checks.extend(limits(&config.host));
+pub(super) fn check_host(config: &Config) -> Vec<Check> {
+    let mut checks = check_work_dir(config);
+    checks.extend([check_memory(config), check_open_files(config), check_cgroups(&config.host)]);
+    checks.extend(check_task_limits(&config.host));
     checks
 }
 
-fn folder(config: &Config) -> Vec<Check> {
+fn check_work_dir(config: &Config) -> Vec<Check> {
     let wanted = &config.worker.work_dir.0;
     let name = "work folder";
     // The worker makes it where it is missing.
-    let Some(there) = nearest(wanted) else {
+    let Some(there) = nearest_existing(wanted) else {
         return vec![Check::failed(name, format!("{} is nowhere", wanted.display()), "set worker.work_dir")];
     };
     let shown = wanted.display();
     let fix = "make it the user's that runs the worker (`chown journeyman`), or set worker.work_dir to another";
-    if let Err(error) = write_to(there) {
+    if let Err(error) = probe_writable(there) {
         let what = if there == wanted { "cannot be written" } else { "is not there and cannot be made" };
         return vec![Check::failed(name, format!("{shown} {what}: {error}"), fix)];
     }
@@ -56,7 +56,7 @@ fn folder(config: &Config) -> Vec<Check> {
         Check::ok(name, format!("{shown} {made}, and what is in it can be executed"))
     });
     let (free, least) = (about.f_bavail.saturating_mul(about.f_frsize), config.host.min_free_disk.0);
-    let found = format!("{} free, host.min_free_disk is {}", bytes(free), bytes(least));
+    let found = format!("{} free, host.min_free_disk is {}", format_bytes(free), format_bytes(least));
     checks.push(if free < least {
         Check::failed("disk", found, "nothing is claimed until there is more: free some, or set host.min_free_disk")
     } else {
@@ -65,7 +65,7 @@ fn folder(config: &Config) -> Vec<Check> {
     // Some file systems have no fixed number, and say 0 of 0.
     if about.f_files > 0 {
         let found = format!("{} of {} free", about.f_favail, about.f_files);
-        checks.push(if about.f_favail < DOCTOR_INODES_LEAST {
+        checks.push(if about.f_favail < DOCTOR_FREE_INODES_MIN {
             Check::warning(
                 "inodes",
                 found,
@@ -79,17 +79,17 @@ fn folder(config: &Config) -> Vec<Check> {
 }
 
 /// What there is of a folder: it, or the nearest above it.
-fn nearest(wanted: &Path) -> Option<&Path> {
+fn nearest_existing(wanted: &Path) -> Option<&Path> {
     wanted.ancestors().map(|at| if at.as_os_str().is_empty() { Path::new(".") } else { at }).find(|at| at.exists())
 }
 
 /// The folders of the pools whose workers are started here.
-pub(super) fn pools(config: &Config) -> Vec<Check> {
+pub(super) fn check_pool_dirs(config: &Config) -> Vec<Check> {
     let started = config.pool.iter().filter(|(_, pool)| !pool.command.is_empty());
     started
         .map(|(name, pool)| {
             let (part, folder) = (format!("{name}: folder"), &pool.folder.0);
-            let written = nearest(folder).map_or_else(|| Err(ErrorKind::NotFound.into()), write_to);
+            let written = nearest_existing(folder).map_or_else(|| Err(ErrorKind::NotFound.into()), probe_writable);
             match written {
                 Ok(()) => Check::ok(part, format!("{} can be written", folder.display())),
                 Err(error) => Check::failed(
@@ -103,35 +103,34 @@ pub(super) fn pools(config: &Config) -> Vec<Check> {
 }
 
 /// Makes an empty file and takes it away again.
-fn write_to(folder: &Path) -> std::io::Result<()> {
+fn probe_writable(folder: &Path) -> std::io::Result<()> {
     let probe = folder.join(format!(".journeyman-doctor-{}", std::process::id()));
     File::create_new(&probe)?;
     std::fs::remove_file(&probe)
 }
 
-fn memory(config: &Config) -> Check {
+fn check_memory(config: &Config) -> Check {
     let least = config.host.min_free_memory.0;
-    match room::measure(Path::new("/")).memory {
+    match resources::measure(Path::new("/")).memory {
         Some(free) if free < least => Check::failed(
             "memory",
-            format!("{} can be had, host.min_free_memory is {}", bytes(free), bytes(least)),
+            format!("{} can be had, host.min_free_memory is {}", format_bytes(free), format_bytes(least)),
             "nothing is claimed until there is more: end something, or set host.min_free_memory",
         ),
-        Some(free) => {
-            Check::ok("memory", format!("{} can be had, host.min_free_memory is {}", bytes(free), bytes(least)))
-        }
+        Some(free) => Check::ok(
+            "memory",
+            format!("{} can be had, host.min_free_memory is {}", format_bytes(free), format_bytes(least)),
+        ),
         None => Check::warning("memory", "/proc/meminfo does not say", "is /proc mounted?"),
     }
 }
 
-fn files(config: &Config) -> Check {
-    let Files { most, enough } = Files::of(config);
+fn check_open_files(config: &Config) -> Check {
+    let OpenFileLimit { limit: most, needed: enough } = OpenFileLimit::from_config(config);
     let capacity = config.worker.capacity;
     let found = |most: String| format!("{most} for this user, {enough} are enough for capacity {capacity}");
     match most {
-        Some(most) if most < FILES_OF_A_WORKER_LEAST => {
-            Check::failed("open files", found(most.to_string()), RAISE_FILES)
-        }
+        Some(most) if most < WORKER_OPEN_FILES_MIN => Check::failed("open files", found(most.to_string()), RAISE_FILES),
         Some(most) if most < enough => Check::warning("open files", found(most.to_string()), RAISE_FILES),
         Some(most) => Check::ok("open files", found(most.to_string())),
         None => Check::ok("open files", found("without a limit".to_owned())),
@@ -142,17 +141,17 @@ const RAISE_FILES: &str =
     "raise it for the worker: LimitNOFILE= in the unit (the units that come along do), `ulimit -n` elsewhere";
 
 /// How many files may be open.
-struct Files {
+struct OpenFileLimit {
     /// By this process; `None` is without a limit.
-    most: Option<u64>,
+    limit: Option<u64>,
     /// For what the configuration wants to run at once.
-    enough: u64,
+    needed: u64,
 }
 
-impl Files {
-    fn of(config: &Config) -> Self {
-        let enough = FILES_OF_A_WORKER + FILES_OF_A_TASK * u64::from(config.worker.capacity);
-        Self { most: getrlimit(Resource::Nofile).current, enough }
+impl OpenFileLimit {
+    fn from_config(config: &Config) -> Self {
+        let needed = WORKER_OPEN_FILES + TASK_OPEN_FILES * u64::from(config.worker.capacity);
+        Self { limit: getrlimit(Resource::Nofile).current, needed }
     }
 }
 
@@ -160,17 +159,17 @@ impl Files {
 ///
 /// # Errors
 ///
-/// [`Exit::Unfit`] where they are too few for a worker without tasks.
-pub(in crate::cli) fn too_few_files(config: &Config) -> Result<Option<String>, Failure> {
-    let Files { most, enough } = Files::of(config);
+/// [`Exit::HostUnusable`] where they are too few for a worker without tasks.
+pub(in crate::cli) fn open_files_warning(config: &Config) -> Result<Option<String>, Failure> {
+    let OpenFileLimit { limit: most, needed: enough } = OpenFileLimit::from_config(config);
     let Some(most) = most.filter(|most| *most < enough) else { return Ok(None) };
     let capacity = config.worker.capacity;
     let text = format!("{most} files may be open, and a capacity of {capacity} may need {enough}: {RAISE_FILES}");
-    if most < FILES_OF_A_WORKER_LEAST { Err(Failure::new(Exit::Unfit, text)) } else { Ok(Some(text)) }
+    if most < WORKER_OPEN_FILES_MIN { Err(Failure::new(Exit::HostUnusable, text)) } else { Ok(Some(text)) }
 }
 
 /// What can be seen without moving a process: the worker itself finds out by doing it, and in its own group.
-fn groups(host: &Host) -> Check {
+fn check_cgroups(host: &Host) -> Check {
     let name = "control groups";
     let demanded = host.containment == Containment::Cgroup;
     let fix = "under systemd set Delegate=yes in the unit (the units that come along do), in a container mount /sys/fs/cgroup writable";
@@ -178,7 +177,7 @@ fn groups(host: &Host) -> Check {
         let found = format!("{found}; seen from here, payloads would be process groups");
         if demanded { Check::failed(name, found, fix) } else { Check::warning(name, found, fix) }
     };
-    let Some(own) = own_group() else {
+    let Some(own) = own_cgroup() else {
         return lacks("there is no control group of version 2".to_owned());
     };
     match rustix::fs::access(&own, rustix::fs::Access::WRITE_OK) {
@@ -188,7 +187,7 @@ fn groups(host: &Host) -> Check {
 }
 
 /// Whether the limits that are set can be enforced, where any are.
-fn limits(host: &Host) -> Option<Check> {
+fn check_task_limits(host: &Host) -> Option<Check> {
     let wanted = [("memory", host.task_memory.is_some()), ("pids", host.task_pids.is_some())];
     let wanted: Vec<&str> = wanted.into_iter().filter_map(|(name, wanted)| wanted.then_some(name)).collect();
     if wanted.is_empty() {
@@ -197,7 +196,7 @@ fn limits(host: &Host) -> Option<Check> {
     let (name, shown) = ("task limits", wanted.join(" and "));
     let fix = "under systemd set Delegate=yes in the unit; elsewhere give this group the controllers, or unset \
                host.task_memory and host.task_pids";
-    let offered = own_group().and_then(|own| std::fs::read_to_string(own.join("cgroup.controllers")).ok());
+    let offered = own_cgroup().and_then(|own| std::fs::read_to_string(own.join("cgroup.controllers")).ok());
     let offered = offered.unwrap_or_default();
     let missing: Vec<&str> =
         wanted.into_iter().filter(|name| !offered.split_ascii_whitespace().any(|offer| offer == *name)).collect();
@@ -215,17 +214,17 @@ fn limits(host: &Host) -> Option<Check> {
 }
 
 /// Whether a worker can be asked, and one that listens answers.
-pub(super) async fn socket(path: PathBuf) -> Check {
+pub(super) async fn check_control_socket(path: PathBuf) -> Check {
     let name = "control socket";
     let shown = path.display();
     let at = path.clone();
     // Both may block: one on a file system that hangs, the other where somebody listens and takes nobody in.
     let looking = tokio::task::spawn_blocking(move || {
         let about = std::fs::symlink_metadata(&at);
-        let client = about.as_ref().is_ok_and(|about| about.file_type().is_socket()).then(|| Client::new(&at));
+        let client = about.as_ref().is_ok_and(|about| about.file_type().is_socket()).then(|| ControlClient::new(&at));
         (about, client)
     });
-    let (about, client) = match timeout(DOCTOR_CALL_TIME, looking).await {
+    let (about, client) = match timeout(DOCTOR_CALL_TIMEOUT, looking).await {
         Ok(Ok(looked)) => looked,
         Ok(Err(error)) => return Check::failed(name, format!("{shown} could not be looked at: {error}"), ""),
         Err(_) => {
@@ -244,7 +243,7 @@ pub(super) async fn socket(path: PathBuf) -> Check {
                 format!("{shown} is there and no socket"),
                 "remove it, or set control.socket to another place",
             ),
-            Some(Err(Error::NobodyThere(_))) => {
+            Some(Err(Error::NotRunning(_))) => {
                 Check::ok(name, format!("{shown} is what an earlier worker left; the next one replaces it"))
             }
             Some(Err(error)) => Check::warning(name, error.to_string(), "ask as root, or as the worker's user"),
@@ -262,23 +261,25 @@ pub(super) async fn socket(path: PathBuf) -> Check {
 }
 
 /// Whether the metadata service that the configuration expects is there.
-pub(super) async fn cloud(host: Host) -> Vec<Check> {
+pub(super) async fn check_cloud(host: Host) -> Vec<Check> {
     let name = "cloud";
     if host.spot == Spot::Off {
         return vec![Check::ok(name, "no metadata service is asked (host.spot = \"off\")")];
     }
-    let wanted = match spot::settings(&host) {
-        notice::Settings { cloud: notice::Cloud::Named(provider), .. } => Some(provider),
-        notice::Settings { .. } => None,
+    let wanted = match termination_watch::watch_config(&host) {
+        termination_notice::NoticeConfig { cloud: termination_notice::MetadataProvider::Fixed(provider), .. } => {
+            Some(provider)
+        }
+        termination_notice::NoticeConfig { .. } => None,
     };
-    let watch = match notice::Watch::new(spot::settings(&host)) {
+    let watch = match termination_notice::NoticeWatch::new(termination_watch::watch_config(&host)) {
         Ok(watch) => watch,
         Err(error) => {
             return vec![Check::failed(name, format!("host.spot_endpoint: {error}"), "name an http:// address")];
         }
     };
-    let there = watch.there().await;
-    let shown = |provider| notice::Origin::Cloud(provider).as_str();
+    let there = watch.responding_providers().await;
+    let shown = |provider| termination_notice::NoticeOrigin::Cloud(provider).as_str();
     vec![match (wanted, there.as_slice()) {
         (Some(wanted), there) if there.contains(&wanted) => {
             Check::ok(name, format!("the metadata service of {} answers", shown(wanted)))
@@ -302,13 +303,13 @@ mod tests {
 
     #[test]
     fn the_own_group_is_a_folder_or_none() {
-        assert!(own_group().is_none_or(|own| own.is_dir()));
+        assert!(own_cgroup().is_none_or(|own| own.is_dir()));
     }
 
     #[test]
     fn capacity_asks_for_open_files() {
         let mut config = Config::default();
         config.worker.capacity = u16::MAX;
-        assert!(files(&config).found.contains("are enough for capacity 65535"));
+        assert!(check_open_files(&config).found.contains("are enough for capacity 65535"));
     }
 }

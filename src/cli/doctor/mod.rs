@@ -6,7 +6,7 @@
 
 mod broker;
 pub(super) mod host;
-mod remote;
+mod taskcluster;
 
 use std::fmt::Write as _;
 use std::future::Future;
@@ -16,17 +16,17 @@ use serde::Serialize;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::assemble::{self, Name};
-use super::exit::{Ended, Exit};
-use super::inspect;
+use super::amqp_setup;
+use super::config_args::{ConfigArgs, NoFlags};
+use super::exit::{Exit, ExitResult};
+use super::file_checks;
 use super::output::{self, Format};
-use super::requests;
-use super::settings::{NoFlags, Settings};
-use super::worker::socket_of;
+use super::worker::control_socket;
+use super::worker_setup::{self, WorkerIdentity};
 use crate::config::problem::Severity;
 use crate::config::schema::{Config, SourceKind};
-use crate::config::{Environment, Loaded, telemetry};
-use crate::limits::DOCTOR_TIME;
+use crate::config::{Environment, LoadedConfig, collector};
+use crate::limits::DOCTOR_CHECK_TIMEOUT;
 use crate::redact;
 
 /// `journeyman doctor`
@@ -36,7 +36,7 @@ pub(super) struct DoctorArgs {
     #[arg(short, long, value_enum, default_value_t = Format::Table)]
     output: Format,
     #[command(flatten)]
-    settings: Settings<NoFlags>,
+    settings: ConfigArgs<NoFlags>,
 }
 
 /// How something looks.
@@ -92,12 +92,12 @@ fn redacted(text: String) -> String {
 /// # Errors
 ///
 /// Where nothing can be written.
-pub(super) async fn run(arguments: DoctorArgs, environment: &Environment) -> Ended {
+pub(super) async fn run(arguments: DoctorArgs, environment: &Environment) -> ExitResult {
     let checks = match arguments.settings.load(environment) {
         Ok(loaded) => {
-            assemble::hide_secrets(&loaded.config, environment);
-            let mut checks = configuration(&loaded, environment);
-            checks.extend(look(&loaded, environment).await);
+            worker_setup::redact_secrets(&loaded.config, environment);
+            let mut checks = check_configuration(&loaded, environment);
+            checks.extend(run_checks(&loaded, environment).await);
             checks
         }
         Err(failure) => {
@@ -109,7 +109,7 @@ pub(super) async fn run(arguments: DoctorArgs, environment: &Environment) -> End
         }
     };
     match arguments.output {
-        Format::Table => output::print(&table(&checks))?,
+        Format::Table => output::print(&render(&checks))?,
         Format::Json => {
             output::json(&serde_json::json!({
                 "checks": checks,
@@ -118,14 +118,14 @@ pub(super) async fn run(arguments: DoctorArgs, environment: &Environment) -> End
             }))?;
         }
     }
-    Ok(if count(&checks, State::Failed) == 0 { Exit::Done } else { Exit::No })
+    Ok(if count(&checks, State::Failed) == 0 { Exit::Success } else { Exit::Failed })
 }
 
 fn count(checks: &[Check], state: State) -> usize {
     checks.iter().filter(|check| check.state == state).count()
 }
 
-fn table(checks: &[Check]) -> String {
+fn render(checks: &[Check]) -> String {
     let name = checks.iter().map(|check| check.name.chars().count()).max().unwrap_or(0);
     let mut out = String::new();
     for check in checks {
@@ -150,10 +150,10 @@ fn table(checks: &[Check]) -> String {
 }
 
 /// The configuration, and the files and programs that it names.
-fn configuration(loaded: &Loaded, environment: &Environment) -> Vec<Check> {
+fn check_configuration(loaded: &LoadedConfig, environment: &Environment) -> Vec<Check> {
     let config = &loaded.config;
     let named = loaded.document.as_ref().map_or("the built-in one", |document| &document.name);
-    let mut checks = vec![if is_controllers(config) {
+    let mut checks = vec![if is_controller_config(config) {
         Check::ok("configuration", format!("{named}: pools {}", config.pool.len()))
     } else if config.source.is_empty() {
         let fix = "`journeyman config init journeyman.toml` writes one to start from";
@@ -162,15 +162,16 @@ fn configuration(loaded: &Loaded, environment: &Environment) -> Vec<Check> {
         let (sources, capacity) = (config.source.len(), config.worker.capacity);
         Check::ok("configuration", format!("{named}: sources {sources}, capacity {capacity}"))
     }];
-    let problems: Vec<_> = loaded.warnings.iter().cloned().chain(inspect::inspect(loaded, environment)).collect();
+    let problems: Vec<_> =
+        loaded.warnings.iter().cloned().chain(file_checks::check_files(loaded, environment)).collect();
     for problem in &problems {
         let fix = problem.help.clone().unwrap_or_default();
         checks.push(match problem.code.severity() {
-            Severity::Error => Check::failed("files", &problem.what, fix),
-            Severity::Warning => Check::warning("files", &problem.what, fix),
+            Severity::Error => Check::failed("files", &problem.message, fix),
+            Severity::Warning => Check::warning("files", &problem.message, fix),
         });
     }
-    match telemetry::collector(&config.telemetry, environment) {
+    match collector::collector_config(&config.telemetry, environment) {
         Ok(None) => {}
         Ok(Some(collector)) => {
             let host = collector.endpoint.host_str().unwrap_or_default().to_owned();
@@ -188,48 +189,51 @@ fn configuration(loaded: &Loaded, environment: &Environment) -> Vec<Check> {
 }
 
 /// Whether it is a controller's, which claims nothing itself.
-fn is_controllers(config: &Config) -> bool {
+fn is_controller_config(config: &Config) -> bool {
     config.source.is_empty() && !config.pool.is_empty()
 }
 
 /// Everything that takes time, at once, in a fixed order of lines.
-async fn look(loaded: &Loaded, environment: &Environment) -> Vec<Check> {
-    let name = Name::of(&loaded.config);
+async fn run_checks(loaded: &LoadedConfig, environment: &Environment) -> Vec<Check> {
+    let name = WorkerIdentity::from_config(&loaded.config);
     let mut looking = JoinSet::new();
-    let mut begin = |part: &str, looks: Looks| {
+    let mut begin = |part: &str, looks: CheckFuture| {
         let (place, part) = (looking.len(), part.to_owned());
         looking.spawn(async move {
             let fix = "look at it by hand: it does not answer, and does not refuse either";
-            let said = timeout(DOCTOR_TIME, looks).await;
-            let late = || vec![Check::failed(part, format!("no answer within {} s", DOCTOR_TIME.as_secs()), fix)];
-            Part { place, checks: said.unwrap_or_else(|_| late()) }
+            let said = timeout(DOCTOR_CHECK_TIMEOUT, looks).await;
+            let late =
+                || vec![Check::failed(part, format!("no answer within {} s", DOCTOR_CHECK_TIMEOUT.as_secs()), fix)];
+            CheckGroup { position: place, checks: said.unwrap_or_else(|_| late()) }
         });
     };
     for (source_name, source) in &loaded.config.source {
         let (source_name, source, name) = (source_name.clone(), source.clone(), name.clone());
         let (environment, config) = (environment.clone(), loaded.config.clone());
-        let looks: Looks = match source.kind {
-            SourceKind::Taskcluster => Box::pin(remote::source(source_name.clone(), source, name, environment)),
-            SourceKind::Amqp => Box::pin(broker::source(source_name.clone(), source, config, environment)),
+        let looks: CheckFuture = match source.kind {
+            SourceKind::Taskcluster => {
+                Box::pin(taskcluster::check_source(source_name.clone(), source, name, environment))
+            }
+            SourceKind::Amqp => Box::pin(broker::check_source(source_name.clone(), source, config, environment)),
         };
         begin(&source_name, looks);
     }
-    if let Some(exchange) = requests::exchange(&loaded.config) {
+    if let Some(exchange) = amqp_setup::activity_exchange(&loaded.config) {
         let (config, environment) = (loaded.config.clone(), environment.clone());
-        begin("activity", Box::pin(broker::activity(exchange, config, environment)));
+        begin("activity", Box::pin(broker::check_activity(exchange, config, environment)));
     }
     if !loaded.config.pool.is_empty() {
         let (config, environment) = (loaded.config.clone(), environment.clone());
-        begin("pools", Box::pin(broker::pools(config, environment)));
+        begin("pools", Box::pin(broker::check_pools_broker(config, environment)));
         let config = loaded.config.clone();
-        begin("pools", blocking("pools", move || host::pools(&config)));
+        begin("pools", run_blocking("pools", move || host::check_pool_dirs(&config)));
     }
-    if !is_controllers(&loaded.config) {
+    if !is_controller_config(&loaded.config) {
         let config = loaded.config.clone();
-        begin("cloud", Box::pin(host::cloud(config.host.clone())));
-        let socket = socket_of(&config);
-        begin("host", blocking("host", move || host::look(&config)));
-        begin("control socket", Box::pin(async move { vec![host::socket(socket).await] }));
+        begin("cloud", Box::pin(host::check_cloud(config.host.clone())));
+        let socket = control_socket(&config);
+        begin("host", run_blocking("host", move || host::check_host(&config)));
+        begin("control socket", Box::pin(async move { vec![host::check_control_socket(socket).await] }));
     }
     let mut parts = Vec::new();
     while let Some(part) = looking.join_next().await {
@@ -238,23 +242,23 @@ async fn look(loaded: &Loaded, environment: &Environment) -> Vec<Check> {
             Err(error) => std::panic::resume_unwind(error.into_panic()),
         }
     }
-    parts.sort_by_key(|part| part.place);
+    parts.sort_by_key(|part| part.position);
     parts.into_iter().flat_map(|part| part.checks).collect()
 }
 
 /// What blocks for as long as its file systems take must not hold up the rest.
-fn blocking(part: &'static str, look: impl FnOnce() -> Vec<Check> + Send + 'static) -> Looks {
+fn run_blocking(part: &'static str, look: impl FnOnce() -> Vec<Check> + Send + 'static) -> CheckFuture {
     Box::pin(async move {
         let looked = tokio::task::spawn_blocking(look).await;
         looked.unwrap_or_else(|error| vec![Check::failed(part, format!("it could not be looked at: {error}"), "")])
     })
 }
 
-type Looks = std::pin::Pin<Box<dyn Future<Output = Vec<Check>> + Send>>;
+type CheckFuture = std::pin::Pin<Box<dyn Future<Output = Vec<Check>> + Send>>;
 
 /// What one part has found, and where it stands among the others.
-struct Part {
-    place: usize,
+struct CheckGroup {
+    position: usize,
     checks: Vec<Check>,
 }
 
@@ -269,7 +273,7 @@ mod tests {
             Check::failed("a longer name", "two\nlines", "mend\nboth"),
             Check::warning("b", "found", ""),
         ];
-        let plain = table(&checks)
+        let plain = render(&checks)
             .replace("\x1b[32m", "")
             .replace("\x1b[33m", "")
             .replace("\x1b[31m", "")

@@ -7,18 +7,18 @@ use clap::{Args, ValueEnum};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value, json};
 
-use super::super::exit::{Ended, Exit, Failure};
+use super::super::exit::{Exit, ExitResult, Failure};
 use super::super::output::{self, Format};
-use super::super::place::Client;
-use super::status::{State, Status};
+use super::super::target::QueueClient;
+use super::status::{TaskState, TaskStatus};
 use crate::config::values::{Queue, Span};
 use crate::domain::id::TaskId;
 use crate::limits::TASK_DEFINITION_BYTES_MAX;
-use crate::source::taskcluster::words::{fresh_id, stamp};
+use crate::source::taskcluster::formats::{format_time, new_task_id};
 
 /// `task create`
 #[derive(Debug, Args)]
-pub struct Create {
+pub struct CreateArgs {
     /// What to run, for the `command` handler: a program and its arguments
     #[arg(value_name = "PROGRAM", last = true)]
     program: Vec<String>,
@@ -47,7 +47,7 @@ pub struct Create {
     #[arg(long, value_name = "TIME", default_value = "10m")]
     max_run_time: Span,
     /// The id of the task [default: a fresh one]
-    #[arg(long, value_name = "TASK", value_parser = super::task_id)]
+    #[arg(long, value_name = "TASK", value_parser = super::parse_task_id)]
     task_id: Option<TaskId>,
     /// Wait until it is resolved; exit code 0 when it completed
     #[arg(long)]
@@ -97,33 +97,33 @@ impl Priority {
 /// # Errors
 ///
 /// What the queue refuses, and what cannot be made a definition of.
-pub async fn run(create: Create, client: &Client) -> Ended {
-    let task = create.task_id.clone().unwrap_or_else(fresh_id);
+pub async fn run(create: CreateArgs, client: &QueueClient) -> ExitResult {
+    let task = create.task_id.clone().unwrap_or_else(new_task_id);
     let definition = create.definition(client)?;
-    let status = client.api.create_task(&task, definition).await.map_err(|refused| client.refused(refused))?;
+    let status = client.api.create_task(&task, definition).await.map_err(|refused| client.call_failure(refused))?;
     if !create.wait {
         match create.output {
             Format::Table => output::line(task.as_str())?,
             Format::Json => output::json(&status)?,
         }
-        return Ok(Exit::Done);
+        return Ok(Exit::Success);
     }
     if create.output == Format::Table {
-        output::note(&format!("{task} created, waiting"));
+        output::print_stderr(&format!("{task} created, waiting"));
     }
     let statuses = super::wait_for(client, std::slice::from_ref(&task), create.deadline).await?;
-    super::show(&statuses, create.output)?;
-    if create.output == Format::Table && statuses.iter().any(|status| status.state != State::Completed) {
-        output::note(&format!("`journeyman task log {task}` shows why"));
+    super::print_statuses(&statuses, create.output)?;
+    if create.output == Format::Table && statuses.iter().any(|status| status.state != TaskState::Completed) {
+        output::print_stderr(&format!("`journeyman task log {task}` shows why"));
     }
-    let completed = statuses.iter().all(|status: &Status| status.state == State::Completed);
-    Ok(if completed { Exit::Done } else { Exit::No })
+    let completed = statuses.iter().all(|status: &TaskStatus| status.state == TaskState::Completed);
+    Ok(if completed { Exit::Success } else { Exit::Failed })
 }
 
-impl Create {
-    fn definition(&self, client: &Client) -> Result<Value, Failure> {
+impl CreateArgs {
+    fn definition(&self, client: &QueueClient) -> Result<Value, Failure> {
         let mut definition = match &self.definition {
-            Some(text) => object(&read(text, "definition")?, "definition")?,
+            Some(text) => parse_object(&read_json_arg(text, "definition")?, "definition")?,
             None => Map::new(),
         };
         self.fill_queue(&mut definition, client)?;
@@ -138,8 +138,8 @@ impl Create {
         let mut fill = |name: &str, value: Value| {
             definition.entry(name).or_insert(value);
         };
-        fill("created", json!(stamp(now)));
-        fill("deadline", json!(stamp(deadline)));
+        fill("created", json!(format_time(now)));
+        fill("deadline", json!(format_time(deadline)));
         let name = self.name.clone().or_else(|| self.program.first().cloned());
         fill(
             "metadata",
@@ -160,7 +160,7 @@ impl Create {
     }
 
     /// Both eras understand provisioner id and worker type; a task queue id is today's only.
-    fn fill_queue(&self, definition: &mut Map<String, Value>, client: &Client) -> Result<(), Failure> {
+    fn fill_queue(&self, definition: &mut Map<String, Value>, client: &QueueClient) -> Result<(), Failure> {
         let named = ["taskQueueId", "provisionerId", "workerType"].iter().any(|name| definition.contains_key(*name));
         if named && self.queue.is_none() {
             return Ok(());
@@ -177,7 +177,7 @@ impl Create {
 
     fn payload(&self) -> Result<Value, Failure> {
         if let Some(text) = &self.payload {
-            return object(&read(text, "payload")?, "payload").map(Value::Object);
+            return parse_object(&read_json_arg(text, "payload")?, "payload").map(Value::Object);
         }
         if self.program.is_empty() {
             return Err(Failure::new(
@@ -194,26 +194,25 @@ impl Create {
 /// # Errors
 ///
 /// What cannot be read or is too large.
-pub(in crate::cli) fn read(text: &str, what: &str) -> Result<String, Failure> {
+pub(in crate::cli) fn read_json_arg(text: &str, what: &str) -> Result<String, Failure> {
     let from: Box<dyn std::io::Read> = match text.strip_prefix('@') {
         _ if text == "-" => Box::new(std::io::stdin().lock()),
-        Some(path) => Box::new(
-            std::fs::File::open(Path::new(path))
-                .map_err(|error| Failure::new(Exit::Unfit, format!("cannot read the {what} from {path}: {error}")))?,
-        ),
+        Some(path) => Box::new(std::fs::File::open(Path::new(path)).map_err(|error| {
+            Failure::new(Exit::HostUnusable, format!("cannot read the {what} from {path}: {error}"))
+        })?),
         None => return Ok(text.to_owned()),
     };
     let mut text = String::new();
     from.take(TASK_DEFINITION_BYTES_MAX + 1)
         .read_to_string(&mut text)
-        .map_err(|error| Failure::new(Exit::Unfit, format!("cannot read the {what}: {error}")))?;
+        .map_err(|error| Failure::new(Exit::HostUnusable, format!("cannot read the {what}: {error}")))?;
     if text.len() as u64 > TASK_DEFINITION_BYTES_MAX {
         return Err(Failure::new(Exit::Usage, format!("the {what} is over 1 MiB, which no queue accepts")));
     }
     Ok(text)
 }
 
-fn object(text: &str, what: &str) -> Result<Map<String, Value>, Failure> {
+fn parse_object(text: &str, what: &str) -> Result<Map<String, Value>, Failure> {
     match serde_json::from_str(text) {
         Ok(Value::Object(object)) => Ok(object),
         Ok(_) => Err(Failure::new(Exit::Usage, format!("the {what} has to be a JSON object, {{…}}"))),

@@ -6,26 +6,26 @@ pub mod status;
 
 use clap::{Args, Subcommand};
 
-use super::exit::{Ended, Exit, Failure};
+use super::control::status::strip_control_chars;
+use super::exit::{Exit, ExitResult, Failure};
 use super::output::{self, Format};
-use super::place::{Client, Place};
-use super::steer::status::plain;
+use super::target::{QueueClient, QueueTargetArgs};
 use crate::config::Environment;
 use crate::config::values::{Queue, Span};
 use crate::domain::id::{Run, TaskId};
 use crate::domain::refusal::Refusal;
 use crate::limits::{TASK_LIST_PAGES_MAX, TASK_WAIT_POLL_MAX, TASK_WAIT_POLL_MIN};
-use crate::source::Refused;
-use status::{State, Status};
+use crate::source::CallError;
+use status::{TaskState, TaskStatus};
 
 /// The artifact that a task's log is found under.
-pub const LOG: &str = "public/logs/live.log";
+pub const LOG_ARTIFACT: &str = "public/logs/live.log";
 
 /// What to do with tasks.
 #[derive(Debug, Args)]
 pub struct TaskArgs {
     #[command(flatten)]
-    place: Place,
+    target: QueueTargetArgs,
     #[command(subcommand)]
     command: TaskCommand,
 }
@@ -33,23 +33,23 @@ pub struct TaskArgs {
 #[derive(Debug, Subcommand)]
 enum TaskCommand {
     /// Create a task; its id is printed
-    Create(create::Create),
+    Create(create::CreateArgs),
     /// Show how tasks are
-    Status(Named),
+    Status(TaskIdsArgs),
     /// Wait until tasks are resolved; exit code 0 when all of them completed
-    Wait(Wait),
+    Wait(WaitArgs),
     /// Print the log of a task
-    Log(Log),
+    Log(LogArgs),
     /// Cancel tasks; exit code 0 when all of them are canceled
-    Cancel(Named),
+    Cancel(TaskIdsArgs),
     /// List the tasks of a queue that wait or run
-    List(List),
+    List(ListArgs),
 }
 
 #[derive(Debug, Args)]
-struct Named {
+struct TaskIdsArgs {
     /// The tasks
-    #[arg(value_name = "TASK", required = true, value_parser = task_id)]
+    #[arg(value_name = "TASK", required = true, value_parser = parse_task_id)]
     tasks: Vec<TaskId>,
     /// How to print it
     #[arg(short, long, value_enum, default_value_t = Format::Table)]
@@ -57,18 +57,18 @@ struct Named {
 }
 
 #[derive(Debug, Args)]
-struct Wait {
+struct WaitArgs {
     #[command(flatten)]
-    named: Named,
+    ids: TaskIdsArgs,
     /// How long to wait at most
     #[arg(long, value_name = "TIME", default_value = "1h")]
     timeout: Span,
 }
 
 #[derive(Debug, Args)]
-struct Log {
+struct LogArgs {
     /// The task
-    #[arg(value_name = "TASK", value_parser = task_id)]
+    #[arg(value_name = "TASK", value_parser = parse_task_id)]
     task: TaskId,
     /// Which run; the last one where it is not given
     #[arg(long, value_name = "RUN")]
@@ -79,7 +79,7 @@ struct Log {
 }
 
 #[derive(Debug, Args)]
-struct List {
+struct ListArgs {
     /// Which queue [default: that of `journeyman dev`]
     #[arg(long, value_name = "PROVISIONER/WORKER-TYPE")]
     queue: Option<Queue>,
@@ -88,7 +88,7 @@ struct List {
     output: Format,
 }
 
-fn task_id(text: &str) -> Result<TaskId, String> {
+fn parse_task_id(text: &str) -> Result<TaskId, String> {
     TaskId::parse(text).ok_or_else(|| "a task id is printable ASCII without space and slash".to_owned())
 }
 
@@ -96,59 +96,63 @@ fn task_id(text: &str) -> Result<TaskId, String> {
 ///
 /// # Errors
 ///
-/// See [`Client::refused`].
-pub async fn run(arguments: TaskArgs, environment: &Environment) -> Ended {
-    let client = arguments.place.client(environment)?;
+/// See [`QueueClient::call_failure`].
+pub async fn run(arguments: TaskArgs, environment: &Environment) -> ExitResult {
+    let client = arguments.target.client(environment)?;
     match arguments.command {
         TaskCommand::Create(create) => create::run(create, &client).await,
         TaskCommand::Status(named) => {
-            let (statuses, refused) = statuses(&client, &named.tasks).await;
+            let (statuses, refused) = fetch_statuses(&client, &named.tasks).await;
             if refused.is_none() || !statuses.is_empty() {
-                show(&statuses, named.output)?;
+                print_statuses(&statuses, named.output)?;
             }
-            refused.map_or(Ok(Exit::Done), Err)
+            refused.map_or(Ok(Exit::Success), Err)
         }
         TaskCommand::Wait(wait) => {
-            let statuses = wait_for(&client, &wait.named.tasks, wait.timeout).await?;
-            show(&statuses, wait.named.output)?;
-            let all = statuses.iter().all(|status| status.state == State::Completed);
-            Ok(if all { Exit::Done } else { Exit::No })
+            let statuses = wait_for(&client, &wait.ids.tasks, wait.timeout).await?;
+            print_statuses(&statuses, wait.ids.output)?;
+            let all = statuses.iter().all(|status| status.state == TaskState::Completed);
+            Ok(if all { Exit::Success } else { Exit::Failed })
         }
-        TaskCommand::Log(log) => read_log(&client, &log).await,
+        TaskCommand::Log(log) => print_log(&client, &log).await,
         TaskCommand::Cancel(named) => cancel(&client, &named).await,
         TaskCommand::List(list) => list_queue(&client, list).await,
     }
 }
 
 /// Cancels each, whatever became of the one before it.
-async fn cancel(client: &Client, named: &Named) -> Ended {
+async fn cancel(client: &QueueClient, named: &TaskIdsArgs) -> ExitResult {
     let (mut statuses, mut refused) = (Vec::new(), None);
     for task in &named.tasks {
-        match client.api.cancel_task(task).await.map_err(|refused| client.refused(refused)) {
-            Ok(status) => statuses.push(Status::read(&status)),
+        match client.api.cancel_task(task).await.map_err(|refused| client.call_failure(refused)) {
+            Ok(status) => statuses.push(TaskStatus::read(&status)),
             Err(failure) if named.tasks.len() == 1 => return Err(failure),
             Err(failure) => {
-                output::note(&format!("error: {}", failure.message));
+                output::print_stderr(&format!("error: {}", failure.message));
                 refused = Some(failure.exit);
             }
         }
     }
-    show(&statuses, named.output)?;
-    let mut exit = refused.unwrap_or(Exit::Done);
+    print_statuses(&statuses, named.output)?;
+    let mut exit = refused.unwrap_or(Exit::Success);
     for status in statuses.iter().filter(|status| !status.is_canceled()) {
-        output::note(&format!("{} is {} already, so there is nothing to cancel", status.task, status.in_words()));
-        exit = Exit::No;
+        output::print_stderr(&format!(
+            "{} is {} already, so there is nothing to cancel",
+            status.task,
+            status.summary()
+        ));
+        exit = Exit::Failed;
     }
     Ok(exit)
 }
 
 /// Those that can be had up to the first that cannot, and why that cannot.
-async fn statuses(client: &Client, tasks: &[TaskId]) -> (Vec<Status>, Option<Failure>) {
+async fn fetch_statuses(client: &QueueClient, tasks: &[TaskId]) -> (Vec<TaskStatus>, Option<Failure>) {
     let mut statuses = Vec::new();
     for task in tasks {
         match client.api.task_status(task).await {
-            Ok(status) => statuses.push(Status::read(&status)),
-            Err(refused) => return (statuses, Some(client.refused(refused))),
+            Ok(status) => statuses.push(TaskStatus::read(&status)),
+            Err(refused) => return (statuses, Some(client.call_failure(refused))),
         }
     }
     (statuses, None)
@@ -158,37 +162,37 @@ async fn statuses(client: &Client, tasks: &[TaskId]) -> (Vec<Status>, Option<Fai
 ///
 /// # Errors
 ///
-/// A definite refusal, or [`Exit::No`] where the time is over.
-pub async fn wait_for(client: &Client, tasks: &[TaskId], timeout: Span) -> Result<Vec<Status>, Failure> {
+/// A definite refusal, or [`Exit::Failed`] where the time is over.
+pub async fn wait_for(client: &QueueClient, tasks: &[TaskId], timeout: Span) -> Result<Vec<TaskStatus>, Failure> {
     let waited = tokio::time::timeout(timeout.0, async {
         let mut pause = TASK_WAIT_POLL_MIN;
         loop {
-            match statuses_or_retry(client, tasks).await? {
-                Some(statuses) if statuses.iter().all(Status::is_resolved) => return Ok(statuses),
+            match try_fetch_statuses(client, tasks).await? {
+                Some(statuses) if statuses.iter().all(TaskStatus::is_resolved) => return Ok(statuses),
                 Some(_) | None => tokio::time::sleep(pause).await,
             }
             pause = (pause * 2).min(TASK_WAIT_POLL_MAX);
         }
     });
-    waited.await.unwrap_or_else(|_| Err(Failure::new(Exit::No, format!("not resolved after {timeout}"))))
+    waited.await.unwrap_or_else(|_| Err(Failure::new(Exit::Failed, format!("not resolved after {timeout}"))))
 }
 
-async fn statuses_or_retry(client: &Client, tasks: &[TaskId]) -> Result<Option<Vec<Status>>, Failure> {
+async fn try_fetch_statuses(client: &QueueClient, tasks: &[TaskId]) -> Result<Option<Vec<TaskStatus>>, Failure> {
     let mut statuses = Vec::new();
     for task in tasks {
         match client.api.task_status(task).await {
-            Ok(status) => statuses.push(Status::read(&status)),
-            Err(Refused { refusal: Refusal::Retry { .. } | Refusal::Throttled { .. }, what }) => {
-                output::note(&format!("still waiting: {what}"));
+            Ok(status) => statuses.push(TaskStatus::read(&status)),
+            Err(CallError { refusal: Refusal::Retry { .. } | Refusal::Throttled { .. }, message: what }) => {
+                output::print_stderr(&format!("still waiting: {what}"));
                 return Ok(None);
             }
-            Err(refused) => return Err(client.refused(refused)),
+            Err(refused) => return Err(client.call_failure(refused)),
         }
     }
     Ok(Some(statuses))
 }
 
-fn show(statuses: &[Status], format: Format) -> std::io::Result<()> {
+fn print_statuses(statuses: &[TaskStatus], format: Format) -> std::io::Result<()> {
     match (format, statuses) {
         (Format::Json, [one]) => output::json(&one.raw),
         (Format::Json, several) => {
@@ -198,30 +202,30 @@ fn show(statuses: &[Status], format: Format) -> std::io::Result<()> {
     }
 }
 
-async fn read_log(client: &Client, log: &Log) -> Ended {
+async fn print_log(client: &QueueClient, log: &LogArgs) -> ExitResult {
     if log.wait {
         wait_for(client, std::slice::from_ref(&log.task), Span(std::time::Duration::from_secs(24 * 3600))).await?;
     }
-    let status = client.api.task_status(&log.task).await.map_err(|refused| client.refused(refused))?;
-    let status = Status::read(&status);
-    let absent = || Failure::new(Exit::No, status.why_no_log(log.run));
+    let status = client.api.task_status(&log.task).await.map_err(|refused| client.call_failure(refused))?;
+    let status = TaskStatus::read(&status);
+    let absent = || Failure::new(Exit::Failed, status.missing_log_reason(log.run));
     let Some(run) = log.run.or_else(|| status.runs.last().map(|run| run.number)) else {
         return Err(absent());
     };
     let run = Run { task: log.task.clone(), run };
-    let mut download = match client.api.artifact(&run, LOG).await {
+    let mut download = match client.api.artifact(&run, LOG_ARTIFACT).await {
         Ok(download) => download,
-        Err(Refused { refusal: Refusal::Gone, .. }) => return Err(absent()),
-        Err(refused) => return Err(client.refused(refused)),
+        Err(CallError { refusal: Refusal::Gone, .. }) => return Err(absent()),
+        Err(refused) => return Err(client.call_failure(refused)),
     };
-    let mut shown = output::Foreign::to_stdout();
-    while let Some(piece) = download.piece().await.map_err(|refused| client.refused(refused))? {
+    let mut shown = output::UntrustedOutput::to_stdout();
+    while let Some(piece) = download.next_chunk().await.map_err(|refused| client.call_failure(refused))? {
         shown.print(&piece)?;
     }
-    Ok(Exit::Done)
+    Ok(Exit::Success)
 }
 
-async fn list_queue(client: &Client, list: List) -> Ended {
+async fn list_queue(client: &QueueClient, list: ListArgs) -> ExitResult {
     let named = list.queue.map(|queue| queue.to_string());
     let Some(queue) = named.or_else(|| client.task_queue.clone()) else {
         return Err(Failure::new(Exit::Usage, "which queue? name it with --queue PROVISIONER/WORKER-TYPE"));
@@ -234,7 +238,7 @@ async fn list_queue(client: &Client, list: List) -> Ended {
                 Listing::Claimed => client.api.claimed_tasks(&queue, token.as_deref()).await,
                 Listing::Pending => client.api.pending_tasks(&queue, token.as_deref()).await,
             };
-            let page = page.map_err(|refused| client.refused(refused))?;
+            let page = page.map_err(|refused| client.call_failure(refused))?;
             entries.extend(page.entries.into_iter().map(|entry| (listing, entry)));
             token = page.continuation_token;
             if token.is_none() {
@@ -261,11 +265,11 @@ async fn list_queue(client: &Client, list: List) -> Ended {
                 };
                 let (id, name, worker) =
                     (text(entry, "/taskId"), text(entry, "/task/metadata/name"), text(entry, "/workerId"));
-                output::line(&plain(&format!("{id}  {state:7}  {worker:20}  {name}")))?;
+                output::line(&strip_control_chars(&format!("{id}  {state:7}  {worker:20}  {name}")))?;
             }
         }
     }
-    Ok(Exit::Done)
+    Ok(Exit::Success)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

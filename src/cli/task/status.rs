@@ -9,7 +9,7 @@ use serde_json::Value;
 
 /// How a task is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum TaskState {
     /// Waits for something before it may run.
     Unscheduled,
     /// Waits for a worker.
@@ -26,7 +26,7 @@ pub enum State {
     Other,
 }
 
-impl State {
+impl TaskState {
     fn read(text: &str) -> Self {
         match text {
             "unscheduled" => Self::Unscheduled,
@@ -46,7 +46,7 @@ pub struct RunStatus {
     /// Its number, from 0.
     pub number: u32,
     /// How it is.
-    pub state: State,
+    pub state: TaskState,
     /// The queue's word for how it is.
     pub state_text: String,
     /// Why it was resolved, in the queue's words.
@@ -54,19 +54,19 @@ pub struct RunStatus {
     /// Who has it.
     pub worker: Option<String>,
     /// When it was started.
-    pub started: Option<Timestamp>,
-    resolved: Option<Timestamp>,
+    pub started_at: Option<Timestamp>,
+    resolved_at: Option<Timestamp>,
     /// Until when it is claimed.
     pub taken_until: Option<Timestamp>,
 }
 
 /// A task's status.
 #[derive(Debug, Clone)]
-pub struct Status {
+pub struct TaskStatus {
     /// The task.
     pub task: String,
     /// How it is.
-    pub state: State,
+    pub state: TaskState,
     state_text: String,
     queue: String,
     /// How many times it may still be retried.
@@ -77,7 +77,7 @@ pub struct Status {
     pub raw: Value,
 }
 
-impl Status {
+impl TaskStatus {
     /// Reads what the queue answered. What is missing is left out.
     #[must_use]
     pub fn read(raw: &Value) -> Self {
@@ -89,7 +89,7 @@ impl Status {
         let state_text = text("state");
         Self {
             task: text("taskId"),
-            state: State::read(&state_text),
+            state: TaskState::read(&state_text),
             state_text,
             queue,
             retries_left: raw.get("retriesLeft").and_then(Value::as_u64),
@@ -101,7 +101,7 @@ impl Status {
     /// Whether nothing will happen to it any more.
     #[must_use]
     pub fn is_resolved(&self) -> bool {
-        matches!(self.state, State::Completed | State::Failed | State::Exception)
+        matches!(self.state, TaskState::Completed | TaskState::Failed | TaskState::Exception)
     }
 
     /// Whether its end is that it was canceled.
@@ -112,24 +112,24 @@ impl Status {
 
     /// State and, while it runs, how long the claim lasts from `now`.
     #[must_use]
-    pub fn in_short(&self, now: Timestamp) -> String {
-        let claimed = self.runs.last().filter(|run| run.state == State::Running).and_then(|run| run.taken_until);
+    pub fn short_summary(&self, now: Timestamp) -> String {
+        let claimed = self.runs.last().filter(|run| run.state == TaskState::Running).and_then(|run| run.taken_until);
         match claimed {
             Some(until) => format!("running, claim ends in {} s", until.duration_since(now).as_secs().max(0)),
-            None => self.in_words(),
+            None => self.summary(),
         }
     }
 
     /// State and, where that says more, the reason.
     #[must_use]
-    pub fn in_words(&self) -> String {
+    pub fn summary(&self) -> String {
         let reason = self.runs.last().and_then(|run| run.reason.as_ref()).filter(|reason| **reason != self.state_text);
         reason.map_or_else(|| self.state_text.clone(), |reason| format!("{} {reason}", self.state_text))
     }
 
     /// Why a run, or the last one, has no log, and what to do about it.
     #[must_use]
-    pub fn why_no_log(&self, run: Option<u32>) -> String {
+    pub fn missing_log_reason(&self, run: Option<u32>) -> String {
         let (task, queue) = (&self.task, &self.queue);
         let wanted = match run {
             Some(number) => self.runs.iter().find(|run| run.number == number),
@@ -140,31 +140,31 @@ impl Status {
                 (Some(number), _, Some(last)) => {
                     format!("{task} has no run {number}; its last is {}", last.number)
                 }
-                (_, State::Unscheduled, _) => format!(
+                (_, TaskState::Unscheduled, _) => format!(
                     "{task} is unscheduled: it waits for the tasks it depends on, or to be scheduled, and has no run yet"
                 ),
-                _ => format!("{task} is {} and never ran, so there is no log", self.in_words()),
+                _ => format!("{task} is {} and never ran, so there is no log", self.summary()),
             };
         };
         let earlier = match found.number.checked_sub(1) {
             Some(before) => format!("; `--run {before}` shows the run before it"),
             None => String::new(),
         };
-        let (run, words) = (format!("{task}/{}", found.number), found.in_words());
+        let (run, words) = (format!("{task}/{}", found.number), found.summary());
         match found.state {
-            State::Pending | State::Unscheduled => format!(
+            TaskState::Pending | TaskState::Unscheduled => format!(
                 "{run} is pending: no worker of {queue} has claimed it yet. Is one running? --wait waits for its log{earlier}"
             ),
-            State::Running => {
+            TaskState::Running => {
                 format!("{run} is running, and its log is stored when it ends. --wait waits for that{earlier}")
             }
-            State::Exception if found.started.is_none() => {
+            TaskState::Exception if found.started_at.is_none() => {
                 format!("{run} ended as {words} before a worker started it, so there is no log{earlier}")
             }
-            State::Exception => format!(
+            TaskState::Exception => format!(
                 "{run} ended as {words} and has no log: its worker had not begun it, is stopping it and may still store one, or was lost{earlier}"
             ),
-            State::Completed | State::Failed | State::Other => {
+            TaskState::Completed | TaskState::Failed | TaskState::Other => {
                 format!("{run} is {words} and has no log: its worker stored none, or it has expired{earlier}")
             }
         }
@@ -187,7 +187,7 @@ impl RunStatus {
     /// Whether it was claimed for longer than one claim of this length.
     #[must_use]
     pub fn was_extended(&self, claim: Duration) -> bool {
-        let (Some(started), Some(until)) = (self.started, self.taken_until) else { return false };
+        let (Some(started), Some(until)) = (self.started_at, self.taken_until) else { return false };
         SignedDuration::try_from(claim)
             .is_ok_and(|claim| until.duration_since(started) > claim + SignedDuration::from_secs(1))
     }
@@ -198,17 +198,17 @@ impl RunStatus {
         let state_text = text("state").unwrap_or("").to_owned();
         Self {
             number: raw.get("runId").and_then(Value::as_u64).and_then(|run| u32::try_from(run).ok()).unwrap_or(0),
-            state: State::read(&state_text),
+            state: TaskState::read(&state_text),
             state_text,
             reason: text("reasonResolved").map(str::to_owned),
             worker: text("workerGroup").zip(text("workerId")).map(|(group, id)| format!("{group}/{id}")),
-            started: time("started"),
-            resolved: time("resolved"),
+            started_at: time("started"),
+            resolved_at: time("resolved"),
             taken_until: time("takenUntil"),
         }
     }
 
-    fn in_words(&self) -> String {
+    fn summary(&self) -> String {
         match self.reason.as_ref().filter(|reason| **reason != self.state_text) {
             Some(reason) => format!("{} ({reason})", self.state_text),
             None => self.state_text.clone(),
@@ -216,18 +216,18 @@ impl RunStatus {
     }
 
     fn describe(&self) -> String {
-        let mut out = self.in_words();
+        let mut out = self.summary();
         // Writing to a String cannot fail.
         if let Some(worker) = &self.worker {
             _ = write!(out, "  on {worker}");
         }
-        if let (Some(started), Some(resolved)) = (self.started, self.resolved) {
+        if let (Some(started), Some(resolved)) = (self.started_at, self.resolved_at) {
             let took = (resolved - started).round(SpanRound::new().largest(Unit::Hour).smallest(Unit::Millisecond));
             if let Ok(took) = took {
                 _ = write!(out, "  took {took:#}");
             }
         }
-        if let Some(until) = self.taken_until.filter(|_| self.state == State::Running) {
+        if let Some(until) = self.taken_until.filter(|_| self.state == TaskState::Running) {
             _ = write!(out, "  claimed until {}", until.strftime("%H:%M:%SZ"));
         }
         out
@@ -242,7 +242,7 @@ mod tests {
     fn why_there_is_no_log_says_what_is_so_and_what_to_do() {
         let why = |state: &str, runs: Value, run: Option<u32>| {
             let raw = serde_json::json!({ "taskId": "abc", "taskQueueId": "a/b", "state": state, "runs": runs });
-            Status::read(&raw).why_no_log(run)
+            TaskStatus::read(&raw).missing_log_reason(run)
         };
         let run = |state: &str, started: Option<&str>, reason: Option<&str>| serde_json::json!({ "runId": 0, "state": state, "started": started, "reasonResolved": reason });
         let began = Some("2026-11-21T10:20:44.5Z");
@@ -282,7 +282,7 @@ mod tests {
             "runs": [{ "runId": 0, "state": "exception", "reasonResolved": "claim-expired", "workerGroup": "g",
                 "workerId": "w", "started": "2026-11-21T10:20:44.5Z", "resolved": "2026-11-21T10:20:46Z" }]
         });
-        let status = Status::read(&modern);
+        let status = TaskStatus::read(&modern);
         assert!(status.is_resolved());
         assert_eq!(
             status.describe(),
@@ -290,7 +290,7 @@ mod tests {
         );
         let legacy =
             serde_json::json!({ "taskId": "abc", "provisionerId": "a", "workerType": "b", "state": "pending" });
-        let status = Status::read(&legacy);
+        let status = TaskStatus::read(&legacy);
         assert!(!status.is_resolved());
         assert_eq!(status.describe(), "abc  pending  a/b\n");
     }

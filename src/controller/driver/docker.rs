@@ -18,14 +18,14 @@ use bollard::{API_DEFAULT_VERSION, Docker};
 use futures_core::Stream as _;
 use tokio::sync::OnceCell;
 
-use super::{Assignment, Driver, End, Found, Standing, Stop, Trouble};
-use crate::controller::escape;
+use super::{Driver, DriverError, ListedWorker, StopMode, WorkerExit, WorkerSpec, WorkerState};
+use crate::controller::name_encoding;
 use crate::domain::group::Key;
-use crate::limits::{CONTAINER_NAME_BYTES_MAX, DRIVER_CALL_TIMEOUT, DRIVER_LAST_WORDS_BYTES_MAX, DRIVER_LOOK_EVERY};
+use crate::limits::{CONTAINER_NAME_BYTES_MAX, DRIVER_CALL_TIMEOUT, DRIVER_LOG_TAIL_BYTES_MAX, DRIVER_POLL_INTERVAL};
 
 /// What containers are made of.
 #[derive(Debug, Clone)]
-pub struct Containers {
+pub struct DockerConfig {
     /// Where the daemon is: `unix://…` or `http://…`.
     pub host: String,
     /// The image, which is there already.
@@ -37,8 +37,8 @@ pub struct Containers {
 }
 
 /// The workers of one pool that a daemon runs.
-pub(super) struct Daemon {
-    containers: Containers,
+pub(super) struct DockerDriver {
+    config: DockerConfig,
     pool: String,
     /// It is asked first which version of its language it speaks.
     client: OnceCell<Docker>,
@@ -50,14 +50,14 @@ const WORKER: &str = "journeyman.worker";
 /// How many digits of a worker's id are in the name of its container.
 const ID_DIGITS: usize = 12;
 
-impl Daemon {
-    pub(super) const fn new(containers: Containers, pool: String) -> Self {
-        Self { containers, pool, client: OnceCell::const_new() }
+impl DockerDriver {
+    pub(super) const fn new(config: DockerConfig, pool: String) -> Self {
+        Self { config, pool, client: OnceCell::const_new() }
     }
 
-    async fn client(&self) -> Result<&Docker, Trouble> {
+    async fn client(&self) -> Result<&Docker, DriverError> {
         let connect = async || {
-            let (host, seconds) = (self.containers.host.as_str(), DRIVER_CALL_TIMEOUT.as_secs());
+            let (host, seconds) = (self.config.host.as_str(), DRIVER_CALL_TIMEOUT.as_secs());
             let client = if host.starts_with("unix://") {
                 Docker::connect_with_unix(host, seconds, API_DEFAULT_VERSION)
             } else {
@@ -66,16 +66,16 @@ impl Daemon {
             client?.negotiate_version().await
         };
         let client = self.client.get_or_try_init(connect).await;
-        client.map_err(|error| Trouble(format!("{} cannot be asked: {}", self.containers.host, shown(&error))))
+        client.map_err(|error| DriverError(format!("{} cannot be asked: {}", self.config.host, error_chain(&error))))
     }
 
-    fn name(&self, id: &str, key: &Key) -> String {
+    fn container_name(&self, id: &str, key: &Key) -> String {
         let digits: String = id.chars().filter(char::is_ascii_alphanumeric).take(ID_DIGITS).collect();
-        escape::name(&[&self.pool, key.as_str(), &digits], CONTAINER_NAME_BYTES_MAX)
+        name_encoding::object_name(&[&self.pool, key.as_str(), &digits], CONTAINER_NAME_BYTES_MAX)
     }
 
     /// How it has ended; `None` where it is not there any more.
-    async fn end(&self, client: &Docker, id: &str) -> Result<Option<End>, Trouble> {
+    async fn exit_of(&self, client: &Docker, id: &str) -> Result<Option<WorkerExit>, DriverError> {
         let state = match client.inspect_container(id, None).await {
             Err(Error::DockerResponseServerError { status_code: 404, .. }) => return Ok(None),
             inspected => inspected?.state.unwrap_or_default(),
@@ -88,49 +88,55 @@ impl Daemon {
             how = format!("{how}; {error}");
         }
         // Once it is forgotten its log is gone with it.
-        Ok(Some(End { how, log: None, last_words: last_words(client, id).await }))
+        Ok(Some(WorkerExit { reason: how, log: None, log_tail: log_tail(client, id).await }))
     }
 
-    async fn found(&self, client: &Docker, container: ContainerSummary) -> Result<Option<Found>, Trouble> {
+    async fn parse_container(
+        &self,
+        client: &Docker,
+        container: ContainerSummary,
+    ) -> Result<Option<ListedWorker>, DriverError> {
         let labels = container.labels.unwrap_or_default();
         let of = |name| labels.get(name).map(String::as_str);
         let (Some(id), Some(key)) = (of(WORKER), of(KEY).and_then(Key::new)) else { return Ok(None) };
         let Some(container_id) = container.id.filter(|_| of(POOL) == Some(&self.pool)) else { return Ok(None) };
         let standing = match container.state.unwrap_or(State::EMPTY) {
             // Whoever made it was stopped before it was started.
-            State::CREATED => Standing::Ended(End { how: "it was never started".to_owned(), ..End::default() }),
-            State::EXITED | State::DEAD => match self.end(client, &container_id).await? {
-                Some(end) => Standing::Ended(end),
+            State::CREATED => {
+                WorkerState::Exited(WorkerExit { reason: "it was never started".to_owned(), ..WorkerExit::default() })
+            }
+            State::EXITED | State::DEAD => match self.exit_of(client, &container_id).await? {
+                Some(end) => WorkerState::Exited(end),
                 None => return Ok(None),
             },
             State::REMOVING => return Ok(None),
-            State::STOPPING => Standing::Going,
-            State::RUNNING | State::PAUSED | State::RESTARTING | State::EMPTY => Standing::There,
+            State::STOPPING => WorkerState::Stopping,
+            State::RUNNING | State::PAUSED | State::RESTARTING | State::EMPTY => WorkerState::Running,
         };
-        Ok(Some(Found { id: id.to_owned(), key, standing }))
+        Ok(Some(ListedWorker { id: id.to_owned(), key, state: standing }))
     }
 }
 
-impl Driver for Daemon {
-    const LOOK_EVERY: Duration = DRIVER_LOOK_EVERY;
+impl Driver for DockerDriver {
+    const LIST_INTERVAL: Duration = DRIVER_POLL_INTERVAL;
 
-    async fn list(&self) -> Result<Vec<Found>, Trouble> {
+    async fn list(&self) -> Result<Vec<ListedWorker>, DriverError> {
         let client = self.client().await?;
         let filters = HashMap::from([("label", vec![format!("{POOL}={}", self.pool)])]);
         let options = ListContainersOptionsBuilder::new().all(true).filters(&filters).build();
         let mut found = Vec::new();
         for container in client.list_containers(Some(options)).await? {
-            found.extend(self.found(client, container).await?);
+            found.extend(self.parse_container(client, container).await?);
         }
         Ok(found)
     }
 
-    async fn start(&self, assignment: Assignment) -> Result<(), Trouble> {
+    async fn start(&self, assignment: WorkerSpec) -> Result<(), DriverError> {
         let client = self.client().await?;
-        let Assignment { id, key, variables } = assignment;
-        let name = self.name(&id, &key);
+        let WorkerSpec { id, key, variables } = assignment;
+        let name = self.container_name(&id, &key);
         let labels = [(POOL, self.pool.as_str()), (KEY, key.as_str()), (WORKER, id.as_str())];
-        let Containers { image, command, network, .. } = self.containers.clone();
+        let DockerConfig { image, command, network, .. } = self.config.clone();
         let container = ContainerCreateBody {
             image: Some(image),
             cmd: (!command.is_empty()).then_some(command),
@@ -143,19 +149,19 @@ impl Driver for Daemon {
         client.create_container(Some(options), container).await?;
         if let Err(error) = client.start_container(&name, None).await {
             // What cannot be removed is found by the next list.
-            self.stop(id, key, Stop::Forget).await.ok();
+            self.stop(id, key, StopMode::Remove).await.ok();
             return Err(error.into());
         }
         Ok(())
     }
 
-    async fn stop(&self, id: String, key: Key, stop: Stop) -> Result<(), Trouble> {
-        let (client, name) = (self.client().await?, self.name(&id, &key));
+    async fn stop(&self, id: String, key: Key, stop: StopMode) -> Result<(), DriverError> {
+        let (client, name) = (self.client().await?, self.container_name(&id, &key));
         let kill = |signal| KillContainerOptionsBuilder::new().signal(signal).build();
         let stopped = match stop {
-            Stop::Ask => client.kill_container(&name, Some(kill("SIGTERM"))).await,
-            Stop::Force => client.kill_container(&name, Some(kill("SIGKILL"))).await,
-            Stop::Forget => {
+            StopMode::Terminate => client.kill_container(&name, Some(kill("SIGTERM"))).await,
+            StopMode::Kill => client.kill_container(&name, Some(kill("SIGKILL"))).await,
+            StopMode::Remove => {
                 let options = RemoveContainerOptionsBuilder::new().force(true).v(true).build();
                 client.remove_container(&name, Some(options)).await
             }
@@ -168,11 +174,11 @@ impl Driver for Daemon {
     }
 }
 
-async fn last_words(client: &Docker, name: &str) -> String {
+async fn log_tail(client: &Docker, name: &str) -> String {
     let options = LogsOptionsBuilder::new().stdout(true).stderr(true).tail("20").build();
     let mut lines = pin!(client.logs(name, Some(options)));
     let mut said = String::new();
-    let room = usize::try_from(DRIVER_LAST_WORDS_BYTES_MAX).unwrap_or(usize::MAX);
+    let room = usize::try_from(DRIVER_LOG_TAIL_BYTES_MAX).unwrap_or(usize::MAX);
     while said.len() < room
         && let Some(Ok(line)) = poll_fn(|context| lines.as_mut().poll_next(context)).await
     {
@@ -181,14 +187,14 @@ async fn last_words(client: &Docker, name: &str) -> String {
     said
 }
 
-impl From<Error> for Trouble {
+impl From<Error> for DriverError {
     fn from(error: Error) -> Self {
-        Self(shown(&error))
+        Self(error_chain(&error))
     }
 }
 
 /// What the daemon says, and what it said that of.
-fn shown(error: &Error) -> String {
+fn error_chain(error: &Error) -> String {
     let mut said = error.to_string();
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {

@@ -5,14 +5,14 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::program::run_well;
-use super::{Assignment, Driver, End, Found, Standing, Stop, Trouble};
+use super::run_program::run_checked;
+use super::{Driver, DriverError, ListedWorker, StopMode, WorkerExit, WorkerSpec, WorkerState};
 use crate::domain::group::Key;
-use crate::limits::DRIVER_LOOK_EVERY;
+use crate::limits::DRIVER_POLL_INTERVAL;
 
 /// A site's own commands: programs and their arguments.
 #[derive(Debug, Clone)]
-pub struct Commands {
+pub struct ExecConfig {
     /// Says who is there.
     pub list: Vec<String>,
     /// Starts one.
@@ -22,14 +22,14 @@ pub struct Commands {
 }
 
 /// The workers of one pool that these commands know of.
-pub(super) struct Exec {
-    pub(super) commands: Commands,
+pub(super) struct ExecDriver {
+    pub(super) commands: ExecConfig,
     pub(super) pool: String,
 }
 
 /// A worker, as the list of a site has it.
 #[derive(Debug, Deserialize)]
-struct Line {
+struct ExecListEntry {
     pool: String,
     id: String,
     key: String,
@@ -42,51 +42,51 @@ struct Line {
     last_words: String,
 }
 
-impl Exec {
+impl ExecDriver {
     /// One that the list does not show would count as gone, so that all of it is understood or none.
-    fn understood(&self, said: &str) -> Result<Vec<Found>, Trouble> {
+    fn parse_list(&self, said: &str) -> Result<Vec<ListedWorker>, DriverError> {
         let lines = said.lines().filter(|line| !line.trim().is_empty()).enumerate();
         let read = lines.map(|(at, line)| {
-            let odd = |what: &str| Trouble(format!("line {} of the list is no worker: {what}", at + 1));
-            let Line { pool, id, key, going, ended, log, last_words } =
+            let odd = |what: &str| DriverError(format!("line {} of the list is no worker: {what}", at + 1));
+            let ExecListEntry { pool, id, key, going, ended, log, last_words } =
                 serde_json::from_str(line).map_err(|error| odd(&error.to_string()))?;
             let key = Key::new(&key).ok_or_else(|| odd("its key is too long"))?;
             let standing = match ended {
-                Some(how) => Standing::Ended(End { how, log, last_words }),
-                None if going => Standing::Going,
-                None => Standing::There,
+                Some(how) => WorkerState::Exited(WorkerExit { reason: how, log, log_tail: last_words }),
+                None if going => WorkerState::Stopping,
+                None => WorkerState::Running,
             };
-            Ok((pool == self.pool).then_some(Found { id, key, standing }))
+            Ok((pool == self.pool).then_some(ListedWorker { id, key, state: standing }))
         });
         read.filter_map(Result::transpose).collect()
     }
 }
 
-impl Driver for Exec {
-    const LOOK_EVERY: Duration = DRIVER_LOOK_EVERY;
+impl Driver for ExecDriver {
+    const LIST_INTERVAL: Duration = DRIVER_POLL_INTERVAL;
 
-    async fn list(&self) -> Result<Vec<Found>, Trouble> {
+    async fn list(&self) -> Result<Vec<ListedWorker>, DriverError> {
         let order = json!({ "do": "list", "pool": self.pool });
-        self.understood(&run_well(&self.commands.list, &line(&order)).await?)
+        self.parse_list(&run_checked(&self.commands.list, &json_line(&order)).await?)
     }
 
-    async fn start(&self, assignment: Assignment) -> Result<(), Trouble> {
-        let Assignment { id, key, variables } = assignment;
+    async fn start(&self, assignment: WorkerSpec) -> Result<(), DriverError> {
+        let WorkerSpec { id, key, variables } = assignment;
         let order = json!({ "do": "start", "pool": self.pool, "id": id, "key": key.as_str(), "variables": variables });
-        run_well(&self.commands.start, &line(&order)).await.map(drop)
+        run_checked(&self.commands.start, &json_line(&order)).await.map(drop)
     }
 
-    async fn stop(&self, id: String, key: Key, stop: Stop) -> Result<(), Trouble> {
+    async fn stop(&self, id: String, key: Key, stop: StopMode) -> Result<(), DriverError> {
         let how = match stop {
-            Stop::Ask => "ask",
-            Stop::Force => "force",
-            Stop::Forget => "forget",
+            StopMode::Terminate => "ask",
+            StopMode::Kill => "force",
+            StopMode::Remove => "forget",
         };
         let order = json!({ "do": "stop", "pool": self.pool, "id": id, "key": key.as_str(), "how": how });
-        run_well(&self.commands.stop, &line(&order)).await.map(drop)
+        run_checked(&self.commands.stop, &json_line(&order)).await.map(drop)
     }
 }
 
-fn line(order: &serde_json::Value) -> Vec<u8> {
+fn json_line(order: &serde_json::Value) -> Vec<u8> {
     format!("{order}\n").into_bytes()
 }

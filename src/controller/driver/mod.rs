@@ -9,13 +9,13 @@ mod conformance;
 mod docker;
 mod exec;
 mod kubernetes;
-mod logs;
-mod notes;
-mod program;
-mod roster;
+mod reconciler;
+mod run_program;
+mod stop_requests;
 mod subprocess;
 mod systemd;
-mod told;
+mod worker_logs;
+mod worker_records;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -30,57 +30,57 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::domain::group::Key;
 use crate::host::clock::Clock;
-use crate::limits::{DRIVER_CALL_TIMEOUT, DRIVER_CALLS_MAX, DRIVER_NEWS_MAX, DRIVER_ORDERS_MAX};
+use crate::limits::{DRIVER_CALL_TIMEOUT, DRIVER_CALLS_MAX, DRIVER_COMMANDS_QUEUED_MAX, DRIVER_EVENTS_QUEUED_MAX};
 
-pub use docker::Containers;
-pub use exec::Commands;
-pub use kubernetes::{Cluster, Scaling};
-pub use subprocess::Program;
-pub use systemd::Template;
+pub use docker::DockerConfig;
+pub use exec::ExecConfig;
+pub use kubernetes::{KubernetesConfig, Scaling};
+pub use subprocess::SubprocessConfig;
+pub use systemd::SystemdConfig;
 
-use docker::Daemon;
-use exec::Exec;
-use kubernetes::Kubernetes;
-use roster::Roster;
-use subprocess::Subprocesses;
-use systemd::Systemd;
-use told::Told;
+use docker::DockerDriver;
+use exec::ExecDriver;
+use kubernetes::KubernetesDriver;
+use reconciler::Reconciler;
+use stop_requests::StopRequests;
+use subprocess::SubprocessDriver;
+use systemd::SystemdDriver;
 
 /// Who starts the workers of a pool, and how.
 #[derive(Debug, Clone)]
-pub enum Means {
+pub enum DriverKind {
     /// Nobody here: it is said what would be started.
     None,
     /// Processes of this host.
-    Subprocess(Program),
+    Subprocess(SubprocessConfig),
     /// Whatever the site's own commands start.
-    Exec(Commands),
+    Exec(ExecConfig),
     /// Instances of a template unit.
-    Systemd(Template),
+    Systemd(SystemdConfig),
     /// Containers of a daemon.
-    Docker(Containers),
+    Docker(DockerConfig),
     /// Pods of a cluster.
-    Kubernetes(Box<Cluster>),
+    Kubernetes(Box<KubernetesConfig>),
 }
 
 /// What every driver has to know.
 #[derive(Debug, Clone)]
-pub struct Posting {
+pub struct DriverConfig {
     /// Whose workers they are. Those of another pool are none of its business, wherever it meets them.
     pub pool: String,
     /// Who starts them.
-    pub means: Means,
+    pub kind: DriverKind,
     /// What workers find in their environment besides what they are told of their work.
     pub env: BTreeMap<String, String>,
     /// A folder of the pool's own: logs, and what workers are found again by.
     pub folder: PathBuf,
     /// How long one has between being told to end and being killed.
-    pub grace: Duration,
+    pub termination_grace: Duration,
 }
 
 /// A worker to start.
 #[derive(Clone)]
-pub(super) struct Assignment {
+pub(super) struct WorkerSpec {
     pub(super) id: String,
     pub(super) key: Key,
     /// Its environment. There are secrets in it.
@@ -89,61 +89,61 @@ pub(super) struct Assignment {
 
 /// A worker that a driver knows of.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct ListedWorker {
     pub(super) id: String,
     pub(super) key: Key,
-    pub(super) standing: Standing,
+    pub(super) state: WorkerState,
 }
 
 /// What a driver knows of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum WorkerState {
     /// It is there.
-    There,
+    Running,
     /// It is there, and was told to go.
-    Going,
+    Stopping,
     /// One was promised that has no name of its own yet: it will come under another one.
-    Promised,
+    Pending,
     /// It has ended, and is not forgotten yet.
-    Ended(End),
+    Exited(WorkerExit),
 }
 
 /// Who says what workers are called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Names {
+pub(super) enum WorkerIdSource {
     /// Whoever has them started.
-    Ours,
+    Controller,
     /// Where they are started: one that was started is a promise until it is there under its own name.
-    Theirs,
+    Platform,
 }
 
 /// How one has ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct End {
+pub(super) struct WorkerExit {
     /// For people.
-    pub(super) how: String,
+    pub(super) reason: String,
     /// Where its log is; `None` where nobody knows.
     pub(super) log: Option<String>,
     /// What it said last; nothing where nobody knows.
-    pub(super) last_words: String,
+    pub(super) log_tail: String,
 }
 
 /// How one is told to go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stop {
+pub(super) enum StopMode {
     /// It may finish what it holds.
-    Ask,
+    Terminate,
     /// Its time is over.
-    Force,
+    Kill,
     /// It has ended: what is left of it may go.
-    Forget,
+    Remove,
 }
 
 /// What did not work, for people. Whatever it is, it is tried again.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Trouble(pub(super) String);
+pub(super) struct DriverError(pub(super) String);
 
-impl From<io::Error> for Trouble {
+impl From<io::Error> for DriverError {
     fn from(error: io::Error) -> Self {
         Self(error.to_string())
     }
@@ -152,90 +152,90 @@ impl From<io::Error> for Trouble {
 /// Starts and stops workers. It may be called for several at once, but has one list under way at a time.
 trait Driver: Send + Sync + 'static {
     /// How often it is asked who is there.
-    const LOOK_EVERY: Duration;
+    const LIST_INTERVAL: Duration;
 
     /// Who names its workers.
-    fn names(&self) -> Names {
-        Names::Ours
+    fn worker_id_source(&self) -> WorkerIdSource {
+        WorkerIdSource::Controller
     }
 
     /// Whether this controller has the pool. One that has not lists, and changes nothing meanwhile.
-    fn is_in_charge(&self, _in_charge: bool) {}
+    fn set_active(&self, _in_charge: bool) {}
 
     /// Those of this pool.
-    fn list(&self) -> impl Future<Output = Result<Vec<Found>, Trouble>> + Send;
+    fn list(&self) -> impl Future<Output = Result<Vec<ListedWorker>, DriverError>> + Send;
 
     /// Starts one. It may be there although this failed.
-    fn start(&self, assignment: Assignment) -> impl Future<Output = Result<(), Trouble>> + Send;
+    fn start(&self, assignment: WorkerSpec) -> impl Future<Output = Result<(), DriverError>> + Send;
 
     /// Tells one to go. That one is not there is no trouble.
-    fn stop(&self, id: String, key: Key, stop: Stop) -> impl Future<Output = Result<(), Trouble>> + Send;
+    fn stop(&self, id: String, key: Key, stop: StopMode) -> impl Future<Output = Result<(), DriverError>> + Send;
 }
 
 /// What the staff tells its driver.
-enum Order {
-    Start(Assignment),
+enum DriverCommand {
+    Start(WorkerSpec),
     Stop(String),
     /// To ask who is there at once, and to say so under this number.
-    Look(u64),
+    List(u64),
 }
 
 /// What a driver has to say.
 #[derive(Debug)]
-pub(super) enum News {
+pub(super) enum DriverEvent {
     /// A worker was started.
     Started(String),
     /// A worker was not started.
-    Refused { id: String, why: Trouble },
+    StartFailed { id: String, error: DriverError },
     /// It was asked who is there. It knows of everything until then, or cannot say.
-    Looked { number: u64, changes: Result<Vec<Change>, Trouble> },
+    Listed { number: u64, changes: Result<Vec<WorkerChange>, DriverError> },
 }
 
 /// What is other than at the last look.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Change {
+pub(super) enum WorkerChange {
     /// One is there that this controller has not started.
-    Found { id: String, key: Key },
+    Discovered { id: String, key: Key },
     /// One is promised.
-    Promised { id: String, key: Key },
+    Pending { id: String, key: Key },
     /// A promise is there no longer: it was kept under another name, or somebody has taken it back.
-    Kept { id: String },
+    PendingResolved { id: String },
     /// One goes that this controller has not told to.
-    Going { id: String },
+    Stopping { id: String },
     /// One has ended. Whether it was told to.
-    Ended { id: String, key: Key, end: End, told: bool },
+    Exited { id: String, key: Key, exit: WorkerExit, requested: bool },
 }
 
 /// The staff's end of the line.
-pub(super) struct Line {
-    orders: mpsc::Sender<Order>,
-    news: mpsc::Receiver<News>,
-    looks: u64,
-    in_charge: watch::Sender<bool>,
+pub(super) struct DriverHandle {
+    commands: mpsc::Sender<DriverCommand>,
+    events: mpsc::Receiver<DriverEvent>,
+    lists_requested: u64,
+    active: watch::Sender<bool>,
 }
 
-impl Line {
+impl DriverHandle {
     /// Has one started. `false` where too much is to be done already: then it is nobody's until the next plan.
-    pub(super) fn start(&self, assignment: Assignment) -> bool {
-        self.orders.try_send(Order::Start(assignment)).is_ok()
+    pub(super) fn start(&self, assignment: WorkerSpec) -> bool {
+        self.commands.try_send(DriverCommand::Start(assignment)).is_ok()
     }
 
     /// Has one told to go. `false` as above.
     pub(super) fn stop(&self, id: &str) -> bool {
-        self.orders.try_send(Order::Stop(id.to_owned())).is_ok()
+        self.commands.try_send(DriverCommand::Stop(id.to_owned())).is_ok()
     }
 
     /// This controller has the pool, or another one has: then what is left of workers that have ended is left to that.
-    pub(super) fn is_in_charge(&self, in_charge: bool) {
-        self.in_charge.send_replace(in_charge);
+    pub(super) fn set_active(&self, in_charge: bool) {
+        self.active.send_replace(in_charge);
     }
 
     /// Asks who is there now. The answer has this number, or a later one.
-    pub(super) fn look(&mut self) -> u64 {
-        self.looks += 1;
+    pub(super) fn request_list(&mut self) -> u64 {
+        self.lists_requested += 1;
         // Where there is no room it looks by itself before long, if under an earlier number: whoever waits asks again.
-        self.orders.try_send(Order::Look(self.looks)).ok();
-        self.looks
+        self.commands.try_send(DriverCommand::List(self.lists_requested)).ok();
+        self.lists_requested
     }
 
     /// What it says next.
@@ -243,8 +243,8 @@ impl Line {
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub(super) async fn news(&mut self) -> Option<News> {
-        self.news.recv().await
+    pub(super) async fn next_event(&mut self) -> Option<DriverEvent> {
+        self.events.recv().await
     }
 }
 
@@ -253,25 +253,32 @@ impl Line {
 /// # Errors
 ///
 /// Where what it needs on this host cannot be had.
-pub(super) fn engage(posting: &Posting, clock: Clock, tasks: &mut JoinSet<()>) -> io::Result<Option<Line>> {
-    let Posting { pool, means, folder, grace, .. } = posting.clone();
-    if !matches!(means, Means::None) {
+pub(super) fn start_driver(
+    posting: &DriverConfig,
+    clock: Clock,
+    tasks: &mut JoinSet<()>,
+) -> io::Result<Option<DriverHandle>> {
+    let DriverConfig { pool, kind: means, folder, termination_grace: grace, .. } = posting.clone();
+    if !matches!(means, DriverKind::None) {
         std::fs::create_dir_all(&folder)?;
     }
-    let told = Told::new(&folder);
+    let told = StopRequests::new(&folder);
     Ok(Some(match means {
-        Means::None => return Ok(None),
-        Means::Subprocess(program) => {
-            let driver = Subprocesses::new(&pool, program, folder);
-            put_to_work(driver, told, grace, clock, tasks)
+        DriverKind::None => return Ok(None),
+        DriverKind::Subprocess(program) => {
+            let driver = SubprocessDriver::new(&pool, program, folder);
+            spawn_driver(driver, told, grace, clock, tasks)
         }
-        Means::Exec(commands) => put_to_work(Exec { commands, pool }, told, grace, clock, tasks),
-        Means::Docker(containers) => put_to_work(Daemon::new(containers, pool), told, grace, clock, tasks),
-        Means::Kubernetes(cluster) => {
-            let driver = Kubernetes::new(*cluster, pool, grace).map_err(|Trouble(why)| io::Error::other(why))?;
-            put_to_work(driver, told, grace, clock, tasks)
+        DriverKind::Exec(commands) => spawn_driver(ExecDriver { commands, pool }, told, grace, clock, tasks),
+        DriverKind::Docker(containers) => spawn_driver(DockerDriver::new(containers, pool), told, grace, clock, tasks),
+        DriverKind::Kubernetes(cluster) => {
+            let driver =
+                KubernetesDriver::new(*cluster, pool, grace).map_err(|DriverError(why)| io::Error::other(why))?;
+            spawn_driver(driver, told, grace, clock, tasks)
         }
-        Means::Systemd(template) => put_to_work(Systemd::new(template, pool, folder), told, grace, clock, tasks),
+        DriverKind::Systemd(template) => {
+            spawn_driver(SystemdDriver::new(template, pool, folder), told, grace, clock, tasks)
+        }
     }))
 }
 
@@ -280,47 +287,53 @@ pub(super) fn engage(posting: &Posting, clock: Clock, tasks: &mut JoinSet<()>) -
 /// # Errors
 ///
 /// Where that is not told.
-pub(super) async fn peek(posting: &Posting) -> Result<Vec<Found>, Trouble> {
-    let Posting { pool, means, folder, grace, .. } = posting.clone();
+pub(super) async fn list_once(posting: &DriverConfig) -> Result<Vec<ListedWorker>, DriverError> {
+    let DriverConfig { pool, kind: means, folder, termination_grace: grace, .. } = posting.clone();
     let found = match means {
-        Means::None => Ok(Vec::new()),
+        DriverKind::None => Ok(Vec::new()),
         // One that may not be looked at is none that is not there.
-        Means::Subprocess(_) if matches!(folder.try_exists(), Ok(false)) => Ok(Vec::new()),
-        Means::Subprocess(program) => within(Subprocesses::to_look(program, folder).list()).await,
-        Means::Exec(commands) => within(Exec { commands, pool }.list()).await,
-        Means::Docker(containers) => within(Daemon::new(containers, pool).list()).await,
-        Means::Kubernetes(cluster) => within(Kubernetes::new(*cluster, pool, grace)?.list()).await,
-        Means::Systemd(template) => within(Systemd::new(template, pool, folder).list()).await,
+        DriverKind::Subprocess(_) if matches!(folder.try_exists(), Ok(false)) => Ok(Vec::new()),
+        DriverKind::Subprocess(program) => with_timeout(SubprocessDriver::for_listing(program, folder).list()).await,
+        DriverKind::Exec(commands) => with_timeout(ExecDriver { commands, pool }.list()).await,
+        DriverKind::Docker(containers) => with_timeout(DockerDriver::new(containers, pool).list()).await,
+        DriverKind::Kubernetes(cluster) => with_timeout(KubernetesDriver::new(*cluster, pool, grace)?.list()).await,
+        DriverKind::Systemd(template) => with_timeout(SystemdDriver::new(template, pool, folder).list()).await,
     };
     // What has ended is there no more.
-    found.map(|found| found.into_iter().filter(|found| !matches!(found.standing, Standing::Ended(_))).collect())
+    found.map(|found| found.into_iter().filter(|found| !matches!(found.state, WorkerState::Exited(_))).collect())
 }
 
-fn put_to_work(driver: impl Driver, told: Told, grace: Duration, clock: Clock, tasks: &mut JoinSet<()>) -> Line {
-    let (orders, ordered) = mpsc::channel(DRIVER_ORDERS_MAX);
-    let (teller, news) = mpsc::channel(DRIVER_NEWS_MAX);
+fn spawn_driver(
+    driver: impl Driver,
+    told: StopRequests,
+    grace: Duration,
+    clock: Clock,
+    tasks: &mut JoinSet<()>,
+) -> DriverHandle {
+    let (orders, ordered) = mpsc::channel(DRIVER_COMMANDS_QUEUED_MAX);
+    let (teller, news) = mpsc::channel(DRIVER_EVENTS_QUEUED_MAX);
     let (in_charge, charge) = watch::channel(false);
-    let roster = Roster::new(grace, driver.names());
-    tasks.spawn(work(Arc::new(driver), (roster, told), clock, charge, (ordered, teller)));
-    Line { orders, news, looks: 0, in_charge }
+    let roster = Reconciler::new(grace, driver.worker_id_source());
+    tasks.spawn(run_driver(Arc::new(driver), (roster, told), clock, charge, (ordered, teller)));
+    DriverHandle { commands: orders, events: news, lists_requested: 0, active: in_charge }
 }
 
 /// What came of a call.
-enum Done {
-    Listed { number: u64, found: Result<Vec<Found>, Trouble> },
-    Started { id: String, result: Result<(), Trouble> },
-    Stopped { id: String, stop: Stop, result: Result<(), Trouble> },
+enum DriverCallResult {
+    Listed { number: u64, found: Result<Vec<ListedWorker>, DriverError> },
+    Started { id: String, result: Result<(), DriverError> },
+    Stopped { id: String, stop: StopMode, result: Result<(), DriverError> },
 }
 
-async fn work<D: Driver>(
+async fn run_driver<D: Driver>(
     driver: Arc<D>,
-    (mut roster, mut told): (Roster, Told),
+    (mut roster, mut told): (Reconciler, StopRequests),
     clock: Clock,
     charge: watch::Receiver<bool>,
-    (mut orders, news): (mpsc::Receiver<Order>, mpsc::Sender<News>),
+    (mut orders, news): (mpsc::Receiver<DriverCommand>, mpsc::Sender<DriverEvent>),
 ) {
-    let mut calls: JoinSet<Done> = JoinSet::new();
-    let mut look = interval(D::LOOK_EVERY);
+    let mut calls: JoinSet<DriverCallResult> = JoinSet::new();
+    let mut look = interval(D::LIST_INTERVAL);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // The number of a look that somebody waits for, and of the one under way.
     let (mut asked, mut answered, mut under_way) = (0, 0, None);
@@ -330,43 +343,43 @@ async fn work<D: Driver>(
             biased;
             Some(done) = calls.join_next() => {
                 let said = match done {
-                    Ok(Done::Listed { number, found }) => {
+                    Ok(DriverCallResult::Listed { number, found }) => {
                         under_way = None;
                         answered = number;
                         let in_charge = *charge.borrow();
                         // Another one may have had the pool meanwhile, and have told some.
-                        told.read();
-                        roster.is_in_charge(in_charge, clock.now());
+                        told.reload();
+                        roster.set_active(in_charge, clock.now());
                         let changes = found.map(|mut found| {
-                            told.mark(&mut found);
-                            let mut changes = roster.seen(found, clock.now());
-                            told.correct(&mut changes);
+                            told.mark_stopping(&mut found);
+                            let mut changes = roster.on_listed(found, clock.now());
+                            told.mark_requested(&mut changes);
                             if in_charge {
-                                told.keep(|id| roster.knows(id));
+                                told.retain(|id| roster.is_known(id));
                             }
                             changes
                         });
-                        Some(News::Looked { number, changes })
+                        Some(DriverEvent::Listed { number, changes })
                     }
-                    Ok(Done::Started { id, result: Ok(()) }) => {
-                        roster.started(&id);
-                        Some(News::Started(id))
+                    Ok(DriverCallResult::Started { id, result: Ok(()) }) => {
+                        roster.on_started(&id);
+                        Some(DriverEvent::Started(id))
                     }
-                    Ok(Done::Started { id, result: Err(why) }) => {
-                        roster.refused(&id);
-                        Some(News::Refused { id, why })
+                    Ok(DriverCallResult::Started { id, result: Err(error) }) => {
+                        roster.on_start_failed(&id);
+                        Some(DriverEvent::StartFailed { id, error })
                     }
-                    Ok(Done::Stopped { id, stop, result }) => {
-                        let is_news = roster.stopped(&id, stop, result.is_ok());
+                    Ok(DriverCallResult::Stopped { id, stop, result }) => {
+                        let is_news = roster.on_stopped(&id, stop, result.is_ok());
                         match (stop, result) {
-                            (_, Err(Trouble(why))) if is_news => {
+                            (_, Err(DriverError(why))) if is_news => {
                                 tracing::warn!(worker = id, "a worker cannot be told to go, which is tried again: {why}");
                             }
-                            (Stop::Ask, Ok(())) => told.add(&id),
-                            (Stop::Force, Ok(())) if is_news => {
+                            (StopMode::Terminate, Ok(())) => told.add(&id),
+                            (StopMode::Kill, Ok(())) if is_news => {
                                 tracing::warn!(worker = id, "a worker was still there `stop_grace` after it was told to go, and is killed");
                             }
-                            (Stop::Force | Stop::Forget, Ok(())) | (_, Err(_)) => {}
+                            (StopMode::Kill | StopMode::Remove, Ok(())) | (_, Err(_)) => {}
                         }
                         None
                     }
@@ -385,53 +398,58 @@ async fn work<D: Driver>(
             }
             order = orders.recv(), if !busy => match order {
                 None => return,
-                Some(Order::Start(assignment)) => {
-                    roster.starts(&assignment);
+                Some(DriverCommand::Start(assignment)) => {
+                    roster.on_start_requested(&assignment);
                     let driver = Arc::clone(&driver);
                     calls.spawn(async move {
                         let id = assignment.id.clone();
-                        Done::Started { id, result: within(driver.start(assignment)).await }
+                        DriverCallResult::Started { id, result: with_timeout(driver.start(assignment)).await }
                     });
                 }
-                Some(Order::Stop(id)) => roster.leaves(&id, clock.now()),
-                Some(Order::Look(number)) => asked = number,
+                Some(DriverCommand::Stop(id)) => roster.request_stop(&id, clock.now()),
+                Some(DriverCommand::List(number)) => asked = number,
             },
             _ = look.tick() => {
                 if under_way.is_none() {
-                    driver.is_in_charge(*charge.borrow());
-                    under_way = Some(list(&driver, &mut roster, asked, &mut calls));
+                    driver.set_active(*charge.borrow());
+                    under_way = Some(spawn_list(&driver, &mut roster, asked, &mut calls));
                 }
             }
         }
         if under_way.is_none() && asked > answered {
-            driver.is_in_charge(*charge.borrow());
-            under_way = Some(list(&driver, &mut roster, asked, &mut calls));
+            driver.set_active(*charge.borrow());
+            under_way = Some(spawn_list(&driver, &mut roster, asked, &mut calls));
         }
         if !*charge.borrow() {
-            roster.is_in_charge(false, clock.now());
+            roster.set_active(false, clock.now());
         }
         while calls.len() < DRIVER_CALLS_MAX
-            && let Some((id, key, stop)) = roster.due(clock.now())
+            && let Some((id, key, stop)) = roster.next_stop(clock.now())
         {
             let driver = Arc::clone(&driver);
             calls.spawn(async move {
-                let result = within(driver.stop(id.clone(), key, stop)).await;
-                Done::Stopped { id, stop, result }
+                let result = with_timeout(driver.stop(id.clone(), key, stop)).await;
+                DriverCallResult::Stopped { id, stop, result }
             });
         }
     }
 }
 
-fn list<D: Driver>(driver: &Arc<D>, roster: &mut Roster, number: u64, calls: &mut JoinSet<Done>) -> u64 {
-    roster.looks();
+fn spawn_list<D: Driver>(
+    driver: &Arc<D>,
+    roster: &mut Reconciler,
+    number: u64,
+    calls: &mut JoinSet<DriverCallResult>,
+) -> u64 {
+    roster.on_list_started();
     let driver = Arc::clone(driver);
-    calls.spawn(async move { Done::Listed { number, found: within(driver.list()).await } });
+    calls.spawn(async move { DriverCallResult::Listed { number, found: with_timeout(driver.list()).await } });
     number
 }
 
-async fn within<T>(call: impl Future<Output = Result<T, Trouble>>) -> Result<T, Trouble> {
+async fn with_timeout<T>(call: impl Future<Output = Result<T, DriverError>>) -> Result<T, DriverError> {
     match timeout(DRIVER_CALL_TIMEOUT, call).await {
         Ok(result) => result,
-        Err(_) => Err(Trouble(format!("not done in {DRIVER_CALL_TIMEOUT:?}"))),
+        Err(_) => Err(DriverError(format!("not done in {DRIVER_CALL_TIMEOUT:?}"))),
     }
 }

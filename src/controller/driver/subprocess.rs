@@ -12,87 +12,87 @@ use std::time::{Duration, SystemTime};
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::{Child, Command};
 
-use super::logs::Logs;
-use super::notes::{Begun, Note, Notes, Record, forget};
-use super::told::was_told;
-use super::{Assignment, Driver, End, Found, Standing, Stop, Trouble};
+use super::stop_requests::is_stop_requested;
+use super::worker_logs::WorkerLogs;
+use super::worker_records::{PendingStart, RecordFile, WorkerRecord, WorkerRecords, remove_file};
+use super::{Driver, DriverError, ListedWorker, StopMode, WorkerExit, WorkerSpec, WorkerState};
 use crate::domain::group::Key;
-use crate::host::containment::children::{self, Known, Started};
-use crate::host::containment::{self, ControlGroup, ControlGroups};
-use crate::host::process::{self, Stat};
-use crate::host::program::locate;
-use crate::limits::{CONTROLLER_LOOK_EVERY, DRIVER_START_NOTED_MAX};
+use crate::host::containment::children::{self, ChildRegistration, StartedChild};
+use crate::host::containment::{self, WorkerCgroup, WorkerCgroups};
+use crate::host::process::{self, ProcessStat};
+use crate::host::program_path::find_program;
+use crate::limits::{CONTROLLER_RECONCILE_INTERVAL, DRIVER_START_RECORD_TIMEOUT};
 
 /// What is started.
 #[derive(Debug, Clone)]
-pub struct Program {
+pub struct SubprocessConfig {
     /// The program and its arguments.
     pub command: Vec<String>,
 }
 
-enum Life {
-    Own { child: Box<Child>, _known: Known },
+enum WorkerProcess {
+    Child { child: Box<Child>, _known: ChildRegistration },
     Adopted,
 }
 
-struct Worker {
-    record: Record,
-    life: Life,
+struct LocalWorker {
+    record: WorkerRecord,
+    process: WorkerProcess,
     /// It was told to go, and has its time for that: whoever it has started, too.
-    is_told: bool,
-    end: Option<End>,
+    is_stopping: bool,
+    exit: Option<WorkerExit>,
 }
 
 /// The workers of one pool on this host.
-pub(super) struct Subprocesses {
-    program: Program,
+pub(super) struct SubprocessDriver {
+    config: SubprocessConfig,
     folder: PathBuf,
-    notes: Notes,
-    logs: Logs,
+    records: WorkerRecords,
+    logs: WorkerLogs,
     /// Where there are control groups.
-    groups: Option<ControlGroups>,
+    groups: Option<WorkerCgroups>,
     /// Whether anything is to be changed: another controller may have the pool.
-    in_charge: AtomicBool,
+    active: AtomicBool,
     boot: String,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    workers: BTreeMap<String, Worker>,
+    workers: BTreeMap<String, LocalWorker>,
     /// Those that are just being started here.
     starting: BTreeSet<String>,
     /// When the folder had last changed as it was last read; `None` where it may have since.
-    read: Option<SystemTime>,
+    records_read_at: Option<SystemTime>,
     /// No control group is there that nothing is written down of.
-    is_swept: bool,
+    is_cleaned: bool,
     /// Control groups of workers that are gone. What was killed in one may take a moment to be gone, too.
-    leaving: Vec<ControlGroup>,
+    dying_groups: Vec<WorkerCgroup>,
 }
 
 impl State {
     /// Takes the control group away, now or when what was killed in it is gone.
-    fn leave(&mut self, folder: Option<PathBuf>) {
+    fn kill_group(&mut self, folder: Option<PathBuf>) {
         if let Some(folder) = folder {
-            let group = ControlGroup::at(folder);
+            let group = WorkerCgroup::at(folder);
             group.kill();
-            if !group.is_removed() {
-                self.leaving.push(group);
+            if !group.try_remove() {
+                self.dying_groups.push(group);
             }
         }
     }
 }
 
-impl Subprocesses {
+impl SubprocessDriver {
     /// To see who is there, and nothing else.
-    pub(super) fn to_look(program: Program, folder: PathBuf) -> Self {
-        let (notes, logs) = (Notes::new(folder.clone()), Logs::new(folder.clone()));
-        let (in_charge, state) = (AtomicBool::new(false), Mutex::default());
-        Self { program, folder, notes, logs, groups: None, in_charge, boot: boot(), state }
+    pub(super) fn for_listing(config: SubprocessConfig, folder: PathBuf) -> Self {
+        let (records, logs) = (WorkerRecords::new(folder.clone()), WorkerLogs::new(folder.clone()));
+        let (active, state) = (AtomicBool::new(false), Mutex::default());
+        Self { config, folder, records, logs, groups: None, active, boot: boot_id(), state }
     }
 
-    pub(super) fn new(pool: &str, program: Program, folder: PathBuf) -> Self {
-        let groups = ControlGroups::establish(&format!("{pool} {}", folder.display()));
+    pub(super) fn new(pool: &str, program: SubprocessConfig, folder: PathBuf) -> Self {
+        let groups = WorkerCgroups::probe(&format!("{pool} {}", folder.display()));
         match &groups {
             Ok(_) => {
                 tracing::info!(pool, "each worker is in a control group, by which all that it has started goes with it")
@@ -104,11 +104,11 @@ impl Subprocesses {
                 );
             }
         }
-        Self { groups: groups.ok(), ..Self::to_look(program, folder) }
+        Self { groups: groups.ok(), ..Self::for_listing(program, folder) }
     }
 
-    fn has_the_pool(&self) -> bool {
-        self.in_charge.load(Ordering::Acquire)
+    fn is_active(&self) -> bool {
+        self.active.load(Ordering::Acquire)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -116,147 +116,149 @@ impl Subprocesses {
     }
 
     /// Takes in those that were written down by somebody else.
-    fn read(&self, state: &mut State) -> io::Result<()> {
-        let changed = self.notes.changed()?;
-        if state.read == Some(changed) {
+    fn load_records(&self, state: &mut State) -> io::Result<()> {
+        let changed = self.records.modified_at()?;
+        if state.records_read_at == Some(changed) {
             return Ok(());
         }
-        let (acts, mut is_open) = (self.has_the_pool(), false);
-        for note in self.notes.read()? {
+        let (acts, mut is_open) = (self.is_active(), false);
+        for note in self.records.load()? {
             match note {
-                Note::Known(Record { id, .. }) | Note::Begun(Begun { id, .. }, _)
+                RecordFile::Started(WorkerRecord { id, .. }) | RecordFile::Pending(PendingStart { id, .. }, _)
                     if state.workers.contains_key(&id) || state.starting.contains(&id) => {}
-                Note::Known(record) => self.take_in(state, record, acts)?,
-                Note::Begun(begun, age) if acts => is_open |= !self.is_settled(state, begun, age)?,
-                Note::Strange(path) if acts => forget(&path),
-                Note::Begun(..) | Note::Strange(_) => {}
+                RecordFile::Started(record) => self.adopt(state, record, acts)?,
+                RecordFile::Pending(begun, age) if acts => is_open |= !self.resolve_pending(state, begun, age)?,
+                RecordFile::Unreadable(path) if acts => remove_file(&path),
+                RecordFile::Pending(..) | RecordFile::Unreadable(_) => {}
             }
         }
         // What changes within a tick of the file system's clock does not show.
-        let is_old = changed.elapsed().is_ok_and(|age| age > TICK);
-        state.read = (is_old && !is_open).then_some(changed);
+        let is_old = changed.elapsed().is_ok_and(|age| age > MTIME_GRANULARITY);
+        state.records_read_at = (is_old && !is_open).then_some(changed);
         Ok(())
     }
 
     /// Takes in one that was started by an earlier controller, or by the one that has the pool.
-    fn take_in(&self, state: &mut State, record: Record, acts: bool) -> io::Result<()> {
-        let is_told = was_told(&self.folder, &record.id)?;
-        let end = if self.is_there(&record)? || (is_told && self.is_followed(&record)?) {
+    fn adopt(&self, state: &mut State, record: WorkerRecord, acts: bool) -> io::Result<()> {
+        let is_told = is_stop_requested(&self.folder, &record.id)?;
+        let end = if self.is_running(&record)? || (is_told && self.has_running_group(&record)?) {
             None
         } else if !acts {
             return Ok(());
         } else {
-            state.leave(record.group.clone());
+            state.kill_group(record.group.clone());
             if is_told {
-                self.notes.strike(&record.id);
+                self.records.remove(&record.id);
                 return Ok(());
             }
             let how = if record.boot == self.boot { "while no controller saw it" } else { "with its host" };
-            Some(self.end_of(&record.id, format!("it ended {how}")))
+            Some(self.exit_of(&record.id, format!("it ended {how}")))
         };
-        let worker = Worker { life: Life::Adopted, is_told, end, record };
+        let worker = LocalWorker { process: WorkerProcess::Adopted, is_stopping: is_told, exit: end, record };
         state.workers.insert(worker.record.id.clone(), worker);
         Ok(())
     }
 
     /// An earlier controller was about to start one, and did not live to say which process it is. Whether that is known now: it is
     /// there, or will not be.
-    fn is_settled(&self, state: &mut State, begun: Begun, age: Duration) -> io::Result<bool> {
+    fn resolve_pending(&self, state: &mut State, begun: PendingStart, age: Duration) -> io::Result<bool> {
         let is_this_boot = begun.boot == self.boot;
-        if let Some(Stat { pid, started, .. }) = if is_this_boot { leader(&begun.id)? } else { None } {
-            let record = begun.as_process(pid, started);
-            self.notes.know(&record)?;
+        if let Some(ProcessStat { pid, start_ticks: started, .. }) =
+            if is_this_boot { find_by_worker_id(&begun.id)? } else { None }
+        {
+            let record = begun.started(pid, started);
+            self.records.store(&record)?;
             tracing::info!(worker = begun.id, pid, "it was started by a controller that did not live to say so");
-            self.take_in(state, record, true)?;
+            self.adopt(state, record, true)?;
             return Ok(true);
         }
-        let is_over = !is_this_boot || age > DRIVER_START_NOTED_MAX;
+        let is_over = !is_this_boot || age > DRIVER_START_RECORD_TIMEOUT;
         if is_over {
-            state.leave(begun.group);
-            self.notes.strike(&begun.id);
+            state.kill_group(begun.group);
+            self.records.remove(&begun.id);
         }
         Ok(is_over)
     }
 
-    fn end_of(&self, id: &str, how: String) -> End {
-        End { how, last_words: self.logs.last_words(id), log: Some(Logs::name(id)) }
+    fn exit_of(&self, id: &str, how: String) -> WorkerExit {
+        WorkerExit { reason: how, log_tail: self.logs.tail(id), log: Some(WorkerLogs::file_name(id)) }
     }
 
-    fn is_there(&self, record: &Record) -> io::Result<bool> {
-        Ok(record.boot == self.boot && started(record.pid)? == Some(record.started))
+    fn is_running(&self, record: &WorkerRecord) -> io::Result<bool> {
+        Ok(record.boot == self.boot && start_ticks(record.pid)? == Some(record.started))
     }
 
     /// Whether any of those is there that were told to go together with a worker that has ended itself.
-    fn is_followed(&self, record: &Record) -> io::Result<bool> {
+    fn has_running_group(&self, record: &WorkerRecord) -> io::Result<bool> {
         // Its number may be somebody else's by now.
-        let is_others = Stat::seen(record.pid)?.is_some_and(|leader| leader.started != record.started);
+        let is_others = ProcessStat::try_read(record.pid)?.is_some_and(|leader| leader.start_ticks != record.started);
         if record.boot != self.boot || is_others {
             return Ok(false);
         }
-        let of_group = |stat: &Stat| stat.group == record.pid && stat.life == process::Life::Running;
-        Ok(Stat::all()?.iter().any(of_group))
+        let of_group = |stat: &ProcessStat| stat.group == record.pid && stat.state == process::ProcessState::Running;
+        Ok(ProcessStat::read_all()?.iter().any(of_group))
     }
 
     /// Ends what is in control groups that nothing is written down of.
-    fn sweep(&self, state: &mut State) {
-        let Some(groups) = self.groups.as_ref().filter(|_| !state.is_swept) else { return };
+    fn kill_unrecorded_groups(&self, state: &mut State) {
+        let Some(groups) = self.groups.as_ref().filter(|_| !state.is_cleaned) else { return };
         let is_known = |id: &str, state: &State| {
             let is_one = state.workers.contains_key(id) || state.starting.contains(id);
-            is_one || state.leaving.iter().any(|group| group.folder().ends_with(id))
+            is_one || state.dying_groups.iter().any(|group| group.path().ends_with(id))
         };
-        for (id, folder) in groups.older_than(DRIVER_START_NOTED_MAX) {
+        for (id, folder) in groups.older_than(DRIVER_START_RECORD_TIMEOUT) {
             if !is_known(&id, state) {
                 tracing::warn!(worker = id, "nothing is written down of it, and it is ended");
-                state.leave(Some(folder));
+                state.kill_group(Some(folder));
             }
         }
-        state.is_swept = groups.older_than(Duration::ZERO).iter().all(|(id, _)| is_known(id, state));
+        state.is_cleaned = groups.older_than(Duration::ZERO).iter().all(|(id, _)| is_known(id, state));
     }
 
-    fn look(&self) -> io::Result<Vec<Found>> {
+    fn list_workers(&self) -> io::Result<Vec<ListedWorker>> {
         let mut state = self.state();
-        let acts = self.has_the_pool();
-        self.read(&mut state)?;
+        let acts = self.is_active();
+        self.load_records(&mut state)?;
         if acts {
-            state.leaving.retain(|group| !group.is_removed());
-            self.sweep(&mut state);
+            state.dying_groups.retain(|group| !group.try_remove());
+            self.kill_unrecorded_groups(&mut state);
         } else {
             // Whoever has the pool has seen the end of these, and forgotten them.
-            let is_over = |life: &mut Life| match life {
-                Life::Own { child, .. } => !matches!(child.try_wait(), Ok(None)),
-                Life::Adopted => true,
+            let is_over = |life: &mut WorkerProcess| match life {
+                WorkerProcess::Child { child, .. } => !matches!(child.try_wait(), Ok(None)),
+                WorkerProcess::Adopted => true,
             };
-            state.workers.retain(|id, worker| !is_over(&mut worker.life) || self.notes.has(id));
+            state.workers.retain(|id, worker| !is_over(&mut worker.process) || self.records.contains(id));
         }
         let mut found = Vec::with_capacity(state.workers.len());
-        for Worker { record, life, is_told, end } in state.workers.values_mut() {
+        for LocalWorker { record, process: life, is_stopping: is_told, exit: end } in state.workers.values_mut() {
             // A key that is none was written by somebody else.
             let Some(key) = Key::new(&record.key) else { continue };
             if end.is_some() {
-                found.push(Found { id: record.id.clone(), key, standing: standing(end) });
+                found.push(ListedWorker { id: record.id.clone(), key, state: state_of(end) });
                 continue;
             }
             let how = match life {
-                Life::Own { child, .. } => match child.try_wait() {
+                WorkerProcess::Child { child, .. } => match child.try_wait() {
                     Ok(None) => None,
                     Ok(Some(status)) => Some(status.to_string()),
                     Err(error) => Some(error.to_string()),
                 },
-                Life::Adopted => (!self.is_there(record)?).then(|| "it is not there any more".to_owned()),
+                WorkerProcess::Adopted => (!self.is_running(record)?).then(|| "it is not there any more".to_owned()),
             };
             // Another controller may have told it.
-            *is_told = *is_told || (how.is_some() && was_told(&self.folder, &record.id)?);
+            *is_told = *is_told || (how.is_some() && is_stop_requested(&self.folder, &record.id)?);
             // A shell that was told to go ends before the worker that it has started.
-            let goes_on = how.is_some() && *is_told && self.is_followed(record)?;
+            let goes_on = how.is_some() && *is_told && self.has_running_group(record)?;
             let how = how.filter(|_| !goes_on);
             if acts {
-                self.logs.cut(&record.id);
+                self.logs.truncate(&record.id);
                 if how.is_some() {
-                    end_what_is_left(record)?;
+                    kill_remaining(record)?;
                 }
             }
-            let seen = how.map(|how| self.end_of(&record.id, how));
-            found.push(Found { id: record.id.clone(), key, standing: standing(&seen) });
+            let seen = how.map(|how| self.exit_of(&record.id, how));
+            found.push(ListedWorker { id: record.id.clone(), key, state: state_of(&seen) });
             // Whoever has the pool by then ends what is left.
             if acts {
                 *end = seen;
@@ -266,7 +268,7 @@ impl Subprocesses {
     }
 
     /// A control group for a worker, where there are any and the shell by which it is entered passes on what the worker is told.
-    fn group_of(&self, id: &str, variables: &BTreeMap<String, String>) -> Option<ControlGroup> {
+    fn make_group(&self, id: &str, variables: &BTreeMap<String, String>) -> Option<WorkerCgroup> {
         let groups = self.groups.as_ref()?;
         if let Some(name) = variables.keys().find(|name| !containment::passes_on(name)) {
             tracing::warn!(
@@ -276,69 +278,69 @@ impl Subprocesses {
             );
             return None;
         }
-        let made = groups.make(id);
+        let made = groups.create(id);
         made.inspect_err(|error| tracing::warn!(worker = id, "it has a process group alone: {error}")).ok()
     }
 
-    fn start_now(&self, assignment: Assignment) -> Result<(), Trouble> {
-        let Assignment { id, key, variables } = assignment;
-        let Some((program, arguments)) = self.program.command.split_first() else {
-            return Err(Trouble("no command is configured".to_owned()));
+    fn start_worker(&self, assignment: WorkerSpec) -> Result<(), DriverError> {
+        let WorkerSpec { id, key, variables } = assignment;
+        let Some((program, arguments)) = self.config.command.split_first() else {
+            return Err(DriverError("no command is configured".to_owned()));
         };
         // A shell that does not find it could say so only in the log.
-        let own = || usual().find(|(name, _)| *name == "PATH")?.1.into_string().ok();
+        let own = || inherited_variables().find(|(name, _)| *name == "PATH")?.1.into_string().ok();
         let path = variables.get("PATH").cloned().or_else(own);
-        locate(program, &path.into_iter().map(|path| ("PATH".to_owned(), path)).collect(), Path::new(""))?;
+        find_program(program, &path.into_iter().map(|path| ("PATH".to_owned(), path)).collect(), Path::new(""))?;
         self.state().starting.insert(id.clone());
-        let group = self.group_of(&id, &variables);
-        let begun = Begun {
+        let group = self.make_group(&id, &variables);
+        let begun = PendingStart {
             id,
             key: key.as_str().to_owned(),
             boot: self.boot.clone(),
-            group: group.as_ref().map(|group| group.folder().to_owned()),
+            group: group.as_ref().map(|group| group.path().to_owned()),
         };
-        let started = self.start_in(group, (program, arguments), &begun, variables);
+        let started = self.spawn_worker(group, (program, arguments), &begun, variables);
         let mut state = self.state();
         state.starting.remove(&begun.id);
         match started {
             Ok(worker) => drop(state.workers.insert(begun.id, worker)),
             Err(why) => {
-                state.leave(begun.group);
-                self.notes.strike(&begun.id);
+                state.kill_group(begun.group);
+                self.records.remove(&begun.id);
                 return Err(why);
             }
         }
         Ok(())
     }
 
-    fn start_in(
+    fn spawn_worker(
         &self,
-        group: Option<ControlGroup>,
+        group: Option<WorkerCgroup>,
         (program, arguments): (&String, &[String]),
-        begun: &Begun,
+        begun: &PendingStart,
         variables: BTreeMap<String, String>,
-    ) -> Result<Worker, Trouble> {
-        let log = self.logs.begin(&begun.id)?;
+    ) -> Result<LocalWorker, DriverError> {
+        let log = self.logs.open(&begun.id)?;
         // Whoever finds this written down looks for it.
-        self.notes.begin(begun)?;
+        self.records.store_pending(begun)?;
         let mut command = match &group {
             Some(group) => {
-                let (shell, before) = group.before();
+                let (shell, before) = group.command_prefix();
                 let mut command = Command::new(shell);
                 command.args(before).arg(program);
                 command
             }
             None => Command::new(program),
         };
-        command.args(arguments).env_clear().envs(usual()).envs(variables);
+        command.args(arguments).env_clear().envs(inherited_variables()).envs(variables);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
-        let Started { child, known } = children::start(None, || command.spawn(), Child::id)?;
+        let StartedChild { child, registration: known } = children::start_child(None, || command.spawn(), Child::id)?;
         let pid = child.id().and_then(|id| i32::try_from(id).ok());
-        let Some(pid) = pid else { return Err(Trouble("it ended at once".to_owned())) };
+        let Some(pid) = pid else { return Err(DriverError("it ended at once".to_owned())) };
         let written = || {
             // One that has ended already is found so by the next list.
-            let record = begun.as_process(pid, started(pid)?.unwrap_or_default());
-            self.notes.know(&record).map(|()| record)
+            let record = begun.started(pid, start_ticks(pid)?.unwrap_or_default());
+            self.records.store(&record).map(|()| record)
         };
         let record = written().inspect_err(|_| {
             // It has a group of its own, and no request yet that it would not give back.
@@ -346,91 +348,91 @@ impl Subprocesses {
                 kill_process_group(group, Signal::KILL).ok();
             }
         })?;
-        let life = Life::Own { child: Box::new(child), _known: known };
-        Ok(Worker { record, life, is_told: false, end: None })
+        let life = WorkerProcess::Child { child: Box::new(child), _known: known };
+        Ok(LocalWorker { record, process: life, is_stopping: false, exit: None })
     }
 
-    fn stop_now(&self, id: &str, stop: Stop) -> io::Result<()> {
+    fn stop_worker(&self, id: &str, stop: StopMode) -> io::Result<()> {
         let mut state = self.state();
-        let Some(Worker { record, is_told, .. }) = state.workers.get_mut(id) else { return Ok(()) };
+        let Some(LocalWorker { record, is_stopping: is_told, .. }) = state.workers.get_mut(id) else { return Ok(()) };
         match stop {
-            Stop::Ask => {
-                if self.is_there(record)? {
+            StopMode::Terminate => {
+                if self.is_running(record)? {
                     *is_told = true;
-                    signal(record, Signal::TERM);
+                    signal_group(record, Signal::TERM);
                 }
             }
-            Stop::Force if self.is_there(record)? => {
-                signal(record, Signal::KILL);
-                kill(record);
+            StopMode::Kill if self.is_running(record)? => {
+                signal_group(record, Signal::KILL);
+                kill_cgroup(record);
             }
-            Stop::Force => end_what_is_left(record)?,
-            Stop::Forget => {
+            StopMode::Kill => kill_remaining(record)?,
+            StopMode::Remove => {
                 let group = record.group.clone();
                 state.workers.remove(id);
-                state.leave(group);
-                self.logs.clear(|id| !state.workers.contains_key(id));
+                state.kill_group(group);
+                self.logs.prune(|id| !state.workers.contains_key(id));
                 drop(state);
-                self.notes.strike(id);
+                self.records.remove(id);
             }
         }
         Ok(())
     }
 }
 
-impl Driver for Subprocesses {
-    const LOOK_EVERY: Duration = CONTROLLER_LOOK_EVERY;
+impl Driver for SubprocessDriver {
+    const LIST_INTERVAL: Duration = CONTROLLER_RECONCILE_INTERVAL;
 
-    fn is_in_charge(&self, in_charge: bool) {
-        if self.in_charge.swap(in_charge, Ordering::AcqRel) != in_charge {
+    fn set_active(&self, in_charge: bool) {
+        if self.active.swap(in_charge, Ordering::AcqRel) != in_charge {
             // What was left to the other one is to be seen.
             let mut state = self.state();
-            (state.read, state.is_swept) = (None, false);
+            (state.records_read_at, state.is_cleaned) = (None, false);
         }
     }
 
-    async fn list(&self) -> Result<Vec<Found>, Trouble> {
-        Ok(self.look()?)
+    async fn list(&self) -> Result<Vec<ListedWorker>, DriverError> {
+        Ok(self.list_workers()?)
     }
 
-    async fn start(&self, assignment: Assignment) -> Result<(), Trouble> {
-        self.start_now(assignment)
+    async fn start(&self, assignment: WorkerSpec) -> Result<(), DriverError> {
+        self.start_worker(assignment)
     }
 
-    async fn stop(&self, id: String, _key: Key, stop: Stop) -> Result<(), Trouble> {
-        Ok(self.stop_now(&id, stop)?)
+    async fn stop(&self, id: String, _key: Key, stop: StopMode) -> Result<(), DriverError> {
+        Ok(self.stop_worker(&id, stop)?)
     }
 }
 
 /// A change of a folder within so short a time of another one may not show in its time.
-const TICK: Duration = Duration::from_millis(100);
+const MTIME_GRANULARITY: Duration = Duration::from_millis(100);
 
 /// What a program that is started here keeps of the controller's own environment.
-pub(super) fn usual() -> impl Iterator<Item = (&'static str, std::ffi::OsString)> {
+pub(super) fn inherited_variables() -> impl Iterator<Item = (&'static str, std::ffi::OsString)> {
     ["PATH", "HOME", "LANG", "USER"].into_iter().filter_map(|name| Some((name, std::env::var_os(name)?)))
 }
 
-fn standing(end: &Option<End>) -> Standing {
-    end.clone().map_or(Standing::There, Standing::Ended)
+fn state_of(end: &Option<WorkerExit>) -> WorkerState {
+    end.clone().map_or(WorkerState::Running, WorkerState::Exited)
 }
 
 /// What a worker that has ended has left goes with it. A number that somebody else has by now is none of our business.
-fn end_what_is_left(record: &Record) -> io::Result<()> {
-    if started(record.pid)?.is_none() {
-        signal(record, Signal::KILL);
+fn kill_remaining(record: &WorkerRecord) -> io::Result<()> {
+    if start_ticks(record.pid)?.is_none() {
+        signal_group(record, Signal::KILL);
     }
-    kill(record);
+    kill_cgroup(record);
     Ok(())
 }
 
 /// Ends all that a worker has started, wherever that has gone.
-fn kill(record: &Record) {
+fn kill_cgroup(record: &WorkerRecord) {
     if let Some(folder) = &record.group {
-        ControlGroup::at(folder.clone()).kill();
+        WorkerCgroup::at(folder.clone()).kill();
     }
 }
 
-fn signal(record: &Record, signal: Signal) {
+fn signal_group(record: &WorkerRecord, signal: Signal) {
     if let Some(group) = Pid::from_raw(record.pid)
         && let Err(error) = kill_process_group(group, signal)
         && error != rustix::io::Errno::SRCH
@@ -441,18 +443,22 @@ fn signal(record: &Record, signal: Signal) {
 
 /// The process that was started as the worker of this name: it leads its group, and was told so. The first, where it has started
 /// others that were told the same.
-fn leader(id: &str) -> io::Result<Option<Stat>> {
-    let leads = |stat: &Stat| stat.life == process::Life::Running && stat.pid == stat.group;
-    let is_it = |stat: &Stat| leads(stat) && process::variable(stat.pid, "WORKER_ID").is_some_and(|told| told == id);
-    Ok(Stat::all()?.into_iter().filter(is_it).min_by_key(|stat| stat.started))
+fn find_by_worker_id(id: &str) -> io::Result<Option<ProcessStat>> {
+    let leads = |stat: &ProcessStat| stat.state == process::ProcessState::Running && stat.pid == stat.group;
+    let is_it = |stat: &ProcessStat| {
+        leads(stat) && process::environment_variable(stat.pid, "WORKER_ID").is_some_and(|told| told == id)
+    };
+    Ok(ProcessStat::read_all()?.into_iter().filter(is_it).min_by_key(|stat| stat.start_ticks))
 }
 
-fn boot() -> String {
-    let crate::domain::journal::Boot(boot) = crate::host::journal::this_boot();
+fn boot_id() -> String {
+    let crate::domain::journal::BootId(boot) = crate::host::journal::current_boot();
     boot.into()
 }
 
 /// When a process was started; `None` where it is not there, or is only waited for.
-fn started(pid: i32) -> io::Result<Option<u64>> {
-    Ok(Stat::seen(pid)?.filter(|stat| stat.life == process::Life::Running).map(|stat| stat.started))
+fn start_ticks(pid: i32) -> io::Result<Option<u64>> {
+    Ok(ProcessStat::try_read(pid)?
+        .filter(|stat| stat.state == process::ProcessState::Running)
+        .map(|stat| stat.start_ticks))
 }

@@ -14,15 +14,15 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::program::{run, run_well};
-use super::{Assignment, Driver, End, Found, Standing, Stop, Trouble};
-use crate::controller::escape;
+use super::run_program::{run, run_checked};
+use super::{Driver, DriverError, ListedWorker, StopMode, WorkerExit, WorkerSpec, WorkerState};
+use crate::controller::name_encoding;
 use crate::domain::group::Key;
-use crate::limits::{DRIVER_LOOK_EVERY, UNIT_NAME_BYTES_MAX};
+use crate::limits::{DRIVER_POLL_INTERVAL, UNIT_NAME_BYTES_MAX};
 
 /// A template unit.
 #[derive(Debug, Clone)]
-pub struct Template {
+pub struct SystemdConfig {
     /// Its name without `@.service`.
     pub unit: String,
     /// What speaks to its service manager: `systemctl`, and what goes before its verbs.
@@ -30,8 +30,8 @@ pub struct Template {
 }
 
 /// The workers of one pool that a service manager runs.
-pub(super) struct Systemd {
-    template: Template,
+pub(super) struct SystemdDriver {
+    config: SystemdConfig,
     pool: String,
     folder: PathBuf,
     /// Instances that are being started: their files are there, and they need not be.
@@ -40,34 +40,34 @@ pub(super) struct Systemd {
 
 /// Whose worker an instance is.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Record {
+struct InstanceRecord {
     id: String,
     key: String,
 }
 
 /// A unit, as `systemctl list-units` has it.
 #[derive(Debug, Deserialize)]
-struct Unit {
+struct ListedUnit {
     unit: String,
     active: String,
 }
 
-impl Systemd {
-    pub(super) const fn new(template: Template, pool: String, folder: PathBuf) -> Self {
-        Self { template, pool, folder, starting: Mutex::new(BTreeSet::new()) }
+impl SystemdDriver {
+    pub(super) const fn new(config: SystemdConfig, pool: String, folder: PathBuf) -> Self {
+        Self { config, pool, folder, starting: Mutex::new(BTreeSet::new()) }
     }
 
-    fn instance(&self, id: &str, key: &Key) -> String {
-        let room = UNIT_NAME_BYTES_MAX.saturating_sub(self.template.unit.len() + "@.service".len());
-        escape::name(&[&self.pool, key.as_str(), id], room)
+    fn instance_name(&self, id: &str, key: &Key) -> String {
+        let room = UNIT_NAME_BYTES_MAX.saturating_sub(self.config.unit.len() + "@.service".len());
+        name_encoding::object_name(&[&self.pool, key.as_str(), id], room)
     }
 
-    fn unit(&self, instance: &str) -> String {
-        format!("{}@{instance}.service", self.template.unit)
+    fn unit_name(&self, instance: &str) -> String {
+        format!("{}@{instance}.service", self.config.unit)
     }
 
     fn systemctl(&self, arguments: &[&str]) -> Vec<String> {
-        self.template.systemctl.iter().map(String::as_str).chain(arguments.iter().copied()).map(str::to_owned).collect()
+        self.config.systemctl.iter().map(String::as_str).chain(arguments.iter().copied()).map(str::to_owned).collect()
     }
 
     fn starting(&self) -> MutexGuard<'_, BTreeSet<String>> {
@@ -75,7 +75,7 @@ impl Systemd {
     }
 
     /// What was written down by whoever has started them; of those that are just being started nothing.
-    fn records(&self) -> io::Result<BTreeMap<String, Record>> {
+    fn records(&self) -> io::Result<BTreeMap<String, InstanceRecord>> {
         let starting = self.starting().clone();
         let mut records = BTreeMap::new();
         for entry in std::fs::read_dir(&self.folder)?.flatten() {
@@ -95,20 +95,20 @@ impl Systemd {
     }
 
     /// Whose an instance is that nothing was written down of.
-    fn by_name(&self, instance: &str) -> Option<Record> {
-        let [pool, key, id] = <[String; 3]>::try_from(escape::parts(instance)?).ok()?;
-        (pool == self.pool).then_some(Record { id, key })
+    fn parse_instance_name(&self, instance: &str) -> Option<InstanceRecord> {
+        let [pool, key, id] = <[String; 3]>::try_from(name_encoding::parse_object_name(instance)?).ok()?;
+        (pool == self.pool).then_some(InstanceRecord { id, key })
     }
 
     /// What there is of one that is not active.
-    async fn standing(&self, unit: &str) -> Standing {
+    async fn inactive_state(&self, unit: &str) -> WorkerState {
         let ask = ["show", unit, "--property=Job,Result,ExecMainCode,ExecMainStatus"];
-        let shown = run_well(&self.systemctl(&ask), b"").await.unwrap_or_default();
+        let shown = run_checked(&self.systemctl(&ask), b"").await.unwrap_or_default();
         let said: BTreeMap<&str, &str> = shown.lines().filter_map(|line| line.split_once('=')).collect();
         let of = |name| said.get(name).copied().unwrap_or_default();
         if !["", "0"].contains(&of("Job")) {
             // It is about to be started.
-            return Standing::There;
+            return WorkerState::Running;
         }
         let how = match (of("Result"), of("ExecMainCode"), of("ExecMainStatus")) {
             ("", ..) => "it has ended".to_owned(),
@@ -119,14 +119,18 @@ impl Systemd {
         };
         // A unit that is not active is told so by an exit status.
         let last = ["status", "--lines=20", "--output=cat", "--full", "--no-pager", unit];
-        let said = run(&self.systemctl(&last), b"").await.map(|ran| ran.out).unwrap_or_default();
+        let said = run(&self.systemctl(&last), b"").await.map(|ran| ran.stdout).unwrap_or_default();
         // Its lines of the journal come after what is known of the unit.
         let last_words = said.split_once("\n\n").map_or("", |(_, lines)| lines).trim().to_owned();
-        Standing::Ended(End { how, log: Some(format!("`journalctl --unit {unit}`")), last_words })
+        WorkerState::Exited(WorkerExit {
+            reason: how,
+            log: Some(format!("`journalctl --unit {unit}`")),
+            log_tail: last_words,
+        })
     }
 
-    fn write(&self, instance: &str, assignment: &Assignment) -> io::Result<()> {
-        let record = Record { id: assignment.id.clone(), key: assignment.key.as_str().to_owned() };
+    fn write(&self, instance: &str, assignment: &WorkerSpec) -> io::Result<()> {
+        let record = InstanceRecord { id: assignment.id.clone(), key: assignment.key.as_str().to_owned() };
         let record = serde_json::to_vec(&record).map_err(io::Error::other)?;
         self.write_file(&format!("{instance}.json"), &record)?;
         self.write_file(&format!("{instance}.env"), environment_file(&assignment.variables).as_bytes())
@@ -151,76 +155,82 @@ impl Systemd {
 }
 
 /// An instance is being started for as long as it is there.
-struct Starting<'a> {
-    of: &'a Systemd,
+struct StartGuard<'a> {
+    driver: &'a SystemdDriver,
     instance: &'a str,
 }
 
-impl<'a> Starting<'a> {
-    fn of(of: &'a Systemd, instance: &'a str) -> Self {
-        of.starting().insert(instance.to_owned());
-        Self { of, instance }
+impl<'a> StartGuard<'a> {
+    fn new(driver: &'a SystemdDriver, instance: &'a str) -> Self {
+        driver.starting().insert(instance.to_owned());
+        Self { driver, instance }
     }
 }
 
-impl Drop for Starting<'_> {
+impl Drop for StartGuard<'_> {
     fn drop(&mut self) {
-        self.of.starting().remove(self.instance);
+        self.driver.starting().remove(self.instance);
     }
 }
 
-impl Driver for Systemd {
-    const LOOK_EVERY: Duration = DRIVER_LOOK_EVERY;
+impl Driver for SystemdDriver {
+    const LIST_INTERVAL: Duration = DRIVER_POLL_INTERVAL;
 
-    async fn list(&self) -> Result<Vec<Found>, Trouble> {
+    async fn list(&self) -> Result<Vec<ListedWorker>, DriverError> {
         let mut records = self.records()?;
-        let pattern = self.unit("*");
+        let pattern = self.unit_name("*");
         let listed = self.systemctl(&["list-units", "--all", "--full", "--no-pager", "--output=json", &pattern]);
-        let said = run_well(&listed, b"").await?;
-        let units: Vec<Unit> = serde_json::from_str(&said)
-            .map_err(|error| Trouble(format!("what systemctl says is no list of units: {error}")))?;
+        let said = run_checked(&listed, b"").await?;
+        let units: Vec<ListedUnit> = serde_json::from_str(&said)
+            .map_err(|error| DriverError(format!("what systemctl says is no list of units: {error}")))?;
         let mut found = Vec::new();
-        let (start, end) = (format!("{}@", self.template.unit), ".service");
-        for Unit { unit, active } in units {
+        let (start, end) = (format!("{}@", self.config.unit), ".service");
+        for ListedUnit { unit, active } in units {
             let Some(instance) = unit.strip_prefix(&start).and_then(|rest| rest.strip_suffix(end)) else { continue };
-            let Some(record) = records.remove(instance).or_else(|| self.by_name(instance)) else { continue };
+            let Some(record) = records.remove(instance).or_else(|| self.parse_instance_name(instance)) else {
+                continue;
+            };
             let Some(key) = Key::new(&record.key) else { continue };
             let standing = match active.as_str() {
-                "failed" | "inactive" => self.standing(&unit).await,
-                "deactivating" => Standing::Going,
-                _ => Standing::There,
+                "failed" | "inactive" => self.inactive_state(&unit).await,
+                "deactivating" => WorkerState::Stopping,
+                _ => WorkerState::Running,
             };
-            found.push(Found { id: record.id, key, standing });
+            found.push(ListedWorker { id: record.id, key, state: standing });
         }
         // A unit that has ended well is not kept by anybody.
-        for (instance, Record { id, key }) in records {
+        for (instance, InstanceRecord { id, key }) in records {
             let Some(key) = Key::new(&key) else { continue };
-            let log = Some(format!("`journalctl --unit {}`", self.unit(&instance)));
-            let end = End { how: "it has ended, and its unit has not failed".to_owned(), log, ..End::default() };
-            found.push(Found { id, key, standing: Standing::Ended(end) });
+            let log = Some(format!("`journalctl --unit {}`", self.unit_name(&instance)));
+            let end = WorkerExit {
+                reason: "it has ended, and its unit has not failed".to_owned(),
+                log,
+                ..WorkerExit::default()
+            };
+            found.push(ListedWorker { id, key, state: WorkerState::Exited(end) });
         }
         Ok(found)
     }
 
-    async fn start(&self, assignment: Assignment) -> Result<(), Trouble> {
-        let instance = self.instance(&assignment.id, &assignment.key);
+    async fn start(&self, assignment: WorkerSpec) -> Result<(), DriverError> {
+        let instance = self.instance_name(&assignment.id, &assignment.key);
         // Where it is not known what became of it, the next list finds its files and its unit, or its files alone.
-        let _starting = Starting::of(self, &instance);
+        let _starting = StartGuard::new(self, &instance);
         self.write(&instance, &assignment)?;
-        let started = run_well(&self.systemctl(&["start", "--no-block", &self.unit(&instance)]), b"").await;
+        let started = run_checked(&self.systemctl(&["start", "--no-block", &self.unit_name(&instance)]), b"").await;
         if started.is_err() {
             self.remove(&instance);
         }
         started.map(drop)
     }
 
-    async fn stop(&self, id: String, key: Key, stop: Stop) -> Result<(), Trouble> {
-        let instance = self.instance(&id, &key);
-        let unit = self.unit(&instance);
+    async fn stop(&self, id: String, key: Key, stop: StopMode) -> Result<(), DriverError> {
+        let instance = self.instance_name(&id, &key);
+        let unit = self.unit_name(&instance);
         match stop {
-            Stop::Ask => run_well(&self.systemctl(&["stop", "--no-block", &unit]), b"").await.map(drop),
-            Stop::Force => run_well(&self.systemctl(&["kill", "--signal=SIGKILL", &unit]), b"").await.map(drop),
-            Stop::Forget => {
+            StopMode::Terminate => run_checked(&self.systemctl(&["stop", "--no-block", &unit]), b"").await.map(drop),
+            StopMode::Kill => run_checked(&self.systemctl(&["kill", "--signal=SIGKILL", &unit]), b"").await.map(drop),
+            StopMode::Remove => {
                 // It has nothing to forget where it did not fail.
                 run(&self.systemctl(&["reset-failed", &unit]), b"").await?;
                 self.remove(&instance);

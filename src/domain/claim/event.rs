@@ -2,43 +2,43 @@
 
 use core::time::Duration;
 
-use crate::domain::outcome::{Outcome, Reason, Unprepared, Verdict};
+use crate::domain::outcome::{ExceptionReason, Outcome, PrepareFailure, Verdict};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 
 /// Why a claim ended without a report of ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Loss {
+pub enum LossReason {
     /// The queue said that it is not ours, or no longer there.
-    Refused,
+    Revoked,
     /// The run was found resolved by somebody else.
     Canceled,
     /// No extension was granted in time.
-    LeaseOver,
+    LeaseExpired,
     /// It was granted too late to be acted on.
-    GrantedLate,
+    GrantedTooLate,
     /// The worker had to go before it could be reported.
-    NoTime,
+    ShutdownDeadline,
 }
 
 /// The last word about a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum End {
+pub enum ClaimEnd {
     /// The queue accepted this outcome.
     Reported(Outcome),
     /// The queue has another answer already (409 and the like).
-    Superseded(Outcome),
+    AlreadyResolved(Outcome),
     /// The queue refuses our report as such; the run will expire.
-    Unreportable(Outcome),
+    ReportRejected(Outcome),
     /// Given up; nothing was reported, and nothing is from then on.
-    Lost(Loss),
+    Lost(LossReason),
     /// A report was sent, and the claim was given up before an answer to it came. Where the queue had said that the claim is
     /// over, it was most likely this report that ended it.
     Unconfirmed {
         /// What was reported.
         outcome: Outcome,
         /// Why it was given up.
-        loss: Loss,
+        loss: LossReason,
     },
     /// It was never granted.
     NotGranted,
@@ -46,66 +46,68 @@ pub enum End {
 
 /// How the log and the artifacts fared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Settled {
+pub enum UploadStatus {
     /// All is stored.
-    Clean,
+    Complete,
     /// Something that the task declares is not there.
-    Missing,
+    ArtifactMissing,
     /// Something could not be stored.
-    Unstored,
+    UploadFailed,
 }
 
 /// Why a payload is told to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum KillCause {
     /// The claim is lost; nothing will be reported.
-    ClaimLost(Loss),
+    ClaimLost(LossReason),
     /// The worker has to go.
     Shutdown,
     /// Those who run the worker said so.
-    Ordered(Order),
+    Command(CancelCommand),
 }
 
 /// What those who run the worker want to become of one claim. Of several orders the last of this list counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Order {
+pub enum CancelCommand {
     /// Somebody else is to do it: it is ended and reported `worker-shutdown`, which the queue retries.
-    HandBack,
+    Release,
     /// Nobody is to do it: it is ended and reported `internal-error`, which the queue does not retry. `canceled` is a word
     /// that the queue takes from no worker, and `failed` would say that the payload ended by itself (I21).
     Cancel,
 }
 
-impl Order {
+impl CancelCommand {
     /// What is reported of a payload that is ended for it.
     #[must_use]
     pub const fn outcome(self) -> Outcome {
         Outcome::Exception(match self {
-            Self::HandBack => Reason::WorkerShutdown,
-            Self::Cancel => Reason::InternalError,
+            Self::Release => ExceptionReason::WorkerShutdown,
+            Self::Cancel => ExceptionReason::InternalError,
         })
     }
 
     /// What is reported of one that was to be reported otherwise. What cannot do better elsewhere is not handed back, and
     /// what is not run again anyway keeps its name; only a success whose artifacts are not stored yet is none.
     #[must_use]
-    pub const fn instead_of(self, outcome: Outcome) -> Outcome {
+    pub const fn override_outcome(self, outcome: Outcome) -> Outcome {
         match (self, outcome) {
-            (Self::HandBack, Outcome::Completed | Outcome::Failed)
+            (Self::Release, Outcome::Completed | Outcome::Failed)
             | (
                 Self::Cancel,
-                Outcome::Completed | Outcome::Exception(Reason::WorkerShutdown | Reason::IntermittentTask),
+                Outcome::Completed
+                | Outcome::Exception(ExceptionReason::WorkerShutdown | ExceptionReason::IntermittentTask),
             ) => self.outcome(),
-            (Self::HandBack | Self::Cancel, outcome) => outcome,
+            (Self::Release | Self::Cancel, outcome) => outcome,
         }
     }
 
     /// Whether this outcome does what was wanted: that somebody else does it, or that nobody does.
     #[must_use]
-    pub const fn is_met_by(self, outcome: Outcome) -> bool {
-        let done_elsewhere = matches!(outcome, Outcome::Exception(Reason::WorkerShutdown | Reason::IntermittentTask));
+    pub const fn is_satisfied_by(self, outcome: Outcome) -> bool {
+        let done_elsewhere =
+            matches!(outcome, Outcome::Exception(ExceptionReason::WorkerShutdown | ExceptionReason::IntermittentTask));
         match self {
-            Self::HandBack => done_elsewhere,
+            Self::Release => done_elsewhere,
             Self::Cancel => !done_elsewhere,
         }
     }
@@ -113,31 +115,31 @@ impl Order {
 
 /// What comes of an order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Obeyed {
+pub enum CancelResult {
     /// Its payload is ended, and this is reported when nothing is left of it.
-    Ending(Outcome),
+    Stopping(Outcome),
     /// Its payload has ended; this is reported at once, and what is not stored by then is stored after.
     Reporting(Outcome),
     /// It is being asked for; this is reported as soon as it is granted.
-    WhenGranted(Outcome),
+    ReportWhenGranted(Outcome),
     /// It was not granted, and is not asked for again.
-    NotAsked,
+    NotRequested,
     /// Nothing: this was reported already.
-    TooLate(Outcome),
+    AlreadyReported(Outcome),
     /// Nothing: it is ours no more, and what is left of its payload is being ended.
-    Lost(Loss),
+    Lost(LossReason),
 }
 
 /// What a claim wants done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Act {
+pub enum ClaimAction {
     /// Send the claim request.
     Request,
-    /// Let the handler prepare the payload. It may be started at once as well, see [`Happening::Started`].
+    /// Let the handler prepare the payload. It may be started at once as well, see [`ClaimEvent::Started`].
     Prepare,
     /// Start the payload that was prepared.
     Execute,
-    /// Tell the payload to end, and kill what is left after `grace`. Answered by [`Happening::Ended`] when it is proven gone.
+    /// Tell the payload to end, and kill what is left after `grace`. Answered by [`ClaimEvent::Ended`] when it is proven gone.
     Kill {
         /// Why.
         cause: KillCause,
@@ -145,7 +147,7 @@ pub enum Act {
         grace: Duration,
     },
     /// Finish the log, store log and artifacts.
-    Settle,
+    Upload,
     /// Send the outcome.
     Report {
         /// What is reported.
@@ -159,19 +161,19 @@ pub enum Act {
         timeout: Duration,
     },
     /// Ask whether the run is still wanted.
-    Check,
+    CheckStatus,
     /// The lease moved; tell the handler.
-    Extended {
+    UpdateLease {
         /// When the claim runs out if it is not extended again.
-        lease_ends: Instant,
+        expires_at: Instant,
     },
     /// It is over. Whatever is still in progress for this claim is dropped.
-    Close(End),
+    Close(ClaimEnd),
 }
 
 /// What happened to a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Happening {
+pub enum ClaimEvent {
     /// The request was granted; `sent_at` is from before it was sent.
     Granted {
         /// When the request was sent.
@@ -180,18 +182,18 @@ pub enum Happening {
         length: Duration,
     },
     /// The request had no definite answer.
-    Unanswered {
+    RequestFailed {
         /// How long the service asked us to wait.
-        after: Option<Duration>,
+        retry_after: Option<Duration>,
     },
     /// Prepared, or not.
-    Prepared(Result<(), Unprepared>),
-    /// Prepared, and started at once by whoever prepared it, before [`Act::Extended`]'s time was over (I3).
+    Prepared(Result<(), PrepareFailure>),
+    /// Prepared, and started at once by whoever prepared it, before [`ClaimAction::UpdateLease`]'s time was over (I3).
     Started,
     /// The payload ended, or what was being prepared is gone; no process of it is left.
     Ended(Verdict),
     /// Log and artifacts are dealt with.
-    Settled(Settled),
+    Uploaded(UploadStatus),
     /// The answer to a report.
     Reported(Result<(), Refusal>),
     /// The answer to a reclaim.
@@ -202,20 +204,20 @@ pub enum Happening {
         answer: Result<Duration, Refusal>,
     },
     /// The answer to a check: whether the run was resolved by somebody else.
-    Checked(Result<bool, Refusal>),
+    StatusChecked(Result<bool, Refusal>),
     /// The source found out by itself that the claim is not ours any more.
     Lost,
     /// The worker has to go, at the latest by `deadline`.
-    HandBack {
+    Release {
         /// When the host goes; `None` is not known.
         deadline: Option<Instant>,
     },
     /// Those who run the worker want it ended, whatever becomes of the worker.
-    Ordered(Order),
+    Command(CancelCommand),
     /// A poll is under way that would bring this very task back as soon as it is handed back: hand it back after.
-    PollOut,
+    PollStarted,
     /// That poll is over.
-    PollOver,
+    PollEnded,
     /// Time passed.
     Tick,
 }

@@ -4,7 +4,7 @@
 //! count of it counts where there is one that is fresh; otherwise what workers say.
 
 /// The most that a rate may ask for, as a multiple of what is held: a burst looks like any rate for a moment.
-const RISE_MAX: u64 = 2;
+const RATE_GROWTH_MAX: u64 = 2;
 
 /// What is known of a group's load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -17,16 +17,16 @@ pub struct Load {
     pub in_flight: Option<u32>,
     /// Tasks that are counted elsewhere, those that wait and those that are claimed together: which of the two one is has changed
     /// before it is counted again.
-    pub elsewhere: u32,
+    pub external_tasks: u32,
     /// How many requests the rate at which they come keeps held, in thousandths; `None` where the rate is not known.
-    pub held_by_rate: Option<u64>,
+    pub in_progress_by_rate: Option<u64>,
     /// Nobody has looked into its queue yet.
     pub is_unknown: bool,
 }
 
 /// What a broker has counted of the requests that were handed out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Counted {
+pub struct LoadCounts {
     /// Requests that workers hold.
     pub unacknowledged: u32,
     /// How many come in 1,000 seconds.
@@ -39,13 +39,13 @@ impl Load {
     /// So much waits; so much was counted, where that is fresh; and so many workers say that they hold something, of which each may
     /// hold so much at once.
     #[must_use]
-    pub fn of(ready: u32, counted: Option<Counted>, busy: u32, concurrency: u32) -> Self {
+    pub fn new(ready: u32, counted: Option<LoadCounts>, busy: u32, concurrency: u32) -> Self {
         match counted {
             Some(counted) => Self {
                 ready,
                 unacknowledged: Some(counted.unacknowledged),
                 in_flight: None,
-                held_by_rate: counted.held_by_rate(),
+                in_progress_by_rate: counted.in_progress_by_rate(),
                 ..Self::default()
             },
             // How much each holds they do not say: with less than all of it one of them might be told to go.
@@ -61,25 +61,25 @@ impl Load {
 
     /// Nothing waits, and nothing is held.
     #[must_use]
-    pub fn is_none(&self) -> bool {
-        self.ready == 0 && self.held() == 0 && !self.is_unknown
+    pub fn is_idle(&self) -> bool {
+        self.ready == 0 && self.in_progress() == 0 && !self.is_unknown
     }
 
     /// What is held, or waits elsewhere, by whoever counts more: a count that is late must neither stop a worker nor have one
     /// started for what another one holds already.
     #[must_use]
-    pub fn held(&self) -> u32 {
-        let counted = self.unacknowledged.unwrap_or_default().saturating_add(self.elsewhere);
+    pub fn in_progress(&self) -> u32 {
+        let counted = self.unacknowledged.unwrap_or_default().saturating_add(self.external_tasks);
         counted.max(self.in_flight.unwrap_or_default())
     }
 }
 
-impl Counted {
+impl LoadCounts {
     /// As many as are held now, but for more coming than are done: then each has to wait for the others.
-    fn held_by_rate(self) -> Option<u64> {
+    fn in_progress_by_rate(self) -> Option<u64> {
         let (comes, goes) = (self.published?, self.acknowledged?);
         let held = u64::from(self.unacknowledged) * 1_000;
-        (goes > 0).then(|| (held.saturating_mul(comes) / goes).min(held * RISE_MAX))
+        (goes > 0).then(|| (held.saturating_mul(comes) / goes).min(held * RATE_GROWTH_MAX))
     }
 }
 
@@ -87,35 +87,35 @@ impl Counted {
 mod tests {
     use super::*;
 
-    const fn counted(unacknowledged: u32, published: u64, acknowledged: u64) -> Counted {
-        Counted { unacknowledged, published: Some(published), acknowledged: Some(acknowledged) }
+    const fn counted(unacknowledged: u32, published: u64, acknowledged: u64) -> LoadCounts {
+        LoadCounts { unacknowledged, published: Some(published), acknowledged: Some(acknowledged) }
     }
 
     #[test]
     fn a_fresh_count_is_what_is_held_and_without_one_workers_say_how_many_of_them_are_busy() {
-        let load = Load::of(3, Some(counted(2, 0, 0)), 7, 4);
-        assert_eq!((load.held(), load.is_none()), (2, false));
-        let load = Load::of(0, Some(counted(0, 0, 0)), 7, 4);
-        assert!(load.is_none(), "that a worker was busy a while ago keeps nobody");
-        let load = Load::of(0, None, 7, 4);
-        assert_eq!((load.held(), load.is_none(), load.held_by_rate), (28, false, None));
+        let load = Load::new(3, Some(counted(2, 0, 0)), 7, 4);
+        assert_eq!((load.in_progress(), load.is_idle()), (2, false));
+        let load = Load::new(0, Some(counted(0, 0, 0)), 7, 4);
+        assert!(load.is_idle(), "that a worker was busy a while ago keeps nobody");
+        let load = Load::new(0, None, 7, 4);
+        assert_eq!((load.in_progress(), load.is_idle(), load.in_progress_by_rate), (28, false, None));
     }
 
     #[test]
     fn a_task_that_was_claimed_since_tasks_were_counted_is_counted_once() {
-        let before = Load { elsewhere: 2, ..Load::of(1, None, 0, 1) };
-        let meanwhile = Load { elsewhere: 2, ..Load::of(1, None, 2, 1) };
-        assert_eq!((before.held(), meanwhile.held()), (2, 2));
+        let before = Load { external_tasks: 2, ..Load::new(1, None, 0, 1) };
+        let meanwhile = Load { external_tasks: 2, ..Load::new(1, None, 2, 1) };
+        assert_eq!((before.in_progress(), meanwhile.in_progress()), (2, 2));
     }
 
     #[test]
     fn where_more_comes_than_is_done_more_will_be_held_and_within_bounds() {
-        let by_rate = |counted| Load::of(0, Some(counted), 0, 1).held_by_rate;
+        let by_rate = |counted| Load::new(0, Some(counted), 0, 1).in_progress_by_rate;
         assert_eq!(by_rate(counted(4, 1_500, 1_000)), Some(6_000));
         assert_eq!(by_rate(counted(4, 500, 1_000)), Some(2_000));
         assert_eq!(by_rate(counted(4, 1_000_000, 1)), Some(8_000));
         assert_eq!(by_rate(counted(4, 1_000, 0)), None, "nothing was done yet, which says nothing");
-        assert_eq!(by_rate(Counted { published: None, ..counted(4, 1, 1) }), None);
+        assert_eq!(by_rate(LoadCounts { published: None, ..counted(4, 1, 1) }), None);
         assert_eq!(by_rate(counted(u32::MAX, u64::MAX, 1)), Some(u64::from(u32::MAX) * 2_000));
     }
 }

@@ -11,11 +11,11 @@
 
 pub mod forwarding;
 pub mod load;
-pub mod looks;
-pub mod orders;
+pub mod overrides;
 pub mod pool;
-pub mod reports;
-pub mod restart;
+pub mod queue_polling;
+pub mod report_throttle;
+pub mod restart_backoff;
 pub mod scale;
 pub mod tracker;
 
@@ -55,7 +55,7 @@ pub struct Generation(pub u64);
 
 /// What a group that is there is wanted to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Phase {
+pub enum GroupPhase {
     /// Requests go straight to its queue.
     Active,
     /// New requests go to the orphans; its workers finish what is in the queue.

@@ -12,29 +12,29 @@ use core::fmt;
 use core::time::Duration;
 
 use super::load::Load;
-use super::{Key, Phase};
+use super::{GroupPhase, Key};
 use crate::domain::time::Instant;
 
 /// The limits of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct ScaleLimits {
     /// So many at least, while the group is wanted.
     pub min: u32,
     /// So many at most.
     pub max: u32,
     /// So many more than the load needs, while there is load.
-    pub spares: u32,
+    pub min_idle: u32,
     /// How many requests one worker holds at once. At least 1.
     pub concurrency: u32,
     /// Fewer are wanted only once fewer have been enough for so long.
-    pub down_after: Duration,
+    pub scale_down_delay: Duration,
     /// How many may be starting at once.
-    pub starting_max: u32,
+    pub max_starting: u32,
 }
 
 /// What a worker does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Doing {
+pub enum WorkerActivity {
     /// It was started and is not ready yet.
     Starting,
     /// It is ready and holds nothing.
@@ -42,55 +42,55 @@ pub enum Doing {
     /// It holds requests, or nobody knows.
     Busy,
     /// It was told to go.
-    Going,
+    Stopping,
 }
 
 /// A worker that is there.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Worker {
+pub struct GroupWorker {
     /// Its name.
     pub id: Box<str>,
     /// What it does.
-    pub doing: Doing,
+    pub activity: WorkerActivity,
     /// Since when it is there.
-    pub since: Instant,
+    pub started_at: Instant,
 }
 
 /// A group as it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Group {
+pub struct GroupInput {
     /// Its key.
     pub key: Key,
     /// What is wanted of it; `None` where it is to go.
-    pub phase: Option<Phase>,
+    pub phase: Option<GroupPhase>,
     /// Its limits.
-    pub limits: Limits,
+    pub limits: ScaleLimits,
     /// Its load.
     pub load: Load,
     /// Its workers.
-    pub workers: Vec<Worker>,
+    pub workers: Vec<GroupWorker>,
     /// None is started before.
     pub not_before: Instant,
     /// Whether it is left as it is.
-    pub rest: Rest,
+    pub pause: PauseState,
 }
 
 /// Whether a group is left as it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rest {
+pub enum PauseState {
     /// It is not.
-    No,
+    NotPaused,
     /// Nobody is started or told to go: somebody has said so.
     Paused,
 }
 
 /// Why a number of workers is what it is: each bound that changed it, in the order in which they did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Reason {
+pub enum ScaleReason {
     /// Somebody has said that it is left as it is.
     Paused,
     /// The group is not wanted any more.
-    NotWanted,
+    NotNeeded,
     /// What waits and is held needs so many.
     Load(u32),
     /// The rate of requests needs so many.
@@ -98,35 +98,35 @@ pub enum Reason {
     /// Nobody has looked into its queue yet: so many are there, and may be needed.
     Unknown(u32),
     /// So many more are kept warm.
-    Spares(u32),
+    MinIdle(u32),
     /// There are to be so many at least.
     Min(u32),
     /// There are to be so many at most.
     Max(u32),
     /// So many were needed a short while ago.
-    Recently(u32),
+    RecentNeed(u32),
     /// The machine's budget allows so many.
     Budget(u32),
     /// The last ones did not last; the next is started then.
-    Pause(Instant),
+    RestartDelay(Instant),
     /// So many are starting already.
     Starting(u32),
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for ScaleReason {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Paused => out.write_str("it is paused, and left as it is"),
-            Self::NotWanted => out.write_str("nobody needs the group"),
+            Self::NotNeeded => out.write_str("nobody needs the group"),
             Self::Load(count) => write!(out, "the load needs {count}"),
             Self::Rate(count) => write!(out, "the rate of requests needs {count}"),
             Self::Unknown(count) => write!(out, "{count} are there, and its queue was not looked at yet"),
-            Self::Spares(count) => write!(out, "{count} more are kept warm"),
+            Self::MinIdle(count) => write!(out, "{count} more are kept warm"),
             Self::Min(count) => write!(out, "{count} at least"),
             Self::Max(count) => write!(out, "{count} at most"),
-            Self::Recently(count) => write!(out, "{count} were needed a short while ago"),
+            Self::RecentNeed(count) => write!(out, "{count} were needed a short while ago"),
             Self::Budget(count) => write!(out, "the budget allows {count}"),
-            Self::Pause(_) => out.write_str("the last ones did not last"),
+            Self::RestartDelay(_) => out.write_str("the last ones did not last"),
             Self::Starting(count) => write!(out, "{count} are starting already"),
         }
     }
@@ -134,83 +134,83 @@ impl fmt::Display for Reason {
 
 /// What is to be done about a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Decision {
+pub struct ScaleDecision {
     /// Its key.
     pub key: Key,
     /// How many it is to have.
-    pub wanted: u32,
+    pub desired: u32,
     /// How many to start now.
     pub start: u32,
     /// Which to tell that they go: they take nothing new, and finish what they hold.
     pub drain: Vec<Box<str>>,
     /// Why.
-    pub reasons: Vec<Reason>,
+    pub reasons: Vec<ScaleReason>,
 }
 
 /// What all groups together may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Budget {
+pub struct WorkerBudget {
     /// So many workers.
-    pub workers: u32,
+    pub max_total: u32,
     /// Where there are more groups than workers, one that has a worker keeps it for so long before it is another one's turn.
-    pub turn: Duration,
+    pub rotation_interval: Duration,
 }
 
 /// Remembers what groups needed, so that a short calm does not cost a warm worker, and whose turn it is.
 #[derive(Debug, Clone, Default)]
-pub struct Scale {
+pub struct Scaler {
     /// For each group the needs of its window: times rise, needs fall.
-    recent: BTreeMap<Key, VecDeque<Need>>,
-    turns: BTreeMap<Key, Turn>,
+    recent_needs: BTreeMap<Key, VecDeque<RecentNeed>>,
+    turns: BTreeMap<Key, BudgetTurn>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Turn {
+enum BudgetTurn {
     /// It has workers, since then.
-    Has(Instant),
+    HasWorkers(Instant),
     /// It has none, since then.
-    Waits(Instant),
+    Waiting(Instant),
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Need {
+struct RecentNeed {
     at: Instant,
     count: u32,
 }
 
-struct Draft<'a> {
-    group: &'a Group,
-    wanted: u32,
-    reasons: Vec<Reason>,
+struct DecisionDraft<'a> {
+    group: &'a GroupInput,
+    desired: u32,
+    reasons: Vec<ScaleReason>,
 }
 
-impl Scale {
+impl Scaler {
     /// Decides about every group there is. Each key is there once.
-    pub fn plan(&mut self, groups: &[Group], budget: Option<Budget>, now: Instant) -> Vec<Decision> {
-        self.take_turns(groups, now);
-        let mut drafts: Vec<Draft<'_>> = groups.iter().map(|group| self.draft(group, now)).collect();
+    pub fn plan(&mut self, groups: &[GroupInput], budget: Option<WorkerBudget>, now: Instant) -> Vec<ScaleDecision> {
+        self.update_turns(groups, now);
+        let mut drafts: Vec<DecisionDraft<'_>> = groups.iter().map(|group| self.draft(group, now)).collect();
         let mut room = u32::MAX;
         if let Some(budget) = budget {
-            drafts.sort_by_key(|draft| self.rank(draft, budget.turn, now));
-            share(&mut drafts, budget.workers);
+            drafts.sort_by_key(|draft| self.rank(draft, budget.rotation_interval, now));
+            share_budget(&mut drafts, budget.max_total);
             // One that goes has its place until it has gone.
             let there: usize = groups.iter().map(|group| group.workers.len()).sum();
-            room = budget.workers.saturating_sub(u32::try_from(there).unwrap_or(u32::MAX));
+            room = budget.max_total.saturating_sub(u32::try_from(there).unwrap_or(u32::MAX));
         }
         drafts.into_iter().map(|draft| draft.decide(&mut room, now)).collect()
     }
 
-    fn take_turns(&mut self, groups: &[Group], now: Instant) {
+    fn update_turns(&mut self, groups: &[GroupInput], now: Instant) {
         let known: BTreeSet<&Key> = groups.iter().map(|group| &group.key).collect();
-        self.recent.retain(|key, _| known.contains(key));
+        self.recent_needs.retain(|key, _| known.contains(key));
         self.turns.retain(|key, _| known.contains(key));
         for group in groups {
-            let has = count(group, |doing| doing != Doing::Going) > 0;
+            let has = count_workers(group, |doing| doing != WorkerActivity::Stopping) > 0;
             let turn = match self.turns.get(&group.key) {
-                Some(turn @ Turn::Has(_)) if has => *turn,
-                Some(turn @ Turn::Waits(_)) if !has => *turn,
-                Some(_) | None if has => Turn::Has(now),
-                Some(_) | None => Turn::Waits(now),
+                Some(turn @ BudgetTurn::HasWorkers(_)) if has => *turn,
+                Some(turn @ BudgetTurn::Waiting(_)) if !has => *turn,
+                Some(_) | None if has => BudgetTurn::HasWorkers(now),
+                Some(_) | None => BudgetTurn::Waiting(now),
             };
             self.turns.insert(group.key.clone(), turn);
         }
@@ -218,122 +218,125 @@ impl Scale {
 
     /// Who is served first: whose turn it is, then who has waited longest, then whose turn is over, and at last those without
     /// load.
-    fn rank(&self, draft: &Draft<'_>, turn: Duration, now: Instant) -> (u8, Instant) {
-        if draft.group.load.is_none() {
+    fn rank(&self, draft: &DecisionDraft<'_>, turn: Duration, now: Instant) -> (u8, Instant) {
+        if draft.group.load.is_idle() {
             return (3, Instant::ORIGIN);
         }
         match self.turns.get(&draft.group.key) {
-            Some(Turn::Has(since)) if now < since.plus(turn) => (0, *since),
-            Some(Turn::Waits(since)) => (1, *since),
-            Some(Turn::Has(since)) => (2, *since),
+            Some(BudgetTurn::HasWorkers(since)) if now < since.plus(turn) => (0, *since),
+            Some(BudgetTurn::Waiting(since)) => (1, *since),
+            Some(BudgetTurn::HasWorkers(since)) => (2, *since),
             None => (1, now),
         }
     }
 
     /// When a decision may change by time alone.
     #[must_use]
-    pub fn next_deadline(&self, groups: &[Group], now: Instant) -> Option<Instant> {
+    pub fn next_deadline(&self, groups: &[GroupInput], now: Instant) -> Option<Instant> {
         let windows = groups.iter().filter_map(|group| {
-            let recent = self.recent.get(&group.key).filter(|recent| recent.len() > 1)?;
-            recent.front().map(|need| need.at.plus(group.limits.down_after))
+            let recent = self.recent_needs.get(&group.key).filter(|recent| recent.len() > 1)?;
+            recent.front().map(|need| need.at.plus(group.limits.scale_down_delay))
         });
         windows.chain(groups.iter().map(|group| group.not_before)).filter(|at| *at > now).min()
     }
 
-    fn draft<'a>(&mut self, group: &'a Group, now: Instant) -> Draft<'a> {
+    fn draft<'a>(&mut self, group: &'a GroupInput, now: Instant) -> DecisionDraft<'a> {
         let (limits, load) = (group.limits, group.load);
-        if group.rest == Rest::Paused {
-            let present = count(group, |doing| doing != Doing::Going);
-            return Draft { group, wanted: present, reasons: Vec::from([Reason::Paused]) };
+        if group.pause == PauseState::Paused {
+            let present = count_workers(group, |doing| doing != WorkerActivity::Stopping);
+            return DecisionDraft { group, desired: present, reasons: Vec::from([ScaleReason::Paused]) };
         }
         if group.phase.is_none() {
-            self.recent.remove(&group.key);
-            return Draft { group, wanted: 0, reasons: Vec::from([Reason::NotWanted]) };
+            self.recent_needs.remove(&group.key);
+            return DecisionDraft { group, desired: 0, reasons: Vec::from([ScaleReason::NotNeeded]) };
         }
         let mut reasons = Vec::new();
-        let by_load = load.ready.saturating_add(load.held()).div_ceil(limits.concurrency.max(1));
-        let by_rate = load.held_by_rate.unwrap_or_default().div_ceil(u64::from(limits.concurrency.max(1)) * 1_000);
+        let by_load = load.ready.saturating_add(load.in_progress()).div_ceil(limits.concurrency.max(1));
+        let by_rate =
+            load.in_progress_by_rate.unwrap_or_default().div_ceil(u64::from(limits.concurrency.max(1)) * 1_000);
         let by_rate = u32::try_from(by_rate).unwrap_or(u32::MAX);
         let mut wanted = by_load.max(by_rate);
-        reasons.push(if by_rate > by_load { Reason::Rate(by_rate) } else { Reason::Load(by_load) });
-        let present = count(group, |doing| doing != Doing::Going);
+        reasons.push(if by_rate > by_load { ScaleReason::Rate(by_rate) } else { ScaleReason::Load(by_load) });
+        let present = count_workers(group, |doing| doing != WorkerActivity::Stopping);
         if load.is_unknown && present > wanted {
             wanted = present;
-            reasons.push(Reason::Unknown(present));
+            reasons.push(ScaleReason::Unknown(present));
         }
-        if !load.is_unknown && wanted > 0 && limits.spares > 0 {
-            wanted = wanted.saturating_add(limits.spares);
-            reasons.push(Reason::Spares(limits.spares));
+        if !load.is_unknown && wanted > 0 && limits.min_idle > 0 {
+            wanted = wanted.saturating_add(limits.min_idle);
+            reasons.push(ScaleReason::MinIdle(limits.min_idle));
         }
-        let recently = self.remember(group, wanted, now);
+        let recently = self.record_need(group, wanted, now);
         if recently > wanted {
             wanted = recently;
-            reasons.push(Reason::Recently(recently));
+            reasons.push(ScaleReason::RecentNeed(recently));
         }
         if wanted < limits.min {
             wanted = limits.min;
-            reasons.push(Reason::Min(limits.min));
+            reasons.push(ScaleReason::Min(limits.min));
         }
         if wanted > limits.max {
             wanted = limits.max;
-            reasons.push(Reason::Max(limits.max));
+            reasons.push(ScaleReason::Max(limits.max));
         }
-        Draft { group, wanted, reasons }
+        DecisionDraft { group, desired: wanted, reasons }
     }
 
     /// The greatest need within the window, this one included.
-    fn remember(&mut self, group: &Group, count: u32, now: Instant) -> u32 {
-        let recent = self.recent.entry(group.key.clone()).or_default();
+    fn record_need(&mut self, group: &GroupInput, count: u32, now: Instant) -> u32 {
+        let recent = self.recent_needs.entry(group.key.clone()).or_default();
         while recent.back().is_some_and(|need| need.count <= count) {
             recent.pop_back();
         }
-        recent.push_back(Need { at: now, count });
+        recent.push_back(RecentNeed { at: now, count });
         // The one before the last is outlived as of when the last one began, so that each counts for a whole window.
-        while recent.len() > 1 && recent.front().is_some_and(|need| now.since(need.at) >= group.limits.down_after) {
+        while recent.len() > 1 && recent.front().is_some_and(|need| now.since(need.at) >= group.limits.scale_down_delay)
+        {
             recent.pop_front();
         }
         recent.front().map_or(count, |need| need.count)
     }
 }
 
-impl Draft<'_> {
-    fn decide(self, room: &mut u32, now: Instant) -> Decision {
-        let Self { group, wanted, mut reasons } = self;
+impl DecisionDraft<'_> {
+    fn decide(self, room: &mut u32, now: Instant) -> ScaleDecision {
+        let Self { group, desired: wanted, mut reasons } = self;
         // The budget takes nobody away either.
-        if group.rest == Rest::Paused {
-            return Decision { key: group.key.clone(), wanted, start: 0, drain: Vec::new(), reasons };
+        if group.pause == PauseState::Paused {
+            return ScaleDecision { key: group.key.clone(), desired: wanted, start: 0, drain: Vec::new(), reasons };
         }
-        let present = count(group, |doing| doing != Doing::Going);
+        let present = count_workers(group, |doing| doing != WorkerActivity::Stopping);
         let mut start = 0;
         if wanted > present {
-            let starting = count(group, |doing| doing == Doing::Starting);
+            let starting = count_workers(group, |doing| doing == WorkerActivity::Starting);
             start = (wanted - present).min(*room);
             if now < group.not_before {
-                reasons.push(Reason::Pause(group.not_before));
+                reasons.push(ScaleReason::RestartDelay(group.not_before));
                 start = 0;
-            } else if starting.saturating_add(start) > group.limits.starting_max.max(1) {
-                reasons.push(Reason::Starting(starting));
-                start = group.limits.starting_max.max(1).saturating_sub(starting);
+            } else if starting.saturating_add(start) > group.limits.max_starting.max(1) {
+                reasons.push(ScaleReason::Starting(starting));
+                start = group.limits.max_starting.max(1).saturating_sub(starting);
             }
             *room -= start;
         }
         let surplus = usize::try_from(present.saturating_sub(wanted)).unwrap_or(usize::MAX);
-        let mut candidates: Vec<&Worker> = group.workers.iter().filter(|worker| worker.doing != Doing::Going).collect();
+        let mut candidates: Vec<&GroupWorker> =
+            group.workers.iter().filter(|worker| worker.activity != WorkerActivity::Stopping).collect();
         // Who has nothing to lose goes first: one that is not ready yet, then idle ones, the youngest first.
-        candidates.sort_by_key(|worker| (worker.doing, Reverse(worker.since)));
+        candidates.sort_by_key(|worker| (worker.activity, Reverse(worker.started_at)));
         let drain = candidates.into_iter().take(surplus).map(|worker| worker.id.clone()).collect();
-        Decision { key: group.key.clone(), wanted, start, drain, reasons }
+        ScaleDecision { key: group.key.clone(), desired: wanted, start, drain, reasons }
     }
 }
 
-fn count(group: &Group, which: impl Fn(Doing) -> bool) -> u32 {
-    u32::try_from(group.workers.iter().filter(|worker| which(worker.doing)).count()).unwrap_or(u32::MAX)
+fn count_workers(group: &GroupInput, which: impl Fn(WorkerActivity) -> bool) -> u32 {
+    u32::try_from(group.workers.iter().filter(|worker| which(worker.activity)).count()).unwrap_or(u32::MAX)
 }
 
 /// Shares the budget so that no group has more than another one lacks: all shares rise together until each is enough or
 /// nothing is left, and what cannot be divided goes to those who come first.
-fn share(drafts: &mut [Draft<'_>], budget: u32) {
-    let total = drafts.iter().fold(0_u32, |sum, draft| sum.saturating_add(draft.wanted));
+fn share_budget(drafts: &mut [DecisionDraft<'_>], budget: u32) {
+    let total = drafts.iter().fold(0_u32, |sum, draft| sum.saturating_add(draft.desired));
     if total <= budget {
         return;
     }
@@ -344,22 +347,22 @@ fn share(drafts: &mut [Draft<'_>], budget: u32) {
             .iter()
             .zip(drafts.iter())
             .enumerate()
-            .filter(|(_, (share, draft))| **share < draft.wanted)
+            .filter(|(_, (share, draft))| **share < draft.desired)
             .map(|(at, _)| at)
             .collect();
         let Some(each) = u32::try_from(hungry.len()).ok().filter(|count| *count > 0) else { break };
         let level = (left / each).max(1);
         for at in hungry {
             let (Some(share), Some(draft)) = (shares.get_mut(at), drafts.get(at)) else { continue };
-            let more = level.min(draft.wanted - *share).min(left);
+            let more = level.min(draft.desired - *share).min(left);
             *share += more;
             left -= more;
         }
     }
     for (draft, share) in drafts.iter_mut().zip(shares) {
-        if share < draft.wanted {
-            draft.wanted = share;
-            draft.reasons.push(Reason::Budget(share));
+        if share < draft.desired {
+            draft.desired = share;
+            draft.reasons.push(ScaleReason::Budget(share));
         }
     }
 }
@@ -368,67 +371,80 @@ fn share(drafts: &mut [Draft<'_>], budget: u32) {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits =
-        Limits { min: 1, max: 10, spares: 0, concurrency: 2, down_after: Duration::from_secs(60), starting_max: 10 };
+    const LIMITS: ScaleLimits = ScaleLimits {
+        min: 1,
+        max: 10,
+        min_idle: 0,
+        concurrency: 2,
+        scale_down_delay: Duration::from_secs(60),
+        max_starting: 10,
+    };
 
     fn at(seconds: u64) -> Instant {
         Instant::at(Duration::from_secs(seconds))
     }
 
-    fn group(key: &str, ready: u32, workers: &[Doing]) -> Group {
-        let workers = workers.iter().enumerate().map(|(number, doing)| Worker {
+    fn group(key: &str, ready: u32, workers: &[WorkerActivity]) -> GroupInput {
+        let workers = workers.iter().enumerate().map(|(number, doing)| GroupWorker {
             id: alloc::format!("{key}{number}").into(),
-            doing: *doing,
-            since: at(number as u64),
+            activity: *doing,
+            started_at: at(number as u64),
         });
-        Group {
+        GroupInput {
             key: Key::new(key).unwrap(),
-            phase: Some(Phase::Active),
+            phase: Some(GroupPhase::Active),
             limits: LIMITS,
             load: Load { ready, ..Load::default() },
             workers: workers.collect(),
             not_before: Instant::ORIGIN,
-            rest: Rest::No,
+            pause: PauseState::NotPaused,
         }
     }
 
-    fn alone(group: Group) -> Decision {
-        Scale::default().plan(&[group], None, at(100)).remove(0)
+    fn alone(group: GroupInput) -> ScaleDecision {
+        Scaler::default().plan(&[group], None, at(100)).remove(0)
     }
 
-    fn drained(decision: &Decision) -> Vec<&str> {
+    fn drained(decision: &ScaleDecision) -> Vec<&str> {
         decision.drain.iter().map(|id| &**id).collect()
     }
 
     #[test]
     fn who_is_there_when_a_controller_begins_stays_until_the_queue_was_looked_at_and_for_a_while_after() {
-        let mut scale = Scale::default();
+        let mut scale = Scaler::default();
         let mut decide = |load: Load, seconds: u64| {
-            let group = Group { load, ..group("a", 0, &[Doing::Idle, Doing::Busy, Doing::Idle, Doing::Going]) };
+            let group = GroupInput {
+                load,
+                ..group(
+                    "a",
+                    0,
+                    &[WorkerActivity::Idle, WorkerActivity::Busy, WorkerActivity::Idle, WorkerActivity::Stopping],
+                )
+            };
             scale.plan(&[group], None, at(seconds)).remove(0)
         };
         let first = decide(Load::unknown(), 100);
-        assert_eq!((first.wanted, first.start, drained(&first)), (3, 0, vec![]));
-        assert_eq!(first.reasons, [Reason::Load(0), Reason::Unknown(3)]);
+        assert_eq!((first.desired, first.start, drained(&first)), (3, 0, vec![]));
+        assert_eq!(first.reasons, [ScaleReason::Load(0), ScaleReason::Unknown(3)]);
         let none = Load::default();
-        assert_eq!(decide(none, 101).wanted, 3, "it may only be that nobody has reported yet");
-        assert_eq!(decide(none, 161).wanted, 1);
-        let cold = Scale::default().plan(&[Group { load: Load::unknown(), ..group("b", 0, &[]) }], None, at(1));
-        assert_eq!((cold[0].wanted, cold[0].start), (1, 1), "as many as there are to be at least");
+        assert_eq!(decide(none, 101).desired, 3, "it may only be that nobody has reported yet");
+        assert_eq!(decide(none, 161).desired, 1);
+        let cold = Scaler::default().plan(&[GroupInput { load: Load::unknown(), ..group("b", 0, &[]) }], None, at(1));
+        assert_eq!((cold[0].desired, cold[0].start), (1, 1), "as many as there are to be at least");
     }
 
     #[test]
     fn a_group_that_is_paused_is_left_as_it_is_whatever_it_needs_and_whatever_the_budget_says() {
-        let mut needs = group("a", 9, &[Doing::Idle]);
-        let mut going = group("b", 0, &[Doing::Idle, Doing::Busy]);
+        let mut needs = group("a", 9, &[WorkerActivity::Idle]);
+        let mut going = group("b", 0, &[WorkerActivity::Idle, WorkerActivity::Busy]);
         going.phase = None;
         for group in [&mut needs, &mut going] {
-            group.rest = Rest::Paused;
+            group.pause = PauseState::Paused;
         }
-        let budget = Budget { workers: 1, turn: Duration::ZERO };
-        for decision in Scale::default().plan(&[needs, going], Some(budget), at(100)) {
+        let budget = WorkerBudget { max_total: 1, rotation_interval: Duration::ZERO };
+        for decision in Scaler::default().plan(&[needs, going], Some(budget), at(100)) {
             assert_eq!((decision.start, decision.drain.len()), (0, 0), "{decision:?}");
-            assert_eq!(decision.reasons.first(), Some(&Reason::Paused));
+            assert_eq!(decision.reasons.first(), Some(&ScaleReason::Paused));
         }
     }
 
@@ -437,85 +453,97 @@ mod tests {
         let mut busy = group("a", 3, &[]);
         busy.load.unacknowledged = Some(4);
         let decision = alone(busy);
-        assert_eq!((decision.wanted, decision.start), (4, 4));
-        assert_eq!(decision.reasons, [Reason::Load(4)]);
+        assert_eq!((decision.desired, decision.start), (4, 4));
+        assert_eq!(decision.reasons, [ScaleReason::Load(4)]);
     }
 
     #[test]
     fn nobody_is_stopped_because_nothing_waits_while_requests_are_held() {
-        let mut busy = group("a", 0, &[Doing::Busy; 5]);
+        let mut busy = group("a", 0, &[WorkerActivity::Busy; 5]);
         busy.load = Load { unacknowledged: Some(0), in_flight: Some(10), ..Load::default() };
         let decision = alone(busy);
-        assert_eq!((decision.wanted, decision.start, drained(&decision)), (5, 0, vec![]));
+        assert_eq!((decision.desired, decision.start, drained(&decision)), (5, 0, vec![]));
     }
 
     #[test]
     fn idle_workers_go_before_busy_ones_and_the_oldest_idle_one_stays() {
-        let mut calm = group("a", 0, &[Doing::Busy, Doing::Idle, Doing::Idle, Doing::Busy, Doing::Starting]);
+        let mut calm = group(
+            "a",
+            0,
+            &[
+                WorkerActivity::Busy,
+                WorkerActivity::Idle,
+                WorkerActivity::Idle,
+                WorkerActivity::Busy,
+                WorkerActivity::Starting,
+            ],
+        );
         calm.load.unacknowledged = Some(5);
         let decision = alone(calm);
-        assert_eq!((decision.wanted, drained(&decision)), (3, vec!["a4", "a2"]));
+        assert_eq!((decision.desired, drained(&decision)), (3, vec!["a4", "a2"]));
     }
 
     #[test]
     fn limits_and_spares_are_kept_and_named() {
         let mut warm = group("a", 1, &[]);
-        warm.limits.spares = 2;
-        assert_eq!(alone(warm.clone()).wanted, 3);
+        warm.limits.min_idle = 2;
+        assert_eq!(alone(warm.clone()).desired, 3);
         warm.load = Load::default();
         let idle = alone(warm.clone());
-        assert_eq!((idle.wanted, idle.reasons), (1, vec![Reason::Load(0), Reason::Min(1)]));
+        assert_eq!((idle.desired, idle.reasons), (1, vec![ScaleReason::Load(0), ScaleReason::Min(1)]));
         warm.load.ready = 1_000_000;
         let full = alone(warm);
-        assert_eq!(full.wanted, 10);
-        assert!(full.reasons.contains(&Reason::Max(10)));
+        assert_eq!(full.desired, 10);
+        assert!(full.reasons.contains(&ScaleReason::Max(10)));
     }
 
     #[test]
     fn the_rate_keeps_workers_that_a_short_queue_would_not() {
-        let mut steady = group("a", 0, &[Doing::Idle; 3]);
+        let mut steady = group("a", 0, &[WorkerActivity::Idle; 3]);
         // Two each.
-        steady.load.held_by_rate = Some(4_100);
+        steady.load.in_progress_by_rate = Some(4_100);
         let decision = alone(steady);
-        assert_eq!((decision.wanted, decision.reasons), (3, vec![Reason::Rate(3)]));
+        assert_eq!((decision.desired, decision.reasons), (3, vec![ScaleReason::Rate(3)]));
     }
 
     #[test]
     fn a_calm_costs_workers_only_once_it_has_lasted() {
-        let mut scale = Scale::default();
+        let mut scale = Scaler::default();
         let mut wanted =
-            |ready, second| scale.plan(&[group("a", ready, &[Doing::Idle; 4])], None, at(second)).remove(0);
-        assert_eq!(wanted(8, 0).wanted, 4);
-        assert_eq!(wanted(0, 10).wanted, 4);
-        assert_eq!(wanted(4, 30).wanted, 4);
+            |ready, second| scale.plan(&[group("a", ready, &[WorkerActivity::Idle; 4])], None, at(second)).remove(0);
+        assert_eq!(wanted(8, 0).desired, 4);
+        assert_eq!(wanted(0, 10).desired, 4);
+        assert_eq!(wanted(4, 30).desired, 4);
         let later = wanted(0, 61);
-        assert_eq!((later.wanted, later.reasons), (2, vec![Reason::Load(0), Reason::Recently(2)]));
-        assert_eq!(wanted(0, 91).wanted, 1);
+        assert_eq!((later.desired, later.reasons), (2, vec![ScaleReason::Load(0), ScaleReason::RecentNeed(2)]));
+        assert_eq!(wanted(0, 91).desired, 1);
     }
 
     #[test]
     fn a_group_that_is_not_wanted_loses_every_worker() {
-        let mut over = group("a", 5, &[Doing::Idle, Doing::Busy, Doing::Going]);
+        let mut over = group("a", 5, &[WorkerActivity::Idle, WorkerActivity::Busy, WorkerActivity::Stopping]);
         over.phase = None;
         let decision = alone(over);
-        assert_eq!((decision.wanted, decision.start, drained(&decision)), (0, 0, vec!["a0", "a1"]));
-        assert_eq!(decision.reasons, [Reason::NotWanted]);
+        assert_eq!((decision.desired, decision.start, drained(&decision)), (0, 0, vec!["a0", "a1"]));
+        assert_eq!(decision.reasons, [ScaleReason::NotNeeded]);
     }
 
     #[test]
     fn workers_that_go_count_for_the_budget_and_not_for_the_group() {
-        let budget = Some(Budget { workers: 3, turn: Duration::from_secs(60) });
-        let decision = Scale::default().plan(&[group("a", 6, &[Doing::Going, Doing::Going])], budget, at(0)).remove(0);
-        assert_eq!((decision.wanted, decision.start), (3, 1));
+        let budget = Some(WorkerBudget { max_total: 3, rotation_interval: Duration::from_secs(60) });
+        let decision = Scaler::default()
+            .plan(&[group("a", 6, &[WorkerActivity::Stopping, WorkerActivity::Stopping])], budget, at(0))
+            .remove(0);
+        assert_eq!((decision.desired, decision.start), (3, 1));
     }
 
     #[test]
     fn the_budget_is_shared_by_what_each_lacks() {
-        let budget = Some(Budget { workers: 10, turn: Duration::from_secs(60) });
+        let budget = Some(WorkerBudget { max_total: 10, rotation_interval: Duration::from_secs(60) });
         let groups = [group("a", 100, &[]), group("b", 2, &[]), group("c", 100, &[])];
-        let mut decisions = Scale::default().plan(&groups, budget, at(0));
+        let mut decisions = Scaler::default().plan(&groups, budget, at(0));
         decisions.sort_by(|one, other| one.key.cmp(&other.key));
-        let wanted: Vec<u32> = decisions.iter().map(|decision| decision.wanted).collect();
+        let wanted: Vec<u32> = decisions.iter().map(|decision| decision.desired).collect();
         assert_eq!(wanted[1], 1);
         assert_eq!(wanted.iter().sum::<u32>(), 10);
         assert!(wanted[0].abs_diff(wanted[2]) <= 1, "{wanted:?}");
@@ -523,13 +551,13 @@ mod tests {
 
     #[test]
     fn more_groups_than_workers_take_turns() {
-        let budget = Some(Budget { workers: 1, turn: Duration::from_secs(60) });
-        let (mut scale, mut has, mut turns) = (Scale::default(), None::<usize>, [0, 0, 0]);
+        let budget = Some(WorkerBudget { max_total: 1, rotation_interval: Duration::from_secs(60) });
+        let (mut scale, mut has, mut turns) = (Scaler::default(), None::<usize>, [0, 0, 0]);
         for second in 0..600 {
-            let groups: Vec<Group> = ["a", "b", "c"]
+            let groups: Vec<GroupInput> = ["a", "b", "c"]
                 .into_iter()
                 .enumerate()
-                .map(|(number, key)| group(key, 9, if has == Some(number) { &[Doing::Busy] } else { &[] }))
+                .map(|(number, key)| group(key, 9, if has == Some(number) { &[WorkerActivity::Busy] } else { &[] }))
                 .collect();
             for decision in scale.plan(&groups, budget, at(second)) {
                 let number = groups.iter().position(|group| group.key == decision.key).unwrap();
@@ -547,12 +575,12 @@ mod tests {
 
     #[test]
     fn a_group_whose_workers_do_not_last_waits_and_starts_are_few_at_once() {
-        let mut failing = group("a", 20, &[Doing::Starting]);
+        let mut failing = group("a", 20, &[WorkerActivity::Starting]);
         failing.not_before = at(200);
         let decision = alone(failing.clone());
-        assert_eq!((decision.start, decision.reasons.last()), (0, Some(&Reason::Pause(at(200)))));
-        (failing.not_before, failing.limits.starting_max) = (at(0), 3);
+        assert_eq!((decision.start, decision.reasons.last()), (0, Some(&ScaleReason::RestartDelay(at(200)))));
+        (failing.not_before, failing.limits.max_starting) = (at(0), 3);
         let decision = alone(failing);
-        assert_eq!((decision.wanted, decision.start), (10, 2));
+        assert_eq!((decision.desired, decision.start), (10, 2));
     }
 }

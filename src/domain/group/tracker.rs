@@ -3,12 +3,12 @@
 use alloc::collections::BTreeMap;
 use core::time::Duration;
 
-use super::{Generation, Key, Phase};
+use super::{Generation, GroupPhase, Key};
 use crate::domain::time::Instant;
 
 /// How long a group stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Policy {
+pub struct TrackerPolicy {
     /// From the last sign of demand until its queue is unbound.
     pub unbind_delay: Duration,
     /// From then until it is not wanted any more.
@@ -17,11 +17,11 @@ pub struct Policy {
 
 /// What is wanted of one group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Wanted {
+pub struct DesiredGroup {
     /// Its phase.
-    pub phase: Phase,
+    pub phase: GroupPhase,
     /// The change that led to it.
-    pub since: Generation,
+    pub generation: Generation,
     /// When the next phase comes, if nothing more is heard of it.
     pub until: Instant,
 }
@@ -29,35 +29,35 @@ pub struct Wanted {
 /// The groups that are wanted.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Tracker {
-    policy: Policy,
+    policy: TrackerPolicy,
     generation: Generation,
-    groups: BTreeMap<Key, Wanted>,
+    groups: BTreeMap<Key, DesiredGroup>,
 }
 
 impl Tracker {
     /// Begins with those that were found, as if each had been asked for just now: nothing is known of how long they have
     /// waited, and one that is not needed goes by itself.
     #[must_use]
-    pub fn new(policy: Policy, found: impl IntoIterator<Item = Key>, now: Instant) -> Self {
+    pub fn new(policy: TrackerPolicy, found: impl IntoIterator<Item = Key>, now: Instant) -> Self {
         let mut tracker = Self { policy, generation: Generation::default(), groups: BTreeMap::new() };
         for key in found {
-            tracker.require(key, Duration::ZERO, now);
+            tracker.on_demand(key, Duration::ZERO, now);
         }
         tracker
     }
 
     /// A sign of demand: the group is active from the answered generation on, for `extra` longer than the policy says. What
     /// hears of demand only now and then gives the time between in `extra`.
-    pub fn require(&mut self, key: Key, extra: Duration, now: Instant) -> Generation {
+    pub fn on_demand(&mut self, key: Key, extra: Duration, now: Instant) -> Generation {
         let until = now.plus(self.policy.unbind_delay.saturating_add(extra));
         match self.groups.get_mut(&key) {
-            Some(wanted) if wanted.phase == Phase::Active => {
+            Some(wanted) if wanted.phase == GroupPhase::Active => {
                 wanted.until = wanted.until.max(until);
-                wanted.since
+                wanted.generation
             }
             Some(_) | None => {
                 let since = self.next_generation();
-                self.groups.insert(key, Wanted { phase: Phase::Active, since, until });
+                self.groups.insert(key, DesiredGroup { phase: GroupPhase::Active, generation: since, until });
                 since
             }
         }
@@ -74,18 +74,18 @@ impl Tracker {
             }
             generation = Generation(generation.0.saturating_add(1));
             match wanted.phase {
-                Phase::Active => {
-                    *wanted = Wanted { phase: Phase::Unbound, since: generation, until: stop_at };
+                GroupPhase::Active => {
+                    *wanted = DesiredGroup { phase: GroupPhase::Unbound, generation, until: stop_at };
                     true
                 }
-                Phase::Unbound => false,
+                GroupPhase::Unbound => false,
             }
         });
         self.generation = generation;
     }
 
     /// Other delays. What has begun is counted by the old ones.
-    pub const fn reconfigure(&mut self, policy: Policy) {
+    pub const fn reconfigure(&mut self, policy: TrackerPolicy) {
         self.policy = policy;
     }
 
@@ -103,12 +103,12 @@ impl Tracker {
 
     /// What is wanted of a group; `None` where it is not wanted.
     #[must_use]
-    pub fn wanted(&self, key: &Key) -> Option<Wanted> {
+    pub fn desired(&self, key: &Key) -> Option<DesiredGroup> {
         self.groups.get(key).copied()
     }
 
     /// Every group that is wanted, by key.
-    pub fn groups(&self) -> impl Iterator<Item = (&Key, Wanted)> {
+    pub fn groups(&self) -> impl Iterator<Item = (&Key, DesiredGroup)> {
         self.groups.iter().map(|(key, wanted)| (key, *wanted))
     }
 
@@ -122,7 +122,8 @@ impl Tracker {
 mod tests {
     use super::*;
 
-    const POLICY: Policy = Policy { unbind_delay: Duration::from_secs(10), stop_delay: Duration::from_secs(5) };
+    const POLICY: TrackerPolicy =
+        TrackerPolicy { unbind_delay: Duration::from_secs(10), stop_delay: Duration::from_secs(5) };
 
     fn at(seconds: u64) -> Instant {
         Instant::at(Duration::from_secs(seconds))
@@ -132,19 +133,19 @@ mod tests {
         Key::new(text).unwrap()
     }
 
-    fn phase(tracker: &Tracker, text: &str) -> Option<Phase> {
-        tracker.wanted(&key(text)).map(|wanted| wanted.phase)
+    fn phase(tracker: &Tracker, text: &str) -> Option<GroupPhase> {
+        tracker.desired(&key(text)).map(|wanted| wanted.phase)
     }
 
     #[test]
     fn a_group_that_nobody_needs_is_unbound_and_then_gone() {
         let mut tracker = Tracker::new(POLICY, [], at(0));
-        let first = tracker.require(key("a"), Duration::ZERO, at(0));
-        assert_eq!((first, phase(&tracker, "a")), (Generation(1), Some(Phase::Active)));
+        let first = tracker.on_demand(key("a"), Duration::ZERO, at(0));
+        assert_eq!((first, phase(&tracker, "a")), (Generation(1), Some(GroupPhase::Active)));
         tracker.tick(at(9));
-        assert_eq!((tracker.generation(), phase(&tracker, "a")), (Generation(1), Some(Phase::Active)));
+        assert_eq!((tracker.generation(), phase(&tracker, "a")), (Generation(1), Some(GroupPhase::Active)));
         tracker.tick(at(10));
-        assert_eq!((tracker.generation(), phase(&tracker, "a")), (Generation(2), Some(Phase::Unbound)));
+        assert_eq!((tracker.generation(), phase(&tracker, "a")), (Generation(2), Some(GroupPhase::Unbound)));
         assert_eq!(tracker.next_deadline(), Some(at(15)));
         tracker.tick(at(15));
         assert_eq!((tracker.generation(), phase(&tracker, "a")), (Generation(3), None));
@@ -154,20 +155,20 @@ mod tests {
     #[test]
     fn demand_makes_an_unbound_group_active_again_with_a_new_generation() {
         let mut tracker = Tracker::new(POLICY, [], at(0));
-        let first = tracker.require(key("a"), Duration::ZERO, at(0));
+        let first = tracker.on_demand(key("a"), Duration::ZERO, at(0));
         tracker.tick(at(10));
-        let again = tracker.require(key("a"), Duration::ZERO, at(12));
+        let again = tracker.on_demand(key("a"), Duration::ZERO, at(12));
         assert!(again > first);
-        assert_eq!(tracker.wanted(&key("a")).unwrap().until, at(22));
+        assert_eq!(tracker.desired(&key("a")).unwrap().until, at(22));
     }
 
     #[test]
     fn slow_steady_demand_keeps_a_group_active_and_changes_no_generation() {
         let mut tracker = Tracker::new(POLICY, [], at(0));
-        let first = tracker.require(key("a"), Duration::ZERO, at(0));
+        let first = tracker.on_demand(key("a"), Duration::ZERO, at(0));
         for second in 1..1_000 {
             tracker.tick(at(second * 9));
-            assert_eq!(tracker.require(key("a"), Duration::ZERO, at(second * 9)), first);
+            assert_eq!(tracker.on_demand(key("a"), Duration::ZERO, at(second * 9)), first);
         }
         assert_eq!(tracker.generation(), first);
     }
@@ -175,23 +176,23 @@ mod tests {
     #[test]
     fn a_shorter_demand_never_takes_time_away() {
         let mut tracker = Tracker::new(POLICY, [], at(0));
-        tracker.require(key("a"), Duration::from_secs(60), at(0));
-        tracker.require(key("a"), Duration::ZERO, at(1));
-        assert_eq!(tracker.wanted(&key("a")).unwrap().until, at(70));
+        tracker.on_demand(key("a"), Duration::from_secs(60), at(0));
+        tracker.on_demand(key("a"), Duration::ZERO, at(1));
+        assert_eq!(tracker.desired(&key("a")).unwrap().until, at(70));
     }
 
     #[test]
     fn a_late_tick_does_not_shorten_the_time_in_which_a_queue_is_unbound() {
         let mut tracker = Tracker::new(POLICY, [key("a")], at(0));
         tracker.tick(at(1_000));
-        assert_eq!(phase(&tracker, "a"), Some(Phase::Unbound));
+        assert_eq!(phase(&tracker, "a"), Some(GroupPhase::Unbound));
         assert_eq!(tracker.next_deadline(), Some(at(1_005)));
     }
 
     #[test]
     fn what_was_found_is_active_for_a_whole_life() {
         let tracker = Tracker::new(POLICY, [key("a"), key("")], at(100));
-        assert_eq!((phase(&tracker, "a"), phase(&tracker, "")), (Some(Phase::Active), Some(Phase::Active)));
+        assert_eq!((phase(&tracker, "a"), phase(&tracker, "")), (Some(GroupPhase::Active), Some(GroupPhase::Active)));
         assert_eq!(tracker.next_deadline(), Some(at(110)));
     }
 }

@@ -4,22 +4,22 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use crate::domain::claim::{self, End, KillCause, Settled};
-use crate::domain::fitness::Condition;
-use crate::domain::id::{Lane, Run, SourceId, Token};
-use crate::domain::outcome::{Outcome, Unprepared, Verdict};
+use crate::domain::claim::{self, ClaimEnd, KillCause, UploadStatus};
+use crate::domain::host_health::ProbeResult;
+use crate::domain::id::{LocalToken, PriorityQueue, Run, SourceId};
+use crate::domain::outcome::{Outcome, PrepareFailure, Verdict};
 use crate::domain::refusal::Refusal;
-use crate::domain::service::Serving;
+use crate::domain::service_supervisor::ServiceAvailability;
 use crate::domain::time::Instant;
-use crate::domain::unread::Window;
+use crate::domain::unread_polls::ClaimWindow;
 
-use super::{Policy, Room};
+use super::{HostResources, WorkerPolicy};
 
 /// A message that can be claimed, as the rules see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
+pub struct ReceivedMessage {
     /// Names this reception.
-    pub token: Token,
+    pub token: LocalToken,
     /// Names the entry, at every reception.
     pub id: Box<str>,
     /// How often it was received.
@@ -30,9 +30,9 @@ pub struct Seen {
 
 /// A claim that a poll or a recovery brought.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Brought {
+pub struct GrantedClaim {
     /// Names it from here on.
-    pub token: Token,
+    pub token: LocalToken,
     /// The run.
     pub run: Run,
     /// The length of the lease, from when the request was sent.
@@ -41,9 +41,9 @@ pub struct Brought {
 
 /// A run that an earlier life of this worker has left unreported.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LeftOver {
+pub struct RecoveredClaim {
     /// Names it from here on.
-    pub token: Token,
+    pub token: LocalToken,
     /// The source that has claimed it.
     pub source: SourceId,
     /// The run.
@@ -56,19 +56,19 @@ pub struct LeftOver {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// An earlier life of this worker has left these unreported. To be told before the first [`Event::Tick`].
-    LeftOver(Vec<LeftOver>),
+    ClaimsRecovered(Vec<RecoveredClaim>),
     /// An earlier life of this worker sent this source a poll that claims, and is not known to have read its answer. To be told
     /// before the first [`Event::Tick`].
-    PollLeft {
+    UnreadPoll {
         /// The source.
         source: SourceId,
         /// How long ago.
-        ago: Duration,
+        age: Duration,
     },
     /// The answer to [`Effect::TakeOver`].
     TakenOver {
         /// The claim.
-        claim: Token,
+        claim: LocalToken,
         /// When it was asked for.
         sent_at: Instant,
         /// The length of the lease.
@@ -81,18 +81,18 @@ pub enum Event {
         /// When it was asked.
         sent_at: Instant,
         /// How many lanes there are and how long they stay usable.
-        answer: Result<Lanes, Refusal>,
+        answer: Result<OpenedQueues, Refusal>,
     },
     /// The answer to [`Effect::Poll`].
     Polled {
         /// The source.
         source: SourceId,
         /// The lane.
-        lane: Lane,
+        queue: PriorityQueue,
         /// When it was asked.
         sent_at: Instant,
         /// What it brought.
-        answer: Result<Haul, Refusal>,
+        answer: Result<PollResult, Refusal>,
     },
     /// The answer to [`Effect::Recover`].
     Recovered {
@@ -101,12 +101,12 @@ pub enum Event {
         /// When it was asked.
         sent_at: Instant,
         /// What it brought.
-        answer: Result<Found, Refusal>,
+        answer: Result<RecoveryResult, Refusal>,
     },
     /// The answer to [`Effect::Claim`].
     Claimed {
         /// The claim.
-        claim: Token,
+        claim: LocalToken,
         /// When it was asked.
         sent_at: Instant,
         /// The length of the lease.
@@ -115,80 +115,80 @@ pub enum Event {
     /// The answer to [`Effect::Delete`].
     Deleted {
         /// The message.
-        message: Token,
+        message: LocalToken,
         /// What came of it.
         answer: Result<(), Refusal>,
     },
     /// The answer to [`Effect::Prepare`].
     Prepared {
         /// The claim.
-        claim: Token,
+        claim: LocalToken,
         /// Whether it can be started.
-        answer: Result<(), Unprepared>,
+        answer: Result<(), PrepareFailure>,
     },
     /// The payload was prepared and started, both for [`Effect::Prepare`]. It is told at the latest before [`Event::Ended`].
     Started {
         /// The claim.
-        claim: Token,
+        claim: LocalToken,
     },
     /// The answer to [`Effect::Execute`], or to [`Effect::Kill`]: no process of the payload is left.
     Ended {
         /// The claim.
-        claim: Token,
+        claim: LocalToken,
         /// How it ended.
         verdict: Verdict,
     },
     /// Processes of this claim's payload may still be there, although they were killed. Comes before [`Event::Ended`].
-    Occupied {
+    CleanupPending {
         /// The claim.
-        claim: Token,
+        claim: LocalToken,
     },
     /// Nothing is left of an occupied claim's payload any more, whether the claim is over or not.
-    Vacated {
+    CleanupDone {
         /// The claim.
-        claim: Token,
+        claim: LocalToken,
     },
-    /// The answer to [`Effect::Settle`].
-    Settled {
+    /// The answer to [`Effect::Upload`].
+    Uploaded {
         /// The claim.
-        claim: Token,
+        claim: LocalToken,
         /// How log and artifacts fared.
-        settled: Settled,
+        status: UploadStatus,
     },
     /// The answer to [`Effect::Report`].
     Reported {
         /// The claim.
-        claim: Token,
+        claim: LocalToken,
         /// What came of it.
         answer: Result<(), Refusal>,
     },
     /// The answer to [`Effect::Reclaim`].
     Reclaimed {
         /// The claim.
-        claim: Token,
+        claim: LocalToken,
         /// When it was asked.
         sent_at: Instant,
         /// The new length.
         answer: Result<Duration, Refusal>,
     },
-    /// The answer to [`Effect::Check`].
-    Checked {
+    /// The answer to [`Effect::CheckStatus`].
+    StatusChecked {
         /// The claim.
-        claim: Token,
+        claim: LocalToken,
         /// Whether somebody else resolved the run.
         answer: Result<bool, Refusal>,
     },
     /// What is to become of one claim, whatever becomes of the others.
-    Ordered {
+    Command {
         /// The claim.
-        claim: Token,
+        claim: LocalToken,
         /// What.
-        order: claim::Order,
+        command: claim::CancelCommand,
     },
     /// The source found out by itself that this claim is not ours any more.
     Lost {
         /// The claim.
-        claim: Token,
+        claim: LocalToken,
     },
     /// Something may have become pending at this source.
     Wake(SourceId),
@@ -200,20 +200,20 @@ pub enum Event {
     /// Ask again.
     Resume,
     /// Whether what runs this source's tasks can take any. It can, unless said otherwise.
-    Serving {
+    ServiceAvailabilityChanged {
         /// The source.
         source: SourceId,
         /// Whether it can.
-        serving: Serving,
+        availability: ServiceAvailability,
     },
-    /// The answer to [`Effect::Look`].
-    Looked(Condition),
+    /// The answer to [`Effect::ProbeHost`].
+    HostProbed(ProbeResult),
     /// What the host has left.
-    Measured(Room),
+    ResourcesMeasured(HostResources),
     /// The work folder is not this worker's any more: what is written down there, no later life reads.
-    FolderLost,
+    WorkDirLost,
     /// The rules changed.
-    Reconfigured(Box<Policy>),
+    Reconfigured(Box<WorkerPolicy>),
     /// Stop claiming, finish what is held, exit.
     Drain,
     /// As [`Event::Drain`], and what is left then is handed back, whatever was said before of how long a drain may take.
@@ -222,18 +222,18 @@ pub enum Event {
         deadline: Instant,
     },
     /// Stop claiming, hand back what is held, exit, by `deadline` if there is one.
-    HandBack {
+    Release {
         /// When the host goes.
         deadline: Option<Instant>,
     },
     /// The host goes. Nothing new is claimed, what has not started is handed back, and what runs may go on as the policy
     /// says. The earliest deadline counts, and nothing takes it back.
-    Terminate {
+    TerminationNotice {
         /// When; where that is not known everything is handed back at once.
         deadline: Option<Instant>,
     },
     /// The host may have to go before long: drain, and exit as for a host that goes.
-    Retire,
+    TerminationRisk,
     /// Exit without waiting for anything.
     Abort,
     /// Time passed.
@@ -242,7 +242,7 @@ pub enum Event {
 
 /// The lanes of a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Lanes {
+pub struct OpenedQueues {
     /// How many.
     pub count: u16,
     /// How long they stay usable from when they were asked for.
@@ -251,22 +251,22 @@ pub struct Lanes {
 
 /// What a recovery brought.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Found {
+pub struct RecoveryResult {
     /// Claims that were taken over.
-    pub claims: Vec<Brought>,
+    pub claims: Vec<GrantedClaim>,
     /// Why others could not be; `None` where there are none.
-    pub missed: Option<Refusal>,
+    pub error: Option<Refusal>,
     /// How many more go by our name, claimed when no poll of ours can have claimed them. They are left alone.
-    pub others: usize,
+    pub foreign_claims: usize,
 }
 
 /// What a poll brought.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Haul {
+pub struct PollResult {
     /// Messages, in the order received.
-    pub messages: Vec<Seen>,
+    pub messages: Vec<ReceivedMessage>,
     /// Claims.
-    pub claims: Vec<Brought>,
+    pub claims: Vec<GrantedClaim>,
 }
 
 /// Something to do.
@@ -279,7 +279,7 @@ pub enum Effect {
         /// The source.
         source: SourceId,
         /// The lane.
-        lane: Lane,
+        queue: PriorityQueue,
         /// How many slots were taken for it.
         max: u8,
     },
@@ -288,37 +288,37 @@ pub enum Effect {
         /// The source.
         source: SourceId,
         /// What is held already, or ended here.
-        held: Vec<Run>,
+        known_runs: Vec<Run>,
         /// When polls may have claimed what nobody read the answer of. What was claimed at any other time is not ours.
-        asked: Vec<Window>,
+        windows: Vec<ClaimWindow>,
     },
     /// Claim the run that this message is about. The claim goes by the message's token.
-    Claim(Token),
+    Claim(LocalToken),
     /// Ask for a claim of an earlier life once more, and for the right to report it.
-    TakeOver(Token),
+    TakeOver(LocalToken),
     /// Delete a message.
-    Delete(Token),
+    Delete(LocalToken),
     /// This message is not needed any more.
-    Forget(Token),
+    DropMessage(LocalToken),
     /// Let the handler prepare.
-    Prepare(Token),
+    Prepare(LocalToken),
     /// Start the payload.
-    Execute(Token),
+    Execute(LocalToken),
     /// End the payload.
     Kill {
         /// The claim.
-        claim: Token,
+        claim: LocalToken,
         /// Why.
         cause: KillCause,
         /// How long it has before it is killed. The earliest of several orders counts.
         grace: Duration,
     },
     /// Finish the log, store log and artifacts.
-    Settle(Token),
+    Upload(LocalToken),
     /// Send the outcome.
     Report {
         /// The claim.
-        claim: Token,
+        claim: LocalToken,
         /// The outcome.
         outcome: Outcome,
         /// How long the call may take.
@@ -327,34 +327,34 @@ pub enum Effect {
     /// Extend the lease.
     Reclaim {
         /// The claim.
-        claim: Token,
+        claim: LocalToken,
         /// How long the call may take.
         timeout: Duration,
     },
     /// Ask whether the run is still wanted.
-    Check(Token),
+    CheckStatus(LocalToken),
     /// Tell the handler how long its lease is.
-    Extended {
+    UpdateLease {
         /// The claim.
-        claim: Token,
+        claim: LocalToken,
         /// When the claim is given up if it is not extended again.
-        lease_ends: Instant,
+        expires_at: Instant,
     },
     /// The claim is over; drop what is under way for it.
     Close {
         /// The claim.
-        claim: Token,
+        claim: LocalToken,
         /// The run.
         run: Run,
         /// The last word.
-        end: End,
+        end: ClaimEnd,
     },
     /// Find out whether the host can run tasks.
-    Look,
+    ProbeHost,
     /// Tell the operator.
     Alert(Alert),
     /// Exit. Nothing follows.
-    Exit(Exit),
+    Exit(ExitReason),
 }
 
 /// Something that an operator should see and that is counted.
@@ -363,7 +363,7 @@ pub enum Alert {
     /// A message was received more often than the limit (I15: once a message).
     DequeueCount {
         /// The message.
-        message: Token,
+        message: LocalToken,
         /// The message's own name.
         id: Box<str>,
         /// How often.
@@ -372,14 +372,14 @@ pub enum Alert {
     /// A message could not be read and is deleted (I17).
     Undecodable {
         /// The message.
-        message: Token,
+        message: LocalToken,
         /// The message's own name.
         id: Box<str>,
         /// How often it was received.
         count: u32,
     },
     /// A poll made a claim whose answer could not be read. It is looked for by a recovery, or runs out.
-    Unreadable {
+    UnreadableClaim {
         /// The source.
         source: SourceId,
         /// What could be read of its name.
@@ -388,27 +388,27 @@ pub enum Alert {
     /// A delete failed (I14).
     DeleteFailed {
         /// The message.
-        message: Token,
+        message: LocalToken,
         /// The message's own name.
         id: Box<str>,
         /// How often it was received.
         count: u32,
         /// Whether it is tried again.
-        retried: Retried,
+        retry: DeleteRetry,
     },
     /// The queue refuses our credentials.
     Denied {
         /// The source.
         source: SourceId,
         /// How often in a row.
-        in_a_row: u32,
+        consecutive: u32,
     },
     /// The source has given no definite answer for a while.
-    Trouble {
+    SourceUnavailable {
         /// The source.
         source: SourceId,
         /// How often in a row.
-        in_a_row: u32,
+        consecutive: u32,
     },
     /// The queue asks us to slow down.
     Throttled {
@@ -416,42 +416,42 @@ pub enum Alert {
         source: SourceId,
     },
     /// A task could not be run because of the host (once, until one has run again). Claiming pauses.
-    HostUnfit {
+    HostUnhealthy {
         /// The run, which is handed back.
         run: Run,
     },
     /// The work folder was removed or replaced (once). This worker finishes what it holds, and leaves.
-    FolderLost,
+    WorkDirLost,
     /// A run was already in progress elsewhere when our lease was over.
     OverlapPossible {
         /// The run.
         run: Run,
     },
     /// A payload may still be there although it was killed; its slot is not used until it is gone.
-    Occupied {
+    CleanupPending {
         /// The run.
         run: Run,
     },
     /// A claim came by a call that was under way when this worker could take no more; it is handed back.
-    Late {
+    LateGrant {
         /// The run.
         run: Run,
     },
     /// A claim of an earlier life of this worker was found; it is handed back.
-    LeftOver {
+    RecoveredClaim {
         /// The run.
         run: Run,
     },
     /// The service counts claims under our name that are not ours: another worker lives under it, or an earlier life had another
     /// work folder. They are left alone.
-    Namesake {
+    DuplicateWorkerId {
         /// The source.
         source: SourceId,
         /// How many.
         claims: usize,
     },
     /// A poll brought a claim without a free slot; it is handed back.
-    Unasked {
+    UnexpectedGrant {
         /// The run.
         run: Run,
     },
@@ -459,57 +459,57 @@ pub enum Alert {
 
 /// Whether a failed call is made again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Retried {
+pub enum DeleteRetry {
     /// It is.
     Yes,
     /// That was the last time.
     No,
 }
 
-impl Exit {
+impl ExitReason {
     /// In words, for a log.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Drained => "drained",
-            Self::HandedBack => "handed back",
+            Self::Released => "handed back",
             Self::Idle => "idle",
-            Self::Limit => "limit reached",
-            Self::FolderLost => "work folder lost",
+            Self::LimitReached => "limit reached",
+            Self::WorkDirLost => "work folder lost",
             Self::DrainDeadline => "drain deadline",
-            Self::HostGoes => "host goes",
-            Self::CredentialsRefused => "credentials refused",
+            Self::HostTerminating => "host goes",
+            Self::CredentialsRejected => "credentials refused",
             Self::Misconfigured => "misconfigured",
             Self::Aborted => "aborted",
-            Self::Occupied => "processes left",
+            Self::ProcessesLeft => "processes left",
         }
     }
 }
 
 /// Why the worker exits (I24): the first cause counts, but that a hand back outranks a drain, and the host's end both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Exit {
+pub enum ExitReason {
     /// It was drained and everything held was finished.
     Drained,
     /// It was told to go and handed back what it held.
-    HandedBack,
+    Released,
     /// It had nothing to do for as long as it stays then.
     Idle,
     /// It has had as many tasks, or as much time, as it was to have.
-    Limit,
+    LimitReached,
     /// Its work folder was removed or replaced under it.
-    FolderLost,
+    WorkDirLost,
     /// The drain took too long, and the rest was handed back.
     DrainDeadline,
     /// The host is taken away; what it held was finished or handed back.
-    HostGoes,
+    HostTerminating,
     /// The queue never accepted our credentials.
-    CredentialsRefused,
+    CredentialsRejected,
     /// The queue says that our requests are wrong.
     Misconfigured,
     /// It was told to exit at once.
     Aborted,
     /// Processes of a payload are still there although they were killed. Outranks every other cause but that it was told to
     /// exit at once.
-    Occupied,
+    ProcessesLeft,
 }

@@ -5,12 +5,12 @@
 
 mod claims;
 mod event;
-mod leave;
-mod left_over;
+mod lifecycle;
 mod messages;
-mod ring;
+mod recent_set;
+mod recovered_claims;
+mod shutdown;
 mod sources;
-mod stay;
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -18,80 +18,83 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::backoff::{self, Backoff};
-use super::claim::{self, Happening, Machine};
-use super::fitness::Fitness;
-use super::id::{Deployment, Run, SourceId, Token};
+use super::claim::{self, ClaimEvent, ClaimState};
+use super::host_health::HostHealth;
+use super::id::{LocalToken, Run, ServiceId, SourceId};
 use super::jitter::Jitter;
-use super::outcome::Unprepared;
-use super::poll::{self, Poller, Ready};
-use super::service::Serving;
+use super::outcome::PrepareFailure;
+use super::poll::{self, NextCall, Poller};
+use super::service_supervisor::ServiceAvailability;
 use super::slots::{Slot, Slots};
 use super::time::Instant;
 
-pub use event::{Alert, Brought, Effect, Event, Exit, Found, Haul, Lanes, LeftOver, Retried, Seen};
-use ring::Ring;
-use stay::Staying;
-pub use stay::{Claiming, Hold, Least, Room, Stay};
+pub use event::{
+    Alert, DeleteRetry, Effect, Event, ExitReason, GrantedClaim, OpenedQueues, PollResult, ReceivedMessage,
+    RecoveredClaim, RecoveryResult,
+};
+use lifecycle::Lifecycle;
+pub use lifecycle::{ClaimingBlocked, ClaimingState, ExitPolicy, HostResources, MinResources};
+use recent_set::RecentSet;
 
 /// The most that is asked for in one poll; the protocol's own limit.
 pub const POLL_MAX: u32 = 32;
 /// How often a delete is sent in all.
-pub const DELETES_MAX: u32 = 6;
+pub const DELETE_ATTEMPTS_MAX: u32 = 6;
 /// The waits between them; together well within the minutes that a message stays invisible.
 pub const DELETE_RETRY: backoff::Policy =
     backoff::Policy { first: Duration::from_millis(500), max: Duration::from_secs(10) };
 /// After how many failures in a row a source that gives no definite answer is told of; two to three minutes of them.
-pub const TROUBLES_SAID: u32 = 10;
+pub const FAILURES_BEFORE_ALERT: u32 = 10;
 /// After how many more it is told of again; most of an hour.
-pub const TROUBLES_SAID_EVERY: u32 = 100;
+pub const FAILURES_PER_REPEATED_ALERT: u32 = 100;
 /// How many messages are remembered as having raised their alert.
-pub const ALERTED_MAX: usize = 4096;
+pub const ALERTED_MESSAGES_MAX: usize = 4096;
 /// How many ended runs are remembered, and how many that were given up, so that none is taken up again.
-pub const ENDED_MAX: usize = 4096;
+pub const ENDED_RUNS_MAX: usize = 4096;
 
 /// What the rules depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Policy {
+pub struct WorkerPolicy {
     /// How many claims may be held at once.
     pub capacity: u32,
     /// How sources are polled.
-    pub poll: poll::Policy,
+    pub poll: poll::PollPolicy,
     /// How claims are kept.
-    pub claim: claim::Policy,
+    pub claim: claim::ClaimPolicy,
     /// A dequeue count above this raises an alert.
     pub dequeue_alert: u32,
     /// How many refusals of our credentials in a row end the worker.
-    pub denied_max: u32,
+    pub max_auth_failures: u32,
     /// How long a drain may take before what is left is handed back; `None` is as long as it takes.
     pub drain_deadline: Option<Duration>,
     /// When it leaves by itself.
-    pub stay: Stay,
+    pub exit_policy: ExitPolicy,
     /// What the host must have left for claiming to go on.
-    pub least: Least,
+    pub min_resources: MinResources,
     /// What becomes of running payloads once it is known when the host goes.
-    pub noticed: Noticed,
+    pub on_termination_notice: OnTerminationNotice,
 }
 
 /// What becomes of running payloads once it is known when the host goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Noticed {
+pub enum OnTerminationNotice {
     /// They may finish. What still runs this long before the host goes is handed back; earlier where grace and reports need
     /// more.
-    MayFinish {
+    Finish {
         /// How long before.
         margin: Duration,
     },
     /// They are handed back at once.
-    HandedBack,
+    Release,
 }
 
-impl Noticed {
+impl OnTerminationNotice {
     /// When payloads that have `grace` to end are told to, for a host that goes at `deadline`; `None` is at once.
     #[must_use]
-    pub fn hand_back_at(self, deadline: Instant, grace: Duration) -> Option<Instant> {
+    pub fn release_at(self, deadline: Instant, grace: Duration) -> Option<Instant> {
         match self {
-            Self::MayFinish { margin } => Some(deadline.minus(margin.max(grace.saturating_add(claim::REPORT_RESERVE)))),
-            Self::HandedBack => None,
+            Self::Finish { margin } => Some(deadline.minus(margin.max(grace.saturating_add(claim::REPORT_RESERVE)))),
+            Self::Release => None,
         }
     }
 }
@@ -101,107 +104,107 @@ impl Noticed {
 enum Mode {
     Running,
     Draining { since: Instant },
-    HandingBack { deadline: Option<Instant> },
+    Releasing { deadline: Option<Instant> },
     Exited,
 }
 
 #[derive(Debug)]
-struct Held {
+struct ClaimEntry {
     source: SourceId,
     run: Run,
     slot: Option<Slot>,
-    machine: Machine,
-    overlap: Overlap,
+    state: ClaimState,
+    overlap_alert: OverlapAlert,
     /// When its payload was started.
-    started: Option<Instant>,
-    proof: Proof,
+    started_at: Option<Instant>,
+    proof: HostProof,
     /// The receptions of messages that led here; deleted when the request is answered.
-    messages: Vec<Token>,
-    due: Option<Instant>,
+    messages: Vec<LocalToken>,
+    next_deadline: Option<Instant>,
 }
 
 /// Whether a payload has been counted as one that the host could run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Proof {
-    Owed,
-    Given,
+enum HostProof {
+    Pending,
+    Counted,
 }
 
 /// An entry of a queue, at every reception. Two sources may use the same names.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Entry {
+struct MessageKey {
     source: SourceId,
     id: Box<str>,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct MessageEntry {
     source: SourceId,
     id: Box<str>,
     dequeue_count: u32,
-    deletion: Deletion,
+    delete_state: DeleteState,
     retry: Backoff,
 }
 
 /// Whether the operator was told of a payload that may have outlived its claim (I7).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Overlap {
-    Unsaid,
-    Said,
+enum OverlapAlert {
+    Pending,
+    Raised,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Deletion {
-    NotYet,
-    UnderWay,
-    At(Instant),
+enum DeleteState {
+    NotRequested,
+    InFlight,
+    RetryAt(Instant),
 }
 
 /// A run, wherever it is heard of. Two deployments may use the same names for different tasks.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Work {
-    deployment: Deployment,
+struct RunKey {
+    service: ServiceId,
     run: Run,
 }
 
 /// A source as the rules know it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct SourceSpec {
     /// How it behaves.
-    pub manner: poll::Manner,
+    pub capabilities: poll::Capabilities,
     /// The service behind it.
-    pub deployment: Deployment,
+    pub service: ServiceId,
 }
 
 #[derive(Debug)]
-struct Feed {
-    deployment: Deployment,
+struct SourceState {
+    service: ServiceId,
     poller: Poller,
-    reserved: Vec<Slot>,
-    accepted: bool,
-    polled: bool,
+    reserved_slots: Vec<Slot>,
+    has_accepted_claim: bool,
+    has_polled: bool,
     /// How many claims under our name nobody here knows of, as it was told last.
-    others: usize,
-    serving: Serving,
+    foreign_claims: usize,
+    availability: ServiceAvailability,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Timer {
+struct ClaimTimer {
     at: Instant,
-    claim: Token,
+    claim: LocalToken,
 }
 
 /// A claim as a person may look at it.
 #[derive(Debug, Clone, Copy)]
 pub struct ClaimView<'a> {
     /// Names it.
-    pub claim: Token,
+    pub claim: LocalToken,
     /// Where it comes from.
     pub source: SourceId,
     /// The run.
     pub run: &'a Run,
     /// Lease and step.
-    pub machine: &'a Machine,
+    pub state: &'a ClaimState,
 }
 
 /// A source as a person may look at it.
@@ -210,84 +213,84 @@ pub struct SourceView<'a> {
     /// How it is polled.
     pub poller: &'a Poller,
     /// The slots that wait in its poll.
-    pub asked: usize,
+    pub reserved_slots: usize,
     /// Whether what runs its tasks can take any.
-    pub serving: Serving,
+    pub availability: ServiceAvailability,
     /// How many claims the service counts under our name that nobody here knows of, as it was told last.
-    pub others: usize,
+    pub foreign_claims: usize,
 }
 
 /// The worker.
 #[derive(Debug)]
 pub struct Worker {
-    policy: Policy,
+    policy: WorkerPolicy,
     jitter: Jitter,
     mode: Mode,
-    exit: Exit,
+    exit: ExitReason,
     /// When the first thing happened.
-    began: Option<Instant>,
+    started_at: Option<Instant>,
     /// When the host goes, by the earliest notice.
-    host_goes: Option<Instant>,
+    host_terminates_at: Option<Instant>,
     /// The hand back's deadline has passed: only payloads are waited for.
-    overdue: bool,
-    staying: Staying,
+    past_deadline: bool,
+    lifecycle: Lifecycle,
     /// When a drain turns into a hand back, where somebody said so.
-    drain_by: Option<Instant>,
-    fitness: Fitness,
+    drain_deadline: Option<Instant>,
+    host_health: HostHealth,
     slots: Slots,
-    feeds: Vec<Feed>,
-    held: BTreeMap<Token, Held>,
-    by_run: BTreeMap<Work, Token>,
+    sources: Vec<SourceState>,
+    claims: BTreeMap<LocalToken, ClaimEntry>,
+    claims_by_run: BTreeMap<RunKey, LocalToken>,
     /// Claims whose payload may still be there, with the slot of those that are over.
-    occupied: BTreeMap<Token, Option<Slot>>,
-    kept: BTreeMap<Token, Kept>,
+    cleanup_pending: BTreeMap<LocalToken, Option<Slot>>,
+    messages: BTreeMap<LocalToken, MessageEntry>,
     /// Sources whose poll an order waits for.
-    awaited: BTreeSet<SourceId>,
+    awaited_polls: BTreeSet<SourceId>,
     /// When each claim wants to be woken.
-    timers: BTreeSet<Timer>,
-    alerted: Ring<Entry>,
+    timers: BTreeSet<ClaimTimer>,
+    alerted_messages: RecentSet<MessageKey>,
     /// Runs that the queue has an outcome for.
-    ended: Ring<Work>,
+    resolved_runs: RecentSet<RunKey>,
     /// Runs that were given up here. Apart from the others, since the queue may still count one as ours when thousands have
     /// ended after it.
-    given_up: Ring<Work>,
+    abandoned_runs: RecentSet<RunKey>,
     effects: VecDeque<Effect>,
 }
 
 impl Worker {
     /// A worker for these sources, in their order. `seed` decides every jitter.
     #[must_use]
-    pub fn new(policy: Policy, sources: &[Place], seed: u64) -> Self {
-        let feed = |place: &Place| Feed {
-            deployment: place.deployment,
-            poller: Poller::new(policy.poll, place.manner),
-            reserved: Vec::new(),
-            accepted: false,
-            polled: false,
-            others: 0,
-            serving: Serving::Up,
+    pub fn new(policy: WorkerPolicy, sources: &[SourceSpec], seed: u64) -> Self {
+        let feed = |place: &SourceSpec| SourceState {
+            service: place.service,
+            poller: Poller::new(policy.poll, place.capabilities),
+            reserved_slots: Vec::new(),
+            has_accepted_claim: false,
+            has_polled: false,
+            foreign_claims: 0,
+            availability: ServiceAvailability::Up,
         };
         Self {
             jitter: Jitter::seeded(seed),
             mode: Mode::Running,
-            exit: Exit::Drained,
-            began: None,
-            host_goes: None,
-            overdue: false,
-            staying: Staying::default(),
-            drain_by: None,
-            fitness: Fitness::new(),
+            exit: ExitReason::Drained,
+            started_at: None,
+            host_terminates_at: None,
+            past_deadline: false,
+            lifecycle: Lifecycle::default(),
+            drain_deadline: None,
+            host_health: HostHealth::new(),
             slots: Slots::new(policy.capacity),
-            feeds: sources.iter().map(feed).collect(),
-            held: BTreeMap::new(),
-            by_run: BTreeMap::new(),
-            occupied: BTreeMap::new(),
-            kept: BTreeMap::new(),
-            awaited: BTreeSet::new(),
+            sources: sources.iter().map(feed).collect(),
+            claims: BTreeMap::new(),
+            claims_by_run: BTreeMap::new(),
+            cleanup_pending: BTreeMap::new(),
+            messages: BTreeMap::new(),
+            awaited_polls: BTreeSet::new(),
             timers: BTreeSet::new(),
-            alerted: Ring::of(ALERTED_MAX),
-            ended: Ring::of(ENDED_MAX),
-            given_up: Ring::of(ENDED_MAX),
+            alerted_messages: RecentSet::with_capacity(ALERTED_MESSAGES_MAX),
+            resolved_runs: RecentSet::with_capacity(ENDED_RUNS_MAX),
+            abandoned_runs: RecentSet::with_capacity(ENDED_RUNS_MAX),
             effects: VecDeque::new(),
             policy,
         }
@@ -295,17 +298,17 @@ impl Worker {
 
     /// How many slots nobody holds.
     #[must_use]
-    pub const fn free(&self) -> u32 {
+    pub const fn free_slots(&self) -> u32 {
         self.slots.free()
     }
 
     /// The sources, in their order.
     pub fn sources(&self) -> impl Iterator<Item = SourceView<'_>> {
-        self.feeds.iter().map(|feed| SourceView {
+        self.sources.iter().map(|feed| SourceView {
             poller: &feed.poller,
-            asked: feed.reserved.len(),
-            serving: feed.serving,
-            others: feed.others,
+            reserved_slots: feed.reserved_slots.len(),
+            availability: feed.availability,
+            foreign_claims: feed.foreign_claims,
         })
     }
 
@@ -317,37 +320,37 @@ impl Worker {
 
     /// How many claims have left processes behind that cannot be killed, or may have.
     #[must_use]
-    pub fn occupied(&self) -> usize {
-        self.occupied.len()
+    pub fn cleanup_pending(&self) -> usize {
+        self.cleanup_pending.len()
     }
 
     /// The claims asked for or held.
     pub fn claims(&self) -> impl Iterator<Item = ClaimView<'_>> {
-        self.held.iter().map(|(claim, held)| ClaimView {
+        self.claims.iter().map(|(claim, held)| ClaimView {
             claim: *claim,
             source: held.source,
             run: &held.run,
-            machine: &held.machine,
+            state: &held.state,
         })
     }
 
     /// Whether it is on its way out, or gone.
     #[must_use]
-    pub fn stopping(&self) -> bool {
+    pub fn is_stopping(&self) -> bool {
         self.mode != Mode::Running
     }
 
     /// Says whether what runs a source's tasks can take any. Of the start; later [`Event::Serving`] says it.
-    pub fn serve(&mut self, source: SourceId, serving: Serving) {
-        if let Some(feed) = self.feeds.get_mut(usize::from(source.0)) {
-            feed.serving = serving;
+    pub fn set_availability(&mut self, source: SourceId, serving: ServiceAvailability) {
+        if let Some(feed) = self.sources.get_mut(usize::from(source.0)) {
+            feed.availability = serving;
         }
     }
 
     /// The rules changed. What is held keeps the rules that it was taken in hand under.
-    fn reconfigure(&mut self, policy: Policy) {
+    fn reconfigure(&mut self, policy: WorkerPolicy) {
         self.slots.resize(policy.capacity);
-        for feed in &mut self.feeds {
+        for feed in &mut self.sources {
             feed.poller.reconfigure(policy.poll);
         }
         self.policy = policy;
@@ -358,68 +361,75 @@ impl Worker {
         if self.mode == Mode::Exited {
             return;
         }
-        self.began.get_or_insert(now);
+        self.started_at.get_or_insert(now);
         match event {
-            Event::LeftOver(list) => self.on_left_over(list, now),
-            Event::PollLeft { source, ago } => {
-                if let Some(feed) = self.feeds.get_mut(usize::from(source.0)) {
-                    feed.poller.poll_left(now, ago);
+            Event::ClaimsRecovered(list) => self.on_claims_recovered(list, now),
+            Event::UnreadPoll { source, age: ago } => {
+                if let Some(feed) = self.sources.get_mut(usize::from(source.0)) {
+                    feed.poller.add_unread_poll(now, ago);
                 }
             }
             Event::TakenOver { claim, sent_at, answer } => self.on_taken_over(claim, sent_at, answer, now),
             Event::Opened { source, sent_at, answer } => self.on_opened(source, sent_at, answer, now),
-            Event::Polled { source, lane: _, sent_at, answer } => self.on_polled(source, sent_at, answer, now),
+            Event::Polled { source, queue: _, sent_at, answer } => self.on_polled(source, sent_at, answer, now),
             Event::Recovered { source, sent_at, answer } => self.on_recovered(source, sent_at, answer, now),
             Event::Claimed { claim, sent_at, answer } => self.on_claimed(claim, sent_at, answer, now),
             Event::Deleted { message, answer } => self.on_deleted(message, answer, now),
             Event::Prepared { claim, answer } => {
                 match answer {
-                    Err(Unprepared::Host) => self.on_host_fault(claim, now),
-                    Err(Unprepared::Away) => self.on_away(claim, now),
-                    Ok(()) | Err(Unprepared::Malformed | Unprepared::Unavailable | Unprepared::Internal) => {}
+                    Err(PrepareFailure::HostFault) => self.on_host_fault(claim, now),
+                    Err(PrepareFailure::ServiceDown) => self.on_service_down(claim, now),
+                    Ok(())
+                    | Err(PrepareFailure::Malformed | PrepareFailure::Unavailable | PrepareFailure::Internal) => {}
                 }
-                self.tell(claim, Happening::Prepared(answer), now);
+                self.handle_claim_event(claim, ClaimEvent::Prepared(answer), now);
             }
-            Event::Started { claim } => self.tell(claim, Happening::Started, now),
+            Event::Started { claim } => self.handle_claim_event(claim, ClaimEvent::Started, now),
             Event::Ended { claim, verdict } => {
-                self.note_overlap(claim, now);
-                self.judge_host(claim, verdict, now);
-                self.tell(claim, Happening::Ended(verdict), now);
+                self.alert_overlap(claim, now);
+                self.assess_host(claim, verdict, now);
+                self.handle_claim_event(claim, ClaimEvent::Ended(verdict), now);
             }
-            Event::Occupied { claim } => self.on_occupied(claim),
-            Event::Vacated { claim } => self.slots.give(self.occupied.remove(&claim).flatten()),
-            Event::Settled { claim, settled } => self.tell(claim, Happening::Settled(settled), now),
-            Event::Reported { claim, answer } => self.tell(claim, Happening::Reported(answer), now),
+            Event::CleanupPending { claim } => self.on_cleanup_pending(claim),
+            Event::CleanupDone { claim } => self.slots.release(self.cleanup_pending.remove(&claim).flatten()),
+            Event::Uploaded { claim, status: settled } => {
+                self.handle_claim_event(claim, ClaimEvent::Uploaded(settled), now)
+            }
+            Event::Reported { claim, answer } => self.handle_claim_event(claim, ClaimEvent::Reported(answer), now),
             Event::Reclaimed { claim, sent_at, answer } => {
-                self.tell(claim, Happening::Reclaimed { sent_at, answer }, now);
+                self.handle_claim_event(claim, ClaimEvent::Reclaimed { sent_at, answer }, now);
             }
-            Event::Checked { claim, answer } => self.tell(claim, Happening::Checked(answer), now),
-            Event::Ordered { claim, order } => self.on_ordered(claim, order, now),
-            Event::Lost { claim } => self.tell(claim, Happening::Lost, now),
+            Event::StatusChecked { claim, answer } => {
+                self.handle_claim_event(claim, ClaimEvent::StatusChecked(answer), now)
+            }
+            Event::Command { claim, command: order } => self.on_cancel_command(claim, order, now),
+            Event::Lost { claim } => self.handle_claim_event(claim, ClaimEvent::Lost, now),
             Event::Wake(source) => {
-                if let Some(feed) = self.feeds.get_mut(usize::from(source.0)) {
+                if let Some(feed) = self.sources.get_mut(usize::from(source.0)) {
                     feed.poller.wake(now);
                 }
             }
             Event::Pause { until } => self.pause(until),
             Event::Resume => self.resume(),
-            Event::Serving { source, serving } => self.serve(source, serving),
-            Event::Looked(condition) => self.fitness.looked(condition, now, &mut self.jitter),
-            Event::Measured(room) => self.on_room(room),
-            Event::FolderLost => self.on_folder_lost(),
-            Event::Reconfigured(policy) => self.reconfigure(*policy),
-            Event::Drain => self.drain(Exit::Drained, now),
-            Event::DrainBy { deadline } => {
-                self.drain_by = Some(deadline);
-                self.drain(Exit::Drained, now);
+            Event::ServiceAvailabilityChanged { source, availability: serving } => {
+                self.set_availability(source, serving)
             }
-            Event::HandBack { deadline } => self.hand_back(deadline, now),
-            Event::Terminate { deadline } => self.terminate(deadline, now),
-            Event::Retire => self.drain(Exit::HostGoes, now),
-            Event::Abort => self.leave(Exit::Aborted),
+            Event::HostProbed(condition) => self.host_health.on_probed(condition, now, &mut self.jitter),
+            Event::ResourcesMeasured(room) => self.on_resources_measured(room),
+            Event::WorkDirLost => self.on_work_dir_lost(),
+            Event::Reconfigured(policy) => self.reconfigure(*policy),
+            Event::Drain => self.drain(ExitReason::Drained, now),
+            Event::DrainBy { deadline } => {
+                self.drain_deadline = Some(deadline);
+                self.drain(ExitReason::Drained, now);
+            }
+            Event::Release { deadline } => self.release_all(deadline, now),
+            Event::TerminationNotice { deadline } => self.on_termination_notice(deadline, now),
+            Event::TerminationRisk => self.drain(ExitReason::HostTerminating, now),
+            Event::Abort => self.exit_with(ExitReason::Aborted),
             Event::Tick => self.on_tick(now),
         }
-        self.proceed(now);
+        self.advance(now);
     }
 
     /// The next thing to do, in order.
@@ -434,39 +444,39 @@ impl Worker {
             return None;
         }
         let claims = self.timers.first().map(|timer| timer.at);
-        let deletes = self.kept.values().filter_map(|kept| kept.deletion.due()).min();
+        let deletes = self.messages.values().filter_map(|kept| kept.delete_state.due()).min();
         let polls = if self.may_poll() { self.next_poll() } else { None };
         let way_out = match self.mode {
-            Mode::Draining { since } => self.drain_ends(since),
-            Mode::HandingBack { deadline } => deadline.filter(|_| !self.overdue),
-            Mode::Running => self.next_stay(),
+            Mode::Draining { since } => self.drain_ends_at(since),
+            Mode::Releasing { deadline } => deadline.filter(|_| !self.past_deadline),
+            Mode::Running => self.next_lifecycle_deadline(),
             Mode::Exited => None,
         };
         [claims, deletes, polls, way_out].into_iter().flatten().min()
     }
 
     fn next_poll(&self) -> Option<Instant> {
-        let due = |feed: &Feed| match feed.poller.ready(Instant::ORIGIN) {
-            Ready::At(at) => Some(at),
-            Ready::Open | Ready::Recover | Ready::Poll(_) => Some(Instant::ORIGIN),
-            Ready::Busy => None,
+        let due = |feed: &SourceState| match feed.poller.next_call(Instant::ORIGIN) {
+            NextCall::NotBefore(at) => Some(at),
+            NextCall::Open | NextCall::Recover | NextCall::Poll(_) => Some(Instant::ORIGIN),
+            NextCall::InFlight => None,
         };
-        self.feeds.iter().filter(|feed| feed.is_wanted()).filter_map(due).min()
+        self.sources.iter().filter(|feed| feed.is_pollable()).filter_map(due).min()
     }
 }
 
-impl Feed {
+impl SourceState {
     /// Whether anything is asked of it. While nobody is there to run its tasks, only what an earlier life has left is.
-    const fn is_wanted(&self) -> bool {
-        matches!(self.serving, Serving::Up) || self.poller.owes_a_recovery()
+    const fn is_pollable(&self) -> bool {
+        matches!(self.availability, ServiceAvailability::Up) || self.poller.is_recovery_due()
     }
 }
 
-impl Deletion {
+impl DeleteState {
     const fn due(self) -> Option<Instant> {
         match self {
-            Self::At(at) => Some(at),
-            Self::NotYet | Self::UnderWay => None,
+            Self::RetryAt(at) => Some(at),
+            Self::NotRequested | Self::InFlight => None,
         }
     }
 }

@@ -4,10 +4,13 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use super::claims::Origin;
-use super::{Alert, Effect, Exit, Found, Haul, Lanes, POLL_MAX, TROUBLES_SAID, TROUBLES_SAID_EVERY, Work, Worker};
-use crate::domain::id::{Run, SourceId, Token};
-use crate::domain::poll::Ready;
+use super::claims::ClaimOrigin;
+use super::{
+    Alert, Effect, ExitReason, FAILURES_BEFORE_ALERT, FAILURES_PER_REPEATED_ALERT, OpenedQueues, POLL_MAX, PollResult,
+    RecoveryResult, RunKey, Worker,
+};
+use crate::domain::id::{LocalToken, Run, SourceId};
+use crate::domain::poll::NextCall;
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 
@@ -16,16 +19,16 @@ impl Worker {
         &mut self,
         source: SourceId,
         sent_at: Instant,
-        answer: Result<Lanes, Refusal>,
+        answer: Result<OpenedQueues, Refusal>,
         now: Instant,
     ) {
-        let Some(feed) = self.feeds.get_mut(usize::from(source.0)) else { return };
+        let Some(feed) = self.sources.get_mut(usize::from(source.0)) else { return };
         match answer {
             Ok(lanes) => {
-                feed.poller.opened(lanes.count, lanes.usable_for.map(|span| sent_at.plus(span)), now);
+                feed.poller.on_opened(lanes.count, lanes.usable_for.map(|span| sent_at.plus(span)), now);
                 self.retry_stale_deletes(source, now);
             }
-            Err(refusal) => self.on_source_refused(source, refusal, now),
+            Err(refusal) => self.on_refusal(source, refusal, now),
         }
     }
 
@@ -33,174 +36,183 @@ impl Worker {
         &mut self,
         source: SourceId,
         sent_at: Instant,
-        answer: Result<Haul, Refusal>,
+        answer: Result<PollResult, Refusal>,
         now: Instant,
     ) {
-        let Some(feed) = self.feeds.get_mut(usize::from(source.0)) else { return };
-        let mut slots = core::mem::take(&mut feed.reserved);
+        let Some(feed) = self.sources.get_mut(usize::from(source.0)) else { return };
+        let mut slots = core::mem::take(&mut feed.reserved_slots);
         match answer {
             Ok(haul) => {
-                let claims = feed.poller.manner().long_poll;
-                feed.accepted |= claims;
-                feed.polled = true;
+                let claims = feed.poller.capabilities().long_poll;
+                feed.has_accepted_claim |= claims;
+                feed.has_polled = true;
                 let lost = if claims { haul.messages.len() } else { 0 };
                 if lost > 0 {
-                    feed.poller.look_for_lost();
+                    feed.poller.request_recovery();
                 }
                 if lost > 0 && haul.claims.is_empty() {
                     // Each further poll may cost one more claim: no faster than after any other trouble.
-                    feed.poller.refused(Refusal::Retry { after: None }, now, &mut self.jitter);
+                    feed.poller.on_refused(Refusal::Retry { retry_after: None }, now, &mut self.jitter);
                 } else {
-                    feed.poller.answered(haul.messages.len() + haul.claims.len(), now, &mut self.jitter);
+                    feed.poller.on_answered(haul.messages.len() + haul.claims.len(), now, &mut self.jitter);
                 }
                 // I13: of several receptions of one message in a batch, the last one has the valid receipt.
-                let latest: BTreeMap<Box<str>, Token> =
+                let latest: BTreeMap<Box<str>, LocalToken> =
                     haul.messages.iter().map(|message| (message.id.clone(), message.token)).collect();
                 for message in haul.messages {
                     if claims {
-                        self.effects.push_back(Effect::Alert(Alert::Unreadable { source, id: message.id }));
-                        self.effects.push_back(Effect::Forget(message.token));
+                        self.effects.push_back(Effect::Alert(Alert::UnreadableClaim { source, id: message.id }));
+                        self.effects.push_back(Effect::DropMessage(message.token));
                     } else if latest.get(&message.id) == Some(&message.token) {
                         self.on_message(source, message, &mut slots, now);
                     } else {
-                        self.effects.push_back(Effect::Forget(message.token));
+                        self.effects.push_back(Effect::DropMessage(message.token));
                     }
                 }
                 for brought in haul.claims {
-                    self.on_brought(source, brought, sent_at, Origin::Poll(slots.pop()), now);
+                    self.on_granted_claim(source, brought, sent_at, ClaimOrigin::Poll(slots.pop()), now);
                 }
             }
-            Err(refusal) => self.on_source_refused(source, refusal, now),
+            Err(refusal) => self.on_refusal(source, refusal, now),
         }
-        self.slots.give(slots);
-        self.release(source, now);
+        self.slots.release(slots);
+        self.on_poll_ended(source, now);
     }
 
     pub(super) fn on_recovered(
         &mut self,
         source: SourceId,
         sent_at: Instant,
-        answer: Result<Found, Refusal>,
+        answer: Result<RecoveryResult, Refusal>,
         now: Instant,
     ) {
-        let Some(feed) = self.feeds.get_mut(usize::from(source.0)) else { return };
+        let Some(feed) = self.sources.get_mut(usize::from(source.0)) else { return };
         match answer {
-            Ok(Found { claims, missed, others }) => {
+            Ok(RecoveryResult { claims, error: missed, foreign_claims: others }) => {
                 // I28: what an earlier life of this worker held may have run already, so it is handed back, never resumed.
                 // What a lost reply of this life granted has not, where the clocks can tell.
-                let began = self.began.unwrap_or(now);
-                let fresh = !feed.poller.unread().may_be_of_earlier_life(began);
-                if core::mem::replace(&mut feed.others, others) < others {
-                    self.effects.push_back(Effect::Alert(Alert::Namesake { source, claims: others }));
+                let began = self.started_at.unwrap_or(now);
+                let fresh = !feed.poller.unread_polls().may_include_previous_process(began);
+                if core::mem::replace(&mut feed.foreign_claims, others) < others {
+                    self.effects.push_back(Effect::Alert(Alert::DuplicateWorkerId { source, claims: others }));
                 }
                 match missed {
-                    None => feed.poller.answered(claims.len(), now, &mut self.jitter),
+                    None => feed.poller.on_answered(claims.len(), now, &mut self.jitter),
                     Some(refusal) => {
-                        feed.poller.refused(refusal, now, &mut self.jitter);
+                        feed.poller.on_refused(refusal, now, &mut self.jitter);
                     }
                 }
                 for one in claims {
                     let origin = if fresh {
-                        Origin::Poll(self.slots.take(1.min(self.allowance())).pop())
+                        ClaimOrigin::Poll(self.slots.reserve(1.min(self.claim_allowance())).pop())
                     } else {
-                        Origin::EarlierLife
+                        ClaimOrigin::PreviousProcess
                     };
-                    self.on_brought(source, one, sent_at, origin, now);
+                    self.on_granted_claim(source, one, sent_at, origin, now);
                 }
             }
             Err(refusal) => {
-                feed.poller.refused(refusal, now, &mut self.jitter);
+                feed.poller.on_refused(refusal, now, &mut self.jitter);
             }
         }
     }
 
-    fn on_source_refused(&mut self, source: SourceId, refusal: Refusal, now: Instant) {
-        let Some(feed) = self.feeds.get_mut(usize::from(source.0)) else { return };
-        let denied = feed.poller.refused(refusal, now, &mut self.jitter);
+    fn on_refusal(&mut self, source: SourceId, refusal: Refusal, now: Instant) {
+        let Some(feed) = self.sources.get_mut(usize::from(source.0)) else { return };
+        let denied = feed.poller.on_refused(refusal, now, &mut self.jitter);
         match refusal {
             Refusal::Denied => self.on_denied(source, denied, now),
             Refusal::Throttled { .. } => self.effects.push_back(Effect::Alert(Alert::Throttled { source })),
             // A poll that worked before shows that our requests are right; this one met something passing.
-            Refusal::Rejected if !feed.accepted && !feed.polled => self.drain(Exit::Misconfigured, now),
+            Refusal::Rejected if !feed.has_accepted_claim && !feed.has_polled => {
+                self.drain(ExitReason::Misconfigured, now)
+            }
             Refusal::Retry { .. } | Refusal::Gone | Refusal::Rejected | Refusal::Stale => {
-                let in_a_row = feed.poller.troubles();
-                self.say_trouble(source, in_a_row);
+                let in_a_row = feed.poller.consecutive_failures();
+                self.alert_repeated_failures(source, in_a_row);
             }
         }
     }
 
     /// A failure that may pass is nobody's business, a row of them is.
-    pub(super) fn say_trouble(&mut self, source: SourceId, in_a_row: u32) {
-        if in_a_row == TROUBLES_SAID || (in_a_row > 0 && in_a_row.is_multiple_of(TROUBLES_SAID_EVERY)) {
-            self.effects.push_back(Effect::Alert(Alert::Trouble { source, in_a_row }));
+    pub(super) fn alert_repeated_failures(&mut self, source: SourceId, in_a_row: u32) {
+        if in_a_row == FAILURES_BEFORE_ALERT || (in_a_row > 0 && in_a_row.is_multiple_of(FAILURES_PER_REPEATED_ALERT)) {
+            self.effects.push_back(Effect::Alert(Alert::SourceUnavailable { source, consecutive: in_a_row }));
         }
     }
 
     pub(super) fn on_denied(&mut self, source: SourceId, in_a_row: u32, now: Instant) {
-        self.effects.push_back(Effect::Alert(Alert::Denied { source, in_a_row }));
-        if in_a_row >= self.policy.denied_max {
-            self.drain(Exit::CredentialsRefused, now);
+        self.effects.push_back(Effect::Alert(Alert::Denied { source, consecutive: in_a_row }));
+        if in_a_row >= self.policy.max_auth_failures {
+            self.drain(ExitReason::CredentialsRejected, now);
         }
     }
 
     /// Sources that have waited longest come first. Long polls under way at the same time share the free slots.
     pub(super) fn start_polls(&mut self, now: Instant) {
         let mut due: Vec<(Instant, usize)> = self
-            .feeds
+            .sources
             .iter()
             .enumerate()
-            .filter(|(_, feed)| feed.is_wanted() && !matches!(feed.poller.ready(now), Ready::Busy | Ready::At(_)))
-            .map(|(index, feed)| (feed.poller.waiting_since(), index))
+            .filter(|(_, feed)| {
+                feed.is_pollable() && !matches!(feed.poller.next_call(now), NextCall::InFlight | NextCall::NotBefore(_))
+            })
+            .map(|(index, feed)| (feed.poller.ready_since(), index))
             .collect();
         due.sort_unstable();
         let mut waiting = u32::try_from(due.len()).unwrap_or(u32::MAX);
         for (_, index) in due {
-            self.start(index, waiting, now);
+            self.start_call(index, waiting, now);
             waiting -= 1;
         }
     }
 
     /// On the way out a source is opened only where a delete waits for its URLs.
     pub(super) fn open_for_deletes(&mut self, now: Instant) {
-        for (index, feed) in self.feeds.iter_mut().enumerate() {
+        for (index, feed) in self.sources.iter_mut().enumerate() {
             let source = SourceId(u16::try_from(index).unwrap_or(u16::MAX));
-            let waits = self.kept.values().any(|kept| kept.source == source && kept.deletion.due().is_some());
-            if waits && feed.poller.ready(now) == Ready::Open {
-                feed.poller.opening();
+            let waits = self.messages.values().any(|kept| kept.source == source && kept.delete_state.due().is_some());
+            if waits && feed.poller.next_call(now) == NextCall::Open {
+                feed.poller.on_open_sent();
                 self.effects.push_back(Effect::Open(source));
             }
         }
     }
 
-    fn start(&mut self, index: usize, waiting: u32, now: Instant) {
+    fn start_call(&mut self, index: usize, waiting: u32, now: Instant) {
         let source = SourceId(u16::try_from(index).unwrap_or(u16::MAX));
-        let allowed = self.allowance();
-        let Some(feed) = self.feeds.get_mut(index) else { return };
-        match feed.poller.ready(now) {
-            Ready::Open => {
-                feed.poller.opening();
+        let allowed = self.claim_allowance();
+        let Some(feed) = self.sources.get_mut(index) else { return };
+        match feed.poller.next_call(now) {
+            NextCall::Open => {
+                feed.poller.on_open_sent();
                 self.effects.push_back(Effect::Open(source));
             }
-            Ready::Recover => {
-                feed.poller.recovering();
-                let ours = |work: &&Work| work.deployment == feed.deployment;
-                let known = self.by_run.keys().chain(self.ended.iter()).chain(self.given_up.iter()).filter(ours);
+            NextCall::Recover => {
+                feed.poller.on_recovery_sent();
+                let ours = |work: &&RunKey| work.service == feed.service;
+                let known = self
+                    .claims_by_run
+                    .keys()
+                    .chain(self.resolved_runs.iter())
+                    .chain(self.abandoned_runs.iter())
+                    .filter(ours);
                 let held: Vec<Run> = known.map(|work| work.run.clone()).collect();
-                let asked = feed.poller.unread().windows(now);
-                self.effects.push_back(Effect::Recover { source, held, asked });
+                let asked = feed.poller.unread_polls().windows(now);
+                self.effects.push_back(Effect::Recover { source, known_runs: held, windows: asked });
             }
-            Ready::Poll(lane) => {
+            NextCall::Poll(lane) => {
                 let share = self.slots.free().div_ceil(waiting.max(1)).min(POLL_MAX).min(allowed);
                 if share == 0 {
-                    feed.poller.passed_over();
+                    feed.poller.on_no_free_slot();
                     return;
                 }
-                feed.reserved = self.slots.take(share);
-                feed.poller.poll_sent(lane, now);
+                feed.reserved_slots = self.slots.reserve(share);
+                feed.poller.on_poll_sent(lane, now);
                 let max = u8::try_from(share).unwrap_or(u8::MAX);
-                self.effects.push_back(Effect::Poll { source, lane, max });
+                self.effects.push_back(Effect::Poll { source, queue: lane, max });
             }
-            Ready::Busy | Ready::At(_) => {}
+            NextCall::InFlight | NextCall::NotBefore(_) => {}
         }
     }
 }

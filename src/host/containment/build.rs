@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 const OWN: &str = "src/host/containment/build.rs";
-const SOURCE: &str = "src/host/containment/forerunner.rs";
+const SOURCE: &str = "src/host/containment/exec_shim.rs";
 
 fn main() -> ExitCode {
     println!("cargo::rerun-if-changed={OWN}");
@@ -27,13 +27,13 @@ fn main() -> ExitCode {
 fn build() -> Result<(), Box<dyn std::error::Error>> {
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     let source = Path::new(&std::env::var("CARGO_MANIFEST_DIR")?).join(SOURCE);
-    let main = out.join("forerunner.rs");
+    let main = out.join("exec_shim.rs");
     let text = format!(
-        "#[path = {source:?}]\nmod forerunner;\nfn main() {{\n    \
-         std::process::exit(forerunner::run(std::env::args_os().skip(1)))\n}}\n"
+        "#[path = {source:?}]\nmod exec_shim;\nfn main() {{\n    \
+         std::process::exit(exec_shim::run(std::env::args_os().skip(1)))\n}}\n"
     );
     std::fs::write(&main, text)?;
-    let program = out.join("forerunner");
+    let program = out.join("exec_shim");
     // Nothing of what it is made with must depend on how the worker itself is built.
     let mut compiler = Command::new(std::env::var("RUSTC")?);
     compiler.args(["--edition", "2024", "--crate-type", "bin", "--cap-lints", "allow"]);

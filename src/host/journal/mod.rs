@@ -4,7 +4,7 @@
 //! whenever the disk is done with those before, and synced where somebody waits for it. The state in memory is what counts:
 //! where writing went wrong, or the file holds much that is over, the file is written anew from it.
 
-mod line;
+mod record_format;
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -15,32 +15,34 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use super::crash::{crash, crash_due, crash_point};
-use super::folder::Hold;
-use crate::domain::journal::{Boot, EntryId, Held, Journal as Rules, Leader, Record, Stamp};
+use super::crash_points::{crash, crash_due, crash_point};
+use super::work_dir::WorkDirLock;
+use crate::domain::journal::{BootId, ClaimRecord, EntryId, Journal as Rules, JournalRecord, JournalTimestamp, Leader};
 use crate::domain::outcome::Outcome;
-use crate::limits::{JOURNAL_BYTES_MAX, JOURNAL_LAST_WAIT, JOURNAL_PENDING_BYTES_MAX, JOURNAL_POLL_WAIT, JOURNAL_WAIT};
+use crate::limits::{
+    JOURNAL_BYTES_MAX, JOURNAL_CLOSE_TIMEOUT, JOURNAL_PENDING_BYTES_MAX, JOURNAL_POLL_TIMEOUT, JOURNAL_WRITE_TIMEOUT,
+};
 
 /// The file in the work folder.
-const FILE: &str = "journal";
+const JOURNAL_FILE: &str = "journal";
 /// What is to take its place.
-const NEXT: &str = "journal.next";
+const NEXT_JOURNAL_FILE: &str = "journal.next";
 
 /// What an earlier worker has left of its journal, and this boot of the host.
 #[derive(Debug)]
-pub(crate) struct Earlier {
+pub(crate) struct PreviousJournal {
     /// What could be read of it.
     pub(crate) journal: Rules,
     /// What could not, one sentence each.
     pub(crate) damage: Vec<String>,
     /// This boot of the host.
-    pub(crate) boot: Boot,
+    pub(crate) boot: BootId,
 }
 
-impl Earlier {
+impl PreviousJournal {
     /// Reads what lies in a work folder. Whatever lies there keeps no worker from starting.
     pub(crate) fn read(folder: &Path) -> Self {
-        let path = folder.join(FILE);
+        let path = folder.join(JOURNAL_FILE);
         let (mut bytes, mut damage) = (Vec::new(), Vec::new());
         let read = File::open(&path).and_then(|file| file.take(JOURNAL_BYTES_MAX).read_to_end(&mut bytes));
         match read {
@@ -51,120 +53,120 @@ impl Earlier {
             }
             Ok(_) => {}
         }
-        let line::Reading { journal, damaged, .. } = line::read(&bytes);
+        let record_format::ParsedJournal { journal, damaged_lines: damaged, .. } = record_format::parse_journal(&bytes);
         if let (Some(first), many) = (damaged.first(), damaged.len()) {
             damage.push(format!("{}: {many} lines cannot be read, the first of them line {first}", path.display()));
         }
-        Self { journal, damage, boot: this_boot() }
+        Self { journal, damage, boot: current_boot() }
     }
 }
 
 /// The kernel's name for the time since the host was started.
-pub(crate) fn this_boot() -> Boot {
+pub(crate) fn current_boot() -> BootId {
     // Where there is none, no two lives are of one boot, so that no number of a process is believed.
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
-    Boot(boot.map_or_else(|_| uuid::Uuid::new_v4().to_string(), |boot| boot.trim().to_owned()).into())
+    BootId(boot.map_or_else(|_| uuid::Uuid::new_v4().to_string(), |boot| boot.trim().to_owned()).into())
 }
 
 /// What a life leaves to the next one after this.
-pub(crate) enum Carried {
+pub(crate) enum CarriedRecord {
     /// A claim that is still to be reported.
     Claim {
         /// Names it.
         entry: EntryId,
         /// The claim.
-        held: Held,
+        held: ClaimRecord,
         /// What is reported.
         outcome: Outcome,
     },
     /// Polls whose answers nobody has read.
-    Polls {
+    UnreadPolls {
         /// Who sent them.
         claimant: Box<str>,
         /// When.
-        unread: Vec<Stamp>,
+        unread: Vec<JournalTimestamp>,
     },
 }
 
 /// A worker's journal. Clones are the same one.
 #[derive(Debug, Clone)]
 pub(crate) struct Journal {
-    inner: Arc<Inner>,
+    inner: Arc<JournalInner>,
 }
 
 #[derive(Debug)]
-struct Inner {
-    hold: Hold,
+struct JournalInner {
+    lock: WorkDirLock,
     runtime: Handle,
-    shared: Mutex<Shared>,
+    state: Mutex<JournalState>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    rules: Rules,
+struct JournalState {
+    journal: Rules,
     /// Lines that are to be appended.
     pending: Vec<u8>,
-    records: usize,
+    pending_count: usize,
     /// Who waits for them.
-    waiting: Vec<Waiting>,
+    waiters: Vec<WriteWaiter>,
     /// Some lines were dropped.
-    gaps: Gaps,
+    backlog: Backlog,
     /// Not here while something is being written.
-    keeper: Option<Keeper>,
+    writer: Option<JournalWriter>,
 }
 
 #[derive(Debug)]
-struct Waiting {
-    told: oneshot::Sender<Result<(), Arc<str>>>,
-    until: Sync,
+struct WriteWaiter {
+    result_sender: oneshot::Sender<Result<(), Arc<str>>>,
+    sync_mode: SyncMode,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Gaps {
-    None,
-    Some,
+enum Backlog {
+    Complete,
+    Truncated,
 }
 
 /// Who holds the file.
 #[derive(Debug)]
-struct Keeper {
+struct JournalWriter {
     /// `None` where it has to be written anew.
     file: Option<File>,
-    records: usize,
-    trouble: Trouble,
+    record_count: usize,
+    failure_log: FailureLog,
 }
 
 /// Whether the operator was told that the journal cannot be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Trouble {
-    None,
-    Said,
+enum FailureLog {
+    NotLogged,
+    Logged,
 }
 
 /// Word of whether a record is where it has to be.
 #[derive(Debug)]
-pub(crate) struct Noted(oneshot::Receiver<Result<(), Arc<str>>>);
+pub(crate) struct PendingWrite(oneshot::Receiver<Result<(), Arc<str>>>);
 
-impl Noted {
+impl PendingWrite {
     /// Waits until the kernel has the record, so that it outlives this process, or cannot have it, or it takes too long.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub(crate) async fn outlives(self) {
+    pub(crate) async fn written(self) {
         // What cannot be written was told already.
-        tokio::time::timeout(JOURNAL_POLL_WAIT, self.0).await.ok();
+        tokio::time::timeout(JOURNAL_POLL_TIMEOUT, self.0).await.ok();
     }
 }
 
 /// Word of whether a record is safe.
 #[derive(Debug)]
-pub(crate) struct Recorded(oneshot::Receiver<Result<(), Arc<str>>>);
+pub(crate) struct PendingSync(oneshot::Receiver<Result<(), Arc<str>>>);
 
-impl Recorded {
+impl PendingSync {
     /// For tests of what comes after.
     #[cfg(test)]
-    pub(crate) fn already() -> Self {
+    pub(crate) fn succeeded() -> Self {
         let (sender, receiver) = oneshot::channel();
         sender.send(Ok(())).unwrap();
         Self(receiver)
@@ -172,7 +174,7 @@ impl Recorded {
 
     /// For tests of what comes of that.
     #[cfg(test)]
-    pub(crate) fn refused() -> Self {
+    pub(crate) fn failed() -> Self {
         let (sender, receiver) = oneshot::channel();
         sender.send(Err("the disk is full".into())).unwrap();
         Self(receiver)
@@ -187,11 +189,11 @@ impl Recorded {
     /// # Cancel safety
     ///
     /// Cancel safe; the record is written all the same.
-    pub(crate) async fn safe(self) -> Result<(), Arc<str>> {
-        match tokio::time::timeout(JOURNAL_WAIT, self.0).await {
+    pub(crate) async fn synced(self) -> Result<(), Arc<str>> {
+        match tokio::time::timeout(JOURNAL_WRITE_TIMEOUT, self.0).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => Err("nobody writes the journal any more".into()),
-            Err(_) => Err(format!("the journal was not written within {} s", JOURNAL_WAIT.as_secs()).into()),
+            Err(_) => Err(format!("the journal was not written within {} s", JOURNAL_WRITE_TIMEOUT.as_secs()).into()),
         }
     }
 }
@@ -201,131 +203,139 @@ impl Journal {
     /// a runtime, whose threads for blocking calls it uses.
     ///
     /// Where it cannot be written that is told, and tried again with the first claim.
-    pub(crate) fn begin(hold: Hold, boot: Boot, carried: impl Iterator<Item = Carried>) -> Self {
-        let mut rules = Rules::begun(boot);
+    pub(crate) fn create(hold: WorkDirLock, boot: BootId, carried: impl Iterator<Item = CarriedRecord>) -> Self {
+        let mut rules = Rules::new(boot);
         for one in carried {
             match one {
-                Carried::Claim { entry, held, outcome } => {
-                    rules.apply(Record::Held { entry, held });
-                    rules.apply(Record::Decided { entry, outcome });
+                CarriedRecord::Claim { entry, held, outcome } => {
+                    rules.apply(JournalRecord::Claimed { entry, claim: held });
+                    rules.apply(JournalRecord::OutcomeDecided { entry, outcome });
                 }
-                Carried::Polls { claimant, unread } => rules.apply(Record::Polls { claimant, unread }),
+                CarriedRecord::UnreadPolls { claimant, unread } => {
+                    rules.apply(JournalRecord::UnreadPolls { claimant, unread })
+                }
             }
         }
-        let mut keeper = Keeper { file: None, records: 0, trouble: Trouble::None };
+        let mut keeper = JournalWriter { file: None, record_count: 0, failure_log: FailureLog::NotLogged };
         // Said there, and tried again.
-        keeper.write_anew(&hold, &rules.records()).ok();
-        let shared = Shared {
-            rules,
+        keeper.rewrite(&hold, &rules.compacted()).ok();
+        let shared = JournalState {
+            journal: rules,
             pending: Vec::new(),
-            records: 0,
-            waiting: Vec::new(),
-            gaps: Gaps::None,
-            keeper: Some(keeper),
+            pending_count: 0,
+            waiters: Vec::new(),
+            backlog: Backlog::Complete,
+            writer: Some(keeper),
         };
-        let inner = Inner { hold, runtime: Handle::current(), shared: Mutex::new(shared) };
+        let inner = JournalInner { lock: hold, runtime: Handle::current(), state: Mutex::new(shared) };
         Self { inner: Arc::new(inner) }
     }
 
     /// Writes down a claim. Its payload may come into being once that is safe.
-    pub(crate) fn hold(&self, entry: EntryId, held: Held) -> Recorded {
+    pub(crate) fn record_claim(&self, entry: EntryId, held: ClaimRecord) -> PendingSync {
         let (told, receiver) = oneshot::channel();
-        self.write(Some(Record::Held { entry, held }), Some(Waiting { told, until: Sync::Now }));
-        Recorded(receiver)
+        self.enqueue(
+            Some(JournalRecord::Claimed { entry, claim: held }),
+            Some(WriteWaiter { result_sender: told, sync_mode: SyncMode::Immediately }),
+        );
+        PendingSync(receiver)
     }
 
     /// Writes down a claim without a payload, of which something is about to be reported.
-    pub(crate) fn hold_idle(&self, entry: EntryId, held: Held) {
-        self.write(Some(Record::Held { entry, held }), None);
+    pub(crate) fn record_claim_without_processes(&self, entry: EntryId, held: ClaimRecord) {
+        self.enqueue(Some(JournalRecord::Claimed { entry, claim: held }), None);
     }
 
     /// Writes down the polls that nobody has read the answers of.
-    pub(crate) fn polls(&self, claimant: Box<str>, unread: Vec<Stamp>) -> Noted {
+    pub(crate) fn record_unread_polls(&self, claimant: Box<str>, unread: Vec<JournalTimestamp>) -> PendingWrite {
         let (told, receiver) = oneshot::channel();
-        self.write(Some(Record::Polls { claimant, unread }), Some(Waiting { told, until: Sync::Later }));
-        Noted(receiver)
+        self.enqueue(
+            Some(JournalRecord::UnreadPolls { claimant, unread }),
+            Some(WriteWaiter { result_sender: told, sync_mode: SyncMode::Eventually }),
+        );
+        PendingWrite(receiver)
     }
 
     /// Writes down the leader of a process group of its payload.
-    pub(crate) fn leads(&self, entry: EntryId, leader: Leader) {
-        self.write(Some(Record::Leads { entry, leader }), None);
+    pub(crate) fn record_leader(&self, entry: EntryId, leader: Leader) {
+        self.enqueue(Some(JournalRecord::ProcessStarted { entry, leader }), None);
     }
 
     /// Writes down what is about to be reported.
-    pub(crate) fn decided(&self, entry: EntryId, outcome: Outcome) {
-        self.write(Some(Record::Decided { entry, outcome }), None);
+    pub(crate) fn record_outcome(&self, entry: EntryId, outcome: Outcome) {
+        self.enqueue(Some(JournalRecord::OutcomeDecided { entry, outcome }), None);
     }
 
     /// Writes down that nothing is left to do.
-    pub(crate) fn over(&self, entry: EntryId) {
-        self.write(Some(Record::Over { entry }), None);
+    pub(crate) fn record_closed(&self, entry: EntryId) {
+        self.enqueue(Some(JournalRecord::Closed { entry }), None);
     }
 
     /// Waits until everything is on the disk, or cannot be, or it takes too long for somebody who leaves.
-    pub(crate) async fn settled(&self) {
+    pub(crate) async fn flush(&self) {
         // What could not be written was told already.
-        tokio::time::timeout(JOURNAL_LAST_WAIT, self.written()).await.ok();
+        tokio::time::timeout(JOURNAL_CLOSE_TIMEOUT, self.wait_synced()).await.ok();
     }
 
     /// Resolves when all that was noted is on the disk, or cannot be written.
-    async fn written(&self) {
+    async fn wait_synced(&self) {
         let (told, receiver) = oneshot::channel();
-        self.write(None, Some(Waiting { told, until: Sync::Now }));
+        self.enqueue(None, Some(WriteWaiter { result_sender: told, sync_mode: SyncMode::Immediately }));
         receiver.await.ok();
     }
 
-    fn write(&self, record: Option<Record>, waiting: Option<Waiting>) {
-        let mut shared = self.inner.shared();
-        let record = record.and_then(|record| shared.rules.note(record));
+    fn enqueue(&self, record: Option<JournalRecord>, waiting: Option<WriteWaiter>) {
+        let mut shared = self.inner.lock_state();
+        let record = record.and_then(|record| shared.journal.record(record));
         if record.is_none() && waiting.is_none() {
             return;
         }
         if let Some(record) = record {
             if shared.pending.len() >= JOURNAL_PENDING_BYTES_MAX {
-                shared.gaps = Gaps::Some;
+                shared.backlog = Backlog::Truncated;
             } else {
-                shared.records += 1;
-                line::write(&record, &mut shared.pending);
+                shared.pending_count += 1;
+                record_format::append_record(&record, &mut shared.pending);
             }
         }
-        shared.waiting.extend(waiting);
-        let Some(keeper) = shared.keeper.take() else { return };
+        shared.waiters.extend(waiting);
+        let Some(keeper) = shared.writer.take() else { return };
         drop(shared);
         let inner = Arc::clone(&self.inner);
-        self.inner.runtime.spawn_blocking(move || inner.keep_up(keeper));
+        self.inner.runtime.spawn_blocking(move || inner.write_pending(keeper));
     }
 }
 
-impl Inner {
-    fn shared(&self) -> MutexGuard<'_, Shared> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+impl JournalInner {
+    fn lock_state(&self) -> MutexGuard<'_, JournalState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Writes until nothing is left to be written.
-    fn keep_up(&self, mut keeper: Keeper) {
+    fn write_pending(&self, mut keeper: JournalWriter) {
         loop {
-            let mut shared = self.shared();
-            if shared.pending.is_empty() && shared.waiting.is_empty() && shared.gaps == Gaps::None {
-                shared.keeper = Some(keeper);
+            let mut shared = self.lock_state();
+            if shared.pending.is_empty() && shared.waiters.is_empty() && shared.backlog == Backlog::Complete {
+                shared.writer = Some(keeper);
                 return;
             }
-            let waiting = std::mem::take(&mut shared.waiting);
+            let waiting = std::mem::take(&mut shared.waiters);
             let lines = std::mem::take(&mut shared.pending);
-            let records = std::mem::take(&mut shared.records);
-            let gaps = std::mem::replace(&mut shared.gaps, Gaps::None);
-            let outgrown = shared.rules.is_outgrown_by(keeper.records + records);
-            let anew = !keeper.has_file() || gaps == Gaps::Some || outgrown;
-            let whole = if anew { shared.rules.records() } else { Vec::new() };
+            let records = std::mem::take(&mut shared.pending_count);
+            let gaps = std::mem::replace(&mut shared.backlog, Backlog::Complete);
+            let outgrown = shared.journal.needs_compaction(keeper.record_count + records);
+            let anew = !keeper.has_open_file() || gaps == Backlog::Truncated || outgrown;
+            let whole = if anew { shared.journal.compacted() } else { Vec::new() };
             drop(shared);
             let written = if anew {
-                keeper.write_anew(&self.hold, &whole)
+                keeper.rewrite(&self.lock, &whole)
             } else {
-                let sync = waiting.iter().map(|one| one.until).max().unwrap_or(Sync::Later);
-                keeper.append(&self.hold, &lines, records, sync)
+                let sync = waiting.iter().map(|one| one.sync_mode).max().unwrap_or(SyncMode::Eventually);
+                keeper.append(&self.lock, &lines, records, sync)
             };
             for waiting in waiting {
                 // Who waited may have been told to end meanwhile.
-                drop(waiting.told.send(written.clone()));
+                drop(waiting.result_sender.send(written.clone()));
             }
         }
     }
@@ -333,22 +343,22 @@ impl Inner {
 
 /// Whether somebody waits until it is on the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Sync {
+enum SyncMode {
     /// The kernel writes it by and by.
-    Later,
-    Now,
+    Eventually,
+    Immediately,
 }
 
-impl Keeper {
+impl JournalWriter {
     /// Whether there is a file that lines can be appended to. One that was removed is none.
-    fn has_file(&self) -> bool {
+    fn has_open_file(&self) -> bool {
         self.file.as_ref().is_some_and(|file| file.metadata().is_ok_and(|about| about.nlink() > 0))
     }
 
-    fn append(&mut self, hold: &Hold, lines: &[u8], records: usize, sync: Sync) -> Result<(), Arc<str>> {
+    fn append(&mut self, hold: &WorkDirLock, lines: &[u8], records: usize, sync: SyncMode) -> Result<(), Arc<str>> {
         crash_point("journal-before-write");
-        if let Err(error) = hold.check() {
-            return self.judge(Err(error));
+        if let Err(error) = hold.verify() {
+            return self.note_result(Err(error));
         }
         let Some(file) = &mut self.file else { return Err("the journal is not open".into()) };
         if crash_due("journal-torn-write") {
@@ -357,39 +367,39 @@ impl Keeper {
         }
         let mut written = file.write_all(lines);
         crash_point("journal-before-sync");
-        if written.is_ok() && sync == Sync::Now {
+        if written.is_ok() && sync == SyncMode::Immediately {
             written = file.sync_data();
         }
         crash_point("journal-after-sync");
-        self.records += records;
-        self.judge(written)
+        self.record_count += records;
+        self.note_result(written)
     }
 
-    fn write_anew(&mut self, hold: &Hold, records: &[Record]) -> Result<(), Arc<str>> {
+    fn rewrite(&mut self, hold: &WorkDirLock, records: &[JournalRecord]) -> Result<(), Arc<str>> {
         self.file = None;
         let mut lines = Vec::new();
-        records.iter().for_each(|record| line::write(record, &mut lines));
+        records.iter().for_each(|record| record_format::append_record(record, &mut lines));
         // Another worker's journal is not ours to replace.
-        let replaced = hold.check().and_then(|()| replace(hold.folder(), &lines));
-        self.records = records.len();
+        let replaced = hold.verify().and_then(|()| replace_file(hold.dir(), &lines));
+        self.record_count = records.len();
         let replaced = replaced.map(|file| self.file = Some(file));
-        self.judge(replaced)
+        self.note_result(replaced)
     }
 
     /// After a failure nobody knows what the file holds: it is written anew.
-    fn judge(&mut self, written: io::Result<()>) -> Result<(), Arc<str>> {
+    fn note_result(&mut self, written: io::Result<()>) -> Result<(), Arc<str>> {
         match written {
             Ok(()) => {
-                self.trouble = Trouble::None;
+                self.failure_log = FailureLog::NotLogged;
                 Ok(())
             }
             Err(error) => {
                 self.file = None;
                 let text: Arc<str> = format!("the journal cannot be written: {error}").into();
-                if self.trouble == Trouble::None {
+                if self.failure_log == FailureLog::NotLogged {
                     tracing::error!(%error, "the journal cannot be written; no task is started before it can");
                 }
-                self.trouble = Trouble::Said;
+                self.failure_log = FailureLog::Logged;
                 Err(text)
             }
         }
@@ -397,8 +407,8 @@ impl Keeper {
 }
 
 /// Puts a new file in the journal's place, or leaves the old one where it is.
-fn replace(folder: &Path, lines: &[u8]) -> io::Result<File> {
-    let (path, next) = (folder.join(FILE), folder.join(NEXT));
+fn replace_file(folder: &Path, lines: &[u8]) -> io::Result<File> {
+    let (path, next) = (folder.join(JOURNAL_FILE), folder.join(NEXT_JOURNAL_FILE));
     // What lies there is half a journal of somebody who was killed.
     match std::fs::remove_file(&next) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -428,27 +438,27 @@ mod tests {
 
     use super::*;
     use crate::domain::id::{Run, TaskId};
-    use crate::domain::journal::{Plan, RECORDS_SLACK, Remains};
-    use crate::host::folder::WorkFolder;
+    use crate::domain::journal::{ProcessRecord, RECORDS_SLACK, RecoveryPlan};
+    use crate::host::work_dir::WorkDir;
 
     const NAME: &str = "queue worker";
 
-    fn held(task: &str) -> Held {
+    fn held(task: &str) -> ClaimRecord {
         let run = Run { task: TaskId::parse(task).unwrap(), run: 0 };
-        let remains = Remains { cookie: task.into(), ..Remains::default() };
-        Held { run, claimant: NAME.into(), remains: Some(remains) }
+        let remains = ProcessRecord { cookie: task.into(), ..ProcessRecord::default() };
+        ClaimRecord { run, claimant: NAME.into(), processes: Some(remains) }
     }
 
     fn begun(folder: &Path) -> Journal {
-        let hold = WorkFolder::take(folder).unwrap().hold().unwrap();
-        Journal::begin(hold, this_boot(), std::iter::empty())
+        let hold = WorkDir::acquire(folder).unwrap().work_dir_lock().unwrap();
+        Journal::create(hold, current_boot(), std::iter::empty())
     }
 
     /// What the next life would make of it.
-    fn plan(folder: &Path) -> Plan {
-        let earlier = Earlier::read(folder);
+    fn plan(folder: &Path) -> RecoveryPlan {
+        let earlier = PreviousJournal::read(folder);
         assert_eq!(earlier.damage, [""; 0]);
-        earlier.journal.plan(&earlier.boot, &[NAME.into()])
+        earlier.journal.recovery_plan(&earlier.boot, &[NAME.into()])
     }
 
     fn tasks(folder: &Path) -> Vec<String> {
@@ -457,8 +467,8 @@ mod tests {
 
     /// All is written, and nobody writes.
     async fn written(journal: &Journal) {
-        journal.written().await;
-        while journal.inner.shared().keeper.is_none() {
+        journal.wait_synced().await;
+        while journal.inner.lock_state().writer.is_none() {
             tokio::task::yield_now().await;
         }
     }
@@ -467,22 +477,22 @@ mod tests {
     async fn what_is_safe_is_known_to_the_next_life_and_what_is_over_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let journal = begun(folder.path());
-        let recorded: Vec<Recorded> =
-            (1..=50).map(|number| journal.hold(EntryId(number), held(&format!("t{number}")))).collect();
+        let recorded: Vec<PendingSync> =
+            (1..=50).map(|number| journal.record_claim(EntryId(number), held(&format!("t{number}")))).collect();
         for one in recorded {
-            one.safe().await.unwrap();
+            one.synced().await.unwrap();
         }
-        (1..=48).for_each(|number| journal.over(EntryId(number)));
-        journal.leads(EntryId(49), Leader { pid: 7, started: 8 });
-        journal.decided(EntryId(50), Outcome::Completed);
+        (1..=48).for_each(|number| journal.record_closed(EntryId(number)));
+        journal.record_leader(EntryId(49), Leader { pid: 7, start_ticks: 8 });
+        journal.record_outcome(EntryId(50), Outcome::Completed);
         written(&journal).await;
         let plan = plan(folder.path());
         assert_eq!(plan.kill.len(), 2);
-        assert_eq!(plan.kill[0].leaders, [Leader { pid: 7, started: 8 }]);
+        assert_eq!(plan.kill[0].leaders, [Leader { pid: 7, start_ticks: 8 }]);
         let left: Vec<_> = plan.report.iter().map(|left| (left.run.task.as_str(), left.outcome)).collect();
-        let handed_back = Outcome::Exception(crate::domain::outcome::Reason::WorkerShutdown);
+        let handed_back = Outcome::Exception(crate::domain::outcome::ExceptionReason::WorkerShutdown);
         assert_eq!(left, [("t49", handed_back), ("t50", Outcome::Completed)]);
-        let mode = std::fs::metadata(folder.path().join(FILE)).unwrap().permissions().mode();
+        let mode = std::fs::metadata(folder.path().join(JOURNAL_FILE)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
     }
 
@@ -490,17 +500,17 @@ mod tests {
     async fn a_journal_does_not_grow_with_the_number_of_claims() {
         let folder = tempfile::tempdir().unwrap();
         let journal = begun(folder.path());
-        journal.hold(EntryId(0), held("stays")).safe().await.unwrap();
+        journal.record_claim(EntryId(0), held("stays")).synced().await.unwrap();
         let mut lengths = Vec::new();
         for round in 0..4_u64 {
             for number in 1..=1_000 {
                 let entry = EntryId(round * 1_000 + number);
-                drop(journal.hold(entry, held("passes")));
-                journal.decided(entry, Outcome::Completed);
-                journal.over(entry);
+                drop(journal.record_claim(entry, held("passes")));
+                journal.record_outcome(entry, Outcome::Completed);
+                journal.record_closed(entry);
             }
             written(&journal).await;
-            lengths.push(std::fs::read(folder.path().join(FILE)).unwrap().split(|byte| *byte == b'\n').count());
+            lengths.push(std::fs::read(folder.path().join(JOURNAL_FILE)).unwrap().split(|byte| *byte == b'\n').count());
         }
         // What is written together is written whole before it is counted.
         assert!(lengths.iter().all(|lines| *lines < RECORDS_SLACK + 3_100), "{lengths:?}");
@@ -511,17 +521,17 @@ mod tests {
     async fn after_a_write_that_failed_everything_is_written_anew() {
         let folder = tempfile::tempdir().unwrap();
         let journal = begun(folder.path());
-        journal.hold(EntryId(1), held("before")).safe().await.unwrap();
+        journal.record_claim(EntryId(1), held("before")).synced().await.unwrap();
         written(&journal).await;
         // As a disk that fails: what is read only cannot be written.
-        let read_only = File::open(folder.path().join(FILE)).unwrap();
-        journal.inner.shared().keeper.as_mut().expect("nothing is being written").file = Some(read_only);
-        let error = journal.hold(EntryId(2), held("during")).safe().await.unwrap_err();
+        let read_only = File::open(folder.path().join(JOURNAL_FILE)).unwrap();
+        journal.inner.lock_state().writer.as_mut().expect("nothing is being written").file = Some(read_only);
+        let error = journal.record_claim(EntryId(2), held("during")).synced().await.unwrap_err();
         assert!(error.contains("journal"), "{error}");
         assert_eq!(tasks(folder.path()), ["before"]);
         // Its claim is handed back, which is over.
-        journal.over(EntryId(2));
-        journal.hold(EntryId(3), held("after")).safe().await.unwrap();
+        journal.record_closed(EntryId(2));
+        journal.record_claim(EntryId(3), held("after")).synced().await.unwrap();
         assert_eq!(tasks(folder.path()), ["before", "after"]);
     }
 
@@ -529,36 +539,36 @@ mod tests {
     async fn a_journal_that_was_removed_is_written_anew_unless_its_folder_is_another() {
         let home = tempfile::tempdir().unwrap();
         let folder = home.path().join("work");
-        let taken = WorkFolder::take(&folder).unwrap();
-        let journal = Journal::begin(taken.hold().unwrap(), this_boot(), std::iter::empty());
-        journal.hold(EntryId(1), held("before")).safe().await.unwrap();
+        let taken = WorkDir::acquire(&folder).unwrap();
+        let journal = Journal::create(taken.work_dir_lock().unwrap(), current_boot(), std::iter::empty());
+        journal.record_claim(EntryId(1), held("before")).synced().await.unwrap();
         written(&journal).await;
-        std::fs::remove_file(folder.join(FILE)).unwrap();
-        journal.hold(EntryId(2), held("after")).safe().await.unwrap();
+        std::fs::remove_file(folder.join(JOURNAL_FILE)).unwrap();
+        journal.record_claim(EntryId(2), held("after")).synced().await.unwrap();
         written(&journal).await;
         assert_eq!(tasks(&folder), ["before", "after"]);
         std::fs::remove_dir_all(&folder).unwrap();
-        let error = journal.hold(EntryId(3), held("gone")).safe().await.unwrap_err();
+        let error = journal.record_claim(EntryId(3), held("gone")).synced().await.unwrap_err();
         assert!(error.contains("removed or replaced"), "{error}");
         assert!(!folder.exists());
         // As long as it lives, its file is no other's.
-        let work = WorkFolder::take(&folder).unwrap();
-        let other = Journal::begin(work.hold().unwrap(), this_boot(), std::iter::empty());
-        other.hold(EntryId(1), held("other")).safe().await.unwrap();
+        let work = WorkDir::acquire(&folder).unwrap();
+        let other = Journal::create(work.work_dir_lock().unwrap(), current_boot(), std::iter::empty());
+        other.record_claim(EntryId(1), held("other")).synced().await.unwrap();
         written(&other).await;
-        journal.hold(EntryId(4), held("replaced")).safe().await.unwrap_err();
+        journal.record_claim(EntryId(4), held("replaced")).synced().await.unwrap_err();
         assert_eq!(tasks(&folder), ["other"]);
     }
 
     #[tokio::test]
     async fn a_journal_that_cannot_be_written_at_the_start_is_tried_again_with_the_first_claim() {
         let folder = tempfile::tempdir().unwrap();
-        let blocked = folder.path().join(NEXT);
+        let blocked = folder.path().join(NEXT_JOURNAL_FILE);
         std::fs::create_dir(&blocked).unwrap();
         let journal = begun(folder.path());
-        assert!(journal.hold(EntryId(1), held("one")).safe().await.is_err());
+        assert!(journal.record_claim(EntryId(1), held("one")).synced().await.is_err());
         std::fs::remove_dir(&blocked).unwrap();
-        journal.hold(EntryId(2), held("two")).safe().await.unwrap();
+        journal.record_claim(EntryId(2), held("two")).synced().await.unwrap();
         assert_eq!(tasks(folder.path()), ["one", "two"]);
     }
 
@@ -568,12 +578,12 @@ mod tests {
         let journal = begun(folder.path());
         written(&journal).await;
         // As a disk that has not answered yet.
-        let keeper = journal.inner.shared().keeper.take();
+        let keeper = journal.inner.lock_state().writer.take();
         let many = u64::try_from(JOURNAL_PENDING_BYTES_MAX / 60).unwrap();
-        (1..=many).for_each(|number| drop(journal.hold(EntryId(number), held(&format!("t{number}")))));
-        assert_eq!(journal.inner.shared().gaps, Gaps::Some);
-        assert!(journal.inner.shared().pending.len() < JOURNAL_PENDING_BYTES_MAX + 1_000);
-        journal.inner.shared().keeper = keeper;
+        (1..=many).for_each(|number| drop(journal.record_claim(EntryId(number), held(&format!("t{number}")))));
+        assert_eq!(journal.inner.lock_state().backlog, Backlog::Truncated);
+        assert!(journal.inner.lock_state().pending.len() < JOURNAL_PENDING_BYTES_MAX + 1_000);
+        journal.inner.lock_state().writer = keeper;
         written(&journal).await;
         assert_eq!(tasks(folder.path()).len() as u64, many);
     }
@@ -581,12 +591,12 @@ mod tests {
     #[test]
     fn whatever_lies_in_its_place_is_told_of_and_no_more() {
         let folder = tempfile::tempdir().unwrap();
-        assert!(Earlier::read(folder.path()).damage.is_empty(), "nothing is no damage");
-        std::fs::write(folder.path().join(FILE), "what is this\n\u{0}\nand torn").unwrap();
-        let earlier = Earlier::read(folder.path());
+        assert!(PreviousJournal::read(folder.path()).damage.is_empty(), "nothing is no damage");
+        std::fs::write(folder.path().join(JOURNAL_FILE), "what is this\n\u{0}\nand torn").unwrap();
+        let earlier = PreviousJournal::read(folder.path());
         assert!(earlier.damage[0].contains("2 lines cannot be read, the first of them line 1"), "{earlier:?}");
-        std::fs::remove_file(folder.path().join(FILE)).unwrap();
-        std::fs::create_dir(folder.path().join(FILE)).unwrap();
-        assert_eq!(Earlier::read(folder.path()).damage.len(), 1);
+        std::fs::remove_file(folder.path().join(JOURNAL_FILE)).unwrap();
+        std::fs::create_dir(folder.path().join(JOURNAL_FILE)).unwrap();
+        assert_eq!(PreviousJournal::read(folder.path()).damage.len(), 1);
     }
 }

@@ -1,40 +1,42 @@
 //! The page of a controller: its pools, their groups and workers, and what is in the way.
 
-mod orders;
+mod buttons;
 
 use core::cmp::Reverse;
 
 use jiff::Timestamp;
 use maud::{Markup, html};
 
-pub use super::Acts;
-use super::{Clock, Page, Parts, Refresh, page, shown};
-use crate::control::controller::Status;
-use crate::controller::view::{Doing, Fault, Group, Paused, Phase, Pool, Role, Workers};
+pub use super::CommandButtons;
+use super::{HtmlPage, PageContent, Refresh, SnapshotClock, build_page, format_seconds};
+use crate::control::controller_api::ControllerStatusReply;
+use crate::controller::status::{
+    ErrorStatus, GroupPhase, GroupStatus, PauseStatus, PoolStatus, Role, WorkerActivity, WorkerCounts,
+};
 use crate::limits::PAGE_GROUPS_MAX;
 
 /// The page as the controller looks at `now`.
 #[must_use]
-pub fn show(status: &Status, refresh: Refresh, acts: Acts, now: Timestamp) -> Page {
-    let (pools, clock) = (&status.view.pools, Clock { now });
+pub fn render(status: &ControllerStatusReply, refresh: Refresh, acts: CommandButtons, now: Timestamp) -> HtmlPage {
+    let (pools, clock) = (&status.snapshot.pools, SnapshotClock { now });
     let names: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();
-    let parts = Parts {
+    let parts = PageContent {
         title: format!("{} · {}", title(pools), names.join(", ")),
-        name: html! { "controller, up " (clock.at(-status.view.uptime_seconds, &shown(status.view.uptime_seconds))) },
-        main: html! { @for pool in pools { section { (of_pool(pool, acts, clock)) } } },
+        name: html! { "controller, up " (clock.time_tag(-status.snapshot.uptime_seconds, &format_seconds(status.snapshot.uptime_seconds))) },
+        main: html! { @for pool in pools { section { (pool_section(pool, acts, clock)) } } },
         links: html! {
             a href="/metrics" { "metrics" } " · " a href="/readyz?verbose" { "readiness" } " · "
             a href="/status.json" { "JSON" } " · " a href="/still" { "this page, standing still" }
         },
-        acts,
+        buttons: acts,
         version: status.version.clone(),
         pid: status.pid,
     };
-    page(parts, refresh, clock)
+    build_page(parts, refresh, clock)
 }
 
 /// What most needs a look, for somebody with many tabs.
-fn title(pools: &[Pool]) -> String {
+fn title(pools: &[PoolStatus]) -> String {
     if let Some(pool) = pools.iter().find(|pool| pool.role != Role::Active) {
         return pool.role.as_str().to_owned();
     }
@@ -42,25 +44,25 @@ fn title(pools: &[Pool]) -> String {
     if failing > 0 {
         return format!("{failing} failing");
     }
-    format!("{} workers", pools.iter().map(|pool| pool.workers.all()).sum::<u32>())
+    format!("{} workers", pools.iter().map(|pool| pool.workers.total()).sum::<u32>())
 }
 
-fn failing(pool: &Pool) -> usize {
+fn failing(pool: &PoolStatus) -> usize {
     pool.groups.iter().filter(|group| group.fails).count()
 }
 
-fn of_pool(pool: &Pool, acts: Acts, clock: Clock) -> Markup {
+fn pool_section(pool: &PoolStatus, acts: CommandButtons, clock: SnapshotClock) -> Markup {
     html! {
         h2.pool {
             "Pool " code { (pool.name) } " " small.at { (pool.broker.address) } " "
-            @if acts == Acts::Possible { (orders::of_pool(pool)) }
+            @if acts == CommandButtons::Shown { (buttons::pool_buttons(pool)) }
         }
-        (first(pool, clock))
+        (headline(pool, clock))
         @if let Some(error) = &pool.last_error {
-            @if pool.role != Role::Disconnected { p.warn { "last error, " (said(error, clock)) } }
+            @if pool.role != Role::Disconnected { p.warn { "last error, " (error_text(error, clock)) } }
         }
         @if let Some(paused) = &pool.paused {
-            p.warn { "nobody is started or told to go: " (said_pause(paused, clock)) }
+            p.warn { "nobody is started or told to go: " (pause_text(paused, clock)) }
         }
         (facts(pool))
         h3 { "Groups" }
@@ -69,7 +71,7 @@ fn of_pool(pool: &Pool, acts: Acts, clock: Clock) -> Markup {
 }
 
 /// What it is to the pool, and what needs a look.
-fn first(pool: &Pool, clock: Clock) -> Markup {
+fn headline(pool: &PoolStatus, clock: SnapshotClock) -> Markup {
     let failing = failing(pool);
     let mood = match pool.role {
         Role::Disconnected => "first bad",
@@ -81,8 +83,8 @@ fn first(pool: &Pool, clock: Clock) -> Markup {
     html! {
         p class=(mood) {
             strong { (pool.role.as_str()) }
-            "for " (clock.at(-pool.role_seconds, &shown(pool.role_seconds))) ". "
-            @match pool.role.rests() {
+            "for " (clock.time_tag(-pool.role_seconds, &format_seconds(pool.role_seconds))) ". "
+            @match pool.role.inactive_reason() {
                 Some(why) => { "Nothing is started or stopped: " (why) }
                 None if failing == 1 => { "The workers of one group do not last" }
                 None if failing > 1 => { "The workers of " (failing) " groups do not last" }
@@ -97,21 +99,21 @@ fn first(pool: &Pool, clock: Clock) -> Markup {
     }
 }
 
-fn facts(pool: &Pool) -> Markup {
+fn facts(pool: &PoolStatus) -> Markup {
     let counts = pool.counts;
     let of_phase = |phase| pool.groups.iter().filter(|group| group.phase == phase).count();
     let ready: u64 = pool.groups.iter().filter_map(|group| group.ready).map(u64::from).sum();
     let steps_failed = if counts.steps_failed > 0 { "warn" } else { "" };
     html! {
         dl.facts {
-            div { dt { "groups" } dd { (pool.groups.len()) small { @for (at, phase) in Phase::ALL.into_iter().enumerate() {
+            div { dt { "groups" } dd { (pool.groups.len()) small { @for (at, phase) in GroupPhase::ALL.into_iter().enumerate() {
                 @if at > 0 { ", " } (of_phase(phase)) " " (phase.as_str())
             } } } }
             div { dt { "workers" } dd {
                 @if pool.starts_workers {
-                    (pool.workers.all())
+                    (pool.workers.total())
                     @if let Some(budget) = pool.budget { " of " (budget) }
-                    small { (of_workers(pool.workers)) }
+                    small { (worker_counts(pool.workers)) }
                 } @else { "–" small { "somebody else starts them" } }
             } }
             div { dt { "requests that wait" } dd { (ready) small { "that no worker holds" } } }
@@ -132,14 +134,14 @@ fn facts(pool: &Pool) -> Markup {
             } }
             div { dt { "broker" } dd {
                 @if pool.broker.connected { "connected" } @else { span.bad { "not connected" } }
-                small { (lost(counts.broker_losses)) }
+                small { (broker_losses_text(counts.broker_losses)) }
             } }
             div { dt { "reports of workers" } dd { (counts.reports) } }
         }
     }
 }
 
-fn lost(times: u64) -> String {
+fn broker_losses_text(times: u64) -> String {
     match times {
         0 => "never lost".to_owned(),
         1 => "lost once".to_owned(),
@@ -147,15 +149,15 @@ fn lost(times: u64) -> String {
     }
 }
 
-fn of_workers(workers: Workers) -> String {
-    let Workers { starting, idle, busy, going } = workers;
+fn worker_counts(workers: WorkerCounts) -> String {
+    let WorkerCounts { starting, idle, busy, going } = workers;
     let kinds = [(starting, "starting"), (idle, "idle"), (busy, "busy"), (going, "going")];
     let there: Vec<String> =
         kinds.iter().filter(|(count, _)| *count > 0).map(|(count, kind)| format!("{count} {kind}")).collect();
     if there.is_empty() { "none".to_owned() } else { there.join(", ") }
 }
 
-fn no_groups(pool: &Pool) -> Markup {
+fn no_groups(pool: &PoolStatus) -> Markup {
     html! {
         div.empty {
             @match pool.role {
@@ -171,8 +173,8 @@ fn no_groups(pool: &Pool) -> Markup {
 }
 
 /// Those in trouble first, then those with work.
-fn groups(pool: &Pool, acts: Acts, clock: Clock) -> Markup {
-    let mut groups: Vec<&Group> = pool.groups.iter().collect();
+fn groups(pool: &PoolStatus, acts: CommandButtons, clock: SnapshotClock) -> Markup {
+    let mut groups: Vec<&GroupStatus> = pool.groups.iter().collect();
     groups.sort_by_key(|group| (!group.fails, group.short_lives == 0, Reverse(group.ready)));
     let more = groups.len().saturating_sub(PAGE_GROUPS_MAX);
     html! {
@@ -184,11 +186,11 @@ fn groups(pool: &Pool, acts: Acts, clock: Clock) -> Markup {
     }
 }
 
-fn row(pool: &Pool, group: &Group, acts: Acts, clock: Clock) -> Markup {
+fn row(pool: &PoolStatus, group: &GroupStatus, acts: CommandButtons, clock: SnapshotClock) -> Markup {
     let next = match group.phase {
-        Phase::Active => "unbound",
-        Phase::Unbound => "going",
-        Phase::Going => "deleted",
+        GroupPhase::Active => "unbound",
+        GroupPhase::Unbound => "going",
+        GroupPhase::Going => "deleted",
     };
     html! {
         tr {
@@ -206,25 +208,25 @@ fn row(pool: &Pool, group: &Group, acts: Acts, clock: Clock) -> Markup {
                 small { (group.reasons.join(", ")) }
             }
             td data-label="in the way" {
-                (in_the_way(pool, group, clock))
-                @if acts == Acts::Possible { (orders::of_group(pool, group)) }
+                (blockers(pool, group, clock))
+                @if acts == CommandButtons::Shown { (buttons::group_buttons(pool, group)) }
             }
         }
     }
 }
 
 /// Each by its name where somebody wants to know.
-fn workers(pool: &Pool, group: &Group, acts: Acts, clock: Clock) -> Markup {
+fn workers(pool: &PoolStatus, group: &GroupStatus, acts: CommandButtons, clock: SnapshotClock) -> Markup {
     html! {
         details data-name=(format!("{} {}", pool.name, group.key)) {
-            summary { (of_workers(group.workers)) }
+            summary { (worker_counts(group.workers)) }
             ul.plain {
                 @for worker in &group.members {
                     li {
                         code { (worker.id) } " "
-                        span class=(if worker.doing == Doing::Going { "warn" } else { "dim" }) { (worker.doing.as_str()) }
-                        ", here for " (clock.at(-worker.seconds, &shown(worker.seconds)))
-                        @if acts == Acts::Possible && worker.doing != Doing::Going { " " (orders::of_worker(pool, worker)) }
+                        span class=(if worker.doing == WorkerActivity::Going { "warn" } else { "dim" }) { (worker.doing.as_str()) }
+                        ", here for " (clock.time_tag(-worker.seconds, &format_seconds(worker.seconds)))
+                        @if acts == CommandButtons::Shown && worker.doing != WorkerActivity::Going { " " (buttons::worker_buttons(pool, worker)) }
                     }
                 }
             }
@@ -232,13 +234,13 @@ fn workers(pool: &Pool, group: &Group, acts: Acts, clock: Clock) -> Markup {
     }
 }
 
-fn in_the_way(pool: &Pool, group: &Group, clock: Clock) -> Markup {
+fn blockers(pool: &PoolStatus, group: &GroupStatus, clock: SnapshotClock) -> Markup {
     // That of the whole pool is said of the pool.
     let paused = group.paused.as_ref().filter(|_| pool.paused.is_none());
     let nothing = group.short_lives == 0 && group.waits.is_none() && paused.is_none() && group.scaled.is_none();
     html! {
         @if nothing { span.dim { "nothing" } }
-        @if let Some(paused) = paused { p.warn { (said_pause(paused, clock)) } }
+        @if let Some(paused) = paused { p.warn { (pause_text(paused, clock)) } }
         @if let Some(scaled) = &group.scaled {
             p {
                 @if let Some(min) = scaled.min { (min) " at least" }
@@ -252,7 +254,7 @@ fn in_the_way(pool: &Pool, group: &Group, clock: Clock) -> Markup {
                 (group.short_lives) @if group.short_lives == 1 { " worker" } @else { " workers in a row" } " did not last"
                 @if let Some(left) = group.pause_seconds { "; the next starts in " (clock.ahead(left)) }
             }
-            @if let Some(end) = &group.last_end { small { "the last one " (said(end, clock)) } }
+            @if let Some(end) = &group.last_end { small { "the last one " (error_text(end, clock)) } }
         }
         @if let Some(waits) = &group.waits {
             p { (waits) @if let Some(left) = group.waits_seconds { " in " (clock.ahead(left)) } }
@@ -260,13 +262,13 @@ fn in_the_way(pool: &Pool, group: &Group, clock: Clock) -> Markup {
     }
 }
 
-fn said_pause(paused: &Paused, clock: Clock) -> Markup {
+fn pause_text(paused: &PauseStatus, clock: SnapshotClock) -> Markup {
     html! {
         "paused by " (paused.by)
         @match paused.seconds_left { Some(left) => { ", for " (clock.ahead(left)) }, None => { ", until it is resumed" } }
     }
 }
 
-fn said(fault: &Fault, clock: Clock) -> Markup {
+fn error_text(fault: &ErrorStatus, clock: SnapshotClock) -> Markup {
     html! { (clock.ago(fault.seconds_ago)) ": " (fault.text) }
 }

@@ -15,12 +15,12 @@ use jiff::{SignedDuration, Timestamp, Unit};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use sha2::{Digest as _, Sha256};
 
-use super::door::said;
-use crate::worker::look::span;
+use super::server::response;
+use crate::worker::snapshot::format_duration;
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
-const ACT: &str = include_str!("act.js");
+const COMMANDS_SCRIPT: &str = include_str!("act.js");
 /// How often a browser without scripts asks again.
 const RELOAD_SECONDS: u8 = 10;
 
@@ -28,24 +28,24 @@ const RELOAD_SECONDS: u8 = 10;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refresh {
     /// Every two seconds, or every ten without scripts.
-    ByItself,
+    Auto,
     /// It stays as it is.
     Never,
 }
 
 /// A page, and what a browser may make of it.
 #[derive(Debug, Clone)]
-pub struct Page {
+pub struct HtmlPage {
     /// The document.
     pub html: String,
     /// The value of `Content-Security-Policy`.
     pub policy: String,
 }
 
-impl Page {
+impl HtmlPage {
     /// As an answer.
-    pub(super) fn answer(self) -> Response<Body> {
-        let mut answer = said(StatusCode::OK, "text/html; charset=utf-8", self.html);
+    pub(super) fn into_response(self) -> Response<Body> {
+        let mut answer = response(StatusCode::OK, "text/html; charset=utf-8", self.html);
         let policy =
             HeaderValue::from_str(&self.policy).unwrap_or_else(|_| HeaderValue::from_static("default-src 'none'"));
         answer.headers_mut().insert(CONTENT_SECURITY_POLICY, policy);
@@ -55,31 +55,35 @@ impl Page {
 
 /// Whether who looks can give orders too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Acts {
+pub enum CommandButtons {
     /// They cannot.
-    No,
+    Hidden,
     /// They can where they have the token and run scripts.
-    Possible,
+    Shown,
 }
 
 /// What is the page's own.
-struct Parts {
+struct PageContent {
     title: String,
     /// Whose page it is.
     name: Markup,
     main: Markup,
     links: Markup,
-    acts: Acts,
+    buttons: CommandButtons,
     version: String,
     pid: u32,
 }
 
 /// A page of these parts.
-fn page(parts: Parts, refresh: Refresh, clock: Clock) -> Page {
+fn build_page(parts: PageContent, refresh: Refresh, clock: SnapshotClock) -> HtmlPage {
     let hash = |text: &str| STANDARD.encode(Sha256::digest(text));
     let script = match refresh {
-        Refresh::ByItself => {
-            let act = if parts.acts == Acts::Possible { format!(" 'sha256-{}'", hash(ACT)) } else { String::new() };
+        Refresh::Auto => {
+            let act = if parts.buttons == CommandButtons::Shown {
+                format!(" 'sha256-{}'", hash(COMMANDS_SCRIPT))
+            } else {
+                String::new()
+            };
             format!("script-src 'sha256-{}'{act}; connect-src 'self'; ", hash(SCRIPT))
         }
         Refresh::Never => String::new(),
@@ -88,10 +92,10 @@ fn page(parts: Parts, refresh: Refresh, clock: Clock) -> Page {
         "default-src 'none'; style-src 'sha256-{}'; {script}base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
         hash(STYLE)
     );
-    Page { html: document(parts, refresh, clock).into_string(), policy }
+    HtmlPage { html: document(parts, refresh, clock).into_string(), policy }
 }
 
-fn document(parts: Parts, refresh: Refresh, clock: Clock) -> Markup {
+fn document(parts: PageContent, refresh: Refresh, clock: SnapshotClock) -> Markup {
     html! {
         (DOCTYPE)
         html lang="en" {
@@ -99,7 +103,7 @@ fn document(parts: Parts, refresh: Refresh, clock: Clock) -> Markup {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 title { (parts.title) }
-                @if refresh == Refresh::ByItself {
+                @if refresh == Refresh::Auto {
                     noscript { meta http-equiv="refresh" content=(RELOAD_SECONDS); }
                 }
                 style { (PreEscaped(STYLE)) }
@@ -109,21 +113,21 @@ fn document(parts: Parts, refresh: Refresh, clock: Clock) -> Markup {
                     h1 { "journeyman" }
                     span { (parts.name) }
                     div #live {
-                        span #state { "as of " (clock.of_day(0.0)) }
+                        span #state { "as of " (clock.time_of_day(0.0)) }
                         button #stop type="button" hidden { "hold" }
                     }
-                    @if parts.acts == Acts::Possible { (token()) }
+                    @if parts.buttons == CommandButtons::Shown { (token_form()) }
                 }
                 main { (parts.main) }
                 // Outside of what refreshes itself: what somebody reads there stays.
-                @if parts.acts == Acts::Possible { section #aside {} }
+                @if parts.buttons == CommandButtons::Shown { section #aside {} }
                 footer {
                     p { (parts.links) }
                     p { "version " (parts.version) " · process " (parts.pid) " · a time shows itself in full under the pointer" }
                 }
-                @if refresh == Refresh::ByItself {
+                @if refresh == Refresh::Auto {
                     script { (PreEscaped(SCRIPT)) }
-                    @if parts.acts == Acts::Possible { script { (PreEscaped(ACT)) } }
+                    @if parts.buttons == CommandButtons::Shown { script { (PreEscaped(COMMANDS_SCRIPT)) } }
                 }
             }
         }
@@ -131,7 +135,7 @@ fn document(parts: Parts, refresh: Refresh, clock: Clock) -> Markup {
 }
 
 /// Where the token is given. It is never part of an address.
-fn token() -> Markup {
+fn token_form() -> Markup {
     html! {
         div #orders {
             output #said {}
@@ -144,26 +148,26 @@ fn token() -> Markup {
 
 /// The time of the view, from which every span in it counts.
 #[derive(Clone, Copy)]
-struct Clock {
+struct SnapshotClock {
     now: Timestamp,
 }
 
-impl Clock {
+impl SnapshotClock {
     fn ago(self, seconds: f64) -> Markup {
-        self.at(-seconds, &format!("{} ago", shown(seconds)))
+        self.time_tag(-seconds, &format!("{} ago", format_seconds(seconds)))
     }
 
     fn ahead(self, seconds: f64) -> Markup {
-        self.at(seconds, &shown(seconds))
+        self.time_tag(seconds, &format_seconds(seconds))
     }
 
-    fn at(self, seconds: f64, text: &str) -> Markup {
+    fn time_tag(self, seconds: f64, text: &str) -> Markup {
         let then = self.absolute(seconds);
         html! { time datetime=(then) title=(then) { (text) } }
     }
 
     /// The time itself, without the day where that is today's.
-    fn of_day(self, seconds: f64) -> String {
+    fn time_of_day(self, seconds: f64) -> String {
         let then = self.absolute(seconds);
         let day = |time: Timestamp| time.strftime("%Y-%m-%d").to_string();
         let same = day(then) == day(self.now);
@@ -177,6 +181,6 @@ impl Clock {
     }
 }
 
-fn shown(seconds: f64) -> String {
-    span(std::time::Duration::from_secs_f64(seconds.clamp(0.0, f64::from(u32::MAX))))
+fn format_seconds(seconds: f64) -> String {
+    format_duration(std::time::Duration::from_secs_f64(seconds.clamp(0.0, f64::from(u32::MAX))))
 }

@@ -3,19 +3,21 @@
 use jiff::Timestamp;
 use maud::{Markup, html};
 
-use super::{Acts, Clock, Page, Parts, Refresh, page, shown};
-use crate::control::Status;
-use crate::worker::look::bytes;
-use crate::worker::view::{Blocked, Host, Outcomes, Service, Source, State, Task, View};
+use super::{CommandButtons, HtmlPage, PageContent, Refresh, SnapshotClock, build_page, format_seconds};
+use crate::control::WorkerStatusReply;
+use crate::worker::snapshot::format_bytes;
+use crate::worker::status::{
+    BlockedReason, ClaimStatus, HostStatus, LifecycleState, OutcomeCounts, SidecarSummary, SourceStatus, WorkerStatus,
+};
 
 /// A lease with less than this left is marked.
 const LEASE_SHORT_SECONDS: f64 = 30.0;
 
 /// The page as the worker looks at `now`.
 #[must_use]
-pub fn show(status: &Status, refresh: Refresh, now: Timestamp) -> Page {
-    let (view, clock) = (&status.view, Clock { now });
-    let parts = Parts {
+pub fn render(status: &WorkerStatusReply, refresh: Refresh, now: Timestamp) -> HtmlPage {
+    let (view, clock) = (&status.snapshot, SnapshotClock { now });
+    let parts = PageContent {
         title: format!("{} {}/{} · {}", view.state.as_str(), view.tasks.len(), view.capacity, status.id),
         name: html! { code { (status.id) } " in " code { (status.group) } },
         main: body(status, clock),
@@ -23,17 +25,17 @@ pub fn show(status: &Status, refresh: Refresh, now: Timestamp) -> Page {
             a href="/metrics" { "metrics" } " · " a href="/readyz?verbose" { "readiness" } " · "
             a href="/status.json" { "JSON" } " · " a href="/status" { "this page, standing still" }
         },
-        acts: Acts::No,
+        buttons: CommandButtons::Hidden,
         version: status.version.clone(),
         pid: status.pid,
     };
-    page(parts, refresh, clock)
+    build_page(parts, refresh, clock)
 }
 
-fn body(status: &Status, clock: Clock) -> Markup {
-    let view = &status.view;
+fn body(status: &WorkerStatusReply, clock: SnapshotClock) -> Markup {
+    let view = &status.snapshot;
     html! {
-        (first(view))
+        (headline(view))
         @for hint in &view.hints { p.warn { "hint: " (hint) } }
         (facts(view, clock))
         h2 { "Tasks, the shortest lease first" }
@@ -45,23 +47,29 @@ fn body(status: &Status, clock: Clock) -> Markup {
             (services(&view.services))
         }
         h2 { "Last hour" }
-        (hour(view.last_hour))
+        (last_hour(view.last_hour))
     }
 }
 
 /// What it does, and why it claims nothing.
-fn first(view: &View) -> Markup {
+fn headline(view: &WorkerStatus) -> Markup {
     let down: Vec<&str> =
         view.sources.iter().filter(|source| source.in_trouble).map(|source| source.name.as_str()).collect();
     let none = !down.is_empty() && !view.sources.iter().any(answered);
     let mood = match view.blocked {
-        Some(Blocked::Disk | Blocked::Memory | Blocked::Unfit | Blocked::Service) => "first bad",
-        Some(Blocked::Paused | Blocked::Leaving | Blocked::Draining | Blocked::HandingBack | Blocked::Exited) => {
-            "first warn"
+        Some(BlockedReason::Disk | BlockedReason::Memory | BlockedReason::Unfit | BlockedReason::Service) => {
+            "first bad"
         }
-        Some(Blocked::Full) | None if none => "first bad",
-        Some(Blocked::Full) | None if !down.is_empty() => "first warn",
-        Some(Blocked::Full) | None => "first",
+        Some(
+            BlockedReason::Paused
+            | BlockedReason::Leaving
+            | BlockedReason::Draining
+            | BlockedReason::HandingBack
+            | BlockedReason::Exited,
+        ) => "first warn",
+        Some(BlockedReason::Full) | None if none => "first bad",
+        Some(BlockedReason::Full) | None if !down.is_empty() => "first warn",
+        Some(BlockedReason::Full) | None => "first",
     };
     html! {
         p class=(mood) {
@@ -80,20 +88,20 @@ fn first(view: &View) -> Markup {
     }
 }
 
-const fn answered(source: &Source) -> bool {
+const fn answered(source: &SourceStatus) -> bool {
     source.polled_seconds_ago.is_some() && !source.in_trouble
 }
 
-fn facts(view: &View, clock: Clock) -> Markup {
-    let Host { disk_free, disk_least, memory_free, memory_least } = view.host;
-    let free = |free: Option<u64>| free.map_or_else(|| "unknown".to_owned(), bytes);
+fn facts(view: &WorkerStatus, clock: SnapshotClock) -> Markup {
+    let HostStatus { disk_free, disk_least, memory_free, memory_least } = view.host;
+    let free = |free: Option<u64>| free.map_or_else(|| "unknown".to_owned(), format_bytes);
     html! {
         dl.facts {
             div { dt { "busy" } dd { (view.tasks.len()) " of " (view.capacity) } }
-            div { dt { "up" } dd { (clock.at(-view.uptime_seconds, &shown(view.uptime_seconds)))
-                small { "since " (clock.of_day(-view.uptime_seconds)) } } }
-            div { dt { "disk free" } dd { (free(disk_free)) small { "at least " (bytes(disk_least)) } } }
-            div { dt { "memory free" } dd { (free(memory_free)) small { "at least " (bytes(memory_least)) } } }
+            div { dt { "up" } dd { (clock.time_tag(-view.uptime_seconds, &format_seconds(view.uptime_seconds)))
+                small { "since " (clock.time_of_day(-view.uptime_seconds)) } } }
+            div { dt { "disk free" } dd { (free(disk_free)) small { "at least " (format_bytes(disk_least)) } } }
+            div { dt { "memory free" } dd { (free(memory_free)) small { "at least " (format_bytes(memory_least)) } } }
             div { dt { "payloads are held by" } dd { (view.containment) } }
             @if let Some(next) = &view.next {
                 div { dt { "next" } dd { (next.what) " in " (clock.ahead(next.in_seconds)) } }
@@ -114,25 +122,25 @@ fn facts(view: &View, clock: Clock) -> Markup {
     }
 }
 
-fn no_tasks(view: &View) -> Markup {
+fn no_tasks(view: &WorkerStatus) -> Markup {
     html! {
         div.empty {
             p { "No task is held." }
             @match (view.state, view.blocked) {
-                (State::Paused, _) => p { code { "journeyman resume" } " lets it claim again." },
-                (State::Running, Some(Blocked::Disk)) => p { "Free some disk, or lower " code { "host.min_free_disk" } "." },
-                (State::Running, Some(Blocked::Memory)) => {
+                (LifecycleState::Paused, _) => p { code { "journeyman resume" } " lets it claim again." },
+                (LifecycleState::Running, Some(BlockedReason::Disk)) => p { "Free some disk, or lower " code { "host.min_free_disk" } "." },
+                (LifecycleState::Running, Some(BlockedReason::Memory)) => {
                     p { "Free some memory, or lower " code { "host.min_free_memory" } "." }
                 },
-                (State::Running, Some(_)) => p { "The worker's log says more." },
-                (State::Running, None) if view.sources.iter().any(|source| source.in_trouble) => {
+                (LifecycleState::Running, Some(_)) => p { "The worker's log says more." },
+                (LifecycleState::Running, None) if view.sources.iter().any(|source| source.in_trouble) => {
                     p { "See below what the sources answer." }
                 },
-                (State::Running, None) => p {
+                (LifecycleState::Running, None) => p {
                     "Nothing is pending for it. " code { "journeyman task create --queue QUEUE -- /bin/echo hello" }
                     " creates something to do."
                 },
-                (State::Leaving | State::Draining | State::HandingBack | State::Exited, _) => {
+                (LifecycleState::Leaving | LifecycleState::Draining | LifecycleState::HandingBack | LifecycleState::Exited, _) => {
                     p { "The worker exits; start it again to claim more." }
                 },
             }
@@ -140,7 +148,7 @@ fn no_tasks(view: &View) -> Markup {
     }
 }
 
-fn tasks(tasks: &[Task], clock: Clock) -> Markup {
+fn tasks(tasks: &[ClaimStatus], clock: SnapshotClock) -> Markup {
     html! {
         table {
             thead { tr { th { "task" } th { "lease left" } th { "held" } th { "reclaimed" } th { "step" } th { "log" } th { "memory" } } }
@@ -149,7 +157,7 @@ fn tasks(tasks: &[Task], clock: Clock) -> Markup {
     }
 }
 
-fn row(task: &Task, clock: Clock) -> Markup {
+fn row(task: &ClaimStatus, clock: SnapshotClock) -> Markup {
     let name = format!("{}/{}", task.task, task.run);
     html! {
         tr {
@@ -165,14 +173,14 @@ fn row(task: &Task, clock: Clock) -> Markup {
                             progress max=(full) value=(left.clamp(0.0, full)) {} " "
                         }
                         span class=(if left < LEASE_SHORT_SECONDS { "bad" } else { "" }) { (clock.ahead(left)) }
-                        small { "until " (clock.of_day(left)) }
+                        small { "until " (clock.time_of_day(left)) }
                     },
                     None => { "–" },
                 }
             }
             td.short data-label="held" {
-                (clock.at(-task.held_seconds, &shown(task.held_seconds)))
-                small { "since " (clock.of_day(-task.held_seconds)) }
+                (clock.time_tag(-task.held_seconds, &format_seconds(task.held_seconds)))
+                small { "since " (clock.time_of_day(-task.held_seconds)) }
             }
             td.short data-label="reclaimed" {
                 @match task.reclaimed_seconds_ago { Some(ago) => { (clock.ago(ago)) }, None => { "not yet" } }
@@ -181,13 +189,13 @@ fn row(task: &Task, clock: Clock) -> Markup {
                 (task.step)
                 @if let Some(progress) = &task.progress { " · " (progress) }
             }
-            td.short data-label="log" { (bytes(task.log_bytes)) }
-            td.short data-label="memory" { @match task.memory_bytes { Some(memory) => { (bytes(memory)) }, None => { "–" } } }
+            td.short data-label="log" { (format_bytes(task.log_bytes)) }
+            td.short data-label="memory" { @match task.memory_bytes { Some(memory) => { (format_bytes(memory)) }, None => { "–" } } }
         }
     }
 }
 
-fn sources(sources: &[Source], clock: Clock) -> Markup {
+fn sources(sources: &[SourceStatus], clock: SnapshotClock) -> Markup {
     html! {
         table {
             thead { tr { th { "source" } th { "answers" } th { "last poll" } th { "last task" } th { "next poll" } th { "claims" } } }
@@ -196,8 +204,8 @@ fn sources(sources: &[Source], clock: Clock) -> Markup {
                     tr {
                         td data-label="source" { (source.name) small { (source.what) } }
                         td data-label="answers" { (answers(source, clock)) }
-                        td.short data-label="last poll" { (past(source.polled_seconds_ago, clock)) }
-                        td.short data-label="last task" { (past(source.brought_seconds_ago, clock)) }
+                        td.short data-label="last poll" { (time_ago(source.polled_seconds_ago, clock)) }
+                        td.short data-label="last task" { (time_ago(source.brought_seconds_ago, clock)) }
                         td.short data-label="next poll" {
                             @match source.next_poll_in_seconds {
                                 Some(ahead) => { "in " (clock.ahead(ahead)) },
@@ -212,7 +220,7 @@ fn sources(sources: &[Source], clock: Clock) -> Markup {
     }
 }
 
-fn services(services: &[Service]) -> Markup {
+fn services(services: &[SidecarSummary]) -> Markup {
     html! {
         table {
             thead { tr { th { "handler" } th { "answers" } th { "what it does" } th { "started again" } } }
@@ -232,7 +240,7 @@ fn services(services: &[Service]) -> Markup {
     }
 }
 
-fn answers(source: &Source, clock: Clock) -> Markup {
+fn answers(source: &SourceStatus, clock: SnapshotClock) -> Markup {
     html! {
         @if source.in_trouble || (source.polled_seconds_ago.is_none() && source.error.is_some()) { span.bad { "trouble" } }
         @else if source.polled_seconds_ago.is_some() { span.good { "ok" } }
@@ -244,11 +252,11 @@ fn answers(source: &Source, clock: Clock) -> Markup {
     }
 }
 
-fn past(seconds: Option<f64>, clock: Clock) -> Markup {
+fn time_ago(seconds: Option<f64>, clock: SnapshotClock) -> Markup {
     html! { @match seconds { Some(ago) => { (clock.ago(ago)) }, None => { "never" } } }
 }
 
-fn hour(hour: Outcomes) -> Markup {
+fn last_hour(hour: OutcomeCounts) -> Markup {
     let counts = [
         ("completed", hour.completed),
         ("failed", hour.failed),

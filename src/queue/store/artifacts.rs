@@ -3,10 +3,10 @@
 use rusqlite::{OptionalExtension, Row, params};
 use serde_json::{Value, json};
 
-use super::super::clock::Millis;
-use super::super::fault::Fault;
-use super::Trouble;
-use super::room::{Page, Room, sweep_max};
+use super::super::clock::UnixMillis;
+use super::super::queue_error::QueueError;
+use super::StoreError;
+use super::tx::{ListPage, Tx, sweep_max};
 
 /// What is known of an artifact.
 #[derive(Debug, Clone)]
@@ -14,48 +14,54 @@ pub(crate) struct Artifact {
     pub(crate) name: String,
     pub(crate) storage: String,
     pub(crate) content_type: String,
-    pub(crate) expires: Millis,
+    pub(crate) expires: UnixMillis,
     pub(crate) present: bool,
     pub(crate) details: Value,
 }
 
-type Done<T> = Result<T, Trouble>;
+type StoreResult<T> = Result<T, StoreError>;
 
 const COLUMNS: &str = "name, storage, content_type, expires, present, details";
 
-impl Room<'_> {
-    pub(crate) fn artifact(&self, task: &str, run: u32, name: &str) -> Done<Option<Artifact>> {
+impl Tx<'_> {
+    pub(crate) fn find_artifact(&self, task: &str, run: u32, name: &str) -> StoreResult<Option<Artifact>> {
         let mut found = self.conn.prepare_cached(&format!(
             "SELECT {COLUMNS} FROM artifacts WHERE task_id = ?1 AND run = ?2 AND name = ?3"
         ))?;
-        Ok(found.query_row(params![task, run, name], read).optional()?)
+        Ok(found.query_row(params![task, run, name], read_artifact).optional()?)
     }
 
     /// The artifacts of a run by name, from the one after `after`.
-    pub(crate) fn artifacts(&self, task: &str, run: u32, after: &str, most: usize) -> Done<Page<Artifact>> {
+    pub(crate) fn list_artifacts(
+        &self,
+        task: &str,
+        run: u32,
+        after: &str,
+        most: usize,
+    ) -> StoreResult<ListPage<Artifact>> {
         let limit = i64::try_from(most + 1).unwrap_or(i64::MAX);
         let mut items: Vec<Artifact> = self
             .conn
             .prepare_cached(&format!(
                 "SELECT {COLUMNS} FROM artifacts WHERE task_id = ?1 AND run = ?2 AND name > ?3 ORDER BY name LIMIT ?4"
             ))?
-            .query_map(params![task, run, after, limit], read)?
+            .query_map(params![task, run, after, limit], read_artifact)?
             .collect::<Result<_, _>>()?;
         let more = items.len() > most;
         items.truncate(most);
         let next = items.last().filter(|_| more).map(|last| last.name.clone());
-        Ok(Page { items, next })
+        Ok(ListPage { items, next })
     }
 
     /// Stores a new artifact, or replaces one where that is allowed. Answers with what is kept.
-    pub(crate) fn put_artifact(&mut self, task: &str, run: u32, made: Artifact) -> Done<Artifact> {
+    pub(crate) fn put_artifact(&mut self, task: &str, run: u32, made: Artifact) -> StoreResult<Artifact> {
         let mut made = made;
-        if let Some(old) = self.artifact(task, run, &made.name)? {
+        if let Some(old) = self.find_artifact(task, run, &made.name)? {
             if !may_replace(&old, &made) {
                 let shown = json!({
                     "storageType": old.storage, "contentType": old.content_type, "expires": old.expires.iso(),
                 });
-                return Err(Fault::conflict(format!(
+                return Err(QueueError::conflict(format!(
                     "Artifact already exists with different properties, and none of the allowed exceptions apply: {}",
                     in_order(&shown, &["storageType", "contentType", "expires"]),
                 ))
@@ -87,14 +93,14 @@ impl Room<'_> {
         Ok(made)
     }
 
-    pub(crate) fn artifact_present(&mut self, task: &str, run: u32, name: &str) -> Done<()> {
+    pub(crate) fn mark_artifact_present(&mut self, task: &str, run: u32, name: &str) -> StoreResult<()> {
         self.conn
             .prepare_cached("UPDATE artifacts SET present = 1 WHERE task_id = ?1 AND run = ?2 AND name = ?3")?
             .execute(params![task, run, name])?;
         Ok(())
     }
 
-    pub(super) fn sweep_artifacts(&mut self) -> Done<()> {
+    pub(super) fn remove_expired_artifacts(&mut self) -> StoreResult<()> {
         let gone: Vec<(String, u32, String)> = self
             .conn
             .prepare_cached("SELECT task_id, run, name FROM artifacts WHERE expires <= ?1 LIMIT ?2")?
@@ -104,18 +110,18 @@ impl Room<'_> {
             self.conn
                 .prepare_cached("DELETE FROM artifacts WHERE task_id = ?1 AND run = ?2 AND name = ?3")?
                 .execute(params![task, run, name])?;
-            self.orphans.push(super::super::files::place(&task, run, &name));
+            self.files_to_remove.push(super::super::artifact_files::relative_path(&task, run, &name));
         }
         Ok(())
     }
 }
 
-fn read(row: &Row<'_>) -> rusqlite::Result<Artifact> {
+fn read_artifact(row: &Row<'_>) -> rusqlite::Result<Artifact> {
     Ok(Artifact {
         name: row.get(0)?,
         storage: row.get(1)?,
         content_type: row.get(2)?,
-        expires: Millis(row.get(3)?),
+        expires: UnixMillis(row.get(3)?),
         present: row.get(4)?,
         details: serde_json::from_str(row.get_ref(5)?.as_str()?).unwrap_or_default(),
     })

@@ -5,52 +5,51 @@
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Bound;
 
-use super::super::clock::Millis;
-use super::super::rules::{State, Task};
+use super::super::clock::UnixMillis;
+use super::super::task_state::{RunState, TaskRecord};
 
 /// The place of a pending run in its queue: urgency first, then age.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
+pub(super) struct PendingEntry {
     /// 0 is the most urgent.
     urgency: u8,
-    since: Millis,
+    since: UnixMillis,
     pub(super) id: i64,
 }
 
 /// Where a task belongs in the index.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Position {
-    pending: Option<(String, Place)>,
-    claim: Option<Held>,
-    deadline: Option<(Millis, i64)>,
+    pending: Option<(String, PendingEntry)>,
+    claim: Option<ClaimedEntry>,
+    deadline: Option<(UnixMillis, i64)>,
 }
 
 /// A task under a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Held {
+struct ClaimedEntry {
     queue: String,
-    until: Millis,
+    until: UnixMillis,
     id: i64,
 }
 
 impl Position {
-    pub(super) fn of(id: i64, task: &Task) -> Self {
+    pub(super) fn of(id: i64, task: &TaskRecord) -> Self {
         let last = task.runs.last();
-        let pending = last.filter(|run| run.state == State::Pending).map(|run| {
+        let pending = last.filter(|run| run.state == RunState::Pending).map(|run| {
             let urgency = u8::MAX - task.priority.rank();
-            (task.queue.clone(), Place { urgency, since: run.scheduled, id })
+            (task.queue.clone(), PendingEntry { urgency, since: run.scheduled, id })
         });
-        let claim = last.filter(|run| run.state == State::Running).and_then(|run| run.taken_until).map(|until| Held {
-            queue: task.queue.clone(),
-            until,
-            id,
-        });
+        let claim = last
+            .filter(|run| run.state == RunState::Running)
+            .and_then(|run| run.taken_until)
+            .map(|until| ClaimedEntry { queue: task.queue.clone(), until, id });
         let deadline = task.is_open().then_some((task.deadline, id));
         Self { pending, claim, deadline }
     }
 
     /// The queue in which the task waits.
-    pub(super) fn waits_in(&self) -> Option<&str> {
+    pub(super) fn pending_queue(&self) -> Option<&str> {
         self.pending.as_ref().map(|(queue, _)| queue.as_str())
     }
 }
@@ -65,20 +64,20 @@ pub(super) struct Move {
 /// The open tasks, in the orders that are asked for.
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    pending: HashMap<String, BTreeSet<Place>>,
-    claims: BTreeSet<(Millis, i64)>,
+    pending: HashMap<String, BTreeSet<PendingEntry>>,
+    claims: BTreeSet<(UnixMillis, i64)>,
     claimed: HashMap<String, BTreeSet<i64>>,
-    deadlines: BTreeSet<(Millis, i64)>,
+    deadlines: BTreeSet<(UnixMillis, i64)>,
 }
 
 impl Index {
     pub(super) fn apply(&mut self, moved: Move) {
         if let Some((queue, place)) = moved.from.pending {
-            take_out(&mut self.pending, &queue, &place);
+            remove_entry(&mut self.pending, &queue, &place);
         }
-        if let Some(Held { queue, until, id }) = moved.from.claim {
+        if let Some(ClaimedEntry { queue, until, id }) = moved.from.claim {
             self.claims.remove(&(until, id));
-            take_out(&mut self.claimed, &queue, &id);
+            remove_entry(&mut self.claimed, &queue, &id);
         }
         if let Some(deadline) = moved.from.deadline {
             self.deadlines.remove(&deadline);
@@ -86,7 +85,7 @@ impl Index {
         if let Some((queue, place)) = moved.to.pending {
             self.pending.entry(queue).or_default().insert(place);
         }
-        if let Some(Held { queue, until, id }) = moved.to.claim {
+        if let Some(ClaimedEntry { queue, until, id }) = moved.to.claim {
             self.claims.insert((until, id));
             self.claimed.entry(queue).or_default().insert(id);
         }
@@ -94,29 +93,29 @@ impl Index {
     }
 
     /// The tasks that wait in a queue, the next one first.
-    pub(super) fn waiting(&self, queue: &str) -> impl Iterator<Item = &Place> {
+    pub(super) fn pending(&self, queue: &str) -> impl Iterator<Item = &PendingEntry> {
         self.pending.get(queue).into_iter().flatten()
     }
 
-    pub(super) fn count(&self, queue: &str) -> usize {
+    pub(super) fn pending_count(&self, queue: &str) -> usize {
         self.pending.get(queue).map_or(0, BTreeSet::len)
     }
 
     /// Tasks whose claim ended at `now` or before.
-    pub(super) fn claims_due(&self, now: Millis, most: usize) -> Vec<i64> {
-        due(&self.claims, now, most)
+    pub(super) fn claims_due(&self, now: UnixMillis, most: usize) -> Vec<i64> {
+        due_ids(&self.claims, now, most)
     }
 
     /// Tasks whose deadline was at `now` or before.
-    pub(super) fn deadlines_due(&self, now: Millis, most: usize) -> Vec<i64> {
-        due(&self.deadlines, now, most)
+    pub(super) fn deadlines_due(&self, now: UnixMillis, most: usize) -> Vec<i64> {
+        due_ids(&self.deadlines, now, most)
     }
 
-    pub(super) fn next_claim_end(&self) -> Option<Millis> {
+    pub(super) fn next_claim_end(&self) -> Option<UnixMillis> {
         self.claims.first().map(|(at, _)| *at)
     }
 
-    pub(super) fn next_deadline(&self) -> Option<Millis> {
+    pub(super) fn next_deadline(&self) -> Option<UnixMillis> {
         self.deadlines.first().map(|(at, _)| *at)
     }
 
@@ -128,7 +127,7 @@ impl Index {
 }
 
 /// Takes an entry out of its queue's set, and the set with it where it was the last.
-fn take_out<T: Ord>(sets: &mut HashMap<String, BTreeSet<T>>, queue: &str, entry: &T) {
+fn remove_entry<T: Ord>(sets: &mut HashMap<String, BTreeSet<T>>, queue: &str, entry: &T) {
     if let Some(set) = sets.get_mut(queue) {
         set.remove(entry);
         if set.is_empty() {
@@ -137,7 +136,7 @@ fn take_out<T: Ord>(sets: &mut HashMap<String, BTreeSet<T>>, queue: &str, entry:
     }
 }
 
-fn due(set: &BTreeSet<(Millis, i64)>, now: Millis, most: usize) -> Vec<i64> {
+fn due_ids(set: &BTreeSet<(UnixMillis, i64)>, now: UnixMillis, most: usize) -> Vec<i64> {
     let reached = set.iter().take_while(|(at, _)| *at <= now);
     reached.take(most).map(|(_, id)| *id).collect()
 }

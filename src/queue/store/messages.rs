@@ -6,52 +6,52 @@
 
 use rusqlite::{OptionalExtension, params};
 
-use super::super::auth::slugid;
-use super::super::clock::Millis;
-use super::super::rules::{State, Task};
-use super::Trouble;
-use super::room::{Room, read, select};
+use super::super::auth::new_slugid;
+use super::super::clock::UnixMillis;
+use super::super::task_state::{RunState, TaskRecord};
+use super::StoreError;
+use super::tx::{Tx, read_task, select_tasks};
 use std::time::Duration;
 
 /// A message as it is received.
 #[derive(Debug)]
-pub(crate) struct Received {
+pub(crate) struct ReceivedMessage {
     pub(crate) name: String,
     pub(crate) task_id: String,
     pub(crate) run: u32,
     pub(crate) hint: String,
-    pub(crate) inserted: Millis,
-    pub(crate) expires: Millis,
-    pub(crate) visible: Millis,
+    pub(crate) inserted: UnixMillis,
+    pub(crate) expires: UnixMillis,
+    pub(crate) visible: UnixMillis,
     pub(crate) dequeued: u32,
     pub(crate) receipt: String,
 }
 
 /// How a delete ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Deleted {
-    Gone,
-    NotThere,
+pub(crate) enum DeleteResult {
+    Deleted,
+    NotFound,
     /// Somebody has received it since, or the receipt was garbled.
-    OtherReceipt,
+    ReceiptMismatch,
 }
 
-type Done<T> = Result<T, Trouble>;
+type StoreResult<T> = Result<T, StoreError>;
 
-impl Room<'_> {
+impl Tx<'_> {
     /// Makes sure that a task queue has messages, under this base name.
-    pub(crate) fn open_messages(&mut self, queue: &str, base: &str) -> Done<()> {
+    pub(crate) fn enable_messages(&mut self, queue: &str, base: &str) -> StoreResult<()> {
         if self.has_messages(queue)? {
             return Ok(());
         }
         self.conn.prepare_cached("INSERT INTO message_queues (queue, base) VALUES (?1, ?2)")?.execute([queue, base])?;
-        let waiting: Vec<Task> = self
+        let waiting: Vec<TaskRecord> = self
             .conn
-            .prepare_cached(&select("WHERE open = 1 AND queue = ?1 ORDER BY id"))?
-            .query_map([queue], |row| read(row).map(|kept| kept.task))?
+            .prepare_cached(&select_tasks("WHERE open = 1 AND queue = ?1 ORDER BY id"))?
+            .query_map([queue], |row| read_task(row).map(|kept| kept.task))?
             .collect::<Result<_, _>>()?;
         for task in waiting {
-            if let Some((run, record)) = task.pending().filter(|(_, run)| run.state == State::Pending) {
+            if let Some((run, record)) = task.pending_run().filter(|(_, run)| run.state == RunState::Pending) {
                 self.put_message(&task, run, record.scheduled)?;
             }
         }
@@ -59,17 +59,17 @@ impl Room<'_> {
     }
 
     /// The task queue behind a base name.
-    pub(crate) fn queue_of(&self, base: &str) -> Done<Option<String>> {
+    pub(crate) fn task_queue_by_base(&self, base: &str) -> StoreResult<Option<String>> {
         let mut found = self.conn.prepare_cached("SELECT queue FROM message_queues WHERE base = ?1")?;
         Ok(found.query_row([base], |row| row.get(0)).optional()?)
     }
 
-    pub(super) fn has_messages(&self, queue: &str) -> Done<bool> {
+    pub(super) fn has_messages(&self, queue: &str) -> StoreResult<bool> {
         let mut found = self.conn.prepare_cached("SELECT 1 FROM message_queues WHERE queue = ?1")?;
         Ok(found.exists([queue])?)
     }
 
-    pub(super) fn put_message(&mut self, task: &Task, run: u32, since: Millis) -> Done<()> {
+    pub(super) fn put_message(&mut self, task: &TaskRecord, run: u32, since: UnixMillis) -> StoreResult<()> {
         if !self.has_messages(&task.queue)? {
             return Ok(());
         }
@@ -86,12 +86,12 @@ impl Room<'_> {
                 task.task_id,
                 run,
                 since.0,
-                self.message_end(task).0,
+                self.message_expiry(task).0,
             ])?;
         Ok(())
     }
 
-    pub(super) fn drop_message(&mut self, task_id: &str, run: u32) -> Done<()> {
+    pub(super) fn drop_message(&mut self, task_id: &str, run: u32) -> StoreResult<()> {
         self.conn
             .prepare_cached("DELETE FROM messages WHERE task_id = ?1 AND run = ?2")?
             .execute(params![task_id, run])?;
@@ -99,22 +99,28 @@ impl Room<'_> {
     }
 
     /// Receives at most so many messages, and hides them for a while.
-    pub(crate) fn receive(&mut self, queue: &str, rank: u8, most: u8, hidden: Duration) -> Done<Vec<Received>> {
+    pub(crate) fn receive_messages(
+        &mut self,
+        queue: &str,
+        rank: u8,
+        most: u8,
+        hidden: Duration,
+    ) -> StoreResult<Vec<ReceivedMessage>> {
         let visible = self.now.plus(hidden);
-        let mut found: Vec<(i64, Received)> = self
+        let mut found: Vec<(i64, ReceivedMessage)> = self
             .conn
             .prepare_cached(
                 "SELECT id, name, task_id, run, inserted, expires, dequeued FROM messages WHERE queue = ?1 \
                  AND priority = ?2 AND visible <= ?3 AND expires > ?3 ORDER BY visible, id LIMIT ?4",
             )?
             .query_map(params![queue, rank, self.now.0, most], |row| {
-                let received = Received {
+                let received = ReceivedMessage {
                     name: row.get(1)?,
                     task_id: row.get(2)?,
                     run: row.get(3)?,
                     hint: String::new(),
-                    inserted: Millis(row.get(4)?),
-                    expires: Millis(row.get(5)?),
+                    inserted: UnixMillis(row.get(4)?),
+                    expires: UnixMillis(row.get(5)?),
                     visible,
                     dequeued: row.get::<_, u32>(6)?.saturating_add(1),
                     receipt: String::new(),
@@ -123,8 +129,8 @@ impl Room<'_> {
             })?
             .collect::<Result<_, _>>()?;
         for (id, received) in &mut found {
-            received.receipt = receipt();
-            received.hint = slugid();
+            received.receipt = new_pop_receipt();
+            received.hint = new_slugid();
             self.conn
                 .prepare_cached("UPDATE messages SET visible = ?2, dequeued = ?3, receipt = ?4 WHERE id = ?1")?
                 .execute(params![*id, visible.0, received.dequeued, received.receipt])?;
@@ -133,7 +139,13 @@ impl Room<'_> {
     }
 
     /// Deletes a message, if the receipt is that of its last reception.
-    pub(crate) fn delete(&mut self, queue: &str, rank: u8, name: &str, receipt: &str) -> Done<Deleted> {
+    pub(crate) fn delete_message(
+        &mut self,
+        queue: &str,
+        rank: u8,
+        name: &str,
+        receipt: &str,
+    ) -> StoreResult<DeleteResult> {
         let found: Option<(i64, String)> = self
             .conn
             .prepare_cached(
@@ -141,18 +153,18 @@ impl Room<'_> {
             )?
             .query_row(params![name, queue, rank, self.now.0], |row| Ok((row.get(0)?, row.get(1)?)))
             .optional()?;
-        let Some((id, current)) = found else { return Ok(Deleted::NotThere) };
+        let Some((id, current)) = found else { return Ok(DeleteResult::NotFound) };
         if current.is_empty() || current != receipt {
-            return Ok(Deleted::OtherReceipt);
+            return Ok(DeleteResult::ReceiptMismatch);
         }
         self.conn.prepare_cached("DELETE FROM messages WHERE id = ?1")?.execute([id])?;
-        Ok(Deleted::Gone)
+        Ok(DeleteResult::Deleted)
     }
 }
 
 /// A pop receipt laid out as the storage service's own: 20 bytes, so its base64 always ends in `=`, and may hold `+`
 /// and `/`.
-fn receipt() -> String {
+fn new_pop_receipt() -> String {
     use base64::Engine as _;
     let mut bytes = [0_u8; 20];
     bytes[0] = 2;

@@ -5,13 +5,13 @@
 //! that flushes 500 times a second still serves thousands of calls.
 
 pub(crate) mod artifacts;
-mod health;
 mod index;
-mod keeper;
 pub(crate) mod messages;
 pub(crate) mod open;
-pub(crate) mod room;
-mod workers;
+mod recent_workers;
+pub(crate) mod tx;
+mod write_failures;
+mod writer;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,82 +22,82 @@ use tokio::sync::{mpsc, oneshot, watch};
 pub use self::open::OpenError;
 pub(crate) use self::open::open;
 
-use self::room::{Given, Room};
-use super::clock::Clock;
-use super::fault::Fault;
-use super::rules::Worker;
+use self::tx::{ClaimedRun, Tx};
+use super::clock::QueueClock;
+use super::queue_error::QueueError;
+use super::task_state::WorkerIdentity;
 
 /// What the store needs to know of the settings.
 #[derive(Debug, Clone)]
-pub(crate) struct Knobs {
+pub(crate) struct StoreConfig {
     pub(crate) claim_timeout: Duration,
     /// How long after its end a claim is resolved.
     pub(crate) claim_delay: Duration,
     /// How long after its deadline a task is resolved.
     pub(crate) deadline_delay: Duration,
-    pub(crate) clock: Clock,
+    pub(crate) clock: QueueClock,
     pub(crate) artifacts: PathBuf,
 }
 
 /// Why a job did not come to its end.
 #[derive(Debug)]
-pub(crate) enum Trouble {
+pub(crate) enum StoreError {
     /// The caller is refused.
-    Fault(Box<Fault>),
+    Refused(Box<QueueError>),
     /// The file is in trouble.
     Sql(rusqlite::Error),
 }
 
-impl Trouble {
+impl StoreError {
     fn json(error: serde_json::Error) -> Self {
         Self::Sql(rusqlite::Error::ToSqlConversionFailure(Box::new(error)))
     }
 }
 
-impl From<Fault> for Trouble {
-    fn from(fault: Fault) -> Self {
-        Self::Fault(Box::new(fault))
+impl From<QueueError> for StoreError {
+    fn from(fault: QueueError) -> Self {
+        Self::Refused(Box::new(fault))
     }
 }
 
-impl From<rusqlite::Error> for Trouble {
+impl From<rusqlite::Error> for StoreError {
     fn from(error: rusqlite::Error) -> Self {
         Self::Sql(error)
     }
 }
 
 /// A job, and how to answer it once its transaction has ended.
-trait Job: Send {
-    fn run(&mut self, room: &mut Room<'_>) -> Result<(), Trouble>;
-    fn answer(self: Box<Self>, end: Result<(), Fault>);
-    fn is_wanted(&self) -> bool;
+trait StoreJob: Send {
+    fn run(&mut self, room: &mut Tx<'_>) -> Result<(), StoreError>;
+    fn reply(self: Box<Self>, end: Result<(), QueueError>);
+    fn is_awaited(&self) -> bool;
 }
 
-struct Call<T, F> {
+struct PendingJob<T, F> {
     work: Option<F>,
-    done: Option<T>,
-    reply: oneshot::Sender<Result<T, Fault>>,
+    result: Option<T>,
+    reply: oneshot::Sender<Result<T, QueueError>>,
 }
 
-impl<T: Send, F: Send + FnOnce(&mut Room<'_>) -> Result<T, Trouble>> Job for Call<T, F> {
-    fn run(&mut self, room: &mut Room<'_>) -> Result<(), Trouble> {
+impl<T: Send, F: Send + FnOnce(&mut Tx<'_>) -> Result<T, StoreError>> StoreJob for PendingJob<T, F> {
+    fn run(&mut self, room: &mut Tx<'_>) -> Result<(), StoreError> {
         if let Some(work) = self.work.take() {
-            self.done = Some(work(room)?);
+            self.result = Some(work(room)?);
         }
         Ok(())
     }
 
-    fn answer(self: Box<Self>, end: Result<(), Fault>) {
-        let answer = match (end, self.done) {
+    fn reply(self: Box<Self>, end: Result<(), QueueError>) {
+        let answer = match (end, self.result) {
             (Ok(()), Some(done)) => Ok(done),
             (Err(fault), _) => Err(fault),
-            (Ok(()), None) => Err(lost()),
+            (Ok(()), None) => Err(internal_error()),
         };
         // A caller who has left does not wait for an answer.
         self.reply.send(answer).ok();
     }
 
-    fn is_wanted(&self) -> bool {
+    fn is_awaited(&self) -> bool {
         !self.reply.is_closed()
     }
 }
@@ -105,48 +105,48 @@ impl<T: Send, F: Send + FnOnce(&mut Room<'_>) -> Result<T, Trouble>> Job for Cal
 /// Somebody who waits for work.
 struct Waiter {
     queue: String,
-    worker: Worker,
-    most: usize,
-    reply: oneshot::Sender<Result<Found, Fault>>,
+    worker: WorkerIdentity,
+    limit: usize,
+    reply: oneshot::Sender<Result<WorkResult, QueueError>>,
 }
 
 /// What a request for work found.
-pub(crate) enum Found {
-    Work(Grants),
+pub(crate) enum WorkResult {
+    Work(UndeliveredClaims),
     /// The worker is barred from claiming.
     Quarantined,
 }
 
 /// Claims on their way to a worker. What is dropped before it was taken goes back to its queue.
-pub(crate) struct Grants {
-    given: Vec<Given>,
-    back: Arc<Mutex<Vec<(String, u32)>>>,
-    jobs: mpsc::WeakSender<Work>,
+pub(crate) struct UndeliveredClaims {
+    claims: Vec<ClaimedRun>,
+    undelivered: Arc<Mutex<Vec<(String, u32)>>>,
+    jobs: mpsc::WeakSender<StoreRequest>,
 }
 
-impl Grants {
+impl UndeliveredClaims {
     /// The claims, for an answer that is now being sent.
-    pub(crate) fn take(mut self) -> Vec<Given> {
-        std::mem::take(&mut self.given)
+    pub(crate) fn deliver(mut self) -> Vec<ClaimedRun> {
+        std::mem::take(&mut self.claims)
     }
 }
 
-impl Drop for Grants {
+impl Drop for UndeliveredClaims {
     fn drop(&mut self) {
-        if self.given.is_empty() {
+        if self.claims.is_empty() {
             return;
         }
-        let unheard = self.given.drain(..).map(|given| (given.task.task_id, given.run));
-        self.back.lock().unwrap_or_else(PoisonError::into_inner).extend(unheard);
+        let unheard = self.claims.drain(..).map(|given| (given.task.task_id, given.run));
+        self.undelivered.lock().unwrap_or_else(PoisonError::into_inner).extend(unheard);
         if let Some(jobs) = self.jobs.upgrade() {
             // Where the channel is full, the thread is awake and looks by itself.
-            jobs.try_send(Work::Wake).ok();
+            jobs.try_send(StoreRequest::Wake).ok();
         }
     }
 }
 
-enum Work {
-    Job(Box<dyn Job>),
+enum StoreRequest {
+    Job(Box<dyn StoreJob>),
     Wait(Waiter),
     Wake,
     Tick(oneshot::Sender<()>),
@@ -155,14 +155,14 @@ enum Work {
 /// A handle on the store. When the last one is dropped, the thread ends what it has and closes the file.
 #[derive(Clone)]
 pub(crate) struct Store {
-    jobs: mpsc::Sender<Work>,
+    jobs: mpsc::Sender<StoreRequest>,
     pending: watch::Receiver<u64>,
 }
 
 /// How the thread that owns the file does.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Life {
-    Works,
+pub(crate) enum StoreStatus {
+    Running,
     /// The last handle is gone, and the file is closed.
     Closed,
     /// The file can no longer be trusted, as this says.
@@ -170,8 +170,8 @@ pub(crate) enum Life {
 }
 
 /// The answer of a store that could not do what it was asked.
-fn lost() -> Fault {
-    Fault::internal(&uuid::Uuid::new_v4())
+fn internal_error() -> QueueError {
+    QueueError::internal(&uuid::Uuid::new_v4())
 }
 
 impl Store {
@@ -180,34 +180,34 @@ impl Store {
     /// # Cancel safety
     ///
     /// A job whose caller leaves before it was started is skipped; after that it is done, unheard.
-    pub(crate) async fn call<T, F>(&self, work: F) -> Result<T, Fault>
+    pub(crate) async fn execute<T, F>(&self, work: F) -> Result<T, QueueError>
     where
         T: Send + 'static,
-        F: Send + 'static + FnOnce(&mut Room<'_>) -> Result<T, Trouble>,
+        F: Send + 'static + FnOnce(&mut Tx<'_>) -> Result<T, StoreError>,
     {
         let (reply, answer) = oneshot::channel();
-        let call = Call { work: Some(work), done: None, reply };
-        self.jobs.send(Work::Job(Box::new(call))).await.map_err(|_| lost())?;
-        answer.await.map_err(|_| lost())?
+        let call = PendingJob { work: Some(work), result: None, reply };
+        self.jobs.send(StoreRequest::Job(Box::new(call))).await.map_err(|_| internal_error())?;
+        answer.await.map_err(|_| internal_error())?
     }
 
     /// Asks for work, and waits for it as long as the answer is not dropped.
     pub(crate) async fn wait_for_work(
         &self,
         queue: String,
-        worker: Worker,
+        worker: WorkerIdentity,
         most: usize,
-    ) -> Result<oneshot::Receiver<Result<Found, Fault>>, Fault> {
+    ) -> Result<oneshot::Receiver<Result<WorkResult, QueueError>>, QueueError> {
         let (reply, answer) = oneshot::channel();
-        let waiter = Waiter { queue, worker, most, reply };
-        self.jobs.send(Work::Wait(waiter)).await.map_err(|_| lost())?;
+        let waiter = Waiter { queue, worker, limit: most, reply };
+        self.jobs.send(StoreRequest::Wait(waiter)).await.map_err(|_| internal_error())?;
         Ok(answer)
     }
 
     /// Lets the resolvers look at the clock now. Answers when they have.
     pub(crate) async fn tick(&self) {
         let (reply, answer) = oneshot::channel();
-        if self.jobs.send(Work::Tick(reply)).await.is_ok() {
+        if self.jobs.send(StoreRequest::Tick(reply)).await.is_ok() {
             answer.await.ok();
         }
     }

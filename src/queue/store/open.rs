@@ -9,9 +9,9 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 
 use super::index::{Index, Move, Position};
-use super::keeper::Keeper;
-use super::room::{read, select};
-use super::{Knobs, Life, Store};
+use super::tx::{read_task, select_tasks};
+use super::writer::Writer;
+use super::{Store, StoreConfig, StoreStatus};
 use crate::limits::{QUEUE_JOBS_MAX, QUEUE_JOURNAL_BYTES_KEPT, QUEUE_STATEMENTS_MAX};
 
 /// What is wrong with the file that the queue is to be kept in.
@@ -44,24 +44,24 @@ pub enum OpenError {
 const FORMAT: i64 = 1;
 
 /// The queue's file, opened.
-pub(crate) struct Opened {
+pub(crate) struct OpenedDatabase {
     pub(super) conn: Connection,
     pub(super) index: Index,
 }
 
 /// Makes the file, where it is missing, so that only its owner can read it: the queue's own secret is in it. Whatever
 /// goes wrong comes out when SQLite opens it.
-fn make_private(path: &Path) {
+fn create_private(path: &Path) {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).ok();
 }
 
 /// Opens the file, or a database in memory.
-pub(crate) fn open(path: Option<&Path>) -> Result<Opened, OpenError> {
+pub(crate) fn open(path: Option<&Path>) -> Result<OpenedDatabase, OpenError> {
     let shown = path.map_or_else(|| ":memory:".to_owned(), |path| path.display().to_string());
     let failed = |source| OpenError::File { path: shown.clone(), source };
     let conn = match path {
         Some(path) => {
-            make_private(path);
+            create_private(path);
             Connection::open(path)
         }
         None => Connection::open_in_memory(),
@@ -90,48 +90,48 @@ pub(crate) fn open(path: Option<&Path>) -> Result<Opened, OpenError> {
     if found > FORMAT {
         return Err(OpenError::Format { path: shown, found });
     }
-    let index = rebuild(&conn).map_err(failed)?;
-    Ok(Opened { conn, index })
+    let index = rebuild_index(&conn).map_err(failed)?;
+    Ok(OpenedDatabase { conn, index })
 }
 
 /// A store at work.
-pub(crate) struct Started {
+pub(crate) struct RunningStore {
     pub(crate) store: Store,
     /// How its thread does. Where the thread panics, the sender goes without a last word.
-    pub(crate) life: watch::Receiver<Life>,
+    pub(crate) status: watch::Receiver<StoreStatus>,
 }
 
-impl Opened {
+impl OpenedDatabase {
     /// The queue's own secret; made when the file is.
     pub(crate) fn own_secret(&self) -> Result<String, OpenError> {
         let failed = |source| OpenError::File { path: "(open)".to_owned(), source };
-        let fresh = format!("{}{}", super::super::auth::slugid(), super::super::auth::slugid());
+        let fresh = format!("{}{}", super::super::auth::new_slugid(), super::super::auth::new_slugid());
         self.conn.execute("INSERT OR IGNORE INTO meta (key, value) VALUES ('secret', ?1)", [fresh]).map_err(failed)?;
         self.conn.query_row("SELECT value FROM meta WHERE key = 'secret'", [], |row| row.get(0)).map_err(failed)
     }
 
     /// Starts the thread that owns the file.
-    pub(crate) fn start(self, knobs: Knobs, runtime: Handle) -> Result<Started, OpenError> {
+    pub(crate) fn start(self, knobs: StoreConfig, runtime: Handle) -> Result<RunningStore, OpenError> {
         let (jobs, inbox) = mpsc::channel(QUEUE_JOBS_MAX);
         let (news, pending) = watch::channel(0);
-        let (alive, life) = watch::channel(Life::Works);
-        let keeper = Keeper::new(self, knobs, jobs.downgrade(), news, alive.clone());
+        let (alive, life) = watch::channel(StoreStatus::Running);
+        let keeper = Writer::new(self, knobs, jobs.downgrade(), news, alive.clone());
         let body = move || {
             // What went wrong has been told by then.
-            if keeper.work(inbox, &runtime).is_ok() {
-                alive.send_replace(Life::Closed);
+            if keeper.run(inbox, &runtime).is_ok() {
+                alive.send_replace(StoreStatus::Closed);
             }
         };
         std::thread::Builder::new().name("queue-store".to_owned()).spawn(body).map_err(OpenError::Thread)?;
-        Ok(Started { store: Store { jobs, pending }, life })
+        Ok(RunningStore { store: Store { jobs, pending }, status: life })
     }
 }
 
 /// Reads the open tasks into memory.
-pub(super) fn rebuild(conn: &Connection) -> rusqlite::Result<Index> {
+pub(super) fn rebuild_index(conn: &Connection) -> rusqlite::Result<Index> {
     let mut index = Index::default();
-    let mut open = conn.prepare(&select("WHERE open = 1"))?;
-    for kept in open.query_map([], read)? {
+    let mut open = conn.prepare(&select_tasks("WHERE open = 1"))?;
+    for kept in open.query_map([], read_task)? {
         index.apply(Move { from: Position::default(), to: kept?.position() });
     }
     Ok(index)

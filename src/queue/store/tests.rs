@@ -1,17 +1,17 @@
 use serde_json::json;
 use tokio::runtime::Handle;
 
-use super::super::clock::{Clock, Millis};
-use super::super::definition;
-use super::super::rules::Worker;
-use super::keeper::Keeper;
-use super::open::Started;
+use super::super::clock::{QueueClock, UnixMillis};
+use super::super::task_definition;
+use super::super::task_state::WorkerIdentity;
+use super::open::RunningStore;
+use super::writer::Writer;
 use super::*;
-use crate::limits::{QUEUE_REST_MAX, QUEUE_REST_MIN};
+use crate::limits::{QUEUE_RETRY_DELAY_MAX, QUEUE_RETRY_DELAY_MIN};
 
-fn knobs(clock: Clock) -> Knobs {
+fn knobs(clock: QueueClock) -> StoreConfig {
     let second = Duration::from_secs(1);
-    Knobs {
+    StoreConfig {
         claim_timeout: 20 * second,
         claim_delay: second,
         deadline_delay: second,
@@ -20,9 +20,9 @@ fn knobs(clock: Clock) -> Knobs {
     }
 }
 
-fn started() -> Started {
+fn started() -> RunningStore {
     let opened = open(None).unwrap();
-    opened.start(knobs(Clock::manual(NOW)), Handle::current()).unwrap()
+    opened.start(knobs(QueueClock::manual(NOW)), Handle::current()).unwrap()
 }
 
 fn store() -> Store {
@@ -33,60 +33,62 @@ const NOW: i64 = 1_795_256_444_549;
 
 async fn create(store: &Store, task: &str) {
     let task = task.to_owned();
-    store.call(move |room| create_in(room, &task)).await.unwrap();
+    store.execute(move |room| create_in(room, &task)).await.unwrap();
 }
 
-fn create_in(room: &mut Room<'_>, task: &str) -> Result<(), Trouble> {
+fn create_in(room: &mut Tx<'_>, task: &str) -> Result<(), StoreError> {
     let body = json!({
         "taskQueueId": "p/w", "created": "2026-11-21T10:20:44.549Z", "deadline": "2026-11-21T11:20:44.549Z",
         "payload": {}, "metadata": {"name": "n", "description": "d", "owner": "o", "source": "s"},
     });
-    let made = definition::draft(task, body.to_string().as_bytes(), "")?.finish(Millis(NOW))?;
-    room.create(made).map(drop)
+    let made = task_definition::parse_create_task(task, body.to_string().as_bytes(), "")?.complete(UnixMillis(NOW))?;
+    room.create_task(made).map(drop)
 }
 
-fn keeper(clock: &Clock) -> Keeper {
+fn keeper(clock: &QueueClock) -> Writer {
     let (jobs, _) = mpsc::channel(1);
-    Keeper::new(
+    Writer::new(
         open(None).unwrap(),
         knobs(clock.clone()),
         jobs.downgrade(),
         watch::channel(0).0,
-        watch::channel(Life::Works).0,
+        watch::channel(StoreStatus::Running).0,
     )
 }
 
-type Reply<T> = oneshot::Receiver<Result<T, Fault>>;
+type Reply<T> = oneshot::Receiver<Result<T, QueueError>>;
 
-fn job<T: Send + 'static>(work: impl Send + 'static + FnOnce(&mut Room<'_>) -> Result<T, Trouble>) -> (Work, Reply<T>) {
+fn job<T: Send + 'static>(
+    work: impl Send + 'static + FnOnce(&mut Tx<'_>) -> Result<T, StoreError>,
+) -> (StoreRequest, Reply<T>) {
     let (reply, answer) = oneshot::channel();
-    (Work::Job(Box::new(Call { work: Some(work), done: None, reply })), answer)
+    (StoreRequest::Job(Box::new(PendingJob { work: Some(work), result: None, reply })), answer)
 }
 
 /// A batch of one job, on the test's own thread.
 fn run<T: Send + 'static>(
-    keeper: &mut Keeper,
-    work: impl Send + 'static + FnOnce(&mut Room<'_>) -> Result<T, Trouble>,
-) -> Result<T, Fault> {
+    keeper: &mut Writer,
+    work: impl Send + 'static + FnOnce(&mut Tx<'_>) -> Result<T, StoreError>,
+) -> Result<T, QueueError> {
     let (work, mut answer) = job(work);
-    keeper.batch(vec![work]).unwrap();
+    keeper.run_batch(vec![work]).unwrap();
     answer.try_recv().unwrap()
 }
 
-fn worker() -> Worker {
-    Worker { group: "wg".to_owned(), id: "w1".to_owned() }
+fn worker() -> WorkerIdentity {
+    WorkerIdentity { group: "wg".to_owned(), id: "w1".to_owned() }
 }
 
-async fn found(store: &Store) -> Grants {
+async fn found(store: &Store) -> UndeliveredClaims {
     let answer = store.wait_for_work("p/w".to_owned(), worker(), 8).await.unwrap();
     match answer.await.unwrap().unwrap() {
-        Found::Work(grants) => grants,
-        Found::Quarantined => panic!("nobody is quarantined"),
+        WorkResult::Work(grants) => grants,
+        WorkResult::Quarantined => panic!("nobody is quarantined"),
     }
 }
 
 async fn pending(store: &Store) -> usize {
-    store.call(|room| Ok(room.count_pending("p/w"))).await.unwrap()
+    store.execute(|room| Ok(room.count_pending("p/w"))).await.unwrap()
 }
 
 #[tokio::test]
@@ -98,7 +100,7 @@ async fn claims_that_nobody_took_go_back_to_their_queue() {
     drop(grants);
     store.tick().await;
     assert_eq!(pending(&store).await, 1);
-    let given = found(&store).await.take();
+    let given = found(&store).await.deliver();
     assert_eq!((given.len(), given[0].task.runs.len()), (1, 1));
     store.tick().await;
     assert_eq!(pending(&store).await, 0);
@@ -112,27 +114,27 @@ async fn claims_for_a_waiter_who_has_left_go_to_the_next() {
     drop(gone);
     let next = store.wait_for_work("p/w".to_owned(), worker(), 8).await.unwrap();
     create(&store, "XJOIQcqPRgykTZR_00-b1w").await;
-    let Found::Work(grants) = next.await.unwrap().unwrap() else { panic!("nobody is quarantined") };
-    assert_eq!(grants.take().len(), 1);
+    let WorkResult::Work(grants) = next.await.unwrap().unwrap() else { panic!("nobody is quarantined") };
+    assert_eq!(grants.deliver().len(), 1);
 }
 
 #[tokio::test]
 async fn a_job_that_fails_undoes_what_it_did_and_costs_nobody_else() {
     let store = store();
-    let fails = store.call(|room| {
+    let fails = store.execute(|room| {
         room.quarantine("p/w", &worker(), room.now.plus(Duration::from_secs(60)))?;
-        Err::<(), _>(Fault::conflict("no").into())
+        Err::<(), _>(QueueError::conflict("no").into())
     });
     let works = create(&store, "XJOIQcqPRgykTZR_00-b1w");
     let (failed, ()) = tokio::join!(fails, works);
     assert_eq!(failed.unwrap_err().message, "no");
-    assert_eq!(found(&store).await.take().len(), 1);
+    assert_eq!(found(&store).await.deliver().len(), 1);
 }
 
 #[tokio::test]
 async fn a_statement_that_the_file_refuses_is_an_incident_of_one_call() {
     let store = store();
-    let broken = store.call(|room| {
+    let broken = store.execute(|room| {
         room.conn.execute("INSERT INTO tasks (task_id) VALUES ('half a row')", [])?;
         Ok(())
     });
@@ -147,7 +149,7 @@ async fn a_commit_that_fails_refuses_its_calls_and_leaves_memory_as_the_file_is(
     let store = store();
     create(&store, "XJOIQcqPRgykTZR_00-b1w").await;
     // A deferred constraint is found broken by the commit alone.
-    let poison = |room: &mut Room<'_>| {
+    let poison = |room: &mut Tx<'_>| {
         room.conn.execute_batch(
             "PRAGMA defer_foreign_keys = 1;
              CREATE TABLE a (id INTEGER PRIMARY KEY);
@@ -159,29 +161,32 @@ async fn a_commit_that_fails_refuses_its_calls_and_leaves_memory_as_the_file_is(
         Ok(())
     };
     let enforced =
-        store.call(|room| Ok(room.conn.pragma_query_value(None, "foreign_keys", |row| row.get::<_, bool>(0))?));
+        store.execute(|room| Ok(room.conn.pragma_query_value(None, "foreign_keys", |row| row.get::<_, bool>(0))?));
     assert!(enforced.await.unwrap(), "the constraint below would not be looked at");
-    let refused = store.call(poison).await;
+    let refused = store.execute(poison).await;
     assert!(refused.unwrap_err().message.contains("incidentId"));
     assert_eq!(pending(&store).await, 1);
-    assert_eq!(found(&store).await.take().len(), 1);
+    assert_eq!(found(&store).await.deliver().len(), 1);
 }
 
 #[tokio::test]
 async fn a_panic_of_the_thread_is_seen_from_outside() {
-    let Started { store, mut life } = started();
-    let refused = store.call(|_| -> Result<(), Trouble> { panic!("a fault of ours, for this test") }).await;
+    let RunningStore { store, mut status } = started();
+    let refused = store.execute(|_| -> Result<(), StoreError> { panic!("a fault of ours, for this test") }).await;
     assert!(refused.unwrap_err().message.contains("incidentId"));
-    assert!(life.wait_for(|life| *life != Life::Works).await.is_err(), "the sender went without a last word");
+    assert!(
+        status.wait_for(|status| *status != StoreStatus::Running).await.is_err(),
+        "the sender went without a last word"
+    );
 }
 
 #[test]
 fn an_error_that_leaves_the_file_in_doubt_ends_the_thread_and_refuses_its_whole_batch() {
-    let mut keeper = keeper(&Clock::manual(NOW));
+    let mut keeper = keeper(&QueueClock::manual(NOW));
     let corrupt = || rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT), None);
     let (works, mut answer) = job(|room| create_in(room, "XJOIQcqPRgykTZR_00-b1w"));
     let (fails, mut refusal) = job(move |_| Err::<(), _>(corrupt().into()));
-    assert_eq!(keeper.batch(vec![works, fails]).unwrap_err(), corrupt());
+    assert_eq!(keeper.run_batch(vec![works, fails]).unwrap_err(), corrupt());
     assert!(refusal.try_recv().unwrap().is_err());
     assert!(answer.try_recv().unwrap().is_err(), "it was not committed");
     assert_eq!(run(&mut keeper, |room| Ok(room.count_pending("p/w"))).unwrap(), 0);
@@ -192,27 +197,27 @@ async fn a_full_disk_refuses_what_writes_and_passes() {
     let store = store();
     create(&store, "XJOIQcqPRgykTZR_00-b1w").await;
     let limit = |pages: &'static str| {
-        store.call(move |room| Ok(room.conn.execute_batch(&format!("PRAGMA max_page_count = {pages}"))?))
+        store.execute(move |room| Ok(room.conn.execute_batch(&format!("PRAGMA max_page_count = {pages}"))?))
     };
     limit("1").await.unwrap();
     // The quarantines' table is empty: long names make it grow beyond its first page.
     let long = "x".repeat(9_000);
     let group = long.clone();
-    let write = move |room: &mut Room<'_>| {
-        room.quarantine("p/w", &Worker { group: group.clone(), id: "w".to_owned() }, room.now)
+    let write = move |room: &mut Tx<'_>| {
+        room.quarantine("p/w", &WorkerIdentity { group: group.clone(), id: "w".to_owned() }, room.now)
     };
-    assert!(store.call(write.clone()).await.unwrap_err().message.contains("incidentId"));
+    assert!(store.execute(write.clone()).await.unwrap_err().message.contains("incidentId"));
     assert_eq!(pending(&store).await, 1);
     limit("1073741823").await.unwrap();
-    store.call(write).await.unwrap();
-    assert_eq!(found(&store).await.take().len(), 1);
+    store.execute(write).await.unwrap();
+    assert_eq!(found(&store).await.deliver().len(), 1);
 }
 
 #[tokio::test]
 async fn what_is_due_and_fails_is_left_alone_for_longer_each_time_and_done_once_it_can_be() {
-    let clock = Clock::manual(NOW);
+    let clock = QueueClock::manual(NOW);
     let mut keeper = keeper(&clock);
-    let made = |room: &mut Room<'_>| {
+    let made = |room: &mut Tx<'_>| {
         room.conn.execute_batch("CREATE TRIGGER no BEFORE UPDATE ON tasks BEGIN SELECT RAISE(FAIL, 'no'); END")?;
         create_in(room, "XJOIQcqPRgykTZR_00-b1w")
     };
@@ -221,19 +226,19 @@ async fn what_is_due_and_fails_is_left_alone_for_longer_each_time_and_done_once_
     let mut rests = Vec::new();
     for _ in 0..20 {
         run(&mut keeper, |_| Ok(())).unwrap();
-        rests.push(keeper.pause());
+        rests.push(keeper.sleep_duration());
     }
     assert!(rests.is_sorted(), "{rests:?}");
-    assert_eq!((rests[0], rests[19]), (QUEUE_REST_MIN, QUEUE_REST_MAX));
+    assert_eq!((rests[0], rests[19]), (QUEUE_RETRY_DELAY_MIN, QUEUE_RETRY_DELAY_MAX));
     run(&mut keeper, |room| Ok(room.conn.execute_batch("DROP TRIGGER no")?)).unwrap();
-    assert!(keeper.pause() > QUEUE_REST_MIN);
+    assert!(keeper.sleep_duration() > QUEUE_RETRY_DELAY_MIN);
     let open = run(&mut keeper, |room| Ok(room.count_pending("p/w"))).unwrap();
     assert_eq!(open, 0, "the task is past its deadline");
 }
 
 #[tokio::test]
 async fn a_clock_that_was_set_back_does_not_keep_what_has_expired() {
-    let (clock, day) = (Clock::manual(NOW), Duration::from_secs(24 * 3600));
+    let (clock, day) = (QueueClock::manual(NOW), Duration::from_secs(24 * 3600));
     let mut keeper = keeper(&clock);
     let task = "XJOIQcqPRgykTZR_00-b1w";
     clock.advance(3_650 * day);
@@ -243,5 +248,5 @@ async fn a_clock_that_was_set_back_does_not_keep_what_has_expired() {
     // A task expires a year after its deadline.
     clock.advance(2 * day);
     run(&mut keeper, |_| Ok(())).unwrap();
-    assert!(run(&mut keeper, move |room| room.find(task)).unwrap().is_none());
+    assert!(run(&mut keeper, move |room| room.find_task(task)).unwrap().is_none());
 }

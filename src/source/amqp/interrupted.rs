@@ -10,24 +10,24 @@ use tokio::time::sleep;
 use crate::amqp;
 use crate::domain::backoff::Backoff;
 use crate::domain::jitter::Jitter;
-use crate::domain::poll::TROUBLE;
-use crate::host::crash::crash_point;
+use crate::domain::poll::POLL_RETRY;
+use crate::host::crash_points::crash_point;
 
 use super::Early;
-use super::answer;
-use super::link::Link;
-use super::outlet::Published;
+use super::connection::SharedConnection;
+use super::counters::AmqpSourceCounters;
+use super::delivery;
+use super::publisher::PublishResult;
+use super::reply_format;
 use super::shelf::{Entry, Left, Shelf, Shelved, Unread};
-use super::tally::Tally;
-use super::task;
 
 /// Whose requests they are, and what becomes of them.
 pub(super) struct Interrupted {
     pub(super) shelf: Arc<Shelf>,
-    pub(super) link: Arc<Link>,
+    pub(super) link: Arc<SharedConnection>,
     pub(super) queue: ShortString,
     pub(super) early: Early,
-    pub(super) tally: Arc<Tally>,
+    pub(super) tally: Arc<AmqpSourceCounters>,
     /// As that of the source: closed where it closes.
     pub(super) copying: Arc<Semaphore>,
 }
@@ -74,7 +74,7 @@ impl Interrupted {
                 backoff.reset();
                 self.shelf.told().await;
             } else {
-                let wait = sleep(backoff.wait(TROUBLE, None, &mut jitter));
+                let wait = sleep(backoff.wait(POLL_RETRY, None, &mut jitter));
                 tokio::select! {
                     () = wait => {}
                     () = self.shelf.told() => {}
@@ -126,20 +126,20 @@ impl Interrupted {
         crash_point("shelf-returned");
         self.shelf.clear(entry.clone()).await;
         if returning.is_none() {
-            self.tally.interrupted.add();
+            self.tally.interrupted.increment();
         }
         Ok(())
     }
 
     async fn give_back(&self, request: &Shelved, attempts: u32) -> Result<(), String> {
-        let properties = task::copied(&request.properties, attempts, request.held());
+        let properties = delivery::republish_properties(&request.properties, attempts, request.held());
         match self.publish(self.queue.clone(), properties, &request.body).await? {
-            Published::Taken => {
+            PublishResult::Confirmed => {
                 tracing::warn!(attempts, "a request that was on this host's disk went back to its queue");
                 Ok(())
             }
-            Published::Returned => Err(format!("there is no queue {}", self.queue)),
-            Published::Refused => Err(format!("the broker refused it for {}", self.queue)),
+            PublishResult::Returned => Err(format!("there is no queue {}", self.queue)),
+            PublishResult::Nacked => Err(format!("the broker refused it for {}", self.queue)),
         }
     }
 
@@ -149,14 +149,14 @@ impl Interrupted {
             return Ok(());
         };
         let message = "its worker ended before it did, and it is not run again";
-        let reply = answer::error("interrupted", message, Some(request.attempts));
-        match self.publish(to, answer::last(&reply, &request.properties), &reply.body).await? {
-            Published::Taken => {
+        let reply = reply_format::error_reply("interrupted", message, Some(request.attempts));
+        match self.publish(to, reply_format::last_reply_properties(&reply, &request.properties), &reply.body).await? {
+            PublishResult::Confirmed => {
                 tracing::warn!(attempts = request.attempts, "a request that was interrupted is answered so");
-                self.tally.answers.add();
+                self.tally.answers.increment();
             }
-            Published::Returned => self.tally.clients_gone.add(),
-            Published::Refused => return Err("the broker refused its answer".to_owned()),
+            PublishResult::Returned => self.tally.clients_gone.increment(),
+            PublishResult::Nacked => return Err("the broker refused its answer".to_owned()),
         }
         Ok(())
     }
@@ -167,8 +167,8 @@ impl Interrupted {
         key: ShortString,
         properties: lapin::BasicProperties,
         body: &Arc<[u8]>,
-    ) -> Result<Published, String> {
+    ) -> Result<PublishResult, String> {
         let published = Arc::clone(&self.link).publish(key, properties, Arc::clone(body)).await;
-        published.map_err(|error| amqp::shown(&error))
+        published.map_err(|error| amqp::error_text(&error))
     }
 }

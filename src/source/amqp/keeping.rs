@@ -8,11 +8,11 @@ use std::sync::atomic::Ordering;
 use crate::amqp;
 use crate::domain::refusal::Refusal;
 use crate::host::clock;
-use crate::host::crash::crash_point;
-use crate::source::Refused;
+use crate::host::crash_points::crash_point;
+use crate::source::CallError;
 
-use super::part::{Part, State};
-use super::session::Last;
+use super::claim::{RequestClaim, State};
+use super::session::AckKind;
 use super::shelf::{Entry, Left, Shelf, Shelved, Writing};
 
 /// The broker is told what becomes of a request, and was heard to be there then.
@@ -31,10 +31,10 @@ pub(super) enum Shelving {
     Done(Entry),
 }
 
-impl Part {
+impl RequestClaim {
     /// Whether it is to be put on the shelf, and nobody is about to.
     pub(super) fn is_to_be_shelved(&self) -> bool {
-        self.around.shelf.is_some() && !self.is_shelved() && !self.shelving.swap(true, Ordering::AcqRel)
+        self.context.shelf.is_some() && !self.is_shelved() && !self.shelving.swap(true, Ordering::AcqRel)
     }
 
     /// Puts it on the shelf and acknowledges it. Where that cannot be done nothing is changed, and said, and it may be tried again.
@@ -44,18 +44,18 @@ impl Part {
             && state.may_be_shelved()
             && let Err(refused) = self.shelve_on(&mut state).await
         {
-            tracing::warn!(claim.run = %self.run, "not acknowledged before its answer: {}", refused.what);
+            tracing::warn!(claim.run = %self.run, "not acknowledged before its answer: {}", refused.message);
         }
         self.shelving.store(false, Ordering::Release);
     }
 
-    pub(super) async fn shelve_on(&self, state: &mut State) -> Result<(), Refused> {
-        let Some(shelf) = &self.around.shelf else { return Ok(()) };
+    pub(super) async fn shelve_on(&self, state: &mut State) -> Result<(), CallError> {
+        let Some(shelf) = &self.context.shelf else { return Ok(()) };
         loop {
             match &mut state.shelving {
                 Shelving::No => {
                     let attempts = self.run.run.saturating_add(1);
-                    let since = clock::wall().saturating_sub(self.since.elapsed());
+                    let since = clock::unix_time().saturating_sub(self.received_at.elapsed());
                     let (properties, body) = (self.properties.clone(), Arc::clone(&self.body));
                     let (entry, there) = (shelf.entry(), Arc::clone(shelf));
                     let place = entry.clone();
@@ -75,14 +75,14 @@ impl Part {
                 }
                 Shelving::Written(entry) => {
                     let entry = entry.clone();
-                    state.shelving = Shelving::Acknowledging(entry, self.tell(Last::Acknowledge));
+                    state.shelving = Shelving::Acknowledging(entry, self.acknowledge(AckKind::Acknowledge));
                 }
                 Shelving::Acknowledging(entry, acknowledging) => {
                     let answer = acknowledging.await;
                     let entry = entry.clone();
                     return self.acknowledged_early(state, shelf, entry, answer);
                 }
-                Shelving::Unknown(_) => return Err(self.refused(Refusal::Gone, "its connection was lost")),
+                Shelving::Unknown(_) => return Err(self.call_error(Refusal::Gone, "its connection was lost")),
                 Shelving::Done(_) => return Ok(()),
             }
         }
@@ -94,7 +94,7 @@ impl Part {
         shelf: &Shelf,
         entry: Entry,
         answer: lapin::Result<bool>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), CallError> {
         match answer {
             Ok(true) => {
                 crash_point("shelf-acknowledged");
@@ -102,9 +102,9 @@ impl Part {
                 shelf.hold();
                 self.shelved.store(true, Ordering::Release);
                 // What becomes of its channel is nothing to it any more.
-                self.session.settled(&self.run);
+                self.session.mark_settled(&self.run);
                 self.uncount();
-                self.around.tally.shelved.add();
+                self.context.counters.shelved.increment();
                 tracing::info!(claim.run = %self.run, "acknowledged before its answer; the request is on this host's disk until then");
                 Ok(())
             }
@@ -112,18 +112,18 @@ impl Part {
             Ok(false) => {
                 state.shelving = Shelving::No;
                 shelf.leave(Left::Unneeded(entry, None));
-                Err(self.unacknowledged("its channel is closed"))
+                Err(self.unacknowledged_error("its channel is closed"))
             }
             // Whether the broker has heard of it nobody knows. What is here stays, so that it may run twice and is not lost.
             Err(error) => {
                 state.shelving = Shelving::Unknown(entry);
-                Err(self.unacknowledged(&amqp::shown(&error)))
+                Err(self.unacknowledged_error(&amqp::error_text(&error)))
             }
         }
     }
 
-    fn unshelved(&self, error: &std::io::Error) -> Result<(), Refused> {
-        self.around.tally.unshelved.add();
+    fn unshelved(&self, error: &std::io::Error) -> Result<(), CallError> {
+        self.context.counters.unshelved.increment();
         tracing::error!(
             alert = "not-shelved", claim.run = %self.run, %error,
             "[alert operator] a request cannot be put on this host's disk, so it is not acknowledged before its answer, and is ended when \
@@ -134,8 +134,8 @@ impl Part {
 
     /// Leaves word of what is on the shelf and is not needed there, or has nobody any more.
     pub(super) fn leave(&self, shelving: Shelving) {
-        let Some(shelf) = &self.around.shelf else { return };
-        let settled = self.settled.load(Ordering::Relaxed);
+        let Some(shelf) = &self.context.shelf else { return };
+        let settled = self.is_settled.load(Ordering::Relaxed);
         match shelving {
             Shelving::No => {}
             Shelving::Writing(entry, writing) => shelf.leave(Left::Unneeded(entry, Some(writing))),

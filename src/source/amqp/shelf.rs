@@ -27,7 +27,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::Notify;
 
 use crate::host::clock;
-use crate::host::crash::{crash, crash_due, crash_point};
+use crate::host::crash_points::{crash, crash_due, crash_point};
 use crate::limits::{SHELF_BYTES_MAX, SHELF_HEAD_BYTES_MAX, SHELF_REQUESTS_MAX};
 
 use super::lock;
@@ -99,7 +99,7 @@ pub(super) struct Shelved {
 impl Shelved {
     /// For how long we have had it, as far as nobody has set the clock meanwhile.
     pub(super) fn held(&self) -> Duration {
-        clock::wall().saturating_sub(self.since)
+        clock::unix_time().saturating_sub(self.since)
     }
 }
 
@@ -317,7 +317,7 @@ impl Shelf {
         if head.broker != self.broker || head.queue != self.queue {
             return Err(Unread::Elsewhere(format!("queue {} at {}", head.queue, head.broker)));
         }
-        let since = head.since.map_or_else(clock::wall, Duration::from_millis);
+        let since = head.since.map_or_else(clock::unix_time, Duration::from_millis);
         Ok(Shelved { attempts: head.attempts, since, properties: head.properties, body: body.into() })
     }
 

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use super::{Memory, gone};
+use super::{MemorySource, gone_error};
 use crate::domain::id::Run;
-use crate::source::{Grant, Recovered, Refused, Window};
+use crate::source::{CallError, ClaimWindow, Grant, RecoveryBatch};
 
-impl Memory {
+impl MemorySource {
     /// What this worker has claimed and does not hold, where a poll of its own may have claimed it.
-    pub(super) fn adopt(&self, held: &[Run], asked: &[Window]) -> Recovered {
+    pub(super) fn recover_claims(&self, held: &[Run], asked: &[ClaimWindow]) -> RecoveryBatch {
         let now = self.queue.now();
-        let lease = self.queue.0.settings.lease;
-        let mut tasks = self.queue.settled(now);
+        let lease = self.queue.0.config.lease;
+        let mut tasks = self.queue.expire_leases(now);
         let by_name: Vec<Run> = tasks
             .leases
             .iter()
@@ -21,27 +21,27 @@ impl Memory {
                 (tasks.is_running(&run, &self.worker) && !held.contains(&run)).then_some(run)
             })
             .collect();
-        let mut recovered = Recovered::default();
+        let mut recovered = RecoveryBatch::default();
         for run in by_name {
-            let claimed = tasks.run(&run).map(|found| now.since(found.claimed)).unwrap_or_default();
-            if !asked.iter().any(|window| window.holds(claimed, Duration::ZERO)) {
-                recovered.others += 1;
+            let claimed = tasks.run(&run).map(|found| now.since(found.claimed_at)).unwrap_or_default();
+            if !asked.iter().any(|window| window.contains(claimed, Duration::ZERO)) {
+                recovered.foreign_claims += 1;
                 continue;
             }
-            tasks.lend(&run, &self.worker, lease, now);
+            tasks.set_lease(&run, &self.worker, lease, now);
             recovered.grants.extend(tasks.grant(&run, &self.worker, lease));
         }
         recovered
     }
 
-    pub(super) fn take_back(&self, run: &Run) -> Result<Grant, Refused> {
+    pub(super) fn take_over_run(&self, run: &Run) -> Result<Grant, CallError> {
         let now = self.queue.now();
-        let lease = self.queue.0.settings.lease;
-        let mut tasks = self.queue.settled(now);
+        let lease = self.queue.0.config.lease;
+        let mut tasks = self.queue.expire_leases(now);
         if !tasks.is_running(run, &self.worker) {
-            return Err(gone(run, "not running, or not for this worker"));
+            return Err(gone_error(run, "not running, or not for this worker"));
         }
-        tasks.lend(run, &self.worker, lease, now);
-        tasks.grant(run, &self.worker, lease).ok_or_else(|| gone(run, "unknown"))
+        tasks.set_lease(run, &self.worker, lease, now);
+        tasks.grant(run, &self.worker, lease).ok_or_else(|| gone_error(run, "unknown"))
     }
 }

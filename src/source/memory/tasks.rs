@@ -6,46 +6,46 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{End, PRIORITIES, Part, Settings, State, Stored};
-use crate::domain::id::{Lane, Run, TaskId};
+use super::{Config, MemoryClaim, PRIORITIES, RunEnd, RunState, StoredArtifact};
+use crate::domain::id::{PriorityQueue, Run, TaskId};
 use crate::domain::time::Instant;
-use crate::source::{Batch, Claim, Grant, Message, Undecodable};
+use crate::source::{Claim, Grant, Message, PollBatch, UnreadableMessage};
 
 #[derive(Default)]
-pub(super) struct Tasks {
-    pub(super) tasks: BTreeMap<TaskId, Task>,
+pub(super) struct TaskTable {
+    pub(super) tasks: BTreeMap<TaskId, TaskEntry>,
     /// What runs, by the end of its lease. At most the last run of a task is running.
     pub(super) leases: BTreeSet<(Instant, TaskId)>,
     /// What waits, by priority and age; in the style of messages, every message that is not deleted.
-    pub(super) entries: [Vec<Entry>; PRIORITIES.len()],
+    pub(super) entries: [Vec<QueuedMessage>; PRIORITIES.len()],
     pub(super) serial: u64,
 }
 
-pub(super) struct Task {
+pub(super) struct TaskEntry {
     pub(super) definition: Value,
-    pub(super) lane: usize,
+    pub(super) queue: usize,
     pub(super) retries_left: u32,
     pub(super) runs: Vec<TaskRun>,
 }
 
 pub(super) struct TaskRun {
-    pub(super) state: State,
+    pub(super) state: RunState,
     pub(super) worker: Option<Arc<str>>,
-    pub(super) claimed: Instant,
+    pub(super) claimed_at: Instant,
     pub(super) taken_until: Instant,
-    pub(super) artifacts: BTreeMap<String, Stored>,
+    pub(super) artifacts: BTreeMap<String, StoredArtifact>,
 }
 
-pub(super) struct Entry {
+pub(super) struct QueuedMessage {
     pub(super) id: Arc<str>,
     /// `None` stands for an entry that nothing can be made of.
     pub(super) run: Option<Run>,
     pub(super) receipt: Arc<str>,
     pub(super) dequeue_count: u32,
-    pub(super) visible: Instant,
+    pub(super) visible_at: Instant,
 }
 
-impl Tasks {
+impl TaskTable {
     pub(super) fn run(&self, run: &Run) -> Option<&TaskRun> {
         self.tasks.get(&run.task)?.runs.get(usize::try_from(run.run).ok()?)
     }
@@ -58,11 +58,11 @@ impl Tasks {
     pub(super) fn schedule(&mut self, id: &TaskId, now: Instant) {
         let Some(task) = self.tasks.get_mut(id) else { return };
         let run = u32::try_from(task.runs.len()).unwrap_or(u32::MAX);
-        let lane = task.lane;
+        let lane = task.queue;
         task.runs.push(TaskRun {
-            state: State::Pending,
+            state: RunState::Pending,
             worker: None,
-            claimed: Instant::ORIGIN,
+            claimed_at: Instant::ORIGIN,
             taken_until: Instant::ORIGIN,
             artifacts: BTreeMap::new(),
         });
@@ -72,7 +72,7 @@ impl Tasks {
     pub(super) fn push(&mut self, lane: usize, run: Option<Run>, now: Instant) {
         self.serial += 1;
         let id = format!("message-{}", self.serial).into();
-        self.entries[lane].push(Entry { id, run, receipt: "".into(), dequeue_count: 0, visible: now });
+        self.entries[lane].push(QueuedMessage { id, run, receipt: "".into(), dequeue_count: 0, visible_at: now });
     }
 
     pub(super) fn retry(&mut self, id: &TaskId, now: Instant) {
@@ -85,24 +85,24 @@ impl Tasks {
     }
 
     /// Ends the last run of a task, where it has not ended.
-    pub(super) fn resolve(&mut self, id: &TaskId, end: End) {
+    pub(super) fn resolve(&mut self, id: &TaskId, end: RunEnd) {
         let Some(run) = self.tasks.get_mut(id).and_then(|task| task.runs.last_mut()) else { return };
-        if matches!(run.state, State::Pending | State::Running) {
+        if matches!(run.state, RunState::Pending | RunState::Running) {
             let lease = (run.taken_until, id.clone());
-            run.state = State::Resolved(end);
+            run.state = RunState::Resolved(end);
             self.leases.remove(&lease);
         }
     }
 
     /// Gives a run to a worker until `taken_until`.
-    pub(super) fn lend(&mut self, run: &Run, worker: &Arc<str>, lease: Duration, now: Instant) {
+    pub(super) fn set_lease(&mut self, run: &Run, worker: &Arc<str>, lease: Duration, now: Instant) {
         let Some(found) = self.run_mut(run) else { return };
         let taken_until = now.plus(lease);
         let former = (found.taken_until, run.task.clone());
-        if found.state == State::Pending {
-            found.claimed = now;
+        if found.state == RunState::Pending {
+            found.claimed_at = now;
         }
-        found.state = State::Running;
+        found.state = RunState::Running;
         found.worker = Some(Arc::clone(worker));
         found.taken_until = taken_until;
         self.leases.remove(&former);
@@ -111,28 +111,28 @@ impl Tasks {
 
     pub(super) fn grant(&self, run: &Run, worker: &Arc<str>, lease: Duration) -> Option<Grant> {
         let task = self.tasks.get(&run.task)?.definition.clone();
-        let claim = Claim::new(run.clone(), Part { worker: Arc::clone(worker) });
-        Some(Grant { run: run.clone(), lease, task, unreadable: None, claim, replies: None })
+        let claim = Claim::new(run.clone(), MemoryClaim { worker: Arc::clone(worker) });
+        Some(Grant { run: run.clone(), lease, task, payload_error: None, claim, results: None })
     }
 
     pub(super) fn is_running(&self, run: &Run, worker: &Arc<str>) -> bool {
-        self.run(run).is_some_and(|found| found.state == State::Running && found.worker.as_ref() == Some(worker))
+        self.run(run).is_some_and(|found| found.state == RunState::Running && found.worker.as_ref() == Some(worker))
     }
 
     /// Takes up to `max` pending runs for a worker.
-    pub(super) fn take(&mut self, max: u8, worker: &Arc<str>, settings: &Settings, now: Instant) -> Batch {
-        let mut batch = Batch::default();
+    pub(super) fn claim_pending(&mut self, max: u8, worker: &Arc<str>, settings: &Config, now: Instant) -> PollBatch {
+        let mut batch = PollBatch::default();
         for lane in 0..PRIORITIES.len() {
-            while batch.grants.len() + batch.undecodable.len() < usize::from(max) && !self.entries[lane].is_empty() {
+            while batch.grants.len() + batch.unreadable.len() < usize::from(max) && !self.entries[lane].is_empty() {
                 let entry = self.entries[lane].remove(0);
                 let Some(run) = entry.run.clone() else {
-                    batch.undecodable.push(unreadable(&entry, lane));
+                    batch.unreadable.push(unreadable(&entry, lane));
                     continue;
                 };
-                if self.run(&run).is_none_or(|found| found.state != State::Pending) {
+                if self.run(&run).is_none_or(|found| found.state != RunState::Pending) {
                     continue;
                 }
-                self.lend(&run, worker, settings.lease, now);
+                self.set_lease(&run, worker, settings.lease, now);
                 batch.grants.extend(self.grant(&run, worker, settings.lease));
             }
         }
@@ -140,40 +140,40 @@ impl Tasks {
     }
 
     /// Receives up to `max` messages of a lane.
-    pub(super) fn receive(&mut self, lane: usize, max: u8, hidden: Duration, now: Instant) -> Batch {
-        let mut batch = Batch::default();
+    pub(super) fn receive(&mut self, lane: usize, max: u8, hidden: Duration, now: Instant) -> PollBatch {
+        let mut batch = PollBatch::default();
         let serial = &mut self.serial;
-        let visible = self.entries[lane].iter_mut().filter(|entry| entry.visible <= now);
+        let visible = self.entries[lane].iter_mut().filter(|entry| entry.visible_at <= now);
         for entry in visible.take(usize::from(max)) {
             *serial += 1;
-            entry.visible = now.plus(hidden);
+            entry.visible_at = now.plus(hidden);
             entry.dequeue_count = entry.dequeue_count.saturating_add(1);
             entry.receipt = format!("receipt+{serial}/=").into();
             match entry.run.clone() {
                 Some(run) => batch.messages.push(Message {
-                    lane: named(lane),
+                    queue: priority_queue(lane),
                     id: Arc::clone(&entry.id),
                     receipt: Arc::clone(&entry.receipt),
                     dequeue_count: entry.dequeue_count,
                     run,
                 }),
-                None => batch.undecodable.push(unreadable(entry, lane)),
+                None => batch.unreadable.push(unreadable(entry, lane)),
             }
         }
         batch
     }
 }
 
-pub(super) fn unreadable(entry: &Entry, lane: usize) -> Undecodable {
-    Undecodable {
-        lane: named(lane),
+pub(super) fn unreadable(entry: &QueuedMessage, lane: usize) -> UnreadableMessage {
+    UnreadableMessage {
+        queue: priority_queue(lane),
         id: Arc::clone(&entry.id),
         receipt: Arc::clone(&entry.receipt),
         dequeue_count: entry.dequeue_count,
-        what: "nothing can be made of it".into(),
+        reason: "nothing can be made of it".into(),
     }
 }
 
-pub(super) fn named(lane: usize) -> Lane {
-    Lane(u16::try_from(lane).unwrap_or(u16::MAX))
+pub(super) fn priority_queue(lane: usize) -> PriorityQueue {
+    PriorityQueue(u16::try_from(lane).unwrap_or(u16::MAX))
 }

@@ -19,10 +19,10 @@ use sha2::{Digest, Sha256, Sha512};
 use tokio::io::{AsyncWriteExt as _, DuplexStream};
 use tokio_util::io::ReaderStream;
 
-use super::api::{Call, Service, answered, segment};
-use super::claims::{Part, part};
+use super::claim_calls::{TaskclusterClaim, taskcluster_claim};
 use super::credentials::Credentials;
-use super::refuse::{by_status, clean, refused, retry, transport};
+use super::error_response::{call_error, classify_status, retryable, sanitize, transport_error};
+use super::transport::{ApiRequest, ServiceName, encode_segment, read_error_response};
 use super::wire::WireCredentials;
 use super::{ArtifactStorage, Dialect, Taskcluster};
 use crate::domain::refusal::Refusal;
@@ -30,11 +30,11 @@ use crate::limits::{
     ARTIFACT_BYTES_PER_SECOND_MIN, ARTIFACT_CHUNK_BYTES, ARTIFACT_INLINE_BYTES_MAX, ARTIFACT_TRANSFER_TIMEOUT_MAX,
     ARTIFACT_WHOLE_BYTES_MAX,
 };
-use crate::source::{Artifact, ArtifactBody, Claim, Refused};
+use crate::source::{Artifact, ArtifactBody, CallError, Claim};
 
 /// Content to be sent: the first `bytes` of a file.
 #[derive(Clone, Copy)]
-struct Content<'a> {
+struct FileContent<'a> {
     file: &'a Arc<File>,
     bytes: u64,
     content_type: &'a str,
@@ -46,7 +46,7 @@ struct Upload<'a> {
     path: String,
     expires: String,
     credentials: Arc<Credentials>,
-    content: Option<Content<'a>>,
+    content: Option<FileContent<'a>>,
 }
 
 #[derive(Deserialize)]
@@ -88,26 +88,26 @@ struct WirePutUrl {
 
 impl Taskcluster {
     /// Stores an artifact: one announcement, and for a file the calls that send its content.
-    pub(super) async fn store(&self, claim: &Claim, artifact: &Artifact) -> Result<(), Refused> {
+    pub(super) async fn upload_artifact(&self, claim: &Claim, artifact: &Artifact) -> Result<(), CallError> {
         let run = claim.run();
-        let part = part(claim)?;
-        let operation = format!("artifact {} of {run}", clean(&artifact.name));
-        let name = segment(&artifact.name);
+        let part = taskcluster_claim(claim)?;
+        let operation = format!("artifact {} of {run}", sanitize(&artifact.name));
+        let name = encode_segment(&artifact.name);
         let upload = Upload {
-            path: format!("/task/{}/runs/{}/artifacts/{name}", segment(run.task.as_str()), run.run),
-            expires: expires(artifact, part, &operation)?,
+            path: format!("/task/{}/runs/{}/artifacts/{name}", encode_segment(run.task.as_str()), run.run),
+            expires: expiry_of(artifact, part, &operation)?,
             credentials: part.credentials.load(),
-            content: content(&artifact.body),
+            content: file_content(&artifact.body),
             operation,
         };
         match (&artifact.body, self.artifact_storage) {
             (ArtifactBody::File { .. }, ArtifactStorage::S3) => self.store_s3(&upload).await,
             (ArtifactBody::File { .. }, ArtifactStorage::Object) => self.store_object(&upload).await,
             (ArtifactBody::Link { target, content_type }, _) => {
-                self.announce_link(&upload, run, target, content_type).await
+                self.create_link(&upload, run, target, content_type).await
             }
             (ArtifactBody::Reference { url, content_type }, _) => {
-                self.announce_reference(&upload, url, content_type).await
+                self.create_reference(&upload, url, content_type).await
             }
             (ArtifactBody::Error { reason, message }, _) => {
                 let body = json!({
@@ -116,46 +116,52 @@ impl Taskcluster {
                     "reason": reason,
                     "message": message,
                 });
-                self.announce(&upload, body).await.map(drop)
+                self.create_artifact(&upload, body).await.map(drop)
             }
         }
     }
 
     /// createArtifact.
-    async fn announce(&self, upload: &Upload<'_>, body: Value) -> Result<super::api::Reply, Refused> {
+    async fn create_artifact(
+        &self,
+        upload: &Upload<'_>,
+        body: Value,
+    ) -> Result<super::transport::ApiResponse, CallError> {
         let operation = upload.operation.clone();
-        let call = Call::queue(operation, Method::POST, upload.path.clone()).body(body).signed_by(&upload.credentials);
+        let call = ApiRequest::to_queue(operation, Method::POST, upload.path.clone())
+            .body(body)
+            .signed_by(&upload.credentials);
         Ok(self.api.call(call).await?)
     }
 
-    async fn announce_reference(&self, upload: &Upload<'_>, url: &str, content_type: &str) -> Result<(), Refused> {
+    async fn create_reference(&self, upload: &Upload<'_>, url: &str, content_type: &str) -> Result<(), CallError> {
         let body = json!({
             "storageType": "reference",
             "expires": upload.expires,
             "contentType": content_type,
             "url": url,
         });
-        self.announce(upload, body).await.map(drop)
+        self.create_artifact(upload, body).await.map(drop)
     }
 
-    async fn announce_link(
+    async fn create_link(
         &self,
         upload: &Upload<'_>,
         run: &crate::domain::id::Run,
         target: &str,
         content_type: &str,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), CallError> {
         match self.dialect {
             // That queue knows no links: the other artifact's own address serves the same readers.
             Dialect::Azure => {
                 let url = format!(
                     "{}/task/{}/runs/{}/artifacts/{}",
-                    self.api.queue_base(),
-                    segment(run.task.as_str()),
+                    self.api.queue_base_url(),
+                    encode_segment(run.task.as_str()),
                     run.run,
-                    segment(target)
+                    encode_segment(target)
                 );
-                self.announce_reference(upload, &url, content_type).await
+                self.create_reference(upload, &url, content_type).await
             }
             Dialect::ClaimWork => {
                 let body = json!({
@@ -164,12 +170,12 @@ impl Taskcluster {
                     "contentType": content_type,
                     "artifact": target,
                 });
-                self.announce(upload, body).await.map(drop)
+                self.create_artifact(upload, body).await.map(drop)
             }
         }
     }
 
-    async fn store_s3(&self, upload: &Upload<'_>) -> Result<(), Refused> {
+    async fn store_s3(&self, upload: &Upload<'_>) -> Result<(), CallError> {
         let Some(content) = upload.content else {
             return Ok(());
         };
@@ -178,14 +184,14 @@ impl Taskcluster {
             "expires": upload.expires,
             "contentType": content.content_type,
         });
-        let answer: WireS3 = self.announce(upload, body).await?.json()?;
+        let answer: WireS3 = self.create_artifact(upload, body).await?.json()?;
         let content_type = answer.content_type.as_deref().unwrap_or(content.content_type);
-        let headers = headers([("content-type", content_type)], &upload.operation)?;
-        self.put(upload, content, &answer.put_url, headers).await?;
+        let headers = header_map([("content-type", content_type)], &upload.operation)?;
+        self.put_content(upload, content, &answer.put_url, headers).await?;
         Ok(())
     }
 
-    async fn store_object(&self, upload: &Upload<'_>) -> Result<(), Refused> {
+    async fn store_object(&self, upload: &Upload<'_>) -> Result<(), CallError> {
         let Some(content) = upload.content else {
             return Ok(());
         };
@@ -194,23 +200,23 @@ impl Taskcluster {
             "expires": upload.expires,
             "contentType": content.content_type,
         });
-        let object: WireObject = self.announce(upload, body).await?.json()?;
+        let object: WireObject = self.create_artifact(upload, body).await?.json()?;
         let WireObject { name, project_id, upload_id, expires, credentials } = object;
-        let signer = credentials.parse().map_err(|what| retry(format!("{}: {what}", upload.operation)))?;
+        let signer = credentials.parse().map_err(|what| retryable(format!("{}: {what}", upload.operation)))?;
         let operation = &upload.operation;
-        let call = |method, step: &str, body: Value| Call {
-            service: Service::Object,
-            ..Call::queue(operation.clone(), method, format!("/{step}/{}", segment(&name)))
+        let call = |method, step: &str, body: Value| ApiRequest {
+            service: ServiceName::Object,
+            ..ApiRequest::to_queue(operation.clone(), method, format!("/{step}/{}", encode_segment(&name)))
                 .body(body)
                 .signed_by(&signer)
         };
 
-        let inline = read_small(content, operation).await?;
+        let inline = read_if_inline(content, operation).await?;
         let proposed = json!({
             "expires": expires,
             "projectId": project_id,
             "uploadId": upload_id,
-            "proposedUploadMethods": methods(content, inline.as_deref()),
+            "proposedUploadMethods": upload_methods(content, inline.as_deref()),
         });
         let create = call(Method::PUT, "upload", proposed);
         let chosen: WireUpload = self.api.call(create).await?.json()?;
@@ -218,21 +224,21 @@ impl Taskcluster {
             (Some(data), WireMethod { data_inline: Some(true), .. }) => Hashes::of(&data),
             (_, WireMethod { put_url: Some(put), .. }) => {
                 let given = put.headers.iter().map(|(name, value)| (name.as_str(), value.as_str().unwrap_or_default()));
-                let headers = headers(given, operation)?;
-                self.put(upload, content, &put.url, headers).await?
+                let headers = header_map(given, operation)?;
+                self.put_content(upload, content, &put.url, headers).await?
             }
             (_, _) => {
                 let what = format!("{operation}: the object service chose no way of uploading that was proposed");
-                return Err(retry(what));
+                return Err(retryable(what));
             }
         };
         let finish = json!({
             "projectId": project_id,
             "uploadId": upload_id,
-            "hashes": hashes.hex(),
+            "hashes": hashes.to_json(),
         });
         self.api.call(call(Method::POST, "finish-upload", finish)).await?;
-        let call = Call::queue(operation.clone(), Method::PUT, upload.path.clone())
+        let call = ApiRequest::to_queue(operation.clone(), Method::PUT, upload.path.clone())
             .body(json!({ "uploadId": upload_id }))
             .signed_by(&upload.credentials);
         self.api.call(call).await?;
@@ -240,82 +246,87 @@ impl Taskcluster {
     }
 
     /// Sends content to an upload URL, and answers with what was sent.
-    async fn put(
+    async fn put_content(
         &self,
         upload: &Upload<'_>,
-        content: Content<'_>,
+        content: FileContent<'_>,
         url: &str,
         mut headers: HeaderMap,
-    ) -> Result<Hashes, Refused> {
+    ) -> Result<Hashes, CallError> {
         let operation = &upload.operation;
-        let url = self.api.reach().read(url).map_err(|what| retry(format!("{operation}: the upload URL {what}")))?;
+        let url = self
+            .api
+            .address_policy()
+            .parse_url(url)
+            .map_err(|what| retryable(format!("{operation}: the upload URL {what}")))?;
         headers.insert(CONTENT_LENGTH, HeaderValue::from(content.bytes));
         let request = self.api.http().put(url).headers(headers);
-        let request = request.timeout(patience(content.bytes, self.api.timeouts().call));
+        let request = request.timeout(transfer_timeout(content.bytes, self.api.timeouts().call));
         let (fed, sent) = if content.bytes <= ARTIFACT_WHOLE_BYTES_MAX {
             // Most logs are this small: one read, no pipe.
-            match whole(content).await {
+            match read_all(content).await {
                 Ok(data) => {
                     let hashes = Hashes::of(&data);
                     (Ok(hashes), request.body(data).send().await)
                 }
-                Err(what) => return Err(refused(Refusal::Rejected, format!("{operation}: {what}"))),
+                Err(what) => return Err(call_error(Refusal::Rejected, format!("{operation}: {what}"))),
             }
         } else {
             let (feed, drain) = tokio::io::duplex(ARTIFACT_CHUNK_BYTES);
             let stream = ReaderStream::with_capacity(drain, ARTIFACT_CHUNK_BYTES);
-            let both = async { tokio::join!(pump(content, feed), request.body(Body::wrap_stream(stream)).send()) };
+            let both =
+                async { tokio::join!(stream_content(content, feed), request.body(Body::wrap_stream(stream)).send()) };
             // A storage that answers early and then stops reading would leave the pump waiting for ever.
-            match tokio::time::timeout(patience(content.bytes, self.api.timeouts().call), both).await {
+            match tokio::time::timeout(transfer_timeout(content.bytes, self.api.timeouts().call), both).await {
                 Ok(both) => both,
-                Err(_) => return Err(retry(format!("{operation}: the storage took too long"))),
+                Err(_) => return Err(retryable(format!("{operation}: the storage took too long"))),
             }
         };
         let response = match (&fed, sent) {
-            (Err(Unread::File(what)), _) => {
+            (Err(SendFailure::File(what)), _) => {
                 let what = format!("{operation}: {what}");
-                return Err(refused(Refusal::Rejected, what));
+                return Err(call_error(Refusal::Rejected, what));
             }
-            (_, Err(error)) => return Err(transport(operation, error)),
+            (_, Err(error)) => return Err(transport_error(operation, error)),
             (_, Ok(response)) => response,
         };
         if !response.status().is_success() {
-            let answered = answered(response).await;
+            let answered = read_error_response(response).await;
             let status = answered.status;
             // Storage says 400 and 403 for slow and for late uploads too; a fresh URL may help.
-            let refusal = match by_status(status, answered.after) {
-                Refusal::Throttled { after } => Refusal::Throttled { after },
+            let refusal = match classify_status(status, answered.retry_after) {
+                Refusal::Throttled { retry_after: after } => Refusal::Throttled { retry_after: after },
                 Refusal::Rejected if matches!(status, 405 | 411 | 413 | 415) => Refusal::Rejected,
                 Refusal::Retry { .. } | Refusal::Gone | Refusal::Rejected | Refusal::Denied | Refusal::Stale => {
-                    Refusal::Retry { after: answered.after }
+                    Refusal::Retry { retry_after: answered.retry_after }
                 }
             };
-            return Err(refused(refusal, format!("{operation}: the storage answered {status}")));
+            return Err(call_error(refusal, format!("{operation}: the storage answered {status}")));
         }
-        fed.map_err(|_| retry(format!("{operation}: the storage answered before it had everything")))
+        fed.map_err(|_| retryable(format!("{operation}: the storage answered before it had everything")))
     }
 }
 
-fn expires(artifact: &Artifact, part: &Part, operation: &str) -> Result<String, Refused> {
+fn expiry_of(artifact: &Artifact, part: &TaskclusterClaim, operation: &str) -> Result<String, CallError> {
     artifact.expires.as_ref().or(part.task_expires.as_ref()).cloned().ok_or_else(|| {
         let what = format!("{operation}: neither it nor its task says when it expires");
-        refused(Refusal::Rejected, what)
+        call_error(Refusal::Rejected, what)
     })
 }
 
-fn content(body: &ArtifactBody) -> Option<Content<'_>> {
+fn file_content(body: &ArtifactBody) -> Option<FileContent<'_>> {
     match body {
-        ArtifactBody::File { file, bytes, content_type } => Some(Content { file, bytes: *bytes, content_type }),
+        ArtifactBody::File { file, bytes, content_type } => Some(FileContent { file, bytes: *bytes, content_type }),
         ArtifactBody::Link { .. } | ArtifactBody::Reference { .. } | ArtifactBody::Error { .. } => None,
     }
 }
 
-fn patience(bytes: u64, call: Duration) -> Duration {
+fn transfer_timeout(bytes: u64, call: Duration) -> Duration {
     let sending = Duration::from_secs(bytes / ARTIFACT_BYTES_PER_SECOND_MIN);
     call.saturating_add(sending).min(ARTIFACT_TRANSFER_TIMEOUT_MAX)
 }
 
-fn methods(content: Content<'_>, inline: Option<&[u8]>) -> Value {
+fn upload_methods(content: FileContent<'_>, inline: Option<&[u8]>) -> Value {
     let mut methods = json!({
         "putUrl": { "contentType": content.content_type, "contentLength": content.bytes },
     });
@@ -328,14 +339,17 @@ fn methods(content: Content<'_>, inline: Option<&[u8]>) -> Value {
     methods
 }
 
-fn headers<'a>(given: impl IntoIterator<Item = (&'a str, &'a str)>, operation: &str) -> Result<HeaderMap, Refused> {
+fn header_map<'a>(
+    given: impl IntoIterator<Item = (&'a str, &'a str)>,
+    operation: &str,
+) -> Result<HeaderMap, CallError> {
     let mut headers = HeaderMap::new();
     for (name, value) in given {
         let name = HeaderName::try_from(name).ok();
         let value = HeaderValue::from_str(value).ok();
         let (Some(name), Some(value)) = (name, value) else {
             let what = format!("{operation}: a header for the upload cannot be sent; is its content type one?");
-            return Err(refused(Refusal::Rejected, what));
+            return Err(call_error(Refusal::Rejected, what));
         };
         headers.insert(name, value);
     }
@@ -361,7 +375,7 @@ impl Hashes {
         self.sha512.update(data);
     }
 
-    fn hex(self) -> Value {
+    fn to_json(self) -> Value {
         json!({ "sha256": hex(&self.sha256.finalize()), "sha512": hex(&self.sha512.finalize()) })
     }
 }
@@ -374,7 +388,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// Why content did not get as far as the connection.
-enum Unread {
+enum SendFailure {
     /// The file is at fault.
     File(String),
     /// The connection ended first; the request tells why.
@@ -382,20 +396,20 @@ enum Unread {
 }
 
 /// Reads content piece by piece and hands it to the request, which takes it as fast as the network does.
-async fn pump(content: Content<'_>, mut feed: DuplexStream) -> Result<Hashes, Unread> {
+async fn stream_content(content: FileContent<'_>, mut feed: DuplexStream) -> Result<Hashes, SendFailure> {
     let mut hashes = Hashes::default();
     let mut at = 0;
     while at < content.bytes {
-        let piece = piece(content, at).await.map_err(Unread::File)?;
+        let piece = read_chunk(content, at).await.map_err(SendFailure::File)?;
         hashes.update(&piece);
         at += piece.len() as u64;
-        feed.write_all(&piece).await.map_err(|_| Unread::Connection)?;
+        feed.write_all(&piece).await.map_err(|_| SendFailure::Connection)?;
     }
-    feed.shutdown().await.map_err(|_| Unread::Connection)?;
+    feed.shutdown().await.map_err(|_| SendFailure::Connection)?;
     Ok(hashes)
 }
 
-async fn piece(content: Content<'_>, at: u64) -> Result<Vec<u8>, String> {
+async fn read_chunk(content: FileContent<'_>, at: u64) -> Result<Vec<u8>, String> {
     let left = content.bytes - at;
     let wanted = usize::try_from(left).map_or(ARTIFACT_CHUNK_BYTES, |left| left.min(ARTIFACT_CHUNK_BYTES));
     let file = Arc::clone(content.file);
@@ -417,18 +431,18 @@ async fn piece(content: Content<'_>, at: u64) -> Result<Vec<u8>, String> {
 }
 
 /// The whole content, where it is small enough to travel inside a request.
-async fn read_small(content: Content<'_>, operation: &str) -> Result<Option<Vec<u8>>, Refused> {
+async fn read_if_inline(content: FileContent<'_>, operation: &str) -> Result<Option<Vec<u8>>, CallError> {
     if content.bytes >= ARTIFACT_INLINE_BYTES_MAX {
         return Ok(None);
     }
-    let data = whole(content).await.map_err(|what| refused(Refusal::Rejected, format!("{operation}: {what}")))?;
+    let data = read_all(content).await.map_err(|what| call_error(Refusal::Rejected, format!("{operation}: {what}")))?;
     Ok(Some(data))
 }
 
-async fn whole(content: Content<'_>) -> Result<Vec<u8>, String> {
+async fn read_all(content: FileContent<'_>) -> Result<Vec<u8>, String> {
     let mut data = Vec::new();
     while (data.len() as u64) < content.bytes {
-        let next = piece(content, data.len() as u64).await?;
+        let next = read_chunk(content, data.len() as u64).await?;
         if data.is_empty() {
             data = next;
         } else {

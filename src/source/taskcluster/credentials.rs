@@ -23,12 +23,12 @@ pub struct Credentials {
     access_token: SecretString,
     ext: Option<SecretString>,
     /// No log shows them as long as somebody can sign with them.
-    _in_logs: Arc<redact::Hidden>,
+    _redaction: Arc<redact::HiddenSecrets>,
 }
 
 /// Credentials that cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum BadCredentials {
+pub enum InvalidCredentials {
     /// The client id is empty or holds a character that no header can carry.
     #[error("the client id is empty or holds a quote, a backslash or a control character")]
     ClientId,
@@ -52,7 +52,7 @@ impl Credentials {
         client_id: &str,
         access_token: SecretString,
         certificate: Option<&SecretString>,
-    ) -> Result<Self, BadCredentials> {
+    ) -> Result<Self, InvalidCredentials> {
         Self::restricted(client_id, access_token, certificate, None)
     }
 
@@ -66,28 +66,28 @@ impl Credentials {
         access_token: SecretString,
         certificate: Option<&SecretString>,
         scopes: Option<&[String]>,
-    ) -> Result<Self, BadCredentials> {
+    ) -> Result<Self, InvalidCredentials> {
         let clean = |byte: u8| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\' || byte == b' ';
         if client_id.is_empty() || !client_id.bytes().all(clean) {
-            return Err(BadCredentials::ClientId);
+            return Err(InvalidCredentials::ClientId);
         }
         if access_token.expose_secret().is_empty() {
-            return Err(BadCredentials::AccessToken);
+            return Err(InvalidCredentials::AccessToken);
         }
         let certificate = match certificate.map(ExposeSecret::expose_secret) {
-            Some(text) if !text.is_empty() => Some(object(text).ok_or(BadCredentials::Certificate)?),
+            Some(text) if !text.is_empty() => Some(parse_object(text).ok_or(InvalidCredentials::Certificate)?),
             Some(_) | None => None,
         };
-        let signature = certificate.and_then(signature);
+        let signature = certificate.and_then(certificate_signature);
         let secrets = [Some(&access_token), signature.as_ref()];
         let in_logs = redact::hide(secrets.into_iter().flatten().map(ExposeSecret::expose_secret));
         let ext = Ext { certificate, authorized_scopes: scopes };
         let ext = match ext {
             Ext { certificate: None, authorized_scopes: None } => None,
-            ext => Some(serde_json::to_vec(&ext).map_err(|_| BadCredentials::Certificate)?),
+            ext => Some(serde_json::to_vec(&ext).map_err(|_| InvalidCredentials::Certificate)?),
         };
         let ext = ext.map(|text| STANDARD.encode(text).into());
-        Ok(Self { client_id: client_id.to_owned(), access_token, ext, _in_logs: Arc::new(in_logs) })
+        Ok(Self { client_id: client_id.to_owned(), access_token, ext, _redaction: Arc::new(in_logs) })
     }
 
     /// Who this is; not a secret.
@@ -126,12 +126,12 @@ struct Ext<'a> {
 }
 
 /// The text of a JSON object, as it came: claims bring a certificate each, and none of them is ours to change.
-fn object(text: &str) -> Option<&RawValue> {
+fn parse_object(text: &str) -> Option<&RawValue> {
     serde_json::from_str::<&RawValue>(text).ok().filter(|value| value.get().starts_with('{'))
 }
 
 /// What makes a certificate one. The rest of it is scopes and times, which are in every log.
-fn signature(certificate: &RawValue) -> Option<SecretString> {
+fn certificate_signature(certificate: &RawValue) -> Option<SecretString> {
     #[derive(serde::Deserialize)]
     struct Signed {
         signature: SecretString,

@@ -1,38 +1,41 @@
 //! Taskcluster queues as a source, in both dialects: the Azure-style one (signed poll URLs, claimTask) and today's
 //! claimWork. It makes one call for each method and classifies the answer; when to call is decided elsewhere.
 
-mod api;
+mod address_policy;
 mod artifact;
 mod azure;
-mod claims;
-mod client;
+mod claim_calls;
 mod credentials;
+mod error_response;
+pub mod formats;
 #[doc(hidden)]
-pub mod hostile;
+pub mod fuzz_targets;
 mod probe;
-mod reach;
-mod refuse;
+mod task_calls;
+mod transport;
 mod wire;
-pub mod words;
 
 #[cfg(test)]
 #[allow(unreachable_pub, reason = "shared with the test binaries")]
 #[path = "../../../tests/support/exchange.rs"]
 mod exchange;
 #[cfg(test)]
-mod recorded;
+mod recorded_tests;
 
-pub use api::{Api, ApiSettings, Timeouts, Unusable};
-pub use client::{Download, Page};
-pub use credentials::{BadCredentials, Credentials};
-pub use probe::{Known, Pending, Pong};
+pub use credentials::{Credentials, InvalidCredentials};
+pub use probe::{CredentialCheck, PendingCount, PingResponse};
+pub use task_calls::{Download, ListPage};
+pub use transport::{Api, ApiConfig, InvalidConfig, Timeouts};
 
-use crate::domain::id::{Lane, Run};
+use crate::domain::id::{PriorityQueue, Run};
 use crate::domain::outcome::Outcome;
-use crate::source::{Answer, Artifact, Batch, Claim, Grant, Manner, Message, Opened, Recovered, Source, Window};
-use azure::Lanes;
+use crate::source::{
+    Artifact, Capabilities, Claim, ClaimWindow, Grant, Message, OpenResult, PollBatch, RecoveryBatch, Source,
+    SourceFuture,
+};
+use azure::SignedQueues;
 use credentials::Swap;
-use wire::Worker;
+use wire::WorkerIdentity;
 
 /// The longest provisioner, worker type, worker group or worker id, in bytes: that of the Azure-style queue.
 const IDENTIFIER_BYTES_MAX_AZURE: usize = 22;
@@ -60,9 +63,9 @@ pub enum ArtifactStorage {
 
 /// What a Taskcluster source is made of.
 #[derive(Clone)]
-pub struct Settings {
+pub struct Config {
     /// The deployment and the worker's credentials.
-    pub api: ApiSettings,
+    pub api: ApiConfig,
     /// How claims are asked for.
     pub dialect: Dialect,
     /// Whose tasks are claimed: `provisionerId/workerType`.
@@ -73,12 +76,12 @@ pub struct Settings {
     pub worker_id: String,
     /// Where the content of artifacts is kept.
     pub artifact_storage: ArtifactStorage,
-    /// Hosts, besides the deployment's own, that signed queue URLs may lead to; [`Settings::azure_queue_hosts`] is a
+    /// Hosts, besides the deployment's own, that signed queue URLs may lead to; [`Config::azure_queue_hosts`] is a
     /// good start. A leading dot stands for every name below it.
     pub queue_hosts: Vec<String>,
 }
 
-impl Settings {
+impl Config {
     /// Where Azure Queue Storage is.
     #[must_use]
     pub fn azure_queue_hosts() -> Vec<String> {
@@ -91,10 +94,10 @@ pub struct Taskcluster {
     api: Api,
     dialect: Dialect,
     task_queue: String,
-    worker: Worker,
+    worker_identity: WorkerIdentity,
     artifact_storage: ArtifactStorage,
     queue_hosts: Vec<String>,
-    lanes: Swap<Lanes>,
+    signed_queues: Swap<SignedQueues>,
 }
 
 impl Taskcluster {
@@ -103,22 +106,22 @@ impl Taskcluster {
     /// # Errors
     ///
     /// Where a setting breaks a limit of the protocol.
-    pub fn new(settings: Settings) -> Result<Self, Unusable> {
+    pub fn new(settings: Config) -> Result<Self, InvalidConfig> {
         let bytes_max = match settings.dialect {
             Dialect::Azure => IDENTIFIER_BYTES_MAX_AZURE,
             Dialect::ClaimWork => IDENTIFIER_BYTES_MAX,
         };
         let (provisioner, worker_type) = settings.task_queue.split_once('/').ok_or_else(|| {
             let what = "not of the form provisionerId/workerType";
-            Unusable::new("task_queue", what)
+            InvalidConfig::new("task_queue", what)
         })?;
-        identifier("task_queue", provisioner, bytes_max)?;
-        identifier("task_queue", worker_type, bytes_max)?;
-        identifier("worker_group", &settings.worker_group, bytes_max)?;
-        identifier("worker_id", &settings.worker_id, bytes_max)?;
+        check_identifier("task_queue", provisioner, bytes_max)?;
+        check_identifier("task_queue", worker_type, bytes_max)?;
+        check_identifier("worker_group", &settings.worker_group, bytes_max)?;
+        check_identifier("worker_id", &settings.worker_id, bytes_max)?;
         if settings.dialect == Dialect::Azure && settings.artifact_storage == ArtifactStorage::Object {
             let what = "an Azure-style queue knows no \"object\" artifacts; use \"s3\"";
-            return Err(Unusable::new("artifact_storage", what));
+            return Err(InvalidConfig::new("artifact_storage", what));
         }
         let mut api = settings.api;
         // Azure's own hosts are named by us; those that the operator names may be private.
@@ -128,10 +131,10 @@ impl Taskcluster {
             api: Api::new(api)?,
             dialect: settings.dialect,
             task_queue: settings.task_queue,
-            worker: Worker { group: settings.worker_group, id: settings.worker_id },
+            worker_identity: WorkerIdentity { group: settings.worker_group, id: settings.worker_id },
             artifact_storage: settings.artifact_storage,
             queue_hosts: settings.queue_hosts,
-            lanes: Swap::new(Lanes::default()),
+            signed_queues: Swap::new(SignedQueues::default()),
         })
     }
 
@@ -142,17 +145,17 @@ impl Taskcluster {
     }
 }
 
-fn identifier(setting: &'static str, text: &str, bytes_max: usize) -> Result<(), Unusable> {
+fn check_identifier(setting: &'static str, text: &str, bytes_max: usize) -> Result<(), InvalidConfig> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     let fits = (1..=bytes_max).contains(&text.len()) && text.bytes().all(allowed);
     if fits {
         return Ok(());
     }
-    let text = refuse::clean(text);
+    let text = error_response::sanitize(text);
     let what = format!(
         "\"{text}\" should be 1 to {bytes_max} letters, digits, dashes or underscores: the queue accepts nothing else"
     );
-    Err(Unusable::new(setting, what))
+    Err(InvalidConfig::new(setting, what))
 }
 
 impl Source for Taskcluster {
@@ -165,42 +168,48 @@ impl Source for Taskcluster {
         format!("Taskcluster ({dialect}) at {root}, queue {}", self.task_queue)
     }
 
-    fn deployment(&self) -> String {
-        self.api.queue_base().to_owned()
+    fn service_id(&self) -> String {
+        self.api.queue_base_url().to_owned()
     }
 
     fn claimant(&self) -> String {
-        format!("{} {} {}/{}", self.api.queue_base(), self.task_queue, self.worker.group, self.worker.id)
+        format!(
+            "{} {} {}/{}",
+            self.api.queue_base_url(),
+            self.task_queue,
+            self.worker_identity.group,
+            self.worker_identity.id
+        )
     }
 
-    fn clock_ahead(&self) -> Option<i64> {
+    fn clock_skew_seconds(&self) -> Option<i64> {
         self.api.clock_ahead()
     }
 
-    fn manner(&self) -> Manner {
+    fn capabilities(&self) -> Capabilities {
         let long_poll = self.dialect == Dialect::ClaimWork;
-        Manner { long_poll, recovers: long_poll, tells_canceled: true, ends_with_worker: false }
+        Capabilities { long_poll, supports_recovery: long_poll, reports_cancellation: true, connection_scoped: false }
     }
 
-    fn open(&self) -> Answer<'_, Opened> {
+    fn open(&self) -> SourceFuture<'_, OpenResult> {
         match self.dialect {
             Dialect::Azure => Box::pin(self.poll_task_urls()),
-            Dialect::ClaimWork => Box::pin(async { Ok(Opened { lanes: 1, usable_for: None }) }),
+            Dialect::ClaimWork => Box::pin(async { Ok(OpenResult { priority_queues: 1, usable_for: None }) }),
         }
     }
 
-    fn poll(&self, lane: Lane, max: u8) -> Answer<'_, Batch> {
+    fn poll(&self, lane: PriorityQueue, max: u8) -> SourceFuture<'_, PollBatch> {
         match self.dialect {
-            Dialect::Azure => Box::pin(self.receive(lane, max)),
+            Dialect::Azure => Box::pin(self.receive_messages(lane, max)),
             Dialect::ClaimWork => Box::pin(self.claim_work(max)),
         }
     }
 
-    fn claim<'a>(&'a self, message: &'a Message) -> Answer<'a, Grant> {
+    fn claim<'a>(&'a self, message: &'a Message) -> SourceFuture<'a, Grant> {
         Box::pin(self.claim_task(&message.run))
     }
 
-    fn delete<'a>(&'a self, lane: Lane, id: &'a str, receipt: &'a str) -> Answer<'a, ()> {
+    fn delete<'a>(&'a self, lane: PriorityQueue, id: &'a str, receipt: &'a str) -> SourceFuture<'a, ()> {
         match self.dialect {
             Dialect::Azure => Box::pin(self.delete_message(lane, id, receipt)),
             // What claimWork hands out is a claim already; there is no entry that stays behind.
@@ -208,27 +217,27 @@ impl Source for Taskcluster {
         }
     }
 
-    fn recover<'a>(&'a self, held: &'a [Run], asked: &'a [Window]) -> Answer<'a, Recovered> {
-        Box::pin(self.find_lost(held, asked))
+    fn recover<'a>(&'a self, held: &'a [Run], asked: &'a [ClaimWindow]) -> SourceFuture<'a, RecoveryBatch> {
+        Box::pin(self.recover_lost_claims(held, asked))
     }
 
-    fn take_over<'a>(&'a self, run: &'a Run) -> Answer<'a, Grant> {
-        Box::pin(self.take_back(run))
+    fn take_over<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant> {
+        Box::pin(self.take_over_run(run))
     }
 
-    fn reclaim<'a>(&'a self, claim: &'a Claim) -> Answer<'a, std::time::Duration> {
+    fn reclaim<'a>(&'a self, claim: &'a Claim) -> SourceFuture<'a, std::time::Duration> {
         Box::pin(self.reclaim_task(claim))
     }
 
-    fn report<'a>(&'a self, claim: &'a Claim, outcome: Outcome) -> Answer<'a, ()> {
-        Box::pin(self.resolve(claim, outcome))
+    fn report<'a>(&'a self, claim: &'a Claim, outcome: Outcome) -> SourceFuture<'a, ()> {
+        Box::pin(self.report_outcome(claim, outcome))
     }
 
-    fn upload<'a>(&'a self, claim: &'a Claim, artifact: &'a Artifact) -> Answer<'a, ()> {
-        Box::pin(self.store(claim, artifact))
+    fn upload<'a>(&'a self, claim: &'a Claim, artifact: &'a Artifact) -> SourceFuture<'a, ()> {
+        Box::pin(self.upload_artifact(claim, artifact))
     }
 
-    fn canceled<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool> {
+    fn is_canceled<'a>(&'a self, claim: &'a Claim) -> SourceFuture<'a, bool> {
         Box::pin(self.is_resolved(claim))
     }
 }

@@ -14,7 +14,7 @@ use crate::domain::id::{Run, TaskId};
 use crate::limits::LEASE_MAX;
 
 /// How finely a `Date` header tells the time.
-const DATE_STEP: Duration = Duration::from_secs(1);
+const DATE_RESOLUTION: Duration = Duration::from_secs(1);
 
 /// Credentials as every Taskcluster service hands them out.
 #[derive(Deserialize)]
@@ -41,7 +41,7 @@ impl WireCredentials {
         let text = secrecy::ExposeSecret::expose_secret(self.certificate.as_ref()?);
         let Certificate { start, expiry } = serde_json::from_str(text).ok()?;
         let lifetime = u64::try_from(expiry.checked_sub(start)?).ok()?;
-        believable(Duration::from_millis(lifetime))
+        bounded_lease(Duration::from_millis(lifetime))
     }
 }
 
@@ -54,23 +54,23 @@ pub(super) struct WireClaim {
     worker_group: String,
     worker_id: String,
     taken_until: Timestamp,
-    task: Definition,
+    task: TaskDefinition,
     credentials: WireCredentials,
 }
 
 /// A task as its creator wrote it, as far as it can be read: JSON may say what no text or number can hold, half a character or
 /// 1e999 for instance, and be nested without end.
-pub(super) struct Definition {
+pub(super) struct TaskDefinition {
     pub(super) task: Value,
     /// Why the payload cannot be read.
     pub(super) unreadable: Option<String>,
 }
 
-impl Definition {
+impl TaskDefinition {
     /// Of a claim whose task is of no interest.
-    pub(super) const NONE: Self = Self { task: Value::Null, unreadable: None };
+    pub(super) const EMPTY: Self = Self { task: Value::Null, unreadable: None };
 
-    fn read(raw: &RawValue) -> Self {
+    fn parse(raw: &RawValue) -> Self {
         let whole = serde_json::from_str(raw.get());
         if let Ok(task) = whole {
             return Self { task, unreadable: None };
@@ -89,9 +89,9 @@ impl Definition {
     }
 }
 
-impl<'de> Deserialize<'de> for Definition {
+impl<'de> Deserialize<'de> for TaskDefinition {
     fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        Ok(Self::read(&Box::<RawValue>::deserialize(from)?))
+        Ok(Self::parse(&Box::<RawValue>::deserialize(from)?))
     }
 }
 
@@ -156,24 +156,24 @@ pub(super) struct WireClaimed {
     pub(super) worker_id: String,
     /// When, by the service's clock.
     pub(super) claimed: Option<Timestamp>,
-    pub(super) task: Option<Definition>,
+    pub(super) task: Option<TaskDefinition>,
 }
 
 /// The worker that a claim must be for.
 #[derive(Debug, Clone)]
-pub(super) struct Worker {
+pub(super) struct WorkerIdentity {
     pub(super) group: String,
     pub(super) id: String,
 }
 
-impl Worker {
-    pub(super) fn is(&self, group: &str, id: &str) -> bool {
+impl WorkerIdentity {
+    pub(super) fn matches(&self, group: &str, id: &str) -> bool {
         self.group == group && self.id == id
     }
 }
 
 /// A claim whose parts fit each other and what was asked for.
-pub(super) struct Granted {
+pub(super) struct CheckedGrant {
     pub(super) run: Run,
     pub(super) lease: Duration,
     pub(super) credentials: Credentials,
@@ -181,10 +181,10 @@ pub(super) struct Granted {
 
 impl WireClaim {
     /// Checks a claim that `worker` asked for and that was answered at `date`.
-    pub(super) fn check(self, worker: &Worker, date: Timestamp) -> Result<CheckedClaim, String> {
-        let granted = check(
+    pub(super) fn check(self, worker: &WorkerIdentity, date: Timestamp) -> Result<CheckedClaim, String> {
+        let granted = check_grant(
             (self.status, self.run_id),
-            worker.is(&self.worker_group, &self.worker_id),
+            worker.matches(&self.worker_group, &self.worker_id),
             self.taken_until,
             self.credentials,
             date,
@@ -195,16 +195,16 @@ impl WireClaim {
 
 /// A checked claim with its task.
 pub(super) struct CheckedClaim {
-    pub(super) granted: Granted,
-    pub(super) task: Definition,
+    pub(super) granted: CheckedGrant,
+    pub(super) task: TaskDefinition,
 }
 
 impl WireReclaim {
     /// Checks a reclaim that `worker` asked for and that was answered at `date`.
-    pub(super) fn check(self, worker: &Worker, date: Timestamp) -> Result<Granted, String> {
-        check(
+    pub(super) fn check(self, worker: &WorkerIdentity, date: Timestamp) -> Result<CheckedGrant, String> {
+        check_grant(
             (self.status, self.run_id),
-            worker.is(&self.worker_group, &self.worker_id),
+            worker.matches(&self.worker_group, &self.worker_id),
             self.taken_until,
             self.credentials,
             date,
@@ -212,28 +212,28 @@ impl WireReclaim {
     }
 }
 
-fn check(
+fn check_grant(
     (status, run_id): (WireStatus, u32),
     ours: bool,
     taken_until: Timestamp,
     credentials: WireCredentials,
     date: Timestamp,
-) -> Result<Granted, String> {
+) -> Result<CheckedGrant, String> {
     let task = TaskId::parse(&status.task_id).ok_or("its task id is not one")?;
     if !ours {
         return Err(format!("{task}/{run_id} was granted to another worker"));
     }
-    let lease = lease(taken_until, date, &credentials)
+    let lease = lease_length(taken_until, date, &credentials)
         .ok_or_else(|| format!("{task}/{run_id} was granted for no believable time"))?;
-    Ok(Granted { run: Run { task, run: run_id }, lease, credentials: credentials.parse()? })
+    Ok(CheckedGrant { run: Run { task, run: run_id }, lease, credentials: credentials.parse()? })
 }
 
 /// How long a claim lasts: `takenUntil` minus the answer's `Date`, so that our own clock plays no part. Where the
 /// certificate tells a shorter time the `Date` is not the queue's (a proxy may write its own), and the shorter one counts.
-fn lease(taken_until: Timestamp, date: Timestamp, by: &WireCredentials) -> Option<Duration> {
-    let by_date = Duration::try_from(taken_until.duration_since(date)).ok().and_then(believable).map(|lease| {
+fn lease_length(taken_until: Timestamp, date: Timestamp, by: &WireCredentials) -> Option<Duration> {
+    let by_date = Duration::try_from(taken_until.duration_since(date)).ok().and_then(bounded_lease).map(|lease| {
         // A `Date` is cut to whole seconds, so it may be up to one second old.
-        lease.saturating_sub(DATE_STEP).max(lease / 2)
+        lease.saturating_sub(DATE_RESOLUTION).max(lease / 2)
     });
     match (by_date, by.lifetime()) {
         (Some(by_date), Some(by_certificate)) => Some(by_date.min(by_certificate)),
@@ -241,7 +241,7 @@ fn lease(taken_until: Timestamp, date: Timestamp, by: &WireCredentials) -> Optio
     }
 }
 
-fn believable(lease: Duration) -> Option<Duration> {
+fn bounded_lease(lease: Duration) -> Option<Duration> {
     // A longer one is believed for so long; refusing it would strand the claim.
     (!lease.is_zero()).then(|| lease.min(LEASE_MAX))
 }

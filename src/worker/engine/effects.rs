@@ -3,40 +3,40 @@
 use std::future::Future;
 use std::sync::Arc;
 
-use super::super::calls::{self, Back};
-use super::super::guard::discard;
-use super::super::live::{Job, Live, Surroundings};
+use super::super::calls::{self, CallResult};
+use super::super::catch_panic::drop_guarded;
+use super::super::claim_runtime::{ClaimRuntime, Execution, ExecutionSetup};
 use super::super::prompt::Prompt;
-use super::super::settle::Store;
-use super::super::timeline::{self, Phase};
+use super::super::timeline::{self, ClaimPhase};
+use super::super::uploads::Uploader;
 use super::Engine;
-use crate::domain::claim::{KillCause, Settled};
-use crate::domain::id::{SourceId, Token};
-use crate::domain::journal::{EntryId, Held, Keeping};
+use crate::domain::claim::{KillCause, UploadStatus};
+use crate::domain::id::{LocalToken, SourceId};
+use crate::domain::journal::{ClaimRecord, EntryId, JournalTiming};
 use crate::domain::outcome::Verdict;
 use crate::domain::worker::{Effect, Event};
 use crate::handler::RunsOn;
 use crate::host::clock::Clock;
-use crate::host::crash::crash_point;
+use crate::host::crash_points::crash_point;
 use crate::source;
 
 impl Engine {
     pub(super) fn perform(&mut self, effect: Effect) {
-        if let Some(begun) = timeline::begins(&effect) {
+        if let Some(begun) = timeline::phase_start(&effect) {
             let now = self.clock.now();
-            if let Some(live) = self.live.get_mut(&begun.claim) {
-                live.timeline.begin(begun.phase, now);
+            if let Some(live) = self.claims.get_mut(&begun.claim) {
+                live.timeline.start(begun.phase, now);
             }
         }
         match effect {
-            Effect::Open(id) => self.source_call(id, |source, clock| calls::open(source, id, clock)),
-            Effect::Poll { source: id, lane, max } => {
-                self.control.pulse.claim();
-                let noted = self.note_polls(id);
-                self.source_call(id, |source, clock| calls::poll(source, id, lane, max, noted, clock));
+            Effect::Open(id) => self.spawn_source_call(id, |source, clock| calls::open(source, id, clock)),
+            Effect::Poll { source: id, queue: lane, max } => {
+                self.control.liveness.mark_claiming();
+                let noted = self.journal_polls(id);
+                self.spawn_source_call(id, |source, clock| calls::poll(source, id, lane, max, noted, clock));
             }
-            Effect::Recover { source: id, held, asked } => {
-                self.source_call(id, |source, clock| calls::recover(source, id, held, asked, clock));
+            Effect::Recover { source: id, known_runs: held, windows: asked } => {
+                self.spawn_source_call(id, |source, clock| calls::recover(source, id, held, asked, clock));
             }
             Effect::Claim(claim) => self.claim(claim),
             Effect::TakeOver(claim) => self.take_over(claim),
@@ -44,11 +44,11 @@ impl Engine {
                 crash_point("before-delete");
                 self.delete(message);
             }
-            Effect::Forget(message) => {
-                self.entries.remove(&message);
+            Effect::DropMessage(message) => {
+                self.messages.remove(&message);
                 // A claim that was brought but not taken in hand goes by the same name.
-                if self.live.get(&message).is_some_and(|live| live.message.is_none() && live.job.is_none()) {
-                    self.live.remove(&message);
+                if self.claims.get(&message).is_some_and(|live| live.message.is_none() && live.execution.is_none()) {
+                    self.claims.remove(&message);
                 }
             }
             Effect::Prepare(claim) => self.prepare(claim),
@@ -58,166 +58,173 @@ impl Engine {
                     crash_point("handing-back");
                 }
                 let now = self.clock.now();
-                if let Some(live) = self.live.get_mut(&claim) {
+                if let Some(live) = self.claims.get_mut(&claim) {
                     live.kill(cause, grace, now);
                     if let Some(prepared) = live.prepared.take() {
-                        discard(prepared);
-                        live.timeline.end(&[Phase::Prepare, Phase::End], now);
-                        self.happened(Event::Ended { claim, verdict: Verdict::Internal });
+                        drop_guarded(prepared);
+                        live.timeline.end(&[ClaimPhase::Prepare, ClaimPhase::End], now);
+                        self.handle_event(Event::Ended { claim, verdict: Verdict::Internal });
                     }
                 }
             }
-            Effect::Settle(claim) => self.settle(claim),
+            Effect::Upload(claim) => self.upload_results(claim),
             Effect::Report { claim, outcome, timeout } => {
-                self.note_decided(claim, outcome);
-                let begun = self.live.get_mut(&claim).and_then(|live| {
-                    live.leave_untouched_unless_begun();
+                self.journal_outcome(claim, outcome);
+                let begun = self.claims.get_mut(&claim).and_then(|live| {
+                    live.mark_not_started();
                     live.report.take()
                 });
                 if begun.is_none() {
                     crash_point("before-report");
                 }
-                self.claim_call(claim, |source, held, _| calls::report(source, claim, held, outcome, begun, timeout));
+                self.spawn_claim_call(claim, |source, held, _| {
+                    calls::report(source, claim, held, outcome, begun, timeout)
+                });
             }
             Effect::Reclaim { claim, timeout } => {
-                self.claim_call(claim, |source, held, clock| calls::reclaim(source, claim, held, timeout, clock));
+                self.spawn_claim_call(claim, |source, held, clock| calls::reclaim(source, claim, held, timeout, clock));
             }
-            Effect::Check(claim) => self.claim_call(claim, |source, held, _| calls::check(source, claim, held)),
-            Effect::Extended { claim, lease_ends } => {
-                if let Some(live) = self.live.get(&claim) {
-                    live.extended(lease_ends);
+            Effect::CheckStatus(claim) => {
+                self.spawn_claim_call(claim, |source, held, _| calls::check(source, claim, held))
+            }
+            Effect::UpdateLease { claim, expires_at: lease_ends } => {
+                if let Some(live) = self.claims.get(&claim) {
+                    live.set_expires_at(lease_ends);
                 }
             }
             Effect::Close { claim, run, end } => self.close(claim, &run, end),
-            Effect::Look => {
-                self.calls.spawn(calls::look(self.examination.clone()));
+            Effect::ProbeHost => {
+                self.calls.spawn(calls::probe_host(self.host_probe.clone()));
             }
             Effect::Alert(alert) => self.alert(&alert),
             Effect::Exit(exit) => self.exit = Some(exit),
         }
     }
 
-    fn source_call<F, C>(&mut self, id: SourceId, call: C)
+    fn spawn_source_call<F, C>(&mut self, id: SourceId, call: C)
     where
         C: FnOnce(Arc<dyn source::Source>, Clock) -> F,
-        F: Future<Output = Back> + Send + 'static,
+        F: Future<Output = CallResult> + Send + 'static,
     {
-        if let Some(feed) = self.feeds.get(usize::from(id.0)) {
+        if let Some(feed) = self.sources.get(usize::from(id.0)) {
             let future = call(Arc::clone(&feed.source), self.clock);
             self.calls.spawn(future);
         }
     }
 
-    fn claim_call<F, C>(&mut self, claim: Token, call: C)
+    fn spawn_claim_call<F, C>(&mut self, claim: LocalToken, call: C)
     where
         C: FnOnce(Arc<dyn source::Source>, source::Claim, Clock) -> F,
-        F: Future<Output = Back> + Send + 'static,
+        F: Future<Output = CallResult> + Send + 'static,
     {
-        let Some(live) = self.live.get_mut(&claim) else { return };
-        let (Some(feed), Some(held)) = (self.feeds.get(live.feed), live.claim.clone()) else { return };
+        let Some(live) = self.claims.get_mut(&claim) else { return };
+        let (Some(feed), Some(held)) = (self.sources.get(live.source_index), live.claim.clone()) else { return };
         let future = call(Arc::clone(&feed.source), held, self.clock);
-        live.keep(self.calls.spawn(future));
+        live.track_call(self.calls.spawn(future));
     }
 
-    fn claim(&mut self, claim: Token) {
-        let live = match (self.live.get_mut(&claim), self.entries.get(&claim)) {
+    fn claim(&mut self, claim: LocalToken) {
+        let live = match (self.claims.get_mut(&claim), self.messages.get(&claim)) {
             (Some(live), _) => live,
             (None, Some(entry)) => {
-                let mut live = Live::new(entry.source);
+                let mut live = ClaimRuntime::new(entry.source_index);
                 live.message.clone_from(&entry.message);
-                live.timeline.begin(Phase::Claim, self.clock.now());
-                self.live.entry(claim).or_insert(live)
+                live.timeline.start(ClaimPhase::Claim, self.clock.now());
+                self.claims.entry(claim).or_insert(live)
             }
             (None, None) => return,
         };
-        let (Some(feed), Some(message)) = (self.feeds.get(live.feed), live.message.clone()) else { return };
+        let (Some(feed), Some(message)) = (self.sources.get(live.source_index), live.message.clone()) else { return };
         self.calls.spawn(calls::claim(Arc::clone(&feed.source), claim, message, self.clock));
     }
 
-    fn delete(&mut self, message: Token) {
-        let Some(entry) = self.entries.get(&message) else { return };
-        let Some(feed) = self.feeds.get(entry.source) else { return };
+    fn delete(&mut self, message: LocalToken) {
+        let Some(entry) = self.messages.get(&message) else { return };
+        let Some(feed) = self.sources.get(entry.source_index) else { return };
         self.calls.spawn(calls::delete(Arc::clone(&feed.source), message, Arc::clone(entry)));
     }
 
-    fn prepare(&mut self, claim: Token) {
-        let Some(live) = self.live.get_mut(&claim) else { return };
-        let (Some(feed), Some(held)) = (self.feeds.get(live.feed), live.claim.clone()) else { return };
-        let settings = &self.settings;
+    fn prepare(&mut self, claim: LocalToken) {
+        let Some(live) = self.claims.get_mut(&claim) else { return };
+        let (Some(feed), Some(held)) = (self.sources.get(live.source_index), live.claim.clone()) else { return };
+        let settings = &self.config;
         let (journal, entry) = (self.journal.clone(), EntryId(claim.0));
-        let enclosure = self.containment.enclosure().witnessed_by(move |leader| journal.leads(entry, leader));
-        let claimant = self.claimants.get(live.feed).cloned().unwrap_or_default();
+        let enclosure = self.containment.new_scope().on_leader(move |leader| journal.record_leader(entry, leader));
+        let claimant = self.claimants.get(live.source_index).cloned().unwrap_or_default();
         let (run, journal) = (held.run().clone(), self.journal.clone());
         let hold = move |remains| {
-            journal.hold(entry, Held { run: run.clone(), claimant: claimant.clone(), remains: Some(remains) })
+            journal.record_claim(
+                entry,
+                ClaimRecord { run: run.clone(), claimant: claimant.clone(), processes: Some(remains) },
+            )
         };
         // I27: a payload that nobody has written down would outlive this worker.
-        let (enclosure, recorded) = match Keeping::of(feed.source.manner()) {
-            Keeping::AtOnce => {
-                let recorded = hold(enclosure.name().remains());
+        let (enclosure, recorded) = match JournalTiming::of(feed.source.capabilities()) {
+            JournalTiming::BeforePrepare => {
+                let recorded = hold(enclosure.name().to_record());
                 (enclosure, Some(recorded))
             }
-            Keeping::WithProcesses => (enclosure.registered_by(hold), None),
+            JournalTiming::BeforeFirstProcess => (enclosure.record_with(hold), None),
         };
-        let (base, spares) = (self.folder.tasks(), self.spares.clone());
-        let around = Surroundings { base, spares, log: settings.log, clock: self.clock, enclosure };
-        let job = live.begin(claim, held.run(), feed, around);
+        let (base, spares) = (self.work_dir.tasks_dir(), self.spares.clone());
+        let around = ExecutionSetup { tasks_dir: base, spares, log: settings.log, clock: self.clock, enclosure };
+        let job = live.start_execution(claim, held.run(), feed, around);
         let trace_id = live.trace.map(|trace| trace.trace_id());
         let trace_id = trace_id.as_ref().map(tracing::field::display);
         // Requests may be thousands a second: the line about each one's end is enough.
-        if feed.source.manner().ends_with_worker {
+        if feed.source.capabilities().connection_scoped {
             tracing::debug!(claim.run = %held.run(), source = feed.name, trace_id, "claimed");
         } else {
             tracing::info!(claim.run = %held.run(), source = feed.name, trace_id, "claimed");
         }
-        let (handler, starts) = (Arc::clone(&feed.handler), self.starting.clone());
+        let (handler, starts) = (Arc::clone(&feed.handler), self.payload_starts_sender.clone());
         let prompt = Prompt::of(&feed.source, &held);
-        let call = calls::run(handler, recorded, claim, job.context, prompt, starts);
+        let call = calls::prepare_and_execute(handler, recorded, claim, job.context, prompt, starts);
         let runs_on = feed.handler.runs_on();
         self.run_on(runs_on, call);
     }
 
-    fn execute(&mut self, claim: Token) {
-        let Some(live) = self.live.get_mut(&claim) else { return };
-        let (Some(prepared), Some(job)) = (live.prepared.take(), live.job.as_ref()) else { return };
-        let Some(feed) = self.feeds.get(live.feed) else { return };
+    fn execute(&mut self, claim: LocalToken) {
+        let Some(live) = self.claims.get_mut(&claim) else { return };
+        let (Some(prepared), Some(job)) = (live.prepared.take(), live.execution.as_ref()) else { return };
+        let Some(feed) = self.sources.get(live.source_index) else { return };
         let (runs_on, call) = (feed.handler.runs_on(), calls::execute(prepared, claim, job.context.clone()));
         self.run_on(runs_on, call);
     }
 
-    fn run_on(&mut self, threads: RunsOn, call: impl Future<Output = Back> + Send + 'static) {
+    fn run_on(&mut self, threads: RunsOn, call: impl Future<Output = CallResult> + Send + 'static) {
         match threads {
             RunsOn::OwnThreads => self.calls.spawn_on(call, self.threads.handle()),
             RunsOn::LeaseThreads => self.calls.spawn(call),
         };
     }
 
-    fn settle(&mut self, claim: Token) {
-        self.note_unprepared(claim);
-        let Some(live) = self.live.get_mut(&claim) else { return };
-        let (Some(feed), Some(held)) = (self.feeds.get(live.feed), live.claim.clone()) else { return };
-        if live.job.is_none() && live.ordered.is_some() {
+    fn upload_results(&mut self, claim: LocalToken) {
+        self.journal_unprepared(claim);
+        let Some(live) = self.claims.get_mut(&claim) else { return };
+        let (Some(feed), Some(held)) = (self.sources.get(live.source_index), live.claim.clone()) else { return };
+        if live.execution.is_none() && live.last_command.is_some() {
             // Ended before anything of it was prepared: its log says why.
-            let (enclosure, settings) = (self.containment.enclosure(), &self.settings);
-            let (base, spares) = (self.folder.tasks(), self.spares.clone());
-            let around = Surroundings { base, spares, log: settings.log, clock: self.clock, enclosure };
-            live.begin(claim, held.run(), feed, around);
-            if let (Some(job), Some(said)) = (&live.job, &live.ordered) {
-                job.context.log().note(&said.sentence());
+            let (enclosure, settings) = (self.containment.new_scope(), &self.config);
+            let (base, spares) = (self.work_dir.tasks_dir(), self.spares.clone());
+            let around = ExecutionSetup { tasks_dir: base, spares, log: settings.log, clock: self.clock, enclosure };
+            live.start_execution(claim, held.run(), feed, around);
+            if let (Some(job), Some(said)) = (&live.execution, &live.last_command) {
+                job.context.log().write_note(&said.log_line());
             }
         }
-        let something = |job: &Job| !job.context.artifacts().is_empty() || !job.context.log().is_empty();
-        let Some(job) = live.job.clone().filter(something) else {
-            live.timeline.end(&[Phase::Upload], self.clock.now());
-            return self.happened(Event::Settled { claim, settled: Settled::Clean });
+        let something = |job: &Execution| !job.context.artifacts().is_empty() || !job.context.log().is_empty();
+        let Some(job) = live.execution.clone().filter(something) else {
+            live.timeline.end(&[ClaimPhase::Upload], self.clock.now());
+            return self.handle_event(Event::Uploaded { claim, status: UploadStatus::Complete });
         };
         crash_point("before-storing");
-        let store = Store {
+        let store = Uploader {
             source: Arc::clone(&feed.source),
             claim: held,
             counters: Arc::clone(&self.control.counters),
             seed: self.seed ^ claim.0,
         };
-        live.keep(self.calls.spawn(calls::settle(store, claim, job)));
+        live.track_call(self.calls.spawn(calls::upload_results(store, claim, job)));
     }
 }

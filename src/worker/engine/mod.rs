@@ -1,8 +1,8 @@
 //! The loop around the rules: what happened is brought to them, and what they want done is carried out (`effects.rs`); what comes
 //! of that is what happens next (`returns.rs`).
 
+mod call_results;
 mod effects;
-mod returns;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -11,230 +11,240 @@ use std::time::Duration;
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 
-use crate::domain::id::{Deployment, Run, SourceId, Token};
-use crate::domain::journal::PollLeft;
+use crate::domain::id::{LocalToken, Run, ServiceId, SourceId};
+use crate::domain::journal::UnreadPoll;
 use crate::domain::refusal::Refusal;
-use crate::domain::service::Serving;
+use crate::domain::service_supervisor::ServiceAvailability;
 use crate::domain::time::Instant as Moment;
-use crate::domain::worker::{self as rules, Event, Exit, LeftOver, Place, Room};
-use crate::handler::beside::Word;
+use crate::domain::worker::{self as rules, Event, ExitReason, HostResources, RecoveredClaim, SourceSpec};
+use crate::handler::sidecar::SidecarStatus;
 use crate::host::clock::Clock;
 use crate::host::containment::Containment;
-use crate::host::crash::crash_point;
-use crate::host::folder::{Hold, WorkFolder};
+use crate::host::crash_points::crash_point;
 use crate::host::journal::Journal;
-use crate::host::presence::Presence;
-use crate::host::room;
+use crate::host::name_lock::NameLock;
+use crate::host::resources;
 use crate::host::spare::Spares;
-use crate::limits::HANDLERS_DROP_WAIT;
-use crate::source::{News, Refused};
+use crate::host::work_dir::{WorkDir, WorkDirLock};
+use crate::limits::HANDLERS_DROP_TIMEOUT;
+use crate::source::{CallError, SourceEvent};
 
-use super::besides::Besides;
-use super::calls::{self, Back, Started};
-use super::counters::Counters;
-use super::earlier::{self, Earlier};
-use super::examine::Examination;
-use super::hour::Hour;
-use super::leave;
-use super::live::{Entry, Live};
-use super::look::{Noticed, Track};
-use super::recovery::Stamped;
-use super::threads::Threads;
-use super::view::Note;
-use super::{Claiming, Command, Control, Feed, Order, Settings, Worker};
+use super::calls::{self, CallResult, PayloadStarted};
+use super::claim_runtime::{ClaimRuntime, PolledMessage};
+use super::close_sources;
+use super::counters::WorkerCounters;
+use super::handler_runtime::HandlerRuntime;
+use super::host_probe::HostProbe;
+use super::poll_journal::JournaledPolls;
+use super::recent_outcomes::RecentOutcomes;
+use super::restart_recovery::{self, RecoveryProgress};
+use super::sidecars::Sidecars;
+use super::snapshot::{NoticeReceived, SourceActivity};
+use super::status::Note;
+use super::{ClaimingState, Command, Control, ControlRequest, SourceBinding, Worker, WorkerConfig};
 
 /// How many claims are remembered that were said to be lost and are not known.
-const LOST_EARLY_MAX: usize = 1024;
+const EARLY_LOSSES_MAX: usize = 1024;
 /// How many payloads may have been started without the rules' having heard of it.
-const STARTS_MAX: usize = 256;
+const PAYLOAD_STARTS_MAX: usize = 256;
 
 pub(super) struct Engine {
     pub(super) rules: rules::Worker,
-    pub(super) settings: Settings,
-    folder: WorkFolder,
-    hold: Hold,
+    pub(super) config: WorkerConfig,
+    work_dir: WorkDir,
+    work_dir_lock: WorkDirLock,
     /// How the work folder was found to be no longer this worker's.
-    pub(super) said_lost: Option<String>,
+    pub(super) work_dir_lost_reason: Option<String>,
     /// How much of what earlier tasks have left could not be removed.
-    pub(super) aside: usize,
+    pub(super) unremoved_count: usize,
     spares: Spares,
-    examination: Examination,
+    host_probe: HostProbe,
     pub(super) clock: Clock,
-    pub(super) feeds: Vec<Feed>,
+    pub(super) sources: Vec<SourceBinding>,
     containment: Containment,
-    orders: mpsc::Receiver<Order>,
+    requests: mpsc::Receiver<ControlRequest>,
     pub(super) control: Control,
-    pub(super) calls: JoinSet<Back>,
-    threads: Threads,
-    pub(super) besides: Besides,
+    pub(super) calls: JoinSet<CallResult>,
+    threads: HandlerRuntime,
+    pub(super) sidecars: Sidecars,
     /// Payloads that were started by what prepared them.
-    starts: mpsc::Receiver<Started>,
-    starting: mpsc::Sender<Started>,
-    entries: HashMap<Token, Arc<Entry>>,
-    pub(super) live: HashMap<Token, Live>,
+    payload_starts: mpsc::Receiver<PayloadStarted>,
+    payload_starts_sender: mpsc::Sender<PayloadStarted>,
+    messages: HashMap<LocalToken, Arc<PolledMessage>>,
+    pub(super) claims: HashMap<LocalToken, ClaimRuntime>,
     /// Claims whose payload may still be there, with what they were about.
-    pub(super) kept: BTreeMap<Token, Run>,
+    pub(super) pending_cleanup: BTreeMap<LocalToken, Run>,
     /// What each source last said when it refused something.
-    pub(super) said: HashMap<SourceId, String>,
+    pub(super) last_refusals: HashMap<SourceId, String>,
     /// Sources whose missing scopes for recoveries were told of.
-    pub(super) unrecovered: HashSet<SourceId>,
+    pub(super) recovery_denied: HashSet<SourceId>,
     /// The polls of each source as the journal has them.
-    pub(super) stamped: Vec<Stamped>,
+    pub(super) journaled_polls: Vec<JournaledPolls>,
     /// Claims that a source said were lost before the poll that brought them was taken in.
-    lost_early: HashSet<Run>,
-    pub(super) tracks: Vec<Track>,
-    pub(super) hour: Hour,
-    pub(super) began: Moment,
-    pub(super) room: Room,
+    early_losses: HashSet<Run>,
+    pub(super) source_activity: Vec<SourceActivity>,
+    pub(super) recent_outcomes: RecentOutcomes,
+    pub(super) started_at: Moment,
+    pub(super) resources: HostResources,
     /// One look at the room at a time.
     measuring: Arc<Semaphore>,
     /// Who gave the last order.
     pub(super) note: Option<Note>,
-    pub(super) noticed: Option<Noticed>,
-    tokens: u64,
+    pub(super) notice: Option<NoticeReceived>,
+    last_token: u64,
     seed: u64,
     /// Whether claims of each source are wanted, as far as the rules go.
-    wanting: Vec<bool>,
-    exit: Option<Exit>,
+    claiming_enabled: Vec<bool>,
+    exit: Option<ExitReason>,
     pub(super) journal: Journal,
     /// How each source's claims are called in the journal.
     pub(super) claimants: Vec<Box<str>>,
     /// Held for as long as it lives.
-    _names: Vec<Presence>,
-    pub(super) earlier: Earlier,
+    _name_locks: Vec<NameLock>,
+    pub(super) recovery: RecoveryProgress,
     /// What an earlier life has left to be reported, and to be asked for; told to the rules first of all.
-    left_over: Vec<LeftOver>,
-    polls_left: Vec<PollLeft>,
+    recovered_claims: Vec<RecoveredClaim>,
+    recovered_polls: Vec<UnreadPoll>,
 }
 
 impl Engine {
     pub(super) fn start(worker: Worker) -> std::io::Result<Self> {
-        let Worker { settings, feeds, orders, control } = worker;
+        let Worker { config: settings, sources: feeds, requests: orders, control } = worker;
         let unusable = |error: std::io::Error| {
             std::io::Error::new(error.kind(), format!("the work folder cannot be used: {error}"))
         };
-        let folder = WorkFolder::take(&settings.work_dir).map_err(unusable)?;
+        let folder = WorkDir::acquire(&settings.work_dir).map_err(unusable)?;
         let claimants: Vec<Box<str>> = feeds.iter().map(|feed| feed.source.claimant().into()).collect();
-        let names = earlier::take_names(&claimants)?;
+        let names = restart_recovery::lock_worker_names(&claimants)?;
         tracing::info!(folder = %folder.path().display(), "the work folder");
-        let past = earlier::look_back(folder.path(), &claimants, settings.containment.unproven)?;
+        let past = restart_recovery::recover_previous_process(folder.path(), &claimants, settings.containment.on_leak)?;
         // The folder is this worker's alone, and its own again at the next start: so is what is named after it.
-        let hold = folder.hold()?;
-        let containment = Containment::establish(&hold.identity(), settings.containment)?;
+        let hold = folder.work_dir_lock()?;
+        let containment = Containment::probe(&hold.identity(), settings.containment)?;
         // Only now, for what an earlier life left running may have written to it until it was killed.
         crash_point("start-killed");
-        let aside = folder.clear().map_err(unusable)?;
+        let aside = folder.remove_task_dirs().map_err(unusable)?;
         crash_point("start-cleared");
-        let earlier::Begun { journal, earlier, left_over, polls_left } = past.begin(hold.clone(), &claimants);
+        let restart_recovery::RecoveredState {
+            journal,
+            recovery: earlier,
+            recovered_claims: left_over,
+            recovered_polls: polls_left,
+        } = past.start_journal(hold.clone(), &claimants);
         // Nobody else sets it.
         drop(control.containment.set(containment.clone()));
         let seed = settings.seed.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0);
-        let mut rules = rules::Worker::new(settings.policy(), &places(&feeds), seed);
-        let (starting, starts) = mpsc::channel(STARTS_MAX);
-        let own = !settings.clock.is_of_runtime();
-        let threads = if own { Threads::own(settings.handler_threads)? } else { Threads::shared() };
-        let services = folder.path().join(earlier::SERVICES);
-        let besides = Besides::start(&feeds, &services, settings.clock, &containment, &threads);
-        for (beside, _) in besides.words() {
-            besides.feeds(beside).iter().for_each(|feed| rules.serve(source_id(*feed), Serving::Down));
+        let mut rules = rules::Worker::new(settings.policy(), &source_specs(&feeds), seed);
+        let (starting, starts) = mpsc::channel(PAYLOAD_STARTS_MAX);
+        let own = !settings.clock.is_tokio();
+        let threads = if own { HandlerRuntime::dedicated(settings.handler_threads)? } else { HandlerRuntime::shared() };
+        let services = folder.path().join(restart_recovery::SIDECARS_DIR);
+        let besides = Sidecars::start(&feeds, &services, settings.clock, &containment, &threads);
+        for (beside, _) in besides.status_receivers() {
+            besides
+                .source_indexes(beside)
+                .iter()
+                .for_each(|feed| rules.set_availability(source_id(*feed), ServiceAvailability::Down));
         }
         Ok(Self {
             rules,
-            wanting: vec![true; feeds.len()],
-            besides,
-            tracks: feeds.iter().map(|_| Track::default()).collect(),
-            hour: Hour::default(),
-            began: settings.clock.now(),
-            room: room::measure(folder.tasks()),
+            claiming_enabled: vec![true; feeds.len()],
+            sidecars: besides,
+            source_activity: feeds.iter().map(|_| SourceActivity::default()).collect(),
+            recent_outcomes: RecentOutcomes::default(),
+            started_at: settings.clock.now(),
+            resources: resources::measure(folder.tasks_dir()),
             measuring: Arc::new(Semaphore::new(1)),
             note: None,
-            noticed: None,
+            notice: None,
             clock: settings.clock,
-            spares: Spares::new(folder.tasks(), hold.clone(), settings.capacity),
-            settings,
-            examination: Examination::of(folder.tasks()),
-            folder,
-            hold,
-            said_lost: None,
-            aside,
+            spares: Spares::new(folder.tasks_dir(), hold.clone(), settings.capacity),
+            config: settings,
+            host_probe: HostProbe::new(folder.tasks_dir()),
+            work_dir: folder,
+            work_dir_lock: hold,
+            work_dir_lost_reason: None,
+            unremoved_count: aside,
             containment,
-            feeds,
-            orders,
+            sources: feeds,
+            requests: orders,
             control,
             calls: JoinSet::new(),
             threads,
-            starts,
-            starting,
-            entries: HashMap::new(),
-            live: HashMap::new(),
-            kept: BTreeMap::new(),
-            said: HashMap::new(),
-            unrecovered: HashSet::new(),
-            stamped: claimants.iter().map(|_| Stamped::new()).collect(),
-            lost_early: HashSet::new(),
-            tokens: left_over.len() as u64,
+            payload_starts: starts,
+            payload_starts_sender: starting,
+            messages: HashMap::new(),
+            claims: HashMap::new(),
+            pending_cleanup: BTreeMap::new(),
+            last_refusals: HashMap::new(),
+            recovery_denied: HashSet::new(),
+            journaled_polls: claimants.iter().map(|_| JournaledPolls::new()).collect(),
+            early_losses: HashSet::new(),
+            last_token: left_over.len() as u64,
             seed,
             exit: None,
             journal,
             claimants,
-            _names: names,
-            earlier,
-            left_over,
-            polls_left,
+            _name_locks: names,
+            recovery: earlier,
+            recovered_claims: left_over,
+            recovered_polls: polls_left,
         })
     }
 
-    pub(super) fn measure(&mut self) {
-        let (tasks, hold) = (self.folder.tasks().to_owned(), self.hold.clone());
-        self.calls.spawn(calls::measure(tasks, hold, Arc::clone(&self.measuring)));
+    pub(super) fn spawn_measurement(&mut self) {
+        let (tasks, hold) = (self.work_dir.tasks_dir().to_owned(), self.work_dir_lock.clone());
+        self.calls.spawn(calls::measure_resources(tasks, hold, Arc::clone(&self.measuring)));
     }
 
     pub(super) fn containment(&self) -> Containment {
         self.containment.clone()
     }
 
-    pub(super) async fn run(mut self) -> std::io::Result<Exit> {
-        for feed in &self.feeds {
+    pub(super) async fn run(mut self) -> std::io::Result<ExitReason> {
+        for feed in &self.sources {
             tracing::info!(source = feed.name, "source: {}", feed.source.describe());
         }
-        let long_polls = self.feeds.iter().filter(|feed| feed.source.manner().long_poll).count();
-        if let Some(told) = super::asked_in_turn(self.settings.capacity, long_polls) {
+        let long_polls = self.sources.iter().filter(|feed| feed.source.capabilities().long_poll).count();
+        if let Some(told) = super::too_few_slots_warning(self.config.capacity, long_polls) {
             tracing::warn!("{told}");
         }
         let wake: Arc<Notify> = Arc::clone(&self.control.wake);
-        let left_over = std::mem::take(&mut self.left_over);
-        left_over.iter().for_each(|left| drop(self.live.insert(left.token, Live::new(usize::from(left.source.0)))));
-        self.happened(Event::LeftOver(left_over));
-        let polls_left = std::mem::take(&mut self.polls_left);
-        self.tell_polls_left(polls_left);
-        self.say_recovered();
-        self.resize();
-        for index in 0..self.feeds.len() {
-            self.listen(source_id(index));
+        let left_over = std::mem::take(&mut self.recovered_claims);
+        left_over
+            .iter()
+            .for_each(|left| drop(self.claims.insert(left.token, ClaimRuntime::new(usize::from(left.source.0)))));
+        self.handle_event(Event::ClaimsRecovered(left_over));
+        let polls_left = std::mem::take(&mut self.recovered_polls);
+        self.restore_polls(polls_left);
+        self.log_recovery();
+        self.announce_capacity();
+        for index in 0..self.sources.len() {
+            self.await_source_event(source_id(index));
         }
-        for (beside, word) in self.besides.words() {
-            self.calls.spawn(calls::word(beside, word));
+        for (beside, word) in self.sidecars.status_receivers() {
+            self.calls.spawn(calls::sidecar_changed(beside, word));
         }
-        self.happened(Event::Measured(self.room));
-        self.measure();
-        self.happened(Event::Tick);
+        self.handle_event(Event::ResourcesMeasured(self.resources));
+        self.spawn_measurement();
+        self.handle_event(Event::Tick);
         loop {
             while let Some(effect) = self.rules.next_effect() {
                 self.perform(effect);
             }
-            self.note_all_polls();
+            self.journal_all_polls();
             if let Some(exit) = self.exit {
                 tracing::info!(exit = exit.as_str(), "the worker exits: {}", self.control.counts());
-                if tokio::time::timeout(HANDLERS_DROP_WAIT, self.calls.shutdown()).await.is_err() {
+                if tokio::time::timeout(HANDLERS_DROP_TIMEOUT, self.calls.shutdown()).await.is_err() {
                     tracing::warn!("a handler does not let itself be dropped; what it started may live on");
                 }
-                self.journal.settled().await;
-                if exit == Exit::Aborted {
-                    self.besides.kill().await;
+                self.journal.flush().await;
+                if exit == ExitReason::Aborted {
+                    self.sidecars.kill().await;
                 } else {
-                    let sources = self.feeds.iter().map(|feed| Arc::clone(&feed.source)).collect();
-                    leave::take_leave(sources).await;
-                    self.besides.end().await;
+                    let sources = self.sources.iter().map(|feed| Arc::clone(&feed.source)).collect();
+                    close_sources::close_all(sources).await;
+                    self.sidecars.stop().await;
                 }
                 return Ok(exit);
             }
@@ -242,51 +252,53 @@ impl Engine {
             let clock = self.clock;
             // Before anything else that may be ready all the time: calls that come back in a row must not hold up a reclaim.
             if deadline.is_some_and(|at| clock.now() >= at) {
-                self.happened(Event::Tick);
+                self.handle_event(Event::Tick);
                 continue;
             }
             tokio::select! {
                 biased;
-                Some(order) = self.orders.recv() => self.order(order),
-                Some(started) = self.starts.recv() => self.started(started),
-                Some(back) = self.calls.join_next() => self.returned(back),
+                Some(order) = self.requests.recv() => self.handle_request(order),
+                Some(started) = self.payload_starts.recv() => self.on_payload_started(started),
+                Some(back) = self.calls.join_next() => self.on_call_joined(back),
                 () = async { match deadline {
                     Some(at) => clock.sleep_until(at).await,
                     None => std::future::pending().await,
-                } } => self.happened(Event::Tick),
+                } } => self.handle_event(Event::Tick),
                 () = wake.notified() => {
-                    for source in 0..self.feeds.len() {
-                        self.happened(Event::Wake(source_id(source)));
+                    for source in 0..self.sources.len() {
+                        self.handle_event(Event::Wake(source_id(source)));
                     }
                 }
             }
         }
     }
 
-    pub(super) fn happened(&mut self, event: Event) {
+    pub(super) fn handle_event(&mut self, event: Event) {
         self.rules.handle(event, self.clock.now());
-        let asking = matches!(self.rules.claiming(), Claiming::Asking | Claiming::Full);
-        for ((view, feed), wanted) in self.rules.sources().zip(&self.feeds).zip(&mut self.wanting) {
-            let wanting = asking && view.serving == Serving::Up;
+        let asking = matches!(self.rules.claiming(), ClaimingState::Polling | ClaimingState::AtCapacity);
+        for ((view, feed), wanted) in self.rules.sources().zip(&self.sources).zip(&mut self.claiming_enabled) {
+            let wanting = asking && view.availability == ServiceAvailability::Up;
             if std::mem::replace(wanted, wanting) && !wanting {
-                feed.source.unwanted();
+                feed.source.pause();
             }
         }
     }
 
-    fn order(&mut self, order: Order) {
+    fn handle_request(&mut self, order: ControlRequest) {
         match order {
-            Order::Do(command, note) => self.command(command, note),
-            Order::Reconfigure(settings) => self.reconfigure(*settings),
+            ControlRequest::Apply(command, note) => self.apply_command(command, note),
+            ControlRequest::Reconfigure(settings) => self.reconfigure(*settings),
             // Whoever asked may have gone.
-            Order::Look(sender) => drop(sender.send(self.look())),
-            Order::Log(task, sender) => drop(sender.send(self.log_of(&task))),
-            Order::Show(task, sender) => drop(sender.send(self.show(&task))),
-            Order::End { name, order, note, sender } => drop(sender.send(self.end(&name, order, note))),
+            ControlRequest::Status(sender) => drop(sender.send(self.snapshot())),
+            ControlRequest::Log(task, sender) => drop(sender.send(self.task_log(&task))),
+            ControlRequest::ClaimDetail(task, sender) => drop(sender.send(self.claim_snapshot(&task))),
+            ControlRequest::CommandClaim { name, order, note, sender } => {
+                drop(sender.send(self.command_claim(&name, order, note)))
+            }
         }
     }
 
-    fn command(&mut self, command: Command, note: Note) {
+    fn apply_command(&mut self, command: Command, note: Note) {
         tracing::info!(by = note.by, note = note.text, "an order: {command}");
         let in_time = |span: Option<Duration>| span.map(|span| self.clock.now().plus(span));
         let event = match command {
@@ -294,126 +306,126 @@ impl Engine {
             Command::Resume => Event::Resume,
             Command::Drain { within: None } => Event::Drain,
             Command::Drain { within: Some(within) } => Event::DrainBy { deadline: self.clock.now().plus(within) },
-            Command::HandBack { within } => Event::HandBack { deadline: in_time(within) },
+            Command::Release { within } => Event::Release { deadline: in_time(within) },
             Command::Terminate { deadline } => {
                 let at = self.clock.now();
-                self.noticed.get_or_insert(Noticed { at, last_end: None });
-                Event::Terminate { deadline }
+                self.notice.get_or_insert(NoticeReceived { at, last_ended_at: None });
+                Event::TerminationNotice { deadline }
             }
-            Command::Retire => Event::Retire,
+            Command::Retire => Event::TerminationRisk,
             Command::Abort => Event::Abort,
         };
         self.note = Some(note).filter(|_| command != Command::Resume);
-        self.happened(event);
+        self.handle_event(event);
     }
 
-    fn reconfigure(&mut self, settings: Settings) {
-        let Settings { work_dir, seed, clock, recorder, .. } = self.settings.clone();
-        self.settings = Settings { work_dir, seed, clock, recorder, ..settings };
-        self.resize();
-        self.happened(Event::Reconfigured(Box::new(self.settings.policy())));
-        self.happened(Event::Measured(self.room));
+    fn reconfigure(&mut self, settings: WorkerConfig) {
+        let WorkerConfig { work_dir, seed, clock, recorder, .. } = self.config.clone();
+        self.config = WorkerConfig { work_dir, seed, clock, recorder, ..settings };
+        self.announce_capacity();
+        self.handle_event(Event::Reconfigured(Box::new(self.config.policy())));
+        self.handle_event(Event::ResourcesMeasured(self.resources));
     }
 
-    fn token(&mut self) -> Token {
-        self.tokens += 1;
-        Token(self.tokens)
+    fn next_token(&mut self) -> LocalToken {
+        self.last_token += 1;
+        LocalToken(self.last_token)
     }
 
     // --- what happened
 
-    fn resize(&self) {
-        self.feeds.iter().for_each(|feed| feed.source.resized(self.settings.capacity));
+    fn announce_capacity(&self) {
+        self.sources.iter().for_each(|feed| feed.source.set_capacity(self.config.capacity));
     }
 
-    fn listen(&mut self, id: SourceId) {
-        if let Some(feed) = self.feeds.get(usize::from(id.0)) {
-            self.calls.spawn(calls::news(Arc::clone(&feed.source), id));
+    fn await_source_event(&mut self, id: SourceId) {
+        if let Some(feed) = self.sources.get(usize::from(id.0)) {
+            self.calls.spawn(calls::next_source_event(Arc::clone(&feed.source), id));
         }
     }
 
     /// Something is said of what a handler keeps there.
-    fn heard(&mut self, beside: usize, word: Option<watch::Receiver<Word>>) {
-        let serving = word.map_or(Serving::Down, |mut word| {
-            let serving = word.borrow_and_update().serving;
-            self.calls.spawn(calls::word(beside, word));
+    fn on_sidecar_changed(&mut self, beside: usize, word: Option<watch::Receiver<SidecarStatus>>) {
+        let serving = word.map_or(ServiceAvailability::Down, |mut word| {
+            let serving = word.borrow_and_update().availability;
+            self.calls.spawn(calls::sidecar_changed(beside, word));
             serving
         });
-        for feed in self.besides.feeds(beside).to_vec() {
-            self.happened(Event::Serving { source: source_id(feed), serving });
+        for feed in self.sidecars.source_indexes(beside).to_vec() {
+            self.handle_event(Event::ServiceAvailabilityChanged { source: source_id(feed), availability: serving });
         }
     }
 
     /// What a source found out by itself.
-    fn told(&mut self, source: SourceId, news: News) {
+    fn on_source_event(&mut self, source: SourceId, news: SourceEvent) {
         match news {
-            News::Lost(runs) => {
+            SourceEvent::Lost(runs) => {
                 let index = usize::from(source.0);
                 for run in runs {
-                    let held = |(_, live): &(&Token, &Live)| {
-                        live.feed == index && live.claim.as_ref().is_some_and(|claim| *claim.run() == run)
+                    let held = |(_, live): &(&LocalToken, &ClaimRuntime)| {
+                        live.source_index == index && live.claim.as_ref().is_some_and(|claim| *claim.run() == run)
                     };
-                    match self.live.iter().find(held).map(|(claim, _)| *claim) {
-                        Some(claim) => self.happened(Event::Lost { claim }),
+                    match self.claims.iter().find(held).map(|(claim, _)| *claim) {
+                        Some(claim) => self.handle_event(Event::Lost { claim }),
                         None => {
-                            if self.lost_early.len() >= LOST_EARLY_MAX {
-                                self.lost_early.clear();
+                            if self.early_losses.len() >= EARLY_LOSSES_MAX {
+                                self.early_losses.clear();
                             }
-                            self.lost_early.insert(run);
+                            self.early_losses.insert(run);
                         }
                     }
                 }
             }
-            News::Over { what } if self.feeds.len() == 1 => {
+            SourceEvent::Exhausted { what } if self.sources.len() == 1 => {
                 tracing::info!(
                     source = self.source_name(source),
                     "{what}: what is held is finished, and then the worker ends"
                 );
-                self.happened(Event::Drain);
+                self.handle_event(Event::Drain);
             }
-            News::Over { what } => {
+            SourceEvent::Exhausted { what } => {
                 tracing::warn!(source = self.source_name(source), "{what}: it is looked for now and then");
             }
         }
     }
 
-    fn unless_refused<T>(&mut self, source: SourceId, answer: Result<T, Refused>) -> Result<T, Refusal> {
-        answer.map_err(|refused| self.refusal(source, refused))
+    fn map_refusal<T>(&mut self, source: SourceId, answer: Result<T, CallError>) -> Result<T, Refusal> {
+        answer.map_err(|refused| self.log_source_refusal(source, refused))
     }
 
-    pub(super) fn refusal(&mut self, source: SourceId, refused: Refused) -> Refusal {
-        if let Some(track) = self.tracks.get_mut(usize::from(source.0)) {
-            track.refused(self.clock.now(), &refused.what);
+    pub(super) fn log_source_refusal(&mut self, source: SourceId, refused: CallError) -> Refusal {
+        if let Some(track) = self.source_activity.get_mut(usize::from(source.0)) {
+            track.on_refusal(self.clock.now(), &refused.message);
         }
-        tracing::warn!(source = self.source_name(source), next = %refused.refusal, "{}", refused.what);
-        self.remember(source, refused)
+        tracing::warn!(source = self.source_name(source), next = %refused.refusal, "{}", refused.message);
+        self.store_refusal(source, refused)
     }
 
     /// Keeps the sentence for an alert that may come of it.
-    fn remember(&mut self, source: SourceId, refused: Refused) -> Refusal {
-        self.said.insert(source, refused.what);
+    fn store_refusal(&mut self, source: SourceId, refused: CallError) -> Refusal {
+        self.last_refusals.insert(source, refused.message);
         refused.refusal
     }
 
-    pub(super) fn note(&self, operation: &str, refused: Refused) -> Refusal {
-        tracing::warn!(operation, next = %refused.refusal, "{}", refused.what);
+    pub(super) fn log_refusal(&self, operation: &str, refused: CallError) -> Refusal {
+        tracing::warn!(operation, next = %refused.refusal, "{}", refused.message);
         refused.refusal
     }
 
-    pub(super) fn counters(&self) -> &Counters {
+    pub(super) fn counters(&self) -> &WorkerCounters {
         &self.control.counters
     }
 }
 
 /// The sources as the rules know them: equal names are one deployment.
-fn places(feeds: &[Feed]) -> Vec<Place> {
-    let names: Vec<String> = feeds.iter().map(|feed| feed.source.deployment()).collect();
+fn source_specs(feeds: &[SourceBinding]) -> Vec<SourceSpec> {
+    let names: Vec<String> = feeds.iter().map(|feed| feed.source.service_id()).collect();
     let first = |name: &String| names.iter().position(|other| other == name).unwrap_or_default();
-    let number = |name: &String| Deployment(u16::try_from(first(name)).unwrap_or(u16::MAX));
+    let number = |name: &String| ServiceId(u16::try_from(first(name)).unwrap_or(u16::MAX));
     feeds
         .iter()
         .zip(&names)
-        .map(|(feed, name)| Place { manner: feed.source.manner(), deployment: number(name) })
+        .map(|(feed, name)| SourceSpec { capabilities: feed.source.capabilities(), service: number(name) })
         .collect()
 }
 

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use journeyman::domain::id::TaskId;
-use journeyman::queue::{self, Client as QueueClient, Db, Running as Service};
-use journeyman::source::taskcluster::words::{fresh_id, stamp};
-use journeyman::source::taskcluster::{Api, ApiSettings, Credentials, Timeouts};
+use journeyman::queue::{self, Db, RegisteredClient as QueueClient, RunningQueue as Service};
+use journeyman::source::taskcluster::formats::{format_time, new_task_id};
+use journeyman::source::taskcluster::{Api, ApiConfig, Credentials, Timeouts};
 use serde_json::{Value, json};
 
 use super::seen::{status, until};
@@ -21,7 +21,7 @@ struct Tasks {
 
 impl Tasks {
     async fn start(folder: &std::path::Path) -> Self {
-        let mut settings = queue::Settings::new(Db::Memory, folder.join("artifacts"));
+        let mut settings = queue::Config::new(Db::Memory, folder.join("artifacts"));
         let client = |id: &str, scopes: &[&str]| QueueClient {
             client_id: id.to_owned(),
             access_token: "secret-token".to_owned().into(),
@@ -32,7 +32,7 @@ impl Tasks {
         settings.clients = vec![client("tester", &["*"]), client("counter", &counts)];
         settings.long_poll = Duration::from_millis(200);
         let service = queue::start(settings).await.expect("the queue starts");
-        let api = Api::new(ApiSettings {
+        let api = Api::new(ApiConfig {
             root_url: service.root_url().to_owned(),
             queue_url: None,
             credentials: Some(Credentials::new("tester", "secret-token".to_owned().into(), None).expect("credentials")),
@@ -45,14 +45,14 @@ impl Tasks {
 
     /// A task that ends when its file is there.
     async fn create(&self, task_queue: &str, waits_for: &std::path::Path) -> TaskId {
-        let (id, now) = (fresh_id(), Timestamp::now());
+        let (id, now) = (new_task_id(), Timestamp::now());
         let (provisioner, worker_type) = task_queue.split_once('/').expect("a slash");
         let waits = format!("until [ -e {} ]; do sleep 0.05; done", waits_for.display());
         let definition = json!({
             "provisionerId": provisioner,
             "workerType": worker_type,
-            "created": stamp(now),
-            "deadline": stamp(now + SignedDuration::from_mins(60)),
+            "created": format_time(now),
+            "deadline": format_time(now + SignedDuration::from_mins(60)),
             "payload": { "command": [["/bin/sh", "-c", waits]], "maxRunTime": 600 },
             "metadata": { "name": "n", "description": "d", "owner": "o@example.com", "source": "https://example.com/" },
         });

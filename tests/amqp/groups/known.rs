@@ -83,7 +83,7 @@ async fn b02_a_key_of_any_character_reaches_a_worker_that_is_told_it_whole() {
     let Some(pool) = Pool::new().await else { return };
     let mut controller = pool.controller(&pool.echo());
     controller.says(READY).await;
-    let ascii: Vec<char> = (0..=127_u8).map(char::from).filter(|char| *char != amqp::SUBSTITUTE).collect();
+    let ascii: Vec<char> = (0..=127_u8).map(char::from).filter(|char| *char != amqp::REPLACEMENT_CHAR).collect();
     let mut keys: Vec<String> = ascii.chunks(64).map(|chunk| chunk.iter().collect()).collect();
     keys.push("äß€😀 %41 %zz ../*#".to_owned());
     for (number, key) in keys.iter().enumerate() {
@@ -117,7 +117,7 @@ async fn b06_a_queue_that_nobody_empties_stays_and_so_does_the_connection() {
 async fn b09_a_request_that_its_queue_does_not_take_stays_an_orphan_until_it_does() {
     let Some(pool) = Pool::new().await else { return };
     let queue = format!("{}-req-k", pool.name);
-    let arguments = amqp::table([
+    let arguments = amqp::header_table([
         ("x-max-length", AMQPValue::LongInt(1)),
         ("x-overflow", AMQPValue::LongString("reject-publish".into())),
     ]);

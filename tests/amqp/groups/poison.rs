@@ -50,7 +50,7 @@ impl Pool {
     /// Puts requests into the inventory, by their correlation ids.
     async fn fill(&self, key: &str, ids: &BTreeSet<String>) {
         for id in ids {
-            let table = amqp::table([
+            let table = amqp::header_table([
                 ("x-journeyman-poison", AMQPValue::LongString(id.as_str().into())),
                 ("x-journeyman-key", AMQPValue::LongString(key.into())),
                 ("x-journeyman-attempts", AMQPValue::LongInt(7)),

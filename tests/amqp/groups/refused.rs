@@ -55,7 +55,7 @@ async fn a_key_whose_queue_is_full_is_answered_so_and_takes_no_room_from_others(
     let mut controller = pool.controller("");
     controller.says(READY).await;
     // Some wait for room, for a while; and one has it.
-    let waiting = 1 + journeyman::limits::CONTROLLER_REFUSED_MAX as u64;
+    let waiting = 1 + journeyman::limits::CONTROLLER_QUEUE_FULL_WAITING_MAX as u64;
     let answered = |seen: &Value| seen["counts"]["dead_letters"].as_u64() == Some(REQUESTS - waiting);
     pool.sees("the others are answered", answered).await;
     let good = format!("{}-req-good", pool.name);
@@ -164,7 +164,7 @@ async fn an_answer_that_its_queue_refuses_is_given_up_and_holds_up_no_other() {
     let mut controller = pool.controller("message_ttl = \"200ms\"\n");
     controller.says(READY).await;
     let full = format!("{}-full", pool.name);
-    let one = amqp::table([
+    let one = amqp::header_table([
         ("x-max-length", AMQPValue::LongLongInt(1)),
         ("x-overflow", AMQPValue::LongString("reject-publish".into())),
     ]);

@@ -6,22 +6,23 @@ use reqwest::header::CONTENT_TYPE;
 use reqwest::{Method, StatusCode};
 use serde_json::Value;
 
-use super::Cluster;
-use crate::controller::driver::Trouble;
+use super::KubernetesConfig;
+use crate::controller::driver::DriverError;
 use crate::limits::{DRIVER_CALL_TIMEOUT, DRIVER_OUTPUT_BYTES_MAX};
 
 /// A kind of objects: the group and version they are of, and what they are called together.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Kind(&'static str, &'static str);
+pub(super) struct ResourceKind(&'static str, &'static str);
 
-pub(super) const DEPLOYMENTS: Kind = Kind("apis/apps/v1", "deployments");
-pub(super) const PODS: Kind = Kind("api/v1", "pods");
-pub(super) const SECRETS: Kind = Kind("api/v1", "secrets");
-pub(super) const SCALED_OBJECTS: Kind = Kind("apis/keda.sh/v1alpha1", "scaledobjects");
-pub(super) const TRIGGER_AUTHENTICATIONS: Kind = Kind("apis/keda.sh/v1alpha1", "triggerauthentications");
+pub(super) const DEPLOYMENTS: ResourceKind = ResourceKind("apis/apps/v1", "deployments");
+pub(super) const PODS: ResourceKind = ResourceKind("api/v1", "pods");
+pub(super) const SECRETS: ResourceKind = ResourceKind("api/v1", "secrets");
+pub(super) const SCALED_OBJECTS: ResourceKind = ResourceKind("apis/keda.sh/v1alpha1", "scaledobjects");
+pub(super) const TRIGGER_AUTHENTICATIONS: ResourceKind =
+    ResourceKind("apis/keda.sh/v1alpha1", "triggerauthentications");
 
 /// One namespace of a cluster.
-pub(super) struct Api {
+pub(super) struct KubernetesApi {
     http: reqwest::Client,
     server: String,
     namespace: String,
@@ -29,19 +30,19 @@ pub(super) struct Api {
 }
 
 /// What came of a call.
-pub(super) enum Answer {
+pub(super) enum ApiResult {
     Done(Value),
     /// There is no such object.
-    Missing,
+    NotFound,
     /// It is there already, or is not what it was when it was read.
     Conflict,
 }
 
-impl Api {
-    pub(super) fn new(cluster: &Cluster) -> Result<Self, Trouble> {
-        crate::host::tls::choose();
+impl KubernetesApi {
+    pub(super) fn new(cluster: &KubernetesConfig) -> Result<Self, DriverError> {
+        crate::host::crypto_provider::install_crypto_provider();
         let unusable = |file: &std::path::Path, error: &dyn std::fmt::Display| {
-            Trouble(format!("{} cannot be used: {error}", file.display()))
+            DriverError(format!("{} cannot be used: {error}", file.display()))
         };
         let mut builder = reqwest::Client::builder()
             .user_agent(concat!("journeyman/", env!("CARGO_PKG_VERSION")))
@@ -53,72 +54,74 @@ impl Api {
             let certificates = reqwest::Certificate::from_pem_bundle(&pem).map_err(|error| unusable(path, &error))?;
             builder = builder.tls_certs_only(certificates);
         }
-        let http = builder.build().map_err(|error| Trouble(format!("no client can be made: {error}")))?;
+        let http = builder.build().map_err(|error| DriverError(format!("no client can be made: {error}")))?;
         let (server, namespace) = (cluster.server.trim_end_matches('/').to_owned(), cluster.namespace.clone());
         Ok(Self { http, server, namespace, token_file: cluster.token_file.clone() })
     }
 
     /// Those that have this label.
-    pub(super) async fn list(&self, kind: Kind, label: &str, value: &str) -> Result<Vec<Value>, Trouble> {
+    pub(super) async fn list(&self, kind: ResourceKind, label: &str, value: &str) -> Result<Vec<Value>, DriverError> {
         let selector = urlencoding::encode(&format!("{label}={value}")).into_owned();
-        let path = format!("{}?labelSelector={selector}", self.path(kind));
+        let path = format!("{}?labelSelector={selector}", self.collection_path(kind));
         match self.call(Method::GET, &path, None).await? {
-            Answer::Done(Value::Object(mut list)) => match list.remove("items") {
+            ApiResult::Done(Value::Object(mut list)) => match list.remove("items") {
                 Some(Value::Array(items)) => Ok(items),
-                Some(_) | None => Err(Trouble(format!("{path} has no items"))),
+                Some(_) | None => Err(DriverError(format!("{path} has no items"))),
             },
-            Answer::Done(_) | Answer::Missing | Answer::Conflict => Err(Trouble(format!("{path} is no list"))),
+            ApiResult::Done(_) | ApiResult::NotFound | ApiResult::Conflict => {
+                Err(DriverError(format!("{path} is no list")))
+            }
         }
     }
 
-    pub(super) async fn get(&self, kind: Kind, name: &str) -> Result<Option<Value>, Trouble> {
-        match self.call(Method::GET, &self.object(kind, name), None).await? {
-            Answer::Done(object) => Ok(Some(object)),
-            Answer::Missing | Answer::Conflict => Ok(None),
+    pub(super) async fn get(&self, kind: ResourceKind, name: &str) -> Result<Option<Value>, DriverError> {
+        match self.call(Method::GET, &self.object_path(kind, name), None).await? {
+            ApiResult::Done(object) => Ok(Some(object)),
+            ApiResult::NotFound | ApiResult::Conflict => Ok(None),
         }
     }
 
-    pub(super) async fn create(&self, kind: Kind, object: &Value) -> Result<Answer, Trouble> {
-        self.call(Method::POST, &self.path(kind), Some(("application/json", object))).await
+    pub(super) async fn create(&self, kind: ResourceKind, object: &Value) -> Result<ApiResult, DriverError> {
+        self.call(Method::POST, &self.collection_path(kind), Some(("application/json", object))).await
     }
 
     /// Changes parts of an object; one that its `resourceVersion` names only while that is still so.
-    pub(super) async fn patch(&self, kind: Kind, name: &str, change: &Value) -> Result<Answer, Trouble> {
+    pub(super) async fn patch(&self, kind: ResourceKind, name: &str, change: &Value) -> Result<ApiResult, DriverError> {
         let body = Some(("application/merge-patch+json", change));
-        self.call(Method::PATCH, &self.object(kind, name), body).await
+        self.call(Method::PATCH, &self.object_path(kind, name), body).await
     }
 
-    pub(super) async fn delete(&self, kind: Kind, name: &str, how: &Value) -> Result<(), Trouble> {
-        self.call(Method::DELETE, &self.object(kind, name), Some(("application/json", how))).await.map(drop)
+    pub(super) async fn delete(&self, kind: ResourceKind, name: &str, how: &Value) -> Result<(), DriverError> {
+        self.call(Method::DELETE, &self.object_path(kind, name), Some(("application/json", how))).await.map(drop)
     }
 
-    fn path(&self, Kind(group, kind): Kind) -> String {
+    fn collection_path(&self, ResourceKind(group, kind): ResourceKind) -> String {
         format!("/{group}/namespaces/{}/{kind}", self.namespace)
     }
 
-    fn object(&self, kind: Kind, name: &str) -> String {
-        format!("{}/{name}", self.path(kind))
+    fn object_path(&self, kind: ResourceKind, name: &str) -> String {
+        format!("{}/{name}", self.collection_path(kind))
     }
 
     /// The last lines that a pod has said; nothing where they cannot be had.
-    pub(super) async fn last_words(&self, pod: &str) -> String {
-        let path = format!("{}/log?tailLines=20", self.object(PODS, pod));
+    pub(super) async fn log_tail(&self, pod: &str) -> String {
+        let path = format!("{}/log?tailLines=20", self.object_path(PODS, pod));
         match self.fetch(Method::GET, &path, None).await {
             Ok((StatusCode::OK, said)) => String::from_utf8_lossy(&said).into_owned(),
             Ok(_) | Err(_) => String::new(),
         }
     }
 
-    async fn call(&self, method: Method, path: &str, body: Option<(&str, &Value)>) -> Result<Answer, Trouble> {
+    async fn call(&self, method: Method, path: &str, body: Option<(&str, &Value)>) -> Result<ApiResult, DriverError> {
         let (status, bytes) = self.fetch(method.clone(), path, body).await?;
         let said: Value = serde_json::from_slice(&bytes).unwrap_or_default();
         match status {
-            StatusCode::NOT_FOUND => Ok(Answer::Missing),
-            StatusCode::CONFLICT => Ok(Answer::Conflict),
-            status if status.is_success() => Ok(Answer::Done(said)),
+            StatusCode::NOT_FOUND => Ok(ApiResult::NotFound),
+            StatusCode::CONFLICT => Ok(ApiResult::Conflict),
+            status if status.is_success() => Ok(ApiResult::Done(said)),
             status => {
                 let why = said["message"].as_str().unwrap_or_default();
-                Err(Trouble(format!("{method} {path}: {status}: {why}")))
+                Err(DriverError(format!("{method} {path}: {status}: {why}")))
             }
         }
     }
@@ -128,9 +131,9 @@ impl Api {
         method: Method,
         path: &str,
         body: Option<(&str, &Value)>,
-    ) -> Result<(StatusCode, Vec<u8>), Trouble> {
-        let trouble = |what: &str| Trouble(format!("{method} {path}: {what}"));
-        let lost = |error: reqwest::Error| trouble(&deepest(&error.without_url()));
+    ) -> Result<(StatusCode, Vec<u8>), DriverError> {
+        let trouble = |what: &str| DriverError(format!("{method} {path}: {what}"));
+        let lost = |error: reqwest::Error| trouble(&root_cause(&error.without_url()));
         let mut request = self.http.request(method.clone(), format!("{}{path}", self.server));
         if let Some(file) = &self.token_file {
             // It is another one every hour or so.
@@ -154,7 +157,7 @@ impl Api {
 }
 
 /// The last cause: what is above it says no more than that a request was sent.
-fn deepest(error: &dyn std::error::Error) -> String {
+fn root_cause(error: &dyn std::error::Error) -> String {
     let mut last = error;
     while let Some(cause) = last.source() {
         last = cause;

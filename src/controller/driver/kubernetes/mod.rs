@@ -5,7 +5,7 @@
 //! whole Deployment is one worker: it is made when the group is needed, and removed when it is not.
 
 mod api;
-mod objects;
+mod manifests;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,15 +14,15 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
-use super::{Assignment, Driver, End, Found, Names, Standing, Stop, Trouble};
+use super::{Driver, DriverError, ListedWorker, StopMode, WorkerExit, WorkerIdSource, WorkerSpec, WorkerState};
 use crate::domain::group::Key;
-use crate::limits::DRIVER_LOOK_EVERY;
-use api::{Answer, Api, DEPLOYMENTS, PODS, SCALED_OBJECTS, SECRETS, TRIGGER_AUTHENTICATIONS};
-use objects::{Group, POOL, group, group_of, key_of, label, name_of, worker_of};
+use crate::limits::DRIVER_POLL_INTERVAL;
+use api::{ApiResult, DEPLOYMENTS, KubernetesApi, PODS, SCALED_OBJECTS, SECRETS, TRIGGER_AUTHENTICATIONS};
+use manifests::{GroupManifests, POOL, deployment_name, group_of, key_of, name_of, pool_label, worker_of};
 
 /// Where pods are, and what they are made of.
 #[derive(Debug, Clone)]
-pub struct Cluster {
+pub struct KubernetesConfig {
     /// The address of the API.
     pub server: String,
     /// The namespace of everything that is made.
@@ -47,13 +47,13 @@ pub struct Cluster {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scaling {
     /// This controller.
-    Own,
+    Controller,
     /// KEDA, by the length of the queue.
     Keda {
         /// So many at least.
-        least: u32,
+        min: u32,
         /// So many at most.
-        most: u32,
+        max: u32,
         /// How many requests one is for.
         per_worker: u32,
     },
@@ -63,56 +63,56 @@ pub enum Scaling {
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
 /// The workers of one pool in a cluster.
-pub(super) struct Kubernetes {
-    cluster: Cluster,
+pub(super) struct KubernetesDriver {
+    config: KubernetesConfig,
     pool: String,
-    grace: Duration,
-    api: Api,
+    termination_grace: Duration,
+    api: KubernetesApi,
     /// Held while a group is changed: what is written depends on what was read.
-    changes: Mutex<()>,
+    write_lock: Mutex<()>,
 }
 
-impl Kubernetes {
-    pub(super) fn new(cluster: Cluster, pool: String, grace: Duration) -> Result<Self, Trouble> {
-        let api = Api::new(&cluster)?;
-        Ok(Self { cluster, pool, grace, api, changes: Mutex::new(()) })
+impl KubernetesDriver {
+    pub(super) fn new(cluster: KubernetesConfig, pool: String, grace: Duration) -> Result<Self, DriverError> {
+        let api = KubernetesApi::new(&cluster)?;
+        Ok(Self { config: cluster, pool, termination_grace: grace, api, write_lock: Mutex::new(()) })
     }
 
     /// Those whose number is decided here: pods, and what is promised of them. Pods are asked for first: where one is told to go
     /// meanwhile, it is counted and not promised, and not the other way round.
-    async fn pods(&self) -> Result<Vec<Found>, Trouble> {
+    async fn list_pods(&self) -> Result<Vec<ListedWorker>, DriverError> {
         let (mut found, mut live) = (Vec::new(), BTreeMap::<String, u64>::new());
-        for pod in self.api.list(PODS, POOL, &label(&self.pool)).await? {
+        for pod in self.api.list(PODS, POOL, &pool_label(&self.pool)).await? {
             let (Some(key), Some(name)) = (key_of(&pod, &self.pool), name_of(&pod)) else { continue };
             let goes = !pod["metadata"]["deletionTimestamp"].is_null();
             let standing = match pod["status"]["phase"].as_str() {
-                _ if goes => Standing::Going,
-                Some("Failed" | "Succeeded") => Standing::Ended(self.end(name, &pod).await),
-                Some(_) | None => Standing::There,
+                _ if goes => WorkerState::Stopping,
+                Some("Failed" | "Succeeded") => WorkerState::Exited(self.exit_of(name, &pod).await),
+                Some(_) | None => WorkerState::Running,
             };
-            if standing == Standing::There
+            if standing == WorkerState::Running
                 && let Some(group) = group_of(&pod)
             {
                 *live.entry(group.to_owned()).or_default() += 1;
             }
-            found.push(Found { id: name.to_owned(), key, standing });
+            found.push(ListedWorker { id: name.to_owned(), key, state: standing });
         }
-        for deployment in self.deployments().await? {
+        for deployment in self.list_deployments().await? {
             let (Some(key), Some(name)) = (key_of(&deployment, &self.pool), name_of(&deployment)) else { continue };
             let there = live.get(name).copied().unwrap_or_default();
             for number in there..replicas(&deployment) {
-                let id = format!("{name}{PROMISE}{number}");
-                found.push(Found { id, key: key.clone(), standing: Standing::Promised });
+                let id = format!("{name}{PENDING_MARK}{number}");
+                found.push(ListedWorker { id, key: key.clone(), state: WorkerState::Pending });
             }
         }
         Ok(found)
     }
 
-    async fn deployments(&self) -> Result<Vec<Value>, Trouble> {
-        self.api.list(DEPLOYMENTS, POOL, &label(&self.pool)).await
+    async fn list_deployments(&self) -> Result<Vec<Value>, DriverError> {
+        self.api.list(DEPLOYMENTS, POOL, &pool_label(&self.pool)).await
     }
 
-    async fn end(&self, name: &str, pod: &Value) -> End {
+    async fn exit_of(&self, name: &str, pod: &Value) -> WorkerExit {
         let state = &pod["status"]["containerStatuses"][0]["state"]["terminated"];
         let reason = [&state["reason"], &pod["status"]["reason"]].into_iter().find_map(Value::as_str);
         let how = match (state["exitCode"].as_i64(), reason) {
@@ -120,14 +120,14 @@ impl Kubernetes {
             (Some(code), None) => format!("exit status: {code}"),
             (None, reason) => reason.unwrap_or("its pod has ended").to_owned(),
         };
-        End { how, log: None, last_words: self.api.last_words(name).await }
+        WorkerExit { reason: how, log: None, log_tail: self.api.log_tail(name).await }
     }
 
     /// Makes a group: first what its pods are told, so that none waits for that.
-    async fn make(&self, new: &Group<'_>) -> Result<(), Trouble> {
-        done(self.api.create(SECRETS, &new.secret()).await?, "its secret")?;
+    async fn create_group(&self, new: &GroupManifests<'_>) -> Result<(), DriverError> {
+        expect_success(self.api.create(SECRETS, &new.secret()).await?, "its secret")?;
         let made = match self.api.create(DEPLOYMENTS, &new.deployment()).await {
-            Ok(answer) => done(answer, "its Deployment"),
+            Ok(answer) => expect_success(answer, "its Deployment"),
             Err(why) => Err(why),
         };
         let deployment = match made {
@@ -143,15 +143,15 @@ impl Kubernetes {
             "apiVersion": "apps/v1", "kind": "Deployment", "name": new.name(), "uid": deployment["metadata"]["uid"],
         }] } });
         self.api.patch(SECRETS, &new.secret_name(), &owner).await?;
-        if let Scaling::Keda { least, most, per_worker } = self.cluster.scaling {
+        if let Scaling::Keda { min: least, max: most, per_worker } = self.config.scaling {
             let objects = [
                 (TRIGGER_AUTHENTICATIONS, new.trigger_authentication()),
                 (SCALED_OBJECTS, new.scaled_object(least, most, per_worker)),
             ];
             for (kind, mut object) in objects {
                 object["metadata"]["ownerReferences"] = owner["metadata"]["ownerReferences"].clone();
-                if let Err(why) = self.make_owned(kind, &object).await {
-                    self.remove(&new.name()).await.ok();
+                if let Err(why) = self.create_owned(kind, &object).await {
+                    self.delete_group(&new.name()).await.ok();
                     return Err(why);
                 }
             }
@@ -160,32 +160,32 @@ impl Kubernetes {
     }
 
     /// One of an earlier making may still be there: it is removed with its own Deployment, and this is tried again.
-    async fn make_owned(&self, kind: api::Kind, object: &Value) -> Result<(), Trouble> {
-        done(self.api.create(kind, object).await?, "an object of KEDA").map(drop)
+    async fn create_owned(&self, kind: api::ResourceKind, object: &Value) -> Result<(), DriverError> {
+        expect_success(self.api.create(kind, object).await?, "an object of KEDA").map(drop)
     }
 
-    async fn remove(&self, group: &str) -> Result<(), Trouble> {
+    async fn delete_group(&self, group: &str) -> Result<(), DriverError> {
         self.api.delete(DEPLOYMENTS, group, &json!({ "propagationPolicy": "Background" })).await
     }
 
     /// Changes the number of pods of a group.
-    async fn resize(&self, deployment: &Value, replicas: u64) -> Result<(), Trouble> {
+    async fn resize(&self, deployment: &Value, replicas: u64) -> Result<(), DriverError> {
         let Some(name) = name_of(deployment) else { return Ok(()) };
         let version = &deployment["metadata"]["resourceVersion"];
         let change = json!({ "metadata": { "resourceVersion": version }, "spec": { "replicas": replicas } });
-        done(self.api.patch(DEPLOYMENTS, name, &change).await?, "its Deployment").map(drop)
+        expect_success(self.api.patch(DEPLOYMENTS, name, &change).await?, "its Deployment").map(drop)
     }
 
     /// Takes one pod away: this one, where the cluster does as it is told.
-    async fn shrink(&self, id: &str, key: &Key) -> Result<(), Trouble> {
-        let _one = self.changes.lock().await;
-        let group = group(&self.pool, key);
+    async fn remove_pod(&self, id: &str, key: &Key) -> Result<(), DriverError> {
+        let _one = self.write_lock.lock().await;
+        let group = deployment_name(&self.pool, key);
         let Some(deployment) = self.api.get(DEPLOYMENTS, &group).await? else { return Ok(()) };
         let replicas = replicas(&deployment);
         if replicas <= 1 {
-            return self.remove(&group).await;
+            return self.delete_group(&group).await;
         }
-        if !id.contains(PROMISE) {
+        if !id.contains(PENDING_MARK) {
             let first = json!({ "metadata": { "annotations": { DELETION_COST: "-1000" } } });
             self.api.patch(PODS, id, &first).await?;
         }
@@ -194,64 +194,67 @@ impl Kubernetes {
 }
 
 /// Between the name of a Deployment and the number of a pod that it has promised. No pod has it in its name.
-const PROMISE: char = '~';
+const PENDING_MARK: char = '~';
 
 fn replicas(deployment: &Value) -> u64 {
     deployment["spec"]["replicas"].as_u64().unwrap_or_default()
 }
 
-fn done(answer: Answer, what: &str) -> Result<Value, Trouble> {
+fn expect_success(answer: ApiResult, what: &str) -> Result<Value, DriverError> {
     match answer {
-        Answer::Done(object) => Ok(object),
-        Answer::Missing => Err(Trouble(format!("{what} is not known to the cluster"))),
-        Answer::Conflict => Err(Trouble(format!("{what} is there already, or was just changed"))),
+        ApiResult::Done(object) => Ok(object),
+        ApiResult::NotFound => Err(DriverError(format!("{what} is not known to the cluster"))),
+        ApiResult::Conflict => Err(DriverError(format!("{what} is there already, or was just changed"))),
     }
 }
 
-impl Driver for Kubernetes {
-    const LOOK_EVERY: Duration = DRIVER_LOOK_EVERY;
+impl Driver for KubernetesDriver {
+    const LIST_INTERVAL: Duration = DRIVER_POLL_INTERVAL;
 
-    fn names(&self) -> Names {
-        match self.cluster.scaling {
-            Scaling::Own => Names::Theirs,
-            Scaling::Keda { .. } => Names::Ours,
+    fn worker_id_source(&self) -> WorkerIdSource {
+        match self.config.scaling {
+            Scaling::Controller => WorkerIdSource::Platform,
+            Scaling::Keda { .. } => WorkerIdSource::Controller,
         }
     }
 
-    async fn list(&self) -> Result<Vec<Found>, Trouble> {
-        match self.cluster.scaling {
-            Scaling::Own => self.pods().await,
+    async fn list(&self) -> Result<Vec<ListedWorker>, DriverError> {
+        match self.config.scaling {
+            Scaling::Controller => self.list_pods().await,
             Scaling::Keda { .. } => {
-                let deployments = self.deployments().await?;
+                let deployments = self.list_deployments().await?;
                 let found = deployments.iter().filter_map(|deployment| {
                     let (id, key) = (worker_of(deployment)?.to_owned(), key_of(deployment, &self.pool)?);
-                    Some(Found { id, key, standing: Standing::There })
+                    Some(ListedWorker { id, key, state: WorkerState::Running })
                 });
                 Ok(found.collect())
             }
         }
     }
 
-    async fn start(&self, assignment: Assignment) -> Result<(), Trouble> {
-        let _one = self.changes.lock().await;
-        let (cluster, pool) = (&self.cluster, self.pool.as_str());
-        let new = Group { cluster, pool, grace_seconds: self.grace.as_secs(), assignment: &assignment };
+    async fn start(&self, assignment: WorkerSpec) -> Result<(), DriverError> {
+        let _one = self.write_lock.lock().await;
+        let (cluster, pool) = (&self.config, self.pool.as_str());
+        let new =
+            GroupManifests { cluster, pool, grace_seconds: self.termination_grace.as_secs(), assignment: &assignment };
         match (self.api.get(DEPLOYMENTS, &new.name()).await?, cluster.scaling) {
-            (None, _) => self.make(&new).await,
-            (Some(deployment), Scaling::Own) => self.resize(&deployment, replicas(&deployment) + 1).await,
-            (Some(_), Scaling::Keda { .. }) => Err(Trouble("the group is there already".to_owned())),
+            (None, _) => self.create_group(&new).await,
+            (Some(deployment), Scaling::Controller) => self.resize(&deployment, replicas(&deployment) + 1).await,
+            (Some(_), Scaling::Keda { .. }) => Err(DriverError("the group is there already".to_owned())),
         }
     }
 
-    async fn stop(&self, id: String, key: Key, stop: Stop) -> Result<(), Trouble> {
-        match (stop, self.cluster.scaling) {
-            (Stop::Ask, Scaling::Own) => self.shrink(&id, &key).await,
-            (Stop::Force, Scaling::Own) if id.contains(PROMISE) => Ok(()),
-            (Stop::Force, Scaling::Own) => self.api.delete(PODS, &id, &json!({ "gracePeriodSeconds": 0 })).await,
-            (Stop::Forget, Scaling::Own) => self.api.delete(PODS, &id, &json!({})).await,
-            (Stop::Ask | Stop::Force | Stop::Forget, Scaling::Keda { .. }) => {
-                let _one = self.changes.lock().await;
-                self.remove(&group(&self.pool, &key)).await
+    async fn stop(&self, id: String, key: Key, stop: StopMode) -> Result<(), DriverError> {
+        match (stop, self.config.scaling) {
+            (StopMode::Terminate, Scaling::Controller) => self.remove_pod(&id, &key).await,
+            (StopMode::Kill, Scaling::Controller) if id.contains(PENDING_MARK) => Ok(()),
+            (StopMode::Kill, Scaling::Controller) => {
+                self.api.delete(PODS, &id, &json!({ "gracePeriodSeconds": 0 })).await
+            }
+            (StopMode::Remove, Scaling::Controller) => self.api.delete(PODS, &id, &json!({})).await,
+            (StopMode::Terminate | StopMode::Kill | StopMode::Remove, Scaling::Keda { .. }) => {
+                let _one = self.write_lock.lock().await;
+                self.delete_group(&deployment_name(&self.pool, &key)).await
             }
         }
     }

@@ -5,48 +5,48 @@
 //! deleted only when it was unbound for the whole stop delay, no worker of the group is left, and the broker said that it
 //! is empty and that nobody consumes from it; one that holds requests makes its group active again (I31).
 
-mod standing;
+mod progress;
 
 use alloc::collections::{BTreeMap, VecDeque};
 use core::time::Duration;
 
-pub use standing::{Standing, Wait};
+pub use progress::{GroupProgress, QueueWait};
 
-use super::tracker::{self, Tracker, Wanted};
-use super::{Generation, Key, Phase};
+use super::tracker::{self, DesiredGroup, Tracker};
+use super::{Generation, GroupPhase, Key};
 use crate::domain::backoff::{self, Backoff};
 use crate::domain::jitter::Jitter;
 use crate::domain::time::Instant;
 
 /// The pauses before a step that failed is tried again.
-pub const TROUBLE: backoff::Policy =
+pub const STEP_RETRY: backoff::Policy =
     backoff::Policy { first: Duration::from_millis(200), max: Duration::from_secs(30) };
 
 /// How soon a queue that is still consumed from is looked at again.
-pub const LOOK_AGAIN: Duration = Duration::from_secs(1);
+pub const INSPECT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Something to do about a request queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Step {
-    /// Declare it and bind it. The answer is [`Answer::Done`].
+pub enum QueueStep {
+    /// Declare it and bind it. The answer is [`StepResult::Done`].
     Bind,
-    /// Unbind it, if there is one. The answer is [`Answer::Done`].
+    /// Unbind it, if there is one. The answer is [`StepResult::Done`].
     Unbind,
-    /// Ask what is in it. The answer is [`Answer::Holds`] or [`Answer::Missing`].
-    Look,
-    /// Delete it. The answer is [`Answer::Done`], or [`Answer::Holds`] where the broker refuses since it is not empty.
+    /// Ask what is in it. The answer is [`StepResult::Contents`] or [`StepResult::NotFound`].
+    Inspect,
+    /// Delete it. The answer is [`StepResult::Done`], or [`StepResult::Contents`] where the broker refuses since it is not empty.
     Delete,
 }
 
 /// What came of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Answer {
+pub enum StepResult {
     /// It is so.
     Done,
     /// There is no such queue.
-    Missing,
+    NotFound,
     /// So much is known of it.
-    Holds {
+    Contents {
         /// Requests that no worker holds.
         ready: u32,
         /// How many consume.
@@ -68,7 +68,7 @@ pub enum Event {
     /// It cannot.
     Disconnected,
     /// A queue of this key was found there.
-    Found(Key),
+    QueueFound(Key),
     /// A sign of demand for a key, which is good for so much longer than usual.
     Demand {
         /// The key.
@@ -78,26 +78,26 @@ pub enum Event {
     },
     /// So much is in the queue of a key, and so much of it is held by workers. Either is a sign of demand: an empty queue says
     /// nothing of what its workers do.
-    Seen {
+    QueueCounted {
         /// The key.
         key: Key,
         /// Requests that no worker holds.
         ready: u32,
         /// Requests that workers hold.
-        held: u32,
+        in_progress: u32,
     },
     /// A request of this key did not find its queue, which is bound as far as is known.
-    Strayed(Key),
+    Unroutable(Key),
     /// The answer to a step.
-    Answered {
+    StepFinished {
         /// Over which connection.
         epoch: Epoch,
         /// Whose queue.
         key: Key,
         /// The step.
-        step: Step,
+        step: QueueStep,
         /// What came of it.
-        answer: Answer,
+        result: StepResult,
     },
     /// So many workers of a key are there, in whatever state.
     Workers {
@@ -114,16 +114,16 @@ pub enum Event {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Effect {
     /// A step for a queue.
-    Do {
+    RunStep {
         /// Over which connection.
         epoch: Epoch,
         /// Whose queue.
         key: Key,
         /// The step.
-        step: Step,
+        step: QueueStep,
     },
     /// A queue that was to go holds requests: its group is active again.
-    Revived {
+    Reactivated {
         /// Whose queue.
         key: Key,
         /// How many requests.
@@ -133,21 +133,21 @@ pub enum Effect {
 
 impl Event {
     /// The key that it is about; `None` where it is about all of them.
-    const fn of(&self) -> Option<&Key> {
+    const fn key(&self) -> Option<&Key> {
         match self {
             Self::Connected(_) | Self::Disconnected | Self::Tick => None,
-            Self::Found(key)
-            | Self::Strayed(key)
+            Self::QueueFound(key)
+            | Self::Unroutable(key)
             | Self::Demand { key, .. }
-            | Self::Seen { key, .. }
-            | Self::Answered { key, .. }
+            | Self::QueueCounted { key, .. }
+            | Self::StepFinished { key, .. }
             | Self::Workers { key, .. } => Some(key),
         }
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Known {
+enum BindingState {
     Unknown,
     Absent,
     Bound,
@@ -155,97 +155,100 @@ enum Known {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Queue {
-    known: Known,
-    under_way: Option<Step>,
-    row: Backoff,
+struct GroupQueue {
+    binding: BindingState,
+    in_flight: Option<QueueStep>,
+    backoff: Backoff,
     /// Nothing is done before.
     not_before: Instant,
     /// What the broker said of it since anything about it changed.
-    looked: Option<Looked>,
+    inspection: Option<InspectionState>,
     workers: u32,
     /// What the queue is to be, and since which change.
-    target: Option<Phase>,
-    since: Generation,
+    target: Option<GroupPhase>,
+    generation: Generation,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Looked {
+enum InspectionState {
     Empty,
     /// Something changed while it was looked at: what is answered says nothing.
-    InVain,
+    Stale,
 }
 
-impl Queue {
-    const fn new(known: Known, since: Generation) -> Self {
+impl GroupQueue {
+    const fn new(binding: BindingState, generation: Generation) -> Self {
         Self {
-            known,
-            under_way: None,
-            row: Backoff::NEW,
+            binding,
+            in_flight: None,
+            backoff: Backoff::NEW,
             not_before: Instant::ORIGIN,
-            looked: None,
+            inspection: None,
             workers: 0,
             target: None,
-            since,
+            generation,
         }
     }
 
     /// What would bring it closer to what it is to be, and when.
-    fn step(&self, stop_delay: Duration) -> Option<(Step, Instant)> {
+    fn next_step(&self, stop_delay: Duration) -> Option<(QueueStep, Instant)> {
         let now_or = |at: Instant| at.max(self.not_before);
-        match (self.target, self.known) {
-            (Some(Phase::Active), Known::Bound) => None,
-            (Some(Phase::Active), _) => Some((Step::Bind, self.not_before)),
-            (Some(Phase::Unbound) | None, Known::Unknown | Known::Bound) => Some((Step::Unbind, self.not_before)),
-            (Some(Phase::Unbound) | None, Known::Absent) | (Some(Phase::Unbound), Known::Unbound { .. }) => None,
+        match (self.target, self.binding) {
+            (Some(GroupPhase::Active), BindingState::Bound) => None,
+            (Some(GroupPhase::Active), _) => Some((QueueStep::Bind, self.not_before)),
+            (Some(GroupPhase::Unbound) | None, BindingState::Unknown | BindingState::Bound) => {
+                Some((QueueStep::Unbind, self.not_before))
+            }
+            (Some(GroupPhase::Unbound) | None, BindingState::Absent)
+            | (Some(GroupPhase::Unbound), BindingState::Unbound { .. }) => None,
             // Nobody asks while workers are there: they may hold what no count shows.
-            (None, Known::Unbound { .. }) if self.workers > 0 => None,
-            (None, Known::Unbound { since }) => match self.looked {
-                None | Some(Looked::InVain) => Some((Step::Look, now_or(since.plus(stop_delay)))),
-                Some(Looked::Empty) => Some((Step::Delete, self.not_before)),
+            (None, BindingState::Unbound { .. }) if self.workers > 0 => None,
+            (None, BindingState::Unbound { since }) => match self.inspection {
+                None | Some(InspectionState::Stale) => Some((QueueStep::Inspect, now_or(since.plus(stop_delay)))),
+                Some(InspectionState::Empty) => Some((QueueStep::Delete, self.not_before)),
             },
         }
     }
 
     /// It is to be this.
-    fn want(&mut self, wanted: Option<Wanted>, generation: Generation) {
-        let (target, since) = wanted.map_or((None, generation), |wanted| (Some(wanted.phase), wanted.since));
+    fn set_target(&mut self, wanted: Option<DesiredGroup>, generation: Generation) {
+        let (target, since) = wanted.map_or((None, generation), |wanted| (Some(wanted.phase), wanted.generation));
         if self.target != target {
-            (self.target, self.since) = (target, since);
-            self.doubt();
+            (self.target, self.generation) = (target, since);
+            self.invalidate_inspection();
         }
     }
 
     /// Whether there is nothing to do about it any more, and nothing to know.
-    fn is_over(&self) -> bool {
-        self.target.is_none() && self.known == Known::Absent && self.under_way.is_none() && self.workers == 0
+    fn is_done(&self) -> bool {
+        self.target.is_none() && self.binding == BindingState::Absent && self.in_flight.is_none() && self.workers == 0
     }
 
     /// Begins its next step, where it is time for that.
-    fn begin(&mut self, stop_delay: Duration, now: Instant) -> Option<Step> {
-        if self.under_way.is_some() {
+    fn start_step(&mut self, stop_delay: Duration, now: Instant) -> Option<QueueStep> {
+        if self.in_flight.is_some() {
             return None;
         }
-        let (step, _) = self.step(stop_delay).filter(|(_, at)| *at <= now)?;
-        self.under_way = Some(step);
-        if step == Step::Look {
-            self.looked = None;
+        let (step, _) = self.next_step(stop_delay).filter(|(_, at)| *at <= now)?;
+        self.in_flight = Some(step);
+        if step == QueueStep::Inspect {
+            self.inspection = None;
         }
         Some(step)
     }
 
     /// Something about it changed, so that what was seen of it counts no more.
-    fn doubt(&mut self) {
-        self.looked = (self.under_way == Some(Step::Look)).then_some(Looked::InVain);
+    fn invalidate_inspection(&mut self) {
+        self.inspection = (self.in_flight == Some(QueueStep::Inspect)).then_some(InspectionState::Stale);
     }
 
     const fn is_settled(&self) -> bool {
-        self.under_way.is_none()
+        self.in_flight.is_none()
             && matches!(
-                (self.target, self.known),
-                (Some(Phase::Active), Known::Bound)
-                    | (Some(Phase::Unbound), Known::Unbound { .. } | Known::Absent)
-                    | (None, Known::Absent)
+                (self.target, self.binding),
+                (Some(GroupPhase::Active), BindingState::Bound)
+                    | (Some(GroupPhase::Unbound), BindingState::Unbound { .. } | BindingState::Absent)
+                    | (None, BindingState::Absent)
             )
     }
 }
@@ -253,9 +256,9 @@ impl Queue {
 /// The groups and queues of one pool.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Pool {
-    policy: tracker::Policy,
+    policy: tracker::TrackerPolicy,
     tracker: Tracker,
-    queues: BTreeMap<Key, Queue>,
+    queues: BTreeMap<Key, GroupQueue>,
     epoch: Option<Epoch>,
     jitter: Jitter,
     effects: VecDeque<Effect>,
@@ -264,7 +267,7 @@ pub struct Pool {
 impl Pool {
     /// One of which nothing is known.
     #[must_use]
-    pub fn new(policy: tracker::Policy, seed: u64, now: Instant) -> Self {
+    pub fn new(policy: tracker::TrackerPolicy, seed: u64, now: Instant) -> Self {
         Self {
             policy,
             tracker: Tracker::new(policy, [], now),
@@ -277,64 +280,66 @@ impl Pool {
 
     /// Takes in what happened. What is about one key costs a look at that one, and the others are looked at when time passes.
     pub fn handle(&mut self, event: Event, now: Instant) {
-        let of = event.of().cloned();
+        let of = event.key().cloned();
         match event {
             Event::Connected(epoch) => {
-                self.forget();
+                self.reset_connection();
                 self.epoch = Some(epoch);
             }
             Event::Disconnected => {
-                self.forget();
+                self.reset_connection();
                 self.epoch = None;
             }
-            Event::Found(key) => {
-                self.tracker.require(key, Duration::ZERO, now);
+            Event::QueueFound(key) => {
+                self.tracker.on_demand(key, Duration::ZERO, now);
             }
             Event::Demand { key, extra } => {
-                self.tracker.require(key, extra, now);
+                self.tracker.on_demand(key, extra, now);
             }
-            Event::Seen { key, ready, held } => {
+            Event::QueueCounted { key, ready, in_progress: held } => {
                 if ready > 0 || held > 0 {
-                    self.tracker.require(key, Duration::ZERO, now);
+                    self.tracker.on_demand(key, Duration::ZERO, now);
                 }
             }
-            Event::Strayed(key) => {
+            Event::Unroutable(key) => {
                 if let Some(queue) = self.queues.get_mut(&key)
-                    && queue.known == Known::Bound
+                    && queue.binding == BindingState::Bound
                 {
-                    queue.known = Known::Unknown;
+                    queue.binding = BindingState::Unknown;
                 }
             }
-            Event::Answered { epoch, key, step, answer } => {
+            Event::StepFinished { epoch, key, step, result: answer } => {
                 if self.epoch == Some(epoch) {
-                    self.answered(&key, step, answer, now);
+                    self.on_step_finished(&key, step, answer, now);
                 }
             }
             Event::Workers { key, count } => {
                 let generation = self.tracker.generation();
                 if count > 0 {
-                    self.queues.entry(key.clone()).or_insert_with(|| Queue::new(Known::Unknown, generation));
+                    self.queues
+                        .entry(key.clone())
+                        .or_insert_with(|| GroupQueue::new(BindingState::Unknown, generation));
                 }
                 if let Some(queue) = self.queues.get_mut(&key)
                     && queue.workers != count
                 {
                     // What one of them has put back was not there when it was looked at.
                     queue.workers = count;
-                    queue.doubt();
+                    queue.invalidate_inspection();
                 }
             }
             Event::Tick => {}
         }
         if let Some(key) = of {
-            self.go_on_with(&key, now);
+            self.advance_key(&key, now);
         } else {
             self.tracker.tick(now);
-            self.go_on(now);
+            self.advance_all(now);
         }
     }
 
     /// Other delays. What has begun is counted by the old ones.
-    pub const fn reconfigure(&mut self, policy: tracker::Policy) {
+    pub const fn reconfigure(&mut self, policy: tracker::TrackerPolicy) {
         self.policy = policy;
         self.tracker.reconfigure(policy);
     }
@@ -347,8 +352,8 @@ impl Pool {
     /// When [`Event::Tick`] has something to do.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        let steps = self.queues.values().filter(|queue| self.epoch.is_some() && queue.under_way.is_none());
-        let steps = steps.filter_map(|queue| queue.step(self.policy.stop_delay)).map(|(_, at)| at);
+        let steps = self.queues.values().filter(|queue| self.epoch.is_some() && queue.in_flight.is_none());
+        let steps = steps.filter_map(|queue| queue.next_step(self.policy.stop_delay)).map(|(_, at)| at);
         steps.chain(self.tracker.next_deadline()).min()
     }
 
@@ -366,101 +371,102 @@ impl Pool {
     /// Whether a request that is published now reaches the queue of its key.
     #[must_use]
     pub fn is_bound(&self, key: &Key) -> bool {
-        let bound = |queue: &Queue| queue.known == Known::Bound && queue.under_way.is_none();
+        let bound = |queue: &GroupQueue| queue.binding == BindingState::Bound && queue.in_flight.is_none();
         self.queues.get(key).is_some_and(bound)
     }
 
     /// How often in a row a step about the queue of a key has failed.
     #[must_use]
-    pub fn failures(&self, key: &Key) -> u32 {
-        self.queues.get(key).map_or(0, |queue| queue.row.tries())
+    pub fn consecutive_failures(&self, key: &Key) -> u32 {
+        self.queues.get(key).map_or(0, |queue| queue.backoff.tries())
     }
 
     /// Every change up to this one has been carried out.
     #[must_use]
-    pub fn reached(&self) -> Generation {
-        let unsettled = self.queues.values().filter(|queue| !queue.is_settled()).map(|queue| queue.since).min();
+    pub fn settled_generation(&self) -> Generation {
+        let unsettled = self.queues.values().filter(|queue| !queue.is_settled()).map(|queue| queue.generation).min();
         unsettled.map_or_else(|| self.tracker.generation(), |since| Generation(since.0.saturating_sub(1)))
     }
 
-    fn forget(&mut self) {
+    fn reset_connection(&mut self) {
         // Steps that were not begun belong to the connection as well.
-        self.effects.retain(|effect| !matches!(effect, Effect::Do { .. }));
+        self.effects.retain(|effect| !matches!(effect, Effect::RunStep { .. }));
         for queue in self.queues.values_mut() {
-            (queue.known, queue.under_way, queue.looked) = (Known::Unknown, None, None);
-            queue.row.reset();
+            (queue.binding, queue.in_flight, queue.inspection) = (BindingState::Unknown, None, None);
+            queue.backoff.reset();
             queue.not_before = Instant::ORIGIN;
         }
     }
 
-    fn answered(&mut self, key: &Key, step: Step, answer: Answer, now: Instant) {
+    fn on_step_finished(&mut self, key: &Key, step: QueueStep, answer: StepResult, now: Instant) {
         let Some(queue) = self.queues.get_mut(key) else { return };
-        if queue.under_way != Some(step) {
+        if queue.in_flight != Some(step) {
             return;
         }
-        queue.under_way = None;
-        if answer == Answer::Failed {
+        queue.in_flight = None;
+        if answer == StepResult::Failed {
             // What it was is not known any more: it may have been done all the same.
-            (queue.known, queue.looked) = (Known::Unknown, None);
-            queue.not_before = now.plus(queue.row.wait(TROUBLE, None, &mut self.jitter));
+            (queue.binding, queue.inspection) = (BindingState::Unknown, None);
+            queue.not_before = now.plus(queue.backoff.wait(STEP_RETRY, None, &mut self.jitter));
             return;
         }
-        queue.row.reset();
+        queue.backoff.reset();
         queue.not_before = now;
         match (step, answer) {
-            (Step::Bind, _) => (queue.known, queue.looked) = (Known::Bound, None),
-            (Step::Unbind, Answer::Missing) | (Step::Look, Answer::Missing | Answer::Done) => {
-                queue.known = Known::Absent;
+            (QueueStep::Bind, _) => (queue.binding, queue.inspection) = (BindingState::Bound, None),
+            (QueueStep::Unbind, StepResult::NotFound)
+            | (QueueStep::Inspect, StepResult::NotFound | StepResult::Done) => {
+                queue.binding = BindingState::Absent;
             }
-            (Step::Unbind, _) => (queue.known, queue.looked) = (Known::Unbound { since: now }, None),
-            (Step::Delete, Answer::Done | Answer::Missing) => queue.known = Known::Absent,
-            (Step::Look, Answer::Holds { ready: 0, consumers: 0 }) => {
-                let in_vain = queue.looked == Some(Looked::InVain);
-                queue.looked = (!in_vain).then_some(Looked::Empty);
+            (QueueStep::Unbind, _) => (queue.binding, queue.inspection) = (BindingState::Unbound { since: now }, None),
+            (QueueStep::Delete, StepResult::Done | StepResult::NotFound) => queue.binding = BindingState::Absent,
+            (QueueStep::Inspect, StepResult::Contents { ready: 0, consumers: 0 }) => {
+                let in_vain = queue.inspection == Some(InspectionState::Stale);
+                queue.inspection = (!in_vain).then_some(InspectionState::Empty);
             }
-            (Step::Look | Step::Delete, Answer::Holds { ready: 0, .. } | Answer::Failed) => {
-                queue.looked = None;
-                queue.not_before = now.plus(LOOK_AGAIN);
+            (QueueStep::Inspect | QueueStep::Delete, StepResult::Contents { ready: 0, .. } | StepResult::Failed) => {
+                queue.inspection = None;
+                queue.not_before = now.plus(INSPECT_INTERVAL);
             }
-            (Step::Look | Step::Delete, Answer::Holds { ready, .. }) => {
-                queue.looked = None;
-                self.effects.push_back(Effect::Revived { key: key.clone(), ready });
-                self.tracker.require(key.clone(), Duration::ZERO, now);
+            (QueueStep::Inspect | QueueStep::Delete, StepResult::Contents { ready, .. }) => {
+                queue.inspection = None;
+                self.effects.push_back(Effect::Reactivated { key: key.clone(), ready });
+                self.tracker.on_demand(key.clone(), Duration::ZERO, now);
             }
         }
     }
 
     /// Tells each queue what it is to be, and begins what is to be done about it.
-    fn go_on(&mut self, now: Instant) {
+    fn advance_all(&mut self, now: Instant) {
         for (key, wanted) in self.tracker.groups() {
-            self.queues.entry(key.clone()).or_insert_with(|| Queue::new(Known::Unknown, wanted.since));
+            self.queues.entry(key.clone()).or_insert_with(|| GroupQueue::new(BindingState::Unknown, wanted.generation));
         }
         let generation = self.tracker.generation();
         for (key, queue) in &mut self.queues {
-            queue.want(self.tracker.wanted(key), generation);
+            queue.set_target(self.tracker.desired(key), generation);
             if let Some(epoch) = self.epoch
-                && let Some(step) = queue.begin(self.policy.stop_delay, now)
+                && let Some(step) = queue.start_step(self.policy.stop_delay, now)
             {
-                self.effects.push_back(Effect::Do { epoch, key: key.clone(), step });
+                self.effects.push_back(Effect::RunStep { epoch, key: key.clone(), step });
             }
         }
-        self.queues.retain(|_, queue| !queue.is_over());
+        self.queues.retain(|_, queue| !queue.is_done());
     }
 
     /// The same for one of them.
-    fn go_on_with(&mut self, key: &Key, now: Instant) {
-        let wanted = self.tracker.wanted(key);
+    fn advance_key(&mut self, key: &Key, now: Instant) {
+        let wanted = self.tracker.desired(key);
         if let Some(wanted) = wanted {
-            self.queues.entry(key.clone()).or_insert_with(|| Queue::new(Known::Unknown, wanted.since));
+            self.queues.entry(key.clone()).or_insert_with(|| GroupQueue::new(BindingState::Unknown, wanted.generation));
         }
         let Some(queue) = self.queues.get_mut(key) else { return };
-        queue.want(wanted, self.tracker.generation());
+        queue.set_target(wanted, self.tracker.generation());
         if let Some(epoch) = self.epoch
-            && let Some(step) = queue.begin(self.policy.stop_delay, now)
+            && let Some(step) = queue.start_step(self.policy.stop_delay, now)
         {
-            self.effects.push_back(Effect::Do { epoch, key: key.clone(), step });
+            self.effects.push_back(Effect::RunStep { epoch, key: key.clone(), step });
         }
-        if self.queues.get(key).is_some_and(Queue::is_over) {
+        if self.queues.get(key).is_some_and(GroupQueue::is_done) {
             self.queues.remove(key);
         }
     }
@@ -470,8 +476,8 @@ impl Pool {
 mod tests {
     use super::*;
 
-    const POLICY: tracker::Policy =
-        tracker::Policy { unbind_delay: Duration::from_secs(10), stop_delay: Duration::from_secs(5) };
+    const POLICY: tracker::TrackerPolicy =
+        tracker::TrackerPolicy { unbind_delay: Duration::from_secs(10), stop_delay: Duration::from_secs(5) };
 
     fn at(seconds: u64) -> Instant {
         Instant::at(Duration::from_secs(seconds))
@@ -485,8 +491,8 @@ mod tests {
         Event::Demand { key: key(), extra: Duration::ZERO }
     }
 
-    fn answered(step: Step, answer: Answer) -> Event {
-        Event::Answered { epoch: Epoch(1), key: key(), step, answer }
+    fn answered(step: QueueStep, answer: StepResult) -> Event {
+        Event::StepFinished { epoch: Epoch(1), key: key(), step, result: answer }
     }
 
     fn connected() -> Pool {
@@ -495,11 +501,11 @@ mod tests {
         pool
     }
 
-    fn steps(pool: &mut Pool) -> Vec<Step> {
+    fn steps(pool: &mut Pool) -> Vec<QueueStep> {
         core::iter::from_fn(|| pool.next_effect())
             .filter_map(|effect| match effect {
-                Effect::Do { step, .. } => Some(step),
-                Effect::Revived { .. } => None,
+                Effect::RunStep { step, .. } => Some(step),
+                Effect::Reactivated { .. } => None,
             })
             .collect()
     }
@@ -508,9 +514,9 @@ mod tests {
     fn over() -> Pool {
         let mut pool = connected();
         pool.handle(demand(), at(0));
-        pool.handle(answered(Step::Bind, Answer::Done), at(0));
+        pool.handle(answered(QueueStep::Bind, StepResult::Done), at(0));
         pool.handle(Event::Tick, at(10));
-        pool.handle(answered(Step::Unbind, Answer::Done), at(10));
+        pool.handle(answered(QueueStep::Unbind, StepResult::Done), at(10));
         steps(&mut pool);
         pool
     }
@@ -519,38 +525,38 @@ mod tests {
     fn a_queue_is_bound_on_demand_unbound_in_a_calm_and_deleted_when_it_is_empty() {
         let mut pool = connected();
         pool.handle(demand(), at(0));
-        assert_eq!((steps(&mut pool), pool.is_bound(&key())), (vec![Step::Bind], false));
-        pool.handle(answered(Step::Bind, Answer::Done), at(1));
+        assert_eq!((steps(&mut pool), pool.is_bound(&key())), (vec![QueueStep::Bind], false));
+        pool.handle(answered(QueueStep::Bind, StepResult::Done), at(1));
         assert!(pool.is_bound(&key()));
-        assert_eq!(pool.reached(), Generation(1));
+        assert_eq!(pool.settled_generation(), Generation(1));
         assert_eq!(pool.next_deadline(), Some(at(10)));
         pool.handle(Event::Tick, at(10));
-        assert_eq!((steps(&mut pool), pool.is_bound(&key())), (vec![Step::Unbind], false));
-        pool.handle(answered(Step::Unbind, Answer::Done), at(12));
+        assert_eq!((steps(&mut pool), pool.is_bound(&key())), (vec![QueueStep::Unbind], false));
+        pool.handle(answered(QueueStep::Unbind, StepResult::Done), at(12));
         pool.handle(Event::Tick, at(15));
         assert_eq!(steps(&mut pool), [], "it was unbound at 12, and not at 10");
         assert_eq!(pool.next_deadline(), Some(at(17)));
         pool.handle(Event::Tick, at(17));
-        assert_eq!(steps(&mut pool), [Step::Look]);
-        pool.handle(answered(Step::Look, Answer::Holds { ready: 0, consumers: 0 }), at(17));
-        assert_eq!(steps(&mut pool), [Step::Delete]);
-        pool.handle(answered(Step::Delete, Answer::Done), at(17));
-        assert_eq!((pool.next_deadline(), pool.reached()), (None, Generation(3)));
+        assert_eq!(steps(&mut pool), [QueueStep::Inspect]);
+        pool.handle(answered(QueueStep::Inspect, StepResult::Contents { ready: 0, consumers: 0 }), at(17));
+        assert_eq!(steps(&mut pool), [QueueStep::Delete]);
+        pool.handle(answered(QueueStep::Delete, StepResult::Done), at(17));
+        assert_eq!((pool.next_deadline(), pool.settled_generation()), (None, Generation(3)));
         assert!(pool.queues.is_empty());
     }
 
     #[test]
     fn a_queue_that_holds_requests_is_not_deleted_and_its_group_is_active_again() {
-        for refused_by in [Step::Look, Step::Delete] {
+        for refused_by in [QueueStep::Inspect, QueueStep::Delete] {
             let mut pool = over();
             pool.handle(Event::Tick, at(15));
-            if refused_by == Step::Delete {
-                pool.handle(answered(Step::Look, Answer::Holds { ready: 0, consumers: 0 }), at(15));
+            if refused_by == QueueStep::Delete {
+                pool.handle(answered(QueueStep::Inspect, StepResult::Contents { ready: 0, consumers: 0 }), at(15));
             }
             assert_eq!(steps(&mut pool).last(), Some(&refused_by));
-            pool.handle(answered(refused_by, Answer::Holds { ready: 3, consumers: 0 }), at(16));
-            assert_eq!(pool.next_effect(), Some(Effect::Revived { key: key(), ready: 3 }));
-            assert_eq!(steps(&mut pool), [Step::Bind]);
+            pool.handle(answered(refused_by, StepResult::Contents { ready: 3, consumers: 0 }), at(16));
+            assert_eq!(pool.next_effect(), Some(Effect::Reactivated { key: key(), ready: 3 }));
+            assert_eq!(steps(&mut pool), [QueueStep::Bind]);
         }
     }
 
@@ -561,33 +567,33 @@ mod tests {
         pool.handle(Event::Tick, at(60));
         assert_eq!((steps(&mut pool), pool.next_deadline()), (vec![], None));
         pool.handle(Event::Workers { key: key(), count: 0 }, at(60));
-        assert_eq!(steps(&mut pool), [Step::Look]);
-        pool.handle(answered(Step::Look, Answer::Holds { ready: 0, consumers: 1 }), at(60));
+        assert_eq!(steps(&mut pool), [QueueStep::Inspect]);
+        pool.handle(answered(QueueStep::Inspect, StepResult::Contents { ready: 0, consumers: 1 }), at(60));
         assert_eq!((steps(&mut pool), pool.next_deadline()), (vec![], Some(at(61))));
         pool.handle(Event::Tick, at(61));
-        assert_eq!(steps(&mut pool), [Step::Look]);
+        assert_eq!(steps(&mut pool), [QueueStep::Inspect]);
     }
 
     #[test]
     fn a_group_whose_queue_is_empty_while_its_workers_hold_requests_is_neither_unbound_nor_stopped() {
         let mut pool = connected();
         pool.handle(demand(), at(0));
-        pool.handle(answered(Step::Bind, Answer::Done), at(0));
+        pool.handle(answered(QueueStep::Bind, StepResult::Done), at(0));
         steps(&mut pool);
         for second in 1..1_000 {
             pool.handle(Event::Tick, at(second));
-            pool.handle(Event::Seen { key: key(), ready: 0, held: 1 }, at(second));
+            pool.handle(Event::QueueCounted { key: key(), ready: 0, in_progress: 1 }, at(second));
             assert!(pool.is_bound(&key()) && steps(&mut pool).is_empty(), "after {second} s");
         }
-        pool.handle(Event::Seen { key: key(), ready: 0, held: 0 }, at(1_000));
+        pool.handle(Event::QueueCounted { key: key(), ready: 0, in_progress: 0 }, at(1_000));
         pool.handle(Event::Tick, at(1_009));
-        assert_eq!(steps(&mut pool), [Step::Unbind], "what was held is answered");
+        assert_eq!(steps(&mut pool), [QueueStep::Unbind], "what was held is answered");
         // One that is to go, and of whose requests somebody holds one after all, goes on.
-        pool.handle(answered(Step::Unbind, Answer::Done), at(1_009));
+        pool.handle(answered(QueueStep::Unbind, StepResult::Done), at(1_009));
         pool.handle(Event::Tick, at(1_014));
-        pool.handle(Event::Seen { key: key(), ready: 0, held: 1 }, at(1_014));
-        pool.handle(answered(Step::Look, Answer::Holds { ready: 0, consumers: 0 }), at(1_014));
-        assert_eq!(steps(&mut pool), [Step::Look, Step::Bind]);
+        pool.handle(Event::QueueCounted { key: key(), ready: 0, in_progress: 1 }, at(1_014));
+        pool.handle(answered(QueueStep::Inspect, StepResult::Contents { ready: 0, consumers: 0 }), at(1_014));
+        assert_eq!(steps(&mut pool), [QueueStep::Inspect, QueueStep::Bind]);
     }
 
     #[test]
@@ -596,21 +602,21 @@ mod tests {
         pool.handle(Event::Tick, at(15));
         pool.handle(Event::Workers { key: key(), count: 1 }, at(15));
         pool.handle(Event::Workers { key: key(), count: 0 }, at(15));
-        assert_eq!(steps(&mut pool), [Step::Look]);
-        pool.handle(answered(Step::Look, Answer::Holds { ready: 0, consumers: 0 }), at(15));
-        assert_eq!(steps(&mut pool), [Step::Look], "what it held has come back since");
+        assert_eq!(steps(&mut pool), [QueueStep::Inspect]);
+        pool.handle(answered(QueueStep::Inspect, StepResult::Contents { ready: 0, consumers: 0 }), at(15));
+        assert_eq!(steps(&mut pool), [QueueStep::Inspect], "what it held has come back since");
     }
 
     #[test]
     fn demand_during_a_deletion_makes_the_queue_anew() {
         let mut pool = over();
         pool.handle(Event::Tick, at(15));
-        pool.handle(answered(Step::Look, Answer::Holds { ready: 0, consumers: 0 }), at(15));
+        pool.handle(answered(QueueStep::Inspect, StepResult::Contents { ready: 0, consumers: 0 }), at(15));
         pool.handle(demand(), at(15));
-        assert_eq!(steps(&mut pool), [Step::Look, Step::Delete]);
+        assert_eq!(steps(&mut pool), [QueueStep::Inspect, QueueStep::Delete]);
         assert!(!pool.is_bound(&key()));
-        pool.handle(answered(Step::Delete, Answer::Done), at(16));
-        assert_eq!(steps(&mut pool), [Step::Bind]);
+        pool.handle(answered(QueueStep::Delete, StepResult::Done), at(16));
+        assert_eq!(steps(&mut pool), [QueueStep::Bind]);
     }
 
     #[test]
@@ -619,8 +625,8 @@ mod tests {
         pool.handle(Event::Tick, at(15));
         steps(&mut pool);
         pool.handle(demand(), at(15));
-        pool.handle(answered(Step::Look, Answer::Holds { ready: 0, consumers: 0 }), at(15));
-        assert_eq!(steps(&mut pool), [Step::Bind]);
+        pool.handle(answered(QueueStep::Inspect, StepResult::Contents { ready: 0, consumers: 0 }), at(15));
+        assert_eq!(steps(&mut pool), [QueueStep::Bind]);
     }
 
     #[test]
@@ -629,11 +635,11 @@ mod tests {
         pool.handle(demand(), at(0));
         pool.handle(Event::Disconnected, at(1));
         assert_eq!((steps(&mut pool), pool.next_deadline()), (vec![], Some(at(10))));
-        pool.handle(answered(Step::Bind, Answer::Done), at(1));
+        pool.handle(answered(QueueStep::Bind, StepResult::Done), at(1));
         assert!(!pool.is_bound(&key()));
         pool.handle(Event::Connected(Epoch(2)), at(2));
-        assert_eq!(steps(&mut pool), [Step::Bind]);
-        pool.handle(answered(Step::Bind, Answer::Done), at(2));
+        assert_eq!(steps(&mut pool), [QueueStep::Bind]);
+        pool.handle(answered(QueueStep::Bind, StepResult::Done), at(2));
         assert!(!pool.is_bound(&key()), "that was said by the connection before");
     }
 
@@ -641,13 +647,13 @@ mod tests {
     fn a_queue_that_could_not_be_unbound_waits_its_whole_delay_from_when_it_was() {
         let mut pool = connected();
         pool.handle(demand(), at(0));
-        pool.handle(answered(Step::Bind, Answer::Done), at(0));
+        pool.handle(answered(QueueStep::Bind, StepResult::Done), at(0));
         pool.handle(Event::Tick, at(10));
         pool.handle(Event::Disconnected, at(10));
         pool.handle(Event::Tick, at(100));
         pool.handle(Event::Connected(Epoch(1)), at(100));
-        assert_eq!(steps(&mut pool), [Step::Unbind], "what the connection before was to do went with it");
-        pool.handle(answered(Step::Unbind, Answer::Done), at(100));
+        assert_eq!(steps(&mut pool), [QueueStep::Unbind], "what the connection before was to do went with it");
+        pool.handle(answered(QueueStep::Unbind, StepResult::Done), at(100));
         assert_eq!(pool.next_deadline(), Some(at(105)));
     }
 
@@ -655,31 +661,31 @@ mod tests {
     fn a_step_that_failed_is_tried_again_later_and_holds_up_no_other_key() {
         let mut pool = connected();
         pool.handle(demand(), at(0));
-        pool.handle(answered(Step::Bind, Answer::Failed), at(0));
+        pool.handle(answered(QueueStep::Bind, StepResult::Failed), at(0));
         pool.handle(Event::Demand { key: Key::new("b").unwrap(), extra: Duration::ZERO }, at(0));
-        assert_eq!(steps(&mut pool), [Step::Bind, Step::Bind]);
+        assert_eq!(steps(&mut pool), [QueueStep::Bind, QueueStep::Bind]);
         let again = pool.next_deadline().unwrap();
-        assert!(again > at(0) && again <= Instant::at(TROUBLE.first), "{again:?}");
+        assert!(again > at(0) && again <= Instant::at(STEP_RETRY.first), "{again:?}");
         pool.handle(Event::Tick, again);
-        assert_eq!(steps(&mut pool), [Step::Bind]);
+        assert_eq!(steps(&mut pool), [QueueStep::Bind]);
     }
 
     #[test]
     fn a_queue_that_a_request_did_not_find_is_made_again() {
         let mut pool = connected();
         pool.handle(demand(), at(0));
-        pool.handle(answered(Step::Bind, Answer::Done), at(0));
+        pool.handle(answered(QueueStep::Bind, StepResult::Done), at(0));
         steps(&mut pool);
-        pool.handle(Event::Strayed(key()), at(1));
-        assert_eq!((steps(&mut pool), pool.is_bound(&key())), (vec![Step::Bind], false));
+        pool.handle(Event::Unroutable(key()), at(1));
+        assert_eq!((steps(&mut pool), pool.is_bound(&key())), (vec![QueueStep::Bind], false));
     }
 
     #[test]
     fn workers_of_a_key_that_nobody_wants_are_seen_and_their_queue_is_looked_after() {
         let mut pool = connected();
         pool.handle(Event::Workers { key: key(), count: 2 }, at(0));
-        assert_eq!(steps(&mut pool), [Step::Unbind]);
-        pool.handle(answered(Step::Unbind, Answer::Missing), at(0));
+        assert_eq!(steps(&mut pool), [QueueStep::Unbind]);
+        pool.handle(answered(QueueStep::Unbind, StepResult::NotFound), at(0));
         pool.handle(Event::Workers { key: key(), count: 0 }, at(1));
         assert!(pool.queues.is_empty());
     }

@@ -14,14 +14,14 @@ use serde::Deserialize;
 use url::Url;
 
 use super::Taskcluster;
-use super::api::{Call, answered, read_body, segment};
-use super::reach::is_in;
-use super::refuse::{Answered, clean, refused, retry, transport};
-use crate::domain::id::{Lane, Run, TaskId};
+use super::address_policy::host_matches;
+use super::error_response::{ErrorResponse, call_error, retryable, sanitize, transport_error};
+use super::transport::{ApiRequest, encode_segment, read_body, read_error_response};
+use crate::domain::id::{PriorityQueue, Run, TaskId};
 use crate::domain::refusal::Refusal;
-use crate::limits::{LANES_MAX, POLL_BODY_BYTES_MAX, POLL_MESSAGES_MAX, SIGNED_URLS_MARGIN};
-use crate::source::{Batch, Message, Opened, Refused, Undecodable};
-use signed_url::Signed;
+use crate::limits::{POLL_BODY_BYTES_MAX, POLL_MESSAGES_MAX, PRIORITY_QUEUES_MAX, SIGNED_URL_RENEWAL_MARGIN};
+use crate::source::{CallError, Message, OpenResult, PollBatch, UnreadableMessage};
+use signed_url::SignedUrls;
 use xml::RawMessage;
 
 /// Hosts that signed queue URLs may lead to besides the deployment's own: Azure Queue Storage.
@@ -36,7 +36,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 
 /// The queues of a worker type, highest priority first.
 #[derive(Default)]
-pub(super) struct Lanes(Vec<Signed>);
+pub(super) struct SignedQueues(Vec<SignedUrls>);
 
 #[derive(Deserialize)]
 pub(super) struct WireQueues {
@@ -61,161 +61,169 @@ struct WireMessage {
 
 impl Taskcluster {
     /// pollTaskUrls: the queues in the order in which they are to be polled.
-    pub(super) async fn poll_task_urls(&self) -> Result<Opened, Refused> {
+    pub(super) async fn poll_task_urls(&self) -> Result<OpenResult, CallError> {
         let operation = format!("pollTaskUrls of {}", self.task_queue);
-        let (provisioner, worker_type) = self.queue_parts();
-        let path = format!("/poll-task-url/{}/{}", segment(provisioner), segment(worker_type));
-        let call = Call::queue(operation.clone(), Method::GET, path);
+        let (provisioner, worker_type) = self.split_task_queue();
+        let path = format!("/poll-task-url/{}/{}", encode_segment(provisioner), encode_segment(worker_type));
+        let call = ApiRequest::to_queue(operation.clone(), Method::GET, path);
         let reply = self.api.call(call).await?;
         let date = reply.date_or_now();
         let WireQueues { queues, expires } = reply.json()?;
         let count = u16::try_from(queues.len()).unwrap_or(u16::MAX);
-        if count == 0 || usize::from(count) > LANES_MAX {
-            return Err(retry(format!("{operation}: {count} queues came, and 1 to {LANES_MAX} can be polled")));
+        if count == 0 || usize::from(count) > PRIORITY_QUEUES_MAX {
+            return Err(retryable(format!(
+                "{operation}: {count} queues came, and 1 to {PRIORITY_QUEUES_MAX} can be polled"
+            )));
         }
-        let usable_for = usable_for(expires, date)
-            .ok_or_else(|| retry(format!("{operation}: the URLs are over already, by the service's own clock")))?;
+        let usable_for = url_lifetime(expires, date)
+            .ok_or_else(|| retryable(format!("{operation}: the URLs are over already, by the service's own clock")))?;
         let mut lanes = Vec::with_capacity(queues.len());
         for (place, queue) in queues.into_iter().enumerate() {
-            let lane = Signed::new(queue.signed_poll_url, queue.signed_delete_url)
-                .and_then(|lane| self.allowed(&lane).map(|()| lane))
-                .map_err(|what| retry(format!("{operation}: of queue {place}, {what}")))?;
+            let lane = SignedUrls::new(queue.signed_poll_url, queue.signed_delete_url)
+                .and_then(|lane| self.check_queue_hosts(&lane).map(|()| lane))
+                .map_err(|what| retryable(format!("{operation}: of queue {place}, {what}")))?;
             lanes.push(lane);
         }
-        self.lanes.store(Lanes(lanes));
-        Ok(Opened { lanes: count, usable_for: Some(usable_for) })
+        self.signed_queues.store(SignedQueues(lanes));
+        Ok(OpenResult { priority_queues: count, usable_for: Some(usable_for) })
     }
 
     /// Receives at most `max` messages.
-    pub(super) async fn receive(&self, lane: Lane, max: u8) -> Result<Batch, Refused> {
+    pub(super) async fn receive_messages(&self, lane: PriorityQueue, max: u8) -> Result<PollBatch, CallError> {
         let operation = format!("poll of {} at priority {}", self.task_queue, lane.0);
         let max = max.clamp(1, POLL_MESSAGES_MAX);
-        let lanes = self.lanes.load();
-        let url = signed(&lanes, lane, &operation)?
+        let lanes = self.signed_queues.load();
+        let url = signed_urls(&lanes, lane, &operation)?
             .poll(max)
-            .map_err(|what| refused(Refusal::Stale, format!("{operation}: its URL {what}")))?;
-        let response = self.ask_storage(&operation, Method::GET, url).await?;
+            .map_err(|what| call_error(Refusal::Stale, format!("{operation}: its URL {what}")))?;
+        let response = self.send_to_storage(&operation, Method::GET, url).await?;
         if response.status().as_u16() != 200 {
-            let answered = answered(response).await;
-            return Err(by_storage(&operation, &answered));
+            let answered = read_error_response(response).await;
+            return Err(classify_storage_error(&operation, &answered));
         }
         let body = read_body(&operation, response, POLL_BODY_BYTES_MAX).await?;
         let unreadable = |what: String| {
-            retry(format!("{operation}: the answer cannot be read: {what}; is there a proxy in between?"))
+            retryable(format!("{operation}: the answer cannot be read: {what}; is there a proxy in between?"))
         };
         let body = String::from_utf8(body).map_err(|_| unreadable("it is not UTF-8".into()))?;
-        let mut messages = xml::messages(&body).map_err(unreadable)?;
+        let mut messages = xml::parse_messages(&body).map_err(unreadable)?;
         // What was not asked for has no slot; it comes back by itself.
         messages.truncate(usize::from(max));
-        Ok(batch(lane, messages))
+        Ok(poll_batch(lane, messages))
     }
 
     /// Deletes one reception of a message.
-    pub(super) async fn delete_message(&self, lane: Lane, id: &str, receipt: &str) -> Result<(), Refused> {
-        let operation = format!("delete of message {} of {} at priority {}", clean(id), self.task_queue, lane.0);
-        let lanes = self.lanes.load();
-        let url = signed(&lanes, lane, &operation)?
+    pub(super) async fn delete_message(&self, lane: PriorityQueue, id: &str, receipt: &str) -> Result<(), CallError> {
+        let operation = format!("delete of message {} of {} at priority {}", sanitize(id), self.task_queue, lane.0);
+        let lanes = self.signed_queues.load();
+        let url = signed_urls(&lanes, lane, &operation)?
             .delete(id, receipt)
-            .map_err(|what| refused(Refusal::Rejected, format!("{operation}: its URL {what}")))?;
-        let response = self.ask_storage(&operation, Method::DELETE, url).await?;
+            .map_err(|what| call_error(Refusal::Rejected, format!("{operation}: its URL {what}")))?;
+        let response = self.send_to_storage(&operation, Method::DELETE, url).await?;
         let is_deleted = response.status().is_success();
-        let answered = answered(response).await;
+        let answered = read_error_response(response).await;
         // A page for people is of somebody on the way, who has deleted nothing.
         let is_page = answered.content_type.contains("html");
         if is_deleted && is_page {
-            return Err(retry(format!("{operation}: the answer is a page for people and not the storage's")));
+            return Err(retryable(format!("{operation}: the answer is a page for people and not the storage's")));
         }
         if is_deleted || (answered.status == 404 && !is_page) {
             return Ok(());
         }
-        Err(by_storage(&operation, &answered))
+        Err(classify_storage_error(&operation, &answered))
     }
 
-    async fn ask_storage(&self, operation: &str, method: Method, url: Url) -> Result<reqwest::Response, Refused> {
+    async fn send_to_storage(&self, operation: &str, method: Method, url: Url) -> Result<reqwest::Response, CallError> {
         self.api
             .http()
             .request(method, url)
             .timeout(self.api.timeouts().call)
             .send()
             .await
-            .map_err(|error| transport(operation, error))
+            .map_err(|error| transport_error(operation, error))
     }
 
-    fn queue_parts(&self) -> (&str, &str) {
+    fn split_task_queue(&self) -> (&str, &str) {
         self.task_queue.split_once('/').unwrap_or_default()
     }
 
     /// Whether a queue's URLs lead to where a queue may be.
-    fn allowed(&self, lane: &Signed) -> Result<(), String> {
-        for url in lane.places()? {
-            let reach = self.api.reach();
+    fn check_queue_hosts(&self, lane: &SignedUrls) -> Result<(), String> {
+        for url in lane.target_urls()? {
+            let reach = self.api.address_policy();
             let host = url.host_str().unwrap_or_default();
-            let named = self.queue_hosts.iter().any(|allowed| is_in(host, allowed));
-            if !named && !reach.is_own(host) {
+            let named = self.queue_hosts.iter().any(|allowed| host_matches(host, allowed));
+            if !named && !reach.is_configured_host(host) {
                 return Err(format!(
                     "a URL leads to {host}, which is neither the deployment's host nor one of queue_hosts; \
                      add it there if it is right"
                 ));
             }
-            reach.judge(&url).map_err(|what| format!("a URL {what}"))?;
+            reach.check_url(&url).map_err(|what| format!("a URL {what}"))?;
         }
         Ok(())
     }
 }
 
 /// How long signed URLs are used: until 5 minutes before they end, by the service's clock; half their life where that is short.
-fn usable_for(expires: Timestamp, date: Timestamp) -> Option<Duration> {
+fn url_lifetime(expires: Timestamp, date: Timestamp) -> Option<Duration> {
     let life = Duration::try_from(expires.duration_since(date)).ok()?;
-    let used = life.saturating_sub(SIGNED_URLS_MARGIN).max(life / 2);
+    let used = life.saturating_sub(SIGNED_URL_RENEWAL_MARGIN).max(life / 2);
     (!used.is_zero()).then_some(used)
 }
 
-fn signed<'a>(lanes: &'a Lanes, lane: Lane, operation: &str) -> Result<&'a Signed, Refused> {
+fn signed_urls<'a>(lanes: &'a SignedQueues, lane: PriorityQueue, operation: &str) -> Result<&'a SignedUrls, CallError> {
     lanes
         .0
         .get(usize::from(lane.0))
-        .ok_or_else(|| refused(Refusal::Stale, format!("{operation}: there is no such queue at present")))
+        .ok_or_else(|| call_error(Refusal::Stale, format!("{operation}: there is no such queue at present")))
 }
 
 /// Classifies an answer of the queue storage.
-fn by_storage(operation: &str, answered: &Answered) -> Refused {
-    let Answered { status, after, .. } = *answered;
+fn classify_storage_error(operation: &str, answered: &ErrorResponse) -> CallError {
+    let ErrorResponse { status, retry_after: after, .. } = *answered;
     let refusal = match status {
         401 | 403 | 404 => Refusal::Stale,
-        429 => Refusal::Throttled { after },
-        408 => Refusal::Retry { after },
+        429 => Refusal::Throttled { retry_after: after },
+        408 => Refusal::Retry { retry_after: after },
         400..=499 => Refusal::Rejected,
-        _ => Refusal::Retry { after },
+        _ => Refusal::Retry { retry_after: after },
     };
-    let said = std::str::from_utf8(&answered.body).ok().and_then(xml::error).map(|error| {
+    let said = std::str::from_utf8(&answered.body).ok().and_then(xml::parse_error).map(|error| {
         // What follows the first line are ids and, for a bad signature, what was signed.
         let line = error.message.lines().next().unwrap_or_default();
-        format!(" {}: {}", clean(&error.code), clean(line))
+        format!(" {}: {}", sanitize(&error.code), sanitize(line))
     });
     let said = match said {
         Some(said) => said,
         None if (300..400).contains(&status) => ", a redirect, which is never followed".into(),
         None => String::new(),
     };
-    refused(refusal, format!("{operation}: {status}{said}"))
+    call_error(refusal, format!("{operation}: {status}{said}"))
 }
 
-fn batch(lane: Lane, messages: Vec<RawMessage>) -> Batch {
-    let mut batch = Batch::default();
+fn poll_batch(lane: PriorityQueue, messages: Vec<RawMessage>) -> PollBatch {
+    let mut batch = PollBatch::default();
     for message in messages {
         let id = message.id.as_str().into();
         let receipt = message.receipt.as_str().into();
         let dequeue_count = message.dequeue_count.trim().parse::<u64>().unwrap_or(1);
         let dequeue_count = u32::try_from(dequeue_count).unwrap_or(u32::MAX);
-        match decode(&message) {
-            Ok(run) => batch.messages.push(Message { lane, id, receipt, dequeue_count, run }),
-            Err(what) => batch.undecodable.push(Undecodable { lane, id, receipt, dequeue_count, what: what.into() }),
+        match decode_message(&message) {
+            Ok(run) => batch.messages.push(Message { queue: lane, id, receipt, dequeue_count, run }),
+            Err(what) => batch.unreadable.push(UnreadableMessage {
+                queue: lane,
+                id,
+                receipt,
+                dequeue_count,
+                reason: what.into(),
+            }),
         }
     }
     batch
 }
 
-fn decode(message: &RawMessage) -> Result<Run, &'static str> {
+fn decode_message(message: &RawMessage) -> Result<Run, &'static str> {
     if message.id.is_empty() || message.receipt.is_empty() {
         return Err("it has no MessageId or no PopReceipt");
     }
@@ -241,35 +249,35 @@ fn is_slugid(text: &str) -> bool {
 }
 
 /// See [`super::hostile`].
-pub(super) fn hostile_poll_answer(document: &str) {
-    match xml::messages(document) {
+pub(super) fn fuzz_poll_response(document: &str) {
+    match xml::parse_messages(document) {
         Ok(messages) => {
             let found = messages.len();
-            let batch = batch(Lane(0), messages);
-            assert!(found <= usize::from(POLL_MESSAGES_MAX) && batch.messages.len() + batch.undecodable.len() == found);
+            let batch = poll_batch(PriorityQueue(0), messages);
+            assert!(found <= usize::from(POLL_MESSAGES_MAX) && batch.messages.len() + batch.unreadable.len() == found);
         }
         Err(what) => assert!(!what.is_empty()),
     }
-    let answered = Answered { status: 403, after: None, content_type: String::new(), body: document.into() };
-    let said = by_storage("op", &answered).what;
+    let answered = ErrorResponse { status: 403, retry_after: None, content_type: String::new(), body: document.into() };
+    let said = classify_storage_error("op", &answered).message;
     assert!(!said.contains(['\n', '\r', '\u{1b}']), "{said:?}");
 }
 
 /// See [`super::hostile`].
-pub(super) fn hostile_message_text(text: &str) {
+pub(super) fn fuzz_message_text(text: &str) {
     let message = |text| RawMessage { id: "i".into(), receipt: "r".into(), dequeue_count: "1".into(), text };
     let encoded = base64::engine::general_purpose::STANDARD.encode(text);
     for text in [text.to_owned(), encoded] {
-        if let Ok(run) = decode(&message(text)) {
+        if let Ok(run) = decode_message(&message(text)) {
             assert!(is_slugid(run.task.as_str()));
         }
     }
 }
 
 /// See [`super::hostile`].
-pub(super) fn hostile_signed_url(poll: &str, delete: &str, id: &str, receipt: &str) {
-    let Ok(signed) = Signed::new(poll.to_owned(), delete.to_owned()) else { return };
-    let Ok([poll_place, delete_place]) = signed.places() else { return };
+pub(super) fn fuzz_signed_url(poll: &str, delete: &str, id: &str, receipt: &str) {
+    let Ok(signed) = SignedUrls::new(poll.to_owned(), delete.to_owned()) else { return };
+    let Ok([poll_place, delete_place]) = signed.target_urls() else { return };
     if let Ok(url) = signed.poll(32) {
         assert!(url.origin() == poll_place.origin() && url.path() == poll_place.path());
     }
@@ -283,24 +291,24 @@ pub(super) fn hostile_signed_url(poll: &str, delete: &str, id: &str, receipt: &s
 /// What the rest of the tests need to read a recorded pollTaskUrls.
 #[cfg(test)]
 pub(super) fn check_recorded(queues: WireQueues, date: Timestamp) {
-    let minutes = usable_for(queues.expires, date).map(|life| life.as_secs() / 60);
+    let minutes = url_lifetime(queues.expires, date).map(|life| life.as_secs() / 60);
     assert_eq!(minutes, Some(25));
     assert_eq!(queues.queues.len(), 7);
     for queue in queues.queues {
-        let signed = Signed::new(queue.signed_poll_url, queue.signed_delete_url).ok().unwrap();
+        let signed = SignedUrls::new(queue.signed_poll_url, queue.signed_delete_url).ok().unwrap();
         assert!(signed.poll(32).is_ok() && signed.delete("id", "re+ce/ipt=").is_ok());
     }
 }
 
 /// What a recorded answer of a storage queue is taken for.
 #[cfg(test)]
-pub(super) fn read_recorded(method: &str, body: &str, answered: &Answered) -> String {
+pub(super) fn read_recorded(method: &str, body: &str, answered: &ErrorResponse) -> String {
     match (method, answered.status) {
         (_, 200) => format!("{} messages", count_recorded(body)),
         ("DELETE", 204 | 404) => "deleted".into(),
         _ => {
-            let refused = by_storage("op", answered);
-            assert!(!refused.what.contains("RequestId") && !refused.what.contains("sig="), "{}", refused.what);
+            let refused = classify_storage_error("op", answered);
+            assert!(!refused.message.contains("RequestId") && !refused.message.contains("sig="), "{}", refused.message);
             format!("{:?}", refused.refusal)
         }
     }
@@ -309,7 +317,7 @@ pub(super) fn read_recorded(method: &str, body: &str, answered: &Answered) -> St
 /// How many messages a recorded list holds.
 #[cfg(test)]
 pub(super) fn count_recorded(document: &str) -> usize {
-    xml::messages(document).unwrap().len()
+    xml::parse_messages(document).unwrap().len()
 }
 
 #[cfg(test)]
@@ -322,7 +330,7 @@ mod tests {
     }
 
     fn said(json: &str) -> Result<String, &'static str> {
-        decode(&raw(&STANDARD.encode(json))).map(|run| run.to_string())
+        decode_message(&raw(&STANDARD.encode(json))).map(|run| run.to_string())
     }
 
     #[test]
@@ -335,7 +343,7 @@ mod tests {
         let unpadded = STANDARD.encode(r#"{"taskId":"S2NL7euHSXSb2_FRd4pI_g","runId":0}  "#);
         let unpadded = unpadded.trim_end_matches('=');
         let folded = format!(" {}\r\n{} ", &unpadded[..10], &unpadded[10..]);
-        assert!(decode(&raw(&folded)).is_ok());
+        assert!(decode_message(&raw(&folded)).is_ok());
     }
 
     #[test]
@@ -356,10 +364,10 @@ mod tests {
         let mut messages: Vec<_> = bad.iter().map(|text| raw(text)).collect();
         messages.insert(4, raw(&good));
         messages.push(RawMessage { receipt: String::new(), ..raw(&good) });
-        let batch = batch(Lane(2), messages);
+        let batch = poll_batch(PriorityQueue(2), messages);
         assert_eq!(batch.messages.len(), 1);
-        assert_eq!(batch.undecodable.len(), bad.len() + 1);
-        assert!(batch.undecodable.iter().all(|entry| entry.lane == Lane(2)));
+        assert_eq!(batch.unreadable.len(), bad.len() + 1);
+        assert!(batch.unreadable.iter().all(|entry| entry.queue == PriorityQueue(2)));
     }
 
     #[test]
@@ -369,7 +377,7 @@ mod tests {
                 dequeue_count: text.into(),
                 ..raw(&STANDARD.encode(r#"{"taskId":"S2NL7euHSXSb2_FRd4pI_g","runId":0}"#))
             };
-            batch(Lane(0), vec![message]).messages[0].dequeue_count
+            poll_batch(PriorityQueue(0), vec![message]).messages[0].dequeue_count
         };
         assert_eq!(count(" 17 "), 17);
         assert_eq!(count("99999999999999"), u32::MAX);
@@ -379,7 +387,7 @@ mod tests {
     #[test]
     fn urls_are_renewed_five_minutes_before_they_end() {
         let at = |text: &str| text.parse::<Timestamp>().unwrap();
-        let life = |expires| usable_for(at(expires), at("2026-11-21T10:00:00Z"));
+        let life = |expires| url_lifetime(at(expires), at("2026-11-21T10:00:00Z"));
         let minutes = |minutes: u64| Some(Duration::from_secs(minutes * 60));
         assert_eq!(life("2026-11-21T10:30:00.000Z"), minutes(25));
         assert_eq!(life("2026-11-21T10:04:00Z"), minutes(2));

@@ -9,17 +9,17 @@ const MESSAGE_ID: &str = "{{messageId}}";
 const POP_RECEIPT: &str = "{{popReceipt}}";
 
 /// The URLs of one queue. Deliberately without `Debug`: they are credentials.
-pub(super) struct Signed {
+pub(super) struct SignedUrls {
     poll: String,
     delete: String,
     /// The delete URL with both placeholders filled in by something harmless, to compare others with.
-    model: Url,
+    delete_example: Url,
 }
 
-impl Signed {
+impl SignedUrls {
     /// Takes a pair of URLs as pollTaskUrls handed them out.
     pub(super) fn new(poll: String, delete: String) -> Result<Self, String> {
-        let place = exact(&poll).map_err(|what| format!("its signedPollUrl {what}"))?;
+        let place = parse_exact(&poll).map_err(|what| format!("its signedPollUrl {what}"))?;
         if place.query().is_none() {
             // What is appended to it would become part of the path.
             return Err("its signedPollUrl holds no signature".into());
@@ -28,18 +28,19 @@ impl Signed {
         if !once(MESSAGE_ID) || !once(POP_RECEIPT) {
             return Err(format!("its signedDeleteUrl does not hold {MESSAGE_ID} and {POP_RECEIPT} once each"));
         }
-        let model = exact(&substitute(&delete, "x", "x")).map_err(|what| format!("its signedDeleteUrl {what}"))?;
-        Ok(Self { poll, delete, model })
+        let model =
+            parse_exact(&substitute(&delete, "x", "x")).map_err(|what| format!("its signedDeleteUrl {what}"))?;
+        Ok(Self { poll, delete, delete_example: model })
     }
 
     /// The two places that these URLs lead to.
-    pub(super) fn places(&self) -> Result<[Url; 2], String> {
-        Ok([exact(&self.poll)?, self.model.clone()])
+    pub(super) fn target_urls(&self) -> Result<[Url; 2], String> {
+        Ok([parse_exact(&self.poll)?, self.delete_example.clone()])
     }
 
     /// The URL that asks for at most `max` messages.
     pub(super) fn poll(&self, max: u8) -> Result<Url, String> {
-        exact(&format!("{}&numofmessages={max}", self.poll))
+        parse_exact(&format!("{}&numofmessages={max}", self.poll))
     }
 
     /// The URL that deletes one reception of a message (I13).
@@ -48,12 +49,12 @@ impl Signed {
             return Err("cannot be made: the message came without an id or a receipt".into());
         }
         let id = urlencoding::encode(id);
-        let url = exact(&substitute(&self.delete, &id, &urlencoding::encode(receipt)))?;
+        let url = parse_exact(&substitute(&self.delete, &id, &urlencoding::encode(receipt)))?;
         let keys = |url: &Url| -> Vec<String> { url.query_pairs().map(|(key, _)| key.into_owned()).collect() };
         let segments = |url: &Url| url.path().split('/').count();
-        let same_place = url.origin() == self.model.origin()
-            && segments(&url) == segments(&self.model)
-            && keys(&url) == keys(&self.model);
+        let same_place = url.origin() == self.delete_example.origin()
+            && segments(&url) == segments(&self.delete_example)
+            && keys(&url) == keys(&self.delete_example);
         if same_place { Ok(url) } else { Err("would lead elsewhere with this message's id or receipt".into()) }
     }
 }
@@ -64,7 +65,7 @@ fn substitute(template: &str, id: &str, receipt: &str) -> String {
 }
 
 /// Parses a URL that is sent byte for byte as it was written.
-fn exact(text: &str) -> Result<Url, String> {
+fn parse_exact(text: &str) -> Result<Url, String> {
     let url = Url::parse(text).map_err(|error| format!("is not a URL: {error}"))?;
     let plain = matches!(url.scheme(), "http" | "https")
         && url.has_host()
@@ -91,8 +92,8 @@ mod tests {
     const DELETE: &str =
         "https://a.queue.core.windows.net/q/messages/{{messageId}}?popreceipt={{popReceipt}}&sv=1&sig=a%2Fb%2Bc%3D";
 
-    fn signed() -> Signed {
-        Signed::new(POLL.into(), DELETE.into()).ok().unwrap()
+    fn signed() -> SignedUrls {
+        SignedUrls::new(POLL.into(), DELETE.into()).ok().unwrap()
     }
 
     #[test]
@@ -138,7 +139,7 @@ mod tests {
 
     #[test]
     fn urls_that_would_not_be_sent_as_they_are_get_refused() {
-        let with = |poll: &str| Signed::new(poll.into(), DELETE.into()).err();
+        let with = |poll: &str| SignedUrls::new(poll.into(), DELETE.into()).err();
         assert!(with("https://h/a/../b?sig=x").unwrap().contains("signature"));
         assert!(with("https://h/q?sig=a b").unwrap().contains("signature"));
         assert!(with("https://h/q?x#y").unwrap().contains("plain"));
@@ -147,8 +148,8 @@ mod tests {
         assert!(with("https://h:443/q?sig=x").is_none());
         assert!(with("https://h/q/messages").unwrap().contains("no signature"));
         let twice = DELETE.replace("sv=1", POP_RECEIPT);
-        assert!(Signed::new(POLL.into(), twice).is_err());
-        assert!(Signed::new(POLL.into(), POLL.into()).is_err());
+        assert!(SignedUrls::new(POLL.into(), twice).is_err());
+        assert!(SignedUrls::new(POLL.into(), POLL.into()).is_err());
     }
 
     proptest::proptest! {

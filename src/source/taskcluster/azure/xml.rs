@@ -26,18 +26,18 @@ pub(super) struct RawError {
 }
 
 /// Reads a `QueueMessagesList`.
-pub(super) fn messages(document: &str) -> Result<Vec<RawMessage>, String> {
-    let mut steps = Steps::new(document);
+pub(super) fn parse_messages(document: &str) -> Result<Vec<RawMessage>, String> {
+    let mut steps = XmlReader::new(document);
     let mut found = Vec::new();
     let mut root_seen = false;
     let mut in_message = false;
     loop {
         match steps.next()? {
-            Step::Open { depth: 1, name } if name == "QueueMessagesList" && !root_seen => {
+            XmlEvent::Open { depth: 1, name } if name == "QueueMessagesList" && !root_seen => {
                 root_seen = true;
             }
-            Step::Open { depth: 1, .. } => return Err("it is not a list of messages".into()),
-            Step::Open { depth: 2, name } => {
+            XmlEvent::Open { depth: 1, .. } => return Err("it is not a list of messages".into()),
+            XmlEvent::Open { depth: 2, name } => {
                 in_message = name == "QueueMessage";
                 if !in_message {
                     continue;
@@ -47,7 +47,7 @@ pub(super) fn messages(document: &str) -> Result<Vec<RawMessage>, String> {
                 }
                 found.push(RawMessage::default());
             }
-            Step::Close { depth: 3, name, text } if in_message => {
+            XmlEvent::Close { depth: 3, name, text } if in_message => {
                 let Some(message) = found.last_mut() else {
                     continue;
                 };
@@ -59,33 +59,33 @@ pub(super) fn messages(document: &str) -> Result<Vec<RawMessage>, String> {
                     _ => {}
                 }
             }
-            Step::Open { .. } | Step::Close { .. } => {}
-            Step::End if root_seen => return Ok(found),
-            Step::End => return Err("it holds no list of messages".into()),
+            XmlEvent::Open { .. } | XmlEvent::Close { .. } => {}
+            XmlEvent::End if root_seen => return Ok(found),
+            XmlEvent::End => return Err("it holds no list of messages".into()),
         }
     }
 }
 
 /// Reads an `Error`; `None` where it is not one.
-pub(super) fn error(document: &str) -> Option<RawError> {
-    let mut steps = Steps::new(document);
+pub(super) fn parse_error(document: &str) -> Option<RawError> {
+    let mut steps = XmlReader::new(document);
     let mut found = RawError::default();
     loop {
         match steps.next().ok()? {
-            Step::Open { depth: 1, name } if name != "Error" => return None,
-            Step::Close { depth: 2, name, text } => match name.as_str() {
+            XmlEvent::Open { depth: 1, name } if name != "Error" => return None,
+            XmlEvent::Close { depth: 2, name, text } => match name.as_str() {
                 "Code" => found.code = text,
                 "Message" => found.message = text,
                 _ => {}
             },
-            Step::Open { .. } | Step::Close { .. } => {}
-            Step::End => return (!found.code.is_empty()).then_some(found),
+            XmlEvent::Open { .. } | XmlEvent::Close { .. } => {}
+            XmlEvent::End => return (!found.code.is_empty()).then_some(found),
         }
     }
 }
 
 /// A step through a document. The outermost element has depth 1.
-enum Step {
+enum XmlEvent {
     Open {
         depth: usize,
         name: String,
@@ -99,7 +99,7 @@ enum Step {
     End,
 }
 
-struct Steps<'a> {
+struct XmlReader<'a> {
     reader: Reader<&'a [u8]>,
     depth: usize,
     text: String,
@@ -107,21 +107,21 @@ struct Steps<'a> {
     closing: Option<String>,
 }
 
-impl<'a> Steps<'a> {
+impl<'a> XmlReader<'a> {
     fn new(document: &'a str) -> Self {
         Self { reader: Reader::from_str(document), depth: 0, text: String::new(), closing: None }
     }
 
-    fn next(&mut self) -> Result<Step, String> {
+    fn next(&mut self) -> Result<XmlEvent, String> {
         if let Some(name) = self.closing.take() {
             return self.close(name);
         }
         loop {
-            let event = self.reader.read_event().map_err(|_| self.broken("is not well-formed XML"))?;
+            let event = self.reader.read_event().map_err(|_| self.error_at("is not well-formed XML"))?;
             match event {
                 Event::Start(start) => return self.open(&start),
                 Event::Empty(start) => {
-                    self.closing = Some(name(&start));
+                    self.closing = Some(element_name(&start));
                     return self.open(&start);
                 }
                 Event::End(end) => {
@@ -132,47 +132,47 @@ impl<'a> Steps<'a> {
                 Event::GeneralRef(reference) => {
                     let character = reference
                         .resolve_char_ref()
-                        .map_err(|_| self.broken("holds a character reference that is none"))?;
+                        .map_err(|_| self.error_at("holds a character reference that is none"))?;
                     match (character, resolve_xml_entity(&reference)) {
                         (Some(character), _) => self.text.push(character),
                         (None, Some(text)) => self.text.push_str(text),
-                        (None, None) => return Err(self.broken("holds an entity")),
+                        (None, None) => return Err(self.error_at("holds an entity")),
                     }
                 }
-                Event::DocType(_) => return Err(self.broken("holds a document type")),
+                Event::DocType(_) => return Err(self.error_at("holds a document type")),
                 Event::Decl(_) | Event::PI(_) | Event::Comment(_) => {}
-                Event::Eof if self.depth > 0 => return Err(self.broken("breaks off")),
-                Event::Eof => return Ok(Step::End),
+                Event::Eof if self.depth > 0 => return Err(self.error_at("breaks off")),
+                Event::Eof => return Ok(XmlEvent::End),
             }
         }
     }
 
-    fn open(&mut self, start: &BytesStart<'_>) -> Result<Step, String> {
+    fn open(&mut self, start: &BytesStart<'_>) -> Result<XmlEvent, String> {
         if self.depth == XML_DEPTH_MAX {
-            return Err(self.broken("is nested too deeply"));
+            return Err(self.error_at("is nested too deeply"));
         }
         let mut attributes = start.attributes();
         let attributes = attributes.with_checks(false).take(XML_ATTRIBUTES_MAX + 1);
         if attributes.count() > XML_ATTRIBUTES_MAX {
-            return Err(self.broken("holds an element with too many attributes"));
+            return Err(self.error_at("holds an element with too many attributes"));
         }
         self.depth += 1;
         self.text.clear();
-        Ok(Step::Open { depth: self.depth, name: name(start) })
+        Ok(XmlEvent::Open { depth: self.depth, name: element_name(start) })
     }
 
-    fn close(&mut self, name: String) -> Result<Step, String> {
+    fn close(&mut self, name: String) -> Result<XmlEvent, String> {
         let depth = self.depth;
-        self.depth = depth.checked_sub(1).ok_or_else(|| self.broken("closes what was not opened"))?;
-        Ok(Step::Close { depth, name, text: std::mem::take(&mut self.text) })
+        self.depth = depth.checked_sub(1).ok_or_else(|| self.error_at("closes what was not opened"))?;
+        Ok(XmlEvent::Close { depth, name, text: std::mem::take(&mut self.text) })
     }
 
-    fn broken(&self, how: &str) -> String {
+    fn error_at(&self, how: &str) -> String {
         format!("it {how} (at byte {})", self.reader.buffer_position())
     }
 }
 
-fn name(start: &BytesStart<'_>) -> String {
+fn element_name(start: &BytesStart<'_>) -> String {
     start.local_name().as_ref().to_owned()
 }
 
@@ -181,12 +181,12 @@ mod tests {
     use super::*;
 
     fn ids(document: &str) -> Vec<String> {
-        let found = messages(document).unwrap();
+        let found = parse_messages(document).unwrap();
         found.into_iter().map(|message| message.id).collect()
     }
 
     fn refusal(document: &str) -> String {
-        messages(document).err().unwrap()
+        parse_messages(document).err().unwrap()
     }
 
     #[test]
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn predefined_and_character_entities_are_decoded() {
-        let found = messages(
+        let found = parse_messages(
             "<QueueMessagesList><QueueMessage><MessageId>&lt;a&#43;b&#x2f;&amp;&gt;</MessageId>\
              <PopReceipt><![CDATA[x&y]]></PopReceipt><MessageText/></QueueMessage></QueueMessagesList>",
         )
@@ -255,19 +255,20 @@ mod tests {
 
     #[test]
     fn errors_are_read() {
-        let found =
-            error("<?xml version=\"1.0\"?>\n<Error>\n <Code>A</Code>\n <Message>b\nRequestId:c</Message></Error>");
+        let found = parse_error(
+            "<?xml version=\"1.0\"?>\n<Error>\n <Code>A</Code>\n <Message>b\nRequestId:c</Message></Error>",
+        );
         let expected = RawError { code: "A".into(), message: "b\nRequestId:c".into() };
         assert_eq!(found, Some(expected));
-        assert_eq!(error("<html/>"), None);
-        assert_eq!(error("nothing"), None);
+        assert_eq!(parse_error("<html/>"), None);
+        assert_eq!(parse_error("nothing"), None);
     }
 
     proptest::proptest! {
         #[test]
         fn no_input_makes_the_parser_panic(document in "(<[/!?]?[a-zQM]{0,3}[ /=\"]{0,2}>?|&#?x?[0-9a-f]{0,4};?|[ \\PC]{0,4}){0,40}") {
-            messages(&document).ok();
-            error(&document).ok_or(()).ok();
+            parse_messages(&document).ok();
+            parse_error(&document).ok_or(()).ok();
         }
     }
 }

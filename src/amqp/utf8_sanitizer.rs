@@ -1,0 +1,321 @@
+//! What a broker sends, made readable: names that are no text would end the connection, and come again over the next one.
+//!
+//! A broker takes any bytes for a routing key or the name of a header, and lapin reads nothing but UTF-8. So each byte of such a name
+//! that is no text is replaced by [`REPLACEMENT_CHAR`], on the way from the wire to lapin. Nothing else is touched, and no length changes.
+
+/// Stands for a byte that is no text. It is what ASCII has for that.
+pub const REPLACEMENT_CHAR: char = '\u{1a}';
+
+const METHOD: u8 = 1;
+const HEADER: u8 = 2;
+const BODY: u8 = 3;
+const HEARTBEAT: u8 = 8;
+/// Type, channel and size.
+const FRAME_HEAD: usize = 7;
+/// No frame of these kinds is larger: brokers agree on 128 KiB.
+const FRAME_BYTES_MAX: usize = 1 << 20;
+/// How deep tables are looked into.
+const DEPTH_MAX: u32 = 16;
+
+/// Looks at what comes, frame by frame.
+#[derive(Debug, Default)]
+pub(super) struct Utf8Sanitizer {
+    /// The beginning of a frame that is not there as a whole.
+    frame: Vec<u8>,
+    /// What is left of a frame that is passed on as it is.
+    rest: usize,
+    /// It is not AMQP, or no AMQP that is known here: everything is passed on as it is.
+    strange: bool,
+}
+
+impl Utf8Sanitizer {
+    /// Takes what has come, and puts what can be passed on behind `out`.
+    pub(super) fn feed(&mut self, mut bytes: &[u8], out: &mut Vec<u8>) {
+        while !bytes.is_empty() {
+            if self.strange {
+                out.extend_from_slice(bytes);
+                return;
+            }
+            if self.rest > 0 {
+                let (here, later) = bytes.split_at(self.rest.min(bytes.len()));
+                out.extend_from_slice(here);
+                self.rest -= here.len();
+                bytes = later;
+                continue;
+            }
+            let wanted = self.wanted();
+            let (here, later) = bytes.split_at((wanted - self.frame.len()).min(bytes.len()));
+            self.frame.extend_from_slice(here);
+            bytes = later;
+            if self.frame.len() == wanted {
+                self.look(out);
+            }
+        }
+    }
+
+    /// What came last, where nothing more does.
+    pub(super) fn finish(&mut self, out: &mut Vec<u8>) {
+        out.append(&mut self.frame);
+    }
+
+    fn wanted(&self) -> usize {
+        if self.frame.len() < FRAME_HEAD { FRAME_HEAD } else { FRAME_HEAD + self.size() + 1 }
+    }
+
+    fn size(&self) -> usize {
+        let size = self.frame.get(3..FRAME_HEAD).and_then(|size| size.try_into().ok()).map_or(0, u32::from_be_bytes);
+        usize::try_from(size).unwrap_or(usize::MAX - FRAME_HEAD - 1)
+    }
+
+    /// There is a head, or all of it.
+    fn look(&mut self, out: &mut Vec<u8>) {
+        let kind = self.frame.first().copied().unwrap_or_default();
+        if self.frame.len() == FRAME_HEAD {
+            match kind {
+                METHOD | HEADER if self.size() <= FRAME_BYTES_MAX => return,
+                BODY | HEARTBEAT => self.rest = self.size() + 1,
+                _ => self.strange = true,
+            }
+        } else if let Some(payload) = self.frame.get_mut(FRAME_HEAD..) {
+            let mut names = Names { left: payload };
+            // What cannot be read is passed on as it is.
+            let _read = if kind == METHOD { names.of_method() } else { names.of_header() };
+        }
+        out.append(&mut self.frame);
+    }
+}
+
+/// Goes through a payload and mends its names.
+struct Names<'a> {
+    left: &'a mut [u8],
+}
+
+impl Names<'_> {
+    fn take(&mut self, count: usize) -> Option<&mut [u8]> {
+        let (here, later) = std::mem::take(&mut self.left).split_at_mut_checked(count)?;
+        self.left = later;
+        Some(here)
+    }
+
+    fn number<const BYTES: usize>(&mut self) -> Option<u64> {
+        Some(self.take(BYTES)?.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+    }
+
+    fn name(&mut self) -> Option<()> {
+        let length = usize::try_from(self.number::<1>()?).ok()?;
+        mend(self.take(length)?);
+        Some(())
+    }
+
+    fn of_method(&mut self) -> Option<()> {
+        const BASIC: u64 = 60;
+        let (class, method) = (self.number::<2>()?, self.number::<2>()?);
+        match (class, method) {
+            // basic.return: the code, its text
+            (BASIC, 50) => {
+                self.take(2)?;
+                self.name()?;
+            }
+            // basic.deliver: the consumer, the tag, whether it comes again
+            (BASIC, 60) => {
+                self.name()?;
+                self.take(9)?;
+            }
+            // basic.get-ok: the tag, whether it comes again
+            (BASIC, 71) => drop(self.take(9)?),
+            // connection.close and channel.close: the code, and a text that names what it is about and is cut where it is too long
+            (10, 50) | (20, 40) => {
+                self.take(2)?;
+                return self.name();
+            }
+            _ => return Some(()),
+        }
+        // The exchange, and the routing key.
+        self.name()?;
+        self.name()
+    }
+
+    fn of_header(&mut self) -> Option<()> {
+        // The class, its weight, and the size of the body.
+        self.take(12)?;
+        let flags = self.number::<2>()?;
+        for bit in (2..16).rev() {
+            if flags & 1 << bit == 0 {
+                continue;
+            }
+            match bit {
+                13 => self.table(DEPTH_MAX)?,
+                // Delivery mode, priority; the time.
+                12 | 11 => drop(self.take(1)?),
+                6 => drop(self.take(8)?),
+                _ => self.name()?,
+            }
+        }
+        Some(())
+    }
+
+    fn table(&mut self, depth: u32) -> Option<()> {
+        let length = usize::try_from(self.number::<4>()?).ok()?;
+        let mut inside = Names { left: self.take(length)? };
+        while !inside.left.is_empty() {
+            inside.name()?;
+            inside.value(depth)?;
+        }
+        Some(())
+    }
+
+    fn value(&mut self, depth: u32) -> Option<()> {
+        let kind = self.take(1)?.first_mut()?;
+        // What is deeper than anybody means it would cost lapin its stack: it is bytes from here on, which have their length as well.
+        if depth == 0 && matches!(kind, b'F' | b'A') {
+            *kind = b'x';
+        }
+        let (kind, deeper) = (*kind, depth.saturating_sub(1));
+        match kind {
+            b'V' => {}
+            b't' | b'b' | b'B' => drop(self.take(1)?),
+            b's' | b'U' | b'u' => drop(self.take(2)?),
+            b'I' | b'i' | b'f' => drop(self.take(4)?),
+            b'D' => drop(self.take(5)?),
+            b'L' | b'l' | b'd' | b'T' => drop(self.take(8)?),
+            b'S' | b'x' => {
+                let length = usize::try_from(self.number::<4>()?).ok()?;
+                self.take(length)?;
+            }
+            b'F' => self.table(deeper)?,
+            b'A' => {
+                let length = usize::try_from(self.number::<4>()?).ok()?;
+                let mut inside = Names { left: self.take(length)? };
+                while !inside.left.is_empty() {
+                    inside.value(deeper)?;
+                }
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+/// Makes text of what is none.
+fn mend(name: &mut [u8]) {
+    let mut from = 0;
+    while let Some(Err(error)) = name.get(from..).map(std::str::from_utf8) {
+        let start = from + error.valid_up_to();
+        let end = error.error_len().map_or(name.len(), |length| start + length);
+        let Some(odd) = name.get_mut(start..end) else { return };
+        odd.fill(REPLACEMENT_CHAR as u8);
+        from = end;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
+        let size = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        [&[kind, 0, 1], &size[..], payload, &[0xCE]].concat()
+    }
+
+    fn name(bytes: &[u8]) -> Vec<u8> {
+        [&[u8::try_from(bytes.len()).unwrap()], bytes].concat()
+    }
+
+    fn deliver(key: &[u8]) -> Vec<u8> {
+        frame(METHOD, &[&[0, 60, 0, 60][..], &name(b"tag"), &[0; 9], &name(b"core-req-xchg"), &name(key)].concat())
+    }
+
+    /// Headers with a table in a list in a table, and a correlation id.
+    fn header(odd: &[u8]) -> Vec<u8> {
+        let long =
+            |kind: u8, bytes: &[u8]| [&[kind][..], &u32::try_from(bytes.len()).unwrap().to_be_bytes(), bytes].concat();
+        let inner = long(b'F', &[name(odd), vec![b't', 1]].concat());
+        let entries = [
+            [name(b"x-rpc-path"), long(b'x', odd)].concat(),
+            [name(odd), long(b'A', &[inner, long(b'S', odd), vec![b'l', 0, 0, 0, 0, 0, 0, 0, 1]].concat())].concat(),
+        ]
+        .concat();
+        let table = [&u32::try_from(entries.len()).unwrap().to_be_bytes(), &entries[..]].concat();
+        let flags = (1_u16 << 13 | 1 << 12 | 1 << 10 | 1 << 6 | 1 << 3).to_be_bytes();
+        let rest = [&[0, 60, 0, 0][..], &[0; 8], &flags, &table, &[2], &name(odd), &[0; 8], &name(odd)].concat();
+        frame(HEADER, &rest)
+    }
+
+    fn passed(bytes: &[u8], piece: usize) -> Vec<u8> {
+        let (mut sound, mut out) = (Utf8Sanitizer::default(), Vec::new());
+        bytes.chunks(piece.max(1)).for_each(|piece| sound.feed(piece, &mut out));
+        sound.finish(&mut out);
+        out
+    }
+
+    #[test]
+    fn names_that_are_no_text_become_some_and_nothing_else_is_touched_however_it_comes() {
+        let odd = b"a\xff\xc3";
+        let all = |name: &[u8]| [deliver(name), header(name), frame(BODY, odd), frame(HEARTBEAT, b"")].concat();
+        for piece in 1..80 {
+            let seen = passed(&all(odd), piece);
+            // Values are bytes, and bodies too.
+            let expected: Vec<u8> = all(b"a\x1a\x1a");
+            assert_eq!(seen.len(), expected.len());
+            let changed = seen.iter().zip(all(odd)).filter(|(one, other)| **one != *other).count();
+            assert_eq!(changed, 2 * 5, "the key, two names in tables, an id and a name: {piece}");
+            assert!(seen.windows(3).filter(|three| *three == b"a\x1a\x1a").count() == 5);
+            assert_eq!(passed(&all("a\u{fc}".as_bytes()), piece), all("a\u{fc}".as_bytes()));
+        }
+    }
+
+    #[test]
+    fn the_text_with_which_a_broker_closes_is_text() {
+        for (class, method) in [(10, 50), (20, 40)] {
+            let close =
+                |text: &[u8]| frame(METHOD, &[&[0, class, 0, method, 1, 0x96][..], &name(text), &[0; 4]].concat());
+            assert_eq!(passed(&close(b"it is '\xc3"), 7), close(b"it is '\x1a"));
+        }
+    }
+
+    #[test]
+    fn what_is_deeper_than_anybody_means_it_is_bytes_and_what_comes_after_it_is_mended() {
+        let nested = |kind: u8, depth: usize| {
+            (0..depth).fold(Vec::new(), |inside, _| {
+                [&[kind][..], &u32::try_from(inside.len()).unwrap().to_be_bytes(), &inside].concat()
+            })
+        };
+        let header = |deep: &[u8], id: &[u8]| {
+            let entries = [name(b"deep"), deep.to_vec()].concat();
+            let table = [&u32::try_from(entries.len()).unwrap().to_be_bytes(), &entries[..]].concat();
+            let flags = (1_u16 << 13 | 1 << 10).to_be_bytes();
+            frame(HEADER, &[&[0, 60, 0, 0][..], &[0; 8], &flags, &table, &name(id)].concat())
+        };
+        let depth = usize::try_from(DEPTH_MAX).unwrap();
+        let most = nested(b'A', depth);
+        assert_eq!(passed(&header(&most, b"\xff"), 100), header(&most, b"\x1a"), "as deep as it may be");
+        let deeper = nested(b'A', 20_000);
+        let mut cut = deeper.clone();
+        cut[depth * 5] = b'x';
+        assert_eq!(passed(&header(&deeper, b"\xff"), 1_000), header(&cut, b"\x1a"));
+    }
+
+    #[test]
+    fn what_is_not_known_is_passed_on_as_it_is() {
+        let other = b"AMQP\x00\x00\x09\x01 and \xff more";
+        assert_eq!(passed(other, 5), other);
+        let short = frame(METHOD, &[0, 60, 0, 60, 200]);
+        assert_eq!(passed(&short, 3), short);
+        let huge = [&[HEADER, 0, 1, 0xff, 0xff, 0xff, 0xff][..], b"\xff"].concat();
+        assert_eq!(passed(&huge, 4), huge);
+        assert_eq!(passed(&deliver(b"k")[..9], 4), &deliver(b"k")[..9], "it ended in the middle");
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_is_lost_or_made_longer_whatever_comes(bytes in proptest::collection::vec(any::<u8>(), 0..400), piece in 1..50_usize) {
+            prop_assert_eq!(passed(&bytes, piece).len(), bytes.len());
+            let framed = [deliver(&bytes[..bytes.len().min(255)]), frame(HEADER, &bytes), deliver(b"k")].concat();
+            let seen = passed(&framed, piece);
+            prop_assert_eq!(seen.len(), framed.len());
+            prop_assert!(seen.ends_with(&deliver(b"k")));
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Makes what speaks AMQP of a configuration.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use secrecy::SecretString;
+
+use super::exit::{Exit, Failure};
+use super::worker_setup::WorkerIdentity;
+use crate::activity;
+use crate::amqp::management::Management;
+use crate::amqp::{self, Broker, ClientCertificate, TlsFiles};
+use crate::config::schema::{self, COMMAND, Config, HandlerKind, Source, SourceKind};
+use crate::config::{Environment, secrets};
+use crate::handler::DynHandler;
+use crate::source::amqp::{AmqpSource, AmqpSourceConfig, Early, MaxRunTime, OnAttemptsExhausted, PayloadForm};
+use crate::worker::{Control, SourceBinding};
+
+/// Where RabbitMQ is that nobody has configured.
+pub(super) const BROKER_URI_DEFAULT: &str = "amqp://guest:guest@127.0.0.1:5672/%2f";
+
+/// The broker.
+///
+/// # Errors
+///
+/// [`Exit::Config`] where its address or a certificate cannot be used.
+pub(super) fn build_broker(config: &schema::Amqp, environment: &Environment) -> Result<Broker, Failure> {
+    let uri = secrets::amqp_uri(config, environment)?;
+    let own = config.certificate_file.as_ref().zip(config.key_file.as_ref());
+    if let Some((_, key)) = own
+        && secrets::is_world_readable(&key.0)
+    {
+        tracing::warn!(path = %key.0.display(), "every user of this machine can read this private key; chmod 600 hides it");
+    }
+    let settings = amqp::BrokerConfig {
+        uri: SecretString::from(uri.as_ref().map_or(BROKER_URI_DEFAULT, |uri| uri.reveal())),
+        tls: TlsFiles {
+            ca: config.ca_file.as_ref().map(|file| file.0.clone()),
+            client: own
+                .map(|(certificate, key)| ClientCertificate { certificate: certificate.0.clone(), key: key.0.clone() }),
+        },
+    };
+    Broker::new(&settings).map_err(|error| Failure::new(Exit::Config, format!("amqp: {error}")))
+}
+
+/// Where the broker may tell how long it waits; `None` where it is not asked.
+pub(super) fn build_management(config: &schema::Amqp, broker: &Broker) -> Result<Option<Management>, Failure> {
+    let Some(base) = &config.management else { return Ok(None) };
+    let made = Management::new(broker, base.as_str(), config.ca_file.as_ref().map(|file| file.0.as_path()));
+    made.map(Some).map_err(|error| Failure::new(Exit::Config, format!("amqp.management: {error}")))
+}
+
+/// What the controller calls this worker.
+pub(super) fn worker_id(config: &Config, name: &WorkerIdentity) -> String {
+    config.amqp.worker_id.clone().unwrap_or_else(|| name.id.clone())
+}
+
+/// The exchange that activity is reported to; `None` where it is not.
+pub(super) fn activity_exchange(config: &Config) -> Option<String> {
+    let of_requests = config.source.values().any(|source| source.kind == SourceKind::Amqp);
+    let built_in = || of_requests.then(|| format!("{}-activity-xchg", config.amqp.pool));
+    config.activity.exchange.clone().or_else(built_in).filter(|exchange| !exchange.is_empty())
+}
+
+fn warn_without_worker_key(exchange: String, config: &Config) -> String {
+    if config.amqp.worker_key.is_none() {
+        tracing::warn!(
+            exchange,
+            "activity is reported under an empty routing key, which tells a controller nothing: set `amqp.worker_key` (WORKER_KEY)"
+        );
+    }
+    exchange
+}
+
+/// Reports to the controller of AMQP workers for as long as it is polled, where there is one to be told.
+///
+/// # Errors
+///
+/// As [`build_broker`].
+pub(super) fn report_activity(
+    config: &Config,
+    control: &Control,
+    environment: &Environment,
+) -> Result<impl Future<Output = ()> + use<>, Failure> {
+    let settings = match activity_exchange(config) {
+        Some(exchange) => Some(activity::Config {
+            broker: build_broker(&config.amqp, environment)?,
+            exchange: warn_without_worker_key(exchange, config),
+            key: config.amqp.worker_key.clone().unwrap_or_default(),
+            worker_id: worker_id(config, &WorkerIdentity::from_config(config)),
+            repeat: config.activity.repeat.0,
+        }),
+        None => None,
+    };
+    let pulse = control.liveness();
+    Ok(async move {
+        match settings {
+            Some(settings) => activity::report(settings, pulse).await,
+            None => std::future::pending().await,
+        }
+    })
+}
+
+/// The queue of a source of requests.
+pub(super) fn requests_queue(source: &Source, config: &Config) -> String {
+    let amqp = &config.amqp;
+    let named = source.requests_queue.as_ref().or(amqp.requests_queue.as_ref());
+    named.cloned().unwrap_or_else(|| format!("{}-req-{}", amqp.pool, amqp.worker_key.as_deref().unwrap_or_default()))
+}
+
+/// What is done with requests.
+pub(super) struct RequestHandling {
+    /// By whom.
+    pub handler: Arc<dyn DynHandler>,
+    /// What it is given of a request.
+    pub form: PayloadForm,
+    /// How long it may take.
+    pub max_run_time: MaxRunTime,
+}
+
+impl RequestHandling {
+    /// That of a handler which the configuration names.
+    pub(super) fn from_config(config: &Config, name: &str, handler: Arc<dyn DynHandler>) -> Self {
+        let built_in = schema::Handler::default();
+        let wanted = config.handler.get(name);
+        let is_command = wanted.map_or(name == COMMAND, |handler| handler.kind == HandlerKind::Command);
+        let form = if is_command { PayloadForm::Body } else { PayloadForm::Whole };
+        let (longest, usual) = (wanted.unwrap_or(&built_in).max_run_time.0, built_in.max_run_time.0);
+        let set = longest != usual || config.amqp.consumer_timeout != schema::Amqp::default().consumer_timeout;
+        Self {
+            handler,
+            form,
+            max_run_time: if set { MaxRunTime::Configured(longest) } else { MaxRunTime::Default(longest) },
+        }
+    }
+}
+
+/// A host that goes takes its disk along.
+fn warn_of_early(source_name: &str, source: &Source, host: &schema::Host) {
+    let goes = host.spot_file.is_some() || !matches!(host.spot, schema::Spot::Auto | schema::Spot::Off);
+    if goes && source.early_acknowledge != schema::EarlyAcknowledge::Never {
+        tracing::warn!(
+            source = source_name,
+            "this host may be taken away (`host.spot`, `host.spot_file`), and requests that are acknowledged early are on its disk \
+             alone: a notice puts them back into their queue, an end without one loses them; see `early_acknowledge`"
+        );
+    }
+}
+
+/// A source of requests and what runs them.
+///
+/// # Errors
+///
+/// As [`build_broker`].
+pub(super) fn source_binding(
+    source_name: &str,
+    source: &Source,
+    config: &Config,
+    name: &WorkerIdentity,
+    work: RequestHandling,
+    environment: &Environment,
+) -> Result<SourceBinding, Failure> {
+    let RequestHandling { handler, form, max_run_time: longest } = work;
+    let amqp = &config.amqp;
+    let key = amqp.worker_key.clone().unwrap_or_default();
+    let queue = requests_queue(source, config);
+    let worker_id = worker_id(config, name);
+    let patience = Some(amqp.consumer_timeout.0).filter(|span| !span.is_zero());
+    let broker = build_broker(amqp, environment)?;
+    // Whatever the source is called, its requests are in a folder of its own.
+    let shelf = format!("requests-{}", urlencoding::encode(source_name));
+    warn_of_early(source_name, source, &config.host);
+    let settings = AmqpSourceConfig {
+        payload_form: form,
+        max_attempts: NonZeroU32::new(source.max_attempts),
+        on_attempts_exhausted: match (source.exhausted, &source.poison_queue) {
+            (_, Some(queue)) => OnAttemptsExhausted::PoisonQueue(queue.clone()),
+            (schema::Exhausted::Answer, None) => OnAttemptsExhausted::Reply,
+            (schema::Exhausted::DeadLetter, None) => OnAttemptsExhausted::DeadLetter,
+        },
+        consumer_timeout: patience,
+        management: build_management(amqp, &broker)?,
+        max_run_time: longest,
+        early: match source.early_acknowledge {
+            schema::EarlyAcknowledge::Never => Early::Never,
+            schema::EarlyAcknowledge::RunAgain => Early::RunAgain,
+            schema::EarlyAcknowledge::Answer => Early::Answer,
+        },
+        shelf: Some(config.worker.work_dir.0.join(shelf)),
+        message_bytes_max: amqp.max_message.0,
+        ..AmqpSourceConfig::new(broker, &queue, &worker_id)
+    };
+    let env = BTreeMap::from([
+        ("WORKER_ID".to_owned(), worker_id),
+        ("WORKER_KEY".to_owned(), key),
+        ("WORKER_POOL".to_owned(), amqp.pool.clone()),
+    ]);
+    Ok(SourceBinding { name: source_name.to_owned(), source: Arc::new(AmqpSource::new(settings)), handler, env })
+}

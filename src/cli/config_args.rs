@@ -1,0 +1,265 @@
+//! The flags that set keys of the configuration, made from the schema: name, what it is for, variable and default.
+
+use std::io::Read as _;
+use std::marker::PhantomData;
+use std::path::{Path, PathBuf};
+
+use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint};
+
+use super::exit::{Exit, Failure};
+use crate::config::environment::FILE_VARIABLE;
+use crate::config::problem::{Problem, ProblemCode, ValueOrigin};
+use crate::config::{self, Document, Environment, LoadedConfig, Override, Problems, environment, reference};
+use crate::limits::CONFIG_BYTES_MAX;
+
+/// A flag and the key that it sets.
+#[derive(Debug, Clone, Copy)]
+pub struct ConfigFlag {
+    name: &'static str,
+    key: &'static str,
+    /// What the command takes where nobody says, if that is not what the schema says.
+    default_override: Option<&'static str>,
+}
+
+const fn flag(name: &'static str, key: &'static str) -> ConfigFlag {
+    ConfigFlag { name, key, default_override: None }
+}
+
+const LOG: [ConfigFlag; 2] = [flag("log-format", "log.format"), flag("log-level", "log.level")];
+
+/// The flags of one command.
+pub trait FlagSet: Clone + std::fmt::Debug {
+    /// Which.
+    const LIST: &'static [ConfigFlag];
+}
+
+/// `journeyman worker`.
+#[derive(Debug, Clone)]
+pub struct WorkerFlags;
+
+impl FlagSet for WorkerFlags {
+    const LIST: &'static [ConfigFlag] = &[
+        flag("id", "worker.id"),
+        flag("group", "worker.group"),
+        flag("capacity", "worker.capacity"),
+        flag("work-dir", "worker.work_dir"),
+        flag("drain-deadline", "worker.drain_deadline"),
+        flag("cancel-grace", "worker.cancel_grace"),
+        flag("dequeue-alert", "worker.dequeue_alert"),
+        flag("status-poll", "worker.status_poll"),
+        flag("poll-interval", "worker.poll_interval"),
+        flag("exit-when-idle", "worker.exit_when_idle"),
+        flag("max-tasks", "worker.max_tasks"),
+        flag("max-uptime", "worker.max_uptime"),
+        flag("log-task-max", "log.task_max"),
+        LOG[0],
+        LOG[1],
+    ];
+}
+
+/// `journeyman queue`.
+#[derive(Debug, Clone)]
+pub struct QueueFlags;
+
+impl FlagSet for QueueFlags {
+    const LIST: &'static [ConfigFlag] = &[
+        flag("db", "queue.db"),
+        flag("listen", "queue.listen"),
+        flag("claim-timeout", "queue.claim_timeout"),
+        LOG[0],
+        LOG[1],
+    ];
+}
+
+/// `journeyman controller`.
+#[derive(Debug, Clone)]
+pub struct ControllerFlags;
+
+impl FlagSet for ControllerFlags {
+    const LIST: &'static [ConfigFlag] = &[LOG[0], LOG[1]];
+}
+
+/// `journeyman dev`.
+#[derive(Debug, Clone)]
+pub struct DevFlags;
+
+impl FlagSet for DevFlags {
+    const LIST: &'static [ConfigFlag] = &[
+        ConfigFlag { default_override: Some("4"), ..flag("capacity", "worker.capacity") },
+        flag("drain-deadline", "worker.drain_deadline"),
+        flag("cancel-grace", "worker.cancel_grace"),
+        ConfigFlag { default_override: Some("500ms"), ..flag("status-poll", "worker.status_poll") },
+        flag("log-task-max", "log.task_max"),
+        ConfigFlag { default_override: Some("human"), ..LOG[0] },
+        LOG[1],
+    ];
+}
+
+/// `journeyman config …`: only `--set`.
+#[derive(Debug, Clone)]
+pub struct NoFlags;
+
+impl FlagSet for NoFlags {
+    const LIST: &'static [ConfigFlag] = &[];
+}
+
+/// The configuration file and the flags that override it.
+#[derive(Debug, Clone)]
+pub struct ConfigArgs<F: FlagSet> {
+    file: Option<PathBuf>,
+    overrides: Vec<Override>,
+    flags: PhantomData<F>,
+}
+
+/// Where a configuration is looked for, in this order, where nobody names one.
+const CONFIG_FILES: [&str; 2] = ["journeyman.toml", "/etc/journeyman/journeyman.toml"];
+
+impl<F: FlagSet> clap::Args for ConfigArgs<F> {
+    fn augment_args(command: Command) -> Command {
+        let file = Arg::new("config")
+            .long("config")
+            .short('c')
+            .value_name("FILE")
+            .value_hint(ValueHint::FilePath)
+            .value_parser(clap::value_parser!(PathBuf))
+            .help(format!("Configuration file, `-` for standard input [env: {FILE_VARIABLE}] [default: {} or {}, where there is one]", CONFIG_FILES[0], CONFIG_FILES[1]));
+        let set = Arg::new("set")
+            .long("set")
+            .value_name("KEY=VALUE")
+            .action(ArgAction::Append)
+            .help("Any other key of the configuration, such as `--set source.ci.handler=build`");
+        let command = command.arg(file);
+        F::LIST.iter().fold(command, |command, flag| command.arg(flag_arg(flag))).arg(set)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+fn flag_arg(flag: &ConfigFlag) -> Arg {
+    let key = reference::find(flag.key);
+    let (about, kind, default) = key.map(|key| (key.description, key.value_kind, key.default)).unwrap_or_default();
+    let default = flag.default_override.map(str::to_owned).or(default);
+    let default = default.map_or_else(String::new, |default| format!(" [default: {}]", default.trim_matches('"')));
+    let value = match kind.as_str() {
+        time if time.starts_with("time with unit") => "TIME",
+        size if size.starts_with("bytes with unit") => "SIZE",
+        "path" => "PATH",
+        "name" => "NAME",
+        "address and port" => "ADDRESS",
+        number if number.starts_with("whole number") => "COUNT",
+        _ => "WORD",
+    };
+    Arg::new(flag.key)
+        .long(flag.name)
+        .value_name(value)
+        .help(format!("{about} [env: {}]{default}", environment::variable(flag.key)))
+        .help_heading("Configuration")
+}
+
+impl<F: FlagSet> clap::FromArgMatches for ConfigArgs<F> {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut overrides = Vec::new();
+        for flag in F::LIST {
+            if let Some(value) = matches.get_one::<String>(flag.key) {
+                overrides.push(Override {
+                    key: flag.key.to_owned(),
+                    value: value.clone(),
+                    flag: format!("--{}", flag.name),
+                });
+            }
+        }
+        for pair in matches.get_many::<String>("set").into_iter().flatten() {
+            let Some((key, value)) = pair.split_once('=') else {
+                return Err(clap::Error::raw(
+                    clap::error::ErrorKind::ValueValidation,
+                    format!("--set needs KEY=VALUE, such as worker.capacity=4, and got `{pair}`\n"),
+                ));
+            };
+            overrides.push(Override {
+                key: key.trim().to_owned(),
+                value: value.to_owned(),
+                flag: format!("--set {}", key.trim()),
+            });
+        }
+        Ok(Self { file: matches.get_one("config").cloned(), overrides, flags: PhantomData })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl<F: FlagSet> ConfigArgs<F> {
+    /// What a file says, and nothing else; without one, what the usual files say.
+    #[must_use]
+    pub const fn from_file(file: Option<PathBuf>) -> Self {
+        Self { file, overrides: Vec::new(), flags: PhantomData }
+    }
+
+    /// The same settings with another file.
+    #[must_use]
+    pub fn with_file(mut self, file: Option<PathBuf>) -> Self {
+        self.file = file.or(self.file);
+        self
+    }
+
+    /// Reads file, environment and flags.
+    ///
+    /// # Errors
+    ///
+    /// [`Exit::Config`] with everything that is wrong.
+    pub fn load(&self, environment: &Environment) -> Result<LoadedConfig, Failure> {
+        let document = self.document(environment)?;
+        Ok(config::load(document, environment, &self.overrides)?)
+    }
+
+    fn document(&self, environment: &Environment) -> Result<Option<Document>, Failure> {
+        let named = self.file.clone().or_else(|| environment.get(FILE_VARIABLE).map(PathBuf::from));
+        let found = named.or_else(|| CONFIG_FILES.iter().map(PathBuf::from).find(|path| path.exists()));
+        let Some(path) = found else { return Ok(None) };
+        match read(&path) {
+            Ok(text) if path == Path::new("-") => Ok(Some(Document::new(Path::new("standard input"), &text))),
+            Ok(text) => Ok(Some(Document::new(&path, &text))),
+            Err(error) => Err(read_failure(&path, &error)),
+        }
+    }
+}
+
+/// Writes what is perhaps not as it was meant into the worker's own log.
+pub fn log_warnings(loaded: &LoadedConfig) {
+    for warning in &loaded.warnings {
+        tracing::warn!("{}; {}", warning.message, warning.help.as_deref().unwrap_or_default());
+    }
+}
+
+/// Shows on standard error what is perhaps not as it was meant.
+pub fn print_warnings(loaded: &LoadedConfig) {
+    if !loaded.warnings.is_empty() {
+        super::output::print_stderr(&Problems::new(loaded.document.clone(), loaded.warnings.clone()).to_string());
+    }
+}
+
+fn read(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    let from: Box<dyn std::io::Read> =
+        if path == Path::new("-") { Box::new(std::io::stdin().lock()) } else { Box::new(std::fs::File::open(path)?) };
+    from.take(CONFIG_BYTES_MAX + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > CONFIG_BYTES_MAX {
+        return Err(std::io::Error::other("it is over 1 MiB, which no configuration is"));
+    }
+    Ok(text)
+}
+
+fn read_failure(path: &Path, error: &std::io::Error) -> Failure {
+    let problem = Problem {
+        code: ProblemCode::Unreadable,
+        message: format!("cannot read {}: {error}", path.display()),
+        origin: ValueOrigin::Default,
+        label: String::new(),
+        help: Some("`journeyman config init FILE` writes one to start from".to_owned()),
+    };
+    Failure::new(Exit::Config, Problems::new(None, vec![problem]).to_string())
+}

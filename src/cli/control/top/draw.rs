@@ -1,0 +1,198 @@
+//! How `top` looks.
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style, Stylize as _};
+use ratatui::text::{Line, Span, Text};
+use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row, Table, TableState};
+
+use super::screen::{ActiveView, LogView, TopScreen, display_name};
+use crate::cli::control::format_seconds;
+use crate::cli::control::status::{host_text, outcomes_text, strip_control_chars};
+use crate::control::WorkerStatusReply;
+use crate::worker::snapshot::format_bytes;
+use crate::worker::status::{ClaimStatus, LifecycleState, SourceStatus, WorkerStatus};
+
+/// A lease with less than this left is marked.
+const LEASE_SHORT_SECONDS: f64 = 30.0;
+const BAR_CELLS: u8 = 10;
+/// More sources than this are not listed one by one.
+const SOURCES_MAX: usize = 8;
+/// More hints than this are not shown.
+const HINTS_MAX: usize = 2;
+
+const KEYS: &str = "q quit   p pause or resume   d drain   l log   j/k select   b, c end it   ? help";
+const HELP: &str = " \
+ q         quit; the worker goes on
+ p         pause, or resume: asks first
+ d         drain: asks first
+ l, Enter  log of the selected task
+ b         hand the selected task back: asks first
+ c         cancel the selected task: asks first
+ j, k      select a task; move in a log
+ G         to the end of a log
+ ?         this page
+
+ any key goes back";
+
+pub(super) fn draw(frame: &mut Frame<'_>, screen: &TopScreen) {
+    let Some(status) = &screen.status else { return };
+    match &screen.active_view {
+        ActiveView::Log(log) => draw_log(frame, log),
+        front @ (ActiveView::Worker | ActiveView::Help | ActiveView::Question(_)) => {
+            draw_worker(frame, status, screen);
+            match front {
+                ActiveView::Help => popup(frame, "keys", HELP),
+                ActiveView::Question(question) => {
+                    popup(frame, "?", &format!(" {}\n\n y yes   any other key no", question.text))
+                }
+                ActiveView::Worker | ActiveView::Log(_) => {}
+            }
+        }
+    }
+}
+
+fn draw_worker(frame: &mut Frame<'_>, status: &WorkerStatusReply, screen: &TopScreen) {
+    let view = &status.snapshot;
+    let sources = view.sources.len().min(SOURCES_MAX);
+    let hints = view.hints.len().min(HINTS_MAX);
+    let height = |lines: usize| Constraint::Length(u16::try_from(lines).unwrap_or(u16::MAX));
+    let [head, tasks, places, foot] =
+        Layout::vertical([height(3), Constraint::Min(4), height(sources + 2), height(3 + hints)]).areas(frame.area());
+    frame.render_widget(Paragraph::new(heading(status)), head);
+    let mut selected = TableState::default().with_selected(screen.selected());
+    frame.render_stateful_widget(task_table(view), tasks, &mut selected);
+    frame.render_widget(source_table(&view.sources), places);
+    frame.render_widget(Paragraph::new(footer(view, screen)), foot);
+}
+
+fn heading(status: &WorkerStatusReply) -> Text<'static> {
+    let view = &status.snapshot;
+    let up = format_seconds(view.uptime_seconds);
+    let title = format!("journeyman {}  {}  {}  up {up}  pid {}", status.version, status.id, status.group, status.pid);
+    let color = match view.state {
+        LifecycleState::Running if view.not_claiming.is_none() => Color::Green,
+        LifecycleState::Running | LifecycleState::Paused | LifecycleState::Leaving | LifecycleState::Draining => {
+            Color::Yellow
+        }
+        LifecycleState::HandingBack | LifecycleState::Exited => Color::Red,
+    };
+    let mut state = vec![
+        Span::styled(view.state.as_str().to_uppercase(), Style::new().fg(color).bold()),
+        format!("  {}/{} busy", view.tasks.len(), view.capacity).into(),
+    ];
+    if let Some(why) = &view.not_claiming {
+        state.push(format!("  not claiming: {}", strip_control_chars(why)).into());
+    }
+    if let Some(note) = &view.note {
+        let text =
+            if note.text.is_empty() { String::new() } else { format!(" \"{}\"", strip_control_chars(&note.text)) };
+        state.push(format!("  by {}{text}", strip_control_chars(&note.by)).into());
+    }
+    Text::from(vec![Line::from(title).bold(), Line::from(state), Line::from(host_text(view.host)).dim()])
+}
+
+fn task_table(view: &WorkerStatus) -> Table<'static> {
+    let rows = view.tasks.iter().map(task_row);
+    let widths = [
+        Constraint::Length(24),
+        Constraint::Length(10),
+        Constraint::Max(18),
+        Constraint::Length(7),
+        Constraint::Length(9),
+        Constraint::Length(9),
+        Constraint::Fill(1),
+    ];
+    let head = Row::new(["TASK", "SOURCE", "LEASE LEFT", "HELD", "LOG", "STEP", "PROGRESS"]).dim();
+    let title = if view.tasks.is_empty() { " no task is held " } else { " tasks, the shortest lease first " };
+    Table::new(rows, widths)
+        .header(head)
+        .block(Block::bordered().title(title))
+        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED))
+}
+
+fn task_row(task: &ClaimStatus) -> Row<'static> {
+    Row::new([
+        Cell::from(display_name(task)),
+        Cell::from(task.source.clone()),
+        lease(task),
+        Cell::from(format_seconds(task.held_seconds)),
+        Cell::from(format_bytes(task.log_bytes)),
+        Cell::from(task.step.clone()),
+        Cell::from(strip_control_chars(task.progress.as_deref().unwrap_or_default())),
+    ])
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and the cells of a bar")]
+fn lease(task: &ClaimStatus) -> Cell<'static> {
+    let Some(left) = task.lease_left_seconds else { return Cell::from("-") };
+    let whole = task.lease_seconds.filter(|whole| *whole > 0.0).unwrap_or(f64::INFINITY);
+    let full = (left / whole).clamp(0.0, 1.0) * f64::from(BAR_CELLS);
+    let full = full.round() as usize;
+    let bar = "█".repeat(full) + &"·".repeat(usize::from(BAR_CELLS) - full);
+    let short = left < LEASE_SHORT_SECONDS;
+    let left = format!("{}{}", format_seconds(left), if short { " !" } else { "" });
+    let text = format!("{left:7} {bar}");
+    Cell::from(Span::styled(text, if short { Style::new().fg(Color::Red) } else { Style::new() }))
+}
+
+fn source_table(sources: &[SourceStatus]) -> Table<'static> {
+    let rows = sources.iter().take(SOURCES_MAX).map(|source| {
+        let ago =
+            |seconds: Option<f64>| seconds.map_or_else(|| "never".to_owned(), |s| format!("{} ago", format_seconds(s)));
+        let mark = if source.in_trouble { "TROUBLE".red() } else { "ok".green() };
+        let said = source.error.as_ref().map_or_else(|| source.what.clone(), |error| strip_control_chars(&error.text));
+        Row::new([
+            Cell::from(source.name.clone()),
+            Cell::from(mark),
+            Cell::from(ago(source.polled_seconds_ago)),
+            Cell::from(said),
+        ])
+    });
+    let widths = [Constraint::Length(12), Constraint::Length(8), Constraint::Length(12), Constraint::Fill(1)];
+    let more = sources.len().saturating_sub(SOURCES_MAX);
+    let title = if more > 0 { format!(" sources, and {more} more ") } else { " sources ".to_owned() };
+    Table::new(rows, widths).block(Block::bordered().title(title))
+}
+
+fn footer(view: &WorkerStatus, screen: &TopScreen) -> Text<'static> {
+    let mut lines = vec![Line::from(format!("last hour  {}", outcomes_text(view.last_hour)))];
+    lines.extend(
+        view.hints
+            .iter()
+            .take(HINTS_MAX)
+            .map(|hint| Line::from(format!("hint  {}", strip_control_chars(hint))).yellow()),
+    );
+    lines.push(match (&screen.error, &screen.message, &view.next) {
+        (Some(trouble), _, _) => Line::from(format!("this is how it looked last: {trouble}")).red(),
+        (None, Some(said), _) => Line::from(said.clone()).bold(),
+        (None, None, Some(next)) => {
+            Line::from(format!("next  {} in {}", strip_control_chars(&next.what), format_seconds(next.in_seconds)))
+        }
+        (None, None, None) => Line::from(""),
+    });
+    lines.push(Line::from(KEYS).dim());
+    Text::from(lines)
+}
+
+fn draw_log(frame: &mut Frame<'_>, log: &LogView) {
+    let [body, foot] = Layout::vertical([Constraint::Min(3), Constraint::Length(1)]).areas(frame.area());
+    let rows = usize::from(body.height.saturating_sub(2));
+    let end = log.lines.len() - log.scroll_offset.min(log.lines.len());
+    let lines: Vec<Line<'_>> =
+        log.lines.range(end.saturating_sub(rows)..end).map(|line| Line::from(line.as_str())).collect();
+    let title = format!(" log of {} ", log.task);
+    frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(title)), body);
+    frame.render_widget(Paragraph::new("q back   j/k move   G end").dim(), foot);
+}
+
+fn popup(frame: &mut Frame<'_>, title: &str, text: &str) {
+    let area = frame.area();
+    let wide = text.lines().map(|line| line.chars().count()).max().unwrap_or(0) + 3;
+    let high = text.lines().count() + 2;
+    let fits = |wanted: usize, most: u16| u16::try_from(wanted).unwrap_or(most).min(most);
+    let (width, height) = (fits(wide, area.width), fits(high, area.height));
+    let place = Rect { x: (area.width - width) / 2, y: (area.height - height) / 2, width, height };
+    frame.render_widget(Clear, place);
+    frame.render_widget(Paragraph::new(text).block(Block::bordered().title(format!(" {title} "))), place);
+}

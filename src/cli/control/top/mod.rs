@@ -1,0 +1,165 @@
+//! `journeyman top`: a worker on a terminal, redrawn as it changes, over the control socket.
+//!
+//! It shows what `journeyman status` shows. What keys do is decided in [`screen`], what it looks like in [`draw`]; here is
+//! only the terminal, the socket and the time.
+
+mod draw;
+mod screen;
+
+use std::io::IsTerminal as _;
+use std::time::Duration;
+
+use clap::Args;
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{self, Event, KeyEvent, KeyEventKind};
+use tokio::sync::mpsc;
+
+use self::screen::{KeyAction, TopScreen};
+use super::{TargetArgs, WorkerStatusArgs, operator_name, status};
+use crate::cli::exit::{Exit, ExitResult, Failure};
+use crate::cli::output::Format;
+use crate::config::Environment;
+use crate::config::values::Span;
+use crate::control::client::{ControlClient, Error, Follow};
+use crate::control::{WorkerCommand, WorkerCommandRequest};
+use crate::limits::{TOP_KEY_POLL_INTERVAL, TOP_KEYS_QUEUED_MAX, TOP_REFRESH_INTERVAL};
+use crate::worker::Note;
+
+/// `journeyman top`
+#[derive(Debug, Args)]
+pub(in crate::cli) struct TopArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+}
+
+/// Shows it until `q`. Where there is no terminal, as `status --watch`.
+pub(in crate::cli) async fn top(arguments: TopArgs, environment: &Environment) -> ExitResult {
+    if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
+        let watch = Some(Span(Duration::from_secs(2)));
+        return status(WorkerStatusArgs { target: arguments.target, output: Format::Table, watch }, environment).await;
+    }
+    let client = arguments.target.client(environment)?;
+    // Before the terminal is taken: whoever is told that no worker answers wants to read it.
+    let first = client.status().await?;
+    let mut screen = TopScreen::default();
+    screen.set_status(first);
+    let (sender, keys) = mpsc::channel(TOP_KEYS_QUEUED_MAX);
+    let unfit =
+        |error: std::io::Error| Failure::new(Exit::HostUnusable, format!("the terminal cannot be used: {error}"));
+    let terminal = ratatui::try_init().map_err(unfit)?;
+    let given_back = TerminalGuard;
+    let reading = std::thread::Builder::new().name("keys".into()).spawn(move || read_keys(&sender)).map_err(unfit)?;
+    let ended = run_loop(terminal, screen, &client, operator_name(environment), keys).await.map_err(unfit);
+    drop(given_back);
+    // It ends with the channel, which is gone.
+    drop(reading.join());
+    ended
+}
+
+/// Gives the terminal back as it was.
+struct TerminalGuard;
+
+impl Drop for TerminalGuard {
+    fn drop(&mut self) {
+        ratatui::restore();
+    }
+}
+
+/// What a terminal brings.
+enum TerminalEvent {
+    Key(KeyEvent),
+    /// It has another size.
+    Resized,
+}
+
+/// Reads keys until nobody wants them any more.
+fn read_keys(to: &mpsc::Sender<TerminalEvent>) {
+    while !to.is_closed() {
+        let input = match event::poll(TOP_KEY_POLL_INTERVAL) {
+            Ok(false) => continue,
+            Ok(true) => match event::read() {
+                Ok(Event::Key(key)) if key.kind != KeyEventKind::Release => TerminalEvent::Key(key),
+                Ok(Event::Resize(..)) => TerminalEvent::Resized,
+                Ok(_) => continue,
+                Err(_) => return,
+            },
+            Err(_) => return,
+        };
+        if to.blocking_send(input).is_err() {
+            return;
+        }
+    }
+}
+
+async fn run_loop(
+    mut terminal: DefaultTerminal,
+    mut screen: TopScreen,
+    client: &ControlClient,
+    by: String,
+    mut keys: mpsc::Receiver<TerminalEvent>,
+) -> std::io::Result<Exit> {
+    let mut log: Option<reqwest::Response> = None;
+    let mut looking = Box::pin(poll_status(client));
+    loop {
+        terminal.draw(|frame| draw::draw(frame, &screen))?;
+        tokio::select! {
+            looked = &mut looking => {
+                match looked {
+                    Ok(status) => screen.set_status(status),
+                    Err(error) => screen.set_error(&error.to_string()),
+                }
+                looking = Box::pin(poll_status(client));
+            }
+            input = keys.recv() => match input {
+                None => return Ok(Exit::Success),
+                Some(TerminalEvent::Resized) => {}
+                Some(TerminalEvent::Key(key)) => match screen.on_key(key) {
+                    None => {}
+                    Some(KeyAction::Quit) => return Ok(Exit::Success),
+                    Some(KeyAction::Send(order)) => {
+                        let note = Note { by: by.clone(), text: String::new() };
+                        let said = client.send_command(&WorkerCommandRequest { order, note }).await;
+                        screen.set_message(&said.unwrap_or_else(|error| error.to_string()));
+                        looking = Box::pin(poll_status(client));
+                    }
+                    Some(KeyAction::Follow(task)) => match client.log(&task, Follow::Yes).await {
+                        Ok(answer) => log = Some(answer),
+                        Err(error) => screen.log_ended(&error.to_string()),
+                    },
+                    Some(KeyAction::StopFollowing) => log = None,
+                },
+            },
+            piece = next_log_chunk(&mut log) => match piece {
+                Some(piece) => screen.append_log(&piece),
+                None => {
+                    log = None;
+                    screen.log_ended("the log ends here");
+                }
+            }
+        }
+    }
+}
+
+async fn poll_status(client: &ControlClient) -> Result<crate::control::WorkerStatusReply, Error> {
+    tokio::time::sleep(TOP_REFRESH_INTERVAL).await;
+    look_now(client).await
+}
+
+async fn look_now(client: &ControlClient) -> Result<crate::control::WorkerStatusReply, Error> {
+    client.status().await
+}
+
+/// The next piece of a log that is followed; `None` where it has ended.
+async fn next_log_chunk(log: &mut Option<reqwest::Response>) -> Option<Vec<u8>> {
+    match log {
+        Some(answer) => answer.chunk().await.ok().flatten().map(Vec::from),
+        None => std::future::pending().await,
+    }
+}
+
+/// What is asked before it is done, and the order that comes of it.
+#[derive(Debug, Clone, PartialEq)]
+struct Question {
+    text: String,
+    command: WorkerCommand,
+}

@@ -1,0 +1,457 @@
+//! What `top` shows and what its keys do, without a terminal.
+
+use std::collections::VecDeque;
+
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+
+use super::Question;
+use crate::cli::control::status::strip_control_chars;
+use crate::control::{WorkerCommand, WorkerStatusReply};
+use crate::limits::{TOP_LOG_LINE_BYTES_MAX, TOP_LOG_LINES_MAX};
+use crate::worker::status::{ClaimStatus, LifecycleState};
+
+/// What a key asks for beyond the screen.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum KeyAction {
+    /// Leave.
+    Quit,
+    /// Give the worker an order.
+    Send(WorkerCommand),
+    /// Follow the log of this task.
+    Follow(String),
+    /// Follow no log.
+    StopFollowing,
+}
+
+/// What is in front.
+#[derive(Debug, Default)]
+pub(super) enum ActiveView {
+    /// The worker.
+    #[default]
+    Worker,
+    /// The keys.
+    Help,
+    /// A question.
+    Question(Question),
+    /// The log of a task.
+    Log(LogView),
+}
+
+/// The end of a log, line by line.
+#[derive(Debug)]
+pub(super) struct LogView {
+    pub(super) task: String,
+    pub(super) lines: VecDeque<String>,
+    /// How many lines above the end the view ends.
+    pub(super) scroll_offset: usize,
+    partial_line: Vec<u8>,
+}
+
+/// Everything that is shown.
+#[derive(Debug, Default)]
+pub(super) struct TopScreen {
+    pub(super) status: Option<WorkerStatusReply>,
+    /// Why there is no newer status.
+    pub(super) error: Option<String>,
+    /// What came of the last order.
+    pub(super) message: Option<String>,
+    pub(super) active_view: ActiveView,
+    selected: Option<String>,
+}
+
+/// A task's name as a person reads it.
+pub(super) fn display_name(task: &ClaimStatus) -> String {
+    format!("{}/{}", task.task, task.run)
+}
+
+/// A task's name as the control socket takes it: no other is called so.
+fn qualified_name(task: &ClaimStatus) -> String {
+    format!("{}:{}", task.source, display_name(task))
+}
+
+impl TopScreen {
+    /// The worker has been looked at.
+    pub(super) fn set_status(&mut self, status: WorkerStatusReply) {
+        self.status = Some(status);
+        self.error = None;
+    }
+
+    /// The worker did not answer.
+    pub(super) fn set_error(&mut self, why: &str) {
+        self.error = Some(strip_control_chars(why));
+    }
+
+    /// The worker answered an order.
+    pub(super) fn set_message(&mut self, what: &str) {
+        self.message = Some(strip_control_chars(what));
+    }
+
+    /// More of the log that is followed.
+    pub(super) fn append_log(&mut self, piece: &[u8]) {
+        if let ActiveView::Log(log) = &mut self.active_view {
+            log.append(piece);
+        }
+    }
+
+    /// There is no more of the log.
+    pub(super) fn log_ended(&mut self, why: &str) {
+        if let ActiveView::Log(log) = &mut self.active_view {
+            if !log.partial_line.is_empty() {
+                log.append(b"\n");
+            }
+            log.push(format!("[{}]", strip_control_chars(why)));
+        }
+    }
+
+    pub(super) fn tasks(&self) -> &[ClaimStatus] {
+        self.status.as_ref().map_or(&[], |status| &status.snapshot.tasks)
+    }
+
+    /// Where the selected task stands; the first where it has gone.
+    pub(super) fn selected(&self) -> Option<usize> {
+        let tasks = self.tasks();
+        let at = tasks.iter().position(|task| Some(qualified_name(task)) == self.selected);
+        at.or_else(|| (!tasks.is_empty()).then_some(0))
+    }
+
+    /// A key was pressed.
+    pub(super) fn on_key(&mut self, key: KeyEvent) -> Option<KeyAction> {
+        if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) {
+            return Some(KeyAction::Quit);
+        }
+        self.message = None;
+        match std::mem::take(&mut self.active_view) {
+            ActiveView::Help => None,
+            ActiveView::Question(question) => {
+                matches!(key.code, KeyCode::Char('y' | 'Y')).then_some(KeyAction::Send(question.command))
+            }
+            ActiveView::Log(log) => self.log_key(log, key.code),
+            ActiveView::Worker => self.worker_key(key.code),
+        }
+    }
+
+    #[expect(clippy::wildcard_enum_match_arm, reason = "every other key does nothing")]
+    fn log_key(&mut self, mut log: LogView, code: KeyCode) -> Option<KeyAction> {
+        match code {
+            KeyCode::Char('q' | 'l') | KeyCode::Esc => return Some(KeyAction::StopFollowing),
+            KeyCode::Char('k') | KeyCode::Up => log.scroll_offset += 1,
+            KeyCode::PageUp => log.scroll_offset += 10,
+            KeyCode::Char('j') | KeyCode::Down => log.scroll_offset = log.scroll_offset.saturating_sub(1),
+            KeyCode::PageDown => log.scroll_offset = log.scroll_offset.saturating_sub(10),
+            KeyCode::Char('G') | KeyCode::End => log.scroll_offset = 0,
+            _ => {}
+        }
+        log.scroll_offset = log.scroll_offset.min(log.lines.len().saturating_sub(1));
+        self.active_view = ActiveView::Log(log);
+        None
+    }
+
+    #[expect(clippy::wildcard_enum_match_arm, reason = "every other key does nothing")]
+    fn worker_key(&mut self, code: KeyCode) -> Option<KeyAction> {
+        match code {
+            KeyCode::Char('q') => return Some(KeyAction::Quit),
+            KeyCode::Char('?' | 'h') => self.active_view = ActiveView::Help,
+            KeyCode::Char('j') | KeyCode::Down => self.move_selection(1),
+            KeyCode::Char('k') | KeyCode::Up => self.move_selection(-1),
+            KeyCode::Char('p') => self.ask_pause(),
+            KeyCode::Char('d') => {
+                let asks = "Drain: finish what runs, claim nothing more, then exit?".to_owned();
+                self.active_view =
+                    ActiveView::Question(Question { text: asks, command: WorkerCommand::Drain { seconds: None } });
+            }
+            KeyCode::Char('l') | KeyCode::Enter => {
+                let task = self.tasks().get(self.selected()?)?;
+                let (name, whole) = (display_name(task), qualified_name(task));
+                self.active_view = ActiveView::Log(LogView::new(name));
+                return Some(KeyAction::Follow(whole));
+            }
+            KeyCode::Char('b') => {
+                let task = self.tasks().get(self.selected()?)?;
+                let asks = format!("Hand {} back: end it, and let the queue give it to somebody?", display_name(task));
+                self.active_view = ActiveView::Question(Question {
+                    text: asks,
+                    command: WorkerCommand::HandBack { task: qualified_name(task) },
+                });
+            }
+            KeyCode::Char('c') => {
+                let task = self.tasks().get(self.selected()?)?;
+                let asks = format!("Cancel {}: end it, so that nobody does it?", display_name(task));
+                self.active_view = ActiveView::Question(Question {
+                    text: asks,
+                    command: WorkerCommand::Cancel { task: qualified_name(task) },
+                });
+            }
+            _ => {}
+        }
+        None
+    }
+
+    fn ask_pause(&mut self) {
+        let state = self.status.as_ref().map(|status| status.snapshot.state);
+        let question = match state {
+            Some(LifecycleState::Paused) => {
+                Question { text: "Resume: claim again?".to_owned(), command: WorkerCommand::Resume }
+            }
+            Some(LifecycleState::Running) => {
+                let asks = "Pause: claim nothing, what runs goes on?".to_owned();
+                Question { text: asks, command: WorkerCommand::Pause { seconds: None } }
+            }
+            Some(
+                LifecycleState::Leaving
+                | LifecycleState::Draining
+                | LifecycleState::HandingBack
+                | LifecycleState::Exited,
+            )
+            | None => {
+                self.message = Some("it is about to leave, and claims nothing".to_owned());
+                return;
+            }
+        };
+        self.active_view = ActiveView::Question(question);
+    }
+
+    fn move_selection(&mut self, by: isize) {
+        let last = self.tasks().len().saturating_sub(1);
+        let at = self.selected().unwrap_or(0).saturating_add_signed(by).min(last);
+        self.selected = self.tasks().get(at).map(qualified_name);
+    }
+}
+
+impl LogView {
+    pub(super) fn new(task: String) -> Self {
+        Self { task, lines: VecDeque::new(), scroll_offset: 0, partial_line: Vec::new() }
+    }
+
+    fn append(&mut self, piece: &[u8]) {
+        for byte in piece {
+            match byte {
+                b'\n' => {
+                    let line = std::mem::take(&mut self.partial_line);
+                    self.push(strip_control_chars(&String::from_utf8_lossy(&line)));
+                }
+                byte if self.partial_line.len() < TOP_LOG_LINE_BYTES_MAX => self.partial_line.push(*byte),
+                // What is beyond no screen is wide enough for.
+                _ => {}
+            }
+        }
+    }
+
+    fn push(&mut self, line: String) {
+        if self.lines.len() == TOP_LOG_LINES_MAX {
+            self.lines.pop_front();
+        }
+        self.lines.push_back(line);
+        // Who reads further up keeps the place.
+        if self.scroll_offset > 0 {
+            self.scroll_offset = (self.scroll_offset + 1).min(self.lines.len().saturating_sub(1));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    use super::super::draw::draw;
+    use super::*;
+    use crate::worker::status::{HostStatus, NextAction, Note, OutcomeCounts, SourceError, SourceStatus, WorkerStatus};
+
+    fn task(task: &str, left: f64, progress: &str) -> ClaimStatus {
+        ClaimStatus {
+            task: task.to_owned(),
+            run: 0,
+            source: "ci".to_owned(),
+            step: "running".to_owned(),
+            progress: Some(progress.to_owned()),
+            held_seconds: 201.0,
+            lease_left_seconds: Some(left),
+            lease_seconds: Some(1200.0),
+            reclaimed_seconds_ago: None,
+            log_bytes: 2_345_678,
+            memory_bytes: Some(430 << 20),
+            trace_id: None,
+        }
+    }
+
+    fn status(state: LifecycleState) -> WorkerStatusReply {
+        let source = |name: &str, error| SourceStatus {
+            others: 0,
+            clock_ahead_seconds: None,
+            tallies: std::collections::BTreeMap::new(),
+            name: name.to_owned(),
+            what: "prov/linux at tc.example.com, claim-work".to_owned(),
+            step: "asked".to_owned(),
+            in_trouble: error,
+            polled_seconds_ago: Some(4.0),
+            brought_seconds_ago: None,
+            next_poll_in_seconds: None,
+            error: error.then(|| SourceError { text: "poll: 502\x1b[2J".to_owned(), seconds_ago: 2.0, in_a_row: 3 }),
+            counts: crate::worker::counters::SourceCounts::default(),
+        };
+        let view = WorkerStatus {
+            services: Vec::new(),
+            activity: None,
+            state,
+            not_claiming: (state == LifecycleState::Paused).then(|| "paused until `journeyman resume`".to_owned()),
+            blocked: None,
+            note: (state == LifecycleState::Paused).then(|| Note { by: "ana".to_owned(), text: "kernel".to_owned() }),
+            uptime_seconds: 11_520.0,
+            capacity: 4,
+            asked: 1,
+            sources: vec![source("ci", false), source("nightly", true)],
+            tasks: vec![
+                task("fN1SbArXTPSVFNUvaOlinQ", 21.0, "compile\x1b[31m 63 %"),
+                task("aX9SbArXTPSVFNUvaOlin1", 999.0, ""),
+            ],
+            last_hour: OutcomeCounts {
+                completed: 112,
+                failed: 6,
+                exceptions: 2,
+                handed_back: 1,
+                superseded: 0,
+                lost: 0,
+            },
+            counts: crate::worker::counters::WorkerCounts::default(),
+            host: HostStatus { disk_free: Some(212 << 30), memory_free: Some(9 << 30), ..HostStatus::default() },
+            containment: "group".to_owned(),
+            notice: None,
+            watches: Vec::new(),
+            kept: Vec::new(),
+            recovered: None,
+            spans: None,
+            next: Some(NextAction { what: "reclaim fN1SbArXTPSVFNUvaOlinQ/0".to_owned(), in_seconds: 3.0 }),
+            hints: vec!["nightly has been in trouble for 8s".to_owned()],
+        };
+        WorkerStatusReply {
+            version: "0.3.0".into(),
+            id: "host-1".into(),
+            group: "eu".into(),
+            pid: 4121,
+            snapshot: view,
+        }
+    }
+
+    fn screen(state: LifecycleState) -> TopScreen {
+        let mut screen = TopScreen::default();
+        screen.set_status(status(state));
+        screen
+    }
+
+    fn press(screen: &mut TopScreen, code: KeyCode) -> Option<KeyAction> {
+        screen.on_key(KeyEvent::from(code))
+    }
+
+    fn shown(screen: &TopScreen, width: u16, height: u16) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        terminal.draw(|frame| draw(frame, screen)).unwrap();
+        let buffer = terminal.backend().buffer().clone();
+        let line = |row: u16| {
+            let cells = (0..width).map(|column| buffer[(column, row)].symbol());
+            cells.collect::<String>().trim_end().to_owned()
+        };
+        (0..height).map(line).collect::<Vec<_>>().join("\n") + "\n"
+    }
+
+    /// Compares with `tests/cli/top/NAME.txt`; `UPDATE_GOLDEN=1` writes it.
+    #[expect(clippy::disallowed_methods, reason = "a test's own switch")]
+    fn golden(name: &str, text: &str) {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/cli/top/{name}.txt"));
+        if std::env::var("UPDATE_GOLDEN").is_ok() {
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            return std::fs::write(&path, text).unwrap();
+        }
+        assert_eq!(text, std::fs::read_to_string(&path).unwrap_or_default(), "{} differs", path.display());
+    }
+
+    #[test]
+    fn each_of_its_faces_is_as_written_down() {
+        let mut running = screen(LifecycleState::Running);
+        golden("running", &shown(&running, 120, 24));
+        golden("narrow", &shown(&running, 80, 20));
+        press(&mut running, KeyCode::Char('?'));
+        golden("help", &shown(&running, 120, 24));
+        let mut paused = screen(LifecycleState::Paused);
+        paused.set_error("the worker did not answer");
+        golden("paused", &shown(&paused, 120, 24));
+        press(&mut paused, KeyCode::Char('d'));
+        golden("asked", &shown(&paused, 120, 24));
+        press(&mut paused, KeyCode::Esc);
+        press(&mut paused, KeyCode::Char('c'));
+        golden("cancel", &shown(&paused, 80, 20));
+        press(&mut paused, KeyCode::Esc);
+        press(&mut paused, KeyCode::Char('l'));
+        paused.append_log(b"first\nsecond \x1b[31mred\n");
+        paused.log_ended("the log ends here");
+        golden("log", &shown(&paused, 120, 12));
+    }
+
+    #[test]
+    fn no_size_is_too_small_to_draw() {
+        for (width, height) in [(1, 1), (3, 2), (20, 5), (300, 3), (7, 90)] {
+            let mut screen = screen(LifecycleState::Running);
+            shown(&screen, width, height);
+            press(&mut screen, KeyCode::Char('?'));
+            shown(&screen, width, height);
+            press(&mut screen, KeyCode::Char('x'));
+            press(&mut screen, KeyCode::Char('l'));
+            shown(&screen, width, height);
+        }
+    }
+
+    #[test]
+    fn an_order_is_given_only_after_a_yes() {
+        for (state, key, order) in [
+            (LifecycleState::Running, 'p', WorkerCommand::Pause { seconds: None }),
+            (LifecycleState::Paused, 'p', WorkerCommand::Resume),
+            (LifecycleState::Running, 'd', WorkerCommand::Drain { seconds: None }),
+            (LifecycleState::Running, 'b', WorkerCommand::HandBack { task: "ci:fN1SbArXTPSVFNUvaOlinQ/0".to_owned() }),
+            (LifecycleState::Draining, 'c', WorkerCommand::Cancel { task: "ci:fN1SbArXTPSVFNUvaOlinQ/0".to_owned() }),
+        ] {
+            let mut screen = screen(state);
+            assert_eq!(press(&mut screen, KeyCode::Char(key)), None);
+            for no in [KeyCode::Char('n'), KeyCode::Enter, KeyCode::Esc, KeyCode::Char(key)] {
+                assert_eq!(press(&mut screen, no), None, "any other key is no");
+                assert_eq!(press(&mut screen, KeyCode::Char('y')), None, "nothing is asked any more");
+                assert_eq!(press(&mut screen, KeyCode::Char(key)), None);
+            }
+            press(&mut screen, KeyCode::Esc);
+            press(&mut screen, KeyCode::Char(key));
+            assert_eq!(press(&mut screen, KeyCode::Char('y')), Some(KeyAction::Send(order)));
+        }
+        let mut leaving = screen(LifecycleState::Draining);
+        press(&mut leaving, KeyCode::Char('p'));
+        assert_eq!(press(&mut leaving, KeyCode::Char('y')), None);
+    }
+
+    #[test]
+    fn a_selection_stays_with_its_task() {
+        let mut screen = screen(LifecycleState::Running);
+        press(&mut screen, KeyCode::Char('j'));
+        press(&mut screen, KeyCode::Char('j'));
+        assert_eq!(screen.selected(), Some(1), "it ends at the last");
+        let mut other = status(LifecycleState::Running);
+        other.snapshot.tasks.reverse();
+        screen.set_status(other);
+        assert_eq!(screen.selected(), Some(0));
+        let follow = press(&mut screen, KeyCode::Char('l'));
+        assert_eq!(follow, Some(KeyAction::Follow("ci:aX9SbArXTPSVFNUvaOlin1/0".to_owned())));
+        assert_eq!(press(&mut screen, KeyCode::Char('q')), Some(KeyAction::StopFollowing));
+        assert_eq!(press(&mut screen, KeyCode::Char('q')), Some(KeyAction::Quit));
+        let mut none = status(LifecycleState::Running);
+        none.snapshot.tasks.clear();
+        screen.set_status(none);
+        assert_eq!((screen.selected(), press(&mut screen, KeyCode::Char('l'))), (None, None));
+    }
+
+    #[test]
+    fn a_log_that_does_not_end_takes_no_more_than_its_bound() {
+        let mut log = LogView::new("t/0".to_owned());
+        log.append(&vec![b'x'; 1 << 20]);
+        assert_eq!(log.partial_line.len(), TOP_LOG_LINE_BYTES_MAX);
+        for _ in 0..2 * TOP_LOG_LINES_MAX {
+            log.append(b"line\n");
+        }
+        assert_eq!(log.lines.len(), TOP_LOG_LINES_MAX);
+    }
+}

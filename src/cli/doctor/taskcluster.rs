@@ -1,0 +1,291 @@
+//! What a source needs of the network and of its queue, step by step: what comes after a step that failed is left out.
+
+use jiff::{SignedDuration, Timestamp};
+use tokio::net::{TcpStream, lookup_host};
+use tokio::time::timeout;
+
+use super::Check;
+use crate::cli::target;
+use crate::cli::worker_setup::WorkerIdentity;
+use crate::config::Environment;
+use crate::config::schema::{Protocol, Source};
+use crate::config::secrets::ClientCredentials;
+use crate::config::values::{Queue, SecretFile, Url};
+use crate::domain::refusal::Refusal;
+use crate::limits::{DOCTOR_CALL_TIMEOUT, DOCTOR_STEP_TIMEOUT};
+use crate::source::taskcluster::{Api, ApiConfig, CredentialCheck, PendingCount, Timeouts};
+
+/// From here on a clock is worth a look.
+const SKEW_WARNING: SignedDuration = SignedDuration::from_secs(5);
+/// From here on signatures are refused, and certificates and signed addresses may be.
+const SKEW_MAX: SignedDuration = SignedDuration::from_secs(60);
+/// A certificate that ends sooner may have been forgotten.
+const CERTIFICATE_EXPIRY_WARNING: SignedDuration = SignedDuration::from_hours(7 * 24);
+
+/// Looks at a source.
+pub(super) async fn check_source(
+    name: String,
+    source: Source,
+    own: WorkerIdentity,
+    environment: Environment,
+) -> Vec<Check> {
+    let Some(tasks) = source.tasks() else { return Vec::new() };
+    let (root_url, task_queue) = (tasks.root_url.clone(), tasks.task_queue.clone());
+    let mut look = SourceCheck { name, source, root_url, task_queue, worker: own, environment, checks: Vec::new() };
+    // Each step ends what cannot go on without it.
+    _ = look.run().await;
+    look.checks
+}
+
+struct SourceCheck {
+    name: String,
+    source: Source,
+    root_url: Url,
+    task_queue: Queue,
+    worker: WorkerIdentity,
+    environment: Environment,
+    checks: Vec<Check>,
+}
+
+impl SourceCheck {
+    async fn run(&mut self) -> Option<()> {
+        let url = self.source.queue_url.as_ref().unwrap_or(&self.root_url).as_str().to_owned();
+        let url = url::Url::parse(&url).ok()?;
+        let host = url.host_str()?.trim_matches(['[', ']']).to_owned();
+        let port = url.port_or_known_default()?;
+        self.check_connection(&host, port).await?;
+        // Unsigned, so that what is wrong with credentials is not said of the service.
+        let unsigned = self.api(None)?;
+        self.check_service(&unsigned).await?;
+        self.check_credentials().await
+    }
+
+    fn part(&self, part: &str) -> String {
+        format!("{}: {part}", self.name)
+    }
+
+    fn ok(&mut self, part: &str, found: impl Into<String>) {
+        self.checks.push(Check::ok(self.part(part), found));
+    }
+
+    fn warning(&mut self, part: &str, found: impl Into<String>, fix: impl Into<String>) {
+        self.checks.push(Check::warning(self.part(part), found, fix));
+    }
+
+    /// Ends the steps.
+    fn failed(&mut self, part: &str, found: impl Into<String>, fix: impl Into<String>) -> Option<()> {
+        self.checks.push(Check::failed(self.part(part), found, fix));
+        None
+    }
+
+    async fn check_connection(&mut self, host: &str, port: u16) -> Option<()> {
+        let fix = format!(
+            "is source.{}.root_url right, and does this host's resolver know it (`getent hosts {host}`)?",
+            self.name
+        );
+        let found = match timeout(DOCTOR_STEP_TIMEOUT, lookup_host((host, port))).await {
+            Ok(Ok(found)) => found.collect::<Vec<_>>(),
+            Ok(Err(error)) => return self.failed("name", format!("{host} is not found: {error}"), fix),
+            Err(_) => {
+                return self.failed(
+                    "name",
+                    format!("nobody says within {} s where {host} is", DOCTOR_STEP_TIMEOUT.as_secs()),
+                    fix,
+                );
+            }
+        };
+        let addresses: Vec<String> = found.iter().map(|address| address.ip().to_string()).collect();
+        self.ok("name", format!("{host} is {}", addresses.join(", ")));
+        let mut refused = String::from("it has no address");
+        for address in &found {
+            match timeout(DOCTOR_STEP_TIMEOUT, TcpStream::connect(address)).await {
+                Ok(Ok(_)) => {
+                    self.ok("connection", format!("{host} takes connections at port {port}"));
+                    return Some(());
+                }
+                Ok(Err(error)) => refused = error.to_string(),
+                Err(_) => refused = format!("no answer within {} s", DOCTOR_STEP_TIMEOUT.as_secs()),
+            }
+        }
+        let fix = "is the service up, is the port right, and does a firewall let this host through?";
+        self.failed("connection", format!("{host} port {port}: {refused}"), fix)
+    }
+
+    fn api(&mut self, credentials: Option<crate::source::taskcluster::Credentials>) -> Option<Api> {
+        let source = &self.source;
+        let settings = ApiConfig {
+            root_url: self.root_url.as_str().to_owned(),
+            queue_url: source.queue_url.as_ref().map(|url| url.as_str().to_owned()),
+            credentials,
+            proxy: None,
+            allow_hosts: source.allow_hosts.clone(),
+            timeouts: Timeouts { connect: DOCTOR_STEP_TIMEOUT, call: DOCTOR_CALL_TIMEOUT, ..Timeouts::default() },
+        };
+        match Api::new(settings) {
+            Ok(api) => Some(api),
+            Err(error) => {
+                self.failed("queue", error.to_string(), "`journeyman config check` knows more");
+                None
+            }
+        }
+    }
+
+    fn load_credentials(&self) -> Option<crate::source::taskcluster::Credentials> {
+        // A descriptor is read once, and the worker's is not this process's.
+        let here = |file: &Option<SecretFile>| !matches!(file, Some(SecretFile::Descriptor(_)));
+        if !here(&self.source.access_token_file) || !here(&self.source.certificate_file) {
+            return None;
+        }
+        let own = ClientCredentials::of_source(&self.source, &self.environment).ok()??;
+        target::build_credentials(&own.client_id, &own.access_token, own.certificate.as_ref()).ok()
+    }
+
+    async fn check_service(&mut self, api: &Api) -> Option<()> {
+        let pong = match api.ping().await {
+            Ok(pong) => pong,
+            Err(refused) if refused.message.contains("certificate") => {
+                let fix = "is its certificate in order, is its authority known here (ca-certificates), and is this clock right?";
+                return self.failed("tls", refused.message, fix);
+            }
+            Err(refused) => {
+                let fix = format!("`curl -i {}/api/queue/v1/ping` shows who answers", api.root_url());
+                return self.failed("queue", refused.message, fix);
+            }
+        };
+        self.ok("queue", format!("{} answers", api.root_url()));
+        if let Some(ends) = pong.certificate_expires_at {
+            let left = ends.duration_since(Timestamp::now());
+            let found = format!("the certificate ends on {}", ends.strftime("%Y-%m-%d"));
+            match left < CERTIFICATE_EXPIRY_WARNING {
+                true => self.warning("tls", found, "whoever runs it should renew it; from then on nobody can connect"),
+                false => self.ok("tls", found),
+            }
+        }
+        self.check_clock(pong.date);
+        Some(())
+    }
+
+    fn check_clock(&mut self, theirs: Option<Timestamp>) {
+        let Some(theirs) = theirs else {
+            let fix = "a Taskcluster does; is there a proxy in between that takes the Date header away?";
+            return self.warning("clock", "the service does not say what time it has", fix);
+        };
+        let apart = theirs.duration_since(Timestamp::now());
+        // The header has whole seconds, and has been on its way.
+        let (far, way) = (apart.abs(), if apart.is_negative() { "ahead of" } else { "behind" });
+        let found = format!("this host's clock is {} s {way} the service's", far.as_secs());
+        let fix = "keep it right with chronyd or systemd-timesyncd; `timedatectl` shows whether it is";
+        if far > SKEW_MAX {
+            self.failed("clock", found, fix);
+        } else if far > SKEW_WARNING {
+            self.warning("clock", found, fix);
+        } else {
+            self.ok("clock", "this host's clock agrees with the service's");
+        }
+    }
+
+    async fn check_credentials(&mut self) -> Option<()> {
+        let queue = self.task_queue.to_string();
+        let Some(client) = self.source.client_id.clone() else {
+            self.warning(
+                "credentials",
+                "there are none: calls are not signed",
+                format!("set source.{}.client_id", self.name),
+            );
+            return None;
+        };
+        let Some(own) = self.load_credentials() else {
+            let fix = "for `systemd:NAME` set CREDENTIALS_DIRECTORY to the folder that holds the file, such as /etc/journeyman";
+            self.warning("credentials", format!("those of {client} cannot be read from here"), fix);
+            return None;
+        };
+        let api = self.api(Some(own))?;
+        let known = match api.check_credentials(&queue).await {
+            Ok(known) => known,
+            Err(refused) if refused.refusal == Refusal::Rejected => {
+                let fix = format!("is source.{}.task_queue right?", self.name);
+                return self.failed("task queue", refused.message, fix);
+            }
+            Err(refused) => {
+                let fix = format!(
+                    "are client id and token of source.{} those of one client, and has it not expired?",
+                    self.name
+                );
+                return self.failed("credentials", refused.message, fix);
+            }
+        };
+        self.ok("credentials", format!("{client} is recognized"));
+        match known {
+            CredentialCheck::Scopes(have) => self.check_scopes(&have),
+            CredentialCheck::Accepted => {
+                let need = self.required_scopes().join(", ");
+                self.ok("scopes", format!("this service does not tell; needed are {need}"));
+            }
+        }
+        match api.check_pending(&queue).await {
+            Ok(PendingCount::Approximately(waiting)) => self.ok("task queue", format!("{queue}: {waiting} pending")),
+            Ok(PendingCount::ScopeMissing) => {
+                self.ok("task queue", format!("{queue}: how many are pending is not for us to know"))
+            }
+            Err(refused) => {
+                self.failed("task queue", refused.message, format!("is source.{}.task_queue right?", self.name));
+            }
+        }
+        Some(())
+    }
+
+    fn required_scopes(&self) -> Vec<String> {
+        let queue = self.task_queue.to_string();
+        let worker = format!("queue:worker-id:{}/{}", self.worker.group, self.worker.id);
+        match self.source.protocol {
+            Protocol::ClaimWork => vec![format!("queue:claim-work:{queue}"), worker],
+            Protocol::Azure => {
+                vec![format!("queue:poll-task-urls:{queue}"), format!("queue:claim-task:{queue}"), worker]
+            }
+        }
+    }
+
+    fn check_scopes(&mut self, have: &[String]) {
+        let lacks =
+            |needed: Vec<String>| needed.into_iter().filter(|scope| !is_granted(scope, have)).collect::<Vec<_>>();
+        let missing = lacks(self.required_scopes());
+        if !missing.is_empty() {
+            self.failed(
+                "scopes",
+                format!("missing: {}", missing.join(", ")),
+                "give them to the client, or to a role that it has",
+            );
+            return;
+        }
+        let queue = &self.task_queue;
+        let mut useful = vec!["queue:status:*".to_owned()];
+        if self.source.protocol == Protocol::ClaimWork {
+            useful.extend([format!("queue:claimed-list:{queue}"), "queue:reclaim-task:*".to_owned()]);
+        }
+        let without = lacks(useful);
+        if without.is_empty() {
+            self.ok("scopes", "all that are needed, and all that are useful");
+        } else {
+            let fix = "`journeyman guide taskcluster` says what each of them is good for";
+            self.warning("scopes", format!("all that are needed; not {}", without.join(", ")), fix);
+        }
+    }
+}
+
+/// A scope that ends in `*` covers all that begin like it.
+fn is_granted(scope: &str, have: &[String]) -> bool {
+    have.iter().any(|own| own == scope || own.strip_suffix('*').is_some_and(|start| scope.starts_with(start)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_star_covers_what_begins_like_it_and_nothing_else() {
+        let have = ["queue:claim-work:build/*".to_owned(), "queue:worker-id:g/w".to_owned()];
+        assert!(is_granted("queue:claim-work:build/linux", &have) && is_granted("queue:worker-id:g/w", &have));
+        assert!(!is_granted("queue:claim-work:test/linux", &have) && !is_granted("queue:worker-id:g/w2", &have));
+        assert!(!is_granted("queue:reclaim-task:*", &["queue:reclaim-task:a".to_owned()]));
+    }
+}

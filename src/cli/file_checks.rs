@@ -1,0 +1,168 @@
+//! Whether the files and programs that a configuration names can be used on this machine, as far as can be seen without
+//! starting anything. Everything that is wrong is found at once; nothing is run, and no secret is part of a message.
+
+use std::path::Path;
+
+use super::target;
+use crate::config::pool::PoolConfig;
+use crate::config::problem::{Problem, ProblemCode, ValueOrigin};
+use crate::config::schema::{Client, Handler, HandlerKind, Source};
+use crate::config::secrets::{self, ClientCredentials, SecretError};
+use crate::config::values::{File, SecretFile};
+use crate::config::{Environment, LoadedConfig};
+use crate::handler::environment;
+use crate::handler::program::{self, ProgramConfigError};
+use crate::host::program_path::find_program;
+
+/// Looks at everything that is named.
+#[must_use]
+pub(super) fn check_files(loaded: &LoadedConfig, environment: &Environment) -> Vec<Problem> {
+    let mut inspection = FileChecks { loaded, environment, problems: Vec::new() };
+    for (name, source) in &loaded.config.source {
+        inspection.source(&format!("source.{name}"), source);
+    }
+    for (name, handler) in &loaded.config.handler {
+        inspection.handler(name, handler);
+    }
+    for (id, client) in &loaded.config.queue.clients {
+        inspection.client(&format!("queue.clients.{id}"), client);
+    }
+    inspection.broker();
+    for (name, pool) in &loaded.config.pool {
+        inspection.pool(&format!("pool.{name}"), pool);
+    }
+    for (name, demand) in &loaded.config.demand {
+        let key = |file: &str| format!("demand.{name}.{file}");
+        inspection.secret(&key("access_token_file"), demand.access_token_file.as_ref(), "an access token");
+        inspection.secret(&key("certificate_file"), demand.certificate_file.as_ref(), "a certificate");
+    }
+    let work_dir = &loaded.config.worker.work_dir.0;
+    if work_dir.exists() && !work_dir.is_dir() {
+        inspection.unusable("worker.work_dir", format!("{} is not a folder", work_dir.display()), "name a folder");
+    }
+    inspection.problems
+}
+
+const PROGRAM_HELP: &str = "a program is a file that may be executed, or a name that is found in PATH";
+
+struct FileChecks<'a> {
+    loaded: &'a LoadedConfig,
+    environment: &'a Environment,
+    problems: Vec<Problem>,
+}
+
+impl FileChecks<'_> {
+    fn source(&mut self, key: &str, source: &Source) {
+        let before = self.problems.len();
+        self.secret(&format!("{key}.access_token_file"), source.access_token_file.as_ref(), "an access token");
+        self.secret(&format!("{key}.certificate_file"), source.certificate_file.as_ref(), "a certificate");
+        if self.problems[before..].iter().any(|problem| problem.code == ProblemCode::Unusable) {
+            return;
+        }
+        let here = |file: &Option<SecretFile>| !matches!(file, Some(SecretFile::Descriptor(_)));
+        if !here(&source.access_token_file) || !here(&source.certificate_file) {
+            return;
+        }
+        let Ok(Some(own)) = ClientCredentials::of_source(source, self.environment) else { return };
+        if let Err(failure) = target::build_credentials(&own.client_id, &own.access_token, own.certificate.as_ref()) {
+            self.unusable(&format!("{key}.client_id"), format!("[{key}] cannot sign: {}", failure.message), "");
+        }
+    }
+
+    fn client(&mut self, key: &str, client: &Client) {
+        self.secret(&format!("{key}.access_token_file"), client.access_token_file.as_ref(), "an access token");
+    }
+
+    fn broker(&mut self) {
+        let amqp = &self.loaded.config.amqp;
+        self.secret("amqp.uri_file", amqp.uri_file.as_ref(), "an AMQP address");
+        self.secret("http.token_file", self.loaded.config.http.token_file.as_ref(), "a token");
+        if let Some(File(path)) = &amqp.key_file
+            && secrets::is_world_readable(path)
+        {
+            self.world_readable("amqp.key_file", path, "a private key");
+        }
+    }
+
+    /// The program of its workers, as it is looked for with what they find in their environment.
+    fn pool(&mut self, key: &str, pool: &PoolConfig) {
+        let Some(program) = pool.command.first() else { return };
+        let own = pool.env.iter().map(|(name, value)| (name.clone(), value.0.clone()));
+        let env = self.environment.pairs().filter(|(name, _)| name == "PATH").chain(own).collect();
+        if let Err(error) = find_program(program, &env, Path::new("")) {
+            self.unusable(&format!("{key}.command"), error.to_string(), PROGRAM_HELP);
+        }
+    }
+
+    fn secret(&mut self, key: &str, file: Option<&SecretFile>, holds: &'static str) {
+        let credential;
+        let path = match file {
+            None => return,
+            Some(SecretFile::File(path)) => path,
+            // Only the process that they are given to has them.
+            Some(SecretFile::Descriptor(_)) => return,
+            Some(SecretFile::Systemd(name)) => match secrets::systemd_credential_path(name, self.environment) {
+                Some(path) => {
+                    credential = path;
+                    &credential
+                }
+                None => return,
+            },
+        };
+        match secrets::read(path, holds) {
+            Ok(_) if secrets::is_world_readable(path) => self.world_readable(key, path, holds),
+            Ok(_) => {}
+            Err(SecretError::Unreadable { source, .. }) => self.unusable(
+                key,
+                format!("cannot read {holds} from {}: {source}", path.display()),
+                "put it there, readable for the user that journeyman runs as",
+            ),
+            Err(error @ SecretError::Unusable { .. }) => {
+                self.unusable(key, error.to_string(), "it has to hold that and nothing else");
+            }
+        }
+    }
+
+    fn handler(&mut self, name: &str, handler: &Handler) {
+        match handler.kind {
+            HandlerKind::Command => {}
+            HandlerKind::Program => self.program(name, handler),
+            HandlerKind::Http => self.programs(name, handler),
+        }
+    }
+
+    fn program(&mut self, name: &str, handler: &Handler) {
+        self.programs(name, handler);
+        let schema = handler.schema.as_ref().map(|file| file.0.clone());
+        let settings = program::ProgramConfig { schema, ..program::ProgramConfig::new(name, vec!["-".to_owned()]) };
+        if let Err(ProgramConfigError::Schema { path, message: what, .. }) = program::Program::new(settings) {
+            let what = format!("cannot use {}: {what}", path.display());
+            self.unusable(&format!("handler.{name}.schema"), what, "it has to be a file that holds a JSON Schema");
+        }
+    }
+
+    fn programs(&mut self, name: &str, handler: &Handler) {
+        let env = environment::select(&handler.env_allow, self.environment.pairs());
+        for (key, arguments) in [("exec", &handler.exec), ("check", &handler.check)] {
+            let Some(program) = arguments.first() else { continue };
+            if let Err(error) = find_program(program, &env, Path::new("")) {
+                self.unusable(&format!("handler.{name}.{key}"), error.to_string(), PROGRAM_HELP);
+            }
+        }
+    }
+
+    fn world_readable(&mut self, key: &str, path: &Path, holds: &str) {
+        let what = format!("every user of this machine can read {}, which holds {holds}", path.display());
+        self.push(ProblemCode::WorldReadable, key, what, &format!("`chmod 600 {}` hides it", path.display()));
+    }
+
+    fn unusable(&mut self, key: &str, what: String, help: &str) {
+        self.push(ProblemCode::Unusable, key, what, help);
+    }
+
+    fn push(&mut self, code: ProblemCode, key: &str, what: String, help: &str) {
+        let origin = self.loaded.origins.get(key).cloned().unwrap_or(ValueOrigin::Default);
+        let help = Some(help.to_owned()).filter(|help| !help.is_empty());
+        self.problems.push(Problem { code, message: format!("`{key}`: {what}"), origin, label: String::new(), help });
+    }
+}

@@ -1,0 +1,343 @@
+//! Makes a worker of a configuration: its sources, the handlers they name, and the limits it keeps to.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::exit::{Exit, Failure};
+use super::{amqp_setup, target, termination_watch};
+use crate::config::schema::{
+    ArtifactStorage, COMMAND, Config, Handler as HandlerConfig, HandlerKind, Protocol, Source, SourceKind, Tasks,
+};
+use crate::config::secrets::ClientCredentials;
+use crate::config::values::{Size, WORKER_NAME_CHARS_MAX, WORKER_NAME_CHARS_MAX_AZURE};
+use crate::config::{Environment, schema};
+use crate::handler::log::LogLimits;
+use crate::handler::{self, DynHandler, command, environment, http, program};
+use crate::host::containment::{ContainmentConfig, ContainmentLevel, OnLeak, Requirement, ResourceLimits};
+use crate::host::program_path::find_program;
+use crate::redact;
+use crate::source::taskcluster::{self, Api, ApiConfig, Dialect, Taskcluster, Timeouts};
+use crate::worker::{ExitPolicy, MinResources, SourceBinding, Worker, WorkerConfig};
+
+/// How this worker is called where it claims.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct WorkerIdentity {
+    /// Its group.
+    pub group: String,
+    /// Its id within the group.
+    pub id: String,
+}
+
+impl WorkerIdentity {
+    /// The name with the host's name and the process id filled in, within the limit of the narrowest protocol in use.
+    #[must_use]
+    pub(super) fn from_config(config: &Config) -> Self {
+        let azure = config.source.values().any(|source| source.protocol == Protocol::Azure);
+        let most = if azure { WORKER_NAME_CHARS_MAX_AZURE } else { WORKER_NAME_CHARS_MAX };
+        let system = rustix::system::uname();
+        let hostname = system.nodename().to_string_lossy();
+        let fill = |name: &crate::config::values::WorkerName| name.fill(&hostname, std::process::id(), most);
+        Self { group: fill(&config.worker.group), id: fill(&config.worker.id) }
+    }
+}
+
+/// Makes a worker.
+///
+/// # Errors
+///
+/// [`Exit::Config`] where a secret cannot be read, or where a source or a handler cannot be made.
+pub(super) fn build_worker(config: &Config, environment: &Environment) -> Result<Worker, Failure> {
+    Ok(build_worker_with_apis(config, environment)?.worker)
+}
+
+/// A worker, and the clients whose credentials may be replaced while it works.
+pub(super) struct BuiltWorker {
+    /// The worker.
+    pub worker: Worker,
+    /// One for each source, by its name.
+    pub apis: BTreeMap<String, Api>,
+}
+
+/// As [`build_worker()`], with what it takes to renew credentials.
+///
+/// # Errors
+///
+/// As [`build_worker()`].
+pub(super) fn build_worker_with_apis(config: &Config, environment: &Environment) -> Result<BuiltWorker, Failure> {
+    if config.source.is_empty() {
+        return Err(Failure::new(
+            Exit::Config,
+            "there is no [source.NAME], so there is nothing to work for; `journeyman config init journeyman.toml` writes \
+             one to start from, and `journeyman dev` needs none",
+        ));
+    }
+    redact_secrets(config, environment);
+    let name = WorkerIdentity::from_config(config);
+    let mut handlers = BTreeMap::new();
+    let (mut feeds, mut apis) = (Vec::new(), BTreeMap::new());
+    for (source_name, source) in &config.source {
+        let handler = match handlers.get(&source.handler) {
+            Some(handler) => Arc::clone(handler),
+            None => {
+                let handler = build_handler(config, &source.handler, environment)?;
+                handlers.insert(source.handler.clone(), Arc::clone(&handler));
+                handler
+            }
+        };
+        match (source.kind, source.tasks()) {
+            (SourceKind::Taskcluster, Some(tasks)) => {
+                let (feed, api) = source_binding(source_name, source, tasks, &name, handler, environment)?;
+                feeds.push(feed);
+                apis.insert(source_name.clone(), api);
+            }
+            // The configuration was refused already.
+            (SourceKind::Taskcluster, None) => {}
+            (SourceKind::Amqp, _) => {
+                let work = amqp_setup::RequestHandling::from_config(config, &source.handler, handler);
+                feeds.push(amqp_setup::source_binding(source_name, source, config, &name, work, environment)?);
+            }
+        }
+    }
+    Ok(BuiltWorker { worker: Worker::new(worker_config(config), feeds), apis })
+}
+
+/// Keeps what the environment holds under the name of a secret out of every log, and what that of a pool's workers does.
+pub(super) fn redact_secrets(config: &Config, environment: &Environment) {
+    let named = |(name, _): &(String, String)| redact::is_secret_name(name, &config.log.redact_env);
+    let of_pools = config.pool.values().flat_map(|pool| &pool.env).map(|(name, value)| (name.clone(), value.0.clone()));
+    let values: Vec<String> = environment.pairs().chain(of_pools).filter(named).map(|(_, value)| value).collect();
+    redact::hide(values.iter().map(String::as_str)).until_exit();
+}
+
+/// The worker's own settings.
+#[must_use]
+pub(super) fn worker_config(config: &Config) -> WorkerConfig {
+    let worker = &config.worker;
+    WorkerConfig {
+        capacity: worker.capacity.into(),
+        work_dir: worker.work_dir.0.clone(),
+        termination_grace: worker.cancel_grace.0,
+        drain_deadline: Some(worker.drain_deadline.0),
+        on_termination_notice: termination_watch::on_termination_notice(&config.host),
+        poll_interval: worker.poll_interval.0,
+        status_poll_interval: nonzero(worker.status_poll.0),
+        dequeue_alert: worker.dequeue_alert,
+        max_auth_failures: worker.denied_max,
+        exit_policy: ExitPolicy {
+            exit_when_idle: nonzero(worker.exit_when_idle.0),
+            max_tasks: Some(u64::from(worker.max_tasks)).filter(|most| *most > 0),
+            max_uptime: nonzero(worker.max_uptime.0),
+        },
+        min_resources: MinResources { disk: config.host.min_free_disk.0, memory: config.host.min_free_memory.0 },
+        log: log_limits(config.log.task_max),
+        containment: containment_requirement(&config.host),
+        ..WorkerConfig::default()
+    }
+}
+
+/// Zero is never.
+fn nonzero(span: Duration) -> Option<Duration> {
+    Some(span).filter(|span| !span.is_zero())
+}
+
+/// What is asked of the host for holding the processes of a task together.
+#[must_use]
+fn containment_requirement(host: &schema::Host) -> ContainmentConfig {
+    ContainmentConfig {
+        requirement: match host.containment {
+            schema::Containment::Auto => Requirement::BestAvailable,
+            schema::Containment::Cgroup => Requirement::CgroupRequired,
+            schema::Containment::Group => Requirement::AtMost(ContainmentLevel::ProcessGroup),
+        },
+        limits: ResourceLimits {
+            memory: host.task_memory.map(|size| size.0),
+            processes: host.task_pids,
+            disk: host.task_disk.map(|size| size.0),
+        },
+        on_leak: match host.unproven {
+            schema::Unproven::Keep => OnLeak::KeepSlot,
+            schema::Unproven::Reuse => OnLeak::ReuseSlot,
+        },
+    }
+}
+
+/// Three quarters are kept from the start, one quarter from the end.
+#[must_use]
+pub(super) const fn log_limits(most: Size) -> LogLimits {
+    let tail_bytes = most.0 / 4;
+    LogLimits { head_bytes: most.0 - tail_bytes, tail_bytes }
+}
+
+/// How the deployment of a source is reached.
+fn api_config(source: &Source, tasks: Tasks<'_>, environment: &Environment) -> Result<ApiConfig, Failure> {
+    let credentials = ClientCredentials::of_source(source, environment)?
+        .map(|own| target::build_credentials(&own.client_id, &own.access_token, own.certificate.as_ref()))
+        .transpose()?;
+    Ok(ApiConfig {
+        root_url: tasks.root_url.as_str().to_owned(),
+        queue_url: source.queue_url.as_ref().map(|url| url.as_str().to_owned()),
+        credentials,
+        proxy: None,
+        allow_hosts: source.allow_hosts.clone(),
+        timeouts: Timeouts::default(),
+    })
+}
+
+/// The client of a source that is not polled.
+///
+/// # Errors
+///
+/// [`Exit::Config`] where a secret cannot be read or an address not be used.
+pub(super) fn build_api(
+    source_name: &str,
+    source: &Source,
+    tasks: Tasks<'_>,
+    environment: &Environment,
+) -> Result<Api, Failure> {
+    Api::new(api_config(source, tasks, environment)?)
+        .map_err(|error| Failure::new(Exit::Config, format!("source.{source_name}.{error}")))
+}
+
+/// A source of tasks and what runs them.
+///
+/// # Errors
+///
+/// As [`build_api`].
+pub(super) fn source_binding(
+    source_name: &str,
+    source: &Source,
+    tasks: Tasks<'_>,
+    name: &WorkerIdentity,
+    handler: Arc<dyn DynHandler>,
+    environment: &Environment,
+) -> Result<(SourceBinding, Api), Failure> {
+    let mut queue_hosts = taskcluster::Config::azure_queue_hosts();
+    queue_hosts.extend(source.queue_hosts.iter().cloned());
+    let settings = taskcluster::Config {
+        api: api_config(source, tasks, environment)?,
+        dialect: match source.protocol {
+            Protocol::Azure => Dialect::Azure,
+            Protocol::ClaimWork => Dialect::ClaimWork,
+        },
+        task_queue: tasks.task_queue.to_string(),
+        worker_group: name.group.clone(),
+        worker_id: name.id.clone(),
+        artifact_storage: match source.artifact_storage {
+            ArtifactStorage::S3 => taskcluster::ArtifactStorage::S3,
+            ArtifactStorage::Object => taskcluster::ArtifactStorage::Object,
+        },
+        queue_hosts,
+    };
+    let env = BTreeMap::from([
+        ("TASKCLUSTER_ROOT_URL".to_owned(), tasks.root_url.as_str().to_owned()),
+        ("TASKCLUSTER_WORKER_GROUP".to_owned(), name.group.clone()),
+        ("TASKCLUSTER_WORKER_ID".to_owned(), name.id.clone()),
+    ]);
+    let source = Taskcluster::new(settings)
+        .map_err(|error| Failure::new(Exit::Config, format!("source.{source_name}.{error}")))?;
+    let api = source.api().clone();
+    Ok((SourceBinding { name: source_name.to_owned(), source: Arc::new(source), handler, env }, api))
+}
+
+/// Makes the handler of that name. `command` exists without being configured.
+///
+/// # Errors
+///
+/// [`Exit::Config`] where it cannot be made.
+pub(super) fn build_handler(
+    config: &Config,
+    name: &str,
+    environment: &Environment,
+) -> Result<Arc<dyn DynHandler>, Failure> {
+    let built_in = HandlerConfig::default();
+    let wanted = match config.handler.get(name) {
+        Some(handler) => handler,
+        None if name == COMMAND => &built_in,
+        None => return Err(Failure::new(Exit::Config, format!("there is no [handler.{name}]"))),
+    };
+    match wanted.kind {
+        HandlerKind::Command => Ok(handler::erase(command::Command::new(command_config(
+            wanted,
+            environment,
+            config.log.redact_env.clone(),
+        )))),
+        HandlerKind::Program => build_program_handler(name, wanted, environment),
+        HandlerKind::Http => Ok(handler::erase(build_http_handler(name, wanted, environment)?)),
+    }
+}
+
+/// A service as a handler.
+///
+/// # Errors
+///
+/// [`Exit::Config`] where it cannot be forwarded to, [`Exit::HostUnusable`] where its program is not there.
+pub(super) fn build_http_handler(
+    name: &str,
+    wanted: &HandlerConfig,
+    environment: &Environment,
+) -> Result<http::Http, Failure> {
+    let target = match (&wanted.url, &wanted.socket) {
+        (Some(url), _) => http::Target::Tcp(url.parts().clone()),
+        (None, Some(socket)) => http::Target::Unix(socket.0.clone()),
+        (None, None) => {
+            return Err(Failure::new(Exit::Config, format!("handler {name}: it needs `url` or `socket`")));
+        }
+    };
+    let env = environment::select(&wanted.env_allow, environment.pairs());
+    if let Some(program) = wanted.exec.first() {
+        find_program(program, &env, Path::new(""))
+            .map_err(|error| Failure::new(Exit::HostUnusable, format!("handler {name}: {error}")))?;
+    }
+    let service = || http::ServiceProgram { exec: wanted.exec.clone(), env, termination_grace: wanted.grace.0 };
+    let settings = http::HttpConfig {
+        name: name.to_owned(),
+        target,
+        health_path: wanted.health.clone(),
+        health_interval: wanted.health_every.0,
+        health_timeout: wanted.health_timeout.0,
+        startup_timeout: wanted.start_within.0,
+        max_run_time: wanted.max_run_time.0,
+        forward_headers: wanted.forward_headers.clone(),
+        service: (!wanted.exec.is_empty()).then(service),
+    };
+    http::Http::new(settings).map_err(|error| Failure::from_error(Exit::Config, &error))
+}
+
+fn command_config(
+    wanted: &schema::Handler,
+    environment: &Environment,
+    redact_env: Vec<String>,
+) -> command::CommandConfig {
+    command::CommandConfig {
+        env: environment::select(&wanted.env_allow, environment.pairs()),
+        default_run_time: wanted.default_run_time.map(|span| span.0),
+        max_run_time: Some(wanted.max_run_time.0),
+        termination_grace: wanted.grace.0,
+        redact_env,
+    }
+}
+
+fn build_program_handler(
+    name: &str,
+    wanted: &HandlerConfig,
+    environment: &Environment,
+) -> Result<Arc<dyn DynHandler>, Failure> {
+    let settings = program::ProgramConfig {
+        check: Some(wanted.check.clone()).filter(|check| !check.is_empty()),
+        schema: wanted.schema.as_ref().map(|file| file.0.clone()),
+        env: environment::select(&wanted.env_allow, environment.pairs()),
+        max_run_time: Some(wanted.max_run_time.0),
+        termination_grace: wanted.grace.0,
+        ..program::ProgramConfig::new(name, wanted.exec.clone())
+    };
+    let env = settings.env.clone();
+    let made = program::Program::new(settings).map_err(|error| Failure::from_error(Exit::Config, &error))?;
+    // Found out here, it costs no task anything; found out later, every task that is claimed.
+    for named in [&wanted.exec, &wanted.check].into_iter().filter_map(|arguments| arguments.first()) {
+        find_program(named, &env, Path::new(""))
+            .map_err(|error| Failure::new(Exit::HostUnusable, format!("handler {name}: {error}")))?;
+    }
+    Ok(Arc::new(made))
+}

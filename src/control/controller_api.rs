@@ -1,0 +1,229 @@
+//! The controller's end of the control socket: it can be looked at, and told what people want of its pools. What comes by HTTP
+//! is understood by the same [`PoolHandles::order`].
+
+use std::convert::Infallible;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use axum::extract::{FromRef, State};
+use axum::http::StatusCode;
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::error::Elapsed;
+use tokio::time::timeout;
+
+use super::CommandReply;
+use super::poison_api;
+use super::worker_api::{ApiError, ReloadFn, ReloadReplySender, Socket, serve_router};
+use crate::controller::ControllerHandle;
+use crate::controller::commands::{CommandError, PoolCommand};
+use crate::controller::status::ControllerStatus;
+use crate::domain::time::Instant;
+use crate::host::clock::Clock;
+use crate::limits::{CONTROL_CONNECTIONS_MAX, CONTROL_TIMEOUT};
+use crate::worker::Note;
+
+/// The socket's name in the folder of the first pool, where no other path is set.
+pub const SOCKET_NAME: &str = "controller.sock";
+
+/// The socket of the controller whose first pool has this folder.
+#[must_use]
+pub fn socket_in(folder: &Path) -> PathBuf {
+    folder.join(SOCKET_NAME)
+}
+
+/// Which controller answers, and how it looks. The answer to `GET /v1/controller`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ControllerStatusReply {
+    /// Its version.
+    pub version: String,
+    /// Its process.
+    pub pid: u32,
+    /// How it looks.
+    #[serde(flatten)]
+    pub snapshot: ControllerStatus,
+}
+
+/// What `POST /v1/orders` takes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PoolCommandRequest {
+    /// Which pool; absent where there is only one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
+    /// What to do.
+    pub order: PoolCommand,
+    /// Who says so, and why.
+    #[serde(default = "unknown_author")]
+    pub note: Note,
+}
+
+fn unknown_author() -> Note {
+    Note::of("somebody")
+}
+
+impl PoolCommandRequest {
+    /// Reads one.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it, for people.
+    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        serde_json::from_slice(body).map_err(|error| {
+            let text = format!(
+                "a controller can be told to pause, to resume, to scale a group, to drain a worker and to retry; this is none of \
+                 these: {error}"
+            );
+            ApiError(StatusCode::BAD_REQUEST, text)
+        })
+    }
+}
+
+/// The controllers of all pools of this process.
+#[derive(Debug, Clone)]
+pub struct PoolHandles {
+    controls: Vec<ControllerHandle>,
+    clock: Clock,
+    started_at: Instant,
+}
+
+impl PoolHandles {
+    /// These, from now on.
+    #[must_use]
+    pub fn new(controls: Vec<ControllerHandle>, clock: Clock) -> Self {
+        Self { controls, clock, started_at: clock.now() }
+    }
+
+    /// How they look now; `None` once one of them has gone.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn snapshot(&self) -> Option<ControllerStatusReply> {
+        let mut pools = Vec::with_capacity(self.controls.len());
+        for control in &self.controls {
+            pools.push(control.status().await?);
+        }
+        let uptime_seconds = self.clock.now().since(self.started_at).as_secs_f64();
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        Some(ControllerStatusReply {
+            version,
+            pid: std::process::id(),
+            snapshot: ControllerStatus { uptime_seconds, pools },
+        })
+    }
+}
+
+impl PoolHandles {
+    /// Gives an order to one of them.
+    ///
+    /// # Errors
+    ///
+    /// Why it is not obeyed.
+    pub async fn apply(&self, ordered: PoolCommandRequest) -> Result<CommandReply, ApiError> {
+        let PoolCommandRequest { pool, order, note } = ordered;
+        let names = || self.controls.iter().map(|control| control.pool.as_str()).collect::<Vec<_>>().join(", ");
+        let control = match (&pool, &*self.controls) {
+            (Some(name), controls) => controls.iter().find(|control| control.pool == *name).ok_or_else(|| {
+                ApiError(StatusCode::NOT_FOUND, format!("there is no pool {name:?}; there are: {}", names()))
+            })?,
+            (None, [only]) => only,
+            (None, _) => {
+                return Err(ApiError(
+                    StatusCode::BAD_REQUEST,
+                    format!("`pool` has to say which is meant: {}", names()),
+                ));
+            }
+        };
+        let by = if note.text.is_empty() { note.by } else { format!("{}: {}", note.by, note.text) };
+        let told = timeout(CONTROL_TIMEOUT, control.command(order, by))
+            .await
+            .map_err(timed_out)?
+            .ok_or_else(controller_exited)?;
+        told.map(|said| CommandReply { said }).map_err(|refused| match refused {
+            CommandError::NotFound(text) => ApiError(StatusCode::NOT_FOUND, text),
+            CommandError::Invalid(text) => ApiError(StatusCode::BAD_REQUEST, text),
+            CommandError::Conflict(text) => ApiError(StatusCode::CONFLICT, text),
+        })
+    }
+
+    /// The one of this name, or all.
+    pub(super) fn select(&self, name: Option<&str>) -> Result<Vec<&ControllerHandle>, ApiError> {
+        let named: Vec<&ControllerHandle> =
+            self.controls.iter().filter(|control| name.is_none_or(|name| control.pool == name)).collect();
+        if named.is_empty() {
+            let pools = self.controls.iter().map(|control| control.pool.as_str()).collect::<Vec<_>>().join(", ");
+            let text = format!("there is no pool {}; there is {pools}", name.unwrap_or_default());
+            return Err(ApiError(StatusCode::NOT_FOUND, text));
+        }
+        Ok(named)
+    }
+}
+
+/// What a connection has.
+#[derive(Clone)]
+struct AppState {
+    pools: PoolHandles,
+    reload_requests: mpsc::Sender<ReloadReplySender>,
+}
+
+impl FromRef<AppState> for PoolHandles {
+    fn from_ref(desk: &AppState) -> Self {
+        desk.pools.clone()
+    }
+}
+
+/// Answers until it is dropped; the socket's file goes with it.
+pub async fn serve(socket: Socket, pools: PoolHandles, reload: Arc<ReloadFn>) -> Infallible {
+    let (reloads, asked) = mpsc::channel(CONTROL_CONNECTIONS_MAX);
+    let router = Router::new()
+        .route("/v1/controller", get(handle_status))
+        .route("/v1/orders", post(handle_command))
+        .route("/v1/poison", get(poison_api::handle_list).post(poison_api::handle_action))
+        .route("/v1/poison/body", get(poison_api::handle_body))
+        .fallback(async || {
+            let text = "a controller answers here; `journeyman controller status` asks it";
+            ApiError(StatusCode::NOT_FOUND, text.to_owned())
+        })
+        .with_state(AppState { pools, reload_requests: reloads });
+    serve_router(socket, router, reload, asked).await
+}
+
+pub(super) fn controller_exited() -> ApiError {
+    ApiError(StatusCode::SERVICE_UNAVAILABLE, "the controller has gone".to_owned())
+}
+
+fn timed_out(_: Elapsed) -> ApiError {
+    ApiError(StatusCode::GATEWAY_TIMEOUT, format!("the controller did not answer in {CONTROL_TIMEOUT:?}"))
+}
+
+async fn handle_status(
+    State(AppState { pools, .. }): State<AppState>,
+) -> Result<Json<ControllerStatusReply>, ApiError> {
+    let looked = timeout(CONTROL_TIMEOUT, pools.snapshot()).await.map_err(timed_out)?;
+    Ok(Json(looked.ok_or_else(controller_exited)?))
+}
+
+async fn handle_command(
+    State(AppState { reload_requests: reloads, pools }): State<AppState>,
+    body: Bytes,
+) -> Result<Json<CommandReply>, ApiError> {
+    if !is_reload(&body) {
+        return Ok(Json(pools.apply(PoolCommandRequest::parse(&body)?).await?));
+    }
+    let (ask, said) = oneshot::channel();
+    reloads.send(ask).await.map_err(|_| controller_exited())?;
+    let said =
+        said.await.map_err(|_| controller_exited())?.map_err(|why| ApiError(StatusCode::UNPROCESSABLE_ENTITY, why))?;
+    Ok(Json(CommandReply { said }))
+}
+
+/// Whether it is what `journeyman reload` tells a worker.
+fn is_reload(body: &[u8]) -> bool {
+    serde_json::from_slice::<super::WorkerCommandRequest>(body)
+        .is_ok_and(|ordered| ordered.order == super::WorkerCommand::Reload)
+}

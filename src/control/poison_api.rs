@@ -1,0 +1,137 @@
+//! What was put aside in a pool, on the control socket of its controller and, with the token, over HTTP: seen, tried once more, dropped.
+
+use std::collections::BTreeMap;
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use tokio::time::timeout;
+
+use super::controller_api::{PoolHandles, controller_exited};
+use super::worker_api::ApiError;
+use crate::controller::ControllerHandle;
+use crate::controller::poison_queue::{PoisonAction, PoisonError, PoisonList, PoisonOutcome, PoisonSelection};
+use crate::limits::CONTROLLER_POISON_TIMEOUT;
+
+/// The answer to `GET /v1/poison`: what was put aside, by the name of its pool.
+pub type Inventories = BTreeMap<String, PoisonList>;
+
+/// What `POST /v1/poison` takes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PoisonActionRequest {
+    /// The pool; it may be left out where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
+    /// Which requests.
+    pub which: PoisonSelection,
+    /// What becomes of them.
+    pub fate: PoisonAction,
+    /// Who says so.
+    pub by: String,
+}
+
+impl PoisonActionRequest {
+    /// Reads one.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it, for people.
+    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        serde_json::from_slice(body).map_err(|error| {
+            let text = format!(
+                "of what was put aside `which` is \"all\" or {{\"these\": [ID, …]}}, and its `fate` to be \"requeue\" or \"drop\"; this is \
+                 none of these: {error}"
+            );
+            ApiError(StatusCode::BAD_REQUEST, text)
+        })
+    }
+}
+
+/// Which pool.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PoolQuery {
+    pool: Option<String>,
+}
+
+/// Which request.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PoisonedRequestQuery {
+    pool: Option<String>,
+    id: String,
+}
+
+impl PoolHandles {
+    /// What was put aside in the pool of this name, or in all of them.
+    ///
+    /// # Errors
+    ///
+    /// Why that cannot be said.
+    pub async fn inventories(&self, pool: Option<&str>) -> Result<Inventories, ApiError> {
+        let mut inventories = Inventories::new();
+        for control in self.select(pool)? {
+            inventories.insert(control.pool.clone(), with_timeout(control.list_poison()).await?);
+        }
+        Ok(inventories)
+    }
+
+    /// Has requests tried once more, or dropped.
+    ///
+    /// # Errors
+    ///
+    /// Why it is not done. Some may be done by then.
+    pub async fn apply_poison_action(
+        &self,
+        PoisonActionRequest { pool, which, fate, by }: PoisonActionRequest,
+    ) -> Result<PoisonOutcome, ApiError> {
+        with_timeout(select_one(self, pool.as_deref())?.resolve_poison(which, fate, by)).await
+    }
+}
+
+pub(super) async fn handle_list(
+    State(pools): State<PoolHandles>,
+    Query(of): Query<PoolQuery>,
+) -> Result<Json<Inventories>, ApiError> {
+    pools.inventories(of.pool.as_deref()).await.map(Json)
+}
+
+pub(super) async fn handle_body(
+    State(pools): State<PoolHandles>,
+    Query(one): Query<PoisonedRequestQuery>,
+) -> Result<Vec<u8>, ApiError> {
+    with_timeout(select_one(&pools, one.pool.as_deref())?.poison_body(&one.id)).await
+}
+
+pub(super) async fn handle_action(
+    State(pools): State<PoolHandles>,
+    body: Bytes,
+) -> Result<Json<PoisonOutcome>, ApiError> {
+    pools.apply_poison_action(PoisonActionRequest::parse(&body)?).await.map(Json)
+}
+
+fn select_one<'a>(pools: &'a PoolHandles, name: Option<&str>) -> Result<&'a ControllerHandle, ApiError> {
+    let mut named = pools.select(name)?.into_iter();
+    match (named.next(), named.next()) {
+        (Some(control), None) => Ok(control),
+        _ => Err(ApiError(StatusCode::BAD_REQUEST, "there are several pools: name one of them".to_owned())),
+    }
+}
+
+async fn with_timeout<T>(asked: impl Future<Output = Option<Result<T, PoisonError>>>) -> Result<T, ApiError> {
+    let limit = CONTROLLER_POISON_TIMEOUT * 2;
+    let slow = |_| ApiError(StatusCode::GATEWAY_TIMEOUT, format!("the controller did not answer in {limit:?}"));
+    let answered = timeout(limit, asked).await.map_err(slow)?.ok_or_else(controller_exited)?;
+    answered.map_err(|why| {
+        let status = match &why {
+            PoisonError::NotFound(_) => StatusCode::NOT_FOUND,
+            PoisonError::NotActive(_) | PoisonError::NotScanned(_) => StatusCode::CONFLICT,
+            PoisonError::Failed(_) => StatusCode::BAD_GATEWAY,
+        };
+        ApiError(status, why.to_string())
+    })
+}

@@ -1,0 +1,43 @@
+//! What is counted where several hands count.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A number that rises, and may fall again.
+#[derive(Debug, Default)]
+pub(super) struct AtomicCount(AtomicU64);
+
+impl AtomicCount {
+    pub(super) fn increment(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn decrement(&self) {
+        // It may have been cleared before what was under way had heard of that.
+        let less = |count: u64| Some(count.saturating_sub(1));
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).ok();
+    }
+
+    pub(super) fn reset(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
+    pub(super) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// The counts of one pool.
+#[derive(Debug, Default)]
+pub(super) struct PoolCounters {
+    /// Orphans that this connection brought and that are still in hand.
+    pub(super) orphans: AtomicCount,
+    pub(super) forwarded: AtomicCount,
+    pub(super) dead_letters: AtomicCount,
+    pub(super) poison: AtomicCount,
+    pub(super) steps: AtomicCount,
+    pub(super) steps_failed: AtomicCount,
+    pub(super) reports: AtomicCount,
+    pub(super) workers_started: AtomicCount,
+    pub(super) workers_failed: AtomicCount,
+    pub(super) broker_losses: AtomicCount,
+}

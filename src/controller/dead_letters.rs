@@ -1,0 +1,140 @@
+//! Dead letters: each is answered, and those that have ended their workers are put aside first.
+
+use std::sync::Arc;
+
+use lapin::message::Delivery;
+use lapin::{Channel, Connection};
+use tokio::sync::mpsc;
+
+use super::counters::PoolCounters;
+use super::error_replies::{DeadLetterReason, ErrorReplier, TaskSet, original_key};
+use super::forwarding::next_delivery;
+use super::poison_message::{self, WorkerFailure};
+use super::queue_names::QueueNames;
+use super::session::{SessionError, consume, stream_ended};
+use super::session_state::HeldRequest;
+use super::{Controller, ControllerConfig, RecordedError};
+use crate::domain::group::Key;
+use crate::domain::time::Instant;
+use crate::limits::{CONTROLLER_DEAD_LETTERS_MAX, CONTROLLER_RECONCILE_INTERVAL, CONTROLLER_WORKER_EXIT_TIMEOUT};
+
+/// Answers what nobody else will, and hands on what has ended its workers.
+pub(super) async fn process_dead_letters(
+    settings: &ControllerConfig,
+    connection: &Connection,
+    killers: mpsc::Sender<Delivery>,
+    tally: Arc<PoolCounters>,
+) -> SessionError {
+    let answering = async {
+        let queue = settings.names.dead_letter_queue();
+        let mut letters = consume(connection, &queue, Some(CONTROLLER_DEAD_LETTERS_MAX)).await?;
+        let answers = ErrorReplier::open(connection, settings, tally).await?;
+        let mut going = TaskSet::default();
+        loop {
+            let letter = tokio::select! {
+                Some(over) = going.next_error() => return Err(over),
+                letter = next_delivery(&mut letters) => match letter {
+                    Some(letter) => letter?,
+                    None => break,
+                },
+            };
+            let obituary = DeadLetterReason::from_delivery(&letter);
+            if obituary.is_poison() {
+                // As many as there can be have room. Where nobody listens any more, this is over as well.
+                killers.send(letter).await.ok();
+            } else {
+                tracing::info!(
+                    reason = obituary.reason,
+                    queue = obituary.queue,
+                    "a request is answered for its workers"
+                );
+                let answers = Arc::clone(&answers);
+                going.spawn(async move { Ok(answers.reject(letter, obituary).await?) });
+            }
+        }
+        Ok::<_, SessionError>(())
+    };
+    answering.await.err().unwrap_or_else(|| stream_ended("dead letters"))
+}
+
+/// A dead letter that has ended its workers, and what is known of that.
+pub(super) struct PoisonCandidate {
+    request: HeldRequest,
+    attempts: Option<u64>,
+    last_failure: Option<WorkerFailure>,
+}
+
+/// Puts requests aside that have ended their workers: the broker has the copy, then the client its answer, and then they are
+/// acknowledged. One that the inventory does not take is handed back.
+pub(super) async fn quarantine(
+    channel: Channel,
+    answers: Arc<ErrorReplier>,
+    names: &QueueNames,
+    mut due: mpsc::Receiver<PoisonCandidate>,
+    back: mpsc::Sender<HeldRequest>,
+    tally: Arc<PoolCounters>,
+) -> SessionError {
+    let putting = async {
+        let mut going = TaskSet::default();
+        loop {
+            let killer = tokio::select! {
+                Some(over) = going.next_error() => return Err(over),
+                killer = due.recv() => killer,
+            };
+            let Some(PoisonCandidate { request: letter, attempts: tries, last_failure: death }) = killer else { break };
+            let delivery = &letter.delivery;
+            if !poison_message::quarantine(&channel, names, delivery, tries, death.as_ref()).await? {
+                // As many as there can be have room.
+                back.send(letter).await.ok();
+                continue;
+            }
+            let (key, worker) = (original_key(names, delivery), death.as_ref().map(|death| death.worker.as_str()));
+            tracing::warn!(key, worker, "a request under which workers end is put aside, and answered");
+            tally.poison.increment();
+            let answers = Arc::clone(&answers);
+            going.spawn(async move {
+                let obituary = DeadLetterReason::from_delivery(&letter.delivery);
+                Ok(answers.reject(letter.delivery, obituary).await?)
+            });
+        }
+        Ok::<_, SessionError>(())
+    };
+    putting.await.err().unwrap_or_else(|| stream_ended("requests to put aside"))
+}
+
+impl Controller {
+    /// Has requests put aside that have ended their workers, each once it is known which.
+    pub(super) fn quarantine_due(&mut self, due: &mpsc::Sender<PoisonCandidate>) {
+        let (names, now) = (&self.config.names, self.clock.now());
+        let key = |waiting: &HeldRequest| names.parse_routing_key(&original_key(names, &waiting.delivery));
+        // The broker tells of the end of a worker before its driver does.
+        let waits = |waiting: &HeldRequest, key: Option<&Key>| {
+            let earliest = waiting.since.minus(CONTROLLER_RECONCILE_INTERVAL);
+            self.workers.starts_workers()
+                && now.since(waiting.since) < CONTROLLER_WORKER_EXIT_TIMEOUT
+                && key.is_none_or(|key| self.workers.last_failure(key).is_none_or(|(at, _)| at <= earliest))
+        };
+        let (later, ready): (Vec<HeldRequest>, Vec<HeldRequest>) = std::mem::take(&mut self.session.poison_pending)
+            .into_iter()
+            .partition(|waiting| now < waiting.not_before || waits(waiting, key(waiting).as_ref()));
+        for letter in ready {
+            let death = key(&letter).and_then(|key| Some(self.workers.last_failure(&key)?.1.clone()));
+            // A limit is on how often it comes back, not on how often it is handed out.
+            let tries = self.config.queue_options.delivery_limit.map(|limit| u64::from(limit) + 1);
+            // As many as there can be have room; otherwise the connection is over, and the broker has them.
+            drop(due.try_send(PoisonCandidate { request: letter, attempts: tries, last_failure: death }));
+        }
+        self.session.poison_pending = later;
+    }
+
+    /// The inventory did not take one.
+    pub(super) fn on_quarantine_refused(&mut self, letter: HeldRequest, now: Instant) {
+        let queue = self.config.names.poison_queue();
+        let what = format!("the queue {queue} does not take a request that ended its workers, which is tried again");
+        tracing::warn!(key = original_key(&self.config.names, &letter.delivery), "{what}");
+        self.last_error = Some(RecordedError { at: now, message: what });
+        self.session
+            .poison_pending
+            .push(HeldRequest { not_before: now.plus(CONTROLLER_WORKER_EXIT_TIMEOUT), ..letter });
+    }
+}

@@ -1,0 +1,165 @@
+//! The objects of a group, as they are written into a cluster.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::{KubernetesConfig, Scaling};
+use crate::controller::driver::WorkerSpec;
+use crate::controller::name_encoding;
+use crate::domain::group::Key;
+use crate::limits::{DEPLOYMENT_NAME_BYTES_MAX, OBJECT_NAME_BYTES_MAX};
+
+/// Whose an object is: of the pool's name what may stand in a label, and all of it and of the key in notes.
+pub(super) const POOL: &str = "journeyman/pool";
+const GROUP: &str = "journeyman/group";
+const KEY: &str = "journeyman/key";
+/// The worker that stands for a group whose number of pods somebody else decides.
+const WORKER: &str = "journeyman/worker";
+
+/// The group of a key.
+pub(super) fn deployment_name(pool: &str, key: &Key) -> String {
+    name_encoding::object_name(&[pool, key.as_str()], DEPLOYMENT_NAME_BYTES_MAX)
+}
+
+/// What the label of a pool's objects is.
+pub(super) fn pool_label(pool: &str) -> String {
+    name_encoding::object_name(&[pool], OBJECT_NAME_BYTES_MAX)
+}
+
+/// The key of an object of this pool; `None` where it is no such object.
+pub(super) fn key_of(object: &Value, pool: &str) -> Option<Key> {
+    let notes = &object["metadata"]["annotations"];
+    (notes[POOL] == pool).then(|| notes[KEY].as_str().and_then(Key::new)).flatten()
+}
+
+pub(super) fn worker_of(object: &Value) -> Option<&str> {
+    object["metadata"]["annotations"][WORKER].as_str()
+}
+
+pub(super) fn group_of(pod: &Value) -> Option<&str> {
+    pod["metadata"]["labels"][GROUP].as_str()
+}
+
+pub(super) fn name_of(object: &Value) -> Option<&str> {
+    object["metadata"]["name"].as_str()
+}
+
+/// A group that is about to be made.
+pub(super) struct GroupManifests<'a> {
+    pub(super) cluster: &'a KubernetesConfig,
+    pub(super) pool: &'a str,
+    pub(super) grace_seconds: u64,
+    pub(super) assignment: &'a WorkerSpec,
+}
+
+impl GroupManifests<'_> {
+    pub(super) fn name(&self) -> String {
+        deployment_name(self.pool, &self.assignment.key)
+    }
+
+    /// Each making of a group has a secret of its own: one that is being removed with an earlier making is none of it.
+    pub(super) fn secret_name(&self) -> String {
+        let WorkerSpec { id, key, .. } = self.assignment;
+        name_encoding::object_name(&[self.pool, key.as_str(), &id.replace('-', "")], OBJECT_NAME_BYTES_MAX)
+    }
+
+    fn metadata(&self, name: &str) -> Value {
+        json!({
+            "name": name,
+            "labels": self.labels(),
+            "annotations": {
+                POOL: self.pool, KEY: self.assignment.key.as_str(), WORKER: self.assignment.id,
+            },
+        })
+    }
+
+    fn labels(&self) -> Value {
+        json!({ "app.kubernetes.io/managed-by": "journeyman", POOL: pool_label(self.pool), GROUP: self.name() })
+    }
+
+    /// What its workers are told: there is the broker's password in it.
+    pub(super) fn secret(&self) -> Value {
+        let mut told: BTreeMap<&str, &str> =
+            self.assignment.variables.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        // Each pod has one of its own.
+        told.remove("WORKER_ID");
+        json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": self.metadata(&self.secret_name()), "stringData": told,
+        })
+    }
+
+    pub(super) fn deployment(&self) -> Value {
+        let KubernetesConfig { image, command, service_account, template, scaling, .. } = self.cluster;
+        let mut container = json!({
+            "name": "worker",
+            "image": image,
+            "envFrom": [{ "secretRef": { "name": self.secret_name() } }],
+            "env": [{ "name": "WORKER_ID", "valueFrom": { "fieldRef": { "fieldPath": "metadata.name" } } }],
+        });
+        if !command.is_empty() {
+            container["command"] = json!(command);
+        }
+        let mut pod = json!({
+            "metadata": { "labels": self.labels(), "annotations": { POOL: self.pool, KEY: self.assignment.key.as_str() } },
+            "spec": { "terminationGracePeriodSeconds": self.grace_seconds },
+        });
+        if let Some(account) = service_account {
+            pod["spec"]["serviceAccountName"] = json!(account);
+        }
+        let mut whole = template.clone().unwrap_or_else(|| json!({}));
+        // What is the site's own of the first container stays.
+        let mut first = whole.pointer_mut("/spec/containers/0").map(Value::take).unwrap_or_default();
+        merge(&mut first, container);
+        let others = whole.pointer("/spec/containers").and_then(Value::as_array).cloned().unwrap_or_default();
+        pod["spec"]["containers"] = [first].into_iter().chain(others.into_iter().skip(1)).collect();
+        merge(&mut whole, pod);
+        let replicas = match scaling {
+            Scaling::Controller => 1,
+            Scaling::Keda { .. } => 0,
+        };
+        json!({
+            "apiVersion": "apps/v1", "kind": "Deployment", "metadata": self.metadata(&self.name()),
+            "spec": { "replicas": replicas, "selector": { "matchLabels": { GROUP: self.name() } }, "template": whole },
+        })
+    }
+
+    /// What KEDA needs to decide how many pods there are: the queue, and who may look at it.
+    pub(super) fn trigger_authentication(&self) -> Value {
+        json!({
+            "apiVersion": "keda.sh/v1alpha1", "kind": "TriggerAuthentication", "metadata": self.metadata(&self.name()),
+            "spec": { "secretTargetRef": [{ "parameter": "host", "name": self.secret_name(), "key": "WORKER_AMQP_URI" }] },
+        })
+    }
+
+    pub(super) fn scaled_object(&self, least: u32, most: u32, per_worker: u32) -> Value {
+        let queue = self.assignment.variables.get("WORKER_REQUESTS_QUEUE");
+        json!({
+            "apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject", "metadata": self.metadata(&self.name()),
+            "spec": {
+                "scaleTargetRef": { "name": self.name() },
+                "minReplicaCount": least,
+                "maxReplicaCount": most,
+                "triggers": [{
+                    "type": "rabbitmq",
+                    "metadata": {
+                        "queueName": queue, "mode": "QueueLength", "value": per_worker.to_string(), "protocol": "amqp",
+                    },
+                    "authenticationRef": { "name": self.name() },
+                }],
+            },
+        })
+    }
+}
+
+/// The one over the other: tables as deep as both are, all else as the upper one has it.
+fn merge(lower: &mut Value, upper: Value) {
+    match (lower, upper) {
+        (Value::Object(lower), Value::Object(upper)) => {
+            for (name, value) in upper {
+                merge(lower.entry(name).or_insert(Value::Null), value);
+            }
+        }
+        (lower, upper) => *lower = upper,
+    }
+}

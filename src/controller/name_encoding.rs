@@ -1,0 +1,181 @@
+//! Any text in few characters, and back: a mark and two digits stand for each byte that may not stand for itself. Queues have
+//! one mark, what systems of containers and units call things another, and both are read in the same way.
+
+use sha2::{Digest as _, Sha256};
+
+/// Who may stand for itself, and what marks the rest.
+pub(super) struct NameEncoding {
+    escape: u8,
+    digits: &'static [u8; 16],
+    is_plain: fn(u8) -> bool,
+}
+
+/// In the names of queues, as existing clients and workers know it: `%3D`.
+pub(super) const QUEUE_NAME: NameEncoding =
+    NameEncoding { escape: b'%', digits: b"0123456789ABCDEF", is_plain: |byte| byte.is_ascii_alphanumeric() };
+
+/// In the names of units, containers, and objects of a cluster, which know no capital letters: `-3d`.
+pub(super) const OBJECT_NAME: NameEncoding = NameEncoding {
+    escape: b'-',
+    digits: b"0123456789abcdef",
+    is_plain: |byte| byte.is_ascii_lowercase() || byte.is_ascii_digit(),
+};
+
+impl NameEncoding {
+    pub(super) fn encode(&self, text: &str) -> String {
+        let mut written = String::with_capacity(text.len());
+        for byte in text.bytes() {
+            if (self.is_plain)(byte) {
+                written.push(char::from(byte));
+            } else {
+                let digit = |half: u8| char::from(self.digits[usize::from(half)]);
+                written.extend([char::from(self.escape), digit(byte >> 4), digit(byte & 15)]);
+            }
+        }
+        written
+    }
+
+    /// `None` where the text is in no such form.
+    pub(super) fn decode(&self, text: &str) -> Option<Vec<u8>> {
+        let (mut bytes, mut read) = (text.bytes(), Vec::with_capacity(text.len()));
+        while let Some(byte) = bytes.next() {
+            if byte == self.escape {
+                read.push(hex_digit(bytes.next()?)? << 4 | hex_digit(bytes.next()?)?);
+            } else if (self.is_plain)(byte) {
+                read.push(byte);
+            } else {
+                return None;
+            }
+        }
+        Some(read)
+    }
+}
+
+fn hex_digit(digit: u8) -> Option<u8> {
+    char::from(digit).to_digit(16).and_then(|half| u8::try_from(half).ok())
+}
+
+/// What each name begins with, so that it begins with a letter.
+const PREFIX: &str = "jm";
+/// Between the parts of a name. No written part holds it: a mark is followed by two digits.
+const SEPARATOR: &str = "--";
+/// A part without a character: a name may end with it.
+const EMPTY: &str = "-z";
+/// Before the hash of a name that was too long.
+const HASH: &str = "-x";
+const HASH_DIGITS: usize = 20;
+
+/// The name of what has these parts (a pool, a key, a worker): lower-case letters, digits and `-`, a letter first and no `-`
+/// last, at most `most` bytes, which is at least 32. What does not fit is cut, and ends with a hash of the whole.
+pub(super) fn object_name(parts: &[&str], most: usize) -> String {
+    let mut name = PREFIX.to_owned();
+    for part in parts {
+        name.push_str(SEPARATOR);
+        name.push_str(&if part.is_empty() { EMPTY.to_owned() } else { OBJECT_NAME.encode(part) });
+    }
+    if name.len() <= most {
+        return name;
+    }
+    let hash = Sha256::digest(name.as_bytes());
+    let digits = hash
+        .iter()
+        .flat_map(|byte| [byte >> 4, byte & 15])
+        .map(|half| char::from(OBJECT_NAME.digits[usize::from(half)]));
+    name.truncate(most.saturating_sub(HASH.len() + HASH_DIGITS));
+    // What is before the hash ends with no mark, so that the two make nothing else.
+    name.truncate(name.trim_end_matches('-').len());
+    name.push_str(HASH);
+    name.extend(digits.take(HASH_DIGITS));
+    name
+}
+
+/// The parts of a name; `None` where it is none, or was too long.
+pub(super) fn parse_object_name(name: &str) -> Option<Vec<String>> {
+    let mut rest = name.strip_prefix(PREFIX)?;
+    let mut parts = Vec::new();
+    while !rest.is_empty() {
+        rest = rest.strip_prefix(SEPARATOR)?;
+        // As far as the next two marks in a row; two digits follow each one before.
+        let mut end = 0;
+        while end < rest.len() && !rest[end..].starts_with(SEPARATOR) {
+            end += if rest[end..].starts_with(EMPTY) {
+                EMPTY.len()
+            } else if rest.as_bytes()[end] == OBJECT_NAME.escape {
+                3
+            } else {
+                1
+            };
+            if !rest.is_char_boundary(end) {
+                return None;
+            }
+        }
+        let (part, after) = rest.split_at(end);
+        parts.push(if part == EMPTY { String::new() } else { String::from_utf8(OBJECT_NAME.decode(part)?).ok()? });
+        rest = after;
+    }
+    Some(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn is_label(name: &str) -> bool {
+        let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+        name.bytes().all(|byte| plain(byte) || byte == b'-')
+            && name.bytes().next().is_some_and(|byte| byte.is_ascii_lowercase())
+            && name.bytes().next_back().is_some_and(plain)
+    }
+
+    #[test]
+    fn names_are_those_that_people_can_read() {
+        assert_eq!(object_name(&["core", "infra=42"], 63), "jm--core--infra-3d42");
+        assert_eq!(object_name(&["core", "", "Ü"], 63), "jm--core---z---c3-9c");
+        assert_eq!(object_name(&["core", "-"], 63), "jm--core---2d");
+        let long = object_name(&["core", &"k".repeat(200)], 63);
+        assert_eq!((long.len(), &long[..43]), (63, &*format!("jm--core--{}-x", "k".repeat(31))));
+        assert_eq!(parse_object_name(&long), None);
+    }
+
+    #[test]
+    fn every_byte_that_can_be_in_a_key_is_written_and_read() {
+        for code in (0..=0x2ff_u32).filter_map(char::from_u32) {
+            let text = format!("{code}a{code}");
+            for form in [QUEUE_NAME, OBJECT_NAME] {
+                assert_eq!(form.decode(&form.encode(&text)).as_deref(), Some(text.as_bytes()));
+            }
+            assert_eq!(parse_object_name(&object_name(&["p", &text], 63)), Some(vec!["p".to_owned(), text]));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn parts_are_found_again_in_a_name_that_has_room_and_another_has_another_name(
+            one in prop::collection::vec("([a-z-]|-x|z|\\PC){0,12}", 1..4),
+            other in prop::collection::vec("([a-z-]|-x|z|\\PC){0,12}", 1..4),
+            most in 32_usize..80,
+        ) {
+            let texts = |parts: &Vec<String>| parts.iter().map(String::clone).collect::<Vec<_>>();
+            let named = |parts: &[String], most| object_name(&parts.iter().map(String::as_str).collect::<Vec<_>>(), most);
+            prop_assert_eq!(parse_object_name(&named(&one, usize::MAX)), Some(texts(&one)));
+            let names: BTreeSet<String> = [named(&one, most), named(&other, most)].into();
+            prop_assert_eq!(names.len(), if one == other { 1 } else { 2 });
+            for name in names {
+                prop_assert!(is_label(&name) && name.len() <= most, "{name}");
+            }
+        }
+
+        #[test]
+        fn what_is_no_name_is_none(text in "(jm)?[a-z0-9-]{0,30}\\PC{0,3}") {
+            if let Some(found) = parse_object_name(&text) {
+                // Capital digits and the like are read, too; what is written is one of what is read alike.
+                let again = object_name(&found.iter().map(String::as_str).collect::<Vec<_>>(), usize::MAX);
+                prop_assert_eq!(parse_object_name(&again), Some(found));
+            }
+        }
+    }
+}

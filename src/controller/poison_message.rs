@@ -1,0 +1,404 @@
+//! Requests that are put aside since their workers ended under them: what is written down with each, and how it is read.
+//!
+//! The queue `POOL-poison` is their inventory; [`super::inventory`] goes through it. A copy there is the request as it was, with
+//! headers of ours that say why it is there. Workers that put requests into it themselves use some of the same headers.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use lapin::message::Delivery;
+use lapin::options::BasicPublishOptions;
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lapin::{BasicProperties, Channel, Confirmation};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use super::error_replies::{DeadLetterReason, original_key};
+use super::forwarding::{PERSISTENT, integer, without_user_id};
+use super::queue_names::QueueNames;
+use super::session::SessionError;
+use crate::amqp::{self, headers};
+use crate::limits::{
+    CONTROLLER_HEADERS_BYTES_MAX, CONTROLLER_LOG_TAIL_LINES_MAX, DRIVER_EXIT_REASON_BYTES_MAX,
+    DRIVER_LOG_TAIL_BYTES_MAX,
+};
+use crate::redact;
+
+/// What a copy is called.
+const ID: &str = "x-journeyman-poison";
+/// What the request came under, as its client wrote it.
+const KEY: &str = "x-journeyman-key";
+/// Why it is there.
+const REASON: &str = "x-journeyman-reason";
+/// Which queue it came from.
+const SOURCE_QUEUE: &str = "x-journeyman-queue";
+/// How often it was tried.
+const ATTEMPTS: &str = "x-journeyman-attempts";
+/// When it was put aside.
+const QUARANTINED_AT: &str = "x-journeyman-put-aside";
+/// How often it was put aside, this time included.
+const QUARANTINE_COUNT: &str = "x-journeyman-put-aside-times";
+/// How long it was to wait at most, in milliseconds.
+const EXPIRATION: &str = "x-journeyman-expiration";
+/// The worker that ended under it, how that ended, and its last words.
+const WORKER: &str = "x-journeyman-worker";
+const WORKER_EXIT: &str = "x-journeyman-worker-end";
+const WORKER_LOG: &str = "x-journeyman-worker-log";
+
+/// What ours begin with.
+const OWN_PREFIX: &str = "x-journeyman-";
+/// What a broker writes of a dead letter, and of how often a message was delivered.
+const BROKER_PREFIXES: [&str; 4] = ["x-death", "x-first-death-", "x-last-death-", "x-delivery-count"];
+/// How much of a digest names a copy that nobody has named.
+const ID_DIGITS: usize = 12;
+
+/// A request that was put aside.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct PoisonedRequest {
+    /// What it is called here.
+    pub id: String,
+    /// What it came under; absent where that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// Why it was put aside.
+    pub reason: String,
+    /// How often it was tried, as far as that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tries: Option<u64>,
+    /// When it was put aside.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub put_aside: Option<String>,
+    /// How often it was put aside, this time included.
+    pub times: u64,
+    /// The worker that ended last under its key, as far as that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worker: Option<String>,
+    /// How that ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end: Option<String>,
+    /// The last lines of its log.
+    #[serde(default)]
+    pub log: Vec<String>,
+    /// The size of its body.
+    pub bytes: usize,
+    /// Its properties.
+    pub properties: BTreeMap<String, String>,
+    /// Those of its headers that are text or numbers.
+    pub headers: BTreeMap<String, String>,
+}
+
+/// What is known of the end of a worker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct WorkerFailure {
+    pub(super) worker: String,
+    pub(super) exit: String,
+    pub(super) log: Vec<String>,
+}
+
+impl WorkerFailure {
+    /// It ended so, and said this at last.
+    pub(super) fn new(worker: &str, how: &str, words: &str) -> Self {
+        let words = redact::text(words);
+        let most = usize::try_from(DRIVER_LOG_TAIL_BYTES_MAX).unwrap_or(usize::MAX);
+        let (how, words) = (head(how, DRIVER_EXIT_REASON_BYTES_MAX), tail(&words, most));
+        let lines: Vec<&str> = words.lines().collect();
+        let last = lines.iter().skip(lines.len().saturating_sub(CONTROLLER_LOG_TAIL_LINES_MAX));
+        let log = last.map(|line| (*line).to_owned()).collect();
+        Self { worker: worker.to_owned(), exit: how.into_owned(), log }
+    }
+}
+
+/// As many bytes of its beginning as are kept: a broker takes no headers of any size.
+fn head(text: &str, most: usize) -> Cow<'_, str> {
+    String::from_utf8_lossy(text.as_bytes().get(..most).unwrap_or(text.as_bytes()))
+}
+
+/// As many of its end.
+fn tail(text: &str, most: usize) -> Cow<'_, str> {
+    String::from_utf8_lossy(text.as_bytes().get(text.len().saturating_sub(most)..).unwrap_or_default())
+}
+
+/// Puts a dead letter aside. Answers with whether the broker has the copy, or its queue has refused it.
+///
+/// # Errors
+///
+/// Where the channel fails, or there is no such queue.
+pub(super) async fn quarantine(
+    channel: &Channel,
+    names: &QueueNames,
+    delivery: &Delivery,
+    tries: Option<u64>,
+    death: Option<&WorkerFailure>,
+) -> Result<bool, SessionError> {
+    let properties = quarantine_properties(delivery, names, tries, death, jiff::Timestamp::now());
+    let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+    let queue = names.poison_queue();
+    let publishing = channel.basic_publish("".into(), queue.as_str().into(), options, &delivery.data, properties);
+    match publishing.await?.await? {
+        Confirmation::Ack(Some(_)) => Err(SessionError { reason: format!("there is no queue {queue} any more") }),
+        Confirmation::Nack(_) => Ok(false),
+        Confirmation::Ack(None) | Confirmation::NotRequested => Ok(true),
+    }
+}
+
+/// The properties of the copy.
+fn quarantine_properties(
+    delivery: &Delivery,
+    names: &QueueNames,
+    tries: Option<u64>,
+    death: Option<&WorkerFailure>,
+    now: jiff::Timestamp,
+) -> BasicProperties {
+    let obituary = DeadLetterReason::from_delivery(delivery);
+    let empty = FieldTable::default();
+    let before = delivery.properties.headers().as_ref().unwrap_or(&empty);
+    let times = headers::number(before, QUARANTINE_COUNT).unwrap_or_default().saturating_add(1);
+    // Those that a worker has noted were of an earlier copy.
+    let noted = headers::number(before, ATTEMPTS);
+    let tries = noted.or(tries).map(|_| noted.unwrap_or_default().saturating_add(tries.unwrap_or_default()));
+    let mut table = without_own_headers(before);
+    let death = death.filter(|_| headers::wire_bytes(&table) <= CONTROLLER_HEADERS_BYTES_MAX);
+    let id = uuid::Uuid::new_v4().simple().to_string();
+    let mut text = |name: &str, text: &str| {
+        table.insert(name.into(), AMQPValue::LongString(text.into()));
+    };
+    text(ID, id.get(..ID_DIGITS).unwrap_or_default());
+    text(KEY, &original_key(names, delivery));
+    text(REASON, &obituary.reason);
+    if let Some(queue) = &obituary.queue {
+        text(SOURCE_QUEUE, queue);
+    }
+    if let Some(expiration) = delivery.properties.expiration() {
+        text(EXPIRATION, expiration.as_str());
+    } else if let Some(expiration) = original_expiration(before) {
+        text(EXPIRATION, expiration);
+    }
+    if let Some(WorkerFailure { worker, exit: how, log }) = death {
+        text(WORKER, worker);
+        text(WORKER_EXIT, how);
+        text(WORKER_LOG, &log.join("\n"));
+    }
+    if let Some(tries) = tries {
+        table.insert(ATTEMPTS.into(), integer(tries));
+    }
+    table.insert(QUARANTINED_AT.into(), AMQPValue::Timestamp(u64::try_from(now.as_second()).unwrap_or_default()));
+    table.insert(QUARANTINE_COUNT.into(), integer(times));
+    without_user_id(&delivery.properties).with_headers(table).with_delivery_mode(PERSISTENT)
+}
+
+/// The properties of a request that is to be tried once more as if it had never been.
+pub(super) fn requeue_properties(copy: &Delivery) -> BasicProperties {
+    let empty = FieldTable::default();
+    let before = copy.properties.headers().as_ref().unwrap_or(&empty);
+    let mut table = without_own_headers(before);
+    if let Some(times) = before.inner().get(QUARANTINE_COUNT) {
+        table.insert(QUARANTINE_COUNT.into(), times.clone());
+    }
+    let properties = without_user_id(&copy.properties).with_headers(table);
+    match headers::text(before, EXPIRATION).and_then(amqp::to_short_string_or_none) {
+        Some(expiration) => properties.with_expiration(expiration),
+        None => properties,
+    }
+}
+
+/// How long a dead letter was to wait at most: a broker takes that from its properties, and notes it with how it died.
+fn original_expiration(table: &FieldTable) -> Option<&str> {
+    let Some(AMQPValue::FieldArray(deaths)) = table.inner().get("x-death") else { return None };
+    deaths.as_slice().iter().find_map(|death| {
+        let AMQPValue::FieldTable(death) = death else { return None };
+        headers::text(death, "original-expiration")
+    })
+}
+
+fn without_own_headers(table: &FieldTable) -> FieldTable {
+    let mut kept = FieldTable::default();
+    for (name, value) in table.inner() {
+        if !is_own_header(name.as_str()) {
+            kept.insert(name.clone(), value.clone());
+        }
+    }
+    kept
+}
+
+fn is_own_header(name: &str) -> bool {
+    name.starts_with(OWN_PREFIX) || BROKER_PREFIXES.iter().any(|brokers| name.starts_with(brokers))
+}
+
+/// What a copy came under, as a client would write it.
+pub(super) fn key(copy: &Delivery, names: &QueueNames) -> Option<String> {
+    let table = copy.properties.headers().as_ref()?;
+    if let Some(key) = headers::text(table, KEY) {
+        return Some(key.to_owned());
+    }
+    names.parse_queue_name(headers::text(table, SOURCE_QUEUE)?).map(|key| names.encoded_key(&key))
+}
+
+/// What a copy is called.
+pub(super) fn id(copy: &Delivery) -> String {
+    let given = copy.properties.headers().as_ref().and_then(|table| headers::text(table, ID));
+    given.map_or_else(
+        || {
+            let mut digest = Sha256::new();
+            digest.update(format!("{:?}", copy.properties));
+            digest.update(&copy.data);
+            digest.finalize().iter().map(|byte| format!("{byte:02x}")).take(ID_DIGITS / 2).collect()
+        },
+        str::to_owned,
+    )
+}
+
+/// Reads what is known of a copy.
+pub(super) fn describe(copy: &Delivery, names: &QueueNames) -> PoisonedRequest {
+    let empty = FieldTable::default();
+    let table = copy.properties.headers().as_ref().unwrap_or(&empty);
+    let text = |name| headers::text(table, name).map(str::to_owned);
+    let at = headers::number(table, QUARANTINED_AT)
+        .and_then(|at| jiff::Timestamp::from_second(i64::try_from(at).ok()?).ok());
+    let shown = |name: &str| {
+        let text = headers::text(table, name).map(str::to_owned);
+        text.or_else(|| headers::number(table, name).map(|number| number.to_string()))
+    };
+    let others = table.inner().keys().map(ShortString::as_str).filter(|name| !is_own_header(name));
+    let seen = others.filter_map(|name| Some((name.to_owned(), redact::text(&shown(name)?).into_owned())));
+    PoisonedRequest {
+        id: id(copy),
+        key: key(copy, names),
+        reason: text(REASON).unwrap_or_else(|| "unknown".to_owned()),
+        tries: headers::number(table, ATTEMPTS),
+        put_aside: at.map(|at| at.to_string()),
+        times: headers::number(table, QUARANTINE_COUNT).unwrap_or(1),
+        worker: text(WORKER),
+        end: text(WORKER_EXIT),
+        log: text(WORKER_LOG).map(|log| log.lines().map(str::to_owned).collect()).unwrap_or_default(),
+        bytes: copy.data.len(),
+        properties: properties(&copy.properties),
+        headers: seen.collect(),
+    }
+}
+
+fn properties(from: &BasicProperties) -> BTreeMap<String, String> {
+    let text = |value: &Option<ShortString>| value.as_ref().map(|value| value.as_str().to_owned());
+    let reply_to = text(from.reply_to()).map(|reply_to| {
+        // The rest of it is all that somebody needs to answer in a worker's place.
+        const DIRECT: &str = "amq.rabbitmq.reply-to";
+        if reply_to.starts_with(DIRECT) { DIRECT.to_owned() } else { reply_to }
+    });
+    [
+        ("correlation_id", text(from.correlation_id())),
+        ("reply_to", reply_to),
+        ("message_id", text(from.message_id())),
+        ("type", text(from.kind())),
+        ("app_id", text(from.app_id())),
+        ("content_type", text(from.content_type())),
+        ("content_encoding", text(from.content_encoding())),
+        ("expiration", text(from.expiration())),
+        ("priority", from.priority().map(|priority| priority.to_string())),
+    ]
+    .into_iter()
+    .filter_map(|(name, value)| Some((name.to_owned(), redact::text(&value?).into_owned())))
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn of_the_end_of_a_worker_as_much_is_kept_as_a_broker_takes() {
+        let words = "é".repeat(300_000);
+        let last = WorkerFailure::new("w", &"x".repeat(5_000), &format!("first\n{words}\nlast"));
+        assert_eq!(
+            (last.exit.len(), last.log.last().map(String::as_str)),
+            (DRIVER_EXIT_REASON_BYTES_MAX, Some("last"))
+        );
+        let most = usize::try_from(DRIVER_LOG_TAIL_BYTES_MAX).unwrap();
+        assert!(last.log.iter().map(String::len).sum::<usize>() <= most + 3, "what is cut may be shown by a sign");
+    }
+
+    use super::super::NamingScheme;
+    use super::*;
+
+    fn copied(key: &str, table: FieldTable) -> Delivery {
+        let mut delivery = Delivery::mock(1, "".into(), key.into(), false, b"1234".to_vec());
+        delivery.properties = BasicProperties::default()
+            .with_headers(table)
+            .with_reply_to("amq.rabbitmq.reply-to.token".into())
+            .with_user_id("somebody".into())
+            .with_correlation_id("c".into());
+        delivery
+    }
+
+    fn text(text: &str) -> AMQPValue {
+        AMQPValue::LongString(text.into())
+    }
+
+    fn letter() -> Delivery {
+        let died = amqp::header_table([("original-expiration", text("60000"))]);
+        let table = amqp::header_table([
+            ("x-rpc-path", AMQPValue::ByteArray(b"/echo".to_vec().into())),
+            ("x-first-death-reason", text("delivery_limit")),
+            ("x-first-death-queue", text("core-req-a%2Fb")),
+            ("x-delivery-count", integer(7)),
+            ("x-death", AMQPValue::FieldArray(vec![AMQPValue::FieldTable(died)].into())),
+            ("x-journeyman-hops", integer(1)),
+        ]);
+        copied("a/b", table)
+    }
+
+    #[test]
+    fn what_is_put_aside_says_who_ended_under_it_and_goes_back_as_it_came() {
+        let names = QueueNames::new("core", NamingScheme::Osrdyne);
+        let log = vec!["one".to_owned(), "two".to_owned()];
+        let death = WorkerFailure { worker: "w".to_owned(), exit: "signal: 9 (SIGKILL)".to_owned(), log: log.clone() };
+        let mut aside = letter();
+        aside.properties = quarantine_properties(&letter(), &names, Some(3), Some(&death), jiff::Timestamp::UNIX_EPOCH);
+        let seen = describe(&aside, &names);
+        assert_eq!((seen.key.as_deref(), seen.reason.as_str(), seen.tries), (Some("a/b"), "delivery_limit", Some(3)));
+        assert_eq!((seen.worker.as_deref(), seen.end.as_deref()), (Some("w"), Some("signal: 9 (SIGKILL)")));
+        assert_eq!((seen.log, seen.bytes, seen.times), (log, 4, 1));
+        assert_eq!(seen.put_aside.as_deref(), Some("1970-01-01T00:00:00Z"));
+        assert_eq!(seen.headers, BTreeMap::from([("x-rpc-path".to_owned(), "/echo".to_owned())]));
+        assert_eq!(seen.properties["reply_to"], "amq.rabbitmq.reply-to", "its token is nobody's business");
+        assert_eq!(seen.id.len(), ID_DIGITS);
+        let again = requeue_properties(&aside);
+        let table = again.headers().as_ref().unwrap();
+        assert_eq!(table.inner().keys().map(ShortString::as_str).collect::<Vec<_>>(), [QUARANTINE_COUNT, "x-rpc-path"]);
+        assert_eq!((again.user_id(), again.correlation_id().as_ref().map(ShortString::as_str)), (&None, Some("c")));
+        assert_eq!(again.expiration().as_ref().map(ShortString::as_str), Some("60000"));
+        // It came back.
+        aside.properties = again;
+        let mut back = letter();
+        back.properties = quarantine_properties(&aside, &names, None, None, jiff::Timestamp::UNIX_EPOCH);
+        let seen = describe(&back, &names);
+        assert_eq!((seen.times, seen.tries, seen.worker), (2, None, None));
+    }
+
+    #[test]
+    fn what_a_worker_has_put_back_comes_under_the_name_of_its_queue_and_keeps_its_key() {
+        let names = QueueNames::new("core", NamingScheme::Osrdyne);
+        let mut table = letter().properties.headers().clone().unwrap();
+        table.insert(ATTEMPTS.into(), integer(2));
+        let mut aside = copied("core-req-a%2Fb", table);
+        aside.properties = quarantine_properties(&aside, &names, Some(3), None, jiff::Timestamp::UNIX_EPOCH);
+        let seen = describe(&aside, &names);
+        assert_eq!((seen.key.as_deref(), seen.tries), (Some("a%2Fb"), Some(5)));
+    }
+
+    #[test]
+    fn what_a_worker_has_put_aside_and_what_anybody_has_is_read_as_far_as_it_goes() {
+        let names = QueueNames::new("core", NamingScheme::Osrdyne);
+        let of_worker = amqp::header_table([
+            ("x-journeyman-attempts", AMQPValue::LongUInt(5)),
+            ("x-journeyman-reason", text("it was tried 5 times")),
+            ("x-journeyman-queue", text("core-req-a%2Fb")),
+        ]);
+        let seen = describe(&copied("core-poison", of_worker), &names);
+        assert_eq!((seen.key.as_deref(), seen.tries, seen.times), (Some("a%2Fb"), Some(5), 1));
+        let odd = amqp::header_table([("x-journeyman-queue", text("elsewhere")), ("x-odd", AMQPValue::Double(1.5))]);
+        let seen = describe(&copied("core-poison", odd.clone()), &names);
+        assert_eq!((seen.key, seen.reason.as_str(), seen.headers.len()), (None, "unknown", 0));
+        let other = copied("core-poison", FieldTable::default());
+        assert_eq!(seen.id, id(&copied("core-poison", odd)));
+        assert_ne!(seen.id, id(&other));
+        assert_eq!(seen.id.len(), ID_DIGITS);
+    }
+}

@@ -1,0 +1,193 @@
+//! What a connection brought and is still in hand: orphans whose queue is not there yet, dead letters that are to be put aside,
+//! and what is known of queues.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use lapin::message::Delivery;
+use tokio::sync::mpsc;
+
+use super::broker_counts::BrokerCounts;
+use super::error_replies::DeadLetterReason;
+use super::forwarding::{self, OrphanRequest};
+use super::queue_names::QueueNames;
+use crate::amqp::headers;
+use crate::domain::group::Key;
+use crate::domain::group::load::Load;
+use crate::domain::group::pool::{Event, Pool};
+use crate::domain::group::report_throttle::ReportThrottle;
+use crate::domain::time::Instant;
+use crate::limits::{
+    CONTROLLER_BIND_ATTEMPTS_MAX, CONTROLLER_GROUPS_MAX, CONTROLLER_HEADERS_BYTES_MAX, CONTROLLER_ORPHAN_TIMEOUT,
+    CONTROLLER_QUEUE_DECLARE_SLOW, CONTROLLER_QUEUE_FULL_WAITING_MAX, CONTROLLER_RECONCILE_INTERVAL,
+};
+
+/// Whether there is no room for a group of this key.
+pub(super) fn is_group_limit_reached(pool: &Pool, key: &Key) -> bool {
+    pool.tracker().desired(key).is_none() && pool.tracker().groups().count() >= CONTROLLER_GROUPS_MAX
+}
+
+/// What is known of the queue that a request is to reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum QueueCondition {
+    /// It was not there.
+    Missing,
+    /// It has refused it.
+    Full,
+    /// It does not confirm what was sent before.
+    Unconfirmed,
+}
+
+/// One that waits, and since when.
+pub(super) struct HeldRequest {
+    pub(super) since: Instant,
+    /// Nothing is done with it before.
+    pub(super) not_before: Instant,
+    pub(super) queue: QueueCondition,
+    pub(super) delivery: Delivery,
+}
+
+/// What was found in a queue.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct DepthSample {
+    pub(super) ready: u32,
+    pub(super) at: Instant,
+}
+
+/// What this connection brought.
+#[derive(Default)]
+pub(super) struct SessionState {
+    /// Orphans whose queue is not there yet.
+    held: BTreeMap<Key, Vec<HeldRequest>>,
+    /// What waits in each queue, as far as it was looked into.
+    pub(super) depths: BTreeMap<Key, DepthSample>,
+    /// Queues that are being looked into.
+    pub(super) depth_checks: BTreeSet<Key>,
+    /// Queues into which could not be looked, and until when that is not tried again.
+    pub(super) depth_backoff: BTreeMap<Key, Instant>,
+    /// What each group had to do when it was last decided about.
+    pub(super) loads: BTreeMap<Key, Load>,
+    pub(super) counts: BrokerCounts,
+    pub(super) reports: ReportThrottle,
+    /// Dead letters that are answered and still to be put aside.
+    pub(super) poison_pending: Vec<HeldRequest>,
+}
+
+impl SessionState {
+    /// Takes an orphan in. Answers with one that will have no queue.
+    pub(super) fn hold_orphan(
+        &mut self,
+        names: &QueueNames,
+        pool: &mut Pool,
+        delivery: Delivery,
+        now: Instant,
+    ) -> Option<Box<(Delivery, DeadLetterReason)>> {
+        let key =
+            names.parse_routing_key(delivery.routing_key.as_str()).filter(|key| names.request_queue(key).is_some());
+        let Some(key) = key else {
+            let message = "the key is too long for the name of a queue, or holds what no such name can".to_owned();
+            return Some(Box::new((delivery, DeadLetterReason { reason: "key".to_owned(), message, queue: None })));
+        };
+        if delivery
+            .properties
+            .headers()
+            .as_ref()
+            .is_some_and(|table| headers::wire_bytes(table) > CONTROLLER_HEADERS_BYTES_MAX)
+        {
+            let message = format!("its headers are larger than {CONTROLLER_HEADERS_BYTES_MAX} bytes");
+            return Some(Box::new((delivery, DeadLetterReason { reason: "headers".to_owned(), message, queue: None })));
+        }
+        if forwarding::is_looping(&delivery) {
+            return Some(Box::new((delivery, DeadLetterReason::for_loop())));
+        }
+        if is_group_limit_reached(pool, &key) {
+            let message = format!("there are {CONTROLLER_GROUPS_MAX} groups already");
+            return Some(Box::new((delivery, DeadLetterReason { reason: "groups".to_owned(), message, queue: None })));
+        }
+        if forwarding::hops(&delivery) > 0 {
+            pool.handle(Event::Unroutable(key.clone()), now);
+        }
+        pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, now);
+        self.held.entry(key).or_default().push(HeldRequest {
+            since: now,
+            not_before: now,
+            queue: QueueCondition::Missing,
+            delivery,
+        });
+        None
+    }
+
+    /// Takes in a dead letter that is to be put aside.
+    pub(super) fn hold_poison(&mut self, delivery: Delivery, now: Instant) {
+        self.poison_pending.push(HeldRequest { since: now, not_before: now, queue: QueueCondition::Missing, delivery });
+    }
+
+    /// Those that have waited too long, or whose queue cannot be made: they would take the room of others. Where there is no room left,
+    /// too many of one key have to go as well.
+    pub(super) fn expire_orphans(
+        &mut self,
+        pool: &Pool,
+        room_is_left: bool,
+        now: Instant,
+    ) -> Vec<(Delivery, DeadLetterReason)> {
+        let mut over = Vec::new();
+        self.held.retain(|key, waiting| {
+            let in_vain = pool.consecutive_failures(key) >= CONTROLLER_BIND_ATTEMPTS_MAX;
+            let old = waiting.extract_if(.., |one| in_vain || now.since(one.since) >= CONTROLLER_ORPHAN_TIMEOUT);
+            over.extend(old.map(|one| (one.delivery, DeadLetterReason::for_queue(one.queue))));
+            let is_slow = waiting.iter().any(|one| now.since(one.since) >= CONTROLLER_QUEUE_DECLARE_SLOW);
+            if !room_is_left && is_slow && waiting.len() > CONTROLLER_QUEUE_FULL_WAITING_MAX {
+                waiting.sort_by_key(|one| one.since);
+                let many = waiting.drain(CONTROLLER_QUEUE_FULL_WAITING_MAX..);
+                over.extend(many.map(|one| (one.delivery, DeadLetterReason::for_crowded_queue(one.queue))));
+            }
+            !waiting.is_empty()
+        });
+        over
+    }
+
+    /// Takes one in again that could not be forwarded: its queue may be full, or gone. Answers with one for which a full queue has
+    /// too many waiting here already: they would take the room of others.
+    pub(super) fn hold_returned(
+        &mut self,
+        pool: &mut Pool,
+        orphan: OrphanRequest,
+        now: Instant,
+    ) -> Option<Box<(Delivery, DeadLetterReason)>> {
+        let OrphanRequest { key, since, queue, delivery } = orphan;
+        if queue == QueueCondition::Missing {
+            pool.handle(Event::Unroutable(key.clone()), now);
+        }
+        pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, now);
+        let waiting = self.held.entry(key).or_default();
+        let is_full = |one: &&HeldRequest| one.queue == QueueCondition::Full;
+        if queue == QueueCondition::Full && waiting.iter().filter(is_full).count() >= CONTROLLER_QUEUE_FULL_WAITING_MAX
+        {
+            return Some(Box::new((delivery, DeadLetterReason::for_queue(queue))));
+        }
+        let not_before = now.plus(CONTROLLER_RECONCILE_INTERVAL);
+        waiting.push(HeldRequest { since, not_before, queue, delivery });
+        None
+    }
+
+    /// The keys under which something waits for a queue.
+    pub(super) fn held_keys(&self) -> impl Iterator<Item = &Key> {
+        self.held.keys()
+    }
+
+    /// Whether something waits for the queue of this key.
+    pub(super) fn has_held(&self, key: &Key) -> bool {
+        self.held.contains_key(key)
+    }
+
+    /// Forwards those whose queue is there.
+    pub(super) fn release_bound(&mut self, pool: &Pool, ready: &mpsc::Sender<OrphanRequest>, now: Instant) {
+        for (key, waiting) in self.held.iter_mut().filter(|(key, _)| pool.is_bound(key)) {
+            for HeldRequest { since, queue, delivery, .. } in waiting.extract_if(.., |one| one.not_before <= now) {
+                // As many as there can be have room; otherwise the connection is over, and the broker has them.
+                drop(ready.try_send(OrphanRequest { key: key.clone(), since, queue, delivery }));
+            }
+        }
+        self.held.retain(|_, waiting| !waiting.is_empty());
+    }
+}

@@ -1,0 +1,148 @@
+//! The view of a pool, put together from what the rules say and what the session remembers.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::external_demand::DemandState;
+use super::status::{
+    BrokerStatus, CounterValues, DemandStatus, ErrorStatus, GroupPhase, GroupStatus, PoolStatus, Role, ScaleStatus,
+    WorkerActivity, WorkerCounts, WorkerStatus,
+};
+use super::workers::GroupSnapshot;
+use super::{Controller, RecordedError};
+use crate::domain::group::{self, Key, scale};
+use crate::domain::time::Instant;
+
+impl Controller {
+    /// How it looks.
+    pub(super) fn snapshot(&self, now: Instant) -> PoolStatus {
+        let mut keys: BTreeSet<&Key> = self.pool.keys().collect();
+        keys.extend(self.workers.keys());
+        let mut seen = self.workers.snapshot(now);
+        let groups: Vec<GroupStatus> =
+            keys.into_iter().map(|key| self.group_status(key, seen.remove(key).unwrap_or_default(), now)).collect();
+        let workers = groups.iter().fold(WorkerCounts::default(), |sum, group| WorkerCounts {
+            starting: sum.starting + group.workers.starting,
+            idle: sum.idle + group.workers.idle,
+            busy: sum.busy + group.workers.busy,
+            going: sum.going + group.workers.going,
+        });
+        let lost = (self.role == Role::Disconnected).then(|| self.disconnect_reason.clone()).flatten();
+        PoolStatus {
+            name: self.config.pool.clone(),
+            role: self.role,
+            role_seconds: seconds(now.since(self.role_since)),
+            broker: BrokerStatus {
+                address: self.config.broker.display_url().to_owned(),
+                connected: self.role != Role::Disconnected,
+                error: lost,
+                failures: self.backoff.tries(),
+            },
+            generation: self.pool.tracker().generation().0,
+            reached: self.pool.settled_generation().0,
+            budget: self.workers.budget().map(|budget| budget.max_total),
+            paused: self.overrides.pool_pause().map(|pause| Self::pause_status(pause, now)),
+            starts_workers: self.workers.starts_workers(),
+            workers,
+            groups,
+            demands: self.demands.iter().map(|(name, known)| demand_status(name, known)).collect(),
+            orphans: self.counters.orphans.get(),
+            counts: self.counter_values(),
+            last_error: self.last_error.as_ref().map(|ended| error_status(ended, now)),
+        }
+    }
+
+    fn group_status(&self, key: &Key, seen: GroupSnapshot<'_>, now: Instant) -> GroupStatus {
+        let standing = self.pool.progress(key);
+        let until = |at: Instant| seconds(at.since(now));
+        let mut workers = WorkerCounts::default();
+        let members: Vec<WorkerStatus> =
+            seen.workers.into_iter().map(|worker| worker_status(worker, &mut workers, now)).collect();
+        let wait = standing.and_then(|standing| standing.wait);
+        let (restarts, ours) = (seen.restarts, self.workers.starts_workers());
+        GroupStatus {
+            key: key.as_str().to_owned(),
+            phase: match standing.and_then(|standing| standing.phase) {
+                Some(group::GroupPhase::Active) => GroupPhase::Active,
+                Some(group::GroupPhase::Unbound) => GroupPhase::Unbound,
+                None => GroupPhase::Going,
+            },
+            next_phase_seconds: standing.and_then(|standing| standing.until).map(until),
+            generation: standing.map_or(0, |standing| standing.generation.0),
+            settled: standing.is_none_or(|standing| standing.settled),
+            ready: self.session.depths.get(key).map(|depth| depth.ready),
+            held: self
+                .session
+                .loads
+                .get(key)
+                .and_then(|load| load.unacknowledged.or_else(|| load.in_flight.filter(|_| ours))),
+            workers,
+            members,
+            wanted: seen.decision.map(|decision| decision.desired),
+            reasons: seen
+                .decision
+                .iter()
+                .flat_map(|decision| decision.reasons.iter().map(ToString::to_string))
+                .collect(),
+            waits: wait.map(|wait| wait.to_string()),
+            waits_seconds: wait.and_then(|wait| wait.until()).map(until),
+            pause_seconds: restarts.map(|row| row.not_before()).filter(|at| *at > now).map(until),
+            paused: self.overrides.pause_of(key).map(|pause| Self::pause_status(pause, now)),
+            scaled: self.overrides.scale_of(key).map(|numbers| ScaleStatus {
+                min: numbers.min,
+                max: numbers.max,
+                by: numbers.note.to_string(),
+                seconds_left: seconds(numbers.until.since(now)),
+            }),
+            short_lives: restarts.map_or(0, |row| row.consecutive_failures()),
+            fails: restarts.is_some_and(|row| row.is_failing()),
+            last_end: seen.last_exit.map(|ended| error_status(ended, now)),
+        }
+    }
+
+    fn counter_values(&self) -> CounterValues {
+        let tally = &self.counters;
+        CounterValues {
+            orphans_forwarded: tally.forwarded.get(),
+            dead_letters: tally.dead_letters.get(),
+            poison: tally.poison.get(),
+            steps: tally.steps.get(),
+            steps_failed: tally.steps_failed.get(),
+            reports: tally.reports.get(),
+            workers_started: tally.workers_started.get(),
+            workers_failed: tally.workers_failed.get(),
+            broker_losses: tally.broker_losses.get(),
+        }
+    }
+}
+
+fn demand_status(name: &str, known: &DemandState) -> DemandStatus {
+    DemandStatus {
+        name: name.to_owned(),
+        key: known.key.as_str().to_owned(),
+        pending: known.counts.map(|counts| counts.pending),
+        claimed: known.counts.and_then(|counts| counts.claimed),
+        trouble: known.error.clone(),
+    }
+}
+
+/// A worker, counted.
+fn worker_status(worker: scale::GroupWorker, counts: &mut WorkerCounts, now: Instant) -> WorkerStatus {
+    let (doing, count) = match worker.activity {
+        scale::WorkerActivity::Starting => (WorkerActivity::Starting, &mut counts.starting),
+        scale::WorkerActivity::Idle => (WorkerActivity::Idle, &mut counts.idle),
+        scale::WorkerActivity::Busy => (WorkerActivity::Busy, &mut counts.busy),
+        scale::WorkerActivity::Stopping => (WorkerActivity::Going, &mut counts.going),
+    };
+    *count += 1;
+    WorkerStatus { id: worker.id.into(), doing, seconds: seconds(now.since(worker.started_at)) }
+}
+
+fn error_status(ended: &RecordedError, now: Instant) -> ErrorStatus {
+    ErrorStatus { text: ended.message.clone(), seconds_ago: seconds(now.since(ended.at)) }
+}
+
+/// Milliseconds are enough for people.
+fn seconds(span: Duration) -> f64 {
+    (span.as_secs_f64() * 1e3).round() / 1e3
+}

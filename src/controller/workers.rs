@@ -1,0 +1,511 @@
+//! The workers of a pool: who is there, what each is known to do, and who is started and told to go.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::Arc;
+
+use secrecy::ExposeSecret as _;
+use tokio::task::JoinSet;
+
+use super::counters::PoolCounters;
+use super::driver::{self, DriverError, DriverEvent, DriverHandle, WorkerChange, WorkerExit as Death, WorkerSpec};
+use super::known_keys::KnownKeys;
+use super::poison_message::WorkerFailure;
+use super::queue_names::QueueNames;
+use super::{ControllerConfig, RecordedError};
+use crate::domain::group::load::Load;
+use crate::domain::group::overrides::Overrides;
+use crate::domain::group::restart_backoff::{RestartBackoff, WorkerEnd};
+use crate::domain::group::scale::{
+    GroupInput, GroupWorker, PauseState, ScaleDecision, ScaleLimits, Scaler, WorkerActivity, WorkerBudget,
+};
+use crate::domain::group::tracker::Tracker;
+use crate::domain::group::{GroupPhase, Key};
+use crate::domain::time::Instant;
+use crate::host::clock::Clock;
+use crate::limits::{CONTROLLER_BUSY_TTL, CONTROLLER_WORKER_STABLE_AFTER};
+
+/// What is known of a worker.
+struct TrackedWorker {
+    key: Key,
+    started_at: Instant,
+    ready_at: Option<Instant>,
+    /// When it last reported a request.
+    last_report_at: Option<Instant>,
+    stopping: bool,
+}
+
+/// The workers of a pool; none where somebody else starts them.
+pub(super) struct WorkerSet {
+    pool: String,
+    /// Who starts and stops them; `None` where nobody here does.
+    driver: Option<DriverHandle>,
+    /// The look that has to be answered before anything is decided: until then it is not known who is there.
+    awaited_list: u64,
+    is_listed: bool,
+    /// Whether this controller has the pool. Where it has not, workers come and go by somebody else's will.
+    is_active: bool,
+    /// Why it is not known who is there.
+    list_error: Option<String>,
+    workers: BTreeMap<String, TrackedWorker>,
+    restarts: BTreeMap<Key, RestartBackoff>,
+    scale: Scaler,
+    limits: ScaleLimits,
+    budget: Option<WorkerBudget>,
+    names: QueueNames,
+    variables: BTreeMap<String, String>,
+    known_keys: KnownKeys,
+    /// What was decided last of each group.
+    decisions: BTreeMap<Key, ScaleDecision>,
+    /// How the last worker of each group ended that was not told to.
+    last_failures: BTreeMap<Key, LastFailure>,
+    counters: Arc<PoolCounters>,
+}
+
+/// The last worker of a group that ended without being told to, or could not be started.
+struct LastFailure {
+    error: RecordedError,
+    worker: Option<WorkerFailure>,
+}
+
+/// What those who look see of a group.
+#[derive(Default)]
+pub(super) struct GroupSnapshot<'a> {
+    pub(super) workers: Vec<GroupWorker>,
+    pub(super) decision: Option<&'a ScaleDecision>,
+    pub(super) restarts: Option<&'a RestartBackoff>,
+    pub(super) last_exit: Option<&'a RecordedError>,
+}
+
+impl WorkerSet {
+    /// Has its driver begin, which finds those that an earlier controller has started.
+    ///
+    /// # Errors
+    ///
+    /// Where what the driver needs on this host cannot be had.
+    pub(super) fn start(
+        settings: &ControllerConfig,
+        tally: Arc<PoolCounters>,
+        clock: Clock,
+        tasks: &mut JoinSet<()>,
+    ) -> io::Result<Self> {
+        let driver = driver::start_driver(&settings.driver, clock, tasks)?;
+        let mut variables = settings.driver.env.clone();
+        variables.extend([
+            ("WORKER_POOL".to_owned(), settings.driver.pool.clone()),
+            ("WORKER_ACTIVITY_EXCHANGE".to_owned(), settings.names.activity_exchange()),
+            ("WORKER_AMQP_URI".to_owned(), settings.uri.expose_secret().to_owned()),
+        ]);
+        Ok(Self {
+            pool: settings.driver.pool.clone(),
+            awaited_list: 0,
+            is_listed: driver.is_none(),
+            is_active: false,
+            list_error: None,
+            known_keys: KnownKeys::new(driver.is_some().then(|| settings.driver.folder.clone())),
+            driver,
+            workers: BTreeMap::new(),
+            restarts: BTreeMap::new(),
+            scale: Scaler::default(),
+            limits: settings.scaling.limits,
+            budget: settings.scaling.budget,
+            names: settings.names.clone(),
+            variables,
+            decisions: BTreeMap::new(),
+            last_failures: BTreeMap::new(),
+            counters: tally,
+        })
+    }
+
+    /// This controller has the pool from now on. What another one did a moment ago has to be seen before anything is done.
+    pub(super) fn activate(&mut self) {
+        self.is_active = true;
+        if let Some(driver) = &mut self.driver {
+            driver.set_active(true);
+            self.awaited_list = driver.request_list();
+            self.is_listed = false;
+        }
+    }
+
+    /// Another one has the pool.
+    pub(super) fn stand_down(&mut self) {
+        self.is_active = false;
+        self.suspend_driver();
+    }
+
+    /// Another one may have the pool, and may tell somebody else.
+    pub(super) fn suspend_driver(&self) {
+        if let Some(driver) = &self.driver {
+            driver.set_active(false);
+        }
+    }
+
+    /// Whether it is known who is there.
+    pub(super) const fn has_listed(&self) -> bool {
+        self.is_listed
+    }
+
+    /// What its driver has to say.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub(super) async fn next_event(&mut self) -> DriverEvent {
+        match &mut self.driver {
+            // The controller ends where its driver has.
+            Some(driver) => match driver.next_event().await {
+                Some(news) => news,
+                None => std::future::pending().await,
+            },
+            None => std::future::pending().await,
+        }
+    }
+
+    /// How many there are of each key; also of those that have none any more.
+    pub(super) fn counts(&self, keys: &BTreeSet<Key>) -> BTreeMap<Key, u32> {
+        let mut counts: BTreeMap<Key, u32> = keys.iter().map(|key| (key.clone(), 0)).collect();
+        for member in self.workers.values() {
+            *counts.entry(member.key.clone()).or_default() += 1;
+        }
+        counts
+    }
+
+    /// The keys that an earlier controller had queues for, as far as that is known.
+    pub(super) fn load_known_keys(&self) -> Vec<Key> {
+        self.known_keys.load()
+    }
+
+    /// Writes them down where they have changed.
+    pub(super) fn store_known_keys<'a>(&mut self, keys: impl Iterator<Item = &'a Key> + Clone) {
+        self.known_keys.store(keys);
+    }
+
+    /// Other numbers, from the next plan on.
+    pub(super) const fn reconfigure(&mut self, limits: ScaleLimits, budget: Option<WorkerBudget>) {
+        (self.limits, self.budget) = (limits, budget);
+    }
+
+    /// Whether it starts any.
+    pub(super) const fn starts_workers(&self) -> bool {
+        self.driver.is_some()
+    }
+
+    /// How many there may be.
+    pub(super) const fn budget(&self) -> Option<WorkerBudget> {
+        self.budget
+    }
+
+    /// The keys of those who are there.
+    pub(super) fn keys(&self) -> impl Iterator<Item = &Key> {
+        self.workers.values().map(|member| &member.key)
+    }
+
+    /// Every group, for those who look.
+    pub(super) fn snapshot(&self, now: Instant) -> BTreeMap<&Key, GroupSnapshot<'_>> {
+        let mut seen: BTreeMap<&Key, GroupSnapshot<'_>> = BTreeMap::new();
+        for (key, decision) in &self.decisions {
+            seen.entry(key).or_default().decision = Some(decision);
+        }
+        for (id, member) in &self.workers {
+            seen.entry(&member.key).or_default().workers.push(member.status(id, now));
+        }
+        for (key, group) in &mut seen {
+            (group.restarts, group.last_exit) =
+                (self.restarts.get(*key), self.last_failures.get(*key).map(|last| &last.error));
+        }
+        seen
+    }
+
+    /// Tells one to go. Whether there is one that could be told.
+    pub(super) fn drain(&mut self, id: &str) -> bool {
+        let (Some(driver), Some(member)) = (&self.driver, self.workers.get_mut(id)) else { return false };
+        if !member.stopping {
+            member.stopping = driver.stop(id);
+        }
+        member.stopping
+    }
+
+    /// So many of a key are at work at least, as the queue says that they claim from: who does not report is known by that.
+    pub(super) fn on_claimed_count(&mut self, key: &Key, count: u32, now: Instant) {
+        let of_key = || self.workers.values().filter(|member| member.key == *key && !member.stopping);
+        let ready = of_key().filter(|member| member.ready_at.is_some()).count();
+        let least = count.div_ceil(self.limits.concurrency.max(1));
+        let silent = usize::try_from(least).unwrap_or(usize::MAX).saturating_sub(ready);
+        let starting = self.workers.values_mut().filter(|member| member.key == *key && member.ready_at.is_none());
+        for member in starting.take(silent) {
+            (member.ready_at, member.last_report_at) = (Some(now), Some(now));
+        }
+    }
+
+    /// Forgets that workers of a key did not last. Whether that is so.
+    pub(super) fn reset_failures(&mut self, key: &Key) -> bool {
+        let restarts = self.restarts.get_mut(key).filter(|restarts| restarts.consecutive_failures() > 0);
+        restarts.map(RestartBackoff::reset).is_some()
+    }
+
+    /// What a worker has reported.
+    pub(super) fn on_report(&mut self, id: &str, event: &str, now: Instant) {
+        let Some(member) = self.workers.get_mut(id) else { return };
+        match event {
+            "started" => {}
+            // One that holds nothing any more says so again.
+            "ready" => {
+                member.ready_at.get_or_insert(now);
+                member.last_report_at = None;
+            }
+            _ => {
+                member.ready_at.get_or_insert(now);
+                member.last_report_at = Some(now);
+            }
+        }
+    }
+
+    /// When the last worker of a group ended that was not told to, and what is known of it.
+    pub(super) fn last_failure(&self, key: &Key) -> Option<(Instant, &WorkerFailure)> {
+        let last = self.last_failures.get(key)?;
+        Some((last.error.at, last.worker.as_ref()?))
+    }
+
+    /// Its driver has said something. Answers with the keys of workers that were found.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the driver, where that was not so before.
+    pub(super) fn on_driver_event(&mut self, news: DriverEvent, now: Instant) -> Result<Vec<Key>, String> {
+        match news {
+            DriverEvent::Started(id) => {
+                if let Some(TrackedWorker { key, .. }) = self.workers.get(&id) {
+                    self.counters.workers_started.increment();
+                    let (wanted, why) = self.decisions.get(key).map_or_else(Default::default, describe);
+                    tracing::info!(worker = id, %key, "a worker is started, of {wanted}: {why}");
+                }
+            }
+            DriverEvent::StartFailed { id, error: DriverError(why) } => {
+                if let Some(TrackedWorker { key, .. }) = self.workers.remove(&id) {
+                    tracing::error!(%key, "a worker cannot be started: {why}");
+                    self.record_failure(&key, WorkerEnd::NeverReady, format!("it cannot be started: {why}"), None, now);
+                }
+            }
+            DriverEvent::Listed { number, changes: Ok(changes) } => {
+                self.is_listed |= number >= self.awaited_list;
+                if self.list_error.take().is_some() {
+                    tracing::info!(pool = self.pool, "it is known again which workers are there");
+                }
+                return Ok(self.apply_changes(changes, now));
+            }
+            DriverEvent::Listed { changes: Err(DriverError(why)), .. } => {
+                let what = format!("it is not known which workers are there: {why}");
+                if self.list_error.replace(why).is_none() {
+                    tracing::warn!(pool = self.pool, "{what}; they go on, and it is asked again");
+                    return Err(what);
+                }
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    fn apply_changes(&mut self, changes: Vec<WorkerChange>, now: Instant) -> Vec<Key> {
+        let (mut keys, mut found, mut kept) = (Vec::new(), 0_usize, 0);
+        for change in changes {
+            match change {
+                WorkerChange::Pending { id, key } => {
+                    keys.push(key.clone());
+                    let member =
+                        TrackedWorker { key, started_at: now, ready_at: None, last_report_at: None, stopping: false };
+                    self.workers.insert(id, member);
+                }
+                WorkerChange::PendingResolved { id } => {
+                    kept += 1;
+                    self.workers.remove(&id);
+                }
+                WorkerChange::Discovered { id, key } => {
+                    found += 1;
+                    keys.push(key.clone());
+                    // It was ready for somebody else, or will say so.
+                    let member = TrackedWorker {
+                        key,
+                        started_at: now,
+                        ready_at: Some(now),
+                        last_report_at: Some(now),
+                        stopping: false,
+                    };
+                    self.workers.insert(id, member);
+                }
+                WorkerChange::Stopping { id } => {
+                    if let Some(member) = self.workers.get_mut(&id) {
+                        member.stopping = true;
+                    }
+                }
+                WorkerChange::Exited { id, key, exit: end, requested: told } => self.on_exit(&id, key, &end, told, now),
+            }
+        }
+        // As many as were promised are there by their own names.
+        let earlier = found.saturating_sub(kept);
+        if earlier > 0 {
+            tracing::info!(pool = self.pool, workers = earlier, "workers of an earlier controller go on");
+        }
+        keys
+    }
+
+    fn on_exit(&mut self, id: &str, key: Key, death: &Death, told: bool, now: Instant) {
+        let member = self.workers.remove(id);
+        let Death { reason: how, log, log_tail: last_words } = death;
+        if !self.is_active {
+            return tracing::debug!(worker = id, "a worker of another controller has gone: {how}");
+        }
+        if told {
+            return tracing::info!(worker = id, %key, "a worker has gone as it was told: {how}");
+        }
+        let what = log.as_ref().map_or_else(|| how.clone(), |log| format!("{how}; its log is {log}"));
+        let worker = Some(WorkerFailure::new(id, how, last_words));
+        let Some(member) = member else {
+            // For how long it lasted nobody knows.
+            self.counters.workers_failed.increment();
+            self.last_failures
+                .insert(key.clone(), LastFailure { error: RecordedError { at: now, message: what }, worker });
+            return tracing::warn!(worker = id, %key, "a worker of an earlier controller has ended: {how}");
+        };
+        let end = member.ready_at.map_or(WorkerEnd::NeverReady, |ready| WorkerEnd::AfterReady(now.since(ready)));
+        let short_lives = self.record_failure(&key, end, what, worker, now);
+        tracing::warn!(worker = id, %key, short_lives, "a worker has ended: {how}");
+    }
+
+    /// One has come to an end that nobody wanted. Answers with how many in a row did not last.
+    fn record_failure(
+        &mut self,
+        key: &Key,
+        end: WorkerEnd,
+        what: String,
+        worker: Option<WorkerFailure>,
+        now: Instant,
+    ) -> u32 {
+        self.counters.workers_failed.increment();
+        let restarts = restarts_of(&mut self.restarts, key);
+        let failing = restarts.is_failing();
+        restarts.on_worker_ended(end, now);
+        if restarts.is_failing() && !failing {
+            let text = "[alert operator] the workers of this key do not last; the last one";
+            tracing::error!(alert = "group-fails", %key, "{text}: {what}");
+        }
+        let short_lives = restarts.consecutive_failures();
+        self.last_failures.insert(key.clone(), LastFailure { error: RecordedError { at: now, message: what }, worker });
+        short_lives
+    }
+
+    /// The keys under which somebody waits for requests; `None` where nobody here starts workers, whom nobody waits for then.
+    pub(super) fn keys_with_idle_workers(&self, now: Instant) -> Option<BTreeSet<&Key>> {
+        self.driver.as_ref()?;
+        let idle = self.workers.iter().filter(|(id, member)| member.status(id, now).activity == WorkerActivity::Idle);
+        Some(idle.map(|(_, member)| &member.key).collect())
+    }
+
+    /// How many of each key hold requests, or may.
+    pub(super) fn busy_by_key(&self, now: Instant) -> BTreeMap<Key, u32> {
+        let mut busy = BTreeMap::new();
+        for (_, member) in
+            self.workers.iter().filter(|(id, member)| member.status(id, now).activity == WorkerActivity::Busy)
+        {
+            *busy.entry(member.key.clone()).or_default() += 1;
+        }
+        busy
+    }
+
+    /// Brings the workers to what is wanted of their groups.
+    pub(super) fn plan(&mut self, tracker: &Tracker, loads: &BTreeMap<Key, Load>, orders: &Overrides, now: Instant) {
+        if !self.is_listed {
+            return;
+        }
+        let mut keys: BTreeSet<Key> = tracker.groups().map(|(key, _)| key.clone()).collect();
+        keys.extend(self.workers.values().map(|member| member.key.clone()));
+        self.restarts.retain(|key, restarts| keys.contains(key) || restarts.consecutive_failures() > 0);
+        self.last_failures.retain(|key, _| keys.contains(key));
+        let mut workers: BTreeMap<&Key, Vec<GroupWorker>> = BTreeMap::new();
+        for (id, member) in &self.workers {
+            workers.entry(&member.key).or_default().push(member.status(id, now));
+        }
+        let groups: Vec<GroupInput> = keys
+            .into_iter()
+            .map(|key| {
+                let phase: Option<GroupPhase> = tracker.desired(&key).map(|wanted| wanted.phase);
+                GroupInput {
+                    phase,
+                    limits: orders.scale_of(&key).map_or(self.limits, |numbers| numbers.apply_to(self.limits)),
+                    pause: if orders.pause_of(&key).is_some() { PauseState::Paused } else { PauseState::NotPaused },
+                    load: loads.get(&key).copied().unwrap_or_default(),
+                    workers: workers.remove(&key).unwrap_or_default(),
+                    not_before: self.restarts.get(&key).map_or(Instant::ORIGIN, RestartBackoff::not_before),
+                    key,
+                }
+            })
+            .collect();
+        let decisions = self.scale.plan(&groups, self.budget, now);
+        for decision in &decisions {
+            self.apply_decision(decision, now);
+        }
+        self.decisions = decisions.into_iter().map(|decision| (decision.key.clone(), decision)).collect();
+    }
+
+    fn apply_decision(&mut self, decision: &ScaleDecision, now: Instant) {
+        let (wanted, why) = describe(decision);
+        let Some(driver) = &self.driver else {
+            if self.decisions.get(&decision.key).map_or(0, |last| last.desired) != wanted {
+                tracing::info!(key = %decision.key, wanted, "workers are wanted, and none is started here: {why}");
+            }
+            return;
+        };
+        for id in &decision.drain {
+            if let Some(member) = self.workers.get_mut(&**id)
+                && driver.stop(id)
+            {
+                tracing::info!(worker = &**id, key = %decision.key, "a worker is told to go: {why}");
+                member.stopping = true;
+            }
+        }
+        let key = &decision.key;
+        let Some(queue) = self.names.request_queue(key) else { return };
+        for _ in 0..decision.start {
+            let id = uuid::Uuid::new_v4().to_string();
+            let mut variables = self.variables.clone();
+            variables.extend([
+                ("WORKER_ID".to_owned(), id.clone()),
+                ("WORKER_KEY".to_owned(), self.names.encoded_key(key)),
+                ("WORKER_REQUESTS_QUEUE".to_owned(), queue.clone()),
+            ]);
+            if driver.start(WorkerSpec { id: id.clone(), key: key.clone(), variables }) {
+                let member = TrackedWorker {
+                    key: key.clone(),
+                    started_at: now,
+                    ready_at: None,
+                    last_report_at: None,
+                    stopping: false,
+                };
+                self.workers.insert(id, member);
+            }
+        }
+    }
+}
+
+/// How many, and why.
+fn describe(decision: &ScaleDecision) -> (u32, String) {
+    (decision.desired, decision.reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
+}
+
+impl TrackedWorker {
+    fn status(&self, id: &str, now: Instant) -> GroupWorker {
+        let doing = if self.stopping {
+            WorkerActivity::Stopping
+        } else if self.ready_at.is_none() {
+            WorkerActivity::Starting
+        } else if self.last_report_at.is_some_and(|at| now.since(at) < CONTROLLER_BUSY_TTL) {
+            WorkerActivity::Busy
+        } else {
+            WorkerActivity::Idle
+        };
+        GroupWorker { id: id.into(), activity: doing, started_at: self.started_at }
+    }
+}
+
+fn restarts_of<'a>(restarts: &'a mut BTreeMap<Key, RestartBackoff>, key: &Key) -> &'a mut RestartBackoff {
+    let seed = || uuid::Uuid::new_v4().as_u64_pair().0;
+    restarts.entry(key.clone()).or_insert_with(|| RestartBackoff::new(CONTROLLER_WORKER_STABLE_AFTER, seed()))
+}

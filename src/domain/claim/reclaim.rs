@@ -1,0 +1,116 @@
+//! How a claim is held while it matters: extended, and asked after (I4, I5, I10).
+
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use super::{AfterStop, ClaimAction, ClaimState, LossReason, ReclaimSchedule, Stage};
+use crate::domain::jitter::Jitter;
+use crate::domain::lease::{self, Lease};
+use crate::domain::refusal::Refusal;
+use crate::domain::time::Instant;
+
+impl ClaimState {
+    pub(super) fn on_reclaimed(
+        &mut self,
+        sent_at: Instant,
+        answer: Result<Duration, Refusal>,
+        now: Instant,
+        jitter: &mut Jitter,
+        acts: &mut Vec<ClaimAction>,
+    ) {
+        let Some(lease) = self.lease else { return };
+        if matches!(self.stage, Stage::UploadingAfterReport) {
+            return;
+        }
+        match answer {
+            Ok(_) if self.loss.is_some() => {}
+            Ok(length) => {
+                let extended = lease.or_later(Lease::granted(sent_at, length, self.lease_policy()));
+                if extended == lease {
+                    // Nothing was gained: asked again like after any other answer that settles nothing, not at once.
+                    self.retry_reclaim(lease, None, now, jitter);
+                    return;
+                }
+                self.reclaim_retry.reset();
+                self.lease = Some(extended);
+                self.reclaim = ReclaimSchedule::Due(extended.reclaim_at(jitter).max(now));
+                acts.push(ClaimAction::UpdateLease { expires_at: extended.expires_at() });
+            }
+            Err(Refusal::Gone) => self.on_lost(LossReason::Revoked, acts),
+            // I5: nothing but a definite loss ends the run; the local deadline does the rest.
+            Err(Refusal::Retry { retry_after: after } | Refusal::Throttled { retry_after: after }) => {
+                self.retry_reclaim(lease, after, now, jitter);
+            }
+            Err(Refusal::Denied | Refusal::Rejected | Refusal::Stale) => {
+                self.retry_reclaim(lease, None, now, jitter);
+            }
+        }
+    }
+
+    pub(super) fn on_status_checked(
+        &mut self,
+        answer: Result<bool, Refusal>,
+        now: Instant,
+        acts: &mut Vec<ClaimAction>,
+    ) {
+        self.status_check_at = match answer {
+            // Not allowed to ask: a convenience we do without. The reclaim will tell.
+            Err(Refusal::Denied | Refusal::Rejected) => None,
+            Ok(_) | Err(Refusal::Retry { .. } | Refusal::Throttled { .. } | Refusal::Gone | Refusal::Stale) => {
+                self.policy.status_poll_interval.map(|every| now.plus(every))
+            }
+        };
+        if answer == Ok(true) {
+            self.on_lost(LossReason::Canceled, acts);
+        }
+    }
+
+    pub(super) fn retry_reclaim(&mut self, lease: Lease, after: Option<Duration>, now: Instant, jitter: &mut Jitter) {
+        let wait = self.reclaim_retry.wait(lease.retry_policy(), None, jitter);
+        // A service that asks for more patience than the lease has is heard only as far as the lease goes (I4).
+        let patience = lease.expires_at().since(now) / lease::RECLAIM_ATTEMPTS_MIN;
+        self.reclaim = ReclaimSchedule::Due(now.plus(wait.max(after.unwrap_or_default().min(patience))));
+    }
+
+    pub(super) const fn lease_policy(&self) -> lease::Policy {
+        lease::Policy { termination_grace: self.policy.termination_grace }
+    }
+
+    /// Whether the lease still matters: from the grant to the answered report (I10).
+    pub(super) const fn is_leased(&self) -> bool {
+        match self.stage {
+            Stage::Requested { .. }
+            | Stage::UploadingAfterReport
+            | Stage::Closed
+            | Stage::Stopping { after: AfterStop::Abandon(_) } => false,
+            Stage::Preparing
+            | Stage::Executing
+            | Stage::Stopping { after: AfterStop::Report(_) }
+            | Stage::Uploading { .. }
+            | Stage::Reporting { .. } => self.loss.is_none(),
+        }
+    }
+
+    pub(super) fn reclaim_due(&self) -> Option<Instant> {
+        match self.reclaim {
+            ReclaimSchedule::Due(at) if self.is_leased() => Some(at),
+            ReclaimSchedule::Due(_) | ReclaimSchedule::InFlight => None,
+        }
+    }
+
+    pub(super) fn expiry_due(&self) -> Option<Instant> {
+        self.lease.filter(|_| self.is_leased()).map(|lease| lease.expires_at())
+    }
+
+    pub(super) fn status_check_due(&self) -> Option<Instant> {
+        match self.stage {
+            Stage::Preparing | Stage::Executing => self.status_check_at,
+            Stage::Requested { .. }
+            | Stage::Stopping { .. }
+            | Stage::Uploading { .. }
+            | Stage::Reporting { .. }
+            | Stage::UploadingAfterReport
+            | Stage::Closed => None,
+        }
+    }
+}

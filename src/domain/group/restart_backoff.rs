@@ -1,0 +1,146 @@
+//! When a worker of a group may be started again after one that did not last: at once after a good life, later each time
+//! otherwise. A group whose workers keep dying is said to fail, and its requests are told so.
+
+use core::time::Duration;
+
+use crate::domain::backoff::{self, Backoff};
+use crate::domain::jitter::Jitter;
+use crate::domain::time::Instant;
+
+/// The pauses between two starts that came to nothing.
+pub const RESTART_DELAY: backoff::Policy =
+    backoff::Policy { first: Duration::from_secs(1), max: Duration::from_secs(300) };
+
+/// After so many short lives in a row a group fails.
+pub const FAILURES_MAX: u32 = 5;
+
+/// How a worker came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WorkerEnd {
+    /// It was told to go, or had nothing more to do.
+    Expected,
+    /// It had been ready for so long.
+    AfterReady(Duration),
+    /// It was never ready, or could not even be started.
+    NeverReady,
+}
+
+/// The starts of one group.
+#[derive(Debug, Clone)]
+pub struct RestartBackoff {
+    stable_after: Duration,
+    backoff: Backoff,
+    jitter: Jitter,
+    not_before: Instant,
+}
+
+impl RestartBackoff {
+    /// A life of `steady` is a good one.
+    #[must_use]
+    pub const fn new(stable_after: Duration, seed: u64) -> Self {
+        Self { stable_after, backoff: Backoff::NEW, jitter: Jitter::seeded(seed), not_before: Instant::ORIGIN }
+    }
+
+    /// A worker has ended.
+    pub fn on_worker_ended(&mut self, end: WorkerEnd, now: Instant) {
+        match end {
+            WorkerEnd::Expected => {}
+            WorkerEnd::AfterReady(life) if life >= self.stable_after => {
+                self.backoff.reset();
+                self.not_before = now;
+            }
+            WorkerEnd::AfterReady(_) | WorkerEnd::NeverReady => {
+                let pause = self.backoff.wait(RESTART_DELAY, None, &mut self.jitter);
+                self.not_before = self.not_before.max(now.plus(pause));
+            }
+        }
+    }
+
+    /// A worker has been ready for as long as it takes: the row is over.
+    pub const fn on_stable(&mut self) {
+        self.backoff.reset();
+    }
+
+    /// Somebody has mended what was wrong: starts at once, and counts anew.
+    pub const fn reset(&mut self) {
+        self.backoff.reset();
+        self.not_before = Instant::ORIGIN;
+    }
+
+    /// The earliest time of the next start.
+    #[must_use]
+    pub const fn not_before(&self) -> Instant {
+        self.not_before
+    }
+
+    /// How many in a row did not last.
+    #[must_use]
+    pub const fn consecutive_failures(&self) -> u32 {
+        self.backoff.tries()
+    }
+
+    /// Whether it cannot be hoped that the next one lasts.
+    #[must_use]
+    pub const fn is_failing(&self) -> bool {
+        self.backoff.tries() >= FAILURES_MAX
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Instant {
+        Instant::at(Duration::from_secs(seconds))
+    }
+
+    fn restarts() -> RestartBackoff {
+        RestartBackoff::new(Duration::from_secs(30), 7)
+    }
+
+    #[test]
+    fn each_short_life_makes_the_next_start_later_up_to_a_limit() {
+        let (mut restarts, mut now, mut pauses) = (restarts(), at(0), Vec::new());
+        for _ in 0..20 {
+            restarts.on_worker_ended(WorkerEnd::NeverReady, now);
+            pauses.push(restarts.not_before().since(now));
+            now = restarts.not_before();
+        }
+        assert!(pauses[0] >= RESTART_DELAY.first / 2 && pauses[0] <= RESTART_DELAY.first, "{pauses:?}");
+        assert!(pauses[19] >= RESTART_DELAY.max / 2 && pauses[19] <= RESTART_DELAY.max, "{pauses:?}");
+        assert!(pauses[8] > pauses[2], "{pauses:?}");
+        assert!(restarts.is_failing());
+    }
+
+    #[test]
+    fn workers_that_die_together_cost_one_pause_after_the_other_and_never_less() {
+        let mut restarts = restarts();
+        restarts.on_worker_ended(WorkerEnd::AfterReady(Duration::from_secs(1)), at(0));
+        let first = restarts.not_before();
+        restarts.on_worker_ended(WorkerEnd::AfterReady(Duration::from_secs(1)), at(0));
+        assert!(restarts.not_before() >= first);
+    }
+
+    #[test]
+    fn a_good_life_ends_the_row_and_a_wanted_end_is_no_failure() {
+        let mut restarts = restarts();
+        for _ in 0..10 {
+            restarts.on_worker_ended(WorkerEnd::NeverReady, at(0));
+        }
+        restarts.on_worker_ended(WorkerEnd::Expected, at(1));
+        assert_eq!(restarts.consecutive_failures(), 10);
+        restarts.on_worker_ended(WorkerEnd::AfterReady(Duration::from_secs(30)), at(1_000));
+        assert_eq!(
+            (restarts.consecutive_failures(), restarts.is_failing(), restarts.not_before()),
+            (0, false, at(1_000))
+        );
+    }
+
+    #[test]
+    fn what_was_mended_starts_at_once() {
+        let mut restarts = restarts();
+        (0..9).for_each(|_| restarts.on_worker_ended(WorkerEnd::NeverReady, at(5)));
+        restarts.reset();
+        assert!(restarts.not_before() <= at(5) && !restarts.is_failing());
+    }
+}

@@ -1,0 +1,116 @@
+//! The watch over an EC2 instance: a token first, then two questions in turn.
+
+use core::time::Duration;
+
+use super::{NextRequest, NoticeEvent, NoticeReading, NoticeTracker, PollSchedule};
+use crate::domain::time::Instant;
+
+/// What EC2's metadata service is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AwsRequest {
+    /// For a token; nothing is answered without.
+    Token,
+    /// Whether the instance is interrupted.
+    InstanceAction,
+    /// Whether the instance is at risk of it.
+    Rebalance,
+}
+
+/// How EC2's metadata service takes a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AwsReply {
+    /// It answers.
+    Reading(NoticeReading),
+    /// It does not accept the token.
+    Unauthorized,
+}
+
+/// The watch over an EC2 instance.
+#[derive(Debug, Clone)]
+pub struct AwsTracker {
+    token: NoticeTracker,
+    token_until: Option<Instant>,
+    /// Whether the token at hand has been accepted.
+    token_accepted: bool,
+    /// A token is given again, and it has not been said yet whether there is a notice.
+    recovery_unreported: bool,
+    action: NoticeTracker,
+    rebalance: NoticeTracker,
+}
+
+impl AwsTracker {
+    /// An instance that was never asked.
+    #[must_use]
+    pub const fn new(pace: PollSchedule, seed: u64) -> Self {
+        Self {
+            token: NoticeTracker::new(PollSchedule { interval: Duration::ZERO, ..pace }, seed),
+            token_until: None,
+            token_accepted: false,
+            recovery_unreported: false,
+            action: NoticeTracker::new(pace, seed ^ 1),
+            rebalance: NoticeTracker::new(pace, seed ^ 2),
+        }
+    }
+
+    /// What to do next.
+    #[must_use]
+    pub fn next_request(&self, now: Instant) -> NextRequest<AwsRequest> {
+        let due = self.action.next_at().min(self.rebalance.next_at());
+        if now < due {
+            NextRequest::WaitUntil(due)
+        } else if self.token_until.is_some_and(|until| now < until) {
+            NextRequest::Call(if now >= self.action.next_at() {
+                AwsRequest::InstanceAction
+            } else {
+                AwsRequest::Rebalance
+            })
+        } else if now < self.token.next_at() {
+            NextRequest::WaitUntil(self.token.next_at())
+        } else {
+            NextRequest::Call(AwsRequest::Token)
+        }
+    }
+
+    /// A token was given that lives so long, or none was. It is used for nine tenths of its life.
+    pub fn on_token(&mut self, life: Option<Duration>, sent_at: Instant, now: Instant) -> Option<NoticeEvent> {
+        self.token_accepted = false;
+        self.token_until = life.map(|life| sent_at.plus(life - life / 10));
+        let usable = self.token_until.is_some_and(|until| now < until);
+        let news = self.token.on_reading(
+            if usable { NoticeReading::Nothing } else { NoticeReading::Unavailable },
+            sent_at,
+            now,
+        );
+        self.recovery_unreported |= news == Some(NoticeEvent::WatchRecovered);
+        news.filter(|news| *news != NoticeEvent::WatchRecovered)
+    }
+
+    /// The answer to [`AwsRequest::InstanceAction`] or [`AwsRequest::Rebalance`].
+    pub fn on_reply(
+        &mut self,
+        call: AwsRequest,
+        reply: AwsReply,
+        sent_at: Instant,
+        now: Instant,
+    ) -> Option<NoticeEvent> {
+        let watch = if call == AwsRequest::Rebalance { &mut self.rebalance } else { &mut self.action };
+        match reply {
+            AwsReply::Reading(answer) => {
+                self.token_accepted = true;
+                let news = watch.on_reading(answer, sent_at, now);
+                let well = call == AwsRequest::InstanceAction
+                    && answer != NoticeReading::Unavailable
+                    && core::mem::take(&mut self.recovery_unreported);
+                news.or_else(|| well.then_some(NoticeEvent::WatchRecovered))
+            }
+            AwsReply::Unauthorized => {
+                self.token_until = None;
+                // A token that was good has come to its end; one that never was is trouble, or this would spin.
+                if core::mem::take(&mut self.token_accepted) {
+                    return None;
+                }
+                watch.on_reading(NoticeReading::Unavailable, sent_at, now)
+            }
+        }
+    }
+}

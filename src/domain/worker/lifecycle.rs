@@ -1,0 +1,358 @@
+//! How long a worker stays, and when it asks for nothing although it could: paused, or its host is short of something.
+//!
+//! Leaving because of a limit is decided between polls alone. A worker whose limit is reached starts no poll any more; what
+//! the polls under way still bring is executed, and only when all of them are back does the drain begin. So no claim is
+//! ever caught between the decision and the exit.
+
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use super::{Alert, ClaimEntry, Effect, ExitReason, HostProof, Mode, Worker};
+use crate::domain::host_health::HEALTHY_AFTER;
+use crate::domain::id::{LocalToken, SourceId};
+use crate::domain::service_supervisor::ServiceAvailability;
+use crate::domain::time::Instant;
+
+/// When a worker leaves by itself. `None` everywhere is never.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ExitPolicy {
+    /// After holding nothing for so long. The time it is paused does not count.
+    pub exit_when_idle: Option<Duration>,
+    /// After so many claims.
+    pub max_tasks: Option<u64>,
+    /// After so long in all.
+    pub max_uptime: Option<Duration>,
+}
+
+/// What the host must have left for claiming to go on. Zero is no bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MinResources {
+    /// Bytes free in the work folder's file system.
+    pub disk: u64,
+    /// Bytes of memory that can be had.
+    pub memory: u64,
+}
+
+/// What the host has left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HostResources {
+    /// Bytes free in the work folder's file system; `None` where it cannot be told.
+    pub disk: Option<u64>,
+    /// Bytes of memory that can be had; `None` where it cannot be told.
+    pub memory: Option<u64>,
+}
+
+/// Why nothing is asked for although slots are free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ClaimingBlocked {
+    /// Somebody said so.
+    Paused {
+        /// Until when; `None` is until they say otherwise.
+        until: Option<Instant>,
+    },
+    /// Too little disk is free.
+    LowDisk {
+        /// Bytes that are free.
+        free: u64,
+        /// Bytes that there must be.
+        min: u64,
+    },
+    /// Too little memory can be had.
+    LowMemory {
+        /// Bytes that can be had.
+        free: u64,
+        /// Bytes that there must be.
+        min: u64,
+    },
+    /// A task could not be run here because of the host.
+    HostUnhealthy {
+        /// When the host is looked at; `None` is at present.
+        until: Option<Instant>,
+    },
+    /// What runs the tasks of every source is not there.
+    ServiceDown,
+    /// It was found fit since, and has as many tasks as it is tried with.
+    HostTrial {
+        /// How many tasks at once.
+        tasks: u32,
+    },
+}
+
+/// What a worker does about claiming, for a person who wonders.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClaimingState {
+    /// It asks, or waits for the next time to ask.
+    Polling,
+    /// Every slot is taken.
+    AtCapacity,
+    /// It could, and does not.
+    Blocked(ClaimingBlocked),
+    /// A limit of its own is reached; it leaves when its polls are back.
+    Exiting(ExitReason),
+    /// It finishes what it holds, since then.
+    Draining {
+        /// Since when.
+        since: Instant,
+        /// When the rest is handed back.
+        deadline: Option<Instant>,
+    },
+    /// It hands back what it holds.
+    Releasing {
+        /// When the host goes.
+        deadline: Option<Instant>,
+    },
+    /// It has exited.
+    Exited,
+}
+
+/// Whether the work folder is still this worker's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum WorkDirOwnership {
+    #[default]
+    Owned,
+    Lost,
+}
+
+/// When the payload of a claim has shown that the host can run it.
+struct HostProofDue {
+    claim: LocalToken,
+    at: Instant,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Lifecycle {
+    started_at: Option<Instant>,
+    /// Since when nothing has been held.
+    idle_since: Option<Instant>,
+    granted_count: u64,
+    paused: Option<Option<Instant>>,
+    shortage: Option<ClaimingBlocked>,
+    work_dir: WorkDirOwnership,
+    exiting: Option<ExitReason>,
+}
+
+impl Lifecycle {
+    /// A claim was granted to be executed.
+    pub(super) const fn count_granted(&mut self) {
+        self.granted_count += 1;
+    }
+
+    fn blocked(&self) -> Option<ClaimingBlocked> {
+        self.paused.map(|until| ClaimingBlocked::Paused { until }).or(self.shortage)
+    }
+
+    const fn reset_idle(&mut self) {
+        self.idle_since = None;
+    }
+}
+
+impl MinResources {
+    fn shortage(&self, room: HostResources) -> Option<ClaimingBlocked> {
+        match room {
+            HostResources { disk: Some(free), .. } if free < self.disk => {
+                Some(ClaimingBlocked::LowDisk { free, min: self.disk })
+            }
+            HostResources { memory: Some(free), .. } if free < self.memory => {
+                Some(ClaimingBlocked::LowMemory { free, min: self.memory })
+            }
+            HostResources { .. } => None,
+        }
+    }
+}
+
+impl Worker {
+    /// What it does about claiming, and why.
+    #[must_use]
+    pub fn claiming(&self) -> ClaimingState {
+        match self.mode {
+            Mode::Draining { since } => ClaimingState::Draining { since, deadline: self.drain_ends_at(since) },
+            Mode::Releasing { deadline } => ClaimingState::Releasing { deadline },
+            Mode::Exited => ClaimingState::Exited,
+            Mode::Running => match (self.lifecycle.exiting, self.claiming_blocked()) {
+                (Some(exit), _) => ClaimingState::Exiting(exit),
+                (None, Some(hold)) => ClaimingState::Blocked(hold),
+                (None, None) if self.all_services_down() => ClaimingState::Blocked(ClaimingBlocked::ServiceDown),
+                (None, None) if self.is_full() => ClaimingState::AtCapacity,
+                (None, None) if let Some(tasks) = self.trial_limit_reached() => {
+                    ClaimingState::Blocked(ClaimingBlocked::HostTrial { tasks })
+                }
+                (None, None) => ClaimingState::Polling,
+            },
+        }
+    }
+
+    /// Whether nobody is there to run any source's tasks.
+    fn all_services_down(&self) -> bool {
+        !self.sources.is_empty() && self.sources.iter().all(|feed| feed.availability == ServiceAvailability::Down)
+    }
+
+    fn is_full(&self) -> bool {
+        self.slots.free() == 0 && self.sources.iter().all(|feed| feed.reserved_slots.is_empty())
+    }
+
+    pub(super) const fn pause(&mut self, until: Option<Instant>) {
+        self.lifecycle.paused = Some(until);
+    }
+
+    pub(super) const fn resume(&mut self) {
+        self.lifecycle.paused = None;
+        self.lifecycle.idle_since = None;
+    }
+
+    pub(super) fn on_resources_measured(&mut self, room: HostResources) {
+        self.lifecycle.shortage = self.policy.min_resources.shortage(room);
+    }
+
+    /// I27: nothing is begun that a later life would not know of. What runs is finished, and then the next worker of this host
+    /// makes the folder anew.
+    pub(super) fn on_work_dir_lost(&mut self) {
+        if core::mem::replace(&mut self.lifecycle.work_dir, WorkDirOwnership::Lost) == WorkDirOwnership::Owned {
+            self.effects.push_back(Effect::Alert(Alert::WorkDirLost));
+        }
+    }
+
+    /// Why nothing is asked for, if anything speaks against it.
+    fn claiming_blocked(&self) -> Option<ClaimingBlocked> {
+        let unfit = self
+            .host_health
+            .is_unhealthy()
+            .then(|| ClaimingBlocked::HostUnhealthy { until: self.host_health.next_deadline() });
+        self.lifecycle.blocked().or(unfit)
+    }
+
+    /// How many more claims may be asked for.
+    pub(super) fn claim_allowance(&self) -> u32 {
+        let most = self.policy.exit_policy.max_tasks.map_or(u32::MAX, |most| {
+            let asked = self.claims.values().filter(|held| held.slot.is_some() && !held.state.is_granted()).count();
+            let spoken_for = self.lifecycle.granted_count.saturating_add((self.reserved_slots() + asked) as u64);
+            u32::try_from(most.saturating_sub(spoken_for)).unwrap_or(u32::MAX)
+        });
+        most.min(self.trial_allowance())
+    }
+
+    /// How many slots are in polls.
+    fn reserved_slots(&self) -> usize {
+        self.sources.iter().map(|feed| feed.reserved_slots.len()).sum()
+    }
+
+    /// How many more tasks a host on trial may have (I33).
+    fn trial_allowance(&self) -> u32 {
+        let Some(trial) = self.host_health.trial() else { return u32::MAX };
+        let counts =
+            |held: &&ClaimEntry| held.slot.is_some() && held.started_at.is_none_or(|started| started >= trial.since);
+        let tried = self.reserved_slots() + self.claims.values().filter(counts).count();
+        trial.tasks.saturating_sub(u32::try_from(tried).unwrap_or(u32::MAX))
+    }
+
+    /// How many tasks a host on trial has, if it may have no more and waits for none.
+    fn trial_limit_reached(&self) -> Option<u32> {
+        let trial = self.host_health.trial()?;
+        (self.trial_allowance() == 0 && self.reserved_slots() == 0).then_some(trial.tasks)
+    }
+
+    /// Payloads that may yet show that the host can run them, with when they have.
+    fn pending_host_proofs(&self) -> impl Iterator<Item = HostProofDue> {
+        let trial = self.host_health.trial();
+        let tried =
+            trial.into_iter().flat_map(|trial| self.claims.iter().map(move |(claim, held)| (trial, claim, held)));
+        tried.filter_map(|(trial, claim, held)| {
+            let started = held.started_at.filter(|at| held.proof == HostProof::Pending && *at >= trial.since)?;
+            Some(HostProofDue { claim: *claim, at: started.plus(HEALTHY_AFTER) })
+        })
+    }
+
+    /// What there is to do about claiming, now.
+    pub(super) fn advance_lifecycle(&mut self, now: Instant) {
+        let began = *self.lifecycle.started_at.get_or_insert(now);
+        if self.lifecycle.paused.flatten().is_some_and(|until| now >= until) {
+            self.resume();
+        }
+        if self.host_health.start_probe(now) {
+            self.effects.push_back(Effect::ProbeHost);
+        }
+        let proven: Vec<LocalToken> =
+            self.pending_host_proofs().filter(|due| now >= due.at).map(|due| due.claim).collect();
+        for claim in proven {
+            self.record_host_success(claim);
+        }
+        // Nobody knows what there would be to do for one that is refused.
+        let refused = self.sources.iter().any(|feed| feed.poller.is_denied());
+        if !self.claims.is_empty() || self.lifecycle.paused.is_some() || refused {
+            self.lifecycle.reset_idle();
+        }
+        let idle = if self.claims.is_empty() { Some(*self.lifecycle.idle_since.get_or_insert(now)) } else { None };
+        let stay = self.policy.exit_policy;
+        let over = |since: Instant, span: Option<Duration>| span.is_some_and(|span| now >= since.plus(span));
+        let overstayed = over(began, stay.max_uptime);
+        let lost = self.lifecycle.work_dir == WorkDirOwnership::Lost;
+        self.lifecycle.exiting = if lost {
+            Some(ExitReason::WorkDirLost)
+        } else if overstayed || stay.max_tasks.is_some_and(|most| self.lifecycle.granted_count >= most) {
+            Some(ExitReason::LimitReached)
+        } else if self.lifecycle.paused.is_none() && idle.is_some_and(|since| over(since, stay.exit_when_idle)) {
+            Some(ExitReason::Idle)
+        } else {
+            None
+        };
+        match self.lifecycle.exiting {
+            // The last task of a worker that has had its number may take as long as it takes.
+            Some(exit) if self.is_between_polls() && (lost || overstayed || self.claims.is_empty()) => {
+                self.drain(exit, now);
+                self.advance(now);
+            }
+            Some(_) => self.open_for_deletes(now),
+            None if self.claiming_blocked().is_none() => self.start_polls(now),
+            None => self.open_for_deletes(now),
+        }
+    }
+
+    /// Whether nothing is under way that may still bring a claim.
+    fn is_between_polls(&self) -> bool {
+        self.sources.iter().all(|feed| !feed.poller.is_polling())
+            && self.claims.values().all(|held| held.state.is_granted() || held.slot.is_none())
+    }
+
+    /// When claiming changes by itself.
+    pub(super) fn next_lifecycle_deadline(&self) -> Option<Instant> {
+        if self.lifecycle.exiting.is_some() {
+            return None;
+        }
+        let uptime =
+            self.lifecycle.started_at.zip(self.policy.exit_policy.max_uptime).map(|(began, span)| began.plus(span));
+        let idle = self.lifecycle.idle_since.filter(|_| self.lifecycle.paused.is_none() && self.claims.is_empty());
+        let idle = idle.zip(self.policy.exit_policy.exit_when_idle).map(|(since, span)| since.plus(span));
+        let proof = self.pending_host_proofs().map(|due| due.at).min();
+        [uptime, idle, self.lifecycle.paused.flatten(), self.host_health.next_deadline(), proof]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Whether anything that comes is taken. What a poll still brings that was under way when this host ran short of something, or
+    /// was told to go, goes back, which costs a retry. A pause is none of that: it only asks for nothing more. But what ends with the
+    /// worker's connection goes back at no cost, and does so then, too.
+    pub(super) fn accepts_grants(&self, source: SourceId) -> bool {
+        let feed = self.sources.get(usize::from(source.0));
+        let is_free = feed.is_some_and(|feed| feed.poller.capabilities().connection_scoped);
+        let paused = self.lifecycle.paused.is_some() && is_free;
+        let fit = self.lifecycle.shortage.is_none()
+            && self.lifecycle.work_dir == WorkDirOwnership::Owned
+            && !self.host_health.is_unhealthy();
+        self.mode == Mode::Running && fit && !paused
+    }
+
+    /// Whether a message of this source is asked for: what is not claimed yet is left, which costs nobody anything.
+    pub(super) fn accepts_messages(&self, source: SourceId) -> bool {
+        self.accepts_grants(source) && self.lifecycle.paused.is_none()
+    }
+
+    /// Whether a poll may be started.
+    pub(super) fn may_poll(&self) -> bool {
+        self.is_claiming() && self.slots.free() > 0 && self.claim_allowance() > 0
+    }
+
+    /// Whether claims are asked for as slots come free.
+    pub(super) fn is_claiming(&self) -> bool {
+        self.mode == Mode::Running && self.lifecycle.exiting.is_none() && self.claiming_blocked().is_none()
+    }
+}

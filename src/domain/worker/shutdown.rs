@@ -1,0 +1,166 @@
+//! The way out: drain, hand back, the host's end, exit.
+
+use alloc::vec::Vec;
+
+use super::{Effect, ExitReason, Mode, Worker};
+use crate::domain::claim::{ClaimEvent, ClaimState};
+use crate::domain::id::{LocalToken, SourceId};
+use crate::domain::time::Instant;
+
+impl Worker {
+    pub(super) fn drain(&mut self, exit: ExitReason, now: Instant) {
+        if self.mode == Mode::Running {
+            self.mode = Mode::Draining { since: now };
+            self.exit = exit;
+            // I22: what is not granted yet is handed back when it is, and not asked for again.
+            let asked: Vec<LocalToken> =
+                self.claims.iter().filter(|(_, held)| !held.state.is_granted()).map(|(claim, _)| *claim).collect();
+            for claim in asked {
+                self.handle_claim_event(claim, ClaimEvent::Release { deadline: None }, now);
+            }
+        }
+    }
+
+    pub(super) fn release_all(&mut self, deadline: Option<Instant>, now: Instant) {
+        if self.mode == Mode::Running
+            || matches!(
+                self.exit,
+                ExitReason::Drained | ExitReason::Idle | ExitReason::LimitReached | ExitReason::WorkDirLost
+            )
+        {
+            self.exit = ExitReason::Released;
+        }
+        let deadline = [self.release_deadline(), deadline].into_iter().flatten().min();
+        self.mode = Mode::Releasing { deadline };
+        self.release_matching(|_| true, deadline, now);
+    }
+
+    /// The host goes at a time that nobody knows: it may be the next second, so no report waits for our own poll. What that
+    /// poll still brings is handed back as well.
+    fn release_all_now(&mut self, now: Instant) {
+        self.release_all(None, now);
+        let claims: Vec<LocalToken> = self.claims.keys().copied().collect();
+        for claim in claims {
+            self.handle_claim_event(claim, ClaimEvent::PollEnded, now);
+        }
+    }
+
+    /// The host goes. Its time is used: what has not started has nothing to lose and is handed back at once, what runs may
+    /// finish until there is just time left to end it and to report it (I22).
+    pub(super) fn on_termination_notice(&mut self, deadline: Option<Instant>, now: Instant) {
+        let exit = match self.exit {
+            ExitReason::Drained
+            | ExitReason::Released
+            | ExitReason::DrainDeadline
+            | ExitReason::Idle
+            | ExitReason::LimitReached
+            | ExitReason::WorkDirLost => ExitReason::HostTerminating,
+            ExitReason::HostTerminating
+            | ExitReason::CredentialsRejected
+            | ExitReason::Misconfigured
+            | ExitReason::Aborted
+            | ExitReason::ProcessesLeft => self.exit,
+        };
+        let news = match (self.host_terminates_at, deadline) {
+            (Some(known), Some(deadline)) => deadline < known,
+            (None, _) | (_, None) => true,
+        };
+        if news {
+            self.host_terminates_at = deadline.or(self.host_terminates_at);
+            let at_once = self.release_at().is_none_or(|at| now >= at);
+            if deadline.is_none() {
+                self.release_all_now(now);
+            } else if at_once || matches!(self.mode, Mode::Releasing { .. }) {
+                self.release_all(deadline, now);
+            } else {
+                self.drain(exit, now);
+                self.release_matching(|machine| !machine.is_started(), deadline, now);
+            }
+        }
+        self.exit = exit;
+    }
+
+    /// When what still runs has to be told to end, if it is known when the host goes.
+    fn release_at(&self) -> Option<Instant> {
+        self.host_terminates_at.and_then(|deadline| {
+            self.policy.on_termination_notice.release_at(deadline, self.policy.claim.termination_grace)
+        })
+    }
+
+    /// When a drain that began at `since` turns into a hand back.
+    pub(super) fn drain_ends_at(&self, since: Instant) -> Option<Instant> {
+        let limit = self.drain_deadline.or_else(|| self.policy.drain_deadline.map(|span| since.plus(span)));
+        [limit, self.release_at()].into_iter().flatten().min()
+    }
+
+    fn release_matching(&mut self, which: impl Fn(&ClaimState) -> bool, deadline: Option<Instant>, now: Instant) {
+        let those = self.claims.iter().filter(|(_, held)| which(&held.state));
+        let claims: Vec<(LocalToken, SourceId)> = those.map(|(claim, held)| (*claim, held.source)).collect();
+        for (claim, source) in claims {
+            if self.sources.get(usize::from(source.0)).is_some_and(|feed| feed.poller.is_long_polling()) {
+                self.handle_claim_event(claim, ClaimEvent::PollStarted, now);
+            }
+            self.handle_claim_event(claim, ClaimEvent::Release { deadline }, now);
+        }
+    }
+
+    /// A poll has ended: what waited for it is handed back.
+    pub(super) fn on_poll_ended(&mut self, source: SourceId, now: Instant) {
+        if self.mode == Mode::Running && !self.host_health.is_suspect() && !self.awaited_polls.remove(&source) {
+            return;
+        }
+        let of_source = self.claims.iter().filter(|(_, held)| held.source == source);
+        let claims: Vec<LocalToken> = of_source.map(|(claim, _)| *claim).collect();
+        for claim in claims {
+            self.handle_claim_event(claim, ClaimEvent::PollEnded, now);
+        }
+    }
+
+    pub(super) const fn release_deadline(&self) -> Option<Instant> {
+        match self.mode {
+            Mode::Releasing { deadline } => deadline,
+            Mode::Running | Mode::Draining { .. } | Mode::Exited => self.host_terminates_at,
+        }
+    }
+
+    pub(super) fn exit_with(&mut self, exit: ExitReason) {
+        self.mode = Mode::Exited;
+        let exit = if self.cleanup_pending.is_empty() || exit == ExitReason::Aborted {
+            exit
+        } else {
+            ExitReason::ProcessesLeft
+        };
+        self.effects.push_back(Effect::Exit(exit));
+    }
+
+    pub(super) fn on_tick(&mut self, now: Instant) {
+        self.fire_claim_timers(now);
+        self.send_due_deletes(now);
+        if let Mode::Draining { since } = self.mode
+            && self.drain_ends_at(since).is_some_and(|at| now >= at)
+        {
+            let exit = if self.exit == ExitReason::Drained { ExitReason::DrainDeadline } else { self.exit };
+            self.release_all(None, now);
+            self.exit = exit;
+        }
+    }
+
+    pub(super) fn advance(&mut self, now: Instant) {
+        match self.mode {
+            Mode::Running => self.advance_lifecycle(now),
+            Mode::Draining { .. } | Mode::Releasing { .. } => {
+                self.open_for_deletes(now);
+                self.exit_if_done(now);
+            }
+            Mode::Exited => {}
+        }
+    }
+
+    fn exit_if_done(&mut self, now: Instant) {
+        self.past_deadline |= self.release_deadline().is_some_and(|deadline| now >= deadline);
+        let polling = self.sources.iter().any(|feed| feed.poller.is_polling());
+        if self.claims.is_empty() && (self.past_deadline || (!polling && self.messages.is_empty())) {
+            self.exit_with(self.exit);
+        }
+    }
+}

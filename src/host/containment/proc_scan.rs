@@ -1,0 +1,33 @@
+//! Which of the host's processes are whose, where no control group says so.
+
+use std::collections::HashMap;
+
+use super::super::process::{self, ProcessStat, ProcessState};
+use super::COOKIE_VARIABLE;
+
+/// The processes of the host at one moment, and the claims that they were started for.
+#[derive(Debug)]
+pub(super) struct ProcScan {
+    processes: Vec<ProcessStat>,
+    pids_by_cookie: HashMap<String, Vec<i32>>,
+}
+
+impl ProcScan {
+    /// Reads all of `/proc`: not to be called where nothing may wait.
+    pub(super) fn read() -> Self {
+        let processes = ProcessStat::read_all().unwrap_or_default();
+        let mut pids_by_cookie = HashMap::<String, Vec<i32>>::new();
+        for stat in processes.iter().filter(|stat| stat.state == ProcessState::Running) {
+            if let Some(cookie) = process::environment_variable(stat.pid, COOKIE_VARIABLE) {
+                pids_by_cookie.entry(cookie).or_default().push(stat.pid);
+            }
+        }
+        Self { processes, pids_by_cookie }
+    }
+
+    /// The processes that carry a cookie, and what they started that still has its parents.
+    pub(super) fn processes_of(&self, cookie: &str) -> Vec<i32> {
+        let carriers = self.pids_by_cookie.get(cookie).map(Vec::as_slice).unwrap_or_default();
+        process::with_descendants(carriers, &self.processes)
+    }
+}

@@ -1,0 +1,183 @@
+//! The place of one process in an enclosure: how it is started there, told to end, and waited for.
+
+use rustix::process::Signal;
+
+use super::super::super::process::{self, PROCESS_POLL_INTERVAL};
+use super::super::{children, exec_shim, shim_launch};
+use super::{Backend, LimitExceeded, ProcessScope, ScopeInner};
+use crate::domain::journal::Leader;
+use crate::limits::PROCESS_KILL_TIMEOUT;
+
+/// A process's place in an enclosure, from just before it is started until its end was seen.
+#[derive(Debug)]
+pub(crate) struct ScopedProcess {
+    pub(super) scope: ProcessScope,
+}
+
+impl Drop for ScopedProcess {
+    fn drop(&mut self) {
+        // What is in it has to go with the last process whose end somebody waits for.
+        if self.is_last() {
+            self.scope.inner.kill();
+        }
+        let mut state = self.scope.inner.lock_state();
+        state.running_count = state.running_count.saturating_sub(1);
+    }
+}
+
+/// How a process is to be started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum LaunchMethod {
+    /// As it is.
+    Direct,
+    /// Through this program, with these arguments before its own.
+    ViaShim(Vec<std::ffi::OsString>),
+}
+
+impl ScopedProcess {
+    fn inner(&self) -> &ScopeInner {
+        &self.scope.inner
+    }
+
+    /// How the process is to be started.
+    pub(crate) fn launch_method(&self, program: &std::path::Path, argv0: &str) -> LaunchMethod {
+        match &self.inner().backend {
+            Backend::ProcessGroup | Backend::Subreaper => LaunchMethod::Direct,
+            Backend::Cgroup { group, .. } => {
+                LaunchMethod::ViaShim(shim_launch::launch_arguments(&group.procs_path(), program, argv0).into())
+            }
+        }
+    }
+
+    /// The cookie of its claim, where strays of that can be told.
+    pub(crate) fn orphan_cookie(&self) -> Option<&str> {
+        let told = !matches!(self.inner().backend, Backend::ProcessGroup);
+        told.then_some(self.inner().name.cookie.as_str())
+    }
+
+    /// The process has been started.
+    pub(crate) fn on_started(&self, process: i32) {
+        if let (Backend::ProcessGroup | Backend::Subreaper, Some(tell)) =
+            (&self.inner().backend, self.inner().leader_hook.0.get())
+            && let Some(stat) = process::ProcessStat::read(process)
+        {
+            tell(Leader { pid: process, start_ticks: stat.start_ticks });
+        }
+        if let Backend::Subreaper = self.inner().backend {
+            // The forerunner does it where there is one.
+            drop(std::fs::write(format!("/proc/{process}/oom_score_adj"), exec_shim::OOM_SCORE));
+        }
+    }
+
+    /// Whether no other process of the enclosure is still to be waited for.
+    fn is_last(&self) -> bool {
+        self.inner().lock_state().running_count <= 1
+    }
+
+    /// Whether the process's group holds nothing that the enclosure does not hold, so that looking through all processes
+    /// for it can be saved.
+    pub(crate) fn contains_process_group(&self) -> bool {
+        matches!(self.inner().backend, Backend::Cgroup { .. }) && self.is_last()
+    }
+
+    /// Tells processes that are outside the group to end.
+    pub(crate) fn terminate_outside_group(&self, group: i32) {
+        if !self.is_last() {
+            return;
+        }
+        let outside = |process| process::ProcessStat::read(process).is_some_and(|stat| stat.group != group);
+        match &self.inner().backend {
+            Backend::ProcessGroup => {}
+            Backend::Subreaper => {
+                drop(children::find_orphans(&self.inner().name.cookie, Some(Signal::TERM)));
+            }
+            Backend::Cgroup { group, .. } => group.signal(Signal::TERM, outside),
+        }
+    }
+
+    /// Resolves when all processes have gone by themselves.
+    ///
+    /// Cancel safe.
+    pub(crate) async fn wait_exited(&self) {
+        match &self.inner().backend {
+            Backend::Cgroup { group, .. } if self.is_last() => group.wait_empty().await,
+            Backend::Subreaper if self.is_last() => loop {
+                match children::find_orphans(&self.inner().name.cookie, None) {
+                    Ok(strays) if strays.owned.is_empty() => return,
+                    Ok(strays) => {
+                        for pid in strays.owned {
+                            process::wait_for_exit(pid).await;
+                        }
+                        drop(children::reap_orphans());
+                    }
+                    Err(_) => return,
+                }
+            },
+            Backend::ProcessGroup | Backend::Subreaper | Backend::Cgroup { .. } => {}
+        }
+    }
+
+    /// Kills whatever is still there, unless another process of the enclosure is to be waited for.
+    pub(crate) fn kill(&self) {
+        if self.is_last() {
+            self.inner().kill_without_retry();
+        }
+    }
+
+    /// The processes that are still there a while after they were killed.
+    pub(crate) async fn survivors(&self) -> Vec<i32> {
+        if !self.is_last() {
+            return Vec::new();
+        }
+        let gone = async {
+            match &self.inner().backend {
+                Backend::ProcessGroup => {}
+                Backend::Subreaper => self.kill_owned_orphans().await,
+                Backend::Cgroup { group, means } => group.kill_until_empty(*means).await,
+            }
+        };
+        if tokio::time::timeout(PROCESS_KILL_TIMEOUT, gone).await.is_ok() {
+            return Vec::new();
+        }
+        match &self.inner().backend {
+            Backend::ProcessGroup => Vec::new(),
+            Backend::Subreaper => {
+                children::find_orphans(&self.inner().name.cookie, None).map(|strays| strays.owned).unwrap_or_default()
+            }
+            Backend::Cgroup { group, .. } => group.processes(),
+        }
+    }
+
+    async fn kill_owned_orphans(&self) {
+        while let Ok(strays) = children::find_orphans(&self.inner().name.cookie, Some(Signal::KILL)) {
+            if strays.owned.is_empty() && !strays.changed_during_scan {
+                return;
+            }
+            if strays.owned.is_empty() {
+                tokio::time::sleep(PROCESS_POLL_INTERVAL).await;
+            }
+            for pid in strays.owned {
+                process::wait_for_exit(pid).await;
+            }
+            drop(children::reap_orphans());
+        }
+    }
+
+    /// The limit that a process came up against since this was last asked.
+    pub(crate) fn take_exceeded_limit(&self) -> Option<LimitExceeded> {
+        let Backend::Cgroup { group, .. } = &self.inner().backend else { return None };
+        let limits = &self.inner().limits;
+        let mut state = self.inner().lock_state();
+        let more = |file, event, seen: &mut u64| {
+            let count = group.event_count(file, event);
+            std::mem::replace(seen, count) < count
+        };
+        if let Some(bytes) = limits.memory
+            && more("memory.events", "oom_kill", &mut state.oom_kill_count)
+        {
+            return Some(LimitExceeded::Memory { bytes });
+        }
+        let most = limits.processes?;
+        more("pids.events", "max", &mut state.pids_refused_count).then_some(LimitExceeded::Processes { most })
+    }
+}

@@ -1,0 +1,97 @@
+//! Places at which a worker can be told to die, so that tests see what it leaves there.
+//!
+//! Only a debug build has them: `JOURNEYMAN_CRASH_AT=NAME` aborts the process the first time that it comes by, and
+//! `NAME:3` the third time. A release build knows nothing of it.
+
+/// The places that every source comes by, and those of a Taskcluster alone.
+#[doc(hidden)]
+pub const CLAIM_CRASH_POINTS: &[&str] = &[
+    "start-read",
+    "start-killed",
+    "start-cleared",
+    "journal-before-rename",
+    "claim-answered",
+    "journal-before-write",
+    "journal-torn-write",
+    "journal-before-sync",
+    "journal-after-sync",
+    "prepared",
+    "spawned",
+    "reclaimed",
+    "ended",
+    "before-storing",
+    "after-storing",
+    "before-report",
+    "after-report",
+    "before-closing",
+    "handing-back",
+    "taken-over",
+    "before-delete",
+    "after-delete",
+];
+
+/// The places of requests of an AMQP queue.
+#[doc(hidden)]
+pub const REQUEST_CRASH_POINTS: &[&str] =
+    &["request-delivered", "request-copied", "request-published", "request-confirmed", "request-acknowledged"];
+
+/// The places of requests that are acknowledged before their answer.
+#[doc(hidden)]
+pub const SHELF_POINTS: &[&str] = &[
+    "shelf-torn-write",
+    "shelf-before-sync",
+    "shelf-before-rename",
+    "shelf-written",
+    "shelf-acknowledged",
+    "shelf-answered",
+    "shelf-removed",
+    "shelf-returned",
+];
+
+#[cfg(debug_assertions)]
+mod armed {
+    use std::sync::LazyLock;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    struct CrashTrigger {
+        name: String,
+        remaining_hits: AtomicU32,
+    }
+
+    static TRIGGER: LazyLock<Option<CrashTrigger>> = LazyLock::new(|| {
+        let text = std::env::var_os("JOURNEYMAN_CRASH_AT")?.into_string().ok()?;
+        let (name, times) = text.split_once(':').unwrap_or((&text, "1"));
+        Some(CrashTrigger { name: name.to_owned(), remaining_hits: AtomicU32::new(times.parse().unwrap_or(1)) })
+    });
+
+    pub(crate) fn crash_due(name: &str) -> bool {
+        let known = [super::CLAIM_CRASH_POINTS, super::REQUEST_CRASH_POINTS, super::SHELF_POINTS];
+        debug_assert!(known.iter().any(|points| points.contains(&name)), "{name}");
+        let order = TRIGGER.as_ref().filter(|order| order.name == name);
+        order.is_some_and(|order| order.remaining_hits.fetch_sub(1, Ordering::Relaxed) == 1)
+    }
+
+    /// As kill -9 does it: nothing is written any more, nothing is dropped.
+    pub(crate) fn crash() {
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).ok();
+        std::process::abort();
+    }
+}
+
+#[cfg(not(debug_assertions))]
+mod armed {
+    pub(crate) const fn crash_due(_: &str) -> bool {
+        false
+    }
+
+    pub(crate) const fn crash() {}
+}
+
+pub(crate) use armed::{crash, crash_due};
+
+/// Dies here, where that was ordered.
+pub(crate) fn crash_point(name: &str) {
+    if crash_due(name) {
+        crash();
+    }
+}

@@ -1,0 +1,74 @@
+//! The buttons of a controller's page. None shows itself before somebody has given the token, and none works without scripts.
+
+use maud::{Markup, html};
+use serde_json::json;
+
+use crate::controller::status::{GroupStatus, PoolStatus, Role, WorkerStatus};
+
+/// Pauses and resumes all of it.
+pub(super) fn pool_buttons(pool: &PoolStatus) -> Markup {
+    if pool.role == Role::Standby {
+        return html! {};
+    }
+    html! {
+        span.act {
+            @if pool.paused.is_some() { (button(pool, &json!({ "resume": {} }), "resume", "")) }
+            @else {
+                (button(pool, &json!({ "pause": {} }), "pause", "Pause the whole pool? Nobody is started or told to go until it is resumed."))
+            }
+            @if pool.role == Role::Active {
+                " " button type="button" data-poison=(pool.name) { "what was put aside" }
+            }
+        }
+    }
+}
+
+/// What can be ordered of a group.
+pub(super) fn group_buttons(pool: &PoolStatus, group: &GroupStatus) -> Markup {
+    if pool.role == Role::Standby || !pool.starts_workers {
+        return html! {};
+    }
+    let key = &group.key;
+    let scaled = group.scaled.as_ref();
+    let number = |number: Option<u32>| number.map_or_else(String::new, |number| number.to_string());
+    html! {
+        div.act {
+            @if group.paused.is_some() && pool.paused.is_none() {
+                (button(pool, &json!({ "resume": { "key": key } }), "resume", ""))
+            } @else if pool.paused.is_none() {
+                (button(pool, &json!({ "pause": { "key": key } }), "pause", ""))
+            }
+            @if group.short_lives > 0 {
+                " " (button(pool, &json!({ "retry": { "key": key } }), "start again now", ""))
+            }
+            details data-name=(format!("numbers {} {key}", pool.name)) {
+                summary { "other numbers" }
+                div.numbers data-pool=(pool.name) data-key=(key) {
+                    input name="min" type="number" min="0" placeholder="min" aria-label="at least" value=(number(scaled.and_then(|scaled| scaled.min)));
+                    " to "
+                    input name="max" type="number" min="0" placeholder="max" aria-label="at most" value=(number(scaled.and_then(|scaled| scaled.max)));
+                    " for "
+                    input name="minutes" type="number" min="0" value="60" aria-label="minutes";
+                    " min " button type="button" { "order" }
+                    @if scaled.is_some() {
+                        " " (button(pool, &json!({ "scale": { "key": key, "seconds": 0 } }), "take back", ""))
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Tells a worker to go.
+pub(super) fn worker_buttons(pool: &PoolStatus, worker: &WorkerStatus) -> Markup {
+    if pool.role == Role::Standby {
+        return html! {};
+    }
+    let ask = format!("Tell {} to go? It finishes what it holds.", worker.id);
+    html! { span.act { (button(pool, &json!({ "drain": { "worker": worker.id } }), "drain", &ask)) } }
+}
+
+fn button(pool: &PoolStatus, order: &serde_json::Value, says: &str, ask: &str) -> Markup {
+    let order = json!({ "pool": pool.name, "order": order }).to_string();
+    html! { button type="button" data-order=(order) data-confirm=[Some(ask).filter(|ask| !ask.is_empty())] { (says) } }
+}

@@ -1,0 +1,492 @@
+//! What a claim, a report, an expiry, a cancel or a rerun does to a task. Pure: time comes in as an argument.
+//!
+//! It knows nothing of credentials, of messages or of where tasks are kept. Who may call what is `scopes`' business.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::clock::UnixMillis;
+use crate::limits::QUEUE_RUNS_MAX;
+
+/// Where a run stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum RunState {
+    Pending,
+    Running,
+    Completed,
+    Failed,
+    Exception,
+}
+
+impl RunState {
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Running => "running",
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::Exception => "exception",
+        }
+    }
+
+    pub(crate) const fn is_resolved(self) -> bool {
+        matches!(self, Self::Completed | Self::Failed | Self::Exception)
+    }
+}
+
+/// Why a run exists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum CreatedReason {
+    Scheduled,
+    Retry,
+    TaskRetry,
+    Rerun,
+    Exception,
+}
+
+impl CreatedReason {
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Scheduled => "scheduled",
+            Self::Retry => "retry",
+            Self::TaskRetry => "task-retry",
+            Self::Rerun => "rerun",
+            Self::Exception => "exception",
+        }
+    }
+}
+
+/// Why a run is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum ResolvedReason {
+    Completed,
+    Failed,
+    WorkerShutdown,
+    MalformedPayload,
+    ResourceUnavailable,
+    InternalError,
+    Superseded,
+    IntermittentTask,
+    ClaimExpired,
+    DeadlineExceeded,
+    Canceled,
+}
+
+impl ResolvedReason {
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::WorkerShutdown => "worker-shutdown",
+            Self::MalformedPayload => "malformed-payload",
+            Self::ResourceUnavailable => "resource-unavailable",
+            Self::InternalError => "internal-error",
+            Self::Superseded => "superseded",
+            Self::IntermittentTask => "intermittent-task",
+            Self::ClaimExpired => "claim-expired",
+            Self::DeadlineExceeded => "deadline-exceeded",
+            Self::Canceled => "canceled",
+        }
+    }
+
+    /// The reasons that a worker may give for an exception.
+    pub(crate) fn parse_reported(reason: &str) -> Option<Self> {
+        [
+            Self::WorkerShutdown,
+            Self::MalformedPayload,
+            Self::ResourceUnavailable,
+            Self::InternalError,
+            Self::Superseded,
+            Self::IntermittentTask,
+        ]
+        .into_iter()
+        .find(|ending| ending.as_str() == reason)
+    }
+
+    const fn run_state(self) -> RunState {
+        match self {
+            Self::Completed => RunState::Completed,
+            Self::Failed => RunState::Failed,
+            Self::WorkerShutdown
+            | Self::MalformedPayload
+            | Self::ResourceUnavailable
+            | Self::InternalError
+            | Self::Superseded
+            | Self::IntermittentTask
+            | Self::ClaimExpired
+            | Self::DeadlineExceeded
+            | Self::Canceled => RunState::Exception,
+        }
+    }
+
+    /// The origin of the run that follows, where one may.
+    const fn retry_reason(self) -> Option<CreatedReason> {
+        match self {
+            Self::WorkerShutdown | Self::ClaimExpired => Some(CreatedReason::Retry),
+            Self::IntermittentTask => Some(CreatedReason::TaskRetry),
+            Self::Completed
+            | Self::Failed
+            | Self::MalformedPayload
+            | Self::ResourceUnavailable
+            | Self::InternalError
+            | Self::Superseded
+            | Self::DeadlineExceeded
+            | Self::Canceled => None,
+        }
+    }
+}
+
+/// How urgent a task is; the order is that of urgency.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Priority {
+    Lowest = 1,
+    VeryLow,
+    Low,
+    Medium,
+    High,
+    VeryHigh,
+    Highest,
+}
+
+impl Priority {
+    /// Every priority, the most urgent first.
+    pub(crate) const ALL: [Self; 7] =
+        [Self::Highest, Self::VeryHigh, Self::High, Self::Medium, Self::Low, Self::VeryLow, Self::Lowest];
+
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Highest => "highest",
+            Self::VeryHigh => "very-high",
+            Self::High => "high",
+            Self::Medium => "medium",
+            Self::Low => "low",
+            Self::VeryLow => "very-low",
+            Self::Lowest => "lowest",
+        }
+    }
+
+    /// 7 for the most urgent down to 1.
+    pub(crate) const fn rank(self) -> u8 {
+        self as u8
+    }
+
+    pub(crate) fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|priority| priority.as_str() == name)
+    }
+
+    pub(crate) fn from_rank(rank: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|priority| priority.rank() == rank)
+    }
+}
+
+/// Who claims: the pair that names a worker within its task queue.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(crate) struct WorkerIdentity {
+    pub(crate) group: String,
+    pub(crate) id: String,
+}
+
+/// Which call made a claim. A claim made by `claimWork` cannot be repeated by `claimTask`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum ClaimMethod {
+    ClaimTask,
+    ClaimWork,
+}
+
+/// One attempt at a task.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RunRecord {
+    pub(crate) state: RunState,
+    pub(crate) origin: CreatedReason,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) ending: Option<ResolvedReason>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) worker: Option<WorkerIdentity>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) via: Option<ClaimMethod>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) taken_until: Option<UnixMillis>,
+    pub(crate) scheduled: UnixMillis,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) started: Option<UnixMillis>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) resolved: Option<UnixMillis>,
+}
+
+impl RunRecord {
+    const fn pending(origin: CreatedReason, now: UnixMillis) -> Self {
+        Self {
+            state: RunState::Pending,
+            origin,
+            ending: None,
+            worker: None,
+            via: None,
+            taken_until: None,
+            scheduled: now,
+            started: None,
+            resolved: None,
+        }
+    }
+}
+
+/// A task as far as the rules look at it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TaskRecord {
+    pub(crate) task_id: String,
+    /// `provisionerId/workerType`.
+    pub(crate) queue: String,
+    pub(crate) scheduler: String,
+    pub(crate) project: String,
+    pub(crate) group: String,
+    pub(crate) priority: Priority,
+    pub(crate) deadline: UnixMillis,
+    pub(crate) expires: UnixMillis,
+    pub(crate) retries: u8,
+    pub(crate) retries_left: u8,
+    pub(crate) runs: Vec<RunRecord>,
+}
+
+/// Why a rule says no.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RunError {
+    /// There is no such run.
+    NoSuchRun,
+    /// Somebody else has it, had it, or it is over.
+    AlreadyClaimed,
+    /// The task's deadline has passed.
+    PastDeadline,
+    /// The run is resolved, or was never running.
+    NotRunning,
+    /// The run has another end than the one reported.
+    ResolvedOtherwise,
+    /// The task has as many runs as a task may have.
+    TooManyRuns,
+}
+
+/// Whether a rule altered the task, or found it as it should be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Transition {
+    Changed,
+    Unchanged,
+}
+
+impl TaskRecord {
+    /// The state of the last run; `unscheduled` where there is none.
+    pub(crate) fn state_str(&self) -> &'static str {
+        self.runs.last().map_or("unscheduled", |run| run.state.as_str())
+    }
+
+    /// Whether something may still happen to it by itself: a claim, an expiry, its deadline.
+    pub(crate) fn is_open(&self) -> bool {
+        self.runs.last().is_none_or(|run| !run.state.is_resolved())
+    }
+
+    /// The last run's number and the run, where it is pending.
+    pub(crate) fn pending_run(&self) -> Option<(u32, &RunRecord)> {
+        let (at, run) = self.last_run()?;
+        (run.state == RunState::Pending).then_some((at, run))
+    }
+
+    /// The last run's number and the run.
+    pub(crate) fn last_run(&self) -> Option<(u32, &RunRecord)> {
+        let run = self.runs.last()?;
+        Some((u32::try_from(self.runs.len() - 1).ok()?, run))
+    }
+
+    pub(crate) fn run(&self, run: u32) -> Result<&RunRecord, RunError> {
+        self.runs.get(run as usize).ok_or(RunError::NoSuchRun)
+    }
+
+    fn is_last(&self, run: u32) -> bool {
+        self.runs.len() == run as usize + 1
+    }
+
+    /// Gives a task without runs its first.
+    pub(crate) fn schedule(&mut self, now: UnixMillis) -> Transition {
+        if self.runs.is_empty() {
+            self.runs.push(RunRecord::pending(CreatedReason::Scheduled, now));
+            return Transition::Changed;
+        }
+        Transition::Unchanged
+    }
+
+    /// Hands a pending run to a worker. By `claimTask` it is idempotent: the same worker gets the same claim again.
+    pub(crate) fn claim(
+        &mut self,
+        run: u32,
+        worker: &WorkerIdentity,
+        via: ClaimMethod,
+        now: UnixMillis,
+        length: Duration,
+    ) -> Result<Transition, RunError> {
+        if self.deadline <= now {
+            return Err(RunError::PastDeadline);
+        }
+        let last = self.is_last(run);
+        let found = self.runs.get_mut(run as usize).ok_or(RunError::NoSuchRun)?;
+        match found.state {
+            RunState::Pending if last => {}
+            RunState::Running if last && found.via == Some(via) && found.worker.as_ref() == Some(worker) => {
+                return Ok(Transition::Unchanged);
+            }
+            RunState::Pending | RunState::Running | RunState::Completed | RunState::Failed | RunState::Exception => {
+                return Err(RunError::AlreadyClaimed);
+            }
+        }
+        found.state = RunState::Running;
+        found.worker = Some(worker.clone());
+        found.via = Some(via);
+        found.taken_until = Some(now.plus(length));
+        found.started = Some(now);
+        Ok(Transition::Changed)
+    }
+
+    /// Takes back a claim whose answer nobody received, as if it had never been made.
+    pub(crate) fn revert_claim(&mut self, run: u32) -> Transition {
+        if !self.is_last(run) {
+            return Transition::Unchanged;
+        }
+        let Some(found) = self.runs.last_mut().filter(|found| found.state == RunState::Running) else {
+            return Transition::Unchanged;
+        };
+        *found = RunRecord::pending(found.origin, found.scheduled);
+        Transition::Changed
+    }
+
+    /// Extends a claim, also after it ran out, as long as nobody has resolved it. It never ends sooner than before.
+    pub(crate) fn reclaim(&mut self, run: u32, now: UnixMillis, length: Duration) -> Result<UnixMillis, RunError> {
+        self.run(run)?;
+        if self.deadline <= now {
+            return Err(RunError::PastDeadline);
+        }
+        let last = self.is_last(run);
+        let found = self.runs.get_mut(run as usize).ok_or(RunError::NoSuchRun)?;
+        if !last || found.state != RunState::Running {
+            return Err(RunError::NotRunning);
+        }
+        let until = now.plus(length).max(found.taken_until.unwrap_or_default());
+        found.taken_until = Some(until);
+        Ok(until)
+    }
+
+    /// Ends a run as completed or failed. The same end again changes nothing.
+    pub(crate) fn report(&mut self, run: u32, ending: ResolvedReason, now: UnixMillis) -> Result<Transition, RunError> {
+        let state = self.run(run)?.state;
+        if state == ending.run_state() {
+            return if self.is_last(run) { Ok(Transition::Unchanged) } else { Err(RunError::NotRunning) };
+        }
+        if state != RunState::Running {
+            return Err(RunError::ResolvedOtherwise);
+        }
+        if !self.is_last(run) {
+            return Err(RunError::NotRunning);
+        }
+        self.resolve(ending, now);
+        Ok(Transition::Changed)
+    }
+
+    /// Ends a run as an exception, and adds the next one where the reason asks for it and retries are left.
+    pub(crate) fn report_exception(
+        &mut self,
+        run: u32,
+        ending: ResolvedReason,
+        now: UnixMillis,
+    ) -> Result<Transition, RunError> {
+        let found = self.run(run)?;
+        if found.state == RunState::Exception && found.ending == Some(ending) {
+            let follows = self.runs.len() - 1 - run as usize;
+            return if follows <= 1 { Ok(Transition::Unchanged) } else { Err(RunError::NotRunning) };
+        }
+        if found.state != RunState::Running || !self.is_last(run) {
+            return Err(RunError::NotRunning);
+        }
+        self.resolve(ending, now);
+        Ok(Transition::Changed)
+    }
+
+    /// Ends the claim of a worker that was not heard of in time.
+    pub(crate) fn expire_claim(&mut self, now: UnixMillis) -> Transition {
+        let over = self
+            .runs
+            .last()
+            .is_some_and(|run| run.state == RunState::Running && run.taken_until.is_some_and(|until| until <= now));
+        if !over {
+            return Transition::Unchanged;
+        }
+        self.resolve(ResolvedReason::ClaimExpired, now);
+        Transition::Changed
+    }
+
+    /// Ends a task that is past its deadline.
+    pub(crate) fn expire_deadline(&mut self, now: UnixMillis) -> Transition {
+        if self.deadline > now {
+            return Transition::Unchanged;
+        }
+        self.resolve_externally(ResolvedReason::DeadlineExceeded, now)
+    }
+
+    /// Cancels what is not resolved. A resolved task is left as it is.
+    pub(crate) fn cancel(&mut self, now: UnixMillis) -> Result<Transition, RunError> {
+        if self.deadline < now {
+            return Err(RunError::PastDeadline);
+        }
+        Ok(self.resolve_externally(ResolvedReason::Canceled, now))
+    }
+
+    /// Starts a resolved task once more, with all its retries.
+    pub(crate) fn rerun(&mut self, now: UnixMillis) -> Result<Transition, RunError> {
+        if self.deadline < now {
+            return Err(RunError::PastDeadline);
+        }
+        if self.runs.last().is_some_and(|run| !run.state.is_resolved()) {
+            return Ok(Transition::Unchanged);
+        }
+        if self.runs.len() >= QUEUE_RUNS_MAX {
+            return Err(RunError::TooManyRuns);
+        }
+        self.runs.push(RunRecord::pending(CreatedReason::Rerun, now));
+        let room = QUEUE_RUNS_MAX - self.runs.len();
+        self.retries_left = self.retries.min(u8::try_from(room).unwrap_or(u8::MAX));
+        Ok(Transition::Changed)
+    }
+
+    fn resolve_externally(&mut self, ending: ResolvedReason, now: UnixMillis) -> Transition {
+        match self.runs.last().map(|run| run.state) {
+            None => {
+                let mut run = RunRecord::pending(CreatedReason::Exception, now);
+                run.state = RunState::Exception;
+                run.ending = Some(ending);
+                run.resolved = Some(now);
+                self.runs.push(run);
+                Transition::Changed
+            }
+            Some(RunState::Pending | RunState::Running) => {
+                self.resolve(ending, now);
+                Transition::Changed
+            }
+            Some(RunState::Completed | RunState::Failed | RunState::Exception) => Transition::Unchanged,
+        }
+    }
+
+    fn resolve(&mut self, ending: ResolvedReason, now: UnixMillis) {
+        if let Some(run) = self.runs.last_mut() {
+            run.state = ending.run_state();
+            run.ending = Some(ending);
+            run.resolved = Some(now);
+        }
+        if let Some(origin) = ending.retry_reason().filter(|_| self.retries_left > 0)
+            && self.runs.len() < QUEUE_RUNS_MAX
+        {
+            self.retries_left -= 1;
+            self.runs.push(RunRecord::pending(origin, now));
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "rules_tests.rs"]
+mod tests;

@@ -1,0 +1,276 @@
+//! The ways in which a secret may come to stand in a text: as it is, or encoded by whatever it passed through.
+
+use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
+use base64::engine::{Engine, GeneralPurpose};
+use secrecy::zeroize::Zeroizing;
+
+use super::base64_lines::GAP_BYTES_MAX;
+use crate::limits::{REDACT_PIECE_BYTES_MAX, REDACT_SECRET_CHARS_MIN};
+
+/// A text to be looked for. Wiped when it is dropped.
+#[derive(Clone)]
+pub(super) struct EncodedSecret {
+    pub(super) text: Zeroizing<Vec<u8>>,
+    pub(super) breaks: LineBreaks,
+}
+
+/// Where line ends may stand within a variant that are not its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum LineBreaks {
+    /// Between any two of its characters: it is base64.
+    Anywhere,
+    /// Nowhere.
+    Nowhere,
+}
+
+impl LineBreaks {
+    /// The longest text that is looked for in one piece, so that it has no more than
+    /// [`REDACT_PIECE_BYTES_MAX`] bytes with all its line ends.
+    const fn piece_bytes_max(self) -> usize {
+        match self {
+            Self::Anywhere => REDACT_PIECE_BYTES_MAX / (1 + GAP_BYTES_MAX),
+            Self::Nowhere => REDACT_PIECE_BYTES_MAX,
+        }
+    }
+
+    /// How many bytes of a piece the next one has too. What starts with a character that a line end follows is found from the
+    /// second one on.
+    const fn overlap(self) -> usize {
+        match self {
+            Self::Anywhere => 2,
+            Self::Nowhere => 0,
+        }
+    }
+}
+
+/// How `base64` and MIME, and how PEM break lines.
+const BASE64_COLUMNS: [usize; 2] = [76, 64];
+
+/// Every text that gives `secret` away: its variants and those of each of its lines, without repetition. None for what
+/// is too short to be told from ordinary text.
+pub(super) fn of(secret: &str) -> Vec<EncodedSecret> {
+    let mut found = Vec::new();
+    let whole = secret.trim();
+    add_encodings(whole, &mut found);
+    if whole.contains('\n') {
+        for line in whole.lines().map(str::trim) {
+            // The first and the last line of a PEM block are in every manual.
+            if !line.starts_with("-----") {
+                add_encodings(line, &mut found);
+            }
+        }
+    }
+    found.sort_by(|one, other| (one.text.as_slice(), one.breaks).cmp(&(other.text.as_slice(), other.breaks)));
+    found.dedup_by(|one, other| one.text == other.text);
+    found
+}
+
+fn add_encodings(secret: &str, found: &mut Vec<EncodedSecret>) {
+    if secret.chars().count() < REDACT_SECRET_CHARS_MIN {
+        return;
+    }
+    let mut add = |text: Vec<u8>| add_pieces(Zeroizing::new(text), LineBreaks::Nowhere, found);
+    add(secret.as_bytes().to_vec());
+    percent(secret, &mut add);
+    json(secret, &mut add);
+    shell(secret, &mut add);
+    for engine in [&STANDARD_NO_PAD, &URL_SAFE_NO_PAD] {
+        base64(secret.as_bytes(), engine, found);
+    }
+}
+
+/// Keeps a variant in pieces that need no more than a bounded buffer to be found.
+fn add_pieces(text: Zeroizing<Vec<u8>>, breaks: LineBreaks, found: &mut Vec<EncodedSecret>) {
+    let most = breaks.piece_bytes_max();
+    if text.len() <= most {
+        if text.len() >= REDACT_SECRET_CHARS_MIN {
+            found.push(EncodedSecret { text, breaks });
+        }
+        return;
+    }
+    let last = text.len() - most;
+    let starts = (0..last).step_by(most - breaks.overlap()).chain([last]);
+    let piece = |start: usize| Zeroizing::new(text.get(start..start + most).unwrap_or_default().to_vec());
+    found.extend(starts.map(|start| EncodedSecret { text: piece(start), breaks }));
+}
+
+/// The part of the base64 text of anything that holds the secret which depends on the secret alone, for each of the
+/// three places that it can start at; and the whole text where nothing else is encoded with it.
+fn base64(secret: &[u8], engine: &GeneralPurpose, found: &mut Vec<EncodedSecret>) {
+    let mut add = |text: &[u8], breaks| add_pieces(Zeroizing::new(text.to_vec()), breaks, found);
+    for offset in 0..3 {
+        let mut shifted = Zeroizing::new(vec![0; offset]);
+        shifted.extend_from_slice(secret);
+        let mut text = Zeroizing::new(engine.encode(&*shifted).into_bytes());
+        // Of the characters at either end, some bits belong to the neighbours.
+        let start = [0, 2, 3].get(offset).copied().unwrap_or_default();
+        let end = text.len() - usize::from(!shifted.len().is_multiple_of(3));
+        add(text.get(start..end).unwrap_or_default(), LineBreaks::Anywhere);
+        if offset > 0 {
+            continue;
+        }
+        // Each line by itself too: it may be indented.
+        for columns in BASE64_COLUMNS.into_iter().filter(|columns| text.len() > *columns) {
+            text.chunks(columns).for_each(|line| add(line, LineBreaks::Nowhere));
+        }
+        add(&text, LineBreaks::Anywhere);
+        let padded = text.len().next_multiple_of(4);
+        text.resize(padded, b'=');
+        add(&text, LineBreaks::Anywhere);
+    }
+}
+
+/// As in a URL: everything but letters, digits and a few marks, of which there are several opinions.
+fn percent(secret: &str, add: &mut impl FnMut(Vec<u8>)) {
+    const UNRESERVED: &[u8] = b"-_.~";
+    const PYTHON: &[u8] = b"-_.~/";
+    const COMPONENT: &[u8] = b"-_.~!*'()";
+    const WHOLE_URL: &[u8] = b"-_.~!*'();/?:@&=+$,#";
+    for kept in [UNRESERVED, PYTHON, COMPONENT, WHOLE_URL] {
+        for digits in [b"0123456789ABCDEF", b"0123456789abcdef"] {
+            for space in [b"%20".as_slice(), b"+"] {
+                let encode = |out: &mut Vec<u8>, byte: u8| match byte {
+                    b' ' => out.extend_from_slice(space),
+                    byte if byte.is_ascii_alphanumeric() || kept.contains(&byte) => out.push(byte),
+                    byte => {
+                        let digit = |nibble: u8| digits.get(usize::from(nibble)).copied().unwrap_or_default();
+                        out.extend([b'%', digit(byte >> 4), digit(byte & 15)]);
+                    }
+                };
+                let mut out = Vec::with_capacity(secret.len() * 3);
+                secret.bytes().for_each(|byte| encode(&mut out, byte));
+                add(out);
+                if !secret.contains(' ') {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// As in a JSON text, by writers that escape no more than they must, the slash too, all that HTML minds, or all that is
+/// not ASCII; and as in a JSON text within a JSON text.
+fn json(secret: &str, add: &mut impl FnMut(Vec<u8>)) {
+    let plain = escaped(secret, |_| false);
+    add(escaped(&plain, |_| false).into_bytes());
+    add(plain.replace('/', "\\/").into_bytes());
+    add(plain.into_bytes());
+    add(escaped(secret, |character| matches!(character, '<' | '>' | '&' | '\u{2028}' | '\u{2029}')).into_bytes());
+    add(escaped(secret, |character| matches!(character, '<' | '>' | '&' | '\'')).into_bytes());
+    add(escaped(secret, |character| !character.is_ascii()).into_bytes());
+}
+
+fn escaped(text: &str, by_number: impl Fn(char) -> bool) -> String {
+    let mut out = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            '\u{8}' => out.push_str("\\b"),
+            '\u{c}' => out.push_str("\\f"),
+            character if character < ' ' || by_number(character) => {
+                for unit in character.encode_utf16(&mut [0; 2]) {
+                    out.push_str(&format!("\\u{unit:04x}"));
+                }
+            }
+            character => out.push(character),
+        }
+    }
+    out
+}
+
+/// As a shell writes it (`set -x`, `printf %q`), and as others write it for a shell.
+fn shell(secret: &str, add: &mut impl FnMut(Vec<u8>)) {
+    add(secret.replace('\'', r"'\''").into_bytes());
+    add(secret.replace('\'', r#"'"'"'"#).into_bytes());
+    let behind_backslash = |special: &str| {
+        let mut out = String::with_capacity(secret.len());
+        for character in secret.chars() {
+            if special.contains(character) {
+                out.push('\\');
+            }
+            out.push(character);
+        }
+        out.into_bytes()
+    };
+    add(behind_backslash("\"$`\\"));
+    add(behind_backslash(" \t!\"#$&'()*,;<>?[\\]^`{|}~"));
+    // $'…' is what bash and zsh fall back to.
+    add(escaped(secret, |_| false).replace("\\\"", "\"").replace('\'', "\\'").into_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base64::engine::general_purpose::STANDARD;
+
+    fn texts(secret: &str) -> Vec<String> {
+        of(secret).iter().map(|variant| String::from_utf8(variant.text.to_vec()).unwrap()).collect()
+    }
+
+    #[test]
+    fn a_secret_is_known_however_it_was_written() {
+        let secret = "p@ss w/\"ö'$";
+        let known = texts(secret);
+        for text in [
+            secret,
+            "p%40ss%20w%2F%22%C3%B6%27%24",
+            "p%40ss%20w%2f%22%c3%b6%27%24",
+            "p%40ss+w%2F%22%C3%B6%27%24",
+            "p%40ss%20w/%22%C3%B6%27%24",
+            r#"p@ss w/\"ö'$"#,
+            r#"p@ss w\/\"ö'$"#,
+            r#"p@ss w/\"\u00f6'$"#,
+            r#"p@ss w/\\\"ö'$"#,
+            r#"p@ss w/"ö'\''$"#,
+            r#"p@ss w/\"ö'\$"#,
+            r#"p@ss\ w/\"ö\'\$"#,
+            "cEBzcyB3LyLDtick",
+        ] {
+            assert!(known.iter().any(|variant| variant == text), "{text}");
+        }
+    }
+
+    #[test]
+    fn base64_is_known_wherever_the_secret_starts_and_in_both_alphabets() {
+        let secret = "?>~secret?>~";
+        let known = texts(secret);
+        for before in ["", "a", "ab", "abc", "user:"] {
+            for engine in [&STANDARD_NO_PAD, &URL_SAFE_NO_PAD] {
+                let text = engine.encode(format!("{before}{secret} and more"));
+                let hidden = known.iter().filter(|variant| text.contains(variant.as_str())).map(String::len).max();
+                assert!(hidden.is_some_and(|bytes| bytes >= secret.len() * 4 / 3 - 2), "{text}");
+            }
+        }
+        assert!(known.contains(&STANDARD.encode(secret)));
+    }
+
+    #[test]
+    fn every_long_enough_line_counts_by_itself_and_the_frame_of_a_pem_block_does_not() {
+        let known = texts("-----BEGIN X-----\nline number one\nshort\r\n  indented line\n-----END X-----");
+        for line in ["line number one", "indented line"] {
+            assert!(known.contains(&line.to_owned()));
+        }
+        assert!(!known.iter().any(|variant| variant == "short" || variant == "-----BEGIN X-----"));
+    }
+
+    #[test]
+    fn what_is_too_short_is_no_secret_and_what_is_long_is_found_in_pieces() {
+        assert!(texts("12345").is_empty() && texts(" 1234 \n").is_empty());
+        assert!(!texts("123456").is_empty());
+        let long: String = (0..2_000).map(|number| format!("{number:05}")).collect();
+        let known = of(&long);
+        assert!(known.iter().all(|variant| variant.text.len() <= variant.breaks.piece_bytes_max()));
+        let mut covered = vec![false; long.len()];
+        for variant in &known {
+            let variant = std::str::from_utf8(&variant.text).unwrap();
+            for (at, _) in long.match_indices(variant) {
+                covered[at..at + variant.len()].fill(true);
+            }
+        }
+        assert!(covered.iter().all(|covered| *covered));
+    }
+}

@@ -1,0 +1,456 @@
+//! What secrets look like that nobody told us of: tokens with well-known beginnings, JSON Web Tokens, private keys,
+//! `Authorization` values, passwords in URLs, and the signatures of signed URLs.
+//!
+//! A shape is recognised from a bounded number of bytes. What it covers from there on may be endless: a [`MatchTail`] follows
+//! it byte by byte, and nothing has to be held back for it.
+
+use crate::limits::{REDACT_KEY_BLOCK_BYTES_MAX, REDACT_PATTERN_BYTES_MAX};
+
+/// How many bytes before a place are needed to judge it.
+pub(super) const LOOKBEHIND_BYTES: usize = 8;
+
+/// A token that is known by its beginning.
+struct KnownToken {
+    prefix: &'static str,
+    class: ByteClass,
+    /// How many bytes must follow the prefix at least.
+    min_bytes: usize,
+}
+
+const fn token(prefix: &'static str, class: ByteClass, least: usize) -> KnownToken {
+    KnownToken { prefix, class, min_bytes: least }
+}
+
+const TOKENS: [KnownToken; 34] = [
+    token("ghp_", ByteClass::Word, 30),
+    token("gho_", ByteClass::Word, 30),
+    token("ghu_", ByteClass::Word, 30),
+    token("ghs_", ByteClass::Word, 30),
+    token("ghr_", ByteClass::Word, 30),
+    token("github_pat_", ByteClass::Word, 40),
+    token("glpat-", ByteClass::Token, 20),
+    token("glrt-", ByteClass::Token, 20),
+    token("gldt-", ByteClass::Token, 20),
+    token("glcbt-", ByteClass::Token, 20),
+    token("glptt-", ByteClass::Token, 20),
+    token("xoxb-", ByteClass::Token, 20),
+    token("xoxp-", ByteClass::Token, 20),
+    token("xoxa-", ByteClass::Token, 20),
+    token("xoxr-", ByteClass::Token, 20),
+    token("xoxs-", ByteClass::Token, 20),
+    token("xapp-", ByteClass::Token, 20),
+    token("sk_live_", ByteClass::Word, 20),
+    token("rk_live_", ByteClass::Word, 20),
+    token("sk_test_", ByteClass::Word, 20),
+    token("sk-ant-", ByteClass::Token, 30),
+    token("sk-proj-", ByteClass::Token, 30),
+    token("npm_", ByteClass::Word, 36),
+    token("pypi-", ByteClass::Token, 50),
+    token("dop_v1_", ByteClass::Word, 60),
+    token("dckr_pat_", ByteClass::Token, 20),
+    token("hvs.", ByteClass::Dotted, 24),
+    token("hvb.", ByteClass::Dotted, 24),
+    token("ya29.", ByteClass::Dotted, 20),
+    token("AIza", ByteClass::Token, 35),
+    token("bkua_", ByteClass::Word, 40),
+    token("shpat_", ByteClass::Word, 32),
+    token("tskey-", ByteClass::Token, 20),
+    token("AGE-SECRET-KEY-1", ByteClass::Token, 50),
+];
+
+/// What starts a parameter of a signed URL, in small letters, and with what before it.
+const PARAMETERS: [(&str, ParameterStart); 4] = [
+    ("sig", ParameterStart::Parameter),
+    ("bewit", ParameterStart::Parameter),
+    ("signature", ParameterStart::DashToo),
+    ("security-token", ParameterStart::DashToo),
+];
+
+#[derive(Clone, Copy, PartialEq)]
+enum ParameterStart {
+    /// The start of a parameter.
+    Parameter,
+    /// That, or a dash: `X-Amz-Signature`.
+    DashToo,
+}
+
+/// Bytes that a shape goes on with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ByteClass {
+    /// Letters, digits and `_`.
+    Word,
+    /// These and `-`.
+    Token,
+    /// These and `.`.
+    Dotted,
+    /// What may stand in the value of a URL's parameter.
+    Value,
+}
+
+impl ByteClass {
+    fn contains(self, byte: u8) -> bool {
+        byte.is_ascii_alphanumeric()
+            || match self {
+                Self::Word => byte == b'_',
+                Self::Token => matches!(byte, b'_' | b'-'),
+                Self::Dotted => matches!(byte, b'_' | b'-' | b'.'),
+                Self::Value => b"%+/=_.~:$*!-".contains(&byte),
+            }
+    }
+
+    fn run_length(self, bytes: &[u8]) -> usize {
+        bytes.iter().position(|byte| !self.contains(*byte)).unwrap_or(bytes.len())
+    }
+}
+
+/// What there is at a place.
+#[derive(Debug)]
+pub(super) enum PatternMatch {
+    /// None.
+    NoMatch,
+    /// That depends on bytes that have not come yet.
+    Undecided,
+    /// One, which covers what follows `from` bytes after the place for as long as `tail` says.
+    Found { from: usize, tail: MatchTail },
+}
+
+impl PatternMatch {
+    fn or_else(self, other: impl FnOnce() -> Self) -> Self {
+        if matches!(self, Self::NoMatch) { other() } else { self }
+    }
+}
+
+/// How far a shape reaches, told byte by byte.
+#[derive(Debug)]
+pub(super) enum MatchTail {
+    /// As long as bytes are of a class.
+    While(ByteClass),
+    /// So many bytes more.
+    Bytes(usize),
+    /// To the end of a private key.
+    Key(KeyBlock),
+    /// To the end of the value of an `Authorization` header.
+    Authorization(AuthorizationValue),
+}
+
+impl MatchTail {
+    /// How many of these bytes it covers before it ends; `None` where it covers them all and goes on.
+    pub(super) fn covered_bytes(&mut self, bytes: &[u8]) -> Option<usize> {
+        match self {
+            Self::While(class) => bytes.iter().position(|byte| !class.contains(*byte)),
+            Self::Bytes(left) if *left <= bytes.len() => Some(*left),
+            Self::Bytes(left) => {
+                *left -= bytes.len();
+                None
+            }
+            Self::Key(block) => bytes.iter().position(|byte| block.ends_before(*byte)),
+            Self::Authorization(value) => bytes.iter().position(|byte| value.ends_before(*byte)),
+        }
+    }
+}
+
+/// Four bytes, or fewer, that a shape may start with.
+pub(super) fn prefixes() -> Vec<Vec<u8>> {
+    let mut found: Vec<Vec<u8>> = TOKENS.iter().map(|token| token.prefix.as_bytes().to_vec()).collect();
+    for word in ["BEGIN", "Authorization", "authorization", "AUTHORIZATION"] {
+        found.push(word.as_bytes().to_vec());
+    }
+    for (name, _) in PARAMETERS {
+        let mut capital = name.to_owned();
+        capital.get_mut(..1).into_iter().for_each(str::make_ascii_uppercase);
+        for name in [name.to_owned(), capital, name.to_ascii_uppercase()] {
+            found.extend(["=", "%"].map(|end| format!("{name}{end}").into_bytes()));
+        }
+    }
+    for byte in (0..=u8::MAX).filter(|byte| ByteClass::Token.contains(*byte)) {
+        found.push(vec![b'e', b'y', b'J', byte]);
+        found.push(vec![byte, b':', b'/', b'/']);
+    }
+    found
+}
+
+/// Looks at the place `at`. `last` says whether no more bytes will come.
+pub(super) fn match_at(bytes: &[u8], at: usize, last: StreamEnd) -> PatternMatch {
+    let rest = bytes.get(at..).unwrap_or_default();
+    let before = bytes.get(at.saturating_sub(LOOKBEHIND_BYTES)..at).unwrap_or_default();
+    let found = match rest {
+        [b'B', b'E', ..] => private_key_block(before, rest),
+        [b'A' | b'a', b'u' | b'U', ..] => authorization(before, rest),
+        [_, b':', b'/', ..] => user_info(rest, last),
+        [b'e', b'y', b'J', ..] => web_token(before, rest),
+        _ => PatternMatch::NoMatch,
+    };
+    let found = found.or_else(|| url_parameter(before, rest)).or_else(|| known_token(before, rest));
+    match (found, last) {
+        (PatternMatch::Undecided, StreamEnd::Yes) => PatternMatch::NoMatch,
+        (found, _) => found,
+    }
+}
+
+/// Whether more bytes may come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StreamEnd {
+    /// None will.
+    Yes,
+    /// Some may.
+    No,
+}
+
+fn ends_in_word(before: &[u8]) -> bool {
+    before.last().is_some_and(u8::is_ascii_alphanumeric)
+}
+
+/// Whether `rest` starts with `text`, as far as it goes, whatever the case of its letters.
+fn starts_with_ignore_case(rest: &[u8], text: &[u8]) -> bool {
+    let both = rest.len().min(text.len());
+    rest.get(..both).unwrap_or_default().eq_ignore_ascii_case(text.get(..both).unwrap_or_default())
+}
+
+fn known_token(before: &[u8], rest: &[u8]) -> PatternMatch {
+    if ends_in_word(before) {
+        return PatternMatch::NoMatch;
+    }
+    for KnownToken { prefix, class, min_bytes: least } in &TOKENS {
+        let both = rest.len().min(prefix.len());
+        if rest.get(..both) != prefix.as_bytes().get(..both) {
+            continue;
+        }
+        let value = rest.get(prefix.len()..).unwrap_or_default();
+        let value = value.get(..*least).unwrap_or(value);
+        match class.run_length(value) {
+            run if run == *least => return PatternMatch::Found { from: 0, tail: MatchTail::While(*class) },
+            run if run == value.len() => return PatternMatch::Undecided,
+            _ => {}
+        }
+    }
+    PatternMatch::NoMatch
+}
+
+/// `header.claims.signature`, the first two being JSON in base64.
+fn web_token(before: &[u8], rest: &[u8]) -> PatternMatch {
+    const HEADER_BYTES_MIN: usize = 12;
+    const CLAIMS_BYTES_MIN: usize = 4;
+    // A word is looked at once, from its start.
+    if before.last().is_some_and(|byte| ByteClass::Dotted.contains(*byte)) {
+        return PatternMatch::NoMatch;
+    }
+    let header = ByteClass::Token.run_length(rest.get(..REDACT_PATTERN_BYTES_MAX).unwrap_or(rest));
+    let claims = rest.get(header + 1..).unwrap_or_default();
+    let claims = claims.get(..CLAIMS_BYTES_MIN).unwrap_or(claims);
+    match rest.get(header) {
+        None if header < REDACT_PATTERN_BYTES_MAX => PatternMatch::Undecided,
+        Some(b'.') if header >= HEADER_BYTES_MIN => match ByteClass::Token.run_length(claims) {
+            CLAIMS_BYTES_MIN.. => PatternMatch::Found { from: 0, tail: MatchTail::While(ByteClass::Dotted) },
+            run if run == claims.len() => PatternMatch::Undecided,
+            _ => PatternMatch::NoMatch,
+        },
+        Some(_) | None => PatternMatch::NoMatch,
+    }
+}
+
+/// `https://user:password@host`: what stands before the last `@` of the authority.
+fn user_info(rest: &[u8], last: StreamEnd) -> PatternMatch {
+    const NAMELESS_BYTES_MIN: usize = 16;
+    let Some(authority) = rest.get(4..).filter(|_| rest.get(1..4) == Some(b"://")) else {
+        return if rest.len() < 4 && starts_with_ignore_case(rest.get(1..).unwrap_or_default(), b"://") {
+            PatternMatch::Undecided
+        } else {
+            PatternMatch::NoMatch
+        };
+    };
+    let authority = authority.get(..REDACT_PATTERN_BYTES_MAX).unwrap_or(authority);
+    let ends = |byte: &u8| byte.is_ascii_whitespace() || byte.is_ascii_control() || b"/?#\"<>\\^`{|}".contains(byte);
+    let end = authority.iter().position(ends);
+    if end.is_none() && authority.len() < REDACT_PATTERN_BYTES_MAX && last == StreamEnd::No {
+        return PatternMatch::Undecided;
+    }
+    let authority = authority.get(..end.unwrap_or(authority.len())).unwrap_or_default();
+    let Some(bytes) = authority.iter().rposition(|byte| *byte == b'@') else { return PatternMatch::NoMatch };
+    let user_info = authority.get(..bytes).unwrap_or_default();
+    let password = user_info.iter().position(|byte| *byte == b':').is_some_and(|colon| colon + 1 < bytes);
+    // `git@host` is nobody's secret; a long name without a password is a token.
+    if password || bytes >= NAMELESS_BYTES_MIN {
+        PatternMatch::Found { from: 4, tail: MatchTail::Bytes(bytes) }
+    } else {
+        PatternMatch::NoMatch
+    }
+}
+
+/// `sig=…` and the like in a URL, also where that URL is the parameter of another.
+fn url_parameter(before: &[u8], rest: &[u8]) -> PatternMatch {
+    let starts_one = matches!(before.last(), Some(b'?' | b'&' | b';'))
+        || [b"u0026".as_slice(), b"%26", b"%3F", b"%3f"].iter().any(|sign| before.ends_with(sign));
+    let dash = before.last() == Some(&b'-');
+    let mut open = false;
+    for (name, place) in PARAMETERS {
+        if !(starts_one || dash && place == ParameterStart::DashToo) || !starts_with_ignore_case(rest, name.as_bytes())
+        {
+            continue;
+        }
+        match rest.get(name.len()..).unwrap_or_default() {
+            [b'=', ..] => {
+                return PatternMatch::Found { from: name.len() + 1, tail: MatchTail::While(ByteClass::Value) };
+            }
+            [b'%', b'3', b'D' | b'd', ..] => {
+                return PatternMatch::Found { from: name.len() + 3, tail: MatchTail::While(ByteClass::Value) };
+            }
+            [] | [b'%'] | [b'%', b'3'] => open = true,
+            _ => {}
+        }
+    }
+    if open { PatternMatch::Undecided } else { PatternMatch::NoMatch }
+}
+
+/// What stands between `-----BEGIN … PRIVATE KEY-----` and the end of the block.
+fn private_key_block(before: &[u8], rest: &[u8]) -> PatternMatch {
+    const LABEL_BYTES_MAX: usize = 48;
+    if !before.ends_with(b"-----") || !starts_with_ignore_case(rest, b"BEGIN ") {
+        return PatternMatch::NoMatch;
+    }
+    let head = rest.get(..LABEL_BYTES_MAX).unwrap_or(rest);
+    let label = head.iter().position(|byte| !byte.is_ascii_uppercase() && *byte != b' ').unwrap_or(head.len());
+    if label == LABEL_BYTES_MAX {
+        return PatternMatch::NoMatch;
+    }
+    let secret = head.get(..label).unwrap_or_default().windows(11).any(|part| part == b"PRIVATE KEY");
+    match head.get(label..).unwrap_or_default() {
+        [b'-', b'-', b'-', b'-', b'-', ..] if secret => {
+            PatternMatch::Found { from: label + 5, tail: MatchTail::Key(KeyBlock::default()) }
+        }
+        [] | [b'-'] | [b'-', b'-'] | [b'-', b'-', b'-'] | [b'-', b'-', b'-', b'-'] if rest.len() == head.len() => {
+            PatternMatch::Undecided
+        }
+        _ => PatternMatch::NoMatch,
+    }
+}
+
+/// The inside of a PEM block. One without an end is covered for as long as a key may be.
+#[derive(Debug, Default)]
+pub(super) struct KeyBlock {
+    bytes: usize,
+    dashes: usize,
+    state: KeyBlockState,
+}
+
+#[derive(Debug, Default, PartialEq)]
+enum KeyBlockState {
+    #[default]
+    Content,
+    LastLine,
+    Ended,
+}
+
+impl KeyBlock {
+    fn ends_before(&mut self, byte: u8) -> bool {
+        if self.state == KeyBlockState::Ended || self.bytes == REDACT_KEY_BLOCK_BYTES_MAX {
+            return true;
+        }
+        self.bytes += 1;
+        match (byte, self.dashes, &self.state) {
+            (b'-', 4, KeyBlockState::LastLine) => self.state = KeyBlockState::Ended,
+            (b'-', _, _) => self.dashes += 1,
+            (b'E', 5.., KeyBlockState::Content) => (self.state, self.dashes) = (KeyBlockState::LastLine, 0),
+            (_, _, _) => self.dashes = 0,
+        }
+        false
+    }
+}
+
+/// The value of an `Authorization` header, as it is sent, in JSON, or on a command line.
+fn authorization(before: &[u8], rest: &[u8]) -> PatternMatch {
+    const NAME: &[u8] = b"authorization";
+    const QUOTES_MAX: usize = 6;
+    if ends_in_word(before) || !starts_with_ignore_case(rest, NAME) {
+        return PatternMatch::NoMatch;
+    }
+    let Some(behind) = rest.get(NAME.len()..) else { return PatternMatch::Undecided };
+    let filler = |bytes: &[u8]| {
+        let filler = |byte: &u8| matches!(byte, b'"' | b'\'' | b'\\' | b' ' | b'\t');
+        bytes.iter().take(QUOTES_MAX).take_while(|byte| filler(byte)).count()
+    };
+    let colon = filler(behind);
+    match behind.get(colon) {
+        None => return PatternMatch::Undecided,
+        Some(b':' | b'=') => {}
+        Some(_) => return PatternMatch::NoMatch,
+    }
+    let value = behind.get(colon + 1..).unwrap_or_default();
+    let quotes = filler(value);
+    if quotes == value.len() && quotes < QUOTES_MAX {
+        return PatternMatch::Undecided;
+    }
+    let opened = value.get(..quotes).unwrap_or_default();
+    let close = opened.iter().find(|byte| matches!(byte, b'"' | b'\'' | b'\\')).copied();
+    let from = NAME.len() + colon + 1 + quotes;
+    PatternMatch::Found {
+        from,
+        tail: MatchTail::Authorization(AuthorizationValue { close, ..AuthorizationValue::default() }),
+    }
+}
+
+/// The value of an `Authorization` header: to its closing quote; else the one word after a scheme that has one; else to
+/// the end of the line.
+#[derive(Debug, Default)]
+pub(super) struct AuthorizationValue {
+    /// What closes the value: its quote, or the backslash before that.
+    close: Option<u8>,
+    escaped: bool,
+    scheme: [u8; 9],
+    /// How long the first word is.
+    bytes: usize,
+    part: AuthorizationPart,
+}
+
+#[derive(Debug, Default, PartialEq, Clone, Copy)]
+enum AuthorizationPart {
+    #[default]
+    Scheme,
+    Spaces,
+    Word,
+    Line,
+}
+
+impl AuthorizationValue {
+    fn ends_before(&mut self, byte: u8) -> bool {
+        if matches!(byte, b'\n' | b'\r') {
+            return true;
+        }
+        if let Some(close) = self.close {
+            let closed = byte == close && !self.escaped;
+            self.escaped = byte == b'\\' && !self.escaped;
+            return closed;
+        }
+        let ends_word = matches!(byte, b' ' | b'\t' | b'"' | b'\'' | b',' | b'\\');
+        match self.part {
+            AuthorizationPart::Scheme if matches!(byte, b' ' | b'\t') => {
+                self.part = self.after_scheme();
+                self.part == AuthorizationPart::Word
+            }
+            AuthorizationPart::Scheme if ends_word => true,
+            AuthorizationPart::Scheme => {
+                if let Some(place) = self.scheme.get_mut(self.bytes) {
+                    *place = byte.to_ascii_lowercase();
+                }
+                self.bytes += 1;
+                false
+            }
+            AuthorizationPart::Spaces if matches!(byte, b' ' | b'\t') => false,
+            AuthorizationPart::Spaces => {
+                self.part = AuthorizationPart::Word;
+                false
+            }
+            AuthorizationPart::Word => ends_word,
+            AuthorizationPart::Line => false,
+        }
+    }
+
+    /// `Word` where the first word was the whole value.
+    fn after_scheme(&self) -> AuthorizationPart {
+        let word = self.scheme.get(..self.bytes).unwrap_or_default();
+        match word {
+            b"bearer" | b"basic" | b"token" | b"negotiate" | b"apikey" => AuthorizationPart::Spaces,
+            _ if self.bytes > 20 => AuthorizationPart::Word,
+            _ => AuthorizationPart::Line,
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! The connection of a source, and a way to publish that belongs to no consumer.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use lapin::types::ShortString;
+use lapin::{BasicProperties, Connection};
+use tokio::time::timeout;
+
+use crate::amqp::Broker;
+use crate::limits::AMQP_CHANNEL_CHECK_INTERVAL;
+use crate::source::CallError;
+
+use super::counters::AmqpSourceCounters;
+use super::lock;
+use super::publisher::{self, PublishResult};
+
+/// A connection that is made anew when it was lost.
+pub(super) struct SharedConnection {
+    broker: Broker,
+    name: String,
+    current: Mutex<Option<Arc<Connection>>>,
+    counters: Arc<AmqpSourceCounters>,
+}
+
+impl SharedConnection {
+    pub(super) fn new(broker: Broker, name: &str, counters: Arc<AmqpSourceCounters>) -> Self {
+        Self { broker, name: name.to_owned(), current: Mutex::default(), counters }
+    }
+
+    /// The connection there is.
+    pub(super) fn current(&self) -> Option<Arc<Connection>> {
+        lock(&self.current).clone().filter(|connection| connection.status().connected())
+    }
+
+    /// The same, or a new one.
+    pub(super) async fn get_or_connect(&self) -> Result<Arc<Connection>, CallError> {
+        if let Some(known) = self.current() {
+            return Ok(known);
+        }
+        let made = Arc::new(self.broker.connect(&self.name).await?);
+        self.counters.connections.increment();
+        *lock(&self.current) = Some(Arc::clone(&made));
+        Ok(made)
+    }
+
+    /// Publishes by way of the default exchange, on a channel of its own, and waits until the broker has confirmed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not cancel safe: it may or may not have been published.
+    pub(super) async fn publish(
+        self: Arc<Self>,
+        key: ShortString,
+        properties: BasicProperties,
+        body: Arc<[u8]>,
+    ) -> lapin::Result<PublishResult> {
+        let connection = self.get_or_connect().await.map_err(|refused| io::Error::other(refused.message))?;
+        let publishing = async {
+            let channel = publisher::open_confirm_channel(&connection).await?;
+            publisher::await_confirm(publisher::send(&channel, key, properties, body).await?).await
+        };
+        while_connected(&connection, publishing).await
+    }
+}
+
+/// Goes on for as long as this connection stands.
+pub(super) async fn while_connected<T>(
+    connection: &Connection,
+    work: impl Future<Output = lapin::Result<T>>,
+) -> lapin::Result<T> {
+    while_open(|| connection.status().connected(), work).await
+}
+
+/// Goes on for as long as the connection stands. What is asked of one at the moment of its end is at times never answered.
+async fn while_open<T>(stands: impl Fn() -> bool, work: impl Future<Output = lapin::Result<T>>) -> lapin::Result<T> {
+    let mut work = std::pin::pin!(work);
+    loop {
+        match timeout(AMQP_CHANNEL_CHECK_INTERVAL, work.as_mut()).await {
+            Ok(ended) => return ended,
+            Err(_) if stands() => {}
+            Err(_) => return Err(io::Error::other("the connection was lost").into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_connection_never_answers_ends_soon_after_it() {
+        let (looks, began) = (Cell::new(0), tokio::time::Instant::now());
+        let stands = || looks.replace(looks.get() + 1) < 100;
+        let ended = while_open(stands, std::future::pending::<lapin::Result<()>>()).await;
+        assert!(ended.is_err_and(|error| error.to_string().contains("the connection was lost")));
+        assert_eq!(began.elapsed(), 101 * AMQP_CHANNEL_CHECK_INTERVAL);
+    }
+}

@@ -1,0 +1,384 @@
+//! A delivery as a task: what a message says, and what is to be done with it. Pure.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use lapin::BasicProperties;
+use lapin::message::Delivery;
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+use serde_json::{Map, Value, json};
+use sha2::{Digest as _, Sha256};
+
+use crate::amqp::headers;
+use crate::domain::delivery_attempts::{DeliveryHistory, DeliveryKind};
+use crate::domain::id::{Run, TASK_ID_BYTES_MAX, TaskId};
+use crate::handler::Request;
+use crate::limits::{IDEMPOTENCY_BODY_BYTES_MAX, REQUEST_JSON_BYTES_MAX};
+
+/// Which method is asked for.
+pub(super) const PATH_HEADER: &str = "x-rpc-path";
+/// How often a request was tried before; ours.
+pub(super) const ATTEMPTS_HEADER: &str = "x-journeyman-attempts";
+/// What a quorum queue counts.
+const DELIVERY_COUNT_HEADER: &str = "x-delivery-count";
+/// Headers that would send a copy elsewhere too.
+const ROUTING_HEADERS: [&str; 2] = ["CC", "BCC"];
+
+/// What a handler is given of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PayloadForm {
+    /// All of it, see [`Request`].
+    Whole,
+    /// What its body says in JSON, for a handler whose payloads have a shape of their own.
+    Body,
+}
+
+/// What is known of earlier deliveries of a message.
+pub(super) fn attempt_history(delivery: &Delivery) -> DeliveryHistory {
+    let empty = FieldTable::default();
+    let table = delivery.properties.headers().as_ref().unwrap_or(&empty);
+    let count = |name| headers::number(table, name).map(|count| u32::try_from(count).unwrap_or(u32::MAX));
+    let arrival = if delivery.redelivered { DeliveryKind::Redelivered } else { DeliveryKind::First };
+    DeliveryHistory { header_count: count(ATTEMPTS_HEADER), broker_count: count(DELIVERY_COUNT_HEADER), kind: arrival }
+}
+
+/// How long its author waits, from when it was received.
+pub(super) fn message_ttl(properties: &BasicProperties) -> Option<Duration> {
+    let text = properties.expiration().as_ref()?;
+    text.as_str().trim().parse().ok().map(Duration::from_millis)
+}
+
+/// The properties of a copy that takes a message's place, noting `attempts`. Of its time, `held` is over.
+pub(super) fn republish_properties(properties: &BasicProperties, attempts: u32, held: Duration) -> BasicProperties {
+    let copy = copy_properties(properties, attempts);
+    match message_ttl(properties) {
+        // None would have the broker drop it before anybody could say so to its author.
+        Some(patience) => {
+            let left = patience.saturating_sub(held).as_millis().max(1).to_string();
+            copy.with_expiration(left.as_str().into())
+        }
+        None => copy,
+    }
+}
+
+/// The properties of a copy that is kept for as long as nobody takes it.
+pub(super) fn copy_properties(properties: &BasicProperties, attempts: u32) -> BasicProperties {
+    let mut table = properties.headers().clone().unwrap_or_default();
+    let mut kept = FieldTable::default();
+    for (name, value) in table.inner() {
+        if !ROUTING_HEADERS.contains(&name.as_str()) && name.as_str() != DELIVERY_COUNT_HEADER {
+            kept.insert(name.clone(), value.clone());
+        }
+    }
+    kept.insert(ATTEMPTS_HEADER.into(), AMQPValue::LongUInt(attempts));
+    table = kept;
+    // The broker refuses a user id that is not ours, and closes the channel.
+    let mut copy = BasicProperties::default().with_headers(table);
+    macro_rules! keep {
+        ($($get:ident $set:ident),*) => { $(if let Some(value) = properties.$get() { copy = copy.$set(value.clone()); })* };
+    }
+    keep!(
+        content_type with_content_type,
+        content_encoding with_content_encoding,
+        delivery_mode with_delivery_mode,
+        priority with_priority,
+        correlation_id with_correlation_id,
+        reply_to with_reply_to,
+        message_id with_message_id,
+        timestamp with_timestamp,
+        kind with_type,
+        app_id with_app_id
+    );
+    copy
+}
+
+/// The name of a delivery: its author's, as far as it can be one, and a number that no other delivery of this process has.
+/// Two requests may carry the same correlation id, and one may be handed out twice.
+pub(super) fn run_id(properties: &BasicProperties, number: u64, attempt: u32) -> Run {
+    let given = properties.correlation_id().as_ref().map_or("", |id| id.as_str());
+    let clean: String = given.chars().filter(|char| char.is_ascii_graphic() && *char != '/').collect();
+    let clean = clean.trim_start_matches('.');
+    let named = if clean.is_empty() { "request" } else { clean };
+    let number = format!(".{number}");
+    let most = TASK_ID_BYTES_MAX - number.len();
+    let name = format!("{}{number}", &named[..named.len().min(most)]);
+    Run { task: TaskId::parse(&name).unwrap_or_else(|| fallback_task_id(&number)), run: attempt }
+}
+
+#[expect(clippy::expect_used, reason = "letters, a dot and digits are a task id")]
+fn fallback_task_id(number: &str) -> TaskId {
+    TaskId::parse(&format!("request{number}")).expect("letters, a dot and digits are a task id")
+}
+
+/// What tells a request apart from every other, at each of its deliveries: the id of its message, or where its answer goes
+/// with the correlation id; `None` where its author gave neither. The body counts too, since authors may start their
+/// numbers over.
+fn idempotency_key(delivery: &Delivery) -> Option<String> {
+    let properties = &delivery.properties;
+    let text =
+        |name: &Option<ShortString>| name.as_ref().map(|text| text.as_str().to_owned()).filter(|text| !text.is_empty());
+    let names = match (text(properties.message_id()), text(properties.correlation_id())) {
+        (Some(message), _) => ["message", "", &message].map(str::to_owned),
+        (None, Some(correlation)) => {
+            ["reply", &text(properties.reply_to()).unwrap_or_default(), &correlation].map(str::to_owned)
+        }
+        (None, None) => return None,
+    };
+    let mut digest = Sha256::new();
+    // The routing key does not count: a copy is published under another one.
+    for part in &names {
+        digest.update(part.len().to_be_bytes());
+        digest.update(part);
+    }
+    digest.update(properties.timestamp().unwrap_or_default().to_be_bytes());
+    digest.update(delivery.data.len().to_be_bytes());
+    digest.update(&delivery.data[..delivery.data.len().min(IDEMPOTENCY_BODY_BYTES_MAX)]);
+    Some(URL_SAFE_NO_PAD.encode(digest.finalize()))
+}
+
+/// The definition of the task.
+pub(super) fn task_definition(delivery: &Delivery, form: PayloadForm) -> Value {
+    let properties = &delivery.properties;
+    let empty = FieldTable::default();
+    let table = properties.headers().as_ref().unwrap_or(&empty);
+    let texts: BTreeMap<String, String> =
+        headers::text_entries(table).map(|(name, text)| (name.to_owned(), text.into_owned())).collect();
+    let extra: BTreeMap<&str, &String> =
+        ["traceparent", "tracestate"].into_iter().filter_map(|name| Some((name, texts.get(name)?))).collect();
+    let mut extra = json!(extra);
+    let mut request = Request {
+        path: headers::text(table, PATH_HEADER).map(ToOwned::to_owned),
+        routing_key: delivery.routing_key.to_string(),
+        correlation_id: properties.correlation_id().as_ref().map(ToString::to_string),
+        content_type: properties.content_type().as_ref().map(ToString::to_string),
+        content_encoding: properties.content_encoding().as_ref().map(ToString::to_string),
+        seconds_left: message_ttl(properties).map(|span| span.as_secs_f64()),
+        idempotency_key: idempotency_key(delivery),
+        headers: texts,
+        ..Request::default()
+    };
+    let payload = match form {
+        PayloadForm::Whole => {
+            request.set_body(&delivery.data, REQUEST_JSON_BYTES_MAX);
+            request.into_value()
+        }
+        // What is no JSON fits no schema, and is said to be malformed.
+        PayloadForm::Body => {
+            extra["request"] = serde_json::to_value(request).unwrap_or_default();
+            serde_json::from_slice(&delivery.data).unwrap_or_default()
+        }
+    };
+    let mut definition = Map::new();
+    definition.insert("payload".to_owned(), payload);
+    definition.insert("extra".to_owned(), extra);
+    Value::Object(definition)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+
+    use super::*;
+    use crate::domain::delivery_attempts::{AttemptAction, Republishing};
+
+    /// A message as `fixtures/amqp` has recorded it.
+    fn recorded(text: &str) -> Delivery {
+        let recorded: Value = serde_json::from_str(text).unwrap();
+        let body = recorded["body"].as_str().unwrap().as_bytes().to_vec();
+        let key = recorded["routing_key"].as_str().unwrap();
+        let mut delivery = Delivery::mock(1, recorded["exchange"].as_str().unwrap().into(), key.into(), false, body);
+        let mut table = FieldTable::default();
+        for (name, header) in recorded["properties"]["headers"].as_object().unwrap() {
+            let text = header["value"].as_str().unwrap_or_default();
+            let value = match header["amqp_type"].as_str().unwrap() {
+                "x (byte array)" => AMQPValue::ByteArray(text.as_bytes().to_vec().into()),
+                "S (long string)" => AMQPValue::LongString(text.into()),
+                _ => AMQPValue::Void,
+            };
+            table.insert(name.as_str().into(), value);
+        }
+        let property = |name: &str| recorded["properties"][name].as_str().unwrap_or_default().into();
+        delivery.properties = BasicProperties::default()
+            .with_headers(table)
+            .with_correlation_id(property("correlation_id"))
+            .with_reply_to(property("reply_to"));
+        delivery
+    }
+
+    #[test]
+    fn the_recorded_requests_are_read_as_they_were_meant() {
+        for (text, id) in [
+            (
+                include_str!("../../../fixtures/amqp/request-warm-as-seen-by-worker.json"),
+                "f449c2b8-9ccc-418f-8b0d-c0446cb8db76",
+            ),
+            (
+                include_str!("../../../fixtures/amqp/request-cold-as-seen-by-worker.json"),
+                "e3435b68-0f14-40a8-8c83-f391d9e20fae",
+            ),
+        ] {
+            let delivery = recorded(text);
+            let definition = task_definition(&delivery, PayloadForm::Whole);
+            let request: Request = serde_json::from_value(definition["payload"].clone()).unwrap();
+            assert_eq!((request.path.as_deref(), request.routing_key.as_str()), (Some("/echo"), "42"));
+            assert_eq!((request.json, request.correlation_id.as_deref()), (Some(json!({"x": 1})), Some(id)));
+            assert_eq!(
+                attempt_history(&delivery).next_action(NonZeroU32::new(3), Republishing::Accepted),
+                AttemptAction::Try { attempt: 0 }
+            );
+            assert_eq!(run_id(&delivery.properties, 7, 0).to_string(), format!("{id}.7/0"));
+            assert_eq!(task_definition(&delivery, PayloadForm::Body)["payload"], json!({"x": 1}));
+        }
+    }
+
+    #[test]
+    fn a_request_published_by_the_client_brings_its_trace() {
+        let delivery = recorded(include_str!("../../../fixtures/amqp/request-as-published-by-client.json"));
+        let definition = task_definition(&delivery, PayloadForm::Whole);
+        assert_eq!(definition["extra"]["traceparent"], json!("<W3C trace context, injected by editoast>"));
+    }
+
+    #[test]
+    fn a_request_is_known_again_at_each_delivery_and_taken_for_no_other() {
+        let with = |message: &str, reply: &str, correlation: &str, body: &str, again: bool| {
+            let mut delivery = Delivery::mock(1, "".into(), "k".into(), again, body.as_bytes().to_vec());
+            let properties = BasicProperties::default().with_reply_to(reply.into());
+            let properties = properties.with_correlation_id(correlation.into());
+            delivery.properties = properties.with_message_id(message.into());
+            if again {
+                delivery.properties = republish_properties(&delivery.properties, 1, Duration::ZERO);
+            }
+            idempotency_key(&delivery)
+        };
+        let first = with("", "there", "1", "{}", false);
+        assert!(first.is_some());
+        assert_eq!(first, with("", "there", "1", "{}", true), "a delivery that comes again, and a copy");
+        for other in [
+            with("", "elsewhere", "1", "{}", false),
+            with("", "there", "2", "{}", false),
+            with("", "there", "1", "[]", false),
+            with("", "ther", "e1", "{}", false),
+            with("m", "there", "1", "{}", false),
+            with("", "there", "", "{}", false),
+        ] {
+            assert_ne!(first, other);
+        }
+        assert_eq!(
+            with("m", "there", "1", "{}", false),
+            with("m", "elsewhere", "2", "{}", false),
+            "a message has one id"
+        );
+        assert_eq!(with("", "there", "", "{}", false), None, "nothing tells it apart");
+    }
+
+    #[test]
+    fn what_an_author_says_of_the_body_is_passed_on_in_both_forms() {
+        let body = &[0x1f, 0x8b];
+        let mut delivery = Delivery::mock(1, "".into(), "k".into(), false, body.to_vec());
+        let properties = BasicProperties::default().with_content_type("application/json".into());
+        delivery.properties = properties.with_content_encoding("gzip".into());
+        let whole = task_definition(&delivery, PayloadForm::Whole);
+        let request: Request = serde_json::from_value(whole["payload"].clone()).unwrap();
+        assert_eq!(request.body_bytes(), body);
+        for said in [&whole["payload"], &task_definition(&delivery, PayloadForm::Body)["extra"]["request"]] {
+            assert_eq!((&said["contentType"], &said["contentEncoding"]), (&json!("application/json"), &json!("gzip")));
+        }
+        let silent = Delivery::mock(1, "".into(), "k".into(), false, b"1".to_vec());
+        assert!(task_definition(&silent, PayloadForm::Whole)["payload"].get("contentEncoding").is_none());
+    }
+
+    #[test]
+    fn a_count_of_tries_is_read_whatever_its_author_has_made_of_it() {
+        let of = |value: AMQPValue| {
+            let mut delivery = Delivery::mock(1, "".into(), "k".into(), false, Vec::new());
+            let mut table = FieldTable::default();
+            table.insert(ATTEMPTS_HEADER.into(), value);
+            delivery.properties = BasicProperties::default().with_headers(table);
+            let step = attempt_history(&delivery).next_action(NonZeroU32::new(3), Republishing::Accepted);
+            // What is said of it everywhere else takes any number, too.
+            run_id(&delivery.properties, 1, attempt_history(&delivery).attempts()).to_string();
+            step
+        };
+        for (value, tried) in [
+            (AMQPValue::LongUInt(2), 2),
+            (AMQPValue::ShortShortInt(2), 2),
+            (AMQPValue::LongLongInt(1), 1),
+            (AMQPValue::Timestamp(1), 1),
+            (AMQPValue::LongInt(-1), 0),
+            (AMQPValue::LongLongInt(i64::MIN), 0),
+            (AMQPValue::Double(2.0), 0),
+            (AMQPValue::Boolean(true), 0),
+            (AMQPValue::Void, 0),
+            (AMQPValue::LongString("2".into()), 0),
+            (AMQPValue::ByteArray(b"2".to_vec().into()), 0),
+            (AMQPValue::FieldArray(vec![AMQPValue::LongUInt(2)].into()), 0),
+            (AMQPValue::FieldTable(FieldTable::default()), 0),
+        ] {
+            assert_eq!(of(value.clone()), AttemptAction::Try { attempt: tried }, "{value:?}");
+        }
+        for (value, tried) in [
+            (AMQPValue::LongUInt(u32::MAX), u32::MAX),
+            (AMQPValue::LongLongInt(i64::MAX), u32::MAX),
+            (AMQPValue::Timestamp(u64::MAX), u32::MAX),
+            (AMQPValue::ShortShortUInt(3), 3),
+        ] {
+            assert_eq!(of(value.clone()), AttemptAction::Exhausted { attempts: tried }, "{value:?}");
+        }
+    }
+
+    #[test]
+    fn a_name_is_made_of_whatever_a_client_calls_its_request() {
+        let named =
+            |id: &str| run_id(&BasicProperties::default().with_correlation_id(id.into()), 1, 0).task.to_string();
+        assert_eq!(named("a/b c"), "abc.1");
+        assert_eq!(named(""), "request.1");
+        assert_eq!(named("..."), "request.1");
+        assert_eq!(named("é"), "request.1");
+        assert_eq!(named(&"x".repeat(200)).len(), TASK_ID_BYTES_MAX);
+        assert_eq!(run_id(&BasicProperties::default(), 2, 5).to_string(), "request.2/5");
+    }
+
+    #[test]
+    fn a_copy_keeps_what_its_author_said_and_nothing_that_would_go_astray() {
+        let mut table = FieldTable::default();
+        table.insert("CC".into(), AMQPValue::LongString("elsewhere".into()));
+        table.insert(DELIVERY_COUNT_HEADER.into(), AMQPValue::LongLongInt(4));
+        table.insert(PATH_HEADER.into(), AMQPValue::ByteArray(b"/echo".to_vec().into()));
+        let original = BasicProperties::default()
+            .with_headers(table)
+            .with_user_id("somebody".into())
+            .with_reply_to("there".into())
+            .with_expiration("1500".into());
+        let copy = republish_properties(&original, 2, Duration::from_millis(400));
+        let table = copy.headers().as_ref().unwrap();
+        assert_eq!(headers::number(table, ATTEMPTS_HEADER), Some(2));
+        assert_eq!(headers::text(table, PATH_HEADER), Some("/echo"));
+        assert!(table.inner().len() == 2 && copy.user_id().is_none());
+        assert_eq!(copy.reply_to().as_ref().map(ToString::to_string).as_deref(), Some("there"));
+        assert_eq!(message_ttl(&copy), Some(Duration::from_millis(1100)), "it was held for a while");
+        assert_eq!(
+            message_ttl(&republish_properties(&original, 2, Duration::from_secs(9))),
+            Some(Duration::from_millis(1))
+        );
+        assert_eq!(message_ttl(&copy_properties(&original, 2)), None, "whoever looks at what was given up has time");
+    }
+
+    #[test]
+    fn headers_of_unknown_types_and_an_odd_expiration_cost_nothing() {
+        let mut delivery = Delivery::mock(1, "".into(), "k".into(), true, vec![0xff]);
+        let mut table = FieldTable::default();
+        table.insert(PATH_HEADER.into(), AMQPValue::Double(1.5));
+        table.insert(ATTEMPTS_HEADER.into(), AMQPValue::LongString("many".into()));
+        table.insert("nested".into(), AMQPValue::FieldTable(FieldTable::default()));
+        delivery.properties = BasicProperties::default().with_headers(table).with_expiration("soon".into());
+        let definition = task_definition(&delivery, PayloadForm::Whole);
+        assert_eq!(definition["payload"]["bodyBase64"], json!("/w=="));
+        assert!(definition["payload"]["path"].is_null() && definition["payload"]["secondsLeft"].is_null());
+        assert_eq!(
+            attempt_history(&delivery).next_action(NonZeroU32::new(3), Republishing::Accepted),
+            AttemptAction::Republish { attempt: 1 }
+        );
+    }
+}

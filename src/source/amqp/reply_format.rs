@@ -1,0 +1,115 @@
+//! Answers as they are on the wire, and the way of those that others follow.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use lapin::BasicProperties;
+use lapin::types::{AMQPValue, ShortString};
+use serde_json::json;
+
+use crate::amqp::{self, header_table};
+use crate::domain::refusal::Refusal;
+use crate::source::{CallError, PartialReplySink, Reply, ReplyStatus, SourceFuture};
+
+use super::claim::SourceContext;
+use super::publisher::PublishResult;
+use super::reply_clients::is_direct_reply_to;
+use super::session::Session;
+
+/// How it went.
+const STATUS_HEADER: &str = "x-status";
+/// Whether more answers follow.
+const PARTIAL_HEADER: &str = "x-non-terminating-response";
+
+/// Sends partial answers.
+pub(super) struct PartialReplySender {
+    pub(super) session: Arc<Session>,
+    pub(super) shelved: Arc<AtomicBool>,
+    pub(super) reply_to: Option<ShortString>,
+    pub(super) correlation_id: Option<ShortString>,
+    pub(super) context: SourceContext,
+}
+
+impl PartialReplySink for PartialReplySender {
+    fn send(&self, reply: Reply) -> SourceFuture<'_, ()> {
+        Box::pin(async move {
+            let refused = |refusal, what: &str| CallError { refusal, message: format!("a partial answer: {what}") };
+            let Some(to) = self.reply_to.clone() else {
+                return Err(refused(Refusal::Gone, "nobody waits for an answer"));
+            };
+            let shelved = self.shelved.load(Ordering::Acquire);
+            if let Some(lost) = self.session.lost_reason().filter(|_| !shelved) {
+                return Err(refused(Refusal::Gone, &lost));
+            }
+            let properties = reply_properties(&reply, self.correlation_id.clone(), ReplyPosition::Partial);
+            let published = if shelved {
+                Arc::clone(&self.context.connection).publish(to.clone(), properties, reply.body).await
+            } else {
+                Arc::clone(&self.session.publisher).publish_reply(to.clone(), properties, reply.body).await
+            };
+            match published {
+                Ok(PublishResult::Confirmed)
+                    if !shelved
+                        && is_direct_reply_to(&to)
+                        && matches!(self.session.reply_clients.is_present(&to).await, Ok(false)) =>
+                {
+                    self.context.counters.clients_gone.increment();
+                    Err(refused(Refusal::Gone, "nobody waits for it any more"))
+                }
+                Ok(PublishResult::Confirmed) => {
+                    self.context.counters.partial_answers.increment();
+                    Ok(())
+                }
+                Ok(PublishResult::Returned) => Err(refused(Refusal::Gone, "nobody waits for it any more")),
+                Ok(PublishResult::Nacked) => {
+                    Err(refused(Refusal::Retry { retry_after: None }, "the broker refused it"))
+                }
+                Err(error) => Err(refused(Refusal::Retry { retry_after: None }, &amqp::error_text(&error))),
+            }
+        })
+    }
+}
+
+/// Whether an answer is followed by others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ReplyPosition {
+    Partial,
+    Last,
+}
+
+fn reply_properties(reply: &Reply, correlation_id: Option<ShortString>, more: ReplyPosition) -> BasicProperties {
+    let status = AMQPValue::ByteArray(reply.status.as_str().as_bytes().to_vec().into());
+    let mut headers = header_table([(STATUS_HEADER, status)]);
+    if more == ReplyPosition::Partial {
+        headers.insert(PARTIAL_HEADER.into(), AMQPValue::Boolean(true));
+    }
+    let mut properties = BasicProperties::default().with_headers(headers);
+    if let Some(id) = correlation_id {
+        properties = properties.with_correlation_id(id);
+    }
+    // It fits: what does not is refused where a handler says it.
+    if let Some(kind) = reply.content_type.as_deref().and_then(amqp::to_short_string_or_none) {
+        properties = properties.with_content_type(kind);
+    }
+    properties
+}
+
+/// The properties of the last answer to a request. It lives as long as its request: it may wait in a queue, too.
+pub(super) fn last_reply_properties(reply: &Reply, request: &BasicProperties) -> BasicProperties {
+    let properties = reply_properties(reply, request.correlation_id().clone(), ReplyPosition::Last);
+    match *request.delivery_mode() {
+        Some(mode) => properties.with_delivery_mode(mode),
+        None => properties,
+    }
+}
+
+/// An answer that a client reads as an error.
+pub(super) fn error_reply(kind: &str, message: &str, attempts: Option<u32>) -> Reply {
+    let context = attempts.map_or_else(|| json!({}), |attempts| json!({ "attempts": attempts }));
+    let body = json!({ "type": format!("journeyman:{kind}"), "message": message, "context": context, "cause": null });
+    Reply {
+        status: ReplyStatus::CORE_ERROR,
+        body: body.to_string().into_bytes().into(),
+        content_type: Some("application/json".to_owned()),
+    }
+}

@@ -1,0 +1,386 @@
+//! Where a service may send us: the one place that decides about signed URLs, upload URLs and redirects.
+//!
+//! A queue that somebody has taken over must not turn its workers into a way to what only they can reach: a cloud's metadata
+//! service, this host's own ports, the network behind it. So the host is judged as it is written, and what a name leads to
+//! once more when it is looked up, by the resolver whose answer is what is connected to. The hosts of `root_url` and
+//! `queue_url` and those of `allow_hosts` may be private; metadata and link-local addresses are refused to everybody.
+//!
+//! The calls of the service itself, at the addresses that the operator wrote down, do not pass here.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use url::{Host, Url};
+
+/// The hosts that a service may send us to although their addresses are not public.
+#[derive(Debug)]
+pub(super) struct AddressPolicy {
+    /// Those that the configuration names anyway.
+    configured_hosts: Vec<String>,
+    allowed_hosts: Vec<String>,
+    tls: TlsRequirement,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TlsRequirement {
+    Required,
+    Optional,
+}
+
+/// What kind of address it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum AddressRange {
+    Public,
+    Private,
+    Loopback,
+    LinkLocal,
+    Metadata,
+    /// Nobody's: unspecified, multicast, documentation, reserved, or a tunnel of old.
+    Unusable,
+}
+
+/// Why a URL is not followed. Nothing of it but its host is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum ForbiddenUrl {
+    NoUrl(url::ParseError),
+    Scheme,
+    NoTls,
+    Credentials,
+    Range { host: String, range: AddressRange },
+}
+
+impl fmt::Display for ForbiddenUrl {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (host, range) = match self {
+            Self::NoUrl(error) => return write!(out, "is not a URL: {error}"),
+            Self::Scheme => return out.write_str("is neither http nor https"),
+            Self::NoTls => return out.write_str("is not https, though root_url is"),
+            Self::Credentials => return out.write_str("holds a user or a password"),
+            Self::Range { host, range } => (host, range),
+        };
+        let (kind, remedy) = match range {
+            AddressRange::Private => ("in a private network", Some(())),
+            AddressRange::Loopback => ("on this host itself", Some(())),
+            AddressRange::LinkLocal => ("link-local", None),
+            AddressRange::Metadata => ("a cloud's metadata service", None),
+            AddressRange::Unusable | AddressRange::Public => ("nobody's address", None),
+        };
+        let host = super::error_response::sanitize(host);
+        write!(out, "leads to {host}, which is {kind} and may not be spoken to")?;
+        match remedy {
+            Some(()) => write!(out, "; if that is right, set allow_hosts = [\"{host}\"] for this source"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl AddressPolicy {
+    /// What the operator configured. An entry of `allow_hosts` is a host, `.example.com` for every host below one, or
+    /// `*` for every host.
+    pub(super) fn new(root: &Url, queue: &Url, allow_hosts: &[String]) -> Self {
+        let configured_hosts = [root, queue].into_iter().filter_map(Url::host_str).map(normalize_host).collect();
+        let tls = if root.scheme() == "https" { TlsRequirement::Required } else { TlsRequirement::Optional };
+        Self { configured_hosts, allowed_hosts: allow_hosts.iter().map(|host| normalize_host(host)).collect(), tls }
+    }
+
+    /// Reads a URL that a service handed out, and decides about it as far as it can be told without looking up its host.
+    pub(super) fn parse_url(&self, text: &str) -> Result<Url, ForbiddenUrl> {
+        let url = Url::parse(text).map_err(ForbiddenUrl::NoUrl)?;
+        self.check_url(&url)?;
+        Ok(url)
+    }
+
+    /// As [`AddressPolicy::parse_url`].
+    pub(super) fn check_url(&self, url: &Url) -> Result<(), ForbiddenUrl> {
+        match (url.scheme(), self.tls) {
+            ("https", _) | ("http", TlsRequirement::Optional) => {}
+            ("http", TlsRequirement::Required) => return Err(ForbiddenUrl::NoTls),
+            (_, _) => return Err(ForbiddenUrl::Scheme),
+        }
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err(ForbiddenUrl::Credentials);
+        }
+        let host = url.host_str().unwrap_or_default();
+        match url.host() {
+            Some(Host::Ipv4(address)) => self.check_address(host, address.into()),
+            Some(Host::Ipv6(address)) => self.check_address(host, address.into()),
+            Some(Host::Domain(name)) => self.check_range(host, classify_name(&normalize_host(name))),
+            None => Err(ForbiddenUrl::NoUrl(url::ParseError::EmptyHost)),
+        }
+    }
+
+    /// Decides about an address, found for or written as this host.
+    pub(super) fn check_address(&self, host: &str, address: IpAddr) -> Result<(), ForbiddenUrl> {
+        self.check_range(host, classify_address(address))
+    }
+
+    fn check_range(&self, host: &str, range: AddressRange) -> Result<(), ForbiddenUrl> {
+        let permitted = match range {
+            AddressRange::Public => true,
+            AddressRange::Private | AddressRange::Loopback => self.is_trusted(host),
+            AddressRange::LinkLocal | AddressRange::Metadata | AddressRange::Unusable => false,
+        };
+        let forbidden = || ForbiddenUrl::Range { host: normalize_host(host), range };
+        permitted.then_some(()).ok_or_else(forbidden)
+    }
+
+    fn is_trusted(&self, host: &str) -> bool {
+        let host = normalize_host(host);
+        self.configured_hosts.contains(&host)
+            || self.allowed_hosts.iter().any(|pattern| pattern == "*" || host_matches(&host, pattern))
+    }
+
+    /// Whether it is the host of `root_url` or of `queue_url`.
+    pub(super) fn is_configured_host(&self, host: &str) -> bool {
+        self.configured_hosts.contains(&normalize_host(host))
+    }
+}
+
+/// Whether a host is the one that is named, or, where that begins with a dot, below it.
+pub(super) fn host_matches(host: &str, pattern: &str) -> bool {
+    if pattern.starts_with('.') { host.ends_with(pattern) } else { host == pattern }
+}
+
+/// A host as it is compared: small letters, no brackets, no dot at its end.
+fn normalize_host(host: &str) -> String {
+    host.trim_end_matches('.').trim_matches(['[', ']']).to_ascii_lowercase()
+}
+
+/// What is known of a name before it is looked up.
+fn classify_name(name: &str) -> AddressRange {
+    const METADATA: [&str; 5] =
+        ["metadata", "metadata.google.internal", "metadata.goog", "instance-data", "instance-data.ec2.internal"];
+    if name == "localhost" || name.ends_with(".localhost") {
+        AddressRange::Loopback
+    } else if METADATA.contains(&name) {
+        AddressRange::Metadata
+    } else {
+        AddressRange::Public
+    }
+}
+
+/// What kind of address it is, also where it is one of the other family in disguise.
+pub(super) fn classify_address(address: IpAddr) -> AddressRange {
+    match address.to_canonical() {
+        IpAddr::V4(address) => classify_v4(address),
+        IpAddr::V6(address) => classify_v6(address),
+    }
+}
+
+fn classify_v4(address: Ipv4Addr) -> AddressRange {
+    match address.octets() {
+        // EC2 and most others; ECS tasks and EKS pods; Azure's wire server; Alibaba; Oracle.
+        [169, 254, 169 | 170, _] | [168, 63, 129, 16] | [100, 100, 100, 200] | [192, 0, 0, 192] => {
+            AddressRange::Metadata
+        }
+        [169, 254, _, _] => AddressRange::LinkLocal,
+        [127, _, _, _] => AddressRange::Loopback,
+        [10, _, _, _] | [172, 16..=31, _, _] | [192, 168, _, _] | [100, 64..=127, _, _] | [198, 18..=19, _, _] => {
+            AddressRange::Private
+        }
+        [0 | 224..=255, _, _, _] | [192, 0, 0 | 2, _] | [198, 51, 100, _] | [203, 0, 113, _] => AddressRange::Unusable,
+        [_, _, _, _] => AddressRange::Public,
+    }
+}
+
+fn classify_v6(address: Ipv6Addr) -> AddressRange {
+    if address.is_loopback() {
+        return AddressRange::Loopback;
+    }
+    let tail = |[a, b]: [u16; 2]| {
+        let ([a, b], [c, d]) = (a.to_be_bytes(), b.to_be_bytes());
+        classify_v4(Ipv4Addr::new(a, b, c, d))
+    };
+    match address.segments() {
+        // EC2, Google.
+        [0xfd00, 0xec2, ..] | [0xfd20, 0xce, ..] => AddressRange::Metadata,
+        // IPv4-compatible; NAT64, where everybody may have their own; 6to4; ISATAP. All end at an IPv4 address.
+        [0, 0, 0, 0, 0, 0, a, b] | [0x64, 0xff9b, 0, 0, 0, 0, a, b] | [0x2002, a, b, ..] => tail([a, b]),
+        [0x64, 0xff9b, 1, ..] => AddressRange::Private,
+        [.., 0 | 0x200, 0x5efe, a, b] if tail([a, b]) != AddressRange::Public => tail([a, b]),
+        [0xfe80..=0xfebf, ..] => AddressRange::LinkLocal,
+        [0xfc00..=0xfdff | 0xfec0..=0xfeff, ..] => AddressRange::Private,
+        // Documentation, Teredo and its kin, benchmarks.
+        [0x2001, 0xdb8 | 0..=0x1ff, ..] | [0x3fff, 0..=0xfff, ..] => AddressRange::Unusable,
+        [0x2000..=0x3fff, ..] => AddressRange::Public,
+        _ => AddressRange::Unusable,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reach(root: &str, allow_hosts: &[&str]) -> AddressPolicy {
+        let root = Url::parse(root).unwrap();
+        let queue = Url::parse("https://queue.example:8443/queue/v1").unwrap();
+        AddressPolicy::new(&root, &queue, &allow_hosts.iter().map(|host| (*host).to_owned()).collect::<Vec<_>>())
+    }
+
+    /// What is decided without a look-up, where the root is public and nothing else is allowed.
+    const URLS: [(&str, &str); 96] = [
+        ("https://tc.example/x", "ok"),
+        ("https://acc.queue.core.windows.net/q/messages?sig=x", "ok"),
+        ("https://bucket.s3.amazonaws.com/k?X-Amz-Signature=x", "ok"),
+        ("https://storage.googleapis.com/b/k", "ok"),
+        ("https://8.8.8.8/", "ok"),
+        ("https://[2600:1f18::1]/", "ok"),
+        ("https://xn--bcher-kva.example/", "ok"),
+        ("https://bücher.example/", "ok"),
+        // Other ways to somewhere.
+        ("http://tc.example/x", "NoTls"),
+        ("ftp://tc.example/x", "Scheme"),
+        ("file:///etc/passwd", "Scheme"),
+        ("gopher://tc.example/", "Scheme"),
+        ("unix:/run/docker.sock", "Scheme"),
+        ("javascript:alert(1)", "Scheme"),
+        ("//169.254.169.254/", "NoUrl"),
+        ("/etc/passwd", "NoUrl"),
+        ("", "NoUrl"),
+        ("https://", "NoUrl"),
+        ("https://user@tc.example/", "Credentials"),
+        ("https://user:pass@tc.example/", "Credentials"),
+        ("https://tc.example@169.254.169.254/", "Credentials"),
+        ("https://tc.example:443@127.0.0.1/", "Credentials"),
+        ("https://169.254.169.254#@tc.example/", "Metadata"),
+        ("https://127.0.0.1?@tc.example/", "Loopback"),
+        ("https://127.0.0.1\\@tc.example/", "Loopback"),
+        // Metadata.
+        ("https://169.254.169.254/latest/meta-data/", "Metadata"),
+        ("https://169.254.169.254./", "Metadata"),
+        ("https://169.254.170.2/v2/credentials", "Metadata"),
+        ("https://2852039166/", "Metadata"),
+        ("https://0xa9fea9fe/", "Metadata"),
+        ("https://0xA9.0xFE.0xA9.0xFE/", "Metadata"),
+        ("https://0251.0376.0251.0376/", "Metadata"),
+        ("https://025177524776/", "Metadata"),
+        ("https://169.254.43518/", "Metadata"),
+        ("https://169.16689662/", "Metadata"),
+        ("https://169.0xfe.0251.254/", "Metadata"),
+        ("https://[::ffff:169.254.169.254]/", "Metadata"),
+        ("https://[::ffff:a9fe:a9fe]/", "Metadata"),
+        ("https://[0:0:0:0:0:ffff:a9fe:a9fe]/", "Metadata"),
+        ("https://[::a9fe:a9fe]/", "Metadata"),
+        ("https://[2002:a9fe:a9fe::1]/", "Metadata"),
+        ("https://[64:ff9b::169.254.169.254]/", "Metadata"),
+        ("https://[2600::5efe:a9fe:a9fe]/", "Metadata"),
+        ("https://[fd00:ec2::254]/latest", "Metadata"),
+        ("https://[fd00:0ec2:0:0:0:0:0:254]/", "Metadata"),
+        ("https://[fd20:ce::254]/", "Metadata"),
+        ("https://metadata.google.internal/", "Metadata"),
+        ("https://METADATA.google.internal./", "Metadata"),
+        ("https://metadata/", "Metadata"),
+        ("https://metadata.goog/", "Metadata"),
+        ("https://instance-data/", "Metadata"),
+        ("https://168.63.129.16/", "Metadata"),
+        ("https://100.100.100.200/", "Metadata"),
+        ("https://192.0.0.192/", "Metadata"),
+        ("https://１６９.２５４.１６９.２５４/", "Metadata"),
+        ("https://169。254。169。254/", "Metadata"),
+        ("https://①⑥⑨.254.169.254/", "Metadata"),
+        ("https://%31%36%39.254.169.254/", "Metadata"),
+        ("https://ｍｅｔａｄａｔａ.google.internal/", "Metadata"),
+        // Link-local.
+        ("https://169.254.1.1/", "LinkLocal"),
+        ("https://[fe80::1]/", "LinkLocal"),
+        ("https://[febf::1]/", "LinkLocal"),
+        ("https://[fe80::1%25eth0]/", "NoUrl"),
+        ("https://[fe80::1%eth0]/", "NoUrl"),
+        ("https://[::ffff:169.254.1.1]/", "LinkLocal"),
+        // This host.
+        ("https://127.0.0.1/", "Loopback"),
+        ("https://127.1/", "Loopback"),
+        ("https://127.255.255.254/", "Loopback"),
+        ("https://0x7f.1/", "Loopback"),
+        ("https://0177.0.0.1/", "Loopback"),
+        ("https://2130706433/", "Loopback"),
+        ("https://[::1]/", "Loopback"),
+        ("https://[::ffff:127.0.0.1]/", "Loopback"),
+        ("https://[64:ff9b::7f00:1]/", "Loopback"),
+        ("https://[2002:7f00:1::]/", "Loopback"),
+        ("https://localhost/", "Loopback"),
+        ("https://LOCALHOST./", "Loopback"),
+        ("https://a.localhost/", "Loopback"),
+        ("https://ⓛocalhost/", "Loopback"),
+        ("https://0.0.0.0/", "Unusable"),
+        ("https://0/", "Unusable"),
+        ("https://[::]/", "Unusable"),
+        // Private networks.
+        ("https://10.0.0.1/", "Private"),
+        ("https://172.16.0.1/", "Private"),
+        ("https://172.31.255.255/", "Private"),
+        ("https://192.168.1.1/", "Private"),
+        ("https://100.64.0.1/", "Private"),
+        ("https://198.18.0.1/", "Private"),
+        ("https://[fc00::1]/", "Private"),
+        ("https://[fec0::1]/", "Private"),
+        ("https://[64:ff9b:1::a00:1]/", "Private"),
+        ("https://[::ffff:10.0.0.1]/", "Private"),
+        // Nobody.
+        ("https://224.0.0.1/", "Unusable"),
+        ("https://255.255.255.255/", "Unusable"),
+        ("https://[ff02::1]/", "Unusable"),
+        ("https://[2001:db8::1]/", "Unusable"),
+    ];
+
+    fn decided(reach: &AddressPolicy, url: &str) -> String {
+        match reach.parse_url(url) {
+            Ok(_) => "ok".to_owned(),
+            Err(ForbiddenUrl::Range { range, .. }) => format!("{range:?}"),
+            Err(ForbiddenUrl::NoUrl(_)) => "NoUrl".to_owned(),
+            Err(other) => format!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn no_spelling_of_a_forbidden_address_passes() {
+        let reach = reach("https://tc.example", &[]);
+        for (url, expected) in URLS {
+            assert_eq!(decided(&reach, url), expected, "{url}");
+        }
+    }
+
+    #[test]
+    fn every_host_may_be_allowed_and_metadata_and_link_local_ones_stay_refused() {
+        let reach = reach("https://tc.example", &["*"]);
+        for (url, expected) in URLS {
+            let expected = if matches!(expected, "Private" | "Loopback") { "ok" } else { expected };
+            assert_eq!(decided(&reach, url), expected, "{url}");
+        }
+    }
+
+    #[test]
+    fn own_hosts_and_allowed_ones_may_be_private_and_nobody_else_may() {
+        let reach = reach("http://127.0.0.1:7070", &["minio", ".store.internal", "10.1.2.3", "[fd12::1]"]);
+        let private = IpAddr::from([192, 168, 0, 9]);
+        for url in [
+            "http://127.0.0.1:9000/",
+            "http://127.1:7070/put",
+            "http://10.1.2.3/",
+            "https://10.1.2.3:9000/",
+            "http://[fd12::1]:9000/",
+        ] {
+            assert_eq!(decided(&reach, url), "ok", "{url}");
+        }
+        for url in ["http://127.0.0.2/", "http://localhost:7070/", "http://10.1.2.4/", "http://[::1]/"] {
+            assert_ne!(decided(&reach, url), "ok", "{url}");
+        }
+        for host in ["minio", "MinIO.", "a.store.internal", "queue.example", "127.0.0.1"] {
+            assert_eq!(reach.check_address(host, private), Ok(()), "{host}");
+            assert!(reach.check_address(host, [169, 254, 169, 254].into()).is_err(), "{host}");
+        }
+        for host in ["store.internal", "xstore.internal", "minio.evil.example", "tc.example"] {
+            assert!(reach.check_address(host, private).is_err(), "{host}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_names_the_key_to_set_where_one_would_help() {
+        let reach = reach("https://tc.example", &[]);
+        let said = |url: &str| reach.parse_url(url).unwrap_err().to_string();
+        let private = said("https://10.9.8.7:9000/bucket?sig=secret");
+        assert!(private.contains("allow_hosts = [\"10.9.8.7\"]") && !private.contains("secret"), "{private}");
+        let metadata = said("https://169.254.169.254/");
+        assert!(!metadata.contains("allow_hosts"), "{metadata}");
+    }
+}

@@ -1,0 +1,226 @@
+//! From an answer that is not a success to what the caller must do next, and one sentence for the log.
+//!
+//! Only the useful line of a body is kept: Taskcluster appends request details (which echo the request body) and
+//! Azure appends ids and, for failed signatures, the string it signed.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use crate::domain::refusal::Refusal;
+use crate::limits::{REFUSAL_TEXT_BYTES_MAX, RETRY_AFTER_MAX};
+use crate::source::CallError;
+
+/// What is kept of an answer that is not a success.
+pub(super) struct ErrorResponse {
+    pub(super) status: u16,
+    pub(super) retry_after: Option<Duration>,
+    pub(super) content_type: String,
+    pub(super) body: Vec<u8>,
+}
+
+/// The error body of every Taskcluster service.
+#[derive(serde::Deserialize)]
+struct ErrorBody {
+    code: Option<String>,
+    message: Option<String>,
+    error: Option<String>,
+}
+
+/// A refusal with its sentence.
+pub(super) fn call_error(refusal: Refusal, what: impl Into<String>) -> CallError {
+    CallError { refusal, message: what.into() }
+}
+
+/// Nothing definite was learnt.
+pub(super) fn retryable(what: impl Into<String>) -> CallError {
+    call_error(Refusal::Retry { retry_after: None }, what)
+}
+
+/// A request that never got an answer, or an answer that broke off.
+pub(super) fn transport_error(operation: &str, error: reqwest::Error) -> CallError {
+    let error = error.without_url();
+    let mut what = if error.is_timeout() {
+        format!("{operation}: no complete answer in time")
+    } else if error.is_connect() {
+        format!("{operation}: cannot connect")
+    } else {
+        format!("{operation}: the connection failed")
+    };
+    let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(&error);
+    let mut deepest = None;
+    while let Some(inner) = cause {
+        deepest = Some(inner);
+        cause = inner.source();
+    }
+    if let Some(inner) = deepest {
+        let text = sanitize(&inner.to_string());
+        // Writing to a string cannot fail.
+        write!(what, ": {text}").ok();
+    }
+    retryable(what)
+}
+
+/// Classifies an answer of a Taskcluster service.
+pub(super) fn classify_service_error(operation: &str, answered: &ErrorResponse) -> CallError {
+    let parsed: Option<ErrorBody> = serde_json::from_slice(&answered.body).ok();
+    let ErrorResponse { status, retry_after: after, .. } = *answered;
+    if (300..400).contains(&status) {
+        let what =
+            format!("{operation}: {status}, a redirect, which is never followed; is root_url what it should be?");
+        return retryable(what);
+    }
+    let unknown_route =
+        status == 404 && parsed.as_ref().is_some_and(|body| body.code.is_none() && body.error.is_some());
+    let by_somebody_else = parsed.is_none() && answered.content_type.contains("html");
+    if unknown_route || (by_somebody_else && (400..500).contains(&status)) {
+        let said_by = match status {
+            _ if unknown_route => "the service does not know this call",
+            401 | 403 => {
+                "the answer is a web page, not the service's own: it looks like a proxy, a firewall or a portal that lets \
+                 nobody through before a login"
+            }
+            _ => "the answer is a web page, not the service's own",
+        };
+        return retryable(format!(
+            "{operation}: {status}, {said_by}; is root_url what it should be, and is there a proxy in between?"
+        ));
+    }
+    let mut what = format!("{operation}: {status}");
+    match parsed {
+        Some(body) => {
+            if let Some(code) = body.code {
+                write!(what, " {}", sanitize(&code)).ok();
+            }
+            if let Some(message) = body.message.or(body.error) {
+                write!(what, ": {}", summary_line(&message)).ok();
+            }
+        }
+        None if !answered.content_type.is_empty() => {
+            let kind = sanitize(&answered.content_type);
+            write!(what, " with a body of {kind}, which is no error of Taskcluster").ok();
+        }
+        None => {}
+    }
+    call_error(classify_status(status, after), what)
+}
+
+/// What an HTTP status asks for where the service speaks for itself.
+pub(super) const fn classify_status(status: u16, after: Option<Duration>) -> Refusal {
+    match status {
+        401 | 403 => Refusal::Denied,
+        404 | 409 | 410 => Refusal::Gone,
+        // 407 is never the service's: a proxy wants credentials of its own.
+        407 | 425 => Refusal::Retry { retry_after: after },
+        // 408: the service gave up on us; as with 429, it is our pace that has to change.
+        408 | 429 => Refusal::Throttled { retry_after: after },
+        400..=499 => Refusal::Rejected,
+        _ => Refusal::Retry { retry_after: after },
+    }
+}
+
+/// `Retry-After` in seconds, bounded. The date form is not used by any service we speak to.
+pub(super) fn retry_after(header: Option<&str>) -> Option<Duration> {
+    let seconds = header?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds).min(RETRY_AFTER_MAX))
+}
+
+/// The part of a message that says what is wrong, on one line and bounded.
+pub(super) fn summary_line(message: &str) -> String {
+    let said = message.split("\n\n---\n").next().unwrap_or_default();
+    // Markdown's fences stand on lines of their own.
+    let lines = said.lines().map(str::trim).filter(|line| !line.is_empty() && *line != "```");
+    sanitize(&lines.collect::<Vec<_>>().join(" "))
+}
+
+/// Text of somebody else's, fit for a log line: bounded, control characters escaped.
+pub(super) fn sanitize(text: &str) -> String {
+    let mut kept = String::new();
+    for character in text.chars() {
+        if kept.len() >= REFUSAL_TEXT_BYTES_MAX {
+            kept.push('…');
+            break;
+        }
+        if character.is_control()
+            || matches!(character, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        {
+            kept.extend(character.escape_default());
+        } else {
+            kept.push(character);
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answered(status: u16, content_type: &str, body: &str) -> ErrorResponse {
+        ErrorResponse { status, retry_after: None, content_type: content_type.to_owned(), body: body.into() }
+    }
+
+    #[test]
+    fn the_sentence_keeps_the_useful_line_and_nothing_of_the_request() {
+        let body = r#"{"code":"RequestConflict","message":"Run 0 was already claimed by another worker.\n\n---\n\n* method: claimTask","requestInfo":{"payload":{"secret":"CANARY"}}}"#;
+        let refused = classify_service_error("claimTask T/0", &answered(409, "application/json", body));
+        assert_eq!(refused.refusal, Refusal::Gone);
+        assert_eq!(refused.message, "claimTask T/0: 409 RequestConflict: Run 0 was already claimed by another worker.");
+    }
+
+    #[test]
+    fn a_message_of_several_lines_is_one_sentence() {
+        let message = "This request requires:\n\n```\nqueue:claimed-list:a/b\n```\n\n---\n\n* method: m";
+        assert_eq!(summary_line(message), "This request requires: queue:claimed-list:a/b");
+        assert_eq!(summary_line("Not there.\r\nWas it submitted?"), "Not there. Was it submitted?");
+        assert_eq!(summary_line(""), "");
+    }
+
+    #[test]
+    fn control_characters_are_escaped_and_length_is_bounded() {
+        let nasty = format!("{{\"code\":\"X\",\"message\":\"a\\u001b[31m\\nb{}\"}}", "z".repeat(5000));
+        let refused = classify_service_error("op", &answered(400, "application/json", &nasty));
+        assert!(refused.message.contains("a\\u{1b}[31m b"), "{}", refused.message);
+        assert!(refused.message.len() < 400);
+        assert!(!refused.message.contains('\u{1b}'));
+    }
+
+    #[test]
+    fn statuses_ask_for_what_the_port_says() {
+        let told = |status| classify_status(status, None);
+        assert_eq!(told(400), Refusal::Rejected);
+        assert_eq!(told(401), Refusal::Denied);
+        assert_eq!(told(403), Refusal::Denied);
+        assert_eq!(told(404), Refusal::Gone);
+        assert_eq!(told(408), Refusal::Throttled { retry_after: None });
+        assert_eq!(told(409), Refusal::Gone);
+        assert_eq!(told(413), Refusal::Rejected);
+        assert_eq!(told(429), Refusal::Throttled { retry_after: None });
+        assert_eq!(told(500), Refusal::Retry { retry_after: None });
+        assert_eq!(told(503), Refusal::Retry { retry_after: None });
+    }
+
+    #[test]
+    fn a_proxys_page_and_an_unknown_route_are_never_definite() {
+        let page = classify_service_error("op", &answered(404, "text/html", "<html>"));
+        assert_eq!(page.refusal, Refusal::Retry { retry_after: None });
+        let route = classify_service_error("op", &answered(404, "application/json", r#"{"error":"Not found"}"#));
+        assert_eq!(route.refusal, Refusal::Retry { retry_after: None });
+        for status in [401, 403] {
+            let portal = classify_service_error("op", &answered(status, "text/html", "<html>Log in"));
+            assert_eq!(portal.refusal, Refusal::Retry { retry_after: None });
+            assert!(portal.message.contains("portal") && portal.message.contains(&status.to_string()), "{portal}");
+        }
+        assert_eq!(classify_service_error("op", &answered(407, "", "")).refusal, Refusal::Retry { retry_after: None });
+        let redirect = classify_service_error("op", &answered(301, "", ""));
+        assert_eq!(redirect.refusal, Refusal::Retry { retry_after: None });
+    }
+
+    #[test]
+    fn retry_after_is_read_in_seconds_and_bounded() {
+        assert_eq!(retry_after(Some(" 7 ")), Some(Duration::from_secs(7)));
+        assert_eq!(retry_after(Some("999999999")), Some(RETRY_AFTER_MAX));
+        assert_eq!(retry_after(Some("-1")), None);
+        assert_eq!(retry_after(Some("soon")), None);
+        assert_eq!(retry_after(None), None);
+    }
+}

@@ -1,0 +1,72 @@
+//! Turns a panic inside a future, or in its drop, into a value, so that it costs nobody else anything.
+
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+
+/// A future panicked; what it said.
+#[derive(Debug)]
+pub(super) struct Panicked(pub(super) String);
+
+/// Runs a future to its end or its panic. After a panic the future is only dropped.
+pub(super) async fn catch_panic<F: Future>(future: F) -> Result<F::Output, Panicked> {
+    let mut future = GuardedDrop(Some(Box::pin(future)));
+    poll_fn(|context| match &mut future.0 {
+        Some(future) => match catch_unwind(AssertUnwindSafe(|| Pin::as_mut(future).poll(context))) {
+            Ok(poll) => poll.map(Ok),
+            Err(panic) => std::task::Poll::Ready(Err(Panicked(panic_message(panic.as_ref())))),
+        },
+        None => std::task::Poll::Pending,
+    })
+    .await
+}
+
+/// Drops a value that is not ours; its panic is said and goes no further.
+pub(super) fn drop_guarded<T>(value: T) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(value))) {
+        tracing::error!(panic = panic_message(panic.as_ref()), "a handler panicked while it was dropped");
+    }
+}
+
+/// Discards what is in it when it is dropped.
+struct GuardedDrop<T>(Option<T>);
+
+impl<T> Drop for GuardedDrop<T> {
+    fn drop(&mut self) {
+        drop_guarded(self.0.take());
+    }
+}
+
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no text".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Bomb;
+
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("dropped");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_a_value_and_that_of_a_drop_is_nothing() {
+        let both = catch_panic(async {
+            let _bomb = Bomb;
+            std::future::ready(()).await;
+        });
+        // The drop at the end of the block is part of the future's last poll.
+        assert_eq!(both.await.unwrap_err().0, "dropped");
+        let pending = catch_panic(async {
+            let _bomb = Bomb;
+            std::future::pending::<()>().await;
+        });
+        assert!(tokio::time::timeout(std::time::Duration::ZERO, pending).await.is_err());
+        drop_guarded(Bomb);
+    }
+}

@@ -1,0 +1,159 @@
+//! What a worker is asked and told about one of its claims.
+
+use crate::domain::claim::{CancelCommand, CancelResult};
+use crate::domain::id::LocalToken;
+use crate::domain::time::Instant;
+use crate::domain::worker::Event;
+use crate::handler::log::TaskLog;
+use crate::host::containment::ProcessScope;
+
+use super::engine::Engine;
+use super::snapshot::seconds_between;
+use super::status::{ClaimCommandStatus, ClaimDetail, Note, PhaseStatus};
+use super::task_lookup::{self, LookupCandidate, TaskLookupError};
+use super::timeline::PhaseTiming;
+
+/// A claim, and what its processes are in.
+#[derive(Debug)]
+pub struct ClaimSnapshot {
+    /// All but its processes.
+    pub detail: ClaimDetail,
+    /// Where they are; looking takes time.
+    pub enclosure: Option<ProcessScope>,
+}
+
+/// What came of an order about a claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CommandResult {
+    /// The run, as `TASK/RUN`.
+    pub run: String,
+    /// What came of it.
+    pub result: CancelResult,
+}
+
+/// The last order about a claim.
+#[derive(Debug, Clone)]
+pub(super) struct ClaimCommand {
+    command: CancelCommand,
+    note: Note,
+    at: Instant,
+}
+
+impl ClaimCommand {
+    /// For the task's log.
+    pub(super) fn log_line(&self) -> String {
+        let what = match self.command {
+            CancelCommand::Release => "handed back",
+            CancelCommand::Cancel => "canceled",
+        };
+        let Note { by, text } = &self.note;
+        let why = if text.is_empty() { String::new() } else { format!(": {text}") };
+        // It may be anybody's text, and a log has lines.
+        format!("{what} by {by}, who runs this worker{why}").replace(char::is_control, " ")
+    }
+}
+
+const fn command_name(order: CancelCommand) -> &'static str {
+    match order {
+        CancelCommand::Release => "hand-back",
+        CancelCommand::Cancel => "cancel",
+    }
+}
+
+impl Engine {
+    fn resolve_claim(&self, name: &str) -> Result<LocalToken, TaskLookupError> {
+        let candidate = |claim: crate::domain::worker::ClaimView<'_>| LookupCandidate {
+            claim: claim.claim,
+            run: claim.run.clone(),
+            source: self.source_name(claim.source).to_owned(),
+        };
+        task_lookup::resolve(name, self.rules.claims().map(candidate).collect())
+    }
+
+    /// The log of the task of that name.
+    pub(super) fn task_log(&self, name: &str) -> Result<TaskLog, TaskLookupError> {
+        let claim = self.resolve_claim(name)?;
+        let job = self.claims.get(&claim).and_then(|live| live.execution.as_ref());
+        // One that is being asked for has no log yet, and nobody holds it yet either.
+        job.map(|job| job.context.log().clone())
+            .ok_or_else(|| TaskLookupError::NotFound { name: name.to_owned(), held: Vec::new() })
+    }
+
+    /// All that is known of the task of that name.
+    pub(super) fn claim_snapshot(&self, name: &str) -> Result<ClaimSnapshot, TaskLookupError> {
+        let claim = self.resolve_claim(name)?;
+        let gone = || TaskLookupError::NotFound { name: name.to_owned(), held: Vec::new() };
+        let view = self.rules.claims().find(|view| view.claim == claim).ok_or_else(gone)?;
+        let live = self.claims.get(&claim).ok_or_else(gone)?;
+        let now = self.clock.now();
+        let feed = self.sources.get(live.source_index).ok_or_else(gone)?;
+        let context = live.execution.as_ref().map(|job| &job.context);
+        let definition = context.map(|context| &context.task().definition);
+        let text = |path: &str| definition.and_then(|task| task.pointer(path)?.as_str()).map(str::to_owned);
+        let enclosure = context.map(|context| context.scope().clone());
+        let detail = ClaimDetail {
+            task: self.claim_status(&view, now),
+            name: text("/metadata/name"),
+            group: text("/taskGroupId"),
+            place: feed.source.describe(),
+            handler: feed.handler.describe(),
+            dequeue_count: live.message.as_ref().map(|message| message.dequeue_count),
+            reclaims: live.reclaims,
+            reclaim_in_seconds: view.state.next_reclaim().map(|at| seconds_between(now, at)),
+            containment: self.containment().level().as_str().to_owned(),
+            cgroup: enclosure.as_ref().and_then(|enclosure| enclosure.name().cgroup.clone()),
+            processes: Vec::new(),
+            folder: live
+                .execution
+                .as_ref()
+                .filter(|job| job.context.workdir_result().is_some())
+                .map(|job| job.folder.clone()),
+            phases: live.timeline.phases().iter().map(|lap| phase_status(lap, now)).collect(),
+            ordered: live.last_command.as_ref().map(|said| ClaimCommandStatus {
+                order: command_name(said.command).to_owned(),
+                note: said.note.clone(),
+                seconds_ago: seconds_between(said.at, now),
+            }),
+        };
+        Ok(ClaimSnapshot { detail, enclosure })
+    }
+
+    /// Ends the task of that name, and no other (I34).
+    pub(super) fn command_claim(
+        &mut self,
+        name: &str,
+        order: CancelCommand,
+        note: Note,
+    ) -> Result<CommandResult, TaskLookupError> {
+        let claim = self.resolve_claim(name)?;
+        let gone = || TaskLookupError::NotFound { name: name.to_owned(), held: Vec::new() };
+        let view = self.rules.claims().find(|view| view.claim == claim).ok_or_else(gone)?;
+        let (run, obeyed) = (view.run.to_string(), view.state.preview_cancel(order));
+        tracing::info!(
+            claim.run = run,
+            order = command_name(order),
+            by = note.by,
+            note = note.text,
+            ?obeyed,
+            "an order about a task"
+        );
+        let heard = !matches!(obeyed, CancelResult::AlreadyReported(_) | CancelResult::Lost(_));
+        if let Some(live) = self.claims.get_mut(&claim).filter(|_| heard) {
+            let said = ClaimCommand { command: order, note, at: self.clock.now() };
+            if let Some(job) = &live.execution {
+                job.context.log().write_note(&said.log_line());
+            }
+            live.last_command = Some(said);
+        }
+        self.handle_event(Event::Command { claim, command: order });
+        Ok(CommandResult { run, result: obeyed })
+    }
+}
+
+fn phase_status(lap: &PhaseTiming, now: Instant) -> PhaseStatus {
+    PhaseStatus {
+        phase: lap.phase.as_str().to_owned(),
+        seconds_ago: seconds_between(lap.started_at, now),
+        seconds: lap.ended_at.map(|ended| seconds_between(lap.started_at, ended)),
+    }
+}

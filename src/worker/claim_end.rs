@@ -1,0 +1,113 @@
+//! The end of a claim: what is told, counted and taken away.
+
+use tokio::task::AbortHandle;
+
+use crate::domain::claim::{ClaimEnd, LossReason};
+use crate::domain::id::{LocalToken, Run};
+use crate::domain::journal::{AfterClose, EntryId};
+use crate::domain::outcome::{ExceptionReason, Outcome};
+use crate::host::crash_points::crash_point;
+
+use super::catch_panic::drop_guarded;
+use super::claim_runtime::{ClaimRuntime, Execution};
+use super::counters::{add, count};
+use super::engine::Engine;
+use super::trace_recorder::FinishedClaim;
+
+impl Engine {
+    fn record_trace(&self, live: &ClaimRuntime, run: &Run, end: ClaimEnd) {
+        let (Some(recorder), Some(trace)) = (&self.config.recorder, live.span_context) else { return };
+        let source = self.sources.get(live.source_index).map(|feed| feed.name.clone()).unwrap_or_default();
+        let timeline = live.timeline.clone();
+        recorder.record(FinishedClaim {
+            run: run.clone(),
+            source,
+            span_context: trace,
+            timeline,
+            end,
+            now: self.clock.now(),
+        });
+    }
+
+    /// The claim is over.
+    pub(super) fn close(&mut self, claim: LocalToken, run: &Run, end: ClaimEnd) {
+        crash_point("before-closing");
+        match AfterClose::of(end) {
+            AfterClose::Nothing => self.journal.record_closed(EntryId(claim.0)),
+            AfterClose::RetryAfterRestart => {}
+        }
+        let Some(mut live) = self.claims.remove(&claim) else { return };
+        self.control.liveness.set_claims_held(self.claims.len());
+        if self.close_recovered_claim(claim, live.source_index, end) {
+            live.calls.iter().for_each(AbortHandle::abort);
+            return;
+        }
+        drop_guarded(live.prepared.take());
+        live.calls.iter().for_each(AbortHandle::abort);
+        self.count_end(live.source_index, end);
+        self.record_trace(&live, run, end);
+        let counters = self.counters();
+        add(&counters.log_bytes, live.execution.as_ref().map_or(0, |job| job.context.log().bytes()));
+        let trace_id = live.trace.map(|trace| trace.trace_id());
+        let trace_id = trace_id.as_ref().map(tracing::field::display);
+        match end {
+            ClaimEnd::Reported(outcome) => {
+                count(match outcome {
+                    Outcome::Completed => &counters.completed,
+                    Outcome::Failed => &counters.failed,
+                    Outcome::Exception(ExceptionReason::WorkerShutdown) => &counters.handed_back,
+                    Outcome::Exception(_) => &counters.exceptions,
+                });
+                tracing::info!(claim.run = %run, trace_id, %outcome, "reported");
+            }
+            ClaimEnd::AlreadyResolved(outcome) => {
+                count(&counters.superseded);
+                tracing::warn!(claim.run = %run, trace_id, %outcome, "the queue has an outcome for it already; ours is not taken");
+            }
+            ClaimEnd::ReportRejected(outcome) => {
+                count(&counters.lost);
+                tracing::error!(claim.run = %run, trace_id, %outcome, "the queue refuses the report; the run will expire");
+            }
+            ClaimEnd::Unconfirmed { outcome, loss: loss @ (LossReason::Revoked | LossReason::Canceled) } => {
+                count(&counters.unconfirmed);
+                tracing::warn!(
+                    claim.run = %run, trace_id, %outcome, ?loss,
+                    "the report was not answered, and the queue says that the claim is over: most likely by this report"
+                );
+            }
+            ClaimEnd::Unconfirmed { outcome, loss } => {
+                count(&counters.unconfirmed);
+                tracing::warn!(
+                    claim.run = %run, trace_id, %outcome, ?loss,
+                    "the report was not answered before the claim was given up; whether it was accepted is not known"
+                );
+            }
+            ClaimEnd::Lost(LossReason::Canceled) => {
+                count(&counters.superseded);
+                tracing::info!(claim.run = %run, trace_id, "canceled, or resolved by somebody else; nothing is reported");
+            }
+            ClaimEnd::Lost(loss) => {
+                count(&counters.lost);
+                tracing::warn!(claim.run = %run, trace_id, ?loss, "claim lost; nothing is reported");
+            }
+            ClaimEnd::NotGranted => tracing::debug!(claim.run = %run, "not granted"),
+        }
+        if let Some(job) = live.execution {
+            remove_files(job);
+        }
+    }
+}
+
+/// Takes away what a finished task leaves on the disk, if there is anything. Off this thread: a disk may take its time
+/// to free blocks, and the leases of all other tasks are kept here.
+fn remove_files(job: Execution) {
+    if job.context.workdir_result().is_none() && job.context.log().is_empty() {
+        return;
+    }
+    tokio::task::spawn_blocking(move || {
+        let Execution { context, folder } = job;
+        if let Err(error) = context.clean_up() {
+            tracing::warn!(folder = %folder.display(), %error, "what a task left could not be removed");
+        }
+    });
+}

@@ -1,0 +1,345 @@
+//! What the runtime keeps of one claim: everything that the rules have no use for.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+
+use crate::domain::claim::{self, KillCause};
+use crate::domain::id::{LocalToken, PriorityQueue, Run};
+use crate::domain::time::Instant;
+use crate::domain::trace_context::TraceParent;
+use crate::handler::artifact::Artifacts;
+use crate::handler::log::{LogLimits, TaskLog};
+use crate::handler::{CancelCause, Cancellation, Context, PreparedPayload, TaskInfo};
+use crate::source::{Claim, Grant, Message, Results};
+
+use super::SourceBinding;
+use super::claim_commands::ClaimCommand;
+use super::prompt::Begun;
+use super::timeline::{ClaimPhase, Timeline};
+use super::trace_recorder::SpanContext;
+use crate::host::clock::Clock;
+use crate::host::containment::ProcessScope;
+use crate::host::spare::Spares;
+
+/// What claiming or deleting a message takes.
+pub(super) struct PolledMessage {
+    pub(super) lane: PriorityQueue,
+    pub(super) id: Arc<str>,
+    pub(super) receipt: Arc<str>,
+    pub(super) source_index: usize,
+    pub(super) message: Option<Arc<Message>>,
+}
+
+/// A claim from the request on.
+pub(super) struct ClaimRuntime {
+    pub(super) source_index: usize,
+    pub(super) message: Option<Arc<Message>>,
+    pub(super) claim: Option<Claim>,
+    pub(super) prepared: Option<Box<dyn PreparedPayload>>,
+    pub(super) execution: Option<Execution>,
+    /// A report that was begun, and that the rules have not asked for yet.
+    pub(super) report: Option<Begun>,
+    /// Whether the rules know that what prepared it has started it.
+    pub(super) started: bool,
+    pub(super) calls: Vec<AbortHandle>,
+    /// When it was granted, and when last extended.
+    pub(super) granted_at: Option<Instant>,
+    pub(super) reclaimed_at: Option<Instant>,
+    /// When the request was sent that the lease is counted from, and how often it was extended.
+    pub(super) lease_requested_at: Option<Instant>,
+    pub(super) reclaims: u32,
+    pub(super) timeline: Timeline,
+    pub(super) last_command: Option<ClaimCommand>,
+    /// What its handler is told to trace under.
+    pub(super) trace: Option<TraceParent>,
+    /// Where its spans belong, if any are recorded.
+    pub(super) span_context: Option<SpanContext>,
+    definition: serde_json::Value,
+    payload_error: Option<String>,
+    results: Option<Results>,
+    cancel: watch::Sender<Option<Cancellation>>,
+    expires_at: watch::Sender<Instant>,
+}
+
+/// What exists from the moment a handler is involved.
+#[derive(Debug, Clone)]
+pub(super) struct Execution {
+    pub(super) context: Context,
+    /// The task's folder, which is there if the context says that it was made.
+    pub(super) folder: PathBuf,
+}
+
+/// Where a task is run.
+pub(super) struct ExecutionSetup<'a> {
+    /// Its folder goes below this one.
+    pub(super) tasks_dir: &'a Path,
+    pub(super) spares: Spares,
+    pub(super) log: LogLimits,
+    pub(super) clock: Clock,
+    pub(super) enclosure: ProcessScope,
+}
+
+impl ClaimRuntime {
+    pub(super) fn new(source_index: usize) -> Self {
+        Self {
+            source_index,
+            message: None,
+            claim: None,
+            prepared: None,
+            execution: None,
+            report: None,
+            started: false,
+            calls: Vec::new(),
+            granted_at: None,
+            reclaimed_at: None,
+            lease_requested_at: None,
+            reclaims: 0,
+            timeline: Timeline::default(),
+            last_command: None,
+            trace: None,
+            span_context: None,
+            definition: serde_json::Value::Null,
+            payload_error: None,
+            results: None,
+            cancel: watch::Sender::new(None),
+            expires_at: watch::Sender::new(Instant::ORIGIN),
+        }
+    }
+
+    pub(super) fn on_granted(&mut self, grant: Grant, sent_at: Instant, recording: TraceRecording, now: Instant) {
+        self.granted_at = Some(now);
+        self.lease_requested_at = Some(sent_at);
+        self.timeline.start(ClaimPhase::Claim, now);
+        self.timeline.end(&[ClaimPhase::Claim], now);
+        self.definition = grant.task;
+        self.payload_error = grant.payload_error;
+        let trace = trace_origin(&self.definition);
+        (self.trace, self.span_context) = (Some(trace.handler_parent(recording)), trace.recorded_spans(recording));
+        self.results = grant.results;
+        self.claim = Some(grant.claim);
+    }
+
+    /// Of what no handler has seen nothing has run: where tries are counted, this is none.
+    pub(super) fn mark_not_started(&self) {
+        if let (None, Some(replies)) = (&self.execution, &self.results) {
+            replies.mark_not_started();
+        }
+    }
+
+    /// Remembers a call, so that it can be dropped when the claim is over.
+    pub(super) fn track_call(&mut self, call: AbortHandle) {
+        self.calls.push(call);
+    }
+
+    /// Lets go of calls that have come back: each holds as much memory as the call itself took.
+    pub(super) fn prune_calls(&mut self) {
+        self.calls.retain(|call| !call.is_finished());
+    }
+
+    /// Makes what the handler is given, and touches no disk. The folder's name is no other claim's: two deployments may use
+    /// one name for two tasks, and what an earlier claim left may still be on its way out.
+    pub(super) fn start_execution(
+        &mut self,
+        claim: LocalToken,
+        run: &Run,
+        feed: &SourceBinding,
+        around: ExecutionSetup<'_>,
+    ) -> Execution {
+        let ExecutionSetup { tasks_dir: base, spares, log, clock, enclosure } = around;
+        let name = format!("{}_{}_{}", run.task, run.run, claim.0);
+        let workdir = base.join(&name);
+        let log = TaskLog::of_spares(base.join(format!("{name}.log")), log, spares.clone());
+        let definition = std::mem::take(&mut self.definition);
+        let mut env = feed.env.clone();
+        env.insert("TASK_ID".to_owned(), run.task.to_string());
+        env.insert("RUN_ID".to_owned(), run.run.to_string());
+        env.insert("TASK_WORKDIR".to_owned(), workdir.display().to_string());
+        if let Some(group) = definition.get("taskGroupId").and_then(serde_json::Value::as_str) {
+            env.insert("TASK_GROUP_ID".to_owned(), group.to_owned());
+        }
+        env.extend(self.trace.map(|trace| ("TRACEPARENT".to_owned(), trace.to_string())));
+        let task = TaskInfo { run: run.clone(), source: feed.name.clone(), definition, env };
+        let folder = workdir.clone();
+        let context = Context::new(
+            task,
+            workdir,
+            log,
+            Artifacts::new(),
+            self.cancel.subscribe(),
+            self.expires_at.subscribe(),
+            clock,
+        )
+        .in_scope(enclosure)
+        .of_spares(spares)
+        .with_results(self.results.take())
+        .with_payload_error(self.payload_error.take());
+        let job = Execution { context, folder };
+        self.execution = Some(job.clone());
+        job
+    }
+
+    /// Passes the order to end on to the handler. Of several orders the earliest deadline counts, and a lost claim
+    /// outweighs a shutdown.
+    pub(super) fn kill(&self, cause: KillCause, grace: Duration, now: Instant) {
+        self.cancel.send_modify(|order| {
+            let deadline = now.plus(grace);
+            let cause = match (order.map(|order| order.cause), cause) {
+                (Some(CancelCause::ClaimLost), _) | (_, KillCause::ClaimLost(_)) => CancelCause::ClaimLost,
+                (Some(CancelCause::Canceled), _) | (_, KillCause::Command(claim::CancelCommand::Cancel)) => {
+                    CancelCause::Canceled
+                }
+                (Some(CancelCause::Released), _) | (None, KillCause::Command(claim::CancelCommand::Release)) => {
+                    CancelCause::Released
+                }
+                (
+                    Some(CancelCause::Shutdown),
+                    KillCause::Shutdown | KillCause::Command(claim::CancelCommand::Release),
+                )
+                | (None, KillCause::Shutdown) => CancelCause::Shutdown,
+            };
+            *order = Some(match *order {
+                Some(old) if old.deadline <= deadline => Cancellation { cause, ..old },
+                Some(_) | None => Cancellation { cause, deadline, termination_grace: grace },
+            });
+        });
+    }
+
+    pub(super) fn is_kill_requested(&self) -> bool {
+        self.cancel.borrow().is_some()
+    }
+
+    pub(super) fn set_expires_at(&self, lease_ends: Instant) {
+        self.expires_at.send_replace(lease_ends);
+    }
+}
+
+/// Whether spans are recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TraceRecording {
+    On,
+    Off,
+}
+
+/// The trace that a task's creator started, or one of its own, and the spans that may be recorded in it.
+#[derive(Debug, Clone, Copy)]
+struct TraceOrigin {
+    given: Option<TraceParent>,
+    claim_span: TraceParent,
+    run_span: u64,
+}
+
+fn trace_origin(definition: &serde_json::Value) -> TraceOrigin {
+    let given = definition.pointer("/extra/traceparent").and_then(serde_json::Value::as_str);
+    let given = given.and_then(TraceParent::parse);
+    let own = given.unwrap_or_else(|| {
+        let (high, low) = (u128::from(unique_span_id()), u128::from(unique_span_id()));
+        TraceParent::new(high << 64 | low, unique_span_id())
+    });
+    TraceOrigin { given, claim_span: own.child(unique_span_id()), run_span: unique_span_id() }
+}
+
+/// A number that nobody else has. Not worth a call to the system: it is no secret.
+fn unique_span_id() -> u64 {
+    static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    KEYS.hash_one(COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
+impl TraceOrigin {
+    /// A creator who says that nothing is to be recorded is heard.
+    fn recorded_spans(self, recording: TraceRecording) -> Option<SpanContext> {
+        let parent = self.given.map(|given| given.span_id());
+        let trace = SpanContext {
+            claim_span: self.claim_span,
+            parent,
+            run_span: self.claim_span.child(self.run_span).span_id(),
+        };
+        Some(trace).filter(|_| recording == TraceRecording::On && self.claim_span.is_sampled())
+    }
+
+    fn handler_parent(self, recording: TraceRecording) -> TraceParent {
+        let unrecorded = self.given.unwrap_or(self.claim_span);
+        self.recorded_spans(recording).map_or(unrecorded, |trace| trace.claim_span.child(trace.run_span))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::task::JoinSet;
+
+    #[test]
+    fn of_several_orders_a_lost_claim_and_the_earliest_deadline_count() {
+        let at = |secs| Instant::at(Duration::from_secs(secs));
+        let (lost, shutdown) = (KillCause::ClaimLost(claim::LossReason::Revoked), KillCause::Shutdown);
+        for (orders, deadline, grace) in [
+            ([(shutdown, 0, 30), (lost, 1, 10)], at(11), 10),
+            ([(shutdown, 0, 5), (lost, 1, 10)], at(5), 5),
+            ([(lost, 0, 10), (shutdown, 1, 30)], at(10), 10),
+            ([(lost, 0, 10), (shutdown, 1, 0)], at(1), 0),
+        ] {
+            let live = ClaimRuntime::new(0);
+            for (cause, now, grace) in orders {
+                live.kill(cause, Duration::from_secs(grace), at(now));
+            }
+            let grace = Duration::from_secs(grace);
+            let order = Some(Cancellation { cause: CancelCause::ClaimLost, deadline, termination_grace: grace });
+            assert_eq!(*live.cancel.borrow(), order, "{orders:?}");
+        }
+    }
+
+    #[test]
+    fn a_tasks_trace_is_its_creators_where_that_can_be_read_and_its_own_otherwise() {
+        let given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        let of = |extra| {
+            trace_origin(&serde_json::json!({ "extra": extra })).handler_parent(TraceRecording::Off).to_string()
+        };
+        assert_eq!(of(serde_json::json!({ "traceparent": given })), given);
+        for odd in [serde_json::json!({}), serde_json::json!({ "traceparent": 7 }), serde_json::json!("00-")] {
+            let own = of(odd);
+            assert!(TraceParent::parse(&own).is_some_and(|read| read.to_string() == own), "{own}");
+            assert_ne!(own, of(serde_json::json!({})));
+        }
+    }
+
+    #[test]
+    fn a_handler_is_told_of_the_span_that_is_recorded_and_a_creator_who_wants_none_is_heard() {
+        let of = |flags: &str| {
+            let given = format!("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-{flags}");
+            trace_origin(&serde_json::json!({ "extra": { "traceparent": given } }))
+        };
+        let found = of("01");
+        let trace = found.recorded_spans(TraceRecording::On).unwrap();
+        assert_eq!(trace.claim_span.trace_id().to_string(), "0af7651916cd43dd8448eb211c80319c");
+        assert_eq!(trace.parent, Some(0xb7ad_6b71_6920_3331));
+        let told = found.handler_parent(TraceRecording::On);
+        assert_eq!((told.trace_number(), told.span_id()), (trace.claim_span.trace_number(), trace.run_span));
+        assert!(
+            trace.claim_span.span_id() != trace.run_span && Some(trace.run_span) != trace.parent && told.is_sampled()
+        );
+        assert_eq!(found.recorded_spans(TraceRecording::Off), None);
+        let unwanted = of("00");
+        assert_eq!(unwanted.recorded_spans(TraceRecording::On), None);
+        let passed = unwanted.handler_parent(TraceRecording::On).to_string();
+        assert_eq!(passed, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00");
+        let own = trace_origin(&serde_json::Value::Null).recorded_spans(TraceRecording::On).unwrap();
+        assert_eq!(own.parent, None);
+    }
+
+    #[tokio::test]
+    async fn only_calls_under_way_are_held() {
+        let (mut live, mut calls) = (ClaimRuntime::new(0), JoinSet::new());
+        live.track_call(calls.spawn(async {}));
+        calls.join_next().await.unwrap().unwrap();
+        live.track_call(calls.spawn(std::future::pending()));
+        live.prune_calls();
+        assert_eq!(live.calls.len(), 1);
+        assert!(!live.calls[0].is_finished());
+    }
+}

@@ -1,0 +1,120 @@
+//! Artifacts that are logs are stored without the secrets in them.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::limits::REDACT_READ_BYTES;
+use crate::redact::{self, RedactFilter, SecretSet};
+
+/// A copy of a file without the secrets in it.
+#[derive(Debug)]
+pub(super) struct RedactedCopy {
+    /// Open and without a name, so that nothing of it stays.
+    pub(super) file: Arc<File>,
+    pub(super) bytes: u64,
+    /// How many places were replaced.
+    pub(super) redactions: u64,
+}
+
+/// Whether an artifact of this name is taken for a log.
+pub(super) fn is_log(name: &str) -> bool {
+    name.rsplit_once('.').is_some_and(|(_, extension)| extension.eq_ignore_ascii_case("log"))
+}
+
+/// A copy in this folder, of a file that holds secrets; `None` where it holds none, which costs the disk nothing.
+///
+/// # Errors
+///
+/// Where the file cannot be read, or no copy written.
+pub(super) fn redacted_copy(
+    file: &File,
+    bytes: u64,
+    own: Option<&SecretSet>,
+    folder: &Path,
+) -> io::Result<Option<RedactedCopy>> {
+    if filter_file(file, bytes, own, |_| Ok(()))? == 0 {
+        return Ok(None);
+    }
+    let path = folder.join(format!("cleansed-{}", uuid::Uuid::new_v4().simple()));
+    let copy = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
+    std::fs::remove_file(&path)?;
+    let (mut written, mut to) = (0, &copy);
+    let redactions = filter_file(file, bytes, own, |piece| {
+        written += piece.len() as u64;
+        to.write_all(piece)
+    })?;
+    Ok(Some(RedactedCopy { file: Arc::new(copy), bytes: written, redactions }))
+}
+
+/// Passes a file through the filter, piece by piece, and says how many places were replaced.
+fn filter_file(
+    file: &File,
+    bytes: u64,
+    own: Option<&SecretSet>,
+    mut each: impl FnMut(&[u8]) -> io::Result<()>,
+) -> io::Result<u64> {
+    let (mut filter, mut buffer, mut told) = (RedactFilter::default(), vec![0; REDACT_READ_BYTES], Vec::new());
+    let mut at = 0;
+    while at < bytes {
+        let wanted = usize::try_from(bytes - at).unwrap_or(REDACT_READ_BYTES).min(REDACT_READ_BYTES);
+        let piece = buffer.get_mut(..wanted).unwrap_or_default();
+        let read = file.read_at(piece, at)?;
+        if read == 0 {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it became shorter"));
+        }
+        at += read as u64;
+        redact::stream(&mut filter, own, piece.get(..read).unwrap_or_default(), &mut told);
+        each(&told)?;
+        told.clear();
+    }
+    redact::end_stream(&mut filter, own, &mut told);
+    each(&told)?;
+    Ok(filter.redaction_count())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use super::*;
+    use crate::redact::Patterns;
+
+    #[test]
+    fn a_log_is_copied_without_its_secrets_wherever_they_lie_and_one_without_any_is_not_copied() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut own = SecretSet::new(Patterns::Excluded);
+        own.add("cleanse-canary-5521");
+        // Across the end of a piece, and at both ends of the file.
+        let mut text = b"cleanse-canary-5521".to_vec();
+        text.resize(REDACT_READ_BYTES - 7, b'x');
+        text.extend_from_slice(b"cleanse-canary-5521\xff\x00 rest cleanse-canary-5521");
+        let path = folder.path().join("build.log");
+        std::fs::write(&path, &text).unwrap();
+        let file = File::open(&path).unwrap();
+        let cleansed = redacted_copy(&file, text.len() as u64, Some(&own), folder.path()).unwrap().unwrap();
+        assert_eq!(cleansed.redactions, 3);
+        let mut copy = vec![0; usize::try_from(cleansed.bytes).unwrap()];
+        cleansed.file.read_exact_at(&mut copy, 0).unwrap();
+        let expected = String::from_utf8_lossy(&text).replace("cleanse-canary-5521", redact::REPLACEMENT);
+        assert_eq!(String::from_utf8_lossy(&copy), expected);
+        assert_eq!((&*cleansed.file).read(&mut [0; 1]).unwrap(), 0, "there is no more of it");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "no name is left");
+
+        assert!(redacted_copy(&file, 0, Some(&own), folder.path()).unwrap().is_none());
+        assert!(redacted_copy(&file, text.len() as u64, None, folder.path()).unwrap().is_none());
+        assert!(redacted_copy(&file, text.len() as u64 + 1, Some(&own), folder.path()).is_err());
+    }
+
+    #[test]
+    fn what_is_called_a_log_is_one() {
+        for name in ["public/build.log", "a.LOG", ".log"] {
+            assert!(is_log(name), "{name}");
+        }
+        for name in ["build.log.gz", "log", "public/log", "catalog", "build.log/x.txt"] {
+            assert!(!is_log(name), "{name}");
+        }
+    }
+}

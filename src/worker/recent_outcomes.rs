@@ -1,0 +1,82 @@
+//! What became of the claims of the last hour, minute by minute.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::domain::time::Instant;
+
+use super::status::OutcomeCounts;
+
+const MINUTE: Duration = Duration::from_secs(60);
+const WINDOW_MINUTES: u64 = 60;
+
+/// One minute's outcomes.
+#[derive(Debug)]
+struct MinuteCounts {
+    number: u64,
+    outcomes: OutcomeCounts,
+}
+
+/// The last hour. Holds one entry for each minute in which something ended.
+#[derive(Debug, Default)]
+pub(super) struct RecentOutcomes(VecDeque<MinuteCounts>);
+
+impl RecentOutcomes {
+    /// Counts something that ended now.
+    pub(super) fn count(&mut self, now: Instant, count: impl FnOnce(&mut OutcomeCounts)) {
+        let number = minute_number(now);
+        self.expire(number);
+        match self.0.back_mut() {
+            Some(last) if last.number == number => count(&mut last.outcomes),
+            _ => {
+                let mut outcomes = OutcomeCounts::default();
+                count(&mut outcomes);
+                self.0.push_back(MinuteCounts { number, outcomes });
+            }
+        }
+    }
+
+    /// The sum.
+    pub(super) fn sum(&mut self, now: Instant) -> OutcomeCounts {
+        self.expire(minute_number(now));
+        self.0.iter().fold(OutcomeCounts::default(), |sum, minute| {
+            let one = minute.outcomes;
+            OutcomeCounts {
+                completed: sum.completed + one.completed,
+                failed: sum.failed + one.failed,
+                exceptions: sum.exceptions + one.exceptions,
+                handed_back: sum.handed_back + one.handed_back,
+                superseded: sum.superseded + one.superseded,
+                lost: sum.lost + one.lost,
+            }
+        })
+    }
+
+    fn expire(&mut self, number: u64) {
+        while self.0.front().is_some_and(|minute| minute.number + WINDOW_MINUTES <= number) {
+            self.0.pop_front();
+        }
+    }
+}
+
+fn minute_number(now: Instant) -> u64 {
+    now.since_origin().as_secs() / MINUTE.as_secs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_older_than_an_hour_no_longer_counts() {
+        let at = |minutes: u64| Instant::at(MINUTE * u32::try_from(minutes).unwrap());
+        let mut hour = RecentOutcomes::default();
+        for minutes in 0..90 {
+            hour.count(at(minutes), |outcomes| outcomes.completed += 1);
+        }
+        assert_eq!(hour.sum(at(89)).completed, 60);
+        assert_eq!(hour.sum(at(120)).completed, 29);
+        assert_eq!(hour.sum(at(149)), OutcomeCounts::default());
+        assert!(hour.0.is_empty());
+    }
+}

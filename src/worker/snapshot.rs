@@ -1,0 +1,540 @@
+//! The view of a worker, put together from what the rules say and what the engine remembers.
+
+use crate::domain::claim::{ClaimEnd, LossReason};
+use crate::domain::id::SourceId;
+use crate::domain::outcome::{ExceptionReason, Outcome};
+use crate::domain::poll::NextCall;
+use crate::domain::service_supervisor::ServiceAvailability;
+use crate::domain::time::Instant;
+use crate::domain::worker::{ClaimView, ClaimingBlocked, ClaimingState, ExitReason, HostResources};
+use crate::host::containment::ProcessScope;
+use crate::host::termination_notice::{WatchHealth, WatchStatus};
+
+use super::alerts::duplicate_id_message;
+use super::counters::SourceCounts;
+use super::engine::Engine;
+use super::status::{
+    BlockedReason, ClaimStatus, HostStatus, LifecycleState, NextAction, Note, NoticeStatus, NoticeWatchStatus,
+    OutcomeCounts, SidecarSummary, SourceError, SourceStatus, WorkerStatus,
+};
+
+/// How long a source may be in trouble before a hint says so.
+const TROUBLE_HINT_SECONDS: f64 = 5.0;
+/// A clock that is so far from a service's is worth a hint.
+const CLOCK_HINT_SECONDS: u64 = 30;
+/// A source in which nothing was found for so long is worth a hint.
+const IDLE_HINT_SECONDS: f64 = 600.0;
+
+/// What is remembered of a source for those who look.
+#[derive(Debug, Default)]
+pub(super) struct SourceActivity {
+    polled_at: Option<Instant>,
+    received_at: Option<Instant>,
+    last_refusal: Option<LastRefusal>,
+    pub(super) counts: SourceCounts,
+}
+
+/// The first notice that the host goes, and the latest end of a claim since.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct NoticeReceived {
+    pub(super) at: Instant,
+    pub(super) last_ended_at: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct LastRefusal {
+    at: Instant,
+    text: String,
+    in_a_row: u32,
+}
+
+impl SourceActivity {
+    /// A poll was answered, with so many entries.
+    pub(super) fn on_poll(&mut self, now: Instant, entries: usize) {
+        self.counts.polls += 1;
+        self.polled_at = Some(now);
+        self.last_refusal = None;
+        if entries > 0 {
+            self.received_at = Some(now);
+        }
+    }
+
+    /// Something was refused.
+    pub(super) fn on_refusal(&mut self, now: Instant, text: &str) {
+        self.counts.refusals += 1;
+        let in_a_row = self.last_refusal.as_ref().map_or(0, |refused| refused.in_a_row) + 1;
+        self.last_refusal = Some(LastRefusal { at: now, text: text.to_owned(), in_a_row });
+    }
+}
+
+/// How a worker looks, and what the processes of its tasks are in, by their place in the list.
+#[derive(Debug)]
+pub(super) struct StatusSnapshot {
+    pub(super) status: WorkerStatus,
+    enclosures: Vec<Option<ProcessScope>>,
+}
+
+impl StatusSnapshot {
+    /// With what the tasks take up. That is read file by file, and nothing else waits for it meanwhile.
+    pub(super) async fn with_memory_usage(self) -> WorkerStatus {
+        let Self { status: mut view, enclosures } = self;
+        let bare = view.clone();
+        let weighing = tokio::task::spawn_blocking(move || {
+            for (task, bytes) in view.tasks.iter_mut().zip(ProcessScope::memory_bytes_of(&enclosures)) {
+                task.memory_bytes = bytes;
+            }
+            view
+        });
+        weighing.await.unwrap_or(bare)
+    }
+}
+
+impl Engine {
+    /// How it looks now.
+    pub(super) fn snapshot(&mut self) -> StatusSnapshot {
+        let now = self.clock.now();
+        let claiming = self.rules.claiming();
+        let (tasks, enclosures): (Vec<ClaimStatus>, Vec<Option<ProcessScope>>) =
+            self.claim_statuses(now).into_iter().unzip();
+        let sources = self.source_statuses(now);
+        let next = self.next_action(claiming, now);
+        let last_hour = self.recent_outcomes.sum(now);
+        let services = self.sidecars.summaries();
+        let watches = self.notice_watches(now);
+        let kept = self.pending_cleanup_runs();
+        let mut hints = hints(claiming, &sources, last_hour, &services);
+        hints.extend(watches.iter().filter_map(NoticeWatchStatus::hint));
+        hints.extend(pending_cleanup_hint(&kept));
+        hints.extend(self.containment().unenforced_limits_hint());
+        hints.extend(unremoved_hint(self.unremoved_count));
+        let view = WorkerStatus {
+            state: lifecycle_state(claiming),
+            not_claiming: blocked_message(claiming, tasks.len(), kept.len(), now, &services),
+            blocked: blocked_reason(claiming),
+            // What was paused for a while goes on by itself.
+            note: self.current_note(claiming),
+            uptime_seconds: seconds_between(self.started_at, now),
+            capacity: self.rules.capacity(),
+            asked: self.rules.sources().map(|source| u32::try_from(source.reserved_slots).unwrap_or(u32::MAX)).sum(),
+            sources,
+            tasks,
+            kept,
+            last_hour,
+            counts: self.control.counts(),
+            host: self.host_status(),
+            services,
+            activity: self.control.liveness().activity(),
+            containment: self.containment().level().as_str().to_owned(),
+            notice: self.notice.map(|noticed| NoticeStatus {
+                seconds_ago: seconds_between(noticed.at, now),
+                to_last_end_seconds: noticed.last_ended_at.map(|end| seconds_between(noticed.at, end)),
+            }),
+            watches,
+            recovered: self.recovery.summary(),
+            spans: self.config.recorder.as_ref().map(|recorder| recorder.span_counts()),
+            next,
+            hints,
+        };
+        StatusSnapshot { status: view, enclosures }
+    }
+
+    /// Why nothing is claimed, in words; empty where claims are asked for.
+    pub(super) fn blocked_message(&self) -> String {
+        let (claiming, now) = (self.rules.claiming(), self.clock.now());
+        blocked_message(claiming, self.claims.len(), self.pending_cleanup_runs().len(), now, &self.sidecars.summaries())
+            .unwrap_or_default()
+    }
+
+    /// Runs that are over, and whose slots wait.
+    fn pending_cleanup_runs(&self) -> Vec<String> {
+        let over = self.pending_cleanup.iter().filter(|(claim, _)| !self.claims.contains_key(claim));
+        over.map(|(_, run)| run.to_string()).collect()
+    }
+
+    fn notice_watches(&self, now: Instant) -> Vec<NoticeWatchStatus> {
+        let Some(sights) = self.control.watch_statuses.get() else { return Vec::new() };
+        let seen = |WatchStatus { origin, health: hearing, since }: &WatchStatus| {
+            let provider = origin.as_str().to_owned();
+            let (heard, trouble) = match hearing {
+                WatchHealth::Unknown => (false, None),
+                WatchHealth::Healthy => (true, None),
+                WatchHealth::Failing(trouble) => (false, Some(trouble.clone())),
+            };
+            NoticeWatchStatus { provider, heard, trouble, seconds: seconds_between(*since, now) }
+        };
+        sights.borrow().iter().map(seen).collect()
+    }
+
+    /// Who ordered what it does, or what made it do so.
+    fn current_note(&self, claiming: ClaimingState) -> Option<Note> {
+        let ordered = self.note.clone().filter(|_| lifecycle_state(claiming) != LifecycleState::Running);
+        let lost = || Some(Note { by: "the worker itself".to_owned(), text: self.work_dir_lost_reason.clone()? });
+        ordered.or_else(lost)
+    }
+
+    fn host_status(&self) -> HostStatus {
+        let HostResources { disk, memory } = self.resources;
+        let least = self.config.min_resources;
+        HostStatus { disk_free: disk, disk_least: least.disk, memory_free: memory, memory_least: least.memory }
+    }
+
+    fn source_statuses(&self, now: Instant) -> Vec<SourceStatus> {
+        let looked = self.rules.sources().zip(&self.sources).zip(&self.source_activity);
+        let look = |((view, feed), track): (
+            (crate::domain::worker::SourceView<'_>, &super::SourceBinding),
+            &SourceActivity,
+        )| SourceStatus {
+            name: feed.name.clone(),
+            what: feed.source.describe(),
+            step: match view.availability {
+                ServiceAvailability::Down if !view.poller.is_polling() => "waiting for its service",
+                ServiceAvailability::Up | ServiceAvailability::Down => view.poller.state_name(now),
+            }
+            .to_owned(),
+            in_trouble: view.poller.is_failing(),
+            polled_seconds_ago: track.polled_at.map(|at| seconds_between(at, now)),
+            brought_seconds_ago: track.received_at.map(|at| seconds_between(at, now)),
+            next_poll_in_seconds: match view.poller.next_call(now) {
+                NextCall::NotBefore(at) if view.availability == ServiceAvailability::Up => {
+                    Some(seconds_between(now, at))
+                }
+                NextCall::NotBefore(_)
+                | NextCall::Open
+                | NextCall::Recover
+                | NextCall::Poll(_)
+                | NextCall::InFlight => None,
+            },
+            error: track.last_refusal.as_ref().map(|refused| SourceError {
+                text: refused.text.clone(),
+                seconds_ago: seconds_between(refused.at, now),
+                in_a_row: refused.in_a_row,
+            }),
+            counts: track.counts,
+            others: view.foreign_claims,
+            clock_ahead_seconds: feed.source.clock_skew_seconds(),
+            tallies: feed.source.metrics().into_iter().map(|(name, count)| (name.to_owned(), count)).collect(),
+        };
+        looked.map(look).collect()
+    }
+
+    fn claim_statuses(&self, now: Instant) -> Vec<(ClaimStatus, Option<ProcessScope>)> {
+        let granted = self.rules.claims().filter(|claim| claim.state.is_granted());
+        let mut tasks: Vec<(ClaimStatus, Option<ProcessScope>)> = granted
+            .map(|claim| {
+                let job = self.claims.get(&claim.claim).and_then(|live| live.execution.as_ref());
+                (self.claim_status(&claim, now), job.map(|job| job.context.scope().clone()))
+            })
+            .collect();
+        tasks.sort_by(|(one, _), (other, _)| {
+            one.lease_left_seconds.partial_cmp(&other.lease_left_seconds).unwrap_or(std::cmp::Ordering::Equal)
+        });
+        tasks
+    }
+
+    /// What a list shows of one claim.
+    pub(super) fn claim_status(&self, claim: &ClaimView<'_>, now: Instant) -> ClaimStatus {
+        let live = self.claims.get(&claim.claim);
+        let context = live.and_then(|live| live.execution.as_ref()).map(|job| &job.context);
+        ClaimStatus {
+            task: claim.run.task.to_string(),
+            run: claim.run.run,
+            source: self.source_name(claim.source).to_owned(),
+            step: claim.state.state_name().to_owned(),
+            progress: context.and_then(|context| context.progress()),
+            held_seconds: live.and_then(|live| live.granted_at).map_or(0.0, |since| seconds_between(since, now)),
+            lease_seconds: claim.state.lease().map(|lease| {
+                let leased = live.and_then(|live| live.lease_requested_at).unwrap_or(now);
+                seconds_between(leased, lease.granted_until())
+            }),
+            lease_left_seconds: claim.state.lease().map(|lease| seconds_between(now, lease.expires_at())),
+            reclaimed_seconds_ago: live.and_then(|live| live.reclaimed_at).map(|at| seconds_between(at, now)),
+            log_bytes: context.map_or(0, |context| context.log().bytes()),
+            memory_bytes: None,
+            trace_id: live.and_then(|live| live.trace).map(|trace| trace.trace_id().to_string()),
+        }
+    }
+
+    fn next_action(&self, claiming: ClaimingState, now: Instant) -> Option<NextAction> {
+        let reclaims = self.rules.claims().filter_map(|claim| {
+            let at = claim.state.next_reclaim()?;
+            Some((at, format!("reclaim {}", claim.run)))
+        });
+        let polls =
+            self.rules.sources().zip(&self.sources).filter_map(|(source, feed)| match source.poller.next_call(now) {
+                NextCall::NotBefore(at)
+                    if claiming == ClaimingState::Polling && source.availability == ServiceAvailability::Up =>
+                {
+                    Some((at, format!("poll {}", feed.name)))
+                }
+                NextCall::NotBefore(_)
+                | NextCall::Open
+                | NextCall::Recover
+                | NextCall::Poll(_)
+                | NextCall::InFlight => None,
+            });
+        let own = match claiming {
+            ClaimingState::Blocked(ClaimingBlocked::Paused { until: Some(at) }) => Some((at, "resume".to_owned())),
+            ClaimingState::Blocked(ClaimingBlocked::HostUnhealthy { until: Some(at) }) => {
+                Some((at, "look at the host".to_owned()))
+            }
+            ClaimingState::Draining { deadline: Some(at), .. } => Some((at, "hand back what still runs".to_owned())),
+            ClaimingState::Releasing { deadline: Some(at) } => Some((at, "the host goes".to_owned())),
+            ClaimingState::Polling
+            | ClaimingState::AtCapacity
+            | ClaimingState::Blocked(_)
+            | ClaimingState::Exiting(_)
+            | ClaimingState::Draining { deadline: None, .. }
+            | ClaimingState::Releasing { deadline: None }
+            | ClaimingState::Exited => None,
+        };
+        let (at, what) = reclaims.chain(polls).chain(own).min_by_key(|(at, _)| *at)?;
+        Some(NextAction { what, in_seconds: seconds_between(now, at) })
+    }
+
+    pub(super) fn source_name(&self, source: SourceId) -> &str {
+        self.sources.get(usize::from(source.0)).map_or("?", |feed| feed.name.as_str())
+    }
+
+    /// Counts something of a source.
+    pub(super) fn count_for_source(&mut self, feed: usize, count: impl FnOnce(&mut SourceCounts)) {
+        if let Some(track) = self.source_activity.get_mut(feed) {
+            count(&mut track.counts);
+        }
+    }
+
+    pub(super) fn count_end(&mut self, feed: usize, end: ClaimEnd) {
+        let now = self.clock.now();
+        self.count_for_source(feed, |counts| counts.ends.count(end));
+        if let Some(noticed) = &mut self.notice {
+            noticed.last_ended_at = Some(now);
+        }
+        self.recent_outcomes.count(now, |outcomes: &mut OutcomeCounts| match end {
+            ClaimEnd::Reported(Outcome::Completed) => outcomes.completed += 1,
+            ClaimEnd::Reported(Outcome::Failed) => outcomes.failed += 1,
+            ClaimEnd::Reported(Outcome::Exception(ExceptionReason::WorkerShutdown)) => outcomes.handed_back += 1,
+            ClaimEnd::Reported(Outcome::Exception(_)) => outcomes.exceptions += 1,
+            ClaimEnd::AlreadyResolved(_) | ClaimEnd::Lost(LossReason::Canceled) => outcomes.superseded += 1,
+            ClaimEnd::ReportRejected(_) | ClaimEnd::Unconfirmed { .. } | ClaimEnd::Lost(_) => outcomes.lost += 1,
+            ClaimEnd::NotGranted => {}
+        });
+    }
+}
+
+const fn lifecycle_state(claiming: ClaimingState) -> LifecycleState {
+    match claiming {
+        ClaimingState::Polling
+        | ClaimingState::AtCapacity
+        | ClaimingState::Blocked(
+            ClaimingBlocked::LowDisk { .. }
+            | ClaimingBlocked::LowMemory { .. }
+            | ClaimingBlocked::HostUnhealthy { .. }
+            | ClaimingBlocked::HostTrial { .. }
+            | ClaimingBlocked::ServiceDown,
+        ) => LifecycleState::Running,
+        ClaimingState::Blocked(ClaimingBlocked::Paused { .. }) => LifecycleState::Paused,
+        ClaimingState::Exiting(_) => LifecycleState::Leaving,
+        ClaimingState::Draining { .. } => LifecycleState::Draining,
+        ClaimingState::Releasing { .. } => LifecycleState::HandingBack,
+        ClaimingState::Exited => LifecycleState::Exited,
+    }
+}
+
+const fn blocked_reason(claiming: ClaimingState) -> Option<BlockedReason> {
+    Some(match claiming {
+        ClaimingState::Polling => return None,
+        ClaimingState::AtCapacity => BlockedReason::Full,
+        ClaimingState::Blocked(ClaimingBlocked::Paused { .. }) => BlockedReason::Paused,
+        ClaimingState::Blocked(ClaimingBlocked::LowDisk { .. }) => BlockedReason::Disk,
+        ClaimingState::Blocked(ClaimingBlocked::LowMemory { .. }) => BlockedReason::Memory,
+        ClaimingState::Blocked(ClaimingBlocked::HostUnhealthy { .. } | ClaimingBlocked::HostTrial { .. }) => {
+            BlockedReason::Unfit
+        }
+        ClaimingState::Blocked(ClaimingBlocked::ServiceDown) => BlockedReason::Service,
+        ClaimingState::Exiting(_) => BlockedReason::Leaving,
+        ClaimingState::Draining { .. } => BlockedReason::Draining,
+        ClaimingState::Releasing { .. } => BlockedReason::HandingBack,
+        ClaimingState::Exited => BlockedReason::Exited,
+    })
+}
+
+fn blocked_message(
+    claiming: ClaimingState,
+    tasks: usize,
+    kept: usize,
+    now: Instant,
+    services: &[SidecarSummary],
+) -> Option<String> {
+    Some(match claiming {
+        ClaimingState::Polling => return None,
+        ClaimingState::AtCapacity if kept > 0 => {
+            format!("every slot is taken, {kept} of them by what may be left of payloads that are over")
+        }
+        ClaimingState::AtCapacity => "every slot is taken".to_owned(),
+        ClaimingState::Blocked(ClaimingBlocked::Paused { until: None }) => {
+            "paused until `journeyman resume`".to_owned()
+        }
+        ClaimingState::Blocked(ClaimingBlocked::Paused { until: Some(until) }) => {
+            format!("paused for {}", format_duration(until.since(now)))
+        }
+        ClaimingState::Blocked(ClaimingBlocked::LowDisk { free, min: least }) => {
+            below_minimum("disk", free, least, "host.min_free_disk")
+        }
+        ClaimingState::Blocked(ClaimingBlocked::LowMemory { free, min: least }) => {
+            below_minimum("memory", free, least, "host.min_free_memory")
+        }
+        ClaimingState::Blocked(ClaimingBlocked::HostTrial { tasks }) => {
+            format!(
+                "a task found this host at fault; it is tried with {tasks} at a time, and one more for each that works"
+            )
+        }
+        ClaimingState::Blocked(ClaimingBlocked::HostUnhealthy { until: None }) => {
+            "this host could not run a task, and is being looked at; the log says why".to_owned()
+        }
+        ClaimingState::Blocked(ClaimingBlocked::HostUnhealthy { until: Some(until) }) => {
+            format!(
+                "this host could not run a task; it is looked at in {}; the log says why",
+                format_duration(until.since(now))
+            )
+        }
+        ClaimingState::Blocked(ClaimingBlocked::ServiceDown) => {
+            unavailable_sidecars(services).collect::<Vec<_>>().join("; ")
+        }
+        ClaimingState::Exiting(ExitReason::Idle) => {
+            "there was nothing to do for `worker.exit_when_idle`; it leaves".to_owned()
+        }
+        ClaimingState::Exiting(ExitReason::WorkDirLost) => {
+            "its work folder was removed or replaced; it leaves".to_owned()
+        }
+        ClaimingState::Exiting(_) => "`worker.max_tasks` or `worker.max_uptime` is reached; it leaves".to_owned(),
+        ClaimingState::Draining { deadline, .. } => tasks_remaining(tasks, "handed back in", deadline, now),
+        ClaimingState::Releasing { deadline } => tasks_remaining(tasks, "the host goes in", deadline, now),
+        ClaimingState::Exited => "exited".to_owned(),
+    })
+}
+
+/// What to do about slots that wait.
+fn pending_cleanup_hint(kept: &[String]) -> Option<String> {
+    let first = kept.first()?;
+    let others = match kept.len() {
+        1 => String::new(),
+        many => format!(" and {} others", many - 1),
+    };
+    Some(format!(
+        "processes of {first}{others} may still be there (they outlived a kill, or may be another task's): no task is run in their place until they are gone; \
+         the log names what is known of them, and `host.unproven` says what is done about it"
+    ))
+}
+
+/// What to do about what could not be removed.
+fn unremoved_hint(aside: usize) -> Option<String> {
+    (aside > 0).then(|| {
+        format!(
+            "what earlier tasks left could not be removed at the start, {aside} times, and lies in the work folder as \
+             `tasks.left-N`: end what still writes there, and remove it as its owner"
+        )
+    })
+}
+
+/// The services that are not there, with why.
+fn unavailable_sidecars(services: &[SidecarSummary]) -> impl Iterator<Item = String> {
+    let absent = services.iter().filter(|service| !service.up);
+    absent.map(|service| format!("the service of handler {} is not there: {}", service.name, service.what))
+}
+
+fn tasks_remaining(tasks: usize, then: &str, at: Option<Instant>, now: Instant) -> String {
+    let tasks = format!("{tasks} {} left", if tasks == 1 { "task" } else { "tasks" });
+    at.map_or_else(|| tasks.clone(), |at| format!("{tasks}, {then} {}", format_duration(at.since(now))))
+}
+
+fn below_minimum(what: &str, free: u64, least: u64, key: &str) -> String {
+    format!("{what}: {} free, less than the {} of `{key}`", format_bytes(free), format_bytes(least))
+}
+
+fn hints(
+    claiming: ClaimingState,
+    sources: &[SourceStatus],
+    hour: OutcomeCounts,
+    services: &[SidecarSummary],
+) -> Vec<String> {
+    let mut hints = Vec::new();
+    // Where it holds up every source, it is said already.
+    if claiming != ClaimingState::Blocked(ClaimingBlocked::ServiceDown) {
+        hints.extend(unavailable_sidecars(services));
+    }
+    for source in sources {
+        if let Some(ahead) = source.clock_ahead_seconds.filter(|ahead| ahead.unsigned_abs() >= CLOCK_HINT_SECONDS) {
+            let (far, way) = (ahead.unsigned_abs(), if ahead > 0 { "ahead of" } else { "behind" });
+            hints.push(format!(
+                "{}: this host's clock is {far} s {way} the service's; let it be set by NTP",
+                source.name
+            ));
+        }
+        if source.others > 0 {
+            hints.push(format!("{}: {}", source.name, duplicate_id_message(source.others)));
+        }
+        if let Some(error) =
+            source.error.as_ref().filter(|error| error.in_a_row > 1 || error.seconds_ago > TROUBLE_HINT_SECONDS)
+        {
+            hints.push(format!("{}: refused {} times in a row: {}", source.name, error.in_a_row, error.text));
+        }
+        let dry = source.brought_seconds_ago.unwrap_or(f64::MAX) > IDLE_HINT_SECONDS;
+        if claiming == ClaimingState::Polling && !source.in_trouble && source.polled_seconds_ago.is_some() && dry {
+            hints.push(format!("{}: polls are answered and empty; nothing may be pending for it", source.name));
+        }
+    }
+    let dropped = crate::observe::log::dropped_lines();
+    if dropped > 0 {
+        hints.push(format!("{dropped} lines of this worker's log were dropped: whoever reads it is too slow"));
+    }
+    if hour.lost > 0 {
+        hints.push(format!("{} claims were lost in the last hour; the log says why", hour.lost));
+    }
+    hints
+}
+
+pub(super) fn seconds_between(from: Instant, to: Instant) -> f64 {
+    (to.since(from).as_secs_f64() * 1000.0).round() / 1000.0
+}
+
+/// A span for a reader.
+#[must_use]
+pub fn format_duration(span: std::time::Duration) -> String {
+    let secs = span.as_secs();
+    match (secs / 3600, secs / 60 % 60, secs % 60) {
+        (0, 0, secs) => format!("{secs}s"),
+        (0, minutes, secs) => format!("{minutes}m{secs:02}s"),
+        (hours, minutes, _) => format!("{hours}h{minutes:02}m"),
+    }
+}
+
+/// An amount of bytes for a reader.
+#[must_use]
+pub fn format_bytes(bytes: u64) -> String {
+    const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    for (unit, size) in UNITS {
+        if bytes >= size {
+            let tenths = u128::from(bytes) * 10 / u128::from(size);
+            return format!("{}.{} {unit}", tenths / 10, tenths % 10);
+        }
+    }
+    format!("{bytes} B")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_and_sizes_are_short() {
+        let shown = |secs| format_duration(std::time::Duration::from_secs(secs));
+        assert_eq!([shown(4), shown(201), shown(11_520)], ["4s", "3m21s", "3h12m"]);
+        assert_eq!(
+            [format_bytes(17), format_bytes(3 << 30), format_bytes((1 << 20) + (1 << 19))],
+            ["17 B", "3.0 GiB", "1.5 MiB"]
+        );
+        assert_eq!(
+            [format_bytes(100 << 10), format_bytes(252 << 10), format_bytes(u64::MAX)],
+            ["100.0 KiB", "252.0 KiB", "16777215.9 TiB"]
+        );
+    }
+}

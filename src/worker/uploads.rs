@@ -1,0 +1,239 @@
+//! After the payload: its artifacts and its log go to the source.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::{JoinSet, spawn_blocking};
+
+use crate::domain::backoff::{Backoff, Policy};
+use crate::domain::claim::UploadStatus;
+use crate::domain::jitter::Jitter;
+use crate::domain::refusal::Refusal;
+use crate::handler::artifact::Optionality;
+use crate::handler::artifact_collector::{ArtifactCollector, CollectedArtifact};
+use crate::handler::log::{self, FinishedLog, TaskLog};
+use crate::limits::{LOG_FINISH_BYTES_INLINE, UPLOAD_RETRY_MAX, UPLOADS_CONCURRENT_MAX};
+use crate::source::{Artifact, ArtifactBody, Claim, Source};
+
+use super::claim_runtime::Execution;
+use super::counters::{WorkerCounters, count};
+use super::log_artifacts;
+
+const RETRY: Policy = Policy { first: Duration::from_millis(500), max: Duration::from_secs(15) };
+
+/// What uploads go through.
+#[derive(Clone)]
+pub(super) struct Uploader {
+    pub(super) source: Arc<dyn Source>,
+    pub(super) claim: Claim,
+    pub(super) counters: Arc<WorkerCounters>,
+    pub(super) seed: u64,
+}
+
+/// What became of one upload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum UploadResult {
+    Stored,
+    Rejected,
+    /// The task may succeed without it.
+    RejectedOptional,
+    TimedOut,
+}
+
+impl Uploader {
+    /// Stores the artifacts, then the log that tells how that went.
+    pub(super) async fn upload_all(self, job: Execution) -> UploadStatus {
+        let settled =
+            if job.context.artifacts().is_empty() { UploadStatus::Complete } else { self.upload_artifacts(&job).await };
+        // The log has told how the payload ended, and that is not how the task ends.
+        match settled {
+            UploadStatus::Complete => {}
+            UploadStatus::ArtifactMissing => {
+                job.context.log().write_note("without all of its artifacts the task is not completed")
+            }
+            UploadStatus::UploadFailed => {
+                job.context.log().write_note("its artifacts could not all be stored, so the task is not completed");
+            }
+        }
+        self.upload_log(job.context.log()).await;
+        settled
+    }
+
+    async fn upload_artifacts(&self, job: &Execution) -> UploadStatus {
+        let context = job.context.clone();
+        let opened = spawn_blocking(move || context.artifacts().collect(context.workdir())).await;
+        let mut items = match opened {
+            Ok(Ok(items)) => items,
+            Ok(Err(error)) => {
+                job.context.log().write_note(&format!("the task's folder cannot be opened for its artifacts: {error}"));
+                return UploadStatus::UploadFailed;
+            }
+            Err(_) => return UploadStatus::UploadFailed,
+        };
+        let mut worst = UploadStatus::Complete;
+        let mut uploads = JoinSet::new();
+        loop {
+            let (rest, item) = match spawn_blocking(move || next_item(items)).await {
+                Ok(Some((rest, item))) => (rest, item),
+                Ok(None) => break,
+                Err(_) => return UploadStatus::UploadFailed,
+            };
+            items = rest;
+            let artifact = self.artifact_to_upload(item, job.context.log(), &mut worst);
+            if let Some((artifact, need)) = artifact {
+                while uploads.len() >= UPLOADS_CONCURRENT_MAX {
+                    worst = worst_of(worst, settled_by(uploads.join_next().await));
+                }
+                let (store, log) = (self.clone(), job.context.log().clone());
+                uploads.spawn(async move {
+                    match redact_if_log(artifact, &log).await {
+                        Ok(artifact) => match (store.upload(&artifact, &log).await, need) {
+                            (UploadResult::Rejected, Optionality::Optional) => UploadResult::RejectedOptional,
+                            (sent, _) => sent,
+                        },
+                        Err(sentence) => {
+                            count(&store.counters.artifacts_failed);
+                            tracing::warn!("{sentence}");
+                            log.write_note(&sentence);
+                            UploadResult::TimedOut
+                        }
+                    }
+                });
+            }
+        }
+        while let Some(result) = uploads.join_next().await {
+            worst = worst_of(worst, settled_by(Some(result)));
+        }
+        worst
+    }
+
+    fn artifact_to_upload(
+        &self,
+        item: CollectedArtifact,
+        log: &TaskLog,
+        worst: &mut UploadStatus,
+    ) -> Option<(Artifact, Optionality)> {
+        match item {
+            CollectedArtifact::Found(artifact, need) => Some((artifact, need)),
+            CollectedArtifact::Missing { error, message: sentence } => {
+                log.write_note(&sentence);
+                *worst = worst_of(*worst, UploadStatus::ArtifactMissing);
+                Some((error?, Optionality::Required))
+            }
+            CollectedArtifact::Skipped { message: sentence } => {
+                log.write_note(&sentence);
+                None
+            }
+        }
+    }
+
+    async fn upload(&self, artifact: &Artifact, log: &TaskLog) -> UploadResult {
+        let (mut backoff, mut jitter) = (Backoff::NEW, Jitter::seeded(self.seed));
+        let began = tokio::time::Instant::now();
+        loop {
+            let refused = match self.source.upload(&self.claim, artifact).await {
+                Ok(()) => {
+                    count(&self.counters.artifacts);
+                    return UploadResult::Stored;
+                }
+                Err(refused) => refused,
+            };
+            let after = match refused.refusal {
+                Refusal::Retry { retry_after: after } | Refusal::Throttled { retry_after: after } => after,
+                Refusal::Stale | Refusal::Denied => None,
+                Refusal::Gone | Refusal::Rejected => {
+                    count(&self.counters.artifacts_failed);
+                    log.write_note(&format!("artifact {} is refused: {}", artifact.name, refused.message));
+                    tracing::warn!(artifact = artifact.name, error = refused.message, "artifact refused");
+                    return UploadResult::Rejected;
+                }
+            };
+            if began.elapsed() >= UPLOAD_RETRY_MAX {
+                count(&self.counters.artifacts_failed);
+                log.write_note(&format!("artifact {} could not be stored: {}", artifact.name, refused.message));
+                tracing::warn!(artifact = artifact.name, error = refused.message, "artifact not stored");
+                return UploadResult::TimedOut;
+            }
+            tokio::time::sleep(backoff.wait(RETRY, after, &mut jitter)).await;
+        }
+    }
+
+    async fn upload_log(&self, log: &TaskLog) {
+        if log.is_empty() {
+            return;
+        }
+        let finished = match finish_log(log).await {
+            Ok(Some(finished)) => finished,
+            Ok(None) => return,
+            Err(error) => {
+                tracing::warn!(%error, "a task's log cannot be read back; it is not stored");
+                return;
+            }
+        };
+        let file = ArtifactBody::File {
+            file: finished.file,
+            bytes: finished.bytes,
+            content_type: log::CONTENT_TYPE.to_owned(),
+        };
+        let backing = Artifact { name: log::BACKING_NAME.to_owned(), expires: None, body: file };
+        if self.upload(&backing, log).await == UploadResult::Stored {
+            let link =
+                ArtifactBody::Link { target: log::BACKING_NAME.to_owned(), content_type: log::CONTENT_TYPE.to_owned() };
+            let live = Artifact { name: log::LIVE_NAME.to_owned(), expires: None, body: link };
+            self.upload(&live, log).await;
+        }
+    }
+}
+
+/// The same artifact; where it is a file that is called a log, without the secrets in it. The copy of one that has some goes
+/// beside the task's own log.
+async fn redact_if_log(artifact: Artifact, log: &TaskLog) -> Result<Artifact, String> {
+    let ArtifactBody::File { file, bytes, content_type } = artifact.body else { return Ok(artifact) };
+    let body = |file, bytes, content_type| ArtifactBody::File { file, bytes, content_type };
+    if !log_artifacts::is_log(&artifact.name) {
+        return Ok(Artifact { body: body(file, bytes, content_type), ..artifact });
+    }
+    let (own, looked_at, beside) = (log.task_secrets(), Arc::clone(&file), log.path().to_owned());
+    let cleansed = spawn_blocking(move || {
+        let folder = beside.parent().unwrap_or(&beside);
+        log_artifacts::redacted_copy(&looked_at, bytes, own.as_deref(), folder)
+    });
+    match cleansed.await.map_err(std::io::Error::other).flatten() {
+        Ok(None) => Ok(Artifact { body: body(file, bytes, content_type), ..artifact }),
+        Ok(Some(cleansed)) => {
+            let what = match cleansed.redactions {
+                1 => "a secret in it was replaced".to_owned(),
+                many => format!("{many} secrets in it were replaced"),
+            };
+            log.write_note(&format!("artifact {}: {what}", artifact.name));
+            Ok(Artifact { body: body(cleansed.file, cleansed.bytes, content_type), ..artifact })
+        }
+        Err(error) => Err(format!("artifact {} could not be stored without the secrets in it: {error}", artifact.name)),
+    }
+}
+
+/// A short log is finished on the spot: that is quicker than asking another thread to.
+async fn finish_log(log: &TaskLog) -> std::io::Result<Option<FinishedLog>> {
+    if log.bytes() <= LOG_FINISH_BYTES_INLINE {
+        return log.finish();
+    }
+    let log = log.clone();
+    spawn_blocking(move || log.finish()).await.map_err(std::io::Error::other)?
+}
+
+fn next_item(mut items: ArtifactCollector) -> Option<(ArtifactCollector, CollectedArtifact)> {
+    let item = items.next()?;
+    Some((items, item))
+}
+
+fn settled_by(result: Option<Result<UploadResult, tokio::task::JoinError>>) -> UploadStatus {
+    match result {
+        Some(Ok(UploadResult::Stored | UploadResult::RejectedOptional)) | None => UploadStatus::Complete,
+        Some(Ok(UploadResult::Rejected)) => UploadStatus::ArtifactMissing,
+        Some(Ok(UploadResult::TimedOut) | Err(_)) => UploadStatus::UploadFailed,
+    }
+}
+
+fn worst_of(one: UploadStatus, other: UploadStatus) -> UploadStatus {
+    one.max(other)
+}

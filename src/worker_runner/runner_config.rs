@@ -1,0 +1,162 @@
+//! The file that a runner writes for the worker it starts: JSON with who and where we are, merged with the worker pool's
+//! own configuration.
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::protocol::{RunnerCredentials, certificate};
+use crate::config::values::Secret;
+
+/// The name of the one source.
+pub const SOURCE_NAME: &str = "taskcluster";
+
+/// A file that no worker can be made of.
+#[derive(Debug, thiserror::Error)]
+pub enum RunnerConfigError {
+    /// It is not the JSON that a runner writes.
+    #[error("it is not what a worker-runner writes: {0}")]
+    NotJson(#[from] serde_json::Error),
+    /// The pool's own part of it is no table.
+    #[error(
+        "`journeyman` has to be an object with the sections of a configuration, such as {{\"worker\": {{\"capacity\": 2}}}}"
+    )]
+    NotAnObject,
+    /// It cannot be written as a configuration.
+    #[error("it cannot be written as TOML: {0}")]
+    Toml(#[from] toml::ser::Error),
+}
+
+/// What a runner gives a worker. Keys that other workers know are ignored.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RunnerConfig {
+    #[serde(rename = "rootURL")]
+    root_url: String,
+    client_id: String,
+    access_token: Secret,
+    #[serde(default, deserialize_with = "certificate")]
+    certificate: Option<Secret>,
+    provisioner_id: String,
+    worker_type: String,
+    worker_group: String,
+    worker_id: String,
+    /// As generic-worker has them, so that a pool's configuration need not change.
+    idle_timeout_secs: Option<u64>,
+    number_of_tasks_to_run: Option<u32>,
+    tasks_dir: Option<String>,
+    /// The sections of a configuration of ours.
+    #[serde(default)]
+    journeyman: Value,
+}
+
+impl RunnerConfig {
+    /// Reads the file's text.
+    ///
+    /// # Errors
+    ///
+    /// Where it is not what a runner writes; what is wrong is named, no value is repeated.
+    pub fn parse(text: &str) -> Result<Self, RunnerConfigError> {
+        Ok(serde_json::from_str(text)?)
+    }
+
+    /// Who we are for a start.
+    #[must_use]
+    pub fn credentials(&self) -> RunnerCredentials {
+        RunnerCredentials {
+            client_id: self.client_id.clone(),
+            access_token: self.access_token.clone(),
+            certificate: self.certificate.clone(),
+        }
+    }
+
+    /// The configuration that follows from it, as TOML and without credentials. What the pool's `journeyman` says counts
+    /// above what generic-worker's keys say, and who and where we are is the runner's to say.
+    ///
+    /// # Errors
+    ///
+    /// Where `journeyman` is no object.
+    pub fn to_toml(&self) -> Result<String, RunnerConfigError> {
+        let mut config = Value::Object(Map::new());
+        let seconds = self.idle_timeout_secs.filter(|seconds| *seconds > 0).map(|seconds| format!("{seconds}s"));
+        let worker = [
+            ("exit_when_idle", seconds.map(Value::from)),
+            ("max_tasks", self.number_of_tasks_to_run.map(Value::from)),
+            ("work_dir", self.tasks_dir.clone().map(Value::from)),
+        ];
+        let worker: Map<String, Value> =
+            worker.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
+        merge(&mut config, json!({"worker": worker}));
+        match &self.journeyman {
+            Value::Null => {}
+            Value::Object(_) => merge(&mut config, self.journeyman.clone()),
+            Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+                return Err(RunnerConfigError::NotAnObject);
+            }
+        }
+        let here = json!({
+            "worker": {"id": self.worker_id, "group": self.worker_group},
+            "source": {SOURCE_NAME: {
+                "kind": "taskcluster",
+                "root_url": self.root_url,
+                "task_queue": format!("{}/{}", self.provisioner_id, self.worker_type),
+            }},
+        });
+        merge(&mut config, here);
+        Ok(toml::to_string_pretty(&config)?)
+    }
+}
+
+/// Puts `more` over `base`, objects key by key.
+fn merge(base: &mut Value, more: Value) {
+    match (base, more) {
+        (Value::Object(base), Value::Object(more)) => {
+            for (key, value) in more {
+                merge(base.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (base, more) => *base = more,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = r#"{
+        "rootURL": "https://tc.example.com", "clientId": "worker/aws/i-1", "accessToken": "runner-file-canary",
+        "certificate": "{\"version\":1}", "provisionerId": "build", "workerType": "linux", "workerGroup": "eu",
+        "workerId": "i-1", "workerLocation": "{\"cloud\":\"aws\"}", "publicIP": "192.0.2.1", "idleTimeoutSecs": 600,
+        "numberOfTasksToRun": 1, "shutdownMachineOnIdle": true,
+        "journeyman": {"worker": {"capacity": 3, "max_tasks": 9}, "source": {"taskcluster": {"protocol": "azure"}}}
+    }"#;
+
+    #[test]
+    fn a_runners_file_becomes_a_configuration_without_credentials() {
+        let given = RunnerConfig::parse(FILE).unwrap();
+        let text = given.to_toml().unwrap();
+        assert!(!text.contains("canary") && !format!("{given:?}").contains("canary"));
+        let config: toml::Value = toml::from_str(&text).unwrap();
+        let worker = &config["worker"];
+        assert_eq!(worker["id"].as_str(), Some("i-1"));
+        assert_eq!((worker["capacity"].as_integer(), worker["max_tasks"].as_integer()), (Some(3), Some(9)));
+        assert_eq!(worker["exit_when_idle"].as_str(), Some("600s"));
+        let source = &config["source"][SOURCE_NAME];
+        assert_eq!((source["task_queue"].as_str(), source["protocol"].as_str()), (Some("build/linux"), Some("azure")));
+        assert_eq!(given.credentials().access_token.reveal(), "runner-file-canary");
+    }
+
+    #[test]
+    fn what_is_missing_is_named_and_no_value_is_repeated() {
+        let error =
+            RunnerConfig::parse(r#"{"rootURL": "u", "clientId": 7, "accessToken": "runner-bad-canary"}"#).unwrap_err();
+        assert!(!error.to_string().contains("canary"), "{error}");
+        let error = RunnerConfig::parse(r#"{"rootURL": "https://x"}"#).unwrap_err().to_string();
+        assert!(error.contains("clientId"), "{error}");
+        let mut file: Value = serde_json::from_str(FILE).unwrap();
+        file["journeyman"] = json!("capacity = 3");
+        assert!(matches!(
+            RunnerConfig::parse(&file.to_string()).unwrap().to_toml(),
+            Err(RunnerConfigError::NotAnObject)
+        ));
+    }
+}
