@@ -3,24 +3,38 @@
 
 extern crate alloc;
 
+#[doc(hidden)]
 pub mod activity;
+#[doc(hidden)]
 pub mod amqp;
+#[doc(hidden)]
 pub mod bridge;
+#[doc(hidden)]
 pub mod cli;
 pub mod client;
+#[doc(hidden)]
 pub mod config;
+#[doc(hidden)]
 pub mod control;
+#[doc(hidden)]
 pub mod controller;
+#[doc(hidden)]
 pub mod domain;
 pub mod guide;
 pub mod handler;
+#[doc(hidden)]
 pub mod host;
+#[doc(hidden)]
 pub mod limits;
+#[doc(hidden)]
 pub mod observe;
+#[doc(hidden)]
 pub mod queue;
+#[doc(hidden)]
 pub mod redact;
 pub mod source;
 pub mod worker;
+#[doc(hidden)]
 pub mod worker_runner;
 
 pub use host::containment::shim;
