@@ -1,5 +1,5 @@
 //! The controller's end of the control socket: it can be looked at, and told what people want of its pools. What comes by HTTP
-//! is understood by the same [`PoolHandles::order`].
+//! is understood by the same [`PoolHandles`].
 
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! The control socket of a worker or a controller: what those who run it ask it, and what they tell it.
 //!
 //! HTTP over a Unix socket in a folder of its own. Who may write to the socket may give orders; nobody else can reach it.
-//! [`server`] answers beside the worker, [`controller`] beside a controller; they decide nothing. [`client`] is what the
+//! [`worker_api`] answers beside the worker, [`controller_api`] beside a controller; they decide nothing. [`client`] is what the
 //! commands use.
 
 pub mod client;

@@ -1,6 +1,6 @@
 //! Requests that are put aside since their workers ended under them: what is written down with each, and how it is read.
 //!
-//! The queue `POOL-poison` is their inventory; [`super::inventory`] goes through it. A copy there is the request as it was, with
+//! The queue `POOL-poison` is their inventory; [`super::poison_queue`] goes through it. A copy there is the request as it was, with
 //! headers of ours that say why it is there. Workers that put requests into it themselves use some of the same headers.
 
 use std::borrow::Cow;

@@ -2,7 +2,7 @@
 //!
 //! A declaration names a path below the task's folder, not a file: whether it is there, is a regular file, and is small
 //! enough comes out when [`Artifacts::collect`] goes through them, one at a time. By then the payload's processes are gone,
-//! but what they left may be arranged to lead elsewhere, so files are opened by [`super::beneath`]. This file uploads
+//! but what they left may be arranged to lead elsewhere, so files are opened by [`super::safe_open`]. This file uploads
 //! nothing.
 
 use std::cmp::Ordering;

@@ -37,7 +37,7 @@ const REQUEST_VARIABLE: &str = "REQUEST";
 /// What the operator decides about `command`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommandConfig {
-    /// Variables of the worker's environment that are passed on; see [`environment::pick`].
+    /// Variables of the worker's environment that are passed on; see [`environment::select`].
     pub env: Variables,
     /// The `maxRunTime` of tasks that name none; `None` requires them to.
     pub default_run_time: Option<Duration>,

@@ -106,7 +106,7 @@ pub trait PayloadHandler: Send + Sync + 'static {
     /// When [`Context::canceled`] resolves, it has until [`Cancellation::deadline`] to end what it started; then it is
     /// dropped, and its drop must end what is left.
     ///
-    /// Processes are best started by [`process::Running`] within [`Context::enclosure`]: they end with the claim, and so does
+    /// Processes are best started by [`process::RunningProcess`] within [`Context::scope`]: they end with the claim, and so does
     /// what they leave behind. Those that it starts by other means are its own to wait for and to end, and what they leave
     /// running may be killed with any claim.
     fn execute(
@@ -125,9 +125,9 @@ pub trait PayloadHandler: Send + Sync + 'static {
         None
     }
 
-    /// Keeps there what its tasks need, such as a service that they are forwarded to, until [`SidecarContext::over`] resolves. Called
+    /// Keeps there what its tasks need, such as a service that they are forwarded to, until `SidecarContext::stop` resolves. Called
     /// once, before the first task, where [`PayloadHandler::sidecar_name`] says so: nothing is claimed for this handler until
-    /// [`SidecarContext::say`] was told that tasks can come, and while it says that they cannot.
+    /// [`SidecarContext::set_status`] was told that tasks can come, and while it says that they cannot.
     fn run_sidecar(&self, lent: SidecarContext) -> impl Future<Output = ()> + Send {
         drop(lent);
         std::future::ready(())

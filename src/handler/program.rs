@@ -14,7 +14,7 @@
 //! **Log.** Standard output and error, byte for byte.
 //!
 //! **Out.** JSON lines on descriptor 3: `artifact`, `directory`, `result`, `link`, `reference`, `error`, `step`,
-//! `progress`, `redact`, and `answer` for a request; see [`Message`](super::message::Message). A program that has nothing to say need not know of it.
+//! `progress`, `redact`, and `answer` for a request; see [`program_messages`](super::program_messages). A program that has nothing to say need not know of it.
 //! `redact` comes before the output that holds the secret: what is written to both at once is taken from here first.
 //!
 //! **Outcome.** The exit status. 0 is completed. The environment names the others, so that no program needs to know a
@@ -79,7 +79,7 @@ pub struct ProgramConfig {
     pub check: Option<Vec<String>>,
     /// A file with the payload's JSON Schema; without one, every payload fits.
     pub schema: Option<PathBuf>,
-    /// Variables of the worker's environment that are passed on; see [`environment::pick`].
+    /// Variables of the worker's environment that are passed on; see [`environment::select`].
     pub env: Variables,
     /// How long a payload may run; `None` is as long as the claim lasts.
     pub max_run_time: Option<Duration>,

@@ -157,7 +157,7 @@ const LOG_LIMITS: LogLimits =
 /// One life of it.
 #[derive(Debug)]
 pub struct SidecarProcess {
-    /// For [`process::Running`](super::process::Running).
+    /// For [`process::Running`](super::process::RunningProcess).
     pub context: Context,
     cancel: watch::Sender<Option<Cancellation>>,
     record: Arc<ServiceRecord>,

@@ -2,7 +2,7 @@
 //! lines that are only ever added.
 //!
 //! The journal does the same for claims. A service is no claim: nothing of it is reported, and it lives as long as the worker.
-//! What is read here is killed by [`crate::host::containment::kill_leftovers`].
+//! What is read here is killed by [`crate::host::containment::kill_recorded_processes`].
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};

@@ -23,7 +23,7 @@ pub struct RunnerProtocol {
 pub enum RunnerRequest {
     /// Nothing: text, an unknown message, or one that cannot be read. The sentence is for the log.
     Ignore(Option<&'static str>),
-    /// Say this line, and then [`RunnerProtocol::answered`].
+    /// Say this line, and then [`RunnerProtocol::mark_hello_sent`].
     Reply(String),
     /// Go: finish what runs.
     Drain,

@@ -1,7 +1,7 @@
 //! A broker's management interface: how long it lets messages of a queue be worked at, what it counts of queues, and policies.
 //!
 //! RabbitMQ shows its own `consumer_timeout` to nobody; what queues have of their own it shows, and heeds from 3.12 on. What
-//! follows of that is decided in [`crate::domain::patience`].
+//! follows of that is decided in [`crate::domain::consumer_timeout`].
 
 mod policies;
 mod queue_counts;

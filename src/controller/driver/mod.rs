@@ -1,7 +1,7 @@
 //! How workers of a pool come into being and go. Each driver is asked the same: who is there, start one, tell one to go.
 //!
 //! What a driver does may take long, and its answer may be lost. So it works in a task of its own, behind channels with a limit,
-//! and is asked again and again who is there: its list alone says that a worker has come or gone ([`roster`]). A start whose
+//! and is asked again and again who is there: its list alone says that a worker has come or gone ([`reconciler`]). A start whose
 //! answer was lost is found by the next list, and what was not told to go is told again.
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! Groups of workers that a controller keeps by demand: one for each key that requests come under.
 //!
-//! [`tracker`] decides which groups are wanted, [`reports`] which reports of workers it hears of, [`pool`] what follows from
-//! that for their request queues, [`forwarding`] which request goes on to its queue next, [`looks`] when those are looked into,
-//! [`scale`] how many workers each has by its [`load`], [`restart`] when a worker that did not last is started again, and
-//! [`orders`] what people have said instead. None of them knows how queues and workers come into being.
+//! [`tracker`] decides which groups are wanted, [`report_throttle`] which reports of workers count, [`pool`] what follows from
+//! that for their request queues, [`forwarding`] which request goes on to its queue next, [`queue_polling`] when those are looked into,
+//! [`scale`] how many workers each has by its [`load`], [`restart_backoff`] when a worker that did not last is started again, and
+//! [`overrides`] what operators have ordered instead. None of them knows how queues and workers come into being.
 //!
 //! A group that is not needed any more goes in two steps, since a request may come at any time: first its queue is
 //! unbound, so that a new request goes to the orphans, where the controller sees it; when nothing was heard of it for a

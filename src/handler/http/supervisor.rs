@@ -1,5 +1,5 @@
 //! Keeps a service there: asks after it, and, where the worker starts it, starts it, ends it and starts it again, as
-//! [`crate::domain::service`] has it.
+//! [`crate::domain::service_supervisor`] has it.
 
 use std::future::Future;
 use std::os::unix::fs::FileTypeExt as _;

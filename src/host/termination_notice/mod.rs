@@ -1,6 +1,6 @@
 //! Watches for the end of this host: the metadata service of its cloud, and a file.
 //!
-//! The calls are made here; what the answers mean and when to ask again is decided in [`crate::domain::notice`], and what
+//! The calls are made here; what the answers mean and when to ask again is decided in [`crate::domain::termination_notice`], and what
 //! becomes of tasks in [`crate::domain::worker`].
 
 mod aws;

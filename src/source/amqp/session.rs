@@ -105,7 +105,7 @@ pub(super) struct OpenedSession {
     pub(super) session: Arc<Session>,
     /// For [`Session::run`].
     pub(super) consumer: Consumer,
-    /// For [`ReplyClients::count`].
+    /// For [`ReplyClients::count_absent`].
     pub(super) presence_checks: mpsc::Receiver<PresenceCheck>,
 }
 

@@ -25,7 +25,7 @@ pub(crate) use scoped_process::{LaunchMethod, ScopedProcess};
 /// By what the processes of a claim are found again, by whom ever. Known before the first of them exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScopeName {
-    /// The value of [`COOKIE`](super::COOKIE) in the environment of its processes.
+    /// The value of [`COOKIE`](super::COOKIE_VARIABLE) in the environment of its processes.
     pub cookie: String,
     /// Its control group, where it has one.
     pub cgroup: Option<PathBuf>,

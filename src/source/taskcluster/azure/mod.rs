@@ -248,7 +248,7 @@ fn is_slugid(text: &str) -> bool {
         && b"AQgw".contains(&bytes[21])
 }
 
-/// See [`super::hostile`].
+/// See [`super::fuzz_targets`].
 pub(super) fn fuzz_poll_response(document: &str) {
     match xml::parse_messages(document) {
         Ok(messages) => {
@@ -263,7 +263,7 @@ pub(super) fn fuzz_poll_response(document: &str) {
     assert!(!said.contains(['\n', '\r', '\u{1b}']), "{said:?}");
 }
 
-/// See [`super::hostile`].
+/// See [`super::fuzz_targets`].
 pub(super) fn fuzz_message_text(text: &str) {
     let message = |text| RawMessage { id: "i".into(), receipt: "r".into(), dequeue_count: "1".into(), text };
     let encoded = base64::engine::general_purpose::STANDARD.encode(text);
@@ -274,7 +274,7 @@ pub(super) fn fuzz_message_text(text: &str) {
     }
 }
 
-/// See [`super::hostile`].
+/// See [`super::fuzz_targets`].
 pub(super) fn fuzz_signed_url(poll: &str, delete: &str, id: &str, receipt: &str) {
     let Ok(signed) = SignedUrls::new(poll.to_owned(), delete.to_owned()) else { return };
     let Ok([poll_place, delete_place]) = signed.target_urls() else { return };
