@@ -31,9 +31,9 @@ faults! {
 }
 
 #[derive(Debug, Default, Clone)]
-pub struct AmqpSourceCounters(pub BTreeMap<Fault, u64>);
+pub struct FaultTotals(pub BTreeMap<Fault, u64>);
 
-impl AmqpSourceCounters {
+impl FaultTotals {
     pub fn count(&mut self, fault: Fault) {
         *self.0.entry(fault).or_default() += 1;
     }

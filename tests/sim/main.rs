@@ -22,7 +22,7 @@ mod world;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use faults::{ALL, AmqpSourceCounters};
+use faults::{ALL, FaultTotals};
 use world::World;
 
 #[expect(clippy::disallowed_methods, reason = "a test has no configuration of its own")]
@@ -34,8 +34,7 @@ fn setting(name: &str, default: u64) -> u64 {
 fn workers_under_every_fault_lose_nothing_and_report_once() {
     let (first, seeds) = (setting("JOURNEYMAN_SIM_SEED", 0), setting("JOURNEYMAN_SIM_SEEDS", 300));
     let trace = setting("JOURNEYMAN_SIM_TRACE", 0) == 1;
-    let (next, virtual_ms, tally) =
-        (AtomicU64::new(first), AtomicU64::new(0), Mutex::new(AmqpSourceCounters::default()));
+    let (next, virtual_ms, tally) = (AtomicU64::new(first), AtomicU64::new(0), Mutex::new(FaultTotals::default()));
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..2)
             .map(|_| {

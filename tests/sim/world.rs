@@ -17,7 +17,7 @@ use journeyman::domain::worker::{
     Effect, Event, ExitReason, GrantedClaim, OpenedQueues, PollResult, ReceivedMessage, RecoveryResult,
 };
 
-use crate::faults::{ALL, AmqpSourceCounters, Fault};
+use crate::faults::{ALL, Fault, FaultTotals};
 use crate::host::{CLAIMANT, Host, Received, Stop, Track};
 use crate::queue::{Queue, State};
 use crate::rng::Rng;
@@ -113,7 +113,7 @@ pub struct World {
     enabled: BTreeSet<Fault>,
     pub calm: bool,
     calm_at: u64,
-    pub tally: AmqpSourceCounters,
+    pub tally: FaultTotals,
     waiters: BTreeMap<u64, Request>,
     errors_until: u64,
     forbidden_until: u64,
@@ -146,7 +146,7 @@ impl World {
             enabled,
             calm: false,
             calm_at: 0,
-            tally: AmqpSourceCounters::default(),
+            tally: FaultTotals::default(),
             waiters: BTreeMap::new(),
             errors_until: 0,
             forbidden_until: 0,
