@@ -15,7 +15,7 @@ use crate::amqp::{self, Broker, ClientCertificate, TlsFiles};
 use crate::config::schema::{self, COMMAND, Config, HandlerKind, Source, SourceKind};
 use crate::config::{Environment, secrets};
 use crate::handler::DynHandler;
-use crate::source::amqp::{AmqpSource, AmqpSourceConfig, Early, MaxRunTime, OnAttemptsExhausted, PayloadForm};
+use crate::source::amqp::{AmqpSource, AmqpSourceConfig, MaxRunTime, OnAttemptsExhausted, PayloadForm};
 use crate::worker::{Control, SourceBinding};
 
 /// Where RabbitMQ is that nobody has configured.
@@ -137,18 +137,6 @@ impl RequestHandling {
     }
 }
 
-/// A host that goes takes its disk along.
-fn warn_of_early(source_name: &str, source: &Source, host: &schema::Host) {
-    let goes = host.spot_file.is_some() || !matches!(host.spot, schema::Spot::Auto | schema::Spot::Off);
-    if goes && source.early_acknowledge != schema::EarlyAcknowledge::Never {
-        tracing::warn!(
-            source = source_name,
-            "this host may be taken away (`host.spot`, `host.spot_file`), and requests that are acknowledged early are on its disk \
-             alone: a notice puts them back into their queue, an end without one loses them; see `early_acknowledge`"
-        );
-    }
-}
-
 /// A source of requests and what runs them.
 ///
 /// # Errors
@@ -169,9 +157,6 @@ pub(super) fn source_binding(
     let worker_id = worker_id(config, name);
     let patience = Some(amqp.consumer_timeout.0).filter(|span| !span.is_zero());
     let broker = build_broker(amqp, environment)?;
-    // Whatever the source is called, its requests are in a folder of its own.
-    let shelf = format!("requests-{}", urlencoding::encode(source_name));
-    warn_of_early(source_name, source, &config.host);
     let settings = AmqpSourceConfig {
         payload_form: form,
         max_attempts: NonZeroU32::new(source.max_attempts),
@@ -183,12 +168,6 @@ pub(super) fn source_binding(
         consumer_timeout: patience,
         management: build_management(amqp, &broker)?,
         max_run_time: longest,
-        early: match source.early_acknowledge {
-            schema::EarlyAcknowledge::Never => Early::Never,
-            schema::EarlyAcknowledge::RunAgain => Early::RunAgain,
-            schema::EarlyAcknowledge::Answer => Early::Answer,
-        },
-        shelf: Some(config.worker.work_dir.0.join(shelf)),
         message_bytes_max: amqp.max_message.0,
         ..AmqpSourceConfig::new(broker, &queue, &worker_id)
     };

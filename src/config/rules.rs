@@ -7,8 +7,7 @@ use super::demand::DemandConfig;
 use super::pool::{PoolConfig, PoolDriver, QueueType};
 use super::problem::{Problem, ProblemCode, ValueOrigin, suggest};
 use super::schema::{
-    ArtifactStorage, Bridge, COMMAND, Config, EarlyAcknowledge, Handler, HandlerKind, Protocol, Reach, Source,
-    SourceKind,
+    ArtifactStorage, Bridge, COMMAND, Config, Handler, HandlerKind, Protocol, Reach, Source, SourceKind,
 };
 use super::values::WORKER_NAME_CHARS_MAX_AZURE;
 use crate::limits::{AMQP_NAME_BYTES_MAX, MESSAGE_TTL_MAX};
@@ -116,11 +115,7 @@ impl Rules<'_> {
         self.of_other_kind(
             key,
             "taskcluster",
-            &[
-                ("requests_queue", source.requests_queue.is_some()),
-                ("poison_queue", source.poison_queue.is_some()),
-                ("early_acknowledge", source.early_acknowledge != EarlyAcknowledge::Never),
-            ],
+            &[("requests_queue", source.requests_queue.is_some()), ("poison_queue", source.poison_queue.is_some())],
         );
         if source.protocol == Protocol::Azure {
             self.azure(config, key, source);

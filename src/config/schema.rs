@@ -322,9 +322,6 @@ pub struct Source {
     /// Queue for copies of such requests, with the reason; their authors are told too. For `amqp` only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub poison_queue: Option<String>,
-    /// Whether a request that takes longer than half of the broker's `consumer_timeout` is written to `work_dir` and acknowledged before its answer, so that it may take as long as it likes; and what becomes of it where its worker ends before it does. A host that vanishes with its disk takes such requests with it: not for spot hosts. For `amqp` only.
-    #[serde(default)]
-    pub early_acknowledge: EarlyAcknowledge,
     /// Name of the handler that runs this source's tasks.
     #[serde(default = "command_name")]
     pub handler: String,
@@ -352,7 +349,6 @@ impl Source {
             max_attempts: max_attempts(),
             exhausted: Exhausted::default(),
             poison_queue: None,
-            early_acknowledge: EarlyAcknowledge::default(),
             handler: handler.to_owned(),
         }
     }
@@ -389,19 +385,6 @@ pub enum Exhausted {
     Answer,
     /// The broker dead-letters it, or drops it where no policy says otherwise.
     DeadLetter,
-}
-
-/// What becomes of a request that was acknowledged early and whose worker ended.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum EarlyAcknowledge {
-    /// None is acknowledged early.
-    #[default]
-    Never,
-    /// The next life of the worker gives it back to its queue, one attempt later.
-    RunAgain,
-    /// The next life of the worker answers it with an error.
-    Answer,
 }
 
 /// The AMQP broker, and what the controller of AMQP workers calls this one.

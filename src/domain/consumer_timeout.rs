@@ -1,8 +1,7 @@
 //! How long a broker lets a message be worked at, and what follows for one that takes longer.
 //!
 //! RabbitMQ takes a message back, and closes the channel of all others, when it is not acknowledged in time. How long that is
-//! a broker tells of some of its queues and not of others, by its version. What is known of it is a lease like any other; what
-//! has to outlast it is put down here and acknowledged before its answer, where that is wanted.
+//! a broker tells of some of its queues and not of others, by its version. What is known of it is a lease like any other.
 
 use core::time::Duration;
 
@@ -96,13 +95,6 @@ impl QueueTimeout {
             Self::Limited(span) => Some(span),
         }
     }
-}
-
-/// Whether a message that was received so long ago is to be put down here now, so that it can be acknowledged: half of the
-/// broker's patience is over, and the other half is there for a disk that takes its time.
-#[must_use]
-pub fn is_early_ack_due(held: Duration, patience: Option<Duration>) -> bool {
-    patience.is_some_and(|patience| held >= patience / 2)
 }
 
 /// How long a claim may be trusted from now on by a reclaim, at most `most`, when its message was received so long ago. It ends
@@ -202,13 +194,6 @@ mod tests {
         for odd in ["", "3", "three.ten", "3.x"] {
             assert_eq!(BrokerVersion::parse(odd), None, "{odd}");
         }
-    }
-
-    #[test]
-    fn half_of_the_time_is_left_for_putting_it_down() {
-        assert!(!is_early_ack_due(DEFAULT_TIMEOUT / 2 - Duration::from_millis(1), Some(DEFAULT_TIMEOUT)));
-        assert!(is_early_ack_due(DEFAULT_TIMEOUT / 2, Some(DEFAULT_TIMEOUT)));
-        assert!(!is_early_ack_due(DAY, None), "without end nothing is due");
     }
 
     #[test]

@@ -35,19 +35,6 @@ pub const CLAIM_CRASH_POINTS: &[&str] = &[
 pub const REQUEST_CRASH_POINTS: &[&str] =
     &["request-delivered", "request-copied", "request-published", "request-confirmed", "request-acknowledged"];
 
-/// The places of requests that are acknowledged before their answer.
-#[doc(hidden)]
-pub const SHELF_POINTS: &[&str] = &[
-    "shelf-torn-write",
-    "shelf-before-sync",
-    "shelf-before-rename",
-    "shelf-written",
-    "shelf-acknowledged",
-    "shelf-answered",
-    "shelf-removed",
-    "shelf-returned",
-];
-
 #[cfg(debug_assertions)]
 mod armed {
     use std::sync::LazyLock;
@@ -65,7 +52,7 @@ mod armed {
     });
 
     pub(crate) fn crash_due(name: &str) -> bool {
-        let known = [super::CLAIM_CRASH_POINTS, super::REQUEST_CRASH_POINTS, super::SHELF_POINTS];
+        let known = [super::CLAIM_CRASH_POINTS, super::REQUEST_CRASH_POINTS];
         debug_assert!(known.iter().any(|points| points.contains(&name)), "{name}");
         let order = TRIGGER.as_ref().filter(|order| order.name == name);
         order.is_some_and(|order| order.remaining_hits.fetch_sub(1, Ordering::Relaxed) == 1)

@@ -69,12 +69,6 @@ pub const BRIDGE_TASK_RETENTION: Duration = Duration::from_secs(24 * 3600);
 pub const BRIDGE_RESULT_BYTES_MAX: usize = 16 << 20;
 /// How many partial answers are kept with a task.
 pub const BRIDGE_PARTIAL_ANSWERS_MAX: usize = 500;
-/// The most that requests may have on the disk that were acknowledged before their answer, in bytes.
-pub const SHELF_BYTES_MAX: u64 = 1 << 30;
-/// How many of them there may be.
-pub const SHELF_REQUESTS_MAX: usize = 16_384;
-/// What the properties of one may have there.
-pub const SHELF_HEAD_BYTES_MAX: usize = 1 << 20;
 /// How long a broker's management interface may take to answer.
 pub const AMQP_MANAGEMENT_TIMEOUT: Duration = Duration::from_secs(20);
 /// How much of its answer is read.

@@ -4,10 +4,10 @@
 //! `JOURNEYMAN_CRASH_RUNS` is how often at each step (4 unless set).
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use journeyman::amqp::lapin::BasicProperties;
-use journeyman::host::crash_points::{REQUEST_CRASH_POINTS, SHELF_POINTS};
+use journeyman::host::crash_points::REQUEST_CRASH_POINTS;
 use rustix::process::Signal;
 
 use crate::process::{Process, config};
@@ -31,26 +31,6 @@ const STEPS: [&str; 10] = [
 /// Answers at once.
 const AT_ONCE: &str = "#!/bin/sh\necho '{\"type\":\"answer\",\"json\":1}' >&3\n";
 
-/// The steps of one that is acknowledged before its answer, in an order in which there is something left to be given back.
-const SHELF_STEPS: [&str; 8] = [
-    "shelf-torn-write",
-    "shelf-before-sync",
-    "shelf-before-rename",
-    "shelf-written",
-    "shelf-acknowledged",
-    "shelf-returned",
-    "shelf-answered",
-    "shelf-removed",
-];
-
-/// Answers when its request is on the disk.
-const WHEN_SHELVED: &str = r#"#!/bin/sh
-id=$(sed -n 's/.*"correlationId":"\([0-9]*\)".*/\1/p')
-cd "${0%/*}/work" || exit 1
-until grep -qs "\"correlation_id\":\"$id\"" requests-requests/*.request; do sleep 0.05; done
-echo '{"type":"answer","json":1}' >&3
-"#;
-
 /// Where workers live and die, one after the other.
 struct Scene {
     uri: String,
@@ -63,14 +43,14 @@ struct Scene {
 }
 
 impl Scene {
-    async fn new(uri: String, kind: Kind, program: &str, more: &str) -> Self {
+    async fn new(uri: String, kind: Kind) -> Self {
         let client = Client::new(&broker(&uri), kind).await;
         let answers = format!("{}-answers", client.queue);
         client.declare(Kind::Durable, &answers).await;
-        let folder = crate::early::folder();
+        let folder = memory_dir();
         // However often it is tried: it is the worker that dies, and not by what it does.
-        let source = format!("[source.requests]\nkind = \"amqp\"\nhandler = \"echo\"\nmax_attempts = 100000\n{more}");
-        let config = config(folder.path(), program, &source);
+        let source = "[source.requests]\nkind = \"amqp\"\nhandler = \"echo\"\nmax_attempts = 100000\n";
+        let config = config(folder.path(), AT_ONCE, source);
         Self { uri, client, answers, folder, config, published: 0, deaths: BTreeMap::new() }
     }
 
@@ -143,6 +123,13 @@ impl Scene {
     }
 }
 
+/// A directory in memory where there is one: the speed of the disk is not under test.
+fn memory_dir() -> tempfile::TempDir {
+    let memory = Path::new("/dev/shm");
+    let made = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
+    made.expect("a temporary directory")
+}
+
 fn id(properties: &BasicProperties) -> String {
     properties.correlation_id().as_ref().expect("an id").to_string()
 }
@@ -153,7 +140,7 @@ fn runs() -> usize {
 
 async fn die_at_each_step(kind: Kind, runs: usize) {
     let Some(uri) = shared_uri() else { return };
-    let mut scene = Scene::new(uri, kind, AT_ONCE, "").await;
+    let mut scene = Scene::new(uri, kind).await;
     // A quorum queue counts by itself; nothing is copied.
     let copied = |step: &&str| kind == Kind::Quorum && *step == "request-copied";
     for run in 0..runs {
@@ -177,33 +164,4 @@ async fn i19_a_worker_that_dies_at_any_step_of_a_request_loses_none_and_answers_
 #[tokio::test(flavor = "multi_thread")]
 async fn the_same_on_a_quorum_queue() {
     die_at_each_step(Kind::Quorum, runs().div_ceil(2)).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_dies_at_any_step_of_an_early_acknowledgement_loses_none_either() {
-    assert!(SHELF_POINTS.iter().all(|point| SHELF_STEPS.contains(point)));
-    // One that dies when it has put a request back has just begun: it may be putting a copy of another there, which came again,
-    // as at "request-copied".
-    die_at_each_step_of_a_shelf(Kind::Durable, runs().div_ceil(2), &["shelf-acknowledged", "shelf-returned"]).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_same_of_an_early_acknowledgement_on_a_quorum_queue() {
-    die_at_each_step_of_a_shelf(Kind::Quorum, runs().div_ceil(4), &["shelf-acknowledged"]).await;
-}
-
-async fn die_at_each_step_of_a_shelf(kind: Kind, runs: usize, maybe: &[&str]) {
-    let Some(uri) = shared_uri() else { return };
-    let more = "early_acknowledge = \"run-again\"\n[amqp]\nconsumer_timeout = \"6s\"\n";
-    let mut scene = Scene::new(uri, kind, WHEN_SHELVED, more).await;
-    for _ in 0..runs {
-        for step in SHELF_STEPS {
-            scene.dies_at(step, 1).await;
-        }
-    }
-    let answered = scene.finish().await;
-    let must = ["shelf-written", "shelf-returned", "shelf-answered"];
-    scene.judge(&format!("early acknowledgement, {kind:?}"), &answered, &must, maybe);
-    let left = std::fs::read_dir(scene.folder.path().join("work/requests-requests")).expect("the folder");
-    assert_eq!(left.count(), 0, "nothing is left on the disk");
 }

@@ -81,48 +81,22 @@ async fn requests_that_may_run_longer_than_the_broker_waits_are_warned_of() {
     let client = Client::new(&broker(&uri), Kind::Durable).await;
     let of = |longest: &str| format!("max_run_time = \"{longest}\"\n");
     // What nobody has set is worth no warning, though it is longer than what a broker has where nobody has set it.
-    for (longest, early, patience, warned) in [
-        (of("20m"), "never", "", false),
-        (of("2h"), "never", "", true),
-        (of("2h"), "run-again", "", false),
-        (String::new(), "never", "", false),
-        (String::new(), "never", "consumer_timeout = \"20m\"\n", true),
+    for (longest, consumer_timeout, warned) in [
+        (of("20m"), "", false),
+        (of("2h"), "", true),
+        (String::new(), "", false),
+        (String::new(), "consumer_timeout = \"20m\"\n", true),
     ] {
         let folder = tempfile::tempdir().expect("a folder");
-        let text = format!(
-            "{longest}[source.requests]\nkind = \"amqp\"\nhandler = \"echo\"\n\
-             early_acknowledge = \"{early}\"\n[amqp]\n{patience}"
-        );
+        let text =
+            format!("{longest}[source.requests]\nkind = \"amqp\"\nhandler = \"echo\"\n[amqp]\n{consumer_timeout}");
         let config = config(folder.path(), ECHO, &text);
         let variables = [("WORKER_REQUESTS_QUEUE", client.queue.as_str()), ("WORKER_AMQP_URI", &uri)];
         let worker = Process::start(folder.path(), &config, &variables);
         answers(&client).await;
         let log = leaves(worker).await;
         let warnings = log.matches("requests may run for").count();
-        assert_eq!(warnings, usize::from(warned), "{longest} {early} {patience}: {log}");
-    }
-    client.delete_queue().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn early_acknowledgement_on_a_host_that_may_be_taken_away_is_warned_of() {
-    let Some(uri) = shared_uri() else { return };
-    let client = Client::new(&broker(&uri), Kind::Durable).await;
-    for (early, file, warned) in [("run-again", true, true), ("answer", false, false), ("never", true, false)] {
-        let folder = tempfile::tempdir().expect("a folder");
-        let host = if file {
-            format!("[host]\nspot_file = \"{}\"\n", folder.path().join("goes").display())
-        } else {
-            String::new()
-        };
-        let text =
-            format!("[source.requests]\nkind = \"amqp\"\nhandler = \"echo\"\nearly_acknowledge = \"{early}\"\n{host}");
-        let config = config(folder.path(), ECHO, &text);
-        let variables = [("WORKER_REQUESTS_QUEUE", client.queue.as_str()), ("WORKER_AMQP_URI", &uri)];
-        let worker = Process::start(folder.path(), &config, &variables);
-        answers(&client).await;
-        let log = leaves(worker).await;
-        assert_eq!(log.contains("this host may be taken away"), warned, "{early} {file}: {log}");
+        assert_eq!(warnings, usize::from(warned), "{longest} {consumer_timeout}: {log}");
     }
     client.delete_queue().await;
 }

@@ -1,5 +1,4 @@
-//! A claim on a request: answered, then acknowledged on the channel that brought it, or not at all (I18, I19). One that takes
-//! long may be put on the shelf and acknowledged before; from then on it belongs to this host, and no channel matters to it.
+//! A claim on a request: answered, then acknowledged on the channel that brought it, or not at all (I18, I19).
 
 use std::future::Future;
 use std::pin::Pin;
@@ -21,15 +20,12 @@ use crate::host::crash_points::crash_point;
 use crate::source::{CallError, Reply, ReplyStatus, Results};
 
 use super::backpressure::Backpressure;
-use super::connection::SharedConnection;
 use super::counters::AmqpSourceCounters;
 use super::delivery;
-use super::keeping::{Shelving, Telling};
 use super::publisher::PublishResult;
 use super::refused_replies::RefusedReplies;
 use super::reply_format::{PartialReplySender, error_reply, last_reply_properties};
 use super::session::{AckKind, Session};
-use super::shelf::{Left, Shelf};
 
 /// Why a request is in the poison queue.
 const REASON_HEADER: &str = "x-journeyman-reason";
@@ -53,20 +49,11 @@ pub(super) struct RequestClaim {
     pub(super) context: SourceContext,
     pub(super) state: Mutex<State>,
     pub(super) is_settled: AtomicBool,
-    /// Whether it is acknowledged and on the shelf, so that no channel matters to it.
-    pub(super) shelved: Arc<AtomicBool>,
-    /// Whether somebody is about to put it there.
-    pub(super) shelving: AtomicBool,
-    /// Whether the session still counts it.
-    counted: AtomicBool,
 }
 
 /// What the claims of a source have in common.
 #[derive(Clone)]
 pub(super) struct SourceContext {
-    pub(super) connection: Arc<SharedConnection>,
-    /// Where requests are put that are acknowledged early; `None` where none are.
-    pub(super) shelf: Option<Arc<Shelf>>,
     pub(super) counters: Arc<AmqpSourceCounters>,
     pub(super) refused_replies: Arc<RefusedReplies>,
     /// Whether its queue takes copies.
@@ -74,6 +61,8 @@ pub(super) struct SourceContext {
 }
 
 type PublishFuture = Pin<Box<dyn Future<Output = lapin::Result<PublishResult>> + Send>>;
+/// Resolves to whether the broker was told.
+type AckFuture = Pin<Box<dyn Future<Output = lapin::Result<bool>> + Send>>;
 
 /// How far settling it is. What is under way is kept over a call that was dropped, so that nothing is published twice.
 #[derive(Default)]
@@ -82,22 +71,14 @@ pub(super) struct State {
     publishing: Option<PublishFuture>,
     published: Option<PublishResult>,
     /// The broker is being told what becomes of it, which can be begun once.
-    acknowledging: Option<Telling>,
+    acknowledging: Option<AckFuture>,
     /// Since when its answer is refused.
     reply_refused_since: Option<tokio::time::Instant>,
     /// Since when a copy of it is refused.
     copy_refused_since: Option<tokio::time::Instant>,
     /// A copy is in the queue for those that were given up.
     is_poison_copy_stored: bool,
-    pub(super) shelving: Shelving,
     pub(super) settled_as: Option<Outcome>,
-}
-
-impl State {
-    /// Whether it is neither settled nor about to be.
-    pub(super) const fn may_be_shelved(&self) -> bool {
-        self.settled_as.is_none() && self.acknowledging.is_none()
-    }
 }
 
 /// How it began to be settled. What is asked for later cannot call back what was sent: somebody would have it twice.
@@ -140,10 +121,8 @@ impl RequestClaim {
         context: SourceContext,
     ) -> Self {
         let ReceivedDelivery { delivery_tag, properties, body, queue, delivered_at, received_at } = delivery;
-        let shelved = Arc::new(AtomicBool::new(false));
         let partial = PartialReplySender {
             session: Arc::clone(&session),
-            shelved: Arc::clone(&shelved),
             reply_to: properties.reply_to().clone(),
             correlation_id: properties.correlation_id().clone(),
             context: context.clone(),
@@ -163,9 +142,6 @@ impl RequestClaim {
             context,
             state: Mutex::default(),
             is_settled: AtomicBool::new(false),
-            shelved,
-            shelving: AtomicBool::new(false),
-            counted: AtomicBool::new(true),
         }
     }
 
@@ -233,20 +209,11 @@ impl RequestClaim {
         }
     }
 
-    async fn continue_settling(&self, state: &mut State, begun: &Settling) -> Result<(), CallError> {
-        if let Shelving::Acknowledging(..) = state.shelving {
-            self.shelve_on(state).await?;
-        }
-        if self.is_shelved() {
-            self.settle_shelved(state, &begun.plan).await?;
-        } else {
-            self.settle_on_channel(state, &begun.plan).await?;
-        }
-        self.mark_settled(state, begun.outcome);
-        Ok(())
-    }
-
-    async fn settle_on_channel(&self, state: &mut State, plan: &SettlePlan) -> Result<(), CallError> {
+    async fn continue_settling(
+        &self,
+        state: &mut State,
+        Settling { outcome, plan }: &Settling,
+    ) -> Result<(), CallError> {
         if state.acknowledging.is_none() {
             if let Some(lost) = self.session.lost_reason() {
                 return Err(self.call_error(Refusal::Gone, &lost));
@@ -264,6 +231,7 @@ impl RequestClaim {
             SettlePlan::RepublishFresh | SettlePlan::Requeue => self.context.counters.handed_back.increment(),
             SettlePlan::Republish { .. } | SettlePlan::DeadLetter => {}
         }
+        self.mark_settled(state, *outcome);
         Ok(())
     }
 
@@ -296,54 +264,9 @@ impl RequestClaim {
         Ok(AckKind::Acknowledge)
     }
 
-    /// Settles what is acknowledged already. What is handed back, or given up to the broker, goes there as a copy: with so many
-    /// attempts in its header that whoever gets it gives it up as well. Where its queue is full for long it stays on the disk until
-    /// that is over, and makes room for others.
-    async fn settle_shelved(&self, state: &mut State, plan: &SettlePlan) -> Result<(), CallError> {
-        let attempts = match plan {
-            SettlePlan::Reply(_) => None,
-            SettlePlan::Republish { attempts } => Some(*attempts),
-            SettlePlan::Requeue | SettlePlan::RepublishFresh => Some(self.run.run),
-            SettlePlan::DeadLetter => Some(self.run.run.saturating_add(1)),
-        };
-        if let SettlePlan::Reply(reply) = plan {
-            self.publish_reply(state, reply).await?;
-            crash_point("shelf-answered");
-        }
-        if let Some(attempts) = attempts {
-            if let Err(refused) = self.republish(state, attempts).await {
-                return if self.is_copy_retry_over(state) { self.stays(state, attempts).await } else { Err(refused) };
-            }
-            crash_point("shelf-returned");
-        }
-        if let SettlePlan::Requeue | SettlePlan::RepublishFresh = plan {
-            self.context.counters.handed_back.increment();
-        }
-        if let (Some(shelf), Shelving::Done(entry)) = (&self.context.shelf, &state.shelving) {
-            shelf.clear(entry.clone()).await;
-            crash_point("shelf-removed");
-        }
-        Ok(())
-    }
-
     /// Whether its queue has refused copies of it for as long as is waited for that.
     fn is_copy_retry_over(&self, state: &State) -> bool {
         state.copy_refused_since.is_some_and(|since| self.context.refused_replies.is_retry_over(since))
-    }
-
-    /// Leaves it on the disk to whoever looks after what is there.
-    async fn stays(&self, state: &mut State, attempts: u32) -> Result<(), CallError> {
-        if let (Some(shelf), Shelving::Done(entry)) = (&self.context.shelf, &state.shelving) {
-            tracing::warn!(claim.run = %self.run, "its queue is full: the request waits on this host's disk for room there");
-            let (there, place) = (Arc::clone(shelf), entry.clone());
-            let noting = tokio::task::spawn_blocking(move || there.hand_back(&place, attempts)).await;
-            let place = noting.map_err(std::io::Error::other).and_then(|noted| noted).unwrap_or_else(|error| {
-                tracing::warn!(claim.run = %self.run, %error, "a later life will take it for one that was interrupted");
-                entry.clone()
-            });
-            shelf.leave(Left::Returning(place, attempts));
-        }
-        Ok(())
     }
 
     /// Puts a copy into its own queue whose header says how often it was tried.
@@ -352,24 +275,13 @@ impl RequestClaim {
         self.publish_copy(state, self.queue.clone(), properties).await
     }
 
-    /// Whether it is acknowledged and on the shelf.
-    pub(super) fn is_shelved(&self) -> bool {
-        self.shelved.load(Ordering::Acquire)
-    }
-
-    pub(super) fn uncount(&self) {
-        if self.counted.swap(false, Ordering::AcqRel) {
-            self.session.release_claim();
-        }
-    }
-
     /// Puts a copy into another queue, with the reason. A queue that is not there is told of, and keeps nothing.
     pub(super) async fn store_poison_copy(&self, queue: &str, reason: &str, attempts: u32) -> Result<(), CallError> {
         let mut state = self.state.lock().await;
         if state.is_poison_copy_stored || state.settled_as.is_some() {
             return Ok(());
         }
-        if self.session.is_lost() && !self.is_shelved() {
+        if self.session.is_lost() {
             return Err(self.call_error(Refusal::Gone, "its channel is closed"));
         }
         let properties = delivery::copy_properties(&self.properties, attempts);
@@ -414,7 +326,6 @@ impl RequestClaim {
         state.settled_as = Some(outcome);
         self.is_settled.store(true, Ordering::Relaxed);
         self.session.mark_settled(&self.run);
-        self.leave(std::mem::take(&mut state.shelving));
     }
 
     async fn publish_reply(&self, state: &mut State, reply: &Reply) -> Result<(), CallError> {
@@ -516,7 +427,6 @@ impl RequestClaim {
                 self.session.reply_clients.check_before_reply(&key);
             }
             match what {
-                _ if self.is_shelved() => Box::pin(Arc::clone(&self.context.connection).publish(key, properties, body)),
                 PublishKind::Reply => Box::pin(outlet.publish_reply(key, properties, body)),
                 PublishKind::Copy => Box::pin(outlet.publish_copy(key, properties, body)),
             }
@@ -529,7 +439,7 @@ impl RequestClaim {
     }
 
     /// To be polled at once.
-    pub(super) fn acknowledge(&self, last: AckKind) -> Telling {
+    fn acknowledge(&self, last: AckKind) -> AckFuture {
         let (session, tag) = (Arc::clone(&self.session), self.use_tag_once());
         Box::pin(async move {
             match tag {
@@ -569,15 +479,12 @@ impl RequestClaim {
 impl Drop for RequestClaim {
     /// What nobody settled goes back at once, instead of when its channel ends.
     fn drop(&mut self) {
-        self.uncount();
+        self.session.release_claim();
         if self.is_settled.load(Ordering::Relaxed) {
             return;
         }
         self.session.mark_settled(&self.run);
-        let shelving = std::mem::take(&mut self.state.get_mut().shelving);
-        let is_the_brokers = matches!(shelving, Shelving::No | Shelving::Writing(..) | Shelving::Written(_));
-        self.leave(shelving);
-        if is_the_brokers && self.use_tag_once().is_some_and(|tag| self.session.requeue(tag)) {
+        if self.use_tag_once().is_some_and(|tag| self.session.requeue(tag)) {
             self.context.counters.handed_back.increment();
         }
     }

@@ -1,7 +1,6 @@
 //! What a source of requests is told, and what is said of it at the start.
 
 use std::num::NonZeroU32;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::amqp::Broker;
@@ -32,10 +31,6 @@ pub struct AmqpSourceConfig {
     pub management: Option<Management>,
     /// How long a handler lets a request run; for a warning.
     pub max_run_time: MaxRunTime,
-    /// Whether a request is acknowledged before its answer that takes longer than the broker waits.
-    pub early: Early,
-    /// The folder for such requests, on a disk that outlives the worker; `None` where there are none, whatever `early` says.
-    pub shelf: Option<PathBuf>,
     /// The largest message that is taken or sent, in bytes.
     pub message_bytes_max: u64,
     /// How long an answer is sent again that its queue refuses; then its request is acknowledged without one.
@@ -56,8 +51,6 @@ impl AmqpSourceConfig {
             consumer_timeout: Some(consumer_timeout::DEFAULT_TIMEOUT),
             management: None,
             max_run_time: MaxRunTime::Unknown,
-            early: Early::Never,
-            shelf: None,
             message_bytes_max: AMQP_MESSAGE_BYTES_MAX,
             reply_retry_max: AMQP_ANSWER_RETRY_MAX,
         }
@@ -82,18 +75,6 @@ pub(super) enum TimeoutOrigin {
     Config,
 }
 
-/// Whether a request is acknowledged before its answer that takes longer than the broker waits, and what becomes of it where
-/// its worker ends before it does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Early {
-    /// None is. What an earlier life has acknowledged so goes back to its queue.
-    Never,
-    /// It is, and goes back to its queue.
-    RunAgain,
-    /// It is, and its author is told.
-    Answer,
-}
-
 /// What becomes of a request that was tried too often.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OnAttemptsExhausted {
@@ -112,13 +93,12 @@ impl AmqpSourceConfig {
             (MaxRunTime::Configured(longest), _) | (MaxRunTime::Default(longest), TimeoutOrigin::Broker) => longest,
             (MaxRunTime::Unknown, _) | (MaxRunTime::Default(_), TimeoutOrigin::Config) => return,
         };
-        let (Some(patience), Early::Never) = (patience, self.early) else { return };
+        let Some(patience) = patience else { return };
         if patience < longest {
             tracing::warn!(
                 queue = self.queue,
                 "requests may run for {longest:?} and the broker takes them back after {patience:?}: raise its \
-                 consumer_timeout and `amqp.consumer_timeout`, lower `max_run_time` of the handler, or see \
-                 `early_acknowledge`"
+                 consumer_timeout and `amqp.consumer_timeout`, or lower `max_run_time` of the handler"
             );
         }
     }

@@ -1,10 +1,9 @@
-//! The connection of a source, and a way to publish that belongs to no consumer.
+//! The connection that the consumers of a source share, opened again after a loss.
 
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use lapin::types::ShortString;
-use lapin::{BasicProperties, Connection};
+use lapin::Connection;
 use tokio::time::timeout;
 
 use crate::amqp::Broker;
@@ -13,7 +12,6 @@ use crate::source::CallError;
 
 use super::counters::AmqpSourceCounters;
 use super::lock;
-use super::publisher::{self, PublishResult};
 
 /// A connection that is made anew when it was lost.
 pub(super) struct SharedConnection {
@@ -42,25 +40,6 @@ impl SharedConnection {
         self.counters.connections.increment();
         *lock(&self.current) = Some(Arc::clone(&made));
         Ok(made)
-    }
-
-    /// Publishes by way of the default exchange, on a channel of its own, and waits until the broker has confirmed.
-    ///
-    /// # Cancel safety
-    ///
-    /// Not cancel safe: it may or may not have been published.
-    pub(super) async fn publish(
-        self: Arc<Self>,
-        key: ShortString,
-        properties: BasicProperties,
-        body: Arc<[u8]>,
-    ) -> lapin::Result<PublishResult> {
-        let connection = self.get_or_connect().await.map_err(|refused| io::Error::other(refused.message))?;
-        let publishing = async {
-            let channel = publisher::open_confirm_channel(&connection).await?;
-            publisher::await_confirm(publisher::send(&channel, key, properties, body).await?).await
-        };
-        while_connected(&connection, publishing).await
     }
 }
 

@@ -56,10 +56,4 @@ counters! {
     expired,
     /// Requests that are too large.
     too_large,
-    /// Requests that were acknowledged before their answer.
-    shelved,
-    /// Requests that were to be, and could not be written down.
-    unshelved,
-    /// Requests that were, and whose worker ended: they went back to their queue, or were answered so.
-    interrupted,
 }

@@ -11,23 +11,19 @@ mod connection;
 mod counters;
 mod delivery;
 mod disposition;
-mod interrupted;
-mod keeping;
 mod publisher;
 mod queue_facts;
 mod refused_replies;
 mod reply_clients;
 mod reply_format;
 mod session;
-mod shelf;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lapin::types::ShortString;
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -48,17 +44,15 @@ use super::{
 };
 use backpressure::Backpressure;
 use claim::{ReceivedDelivery, RequestClaim, SettlePlan, SourceContext};
-pub use config::{AmqpSourceConfig, Early, MaxRunTime, OnAttemptsExhausted};
+pub use config::{AmqpSourceConfig, MaxRunTime, OnAttemptsExhausted};
 use connection::SharedConnection;
 use counters::AmqpSourceCounters;
 pub use delivery::PayloadForm;
 use disposition::{Disposition, give_up};
-use interrupted::Interrupted;
 use queue_facts::QueueFacts;
 use refused_replies::RefusedReplies;
 use reply_clients::ReplyClients;
 use session::{PendingDelivery, Session};
-use shelf::Shelf;
 
 /// More requests than are ever settled beside the calls at once.
 const BACKGROUND_SETTLES_MAX: u32 = 1 << 17;
@@ -72,8 +66,6 @@ struct AmqpSourceInner {
     config: AmqpSourceConfig,
     clock: Clock,
     connection: Arc<SharedConnection>,
-    shelf: Option<Arc<Shelf>>,
-    looked_after: Once,
     queue_facts: QueueFacts,
     session: Mutex<Option<Arc<Session>>>,
     /// Those before, for as long as claims of them are held, and the last one until there is another: leave of them may still have
@@ -127,14 +119,11 @@ impl AmqpSource {
     #[must_use]
     pub fn new(settings: AmqpSourceConfig) -> Self {
         let tally: Arc<AmqpSourceCounters> = Arc::default();
-        let AmqpSourceConfig { broker, queue, connection_name: name, .. } = &settings;
-        let shelf = settings.shelf.as_ref().map(|folder| Arc::new(Shelf::new(folder, broker.display_url(), queue)));
+        let AmqpSourceConfig { broker, connection_name: name, .. } = &settings;
         let unanswered = RefusedReplies::new(settings.reply_retry_max, Arc::clone(&tally));
         Self {
             inner: Arc::new(AmqpSourceInner {
                 connection: Arc::new(SharedConnection::new(broker.clone(), name, Arc::clone(&tally))),
-                shelf,
-                looked_after: Once::new(),
                 queue_facts: QueueFacts::new(&settings),
                 config: settings,
                 clock: Clock::boot(),
@@ -164,32 +153,12 @@ impl AmqpSourceInner {
         tasks.spawn(task);
     }
 
-    /// What outlives claims: the requests on the shelf.
     fn source_context(&self) -> SourceContext {
-        let takes = self.config.early != Early::Never;
         SourceContext {
-            connection: Arc::clone(&self.connection),
-            shelf: self.shelf.clone().filter(|_| takes),
             counters: Arc::clone(&self.counters),
             refused_replies: Arc::clone(&self.refused_replies),
             backpressure: Arc::clone(&self.backpressure),
         }
-    }
-
-    fn look_after_the_shelf(&self, queue: &ShortString) {
-        let Some(shelf) = self.shelf.clone() else { return };
-        self.looked_after.call_once(|| {
-            let copying = Arc::clone(&self.settle_permits);
-            let (link, tally, early) = (Arc::clone(&self.connection), Arc::clone(&self.counters), self.config.early);
-            let interrupted = Interrupted { shelf, link, queue: queue.clone(), early, tally, copying };
-            self.spawn(interrupted.look_after());
-        });
-    }
-
-    /// How many requests may be on their way. One that is on the shelf has a slot, and the broker knows nothing of it.
-    fn effective_prefetch(&self) -> u16 {
-        let shelved = self.shelf.as_ref().map_or(0, |shelf| shelf.held());
-        self.prefetch.load(Ordering::Relaxed).saturating_sub(shelved).max(1)
     }
 
     async fn open(self: &Arc<Self>) -> Result<OpenResult, CallError> {
@@ -204,13 +173,12 @@ impl AmqpSourceInner {
         let AmqpSourceConfig { broker, queue, connection_name: name, .. } = &self.config;
         let queue = &amqp::to_short_string("the name of the queue", queue)
             .map_err(|error| amqp::retry_error(error.to_string()))?;
-        self.look_after_the_shelf(queue);
         let connection = self.connection.get_or_connect().await?;
         // Asked only now: a new connection is made where the one before is known to be lost.
         self.check_lost_sessions()?;
         self.queue_facts.refresh(&self.config, &connection).await;
         let epoch = self.last_epoch.fetch_add(1, Ordering::Relaxed) + 1;
-        let prefetch = self.effective_prefetch();
+        let prefetch = self.prefetch.load(Ordering::Relaxed);
         let tag = format!("{name}.{epoch}");
         let session::OpenedSession { session, consumer, presence_checks: questions } =
             Session::open(broker, connection, queue, &tag, prefetch, epoch).await?;
@@ -262,7 +230,7 @@ impl AmqpSourceInner {
     async fn current_session(self: &Arc<Self>) -> Result<Arc<Session>, CallError> {
         let current = || lock(&self.session).clone();
         let is_left = current().is_none_or(|session| {
-            if session.prefetch != self.effective_prefetch() {
+            if session.prefetch != self.prefetch.load(Ordering::Relaxed) {
                 session.retire("the number of slots has changed");
             }
             session.is_retired()
@@ -416,15 +384,6 @@ impl AmqpSourceInner {
         });
     }
 
-    /// A disk may take longer than a reclaim may.
-    fn shelve(&self, claim: Claim) {
-        self.spawn(async move {
-            if let Some(part) = claim.part::<RequestClaim>() {
-                part.shelve().await;
-            }
-        });
-    }
-
     fn claim_of<'a>(&self, claim: &'a Claim) -> Result<&'a RequestClaim, CallError> {
         claim.part::<RequestClaim>().ok_or_else(|| CallError {
             refusal: Refusal::Rejected,
@@ -478,7 +437,7 @@ impl Source for AmqpSource {
         Box::pin(async { Ok(RecoveryBatch::default()) })
     }
 
-    /// What an earlier life held is the broker's again since its connection ended, or on the shelf, which is looked after apart.
+    /// The broker requeued what a previous process held when its connection ended.
     fn take_over<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant> {
         let what = format!("request {run} was given up when its worker ended");
         Box::pin(async { Err(CallError { refusal: Refusal::Gone, message: what }) })
@@ -493,13 +452,6 @@ impl Source for AmqpSource {
                 return Err(gone("it is settled"));
             }
             let patience = self.inner.queue_facts.consumer_timeout();
-            let due = consumer_timeout::is_early_ack_due(self.inner.clock.now().since(part.delivered_at), patience);
-            if due && part.is_to_be_shelved() {
-                self.inner.shelve(claim.clone());
-            }
-            if part.is_shelved() {
-                return Ok(AMQP_LEASE);
-            }
             match part.session.lost_reason() {
                 Some(what) => Err(gone(&what)),
                 None if part.session.is_lost() => Err(gone("its channel is closed")),
@@ -596,7 +548,7 @@ impl Source for AmqpSource {
     fn is_canceled<'a>(&'a self, claim: &'a Claim) -> SourceFuture<'a, bool> {
         Box::pin(async {
             let part = self.inner.claim_of(claim)?;
-            Ok(!part.is_shelved() && part.session.lost_reason().is_some())
+            Ok(part.session.lost_reason().is_some())
         })
     }
 }

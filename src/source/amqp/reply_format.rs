@@ -1,7 +1,6 @@
 //! Answers as they are on the wire, and the way of those that others follow.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, ShortString};
@@ -24,7 +23,6 @@ const PARTIAL_HEADER: &str = "x-non-terminating-response";
 /// Sends partial answers.
 pub(super) struct PartialReplySender {
     pub(super) session: Arc<Session>,
-    pub(super) shelved: Arc<AtomicBool>,
     pub(super) reply_to: Option<ShortString>,
     pub(super) correlation_id: Option<ShortString>,
     pub(super) context: SourceContext,
@@ -37,20 +35,13 @@ impl PartialReplySink for PartialReplySender {
             let Some(to) = self.reply_to.clone() else {
                 return Err(refused(Refusal::Gone, "nobody waits for an answer"));
             };
-            let shelved = self.shelved.load(Ordering::Acquire);
-            if let Some(lost) = self.session.lost_reason().filter(|_| !shelved) {
+            if let Some(lost) = self.session.lost_reason() {
                 return Err(refused(Refusal::Gone, &lost));
             }
             let properties = reply_properties(&reply, self.correlation_id.clone(), ReplyPosition::Partial);
-            let published = if shelved {
-                Arc::clone(&self.context.connection).publish(to.clone(), properties, reply.body).await
-            } else {
-                Arc::clone(&self.session.publisher).publish_reply(to.clone(), properties, reply.body).await
-            };
-            match published {
+            match Arc::clone(&self.session.publisher).publish_reply(to.clone(), properties, reply.body).await {
                 Ok(PublishResult::Confirmed)
-                    if !shelved
-                        && is_direct_reply_to(&to)
+                    if is_direct_reply_to(&to)
                         && matches!(self.session.reply_clients.is_present(&to).await, Ok(false)) =>
                 {
                     self.context.counters.clients_gone.increment();
