@@ -1,16 +1,16 @@
 //! Places at which a worker can be told to die, so that tests see what it leaves there.
 //!
-//! Only a debug build has them: `JOURNEYMAN_CRASH_AT=NAME` aborts the process the first time that it comes by, and
+//! Only a debug build has them: `JOURNEYMAN_CRASH_POINT=NAME` aborts the process the first time that it comes by, and
 //! `NAME:3` the third time. A release build knows nothing of it.
 
 /// The places that every source comes by, and those of a Taskcluster alone.
 #[doc(hidden)]
 pub const CLAIM_CRASH_POINTS: &[&str] = &[
-    "start-read",
-    "start-killed",
-    "start-cleared",
+    "startup-journal-read",
+    "startup-processes-killed",
+    "startup-dirs-cleared",
     "journal-before-rename",
-    "claim-answered",
+    "claim-granted",
     "journal-before-write",
     "journal-torn-write",
     "journal-before-sync",
@@ -18,13 +18,13 @@ pub const CLAIM_CRASH_POINTS: &[&str] = &[
     "prepared",
     "spawned",
     "reclaimed",
-    "ended",
-    "before-storing",
-    "after-storing",
+    "exited",
+    "before-upload",
+    "after-upload",
     "before-report",
     "after-report",
-    "before-closing",
-    "handing-back",
+    "before-journal-close",
+    "releasing",
     "taken-over",
     "before-delete",
     "after-delete",
@@ -46,7 +46,7 @@ mod armed {
     }
 
     static TRIGGER: LazyLock<Option<CrashTrigger>> = LazyLock::new(|| {
-        let text = std::env::var_os("JOURNEYMAN_CRASH_AT")?.into_string().ok()?;
+        let text = std::env::var_os("JOURNEYMAN_CRASH_POINT")?.into_string().ok()?;
         let (name, times) = text.split_once(':').unwrap_or((&text, "1"));
         Some(CrashTrigger { name: name.to_owned(), remaining_hits: AtomicU32::new(times.parse().unwrap_or(1)) })
     });

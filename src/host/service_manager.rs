@@ -82,7 +82,7 @@ impl ServiceManager {
         let NotifyChannel { sender: teller, receiver: heard } = NotifySender::channel();
         let (end, done) = tokio::sync::oneshot::channel();
         // Sending blocks while the manager does not read, so it has a thread of its own.
-        std::thread::Builder::new().name("notify".to_owned()).spawn(move || {
+        std::thread::Builder::new().name("sd-notify".to_owned()).spawn(move || {
             while let Ok(words) = heard.recv() {
                 if let Err(error) = send(&words) {
                     tracing::debug!(%error, ?words, "the service manager cannot be told");

@@ -232,7 +232,7 @@ fn set_aside_names(folder: &Path) -> impl Iterator<Item = PathBuf> {
     let folder = folder.as_os_str().to_owned();
     (1..=LEFTOVER_FOLDERS_MAX).map(move |number| {
         let mut name = folder.clone();
-        name.push(format!(".left-{number}"));
+        name.push(format!(".set-aside-{number}"));
         PathBuf::from(name)
     })
 }
@@ -419,11 +419,11 @@ mod tests {
     #[test]
     fn what_cannot_be_removed_is_put_aside_under_a_name_of_its_own() {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::create_dir(folder.path().join("tasks.left-1")).unwrap();
+        std::fs::create_dir(folder.path().join("tasks.set-aside-1")).unwrap();
         let tasks = folder.path().join(TASKS_DIR);
         std::fs::create_dir_all(tasks.join("task_0")).unwrap();
         let aside = set_aside(&tasks).unwrap();
-        assert_eq!(aside, folder.path().join("tasks.left-2"));
+        assert_eq!(aside, folder.path().join("tasks.set-aside-2"));
         assert!(aside.join("task_0").exists() && !tasks.exists());
     }
 
@@ -431,12 +431,12 @@ mod tests {
     fn what_was_put_aside_is_removed_by_the_next_start_that_can() {
         let folder = tempfile::tempdir().unwrap();
         let work = WorkDir::acquire(folder.path()).unwrap();
-        let aside = |number| folder.path().join(format!("tasks.left-{number}"));
+        let aside = |number| folder.path().join(format!("tasks.set-aside-{number}"));
         std::fs::create_dir_all(aside(1).join("task_0")).unwrap();
         std::fs::create_dir_all(aside(3).join("task_1")).unwrap();
-        std::fs::create_dir(folder.path().join("tasks.left-mine")).unwrap();
+        std::fs::create_dir(folder.path().join("tasks.set-aside-mine")).unwrap();
         assert_eq!(work.remove_task_dirs().unwrap(), 0);
-        assert!(!aside(1).exists() && !aside(3).exists() && folder.path().join("tasks.left-mine").exists());
+        assert!(!aside(1).exists() && !aside(3).exists() && folder.path().join("tasks.set-aside-mine").exists());
     }
 
     #[test]

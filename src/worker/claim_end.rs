@@ -31,7 +31,7 @@ impl Engine {
 
     /// The claim is over.
     pub(super) fn close(&mut self, claim: LocalToken, run: &Run, end: ClaimEnd) {
-        crash_point("before-closing");
+        crash_point("before-journal-close");
         match AfterClose::of(end) {
             AfterClose::Nothing => self.journal.record_closed(EntryId(claim.0)),
             AfterClose::RetryAfterRestart => {}

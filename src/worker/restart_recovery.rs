@@ -73,7 +73,7 @@ pub(super) fn recover_previous_process(
     unproven: OnLeak,
 ) -> io::Result<PreviousProcess> {
     let found = journal::PreviousJournal::read(folder);
-    crash_point("start-read");
+    crash_point("startup-journal-read");
     let plan = found.journal.recovery_plan(&found.boot, claimants);
     let polls_left = found.journal.unread_polls(&found.boot, claimants);
     // I27

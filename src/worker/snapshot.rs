@@ -430,7 +430,7 @@ fn unremoved_hint(aside: usize) -> Option<String> {
     (aside > 0).then(|| {
         format!(
             "what earlier tasks left could not be removed at the start, {aside} times, and lies in the work folder as \
-             `tasks.left-N`: end what still writes there, and remove it as its owner"
+             `tasks.set-aside-N`: end what still writes there, and remove it as its owner"
         )
     })
 }

@@ -21,7 +21,7 @@ const STEPS: [&str; 10] = [
     "prepared",
     "spawned",
     "request-copied",
-    "ended",
+    "exited",
     "before-report",
     "request-published",
     "request-confirmed",
@@ -74,7 +74,7 @@ impl Scene {
             // One that never comes by its step ends all the same.
             ("JOURNEYMAN__WORKER__EXIT_WHEN_IDLE", "30s"),
         ];
-        variables.extend(crash_at.map(|at| ("JOURNEYMAN_CRASH_AT", at)));
+        variables.extend(crash_at.map(|at| ("JOURNEYMAN_CRASH_POINT", at)));
         Process::start(self.folder.path(), &self.config, &variables)
     }
 
@@ -151,7 +151,7 @@ async fn die_at_each_step(kind: Kind, runs: usize) {
     }
     let answered = scene.finish().await;
     // A broker that loses a connection may pass over what has just come by it: an answer, or an acknowledgement.
-    let maybe = ["ended", "request-published", "request-acknowledged"];
+    let maybe = ["exited", "request-published", "request-acknowledged"];
     scene.judge(&format!("{kind:?}"), &answered, &["request-confirmed", "request-copied"], &maybe);
 }
 

@@ -256,7 +256,7 @@ fn a_service_sees_what_it_is_given_of_the_workers_environment_and_nothing_else()
     let text = std::fs::read_to_string(scene.service().join("environment")).expect("it is there");
     let mut names: Vec<&str> = text.lines().filter_map(|line| Some(line.split_once('=')?.0)).collect();
     // What the shell itself adds, and the cookie.
-    names.retain(|name| !["PWD", "OLDPWD", "SHLVL", "_", "JOURNEYMAN_CLAIM"].contains(name));
+    names.retain(|name| !["PWD", "OLDPWD", "SHLVL", "_", "JOURNEYMAN_CLAIM_COOKIE"].contains(name));
     names.sort_unstable();
     assert_eq!(names, ["GIVEN", "HOME", "JOURNEYMAN_HANDLER", "JOURNEYMAN_SERVICE_SOCKET", "PATH"]);
     stops(worker);

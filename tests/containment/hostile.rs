@@ -114,7 +114,7 @@ const PAYLOADS: [Payload; 29] = [
         ..payload(
             "a daemon under the name of another claim",
             End::ByItself,
-            "( JOURNEYMAN_CLAIM=forged setsid sh -c 'echo >up; exec sleep $0' $M >/dev/null 2>&1 & ); until_up",
+            "( JOURNEYMAN_CLAIM_COOKIE=forged setsid sh -c 'echo >up; exec sleep $0' $M >/dev/null 2>&1 & ); until_up",
         )
     },
     Payload {

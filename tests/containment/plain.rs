@@ -124,7 +124,7 @@ async fn nothing_of_ours(containment: &Containment) -> Result<(), String> {
         let ended = running.finish(BOUNDS, &bench.context).await.map_err(|error| error.to_string())?;
         same("status", ended.status, ProcessStatus::Code(0))?;
         let folder = bench.workdir().display().to_string();
-        seen.push(bench.log().replace(&leader, "PID").replace(&folder, "FOLDER").replace("JOURNEYMAN_CLAIM ", ""));
+        seen.push(bench.log().replace(&leader, "PID").replace(&folder, "FOLDER").replace("JOURNEYMAN_CLAIM_COOKIE ", ""));
     }
     if !seen[0].contains("/proc/PID/fd/3") || !seen[0].contains("ODD-name") {
         return Err(seen[0].clone());
@@ -181,7 +181,7 @@ async fn the_loaders_variables(containment: &Containment) -> Result<(), String> 
         let long = std::iter::once(("LONG", "long ".repeat(20_000)));
         text.map(|(name, value)| (name, value.to_owned())).chain(long).collect()
     };
-    let look = "tr '\\0' '\\n' </proc/$$/environ | grep -v -e JOURNEYMAN_CLAIM= | sort";
+    let look = "tr '\\0' '\\n' </proc/$$/environ | grep -v -e JOURNEYMAN_CLAIM_COOKIE= | sort";
     let [bare, here] = both_ways(containment, &["sh", "-c", look], odd).await?;
     if !here.1.contains("LD_PROFILE=\n") || !here.1.contains("long long") {
         return Err(here.1);

@@ -158,7 +158,7 @@ async fn a_claim_whose_worker_died_as_the_poll_was_answered_is_handed_back_by_th
     let api = api(queue.root_url());
     let task = TaskId::parse(&crash_id(0)).expect("a task id");
     api.create_task(&task, definition(folder.path())).await.expect("created");
-    let at = [Variable { name: "JOURNEYMAN_CRASH_AT", value: "claim-answered" }];
+    let at = [Variable { name: "JOURNEYMAN_CRASH_POINT", value: "claim-granted" }];
     let mut worker = Process::worker_with(folder.path(), queue.root_url(), "claim-work", &at);
     assert_eq!(worker.died_of(), Some(rustix::process::Signal::KILL.as_raw()), "{:?}", worker.said);
     assert_eq!(status(&api, &task).await["state"], "running");

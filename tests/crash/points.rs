@@ -19,7 +19,7 @@ use crate::process::{Process, TOKEN, Variable};
 use crate::{api, running};
 
 /// Passed by every worker that starts, and by one that finds something of an earlier life.
-const AT_THE_START: [&str; 5] = ["start-read", "start-killed", "start-cleared", "journal-before-rename", "taken-over"];
+const AT_THE_START: [&str; 5] = ["startup-journal-read", "startup-processes-killed", "startup-dirs-cleared", "journal-before-rename", "taken-over"];
 /// Passed where messages are deleted.
 const OF_MESSAGES: [&str; 2] = ["before-delete", "after-delete"];
 /// How many lives may be needed for one that comes by its place.
@@ -70,7 +70,7 @@ impl Stage {
         for point in others {
             deaths.push(point);
             // Those that leave an open entry behind, whatever else is going on.
-            if ["prepared", "spawned", "ended", "before-storing", "after-storing", "before-report"].contains(&point) {
+            if ["prepared", "spawned", "exited", "before-upload", "after-upload", "before-report"].contains(&point) {
                 deaths.extend(starts.next());
             }
         }
@@ -81,7 +81,7 @@ impl Stage {
 
 /// A payload of several steps. A part of it takes leave of the rest, and would tell if it were left.
 fn payload(lines: &Path, point: &str, stage: Stage) -> Value {
-    let seconds = if ["reclaimed", "handing-back"].contains(&point) { "4" } else { "0.02" };
+    let seconds = if ["reclaimed", "releasing"].contains(&point) { "4" } else { "0.02" };
     // What has neither parents nor an environment is known by its control group, and by nothing else.
     let leave = if stage.containment == "group" { "setsid" } else { "env -i PATH=\"$PATH\" setsid" };
     let lines = lines.display();
@@ -130,7 +130,7 @@ impl Scene<'_> {
     /// One life, which ends at its place, the first, second or third time that it comes by. One that never does, since the
     /// machine stalled and its claims were over, is followed by another.
     async fn dies_at(&mut self, point: &str, number: usize) {
-        let once = AT_THE_START.contains(&point) || ["reclaimed", "handing-back"].contains(&point);
+        let once = AT_THE_START.contains(&point) || ["reclaimed", "releasing"].contains(&point);
         let times = if once { 1 } else { 1 + number % 3 };
         for left in (0..ATTEMPTS).rev() {
             let mut worker = self.lives(point, times).await;
@@ -157,8 +157,8 @@ impl Scene<'_> {
             self.create(times, point).await;
         }
         let at = format!("{point}:{times}");
-        let mut worker = self.worker(&[Variable { name: "JOURNEYMAN_CRASH_AT", value: &at }]);
-        if point == "handing-back" {
+        let mut worker = self.worker(&[Variable { name: "JOURNEYMAN_CRASH_POINT", value: &at }]);
+        if point == "releasing" {
             worker.until("\"claimed\"").expect("it claims");
             worker.signal(Signal::QUIT);
         }

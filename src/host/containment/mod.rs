@@ -42,7 +42,7 @@ pub(crate) use shim_launch::{SHIM_NAME as SHIM, encode_environment, shim_path};
 pub(crate) use worker_cgroups::{WorkerCgroup, WorkerCgroups, passes_on};
 
 /// The variable by which a payload's processes can be told from all others.
-pub const COOKIE_VARIABLE: &str = "JOURNEYMAN_CLAIM";
+pub const COOKIE_VARIABLE: &str = "JOURNEYMAN_CLAIM_COOKIE";
 /// What the worker's own group is called where it had to make room for those of its tasks.
 const WORKER_CGROUP: &str = "worker";
 
@@ -62,7 +62,7 @@ impl ContainmentLevel {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::ProcessGroup => "group",
+            Self::ProcessGroup => "process-group",
             Self::CgroupFreeze => "cgroup-freeze",
             Self::CgroupKill => "cgroup-kill",
         }
@@ -448,7 +448,7 @@ fn probe_cgroups(name: &str, most: ContainmentLevel, shortcomings: &mut Vec<Stri
             still_there = Some(error.to_string());
         }
     }
-    let trial = Cgroup::at(parent.path().join("trial"));
+    let trial = Cgroup::at(parent.path().join("probe"));
     let means = match most {
         ContainmentLevel::CgroupKill => [Some(KillMethod::Kill), Some(KillMethod::FreezeAndSignal)],
         ContainmentLevel::CgroupFreeze | ContainmentLevel::ProcessGroup => [None, Some(KillMethod::FreezeAndSignal)],

@@ -64,10 +64,10 @@ impl WorkerCgroups {
     /// Why there are none.
     pub(crate) fn probe(name: &str) -> Result<Self, String> {
         let own = Cgroup::at(cgroup::own_cgroup_path()?);
-        let groups = Self { parent: Cgroup::at(own.path().join(format!("journeyman-pool-{}", name_digest(name)))) };
+        let groups = Self { parent: Cgroup::at(own.path().join(format!("journeyman-group-{}", name_digest(name)))) };
         groups.parent.create().map_err(|error| format!("{error} (under systemd, set Delegate=yes)"))?;
         // Somebody else may try it for the same pool.
-        let trial = Cgroup::at(groups.parent.path().join(format!("trial-{}", uuid::Uuid::new_v4().simple())));
+        let trial = Cgroup::at(groups.parent.path().join(format!("probe-{}", uuid::Uuid::new_v4().simple())));
         #[expect(clippy::disallowed_methods, reason = "at the start only, and for milliseconds")]
         let mut waiting = std::process::Command::new(ENTER[0]);
         waiting.args(&ENTER[1..]).arg(trial.procs_path()).arg("cat");

@@ -69,7 +69,7 @@ impl Engine {
                 count(&self.counters().polls);
                 if let (Ok(batch), Some(track)) = (&answer, self.source_activity.get_mut(usize::from(source.0))) {
                     if !batch.grants.is_empty() {
-                        crash_point("claim-answered");
+                        crash_point("claim-granted");
                     }
                     let entries = batch.messages.len() + batch.unreadable.len() + batch.grants.len();
                     track.on_poll(self.clock.now(), entries);
@@ -106,7 +106,7 @@ impl Engine {
             }
             CallResult::Prepared { claim, answer } => self.on_prepared(claim, answer),
             CallResult::Ended { claim, verdict, emptiness, report, .. } => {
-                crash_point("ended");
+                crash_point("exited");
                 if let Some(live) = self.claims.get_mut(&claim) {
                     live.report = report;
                 }
@@ -121,7 +121,7 @@ impl Engine {
                 Event::CleanupDone { claim }
             }
             CallResult::Uploaded { claim, settled } => {
-                crash_point("after-storing");
+                crash_point("after-upload");
                 Event::Uploaded { claim, status: settled }
             }
             CallResult::Reported { claim, answer } => {
@@ -262,7 +262,7 @@ impl Engine {
         });
         let answer = match answer {
             Ok(grant) => {
-                crash_point("claim-answered");
+                crash_point("claim-granted");
                 count(&self.counters().claims);
                 self.control.liveness.count_received();
                 self.control.liveness.set_claims_held(self.claims.len());

@@ -55,7 +55,7 @@ impl Engine {
             Effect::Execute(claim) => self.execute(claim),
             Effect::Kill { claim, cause, grace } => {
                 if cause == KillCause::Shutdown {
-                    crash_point("handing-back");
+                    crash_point("releasing");
                 }
                 let now = self.clock.now();
                 if let Some(live) = self.claims.get_mut(&claim) {
@@ -218,7 +218,7 @@ impl Engine {
             live.timeline.end(&[ClaimPhase::Upload], self.clock.now());
             return self.handle_event(Event::Uploaded { claim, status: UploadStatus::Complete });
         };
-        crash_point("before-storing");
+        crash_point("before-upload");
         let store = Uploader {
             source: Arc::clone(&feed.source),
             claim: held,

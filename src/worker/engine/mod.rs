@@ -122,9 +122,9 @@ impl Engine {
         let hold = folder.work_dir_lock()?;
         let containment = Containment::probe(&hold.identity(), settings.containment)?;
         // Only now, for what an earlier life left running may have written to it until it was killed.
-        crash_point("start-killed");
+        crash_point("startup-processes-killed");
         let aside = folder.remove_task_dirs().map_err(unusable)?;
-        crash_point("start-cleared");
+        crash_point("startup-dirs-cleared");
         let restart_recovery::RecoveredState {
             journal,
             recovery: earlier,
