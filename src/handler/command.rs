@@ -469,7 +469,7 @@ mod tests {
         assert!(matches!(start_error(0, &error(Errno::PERM)), ExecuteError::Internal(_)));
         assert!(matches!(start_error(0, &error(Errno::NOEXEC)), ExecuteError::Failed(_)));
         assert!(matches!(start_error(0, &io::Error::other("no control group")), ExecuteError::Host(_)));
-        let not_there = io::Error::new(io::ErrorKind::NotFound, "x: there is no such file");
+        let not_there = io::Error::new(io::ErrorKind::NotFound, "x: no such file");
         assert!(matches!(start_error(0, &not_there), ExecuteError::Failed(_)));
     }
 }

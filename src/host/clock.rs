@@ -1,4 +1,4 @@
-//! The worker's clock: the host's boot clock, which runs through suspend, or tokio's, which tests can pause.
+//! The worker's clock: the host's boot clock, which runs through suspend, or tokio's clock, which tests can pause.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::domain::time::Instant;
 
-/// How long the worker sleeps at most while it holds claims. Timers stand still while a host is suspended; the boot
-/// clock does not, so a claim that ran out meanwhile is noticed this soon after the host wakes.
+/// Longest sleep of the worker while it holds claims. Timers stop while a host is suspended and the boot clock does not, so an
+/// expired claim is noticed this soon after the host resumes.
 pub const SUSPEND_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The time since 1970, for what has to be told across boots. It steps whenever somebody sets it.
+/// The time since 1970, for times that are compared across boots. It steps when the system clock is set.
 pub(crate) fn unix_time() -> Duration {
     read_clock(ClockId::Realtime)
 }
@@ -21,7 +21,7 @@ fn read_clock(clock: ClockId) -> Duration {
     Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or_default())
 }
 
-/// A clock.
+/// The source of the worker's time.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock(ClockKind);
 
@@ -32,24 +32,23 @@ enum ClockKind {
 }
 
 impl Clock {
-    /// The host's clock since it was started, suspend included.
+    /// The time since boot, including suspend.
     #[must_use]
     pub const fn boot() -> Self {
         Self(ClockKind::Boot)
     }
 
-    /// Tokio's clock from here on, for tests with paused time.
+    /// Tokio's clock, starting now; for tests with paused time.
     #[must_use]
     pub fn tokio() -> Self {
         Self(ClockKind::Tokio { origin: tokio::time::Instant::now() })
     }
 
-    /// Whether it goes by the time of the runtime it is read on.
     pub(crate) const fn is_tokio(self) -> bool {
         matches!(self.0, ClockKind::Tokio { .. })
     }
 
-    /// The time.
+    /// The current time.
     #[must_use]
     pub fn now(self) -> Instant {
         match self.0 {
@@ -58,18 +57,18 @@ impl Clock {
         }
     }
 
-    /// Waits until `at`, looking at the clock at least every [`SUSPEND_CHECK_INTERVAL`].
+    /// Waits until `at`, checking the clock at least every [`SUSPEND_CHECK_INTERVAL`].
     ///
     /// # Cancel safety
     ///
     /// Cancel safe.
     pub async fn sleep_until(self, at: Instant) {
         loop {
-            let left = at.since(self.now());
-            if left.is_zero() {
+            let remaining = at.since(self.now());
+            if remaining.is_zero() {
                 return;
             }
-            tokio::time::sleep(left.min(SUSPEND_CHECK_INTERVAL)).await;
+            tokio::time::sleep(remaining.min(SUSPEND_CHECK_INTERVAL)).await;
         }
     }
 }

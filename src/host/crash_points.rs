@@ -1,9 +1,9 @@
-//! Places at which a worker can be told to die, so that tests see what it leaves there.
+//! Named points at which tests kill a worker, to check its recovery.
 //!
-//! Only a debug build has them: `JOURNEYMAN_CRASH_POINT=NAME` aborts the process the first time that it comes by, and
-//! `NAME:3` the third time. A release build knows nothing of it.
+//! Only in debug builds: `JOURNEYMAN_CRASH_POINT=NAME` kills the process when it reaches the point, and `NAME:3` when it
+//! reaches it for the third time.
 
-/// The places that every source comes by, and those of a Taskcluster alone.
+/// Points of every source, and of Taskcluster alone.
 #[doc(hidden)]
 pub const CLAIM_CRASH_POINTS: &[&str] = &[
     "startup-journal-read",
@@ -30,7 +30,7 @@ pub const CLAIM_CRASH_POINTS: &[&str] = &[
     "after-delete",
 ];
 
-/// The places of requests of an AMQP queue.
+/// Points of AMQP requests.
 #[doc(hidden)]
 pub const REQUEST_CRASH_POINTS: &[&str] =
     &["request-delivered", "request-copied", "request-published", "request-confirmed", "request-acknowledged"];
@@ -47,18 +47,18 @@ mod armed {
 
     static TRIGGER: LazyLock<Option<CrashTrigger>> = LazyLock::new(|| {
         let text = std::env::var_os("JOURNEYMAN_CRASH_POINT")?.into_string().ok()?;
-        let (name, times) = text.split_once(':').unwrap_or((&text, "1"));
-        Some(CrashTrigger { name: name.to_owned(), remaining_hits: AtomicU32::new(times.parse().unwrap_or(1)) })
+        let (name, hits) = text.split_once(':').unwrap_or((&text, "1"));
+        Some(CrashTrigger { name: name.to_owned(), remaining_hits: AtomicU32::new(hits.parse().unwrap_or(1)) })
     });
 
     pub(crate) fn crash_due(name: &str) -> bool {
         let known = [super::CLAIM_CRASH_POINTS, super::REQUEST_CRASH_POINTS];
         debug_assert!(known.iter().any(|points| points.contains(&name)), "{name}");
-        let order = TRIGGER.as_ref().filter(|order| order.name == name);
-        order.is_some_and(|order| order.remaining_hits.fetch_sub(1, Ordering::Relaxed) == 1)
+        let trigger = TRIGGER.as_ref().filter(|trigger| trigger.name == name);
+        trigger.is_some_and(|trigger| trigger.remaining_hits.fetch_sub(1, Ordering::Relaxed) == 1)
     }
 
-    /// As kill -9 does it: nothing is written any more, nothing is dropped.
+    /// As kill -9: no destructor runs, no buffer is flushed.
     pub(crate) fn crash() {
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).ok();
         std::process::abort();
@@ -76,7 +76,6 @@ mod armed {
 
 pub(crate) use armed::{crash, crash_due};
 
-/// Dies here, where that was ordered.
 pub(crate) fn crash_point(name: &str) {
     if crash_due(name) {
         crash();

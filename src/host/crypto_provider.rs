@@ -1,7 +1,7 @@
-//! Which library does TLS.
+//! Selects ring as the TLS crypto provider.
 
-/// Chooses it for the whole process; to be called before an HTTP client is made. Repeating it changes nothing.
+/// Has to be called before an HTTP client is built. May be called repeatedly.
 pub(crate) fn install_crypto_provider() {
-    // An error says that one was chosen already, which is what is wanted.
+    // An error means that a provider is installed already.
     rustls::crypto::ring::default_provider().install_default().ok();
 }

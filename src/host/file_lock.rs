@@ -1,4 +1,4 @@
-//! A file that one process has at a time, for as long as it lives, however it ends.
+//! An exclusive file lock, which the kernel releases however the process ends.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -9,25 +9,21 @@ use rustix::fs::OFlags;
 
 use crate::limits::{LOCK_ATTEMPTS_MAX, LOCK_RETRY_INTERVAL};
 
-/// A file that is locked. Dropping it frees it.
+/// A locked file. Dropping it releases the lock.
 #[derive(Debug)]
 pub(crate) struct FileLock(File);
 
 impl FileLock {
-    /// Makes the file where it is missing, and locks it. `None` is that another process has it.
+    /// Creates the file if it is missing, and locks it. `None` if another process holds the lock.
     ///
-    /// A process that is killed while it starts a program leaves the lock to that program until its `exec`. That is
-    /// waited for: a lock that is taken is tried [`LOCK_ATTEMPTS_MAX`] times.
-    ///
-    /// # Errors
-    ///
-    /// Where the file cannot be made or locked.
+    /// A process that is killed between `fork` and `exec` of a child leaves the lock to the child until its `exec`. A lock that
+    /// is held is therefore tried [`LOCK_ATTEMPTS_MAX`] times.
     pub(crate) fn acquire(path: &Path) -> io::Result<Option<Self>> {
         let file = File::create(path)?;
-        for left in (0..LOCK_ATTEMPTS_MAX).rev() {
+        for remaining in (0..LOCK_ATTEMPTS_MAX).rev() {
             match file.try_lock() {
                 Ok(()) => return Ok(Some(Self(file))),
-                Err(TryLockError::WouldBlock) if left > 0 => std::thread::sleep(LOCK_RETRY_INTERVAL),
+                Err(TryLockError::WouldBlock) if remaining > 0 => std::thread::sleep(LOCK_RETRY_INTERVAL),
                 Err(TryLockError::WouldBlock) => {}
                 Err(TryLockError::Error(error)) => return Err(error),
             }
@@ -35,20 +31,16 @@ impl FileLock {
         Ok(None)
     }
 
-    /// Locks a file that somebody may have left. `None` is that it is not there, or that another process has it: nobody waits.
-    ///
-    /// # Errors
-    ///
-    /// Where the file cannot be opened or locked.
+    /// Locks an existing file, without retries. `None` if it is missing or another process holds the lock.
     pub(crate) fn try_acquire_existing(path: &Path) -> io::Result<Option<Self>> {
-        // A task may have put anything in its place.
+        // A task may have replaced it by a symlink or a FIFO.
         let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let file = match File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             opened => opened?,
         };
         if !file.metadata()?.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{} is no file", path.display())));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{} is not a file", path.display())));
         }
         match file.try_lock() {
             Ok(()) => Ok(Some(Self(file))),
@@ -57,14 +49,13 @@ impl FileLock {
         }
     }
 
-    /// The file.
     pub(crate) const fn file(&self) -> &File {
         &self.0
     }
 }
 
 impl Drop for FileLock {
-    /// Closing it would not do: a program that is being started has a copy until its `exec`.
+    /// Closing is not enough: a child between `fork` and `exec` has a copy of the descriptor.
     fn drop(&mut self) {
         drop(self.0.unlock());
     }
@@ -75,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lock_is_free_once_it_is_dropped_although_a_copy_of_its_file_lives() {
+    fn dropping_a_lock_releases_it_even_if_a_copy_of_its_descriptor_exists() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lock");
         let first = FileLock::acquire(&path).unwrap().unwrap();
@@ -90,8 +81,8 @@ mod tests {
         let pipe = folder.path().join("pipe");
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         assert!(
-            FileLock::try_acquire_existing(&pipe).unwrap_err().to_string().contains("is no file"),
-            "and nobody waits"
+            FileLock::try_acquire_existing(&pipe).unwrap_err().to_string().contains("is not a file"),
+            "without waiting for a writer"
         );
     }
 }

@@ -1,8 +1,8 @@
-//! That no other worker of this host claims under the same name.
+//! Ensures that two workers of this host do not claim under the same worker id.
 //!
-//! To a queue, two workers of one name are one: what the first has claimed, the second finds at its start and takes for
-//! an earlier life's. Their work folders do not show it, since each may have one of its own. So a name is taken by an
-//! abstract socket, which belongs to the network namespace, and which the kernel frees however the process ends.
+//! To a queue, two workers with one id are the same worker: the second finds the first one's claims at its start and takes
+//! them for those of a previous process. Different work directories do not prevent that. The lock is an abstract socket, which
+//! belongs to the network namespace and which the kernel closes however the process ends.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt as _;
@@ -10,30 +10,23 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 use crate::limits::{LOCK_ATTEMPTS_MAX, LOCK_RETRY_INTERVAL};
 
-/// A name that is ours. Dropping it frees it.
+/// A locked name. Dropping it releases the lock.
 #[derive(Debug)]
 pub(crate) struct NameLock {
     _socket: UnixDatagram,
 }
 
 impl NameLock {
-    /// Takes a name for this process. `None` is that somebody has it.
-    ///
-    /// A process that is killed while it starts a program leaves the name to that program until its `exec`; that is waited
-    /// for, as [`Locked`](super::lock::Locked) does.
-    ///
-    /// # Errors
-    ///
-    /// Where the system has no such sockets.
+    /// `None` if another process holds the name. Retries for the same reason as [`FileLock`](super::file_lock::FileLock).
     pub(crate) fn acquire(name: &str) -> io::Result<Option<Self>> {
         use sha2::Digest as _;
         let digest = sha2::Sha256::digest(name.as_bytes());
         let digest: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
         let address = SocketAddr::from_abstract_name(format!("journeyman/{digest}"))?;
-        for left in (0..LOCK_ATTEMPTS_MAX).rev() {
+        for remaining in (0..LOCK_ATTEMPTS_MAX).rev() {
             match UnixDatagram::bind_addr(&address) {
                 Ok(socket) => return Ok(Some(Self { _socket: socket })),
-                Err(error) if error.kind() == io::ErrorKind::AddrInUse && left > 0 => {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse && remaining > 0 => {
                     std::thread::sleep(LOCK_RETRY_INTERVAL)
                 }
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}

@@ -1,8 +1,7 @@
-//! Processes that need not be our children: what `/proc` tells of them, signals that cannot reach a stranger, and their
-//! end.
+//! Processes that need not be children of this one: reading `/proc`, signalling and waiting by pidfd.
 //!
-//! A process's number may be given to another one as soon as it is reaped. Whoever is not our own child is therefore
-//! signaled through a descriptor, and only after it was looked at again.
+//! A PID may be reused as soon as the process is reaped. A process that is not our child is therefore signalled through a
+//! pidfd, after it was checked again.
 
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
@@ -16,28 +15,27 @@ use tokio::io::unix::AsyncFd;
 
 use crate::limits::PROCESS_ENVIRONMENT_BYTES_MAX;
 
-/// How often something is looked at where the kernel cannot tell when it changes.
+/// For state whose changes the kernel does not announce.
 pub(crate) const PROCESS_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How long a process is waited for before it is looked at again: its number may by now be somebody else's.
+/// How long to wait for a process before it is checked again: its PID may have been reused.
 const PID_RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What `/proc/PID/stat` says.
+/// The fields of `/proc/PID/stat` that are used here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ProcessStat {
     pub(crate) pid: i32,
     pub(crate) state: ProcessState,
     pub(crate) parent: i32,
     pub(crate) group: i32,
-    /// In clock ticks since the host was started.
+    /// In clock ticks since boot.
     pub(crate) start_ticks: u64,
 }
 
-/// Whether a process can still do something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ProcessState {
     Running,
-    /// It ended and waits to be reaped.
+    /// Exited and not reaped.
     Zombie,
 }
 
@@ -46,10 +44,10 @@ impl ProcessStat {
         Self::try_read(pid).ok().flatten()
     }
 
-    /// The same, where what cannot be told from its absence matters: `None` is one that is not there.
+    /// `None` is a missing process; a process that cannot be read is an error.
     pub(crate) fn try_read(pid: i32) -> io::Result<Option<Self>> {
         match std::fs::read(format!("/proc/{pid}/stat")) {
-            // Its name need not be text.
+            // A process name need not be UTF-8.
             Ok(bytes) => {
                 Self::parse(&String::from_utf8_lossy(&bytes)).map(Some).ok_or_else(|| io::ErrorKind::InvalidData.into())
             }
@@ -73,13 +71,12 @@ impl ProcessStat {
         let group = fields.next()?.parse().ok()?;
         let threads: u32 = fields.nth(14)?.parse().ok()?;
         let started = fields.nth(1)?.parse().ok()?;
-        // One whose first thread has ended looks ended, and goes on in the others.
-        let life =
+        // A process whose first thread has exited looks like a zombie while other threads run.
+        let process_state =
             if matches!(state, "Z" | "X") && threads <= 1 { ProcessState::Zombie } else { ProcessState::Running };
-        Some(Self { pid, state: life, parent, group, start_ticks: started })
+        Some(Self { pid, state: process_state, parent, group, start_ticks: started })
     }
 
-    /// Every process that can be seen.
     pub(crate) fn read_all() -> io::Result<Vec<Self>> {
         let mut all = Vec::new();
         for entry in std::fs::read_dir("/proc")? {
@@ -90,13 +87,13 @@ impl ProcessStat {
     }
 }
 
-/// The children of this process that orphans are among, those that ended included. The kernel gives orphans to the first thread
-/// of a process that lives, and that of a program in Rust lives for as long as the program.
+/// The children of this process's first thread, zombies included. The kernel gives orphans to the first living thread of a
+/// process, and the main thread of a Rust program lives as long as the program.
 pub(crate) fn adopted_children() -> io::Result<Vec<i32>> {
     let own = std::process::id();
     match std::fs::read_to_string(format!("/proc/self/task/{own}/children")) {
         Ok(list) => Ok(list.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect()),
-        // A kernel without these lists.
+        // A kernel built without CONFIG_PROC_CHILDREN.
         Err(_) => {
             let all = ProcessStat::read_all()?;
             Ok(all.into_iter().filter(|stat| stat.parent == own.cast_signed()).map(|stat| stat.pid).collect())
@@ -104,20 +101,20 @@ pub(crate) fn adopted_children() -> io::Result<Vec<i32>> {
     }
 }
 
-/// Those processes and everything they started that still has its parents.
+/// The processes and their descendants, as far as the parent links are intact.
 pub(crate) fn with_descendants(roots: &[i32], all: &[ProcessStat]) -> Vec<i32> {
     let mut found = roots.to_vec();
     let mut at = 0;
     while let Some(&parent) = found.get(at) {
         at += 1;
-        let born = all.iter().filter(|stat| stat.parent == parent && stat.state == ProcessState::Running);
-        let born: Vec<i32> = born.map(|stat| stat.pid).filter(|pid| !found.contains(pid)).collect();
-        found.extend(born);
+        let children = all.iter().filter(|stat| stat.parent == parent && stat.state == ProcessState::Running);
+        let children: Vec<i32> = children.map(|stat| stat.pid).filter(|pid| !found.contains(pid)).collect();
+        found.extend(children);
     }
     found
 }
 
-/// Bytes of memory that a process takes up; `None` where it has ended.
+/// In bytes; `None` if the process has ended.
 pub(crate) fn resident_memory(pid: i32) -> Option<u64> {
     parse_resident_memory(&String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/status")).ok()?))
 }
@@ -127,11 +124,10 @@ fn parse_resident_memory(status: &str) -> Option<u64> {
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
 }
 
-/// The value of a variable in the environment that a process was started with. `None` where it has none, and where we may
-/// not look.
+/// From the environment that the process was started with. `None` if it is not set, or cannot be read.
 pub(crate) fn environment_variable(pid: i32, name: &str) -> Option<String> {
     let environment = read_environment(format!("/proc/{pid}/environ")).or_else(|| {
-        // A first thread that has ended has none to show.
+        // The environment of an exited first thread is empty.
         let threads = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten();
         threads.map(|thread| thread.path().join("environ")).find_map(read_environment)
     })?;
@@ -141,7 +137,7 @@ pub(crate) fn environment_variable(pid: i32, name: &str) -> Option<String> {
     })
 }
 
-/// What a file of `/proc` shows of an environment, if it shows anything.
+/// `None` if the file is missing or empty.
 fn read_environment(file: impl AsRef<Path>) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     let file = std::fs::File::open(file).ok()?;
@@ -149,19 +145,19 @@ fn read_environment(file: impl AsRef<Path>) -> Option<Vec<u8>> {
     (!bytes.is_empty()).then_some(bytes)
 }
 
-/// Signals a process if it still is what it was taken for when its number can no longer go to another.
-pub(crate) fn signal_if(process: i32, signal: Signal, still: impl Fn(i32) -> bool) {
+/// Signals a process, if `is_same` holds after a pidfd has pinned its PID.
+pub(crate) fn signal_if(process: i32, signal: Signal, is_same: impl Fn(i32) -> bool) {
     let Some(pid) = Pid::from_raw(process) else { return };
     let sent = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
-        Ok(descriptor) if still(process) => rustix::process::pidfd_send_signal(&descriptor, signal),
+        Ok(descriptor) if is_same(process) => rustix::process::pidfd_send_signal(&descriptor, signal),
         Ok(_) | Err(Errno::SRCH) => return,
-        // No such descriptors here (before Linux 5.3, and in some sandboxes).
-        Err(_) if still(process) => rustix::process::kill_process(pid, signal),
+        // pidfds are not available: before Linux 5.3, and in some sandboxes.
+        Err(_) if is_same(process) => rustix::process::kill_process(pid, signal),
         Err(_) => return,
     };
     match sent {
         Ok(()) | Err(Errno::SRCH) => {}
-        Err(error) => tracing::warn!(process, ?signal, %error, "a payload's process cannot be signaled"),
+        Err(error) => tracing::warn!(process, ?signal, %error, "cannot signal a process of a payload"),
     }
 }
 
@@ -196,14 +192,14 @@ mod tests {
     const TAIL: &str = "0 0 0 0 0 0 0 0 0 0 0 20 0 1 0 777 0";
 
     #[test]
-    fn what_is_resident_of_a_process_is_read() {
+    fn resident_memory_is_parsed() {
         assert_eq!(parse_resident_memory("Name:\tsh\nVmRSS:\t    1840 kB\nRssAnon:\t 96 kB\n"), Some(1840 << 10));
         assert_eq!(parse_resident_memory("Name:\tkthreadd\n"), None);
         assert!(resident_memory(std::process::id().cast_signed()).is_some_and(|bytes| bytes > 1 << 20));
     }
 
     #[test]
-    fn a_process_with_a_spiteful_name_is_read_right() {
+    fn a_process_name_with_parentheses_is_parsed() {
         let stat = ProcessStat::parse(&format!("7 (a) Z 1 9) S 3 42 42 {TAIL}")).unwrap();
         assert_eq!(
             (stat.pid, stat.state, stat.parent, stat.group, stat.start_ticks),
@@ -213,18 +209,18 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_waits_to_be_reaped_does_not_run() {
+    fn an_unreaped_process_is_a_zombie() {
         assert_eq!(ProcessStat::parse(&format!("7 (sh) Z 1 42 42 {TAIL}")).unwrap().state, ProcessState::Zombie);
     }
 
     #[test]
-    fn a_process_whose_first_thread_has_ended_runs_in_the_others() {
+    fn a_process_with_an_exited_first_thread_still_runs() {
         let tail = TAIL.replace("20 0 1 0 777", "20 0 2 0 777");
         assert_eq!(ProcessStat::parse(&format!("7 (sh) Z 1 42 42 {tail}")).unwrap().state, ProcessState::Running);
     }
 
     #[test]
-    fn what_proc_says_of_ourselves_is_read() {
+    fn this_process_is_found_in_proc() {
         let own = std::process::id().cast_signed();
         let stat = ProcessStat::read(own).unwrap();
         assert_eq!((stat.pid, stat.state), (own, ProcessState::Running));
@@ -233,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn descendants_are_found_at_any_depth_and_strangers_are_not() {
+    fn only_descendants_are_found_at_any_depth() {
         let stat = |pid, parent| ProcessStat { pid, state: ProcessState::Running, parent, group: 0, start_ticks: 0 };
         let all = [stat(4, 3), stat(3, 2), stat(2, 1), stat(9, 1)];
         assert_eq!(with_descendants(&[2], &all), [2, 3, 4]);

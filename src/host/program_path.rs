@@ -1,47 +1,47 @@
-//! Where programs are.
+//! Finds executables in `PATH`, with an error that says what is wrong.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The `PATH` of whoever has none.
+/// Used if the environment has no `PATH`.
 pub const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Finds a program as a shell would: a name in its `PATH`, a path from the folder it starts in.
+/// Finds a program as a shell would: a name in `PATH`, a relative path from `workdir`.
 ///
 /// # Errors
 ///
-/// `NotFound` or `PermissionDenied`, naming the program and where it was looked for.
+/// `NotFound` or `PermissionDenied`, naming the program.
 pub fn find_program(program: &str, env: &BTreeMap<String, String>, workdir: &Path) -> io::Result<PathBuf> {
-    let places: Vec<PathBuf> = if program.contains('/') {
+    let candidates: Vec<PathBuf> = if program.contains('/') {
         vec![workdir.join(program)]
     } else {
-        let path = env.get("PATH").map_or(PATH_DEFAULT, String::as_str);
-        let folders = path.split(':').filter(|folder| !folder.is_empty());
-        folders.map(|folder| workdir.join(folder).join(program)).collect()
+        let search_path = env.get("PATH").map_or(PATH_DEFAULT, String::as_str);
+        let dirs = search_path.split(':').filter(|dir| !dir.is_empty());
+        dirs.map(|dir| workdir.join(dir).join(program)).collect()
     };
     let mut kind = io::ErrorKind::NotFound;
-    for place in places {
-        match check_executable(&place) {
-            Ok(()) => return Ok(place),
+    for path in candidates {
+        match check_executable(&path) {
+            Ok(()) => return Ok(path),
             Err(io::ErrorKind::PermissionDenied) => kind = io::ErrorKind::PermissionDenied,
             Err(_) => {}
         }
     }
     let what = match (kind, program.contains('/')) {
         (io::ErrorKind::PermissionDenied, _) => {
-            format!("{program}: it is there, but cannot be executed")
+            format!("{program}: not executable")
         }
-        (_, true) => format!("{program}: there is no such file"),
-        (_, false) => format!("{program}: there is no such program in PATH"),
+        (_, true) => format!("{program}: no such file"),
+        (_, false) => format!("{program}: not found in PATH"),
     };
     Err(io::Error::new(kind, what))
 }
 
-fn check_executable(place: &Path) -> Result<(), io::ErrorKind> {
+fn check_executable(path: &Path) -> Result<(), io::ErrorKind> {
     use std::os::unix::fs::PermissionsExt;
-    let about = std::fs::metadata(place).map_err(|error| error.kind())?;
-    if about.is_file() && about.permissions().mode() & 0o111 != 0 {
+    let metadata = std::fs::metadata(path).map_err(|error| error.kind())?;
+    if metadata.is_file() && metadata.permissions().mode() & 0o111 != 0 {
         Ok(())
     } else {
         Err(io::ErrorKind::PermissionDenied)

@@ -1,13 +1,13 @@
-//! What this machine has left: disk and memory.
+//! Measures the free disk space and memory of this host.
 
 use std::path::Path;
 
 use crate::domain::worker::HostResources;
 
-/// Looks now. Blocks for as long as the file system takes.
+/// Blocks until the file system answers.
 #[must_use]
-pub fn measure(folder: &Path) -> HostResources {
-    let disk = rustix::fs::statvfs(folder).ok().map(|about| about.f_bavail.saturating_mul(about.f_frsize));
+pub fn measure(dir: &Path) -> HostResources {
+    let disk = rustix::fs::statvfs(dir).ok().map(|stat| stat.f_bavail.saturating_mul(stat.f_frsize));
     let memory = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| parse_mem_available(&text));
     HostResources { disk, memory }
 }
@@ -23,14 +23,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_and_the_memory_are_measured() {
-        let room = measure(Path::new("/"));
-        assert!(room.disk.is_some() && room.memory.is_some_and(|bytes| bytes > 1 << 20), "{room:?}");
+    fn disk_and_memory_are_measured() {
+        let free = measure(Path::new("/"));
+        assert!(free.disk.is_some() && free.memory.is_some_and(|bytes| bytes > 1 << 20), "{free:?}");
         assert_eq!(measure(Path::new("/nowhere/at/all")).disk, None);
     }
 
     #[test]
-    fn memory_is_read_as_the_kernel_writes_it() {
+    fn meminfo_is_parsed() {
         assert_eq!(parse_mem_available("MemTotal:  10 kB\nMemAvailable:   23961280 kB\n"), Some(23_961_280 * 1024));
         assert_eq!(parse_mem_available("MemTotal:  10 kB\n"), None);
     }

@@ -1,4 +1,4 @@
-//! The folder that a worker works in: its own for as long as it lives, and free of what an earlier worker left.
+//! The work directory of a worker: locked while the worker runs, cleared of the previous process's task directories.
 
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -7,12 +7,11 @@ use std::path::{Path, PathBuf};
 use crate::host::file_lock::FileLock;
 use crate::limits::{FOLDER_REMOVALS_MAX, LEFTOVER_FOLDERS_MAX};
 
-/// The file in it that is locked. It is never removed, so that two workers cannot lock two files of its name.
+/// Never removed, so that two workers cannot lock two files of this name.
 const LOCK_FILE: &str = "worker.lock";
-/// The folder in it that the tasks' folders are in.
 const TASKS_DIR: &str = "tasks";
 
-/// A work folder that no other worker uses.
+/// A work directory, locked by this worker.
 #[derive(Debug)]
 pub(crate) struct WorkDir {
     path: PathBuf,
@@ -20,7 +19,7 @@ pub(crate) struct WorkDir {
     lock: FileLock,
 }
 
-/// Which file a worker has locked in its work folder, and where. It is no other's for as long as the [`WorkDir`] lives.
+/// The identity of the locked file; valid while the [`WorkDir`] lives.
 #[derive(Debug, Clone)]
 pub(crate) struct WorkDirLock {
     lock_path: PathBuf,
@@ -29,67 +28,65 @@ pub(crate) struct WorkDirLock {
 }
 
 impl WorkDirLock {
-    /// The folder.
     pub(crate) fn dir(&self) -> &Path {
         self.lock_path.parent().unwrap_or(&self.lock_path)
     }
 
-    /// What no other worker on this host has at the same time, and the next one in this folder has again: which file it has
-    /// locked. The path says less, since one path may lead to two folders, one after the other or in two mount namespaces.
+    /// Unique on this host while the lock is held, and the same for the next worker in this directory. A path is neither: it
+    /// may name two directories, one after the other or in two mount namespaces.
     pub(crate) fn identity(&self) -> String {
         format!("{}:{}", self.device, self.inode)
     }
 
-    /// Whether the folder at this path is still the worker's: what is written to one that was removed, or that is another
-    /// one by now, no later worker finds. A file system that does not say has not lost it.
+    /// Checks that the path still leads to the locked file: no later worker finds what is written to a removed directory. Any
+    /// error but a missing file counts as unchanged.
     ///
     /// # Errors
     ///
-    /// Where it is not.
+    /// The directory was removed or replaced.
     pub(crate) fn verify(&self) -> io::Result<()> {
         let lost = match self.lock_path.metadata() {
-            Ok(about) => (about.dev(), about.ino()) != (self.device, self.inode),
+            Ok(metadata) => (metadata.dev(), metadata.ino()) != (self.device, self.inode),
             Err(error) => matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory),
         };
         if !lost {
             return Ok(());
         }
         let lock = self.lock_path.display();
-        let text =
-            format!("the work folder was removed or replaced under this worker: {lock} is not what it has locked");
+        let text = format!("work_dir was removed or replaced while in use: {lock} is no longer the locked file");
         Err(io::Error::new(io::ErrorKind::NotFound, text))
     }
 }
 
 impl WorkDir {
-    /// Makes the folder where it is missing, and takes it for this worker. What an earlier worker left in it is still there.
+    /// Creates the directory if it is missing, and locks it. Its content stays until [`WorkDir::remove_task_dirs`].
     ///
     /// # Errors
     ///
-    /// Where it cannot be made or written, or where another worker uses it. The text names the path.
+    /// It cannot be created, written or locked, or it contains `tasks` that no worker created.
     pub(crate) fn acquire(path: &Path) -> io::Result<Self> {
         let at = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
         std::fs::create_dir_all(path).map_err(at)?;
         let path = path.canonicalize().map_err(at)?;
-        // What nobody of us has made is nobody's to remove.
-        let fresh = !path.join(LOCK_FILE).exists();
-        if fresh && std::fs::read_dir(path.join(TASKS_DIR)).is_ok_and(|mut entries| entries.next().is_some()) {
-            let text = "it holds a folder `tasks` that no worker has made, for there is no `worker.lock` beside it; name an \
-                        empty folder as `work_dir`, or remove `tasks` if nobody needs it";
+        // Files that no worker created must not be removed.
+        let is_new = !path.join(LOCK_FILE).exists();
+        if is_new && std::fs::read_dir(path.join(TASKS_DIR)).is_ok_and(|mut entries| entries.next().is_some()) {
+            let text = "refusing to use this work_dir: it contains `tasks` but no `worker.lock`, so it was not created by \
+                        journeyman; use an empty directory or remove `tasks`";
             return Err(at(io::Error::new(io::ErrorKind::AlreadyExists, text)));
         }
-        let text = "another worker uses it; give each worker a `work_dir` and an `id` of its own";
+        let text = "work_dir is in use by another worker; give each worker its own `work_dir` and `id`";
         let lock = FileLock::acquire(&path.join(LOCK_FILE)).map_err(at)?;
         let lock = lock.ok_or_else(|| at(io::Error::new(io::ErrorKind::ResourceBusy, text)))?;
         Ok(Self { tasks_dir: path.join(TASKS_DIR), path, lock })
     }
 
-    /// Removes the task folders in it, which a worker that was killed could not. To be called once that worker's payloads
-    /// are gone. What cannot be removed is put aside. Answers how much lies there by now.
+    /// Removes the task directories of a previous process that was killed; its payloads must have ended. A directory that
+    /// cannot be removed is moved aside. Returns how many lie aside.
     ///
     /// # Errors
     ///
-    /// Where it can neither be removed nor put aside, or the folder cannot be written. The text names the path.
+    /// A directory can neither be removed nor moved, or the new one cannot be created.
     pub(crate) fn remove_task_dirs(&self) -> io::Result<usize> {
         let tasks = &self.tasks_dir;
         self.retry_set_aside();
@@ -97,150 +94,124 @@ impl WorkDir {
         if let Err(error) = remove_tree(tasks) {
             let aside = set_aside(tasks).map_err(at)?;
             tracing::warn!(
-                folder = %aside.display(), %error,
-                "what earlier tasks left cannot be removed and was put aside; end what still writes to it, if anything \
-                 does, and remove it as its owner"
+                dir = %aside.display(), %error,
+                "cannot remove the task directories of the previous process; moved them aside: end the processes that \
+                 still write there, and remove the directory as its owner"
             );
         }
         std::fs::create_dir(tasks).map_err(at)?;
         Ok(set_aside_names(tasks).filter(|path| path.symlink_metadata().is_ok()).count())
     }
 
-    /// Removes what an earlier start had to put aside, as far as that can be done by now.
+    /// Retries the removal of directories that an earlier start moved aside.
     fn retry_set_aside(&self) {
         for path in set_aside_names(&self.tasks_dir).filter(|path| path.symlink_metadata().is_ok()) {
             match remove_tree(&path) {
-                Ok(()) => tracing::info!(folder = %path.display(), "what was put aside is removed"),
+                Ok(()) => tracing::info!(dir = %path.display(), "removed a directory that was moved aside"),
                 Err(error) => {
-                    tracing::warn!(folder = %path.display(), %error, "what was put aside still cannot be removed");
+                    tracing::warn!(dir = %path.display(), %error, "still cannot remove a directory that was moved aside");
                 }
             }
         }
     }
 
-    /// What tells whether the folder is still this worker's.
-    ///
-    /// # Errors
-    ///
-    /// Where the file system says nothing of the locked file.
     pub(crate) fn work_dir_lock(&self) -> io::Result<WorkDirLock> {
         work_dir_lock(&self.path, &self.lock)
     }
 
-    /// The folder itself.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where the tasks' folders go.
     pub(crate) fn tasks_dir(&self) -> &Path {
         &self.tasks_dir
     }
 }
 
-/// Locks a work folder that a worker may have left; `None` where it is none, or a worker lives in it.
-///
-/// # Errors
-///
-/// Where its lock cannot be read.
+/// Locks a work directory that no worker uses; `None` if it has no lock file or is in use.
 pub(crate) fn try_lock_abandoned(path: &Path) -> io::Result<Option<FileLock>> {
     FileLock::try_acquire_existing(&path.join(LOCK_FILE))
 }
 
-/// What tells whether a folder is still its own who has locked it.
-///
-/// # Errors
-///
-/// Where the file system says nothing of the locked file.
-pub(crate) fn work_dir_lock(folder: &Path, lock: &FileLock) -> io::Result<WorkDirLock> {
-    let about = lock.file().metadata()?;
-    Ok(WorkDirLock { lock_path: folder.join(LOCK_FILE), device: about.dev(), inode: about.ino() })
+pub(crate) fn work_dir_lock(dir: &Path, lock: &FileLock) -> io::Result<WorkDirLock> {
+    let metadata = lock.file().metadata()?;
+    Ok(WorkDirLock { lock_path: dir.join(LOCK_FILE), device: metadata.dev(), inode: metadata.ino() })
 }
 
-/// Whether a worker has made this folder its own at any time.
+/// Whether a worker has ever used this directory.
 pub(crate) fn is_work_dir(path: &Path) -> bool {
     path.join(LOCK_FILE).exists()
 }
 
-/// Makes a folder in the one for tasks, and that one where somebody has removed it. Nothing above it is made: a work folder
-/// that is gone is one without a lock, and the next worker's to make.
-///
-/// # Errors
-///
-/// Where it cannot be made.
+/// Creates a task directory, and `tasks` if it is missing, but not the work directory: without its lock it belongs to the
+/// next worker.
 pub(crate) fn create_task_dir(path: &Path) -> io::Result<()> {
     match create_dir_if_missing(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             path.parent().map_or(Ok(()), create_dir_if_missing)?;
             create_dir_if_missing(path)
         }
-        made => made,
+        result => result,
     }
 }
 
-/// Makes a folder where it is missing, in one that is there.
-///
-/// # Errors
-///
-/// Where it cannot be made.
 pub(crate) fn create_dir_if_missing(path: &Path) -> io::Result<()> {
     match std::fs::create_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
-        made => made,
+        result => result,
     }
 }
 
-/// Removes a folder that tasks have written, whatever its permissions say, as far as this user may change them. One that
-/// is not there is removed. What tasks have mounted in it is unmounted first, for it lies elsewhere.
+/// Removes a directory that tasks have written, changing permissions where this user may. Unmounts what tasks have mounted in
+/// it first, so that only its own files are removed. A missing directory is a success.
 ///
 /// # Errors
 ///
-/// Why the last attempt failed; parts of it may be gone. Nothing is gone while anything is mounted in it.
-pub(crate) fn remove_tree(folder: &Path) -> io::Result<()> {
-    super::mounts::unmount_below(folder)?;
-    let mut last = Ok(());
+/// The last attempt failed; parts may be removed. Nothing is removed while anything is mounted in it.
+pub(crate) fn remove_tree(dir: &Path) -> io::Result<()> {
+    super::mounts::unmount_below(dir)?;
+    let mut result = Ok(());
     for _ in 0..FOLDER_REMOVALS_MAX {
-        last = match std::fs::remove_dir_all(folder) {
+        result = match std::fs::remove_dir_all(dir) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             Ok(()) | Err(_) => return Ok(()),
         };
-        if last.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied) {
-            make_writable(folder.to_owned());
+        if result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied) {
+            make_writable(dir.to_owned());
         }
     }
-    last
+    result
 }
 
-/// Lets the owner write to a folder and to those below it: some tools protect what they have downloaded from everybody.
-fn make_writable(folder: PathBuf) {
-    let mut folders = vec![folder];
-    while let Some(folder) = folders.pop() {
-        let Ok(about) = folder.symlink_metadata() else { continue };
-        let mode = about.permissions().mode();
-        if about.is_dir() && mode & 0o700 != 0o700 {
-            // Where that fails, the removal says so.
-            drop(std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(mode | 0o700)));
+/// Makes directories writable for their owner: some tools write-protect their downloads, such as Go's module cache.
+fn make_writable(dir: PathBuf) {
+    let mut dirs = vec![dir];
+    while let Some(dir) = dirs.pop() {
+        let Ok(metadata) = dir.symlink_metadata() else { continue };
+        let mode = metadata.permissions().mode();
+        if metadata.is_dir() && mode & 0o700 != 0o700 {
+            // On failure the removal reports the error.
+            drop(std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(mode | 0o700)));
         }
-        let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten();
+        let entries = std::fs::read_dir(&dir).into_iter().flatten().flatten();
         let inner = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-        folders.extend(inner.map(|entry| entry.path()));
+        dirs.extend(inner.map(|entry| entry.path()));
     }
 }
 
-/// The names that a folder may be put aside under.
-fn set_aside_names(folder: &Path) -> impl Iterator<Item = PathBuf> {
-    let folder = folder.as_os_str().to_owned();
+fn set_aside_names(dir: &Path) -> impl Iterator<Item = PathBuf> {
+    let dir = dir.as_os_str().to_owned();
     (1..=LEFTOVER_FOLDERS_MAX).map(move |number| {
-        let mut name = folder.clone();
+        let mut name = dir.clone();
         name.push(format!(".set-aside-{number}"));
         PathBuf::from(name)
     })
 }
 
-fn set_aside(folder: &Path) -> io::Result<PathBuf> {
-    let full = || io::Error::other(format!("{LEFTOVER_FOLDERS_MAX} folders were put aside already; remove them"));
-    let aside = set_aside_names(folder).find(|path| path.symlink_metadata().is_err()).ok_or_else(full)?;
-    std::fs::rename(folder, &aside).map(|()| aside)
+fn set_aside(dir: &Path) -> io::Result<PathBuf> {
+    let full = || io::Error::other(format!("{LEFTOVER_FOLDERS_MAX} directories were moved aside already; remove them"));
+    let aside = set_aside_names(dir).find(|path| path.symlink_metadata().is_err()).ok_or_else(full)?;
+    std::fs::rename(dir, &aside).map(|()| aside)
 }
 
 #[cfg(test)]
@@ -248,38 +219,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_has_one_worker_at_a_time() {
-        let folder = tempfile::tempdir().unwrap();
-        let first = WorkDir::acquire(folder.path()).unwrap();
-        let second = WorkDir::acquire(folder.path()).unwrap_err().to_string();
-        assert!(second.contains("another worker uses it") && second.contains(&folder.path().display().to_string()));
+    fn a_work_dir_has_one_worker_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = WorkDir::acquire(dir.path()).unwrap();
+        let second = WorkDir::acquire(dir.path()).unwrap_err().to_string();
+        assert!(second.contains("in use by another worker") && second.contains(&dir.path().display().to_string()));
         drop(first);
-        WorkDir::acquire(folder.path()).unwrap();
+        WorkDir::acquire(dir.path()).unwrap();
     }
 
     #[test]
-    fn what_a_killed_worker_left_is_removed_and_nothing_else() {
-        let folder = tempfile::tempdir().unwrap();
-        let first = WorkDir::acquire(folder.path()).unwrap();
+    fn only_the_task_directories_of_a_killed_worker_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = WorkDir::acquire(dir.path()).unwrap();
         first.remove_task_dirs().unwrap();
         let left = first.tasks_dir().join("task_0");
         std::fs::create_dir(&left).unwrap();
-        std::fs::write(folder.path().join("mine.txt"), "kept").unwrap();
+        std::fs::write(dir.path().join("mine.txt"), "kept").unwrap();
         drop(first);
-        let second = WorkDir::acquire(folder.path()).unwrap();
-        assert!(left.exists(), "what still runs has to end first");
+        let second = WorkDir::acquire(dir.path()).unwrap();
+        assert!(left.exists(), "its processes have to end first");
         second.remove_task_dirs().unwrap();
-        assert!(!left.exists() && second.tasks_dir().exists() && folder.path().join("mine.txt").exists());
+        assert!(!left.exists() && second.tasks_dir().exists() && dir.path().join("mine.txt").exists());
     }
 
-    /// It runs itself again where nobody else sees what it mounts.
+    /// Runs itself again in a mount namespace.
     #[test]
-    fn what_a_task_has_mounted_in_its_folder_stays_where_it_is() {
-        let test = "what_a_task_has_mounted_in_its_folder_stays_where_it_is";
+    fn removing_a_task_directory_unmounts_and_keeps_mounted_files() {
+        let test = "removing_a_task_directory_unmounts_and_keeps_mounted_files";
         if std::env::var_os("JOURNEYMAN_TEST_MOUNTS").is_none() {
             let root = rustix::process::geteuid().is_root();
-            let ways: &[&str] = if root { &["--mount"] } else { &["--user", "--map-root-user", "--mount"] };
-            return again(&[&["unshare"], ways, &["env", "JOURNEYMAN_TEST_MOUNTS=1"]].concat(), test);
+            let flags: &[&str] = if root { &["--mount"] } else { &["--user", "--map-root-user", "--mount"] };
+            return rerun(&[&["unshare"], flags, &["env", "JOURNEYMAN_TEST_MOUNTS=1"]].concat(), test);
         }
         let home = tempfile::tempdir().unwrap();
         let (work, precious) = (home.path().join("work"), home.path().join("precious"));
@@ -300,7 +271,7 @@ mod tests {
         bind(&task.join("b"));
         work.remove_task_dirs().unwrap();
         assert!(!task.exists() && precious.join("file").exists());
-        // What is shared with others stays with them.
+        // A shared mount keeps its content.
         let (shared, inner) = (home.path().join("shared"), home.path().join("shared/inner"));
         std::fs::create_dir_all(&inner).unwrap();
         rustix::mount::mount_bind(&shared, &shared).unwrap();
@@ -312,10 +283,10 @@ mod tests {
         assert!(task.join("b/inner/file").exists());
         remove_tree(&task).unwrap();
         assert!(!task.exists() && inner.join("file").exists());
-        // Also where it lies under another mount of that tree, or is covered by a later one.
+        // Also under another mount of the tree, or covered by a later one.
         rustix::mount::mount_bind(&precious, &inner).unwrap();
         let table = || String::from_utf8(crate::host::mounts::mount_table().unwrap()).unwrap();
-        let of_others: Vec<String> = table().lines().map(ToOwned::to_owned).collect();
+        let shared_mounts: Vec<String> = table().lines().map(ToOwned::to_owned).collect();
         let (outer, cover) = (task.join("o"), task.join("o/a"));
         std::fs::create_dir_all(cover.join("root")).unwrap();
         rustix::mount::mount_bind(&outer, &outer).unwrap();
@@ -326,20 +297,20 @@ mod tests {
         remove_tree(&task).unwrap();
         assert!(!task.exists() && inner.join("file").exists());
         let left = table();
-        assert!(of_others.iter().all(|line| left.contains(line.as_str())), "{of_others:#?} {left}");
-        // Where others have mounted something on what a task has of theirs, it cannot be told from theirs, and stays.
+        assert!(shared_mounts.iter().all(|line| left.contains(line.as_str())), "{shared_mounts:#?} {left}");
+        // A mount that propagated into the task's directory from outside cannot be told from its source, and stays.
         let plain = home.path().join("shared/plain");
         std::fs::create_dir(&plain).unwrap();
         std::fs::create_dir_all(task.join("b")).unwrap();
         rustix::mount::mount_bind(&plain, task.join("b")).unwrap();
         rustix::mount::mount_bind(&precious, &plain).unwrap();
-        assert!(task.join("b/file").exists(), "it is seen there as well");
+        assert!(task.join("b/file").exists(), "the mount propagates");
         let error = remove_tree(&task).unwrap_err().to_string();
         assert!(error.contains("task_0/b is mounted and cannot be unmounted"), "{error}");
         assert!(plain.join("file").exists());
         rustix::mount::unmount(&plain, rustix::mount::UnmountFlags::empty()).unwrap();
         remove_tree(&task).unwrap();
-        // However often it is mounted at one place, and wherever a later mount's links lead.
+        // Many mounts at one point, and a later mount whose symlinks lead elsewhere.
         for _ in 0..70 {
             bind(&task.join("b"));
         }
@@ -352,7 +323,7 @@ mod tests {
         rustix::mount::mount_bind(&image, &covered).unwrap();
         remove_tree(&task).unwrap();
         assert!(!task.exists() && precious.join("file").exists() && elsewhere.join("lock/file").exists());
-        // Where it may not be unmounted, nothing is removed.
+        // Without the capability to unmount, nothing is removed.
         bind(&task.join("b"));
         let none = rustix::thread::CapabilitySet::empty();
         let sets = rustix::thread::CapabilitySets { effective: none, permitted: none, inheritable: none };
@@ -362,14 +333,14 @@ mod tests {
         assert!(precious.join("file").exists());
     }
 
-    /// As root, to whom permissions mean nothing, it runs itself again as somebody else.
+    /// Runs itself again as an unprivileged user, because permissions do not apply to root.
     #[test]
-    fn what_a_task_protected_from_being_written_is_removed() {
+    fn write_protected_directories_are_removed() {
         if rustix::process::geteuid().is_root() {
-            return as_nobody("what_a_task_protected_from_being_written_is_removed");
+            return rerun_unprivileged("write_protected_directories_are_removed");
         }
-        let folder = tempfile::tempdir().unwrap();
-        let work = WorkDir::acquire(folder.path()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let work = WorkDir::acquire(dir.path()).unwrap();
         work.remove_task_dirs().unwrap();
         let protect =
             |path: &Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
@@ -393,54 +364,54 @@ mod tests {
         assert!(!task.exists() && work.tasks_dir().exists());
     }
 
-    fn as_nobody(test: &str) {
-        again(&["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"], test);
+    fn rerun_unprivileged(test: &str) {
+        rerun(&["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"], test);
     }
 
     #[expect(clippy::disallowed_methods, reason = "a test that starts itself, or says why not")]
-    fn again(through: &[&str], test: &str) {
-        let mut command = std::process::Command::new(through[0]);
+    fn rerun(prefix: &[&str], test: &str) {
+        let mut command = std::process::Command::new(prefix[0]);
         command
-            .args(&through[1..])
+            .args(&prefix[1..])
             .arg(std::env::current_exe().unwrap())
-            .args(["--exact", &format!("host::folder::tests::{test}")]);
+            .args(["--exact", &format!("host::work_dir::tests::{test}")]);
         match command.env_remove("TMPDIR").output() {
             Ok(out) if [Some(126), Some(127)].contains(&out.status.code()) => {
                 eprintln!("SKIPPED {test}: {}", String::from_utf8_lossy(&out.stderr));
             }
             Ok(out) => {
-                let said = String::from_utf8_lossy(&out.stdout);
-                assert!(out.status.success() && said.contains("1 passed"), "{said}");
+                let stdout = String::from_utf8_lossy(&out.stdout);
+                assert!(out.status.success() && stdout.contains("1 passed"), "{stdout}");
             }
-            Err(error) => eprintln!("SKIPPED {test}: {}: {error}", through[0]),
+            Err(error) => eprintln!("SKIPPED {test}: {}: {error}", prefix[0]),
         }
     }
 
     #[test]
-    fn what_cannot_be_removed_is_put_aside_under_a_name_of_its_own() {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::create_dir(folder.path().join("tasks.set-aside-1")).unwrap();
-        let tasks = folder.path().join(TASKS_DIR);
+    fn a_directory_is_moved_aside_under_an_unused_name() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("tasks.set-aside-1")).unwrap();
+        let tasks = dir.path().join(TASKS_DIR);
         std::fs::create_dir_all(tasks.join("task_0")).unwrap();
         let aside = set_aside(&tasks).unwrap();
-        assert_eq!(aside, folder.path().join("tasks.set-aside-2"));
+        assert_eq!(aside, dir.path().join("tasks.set-aside-2"));
         assert!(aside.join("task_0").exists() && !tasks.exists());
     }
 
     #[test]
-    fn what_was_put_aside_is_removed_by_the_next_start_that_can() {
-        let folder = tempfile::tempdir().unwrap();
-        let work = WorkDir::acquire(folder.path()).unwrap();
-        let aside = |number| folder.path().join(format!("tasks.set-aside-{number}"));
+    fn the_next_start_retries_the_removal_of_set_aside_directories() {
+        let dir = tempfile::tempdir().unwrap();
+        let work = WorkDir::acquire(dir.path()).unwrap();
+        let aside = |number| dir.path().join(format!("tasks.set-aside-{number}"));
         std::fs::create_dir_all(aside(1).join("task_0")).unwrap();
         std::fs::create_dir_all(aside(3).join("task_1")).unwrap();
-        std::fs::create_dir(folder.path().join("tasks.set-aside-mine")).unwrap();
+        std::fs::create_dir(dir.path().join("tasks.set-aside-mine")).unwrap();
         assert_eq!(work.remove_task_dirs().unwrap(), 0);
-        assert!(!aside(1).exists() && !aside(3).exists() && folder.path().join("tasks.set-aside-mine").exists());
+        assert!(!aside(1).exists() && !aside(3).exists() && dir.path().join("tasks.set-aside-mine").exists());
     }
 
     #[test]
-    fn a_folder_is_the_same_for_the_next_worker_and_another_one_at_its_path_is_not() {
+    fn the_identity_is_kept_across_workers_and_changes_with_the_directory() {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("work");
         let identity = |work: &WorkDir| work.work_dir_lock().unwrap().identity();
@@ -452,46 +423,46 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_was_removed_or_replaced_is_no_longer_its_workers_and_is_not_made_again() {
+    fn a_removed_or_replaced_work_dir_is_detected_and_not_created_again() {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("work");
         let work = WorkDir::acquire(&path).unwrap();
         work.remove_task_dirs().unwrap();
-        let hold = work.work_dir_lock().unwrap();
-        hold.verify().unwrap();
+        let lock = work.work_dir_lock().unwrap();
+        lock.verify().unwrap();
         let task = work.tasks_dir().join("task_0");
         std::fs::remove_dir(work.tasks_dir()).unwrap();
         create_task_dir(&task).unwrap();
-        assert!(task.is_dir(), "the folder for tasks alone is made again");
+        assert!(task.is_dir(), "only `tasks` is created again");
         std::fs::rename(&path, home.path().join("moved")).unwrap();
-        let error = hold.verify().unwrap_err().to_string();
+        let error = lock.verify().unwrap_err().to_string();
         assert!(error.contains("removed or replaced") && error.contains("worker.lock"), "{error}");
         assert_eq!(create_task_dir(&task).unwrap_err().kind(), io::ErrorKind::NotFound);
         assert!(!path.exists());
         let other = WorkDir::acquire(&path).unwrap();
-        hold.verify().unwrap_err();
+        lock.verify().unwrap_err();
         other.work_dir_lock().unwrap().verify().unwrap();
         drop(other);
         std::fs::remove_dir_all(&path).unwrap();
         std::fs::rename(home.path().join("moved"), &path).unwrap();
-        hold.verify().unwrap();
+        lock.verify().unwrap();
         std::fs::remove_dir_all(&path).unwrap();
         std::fs::write(&path, "in the way").unwrap();
-        hold.verify().unwrap_err();
+        lock.verify().unwrap_err();
     }
 
     #[test]
-    fn a_folder_that_no_worker_has_made_is_not_touched() {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::create_dir(folder.path().join(TASKS_DIR)).unwrap();
-        std::fs::write(folder.path().join(TASKS_DIR).join("mine.txt"), "kept").unwrap();
-        let error = WorkDir::acquire(folder.path()).unwrap_err().to_string();
-        assert!(error.contains("no worker has made"), "{error}");
-        assert!(folder.path().join(TASKS_DIR).join("mine.txt").exists() && !folder.path().join(LOCK_FILE).exists());
+    fn a_tasks_directory_without_a_lock_file_is_not_touched() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join(TASKS_DIR)).unwrap();
+        std::fs::write(dir.path().join(TASKS_DIR).join("mine.txt"), "kept").unwrap();
+        let error = WorkDir::acquire(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("not created by journeyman"), "{error}");
+        assert!(dir.path().join(TASKS_DIR).join("mine.txt").exists() && !dir.path().join(LOCK_FILE).exists());
     }
 
     #[test]
-    fn a_path_that_is_no_folder_is_named() {
+    fn an_error_names_the_path() {
         let error = WorkDir::acquire(Path::new("/dev/full")).unwrap_err().to_string();
         assert!(error.starts_with("/dev/full: "), "{error}");
     }

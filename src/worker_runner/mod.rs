@@ -1,8 +1,8 @@
-//! Taskcluster's worker-runner, which starts a worker on a host, renews its credentials and tells it when to go.
+//! Runs under Taskcluster's worker-runner, which starts a worker, renews its credentials and requests its shutdown.
 //!
 //! Source of the rules: the worker-runner protocol of Taskcluster's tools (`workerproto`). Messages are lines `~{json}` on
-//! the worker's standard input and output; every other line is text. The runner says `welcome` with what it can do, the
-//! worker answers `hello` with what of it is used, and only then may either say more.
+//! the worker's standard input and output; every other line is log text. The runner sends `welcome` with its capabilities, the
+//! worker answers `hello` with the ones it uses, and then both may send other messages.
 
 mod protocol;
 mod runner_config;

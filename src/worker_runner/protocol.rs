@@ -1,4 +1,4 @@
-//! What is said between runner and worker, line by line. Pure: lines in, lines out.
+//! The worker-runner protocol as a pure state machine: lines in, lines out.
 
 use std::collections::BTreeSet;
 
@@ -7,40 +7,31 @@ use serde_json::{Value, json};
 
 use crate::config::values::Secret;
 
-/// What this worker does of what a runner may offer.
+/// The capabilities that this worker implements.
 const CAPABILITIES: [&str; 5] = ["graceful-termination", "new-credentials", "error-report", "log", "shutdown"];
 
-/// The state of a conversation: silent until the runner has said welcome.
 #[derive(Debug, Default)]
 pub struct RunnerProtocol {
     agreed_capabilities: Option<BTreeSet<String>>,
-    /// The runner has been told what was agreed.
     hello_sent: bool,
 }
 
-/// What a line asks for.
 #[derive(Debug)]
 pub enum RunnerRequest {
-    /// Nothing: text, an unknown message, or one that cannot be read. The sentence is for the log.
+    /// Text, an unknown message, or an invalid one, with a message for the log.
     Ignore(Option<&'static str>),
-    /// Say this line, and then [`RunnerProtocol::mark_hello_sent`].
+    /// Send this line, and then call [`RunnerProtocol::mark_hello_sent`].
     Reply(String),
-    /// Go: finish what runs.
     Drain,
-    /// Go: hand back what runs.
     ReleaseClaims,
-    /// From now on, sign with these.
     NewCredentials(RunnerCredentials),
 }
 
-/// Credentials as the runner hands them out.
 #[derive(Debug, Clone)]
 pub struct RunnerCredentials {
-    /// The client id.
     pub client_id: String,
-    /// The access token.
     pub access_token: Secret,
-    /// The certificate of temporary credentials.
+    /// Set for temporary credentials.
     pub certificate: Option<Secret>,
 }
 
@@ -71,21 +62,21 @@ struct HelloMessage<'a> {
 }
 
 impl RunnerProtocol {
-    /// Takes in a line of the runner's, without its end.
+    /// Handles a line from the runner, without its line break.
     pub fn receive(&mut self, line: &[u8]) -> RunnerRequest {
         let line = line.trim_ascii();
         let Some(json) = line.strip_prefix(b"~").filter(|json| json.starts_with(b"{") && json.ends_with(b"}")) else {
             return RunnerRequest::Ignore(None);
         };
         let Ok(message) = serde_json::from_slice::<RunnerMessage>(json) else {
-            return RunnerRequest::Ignore(Some("a message of the worker-runner cannot be read; it is ignored"));
+            return RunnerRequest::Ignore(Some("ignored an unparsable worker-runner message"));
         };
         match message {
             RunnerMessage::Welcome { capabilities } => self.welcome(capabilities),
             RunnerMessage::GracefulTermination { .. } | RunnerMessage::NewCredentials { .. }
                 if self.agreed_capabilities.is_none() =>
             {
-                RunnerRequest::Ignore(Some("the worker-runner gave an order before it said welcome; it is ignored"))
+                RunnerRequest::Ignore(Some("ignored a worker-runner message received before `welcome`"))
             }
             RunnerMessage::GracefulTermination { finish_tasks: true } => RunnerRequest::Drain,
             RunnerMessage::GracefulTermination { finish_tasks: false } => RunnerRequest::ReleaseClaims,
@@ -104,12 +95,11 @@ impl RunnerProtocol {
         RunnerRequest::Reply(hello)
     }
 
-    /// The last answer has been said: only from now on may anything else be.
+    /// Other messages may be sent only after `hello`.
     pub const fn mark_hello_sent(&mut self) {
         self.hello_sent = true;
     }
 
-    /// Whether the runner has said welcome.
     #[must_use]
     pub const fn is_welcomed(&self) -> bool {
         self.agreed_capabilities.is_some()
@@ -119,7 +109,7 @@ impl RunnerProtocol {
         self.hello_sent && self.agreed_capabilities.as_ref().is_some_and(|agreed| agreed.contains(capability))
     }
 
-    /// The line that passes on a line of the worker's log; `None` where the runner takes none.
+    /// `None` if the runner does not accept log entries.
     #[must_use]
     pub fn log_line(&self, mut entry: serde_json::Map<String, Value>) -> Option<String> {
         let text = entry.remove("message").unwrap_or_else(|| Value::from(""));
@@ -127,7 +117,7 @@ impl RunnerProtocol {
         self.supports("log").then(|| encode_line(&json!({"type": "log", "body": entry})))
     }
 
-    /// The line that tells the runner's service of an error; `None` where it takes none.
+    /// `None` if the runner does not accept error reports.
     #[must_use]
     pub fn error_report_line(&self, title: &str, description: &str) -> Option<String> {
         let report = json!({
@@ -136,7 +126,7 @@ impl RunnerProtocol {
         self.supports("error-report").then(|| encode_line(&report))
     }
 
-    /// The line that asks the runner to take this host away; `None` where it takes none.
+    /// Asks the runner to terminate this host. `None` if it does not accept that.
     #[must_use]
     pub fn shutdown_line(&self) -> Option<String> {
         self.supports("shutdown").then(|| encode_line(&json!({"type": "shutdown"})))
@@ -147,7 +137,7 @@ fn encode_line(message: &Value) -> String {
     format!("~{message}\n")
 }
 
-/// A certificate is a JSON object, handed out as such or as its text; an empty one is none.
+/// A certificate is a JSON object, or its text. An empty text stands for no certificate.
 pub(super) fn certificate<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Secret>, D::Error> {
     let text = match Value::deserialize(from)? {
         Value::String(text) => Some(text).filter(|text| !text.is_empty()),
@@ -162,51 +152,51 @@ mod tests {
     use super::*;
 
     fn agreed(capabilities: &str) -> RunnerProtocol {
-        let mut conversation = RunnerProtocol::default();
+        let mut protocol = RunnerProtocol::default();
         let welcome = format!("~{{\"type\":\"welcome\",\"capabilities\":{capabilities}}}");
-        assert!(matches!(conversation.receive(welcome.as_bytes()), RunnerRequest::Reply(_)));
-        assert!(conversation.log_line(serde_json::Map::new()).is_none(), "nothing goes before hello");
-        conversation.mark_hello_sent();
-        conversation
+        assert!(matches!(protocol.receive(welcome.as_bytes()), RunnerRequest::Reply(_)));
+        assert!(protocol.log_line(serde_json::Map::new()).is_none(), "hello is sent first");
+        protocol.mark_hello_sent();
+        protocol
     }
 
     #[test]
-    fn hello_names_what_both_can_do() {
+    fn hello_lists_the_common_capabilities() {
         let welcome = br#"  ~{"type":"welcome","capabilities":["log","shutdown","teleport"]}  "#;
         let RunnerRequest::Reply(hello) = RunnerProtocol::default().receive(welcome) else { panic!("no answer") };
         assert_eq!(hello, "~{\"type\":\"hello\",\"capabilities\":[\"log\",\"shutdown\"]}\n");
     }
 
     #[test]
-    fn nothing_is_used_before_welcome_nor_without_being_offered() {
-        let mut conversation = RunnerProtocol::default();
-        assert!(conversation.shutdown_line().is_none() && conversation.error_report_line("a", "b").is_none());
-        let order = br#"~{"type":"graceful-termination","finish-tasks":false}"#;
-        assert!(matches!(conversation.receive(order), RunnerRequest::Ignore(Some(_))));
-        let conversation = agreed("[\"log\"]");
-        assert!(conversation.shutdown_line().is_none());
-        assert!(conversation.log_line(serde_json::Map::new()).is_some());
+    fn a_capability_is_used_only_after_welcome_and_if_offered() {
+        let mut protocol = RunnerProtocol::default();
+        assert!(protocol.shutdown_line().is_none() && protocol.error_report_line("a", "b").is_none());
+        let message = br#"~{"type":"graceful-termination","finish-tasks":false}"#;
+        assert!(matches!(protocol.receive(message), RunnerRequest::Ignore(Some(_))));
+        let protocol = agreed("[\"log\"]");
+        assert!(protocol.shutdown_line().is_none());
+        assert!(protocol.log_line(serde_json::Map::new()).is_some());
     }
 
     #[test]
-    fn orders_are_read_and_everything_else_is_text() {
-        let mut conversation = agreed("[]");
-        let mut heard = |line: &str| conversation.receive(line.as_bytes());
-        assert!(matches!(heard(r#"~{"type":"graceful-termination","finish-tasks":true}"#), RunnerRequest::Drain));
+    fn requests_are_parsed_and_other_lines_are_ignored() {
+        let mut protocol = agreed("[]");
+        let mut receive = |line: &str| protocol.receive(line.as_bytes());
+        assert!(matches!(receive(r#"~{"type":"graceful-termination","finish-tasks":true}"#), RunnerRequest::Drain));
         assert!(matches!(
-            heard(r#"~{"type":"graceful-termination","finish-tasks":false}"#),
+            receive(r#"~{"type":"graceful-termination","finish-tasks":false}"#),
             RunnerRequest::ReleaseClaims
         ));
-        for text in ["", "~", "~{", "{}", "plain", "~{}x", r#"~{"type":"of-another-age"}"#] {
-            assert!(matches!(heard(text), RunnerRequest::Ignore(None)), "{text}");
+        for text in ["", "~", "~{", "{}", "plain", "~{}x", r#"~{"type":"unknown-type"}"#] {
+            assert!(matches!(receive(text), RunnerRequest::Ignore(None)), "{text}");
         }
         for bad in ["~{}", r#"~{"type":7}"#, "~{oops}", r#"~{"type":"new-credentials"}"#] {
-            assert!(matches!(heard(bad), RunnerRequest::Ignore(Some(_))), "{bad}");
+            assert!(matches!(receive(bad), RunnerRequest::Ignore(Some(_))), "{bad}");
         }
     }
 
     #[test]
-    fn credentials_come_with_a_certificate_in_either_shape_and_are_not_shown() {
+    fn certificates_are_accepted_in_both_forms_and_not_printed() {
         for certificate in [r#""{\"version\":1}""#, r#"{"version":1}"#] {
             let line = format!(
                 r#"~{{"type":"new-credentials","client-id":"c","access-token":"runner-canary","certificate":{certificate}}}"#
@@ -219,11 +209,11 @@ mod tests {
     }
 
     #[test]
-    fn an_error_report_has_all_that_the_runner_asks_for() {
-        let said = agreed("[\"error-report\"]").error_report_line("denied", "the queue refuses us").unwrap();
-        let said: Value = serde_json::from_str(said.trim_start_matches('~')).unwrap();
+    fn an_error_report_has_all_required_keys() {
+        let report = agreed("[\"error-report\"]").error_report_line("denied", "the queue refuses us").unwrap();
+        let report: Value = serde_json::from_str(report.trim_start_matches('~')).unwrap();
         for key in ["type", "kind", "title", "description", "extra"] {
-            assert!(!said[key].is_null(), "{key}");
+            assert!(!report[key].is_null(), "{key}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The file that a runner writes for the worker it starts: JSON with who and where we are, merged with the worker pool's
-//! own configuration.
+//! The configuration file that a worker-runner writes: JSON with the worker's identity and credentials, merged with the
+//! configuration of the worker pool.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -7,26 +7,19 @@ use serde_json::{Map, Value, json};
 use super::protocol::{RunnerCredentials, certificate};
 use crate::config::values::Secret;
 
-/// The name of the one source.
 pub const SOURCE_NAME: &str = "taskcluster";
 
-/// A file that no worker can be made of.
 #[derive(Debug, thiserror::Error)]
 pub enum RunnerConfigError {
-    /// It is not the JSON that a runner writes.
-    #[error("it is not what a worker-runner writes: {0}")]
+    #[error("not a worker-runner configuration file: {0}")]
     NotJson(#[from] serde_json::Error),
-    /// The pool's own part of it is no table.
-    #[error(
-        "`journeyman` has to be an object with the sections of a configuration, such as {{\"worker\": {{\"capacity\": 2}}}}"
-    )]
+    #[error("`journeyman` must be an object with configuration sections, such as {{\"worker\": {{\"capacity\": 2}}}}")]
     NotAnObject,
-    /// It cannot be written as a configuration.
-    #[error("it cannot be written as TOML: {0}")]
+    #[error("cannot convert it to TOML: {0}")]
     Toml(#[from] toml::ser::Error),
 }
 
-/// What a runner gives a worker. Keys that other workers know are ignored.
+/// Unknown keys, such as those of generic-worker, are ignored.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RunnerConfig {
@@ -40,26 +33,23 @@ pub struct RunnerConfig {
     worker_type: String,
     worker_group: String,
     worker_id: String,
-    /// As generic-worker has them, so that a pool's configuration need not change.
+    /// The keys of generic-worker, so that a pool's configuration need not change.
     idle_timeout_secs: Option<u64>,
     number_of_tasks_to_run: Option<u32>,
     tasks_dir: Option<String>,
-    /// The sections of a configuration of ours.
+    /// Sections of a journeyman configuration.
     #[serde(default)]
     journeyman: Value,
 }
 
 impl RunnerConfig {
-    /// Reads the file's text.
-    ///
     /// # Errors
     ///
-    /// Where it is not what a runner writes; what is wrong is named, no value is repeated.
+    /// The text is not a worker-runner configuration. The error contains no value of the file.
     pub fn parse(text: &str) -> Result<Self, RunnerConfigError> {
         Ok(serde_json::from_str(text)?)
     }
 
-    /// Who we are for a start.
     #[must_use]
     pub fn credentials(&self) -> RunnerCredentials {
         RunnerCredentials {
@@ -69,12 +59,12 @@ impl RunnerConfig {
         }
     }
 
-    /// The configuration that follows from it, as TOML and without credentials. What the pool's `journeyman` says counts
-    /// above what generic-worker's keys say, and who and where we are is the runner's to say.
+    /// The resulting configuration as TOML, without credentials. The pool's `journeyman` object takes precedence over
+    /// generic-worker's keys, and the runner's identity over both.
     ///
     /// # Errors
     ///
-    /// Where `journeyman` is no object.
+    /// `journeyman` is not an object.
     pub fn to_toml(&self) -> Result<String, RunnerConfigError> {
         let mut config = Value::Object(Map::new());
         let seconds = self.idle_timeout_secs.filter(|seconds| *seconds > 0).map(|seconds| format!("{seconds}s"));
@@ -93,7 +83,7 @@ impl RunnerConfig {
                 return Err(RunnerConfigError::NotAnObject);
             }
         }
-        let here = json!({
+        let identity = json!({
             "worker": {"id": self.worker_id, "group": self.worker_group},
             "source": {SOURCE_NAME: {
                 "kind": "taskcluster",
@@ -101,12 +91,12 @@ impl RunnerConfig {
                 "task_queue": format!("{}/{}", self.provisioner_id, self.worker_type),
             }},
         });
-        merge(&mut config, here);
+        merge(&mut config, identity);
         Ok(toml::to_string_pretty(&config)?)
     }
 }
 
-/// Puts `more` over `base`, objects key by key.
+/// Merges `more` into `base`, objects key by key.
 fn merge(base: &mut Value, more: Value) {
     match (base, more) {
         (Value::Object(base), Value::Object(more)) => {
@@ -131,10 +121,10 @@ mod tests {
     }"#;
 
     #[test]
-    fn a_runners_file_becomes_a_configuration_without_credentials() {
-        let given = RunnerConfig::parse(FILE).unwrap();
-        let text = given.to_toml().unwrap();
-        assert!(!text.contains("canary") && !format!("{given:?}").contains("canary"));
+    fn a_runner_file_becomes_a_configuration_without_credentials() {
+        let runner_config = RunnerConfig::parse(FILE).unwrap();
+        let text = runner_config.to_toml().unwrap();
+        assert!(!text.contains("canary") && !format!("{runner_config:?}").contains("canary"));
         let config: toml::Value = toml::from_str(&text).unwrap();
         let worker = &config["worker"];
         assert_eq!(worker["id"].as_str(), Some("i-1"));
@@ -142,11 +132,11 @@ mod tests {
         assert_eq!(worker["exit_when_idle"].as_str(), Some("600s"));
         let source = &config["source"][SOURCE_NAME];
         assert_eq!((source["task_queue"].as_str(), source["protocol"].as_str()), (Some("build/linux"), Some("azure")));
-        assert_eq!(given.credentials().access_token.reveal(), "runner-file-canary");
+        assert_eq!(runner_config.credentials().access_token.reveal(), "runner-file-canary");
     }
 
     #[test]
-    fn what_is_missing_is_named_and_no_value_is_repeated() {
+    fn an_error_names_the_missing_key_and_repeats_no_value() {
         let error =
             RunnerConfig::parse(r#"{"rootURL": "u", "clientId": 7, "accessToken": "runner-bad-canary"}"#).unwrap_err();
         assert!(!error.to_string().contains("canary"), "{error}");

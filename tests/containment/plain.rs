@@ -124,7 +124,9 @@ async fn nothing_of_ours(containment: &Containment) -> Result<(), String> {
         let ended = running.finish(BOUNDS, &bench.context).await.map_err(|error| error.to_string())?;
         same("status", ended.status, ProcessStatus::Code(0))?;
         let folder = bench.workdir().display().to_string();
-        seen.push(bench.log().replace(&leader, "PID").replace(&folder, "FOLDER").replace("JOURNEYMAN_CLAIM_COOKIE ", ""));
+        seen.push(
+            bench.log().replace(&leader, "PID").replace(&folder, "FOLDER").replace("JOURNEYMAN_CLAIM_COOKIE ", ""),
+        );
     }
     if !seen[0].contains("/proc/PID/fd/3") || !seen[0].contains("ODD-name") {
         return Err(seen[0].clone());

@@ -19,7 +19,8 @@ use crate::process::{Process, TOKEN, Variable};
 use crate::{api, running};
 
 /// Passed by every worker that starts, and by one that finds something of an earlier life.
-const AT_THE_START: [&str; 5] = ["startup-journal-read", "startup-processes-killed", "startup-dirs-cleared", "journal-before-rename", "taken-over"];
+const AT_THE_START: [&str; 5] =
+    ["startup-journal-read", "startup-processes-killed", "startup-dirs-cleared", "journal-before-rename", "taken-over"];
 /// Passed where messages are deleted.
 const OF_MESSAGES: [&str; 2] = ["before-delete", "after-delete"];
 /// How many lives may be needed for one that comes by its place.

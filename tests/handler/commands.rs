@@ -181,11 +181,11 @@ async fn a_time_that_is_missing_or_too_long_is_refused() {
 #[tokio::test]
 async fn a_first_program_that_is_not_there_is_refused_and_a_later_one_fails() {
     let sentences = refused(json!({"command": [["no-such-program"]], "maxRunTime": 9})).await;
-    assert_eq!(sentences, ["payload/command/0: no-such-program: there is no such program in PATH"]);
+    assert_eq!(sentences, ["payload/command/0: no-such-program: not found in PATH"]);
     let bench = Bench::new();
     let went = bench.run(&*handler(), json!({"command": [["true"], ["./made-by-nobody"]], "maxRunTime": 9})).await;
     let Went::Ran(Err(ExecuteError::Failed(sentence))) = went else { panic!("{went:?}") };
-    assert_eq!(sentence, "command 1 could not be started: ./made-by-nobody: there is no such file");
+    assert_eq!(sentence, "command 1 could not be started: ./made-by-nobody: no such file");
 }
 
 #[tokio::test]

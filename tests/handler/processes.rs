@@ -203,10 +203,10 @@ async fn what_leaves_the_group_is_not_waited_for_but_survives() {
 async fn a_program_that_is_not_there_is_named() {
     let bench = Bench::new();
     let error = start(&bench, &["no-such-program"]).await.unwrap_err();
-    assert_eq!(error.to_string(), "no-such-program: there is no such program in PATH");
+    assert_eq!(error.to_string(), "no-such-program: not found in PATH");
     let error = start(&bench, &["./here"]).await.unwrap_err();
-    assert_eq!(error.to_string(), "./here: there is no such file");
+    assert_eq!(error.to_string(), "./here: no such file");
     std::fs::write(bench.workdir().join("here"), "").unwrap();
     let error = start(&bench, &["./here"]).await.unwrap_err();
-    assert_eq!(error.to_string(), "./here: it is there, but cannot be executed");
+    assert_eq!(error.to_string(), "./here: not executable");
 }

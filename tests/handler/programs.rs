@@ -251,7 +251,7 @@ async fn a_program_that_is_not_there_is_the_hosts_fault() {
     let settings = ProgramConfig::new("gone", vec!["/no/such/handler".to_owned()]);
     let went = run_with(&Bench::new(), settings, json!({})).await;
     let Went::Refused(PrepareError::Host(sentence)) = went else { panic!("{went:?}") };
-    assert_eq!(sentence, "handler gone: /no/such/handler: there is no such file");
+    assert_eq!(sentence, "handler gone: /no/such/handler: no such file");
 }
 
 #[test]

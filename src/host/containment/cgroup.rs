@@ -1,7 +1,4 @@
-//! Control groups, version 2: where ours may be made, and what is done with one.
-//!
-//! Nothing here decides what a payload deserves. A group is made, filled by the processes that enter it themselves,
-//! killed as a whole, waited for and removed.
+//! Control groups (version 2): finding this process's own group, creating, filling, killing and removing groups.
 
 use std::fs::File;
 use std::io;
@@ -18,59 +15,58 @@ use super::super::process::{self, PROCESS_POLL_INTERVAL};
 use super::{CLAIM_CGROUP_PREFIX, ResourceLimits};
 use crate::limits::{CGROUP_FREEZE_TIMEOUT, CGROUP_KILL_EACH_DELAY, CGROUP_KILL_INTERVAL, CGROUPS_NESTED_MAX};
 
-/// The processes that are in a group; whoever writes to it enters.
+/// Lists the processes of a group; a process that writes to it moves into the group.
 const PROCS_FILE: &str = "cgroup.procs";
-/// What kills all that is in it, since Linux 5.14.
+/// Since Linux 5.14.
 const KILL_FILE: &str = "cgroup.kill";
 
-/// How a group's processes are ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum KillMethod {
-    /// `cgroup.kill`: at once, whatever forks meanwhile.
+    /// `cgroup.kill`: atomic, even against a fork bomb.
     Kill,
-    /// `cgroup.freeze`, then a signal to each.
+    /// `cgroup.freeze`, then SIGKILL to each process. Linux before 5.14.
     FreezeAndSignal,
 }
 
-/// The folder of the control group that this process is in, as it can be reached here.
+/// The control group of this process, as a path in the mounted cgroup2 file system.
 pub(super) fn own_cgroup_path() -> Result<PathBuf, String> {
-    let mounts = mounts::mount_table().map_err(|error| format!("no mounts: {error}"))?;
-    let groups = std::fs::read_to_string("/proc/self/cgroup").map_err(|error| format!("no control groups: {error}"))?;
-    let group = parse_v2_path(&groups).ok_or("the kernel knows no control groups of version 2")?;
-    mounted_path(&mounts, group)
-        .ok_or_else(|| format!("no cgroup2 file system that shows the group {group} is mounted"))
+    let mounts = mounts::mount_table().map_err(|error| format!("cannot read mounts: {error}"))?;
+    let groups = std::fs::read_to_string("/proc/self/cgroup")
+        .map_err(|error| format!("cannot read /proc/self/cgroup: {error}"))?;
+    let group = parse_v2_path(&groups).ok_or("the kernel has no control groups of version 2")?;
+    mounted_path(&mounts, group).ok_or_else(|| format!("no mounted cgroup2 file system contains the group {group}"))
 }
 
 fn parse_v2_path(groups: &str) -> Option<&str> {
     groups.lines().find_map(|line| line.strip_prefix("0::"))
 }
 
-/// The cookies of the claims whose groups a process is in, the innermost first.
+/// The cookies of the claims whose groups contain a process, innermost first.
 pub(super) fn claim_cookies_of(process: i32) -> Vec<String> {
     let groups = std::fs::read(format!("/proc/{process}/cgroup")).unwrap_or_default();
     let groups = String::from_utf8_lossy(&groups);
-    // What has ended stays in a group that is removed.
+    // An exited process stays in its group after the group was removed.
     let group = parse_v2_path(&groups).map(|group| group.strip_suffix(" (deleted)").unwrap_or(group));
     let parts = group.unwrap_or_default().rsplit('/');
     parts.filter_map(|part| part.strip_prefix(CLAIM_CGROUP_PREFIX)).map(ToOwned::to_owned).collect()
 }
 
-/// Where a group of the hierarchy is found in the file system. Of several mounts the last one hides the others.
+/// The path of a group in the file system. The last of several mounts hides the others.
 fn mounted_path(mounts: &[u8], group: &str) -> Option<PathBuf> {
     mounts.split(|byte| *byte == b'\n').rev().find_map(|line| {
         let fields = || line.split(|byte| *byte == b' ');
-        // The kind of the file system stands behind a dash.
+        // The type of the file system follows a dash.
         if fields().skip_while(|field| *field != b"-").nth(1) != Some(b"cgroup2") {
             return None;
         }
         let mut fields = fields().skip(3);
         let (root, point) = (mounts::unescape_path(fields.next()?), mounts::unescape_path(fields.next()?));
-        let below = Path::new(group).strip_prefix(&root).ok()?;
-        Some(point.join(below))
+        let relative = Path::new(group).strip_prefix(&root).ok()?;
+        Some(point.join(relative))
     })
 }
 
-/// One control group, which need not exist.
+/// A control group, which may not exist yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Cgroup {
     path: PathBuf,
@@ -85,25 +81,23 @@ impl Cgroup {
         &self.path
     }
 
-    /// Makes it, unless it is there.
     pub(super) fn create(&self) -> io::Result<()> {
         match std::fs::create_dir(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            // Somebody has taken away what it was to be made in, which may be empty between two tasks, and may be at it again.
+            // An administrator or tool removed the parent, which is empty between two tasks, and may do so again.
             Err(error) if error.kind() == io::ErrorKind::NotFound && self.is_below_groups() => {
                 drop(self.path.parent().map(std::fs::create_dir));
                 std::fs::create_dir(&self.path).map_err(|error| self.with_path(&error))
             }
-            made => made.map_err(|error| self.with_path(&error)),
+            result => result.map_err(|error| self.with_path(&error)),
         }
     }
 
-    /// Whether the folder around the one that it is made in is a control group.
+    /// Whether the grandparent directory is a control group.
     fn is_below_groups(&self) -> bool {
         self.path.parent().and_then(Path::parent).is_some_and(|outer| outer.join(PROCS_FILE).exists())
     }
 
-    /// The file whose writers enter the group.
     pub(super) fn procs_path(&self) -> PathBuf {
         self.file_path(PROCS_FILE)
     }
@@ -129,11 +123,11 @@ impl Cgroup {
             .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", self.file_path(file).display())))
     }
 
-    /// Sets what the controllers enforce. To be called before anything enters.
+    /// Has to be called before a process enters.
     pub(super) fn set_limits(&self, limits: &ResourceLimits) -> io::Result<()> {
         if let Some(bytes) = limits.memory {
             self.write("memory.max", &bytes.to_string())?;
-            // Otherwise the limit only moves the memory to the swap; and half a payload is of no use to anybody.
+            // Without the first the limit only moves memory to swap; without the second half of a payload survives.
             for (file, text) in [("memory.swap.max", "0"), ("memory.oom.group", "1")] {
                 if self.has_file(file) {
                     self.write(file, text)?;
@@ -141,49 +135,48 @@ impl Cgroup {
             }
         }
         match limits.processes {
-            Some(most) => self.write("pids.max", &most.to_string()),
+            Some(max) => self.write("pids.max", &max.to_string()),
             None => Ok(()),
         }
     }
 
-    /// How often `event` happened, by one of the group's `*.events` files.
+    /// Reads a counter of one of the group's `*.events` files.
     pub(super) fn event_count(&self, file: &str, event: &str) -> u64 {
         self.read(file).ok().and_then(|text| event_value(&text, event)).unwrap_or_default()
     }
 
-    /// Tells every process in it and below to end, at once. Emptiness comes a moment later.
-    pub(super) fn kill(&self, means: KillMethod) {
-        if let Err(error) = self.try_kill(means)
+    /// Sends SIGKILL to every process in the group and its descendants, without waiting.
+    pub(super) fn kill(&self, method: KillMethod) {
+        if let Err(error) = self.try_kill(method)
             && error.kind() != io::ErrorKind::NotFound
         {
-            tracing::error!(%error, "a control group cannot be killed");
+            tracing::error!(%error, "cannot kill a control group");
         }
     }
 
-    /// The same, at the lowest price: what the kernel passes over is left to [`Cgroup::kill_until_empty`].
-    pub(super) fn kill_without_retry(&self, means: KillMethod) {
-        match means {
+    /// One write, for short tasks. Processes that the kernel skips are left to [`Cgroup::kill_until_empty`].
+    pub(super) fn kill_without_retry(&self, method: KillMethod) {
+        match method {
             KillMethod::Kill if self.write(KILL_FILE, "1").is_ok() => {}
-            KillMethod::Kill | KillMethod::FreezeAndSignal => self.kill(means),
+            KillMethod::Kill | KillMethod::FreezeAndSignal => self.kill(method),
         }
     }
 
-    fn try_kill(&self, means: KillMethod) -> io::Result<()> {
-        match means {
+    fn try_kill(&self, method: KillMethod) -> io::Result<()> {
+        match method {
             KillMethod::Kill => {
                 self.write(KILL_FILE, "1")?;
-                // The kernel passes over a process whose first thread has ended and that goes on in the others.
+                // The kernel skips a process whose first thread has exited while others run.
                 self.signal(Signal::KILL, |_| true);
                 Ok(())
             }
-            // It stays frozen until it is empty, so that nothing forks between two looks.
+            // The group stays frozen until it is empty, so that no process forks between two reads.
             KillMethod::FreezeAndSignal => {
                 self.write("cgroup.freeze", "1").map(|()| self.signal(Signal::KILL, |_| true))
             }
         }
     }
 
-    /// Signals its processes one by one.
     pub(super) fn signal(&self, signal: Signal, wanted: impl Fn(i32) -> bool) {
         for process in self.processes().into_iter().filter(|process| wanted(*process)) {
             process::signal_if(process, signal, |process| self.contains(process));
@@ -192,23 +185,23 @@ impl Cgroup {
 
     fn contains(&self, process: i32) -> bool {
         let Some(name) = self.path.file_name().and_then(|name| name.to_str()) else { return false };
-        // A group that a payload has made need have no name that is text.
+        // A payload can give its own groups names that are not UTF-8.
         std::fs::read(format!("/proc/{process}/cgroup")).is_ok_and(|groups| {
             let groups = String::from_utf8_lossy(&groups);
             parse_v2_path(&groups).is_some_and(|group| group.split('/').any(|part| part == name))
         })
     }
 
-    /// The processes in it and below.
+    /// The processes in the group and its descendants.
     pub(super) fn processes(&self) -> Vec<i32> {
         let lists = self
             .with_descendants()
             .into_iter()
-            .filter_map(|folder| std::fs::read_to_string(folder.join("cgroup.procs")).ok());
+            .filter_map(|dir| std::fs::read_to_string(dir.join("cgroup.procs")).ok());
         lists.flat_map(|list| list.lines().filter_map(|line| line.parse().ok()).collect::<Vec<_>>()).collect()
     }
 
-    /// Bytes that they take up: as it is charged for them, or where no controller counts, what is resident of each.
+    /// As charged by the memory controller, or else the sum of the processes' resident memory.
     pub(super) fn memory_bytes(&self) -> Option<u64> {
         if let Ok(text) = self.read("memory.current") {
             return text.trim().parse().ok();
@@ -216,13 +209,13 @@ impl Cgroup {
         self.path.is_dir().then(|| self.processes().into_iter().filter_map(process::resident_memory).sum::<u64>())
     }
 
-    /// It and the groups below it, the outer before the inner.
+    /// The group and its descendants, outer before inner.
     fn with_descendants(&self) -> Vec<PathBuf> {
         let mut found = vec![self.path.clone()];
         let mut at = 0;
-        while let Some(folder) = found.get(at).filter(|_| found.len() < CGROUPS_NESTED_MAX) {
+        while let Some(dir) = found.get(at).filter(|_| found.len() < CGROUPS_NESTED_MAX) {
             at += 1;
-            let Ok(entries) = std::fs::read_dir(folder) else { continue };
+            let Ok(entries) = std::fs::read_dir(dir) else { continue };
             let inner = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
             let inner: Vec<PathBuf> = inner.map(|entry| entry.path()).collect();
             found.extend(inner);
@@ -230,7 +223,7 @@ impl Cgroup {
         found
     }
 
-    /// Whether no process is in it or below. One that is not there is empty.
+    /// Whether the group and its descendants have no process. A missing group is empty.
     pub(super) fn is_empty(&self) -> bool {
         match self.read("cgroup.events") {
             Ok(events) => event_value(&events, "populated") == Some(0),
@@ -238,51 +231,46 @@ impl Cgroup {
         }
     }
 
-    /// Resolves when no process is in it or below.
-    ///
-    /// Cancel safe.
+    /// Resolves when the group and its descendants have no process. Cancel safe.
     pub(super) async fn wait_empty(&self) {
         self.wait_for_event(|events| event_value(events, "populated") == Some(0)).await;
     }
 
-    /// Resolves when everything in it that was killed is gone; where it was frozen, after killing what was missed. It is
-    /// killed again now and then, for the first time may have failed.
-    ///
-    /// Cancel safe.
-    pub(super) async fn kill_until_empty(&self, means: KillMethod) {
-        if means == KillMethod::FreezeAndSignal && !self.is_empty() {
+    /// Resolves when the group is empty, killing again at intervals because the first kill may have failed. Cancel safe.
+    pub(super) async fn kill_until_empty(&self, method: KillMethod) {
+        if method == KillMethod::FreezeAndSignal && !self.is_empty() {
             let frozen = self.wait_for_event(|events| {
                 event_value(events, "frozen") == Some(1) || event_value(events, "populated") == Some(0)
             });
-            // What cannot be frozen in time is killed as it is.
+            // Processes that cannot be frozen in time are killed unfrozen.
             drop(tokio::time::timeout(CGROUP_FREEZE_TIMEOUT, frozen).await);
             self.signal(Signal::KILL, |_| true);
         }
-        let mut again = CGROUP_KILL_EACH_DELAY;
-        while tokio::time::timeout(again, self.wait_empty()).await.is_err() {
-            again = CGROUP_KILL_INTERVAL;
-            if let Err(error) = self.try_kill(means) {
-                tracing::debug!(%error, "a control group still cannot be killed");
+        let mut delay = CGROUP_KILL_EACH_DELAY;
+        while tokio::time::timeout(delay, self.wait_empty()).await.is_err() {
+            delay = CGROUP_KILL_INTERVAL;
+            if let Err(error) = self.try_kill(method) {
+                tracing::debug!(%error, "cannot kill a control group, retrying");
             }
         }
-        if means == KillMethod::FreezeAndSignal && self.has_file("cgroup.freeze") {
+        if method == KillMethod::FreezeAndSignal && self.has_file("cgroup.freeze") {
             drop(self.write("cgroup.freeze", "0"));
         }
     }
 
-    async fn wait_for_event(&self, so: impl Fn(&str) -> bool) {
+    async fn wait_for_event(&self, condition: impl Fn(&str) -> bool) {
         let Ok(file) = File::open(self.file_path("cgroup.events")) else { return };
-        // An error is the end of the group itself.
-        if read_from_start(&file).map_or(true, |events| so(&events)) {
+        // An error method that the group was removed.
+        if read_from_start(&file).map_or(true, |events| condition(&events)) {
             return;
         }
         let Ok(watched) = watch_events_file(file) else {
-            while self.read("cgroup.events").is_ok_and(|events| !so(&events)) {
+            while self.read("cgroup.events").is_ok_and(|events| !condition(&events)) {
                 tokio::time::sleep(PROCESS_POLL_INTERVAL).await;
             }
             return;
         };
-        while read_from_start(watched.get_ref()).is_ok_and(|events| !so(&events)) {
+        while read_from_start(watched.get_ref()).is_ok_and(|events| !condition(&events)) {
             match watched.ready(Interest::PRIORITY).await {
                 Ok(mut ready) => ready.clear_ready(),
                 Err(_) => tokio::time::sleep(PROCESS_POLL_INTERVAL).await,
@@ -290,10 +278,10 @@ impl Cgroup {
         }
     }
 
-    /// Waits on this thread for it to be empty, for probing.
-    pub(super) fn wait_empty_blocking(&self, patience: Duration) -> bool {
-        let looks = patience.as_millis() / PROCESS_POLL_INTERVAL.as_millis();
-        (0..looks).any(|_| {
+    /// Blocks this thread; for the probe.
+    pub(super) fn wait_empty_blocking(&self, timeout: Duration) -> bool {
+        let polls = timeout.as_millis() / PROCESS_POLL_INTERVAL.as_millis();
+        (0..polls).any(|_| {
             let empty = self.is_empty();
             if !empty {
                 std::thread::sleep(PROCESS_POLL_INTERVAL);
@@ -302,15 +290,15 @@ impl Cgroup {
         })
     }
 
-    /// Removes it and what a payload made below it. It has to be empty.
+    /// Removes the empty group with the groups that a payload created in it.
     pub(super) fn remove(&self) -> io::Result<()> {
         match std::fs::remove_dir(&self.path) {
             Ok(()) => return Ok(()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(_) => {}
         }
-        for folder in self.with_descendants().into_iter().rev() {
-            std::fs::remove_dir(folder).map_err(|error| self.with_path(&error))?;
+        for dir in self.with_descendants().into_iter().rev() {
+            std::fs::remove_dir(dir).map_err(|error| self.with_path(&error))?;
         }
         Ok(())
     }
@@ -330,7 +318,7 @@ fn read_from_start(file: &File) -> io::Result<String> {
     Ok(String::from_utf8_lossy(buffer.get(..taken).unwrap_or_default()).into_owned())
 }
 
-/// The number beside a key in a file of `key number` lines.
+/// Reads a file of `key number` lines.
 fn event_value(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
 }
@@ -344,16 +332,16 @@ mod tests {
                           38 31 0:31 / /sys/fs/cgroup/unified rw,relatime shared:9 - cgroup2 cgroup2 rw\n";
 
     #[test]
-    fn our_group_is_found_on_hosts_of_every_kind() {
+    fn own_group_is_found_in_every_mount_layout() {
         let groups = "9:name=systemd:/x\n4:memory:/y\n0::/system.slice/journeyman.service\n";
         assert_eq!(parse_v2_path(groups), Some("/system.slice/journeyman.service"));
         assert_eq!(mounted_path(HYBRID.as_bytes(), "/").unwrap(), Path::new("/sys/fs/cgroup/unified"));
-        let beside_one_that_is_no_text = [b"36 35 0:30 / /a\xff rw - tmpfs t\xff rw\n", HYBRID.as_bytes()].concat();
-        assert_eq!(mounted_path(&beside_one_that_is_no_text, "/").unwrap(), Path::new("/sys/fs/cgroup/unified"));
+        let non_utf8_mount = [b"36 35 0:30 / /a\xff rw - tmpfs t\xff rw\n", HYBRID.as_bytes()].concat();
+        assert_eq!(mounted_path(&non_utf8_mount, "/").unwrap(), Path::new("/sys/fs/cgroup/unified"));
         let pure = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
         let ours = mounted_path(pure.as_bytes(), "/system.slice/journeyman.service").unwrap();
         assert_eq!(ours, Path::new("/sys/fs/cgroup/system.slice/journeyman.service"));
-        // A container without a namespace for control groups is shown its own part.
+        // A container without a cgroup namespace sees only its own subtree.
         let part = "30 23 0:26 /docker/ab /sys/fs/cgroup\\040here ro - cgroup2 cgroup2 rw\n";
         assert_eq!(mounted_path(part.as_bytes(), "/docker/ab/in").unwrap(), Path::new("/sys/fs/cgroup here/in"));
         assert_eq!(mounted_path(part.as_bytes(), "/elsewhere"), None);
@@ -361,23 +349,27 @@ mod tests {
     }
 
     #[test]
-    fn a_group_whose_outer_one_was_taken_away_is_made_with_that_where_groups_are() {
-        let folder = tempfile::tempdir().unwrap();
-        let claim = Cgroup::at(folder.path().join("journeyman-1/claim-1"));
-        assert_eq!(claim.create().unwrap_err().kind(), io::ErrorKind::NotFound, "a folder is no control group");
-        std::fs::write(folder.path().join(PROCS_FILE), "").unwrap();
+    fn a_removed_parent_group_is_created_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let claim = Cgroup::at(dir.path().join("journeyman-1/claim-1"));
+        assert_eq!(
+            claim.create().unwrap_err().kind(),
+            io::ErrorKind::NotFound,
+            "the grandparent is not a control group"
+        );
+        std::fs::write(dir.path().join(PROCS_FILE), "").unwrap();
         claim.create().unwrap();
         claim.create().unwrap();
         assert!(claim.path().is_dir());
     }
 
     #[test]
-    fn limits_become_the_files_of_the_controllers() {
-        let folder = tempfile::tempdir().unwrap();
-        let group = Cgroup::at(folder.path().to_owned());
+    fn limits_are_written_to_the_controllers_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let group = Cgroup::at(dir.path().to_owned());
         group.set_limits(&ResourceLimits::default()).unwrap();
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-        std::fs::write(folder.path().join("memory.oom.group"), "0").unwrap();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        std::fs::write(dir.path().join("memory.oom.group"), "0").unwrap();
         group.set_limits(&ResourceLimits { memory: Some(4 << 30), processes: Some(512), disk: Some(1) }).unwrap();
         assert_eq!(group.read("memory.max").unwrap(), "4294967296");
         assert_eq!(group.read("memory.oom.group").unwrap(), "1");
@@ -386,11 +378,11 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_group_whose_kill_failed_is_killed_again_until_it_is_empty() {
-        let folder = tempfile::tempdir().unwrap();
-        let group = Cgroup::at(folder.path().to_owned());
+    async fn a_failed_kill_is_repeated_until_the_group_is_empty() {
+        let dir = tempfile::tempdir().unwrap();
+        let group = Cgroup::at(dir.path().to_owned());
         group.write("cgroup.events", "populated 1\nfrozen 0\n").unwrap();
-        // What is a folder cannot be written.
+        // Writing to a directory fails.
         std::fs::create_dir(group.file_path("cgroup.kill")).unwrap();
         group.kill(KillMethod::Kill);
         let host = async {
@@ -407,9 +399,9 @@ mod tests {
     }
 
     #[test]
-    fn what_happened_at_a_limit_is_read() {
-        let folder = tempfile::tempdir().unwrap();
-        let group = Cgroup::at(folder.path().to_owned());
+    fn events_are_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        let group = Cgroup::at(dir.path().to_owned());
         assert_eq!(group.event_count("memory.events", "oom_kill"), 0);
         group.write("memory.events", "low 0\nhigh 0\nmax 12\noom 2\noom_kill 3\noom_group_kill 1\n").unwrap();
         assert_eq!(group.event_count("memory.events", "oom_kill"), 3);

@@ -1,13 +1,12 @@
-//! The children of this process: those it started, and those that payloads left to it.
+//! The children of this process: those that it started, and orphans of payloads that it adopted.
 //!
-//! What a payload moves out of its group can only be found by descent. The kernel gives orphans to the nearest ancestor
-//! that asked for them, which is this process once it is their reaper (`PR_SET_CHILD_SUBREAPER`, or by being the first
-//! process of a container). So when a payload's group is gone, the topmost processes of what it left are children of ours
-//! that we did not start: its strays. Whose stray one is, the payload's cookie in its environment tells, or the control group that it
-//! is in; where it has neither, the time it was started does, if only one claim had processes then. Where nothing does,
-//! nobody's processes are killed on suspicion, and the claim's emptiness is not proven.
+//! A payload that leaves its process group can only be found by descent. The kernel gives orphans to the nearest subreaper,
+//! which is this process (`PR_SET_CHILD_SUBREAPER`, or PID 1 of a container). When a payload's group is gone, the topmost
+//! processes that escaped from it are children of this process that it did not start. The payload's cookie in their
+//! environment, or their control group, names their claim. Without either, the start time does, if only one claim had
+//! processes at that time. Otherwise the orphan is ambiguous: it is not killed, and the cleanup of those claims stays pending.
 //!
-//! Children are a matter of the whole process, so there is one register for all workers in it.
+//! Children belong to a process, so all workers in it share one registry.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -23,38 +22,36 @@ static REGISTRY: LazyLock<ChildRegistry> = LazyLock::new(ChildRegistry::default)
 
 #[derive(Debug, Default)]
 struct ChildRegistry {
-    /// Held for reading while a child is started and not yet noted, for writing while orphans are reaped: whoever is not
-    /// noted then is an orphan.
+    /// Held for reading while a child is started and not yet registered, for writing while orphans are listed: an unregistered
+    /// child is an orphan.
     starting: RwLock<()>,
     state: Mutex<RegistryState>,
 }
 
 #[derive(Debug, Default)]
 struct RegistryState {
-    /// Children of our own, until they are reaped. Numbers come again, so each note has a number of its own.
+    /// Children that this process started and has not reaped. PIDs are reused, so each registration has an id.
     own_children: BTreeMap<i32, u64>,
     last_id: u64,
     /// The claims that may have processes, by cookie.
     claims: BTreeMap<String, ClaimActivity>,
-    /// Children of our own that nobody waits for any more and that were not reaped, with when they were started.
+    /// Started children without a registration that are not reaped, with their start ticks.
     abandoned: BTreeMap<i32, u64>,
-    /// Processes of which was said that nobody knows whose they are.
+    /// Ambiguous processes that were logged.
     reported_ambiguous: BTreeSet<i32>,
 }
 
 /// A claim that has started processes and was not seen empty since.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ClaimActivity {
-    /// When its first process was started, in clock ticks since the host was.
+    /// In clock ticks since boot.
     first_start_ticks: u64,
     phase: ClaimPhase,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ClaimPhase {
-    /// It may have processes.
     Running,
-    /// It may have none.
     Ended,
 }
 
@@ -62,14 +59,13 @@ fn registry_state() -> MutexGuard<'static, RegistryState> {
     REGISTRY.state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A child that was started here.
 #[derive(Debug)]
 pub(crate) struct StartedChild<T> {
     pub(crate) child: T,
     pub(crate) registration: ChildRegistration,
 }
 
-/// The note that a child is our own. It is to be kept until the child has been reaped, or is left to whoever finds it.
+/// Marks a child as started by this process. Keep it until the child is reaped; without it the child counts as an orphan.
 #[derive(Debug)]
 pub(crate) struct ChildRegistration {
     pid: i32,
@@ -78,21 +74,20 @@ pub(crate) struct ChildRegistration {
 
 impl Drop for ChildRegistration {
     fn drop(&mut self) {
-        let mut book = registry_state();
-        if book.own_children.get(&self.pid) != Some(&self.id) {
+        let mut state = registry_state();
+        if state.own_children.get(&self.pid) != Some(&self.id) {
             return;
         }
-        book.own_children.remove(&self.pid);
+        state.own_children.remove(&self.pid);
         if is_own_child(self.pid)
             && let Some(stat) = ProcessStat::read(self.pid)
         {
-            book.abandoned.insert(self.pid, stat.start_ticks);
+            state.abandoned.insert(self.pid, stat.start_ticks);
         }
     }
 }
 
-/// Starts a child in such a way that it is never taken for an orphan. Where it is a process of the claim with the cookie `of`,
-/// what it starts is that claim's from then on.
+/// Starts a child so that it never counts as an orphan. With a cookie, its descendants belong to that claim.
 pub(crate) fn start_child<T>(
     of: Option<&str>,
     start: impl FnOnce() -> io::Result<T>,
@@ -101,41 +96,40 @@ pub(crate) fn start_child<T>(
     let _starting = REGISTRY.starting.read().unwrap_or_else(PoisonError::into_inner);
     let child = start()?;
     let pid = pid(&child).map_or(0, u32::cast_signed);
-    let since = of.map(|cookie| (cookie, ProcessStat::read(pid).map_or(0, |stat| stat.start_ticks)));
-    let mut book = registry_state();
-    if let Some((cookie, since)) = since {
-        let tenure = ClaimActivity { first_start_ticks: since, phase: ClaimPhase::Running };
-        book.claims.entry(cookie.to_owned()).or_insert(tenure).phase = ClaimPhase::Running;
+    let started = of.map(|cookie| (cookie, ProcessStat::read(pid).map_or(0, |stat| stat.start_ticks)));
+    let mut state = registry_state();
+    if let Some((cookie, started)) = started {
+        let activity = ClaimActivity { first_start_ticks: started, phase: ClaimPhase::Running };
+        state.claims.entry(cookie.to_owned()).or_insert(activity).phase = ClaimPhase::Running;
     }
-    book.last_id += 1;
-    let note = book.last_id;
-    book.own_children.insert(pid, note);
-    drop(book);
-    Ok(StartedChild { child, registration: ChildRegistration { pid, id: note } })
+    state.last_id += 1;
+    let id = state.last_id;
+    state.own_children.insert(pid, id);
+    drop(state);
+    Ok(StartedChild { child, registration: ChildRegistration { pid, id } })
 }
 
-/// A claim may have no processes any more.
 pub(super) fn mark_claim_ended(cookie: &str) {
-    if let Some(tenure) = registry_state().claims.get_mut(cookie) {
-        tenure.phase = ClaimPhase::Ended;
+    if let Some(activity) = registry_state().claims.get_mut(cookie) {
+        activity.phase = ClaimPhase::Ended;
     }
 }
 
-/// A claim has no processes any more.
+/// To be called when a claim has no processes.
 pub(super) fn forget_claim(cookie: &str) {
     registry_state().claims.remove(cookie);
 }
 
-/// What a claim may have left.
+/// The orphans of a claim.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct OrphanScan {
-    /// Its own, with what they started.
+    /// Orphans of this claim, with their descendants.
     pub(super) owned: Vec<i32>,
-    /// Its own or those of another claim.
+    /// Orphans of this claim or of another one.
     pub(super) ambiguous: Vec<i32>,
-    /// One that may be its own ended under the look, and may have left others since.
+    /// An orphan that may be this claim's exited during the scan, and may have left children.
     pub(super) changed_during_scan: bool,
-    /// One cannot be looked at; it keeps none of the others alive.
+    /// An orphan could not be read. That does not keep the others alive.
     pub(super) unreadable: bool,
 }
 
@@ -145,67 +139,67 @@ impl OrphanScan {
     }
 }
 
-/// Looks for the strays of a claim, again where one ended meanwhile: what it has left came to us too late for that look.
-/// Those that are certain are told `word`, if there is one. What they start then comes to us, and is found at the next look.
-pub(super) fn find_orphans(cookie: &str, word: Option<Signal>) -> io::Result<OrphanScan> {
-    // What many claims have left and has ended is looked at once, and not by each of them.
+/// Scans for the orphans of a claim, repeatedly while one exits during the scan, because its children arrive too late for
+/// that scan. Sends `signal` to each owned orphan; children that those start meanwhile are found by the next scan.
+pub(super) fn find_orphans(cookie: &str, signal: Option<Signal>) -> io::Result<OrphanScan> {
+    // Reap once for all claims, so that each scan has fewer processes to read.
     reap_orphans()?;
-    let mut strays = scan_orphans(cookie, word)?;
+    let mut scan = scan_orphans(cookie, signal)?;
     for _ in 1..ORPHAN_SCANS_MAX {
-        if !strays.changed_during_scan || !strays.owned.is_empty() {
+        if !scan.changed_during_scan || !scan.owned.is_empty() {
             break;
         }
         reap_orphans()?;
-        strays = scan_orphans(cookie, word)?;
+        scan = scan_orphans(cookie, signal)?;
     }
-    Ok(strays)
+    Ok(scan)
 }
 
-fn scan_orphans(cookie: &str, word: Option<Signal>) -> io::Result<OrphanScan> {
-    let tell = |stat: &ProcessStat| {
-        if let Some(word) = word {
-            process::signal_if(stat.pid, word, |pid| {
+fn scan_orphans(cookie: &str, signal: Option<Signal>) -> io::Result<OrphanScan> {
+    let send = |stat: &ProcessStat| {
+        if let Some(signal) = signal {
+            process::signal_if(stat.pid, signal, |pid| {
                 ProcessStat::read(pid).is_some_and(|now| now.start_ticks == stat.start_ticks)
             });
         }
     };
-    let mut strays = OrphanScan::default();
+    let mut scan = OrphanScan::default();
     for pid in orphan_pids()? {
         let stat = match ProcessStat::try_read(pid) {
             Ok(Some(stat)) if stat.state == ProcessState::Running => stat,
             Ok(Some(stat)) => {
-                strays.changed_during_scan |=
+                scan.changed_during_scan |=
                     ownership(cookie, &cgroup::claim_cookies_of(pid), stat.start_ticks, &registry_state().claims)
                         != Ownership::Foreign;
                 continue;
             }
             Ok(None) => {
-                strays.changed_during_scan = true;
+                scan.changed_during_scan = true;
                 continue;
             }
             Err(error) => {
-                tracing::debug!(process = pid, %error, "a child of this process cannot be looked at");
-                strays.unreadable = true;
+                tracing::debug!(process = pid, %error, "cannot read a child of this process");
+                scan.unreadable = true;
                 continue;
             }
         };
         match ownership(cookie, &claim_cookies(pid), stat.start_ticks, &registry_state().claims) {
             Ownership::Owned => {
-                // At once: some are gone, with another in their place, before the others are looked at.
-                tell(&stat);
-                strays.owned.push(pid);
+                // At once: an orphan may fork and exit while the others are read.
+                send(&stat);
+                scan.owned.push(pid);
             }
-            Ownership::Ambiguous => strays.ambiguous.push(pid),
+            Ownership::Ambiguous => scan.ambiguous.push(pid),
             Ownership::Foreign => {}
         }
     }
-    if !strays.owned.is_empty() {
+    if !scan.owned.is_empty() {
         let all = ProcessStat::read_all()?;
-        let with = process::with_descendants(&strays.owned, &all);
-        all.iter().filter(|stat| with.contains(&stat.pid) && !strays.owned.contains(&stat.pid)).for_each(tell);
-        strays.owned = with;
+        let tree = process::with_descendants(&scan.owned, &all);
+        all.iter().filter(|stat| tree.contains(&stat.pid) && !scan.owned.contains(&stat.pid)).for_each(send);
+        scan.owned = tree;
     }
-    Ok(strays)
+    Ok(scan)
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -215,80 +209,77 @@ enum Ownership {
     Ambiguous,
 }
 
-/// The cookies that a process shows: that of its environment, and where no claim is called so, those of the control groups
-/// that it is in.
+/// The cookies that a process shows: that of its environment, and if no claim has it, those of its control groups.
 fn claim_cookies(pid: i32) -> Vec<String> {
-    let mut shown: Vec<String> = process::environment_variable(pid, COOKIE_VARIABLE).into_iter().collect();
-    if !shown.iter().any(|shown| registry_state().claims.contains_key(shown)) {
-        shown.extend(cgroup::claim_cookies_of(pid));
+    let mut cookies: Vec<String> = process::environment_variable(pid, COOKIE_VARIABLE).into_iter().collect();
+    if !cookies.iter().any(|cookie| registry_state().claims.contains_key(cookie)) {
+        cookies.extend(cgroup::claim_cookies_of(pid));
     }
-    shown
+    cookies
 }
 
-/// Decides whose stray a process is. Pure.
-///
-/// What it shows counts where a claim is called so: a process may have given itself any other name.
-fn ownership(cookie: &str, shown: &[String], started: u64, claims: &BTreeMap<String, ClaimActivity>) -> Ownership {
-    let known = shown.iter().find_map(|shown| claims.get_key_value(shown));
-    if let Some((claim, tenure)) = known {
-        // Nobody needs what a claim that is over has left.
-        let wanted = claim != cookie && tenure.phase == ClaimPhase::Running;
-        return if wanted { Ownership::Foreign } else { Ownership::Owned };
+/// Decides to which claim an orphan belongs. A cookie counts only if a claim has it, because a process can set any other.
+fn ownership(cookie: &str, cookies: &[String], started: u64, claims: &BTreeMap<String, ClaimActivity>) -> Ownership {
+    let known = cookies.iter().find_map(|cookie| claims.get_key_value(cookie));
+    if let Some((claim, activity)) = known {
+        // Orphans of an ended claim may be killed by any claim.
+        let foreign = claim != cookie && activity.phase == ClaimPhase::Running;
+        return if foreign { Ownership::Foreign } else { Ownership::Owned };
     }
-    let possible: Vec<_> = claims.iter().filter(|(_, tenure)| started >= tenure.first_start_ticks).collect();
+    let possible: Vec<_> = claims.iter().filter(|(_, activity)| started >= activity.first_start_ticks).collect();
     if !possible.iter().any(|(claim, _)| *claim == cookie) {
         return Ownership::Foreign;
     }
-    // Where every claim that it may belong to is over, it does not matter which it is.
-    let over = |(claim, tenure): &(&String, &ClaimActivity)| *claim == cookie || tenure.phase == ClaimPhase::Ended;
-    if possible.iter().all(over) { Ownership::Owned } else { Ownership::Ambiguous }
+    // If every other possible claim has ended, it does not matter which one it was.
+    let ended = |(claim, activity): &(&String, &ClaimActivity)| *claim == cookie || activity.phase == ClaimPhase::Ended;
+    if possible.iter().all(ended) { Ownership::Owned } else { Ownership::Ambiguous }
 }
 
 fn is_own_child(pid: i32) -> bool {
-    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    Pid::from_raw(pid).is_some_and(|pid| rustix::process::waitid(WaitId::Pid(pid), look).is_ok())
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    Pid::from_raw(pid).is_some_and(|pid| rustix::process::waitid(WaitId::Pid(pid), options).is_ok())
 }
 
-/// The children that were left to us, and those of our own that nobody waits for. What a handler has started by itself is among
-/// neither, for as long as the thread that did so lives and is not the first.
+/// Adopted children, and started ones without a registration. Children that a handler starts by other means are neither,
+/// as long as the thread that started them lives and is not the first.
 fn orphan_pids() -> io::Result<Vec<i32>> {
     let found = unregistered_children()?;
     if found.is_empty() {
         return Ok(found);
     }
-    // A child that is just being started is noted when this lock is had.
+    // Wait for starts in progress: their children are registered when the lock is granted.
     let _starting = REGISTRY.starting.write().unwrap_or_else(PoisonError::into_inner);
     unregistered_children()
 }
 
 fn unregistered_children() -> io::Result<Vec<i32>> {
     let mut children = process::adopted_children()?;
-    let mut book = registry_state();
-    let RegistryState { own_children: own, abandoned: given_up, .. } = &mut *book;
-    given_up.retain(|pid, started| ProcessStat::read(*pid).is_some_and(|now| now.start_ticks == *started));
-    children.extend(given_up.keys());
-    children.retain(|child| !own.contains_key(child));
+    let mut state = registry_state();
+    let RegistryState { own_children, abandoned, .. } = &mut *state;
+    abandoned.retain(|pid, started| ProcessStat::read(*pid).is_some_and(|now| now.start_ticks == *started));
+    children.extend(abandoned.keys());
+    children.retain(|child| !own_children.contains_key(child));
     children.sort_unstable();
     children.dedup();
     Ok(children)
 }
 
-/// Whether there may be any, at the price of one file.
+/// Whether there may be orphans; reads one file.
 pub(super) fn has_orphans() -> bool {
-    unregistered_children().map_or(true, |unknown| !unknown.is_empty())
+    unregistered_children().map_or(true, |orphans| !orphans.is_empty())
 }
 
-/// Those of them that were not given before.
-pub(super) fn newly_ambiguous(doubtful: &[i32]) -> Vec<i32> {
-    let mut book = registry_state();
-    book.reported_ambiguous.retain(|pid| ProcessStat::read(*pid).is_some());
-    doubtful.iter().copied().filter(|pid| book.reported_ambiguous.insert(*pid)).collect()
+/// The processes that were not passed before.
+pub(super) fn newly_ambiguous(pids: &[i32]) -> Vec<i32> {
+    let mut state = registry_state();
+    state.reported_ambiguous.retain(|pid| ProcessStat::read(*pid).is_some());
+    pids.iter().copied().filter(|pid| state.reported_ambiguous.insert(*pid)).collect()
 }
 
-/// Reaps orphans that have ended. Our own children are left to who waits for them.
+/// Reaps orphans that have exited. Children that this process started are reaped by their owners.
 pub(super) fn reap_orphans() -> io::Result<()> {
     for pid in orphan_pids()?.into_iter().filter_map(Pid::from_raw) {
-        // One that runs is passed over, and one that is gone meanwhile is no trouble.
+        // A running orphan is skipped, and a missing one is an expected error.
         rustix::process::waitpid(Some(pid), WaitOptions::NOHANG).ok();
     }
     Ok(())
@@ -300,61 +291,60 @@ mod tests {
 
     fn claims(list: &[(&str, u64, ClaimPhase)]) -> BTreeMap<String, ClaimActivity> {
         list.iter()
-            .map(|(cookie, since, state)| {
-                ((*cookie).to_owned(), ClaimActivity { first_start_ticks: *since, phase: *state })
+            .map(|(cookie, started, state)| {
+                ((*cookie).to_owned(), ClaimActivity { first_start_ticks: *started, phase: *state })
             })
             .collect()
     }
 
-    fn shown(names: &[&str]) -> Vec<String> {
+    fn cookies(names: &[&str]) -> Vec<String> {
         names.iter().map(|name| (*name).to_owned()).collect()
     }
 
     #[test]
-    fn a_stray_that_kept_its_cookie_is_known_by_it() {
+    fn an_orphan_with_a_cookie_belongs_to_that_claim() {
         let claims = claims(&[("a", 10, ClaimPhase::Ended), ("b", 20, ClaimPhase::Running)]);
-        assert_eq!(ownership("a", &shown(&["a"]), 30, &claims), Ownership::Owned);
-        assert_eq!(ownership("a", &shown(&["b"]), 15, &claims), Ownership::Foreign);
-        assert_eq!(ownership("b", &shown(&["a"]), 30, &claims), Ownership::Owned, "a is over, and nobody needs it");
+        assert_eq!(ownership("a", &cookies(&["a"]), 30, &claims), Ownership::Owned);
+        assert_eq!(ownership("a", &cookies(&["b"]), 15, &claims), Ownership::Foreign);
+        assert_eq!(ownership("b", &cookies(&["a"]), 30, &claims), Ownership::Owned, "a has ended");
     }
 
     #[test]
-    fn a_name_that_no_claim_has_tells_nothing_and_the_next_one_counts() {
+    fn an_unknown_cookie_is_ignored_and_the_next_one_counts() {
         let claims = claims(&[("a", 10, ClaimPhase::Running), ("b", 20, ClaimPhase::Running)]);
-        assert_eq!(ownership("a", &shown(&["forged"]), 15, &claims), Ownership::Owned, "b had no process then");
-        assert_eq!(ownership("a", &shown(&["forged"]), 25, &claims), Ownership::Ambiguous);
+        assert_eq!(ownership("a", &cookies(&["forged"]), 15, &claims), Ownership::Owned, "b had not started");
+        assert_eq!(ownership("a", &cookies(&["forged"]), 25, &claims), Ownership::Ambiguous);
         assert_eq!(
-            ownership("a", &shown(&["forged", "b"]), 25, &claims),
+            ownership("a", &cookies(&["forged", "b"]), 25, &claims),
             Ownership::Foreign,
             "it is in b's control group"
         );
-        assert_eq!(ownership("b", &shown(&["forged", "b"]), 25, &claims), Ownership::Owned);
+        assert_eq!(ownership("b", &cookies(&["forged", "b"]), 25, &claims), Ownership::Owned);
     }
 
     #[test]
-    fn a_stray_without_a_cookie_is_known_by_when_it_was_started_if_that_tells() {
+    fn an_orphan_without_a_cookie_belongs_to_the_only_claim_running_at_its_start() {
         let claims = claims(&[("a", 10, ClaimPhase::Ended), ("b", 20, ClaimPhase::Running)]);
-        assert_eq!(ownership("a", &[], 15, &claims), Ownership::Owned, "b had no process then");
-        assert_eq!(ownership("a", &[], 25, &claims), Ownership::Ambiguous, "it may be one of b's, which runs");
+        assert_eq!(ownership("a", &[], 15, &claims), Ownership::Owned, "b had not started");
+        assert_eq!(ownership("a", &[], 25, &claims), Ownership::Ambiguous, "it may belong to b, which runs");
         assert_eq!(ownership("b", &[], 15, &claims), Ownership::Foreign);
         assert_eq!(ownership("a", &[], 5, &claims), Ownership::Foreign, "older than any claim");
     }
 
     #[test]
-    fn a_stray_of_claims_that_are_all_over_is_anybodys() {
+    fn an_orphan_of_ended_claims_may_be_killed_by_any_of_them() {
         let claims = claims(&[("a", 10, ClaimPhase::Ended), ("b", 20, ClaimPhase::Running)]);
-        assert_eq!(ownership("b", &[], 25, &claims), Ownership::Owned, "a is over and b asks because it ends");
+        assert_eq!(ownership("b", &[], 25, &claims), Ownership::Owned, "a has ended and b is ending");
     }
 
     #[test]
     #[expect(clippy::disallowed_methods, reason = "a test may block")]
-    fn a_child_that_nobody_waits_for_any_more_is_an_orphan_until_it_is_reaped() {
+    fn a_child_without_a_registration_is_an_orphan_until_it_is_reaped() {
         let start_one = || std::process::Command::new("sleep").arg("600").spawn();
-        let StartedChild { mut child, registration: known } =
-            start_child(None, start_one, |child| Some(child.id())).unwrap();
+        let StartedChild { mut child, registration } = start_child(None, start_one, |child| Some(child.id())).unwrap();
         let pid = child.id().cast_signed();
         assert!(!unregistered_children().unwrap().contains(&pid));
-        drop(known);
+        drop(registration);
         assert!(unregistered_children().unwrap().contains(&pid));
         child.kill().unwrap();
         // Another test may have reaped it.

@@ -1,11 +1,11 @@
-//! Which of the host's processes are whose, where no control group says so.
+//! Finds the processes of claims in `/proc`, for hosts without control groups.
 
 use std::collections::HashMap;
 
 use super::super::process::{self, ProcessStat, ProcessState};
 use super::COOKIE_VARIABLE;
 
-/// The processes of the host at one moment, and the claims that they were started for.
+/// A snapshot of `/proc`, indexed by claim cookie.
 #[derive(Debug)]
 pub(super) struct ProcScan {
     processes: Vec<ProcessStat>,
@@ -13,7 +13,7 @@ pub(super) struct ProcScan {
 }
 
 impl ProcScan {
-    /// Reads all of `/proc`: not to be called where nothing may wait.
+    /// Reads all of `/proc`; blocks.
     pub(super) fn read() -> Self {
         let processes = ProcessStat::read_all().unwrap_or_default();
         let mut pids_by_cookie = HashMap::<String, Vec<i32>>::new();
@@ -25,9 +25,9 @@ impl ProcScan {
         Self { processes, pids_by_cookie }
     }
 
-    /// The processes that carry a cookie, and what they started that still has its parents.
+    /// The processes with a cookie, and their descendants.
     pub(super) fn processes_of(&self, cookie: &str) -> Vec<i32> {
-        let carriers = self.pids_by_cookie.get(cookie).map(Vec::as_slice).unwrap_or_default();
-        process::with_descendants(carriers, &self.processes)
+        let roots = self.pids_by_cookie.get(cookie).map(Vec::as_slice).unwrap_or_default();
+        process::with_descendants(roots, &self.processes)
     }
 }
