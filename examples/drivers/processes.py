@@ -8,7 +8,7 @@
     start = ["/opt/drivers/processes.py", "/var/lib/workers", "/opt/worker"]
     stop = ["/opt/drivers/processes.py", "/var/lib/workers", "/opt/worker"]
 
-The first argument is a folder for its notes, the rest is what is started. It reads its order from standard input; a
+The first argument is a folder for its notes, the rest is what is started. It reads its request from standard input; a
 failure is told by the exit status and the last line of standard error. A real one asks a scheduler instead of the kernel.
 """
 import json
@@ -36,7 +36,7 @@ def supervise(command, variables, note, log):
     write(note)
     os.close(told)
     code = worker.wait()
-    note["ended"] = f"exit status: {code}" if code >= 0 else f"signal: {-code}"
+    note["exit"] = f"exit status: {code}" if code >= 0 else f"signal: {-code}"
     write(note)
 
 
@@ -56,41 +56,41 @@ def show(note):
     """Says who is there. All pools share the folder here: each line says whose its worker is."""
     log = path(note["id"], "log")
     seen = {name: note[name] for name in ("pool", "id", "key")}
-    if "ended" not in note and start_time(note["pid"]) != note["started"]:
-        note["ended"] = "it is gone, and nobody has seen how"
-    if "ended" in note:
-        seen |= {"ended": note["ended"], "log": str(log), "last_words": log.read_text(errors="replace")[-2000:]}
+    if "exit" not in note and start_time(note["pid"]) != note["started"]:
+        note["exit"] = "it is gone, and nobody has seen how"
+    if "exit" in note:
+        seen |= {"exit": note["exit"], "log": str(log), "log_tail": log.read_text(errors="replace")[-2000:]}
     print(json.dumps(seen))
 
 
-folder, command, order = Path(sys.argv[1]), sys.argv[2:], json.loads(sys.stdin.readline())
+folder, command, request = Path(sys.argv[1]), sys.argv[2:], json.loads(sys.stdin.readline())
 folder.mkdir(parents=True, exist_ok=True)
-if order["do"] == "list":
+if request["action"] == "list":
     for name in folder.glob("*.json"):
         try:
             text = name.read_text()
         except FileNotFoundError:
             continue  # forgotten meanwhile
         show(json.loads(text))
-elif order["do"] == "start":
-    note = {name: order[name] for name in ("pool", "id", "key")}
-    log = os.open(path(order["id"], "log"), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+elif request["action"] == "start":
+    note = {name: request[name] for name in ("pool", "id", "key")}
+    log = os.open(path(request["id"], "log"), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     heard, told = os.pipe()
     if os.fork() == 0:
         os.setsid()
         os.close(heard)
         for descriptor in (0, 1, 2):
             os.dup2(log, descriptor)
-        supervise(command, order["variables"], note, log)
+        supervise(command, request["variables"], note, log)
         os._exit(0)
     os.close(told)
     # The end of it says that the worker was started, or that it could not be: then it has no note.
     os.read(heard, 1)
-    if not path(order["id"], "json").exists():
-        sys.exit(f"it cannot be started: {path(order['id'], 'log').read_text()[-200:].strip()}")
-elif order["do"] == "stop" and path(order["id"], "json").exists():
-    note = json.loads(path(order["id"], "json").read_text())
-    if order["how"] == "forget":
-        path(order["id"], "json").unlink(missing_ok=True)
+    if not path(request["id"], "json").exists():
+        sys.exit(f"it cannot be started: {path(request['id'], 'log').read_text()[-200:].strip()}")
+elif request["action"] == "stop" and path(request["id"], "json").exists():
+    note = json.loads(path(request["id"], "json").read_text())
+    if request["mode"] == "remove":
+        path(request["id"], "json").unlink(missing_ok=True)
     elif start_time(note["pid"]) == note["started"]:
-        os.kill(note["pid"], signal.SIGKILL if order["how"] == "force" else signal.SIGTERM)
+        os.kill(note["pid"], signal.SIGKILL if request["mode"] == "kill" else signal.SIGTERM)

@@ -56,7 +56,7 @@ pub struct PoolCommandRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
     /// What to do.
-    pub order: PoolCommand,
+    pub command: PoolCommand,
     /// Who says so, and why.
     #[serde(default = "unknown_author")]
     pub note: Note,
@@ -125,7 +125,7 @@ impl PoolHandles {
     ///
     /// Why it is not obeyed.
     pub async fn apply(&self, ordered: PoolCommandRequest) -> Result<CommandReply, ApiError> {
-        let PoolCommandRequest { pool, order, note } = ordered;
+        let PoolCommandRequest { pool, command, note } = ordered;
         let names = || self.controls.iter().map(|control| control.pool.as_str()).collect::<Vec<_>>().join(", ");
         let control = match (&pool, &*self.controls) {
             (Some(name), controls) => controls.iter().find(|control| control.pool == *name).ok_or_else(|| {
@@ -140,7 +140,7 @@ impl PoolHandles {
             }
         };
         let by = if note.text.is_empty() { note.by } else { format!("{}: {}", note.by, note.text) };
-        let told = timeout(CONTROL_TIMEOUT, control.command(order, by))
+        let told = timeout(CONTROL_TIMEOUT, control.command(command, by))
             .await
             .map_err(timed_out)?
             .ok_or_else(controller_exited)?;

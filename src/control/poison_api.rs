@@ -27,9 +27,9 @@ pub struct PoisonActionRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
     /// Which requests.
-    pub which: PoisonSelection,
+    pub selection: PoisonSelection,
     /// What becomes of them.
-    pub fate: PoisonAction,
+    pub action: PoisonAction,
     /// Who says so.
     pub by: String,
 }
@@ -43,8 +43,7 @@ impl PoisonActionRequest {
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
         serde_json::from_slice(body).map_err(|error| {
             let text = format!(
-                "of what was put aside `which` is \"all\" or {{\"these\": [ID, …]}}, and its `fate` to be \"requeue\" or \"drop\"; this is \
-                 none of these: {error}"
+                "not a poison request: `selection` is \"all\" or {{\"ids\": [ID, …]}}, `action` is \"requeue\" or \"discard\": {error}"
             );
             ApiError(StatusCode::BAD_REQUEST, text)
         })
@@ -87,9 +86,9 @@ impl PoolHandles {
     /// Why it is not done. Some may be done by then.
     pub async fn apply_poison_action(
         &self,
-        PoisonActionRequest { pool, which, fate, by }: PoisonActionRequest,
+        PoisonActionRequest { pool, selection, action, by }: PoisonActionRequest,
     ) -> Result<PoisonOutcome, ApiError> {
-        with_timeout(select_one(self, pool.as_deref())?.resolve_poison(which, fate, by)).await
+        with_timeout(select_one(self, pool.as_deref())?.resolve_poison(selection, action, by)).await
     }
 }
 

@@ -217,7 +217,7 @@ impl Controller {
     /// A pause, for those who look.
     pub(super) fn pause_status(pause: &Pause, now: Instant) -> status::PauseStatus {
         let left = pause.until.map(|until| until.since(now).as_secs_f64());
-        status::PauseStatus { by: pause.note.to_string(), seconds_left: left }
+        status::PauseStatus { by: pause.note.to_string(), remaining_seconds: left }
     }
 }
 

@@ -66,7 +66,7 @@ pub(super) struct PoisonCandidate {
 
 /// Puts requests aside that have ended their workers: the broker has the copy, then the client its answer, and then they are
 /// acknowledged. One that the inventory does not take is handed back.
-pub(super) async fn quarantine(
+pub(super) async fn fill_poison_queue(
     channel: Channel,
     answers: Arc<ErrorReplier>,
     names: &QueueNames,
@@ -83,14 +83,14 @@ pub(super) async fn quarantine(
             };
             let Some(PoisonCandidate { request: letter, attempts: tries, last_failure: death }) = killer else { break };
             let delivery = &letter.delivery;
-            if !poison_message::quarantine(&channel, names, delivery, tries, death.as_ref()).await? {
+            if !poison_message::move_to_poison_queue(&channel, names, delivery, tries, death.as_ref()).await? {
                 // As many as there can be have room.
                 back.send(letter).await.ok();
                 continue;
             }
             let (key, worker) = (original_key(names, delivery), death.as_ref().map(|death| death.worker.as_str()));
             tracing::warn!(key, worker, "a request under which workers end is put aside, and answered");
-            tally.poison.increment();
+            tally.poison_requests.increment();
             let answers = Arc::clone(&answers);
             going.spawn(async move {
                 let obituary = DeadLetterReason::from_delivery(&letter.delivery);
@@ -104,7 +104,7 @@ pub(super) async fn quarantine(
 
 impl Controller {
     /// Has requests put aside that have ended their workers, each once it is known which.
-    pub(super) fn quarantine_due(&mut self, due: &mpsc::Sender<PoisonCandidate>) {
+    pub(super) fn move_due_poison(&mut self, due: &mpsc::Sender<PoisonCandidate>) {
         let (names, now) = (&self.config.names, self.clock.now());
         let key = |waiting: &HeldRequest| names.parse_routing_key(&original_key(names, &waiting.delivery));
         // The broker tells of the end of a worker before its driver does.
@@ -128,7 +128,7 @@ impl Controller {
     }
 
     /// The inventory did not take one.
-    pub(super) fn on_quarantine_refused(&mut self, letter: HeldRequest, now: Instant) {
+    pub(super) fn on_poison_queue_refused(&mut self, letter: HeldRequest, now: Instant) {
         let queue = self.config.names.poison_queue();
         let what = format!("the queue {queue} does not take a request that ended its workers, which is tried again");
         tracing::warn!(key = original_key(&self.config.names, &letter.delivery), "{what}");

@@ -62,7 +62,7 @@ impl DeadLetterReason {
             QueueCondition::Full => ("maxlen", "too many requests wait for this key".to_owned()),
             QueueCondition::Unconfirmed => {
                 let what = "the queue of its key has confirmed nothing for";
-                ("no-confirm", format!("{what} {CONTROLLER_ORPHAN_TIMEOUT:?}"))
+                ("publish-timeout", format!("{what} {CONTROLLER_ORPHAN_TIMEOUT:?}"))
             }
         };
         Self { reason: reason.to_owned(), message, queue: None }

@@ -301,7 +301,7 @@ impl Controller {
         self.counters.orphans.reset();
         self.set_role(Role::Disconnected);
         if self.backoff.tries() == 0 {
-            self.counters.broker_losses.increment();
+            self.counters.broker_disconnects.increment();
             tracing::warn!(pool = self.config.pool, "the broker is lost: {why}; workers go on, and it is tried again");
         } else {
             tracing::debug!(pool = self.config.pool, "still no broker: {why}");

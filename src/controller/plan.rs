@@ -175,7 +175,7 @@ fn group_plan(
         phase: match group.phase {
             Some(group::GroupPhase::Active) => GroupPhase::Active,
             Some(group::GroupPhase::Unbound) => GroupPhase::Unbound,
-            None => GroupPhase::Going,
+            None => GroupPhase::Deleting,
         },
         queue: queues.get(&group.key).copied(),
         workers,
@@ -209,21 +209,21 @@ fn groups_from_status(
         draft.phase = match seen.phase {
             GroupPhase::Active => Some(group::GroupPhase::Active),
             GroupPhase::Unbound => Some(group::GroupPhase::Unbound),
-            GroupPhase::Going => None,
+            GroupPhase::Deleting => None,
         };
         let worker = |worker: &status::WorkerStatus| GroupWorker {
             id: worker.id.as_str().into(),
-            activity: match worker.doing {
+            activity: match worker.state {
                 status::WorkerActivity::Starting => WorkerActivity::Starting,
                 status::WorkerActivity::Idle => WorkerActivity::Idle,
                 status::WorkerActivity::Busy => WorkerActivity::Busy,
-                status::WorkerActivity::Going => WorkerActivity::Stopping,
+                status::WorkerActivity::Stopping => WorkerActivity::Stopping,
             },
-            started_at: now.minus(status::seconds_to_duration(worker.seconds)),
+            started_at: now.minus(status::seconds_to_duration(worker.age_seconds)),
         };
-        draft.workers = seen.members.iter().map(worker).collect();
+        draft.workers = seen.worker_list.iter().map(worker).collect();
         draft.not_before =
-            seen.pause_seconds.map_or(Instant::ORIGIN, |left| now.plus(status::seconds_to_duration(left)));
+            seen.restart_backoff_seconds.map_or(Instant::ORIGIN, |left| now.plus(status::seconds_to_duration(left)));
         Some((draft.key.clone(), draft))
     };
     pool.groups.iter().filter_map(of).collect()

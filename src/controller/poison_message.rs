@@ -26,7 +26,7 @@ use crate::limits::{
 use crate::redact;
 
 /// What a copy is called.
-const ID: &str = "x-journeyman-poison";
+const ID: &str = "x-journeyman-poison-id";
 /// What the request came under, as its client wrote it.
 const KEY: &str = "x-journeyman-key";
 /// Why it is there.
@@ -36,14 +36,14 @@ const SOURCE_QUEUE: &str = "x-journeyman-queue";
 /// How often it was tried.
 const ATTEMPTS: &str = "x-journeyman-attempts";
 /// When it was put aside.
-const QUARANTINED_AT: &str = "x-journeyman-put-aside";
+const POISONED_AT: &str = "x-journeyman-poisoned-at";
 /// How often it was put aside, this time included.
-const QUARANTINE_COUNT: &str = "x-journeyman-put-aside-times";
+const POISON_COUNT: &str = "x-journeyman-poison-count";
 /// How long it was to wait at most, in milliseconds.
 const EXPIRATION: &str = "x-journeyman-expiration";
 /// The worker that ended under it, how that ended, and its last words.
 const WORKER: &str = "x-journeyman-worker";
-const WORKER_EXIT: &str = "x-journeyman-worker-end";
+const WORKER_EXIT: &str = "x-journeyman-worker-exit";
 const WORKER_LOG: &str = "x-journeyman-worker-log";
 
 /// What ours begin with.
@@ -65,23 +65,23 @@ pub struct PoisonedRequest {
     pub reason: String,
     /// How often it was tried, as far as that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tries: Option<u64>,
+    pub attempts: Option<u64>,
     /// When it was put aside.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub put_aside: Option<String>,
+    pub poisoned_at: Option<String>,
     /// How often it was put aside, this time included.
-    pub times: u64,
+    pub poison_count: u64,
     /// The worker that ended last under its key, as far as that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker: Option<String>,
     /// How that ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub end: Option<String>,
+    pub worker_exit: Option<String>,
     /// The last lines of its log.
     #[serde(default)]
-    pub log: Vec<String>,
+    pub worker_log: Vec<String>,
     /// The size of its body.
-    pub bytes: usize,
+    pub body_bytes: usize,
     /// Its properties.
     pub properties: BTreeMap<String, String>,
     /// Those of its headers that are text or numbers.
@@ -124,14 +124,14 @@ fn tail(text: &str, most: usize) -> Cow<'_, str> {
 /// # Errors
 ///
 /// Where the channel fails, or there is no such queue.
-pub(super) async fn quarantine(
+pub(super) async fn move_to_poison_queue(
     channel: &Channel,
     names: &QueueNames,
     delivery: &Delivery,
     tries: Option<u64>,
     death: Option<&WorkerFailure>,
 ) -> Result<bool, SessionError> {
-    let properties = quarantine_properties(delivery, names, tries, death, jiff::Timestamp::now());
+    let properties = poison_properties(delivery, names, tries, death, jiff::Timestamp::now());
     let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
     let queue = names.poison_queue();
     let publishing = channel.basic_publish("".into(), queue.as_str().into(), options, &delivery.data, properties);
@@ -143,7 +143,7 @@ pub(super) async fn quarantine(
 }
 
 /// The properties of the copy.
-fn quarantine_properties(
+fn poison_properties(
     delivery: &Delivery,
     names: &QueueNames,
     tries: Option<u64>,
@@ -153,7 +153,7 @@ fn quarantine_properties(
     let obituary = DeadLetterReason::from_delivery(delivery);
     let empty = FieldTable::default();
     let before = delivery.properties.headers().as_ref().unwrap_or(&empty);
-    let times = headers::number(before, QUARANTINE_COUNT).unwrap_or_default().saturating_add(1);
+    let times = headers::number(before, POISON_COUNT).unwrap_or_default().saturating_add(1);
     // Those that a worker has noted were of an earlier copy.
     let noted = headers::number(before, ATTEMPTS);
     let tries = noted.or(tries).map(|_| noted.unwrap_or_default().saturating_add(tries.unwrap_or_default()));
@@ -182,8 +182,8 @@ fn quarantine_properties(
     if let Some(tries) = tries {
         table.insert(ATTEMPTS.into(), integer(tries));
     }
-    table.insert(QUARANTINED_AT.into(), AMQPValue::Timestamp(u64::try_from(now.as_second()).unwrap_or_default()));
-    table.insert(QUARANTINE_COUNT.into(), integer(times));
+    table.insert(POISONED_AT.into(), AMQPValue::Timestamp(u64::try_from(now.as_second()).unwrap_or_default()));
+    table.insert(POISON_COUNT.into(), integer(times));
     without_user_id(&delivery.properties).with_headers(table).with_delivery_mode(PERSISTENT)
 }
 
@@ -192,8 +192,8 @@ pub(super) fn requeue_properties(copy: &Delivery) -> BasicProperties {
     let empty = FieldTable::default();
     let before = copy.properties.headers().as_ref().unwrap_or(&empty);
     let mut table = without_own_headers(before);
-    if let Some(times) = before.inner().get(QUARANTINE_COUNT) {
-        table.insert(QUARANTINE_COUNT.into(), times.clone());
+    if let Some(times) = before.inner().get(POISON_COUNT) {
+        table.insert(POISON_COUNT.into(), times.clone());
     }
     let properties = without_user_id(&copy.properties).with_headers(table);
     match headers::text(before, EXPIRATION).and_then(amqp::to_short_string_or_none) {
@@ -253,8 +253,8 @@ pub(super) fn describe(copy: &Delivery, names: &QueueNames) -> PoisonedRequest {
     let empty = FieldTable::default();
     let table = copy.properties.headers().as_ref().unwrap_or(&empty);
     let text = |name| headers::text(table, name).map(str::to_owned);
-    let at = headers::number(table, QUARANTINED_AT)
-        .and_then(|at| jiff::Timestamp::from_second(i64::try_from(at).ok()?).ok());
+    let at =
+        headers::number(table, POISONED_AT).and_then(|at| jiff::Timestamp::from_second(i64::try_from(at).ok()?).ok());
     let shown = |name: &str| {
         let text = headers::text(table, name).map(str::to_owned);
         text.or_else(|| headers::number(table, name).map(|number| number.to_string()))
@@ -265,13 +265,13 @@ pub(super) fn describe(copy: &Delivery, names: &QueueNames) -> PoisonedRequest {
         id: id(copy),
         key: key(copy, names),
         reason: text(REASON).unwrap_or_else(|| "unknown".to_owned()),
-        tries: headers::number(table, ATTEMPTS),
-        put_aside: at.map(|at| at.to_string()),
-        times: headers::number(table, QUARANTINE_COUNT).unwrap_or(1),
+        attempts: headers::number(table, ATTEMPTS),
+        poisoned_at: at.map(|at| at.to_string()),
+        poison_count: headers::number(table, POISON_COUNT).unwrap_or(1),
         worker: text(WORKER),
-        end: text(WORKER_EXIT),
-        log: text(WORKER_LOG).map(|log| log.lines().map(str::to_owned).collect()).unwrap_or_default(),
-        bytes: copy.data.len(),
+        worker_exit: text(WORKER_EXIT),
+        worker_log: text(WORKER_LOG).map(|log| log.lines().map(str::to_owned).collect()).unwrap_or_default(),
+        body_bytes: copy.data.len(),
         properties: properties(&copy.properties),
         headers: seen.collect(),
     }
@@ -350,26 +350,29 @@ mod tests {
         let log = vec!["one".to_owned(), "two".to_owned()];
         let death = WorkerFailure { worker: "w".to_owned(), exit: "signal: 9 (SIGKILL)".to_owned(), log: log.clone() };
         let mut aside = letter();
-        aside.properties = quarantine_properties(&letter(), &names, Some(3), Some(&death), jiff::Timestamp::UNIX_EPOCH);
+        aside.properties = poison_properties(&letter(), &names, Some(3), Some(&death), jiff::Timestamp::UNIX_EPOCH);
         let seen = describe(&aside, &names);
-        assert_eq!((seen.key.as_deref(), seen.reason.as_str(), seen.tries), (Some("a/b"), "delivery_limit", Some(3)));
-        assert_eq!((seen.worker.as_deref(), seen.end.as_deref()), (Some("w"), Some("signal: 9 (SIGKILL)")));
-        assert_eq!((seen.log, seen.bytes, seen.times), (log, 4, 1));
-        assert_eq!(seen.put_aside.as_deref(), Some("1970-01-01T00:00:00Z"));
+        assert_eq!(
+            (seen.key.as_deref(), seen.reason.as_str(), seen.attempts),
+            (Some("a/b"), "delivery_limit", Some(3))
+        );
+        assert_eq!((seen.worker.as_deref(), seen.worker_exit.as_deref()), (Some("w"), Some("signal: 9 (SIGKILL)")));
+        assert_eq!((seen.worker_log, seen.body_bytes, seen.poison_count), (log, 4, 1));
+        assert_eq!(seen.poisoned_at.as_deref(), Some("1970-01-01T00:00:00Z"));
         assert_eq!(seen.headers, BTreeMap::from([("x-rpc-path".to_owned(), "/echo".to_owned())]));
         assert_eq!(seen.properties["reply_to"], "amq.rabbitmq.reply-to", "its token is nobody's business");
         assert_eq!(seen.id.len(), ID_DIGITS);
         let again = requeue_properties(&aside);
         let table = again.headers().as_ref().unwrap();
-        assert_eq!(table.inner().keys().map(ShortString::as_str).collect::<Vec<_>>(), [QUARANTINE_COUNT, "x-rpc-path"]);
+        assert_eq!(table.inner().keys().map(ShortString::as_str).collect::<Vec<_>>(), [POISON_COUNT, "x-rpc-path"]);
         assert_eq!((again.user_id(), again.correlation_id().as_ref().map(ShortString::as_str)), (&None, Some("c")));
         assert_eq!(again.expiration().as_ref().map(ShortString::as_str), Some("60000"));
         // It came back.
         aside.properties = again;
         let mut back = letter();
-        back.properties = quarantine_properties(&aside, &names, None, None, jiff::Timestamp::UNIX_EPOCH);
+        back.properties = poison_properties(&aside, &names, None, None, jiff::Timestamp::UNIX_EPOCH);
         let seen = describe(&back, &names);
-        assert_eq!((seen.times, seen.tries, seen.worker), (2, None, None));
+        assert_eq!((seen.poison_count, seen.attempts, seen.worker), (2, None, None));
     }
 
     #[test]
@@ -378,9 +381,9 @@ mod tests {
         let mut table = letter().properties.headers().clone().unwrap();
         table.insert(ATTEMPTS.into(), integer(2));
         let mut aside = copied("core-req-a%2Fb", table);
-        aside.properties = quarantine_properties(&aside, &names, Some(3), None, jiff::Timestamp::UNIX_EPOCH);
+        aside.properties = poison_properties(&aside, &names, Some(3), None, jiff::Timestamp::UNIX_EPOCH);
         let seen = describe(&aside, &names);
-        assert_eq!((seen.key.as_deref(), seen.tries), (Some("a%2Fb"), Some(5)));
+        assert_eq!((seen.key.as_deref(), seen.attempts), (Some("a%2Fb"), Some(5)));
     }
 
     #[test]
@@ -392,7 +395,7 @@ mod tests {
             ("x-journeyman-queue", text("core-req-a%2Fb")),
         ]);
         let seen = describe(&copied("core-poison", of_worker), &names);
-        assert_eq!((seen.key.as_deref(), seen.tries, seen.times), (Some("a%2Fb"), Some(5), 1));
+        assert_eq!((seen.key.as_deref(), seen.attempts, seen.poison_count), (Some("a%2Fb"), Some(5), 1));
         let odd = amqp::header_table([("x-journeyman-queue", text("elsewhere")), ("x-odd", AMQPValue::Double(1.5))]);
         let seen = describe(&copied("core-poison", odd.clone()), &names);
         assert_eq!((seen.key, seen.reason.as_str(), seen.headers.len()), (None, "unknown", 0));

@@ -28,7 +28,7 @@ pub struct PoisonList {
     /// The oldest first.
     pub requests: Vec<PoisonedRequest>,
     /// How many more there are, which were not looked at.
-    pub more: u32,
+    pub not_scanned: u32,
 }
 
 /// Which requests.
@@ -38,7 +38,7 @@ pub enum PoisonSelection {
     /// All that are there.
     All,
     /// These, by what they are called.
-    These(BTreeSet<String>),
+    Ids(BTreeSet<String>),
 }
 
 /// What becomes of them.
@@ -48,18 +48,18 @@ pub enum PoisonAction {
     /// They are tried once more, as if they had never been.
     Requeue,
     /// They are gone.
-    Drop,
+    Discard,
 }
 
 /// What became of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PoisonOutcome {
     /// Those of which it is done.
-    pub done: Vec<String>,
+    pub succeeded: Vec<String>,
     /// Those of which it is not, and why.
-    pub not: BTreeMap<String, String>,
+    pub failed: BTreeMap<String, String>,
     /// How many more there are, which were not looked at.
-    pub more: u32,
+    pub not_scanned: u32,
 }
 
 /// Why nothing can be said.
@@ -137,7 +137,7 @@ impl PoisonQueue<'_> {
         }
         let more = walk.more;
         walk.close().await;
-        Ok(PoisonList { requests, more })
+        Ok(PoisonList { requests, not_scanned: more })
     }
 
     async fn body(&self, id: &str) -> Result<Vec<u8>, PoisonError> {
@@ -162,7 +162,7 @@ impl PoisonQueue<'_> {
         let mut settled = PoisonOutcome::default();
         let mut wanted = match which {
             PoisonSelection::All => None,
-            PoisonSelection::These(ids) => Some(ids),
+            PoisonSelection::Ids(ids) => Some(ids),
         };
         let mut walk = self.scan().await?;
         while wanted.as_ref().is_none_or(|wanted| !wanted.is_empty())
@@ -174,30 +174,30 @@ impl PoisonQueue<'_> {
             }
             let done = match fate {
                 PoisonAction::Requeue => self.requeue(&walk, &copy).await?,
-                PoisonAction::Drop => Ok(()),
+                PoisonAction::Discard => Ok(()),
             };
             if let Err(why) = done {
-                settled.not.insert(id, why);
+                settled.failed.insert(id, why);
             } else if with_timeout(copy.acker.ack(BasicAckOptions::default())).await? {
-                let what = if fate == PoisonAction::Drop { "is dropped" } else { "is tried once more" };
+                let what = if fate == PoisonAction::Discard { "is dropped" } else { "is tried once more" };
                 tracing::info!(
                     request = id,
                     by,
                     key = poison_message::key(&copy, self.names),
                     "what was put aside {what}"
                 );
-                settled.done.push(id);
+                settled.succeeded.push(id);
             } else {
-                settled.not.insert(id, "its channel was lost, so it may be there still".to_owned());
+                settled.failed.insert(id, "its channel was lost, so it may be there still".to_owned());
             }
         }
-        settled.more = if wanted.is_none() { walk.more } else { 0 };
+        settled.not_scanned = if wanted.is_none() { walk.more } else { 0 };
         for id in wanted.unwrap_or_default() {
             let why = match walk.more {
                 0 => "there is no such request".to_owned(),
                 more => PoisonError::NotScanned(more).to_string(),
             };
-            settled.not.insert(id, why);
+            settled.failed.insert(id, why);
         }
         walk.close().await;
         Ok(settled)

@@ -105,8 +105,14 @@ async fn run_active(
     let answers = controller.run_while(ErrorReplier::open(connection, settings, Arc::clone(&tally))).await?;
     let (aside, to_put_aside) = mpsc::channel(CONTROLLER_DEAD_LETTERS_MAX.into());
     let (refused, mut not_aside) = mpsc::channel(CONTROLLER_DEAD_LETTERS_MAX.into());
-    let mut putting =
-        std::pin::pin!(dead_letters::quarantine(asides, answers, names, to_put_aside, refused, Arc::clone(&tally)));
+    let mut putting = std::pin::pin!(dead_letters::fill_poison_queue(
+        asides,
+        answers,
+        names,
+        to_put_aside,
+        refused,
+        Arc::clone(&tally)
+    ));
     let answers = controller.run_while(ErrorReplier::open(connection, settings, Arc::clone(&tally))).await?;
     let (condemned, to_bury) = mpsc::channel(CONTROLLER_ORPHANS_MAX.into());
     let mut burying = std::pin::pin!(error_replies::reject_undeliverable(answers, to_bury));
@@ -159,7 +165,7 @@ async fn run_active(
             over = &mut letters => return Err(over),
             over = &mut putting => return Err(over),
             over = &mut burying => return Err(over),
-            Some(letter) = not_aside.recv() => controller.on_quarantine_refused(letter, clock.now()),
+            Some(letter) = not_aside.recv() => controller.on_poison_queue_refused(letter, clock.now()),
             look = looks.next() => controller.on_policy_result(look),
             Some(told) = broker_counts.recv() => controller.on_broker_counts(&told),
             () = &mut counting => return Err(stream_ended("counts")),
@@ -169,7 +175,7 @@ async fn run_active(
                     // As many as there can be in hand have room.
                     drop(condemned.try_send(given_up));
                 }
-                controller.quarantine_due(&aside);
+                controller.move_due_poison(&aside);
                 controller.pool.handle(Event::Tick, clock.now());
                 controller.plan();
                 planned = controller.pool.tracker().generation();
@@ -248,8 +254,11 @@ impl Controller {
                 if self.session.has_held(&key) {
                     self.pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, now);
                 }
-                let count =
-                    if answer == StepResult::Failed { &self.counters.steps_failed } else { &self.counters.steps };
+                let count = if answer == StepResult::Failed {
+                    &self.counters.queue_operation_failures
+                } else {
+                    &self.counters.queue_operations
+                };
                 count.increment();
                 self.pool.handle(Event::StepFinished { epoch, key, step, result: answer }, now);
             }
@@ -276,7 +285,7 @@ impl Controller {
         let table = report.properties.headers().as_ref();
         let text = |name| table.and_then(|table| headers::text(table, name));
         let now = self.clock.now();
-        self.counters.reports.increment();
+        self.counters.activity_reports.increment();
         if let (Some(id), Some(event)) = (text("x-worker-id"), text("x-event")) {
             self.workers.on_report(id, event, now);
         }

@@ -86,7 +86,10 @@ impl SessionState {
             names.parse_routing_key(delivery.routing_key.as_str()).filter(|key| names.request_queue(key).is_some());
         let Some(key) = key else {
             let message = "the key is too long for the name of a queue, or holds what no such name can".to_owned();
-            return Some(Box::new((delivery, DeadLetterReason { reason: "key".to_owned(), message, queue: None })));
+            return Some(Box::new((
+                delivery,
+                DeadLetterReason { reason: "invalid-key".to_owned(), message, queue: None },
+            )));
         };
         if delivery
             .properties
@@ -95,14 +98,20 @@ impl SessionState {
             .is_some_and(|table| headers::wire_bytes(table) > CONTROLLER_HEADERS_BYTES_MAX)
         {
             let message = format!("its headers are larger than {CONTROLLER_HEADERS_BYTES_MAX} bytes");
-            return Some(Box::new((delivery, DeadLetterReason { reason: "headers".to_owned(), message, queue: None })));
+            return Some(Box::new((
+                delivery,
+                DeadLetterReason { reason: "headers-too-large".to_owned(), message, queue: None },
+            )));
         }
         if forwarding::is_looping(&delivery) {
             return Some(Box::new((delivery, DeadLetterReason::for_loop())));
         }
         if is_group_limit_reached(pool, &key) {
             let message = format!("there are {CONTROLLER_GROUPS_MAX} groups already");
-            return Some(Box::new((delivery, DeadLetterReason { reason: "groups".to_owned(), message, queue: None })));
+            return Some(Box::new((
+                delivery,
+                DeadLetterReason { reason: "too-many-groups".to_owned(), message, queue: None },
+            )));
         }
         if forwarding::hops(&delivery) > 0 {
             pool.handle(Event::Unroutable(key.clone()), now);

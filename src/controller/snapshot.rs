@@ -25,29 +25,29 @@ impl Controller {
             starting: sum.starting + group.workers.starting,
             idle: sum.idle + group.workers.idle,
             busy: sum.busy + group.workers.busy,
-            going: sum.going + group.workers.going,
+            stopping: sum.stopping + group.workers.stopping,
         });
         let lost = (self.role == Role::Disconnected).then(|| self.disconnect_reason.clone()).flatten();
         PoolStatus {
             name: self.config.pool.clone(),
             role: self.role,
-            role_seconds: seconds(now.since(self.role_since)),
+            seconds_in_role: seconds(now.since(self.role_since)),
             broker: BrokerStatus {
                 address: self.config.broker.display_url().to_owned(),
                 connected: self.role != Role::Disconnected,
                 error: lost,
-                failures: self.backoff.tries(),
+                consecutive_failures: self.backoff.tries(),
             },
             generation: self.pool.tracker().generation().0,
-            reached: self.pool.settled_generation().0,
-            budget: self.workers.budget().map(|budget| budget.max_total),
+            observed_generation: self.pool.settled_generation().0,
+            max_total: self.workers.budget().map(|budget| budget.max_total),
             paused: self.overrides.pool_pause().map(|pause| Self::pause_status(pause, now)),
             starts_workers: self.workers.starts_workers(),
             workers,
             groups,
-            demands: self.demands.iter().map(|(name, known)| demand_status(name, known)).collect(),
-            orphans: self.counters.orphans.get(),
-            counts: self.counter_values(),
+            external_demands: self.demands.iter().map(|(name, known)| demand_status(name, known)).collect(),
+            orphans_held: self.counters.orphans.get(),
+            counters: self.counter_values(),
             last_error: self.last_error.as_ref().map(|ended| error_status(ended, now)),
         }
     }
@@ -65,38 +65,38 @@ impl Controller {
             phase: match standing.and_then(|standing| standing.phase) {
                 Some(group::GroupPhase::Active) => GroupPhase::Active,
                 Some(group::GroupPhase::Unbound) => GroupPhase::Unbound,
-                None => GroupPhase::Going,
+                None => GroupPhase::Deleting,
             },
             next_phase_seconds: standing.and_then(|standing| standing.until).map(until),
             generation: standing.map_or(0, |standing| standing.generation.0),
-            settled: standing.is_none_or(|standing| standing.settled),
+            is_settled: standing.is_none_or(|standing| standing.settled),
             ready: self.session.depths.get(key).map(|depth| depth.ready),
-            held: self
+            unacknowledged: self
                 .session
                 .loads
                 .get(key)
                 .and_then(|load| load.unacknowledged.or_else(|| load.in_flight.filter(|_| ours))),
             workers,
-            members,
+            worker_list: members,
             wanted: seen.decision.map(|decision| decision.desired),
             reasons: seen
                 .decision
                 .iter()
                 .flat_map(|decision| decision.reasons.iter().map(ToString::to_string))
                 .collect(),
-            waits: wait.map(|wait| wait.to_string()),
-            waits_seconds: wait.and_then(|wait| wait.until()).map(until),
-            pause_seconds: restarts.map(|row| row.not_before()).filter(|at| *at > now).map(until),
+            waiting_for: wait.map(|wait| wait.to_string()),
+            waiting_seconds: wait.and_then(|wait| wait.until()).map(until),
+            restart_backoff_seconds: restarts.map(|row| row.not_before()).filter(|at| *at > now).map(until),
             paused: self.overrides.pause_of(key).map(|pause| Self::pause_status(pause, now)),
-            scaled: self.overrides.scale_of(key).map(|numbers| ScaleStatus {
+            scale_override: self.overrides.scale_of(key).map(|numbers| ScaleStatus {
                 min: numbers.min,
                 max: numbers.max,
                 by: numbers.note.to_string(),
-                seconds_left: seconds(numbers.until.since(now)),
+                remaining_seconds: seconds(numbers.until.since(now)),
             }),
-            short_lives: restarts.map_or(0, |row| row.consecutive_failures()),
-            fails: restarts.is_some_and(|row| row.is_failing()),
-            last_end: seen.last_exit.map(|ended| error_status(ended, now)),
+            consecutive_failures: restarts.map_or(0, |row| row.consecutive_failures()),
+            failing: restarts.is_some_and(|row| row.is_failing()),
+            last_exit: seen.last_exit.map(|ended| error_status(ended, now)),
         }
     }
 
@@ -105,13 +105,13 @@ impl Controller {
         CounterValues {
             orphans_forwarded: tally.forwarded.get(),
             dead_letters: tally.dead_letters.get(),
-            poison: tally.poison.get(),
-            steps: tally.steps.get(),
-            steps_failed: tally.steps_failed.get(),
-            reports: tally.reports.get(),
+            poison_requests: tally.poison_requests.get(),
+            queue_operations: tally.queue_operations.get(),
+            queue_operation_failures: tally.queue_operation_failures.get(),
+            activity_reports: tally.activity_reports.get(),
             workers_started: tally.workers_started.get(),
             workers_failed: tally.workers_failed.get(),
-            broker_losses: tally.broker_losses.get(),
+            broker_disconnects: tally.broker_disconnects.get(),
         }
     }
 }
@@ -122,7 +122,7 @@ fn demand_status(name: &str, known: &DemandState) -> DemandStatus {
         key: known.key.as_str().to_owned(),
         pending: known.counts.map(|counts| counts.pending),
         claimed: known.counts.and_then(|counts| counts.claimed),
-        trouble: known.error.clone(),
+        error: known.error.clone(),
     }
 }
 
@@ -132,14 +132,14 @@ fn worker_status(worker: scale::GroupWorker, counts: &mut WorkerCounts, now: Ins
         scale::WorkerActivity::Starting => (WorkerActivity::Starting, &mut counts.starting),
         scale::WorkerActivity::Idle => (WorkerActivity::Idle, &mut counts.idle),
         scale::WorkerActivity::Busy => (WorkerActivity::Busy, &mut counts.busy),
-        scale::WorkerActivity::Stopping => (WorkerActivity::Going, &mut counts.going),
+        scale::WorkerActivity::Stopping => (WorkerActivity::Stopping, &mut counts.stopping),
     };
     *count += 1;
-    WorkerStatus { id: worker.id.into(), doing, seconds: seconds(now.since(worker.started_at)) }
+    WorkerStatus { id: worker.id.into(), state: doing, age_seconds: seconds(now.since(worker.started_at)) }
 }
 
 fn error_status(ended: &RecordedError, now: Instant) -> ErrorStatus {
-    ErrorStatus { text: ended.message.clone(), seconds_ago: seconds(now.since(ended.at)) }
+    ErrorStatus { message: ended.message.clone(), seconds_ago: seconds(now.since(ended.at)) }
 }
 
 /// Milliseconds are enough for people.

@@ -24,16 +24,16 @@ pub struct PoolStatus {
     /// What this process is to it.
     pub role: Role,
     /// Since when.
-    pub role_seconds: f64,
+    pub seconds_in_role: f64,
     /// Its broker.
     pub broker: BrokerStatus,
     /// The last change of what is wanted.
     pub generation: u64,
     /// Every change up to this one has been carried out.
-    pub reached: u64,
+    pub observed_generation: u64,
     /// How many workers all groups may have together; absent where any number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub budget: Option<u32>,
+    pub max_total: Option<u32>,
     /// That nobody is started or told to go, where somebody has said so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused: Option<PauseStatus>,
@@ -45,11 +45,11 @@ pub struct PoolStatus {
     pub groups: Vec<GroupStatus>,
     /// What else its workers are for: queues of elsewhere.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub demands: Vec<DemandStatus>,
+    pub external_demands: Vec<DemandStatus>,
     /// Requests in hand that came under a key without a queue.
-    pub orphans: u64,
+    pub orphans_held: u64,
     /// What has been counted since the start.
-    pub counts: CounterValues,
+    pub counters: CounterValues,
     /// The last thing that went wrong, where something did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<ErrorStatus>,
@@ -107,14 +107,14 @@ pub struct BrokerStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// How often in a row there was none.
-    pub failures: u32,
+    pub consecutive_failures: u32,
 }
 
 /// Something that went wrong.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ErrorStatus {
     /// What.
-    pub text: String,
+    pub message: String,
     /// How long ago.
     pub seconds_ago: f64,
 }
@@ -129,14 +129,14 @@ pub struct WorkerCounts {
     /// Hold requests, or nobody knows.
     pub busy: u32,
     /// Were told to go.
-    pub going: u32,
+    pub stopping: u32,
 }
 
 impl WorkerCounts {
     /// All of them.
     #[must_use]
     pub const fn total(self) -> u32 {
-        self.starting + self.idle + self.busy + self.going
+        self.starting + self.idle + self.busy + self.stopping
     }
 }
 
@@ -153,19 +153,19 @@ pub struct GroupStatus {
     /// The change that led to what is wanted.
     pub generation: u64,
     /// Whether that has been carried out.
-    pub settled: bool,
+    pub is_settled: bool,
     /// Requests that no worker holds; absent where nobody has looked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready: Option<u32>,
     /// Requests that its workers hold, as the broker counts them, or else how many of its workers hold any; absent where nobody
     /// knows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub held: Option<u32>,
+    pub unacknowledged: Option<u32>,
     /// Its workers.
     pub workers: WorkerCounts,
     /// The same ones by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub members: Vec<WorkerStatus>,
+    pub worker_list: Vec<WorkerStatus>,
     /// How many it is to have; absent where that was not decided here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wanted: Option<u32>,
@@ -174,26 +174,26 @@ pub struct GroupStatus {
     pub reasons: Vec<String>,
     /// What its queue waits for; absent where it is as it is to be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub waits: Option<String>,
+    pub waiting_for: Option<String>,
     /// Until that is over, where it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub waits_seconds: Option<f64>,
+    pub waiting_seconds: Option<f64>,
     /// Until a worker may be started again after others that did not last; absent where one may at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pause_seconds: Option<f64>,
+    pub restart_backoff_seconds: Option<f64>,
     /// That nobody is started or told to go, here or in the whole pool, where somebody has said so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused: Option<PauseStatus>,
     /// Other numbers than those of the configuration, where somebody has said so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub scaled: Option<ScaleStatus>,
+    pub scale_override: Option<ScaleStatus>,
     /// How many workers in a row did not last.
-    pub short_lives: u32,
+    pub consecutive_failures: u32,
     /// Whether that were so many that somebody has to look.
-    pub fails: bool,
+    pub failing: bool,
     /// How its last worker ended that was not told to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last_end: Option<ErrorStatus>,
+    pub last_exit: Option<ErrorStatus>,
 }
 
 /// A queue of elsewhere, as it was counted last.
@@ -211,7 +211,7 @@ pub struct DemandStatus {
     pub claimed: Option<u32>,
     /// Why there are no newer counts, where that is so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub trouble: Option<String>,
+    pub error: Option<String>,
 }
 
 /// A pause.
@@ -221,7 +221,7 @@ pub struct PauseStatus {
     pub by: String,
     /// Until it is over; absent where somebody has to say so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub seconds_left: Option<f64>,
+    pub remaining_seconds: Option<f64>,
 }
 
 /// Other numbers of workers, for a time.
@@ -236,7 +236,7 @@ pub struct ScaleStatus {
     /// Who said so, and why.
     pub by: String,
     /// Until it is over.
-    pub seconds_left: f64,
+    pub remaining_seconds: f64,
 }
 
 /// A worker.
@@ -245,9 +245,9 @@ pub struct WorkerStatus {
     /// Its name, `WORKER_ID`.
     pub id: String,
     /// What it does.
-    pub doing: WorkerActivity,
+    pub state: WorkerActivity,
     /// Since it was started, or found.
-    pub seconds: f64,
+    pub age_seconds: f64,
 }
 
 /// What a worker does.
@@ -261,7 +261,7 @@ pub enum WorkerActivity {
     /// It holds requests, or nobody knows.
     Busy,
     /// It was told to go.
-    Going,
+    Stopping,
 }
 
 impl WorkerActivity {
@@ -272,7 +272,7 @@ impl WorkerActivity {
             Self::Starting => "starting",
             Self::Idle => "idle",
             Self::Busy => "busy",
-            Self::Going => "going",
+            Self::Stopping => "stopping",
         }
     }
 }
@@ -286,12 +286,12 @@ pub enum GroupPhase {
     /// Requests go to the orphans; its workers finish what is in its queue.
     Unbound,
     /// Its workers are told to end, and then its queue is deleted.
-    Going,
+    Deleting,
 }
 
 impl GroupPhase {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Active, Self::Unbound, Self::Going];
+    pub const ALL: [Self; 3] = [Self::Active, Self::Unbound, Self::Deleting];
 
     /// Its name.
     #[must_use]
@@ -299,7 +299,7 @@ impl GroupPhase {
         match self {
             Self::Active => "active",
             Self::Unbound => "unbound",
-            Self::Going => "going",
+            Self::Deleting => "deleting",
         }
     }
 }
@@ -312,19 +312,19 @@ pub struct CounterValues {
     /// Requests that were answered in a worker's place, dead letters and orphans without a queue.
     pub dead_letters: u64,
     /// Those of them that were put aside as poison.
-    pub poison: u64,
+    pub poison_requests: u64,
     /// Steps about queues that were carried out.
-    pub steps: u64,
+    pub queue_operations: u64,
     /// Steps about queues that failed.
-    pub steps_failed: u64,
+    pub queue_operation_failures: u64,
     /// Reports of workers.
-    pub reports: u64,
+    pub activity_reports: u64,
     /// Workers that were started.
     pub workers_started: u64,
     /// Workers that ended without being told to, or could not be started.
     pub workers_failed: u64,
     /// How often the broker was lost.
-    pub broker_losses: u64,
+    pub broker_disconnects: u64,
 }
 
 /// A span of the view.

@@ -58,7 +58,7 @@ fn a_controller_without_a_broker_says_so_and_why_and_no_secret() {
     );
     assert!(seen["pools"][0]["broker"]["error"].as_str().is_some_and(|error| !error.is_empty()), "{json}");
     assert!(!json.contains("secret-canary-5") && !table.out.contains("secret-canary-5"), "{json}");
-    let said = run(journeyman(here).args(["controller", "poison", "ls"]), "");
+    let said = run(journeyman(here).args(["controller", "poison", "list"]), "");
     assert_eq!(said.code, 1, "{}", said.err);
     assert!(said.err.contains("the broker cannot be reached; the controller that has the pool"), "{}", said.err);
     // It is no worker.

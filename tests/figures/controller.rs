@@ -132,9 +132,9 @@ impl Lab {
         let keys: Vec<String> = (0..count).map(|number| format!("many-{number}")).collect();
         publish(&pool.channel, &pool.exchange(), keys.iter().cloned()).await?;
         let count = u64::try_from(count)?;
-        pool.until(|seen| seen["counts"]["orphans_forwarded"].as_u64() == Some(count)).await?;
+        pool.until(|seen| seen["counters"]["orphans_forwarded"].as_u64() == Some(count)).await?;
         let forwarded = now() - began;
-        pool.until(|seen| seen["counts"]["workers_started"].as_u64() >= Some(count)).await?;
+        pool.until(|seen| seen["counters"]["workers_started"].as_u64() >= Some(count)).await?;
         let started = now() - began;
         let lost = pool.missing(&keys, 1).await?;
         let bare = spawned(usize::try_from(count)?)?;
@@ -158,7 +158,7 @@ impl Lab {
         let keys: Vec<String> = (0..10).map(|number| format!("orphan-{number}")).collect();
         publish(&pool.channel, &pool.exchange(), keys.iter().cloned()).await?;
         let known = u64::try_from(keys.len())?;
-        pool.until(|seen| seen["counts"]["orphans_forwarded"].as_u64() == Some(known)).await?;
+        pool.until(|seen| seen["counters"]["orphans_forwarded"].as_u64() == Some(known)).await?;
         let queue = format!("plain-{}", slugid());
         pool.declare(&queue).await?;
         let began = now();
@@ -168,7 +168,7 @@ impl Lab {
         let began = now();
         publish(&pool.channel, &pool.orphan_exchange(), keys.iter().cycle().take(count).cloned()).await?;
         let all = known + u64::try_from(count)?;
-        pool.until(|seen| seen["counts"]["orphans_forwarded"].as_u64() == Some(all)).await?;
+        pool.until(|seen| seen["counters"]["orphans_forwarded"].as_u64() == Some(all)).await?;
         let took = now() - began;
         let each = u32::try_from(count / keys.len() + 1)?;
         let lost = pool.missing(&keys, each).await?;
@@ -192,7 +192,7 @@ impl Lab {
         publish(&pool.channel, &pool.activity_exchange(), keys.iter().cycle().take(count).cloned()).await?;
         let published = now() - began;
         let all = u64::try_from(count)?;
-        pool.until(|seen| seen["counts"]["reports"].as_u64() == Some(all)).await?;
+        pool.until(|seen| seen["counters"]["activity_reports"].as_u64() == Some(all)).await?;
         let took = now() - began;
         pool.end().await?;
         Ok(Row {
@@ -212,7 +212,7 @@ impl Lab {
         let before = pool.usage()?;
         publish(&pool.channel, &pool.exchange(), (0..count).map(|number| format!("idle-{number}"))).await?;
         let all = u64::try_from(count)?;
-        pool.until(|seen| seen["counts"]["orphans_forwarded"].as_u64() == Some(all)).await?;
+        pool.until(|seen| seen["counters"]["orphans_forwarded"].as_u64() == Some(all)).await?;
         let (at, from) = (now(), pool.usage()?);
         sleep(lasting).await;
         let (to, span) = (pool.usage()?, now() - at);
@@ -247,7 +247,7 @@ impl Lab {
             spans.push(now() - began);
             let keys = ["after".to_owned()];
             publish(&second.channel, &second.exchange(), keys.iter().cloned()).await?;
-            second.until(|seen| seen["counts"]["orphans_forwarded"].as_u64() == Some(1)).await?;
+            second.until(|seen| seen["counters"]["orphans_forwarded"].as_u64() == Some(1)).await?;
             none_lost(second.missing(&keys, 1).await?)?;
             second.end().await?;
         }

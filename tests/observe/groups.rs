@@ -29,23 +29,23 @@ fn pool(name: &str, role: Role) -> PoolStatus {
     PoolStatus {
         name: name.to_owned(),
         role,
-        role_seconds: 3_062.0,
+        seconds_in_role: 3_062.0,
         broker: BrokerStatus {
             address: "amqp://mq.example.com:5672/%2f".to_owned(),
             connected: role != Role::Disconnected,
             error: None,
-            failures: 0,
+            consecutive_failures: 0,
         },
         generation: 9,
-        reached: 9,
-        budget: None,
+        observed_generation: 9,
+        max_total: None,
         paused: None,
         starts_workers: true,
         workers: WorkerCounts::default(),
         groups: Vec::new(),
-        demands: Vec::new(),
-        orphans: 0,
-        counts: CounterValues::default(),
+        external_demands: Vec::new(),
+        orphans_held: 0,
+        counters: CounterValues::default(),
         last_error: None,
     }
 }
@@ -54,41 +54,41 @@ fn group(key: &str, phase: GroupPhase, workers: &[WorkerActivity]) -> GroupStatu
     let of = |which: WorkerActivity| u32::try_from(workers.iter().filter(|doing| **doing == which).count()).unwrap();
     let member = |(at, doing): (usize, &WorkerActivity)| WorkerStatus {
         id: format!("8a6f3c1e-5b0d-4c1f-9a51-{key:0>8.8}{at:04}"),
-        doing: *doing,
-        seconds: 62.0,
+        state: *doing,
+        age_seconds: 62.0,
     };
     GroupStatus {
         key: key.to_owned(),
         phase,
-        next_phase_seconds: (phase != GroupPhase::Going).then_some(571.0),
+        next_phase_seconds: (phase != GroupPhase::Deleting).then_some(571.0),
         generation: 1,
-        settled: true,
+        is_settled: true,
         ready: Some(0),
-        held: None,
+        unacknowledged: None,
         workers: WorkerCounts {
             starting: of(WorkerActivity::Starting),
             idle: of(WorkerActivity::Idle),
             busy: of(WorkerActivity::Busy),
-            going: of(WorkerActivity::Going),
+            stopping: of(WorkerActivity::Stopping),
         },
-        members: workers.iter().enumerate().map(member).collect(),
+        worker_list: workers.iter().enumerate().map(member).collect(),
         wanted: Some(u32::try_from(workers.len()).unwrap()),
         reasons: vec!["the load needs 0".to_owned(), "1 at least".to_owned()],
-        waits: None,
-        waits_seconds: None,
-        pause_seconds: None,
+        waiting_for: None,
+        waiting_seconds: None,
+        restart_backoff_seconds: None,
         paused: None,
-        scaled: None,
-        short_lives: 0,
-        fails: false,
-        last_end: None,
+        scale_override: None,
+        consecutive_failures: 0,
+        failing: false,
+        last_exit: None,
     }
 }
 
 /// It has just begun.
 pub(crate) fn empty() -> ControllerStatusReply {
     let mut core = pool("core", Role::Active);
-    (core.role_seconds, core.generation, core.reached) = (4.0, 0, 0);
+    (core.seconds_in_role, core.generation, core.observed_generation) = (4.0, 0, 0);
     status(vec![core])
 }
 
@@ -104,20 +104,20 @@ pub(crate) fn busy() -> ControllerStatusReply {
     warm.reasons = vec!["the load needs 5".to_owned(), "3 at most".to_owned()];
     let mut unbound = group("17", GroupPhase::Unbound, &[WorkerActivity::Idle]);
     unbound.next_phase_seconds = Some(83.0);
-    let mut going = group("9", GroupPhase::Going, &[WorkerActivity::Going]);
+    let mut going = group("9", GroupPhase::Deleting, &[WorkerActivity::Stopping]);
     (going.wanted, going.reasons) = (Some(0), vec!["nobody needs the group".to_owned()]);
-    going.waits = Some("its queue goes when its last worker has ended".to_owned());
+    going.waiting_for = Some("its queue goes when its last worker has ended".to_owned());
     core.groups = vec![unbound, going, warm];
-    core.workers = WorkerCounts { starting: 1, idle: 1, busy: 2, going: 1 };
-    (core.budget, core.generation, core.orphans) = (Some(10), 12, 2);
-    core.counts = CounterValues {
+    core.workers = WorkerCounts { starting: 1, idle: 1, busy: 2, stopping: 1 };
+    (core.max_total, core.generation, core.orphans_held) = (Some(10), 12, 2);
+    core.counters = CounterValues {
         orphans_forwarded: 170,
         dead_letters: 3,
-        poison: 1,
-        reports: 4_031,
+        poison_requests: 1,
+        activity_reports: 4_031,
         ..CounterValues::default()
     };
-    (core.counts.steps, core.counts.workers_started, core.counts.workers_failed) = (20, 11, 1);
+    (core.counters.queue_operations, core.counters.workers_started, core.counters.workers_failed) = (20, 11, 1);
     let mut elsewhere = pool("elsewhere", Role::Active);
     elsewhere.starts_workers = false;
     let mut plain = group("a", GroupPhase::Active, &[]);
@@ -130,23 +130,29 @@ pub(crate) fn busy() -> ControllerStatusReply {
 pub(crate) fn failing() -> ControllerStatusReply {
     let mut core = pool("core", Role::Active);
     let mut fails = group(HOSTILE, GroupPhase::Active, &[]);
-    (fails.ready, fails.wanted, fails.short_lives, fails.fails) = (Some(7), Some(1), 6, true);
-    fails.pause_seconds = Some(40.0);
-    fails.last_end = Some(ErrorStatus {
-        text: "exit status: 1; its log is 6f4dd4e7-5d0f-4f0e-8f37-21c2d1a2ab00.log".to_owned(),
+    (fails.ready, fails.wanted, fails.consecutive_failures, fails.failing) = (Some(7), Some(1), 6, true);
+    fails.restart_backoff_seconds = Some(40.0);
+    fails.last_exit = Some(ErrorStatus {
+        message: "exit status: 1; its log is 6f4dd4e7-5d0f-4f0e-8f37-21c2d1a2ab00.log".to_owned(),
         seconds_ago: 12.0,
     });
     let mut slow = group("", GroupPhase::Active, &[WorkerActivity::Starting]);
-    (slow.short_lives, slow.pause_seconds) = (1, None);
-    slow.last_end = Some(ErrorStatus { text: "signal: 9 (SIGKILL); its log is a.log".to_owned(), seconds_ago: 75.0 });
-    slow.waits = Some("its queue is made again".to_owned());
-    slow.waits_seconds = Some(12.0);
+    (slow.consecutive_failures, slow.restart_backoff_seconds) = (1, None);
+    slow.last_exit =
+        Some(ErrorStatus { message: "signal: 9 (SIGKILL); its log is a.log".to_owned(), seconds_ago: 75.0 });
+    slow.waiting_for = Some("its queue is made again".to_owned());
+    slow.waiting_seconds = Some(12.0);
     core.groups = vec![slow, group("well", GroupPhase::Active, &[WorkerActivity::Idle]), fails];
-    core.workers = WorkerCounts { starting: 1, idle: 1, busy: 0, going: 0 };
-    core.counts = CounterValues { workers_started: 11, workers_failed: 7, steps_failed: 2, ..CounterValues::default() };
-    core.reached = 8;
+    core.workers = WorkerCounts { starting: 1, idle: 1, busy: 0, stopping: 0 };
+    core.counters = CounterValues {
+        workers_started: 11,
+        workers_failed: 7,
+        queue_operation_failures: 2,
+        ..CounterValues::default()
+    };
+    core.observed_generation = 8;
     core.last_error =
-        Some(ErrorStatus { text: "a step about the queue of 42: not done in 30s".to_owned(), seconds_ago: 75.0 });
+        Some(ErrorStatus { message: "a step about the queue of 42: not done in 30s".to_owned(), seconds_ago: 75.0 });
     status(vec![core])
 }
 
@@ -154,9 +160,9 @@ pub(crate) fn failing() -> ControllerStatusReply {
 pub(crate) fn standby() -> ControllerStatusReply {
     let mut far = pool("far", Role::Disconnected);
     far.broker.error = Some("connection refused (os error 111)".to_owned());
-    (far.broker.failures, far.counts.broker_losses) = (4, 1);
+    (far.broker.consecutive_failures, far.counters.broker_disconnects) = (4, 1);
     far.last_error =
-        Some(ErrorStatus { text: "the broker: connection refused (os error 111)".into(), seconds_ago: 3.0 });
+        Some(ErrorStatus { message: "the broker: connection refused (os error 111)".into(), seconds_ago: 3.0 });
     status(vec![pool("core", Role::Standby), far])
 }
 

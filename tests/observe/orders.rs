@@ -39,21 +39,25 @@ impl CommandSink for Obedient {
     fn apply_poison_action(&self, settle: PoisonActionRequest) -> CommandFuture<PoisonOutcome> {
         self.0.lock().unwrap().push(serde_json::to_value(settle).unwrap());
         let not = [("0123456789ab".to_owned(), "there is no such request".to_owned())].into();
-        Box::pin(std::future::ready(Ok(PoisonOutcome { done: vec!["5f0c2b7d91aa".to_owned()], not, more: 0 })))
+        Box::pin(std::future::ready(Ok(PoisonOutcome {
+            succeeded: vec!["5f0c2b7d91aa".to_owned()],
+            failed: not,
+            not_scanned: 0,
+        })))
     }
 }
 
 /// An inventory as it may be.
 fn put_aside() -> Value {
-    json!({ "more": 3, "requests": [
+    json!({ "not_scanned": 3, "requests": [
         {
-            "id": "5f0c2b7d91aa", "key": "infra=42", "reason": "delivery_limit", "tries": 4, "times": 2, "bytes": 1204,
-            "put_aside": "2026-11-22T09:14:03Z", "worker": "8a6f3c1e-5b0d-4c1f-9a51-000000170000", "end": "signal: 9 (SIGKILL)",
-            "log": ["loading <b>infra</b> 42", "terminate called after throwing an instance of 'std::bad_alloc'"],
+            "id": "5f0c2b7d91aa", "key": "infra=42", "reason": "delivery_limit", "attempts": 4, "poison_count": 2, "body_bytes": 1204,
+            "poisoned_at": "2026-11-22T09:14:03Z", "worker": "8a6f3c1e-5b0d-4c1f-9a51-000000170000", "worker_exit": "signal: 9 (SIGKILL)",
+            "worker_log": ["loading <b>infra</b> 42", "terminate called after throwing an instance of 'std::bad_alloc'"],
             "properties": { "correlation_id": "1" }, "headers": { "x-rpc-path": "/echo" },
         },
         {
-            "id": "0123456789ab", "reason": "unknown", "times": 1, "bytes": 0, "log": [], "properties": {}, "headers": {},
+            "id": "0123456789ab", "reason": "unknown", "poison_count": 1, "body_bytes": 0, "worker_log": [], "properties": {}, "headers": {},
         },
     ] })
 }
@@ -88,7 +92,7 @@ const JSON: &str = "Content-Type: application/json\r\n";
 async fn an_order_over_http_needs_the_token_and_is_told_to_the_controller() {
     let (server, told) = obedient().await;
     let order =
-        json!({ "pool": "core", "order": { "pause": { "key": "17", "seconds": 60.0 } }, "note": { "by": "ana" } });
+        json!({ "pool": "core", "command": { "pause": { "key": "17", "seconds": 60.0 } }, "note": { "by": "ana" } });
     let refused = post(&server, JSON, &order.to_string()).await;
     assert_eq!(refused.status, 401, "{}", refused.body);
     assert!(
@@ -107,7 +111,8 @@ async fn an_order_over_http_needs_the_token_and_is_told_to_the_controller() {
     let obeyed = post(&server, &format!("{JSON}Authorization: Bearer {TOKEN}\r\n"), &order.to_string()).await;
     assert_eq!((obeyed.status, &*obeyed.body), (200, "{\"said\":\"group \\\"17\\\" of pool core is paused\"}\n"));
     assert_eq!(*told.lock().unwrap(), [order]);
-    let odd = post(&server, &format!("{JSON}Authorization: Bearer {TOKEN}\r\n"), "{\"order\":{\"explode\":{}}}").await;
+    let odd =
+        post(&server, &format!("{JSON}Authorization: Bearer {TOKEN}\r\n"), "{\"command\":{\"explode\":{}}}").await;
     assert_eq!(odd.status, 400);
     assert!(odd.body.contains("drain a worker") && odd.body.contains("explode"), "{}", odd.body);
     let large = post(&server, &format!("{JSON}Authorization: Bearer {TOKEN}\r\n"), &"x".repeat(100_000)).await;
@@ -118,7 +123,7 @@ async fn an_order_over_http_needs_the_token_and_is_told_to_the_controller() {
 async fn what_was_put_aside_is_seen_and_settled_over_http_with_the_token_alone() {
     let (server, told) = obedient().await;
     let token = format!("{JSON}Authorization: Bearer {TOKEN}\r\n");
-    let drop = json!({ "pool": "core", "which": { "these": ["5f0c2b7d91aa"] }, "fate": "drop", "by": "ana" });
+    let drop = json!({ "pool": "core", "selection": { "ids": ["5f0c2b7d91aa"] }, "action": "discard", "by": "ana" });
     for what in ["GET /v1/poison", "POST /v1/poison"] {
         assert_eq!(asked(&server, what, JSON, &drop.to_string()).await.status, 401, "{what}");
     }
@@ -155,10 +160,11 @@ async fn the_document_has_every_path_and_every_answer_is_as_it_says() {
         let token = format!("{JSON}Authorization: Bearer {TOKEN}\r\n");
         for method in item.as_object().expect("methods").keys() {
             let answer = match (path.as_str(), method.as_str()) {
-                ("/v1/orders", "post") => post(&server, &token, r#"{"order":{"resume":{}}}"#).await,
+                ("/v1/orders", "post") => post(&server, &token, r#"{"command":{"resume":{}}}"#).await,
                 ("/v1/poison", "get") => asked(&server, "GET /v1/poison", &token, "").await,
                 ("/v1/poison", "post") => {
-                    asked(&server, "POST /v1/poison", &token, r#"{"which":"all","fate":"requeue","by":"ana"}"#).await
+                    asked(&server, "POST /v1/poison", &token, r#"{"selection":"all","action":"requeue","by":"ana"}"#)
+                        .await
                 }
                 (_, "get") => get(server.address, path).await,
                 other => panic!("{other:?} is not known here"),
@@ -204,12 +210,12 @@ async fn the_document_has_every_path_and_every_answer_is_as_it_says() {
     let body = &document["paths"]["/v1/orders"]["post"]["requestBody"]["content"]["application/json"]["schema"];
     let body = schema(&document, body);
     for (order, meant) in [
-        (json!({ "order": { "pause": {} } }), true),
-        (json!({ "pool": "core", "order": { "scale": { "key": "", "min": 2, "seconds": 60 } } }), true),
-        (json!({ "order": { "drain": { "worker": "a" } }, "note": { "by": "ana", "text": "why" } }), true),
-        (json!({ "order": { "drain": {} } }), false),
-        (json!({ "order": { "stop": {} } }), false),
-        (json!({ "order": { "retry": { "key": "a", "more": 1 } } }), false),
+        (json!({ "command": { "pause": {} } }), true),
+        (json!({ "pool": "core", "command": { "scale": { "key": "", "min": 2, "seconds": 60 } } }), true),
+        (json!({ "command": { "drain": { "worker": "a" } }, "note": { "by": "ana", "text": "why" } }), true),
+        (json!({ "command": { "drain": {} } }), false),
+        (json!({ "command": { "stop": {} } }), false),
+        (json!({ "command": { "retry": { "key": "a", "more": 1 } } }), false),
     ] {
         assert_eq!(jsonschema::is_valid(&body, &order), meant, "{order}");
         assert_eq!(serde_json::from_value::<PoolCommandRequest>(order.clone()).is_ok(), meant, "{order}");
@@ -220,12 +226,12 @@ async fn the_document_has_every_path_and_every_answer_is_as_it_says() {
 async fn the_page_has_orders_only_where_a_token_is_configured_and_shows_none_by_itself() {
     let (server, _) = obedient().await;
     let page = get(server.address, "/").await.body;
-    assert!(page.contains("give orders") && page.contains("data-order"), "{page}");
+    assert!(page.contains("give orders") && page.contains("data-command"), "{page}");
     assert!(!page.contains(TOKEN) && !page.contains("<form"), "{page}");
     let still = get(server.address, "/still").await.body;
-    assert!(!still.contains("give orders") && !still.contains("data-order"), "{still}");
+    assert!(!still.contains("give orders") && !still.contains("data-command"), "{still}");
     let without = render(&busy(), Refresh::Auto, CommandButtons::Hidden, jiff::Timestamp::now()).html;
-    assert!(!without.contains("give orders") && !without.contains("data-order"), "{without}");
+    assert!(!without.contains("give orders") && !without.contains("data-command"), "{without}");
 }
 
 /// What a person would do: show the token, order three things, and give a wrong one.
@@ -240,19 +246,19 @@ const wait = () => new Promise((done) => setTimeout(done, 300));
   document.getElementById("token").value = "a-token-of-tests-0123456789";
   click("#use");
   document.body.dataset.after = shown(".act");
-  click("button[data-order*='retry']");
+  click("button[data-command*='retry']");
   await wait();
   const box = document.querySelector(".numbers");
   box.querySelector("input[name=min]").value = "2";
   box.querySelector("input[name=minutes]").value = "5";
   box.querySelector("button").click();
   await wait();
-  click("button[data-order*='drain']");
+  click("button[data-command*='drain']");
   await wait();
   click("button[data-poison]");
   await wait();
   document.body.dataset.aside = document.querySelectorAll("#aside tbody tr").length;
-  click("#aside button[data-settle*='these'][data-settle*='requeue']");
+  click("#aside button[data-settle*='ids'][data-settle*='requeue']");
   await wait();
   document.body.dataset.done = "yes";
 })();
@@ -291,7 +297,7 @@ async fn hands(page: String) -> (std::net::SocketAddr, Arc<Mutex<Vec<(String, Va
                         .lines()
                         .find_map(|line| line.to_ascii_lowercase().strip_prefix("authorization: ").map(str::to_owned));
                     hears.lock().unwrap().push((shown.unwrap_or_default(), serde_json::from_str(&body).expect("JSON")));
-                    let said = json!({ "said": "it is <b>obeyed</b>", "done": ["5f0c2b7d91aa"], "not": {}, "more": 0 });
+                    let said = json!({ "said": "it is <b>obeyed</b>", "succeeded": ["5f0c2b7d91aa"], "failed": {}, "not_scanned": 0 });
                     ("application/json", said.to_string())
                 } else {
                     ("text/html", page)
@@ -321,10 +327,11 @@ async fn the_buttons_of_the_page_order_what_they_say_with_the_token_that_was_giv
     let mut told = told.lock().unwrap().clone();
     let (shown, settled) = told.pop().expect("it was told something");
     assert_eq!(shown, format!("bearer {TOKEN}"));
-    let meant = json!({ "pool": "core", "which": { "these": ["5f0c2b7d91aa"] }, "fate": "requeue", "by": "the page" });
+    let meant =
+        json!({ "pool": "core", "selection": { "ids": ["5f0c2b7d91aa"] }, "action": "requeue", "by": "the page" });
     assert_eq!(settled, meant);
     assert!(serde_json::from_value::<PoisonActionRequest>(settled).is_ok());
-    let orders: Vec<&Value> = told.iter().map(|(_, told)| &told["order"]).collect();
+    let orders: Vec<&Value> = told.iter().map(|(_, told)| &told["command"]).collect();
     assert_eq!(orders.len(), 3, "{told:?}");
     assert!(orders[0]["retry"]["key"].is_string(), "{told:?}");
     let scale = &orders[1]["scale"];

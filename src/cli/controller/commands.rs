@@ -93,7 +93,7 @@ pub(super) struct PoolCommandArgs {
 /// Where there is no controller, or it does not obey.
 pub(super) async fn run(command: PoolSubcommand, environment: &Environment) -> ExitResult {
     let seconds = |span: Span| span.0.as_secs_f64();
-    let (order, to) = match command {
+    let (command, to) = match command {
         PoolSubcommand::Pause { key, span, to } => (PoolCommand::Pause { key, seconds: span.map(seconds) }, to),
         PoolSubcommand::Resume { key, to } => (PoolCommand::Resume { key }, to),
         PoolSubcommand::Scale { key, min, max, span, to } => {
@@ -106,7 +106,7 @@ pub(super) async fn run(command: PoolSubcommand, environment: &Environment) -> E
     let note = Note { by: operator_name(environment), text: note };
     let said = which
         .client(environment)?
-        .send_pool_command(&PoolCommandRequest { pool, order, note })
+        .send_pool_command(&PoolCommandRequest { pool, command, note })
         .await
         .map_err(controller_failure)?;
     output::line(&said)?;

@@ -168,7 +168,7 @@ mod tests {
         let mut cold = group("42", GroupPhase::Active);
         (cold.wanted, cold.start) = (1, 1);
         cold.reasons = vec!["the load needs 0".to_owned(), "1 at least".to_owned()];
-        let mut going = group("b\u{1b}[2J", GroupPhase::Going);
+        let mut going = group("b\u{1b}[2J", GroupPhase::Deleting);
         (going.workers, going.stop) = (1, vec!["6f4dd4e7".to_owned()]);
         going.queue = Some(QueueDepth { ready: 0, consumers: 1 });
         going.reasons = vec!["nobody needs the group".to_owned()];

@@ -29,7 +29,7 @@ pub(super) struct PoisonTargetArgs {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(super) struct RequestSelection {
-    /// The requests, as `ls` names them
+    /// The requests, as `list` shows them
     #[arg(value_name = "ID")]
     ids: Vec<String>,
     /// All that are there
@@ -41,7 +41,7 @@ pub(super) struct RequestSelection {
 #[derive(Debug, Subcommand)]
 pub(super) enum PoisonCommand {
     /// List what was put aside, the oldest first
-    Ls {
+    List {
         #[command(flatten)]
         place: PoisonTargetArgs,
         /// How to answer
@@ -50,7 +50,7 @@ pub(super) enum PoisonCommand {
     },
     /// Show what is known of a request: its properties, which worker ended last under its key, and that one's last words
     Show {
-        /// The request, as `ls` names it
+        /// The request, as `list` shows it
         id: String,
         #[command(flatten)]
         place: PoisonTargetArgs,
@@ -72,7 +72,7 @@ pub(super) enum PoisonCommand {
         place: PoisonTargetArgs,
     },
     /// Drop requests for good
-    Drop {
+    Discard {
         #[command(flatten)]
         chosen: RequestSelection,
         #[command(flatten)]
@@ -87,7 +87,7 @@ pub(super) enum PoisonCommand {
 /// Where it does not have the pool, or there is no such request.
 pub(super) async fn run(command: PoisonCommand, environment: &Environment) -> ExitResult {
     match command {
-        PoisonCommand::Ls { place: PoisonTargetArgs { pool, target: which }, output } => {
+        PoisonCommand::List { place: PoisonTargetArgs { pool, target: which }, output } => {
             let seen = which.client(environment)?.list_poison(pool.as_deref()).await.map_err(controller_failure)?;
             match output {
                 Format::Json => output::json(&serde_json::to_value(&seen).unwrap_or_default())?,
@@ -114,7 +114,9 @@ pub(super) async fn run(command: PoisonCommand, environment: &Environment) -> Ex
         PoisonCommand::Requeue { chosen, place } => {
             apply_action(chosen, place, PoisonAction::Requeue, environment).await
         }
-        PoisonCommand::Drop { chosen, place } => apply_action(chosen, place, PoisonAction::Drop, environment).await,
+        PoisonCommand::Discard { chosen, place } => {
+            apply_action(chosen, place, PoisonAction::Discard, environment).await
+        }
     }
 }
 
@@ -136,26 +138,27 @@ async fn apply_action(
     let which = if chosen.all {
         poison_queue::PoisonSelection::All
     } else {
-        poison_queue::PoisonSelection::These(chosen.ids.into_iter().collect())
+        poison_queue::PoisonSelection::Ids(chosen.ids.into_iter().collect())
     };
-    let order = PoisonActionRequest { pool: place.pool, which, fate, by: operator_name(environment) };
+    let order =
+        PoisonActionRequest { pool: place.pool, selection: which, action: fate, by: operator_name(environment) };
     let settled = place.target.client(environment)?.apply_poison_action(&order).await.map_err(controller_failure)?;
     output::print(&outcome_message(&settled, fate))?;
-    Ok(if settled.not.is_empty() { Exit::Success } else { Exit::Failed })
+    Ok(if settled.failed.is_empty() { Exit::Success } else { Exit::Failed })
 }
 
 fn outcome_message(settled: &PoisonOutcome, fate: PoisonAction) -> String {
     let what = match fate {
         PoisonAction::Requeue => "requeued",
-        PoisonAction::Drop => "dropped",
+        PoisonAction::Discard => "discarded",
     };
-    let mut out = format!("{} {what}\n", settled.done.len());
-    for (id, why) in &settled.not {
+    let mut out = format!("{} {what}\n", settled.succeeded.len());
+    for (id, why) in &settled.failed {
         // Writing to a String cannot fail.
         _ = writeln!(out, "{}: not {what}: {}", strip_control_chars(id), strip_control_chars(why));
     }
-    if settled.more > 0 {
-        _ = writeln!(out, "{} more are there; say it again", settled.more);
+    if settled.not_scanned > 0 {
+        _ = writeln!(out, "{} more are there; say it again", settled.not_scanned);
     }
     out
 }
@@ -166,18 +169,18 @@ fn list_table(seen: &Inventories) -> String {
     let mut more = 0;
     let or_none = |text: &Option<String>| text.as_deref().map_or_else(|| "-".to_owned(), strip_control_chars);
     for (pool, inventory) in seen {
-        more += inventory.more;
+        more += inventory.not_scanned;
         rows.extend(inventory.requests.iter().map(|entry| {
             vec![
                 strip_control_chars(&entry.id),
                 strip_control_chars(pool),
                 or_none(&entry.key),
                 strip_control_chars(&entry.reason),
-                entry.tries.map_or_else(|| "-".to_owned(), |tries| tries.to_string()),
-                or_none(&entry.put_aside),
+                entry.attempts.map_or_else(|| "-".to_owned(), |tries| tries.to_string()),
+                or_none(&entry.poisoned_at),
                 or_none(&entry.worker),
-                or_none(&entry.end),
-                entry.bytes.to_string(),
+                or_none(&entry.worker_exit),
+                entry.body_bytes.to_string(),
             ]
         }));
     }
@@ -200,20 +203,20 @@ fn details_table(entry: &PoisonedRequest) -> String {
     row("id", Some(entry.id.clone()));
     row("key", entry.key.clone());
     row("reason", Some(entry.reason.clone()));
-    row("tries", entry.tries.map(|tries| tries.to_string()));
-    let times = if entry.times > 1 { format!(", for the {}. time", entry.times) } else { String::new() };
-    row("put aside", entry.put_aside.as_ref().map(|at| format!("{at}{times}")));
+    row("tries", entry.attempts.map(|tries| tries.to_string()));
+    let times = if entry.poison_count > 1 { format!(", for the {}. time", entry.poison_count) } else { String::new() };
+    row("put aside", entry.poisoned_at.as_ref().map(|at| format!("{at}{times}")));
     row("worker", entry.worker.clone());
-    row("ended", entry.end.clone());
-    row("body", Some(format!("{} bytes; --body writes it", entry.bytes)));
+    row("ended", entry.worker_exit.clone());
+    row("body", Some(format!("{} bytes; --body writes it", entry.body_bytes)));
     for (name, value) in entry.properties.iter().chain(&entry.headers) {
         row(name, Some(value.clone()));
     }
     let mut out = align_columns(rows);
-    if !entry.log.is_empty() {
+    if !entry.worker_log.is_empty() {
         out.push_str("  last lines of the worker's log\n");
     }
-    for line in &entry.log {
+    for line in &entry.worker_log {
         // Writing to a String cannot fail.
         _ = writeln!(out, "    {}", strip_control_chars(line));
     }
@@ -232,13 +235,13 @@ mod tests {
             id: "a1b2c3d4e5f6".to_owned(),
             key: Some("infra=4\u{1b}[2J".to_owned()),
             reason: "delivery_limit".to_owned(),
-            tries: Some(3),
-            put_aside: Some("2026-11-22T07:00:00Z".to_owned()),
-            times: 2,
+            attempts: Some(3),
+            poisoned_at: Some("2026-11-22T07:00:00Z".to_owned()),
+            poison_count: 2,
             worker: Some("w-7".to_owned()),
-            end: Some("signal: 9 (SIGKILL)".to_owned()),
-            log: vec!["loading".to_owned(), "out of memory".to_owned()],
-            bytes: 512,
+            worker_exit: Some("signal: 9 (SIGKILL)".to_owned()),
+            worker_log: vec!["loading".to_owned(), "out of memory".to_owned()],
+            body_bytes: 512,
             properties: BTreeMap::from([("correlation_id".to_owned(), "c".to_owned())]),
             headers: BTreeMap::from([("x-rpc-path".to_owned(), "/echo".to_owned())]),
         }
@@ -246,7 +249,7 @@ mod tests {
 
     #[test]
     fn the_tables_say_which_worker_ended_and_what_it_said_and_nothing_of_a_body() {
-        let one = PoisonList { requests: vec![entry()], more: 4 };
+        let one = PoisonList { requests: vec![entry()], not_scanned: 4 };
         let text = list_table(&Inventories::from([("core".to_owned(), one)]));
         for part in ["a1b2c3d4e5f6  core  infra=4 [2J", "delivery_limit  3 ", "signal: 9 (SIGKILL)  512", "and 4 more"]
         {
@@ -265,7 +268,7 @@ mod tests {
     #[test]
     fn what_was_not_done_is_said_of_each() {
         let not = BTreeMap::from([("b".to_owned(), "there is no such request".to_owned())]);
-        let settled = PoisonOutcome { done: vec!["a".to_owned()], not, more: 2 };
+        let settled = PoisonOutcome { succeeded: vec!["a".to_owned()], failed: not, not_scanned: 2 };
         let text = "1 requeued\nb: not requeued: there is no such request\n2 more are there; say it again\n";
         assert_eq!(outcome_message(&settled, PoisonAction::Requeue), text);
     }

@@ -130,7 +130,7 @@ fn render_pool(pool: &PoolStatus) -> String {
         "\npool {}  {BOLD}{}{RESET} for {}   {}\n",
         strip_control_chars(&pool.name),
         pool.role.as_str().to_uppercase(),
-        format_seconds(pool.role_seconds),
+        format_seconds(pool.seconds_in_role),
         strip_control_chars(&pool.broker.address)
     );
     let mut line = |label: &str, text: &str| {
@@ -144,14 +144,21 @@ fn render_pool(pool: &PoolStatus) -> String {
         line("", &format!("nobody is started or told to go: {}", pause_text(paused)));
     }
     line("workers", &workers_text(pool));
-    for demand in &pool.demands {
+    for demand in &pool.external_demands {
         line("demand", &demand_text(demand));
     }
-    let counts = pool.counts;
-    line("orphans", &format!("{} in hand   {} forwarded", pool.orphans, counts.orphans_forwarded));
-    line("answered", &format!("{} in a worker's place   {} put aside as poison", counts.dead_letters, counts.poison));
-    let behind = if pool.reached < pool.generation { format!(" of {}", pool.generation) } else { String::new() };
-    line("steps", &format!("change {}{behind} reached   {} failed", pool.reached, counts.steps_failed));
+    let counts = pool.counters;
+    line("orphans", &format!("{} in hand   {} forwarded", pool.orphans_held, counts.orphans_forwarded));
+    line(
+        "answered",
+        &format!("{} in a worker's place   {} put aside as poison", counts.dead_letters, counts.poison_requests),
+    );
+    let behind =
+        if pool.observed_generation < pool.generation { format!(" of {}", pool.generation) } else { String::new() };
+    line(
+        "steps",
+        &format!("change {}{behind} reached   {} failed", pool.observed_generation, counts.queue_operation_failures),
+    );
     if let Some(error) = &pool.last_error {
         line("last error", &error_text(error));
     }
@@ -167,7 +174,7 @@ fn inactive_reason(pool: &PoolStatus) -> Option<String> {
     let why = pool.role.inactive_reason()?;
     Some(match &pool.broker.error {
         Some(error) if pool.role == Role::Disconnected => {
-            format!("{why}, tried {} times: {}", pool.broker.failures, strip_control_chars(error))
+            format!("{why}, tried {} times: {}", pool.broker.consecutive_failures, strip_control_chars(error))
         }
         Some(_) | None => why.to_owned(),
     })
@@ -177,18 +184,18 @@ fn workers_text(pool: &PoolStatus) -> String {
     if !pool.starts_workers {
         return "started by somebody else, who is not seen here".to_owned();
     }
-    let budget = pool.budget.map_or_else(String::new, |budget| format!("   the budget is {budget}"));
+    let budget = pool.max_total.map_or_else(String::new, |budget| format!("   the budget is {budget}"));
     format!(
         "{}   {} started   {} failed{budget}",
         worker_counts(pool.workers),
-        pool.counts.workers_started,
-        pool.counts.workers_failed
+        pool.counters.workers_started,
+        pool.counters.workers_failed
     )
 }
 
 fn worker_counts(workers: WorkerCounts) -> String {
-    let WorkerCounts { starting, idle, busy, going } = workers;
-    let kinds = [(starting, "starting"), (idle, "idle"), (busy, "busy"), (going, "going")];
+    let WorkerCounts { starting, idle, busy, stopping } = workers;
+    let kinds = [(starting, "starting"), (idle, "idle"), (busy, "busy"), (stopping, "stopping")];
     let there: Vec<String> =
         kinds.iter().filter(|(count, _)| *count > 0).map(|(count, kind)| format!("{count} {kind}")).collect();
     if there.is_empty() { "none".to_owned() } else { there.join(", ") }
@@ -197,7 +204,7 @@ fn worker_counts(workers: WorkerCounts) -> String {
 fn demand_text(demand: &DemandStatus) -> String {
     let number = |count: Option<u32>| count.map_or_else(|| "?".to_owned(), |count| count.to_string());
     let trouble =
-        demand.trouble.as_ref().map_or_else(String::new, |why| format!("   NOT COUNTED: {}", strip_control_chars(why)));
+        demand.error.as_ref().map_or_else(String::new, |why| format!("   NOT COUNTED: {}", strip_control_chars(why)));
     format!(
         "{} for {}   {} pending   {} claimed{trouble}",
         strip_control_chars(&demand.name),
@@ -209,13 +216,13 @@ fn demand_text(demand: &DemandStatus) -> String {
 
 fn pause_text(paused: &PauseStatus) -> String {
     let left = paused
-        .seconds_left
+        .remaining_seconds
         .map_or_else(|| "until it is resumed".to_owned(), |left| format!("for {}", format_seconds(left)));
     format!("PAUSED by {} {left}", strip_control_chars(&paused.by))
 }
 
 fn error_text(fault: &ErrorStatus) -> String {
-    format!("{} ago: {}", format_seconds(fault.seconds_ago), strip_control_chars(&fault.text))
+    format!("{} ago: {}", format_seconds(fault.seconds_ago), strip_control_chars(&fault.message))
 }
 
 fn group_table(pool: &PoolStatus) -> String {
@@ -227,8 +234,8 @@ fn group_table(pool: &PoolStatus) -> String {
     rows.extend(pool.groups.iter().map(|group| {
         let next = match group.phase {
             GroupPhase::Active => "unbound",
-            GroupPhase::Unbound => "going",
-            GroupPhase::Going => "deleted",
+            GroupPhase::Unbound => "deleting",
+            GroupPhase::Deleting => "deleted",
         };
         let number = |count: Option<u32>| count.map_or_else(|| "-".to_owned(), |count| count.to_string());
         vec![
@@ -238,7 +245,7 @@ fn group_table(pool: &PoolStatus) -> String {
                 .next_phase_seconds
                 .map_or_else(|| next.to_owned(), |left| format!("{next} in {}", format_seconds(left))),
             number(group.ready),
-            number(group.held),
+            number(group.unacknowledged),
             if pool.starts_workers { worker_counts(group.workers) } else { "-".to_owned() },
             number(group.wanted),
             group_reasons(group),
@@ -263,29 +270,29 @@ fn group_reasons(group: &GroupStatus) -> String {
     if let Some(paused) = &group.paused {
         why.push(pause_text(paused));
     }
-    if let Some(scaled) = &group.scaled {
+    if let Some(scaled) = &group.scale_override {
         let number =
             |number: Option<u32>| number.map_or_else(|| "as configured".to_owned(), |number| number.to_string());
         let (min, max) = (number(scaled.min), number(scaled.max));
-        let left = format_seconds(scaled.seconds_left);
+        let left = format_seconds(scaled.remaining_seconds);
         why.push(format!("min {min} and max {max} by {} for {left}", strip_control_chars(&scaled.by)));
     }
     if !group.reasons.is_empty() {
         why.push(group.reasons.join(", "));
     }
-    if group.short_lives > 0 {
-        let lives = if group.short_lives == 1 { "worker" } else { "workers in a row" };
+    if group.consecutive_failures > 0 {
+        let lives = if group.consecutive_failures == 1 { "worker" } else { "workers in a row" };
         let pause = group
-            .pause_seconds
+            .restart_backoff_seconds
             .map_or_else(String::new, |left| format!(", the next starts in {}", format_seconds(left)));
-        let fails = if group.fails { "FAILS: " } else { "" };
-        why.push(format!("{fails}{} {lives} did not last{pause}", group.short_lives));
+        let fails = if group.failing { "FAILS: " } else { "" };
+        why.push(format!("{fails}{} {lives} did not last{pause}", group.consecutive_failures));
     }
-    if let Some(ended) = group.last_end.as_ref().filter(|_| group.short_lives > 0) {
+    if let Some(ended) = group.last_exit.as_ref().filter(|_| group.consecutive_failures > 0) {
         why.push(format!("the last one {}", error_text(ended)));
     }
-    if let Some(waits) = &group.waits {
-        let left = group.waits_seconds.map_or_else(String::new, |left| format!(" in {}", format_seconds(left)));
+    if let Some(waits) = &group.waiting_for {
+        let left = group.waiting_seconds.map_or_else(String::new, |left| format!(" in {}", format_seconds(left)));
         why.push(format!("{waits}{left}"));
     }
     why.join("; ")
@@ -302,21 +309,21 @@ mod tests {
             phase,
             next_phase_seconds: None,
             generation: 1,
-            settled: true,
+            is_settled: true,
             ready: None,
-            held: None,
+            unacknowledged: None,
             workers: WorkerCounts::default(),
-            members: Vec::new(),
+            worker_list: Vec::new(),
             wanted: Some(0),
             reasons: Vec::new(),
-            waits: None,
-            waits_seconds: None,
-            pause_seconds: None,
+            waiting_for: None,
+            waiting_seconds: None,
+            restart_backoff_seconds: None,
             paused: None,
-            scaled: None,
-            short_lives: 0,
-            fails: false,
-            last_end: None,
+            scale_override: None,
+            consecutive_failures: 0,
+            failing: false,
+            last_exit: None,
         }
     }
 
@@ -324,23 +331,23 @@ mod tests {
         PoolStatus {
             name: name.to_owned(),
             role,
-            role_seconds: 62.0,
+            seconds_in_role: 62.0,
             broker: BrokerStatus {
                 address: "amqp://mq:5672/%2f".to_owned(),
                 connected: role != Role::Disconnected,
                 error: (role == Role::Disconnected).then(|| "connection\nrefused".to_owned()),
-                failures: 4,
+                consecutive_failures: 4,
             },
             generation: 9,
-            reached: 9,
-            budget: None,
+            observed_generation: 9,
+            max_total: None,
             paused: None,
             starts_workers: true,
             workers: WorkerCounts::default(),
             groups,
-            demands: Vec::new(),
-            orphans: 0,
-            counts: CounterValues::default(),
+            external_demands: Vec::new(),
+            orphans_held: 0,
+            counters: CounterValues::default(),
             last_error: None,
         }
     }
@@ -349,35 +356,38 @@ mod tests {
     fn the_table_says_of_each_group_why_it_has_so_many_workers_and_of_each_pool_what_is_in_the_way() {
         let mut warm = group("42", GroupPhase::Active);
         warm.next_phase_seconds = Some(571.0);
-        (warm.ready, warm.held, warm.wanted) = (Some(5), Some(2), Some(3));
-        warm.workers = WorkerCounts { starting: 1, idle: 0, busy: 2, going: 0 };
+        (warm.ready, warm.unacknowledged, warm.wanted) = (Some(5), Some(2), Some(3));
+        warm.workers = WorkerCounts { starting: 1, idle: 0, busy: 2, stopping: 0 };
         warm.reasons = vec!["the load needs 5".to_owned(), "3 at most".to_owned()];
         let mut failing = group("b\u{1b}[2J", GroupPhase::Unbound);
         failing.next_phase_seconds = Some(3.0);
         (failing.ready, failing.wanted) = (Some(0), Some(1));
         failing.reasons = vec!["the load needs 0".to_owned(), "1 at least".to_owned()];
-        (failing.short_lives, failing.fails, failing.pause_seconds) = (6, true, Some(40.0));
-        failing.last_end = Some(ErrorStatus { text: "exit status: 1; its log is x.log".to_owned(), seconds_ago: 12.0 });
-        let mut going = group("c", GroupPhase::Going);
-        going.workers.going = 1;
+        (failing.consecutive_failures, failing.failing, failing.restart_backoff_seconds) = (6, true, Some(40.0));
+        failing.last_exit =
+            Some(ErrorStatus { message: "exit status: 1; its log is x.log".to_owned(), seconds_ago: 12.0 });
+        let mut going = group("c", GroupPhase::Deleting);
+        going.workers.stopping = 1;
         going.reasons = vec!["nobody needs the group".to_owned()];
-        going.waits = Some("its queue goes when its last worker has ended".to_owned());
+        going.waiting_for = Some("its queue goes when its last worker has ended".to_owned());
         let mut core = pool("core", Role::Active, vec![warm, failing, going]);
-        (core.budget, core.reached, core.orphans) = (Some(10), 8, 2);
-        core.workers = WorkerCounts { starting: 1, idle: 0, busy: 2, going: 1 };
-        core.counts = CounterValues {
+        (core.max_total, core.observed_generation, core.orphans_held) = (Some(10), 8, 2);
+        core.workers = WorkerCounts { starting: 1, idle: 0, busy: 2, stopping: 1 };
+        core.counters = CounterValues {
             orphans_forwarded: 17,
             dead_letters: 3,
-            poison: 1,
-            steps: 20,
-            steps_failed: 1,
-            reports: 40,
+            poison_requests: 1,
+            queue_operations: 20,
+            queue_operation_failures: 1,
+            activity_reports: 40,
             workers_started: 11,
             workers_failed: 7,
-            broker_losses: 0,
+            broker_disconnects: 0,
         };
-        core.last_error =
-            Some(ErrorStatus { text: "a step about the queue of 42: not done in 30s".to_owned(), seconds_ago: 75.0 });
+        core.last_error = Some(ErrorStatus {
+            message: "a step about the queue of 42: not done in 30s".to_owned(),
+            seconds_ago: 75.0,
+        });
         let pools = vec![
             core,
             pool("far", Role::Disconnected, Vec::new()),

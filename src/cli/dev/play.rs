@@ -217,8 +217,12 @@ fn line(scene: &Scene) -> String {
 fn groups(seen: &status::PoolStatus) -> Vec<String> {
     let of = |group: &status::GroupStatus| {
         let workers = group.workers;
-        let kinds =
-            [(workers.starting, "starting"), (workers.idle, "idle"), (workers.busy, "busy"), (workers.going, "going")];
+        let kinds = [
+            (workers.starting, "starting"),
+            (workers.idle, "idle"),
+            (workers.busy, "busy"),
+            (workers.stopping, "stopping"),
+        ];
         let there: Vec<String> =
             kinds.iter().filter(|(count, _)| *count > 0).map(|(count, kind)| format!("{count} {kind}")).collect();
         let there = if there.is_empty() { "no worker".to_owned() } else { there.join(" ") };

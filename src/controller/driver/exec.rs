@@ -34,12 +34,12 @@ struct ExecListEntry {
     id: String,
     key: String,
     #[serde(default)]
-    going: bool,
+    stopping: bool,
     /// How it has ended, if it has.
-    ended: Option<String>,
+    exit: Option<String>,
     log: Option<String>,
     #[serde(default)]
-    last_words: String,
+    log_tail: String,
 }
 
 impl ExecDriver {
@@ -48,12 +48,12 @@ impl ExecDriver {
         let lines = said.lines().filter(|line| !line.trim().is_empty()).enumerate();
         let read = lines.map(|(at, line)| {
             let odd = |what: &str| DriverError(format!("line {} of the list is no worker: {what}", at + 1));
-            let ExecListEntry { pool, id, key, going, ended, log, last_words } =
+            let ExecListEntry { pool, id, key, stopping, exit, log, log_tail } =
                 serde_json::from_str(line).map_err(|error| odd(&error.to_string()))?;
             let key = Key::new(&key).ok_or_else(|| odd("its key is too long"))?;
-            let standing = match ended {
-                Some(how) => WorkerState::Exited(WorkerExit { reason: how, log, log_tail: last_words }),
-                None if going => WorkerState::Stopping,
+            let standing = match exit {
+                Some(how) => WorkerState::Exited(WorkerExit { reason: how, log, log_tail }),
+                None if stopping => WorkerState::Stopping,
                 None => WorkerState::Running,
             };
             Ok((pool == self.pool).then_some(ListedWorker { id, key, state: standing }))
@@ -66,23 +66,24 @@ impl Driver for ExecDriver {
     const LIST_INTERVAL: Duration = DRIVER_POLL_INTERVAL;
 
     async fn list(&self) -> Result<Vec<ListedWorker>, DriverError> {
-        let order = json!({ "do": "list", "pool": self.pool });
+        let order = json!({ "action": "list", "pool": self.pool });
         self.parse_list(&run_checked(&self.commands.list, &json_line(&order)).await?)
     }
 
     async fn start(&self, assignment: WorkerSpec) -> Result<(), DriverError> {
         let WorkerSpec { id, key, variables } = assignment;
-        let order = json!({ "do": "start", "pool": self.pool, "id": id, "key": key.as_str(), "variables": variables });
+        let order =
+            json!({ "action": "start", "pool": self.pool, "id": id, "key": key.as_str(), "variables": variables });
         run_checked(&self.commands.start, &json_line(&order)).await.map(drop)
     }
 
     async fn stop(&self, id: String, key: Key, stop: StopMode) -> Result<(), DriverError> {
-        let how = match stop {
-            StopMode::Terminate => "ask",
-            StopMode::Kill => "force",
-            StopMode::Remove => "forget",
+        let mode = match stop {
+            StopMode::Terminate => "terminate",
+            StopMode::Kill => "kill",
+            StopMode::Remove => "remove",
         };
-        let order = json!({ "do": "stop", "pool": self.pool, "id": id, "key": key.as_str(), "how": how });
+        let order = json!({ "action": "stop", "pool": self.pool, "id": id, "key": key.as_str(), "mode": mode });
         run_checked(&self.commands.stop, &json_line(&order)).await.map(drop)
     }
 }

@@ -215,14 +215,14 @@ mod tests {
         let with = orders(Some(BearerToken::new("t0ken-of-tests")));
         let look = |shown: Option<&str>| AuthRequest {
             authorization: shown.map(str::to_owned),
-            operation: Operation::Read(Some("pool=a+b&more".to_owned())),
+            operation: Operation::Read(Some("pool=a+b&other".to_owned())),
         };
         assert_eq!(with.handle_poison(look(None)).await.status(), 401);
         let answer = with.handle_poison(look(Some("Bearer t0ken-of-tests"))).await;
         assert_eq!(answer.status(), 200);
         let body = axum::body::to_bytes(answer.into_body(), 1 << 10).await.unwrap();
-        assert_eq!(body, "{\"a b\":{\"requests\":[],\"more\":0}}\n");
-        const DROP: &str = r#"{"which":"all","fate":"drop","by":"ana"}"#;
+        assert_eq!(body, "{\"a b\":{\"requests\":[],\"not_scanned\":0}}\n");
+        const DROP: &str = r#"{"selection":"all","action":"discard","by":"ana"}"#;
         assert_eq!(with.handle_poison(posted(None, DROP)).await.status(), 401);
         assert_eq!(with.handle_poison(posted(Some("Bearer t0ken-of-tests"), DROP)).await.status(), 200);
         assert_eq!(with.handle_poison(posted(Some("Bearer t0ken-of-tests"), "{}")).await.status(), 400);
@@ -231,7 +231,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_order_is_obeyed_only_from_who_shows_the_token() {
-        const ORDER: &str = r#"{"order":{"resume":{}}}"#;
+        const ORDER: &str = r#"{"command":{"resume":{}}}"#;
         let with = orders(Some(BearerToken::new("t0ken-of-tests")));
         for (shown, status) in [
             (None, 401),
@@ -247,7 +247,7 @@ mod tests {
         }
         assert_eq!(orders(None).handle_command(posted(Some("Bearer "), ORDER)).await.status(), 403);
         assert_eq!(
-            with.handle_command(posted(Some("Bearer t0ken-of-tests"), r#"{"order":"stop"}"#)).await.status(),
+            with.handle_command(posted(Some("Bearer t0ken-of-tests"), r#"{"command":"stop"}"#)).await.status(),
             400
         );
     }

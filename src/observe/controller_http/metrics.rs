@@ -1,5 +1,4 @@
-//! A controller's state as OpenMetrics, read from the view that `journeyman controller status` shows. Labels hold names of
-//! the configuration and words of a fixed list, and no keys: there may be any number of them.
+//! OpenMetrics of a controller. No label holds a routing key, since the number of keys has no bound.
 
 use std::fmt;
 
@@ -24,10 +23,12 @@ const FAMILIES: &[MetricFamily<ControllerStatusReply>] = &[
         vec![labeled([&status.version], 1.0)]
     })
     .with_labels(&["version"]),
-    gauge("controller_uptime", "Since the controller started.", |status| unlabeled(status.snapshot.uptime_seconds))
-        .with_labels(&[])
-        .with_unit("seconds"),
-    gauge("controller_role", "1 for what this controller is to the pool.", |status| {
+    gauge("controller_uptime", "Seconds since the controller started.", |status| {
+        unlabeled(status.snapshot.uptime_seconds)
+    })
+    .with_labels(&[])
+    .with_unit("seconds"),
+    gauge("controller_role", "1 for the role of this controller in the pool.", |status| {
         let of =
             |pool: &PoolStatus| Role::ALL.map(|role| labeled([&*pool.name, role.as_str()], flag(pool.role == role)));
         status.snapshot.pools.iter().flat_map(of).collect()
@@ -41,61 +42,63 @@ const FAMILIES: &[MetricFamily<ControllerStatusReply>] = &[
         status.snapshot.pools.iter().flat_map(of).collect()
     })
     .with_labels(&["pool", "phase"]),
-    gauge("controller_groups_failing", "Groups whose workers do not last, so that somebody has to look.", |status| {
-        per_pool(status, |pool| sum_groups(pool, |group| u64::from(group.fails)))
+    gauge("controller_groups_failing", "Groups whose workers keep failing.", |status| {
+        per_pool(status, |pool| sum_groups(pool, |group| u64::from(group.failing)))
     }),
-    gauge("controller_workers", "Workers by what they do.", |status| {
+    gauge("controller_workers", "Workers by state.", |status| {
         let of = |pool: &PoolStatus| {
             let workers = pool.workers;
             let kinds = [
                 ("starting", workers.starting),
                 ("idle", workers.idle),
                 ("busy", workers.busy),
-                ("going", workers.going),
+                ("stopping", workers.stopping),
             ];
             kinds.map(|(kind, many)| labeled([&*pool.name, kind], many.into()))
         };
         status.snapshot.pools.iter().flat_map(of).collect()
     })
-    .with_labels(&["pool", "doing"]),
-    gauge("controller_workers_wanted", "How many workers all groups are to have.", |status| {
+    .with_labels(&["pool", "state"]),
+    gauge("controller_workers_wanted", "Desired number of workers, all groups together.", |status| {
         per_pool(status, |pool| sum_groups(pool, |group| group.wanted.unwrap_or_default().into()))
     }),
-    gauge("controller_ready_requests", "Requests in the queues of groups that no worker holds.", |status| {
+    gauge("controller_ready_requests", "Requests that are ready in the queues of groups.", |status| {
         per_pool(status, |pool| sum_groups(pool, |group| group.ready.unwrap_or_default().into()))
     }),
-    gauge("controller_orphans", "Requests in hand that came under a key without a queue.", |status| {
-        per_pool(status, |pool| pool.orphans)
+    gauge("controller_orphans_held", "Orphan requests that the controller holds.", |status| {
+        per_pool(status, |pool| pool.orphans_held)
     }),
-    gauge("controller_changes_pending", "Changes of what is wanted since the last that was carried out.", |status| {
-        per_pool(status, |pool| pool.generation.saturating_sub(pool.reached))
+    gauge("controller_generations_pending", "Changes of the desired state that are not applied yet.", |status| {
+        per_pool(status, |pool| pool.generation.saturating_sub(pool.observed_generation))
     }),
-    counter("controller_orphans_forwarded", "Orphans that were forwarded to their queue.", |status| {
-        per_pool(status, |pool| pool.counts.orphans_forwarded)
+    counter("controller_orphans_forwarded", "Orphan requests that were forwarded to their queue.", |status| {
+        per_pool(status, |pool| pool.counters.orphans_forwarded)
     }),
-    counter("controller_dead_letters", "Requests that were answered in a worker's place.", |status| {
-        per_pool(status, |pool| pool.counts.dead_letters)
+    counter("controller_dead_letters", "Requests that the controller answered with an error.", |status| {
+        per_pool(status, |pool| pool.counters.dead_letters)
     }),
-    counter("controller_poison", "Requests that were put aside as poison.", |status| {
-        per_pool(status, |pool| pool.counts.poison)
+    counter("controller_poison_requests", "Requests that were moved to the poison queue.", |status| {
+        per_pool(status, |pool| pool.counters.poison_requests)
     }),
-    counter("controller_steps", "Steps about queues that were carried out.", |status| {
-        per_pool(status, |pool| pool.counts.steps)
+    counter("controller_queue_operations", "Queue operations that succeeded.", |status| {
+        per_pool(status, |pool| pool.counters.queue_operations)
     }),
-    counter("controller_step_failures", "Steps about queues that failed.", |status| {
-        per_pool(status, |pool| pool.counts.steps_failed)
+    counter("controller_queue_operation_failures", "Queue operations that failed.", |status| {
+        per_pool(status, |pool| pool.counters.queue_operation_failures)
     }),
-    counter("controller_reports", "Reports of workers.", |status| per_pool(status, |pool| pool.counts.reports)),
+    counter("controller_activity_reports", "Activity reports of workers.", |status| {
+        per_pool(status, |pool| pool.counters.activity_reports)
+    }),
     counter("controller_workers_started", "Workers that were started.", |status| {
-        per_pool(status, |pool| pool.counts.workers_started)
+        per_pool(status, |pool| pool.counters.workers_started)
     }),
     counter(
         "controller_worker_failures",
-        "Workers that ended without being told to, or could not be started.",
-        |status| per_pool(status, |pool| pool.counts.workers_failed),
+        "Workers that exited without a stop request, or failed to start.",
+        |status| per_pool(status, |pool| pool.counters.workers_failed),
     ),
-    counter("controller_broker_losses", "How often the broker was lost, or could not be had.", |status| {
-        per_pool(status, |pool| pool.counts.broker_losses)
+    counter("controller_broker_disconnects", "How often the connection to the broker was lost.", |status| {
+        per_pool(status, |pool| pool.counters.broker_disconnects)
     }),
 ];
 
@@ -107,16 +110,11 @@ fn sum_groups(pool: &PoolStatus, value: impl Fn(&GroupStatus) -> u64) -> u64 {
     pool.groups.iter().map(value).sum()
 }
 
-/// The text that `/metrics` answers with.
-///
-/// # Errors
-///
-/// None that a String could have.
 pub(super) fn text(status: ControllerStatusReply) -> Result<String, fmt::Error> {
     openmetrics::text(status, FAMILIES)
 }
 
-/// The names and labels as a Markdown table, as the guide shows it.
+/// The Markdown table of the guide.
 #[must_use]
 pub fn markdown() -> String {
     openmetrics::markdown(FAMILIES)

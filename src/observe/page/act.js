@@ -44,11 +44,11 @@
       return value === "" ? null : Number(value);
     };
     const order = { key: box.dataset.key, min: read("min"), max: read("max"), seconds: (read("minutes") ?? 0) * 60 };
-    return { pool: box.dataset.pool, order: { scale: order } };
+    return { pool: box.dataset.pool, command: { scale: order } };
   }
 
   async function order(button) {
-    const ordered = button.dataset.order ? JSON.parse(button.dataset.order) : numbers(button);
+    const ordered = button.dataset.command ? JSON.parse(button.dataset.command) : numbers(button);
     const answer = await call("/v1/orders", { ...ordered, note: { by: "the page" } });
     tell(answer.said, true);
   }
@@ -67,23 +67,23 @@
   // A request that was put aside, as a row.
   function row(pool, entry) {
     const key = entry.key === undefined ? "not known" : entry.key === "" ? "the empty key" : entry.key;
-    const tried = (entry.tries === undefined ? "" : entry.tries + " tries") + (entry.times > 1 ? ", put aside " + entry.times + " times" : "");
+    const tried = (entry.attempts === undefined ? "" : entry.attempts + " attempts") + (entry.poison_count > 1 ? ", put aside " + entry.poison_count + " times" : "");
     const worker = entry.worker === undefined ? [made("span", "not known", { className: "dim" })]
-      : [made("code", entry.worker), made("small", entry.end ?? "")];
-    if (entry.log.length > 0) {
+      : [made("code", entry.worker), made("small", entry.worker_exit ?? "")];
+    if (entry.worker_log.length > 0) {
       const log = made("details", "");
-      log.append(made("summary", "last words"), made("pre", entry.log.join("\n")));
+      log.append(made("summary", "last words"), made("pre", entry.worker_log.join("\n")));
       worker.push(log);
     }
-    const these = { pool, which: { these: [entry.id] } };
+    const these = { pool, selection: { ids: [entry.id] } };
     const cells = [
-      ["request", [made("code", entry.id), made("small", entry.bytes + " bytes")]],
+      ["request", [made("code", entry.id), made("small", entry.body_bytes + " bytes")]],
       ["key", [made("code", key)]],
       ["reason", [entry.reason, made("small", tried)]],
-      ["put aside", [entry.put_aside === undefined ? "–" : made("time", new Date(entry.put_aside).toLocaleString(), { dateTime: entry.put_aside })]],
+      ["put aside", [entry.poisoned_at === undefined ? "–" : made("time", new Date(entry.poisoned_at).toLocaleString(), { dateTime: entry.poisoned_at })]],
       ["worker", worker],
-      ["", [button("requeue", { ...these, fate: "requeue" }), " ",
-        button("drop", { ...these, fate: "drop" }, "Drop " + entry.id + " for good?")]],
+      ["", [button("requeue", { ...these, action: "requeue" }), " ",
+        button("discard", { ...these, action: "discard" }, "Discard " + entry.id + "? This cannot be undone.")]],
     ];
     const row = document.createElement("tr");
     for (const [label, inside] of cells) {
@@ -96,10 +96,10 @@
   }
 
   async function show(pool) {
-    const { requests, more } = (await call("/v1/poison?pool=" + encodeURIComponent(pool)))[pool];
+    const { requests, not_scanned } = (await call("/v1/poison?pool=" + encodeURIComponent(pool)))[pool];
     const title = made("h2", "Put aside in ");
-    title.append(made("code", pool), " ", button("requeue all", { pool, which: "all", fate: "requeue" }, "Try all of them once more?"),
-      " ", button("drop all", { pool, which: "all", fate: "drop" }, "Drop all of them for good?"), " ",
+    title.append(made("code", pool), " ", button("requeue all", { pool, selection: "all", action: "requeue" }, "Try all of them once more?"),
+      " ", button("discard all", { pool, selection: "all", action: "discard" }, "Discard all of them? This cannot be undone."), " ",
       made("button", "close", { type: "button", onclick: () => aside.replaceChildren() }));
     if (requests.length === 0) {
       aside.replaceChildren(title, made("p", "Nothing is put aside: no request has ended its workers.", { className: "empty" }));
@@ -109,15 +109,15 @@
     const head = table.createTHead().insertRow();
     for (const name of ["request", "key", "reason", "put aside", "worker that ended under it", ""]) head.append(made("th", name));
     table.createTBody().append(...requests.map((entry) => row(pool, entry)));
-    const rest = more > 0 ? [made("p", "and " + more + " more that were not looked at", { className: "dim" })] : [];
+    const rest = not_scanned > 0 ? [made("p", not_scanned + " more were not scanned", { className: "dim" })] : [];
     aside.replaceChildren(title, table, ...rest);
   }
 
   async function settle(button) {
     const asked = JSON.parse(button.dataset.settle);
     const settled = await call("/v1/poison", { ...asked, by: "the page" });
-    const not = Object.entries(settled.not).map(([id, why]) => id + ": " + why);
-    tell([settled.done.length + (asked.fate === "drop" ? " dropped" : " requeued"), ...not].join("; "), not.length === 0);
+    const not = Object.entries(settled.failed).map(([id, why]) => id + ": " + why);
+    tell([settled.succeeded.length + (asked.action === "discard" ? " discarded" : " requeued"), ...not].join("; "), not.length === 0);
     await show(asked.pool);
   }
 
@@ -137,7 +137,7 @@
   }
 
   document.addEventListener("click", (event) => {
-    const button = event.target.closest("main button[data-order], main .numbers button, main button[data-poison], #aside button[data-settle]");
+    const button = event.target.closest("main button[data-command], main .numbers button, main button[data-poison], #aside button[data-settle]");
     if (button && token) press(button);
   });
   ask.addEventListener("click", () => {

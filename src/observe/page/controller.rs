@@ -48,7 +48,7 @@ fn title(pools: &[PoolStatus]) -> String {
 }
 
 fn failing(pool: &PoolStatus) -> usize {
-    pool.groups.iter().filter(|group| group.fails).count()
+    pool.groups.iter().filter(|group| group.failing).count()
 }
 
 fn pool_section(pool: &PoolStatus, acts: CommandButtons, clock: SnapshotClock) -> Markup {
@@ -83,7 +83,7 @@ fn headline(pool: &PoolStatus, clock: SnapshotClock) -> Markup {
     html! {
         p class=(mood) {
             strong { (pool.role.as_str()) }
-            "for " (clock.time_tag(-pool.role_seconds, &format_seconds(pool.role_seconds))) ". "
+            "for " (clock.time_tag(-pool.seconds_in_role, &format_seconds(pool.seconds_in_role))) ". "
             @match pool.role.inactive_reason() {
                 Some(why) => { "Nothing is started or stopped: " (why) }
                 None if failing == 1 => { "The workers of one group do not last" }
@@ -92,7 +92,7 @@ fn headline(pool: &PoolStatus, clock: SnapshotClock) -> Markup {
                 None => { "Groups are kept by demand" }
             }
             @if let Some(error) = pool.broker.error.as_ref().filter(|_| pool.role == Role::Disconnected) {
-                ", tried " (pool.broker.failures) " times: " (error)
+                ", tried " (pool.broker.consecutive_failures) " times: " (error)
             }
             "."
         }
@@ -100,10 +100,10 @@ fn headline(pool: &PoolStatus, clock: SnapshotClock) -> Markup {
 }
 
 fn facts(pool: &PoolStatus) -> Markup {
-    let counts = pool.counts;
+    let counts = pool.counters;
     let of_phase = |phase| pool.groups.iter().filter(|group| group.phase == phase).count();
     let ready: u64 = pool.groups.iter().filter_map(|group| group.ready).map(u64::from).sum();
-    let steps_failed = if counts.steps_failed > 0 { "warn" } else { "" };
+    let steps_failed = if counts.queue_operation_failures > 0 { "warn" } else { "" };
     html! {
         dl.facts {
             div { dt { "groups" } dd { (pool.groups.len()) small { @for (at, phase) in GroupPhase::ALL.into_iter().enumerate() {
@@ -112,31 +112,31 @@ fn facts(pool: &PoolStatus) -> Markup {
             div { dt { "workers" } dd {
                 @if pool.starts_workers {
                     (pool.workers.total())
-                    @if let Some(budget) = pool.budget { " of " (budget) }
+                    @if let Some(budget) = pool.max_total { " of " (budget) }
                     small { (worker_counts(pool.workers)) }
                 } @else { "–" small { "somebody else starts them" } }
             } }
             div { dt { "requests that wait" } dd { (ready) small { "that no worker holds" } } }
-            @for demand in &pool.demands {
+            @for demand in &pool.external_demands {
                 div { dt { "demand " (demand.name) " for " (demand.key) }
                     dd { @match demand.pending { Some(pending) => { (pending) " pending" }, None => { "not counted" } }
                         @if let Some(claimed) = demand.claimed { small { (claimed) " claimed" } }
-                        @if let Some(why) = &demand.trouble { small.warn { (why) } } } }
+                        @if let Some(why) = &demand.error { small.warn { (why) } } } }
             }
-            div { dt { "orphans in hand" } dd { (pool.orphans) small { (counts.orphans_forwarded) " forwarded" } } }
+            div { dt { "orphans in hand" } dd { (pool.orphans_held) small { (counts.orphans_forwarded) " forwarded" } } }
             div { dt { "dead letters" } dd { (counts.dead_letters) " answered"
-                small class=(if counts.poison > 0 { "warn" } else { "" }) { (counts.poison) " put aside as poison" } } }
+                small class=(if counts.poison_requests > 0 { "warn" } else { "" }) { (counts.poison_requests) " put aside as poison" } } }
             div { dt { "workers started" } dd { (counts.workers_started)
                 small class=(if counts.workers_failed > 0 { "warn" } else { "" }) { (counts.workers_failed) " failed" } } }
             div { dt { "changes" } dd {
-                (pool.reached) @if pool.reached < pool.generation { " of " (pool.generation) } " reached"
-                small class=(steps_failed) { (counts.steps_failed) " steps failed" }
+                (pool.observed_generation) @if pool.observed_generation < pool.generation { " of " (pool.generation) } " reached"
+                small class=(steps_failed) { (counts.queue_operation_failures) " steps failed" }
             } }
             div { dt { "broker" } dd {
                 @if pool.broker.connected { "connected" } @else { span.bad { "not connected" } }
-                small { (broker_losses_text(counts.broker_losses)) }
+                small { (broker_losses_text(counts.broker_disconnects)) }
             } }
-            div { dt { "reports of workers" } dd { (counts.reports) } }
+            div { dt { "reports of workers" } dd { (counts.activity_reports) } }
         }
     }
 }
@@ -150,8 +150,8 @@ fn broker_losses_text(times: u64) -> String {
 }
 
 fn worker_counts(workers: WorkerCounts) -> String {
-    let WorkerCounts { starting, idle, busy, going } = workers;
-    let kinds = [(starting, "starting"), (idle, "idle"), (busy, "busy"), (going, "going")];
+    let WorkerCounts { starting, idle, busy, stopping } = workers;
+    let kinds = [(starting, "starting"), (idle, "idle"), (busy, "busy"), (stopping, "stopping")];
     let there: Vec<String> =
         kinds.iter().filter(|(count, _)| *count > 0).map(|(count, kind)| format!("{count} {kind}")).collect();
     if there.is_empty() { "none".to_owned() } else { there.join(", ") }
@@ -175,7 +175,7 @@ fn no_groups(pool: &PoolStatus) -> Markup {
 /// Those in trouble first, then those with work.
 fn groups(pool: &PoolStatus, acts: CommandButtons, clock: SnapshotClock) -> Markup {
     let mut groups: Vec<&GroupStatus> = pool.groups.iter().collect();
-    groups.sort_by_key(|group| (!group.fails, group.short_lives == 0, Reverse(group.ready)));
+    groups.sort_by_key(|group| (!group.failing, group.consecutive_failures == 0, Reverse(group.ready)));
     let more = groups.len().saturating_sub(PAGE_GROUPS_MAX);
     html! {
         table {
@@ -189,8 +189,8 @@ fn groups(pool: &PoolStatus, acts: CommandButtons, clock: SnapshotClock) -> Mark
 fn row(pool: &PoolStatus, group: &GroupStatus, acts: CommandButtons, clock: SnapshotClock) -> Markup {
     let next = match group.phase {
         GroupPhase::Active => "unbound",
-        GroupPhase::Unbound => "going",
-        GroupPhase::Going => "deleted",
+        GroupPhase::Unbound => "deleting",
+        GroupPhase::Deleting => "deleted",
     };
     html! {
         tr {
@@ -201,7 +201,7 @@ fn row(pool: &PoolStatus, group: &GroupStatus, acts: CommandButtons, clock: Snap
             }
             td.short data-label="waiting" { @match group.ready { Some(ready) => { (ready) }, None => { "–" } } }
             td data-label="workers" {
-                @if !pool.starts_workers { "–" } @else if group.members.is_empty() { "none" } @else { (workers(pool, group, acts, clock)) }
+                @if !pool.starts_workers { "–" } @else if group.worker_list.is_empty() { "none" } @else { (workers(pool, group, acts, clock)) }
             }
             td data-label="wanted" {
                 @match group.wanted { Some(wanted) => { (wanted) }, None => { "–" } }
@@ -221,12 +221,12 @@ fn workers(pool: &PoolStatus, group: &GroupStatus, acts: CommandButtons, clock: 
         details data-name=(format!("{} {}", pool.name, group.key)) {
             summary { (worker_counts(group.workers)) }
             ul.plain {
-                @for worker in &group.members {
+                @for worker in &group.worker_list {
                     li {
                         code { (worker.id) } " "
-                        span class=(if worker.doing == WorkerActivity::Going { "warn" } else { "dim" }) { (worker.doing.as_str()) }
-                        ", here for " (clock.time_tag(-worker.seconds, &format_seconds(worker.seconds)))
-                        @if acts == CommandButtons::Shown && worker.doing != WorkerActivity::Going { " " (buttons::worker_buttons(pool, worker)) }
+                        span class=(if worker.state == WorkerActivity::Stopping { "warn" } else { "dim" }) { (worker.state.as_str()) }
+                        ", here for " (clock.time_tag(-worker.age_seconds, &format_seconds(worker.age_seconds)))
+                        @if acts == CommandButtons::Shown && worker.state != WorkerActivity::Stopping { " " (buttons::worker_buttons(pool, worker)) }
                     }
                 }
             }
@@ -237,27 +237,30 @@ fn workers(pool: &PoolStatus, group: &GroupStatus, acts: CommandButtons, clock: 
 fn blockers(pool: &PoolStatus, group: &GroupStatus, clock: SnapshotClock) -> Markup {
     // That of the whole pool is said of the pool.
     let paused = group.paused.as_ref().filter(|_| pool.paused.is_none());
-    let nothing = group.short_lives == 0 && group.waits.is_none() && paused.is_none() && group.scaled.is_none();
+    let nothing = group.consecutive_failures == 0
+        && group.waiting_for.is_none()
+        && paused.is_none()
+        && group.scale_override.is_none();
     html! {
         @if nothing { span.dim { "nothing" } }
         @if let Some(paused) = paused { p.warn { (pause_text(paused, clock)) } }
-        @if let Some(scaled) = &group.scaled {
+        @if let Some(scaled) = &group.scale_override {
             p {
                 @if let Some(min) = scaled.min { (min) " at least" }
                 @if let (Some(_), Some(_)) = (scaled.min, scaled.max) { ", " }
                 @if let Some(max) = scaled.max { (max) " at most" }
-                " for " (clock.ahead(scaled.seconds_left)) small { "by " (scaled.by) }
+                " for " (clock.ahead(scaled.remaining_seconds)) small { "by " (scaled.by) }
             }
         }
-        @if group.short_lives > 0 {
-            p class=(if group.fails { "bad" } else { "warn" }) {
-                (group.short_lives) @if group.short_lives == 1 { " worker" } @else { " workers in a row" } " did not last"
-                @if let Some(left) = group.pause_seconds { "; the next starts in " (clock.ahead(left)) }
+        @if group.consecutive_failures > 0 {
+            p class=(if group.failing { "bad" } else { "warn" }) {
+                (group.consecutive_failures) @if group.consecutive_failures == 1 { " worker" } @else { " workers in a row" } " did not last"
+                @if let Some(left) = group.restart_backoff_seconds { "; the next starts in " (clock.ahead(left)) }
             }
-            @if let Some(end) = &group.last_end { small { "the last one " (error_text(end, clock)) } }
+            @if let Some(end) = &group.last_exit { small { "the last one " (error_text(end, clock)) } }
         }
-        @if let Some(waits) = &group.waits {
-            p { (waits) @if let Some(left) = group.waits_seconds { " in " (clock.ahead(left)) } }
+        @if let Some(waits) = &group.waiting_for {
+            p { (waits) @if let Some(left) = group.waiting_seconds { " in " (clock.ahead(left)) } }
         }
     }
 }
@@ -265,10 +268,10 @@ fn blockers(pool: &PoolStatus, group: &GroupStatus, clock: SnapshotClock) -> Mar
 fn pause_text(paused: &PauseStatus, clock: SnapshotClock) -> Markup {
     html! {
         "paused by " (paused.by)
-        @match paused.seconds_left { Some(left) => { ", for " (clock.ahead(left)) }, None => { ", until it is resumed" } }
+        @match paused.remaining_seconds { Some(left) => { ", for " (clock.ahead(left)) }, None => { ", until it is resumed" } }
     }
 }
 
 fn error_text(fault: &ErrorStatus, clock: SnapshotClock) -> Markup {
-    html! { (clock.ago(fault.seconds_ago)) ": " (fault.text) }
+    html! { (clock.ago(fault.seconds_ago)) ": " (fault.message) }
 }

@@ -96,9 +96,13 @@ async fn workers_are_started_for_the_tasks_of_a_queue_and_go_when_none_are_left(
         pool.controller(&format!("unbind_delay = \"8s\"\nstop_delay = \"4s\"\nmin = 0\nmax = 4\n{command}{demand}"));
     controller.says(READY).await;
     let socket = here.join("workers/controller.sock");
-    let both = |seen: &Value| seen["demands"][0]["claimed"] == 2 && seen["counts"]["workers_started"] == 2;
+    let both = |seen: &Value| seen["external_demands"][0]["claimed"] == 2 && seen["counters"]["workers_started"] == 2;
     let seen = until(&socket, "two workers hold the two tasks", both).await;
-    assert_eq!((&seen["demands"][0]["name"], &seen["demands"][0]["pending"]), (&"ci".into(), &0.into()), "{seen}");
+    assert_eq!(
+        (&seen["external_demands"][0]["name"], &seen["external_demands"][0]["pending"]),
+        (&"ci".into(), &0.into()),
+        "{seen}"
+    );
     assert_eq!(
         (&seen["groups"][0]["key"], &seen["groups"][0]["phase"]),
         (&"builds".into(), &"active".into()),
@@ -106,7 +110,7 @@ async fn workers_are_started_for_the_tasks_of_a_queue_and_go_when_none_are_left(
     );
     // Nothing waits any more, and nobody is told to go: they hold what was claimed.
     let seen = until(&socket, "they are at work", |seen| seen["groups"][0]["workers"]["starting"] == 0).await;
-    assert_eq!((&seen["workers"]["going"], &seen["groups"][0]["wanted"]), (&0.into(), &2.into()), "{seen}");
+    assert_eq!((&seen["workers"]["stopping"], &seen["groups"][0]["wanted"]), (&0.into(), &2.into()), "{seen}");
     let table = status(&socket, &[]).await;
     assert!(table.contains("ci for builds   0 pending   2 claimed"), "{table}");
 
@@ -132,10 +136,14 @@ async fn a_queue_that_may_not_be_listed_is_counted_by_what_waits_and_one_that_is
     let mut controller = pool.controller(&format!("command = [\"/bin/sleep\", \"600\"]\n{demand}"));
     controller.says("claimed tasks are not counted, only those that wait").await;
     let socket = here.join("workers/controller.sock");
-    let counted = |seen: &Value| seen["demands"][0]["pending"] == 1 && seen["groups"][0]["wanted"] == 1;
+    let counted = |seen: &Value| seen["external_demands"][0]["pending"] == 1 && seen["groups"][0]["wanted"] == 1;
     let seen = until(&socket, "what waits is counted", counted).await;
-    assert_eq!(seen["demands"][0].get("claimed"), None, "{seen}");
+    assert_eq!(seen["external_demands"][0].get("claimed"), None, "{seen}");
     tasks.service.stop().await;
-    let seen = until(&socket, "it is not told any more", |seen| seen["demands"][0]["trouble"].is_string()).await;
-    assert_eq!((&seen["demands"][0]["pending"], &seen["groups"][0]["wanted"]), (&1.into(), &1.into()), "{seen}");
+    let seen = until(&socket, "it is not told any more", |seen| seen["external_demands"][0]["error"].is_string()).await;
+    assert_eq!(
+        (&seen["external_demands"][0]["pending"], &seen["groups"][0]["wanted"]),
+        (&1.into(), &1.into()),
+        "{seen}"
+    );
 }

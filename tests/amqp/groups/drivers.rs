@@ -87,7 +87,7 @@ async fn where_nobody_starts_workers_it_is_said_how_many_would_be() {
     controller.says("workers are wanted, and none is started here").await;
     let socket = pool.folder.path().join("workers/controller.sock");
     let seen = until(&socket, "it has decided", |seen| seen["groups"][0]["wanted"] == 2).await;
-    assert_eq!((&seen["starts_workers"], &seen["counts"]["workers_started"]), (&false.into(), &0.into()), "{seen}");
+    assert_eq!((&seen["starts_workers"], &seen["counters"]["workers_started"]), (&false.into(), &0.into()), "{seen}");
     assert!(seen["groups"][0]["reasons"].to_string().contains("2 at least"), "{seen}");
 }
 
@@ -101,7 +101,7 @@ async fn a_group_whose_workers_cannot_even_be_started_is_an_alert_and_said_in_it
     pool.ask("a", "1").await;
     controller.says("the workers of this key do not last; the last one: it cannot be started: no room").await;
     let socket = pool.folder.path().join("workers/controller.sock");
-    let seen = until(&socket, "it fails", |seen| seen["groups"][0]["fails"] == true).await;
-    let last = seen["groups"][0]["last_end"]["text"].as_str().unwrap_or_default();
+    let seen = until(&socket, "it fails", |seen| seen["groups"][0]["failing"] == true).await;
+    let last = seen["groups"][0]["last_exit"]["message"].as_str().unwrap_or_default();
     assert_eq!(last, "it cannot be started: no room (exit status: 1)", "{seen}");
 }

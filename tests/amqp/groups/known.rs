@@ -65,7 +65,7 @@ async fn b01_a_thousand_cold_keys_at_once_reach_their_queues_and_none_waits_for_
     }
     // All of them at once are much for a slow machine.
     for part in [KEYS / 4, KEYS / 2, KEYS] {
-        let forwarded = |seen: &Value| seen["counts"]["orphans_forwarded"].as_u64() >= Some(part as u64);
+        let forwarded = |seen: &Value| seen["counters"]["orphans_forwarded"].as_u64() >= Some(part as u64);
         pool.sees("more are forwarded", forwarded).await;
     }
     let seen = pool
@@ -74,8 +74,8 @@ async fn b01_a_thousand_cold_keys_at_once_reach_their_queues_and_none_waits_for_
             groups.len() == KEYS && groups.iter().all(|group| group["ready"] == 1)
         })
         .await;
-    assert_eq!((&seen["orphans"], &seen["counts"]["orphans_forwarded"]), (&0.into(), &KEYS.into()), "once each");
-    assert_eq!(seen["counts"]["steps_failed"], 0, "{seen}");
+    assert_eq!((&seen["orphans_held"], &seen["counters"]["orphans_forwarded"]), (&0.into(), &KEYS.into()), "once each");
+    assert_eq!(seen["counters"]["queue_operation_failures"], 0, "{seen}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -94,8 +94,8 @@ async fn b02_a_key_of_any_character_reaches_a_worker_that_is_told_it_whole() {
         let told = answer["key"].as_str().expect("a key");
         assert_eq!(urlencoding::decode(told).expect("text"), key.as_str());
     }
-    let seen = pool.sees("it is quiet", |seen| seen["orphans"] == 0).await;
-    assert_eq!(seen["counts"]["orphans_forwarded"], keys.len(), "no circle: {seen}");
+    let seen = pool.sees("it is quiet", |seen| seen["orphans_held"] == 0).await;
+    assert_eq!(seen["counters"]["orphans_forwarded"], keys.len(), "no circle: {seen}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -105,10 +105,14 @@ async fn b06_a_queue_that_nobody_empties_stays_and_so_does_the_connection() {
     controller.says(READY).await;
     pool.ask("a", "1").await;
     // For several times its delays.
-    let later = |seen: &Value| seen["role_seconds"].as_f64().is_some_and(|seconds| seconds > 6.0);
+    let later = |seen: &Value| seen["seconds_in_role"].as_f64().is_some_and(|seconds| seconds > 6.0);
     let active = |seen: &Value| group(seen, "a")["phase"] == "active" && group(seen, "a")["ready"] == 1;
     let seen = pool.sees("time has passed", |seen| later(seen) && active(seen)).await;
-    assert_eq!((&seen["counts"]["broker_losses"], &seen["counts"]["steps_failed"]), (&0.into(), &0.into()), "{seen}");
+    assert_eq!(
+        (&seen["counters"]["broker_disconnects"], &seen["counters"]["queue_operation_failures"]),
+        (&0.into(), &0.into()),
+        "{seen}"
+    );
     pool.ask("a", "2").await;
     pool.until(&format!("{}-req-a", pool.name), Some((2, 0))).await;
 }
@@ -129,7 +133,7 @@ async fn b09_a_request_that_its_queue_does_not_take_stays_an_orphan_until_it_doe
     controller.says(READY).await;
     pool.ask("k", "second").await;
     controller.says("its queue was made otherwise, and is taken as it is").await;
-    pool.sees("it is in hand", |seen| seen["orphans"] == 1 && group(seen, "k")["ready"] == 1).await;
+    pool.sees("it is in hand", |seen| seen["orphans_held"] == 1 && group(seen, "k")["ready"] == 1).await;
     let id = async || {
         let got = pool.client.get(&queue).await;
         got.and_then(|delivery| delivery.properties.correlation_id().as_ref().map(ToString::to_string))
@@ -137,8 +141,8 @@ async fn b09_a_request_that_its_queue_does_not_take_stays_an_orphan_until_it_doe
     assert_eq!(id().await.as_deref(), Some("first"));
     pool.until(&queue, Some((1, 0))).await;
     assert_eq!(id().await.as_deref(), Some("second"));
-    let seen = pool.sees("it was forwarded", |seen| seen["orphans"] == 0).await;
-    assert_eq!(seen["counts"]["orphans_forwarded"], 1, "{seen}");
+    let seen = pool.sees("it was forwarded", |seen| seen["orphans_held"] == 0).await;
+    assert_eq!(seen["counters"]["orphans_forwarded"], 1, "{seen}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -186,7 +190,7 @@ async fn b12_a_broker_that_is_killed_under_load_comes_back_to_the_same_workers_a
         broker
     });
     let broker = broker.await.expect("it starts again");
-    let back = |seen: &Value| seen["role"] == "active" && group(seen, "a")["settled"] == true;
+    let back = |seen: &Value| seen["role"] == "active" && group(seen, "a")["is_settled"] == true;
     pool.sees("it has the pool again", back).await;
     assert_eq!(pool.workers_there(), before, "its worker was left alone");
     let client = Client::without_queue(&crate::support::broker(&pool.uri), "answers").await;
@@ -223,7 +227,7 @@ async fn b13_a_group_has_as_many_workers_as_its_load_needs() {
         pool.ask("a", &number.to_string()).await;
     }
     let seen = pool.sees("three are at work", |seen| group(seen, "a")["workers"]["busy"] == 3).await;
-    assert_eq!((&group(&seen, "a")["wanted"], &seen["counts"]["workers_started"]), (&3.into(), &3.into()), "{seen}");
+    assert_eq!((&group(&seen, "a")["wanted"], &seen["counters"]["workers_started"]), (&3.into(), &3.into()), "{seen}");
     std::fs::write(&gate, "").expect("it is written");
     for number in 0..5 {
         pool.answered(&number.to_string()).await;
@@ -281,7 +285,7 @@ async fn b02_a_key_that_is_no_text_is_answered_and_costs_nobody_else_anything() 
     controller.says(READY).await;
     let said = asks(&python, &pool, b"a\xff", 2).await;
     assert_eq!(said.matches("core_error ").count(), 2, "{said}");
-    assert!(said.contains("journeyman:dead_letter:key"), "{said}");
-    let seen = pool.sees("it has the pool", |seen| seen["role"] == "active" && seen["orphans"] == 0).await;
-    assert_eq!(seen["counts"]["broker_losses"], 0, "{seen}");
+    assert!(said.contains("journeyman:dead_letter:invalid-key"), "{said}");
+    let seen = pool.sees("it has the pool", |seen| seen["role"] == "active" && seen["orphans_held"] == 0).await;
+    assert_eq!(seen["counters"]["broker_disconnects"], 0, "{seen}");
 }

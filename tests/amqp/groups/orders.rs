@@ -41,7 +41,7 @@ async fn a_pool_that_is_paused_starts_nobody_and_keeps_who_is_there_until_it_is_
     };
     let seen = until(&socket, "its request waits in its queue", waits).await;
     assert_eq!(seen["paused"]["by"], "ana: kernel update", "{seen}");
-    assert_eq!((&seen["counts"]["workers_started"], &seen["workers"]["going"]), (&1.into(), &0.into()), "{seen}");
+    assert_eq!((&seen["counters"]["workers_started"], &seen["workers"]["stopping"]), (&1.into(), &0.into()), "{seen}");
     let new = seen["groups"].as_array().expect("groups").iter().find(|group| group["key"] == "new").expect("it");
     assert!(new["reasons"].to_string().contains("it is paused"), "{new}");
     let table = status(&socket, &[]).await;
@@ -69,18 +69,21 @@ async fn a_group_has_other_numbers_for_a_time_and_is_made_for_them_where_it_is_n
     assert!(said.contains("has 2 to 2 workers for 3600 s"), "{said}");
     let warm = |seen: &serde_json::Value| {
         seen["groups"][0]["wanted"] == 2
-            && seen["counts"]["workers_started"] == 2
-            && seen["groups"][0]["settled"] == true
+            && seen["counters"]["workers_started"] == 2
+            && seen["groups"][0]["is_settled"] == true
     };
     let seen = until(&socket, "two are there", warm).await;
-    assert_eq!(seen["groups"][0]["scaled"]["min"], 2, "{seen}");
-    assert!(seen["groups"][0]["scaled"]["seconds_left"].as_f64().is_some_and(|left| left > 3_000.0), "{seen}");
+    assert_eq!(seen["groups"][0]["scale_override"]["min"], 2, "{seen}");
+    assert!(
+        seen["groups"][0]["scale_override"]["remaining_seconds"].as_f64().is_some_and(|left| left > 3_000.0),
+        "{seen}"
+    );
 
     // Another one takes the place of a worker that is told to go.
-    let first = seen["groups"][0]["members"][0]["id"].as_str().expect("a worker").to_owned();
+    let first = seen["groups"][0]["worker_list"][0]["id"].as_str().expect("a worker").to_owned();
     let said = obeyed(&socket, &["drain", &first]).await;
     assert!(said.contains("is told to go"), "{said}");
-    until(&socket, "another one is started", |seen| seen["counts"]["workers_started"] == 3).await;
+    until(&socket, "another one is started", |seen| seen["counters"]["workers_started"] == 3).await;
     let (code, said) = tell(&socket, &["drain", "nobody"]).await;
     assert!(code == Some(1) && said.contains("has no worker nobody"), "{said}");
 
@@ -100,16 +103,16 @@ async fn a_group_whose_workers_did_not_last_is_tried_again_at_once_where_somebod
     // The pauses grow; somebody who has mended it does not wait for the end of one.
     let waits = |seen: &serde_json::Value| {
         let group = &seen["groups"][0];
-        group["short_lives"].as_u64() >= Some(4) && group["pause_seconds"].as_f64().is_some()
+        group["consecutive_failures"].as_u64() >= Some(4) && group["restart_backoff_seconds"].as_f64().is_some()
     };
     until(&socket, "it waits", waits).await;
     let said = obeyed(&socket, &["retry", "--key", "a"]).await;
     assert!(said.contains("the next one starts now"), "{said}");
     // Fewer than have failed in all.
     let anew = |seen: &serde_json::Value| {
-        seen["groups"][0]["short_lives"]
+        seen["groups"][0]["consecutive_failures"]
             .as_u64()
-            .is_some_and(|row| Some(row) < seen["counts"]["workers_failed"].as_u64())
+            .is_some_and(|row| Some(row) < seen["counters"]["workers_failed"].as_u64())
     };
     until(&socket, "it is counted anew", anew).await;
 }

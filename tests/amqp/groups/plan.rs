@@ -46,19 +46,20 @@ async fn a_plan_beside_a_controller_shows_what_another_configuration_would_do_an
     pool.ask("7", "1").await;
     while pool.client.answer("1").await.partial {}
     let socket = pool.folder.path().join("workers/controller.sock");
-    let there = until(&socket, "its worker is seen", |seen| seen["groups"][0]["members"][0]["id"].is_string()).await;
-    let id = &there["groups"][0]["members"][0]["id"];
+    let there =
+        until(&socket, "its worker is seen", |seen| seen["groups"][0]["worker_list"][0]["id"].is_string()).await;
+    let id = &there["groups"][0]["worker_list"][0]["id"];
 
     let more = pool.write(&format!("min = 3\nmax = 3\n{echo}"));
     let planned = plan(&pool, &more, &[]).await;
-    assert_eq!((&planned["controlled"], &planned["orphans"]), (&"here".into(), &0.into()), "{planned}");
+    assert_eq!((&planned["controlled"], &planned["orphans_held"]), (&"here".into(), &0.into()), "{planned}");
     let group = &planned["groups"][0];
     assert_eq!((&group["workers"], &group["start"], &group["stop"]), (&1.into(), &2.into(), &json!([])), "{planned}");
     let none = pool.write(&format!("min = 0\nmax = 1\n{echo}"));
     let planned = plan(&pool, &none, &[]).await;
     let seen = until(&socket, "it is asked again", |_| true).await;
     assert_eq!(planned["groups"][0]["stop"], json!([id]), "{planned}");
-    assert_eq!((&seen["workers"]["going"], &seen["counts"]["workers_started"]), (&0.into(), &1.into()), "{seen}");
+    assert_eq!((&seen["workers"]["stopping"], &seen["counters"]["workers_started"]), (&0.into(), &1.into()), "{seen}");
 
     // The next one would find the worker that is left.
     let more = pool.write(&format!("min = 3\nmax = 3\n{echo}"));

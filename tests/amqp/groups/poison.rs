@@ -37,7 +37,7 @@ impl Pool {
         within(&format!("{count} are put aside"), async {
             loop {
                 let seen: Value =
-                    serde_json::from_str(&done(&self.socket(), &["ls", "-o", "json"]).await).expect("JSON");
+                    serde_json::from_str(&done(&self.socket(), &["list", "-o", "json"]).await).expect("JSON");
                 let requests = seen[&self.name]["requests"].as_array().expect("a list").clone();
                 if requests.len() == count {
                     return requests;
@@ -51,7 +51,7 @@ impl Pool {
     async fn fill(&self, key: &str, ids: &BTreeSet<String>) {
         for id in ids {
             let table = amqp::header_table([
-                ("x-journeyman-poison", AMQPValue::LongString(id.as_str().into())),
+                ("x-journeyman-poison-id", AMQPValue::LongString(id.as_str().into())),
                 ("x-journeyman-key", AMQPValue::LongString(key.into())),
                 ("x-journeyman-attempts", AMQPValue::LongInt(7)),
                 ("x-rpc-path", AMQPValue::LongString("/echo".into())),
@@ -85,18 +85,22 @@ async fn b04_a_request_that_is_put_aside_says_which_worker_ended_under_it_and_is
     pool.ask("a/b", "1").await;
     assert_eq!(pool.client.answer("1").await.json()["context"]["reason"], "delivery_limit");
     let seen = pool.put_aside(1).await.remove(0);
-    assert_eq!((&seen["key"], &seen["reason"], &seen["tries"]), (&"a/b".into(), &"delivery_limit".into(), &2.into()));
-    assert_eq!((&seen["end"], &seen["bytes"]), (&"signal: 9 (SIGKILL)".into(), &1.into()), "{seen}");
+    assert_eq!(
+        (&seen["key"], &seen["reason"], &seen["attempts"]),
+        (&"a/b".into(), &"delivery_limit".into(), &2.into())
+    );
+    assert_eq!((&seen["worker_exit"], &seen["body_bytes"]), (&"signal: 9 (SIGKILL)".into(), &1.into()), "{seen}");
     assert_eq!(seen["headers"]["x-rpc-path"], "/echo", "{seen}");
     let worker = seen["worker"].as_str().expect("a worker");
     let log = std::fs::read_to_string(pool.records().join(format!("{worker}.log"))).expect("its log");
-    let last = seen["log"].as_array().and_then(|lines| lines.last()).and_then(Value::as_str).expect("its last words");
+    let last =
+        seen["worker_log"].as_array().and_then(|lines| lines.last()).and_then(Value::as_str).expect("its last words");
     assert_eq!(log.lines().last(), Some(last));
     let id = seen["id"].as_str().expect("a name");
     let shown = done(&pool.socket(), &["show", id]).await;
     assert!(shown.contains(worker) && shown.contains(last) && shown.contains("1 bytes"), "{shown}");
     assert_eq!(done(&pool.socket(), &["show", id, "--body"]).await, "1");
-    let table = done(&pool.socket(), &["ls", "--pool", &pool.name]).await;
+    let table = done(&pool.socket(), &["list", "--pool", &pool.name]).await;
     assert!(table.contains(id) && table.contains("a/b"), "{table}");
     // It was looked at four times, and is there as it was.
     pool.until(&pool.poison(), Some((1, 0))).await;
@@ -125,7 +129,11 @@ async fn of_what_was_put_aside_some_may_go_and_what_cannot_be_done_is_said() {
     assert_eq!(said.status.code(), Some(1), "{text}");
     assert!(text.starts_with("1 requeued\n") && text.contains("nobody: not requeued: there is no such"), "{text}");
     assert!(text.contains(&format!("{odd}: not requeued: nothing says under which key it came")), "{text}");
-    assert_eq!(done(&pool.socket(), &["drop", "r3"]).await, "1 dropped\n");
+    assert_eq!(
+        done(&pool.socket(), &["discard", "r3"]).await,
+        "1 discarded
+"
+    );
     let left: Vec<Value> = pool.put_aside(4).await.into_iter().map(|entry| entry["id"].clone()).collect();
     assert_eq!(left, ["r0", "r2", "r4", odd], "in their places");
     let queue = format!("{}-req-k", pool.name);
@@ -133,8 +141,12 @@ async fn of_what_was_put_aside_some_may_go_and_what_cannot_be_done_is_said() {
     let back = pool.client.get(&queue).await.expect("a request");
     let table = back.properties.headers().clone().expect("headers");
     assert_eq!(table.inner().get("x-journeyman-attempts"), None, "its count is a new one");
-    assert_eq!(done(&pool.socket(), &["drop", "--all"]).await, "4 dropped\n");
-    assert_eq!(done(&pool.socket(), &["ls"]).await, "nothing was put aside\n");
+    assert_eq!(
+        done(&pool.socket(), &["discard", "--all"]).await,
+        "4 discarded
+"
+    );
+    assert_eq!(done(&pool.socket(), &["list"]).await, "nothing was put aside\n");
     let said = poison(&pool.socket(), &["show", "r3"]).await;
     assert_eq!(said.status.code(), Some(1), "{said:?}");
 }
@@ -176,10 +188,10 @@ async fn a_controller_that_stands_by_says_who_knows_of_what_was_put_aside() {
     let own = pool.folder.path().join("second.sock");
     let mut second = pool.controller(&format!("[control]\nsocket = \"{}\"\n", own.display()));
     second.says("this one stands by").await;
-    let said = poison(&own, &["ls"]).await;
+    let said = poison(&own, &["list"]).await;
     let text = String::from_utf8_lossy(&said.stderr);
     assert!(said.status.code() == Some(1) && text.contains("the controller that has the pool can be asked"), "{text}");
     // Requests of a client are none of its business.
     assert!(pool.publish("k", Client::properties("1", "/echo")).await);
-    assert_eq!(done(&pool.socket(), &["ls"]).await, "nothing was put aside\n");
+    assert_eq!(done(&pool.socket(), &["list"]).await, "nothing was put aside\n");
 }

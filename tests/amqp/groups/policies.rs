@@ -168,16 +168,16 @@ async fn b11_what_workers_hold_is_counted_and_keeps_their_group_whatever_else_th
     let channel = connection.create_channel().await.expect("a channel");
     let options = BasicGetOptions { no_ack: false };
     let held = channel.basic_get(queue.as_str().into(), options).await.expect("it can be taken").expect("a request");
-    let seen = pool.sees("it is counted", |seen| seen["groups"][0]["held"] == 1).await;
-    let since = seen["role_seconds"].as_f64().expect("a time");
+    let seen = pool.sees("it is counted", |seen| seen["groups"][0]["unacknowledged"] == 1).await;
+    let since = seen["seconds_in_role"].as_f64().expect("a time");
     // For longer than it would be there if nothing were held; late is no matter.
-    let later = |seen: &Value| seen["role_seconds"].as_f64().is_some_and(|seconds| seconds > since + 17.0);
+    let later = |seen: &Value| seen["seconds_in_role"].as_f64().is_some_and(|seconds| seconds > since + 17.0);
     let seen = pool.sees("time has passed", later).await;
-    assert_eq!((&seen["groups"][0]["held"], &seen["groups"][0]["ready"]), (&1.into(), &0.into()), "{seen}");
+    assert_eq!((&seen["groups"][0]["unacknowledged"], &seen["groups"][0]["ready"]), (&1.into(), &0.into()), "{seen}");
     assert!(pool.depth(&queue).await.is_some(), "its queue is there");
     held.delivery.acker.ack(Default::default()).await.expect("it is acknowledged");
     pool.until(&queue, None).await;
-    assert_eq!(pool.sees("it is over", |_| true).await["counts"]["broker_losses"], 0);
+    assert_eq!(pool.sees("it is over", |_| true).await["counters"]["broker_disconnects"], 0);
     leaves(controller).await;
     pool.without_policies().await;
 }

@@ -56,7 +56,7 @@ async fn a_key_whose_queue_is_full_is_answered_so_and_takes_no_room_from_others(
     controller.says(READY).await;
     // Some wait for room, for a while; and one has it.
     let waiting = 1 + journeyman::limits::CONTROLLER_QUEUE_FULL_WAITING_MAX as u64;
-    let answered = |seen: &Value| seen["counts"]["dead_letters"].as_u64() == Some(REQUESTS - waiting);
+    let answered = |seen: &Value| seen["counters"]["dead_letters"].as_u64() == Some(REQUESTS - waiting);
     pool.sees("the others are answered", answered).await;
     let good = format!("{}-req-good", pool.name);
     within("the other key has its request", async { while pool.depth(&good).await != Some((1, 0)) {} }).await;
@@ -93,20 +93,20 @@ async fn a_key_whose_queue_confirms_nothing_takes_no_room_from_others_and_what_i
     pool.ask("good", "good").await;
     controller.says("the broker does not confirm requests that were forwarded").await;
     pool.until(&format!("{}-req-good", pool.name), Some((1, 0))).await;
-    let many = |seen: &Value| seen["counts"]["dead_letters"].as_u64() > Some(400);
+    let many = |seen: &Value| seen["counters"]["dead_letters"].as_u64() > Some(400);
     pool.sees("those that it has no room for are answered", many).await;
     its_process("resume");
     let all = |seen: &Value| {
-        let count = |name: &str| seen["counts"][name].as_u64().unwrap_or_default();
+        let count = |name: &str| seen["counters"][name].as_u64().unwrap_or_default();
         // Besides those of this queue, the first one and the one of the other key.
         count("dead_letters") + count("orphans_forwarded") == REQUESTS + 2
     };
     let seen = pool.sees("each is answered, or in its queue", all).await;
-    let answered = seen["counts"]["dead_letters"].as_u64().expect("a number");
+    let answered = seen["counters"]["dead_letters"].as_u64().expect("a number");
     assert!((400..REQUESTS).contains(&answered), "{seen}");
     let there = u32::try_from(1 + REQUESTS - answered).expect("a number of requests");
     pool.until(&hot, Some((there, 0))).await;
-    assert_eq!(seen["counts"]["broker_losses"], 0, "{seen}");
+    assert_eq!(seen["counters"]["broker_disconnects"], 0, "{seen}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -141,7 +141,7 @@ async fn exchanges_that_somebody_deletes_are_made_again_while_the_connection_las
         assert_eq!(pool.client.answer(id).await.json()["context"]["reason"], "expired", "{key}");
     }
     let seen = pool.sees("it has them", |_| true).await;
-    assert_eq!(seen["counts"]["broker_losses"], 0, "{seen}");
+    assert_eq!(seen["counters"]["broker_disconnects"], 0, "{seen}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -153,9 +153,9 @@ async fn cold_requests_whose_group_would_go_sooner_than_its_queue_is_made_reach_
     for number in 0..KEYS {
         pool.ask(&format!("k{number}"), &number.to_string()).await;
     }
-    let all = |seen: &Value| seen["counts"]["orphans_forwarded"].as_u64() >= Some(KEYS as u64);
+    let all = |seen: &Value| seen["counters"]["orphans_forwarded"].as_u64() >= Some(KEYS as u64);
     let seen = pool.sees("all have reached their queues", all).await;
-    assert_eq!(seen["counts"]["dead_letters"], 0, "{seen}");
+    assert_eq!(seen["counters"]["dead_letters"], 0, "{seen}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -225,7 +225,11 @@ async fn what_the_inventory_refuses_stays_a_dead_letter_until_it_takes_it_and_is
     pool.until(&poison, Some((1, 0))).await;
     let answer = pool.client.answer("1").await;
     assert_eq!(answer.json()["context"]["reason"], "delivery_limit", "{:?}", answer.json());
-    let seen = pool.sees("it is done", |seen| seen["counts"]["dead_letters"] == 1).await;
-    assert_eq!((&seen["counts"]["broker_losses"], &seen["counts"]["poison"]), (&0.into(), &1.into()), "{seen}");
+    let seen = pool.sees("it is done", |seen| seen["counters"]["dead_letters"] == 1).await;
+    assert_eq!(
+        (&seen["counters"]["broker_disconnects"], &seen["counters"]["poison_requests"]),
+        (&0.into(), &1.into()),
+        "{seen}"
+    );
     pool.until(&format!("{}-deadletter", pool.name), Some((0, 1))).await;
 }

@@ -45,15 +45,20 @@ async fn status_says_why_a_group_has_so_many_workers_and_what_came_of_its_reques
     assert_eq!(pool.client.answer("1").await.status(), "ok");
     let socket = pool.folder.path().join("workers/controller.sock");
     // It is busy until it says that it is ready again: after `started`, `ready`, and two words for the request.
-    let up = |group: &Value| group["workers"]["idle"] == 1 && group["held"] == 0;
-    let is_told = |seen: &Value| seen["counts"]["reports"].as_u64() >= Some(5);
-    let forwarded = |seen: &Value| (&seen["orphans"], &seen["counts"]["orphans_forwarded"]) == (&0.into(), &1.into());
+    let up = |group: &Value| group["workers"]["idle"] == 1 && group["unacknowledged"] == 0;
+    let is_told = |seen: &Value| seen["counters"]["activity_reports"].as_u64() >= Some(5);
+    let forwarded =
+        |seen: &Value| (&seen["orphans_held"], &seen["counters"]["orphans_forwarded"]) == (&0.into(), &1.into());
     let there = |seen: &Value| {
-        up(&seen["groups"][0]) && is_told(seen) && seen["groups"][0]["settled"] == true && forwarded(seen)
+        up(&seen["groups"][0]) && is_told(seen) && seen["groups"][0]["is_settled"] == true && forwarded(seen)
     };
     let seen = until(&socket, "the worker is seen", there).await;
     assert_eq!((&seen["role"], &seen["broker"]["connected"]), (&"active".into(), &true.into()), "{seen}");
-    assert_eq!((&seen["counts"]["workers_started"], &seen["generation"]), (&1.into(), &seen["reached"]), "{seen}");
+    assert_eq!(
+        (&seen["counters"]["workers_started"], &seen["generation"]),
+        (&1.into(), &seen["observed_generation"]),
+        "{seen}"
+    );
     let group = &seen["groups"][0];
     assert_eq!((&group["key"], &group["phase"], &group["wanted"]), (&"a b".into(), &"active".into(), &1.into()));
     assert!(group["next_phase_seconds"].as_f64().is_some_and(|left| left > 300.0 && left <= 601.0), "{group}");
@@ -74,8 +79,8 @@ async fn status_says_that_workers_do_not_last_and_where_the_log_of_the_last_one_
     pool.ask("a", "1").await;
     controller.says("a worker has ended").await;
     let socket = pool.folder.path().join("workers/controller.sock");
-    let seen = until(&socket, "the end is seen", |seen| seen["groups"][0]["short_lives"] != 0).await;
-    let last = seen["groups"][0]["last_end"]["text"].as_str().unwrap_or_default();
+    let seen = until(&socket, "the end is seen", |seen| seen["groups"][0]["consecutive_failures"] != 0).await;
+    let last = seen["groups"][0]["last_exit"]["message"].as_str().unwrap_or_default();
     // It may be over before it can be written down.
     let ended = last.starts_with("exit status: 1; its log is ") && last.ends_with(".log");
     assert!(ended || last == "it cannot be started: it ended at once", "{seen}");
@@ -125,7 +130,7 @@ async fn a_configuration_that_is_read_again_is_heeded_at_once_and_a_bad_one_is_r
     pool.write(&format!("min = 3\nmax = 2\n{echo}"));
     controller.signal(Signal::HUP);
     controller.says("the configuration is refused and the old one stays").await;
-    until(&socket, "two are there", |seen| seen["counts"]["workers_started"] == 2).await;
+    until(&socket, "two are there", |seen| seen["counters"]["workers_started"] == 2).await;
     let seen = until(&socket, "two are wanted", |seen| seen["groups"][0]["wanted"] == 2).await;
     assert_eq!(seen["role"], "active", "{seen}");
 }
@@ -159,7 +164,7 @@ async fn a_controller_is_ready_while_it_has_its_pool_and_not_while_it_stands_by(
     assert!(ready.starts_with("HTTP/1.1 200") && ready.ends_with("\r\nready\n"), "{ready}");
     pool.ask("a", "1").await;
     let socket = pool.folder.path().join("workers/controller.sock");
-    until(&socket, "it is forwarded", |seen| seen["counts"]["orphans_forwarded"] == 1).await;
+    until(&socket, "it is forwarded", |seen| seen["counters"]["orphans_forwarded"] == 1).await;
     let metrics = get(&of_first, "/metrics").await;
     let sample = format!("journeyman_controller_orphans_forwarded_total{{pool=\"{}\"}} 1.0", pool.name);
     assert!(metrics.contains(&sample), "{metrics}");

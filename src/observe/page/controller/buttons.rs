@@ -29,7 +29,7 @@ pub(super) fn group_buttons(pool: &PoolStatus, group: &GroupStatus) -> Markup {
         return html! {};
     }
     let key = &group.key;
-    let scaled = group.scaled.as_ref();
+    let scaled = group.scale_override.as_ref();
     let number = |number: Option<u32>| number.map_or_else(String::new, |number| number.to_string());
     html! {
         div.act {
@@ -38,7 +38,7 @@ pub(super) fn group_buttons(pool: &PoolStatus, group: &GroupStatus) -> Markup {
             } @else if pool.paused.is_none() {
                 (button(pool, &json!({ "pause": { "key": key } }), "pause", ""))
             }
-            @if group.short_lives > 0 {
+            @if group.consecutive_failures > 0 {
                 " " (button(pool, &json!({ "retry": { "key": key } }), "start again now", ""))
             }
             details data-name=(format!("numbers {} {key}", pool.name)) {
@@ -69,6 +69,6 @@ pub(super) fn worker_buttons(pool: &PoolStatus, worker: &WorkerStatus) -> Markup
 }
 
 fn button(pool: &PoolStatus, order: &serde_json::Value, says: &str, ask: &str) -> Markup {
-    let order = json!({ "pool": pool.name, "order": order }).to_string();
-    html! { button type="button" data-order=(order) data-confirm=[Some(ask).filter(|ask| !ask.is_empty())] { (says) } }
+    let order = json!({ "pool": pool.name, "command": order }).to_string();
+    html! { button type="button" data-command=(order) data-confirm=[Some(ask).filter(|ask| !ask.is_empty())] { (says) } }
 }
