@@ -1,17 +1,15 @@
-//! README.md and the guide hold: what they promise has tests, their configurations can be used, their commands exist, their
-//! links lead somewhere, and the first handler runs as they say.
+//! README.md and the guide: their configurations load, their commands and links exist, and the first handler runs as written.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use clap::{CommandFactory as _, Parser as _};
 use journeyman::cli::Cli;
 use journeyman::guide::{PAGES, Page};
 use rustix::process::Signal;
-use serde::Deserialize;
 
 use crate::server::dev;
-use crate::support::{beside, journeyman, run};
+use crate::support::{journeyman, run};
 
 /// README.md, and every page of the guide.
 fn pages() -> Vec<Page> {
@@ -39,93 +37,6 @@ fn blocks() -> Vec<Block> {
 fn spans() -> Vec<&'static str> {
     let outside = pages().into_iter().flat_map(|page| page.text.split("\n```").step_by(2));
     outside.flat_map(|text| text.split('`').skip(1).step_by(2)).collect()
-}
-
-/// A section without its heading, as one line a paragraph, an entry of a list or a row of a table.
-fn section(title: &str) -> String {
-    let heading = format!("\n## {title}\n");
-    let text =
-        pages().into_iter().find_map(|page| Some(page.text.split_once(&heading)?.1)).expect("a page has the section");
-    let text = &text[..text.find("\n## ").unwrap_or(text.len())];
-    let row = |line: &str| line.strip_prefix("| ").and_then(|line| line.strip_suffix(" |")).map(str::to_owned);
-    let lines = text.lines().filter(|line| !line.starts_with("| ---") && !line.starts_with("| signal "));
-    let words = lines.map(|line| row(line).unwrap_or_else(|| line.strip_prefix("- ").unwrap_or(line).to_owned()));
-    words.collect::<Vec<_>>().join(" ").split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Promise {
-    says: String,
-    #[serde(default)]
-    tests: Vec<String>,
-    why: Option<String>,
-}
-
-/// The name of every test in the tree.
-fn tests() -> BTreeSet<String> {
-    fn read(folder: &Path, found: &mut BTreeSet<String>) {
-        for entry in std::fs::read_dir(folder).expect("the folder can be read") {
-            let path = entry.expect("it can be read").path();
-            if path.is_dir() {
-                read(&path, found);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
-                let text = std::fs::read_to_string(&path).expect("source is UTF-8");
-                found.extend(names(&text));
-            }
-        }
-    }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut found = BTreeSet::new();
-    read(&root.join("src"), &mut found);
-    read(&root.join("tests"), &mut found);
-    found
-}
-
-/// The functions of a file that an attribute makes a test.
-fn names(source: &str) -> Vec<String> {
-    let mut marked = false;
-    let mut names = Vec::new();
-    for line in source.lines().map(str::trim) {
-        if ["#[test]", "#[tokio::test"].iter().any(|mark| line.starts_with(mark)) {
-            marked = true;
-        } else if let Some(name) = line.trim_start_matches("async ").strip_prefix("fn ")
-            && std::mem::take(&mut marked)
-        {
-            names.extend(name.split('(').next().map(str::to_owned));
-        }
-    }
-    names
-}
-
-#[test]
-fn every_promise_has_its_tests() {
-    let table = std::fs::read_to_string(beside("promises.toml")).expect("promises.toml");
-    let table: BTreeMap<String, Vec<Promise>> = toml::from_str(&table).expect("promises.toml is TOML");
-    let tests = tests();
-    assert!(tests.len() > 300, "only {} tests were found", tests.len());
-    assert_eq!(
-        table.keys().collect::<Vec<_>>(),
-        [
-            "Signals",
-            "What it promises",
-            "What it promises about bridged work",
-            "What it promises about drivers",
-            "What it promises about groups",
-            "What it promises about requests",
-            "What it promises about services",
-        ]
-    );
-    for (title, promises) in &table {
-        let said: Vec<&str> = promises.iter().map(|promise| promise.says.as_str()).collect();
-        assert_eq!(said.join(" "), section(title), "promises.toml and the pages differ in \"{title}\"");
-        for Promise { says, tests: named, why } in promises {
-            assert_ne!(named.is_empty(), why.is_none(), "tests or a reason for none: {says}");
-            for name in named {
-                assert!(tests.contains(name), "there is no test {name}, which should hold: {says}");
-            }
-        }
-    }
 }
 
 #[test]
