@@ -1,8 +1,7 @@
-//! A worker's state as OpenMetrics.
+//! A worker's status as OpenMetrics, read from the snapshot that `journeyman status` shows.
 //!
-//! Nothing is counted here: every sample is read from the same view that `journeyman status` shows. All series of a source
-//! exist from the start, at zero, so that a rate is right from the first event on; labels hold names of the configuration
-//! and words of a fixed list, and nothing that a task brings.
+//! All series of a source exist from the start, at zero, so that rates are right from the first event. Labels hold names from
+//! the configuration and words of a fixed list, never text from a task.
 
 use std::fmt;
 
@@ -30,71 +29,71 @@ const HANDLER: &[&str] = &["handler"];
 const PROVIDER: &[&str] = &["provider"];
 
 const FAMILIES: &[MetricFamily<WorkerStatusReply>] = &[
-    info("build", "The version that runs.", |status| vec![labeled([&status.version], 1.0)]).with_labels(&["version"]),
-    info("worker", "Which worker this is, and how it holds payloads together.", |status| {
+    info("build", "Version of the running binary.", |status| vec![labeled([&status.version], 1.0)]).with_labels(&["version"]),
+    info("worker", "Worker id and group, and how payload processes are contained.", |status| {
         vec![labeled([&status.id, &status.group, &status.snapshot.containment], 1.0)]
     })
     .with_labels(&["worker_id", "worker_group", "containment"]),
-    gauge("uptime", "Since the worker started.", |status| unlabeled(status.snapshot.uptime_seconds)).with_unit("seconds"),
-    gauge("state", "1 for the state that the worker is in.", |status| {
+    gauge("uptime", "Time since the worker started.", |status| unlabeled(status.snapshot.uptime_seconds)).with_unit("seconds"),
+    gauge("state", "1 for the current state of the worker, 0 for the others.", |status| {
         LifecycleState::ALL.map(|state| labeled([state.as_str()], flag(status.snapshot.state == state))).into()
     })
     .with_labels(&["state"]),
-    gauge("guard_blocked", "1 for the reason why nothing is claimed; all 0 where claims are asked for.", |status| {
+    gauge("claiming_blocked", "1 for the reason why the worker claims nothing; all 0 while it claims.", |status| {
         BlockedReason::ALL.map(|why| labeled([why.as_str()], flag(status.snapshot.blocked == Some(why)))).into()
     })
     .with_labels(&["reason"]),
-    gauge("capacity", "How many tasks run at once at most.", |status| unlabeled(status.snapshot.capacity)),
-    gauge("slots_asked", "Slots that wait in polls.", |status| unlabeled(status.snapshot.asked)),
-    gauge("tasks_running", "Claims that are held.", |status| {
+    gauge("capacity", "Maximum number of concurrent tasks.", |status| unlabeled(status.snapshot.capacity)),
+    gauge("slots_polling", "Free slots that are waiting in a poll.", |status| unlabeled(status.snapshot.asked)),
+    gauge("tasks_running", "Claims held now.", |status| {
         let held = |source: &SourceStatus| status.snapshot.tasks.iter().filter(|task| task.source == source.name).count();
         per_source(status, |source| float(held(source) as u64))
     })
     .with_labels(SOURCE),
-    gauge("lease_left_min", "The shortest lease that is held, until it is given up; absent where none is.", |status| {
+    gauge("lease_remaining_min", "Shortest remaining lease of all claims; absent without claims.", |status| {
         let left = status.snapshot.tasks.iter().filter_map(|task| task.lease_left_seconds);
         left.reduce(f64::min).map_or_else(Vec::new, unlabeled)
     })
     .with_unit("seconds"),
     counter(
         "tasks",
-        "What became of claims: completed, failed, exception with its reason, superseded (the queue had an \
-        outcome already), unconfirmed (the report was not answered), lost (given up without a report).",
-        claim_ends,
+        "Ended claims by outcome: completed, failed, exception with its reason, superseded (the queue had an outcome \
+        already), unconfirmed (the report was not answered), lost (ended without a report).",
+        outcomes,
     )
     .with_labels(&["source", "outcome", "reason"]),
     counter("claims", "Claims granted.", |status| per_source(status, |source| float(source.counts.claims))).with_labels(SOURCE),
-    counter("claims_refused", "Claim requests that were refused or failed.", |status| {
+    counter("claims_refused", "Claim requests that the queue rejected or that failed.", |status| {
         per_source(status, |source| float(source.counts.claims_refused))
     })
     .with_labels(SOURCE),
     counter("reclaims", "Leases extended.", |status| per_source(status, |source| float(source.counts.reclaims))).with_labels(SOURCE),
-    counter("reclaim_failures", "Attempts to extend a lease that were refused or failed.", |status| {
+    counter("reclaim_failures", "Reclaim requests that the queue rejected or that failed.", |status| {
         per_source(status, |source| float(source.counts.reclaims_failed))
     })
     .with_labels(SOURCE),
     counter("polls", "Polls answered.", |status| per_source(status, |source| float(source.counts.polls))).with_labels(SOURCE),
-    counter("poll_failures", "Polls that were refused or failed.", |status| {
+    counter("poll_failures", "Polls that the queue rejected or that failed.", |status| {
         per_source(status, |source| float(source.counts.polls_failed))
     })
     .with_labels(SOURCE),
-    counter("source_events", "What a source of requests has counted besides claims.", |status| {
-        let of = |source: &SourceStatus| {
-            let tallies = source.tallies.iter();
-            tallies.map(|(event, count)| labeled([&source.name, event], float(*count))).collect::<Vec<_>>()
+    counter("source_counters", "Counters of the source's own, such as replies and requeues of an AMQP source.", |status| {
+        let of_source = |source: &SourceStatus| {
+            let counters = source.tallies.iter();
+            counters.map(|(counter, count)| labeled([&source.name, counter], float(*count))).collect::<Vec<_>>()
         };
-        status.snapshot.sources.iter().flat_map(of).collect()
+        status.snapshot.sources.iter().flat_map(of_source).collect()
     })
-    .with_labels(&["source", "event"]),
+    .with_labels(&["source", "counter"]),
     counter(
         "activity_reports",
-        "Activity reports that the broker has confirmed; absent where no controller is told.",
+        "Activity reports that the broker confirmed; absent where none are sent.",
         |status| status.snapshot.activity.iter().flat_map(|activity| unlabeled(float(activity.reports))).collect(),
     ),
-    counter("activity_failures", "How often there was no way to report activity.", |status| {
+    counter("activity_failures", "Activity reports that could not be sent.", |status| {
         status.snapshot.activity.iter().flat_map(|activity| unlabeled(float(activity.failures))).collect()
     }),
-    gauge("activity_up", "1 where activity can be reported.", |status| {
+    gauge("activity_up", "1 if the last activity report was confirmed.", |status| {
         status
             .snapshot
             .activity
@@ -102,48 +101,48 @@ const FAMILIES: &[MetricFamily<WorkerStatusReply>] = &[
             .flat_map(|activity| unlabeled(flag(activity.error.is_none() && activity.reports > 0)))
             .collect()
     }),
-    gauge("source_up", "1 where the source has answered, and its last answers were no refusals.", |status| {
+    gauge("source_up", "1 if the source answers polls, 0 before its first answer and after repeated errors.", |status| {
         per_source(status, |source| flag(source.polled_seconds_ago.is_some() && !source.in_trouble))
     })
     .with_labels(SOURCE),
-    counter("source_errors", "Refusals and failures of opening, polling, claiming and recovering.", |status| {
+    counter("source_errors", "Errors while opening, polling, claiming and recovering.", |status| {
         per_source(status, |source| float(source.counts.refusals))
     })
     .with_labels(SOURCE),
-    gauge("source_poll_age", "Since the source last answered a poll; absent before the first answer.", |status| {
+    gauge("source_poll_age", "Time since the source last answered a poll; absent before the first answer.", |status| {
         let polled = status.snapshot.sources.iter().filter_map(|source| Some((source, source.polled_seconds_ago?)));
         polled.map(|(source, age)| labeled([&source.name], age)).collect()
     })
     .with_labels(SOURCE)
     .with_unit("seconds"),
-    gauge("service_up", "1 where what a handler keeps there beside its tasks can take them; absent where none does.", |status| {
-        per_sidecar(status, |service| flag(service.up))
+    gauge("sidecar_up", "1 if the handler's sidecar is ready for tasks; absent for handlers without one.", |status| {
+        per_sidecar(status, |sidecar| flag(sidecar.up))
     })
     .with_labels(HANDLER),
-    counter("service_restarts", "How often what a handler keeps there beside its tasks was started again.", |status| {
-        per_sidecar(status, |service| float(service.restarts))
+    counter("sidecar_restarts", "Restarts of the handler's sidecar.", |status| {
+        per_sidecar(status, |sidecar| float(sidecar.restarts))
     })
     .with_labels(HANDLER),
-    counter("delete_failures", "Attempts to delete a message that failed.", |s| count(s.snapshot.counts.deletes_failed)),
-    counter("high_dequeue_counts", "Messages received more often than `worker.dequeue_alert`.", |status| {
+    counter("delete_failures", "Failed attempts to delete a message.", |s| count(s.snapshot.counts.deletes_failed)),
+    counter("high_dequeue_counts", "Messages received more often than `worker.dequeue_alert` allows.", |status| {
         count(status.snapshot.counts.dequeue_alerts)
     }),
-    counter("undecodable", "Messages and claims that could not be read.", |s| count(s.snapshot.counts.undecodable)),
-    counter("overlaps", "Claims whose payload may have run beside another worker's.", |status| {
+    counter("unreadable_messages", "Messages and claims that could not be parsed.", |s| count(s.snapshot.counts.undecodable)),
+    counter("possible_overlaps", "Claims whose payload may have run at the same time on another worker.", |status| {
         count(status.snapshot.counts.overlaps_possible)
     }),
-    counter("occupied", "Claims whose payload could not be proven gone.", |s| count(s.snapshot.counts.occupied)),
-    counter("artifacts", "Artifacts, logs included, by what became of them: stored or failed.", |status| {
+    counter("cleanup_pending", "Claims whose payload may have left processes behind.", |s| count(s.snapshot.counts.occupied)),
+    counter("artifacts", "Uploads of artifacts, including logs, by result: stored or failed.", |status| {
         let counts = status.snapshot.counts;
         vec![labeled(["stored"], float(counts.artifacts)), labeled(["failed"], float(counts.artifacts_failed))]
     })
     .with_labels(&["result"]),
-    counter("log", "Bytes of the logs of tasks.", |status| {
+    counter("log", "Size of all task logs.", |status| {
         let running: u64 = status.snapshot.tasks.iter().map(|task| task.log_bytes).sum();
         count(status.snapshot.counts.log_bytes + running)
     })
     .with_unit("bytes"),
-    counter("spot_notices", "Notices that the host goes, by where they came from: aws, gcp, azure, a file, or elsewhere.", |status| {
+    counter("termination_notices", "Notices that the host terminates, by origin: aws, gcp, azure, file or other.", |status| {
         let counts = status.snapshot.counts;
         by_provider(
             [counts.notices_aws, counts.notices_gcp, counts.notices_azure, counts.notices_file],
@@ -151,41 +150,45 @@ const FAMILIES: &[MetricFamily<WorkerStatusReply>] = &[
         )
     })
     .with_labels(PROVIDER),
-    counter("spot_hints", "Hints that the host may have to go, by where they came from.", |status| {
+    counter("termination_hints", "Hints that the host may terminate soon, by origin.", |status| {
         let counts = status.snapshot.counts;
         by_provider([counts.hints_aws, counts.hints_gcp, counts.hints_azure, counts.hints_file], counts.hints)
     })
     .with_labels(PROVIDER),
-    gauge("spot_watch_up", "1 while what would say that the host goes can be asked or read, 0 while it cannot; absent where nothing is watched.", |status| {
-        let up = |spot: &crate::worker::status::NoticeWatchStatus| if spot.heard { 1.0 } else { 0.0 };
-        status.snapshot.watches.iter().map(|spot| labeled([spot.provider.as_str()], up(spot))).collect()
+    gauge("termination_watch_up", "1 if the metadata service answers or the file can be read, else 0; absent where notices are not watched.", |status| {
+        status.snapshot.watches.iter().map(|watch| labeled([&watch.provider], flag(watch.heard))).collect()
     })
     .with_labels(PROVIDER),
-    gauge("spot_reaction", "From the first notice to the latest end of a claim since; absent before one.", |status| {
+    gauge("termination_reaction", "Time from the first termination notice to the end of the last claim; absent before a notice.", |status| {
         let end = status.snapshot.notice.and_then(|notice| notice.to_last_end_seconds);
         end.map_or_else(Vec::new, unlabeled)
     })
     .with_unit("seconds"),
-    counter("recovered", "Runs that an earlier life of this worker held, by what became of them: killed (had processes left), reported, handed-back or forgotten.", |status| {
-        let left = status.snapshot.recovered.unwrap_or_default();
-        let ends = [("killed", left.killed), ("reported", left.reported), ("handed-back", left.handed_back)];
-        let ends = ends.into_iter().chain([("forgotten", left.forgotten)]);
-        ends.map(|(end, many)| labeled([end], float(many as u64))).collect()
+    counter("recovered", "Claims of the previous process, by result: killed (processes were left), reported, released or expired.", |status| {
+        let recovered = status.snapshot.recovered.unwrap_or_default();
+        [
+            ("killed", recovered.killed),
+            ("reported", recovered.reported),
+            ("released", recovered.handed_back),
+            ("expired", recovered.forgotten),
+        ]
+        .map(|(result, count)| labeled([result], float(count as u64)))
+        .into()
     })
-    .with_labels(&["end"]),
-    gauge("journal_damage", "Faults found in the journal of the worker's earlier life.", |status| {
+    .with_labels(&["result"]),
+    gauge("journal_errors", "Errors found in the journal of the previous process.", |status| {
         count(status.snapshot.recovered.unwrap_or_default().damage as u64)
     }),
-    counter("host_faults", "Times the host was found unable to run tasks.", |s| count(s.snapshot.counts.host_faults)),
+    counter("host_faults", "Times that a host probe failed.", |s| count(s.snapshot.counts.host_faults)),
     counter("panics", "Panics of handlers and adapters.", |status| count(status.snapshot.counts.panics)),
-    counter("config_reloads", "Configurations read again, by what became of them: taken-over or refused.", |status| {
+    counter("config_reloads", "Configuration reloads by result: applied or rejected.", |status| {
         let counts = status.snapshot.counts;
-        vec![labeled(["taken-over"], float(counts.reloads)), labeled(["refused"], float(counts.reloads_refused))]
+        vec![labeled(["applied"], float(counts.reloads)), labeled(["rejected"], float(counts.reloads_refused))]
     })
     .with_labels(&["result"]),
     counter(
         "trace_spans",
-        "Spans of ended claims, by what became of them: exported, or dropped for want of a collector.",
+        "Spans of ended claims by result: exported or dropped.",
         |status| {
             let spans = status.snapshot.spans;
             spans.map_or_else(Vec::new, |SpanCounts { exported, dropped }| {
@@ -194,20 +197,20 @@ const FAMILIES: &[MetricFamily<WorkerStatusReply>] = &[
         },
     )
     .with_labels(&["result"]),
-    gauge("disk_free", "Free for the work folder; absent where the system does not say.", |status| {
+    gauge("disk_free", "Free space of the work directory; absent where it is unknown.", |status| {
         status.snapshot.host.disk_free.map_or_else(Vec::new, |free| unlabeled(float(free)))
     })
     .with_unit("bytes"),
-    gauge("disk_least", "Below this nothing is claimed.", |s| count(s.snapshot.host.disk_least)).with_unit("bytes"),
-    gauge("memory_free", "Memory that can be had; absent where the system does not say.", |status| {
+    gauge("disk_min", "Below this the worker claims nothing.", |s| count(s.snapshot.host.disk_least)).with_unit("bytes"),
+    gauge("memory_free", "Available memory; absent where it is unknown.", |status| {
         status.snapshot.host.memory_free.map_or_else(Vec::new, |free| unlabeled(float(free)))
     })
     .with_unit("bytes"),
-    gauge("memory_least", "Below this nothing is claimed.", |s| count(s.snapshot.host.memory_least)).with_unit("bytes"),
+    gauge("memory_min", "Below this the worker claims nothing.", |s| count(s.snapshot.host.memory_least)).with_unit("bytes"),
 ];
 
-fn claim_ends(status: &WorkerStatusReply) -> Vec<Sample> {
-    let ends = |source: &SourceStatus| {
+fn outcomes(status: &WorkerStatusReply) -> Vec<Sample> {
+    let of_source = |source: &SourceStatus| {
         let ends = source.counts.ends;
         [
             ("completed", "", ends.completed),
@@ -221,16 +224,15 @@ fn claim_ends(status: &WorkerStatusReply) -> Vec<Sample> {
             ("unconfirmed", "", ends.unconfirmed),
             ("lost", "", ends.lost),
         ]
-        .map(|(outcome, reason, many)| labeled([source.name.as_str(), outcome, reason], float(many)))
+        .map(|(outcome, reason, count)| labeled([source.name.as_str(), outcome, reason], float(count)))
     };
-    status.snapshot.sources.iter().flat_map(ends).collect()
+    status.snapshot.sources.iter().flat_map(of_source).collect()
 }
 
-/// What nobody of the list has counted came from elsewhere.
 fn by_provider(known: [u64; 4], all: u64) -> Vec<Sample> {
-    let elsewhere = all.saturating_sub(known.iter().sum());
-    let rows = ["aws", "gcp", "azure", "file"].into_iter().zip(known).chain([("elsewhere", elsewhere)]);
-    rows.map(|(provider, many)| labeled([provider], float(many))).collect()
+    let other = all.saturating_sub(known.iter().sum());
+    let rows = ["aws", "gcp", "azure", "file"].into_iter().zip(known).chain([("other", other)]);
+    rows.map(|(provider, count)| labeled([provider], float(count))).collect()
 }
 
 fn per_source(status: &WorkerStatusReply, value: impl Fn(&SourceStatus) -> f64) -> Vec<Sample> {
@@ -241,16 +243,16 @@ fn per_sidecar(status: &WorkerStatusReply, value: impl Fn(&SidecarSummary) -> f6
     status.snapshot.services.iter().map(|service| labeled([&service.name], value(service))).collect()
 }
 
-/// The text that `/metrics` answers with.
+/// The body of `/metrics`.
 ///
 /// # Errors
 ///
-/// None that a String could have.
+/// Never; the encoder's signature asks for it.
 pub fn text(status: WorkerStatusReply) -> Result<String, fmt::Error> {
     openmetrics::text(status, FAMILIES)
 }
 
-/// The names and labels as a Markdown table, as `examples/prometheus/README.md` shows it.
+/// The table of `examples/prometheus/README.md`.
 #[must_use]
 pub fn markdown() -> String {
     openmetrics::markdown(FAMILIES)

@@ -110,7 +110,7 @@ pub(super) fn text<S: Send + Sync + 'static>(
 
 /// The names and labels as a Markdown table.
 pub(super) fn markdown<S>(families: &[MetricFamily<S>]) -> String {
-    let mut out = String::from("| metric | labels | what it says |\n| --- | --- | --- |\n");
+    let mut out = String::from("| metric | labels | meaning |\n| --- | --- | --- |\n");
     for family in families {
         let labels: Vec<String> = family.labels.iter().map(|label| format!("`{label}`")).collect();
         // Writing to a String cannot fail.

@@ -117,8 +117,8 @@ fn the_board_shows_metrics_that_exist() {
     assert_eq!(ids.len(), panels.len(), "ids differ");
     let shown: BTreeSet<String> = expressions.iter().flat_map(|expression| named(expression)).collect();
     for must in [
-        "journeyman_lease_left_min_seconds",
-        "journeyman_guard_blocked",
+        "journeyman_lease_remaining_min_seconds",
+        "journeyman_claiming_blocked",
         "journeyman_source_up",
         "journeyman_tasks_total",
     ] {

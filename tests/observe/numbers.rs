@@ -80,19 +80,19 @@ fn samples_say_what_the_view_says() {
         r#"journeyman_worker_info{worker_id="ip-10-0-3-7-i-0abc",worker_group="eu-central-1",containment="cgroup-kill"} 1"#,
         r#"journeyman_state{state="draining"} 1.0"#,
         r#"journeyman_state{state="running"} 0.0"#,
-        r#"journeyman_guard_blocked{reason="draining"} 1.0"#,
+        r#"journeyman_claiming_blocked{reason="draining"} 1.0"#,
         r#"journeyman_tasks_running{source="ci"} 2.0"#,
         r#"journeyman_tasks_total{source="ci",outcome="completed"} 112.0"#,
         r#"journeyman_tasks_total{source="ci",outcome="exception",reason="malformed-payload"} 2.0"#,
         r#"journeyman_tasks_total{source="nightly",outcome="lost"} 0.0"#,
         r#"journeyman_claims_total{source="ci"} 123.0"#,
-        "journeyman_lease_left_min_seconds 21.0",
+        "journeyman_lease_remaining_min_seconds 21.0",
         "journeyman_log_bytes_total 1080778858.0",
-        "journeyman_spot_notices_total{provider=\"aws\"} 1.0",
-        "journeyman_spot_notices_total{provider=\"file\"} 0.0",
-        "journeyman_spot_notices_total{provider=\"elsewhere\"} 0.0",
-        "journeyman_spot_reaction_seconds 3.5",
-        r#"journeyman_config_reloads_total{result="taken-over"} 1.0"#,
+        "journeyman_termination_notices_total{provider=\"aws\"} 1.0",
+        "journeyman_termination_notices_total{provider=\"file\"} 0.0",
+        "journeyman_termination_notices_total{provider=\"other\"} 0.0",
+        "journeyman_termination_reaction_seconds 3.5",
+        r#"journeyman_config_reloads_total{result="applied"} 1.0"#,
         r#"journeyman_source_up{source="ci"} 1.0"#,
         "# UNIT journeyman_disk_free_bytes bytes",
         "journeyman_trace_spans_total{result=\"dropped\"} 2.0",
@@ -103,7 +103,7 @@ fn samples_say_what_the_view_says() {
     let text = journeyman::observe::metrics::text(views::troubled()).expect("it is written");
     assert!(text.contains("journeyman_source_up{source=\"ci\"} 0.0"), "{text}");
     assert!(
-        !names(&text).contains("journeyman_lease_left_min_seconds"),
+        !names(&text).contains("journeyman_lease_remaining_min_seconds"),
         "no lease is held, which is not a lease of no length: {text}"
     );
 }

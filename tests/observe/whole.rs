@@ -78,7 +78,7 @@ async fn a_worker_that_runs_a_task_is_seen_from_outside_and_its_handler_knows_it
     assert!(page.contains(&format!("{id}/0")) && page.contains("lease left"), "{page}");
     let metrics = get(dev.address, "/metrics").await.body;
     assert!(metrics.contains("journeyman_tasks_running{source=\"command\"} 1.0"), "{metrics}");
-    assert!(metrics.contains("journeyman_lease_left_min_seconds"), "{metrics}");
+    assert!(metrics.contains("journeyman_lease_remaining_min_seconds"), "{metrics}");
     let unknown: Vec<_> = crate::numbers::names(&metrics).difference(&documented()).cloned().collect();
     assert_eq!(unknown, Vec::<String>::new());
     assert_eq!(get(dev.address, "/readyz").await.status, 200);
