@@ -55,9 +55,9 @@ pub(super) struct HandlerTestArgs {
     /// A program that checks a payload before it is run; may be the same
     #[arg(long, value_name = "PROGRAM")]
     check: Option<String>,
-    /// How long a run may take
+    /// Time limit of a run
     #[arg(long, value_name = "TIME", default_value = "1m")]
-    patience: Span,
+    timeout: Span,
     #[command(flatten)]
     settings: ConfigArgs<NoFlags>,
 }
@@ -93,7 +93,7 @@ async fn test_service(test: HandlerTestArgs, name: &str, environment: &Environme
     let service = worker_setup::build_http_handler(name, wanted, environment)?;
     let payload = test.payload.map(|text| parse_payload(&text, "payload")).transpose()?;
     let bad_payload = test.bad_payload.map(|text| parse_payload(&text, "bad payload")).transpose()?;
-    let plan = ServiceTest { service, payload, bad_payload, timeout: test.patience.0 };
+    let plan = ServiceTest { service, payload, bad_payload, timeout: test.timeout.0 };
     let folder = create_temp_dir()?;
     let report = contract_test::check_service(&plan, &folder).await.map_err(|error| dir_failure(&folder, &error))?;
     output::print(&report.to_string())?;
@@ -116,7 +116,7 @@ async fn test_program(test: HandlerTestArgs, environment: &Environment) -> ExitR
         program,
         payload,
         bad_payload,
-        timeout: test.patience.0,
+        timeout: test.timeout.0,
         cancel_after: contract_test::CANCEL_AFTER,
     };
     let folder = create_temp_dir()?;
