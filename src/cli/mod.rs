@@ -81,9 +81,9 @@ enum CliCommand {
     Stop(control::StopArgs),
     /// Let a worker read its configuration again
     Reload(control::CommandArgs),
-    /// List, show, end what a worker holds, and read its logs
+    /// List, show, release and cancel a worker's claims, and read their logs
     #[command(subcommand)]
-    Tasks(control::ClaimsCommand),
+    Claims(control::ClaimsCommand),
     /// Serve the embedded queue
     Queue(queue::QueueArgs),
     /// Create, watch, read, cancel and list tasks
@@ -148,7 +148,7 @@ fn dispatch(verb: CliCommand, environment: &Environment) -> ExitResult {
         CliCommand::Drain(arguments) => client_runtime()?.block_on(control::drain(arguments, environment)),
         CliCommand::Stop(arguments) => client_runtime()?.block_on(control::stop(arguments, environment)),
         CliCommand::Reload(arguments) => client_runtime()?.block_on(control::reload(arguments, environment)),
-        CliCommand::Tasks(command) => client_runtime()?.block_on(control::claims(command, environment)),
+        CliCommand::Claims(command) => client_runtime()?.block_on(control::claims(command, environment)),
         CliCommand::Call(arguments) => client_runtime()?.block_on(call::run(arguments, environment)),
         CliCommand::Task(arguments) => client_runtime()?.block_on(task::run(arguments, environment)),
         CliCommand::Handler(command) => client_runtime()?.block_on(handler::run(command, environment)),

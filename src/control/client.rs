@@ -156,8 +156,8 @@ impl ControlClient {
     ///
     /// Where the worker refuses, with its reason.
     pub async fn send_command(&self, ordered: &WorkerCommandRequest) -> Result<String, Error> {
-        let sent = self.http.post("http://worker/v1/orders").timeout(CONTROL_TIMEOUT * 2).json(ordered).send().await;
-        Ok(self.read_reply::<CommandReply>(sent).await?.said)
+        let sent = self.http.post("http://worker/v1/commands").timeout(CONTROL_TIMEOUT * 2).json(ordered).send().await;
+        Ok(self.read_reply::<CommandReply>(sent).await?.message)
     }
 
     /// Gives an order to a controller, and answers with what it says to it.
@@ -167,8 +167,8 @@ impl ControlClient {
     /// Where it refuses, with its reason.
     pub async fn send_pool_command(&self, ordered: &controller_api::PoolCommandRequest) -> Result<String, Error> {
         let sent =
-            self.http.post("http://controller/v1/orders").timeout(CONTROL_TIMEOUT * 2).json(ordered).send().await;
-        Ok(self.read_reply::<CommandReply>(sent).await?.said)
+            self.http.post("http://controller/v1/commands").timeout(CONTROL_TIMEOUT * 2).json(ordered).send().await;
+        Ok(self.read_reply::<CommandReply>(sent).await?.message)
     }
 
     /// All that is known of a task that the worker holds.
@@ -177,7 +177,7 @@ impl ControlClient {
     ///
     /// Where the worker does not hold it, or holds several of that name.
     pub async fn claim_details(&self, task: &str) -> Result<ClaimDetail, Error> {
-        let address = url::Url::parse_with_params("http://worker/v1/task", [("task", task)])
+        let address = url::Url::parse_with_params("http://worker/v1/claim", [("task", task)])
             .map_err(|error| Error::InvalidResponse(self.socket.clone(), error.to_string()))?;
         self.read_reply(self.http.get(address).timeout(CONTROL_TIMEOUT * 3).send().await).await
     }
@@ -211,10 +211,10 @@ impl ControlClient {
             self.read_body(answer).await.ok().and_then(|body| serde_json::from_slice::<CommandReply>(&body).ok());
         said.map_or_else(
             || Error::InvalidResponse(self.socket.clone(), format!("answered with {status}")),
-            |CommandReply { said }| match status {
-                StatusCode::NOT_FOUND | StatusCode::SERVICE_UNAVAILABLE => Error::NotFound(said),
-                StatusCode::GATEWAY_TIMEOUT => Error::Timeout(said),
-                _ => Error::Rejected(said),
+            |CommandReply { message }| match status {
+                StatusCode::NOT_FOUND | StatusCode::SERVICE_UNAVAILABLE => Error::NotFound(message),
+                StatusCode::GATEWAY_TIMEOUT => Error::Timeout(message),
+                _ => Error::Rejected(message),
             },
         )
     }

@@ -48,14 +48,14 @@ pub struct ControllerStatusReply {
     pub snapshot: ControllerStatus,
 }
 
-/// What `POST /v1/orders` takes.
+/// Body of `POST /v1/commands`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PoolCommandRequest {
     /// Which pool; absent where there is only one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
-    /// What to do.
+    /// The command.
     pub command: PoolCommand,
     /// Who says so, and why.
     #[serde(default = "unknown_author")]
@@ -144,7 +144,7 @@ impl PoolHandles {
             .await
             .map_err(timed_out)?
             .ok_or_else(controller_exited)?;
-        told.map(|said| CommandReply { said }).map_err(|refused| match refused {
+        told.map(|message| CommandReply { message }).map_err(|refused| match refused {
             CommandError::NotFound(text) => ApiError(StatusCode::NOT_FOUND, text),
             CommandError::Invalid(text) => ApiError(StatusCode::BAD_REQUEST, text),
             CommandError::Conflict(text) => ApiError(StatusCode::CONFLICT, text),
@@ -182,7 +182,7 @@ pub async fn serve(socket: Socket, pools: PoolHandles, reload: Arc<ReloadFn>) ->
     let (reloads, asked) = mpsc::channel(CONTROL_CONNECTIONS_MAX);
     let router = Router::new()
         .route("/v1/controller", get(handle_status))
-        .route("/v1/orders", post(handle_command))
+        .route("/v1/commands", post(handle_command))
         .route("/v1/poison", get(poison_api::handle_list).post(poison_api::handle_action))
         .route("/v1/poison/body", get(poison_api::handle_body))
         .fallback(async || {
@@ -215,15 +215,15 @@ async fn handle_command(
     if !is_reload(&body) {
         return Ok(Json(pools.apply(PoolCommandRequest::parse(&body)?).await?));
     }
-    let (ask, said) = oneshot::channel();
-    reloads.send(ask).await.map_err(|_| controller_exited())?;
-    let said =
-        said.await.map_err(|_| controller_exited())?.map_err(|why| ApiError(StatusCode::UNPROCESSABLE_ENTITY, why))?;
-    Ok(Json(CommandReply { said }))
+    let (sender, reply) = oneshot::channel();
+    reloads.send(sender).await.map_err(|_| controller_exited())?;
+    let message =
+        reply.await.map_err(|_| controller_exited())?.map_err(|why| ApiError(StatusCode::UNPROCESSABLE_ENTITY, why))?;
+    Ok(Json(CommandReply { message }))
 }
 
 /// Whether it is what `journeyman reload` tells a worker.
 fn is_reload(body: &[u8]) -> bool {
     serde_json::from_slice::<super::WorkerCommandRequest>(body)
-        .is_ok_and(|ordered| ordered.order == super::WorkerCommand::Reload)
+        .is_ok_and(|request| request.command == super::WorkerCommand::Reload)
 }

@@ -56,13 +56,13 @@ impl WorkerStatusReply {
     }
 }
 
-/// What `POST /v1/orders` takes.
+/// Body of `POST /v1/commands`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkerCommandRequest {
-    /// What to do.
-    pub order: WorkerCommand,
-    /// Who says so, and why.
+    /// The command.
+    pub command: WorkerCommand,
+    /// Author and reason.
     pub note: Note,
 }
 
@@ -86,23 +86,23 @@ pub enum WorkerCommand {
     Stop,
     /// Read the configuration again.
     Reload,
-    /// End one task and hand it back.
-    HandBack {
-        /// Which: `TASK`, `TASK/RUN`, the beginning of either, `SOURCE:` before it where two are called the same.
+    /// Stop a task and release its claim.
+    Release {
+        /// `TASK`, `TASK/RUN` or a prefix of either, with `SOURCE:` before it if the name is ambiguous.
         task: String,
     },
-    /// End one task for good.
+    /// Stop a task and fail it.
     Cancel {
-        /// Which.
+        /// As for [`WorkerCommand::Release`].
         task: String,
     },
 }
 
-/// What came of an order.
+/// Reply to a command, and body of every error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct CommandReply {
-    /// In words.
-    pub said: String,
+    /// What happened, for a person.
+    pub message: String,
 }
 
 /// The longest span that an order may name.

@@ -63,9 +63,9 @@ pub async fn serve(socket: Socket, desk: ServedWorker) -> Infallible {
     let desk = AppState { worker: desk, reload_requests: asks };
     let router = Router::new()
         .route("/v1/status", get(handle_status))
-        .route("/v1/orders", post(handle_command))
+        .route("/v1/commands", post(handle_command))
         .route("/v1/log", get(handle_log))
-        .route("/v1/task", get(handle_claim))
+        .route("/v1/claim", get(handle_claim))
         .fallback(async || {
             let text = "a worker answers here; `journeyman status` and the like ask it";
             ApiError(StatusCode::NOT_FOUND, text.to_owned())
@@ -157,7 +157,7 @@ pub struct ApiError(pub(crate) StatusCode, pub(crate) String);
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        (self.0, Json(CommandReply { said: self.1 })).into_response()
+        (self.0, Json(CommandReply { message: self.1 })).into_response()
     }
 }
 
@@ -176,32 +176,32 @@ async fn handle_status(
 
 async fn handle_command(
     State(AppState { worker: desk, reload_requests: reloads }): State<AppState>,
-    Json(ordered): Json<WorkerCommandRequest>,
+    Json(request): Json<WorkerCommandRequest>,
 ) -> Result<Json<CommandReply>, ApiError> {
-    let (command, said) = match ordered.order {
+    let (command, message) = match request.command {
         WorkerCommand::Pause { seconds } => {
             (Command::Pause { span: parse_seconds(seconds)? }, "paused: running tasks go on")
         }
-        WorkerCommand::Resume => (Command::Resume, "claiming again"),
+        WorkerCommand::Resume => (Command::Resume, "resumed: claiming again"),
         WorkerCommand::Drain { seconds } => (
             Command::Drain { within: parse_seconds(seconds)? },
             "draining: running tasks are finished, then the worker exits",
         ),
         WorkerCommand::Stop => {
-            (Command::Release { within: None }, "stopping: running tasks are handed back, then the worker exits")
+            (Command::Release { within: None }, "stopping: running tasks are released, then the worker exits")
         }
-        WorkerCommand::HandBack { task } => {
-            return end_claim(&desk.control, &task, claim::CancelCommand::Release, ordered.note).await;
+        WorkerCommand::Release { task } => {
+            return end_claim(&desk.control, &task, claim::CancelCommand::Release, request.note).await;
         }
         WorkerCommand::Cancel { task } => {
-            return end_claim(&desk.control, &task, claim::CancelCommand::Cancel, ordered.note).await;
+            return end_claim(&desk.control, &task, claim::CancelCommand::Cancel, request.note).await;
         }
         WorkerCommand::Reload => {
             let (ask, answer) = oneshot::channel();
             reloads.send(ask).await.map_err(|_| worker_exited())?;
             let reloaded = answer.await.map_err(|_| worker_exited())?;
             let reloaded = reloaded.map_err(|error| ApiError(StatusCode::UNPROCESSABLE_ENTITY, error))?;
-            return Ok(Json(CommandReply { said: reloaded }));
+            return Ok(Json(CommandReply { message: reloaded }));
         }
     };
     if matches!(command, Command::Pause { .. } | Command::Resume) {
@@ -211,8 +211,8 @@ async fn handle_command(
             return Err(ApiError(StatusCode::CONFLICT, text));
         }
     }
-    desk.control.command(command, ordered.note).await;
-    Ok(Json(CommandReply { said: said.to_owned() }))
+    desk.control.command(command, request.note).await;
+    Ok(Json(CommandReply { message: message.to_owned() }))
 }
 
 fn parse_seconds(seconds: Option<f64>) -> Result<Option<Duration>, ApiError> {
@@ -258,7 +258,7 @@ async fn end_claim(
     let CommandResult { run, result: obeyed } = with_timeout(control.command_claim(task, order, note)).await?;
     let again = "others may claim it, and so may this worker where it is not paused";
     let what = match order {
-        claim::CancelCommand::Release => "handed back",
+        claim::CancelCommand::Release => "released",
         claim::CancelCommand::Cancel => "canceled",
     };
     let (outcome, then) = match obeyed {
@@ -271,7 +271,7 @@ async fn end_claim(
         }
         CancelResult::NotRequested => {
             return Ok(Json(CommandReply {
-                said: format!("{run} was not granted, and is not asked for again; {again}"),
+                message: format!("{run} was not granted, and is not asked for again; {again}"),
             }));
         }
         CancelResult::AlreadyReported(outcome) => {
@@ -287,11 +287,11 @@ async fn end_claim(
     if !order.is_satisfied_by(outcome) {
         return Err(ApiError(StatusCode::CONFLICT, format!("{run} is not {what}: it {then}")));
     }
-    let said = match order {
+    let message = match order {
         claim::CancelCommand::Release => format!("{run} {then}; {again}"),
         claim::CancelCommand::Cancel => format!("{run} {then}"),
     };
-    Ok(Json(CommandReply { said }))
+    Ok(Json(CommandReply { message }))
 }
 
 /// Which task.
@@ -445,9 +445,9 @@ mod tests {
         };
         let mut serving = JoinSet::new();
         serving.spawn(serve(Socket::listen(&path).unwrap(), desk(reload)));
-        let body = r#"{"order":"reload","note":{"by":"ana"}}"#;
+        let body = r#"{"command":"reload","note":{"by":"ana"}}"#;
         let request = format!(
-            "POST /v1/orders HTTP/1.1\r\nhost: w\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            "POST /v1/commands HTTP/1.1\r\nhost: w\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         );
         let asks = async || {

@@ -29,12 +29,14 @@ const HANDLER: &[&str] = &["handler"];
 const PROVIDER: &[&str] = &["provider"];
 
 const FAMILIES: &[MetricFamily<WorkerStatusReply>] = &[
-    info("build", "Version of the running binary.", |status| vec![labeled([&status.version], 1.0)]).with_labels(&["version"]),
+    info("build", "Version of the running binary.", |status| vec![labeled([&status.version], 1.0)])
+        .with_labels(&["version"]),
     info("worker", "Worker id and group, and how payload processes are contained.", |status| {
         vec![labeled([&status.id, &status.group, &status.snapshot.containment], 1.0)]
     })
     .with_labels(&["worker_id", "worker_group", "containment"]),
-    gauge("uptime", "Time since the worker started.", |status| unlabeled(status.snapshot.uptime_seconds)).with_unit("seconds"),
+    gauge("uptime", "Time since the worker started.", |status| unlabeled(status.snapshot.uptime_seconds))
+        .with_unit("seconds"),
     gauge("state", "1 for the current state of the worker, 0 for the others.", |status| {
         LifecycleState::ALL.map(|state| labeled([state.as_str()], flag(status.snapshot.state == state))).into()
     })
@@ -46,7 +48,8 @@ const FAMILIES: &[MetricFamily<WorkerStatusReply>] = &[
     gauge("capacity", "Maximum number of concurrent tasks.", |status| unlabeled(status.snapshot.capacity)),
     gauge("slots_polling", "Free slots that are waiting in a poll.", |status| unlabeled(status.snapshot.asked)),
     gauge("tasks_running", "Claims held now.", |status| {
-        let held = |source: &SourceStatus| status.snapshot.tasks.iter().filter(|task| task.source == source.name).count();
+        let held =
+            |source: &SourceStatus| status.snapshot.tasks.iter().filter(|task| task.source == source.name).count();
         per_source(status, |source| float(held(source) as u64))
     })
     .with_labels(SOURCE),
@@ -62,34 +65,39 @@ const FAMILIES: &[MetricFamily<WorkerStatusReply>] = &[
         outcomes,
     )
     .with_labels(&["source", "outcome", "reason"]),
-    counter("claims", "Claims granted.", |status| per_source(status, |source| float(source.counts.claims))).with_labels(SOURCE),
+    counter("claims", "Claims granted.", |status| per_source(status, |source| float(source.counts.claims)))
+        .with_labels(SOURCE),
     counter("claims_refused", "Claim requests that the queue rejected or that failed.", |status| {
         per_source(status, |source| float(source.counts.claims_refused))
     })
     .with_labels(SOURCE),
-    counter("reclaims", "Leases extended.", |status| per_source(status, |source| float(source.counts.reclaims))).with_labels(SOURCE),
+    counter("reclaims", "Leases extended.", |status| per_source(status, |source| float(source.counts.reclaims)))
+        .with_labels(SOURCE),
     counter("reclaim_failures", "Reclaim requests that the queue rejected or that failed.", |status| {
         per_source(status, |source| float(source.counts.reclaims_failed))
     })
     .with_labels(SOURCE),
-    counter("polls", "Polls answered.", |status| per_source(status, |source| float(source.counts.polls))).with_labels(SOURCE),
+    counter("polls", "Polls answered.", |status| per_source(status, |source| float(source.counts.polls)))
+        .with_labels(SOURCE),
     counter("poll_failures", "Polls that the queue rejected or that failed.", |status| {
         per_source(status, |source| float(source.counts.polls_failed))
     })
     .with_labels(SOURCE),
-    counter("source_counters", "Counters of the source's own, such as replies and requeues of an AMQP source.", |status| {
-        let of_source = |source: &SourceStatus| {
-            let counters = source.tallies.iter();
-            counters.map(|(counter, count)| labeled([&source.name, counter], float(*count))).collect::<Vec<_>>()
-        };
-        status.snapshot.sources.iter().flat_map(of_source).collect()
-    })
-    .with_labels(&["source", "counter"]),
     counter(
-        "activity_reports",
-        "Activity reports that the broker confirmed; absent where none are sent.",
-        |status| status.snapshot.activity.iter().flat_map(|activity| unlabeled(float(activity.reports))).collect(),
-    ),
+        "source_counters",
+        "Counters of the source's own, such as replies and requeues of an AMQP source.",
+        |status| {
+            let of_source = |source: &SourceStatus| {
+                let counters = source.tallies.iter();
+                counters.map(|(counter, count)| labeled([&source.name, counter], float(*count))).collect::<Vec<_>>()
+            };
+            status.snapshot.sources.iter().flat_map(of_source).collect()
+        },
+    )
+    .with_labels(&["source", "counter"]),
+    counter("activity_reports", "Activity reports that the broker confirmed; absent where none are sent.", |status| {
+        status.snapshot.activity.iter().flat_map(|activity| unlabeled(float(activity.reports))).collect()
+    }),
     counter("activity_failures", "Activity reports that could not be sent.", |status| {
         status.snapshot.activity.iter().flat_map(|activity| unlabeled(float(activity.failures))).collect()
     }),
@@ -101,9 +109,11 @@ const FAMILIES: &[MetricFamily<WorkerStatusReply>] = &[
             .flat_map(|activity| unlabeled(flag(activity.error.is_none() && activity.reports > 0)))
             .collect()
     }),
-    gauge("source_up", "1 if the source answers polls, 0 before its first answer and after repeated errors.", |status| {
-        per_source(status, |source| flag(source.polled_seconds_ago.is_some() && !source.in_trouble))
-    })
+    gauge(
+        "source_up",
+        "1 if the source answers polls, 0 before its first answer and after repeated errors.",
+        |status| per_source(status, |source| flag(source.polled_seconds_ago.is_some() && !source.in_trouble)),
+    )
     .with_labels(SOURCE),
     counter("source_errors", "Errors while opening, polling, claiming and recovering.", |status| {
         per_source(status, |source| float(source.counts.refusals))
@@ -127,11 +137,15 @@ const FAMILIES: &[MetricFamily<WorkerStatusReply>] = &[
     counter("high_dequeue_counts", "Messages received more often than `worker.dequeue_alert` allows.", |status| {
         count(status.snapshot.counts.dequeue_alerts)
     }),
-    counter("unreadable_messages", "Messages and claims that could not be parsed.", |s| count(s.snapshot.counts.undecodable)),
+    counter("unreadable_messages", "Messages and claims that could not be parsed.", |s| {
+        count(s.snapshot.counts.undecodable)
+    }),
     counter("possible_overlaps", "Claims whose payload may have run at the same time on another worker.", |status| {
         count(status.snapshot.counts.overlaps_possible)
     }),
-    counter("cleanup_pending", "Claims whose payload may have left processes behind.", |s| count(s.snapshot.counts.occupied)),
+    counter("cleanup_pending", "Claims whose payload may have left processes behind.", |s| {
+        count(s.snapshot.counts.occupied)
+    }),
     counter("artifacts", "Uploads of artifacts, including logs, by result: stored or failed.", |status| {
         let counts = status.snapshot.counts;
         vec![labeled(["stored"], float(counts.artifacts)), labeled(["failed"], float(counts.artifacts_failed))]
@@ -142,39 +156,53 @@ const FAMILIES: &[MetricFamily<WorkerStatusReply>] = &[
         count(status.snapshot.counts.log_bytes + running)
     })
     .with_unit("bytes"),
-    counter("termination_notices", "Notices that the host terminates, by origin: aws, gcp, azure, file or other.", |status| {
-        let counts = status.snapshot.counts;
-        by_provider(
-            [counts.notices_aws, counts.notices_gcp, counts.notices_azure, counts.notices_file],
-            counts.notices,
-        )
-    })
+    counter(
+        "termination_notices",
+        "Notices that the host terminates, by origin: aws, gcp, azure, file or other.",
+        |status| {
+            let counts = status.snapshot.counts;
+            by_provider(
+                [counts.notices_aws, counts.notices_gcp, counts.notices_azure, counts.notices_file],
+                counts.notices,
+            )
+        },
+    )
     .with_labels(PROVIDER),
     counter("termination_hints", "Hints that the host may terminate soon, by origin.", |status| {
         let counts = status.snapshot.counts;
         by_provider([counts.hints_aws, counts.hints_gcp, counts.hints_azure, counts.hints_file], counts.hints)
     })
     .with_labels(PROVIDER),
-    gauge("termination_watch_up", "1 if the metadata service answers or the file can be read, else 0; absent where notices are not watched.", |status| {
-        status.snapshot.watches.iter().map(|watch| labeled([&watch.provider], flag(watch.heard))).collect()
-    })
+    gauge(
+        "termination_watch_up",
+        "1 if the metadata service answers or the file can be read, else 0; absent where notices are not watched.",
+        |status| status.snapshot.watches.iter().map(|watch| labeled([&watch.provider], flag(watch.heard))).collect(),
+    )
     .with_labels(PROVIDER),
-    gauge("termination_reaction", "Time from the first termination notice to the end of the last claim; absent before a notice.", |status| {
-        let end = status.snapshot.notice.and_then(|notice| notice.to_last_end_seconds);
-        end.map_or_else(Vec::new, unlabeled)
-    })
+    gauge(
+        "termination_reaction",
+        "Time from the first termination notice to the end of the last claim; absent before a notice.",
+        |status| {
+            let end = status.snapshot.notice.and_then(|notice| notice.to_last_end_seconds);
+            end.map_or_else(Vec::new, unlabeled)
+        },
+    )
     .with_unit("seconds"),
-    counter("recovered", "Claims of the previous process, by result: killed (processes were left), reported, released or expired.", |status| {
-        let recovered = status.snapshot.recovered.unwrap_or_default();
-        [
-            ("killed", recovered.killed),
-            ("reported", recovered.reported),
-            ("released", recovered.handed_back),
-            ("expired", recovered.forgotten),
-        ]
-        .map(|(result, count)| labeled([result], float(count as u64)))
-        .into()
-    })
+    counter(
+        "recovered",
+        "Claims of the previous process, by result: killed (processes were left), reported, released or expired.",
+        |status| {
+            let recovered = status.snapshot.recovered.unwrap_or_default();
+            [
+                ("killed", recovered.killed),
+                ("reported", recovered.reported),
+                ("released", recovered.handed_back),
+                ("expired", recovered.forgotten),
+            ]
+            .map(|(result, count)| labeled([result], float(count as u64)))
+            .into()
+        },
+    )
     .with_labels(&["result"]),
     gauge("journal_errors", "Errors found in the journal of the previous process.", |status| {
         count(status.snapshot.recovered.unwrap_or_default().damage as u64)
@@ -186,27 +214,25 @@ const FAMILIES: &[MetricFamily<WorkerStatusReply>] = &[
         vec![labeled(["applied"], float(counts.reloads)), labeled(["rejected"], float(counts.reloads_refused))]
     })
     .with_labels(&["result"]),
-    counter(
-        "trace_spans",
-        "Spans of ended claims by result: exported or dropped.",
-        |status| {
-            let spans = status.snapshot.spans;
-            spans.map_or_else(Vec::new, |SpanCounts { exported, dropped }| {
-                vec![labeled(["exported"], float(exported)), labeled(["dropped"], float(dropped))]
-            })
-        },
-    )
+    counter("trace_spans", "Spans of ended claims by result: exported or dropped.", |status| {
+        let spans = status.snapshot.spans;
+        spans.map_or_else(Vec::new, |SpanCounts { exported, dropped }| {
+            vec![labeled(["exported"], float(exported)), labeled(["dropped"], float(dropped))]
+        })
+    })
     .with_labels(&["result"]),
     gauge("disk_free", "Free space of the work directory; absent where it is unknown.", |status| {
         status.snapshot.host.disk_free.map_or_else(Vec::new, |free| unlabeled(float(free)))
     })
     .with_unit("bytes"),
-    gauge("disk_min", "Below this the worker claims nothing.", |s| count(s.snapshot.host.disk_least)).with_unit("bytes"),
+    gauge("disk_min", "Below this the worker claims nothing.", |s| count(s.snapshot.host.disk_least))
+        .with_unit("bytes"),
     gauge("memory_free", "Available memory; absent where it is unknown.", |status| {
         status.snapshot.host.memory_free.map_or_else(Vec::new, |free| unlabeled(float(free)))
     })
     .with_unit("bytes"),
-    gauge("memory_min", "Below this the worker claims nothing.", |s| count(s.snapshot.host.memory_least)).with_unit("bytes"),
+    gauge("memory_min", "Below this the worker claims nothing.", |s| count(s.snapshot.host.memory_least))
+        .with_unit("bytes"),
 ];
 
 fn outcomes(status: &WorkerStatusReply) -> Vec<Sample> {

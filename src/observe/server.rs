@@ -231,7 +231,7 @@ async fn handle_authenticated(request: Request<Incoming>, guarded: &AuthRoute) -
 
 /// A refusal as orders are answered.
 fn json_error(status: StatusCode, text: &str) -> Response<Body> {
-    let answer = serde_json::json!({ "said": text });
+    let answer = serde_json::json!({ "message": text });
     response(status, "application/json", format!("{answer}\n"))
 }
 

@@ -359,7 +359,7 @@ pub struct ClaimStatus {
     pub trace_id: Option<String>,
 }
 
-/// All that is known of one claim. The keys are stable: `journeyman tasks show -o json` shows them as they are.
+/// All that is known of one claim. The keys are stable: `journeyman claims show -o json` shows them as they are.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ClaimDetail {
     /// What a list shows of it.

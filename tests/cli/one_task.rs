@@ -23,7 +23,7 @@ pub(crate) fn started(server: &mut Server, folder: &Path, script: &str) -> Strin
     assert_eq!(created.code, 0, "{}", created.err);
     let id = created.out.trim().to_owned();
     server.logs(&format!("{id}/0"));
-    let mut log = Server::start(journeyman(folder).args(["tasks", "logs", "-f", &id]));
+    let mut log = Server::start(journeyman(folder).args(["claims", "logs", "-f", &id]));
     log.prints("ready");
     id
 }
@@ -44,7 +44,7 @@ fn everything_that_is_known_of_a_task_is_shown() {
     let here = folder.path();
     let mut server = dev(here, &["--protocol", "azure"]);
     let id = started(&mut server, here, "echo $$ >pid; pwd; echo rea''dy; sleep 600");
-    let shown = json(&told(here, &["tasks", "show", &id[..6], "-o", "json"]));
+    let shown = json(&told(here, &["claims", "show", &id[..6], "-o", "json"]));
     assert_eq!((shown["task"].as_str(), shown["run"].as_u64()), (Some(id.as_str()), Some(0)), "{shown}");
     assert_eq!((shown["step"].as_str(), shown["handler"].as_str()), (Some("running"), Some("command")), "{shown}");
     assert_eq!((shown["dequeue_count"].as_u64(), shown["reclaims"].as_u64()), (Some(1), Some(0)), "{shown}");
@@ -62,7 +62,7 @@ fn everything_that_is_known_of_a_task_is_shown() {
         shown["phases"].as_array().expect("a list").iter().map(|phase| phase["phase"].as_str()).collect();
     assert_eq!(phases, [Some("claim"), Some("prepare"), Some("run")], "{shown}");
     assert!(shown["phases"][1]["seconds"].is_f64() && shown["phases"][2]["seconds"].is_null(), "{shown}");
-    let table = told(here, &["tasks", "show", &id]).out;
+    let table = told(here, &["claims", "show", &id]).out;
     for part in [
         &format!("task         {id}/0\n"),
         "received     once\n",
@@ -92,7 +92,7 @@ fn the_memory_of_a_task_is_shown_without_control_groups_as_well() {
     let mut server = Server::start(&mut command);
     server.prints("Ctrl-C");
     let id = started(&mut server, here, "echo rea''dy; sleep 600");
-    let shown = json(&told(here, &["tasks", "show", &id, "-o", "json"]));
+    let shown = json(&told(here, &["claims", "show", &id, "-o", "json"]));
     assert!(shown["cgroup"].is_null(), "{shown}");
     memory_is_shown(here, &shown);
     server.signal(Signal::QUIT);
@@ -108,11 +108,11 @@ fn a_task_that_is_handed_back_is_ended_and_another_run_of_it_is_claimed() {
     let id = started(&mut server, here, &format!("[ $RUN_ID = 1 ] && exit 0; {STUBBORN}"));
     let other = started(&mut server, here, "echo rea''dy; sleep 600");
     told(here, &["pause"]);
-    let said = told(here, &["tasks", "hand-back", &format!("{id}/0"), "--note", "disk is slow", "--wait"]);
+    let said = told(here, &["claims", "release", &format!("{id}/0"), "--note", "disk is slow", "--wait"]);
     assert_eq!(said.code, 0, "{}", said.err);
     let expected = "/0 is told to end, and is reported as exception (worker-shutdown) when it has; others may claim it";
     assert!(said.out.contains(&format!("{id}{expected}")), "{}", said.out);
-    let held = json(&told(here, &["tasks", "ls", "-o", "json"]));
+    let held = json(&told(here, &["claims", "list", "-o", "json"]));
     let held: Vec<_> = held.as_array().expect("a list").iter().map(|task| task["task"].as_str()).collect();
     assert_eq!(held, [Some(other.as_str())], "its slot is free, and its neighbour runs on");
     assert_eq!(task(here, &["log", &id, "--run", "0"]).code, 0);
@@ -138,9 +138,9 @@ fn a_task_that_is_canceled_here_is_run_by_nobody_again_and_its_log_says_by_whom(
     let here = folder.path();
     let mut server = dev(here, &["--cancel-grace", "200ms", "--set", "handler.command.kind=command"]);
     let id = started(&mut server, here, STUBBORN);
-    let said = told(here, &["tasks", "cancel", &id[..8], "--wait", "--note", "eats the\u{1b} disk"]);
+    let said = told(here, &["claims", "cancel", &id[..8], "--wait", "--note", "eats the\u{1b} disk"]);
     assert!(said.code == 0 && said.out.contains("reported as exception (internal-error)"), "{}{}", said.out, said.err);
-    assert_eq!(json(&told(here, &["tasks", "ls", "-o", "json"])), serde_json::json!([]));
+    assert_eq!(json(&told(here, &["claims", "list", "-o", "json"])), serde_json::json!([]));
     assert_eq!(ended(here, &id), ("internal-error".to_owned(), 1));
     let log = task(here, &["log", &id]);
     assert!(log.out.contains("canceled by ana, who runs this worker: eats the  disk"), "{}{}", log.out, log.err);
@@ -161,12 +161,11 @@ fn a_task_that_was_canceled_is_not_handed_back_and_who_asks_is_told_so() {
         go.display()
     );
     let id = started(&mut server, here, &script);
-    assert_eq!(told(here, &["tasks", "cancel", &id]).code, 0);
-    let said = told(here, &["tasks", "hand-back", &id, "--wait"]);
-    let expected =
-        "/0 is not handed back: it is told to end, and is reported as exception (internal-error) when it has";
+    assert_eq!(told(here, &["claims", "cancel", &id]).code, 0);
+    let said = told(here, &["claims", "release", &id, "--wait"]);
+    let expected = "/0 is not released: it is told to end, and is reported as exception (internal-error) when it has";
     assert!(said.code == 1 && said.err.contains(&format!("{id}{expected}")), "{} {}", said.code, said.err);
-    assert_eq!(told(here, &["tasks", "cancel", &id]).code, 0, "what was wanted comes of it");
+    assert_eq!(told(here, &["claims", "cancel", &id]).code, 0, "what was wanted comes of it");
     std::fs::write(&go, "").expect("it may end");
     assert_eq!(task(here, &["wait", &id]).code, 1);
     assert_eq!(ended(here, &id), ("internal-error".to_owned(), 1));
@@ -179,20 +178,20 @@ fn an_order_that_names_no_task_or_several_ends_nothing_and_says_which_there_are(
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let mut server = dev(here, &[]);
-    let none = told(here, &["tasks", "cancel", "nobody"]);
+    let none = told(here, &["claims", "cancel", "nobody"]);
     assert!(none.code == 1 && none.err.contains("holds no task nobody; it holds nothing"), "{}", none.err);
     let (one, other) =
         (started(&mut server, here, "echo rea''dy; sleep 600"), started(&mut server, here, "echo rea''dy; sleep 600"));
-    for command in ["show", "cancel", "hand-back", "logs"] {
-        let none = told(here, &["tasks", command, "nobody"]);
+    for command in ["show", "cancel", "release", "logs"] {
+        let none = told(here, &["claims", command, "nobody"]);
         let names = none.err.contains(&format!("{one}/0")) && none.err.contains(&format!("{other}/0"));
         assert!(none.code == 1 && names, "{command}: {}", none.err);
-        let empty = told(here, &["tasks", command, ""]);
+        let empty = told(here, &["claims", command, ""]);
         assert!(empty.code == 1 && empty.err.contains("it holds"), "{command}: {}", empty.err);
-        let another_run = told(here, &["tasks", command, &format!("{one}/1")]);
+        let another_run = told(here, &["claims", command, &format!("{one}/1")]);
         assert_eq!(another_run.code, 1, "{command}: {}", another_run.err);
     }
-    let held = json(&told(here, &["tasks", "ls", "-o", "json"]));
+    let held = json(&told(here, &["claims", "list", "-o", "json"]));
     assert_eq!(held.as_array().map(Vec::len), Some(2), "both are still held");
     server.signal(Signal::QUIT);
     assert_eq!(server.ends().code, 14);

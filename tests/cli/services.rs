@@ -307,8 +307,8 @@ fn nothing_is_claimed_for_a_service_that_never_gets_well_and_everybody_is_told_w
     assert!(table.contains("services\n  echo  DOWN") && table.contains("waiting for its service"), "{table}");
     let root = at.split_whitespace().find_map(|word| word.find("http://").map(|at| &word[at..])).expect("an address");
     let metrics = get(&format!("{}/metrics", root.trim_end_matches(['"', '/'])));
-    assert!(metrics.contains("journeyman_service_up{handler=\"echo\"} 0"), "{metrics}");
-    assert!(metrics.contains("journeyman_guard_blocked{reason=\"service\"} 1"), "{metrics}");
+    assert!(metrics.contains("journeyman_sidecar_up{handler=\"echo\"} 0"), "{metrics}");
+    assert!(metrics.contains("journeyman_claiming_blocked{reason=\"service\"} 1"), "{metrics}");
     scene.unflag("never");
     worker.logs("a service is up");
     assert!(scene.completes(&id));
@@ -372,7 +372,7 @@ fn a_task_that_is_handed_back_drops_its_connection() {
     let id = scene.create(r#"{"path": "/hang"}"#);
     hears(&waiting);
     scene.steer(&["pause"]);
-    scene.steer(&["tasks", "hand-back", &id, "--note", "for a test"]);
+    scene.steer(&["claims", "release", &id, "--note", "for a test"]);
     hears(&dropped);
     worker.logs("worker-shutdown");
     assert_eq!(scene.runs(&id), ["worker-shutdown", ""]);
@@ -432,7 +432,7 @@ fn a_service_is_tried_by_hand() {
     std::fs::set_permissions(&program, mode).expect("it is there");
     scene.configure("socket = \"echo.sock\"\nexec = [\"./sleeps\"]\n");
     let mut command = journeyman(scene.here());
-    command.env("TMPDIR", scene.here()).args(["handler", "test", "--service", "echo", "--patience", "10s"]);
+    command.env("TMPDIR", scene.here()).args(["handler", "test", "--service", "echo", "--timeout", "10s"]);
     let said = run(&mut command, "");
     assert_eq!(said.code, 1, "{}{}", said.out, said.err);
     assert!(

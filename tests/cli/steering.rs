@@ -52,7 +52,7 @@ fn a_status_says_what_is_held_and_for_how_long() {
         assert!(table.contains(part), "{part}: {table}");
     }
     let name = seen["tasks"][0]["task"].as_str().expect("the task");
-    let ls = steer(here, &["tasks", "ls"]).out;
+    let ls = steer(here, &["claims", "list"]).out;
     assert!(ls.contains(name), "{ls}");
     server.signal(Signal::QUIT);
     assert_eq!(server.ends().code, 14);
@@ -156,7 +156,7 @@ fn scripted(folder: &Path, answers: Vec<(&'static str, serde_json::Value)>) -> A
 
 #[test]
 fn a_worker_that_is_slow_to_look_still_holds_its_task() {
-    let said = |text: &str| serde_json::json!({ "said": text });
+    let said = |text: &str| serde_json::json!({ "message": text });
     let task = serde_json::json!({
         "task": "fN1SbArXTPSVFNUvaOlinQ", "run": 0, "source": "ci", "step": "running", "progress": null,
         "held_seconds": 1.0, "lease_left_seconds": null, "reclaimed_seconds_ago": null, "log_bytes": 0, "place": "here",
@@ -172,12 +172,12 @@ fn a_worker_that_is_slow_to_look_still_holds_its_task() {
             (last, said("the last word")),
         ];
         let asked = scripted(folder.path(), answers);
-        let arguments = ["tasks", "hand-back", "fN1", "--wait", "--socket", "socket"];
+        let arguments = ["claims", "release", "fN1", "--wait", "--socket", "socket"];
         let ended = run(journeyman(folder.path()).args(arguments), "");
         assert_eq!(ended.code, code, "{last}: {}", ended.err);
         let asked = asked.lock().expect("nobody panics with it");
         assert_eq!(asked.len(), 5, "it was asked again until the last word: {asked:?}");
-        assert!(asked[2..].iter().all(|line| line.starts_with("GET /v1/task?")), "{asked:?}");
+        assert!(asked[2..].iter().all(|line| line.starts_with("GET /v1/claim?")), "{asked:?}");
     }
 }
 
@@ -191,13 +191,13 @@ fn the_log_of_a_running_task_is_followed_to_its_end() {
     task(here, &["create", "--", "/bin/sh", "-c", &script]);
     server.logs("claimed");
     let id = status(here)["tasks"][0]["task"].as_str().expect("the task").to_owned();
-    let mut follow = Server::start(journeyman(here).args(["tasks", "logs", "-f", &id]));
+    let mut follow = Server::start(journeyman(here).args(["claims", "logs", "-f", &id]));
     follow.prints("first");
     std::fs::write(here.join("pipe"), "second\n").expect("the task reads");
     follow.prints("second");
     follow.prints("last");
     assert_eq!(follow.ends().code, 0);
-    let gone = run(journeyman(here).args(["tasks", "logs", "nobody"]), "");
+    let gone = run(journeyman(here).args(["claims", "logs", "nobody"]), "");
     assert_eq!(gone.code, 1);
     assert!(gone.err.contains("holds no task nobody"), "{}", gone.err);
 }

@@ -28,7 +28,7 @@ pub(super) struct Obedient(Arc<Mutex<Vec<Value>>>);
 impl CommandSink for Obedient {
     fn send_command(&self, ordered: PoolCommandRequest) -> CommandFuture<Obeyed> {
         self.0.lock().unwrap().push(serde_json::to_value(ordered).unwrap());
-        Box::pin(std::future::ready(Ok(Obeyed { said: "group \"17\" of pool core is paused".to_owned() })))
+        Box::pin(std::future::ready(Ok(Obeyed { message: "group \"17\" of pool core is paused".to_owned() })))
     }
 
     fn inventories(&self, pool: Option<String>) -> CommandFuture<Inventories> {
@@ -71,7 +71,7 @@ async fn obedient() -> (Server, Arc<Mutex<Vec<Value>>>) {
 }
 
 async fn post(server: &Server, more: &str, body: &str) -> Answer {
-    asked(server, "POST /v1/orders", more, body).await
+    asked(server, "POST /v1/commands", more, body).await
 }
 
 async fn asked(server: &Server, what: &str, more: &str, body: &str) -> Answer {
@@ -104,12 +104,12 @@ async fn an_order_over_http_needs_the_token_and_is_told_to_the_controller() {
     assert_eq!(other.status, 401, "{}", other.body);
     let form = post(&server, &format!("Authorization: Bearer {TOKEN}\r\n"), &order.to_string()).await;
     assert_eq!(form.status, 415, "{}", form.body);
-    let looked = get(server.address, "/v1/orders").await;
+    let looked = get(server.address, "/v1/commands").await;
     assert_eq!((looked.status, looked.head.contains("allow: post")), (405, true), "{}", looked.body);
     assert_eq!(told.lock().unwrap().len(), 0, "nobody has obeyed");
 
     let obeyed = post(&server, &format!("{JSON}Authorization: Bearer {TOKEN}\r\n"), &order.to_string()).await;
-    assert_eq!((obeyed.status, &*obeyed.body), (200, "{\"said\":\"group \\\"17\\\" of pool core is paused\"}\n"));
+    assert_eq!((obeyed.status, &*obeyed.body), (200, "{\"message\":\"group \\\"17\\\" of pool core is paused\"}\n"));
     assert_eq!(*told.lock().unwrap(), [order]);
     let odd =
         post(&server, &format!("{JSON}Authorization: Bearer {TOKEN}\r\n"), "{\"command\":{\"explode\":{}}}").await;
@@ -160,7 +160,7 @@ async fn the_document_has_every_path_and_every_answer_is_as_it_says() {
         let token = format!("{JSON}Authorization: Bearer {TOKEN}\r\n");
         for method in item.as_object().expect("methods").keys() {
             let answer = match (path.as_str(), method.as_str()) {
-                ("/v1/orders", "post") => post(&server, &token, r#"{"command":{"resume":{}}}"#).await,
+                ("/v1/commands", "post") => post(&server, &token, r#"{"command":{"resume":{}}}"#).await,
                 ("/v1/poison", "get") => asked(&server, "GET /v1/poison", &token, "").await,
                 ("/v1/poison", "post") => {
                     asked(&server, "POST /v1/poison", &token, r#"{"selection":"all","action":"requeue","by":"ana"}"#)
@@ -198,16 +198,17 @@ async fn the_document_has_every_path_and_every_answer_is_as_it_says() {
         "/status",
         "/status.json",
         "/openapi.json",
-        "/v1/orders",
+        "/v1/commands",
         "/v1/poison",
     ] {
         assert!(checked.contains(path), "{path}");
     }
     // Every refusal is as it says too.
-    let answer = &document["paths"]["/v1/orders"]["post"]["responses"]["401"]["content"]["application/json"]["schema"];
+    let answer =
+        &document["paths"]["/v1/commands"]["post"]["responses"]["401"]["content"]["application/json"]["schema"];
     let refused: Value = serde_json::from_str(&post(&server, JSON, "{}").await.body).expect("JSON");
     assert!(jsonschema::is_valid(&schema(&document, answer), &refused), "{refused}");
-    let body = &document["paths"]["/v1/orders"]["post"]["requestBody"]["content"]["application/json"]["schema"];
+    let body = &document["paths"]["/v1/commands"]["post"]["requestBody"]["content"]["application/json"]["schema"];
     let body = schema(&document, body);
     for (order, meant) in [
         (json!({ "command": { "pause": {} } }), true),
@@ -297,7 +298,7 @@ async fn hands(page: String) -> (std::net::SocketAddr, Arc<Mutex<Vec<(String, Va
                         .lines()
                         .find_map(|line| line.to_ascii_lowercase().strip_prefix("authorization: ").map(str::to_owned));
                     hears.lock().unwrap().push((shown.unwrap_or_default(), serde_json::from_str(&body).expect("JSON")));
-                    let said = json!({ "said": "it is <b>obeyed</b>", "succeeded": ["5f0c2b7d91aa"], "failed": {}, "not_scanned": 0 });
+                    let said = json!({ "message": "it is <b>obeyed</b>", "succeeded": ["5f0c2b7d91aa"], "failed": {}, "not_scanned": 0 });
                     ("application/json", said.to_string())
                 } else {
                     ("text/html", page)

@@ -174,7 +174,7 @@ impl Soak {
                         drop(
                             client
                                 .send_command(&WorkerCommandRequest {
-                                    order: WorkerCommand::Cancel { task: name },
+                                    command: WorkerCommand::Cancel { task: name },
                                     note,
                                 })
                                 .await,
@@ -184,7 +184,7 @@ impl Soak {
                         drop(
                             client
                                 .send_command(&WorkerCommandRequest {
-                                    order: WorkerCommand::HandBack { task: name },
+                                    command: WorkerCommand::Release { task: name },
                                     note,
                                 })
                                 .await,

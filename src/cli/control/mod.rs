@@ -48,7 +48,7 @@ pub(super) struct NoteArgs {
 pub(super) struct WorkerStatusArgs {
     #[command(flatten)]
     target: TargetArgs,
-    /// How to answer
+    /// Output format
     #[arg(long, short, value_enum, default_value_t = Format::Table)]
     output: Format,
     /// Show it again and again, every so often
@@ -104,35 +104,35 @@ pub(super) struct CommandArgs {
     note: NoteArgs,
 }
 
-/// `journeyman tasks`
+/// `journeyman claims`
 #[derive(Debug, Subcommand)]
 pub(super) enum ClaimsCommand {
-    /// List what the worker holds
-    Ls {
+    /// List the worker's claims
+    List {
         #[command(flatten)]
         which: TargetArgs,
-        /// How to answer
+        /// Output format
         #[arg(long, short, value_enum, default_value_t = Format::Table)]
         output: Format,
     },
-    /// Show all that is known of a task that the worker holds
+    /// Show the details of a claim
     Show {
-        /// The task, or task and run as TASK/RUN, or the beginning of it
+        /// Task id, TASK/RUN, or a prefix of either
         task: String,
         #[command(flatten)]
         which: TargetArgs,
-        /// How to answer
+        /// Output format
         #[arg(long, short, value_enum, default_value_t = Format::Table)]
         output: Format,
     },
-    /// End a task, so that another worker does it
+    /// Stop a task and release its claim, so that the queue runs the task again
     ///
-    /// The task is told to end, killed after `worker.cancel_grace`, and reported as `worker-shutdown`, which the queue
-    /// retries. This worker may get it again; `journeyman pause` before it keeps it away.
-    HandBack {
-        /// The task, or task and run as TASK/RUN, or the beginning of it
+    /// The payload gets SIGTERM, SIGKILL after `worker.cancel_grace`, and the run is reported as `worker-shutdown`, which the
+    /// queue retries. This worker may claim it again unless it is paused.
+    Release {
+        /// Task id, TASK/RUN, or a prefix of either
         task: String,
-        /// Wait until the worker holds it no more
+        /// Wait until the claim has ended
         #[arg(long)]
         wait: bool,
         #[command(flatten)]
@@ -140,15 +140,15 @@ pub(super) enum ClaimsCommand {
         #[command(flatten)]
         why: NoteArgs,
     },
-    /// End a task, so that nobody does it
+    /// Stop a task and fail it, so that the queue does not run it again
     ///
-    /// The task is told to end, killed after `worker.cancel_grace`, and reported as `internal-error`, which the queue does
-    /// not retry; its log says who canceled it, and why. Who has credentials for the queue's own cancelTask says
-    /// `journeyman task cancel` instead: that makes it `canceled` wherever it is, and its worker ends it.
+    /// The payload gets SIGTERM, SIGKILL after `worker.cancel_grace`, and the run is reported as `internal-error`, which the
+    /// queue does not retry. The task's log names the author and the reason. With credentials for the queue, prefer
+    /// `journeyman task cancel`: it sets the task to `canceled` on any worker.
     Cancel {
-        /// The task, or task and run as TASK/RUN, or the beginning of it
+        /// Task id, TASK/RUN, or a prefix of either
         task: String,
-        /// Wait until the worker holds it no more
+        /// Wait until the claim has ended
         #[arg(long)]
         wait: bool,
         #[command(flatten)]
@@ -156,13 +156,13 @@ pub(super) enum ClaimsCommand {
         #[command(flatten)]
         why: NoteArgs,
     },
-    /// Show the log of a task that the worker holds
+    /// Print the log of a running task
     Logs {
-        /// The task, or task and run as TASK/RUN, or the beginning of it
+        /// Task id, TASK/RUN, or a prefix of either
         task: String,
         #[command(flatten)]
         which: TargetArgs,
-        /// Go on until the task ends
+        /// Print new lines until the task ends
         #[arg(long, short)]
         follow: bool,
     },
@@ -311,21 +311,21 @@ pub(in crate::cli) fn operator_name(environment: &Environment) -> String {
 
 async fn send_command(
     which: &TargetArgs,
-    order: WorkerCommand,
+    command: WorkerCommand,
     why: NoteArgs,
     environment: &Environment,
 ) -> Result<ControlClient, Failure> {
     let client = which.client(environment)?;
     let note = Note { by: operator_name(environment), text: why.note };
-    let said = client.send_command(&WorkerCommandRequest { order, note }).await?;
-    output::line(&said)?;
+    let message = client.send_command(&WorkerCommandRequest { command, note }).await?;
+    output::line(&message)?;
     Ok(client)
 }
 
-/// `journeyman tasks`
+/// `journeyman claims`
 pub(super) async fn claims(command: ClaimsCommand, environment: &Environment) -> ExitResult {
     match command {
-        ClaimsCommand::Ls { which, output } => {
+        ClaimsCommand::List { which, output } => {
             let looked = which.client(environment)?.status().await?;
             match output {
                 Format::Json => output::json(&serde_json::to_value(&looked.snapshot.tasks).unwrap_or_default())?,
@@ -341,8 +341,8 @@ pub(super) async fn claims(command: ClaimsCommand, environment: &Environment) ->
             }
             Ok(Exit::Success)
         }
-        ClaimsCommand::HandBack { task, wait, which, why } => {
-            end_claim(task, |task| WorkerCommand::HandBack { task }, wait, &which, why, environment).await
+        ClaimsCommand::Release { task, wait, which, why } => {
+            end_claim(task, |task| WorkerCommand::Release { task }, wait, &which, why, environment).await
         }
         ClaimsCommand::Cancel { task, wait, which, why } => {
             end_claim(task, |task| WorkerCommand::Cancel { task }, wait, &which, why, environment).await

@@ -160,7 +160,7 @@ impl CommandApi {
 fn json_response<T: Serialize>(answered: Result<T, ApiError>) -> Response<Body> {
     let (status, text) = match answered {
         Ok(answer) => (StatusCode::OK, json(&answer)),
-        Err(ApiError(status, said)) => (status, json(&CommandReply { said })),
+        Err(ApiError(status, message)) => (status, json(&CommandReply { message })),
     };
     let mut answer = response(status, "application/json", text);
     if status == StatusCode::UNAUTHORIZED {
@@ -193,7 +193,7 @@ mod tests {
 
     impl CommandSink for Obedient {
         fn send_command(&self, _: PoolCommandRequest) -> CommandFuture<CommandReply> {
-            Box::pin(std::future::ready(Ok(CommandReply { said: "obeyed".to_owned() })))
+            Box::pin(std::future::ready(Ok(CommandReply { message: "obeyed".to_owned() })))
         }
 
         fn inventories(&self, pool: Option<String>) -> CommandFuture<Inventories> {

@@ -7,7 +7,7 @@
 //! | `/metrics` | OpenMetrics |
 //! | `/` | the page, which refreshes itself; `/still` does not |
 //! | `/openapi.json` | all of this, described |
-//! | `/v1/orders` | what came of an order that was posted |
+//! | `/v1/commands` | what came of an order that was posted |
 //! | `/v1/poison` | what was put aside; posted to it: what came of that |
 //! | `/status`, `/status.json` | JSON, as `journeyman controller status -o json` shows it |
 

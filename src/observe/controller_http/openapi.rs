@@ -12,7 +12,7 @@ use crate::controller::poison_queue::PoisonOutcome;
 use crate::observe::openmetrics;
 
 /// Where orders are posted.
-pub(super) const COMMANDS_PATH: &str = "/v1/orders";
+pub(super) const COMMANDS_PATH: &str = "/v1/commands";
 
 /// Where what was put aside is looked at, and settled.
 pub(super) const POISON_PATH: &str = "/v1/poison";

@@ -33,7 +33,7 @@
     });
     const found = await answer.json();
     if (answer.status === 401) may("");
-    if (!answer.ok) throw new Error(found.said);
+    if (!answer.ok) throw new Error(found.message);
     return found;
   }
 
@@ -43,14 +43,14 @@
       const value = box.querySelector("input[name=" + name + "]").value;
       return value === "" ? null : Number(value);
     };
-    const order = { key: box.dataset.key, min: read("min"), max: read("max"), seconds: (read("minutes") ?? 0) * 60 };
-    return { pool: box.dataset.pool, command: { scale: order } };
+    const scale = { key: box.dataset.key, min: read("min"), max: read("max"), seconds: (read("minutes") ?? 0) * 60 };
+    return { pool: box.dataset.pool, command: { scale } };
   }
 
-  async function order(button) {
-    const ordered = button.dataset.command ? JSON.parse(button.dataset.command) : numbers(button);
-    const answer = await call("/v1/orders", { ...ordered, note: { by: "the page" } });
-    tell(answer.said, true);
+  async function send(button) {
+    const request = button.dataset.command ? JSON.parse(button.dataset.command) : numbers(button);
+    const answer = await call("/v1/commands", { ...request, note: { by: "the page" } });
+    tell(answer.message, true);
   }
 
   function made(name, text, more) {
@@ -129,7 +129,7 @@
         await show(button.dataset.poison);
         aside.scrollIntoView();
       } else if (button.dataset.settle) await settle(button);
-      else await order(button);
+      else await send(button);
     } catch (error) {
       tell("this did not work: " + error.message, false);
     }

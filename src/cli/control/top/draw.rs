@@ -21,13 +21,13 @@ const SOURCES_MAX: usize = 8;
 /// More hints than this are not shown.
 const HINTS_MAX: usize = 2;
 
-const KEYS: &str = "q quit   p pause or resume   d drain   l log   j/k select   b, c end it   ? help";
+const KEYS: &str = "q quit   p pause or resume   d drain   l log   j/k select   b release   c cancel   ? help";
 const HELP: &str = " \
- q         quit; the worker goes on
+ q         quit; the worker keeps running
  p         pause, or resume: asks first
  d         drain: asks first
  l, Enter  log of the selected task
- b         hand the selected task back: asks first
+ b         release the selected task: asks first
  c         cancel the selected task: asks first
  j, k      select a task; move in a log
  G         to the end of a log

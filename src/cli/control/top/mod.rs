@@ -116,10 +116,10 @@ async fn run_loop(
                 Some(TerminalEvent::Key(key)) => match screen.on_key(key) {
                     None => {}
                     Some(KeyAction::Quit) => return Ok(Exit::Success),
-                    Some(KeyAction::Send(order)) => {
+                    Some(KeyAction::Send(command)) => {
                         let note = Note { by: by.clone(), text: String::new() };
-                        let said = client.send_command(&WorkerCommandRequest { order, note }).await;
-                        screen.set_message(&said.unwrap_or_else(|error| error.to_string()));
+                        let reply = client.send_command(&WorkerCommandRequest { command, note }).await;
+                        screen.set_message(&reply.unwrap_or_else(|error| error.to_string()));
                         looking = Box::pin(poll_status(client));
                     }
                     Some(KeyAction::Follow(task)) => match client.log(&task, Follow::Yes).await {

@@ -167,15 +167,15 @@ impl TopScreen {
             }
             KeyCode::Char('b') => {
                 let task = self.tasks().get(self.selected()?)?;
-                let asks = format!("Hand {} back: end it, and let the queue give it to somebody?", display_name(task));
+                let asks = format!("Release {}: stop it and let the queue run it again?", display_name(task));
                 self.active_view = ActiveView::Question(Question {
                     text: asks,
-                    command: WorkerCommand::HandBack { task: qualified_name(task) },
+                    command: WorkerCommand::Release { task: qualified_name(task) },
                 });
             }
             KeyCode::Char('c') => {
                 let task = self.tasks().get(self.selected()?)?;
-                let asks = format!("Cancel {}: end it, so that nobody does it?", display_name(task));
+                let asks = format!("Cancel {}: stop it and fail it?", display_name(task));
                 self.active_view = ActiveView::Question(Question {
                     text: asks,
                     command: WorkerCommand::Cancel { task: qualified_name(task) },
@@ -405,7 +405,7 @@ mod tests {
             (LifecycleState::Running, 'p', WorkerCommand::Pause { seconds: None }),
             (LifecycleState::Paused, 'p', WorkerCommand::Resume),
             (LifecycleState::Running, 'd', WorkerCommand::Drain { seconds: None }),
-            (LifecycleState::Running, 'b', WorkerCommand::HandBack { task: "ci:fN1SbArXTPSVFNUvaOlinQ/0".to_owned() }),
+            (LifecycleState::Running, 'b', WorkerCommand::Release { task: "ci:fN1SbArXTPSVFNUvaOlinQ/0".to_owned() }),
             (LifecycleState::Draining, 'c', WorkerCommand::Cancel { task: "ci:fN1SbArXTPSVFNUvaOlinQ/0".to_owned() }),
         ] {
             let mut screen = screen(state);

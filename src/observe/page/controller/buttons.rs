@@ -68,7 +68,7 @@ pub(super) fn worker_buttons(pool: &PoolStatus, worker: &WorkerStatus) -> Markup
     html! { span.act { (button(pool, &json!({ "drain": { "worker": worker.id } }), "drain", &ask)) } }
 }
 
-fn button(pool: &PoolStatus, order: &serde_json::Value, says: &str, ask: &str) -> Markup {
-    let order = json!({ "pool": pool.name, "command": order }).to_string();
-    html! { button type="button" data-command=(order) data-confirm=[Some(ask).filter(|ask| !ask.is_empty())] { (says) } }
+fn button(pool: &PoolStatus, command: &serde_json::Value, says: &str, ask: &str) -> Markup {
+    let command = json!({ "pool": pool.name, "command": command }).to_string();
+    html! { button type="button" data-command=(command) data-confirm=[Some(ask).filter(|ask| !ask.is_empty())] { (says) } }
 }
