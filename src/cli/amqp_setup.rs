@@ -47,9 +47,9 @@ pub(super) fn build_broker(config: &schema::Amqp, environment: &Environment) -> 
 
 /// Where the broker may tell how long it waits; `None` where it is not asked.
 pub(super) fn build_management(config: &schema::Amqp, broker: &Broker) -> Result<Option<Management>, Failure> {
-    let Some(base) = &config.management else { return Ok(None) };
+    let Some(base) = &config.management_url else { return Ok(None) };
     let made = Management::new(broker, base.as_str(), config.ca_file.as_ref().map(|file| file.0.as_path()));
-    made.map(Some).map_err(|error| Failure::new(Exit::Config, format!("amqp.management: {error}")))
+    made.map(Some).map_err(|error| Failure::new(Exit::Config, format!("amqp.management_url: {error}")))
 }
 
 /// What the controller calls this worker.
@@ -160,15 +160,15 @@ pub(super) fn source_binding(
     let settings = AmqpSourceConfig {
         payload_form: form,
         max_attempts: NonZeroU32::new(source.max_attempts),
-        on_attempts_exhausted: match (source.exhausted, &source.poison_queue) {
+        on_attempts_exhausted: match (source.on_attempts_exhausted, &source.poison_queue) {
             (_, Some(queue)) => OnAttemptsExhausted::PoisonQueue(queue.clone()),
-            (schema::Exhausted::Answer, None) => OnAttemptsExhausted::Reply,
-            (schema::Exhausted::DeadLetter, None) => OnAttemptsExhausted::DeadLetter,
+            (schema::OnAttemptsExhausted::Reply, None) => OnAttemptsExhausted::Reply,
+            (schema::OnAttemptsExhausted::DeadLetter, None) => OnAttemptsExhausted::DeadLetter,
         },
         consumer_timeout: patience,
         management: build_management(amqp, &broker)?,
         max_run_time: longest,
-        message_bytes_max: amqp.max_message.0,
+        message_bytes_max: amqp.max_message_size.0,
         ..AmqpSourceConfig::new(broker, &queue, &worker_id)
     };
     let env = BTreeMap::from([

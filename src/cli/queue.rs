@@ -93,7 +93,7 @@ fn queue_config(config: &schema::Queue, environment: &Environment) -> Result<que
         clients,
         public_root_url: config.public_root_url.as_ref().map(|url| url.as_str().to_owned()),
         claim_timeout: config.claim_timeout.0,
-        visibility_timeout: config.visibility.0,
+        visibility_timeout: config.visibility_timeout.0,
         ..queue::Config::new(Db::File(config.db.0.clone()), artifacts)
     })
 }

@@ -124,15 +124,15 @@ fn apply_reloadable(running: &mut Config, new: &Config) {
     running.worker.work_dir = kept.work_dir;
     let established = std::mem::replace(&mut running.host, new.host.clone());
     running.host.containment = established.containment;
-    running.host.unproven = established.unproven;
+    running.host.on_cleanup_failure = established.on_cleanup_failure;
     running.host.task_memory = established.task_memory;
     running.host.task_pids = established.task_pids;
     running.host.task_disk = established.task_disk;
-    running.host.spot = established.spot;
-    running.host.spot_endpoint = established.spot_endpoint;
-    running.host.spot_file = established.spot_file;
+    running.host.metadata_service = established.metadata_service;
+    running.host.metadata_endpoint = established.metadata_endpoint;
+    running.host.termination_file = established.termination_file;
     running.host.rebalance = established.rebalance;
-    running.log.task_max = new.log.task_max;
+    running.log.task_log_max = new.log.task_log_max;
     running.log.level = new.log.level.clone();
 }
 
@@ -196,10 +196,10 @@ mod tests {
         new.worker.capacity = 7;
         new.worker.group = "elsewhere".parse().unwrap();
         new.log.level = "debug".parse().unwrap();
-        new.host.spot_file = Some("/run/host-goes".parse().unwrap());
+        new.host.termination_file = Some("/run/host-goes".parse().unwrap());
         let before = running.clone();
         apply_reloadable(&mut running, &new);
         assert_eq!(changed_keys(&before, &running), ["log.level", "worker.capacity"]);
-        assert_eq!(changed_keys(&running, &new), ["host.spot_file", "worker.group"]);
+        assert_eq!(changed_keys(&running, &new), ["host.termination_file", "worker.group"]);
     }
 }

@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp, Unit};
 use tokio::sync::mpsc;
 
 use super::exit::{Exit, Failure};
-use crate::config::schema::{Config, Host, Rebalance, Spot, SpotTasks};
+use crate::config::schema::{self, Config, Host, MetadataService, Rebalance};
 use crate::domain::termination_notice::{Provider, Termination};
 use crate::domain::time::Instant;
 use crate::host::clock::Clock;
@@ -19,9 +19,9 @@ use crate::worker::{Control, OnTerminationNotice};
 /// What becomes of running tasks at a notice.
 #[must_use]
 pub(super) const fn on_termination_notice(host: &Host) -> OnTerminationNotice {
-    match host.spot_tasks {
-        SpotTasks::Finish => OnTerminationNotice::Finish { margin: host.spot_margin.0 },
-        SpotTasks::HandBack => OnTerminationNotice::Release,
+    match host.on_termination_notice {
+        schema::OnTerminationNotice::Finish => OnTerminationNotice::Finish { margin: host.termination_margin.0 },
+        schema::OnTerminationNotice::Release => OnTerminationNotice::Release,
     }
 }
 
@@ -29,15 +29,15 @@ pub(super) const fn on_termination_notice(host: &Host) -> OnTerminationNotice {
 #[must_use]
 pub(super) fn watch_config(host: &Host) -> NoticeConfig {
     NoticeConfig {
-        cloud: match host.spot {
-            Spot::Auto => MetadataProvider::Auto,
-            Spot::Aws => MetadataProvider::Fixed(Provider::Aws),
-            Spot::Gcp => MetadataProvider::Fixed(Provider::Gcp),
-            Spot::Azure => MetadataProvider::Fixed(Provider::Azure),
-            Spot::Off => MetadataProvider::Off,
+        cloud: match host.metadata_service {
+            MetadataService::Auto => MetadataProvider::Auto,
+            MetadataService::Aws => MetadataProvider::Fixed(Provider::Aws),
+            MetadataService::Gcp => MetadataProvider::Fixed(Provider::Gcp),
+            MetadataService::Azure => MetadataProvider::Fixed(Provider::Azure),
+            MetadataService::Off => MetadataProvider::Off,
         },
-        endpoint: host.spot_endpoint.as_ref().map(|url| url.as_str().to_owned()),
-        file: host.spot_file.as_ref().map(|file| file.0.clone()),
+        endpoint: host.metadata_endpoint.as_ref().map(|url| url.as_str().to_owned()),
+        file: host.termination_file.as_ref().map(|file| file.0.clone()),
         paces: PollPaces::default(),
         clock: Clock::boot(),
     }
@@ -56,12 +56,12 @@ pub(super) fn watch_notices(config: &Config, control: Control) -> Result<impl Fu
     let (host, clock) = (&config.host, Clock::boot());
     let settings = watch_config(host);
     let watch = NoticeWatch::new(settings)
-        .map_err(|error| Failure::new(Exit::Config, format!("host.spot_endpoint: {error}")))?;
+        .map_err(|error| Failure::new(Exit::Config, format!("host.metadata_endpoint: {error}")))?;
     control.set_watch_statuses(watch.subscribe_statuses());
     let heed = NoticeHandler {
         clock,
         on_notice: on_termination_notice(host),
-        grace: config.worker.cancel_grace.0,
+        grace: config.worker.termination_grace.0,
         rebalance: host.rebalance,
         control,
     };

@@ -12,7 +12,7 @@ use super::exit::{Exit, ExitResult, Failure};
 use super::reload::Reloader;
 use super::signals::{ControlSignals, ExitSignals};
 use super::{amqp_setup, systemd_notify, termination_watch, worker_setup};
-use crate::config::schema::{self, Config};
+use crate::config::schema::Config;
 use crate::config::{Environment, collector};
 use crate::control::worker_api::{ReloadFn, ServedWorker, Socket};
 use crate::control::{WorkerStatusReply, socket_in, worker_api};
@@ -201,12 +201,10 @@ pub(super) async fn serve_http(
 /// Where the address cannot be had.
 pub(super) async fn listen_http(config: &Config, what: &str, path: &str) -> Result<Option<HttpListener>, Failure> {
     let Some(listen) = config.http.listen else { return Ok(None) };
-    let reach = match config.http.reach {
-        schema::Reach::Loopback => worker_http::Exposure::Loopback,
-        schema::Reach::Network => worker_http::Exposure::Network,
-    };
+    let exposure =
+        if config.http.allow_remote { worker_http::Exposure::Network } else { worker_http::Exposure::Loopback };
     let unfit = |error| Failure::new(Exit::HostUnusable, format!("the status page cannot be served: {error}"));
-    let door = HttpListener::listen(listen.0, reach).await.map_err(unfit)?;
+    let door = HttpListener::listen(listen.0, exposure).await.map_err(unfit)?;
     let address = door.address().map_err(unfit)?;
     tracing::info!(%address, "{what}: http://{address}{path}");
     Ok(Some(door))

@@ -7,9 +7,7 @@ use std::time::Duration;
 
 use super::exit::{Exit, Failure};
 use super::{amqp_setup, target, termination_watch};
-use crate::config::schema::{
-    ArtifactStorage, COMMAND, Config, Handler as HandlerConfig, HandlerKind, Protocol, Source, SourceKind, Tasks,
-};
+use crate::config::schema::{COMMAND, Config, Handler as HandlerConfig, HandlerKind, Source, SourceKind, Tasks};
 use crate::config::secrets::ClientCredentials;
 use crate::config::values::{Size, WORKER_NAME_CHARS_MAX, WORKER_NAME_CHARS_MAX_AZURE};
 use crate::config::{Environment, schema};
@@ -18,7 +16,7 @@ use crate::handler::{self, DynHandler, command, environment, http, program};
 use crate::host::containment::{ContainmentConfig, ContainmentLevel, OnLeak, Requirement, ResourceLimits};
 use crate::host::program_path::find_program;
 use crate::redact;
-use crate::source::taskcluster::{self, Api, ApiConfig, Dialect, Taskcluster, Timeouts};
+use crate::source::taskcluster::{self, Api, ApiConfig, Taskcluster, Timeouts};
 use crate::worker::{ExitPolicy, MinResources, SourceBinding, Worker, WorkerConfig};
 
 /// How this worker is called where it claims.
@@ -34,7 +32,7 @@ impl WorkerIdentity {
     /// The name with the host's name and the process id filled in, within the limit of the narrowest protocol in use.
     #[must_use]
     pub(super) fn from_config(config: &Config) -> Self {
-        let azure = config.source.values().any(|source| source.protocol == Protocol::Azure);
+        let azure = config.source.values().any(|source| source.dialect == taskcluster::Dialect::Azure);
         let most = if azure { WORKER_NAME_CHARS_MAX_AZURE } else { WORKER_NAME_CHARS_MAX };
         let system = rustix::system::uname();
         let hostname = system.nodename().to_string_lossy();
@@ -118,11 +116,11 @@ pub(super) fn worker_config(config: &Config) -> WorkerConfig {
     WorkerConfig {
         capacity: worker.capacity.into(),
         work_dir: worker.work_dir.0.clone(),
-        termination_grace: worker.cancel_grace.0,
+        termination_grace: worker.termination_grace.0,
         drain_deadline: Some(worker.drain_deadline.0),
         on_termination_notice: termination_watch::on_termination_notice(&config.host),
         poll_interval: worker.poll_interval.0,
-        status_poll_interval: nonzero(worker.status_poll.0),
+        status_poll_interval: nonzero(worker.status_poll_interval.0),
         dequeue_alert: worker.dequeue_alert,
         max_auth_failures: worker.denied_max,
         exit_policy: ExitPolicy {
@@ -131,7 +129,7 @@ pub(super) fn worker_config(config: &Config) -> WorkerConfig {
             max_uptime: nonzero(worker.max_uptime.0),
         },
         min_resources: MinResources { disk: config.host.min_free_disk.0, memory: config.host.min_free_memory.0 },
-        log: log_limits(config.log.task_max),
+        log: log_limits(config.log.task_log_max),
         containment: containment_requirement(&config.host),
         ..WorkerConfig::default()
     }
@@ -156,9 +154,9 @@ fn containment_requirement(host: &schema::Host) -> ContainmentConfig {
             processes: host.task_pids,
             disk: host.task_disk.map(|size| size.0),
         },
-        on_leak: match host.unproven {
-            schema::Unproven::Keep => OnLeak::KeepSlot,
-            schema::Unproven::Reuse => OnLeak::ReuseSlot,
+        on_leak: match host.on_cleanup_failure {
+            schema::OnCleanupFailure::KeepSlot => OnLeak::KeepSlot,
+            schema::OnCleanupFailure::ReuseSlot => OnLeak::ReuseSlot,
         },
     }
 }
@@ -217,17 +215,11 @@ pub(super) fn source_binding(
     queue_hosts.extend(source.queue_hosts.iter().cloned());
     let settings = taskcluster::Config {
         api: api_config(source, tasks, environment)?,
-        dialect: match source.protocol {
-            Protocol::Azure => Dialect::Azure,
-            Protocol::ClaimWork => Dialect::ClaimWork,
-        },
+        dialect: source.dialect,
         task_queue: tasks.task_queue.to_string(),
         worker_group: name.group.clone(),
         worker_id: name.id.clone(),
-        artifact_storage: match source.artifact_storage {
-            ArtifactStorage::S3 => taskcluster::ArtifactStorage::S3,
-            ArtifactStorage::Object => taskcluster::ArtifactStorage::Object,
-        },
+        artifact_storage: source.artifact_storage,
         queue_hosts,
     };
     let env = BTreeMap::from([
@@ -290,14 +282,15 @@ pub(super) fn build_http_handler(
         find_program(program, &env, Path::new(""))
             .map_err(|error| Failure::new(Exit::HostUnusable, format!("handler {name}: {error}")))?;
     }
-    let service = || http::ServiceProgram { exec: wanted.exec.clone(), env, termination_grace: wanted.grace.0 };
+    let service =
+        || http::ServiceProgram { exec: wanted.exec.clone(), env, termination_grace: wanted.termination_grace.0 };
     let settings = http::HttpConfig {
         name: name.to_owned(),
         target,
         health_path: wanted.health.clone(),
-        health_interval: wanted.health_every.0,
+        health_interval: wanted.health_interval.0,
         health_timeout: wanted.health_timeout.0,
-        startup_timeout: wanted.start_within.0,
+        startup_timeout: wanted.startup_timeout.0,
         max_run_time: wanted.max_run_time.0,
         forward_headers: wanted.forward_headers.clone(),
         service: (!wanted.exec.is_empty()).then(service),
@@ -314,7 +307,7 @@ fn command_config(
         env: environment::select(&wanted.env_allow, environment.pairs()),
         default_run_time: wanted.default_run_time.map(|span| span.0),
         max_run_time: Some(wanted.max_run_time.0),
-        termination_grace: wanted.grace.0,
+        termination_grace: wanted.termination_grace.0,
         redact_env,
     }
 }
@@ -329,7 +322,7 @@ fn build_program_handler(
         schema: wanted.schema.as_ref().map(|file| file.0.clone()),
         env: environment::select(&wanted.env_allow, environment.pairs()),
         max_run_time: Some(wanted.max_run_time.0),
-        termination_grace: wanted.grace.0,
+        termination_grace: wanted.termination_grace.0,
         ..program::ProgramConfig::new(name, wanted.exec.clone())
     };
     let env = settings.env.clone();

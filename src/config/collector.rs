@@ -54,7 +54,7 @@ pub fn collector_config(telemetry: &Telemetry, environment: &Environment) -> Res
     };
     let off = variable("OTEL_SDK_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true"))
         || variable("OTEL_TRACES_EXPORTER") == Some("none");
-    let own = telemetry.otlp.as_ref().map(|url| traces_url(url.as_str()));
+    let own = telemetry.otlp_endpoint.as_ref().map(|url| traces_url(url.as_str()));
     let named = || variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").map(str::to_owned);
     let base = || variable("OTEL_EXPORTER_OTLP_ENDPOINT").map(traces_url);
     let given = own.is_none();
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     fn of(otlp: Option<&str>, variables: &[(&str, &str)]) -> Result<Option<CollectorConfig>, String> {
-        let telemetry = Telemetry { otlp: otlp.map(|url| url.parse().unwrap()), service_name: None };
+        let telemetry = Telemetry { otlp_endpoint: otlp.map(|url| url.parse().unwrap()), service_name: None };
         collector_config(&telemetry, &Environment::from_pairs(variables))
     }
 

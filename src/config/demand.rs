@@ -24,7 +24,7 @@ pub struct DemandConfig {
     /// How often they are counted.
     #[serde(default = "interval_default")]
     #[schemars(extend("x-least" = Span(Duration::from_secs(1))))]
-    pub every: Span,
+    pub interval: Span,
     /// Who we are. It takes `queue:pending-count:TASK_QUEUE`, and where claimed tasks are to be counted too `queue:claimed-list:TASK_QUEUE`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_id: Option<String>,

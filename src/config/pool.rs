@@ -17,7 +17,7 @@ pub struct PoolConfig {
     /// What exchanges and queues are called.
     pub names: NamingScheme,
     /// How requests are kept.
-    pub profile: QueueType,
+    pub queue_type: QueueType,
     /// How long after the last sign of demand the queue of a group is unbound. A request that comes later goes to the orphans, and makes the group active again.
     pub unbind_delay: Span,
     /// How long after that its workers are stopped and its queue is deleted.
@@ -28,7 +28,7 @@ pub struct PoolConfig {
     /// How many requests may wait in one queue [built-in: any number].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_length: Option<u32>,
-    /// How often a request is handed out again whose worker ended. For `profile = "safe"` only; what exceeds it is answered with an error, and put aside as poison [built-in: as the broker has it].
+    /// How often a request is handed out again whose worker ended. For `queue_type = "quorum"` only; what exceeds it is answered with an error, and put aside as poison [built-in: as the broker has it].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delivery_limit: Option<u32>,
     /// Who starts the workers: this host as processes, its systemd as instances of a unit, Docker, Kubernetes, or commands of your own. `noop` starts none, and says how many would be.
@@ -38,27 +38,27 @@ pub struct PoolConfig {
     /// What workers find in their environment besides, by name.
     pub env: BTreeMap<String, EnvValue>,
     /// Folder for the logs of workers, and for what they are found again by: each pool has one of its own in it, of its name.
-    pub folder: File,
+    pub state_dir: File,
     /// How long a worker that was told to end has before it is killed.
-    pub stop_grace: Span,
+    pub termination_grace: Span,
     /// How many workers a group has at least, while it is there.
     pub min: u32,
     /// How many workers a group has at most.
     #[schemars(range(min = 1))]
     pub max: u32,
     /// How many workers more than the load needs.
-    pub spares: u32,
+    pub min_idle: u32,
     /// How many requests a worker holds at once.
     #[schemars(range(min = 1))]
     pub concurrency: u32,
     /// How long fewer workers have to be enough before fewer are kept.
-    pub down_after: Span,
+    pub scale_down_delay: Span,
     /// How many workers of a group may be starting at once.
     #[schemars(range(min = 1))]
     pub starting_max: u32,
     /// How many workers all groups of the pool have together [built-in: any number].
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub budget: Option<u32>,
+    pub max_total: Option<u32>,
     /// Where there are more groups than workers: how long one keeps its worker before it is another one's turn.
     pub turn: Span,
     /// The `x-status` of answers that the controller gives in a worker's place. One known client ends at any that it does not know, so that this is `core_error` unless told otherwise; the reason is in the header `x-dead-letter-reason` and in the body.
@@ -77,7 +77,7 @@ impl Default for PoolConfig {
     fn default() -> Self {
         Self {
             names: NamingScheme::default(),
-            profile: QueueType::default(),
+            queue_type: QueueType::default(),
             unbind_delay: minutes(10),
             stop_delay: minutes(10),
             message_ttl: minutes(0),
@@ -86,15 +86,15 @@ impl Default for PoolConfig {
             driver: PoolDriver::default(),
             command: Vec::new(),
             env: BTreeMap::new(),
-            folder: File("/var/lib/journeyman/pool".into()),
-            stop_grace: minutes(60),
+            state_dir: File("/var/lib/journeyman/pool".into()),
+            termination_grace: minutes(60),
             min: 1,
             max: 1,
-            spares: 0,
+            min_idle: 0,
             concurrency: 1,
-            down_after: minutes(5),
+            scale_down_delay: minutes(5),
             starting_max: 4,
-            budget: None,
+            max_total: None,
             turn: minutes(1),
             dead_letter_status: "core_error".to_owned(),
             exec: ExecDriverConfig::default(),
@@ -220,7 +220,7 @@ impl Default for KubernetesDriverConfig {
         Self {
             image: None,
             namespace: "default".to_owned(),
-            scaling: KubernetesScaling::Own,
+            scaling: KubernetesScaling::Controller,
             service_account: None,
             template: None,
             server: built_in("https://kubernetes.default.svc"),
@@ -236,7 +236,7 @@ impl Default for KubernetesDriverConfig {
 pub enum KubernetesScaling {
     /// The controller.
     #[default]
-    Own,
+    Controller,
     /// KEDA, which counts what waits.
     Keda,
 }
@@ -281,7 +281,7 @@ pub enum NamingScheme {
 pub enum QueueType {
     /// In memory, as existing workers know it. A restart of the broker loses what waits.
     #[default]
-    Fast,
+    Classic,
     /// On disk, in quorum queues.
-    Safe,
+    Quorum,
 }

@@ -6,11 +6,10 @@ use super::check::join;
 use super::demand::DemandConfig;
 use super::pool::{PoolConfig, PoolDriver, QueueType};
 use super::problem::{Problem, ProblemCode, ValueOrigin, suggest};
-use super::schema::{
-    ArtifactStorage, Bridge, COMMAND, Config, Handler, HandlerKind, Protocol, Reach, Source, SourceKind,
-};
+use super::schema::{Bridge, COMMAND, Config, Handler, HandlerKind, Source, SourceKind};
 use super::values::WORKER_NAME_CHARS_MAX_AZURE;
 use crate::limits::{AMQP_NAME_BYTES_MAX, MESSAGE_TTL_MAX};
+use crate::source::taskcluster::{ArtifactStorage, Dialect};
 
 struct Rules<'a> {
     origins: &'a BTreeMap<String, ValueOrigin>,
@@ -41,14 +40,14 @@ pub(super) fn check(
     rules.broker(config);
     rules.names(config);
     if let Some(listen) = config.http.listen
-        && config.http.reach == Reach::Loopback
+        && !config.http.allow_remote
         && !listen.0.ip().to_canonical().is_loopback()
     {
         let what = format!(
-            "others could reach {}; `http.reach = \"network\"` says that this is meant, as behind a firewall for Prometheus",
+            "others could reach {}; `http.allow_remote = true` says that this is meant, as behind a firewall for Prometheus",
             listen.0
         );
-        rules.push(ProblemCode::Conflict, "http.listen", what, "use 127.0.0.1, or set `reach`");
+        rules.push(ProblemCode::Conflict, "http.listen", what, "use 127.0.0.1, or set `allow_remote`");
     }
     for (name, demand) in &config.demand {
         rules.demand(config, name, demand);
@@ -117,7 +116,7 @@ impl Rules<'_> {
             "taskcluster",
             &[("requests_queue", source.requests_queue.is_some()), ("poison_queue", source.poison_queue.is_some())],
         );
-        if source.protocol == Protocol::Azure {
+        if source.dialect == Dialect::Azure {
             self.azure(config, key, source);
         }
     }
@@ -159,13 +158,13 @@ impl Rules<'_> {
     }
 
     fn pool(&mut self, key: &str, pool: &PoolConfig) {
-        if pool.delivery_limit.is_some() && pool.profile == QueueType::Fast {
+        if pool.delivery_limit.is_some() && pool.queue_type == QueueType::Classic {
             let what = format!("[{key}] has a `delivery_limit`, which queues in memory do not know");
             self.push(
                 ProblemCode::Conflict,
                 &join(key, "delivery_limit"),
                 what,
-                "did you mean profile = \"safe\" as well?",
+                "did you mean queue_type = \"quorum\" as well?",
             );
         }
         if pool.min > pool.max {
@@ -252,9 +251,9 @@ impl Rules<'_> {
             );
             self.push(ProblemCode::Value, key, what, "");
         }
-        if amqp.max_message.0 == 0 {
-            let what = "amqp.max_message is 0, with which no request could be taken".to_owned();
-            self.push(ProblemCode::Value, "amqp.max_message", what, "such as \"128MiB\"");
+        if amqp.max_message_size.0 == 0 {
+            let what = "amqp.max_message_size is 0, with which no request could be taken".to_owned();
+            self.push(ProblemCode::Value, "amqp.max_message_size", what, "such as \"128MiB\"");
         }
     }
 
@@ -295,7 +294,7 @@ impl Rules<'_> {
 
     fn azure(&mut self, config: &Config, key: &str, source: &Source) {
         if source.artifact_storage == ArtifactStorage::Object {
-            let what = format!("[{key}] with `protocol = \"azure\"` knows no object service");
+            let what = format!("[{key}] with `dialect = \"azure\"` knows no object service");
             self.push(ProblemCode::Conflict, &join(key, "artifact_storage"), what, "did you mean \"s3\"?");
         }
         let most = WORKER_NAME_CHARS_MAX_AZURE;
@@ -308,7 +307,7 @@ impl Rules<'_> {
         ];
         for (named, text) in names.iter().filter(|(_, text)| text.len() > most) {
             let what = format!(
-                "\"{text}\" has {} characters, and [{key}] with `protocol = \"azure\"` allows {most}",
+                "\"{text}\" has {} characters, and [{key}] with `dialect = \"azure\"` allows {most}",
                 text.len()
             );
             self.push(ProblemCode::Value, named, what, "");

@@ -14,6 +14,7 @@ use crate::limits::{
     ACTIVITY_REPEAT_MIN, CLAIM_TIMEOUT_MIN, POLL_INTERVAL_MIN, QUEUE_VISIBILITY_TIMEOUT_MIN, RUN_TIME_MIN,
     SERVICE_PROBE_INTERVAL_MIN, SERVICE_STARTUP_TIMEOUT_MIN, STATUS_POLL_MIN, TASK_LOG_BYTES_MIN,
 };
+use crate::source::taskcluster::{ArtifactStorage, Dialect};
 
 /// A whole configuration.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
@@ -53,9 +54,9 @@ pub struct Config {
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Worker {
-    /// Name of this worker, its own within its group: the queue tells workers apart by it. `{hostname}` and `{pid}` are filled in. At most 38 characters, 22 with `protocol = "azure"`.
+    /// Name of this worker, its own within its group: the queue tells workers apart by it. `{hostname}` and `{pid}` are filled in. At most 38 characters, 22 with `dialect = "azure"`.
     pub id: WorkerName,
-    /// Group of this worker, often a region. At most 38 characters, 22 with `protocol = "azure"`.
+    /// Group of this worker, often a region. At most 38 characters, 22 with `dialect = "azure"`.
     pub group: WorkerName,
     /// How many tasks run at once.
     #[schemars(range(min = 1, max = 16384))]
@@ -65,7 +66,7 @@ pub struct Worker {
     /// How long running tasks may go on after the first TERM or INT, before they are handed back.
     pub drain_deadline: Span,
     /// How long a payload has to end when it is told to. It is killed half a second before that is over, or a quarter where that is less, so that its end is seen in time.
-    pub cancel_grace: Span,
+    pub termination_grace: Span,
     /// A message received more often than this raises one alert.
     #[schemars(range(min = 1))]
     pub dequeue_alert: u32,
@@ -74,7 +75,7 @@ pub struct Worker {
     pub denied_max: u32,
     /// How often each running task is asked after, so that a canceled one stops early. `0s` switches it off.
     #[schemars(extend("x-least" = Span(STATUS_POLL_MIN), "x-zero" = "off"))]
-    pub status_poll: Span,
+    pub status_poll_interval: Span,
     /// How long to rest when every queue is empty and the queue has no long poll; varied by a fifth.
     #[schemars(extend("x-least" = Span(POLL_INTERVAL_MIN)))]
     pub poll_interval: Span,
@@ -94,10 +95,10 @@ impl Default for Worker {
             capacity: 1,
             work_dir: built_in("/var/lib/journeyman/work"),
             drain_deadline: built_in("1h"),
-            cancel_grace: built_in("10s"),
+            termination_grace: built_in("10s"),
             dequeue_alert: 10,
             denied_max: 10,
-            status_poll: built_in("10s"),
+            status_poll_interval: built_in("10s"),
             poll_interval: built_in("1s"),
             exit_when_idle: built_in("0s"),
             max_tasks: 0,
@@ -111,19 +112,19 @@ impl Default for Worker {
 #[serde(deny_unknown_fields, default)]
 pub struct Host {
     /// Whose metadata service says that a spot or preemptible host is taken away. `auto` looks for one at start and gives up after a minute where there is none.
-    pub spot: Spot,
+    pub metadata_service: MetadataService,
     /// What becomes of running tasks at such a notice. What has not started is handed back at once.
-    pub spot_tasks: SpotTasks,
-    /// How long before the host goes tasks that still run are handed back. Where `cancel_grace` and the reports need more, they get it.
-    pub spot_margin: Span,
+    pub on_termination_notice: OnTerminationNotice,
+    /// How long before the host goes tasks that still run are handed back. Where `termination_grace` and the reports need more, they get it.
+    pub termination_margin: Span,
     /// What an early hint (EC2's rebalance recommendation) does.
     pub rebalance: Rebalance,
     /// File that says when the host goes: an RFC 3339 time. Nothing, or what is no time, means at once. It need not exist.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub spot_file: Option<File>,
+    pub termination_file: Option<File>,
     /// Address of the metadata service where it is not `http://169.254.169.254`; `http://[fd00:ec2::254]` on EC2 without IPv4.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub spot_endpoint: Option<Url>,
+    pub metadata_endpoint: Option<Url>,
     /// Nothing is claimed while less disk than this is free for `worker.work_dir`. What a poll under way still brings is handed back, which costs that task a retry.
     pub min_free_disk: Size,
     /// Nothing is claimed while less memory than this can be had. What a poll under way still brings is handed back, which costs that task a retry.
@@ -131,7 +132,7 @@ pub struct Host {
     /// How the processes of a task are held together, so that none outlives its claim.
     pub containment: Containment,
     /// What becomes of a slot whose task may still have processes although they were killed.
-    pub unproven: Unproven,
+    pub on_cleanup_failure: OnCleanupFailure,
     /// The most memory that the processes of a task may have together. Needs control groups and their memory controller.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub task_memory: Option<Size>,
@@ -147,16 +148,16 @@ pub struct Host {
 impl Default for Host {
     fn default() -> Self {
         Self {
-            spot: Spot::Auto,
-            spot_tasks: SpotTasks::Finish,
-            spot_margin: built_in("15s"),
+            metadata_service: MetadataService::Auto,
+            on_termination_notice: OnTerminationNotice::Finish,
+            termination_margin: built_in("15s"),
             rebalance: Rebalance::Ignore,
-            spot_file: None,
-            spot_endpoint: None,
+            termination_file: None,
+            metadata_endpoint: None,
             min_free_disk: built_in("512MiB"),
             min_free_memory: built_in("64MiB"),
             containment: Containment::Auto,
-            unproven: Unproven::Keep,
+            on_cleanup_failure: OnCleanupFailure::KeepSlot,
             task_memory: None,
             task_pids: None,
             task_disk: None,
@@ -179,17 +180,17 @@ pub enum Containment {
 /// What becomes of a slot whose task may still have processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Unproven {
+pub enum OnCleanupFailure {
     /// It stays taken until they are gone.
-    Keep,
+    KeepSlot,
     /// It is used again.
-    Reuse,
+    ReuseSlot,
 }
 
 /// Whose metadata service is watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Spot {
+pub enum MetadataService {
     /// The one that answers.
     Auto,
     /// EC2.
@@ -205,11 +206,11 @@ pub enum Spot {
 /// What becomes of running tasks when the host goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum SpotTasks {
+pub enum OnTerminationNotice {
     /// They may finish as long as there is time.
     Finish,
     /// They are handed back at once.
-    HandBack,
+    Release,
 }
 
 /// What a hint that the host may have to go does.
@@ -226,7 +227,7 @@ pub enum Rebalance {
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Control {
-    /// Where it is [built-in: `control.sock` in `worker.work_dir`; of a controller `controller.sock` in `folder` of its first pool]. The user and group of whose it is may use it.
+    /// Where it is [built-in: `control.sock` in `worker.work_dir`; of a controller `controller.sock` in `state_dir` of its first pool]. The user and group of whose it is may use it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub socket: Option<File>,
 }
@@ -238,8 +239,8 @@ pub struct Http {
     /// Where `/livez`, `/readyz`, `/metrics` and the status page are served, such as `127.0.0.1:7080` [built-in: nowhere]. Port 0 lets the system choose.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub listen: Option<Listen>,
-    /// Who may be able to reach `listen`. Whoever can sees what the worker does, task names and sources; no secrets.
-    pub reach: Reach,
+    /// Whether `listen` may be an address that other machines can reach. Everyone who can connect sees what the worker does, task names and sources, but no secrets.
+    pub allow_remote: bool,
     /// File that holds the token which orders to a controller need over HTTP; or `fd:N` or `systemd:NAME` [built-in: nobody can give any].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_file: Option<SecretFile>,
@@ -251,21 +252,10 @@ pub struct Http {
 pub struct Telemetry {
     /// Where a collector takes OTLP over HTTP, such as `http://127.0.0.1:4318` [built-in: what `OTEL_EXPORTER_OTLP_ENDPOINT` says, or nowhere].
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub otlp: Option<Url>,
+    pub otlp_endpoint: Option<Url>,
     /// What the service is called there [built-in: what `OTEL_SERVICE_NAME` says, or `journeyman`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service_name: Option<String>,
-}
-
-/// Who may be able to reach the address of the status page.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Reach {
-    /// This machine alone; any other address is refused.
-    #[default]
-    Loopback,
-    /// Everybody the network lets through.
-    Network,
 }
 
 /// A place that claims come from.
@@ -276,7 +266,7 @@ pub struct Source {
     pub kind: SourceKind,
     /// Which dialect it speaks.
     #[serde(default)]
-    pub protocol: Protocol,
+    pub dialect: Dialect,
     /// Root of the Taskcluster deployment. For `taskcluster`, and needed there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root_url: Option<Url>,
@@ -301,13 +291,13 @@ pub struct Source {
     /// The certificate itself. From the environment only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<Secret>,
-    /// Hosts besides that of `root_url` that signed queue addresses may lead to, on top of Azure's own; `.example.com` is every host below it. For `protocol = "azure"` only.
+    /// Hosts besides that of `root_url` that signed queue addresses may lead to, on top of Azure's own; `.example.com` is every host below it. For `dialect = "azure"` only.
     #[serde(default)]
     pub queue_hosts: Vec<String>,
     /// Hosts that signed addresses and redirects may lead to although they are in a private network or on this host, such as an object storage of your own; `.example.com` is every host below it. Those of `root_url`, `queue_url` and `queue_hosts` may be anyway.
     #[serde(default)]
     pub allow_hosts: Vec<String>,
-    /// How artifacts are stored. `protocol = "azure"` knows `s3` only.
+    /// How artifacts are stored. `dialect = "azure"` knows `s3` only.
     #[serde(default)]
     pub artifact_storage: ArtifactStorage,
     /// Queue whose requests are taken [built-in: `amqp.requests_queue`]. It is never declared: where it is missing it is waited for. For `amqp` only.
@@ -318,7 +308,7 @@ pub struct Source {
     pub max_attempts: u32,
     /// What becomes of a request that was tried so often. For `amqp` only.
     #[serde(default)]
-    pub exhausted: Exhausted,
+    pub on_attempts_exhausted: OnAttemptsExhausted,
     /// Queue for copies of such requests, with the reason; their authors are told too. For `amqp` only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub poison_queue: Option<String>,
@@ -333,7 +323,7 @@ impl Source {
     pub fn requests(handler: &str) -> Self {
         Self {
             kind: SourceKind::Amqp,
-            protocol: Protocol::default(),
+            dialect: Dialect::default(),
             root_url: None,
             queue_url: None,
             task_queue: None,
@@ -347,7 +337,7 @@ impl Source {
             artifact_storage: ArtifactStorage::default(),
             requests_queue: None,
             max_attempts: max_attempts(),
-            exhausted: Exhausted::default(),
+            on_attempts_exhausted: OnAttemptsExhausted::default(),
             poison_queue: None,
             handler: handler.to_owned(),
         }
@@ -379,10 +369,10 @@ const fn max_attempts() -> u32 {
 /// What becomes of a request that was tried too often.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Exhausted {
+pub enum OnAttemptsExhausted {
     /// Its author is told.
     #[default]
-    Answer,
+    Reply,
     /// The broker dead-letters it, or drops it where no policy says otherwise.
     DeadLetter,
 }
@@ -418,12 +408,12 @@ pub struct Amqp {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requests_queue: Option<String>,
     /// The largest message that is taken or sent. The broker has a bound of its own. `WORKER_MAX_MSG_SIZE` sets it too, in bytes.
-    pub max_message: Size,
+    pub max_message_size: Size,
     /// How long the broker lets a request be worked at (its `consumer_timeout`), where its queue does not say otherwise: what takes longer is ended a little earlier and handed back. `0s` is without end.
     pub consumer_timeout: Span,
     /// Address of the broker's management interface, which is asked with the broker's user and password how long it lets requests of the queue be worked at. RabbitMQ tells so from 3.12 on, by the queue's argument or its policies. A controller counts by it what workers hold, and makes policies [built-in: none].
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub management: Option<Url>,
+    pub management_url: Option<Url>,
 }
 
 impl Default for Amqp {
@@ -438,9 +428,9 @@ impl Default for Amqp {
             worker_key: None,
             pool: "core".to_owned(),
             requests_queue: None,
-            max_message: built_in("128MiB"),
+            max_message_size: built_in("128MiB"),
             consumer_timeout: built_in("30m"),
-            management: None,
+            management_url: None,
         }
     }
 }
@@ -478,28 +468,6 @@ pub enum SourceKind {
     Taskcluster,
     /// Requests of an AMQP queue.
     Amqp,
-}
-
-/// Dialects of the Taskcluster queue.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Protocol {
-    /// Signed URLs of Azure-style queues, and `claimTask` for each message.
-    Azure,
-    /// `claimWork`, a long poll that claims.
-    #[default]
-    ClaimWork,
-}
-
-/// Where a Taskcluster keeps artifacts.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum ArtifactStorage {
-    /// A signed address to put the content to.
-    #[default]
-    S3,
-    /// The object service.
-    Object,
 }
 
 /// What is taken of one source and handed on to another.
@@ -554,17 +522,17 @@ pub struct Handler {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<String>,
     /// How often the service is asked after while it is well. For `http` only.
-    #[serde(default = "health_every")]
+    #[serde(default = "health_interval")]
     #[schemars(extend("x-least" = Span(SERVICE_PROBE_INTERVAL_MIN)))]
-    pub health_every: Span,
+    pub health_interval: Span,
     /// How long the service may take to say that it is well. Not in time three times in a row, it is ended and started again; while it is at work at a request, silence counts for nothing. For `http` only.
     #[serde(default = "health_timeout")]
     #[schemars(extend("x-least" = Span(SERVICE_PROBE_INTERVAL_MIN)))]
     pub health_timeout: Span,
     /// How long the service may take until it is well, before it is ended and started again, and how long a task waits for it before it is handed back. For `http` only.
-    #[serde(default = "start_within")]
+    #[serde(default = "startup_timeout")]
     #[schemars(extend("x-least" = Span(SERVICE_STARTUP_TIMEOUT_MIN)))]
-    pub start_within: Span,
+    pub startup_timeout: Span,
     /// Which headers of a request are passed on to the service; `*` at the end stands for anything. For `http` only.
     #[serde(default = "forward_headers")]
     pub forward_headers: Vec<String>,
@@ -586,11 +554,11 @@ pub struct Handler {
     #[schemars(extend("x-least" = Span(RUN_TIME_MIN)))]
     pub default_run_time: Option<Span>,
     /// How long the processes of a task have to end after they were told to, before they are killed.
-    #[serde(default = "grace")]
-    pub grace: Span,
+    #[serde(default = "termination_grace")]
+    pub termination_grace: Span,
 }
 
-fn health_every() -> Span {
+fn health_interval() -> Span {
     built_in("5s")
 }
 
@@ -598,7 +566,7 @@ fn health_timeout() -> Span {
     built_in("5s")
 }
 
-fn start_within() -> Span {
+fn startup_timeout() -> Span {
     built_in("1m")
 }
 
@@ -610,7 +578,7 @@ fn passed_on() -> Vec<String> {
     ["PATH", "LANG", "TZ"].map(str::to_owned).to_vec()
 }
 
-fn grace() -> Span {
+fn termination_grace() -> Span {
     built_in("10s")
 }
 
@@ -626,16 +594,16 @@ impl Default for Handler {
             url: None,
             socket: None,
             health: None,
-            health_every: health_every(),
+            health_interval: health_interval(),
             health_timeout: health_timeout(),
-            start_within: start_within(),
+            startup_timeout: startup_timeout(),
             forward_headers: forward_headers(),
             check: Vec::new(),
             schema: None,
             env_allow: passed_on(),
             max_run_time: max_run_time(),
             default_run_time: None,
-            grace: grace(),
+            termination_grace: termination_grace(),
         }
     }
 }
@@ -670,7 +638,7 @@ pub struct Queue {
     /// How long a message that a poll has brought stays hidden from the next one. It is claimed within moments, unless its worker
     /// has died.
     #[schemars(extend("x-least" = Span(QUEUE_VISIBILITY_TIMEOUT_MIN)))]
-    pub visibility: Span,
+    pub visibility_timeout: Span,
     /// Root under which clients reach the queue where a proxy stands before it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub public_root_url: Option<Url>,
@@ -687,7 +655,7 @@ impl Default for Queue {
             listen: built_in("127.0.0.1:7070"),
             artifacts: None,
             claim_timeout: built_in("20m"),
-            visibility: built_in("5m"),
+            visibility_timeout: built_in("5m"),
             public_root_url: None,
             auth: Auth::Checked,
             clients: BTreeMap::new(),
@@ -736,7 +704,7 @@ pub struct Log {
     pub level: Filter,
     /// How much of a task's log is kept: three quarters head, one quarter tail, a marker between.
     #[schemars(extend("x-least" = Size(TASK_LOG_BYTES_MIN)))]
-    pub task_max: Size,
+    pub task_log_max: Size,
     /// Names of variables, `*` standing for anything, whose values no log shows: those of the worker's own environment, and those that a task of `command` sets.
     pub redact_env: Vec<String>,
 }
@@ -746,7 +714,7 @@ impl Default for Log {
         Self {
             format: LogFormat::Auto,
             level: built_in("info"),
-            task_max: built_in("64MiB"),
+            task_log_max: built_in("64MiB"),
             redact_env: crate::redact::SECRET_NAME_PATTERNS.map(str::to_owned).to_vec(),
         }
     }

@@ -94,7 +94,7 @@ impl HttpListener {
     /// Where the address cannot be had, or others could reach it although `reach` says that they may not.
     pub async fn listen(address: SocketAddr, reach: Exposure) -> io::Result<Self> {
         if reach == Exposure::Loopback && !address.ip().to_canonical().is_loopback() {
-            let text = format!("others could reach {address}; `http.reach = \"network\"` says that this is meant");
+            let text = format!("others could reach {address}; `http.allow_remote = true` says that this is meant");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         let at = |error: io::Error| io::Error::new(error.kind(), format!("{address}: {error}"));
@@ -183,7 +183,7 @@ pub(super) const TEXT: &str = "text/plain; charset=utf-8";
 async fn handle_request(request: Request<Incoming>, site: &Routes, reach: Exposure) -> Response<Body> {
     let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
     if reach == Exposure::Loopback && !host.is_none_or(is_loopback_host) {
-        let text = "this is served to this machine alone: ask for localhost or 127.0.0.1, or set `http.reach`\n";
+        let text = "this is served to this machine alone: ask for localhost or 127.0.0.1, or set `http.allow_remote`\n";
         return response(StatusCode::MISDIRECTED_REQUEST, TEXT, text.to_owned());
     }
     if let Some(guarded) = site.auth_routes.iter().find(|guarded| request.uri().path() == guarded.path) {

@@ -86,7 +86,7 @@ impl std::fmt::Debug for Results {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ReplyError {
     /// It is larger than what can be sent.
-    #[error("an answer has {bytes} bytes, and {most} can be sent; see `amqp.max_message`")]
+    #[error("an answer has {bytes} bytes, and {most} can be sent; see `amqp.max_message_size`")]
     TooLarge {
         /// What it has.
         bytes: usize,

@@ -421,7 +421,7 @@ fn pending_cleanup_hint(kept: &[String]) -> Option<String> {
     };
     Some(format!(
         "processes of {first}{others} may still be there (they outlived a kill, or may be another task's): no task is run in their place until they are gone; \
-         the log names what is known of them, and `host.unproven` says what is done about it"
+         the log names what is known of them, and `host.on_cleanup_failure` says what is done about it"
     ))
 }
 

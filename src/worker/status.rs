@@ -244,7 +244,7 @@ impl NoticeWatchStatus {
     pub(super) fn hint(&self) -> Option<String> {
         let (provider, trouble) = (&self.provider, self.trouble.as_ref()?);
         let what = match provider.as_str() {
-            "file" => "the file of `host.spot_file` cannot be read".to_owned(),
+            "file" => "the file of `host.termination_file` cannot be read".to_owned(),
             _ => format!("the metadata service of {provider} does not answer"),
         };
         Some(format!("{what}, so a notice that this host goes may be missed: {trouble}"))

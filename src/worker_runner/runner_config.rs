@@ -117,7 +117,7 @@ mod tests {
         "certificate": "{\"version\":1}", "provisionerId": "build", "workerType": "linux", "workerGroup": "eu",
         "workerId": "i-1", "workerLocation": "{\"cloud\":\"aws\"}", "publicIP": "192.0.2.1", "idleTimeoutSecs": 600,
         "numberOfTasksToRun": 1, "shutdownMachineOnIdle": true,
-        "journeyman": {"worker": {"capacity": 3, "max_tasks": 9}, "source": {"taskcluster": {"protocol": "azure"}}}
+        "journeyman": {"worker": {"capacity": 3, "max_tasks": 9}, "source": {"taskcluster": {"dialect": "azure"}}}
     }"#;
 
     #[test]
@@ -131,7 +131,7 @@ mod tests {
         assert_eq!((worker["capacity"].as_integer(), worker["max_tasks"].as_integer()), (Some(3), Some(9)));
         assert_eq!(worker["exit_when_idle"].as_str(), Some("600s"));
         let source = &config["source"][SOURCE_NAME];
-        assert_eq!((source["task_queue"].as_str(), source["protocol"].as_str()), (Some("build/linux"), Some("azure")));
+        assert_eq!((source["task_queue"].as_str(), source["dialect"].as_str()), (Some("build/linux"), Some("azure")));
         assert_eq!(runner_config.credentials().access_token.reveal(), "runner-file-canary");
     }
 

@@ -47,7 +47,7 @@ impl Process {
         let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
         command.arg(verb).arg("--config").arg(&file).arg("--work-dir").arg(folder.join(verb)).current_dir(folder);
         command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
-        command.env("JOURNEYMAN__HOST__SPOT", "off").env("JOURNEYMAN__WORKER__POLL_INTERVAL", "100ms");
+        command.env("JOURNEYMAN__HOST__METADATA_SERVICE", "off").env("JOURNEYMAN__WORKER__POLL_INTERVAL", "100ms");
         command.env("JOURNEYMAN__LOG__LEVEL", "debug").env("JOURNEYMAN__AMQP__URI", uri);
         if config.contains("[source.builds]") {
             command.env("JOURNEYMAN__SOURCE__BUILDS__ACCESS_TOKEN", "secret-token");

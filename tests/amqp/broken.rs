@@ -109,7 +109,7 @@ async fn while_a_service_loads_the_worker_is_started_and_it_is_ready_once_it_tak
     let folder = tempfile::tempdir().expect("a folder");
     let config = folder.path().join("journeyman.toml");
     let text =
-        "[handler.echo]\nkind = \"http\"\nsocket = \"echo.sock\"\nhealth = \"/health\"\nhealth_every = \"100ms\"\n";
+        "[handler.echo]\nkind = \"http\"\nsocket = \"echo.sock\"\nhealth = \"/health\"\nhealth_interval = \"100ms\"\n";
     std::fs::write(&config, text).expect("it is written");
     let variables = [
         ("WORKER_REQUESTS_QUEUE", client.queue.as_str()),
@@ -165,7 +165,7 @@ async fn a_service_that_is_too_busy_is_left_alone_as_long_as_it_says_and_its_las
     let folder = tempfile::tempdir().expect("a folder");
     let config = folder.path().join("journeyman.toml");
     let text = format!(
-        "[handler.echo]\nkind = \"http\"\nsocket = \"echo.sock\"\nhealth = \"/health\"\nhealth_every = \"100ms\"\n\
+        "[handler.echo]\nkind = \"http\"\nsocket = \"echo.sock\"\nhealth = \"/health\"\nhealth_interval = \"100ms\"\n\
          [source.requests]\nkind = \"amqp\"\nhandler = \"echo\"\nmax_attempts = 2\nrequests_queue = \"{}\"\n",
         client.queue
     );
@@ -224,7 +224,7 @@ async fn doctor_looks_whether_activity_can_be_reported() {
             .arg(&config)
             .current_dir(folder.path())
             .env_clear()
-            .env("JOURNEYMAN__HOST__SPOT", "off")
+            .env("JOURNEYMAN__HOST__METADATA_SERVICE", "off")
             .env("WORKER_AMQP_URI", &uri)
             .env("WORKER_KEY", "k")
             .env("WORKER_REQUESTS_QUEUE", &client.queue)

@@ -35,7 +35,7 @@ async fn a_timeout_argument_counts_only_with_brokers_that_enforce_it() {
     let stranger = broker("amqp://guest:hunter2@127.0.0.1/");
     let unauthorized = Management::new(&stranger, &base, None).expect("the URL is valid").describe_queue(&named).await;
     let why = unauthorized.expect_err("the password is wrong").to_string();
-    for part in ["401", "`amqp.management`", "the tag `management`"] {
+    for part in ["401", "`amqp.management_url`", "the tag `management`"] {
         assert!(why.contains(part), "{why}");
     }
     assert!(!why.contains("hunter2"), "{why}");

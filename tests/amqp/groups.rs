@@ -48,7 +48,7 @@ impl Pool {
     fn write(&self, more: &str) -> PathBuf {
         let file = self.folder.path().join("controller.toml");
         let folder = self.folder.path().join("workers");
-        let text = format!("[pool.{}]\nfolder = \"{}\"\n{more}", self.name, folder.display());
+        let text = format!("[pool.{}]\nstate_dir = \"{}\"\n{more}", self.name, folder.display());
         std::fs::write(&file, text).expect("it is written");
         file
     }
@@ -76,7 +76,7 @@ impl Pool {
     /// What makes a controller start workers with this program.
     fn workers(&self, program: &str) -> String {
         let folder = self.folder.path();
-        let more = "[source.requests]\nkind = \"amqp\"\nhandler = \"echo\"\n[host]\nspot = \"off\"\n";
+        let more = "[source.requests]\nkind = \"amqp\"\nhandler = \"echo\"\n[host]\nmetadata_service = \"off\"\n";
         let config = process::config(folder, program, more);
         let worker = format!(
             "exec {} worker --config {} --work-dir {}/$WORKER_ID",
@@ -257,7 +257,7 @@ async fn a_pool_leaves_the_workers_of_another_alone_whose_folder_is_the_same() {
     alone.signal(Signal::TERM);
     assert_eq!(alone.ends().await.code(), Some(0));
     let folder = pool.folder.path().join("workers");
-    let other = format!("[pool.other{}]\nfolder = \"{}\"\n{echo}", pool.name, folder.display());
+    let other = format!("[pool.other{}]\nstate_dir = \"{}\"\n{echo}", pool.name, folder.display());
     let mut both = pool.controller(&format!("{echo}{other}"));
     // Each has looked for its workers before its first word to the broker.
     both.says(&format!("{READY}\",\"pool\":\"{}", pool.name)).await;
@@ -273,7 +273,8 @@ async fn a_worker_inherits_no_file_of_who_started_its_controller_and_no_core_is_
     let Some(pool) = Pool::new().await else { return };
     let file = pool.folder.path().join("controller.toml");
     let look = "command = [\"/bin/sh\", \"-c\", \"ls /proc/self/fd; grep core /proc/self/limits\"]";
-    let text = format!("[pool.{}]\nfolder = \"{}\"\n{look}", pool.name, pool.folder.path().join("workers").display());
+    let text =
+        format!("[pool.{}]\nstate_dir = \"{}\"\n{look}", pool.name, pool.folder.path().join("workers").display());
     std::fs::write(&file, text).expect("it is written");
     let mut command = Command::new("/bin/sh");
     command.args(["-c", "exec \"$@\" 7</dev/null", "sh", env!("CARGO_BIN_EXE_journeyman"), "controller", "--config"]);
@@ -324,7 +325,7 @@ async fn b05_a_request_that_kills_its_workers_is_answered_and_put_aside() {
     let Some(pool) = Pool::new().await else { return };
     let killer = pool.workers("#!/bin/sh\nkill -9 $PPID\n");
     let delays = "unbind_delay = \"3s\"\nstop_delay = \"1s\"\n";
-    let mut controller = pool.controller(&format!("profile = \"safe\"\ndelivery_limit = 1\n{delays}{killer}"));
+    let mut controller = pool.controller(&format!("queue_type = \"quorum\"\ndelivery_limit = 1\n{delays}{killer}"));
     controller.says(READY).await;
     pool.ask("a", "1").await;
     let answer = pool.client.answer("1").await;

@@ -108,7 +108,7 @@ pub(crate) fn command(folder: &Path, config: &Path, variables: &[(&str, &str)]) 
     let mut command = Command::new(env!("CARGO_BIN_EXE_journeyman"));
     command.args(["worker", "--config"]).arg(config).arg("--work-dir").arg(folder.join("work"));
     command.current_dir(folder).env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
-    command.env("JOURNEYMAN__HOST__SPOT", "off").env("JOURNEYMAN__WORKER__CAPACITY", "2");
+    command.env("JOURNEYMAN__HOST__METADATA_SERVICE", "off").env("JOURNEYMAN__WORKER__CAPACITY", "2");
     command.env("JOURNEYMAN__LOG__LEVEL", "debug");
     command.envs(variables.iter().copied()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     command

@@ -67,7 +67,7 @@ impl Scene {
 
     /// With the service that does what it is told.
     async fn odd(uri: String, more: &str) -> Self {
-        Self::new(uri, &[source("tests/support/odd_service.py")], &format!("health_every = \"100ms\"\n{more}")).await
+        Self::new(uri, &[source("tests/support/odd_service.py")], &format!("health_interval = \"100ms\"\n{more}")).await
     }
 
     fn service(&self) -> PathBuf {
@@ -258,7 +258,7 @@ async fn a_request_that_kills_its_service_each_time_is_given_up_and_its_author_t
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_taken_off_the_queue_while_the_service_is_not_there() {
     let Some(uri) = shared_uri() else { return };
-    let scene = Scene::odd(uri, "start_within = \"3s\"").await;
+    let scene = Scene::odd(uri, "startup_timeout = \"3s\"").await;
     std::fs::write(scene.service().join("never"), "").expect("it is written");
     let mut worker = scene.worker();
     scene.ask("a", "/echo", b"1").await;

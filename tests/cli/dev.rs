@@ -12,7 +12,7 @@ fn demo_ends_well(protocol: &str) {
     std::fs::create_dir_all(&state).expect("it can be made");
     std::fs::write(state.join("dev.json"), "of another").expect("it can be written");
     let mut command = journeyman(folder.path());
-    let said = run(command.env("TMPDIR", folder.path()).args(["dev", "--demo", "--protocol", protocol]), "");
+    let said = run(command.env("TMPDIR", folder.path()).args(["dev", "--demo", "--dialect", protocol]), "");
     assert_eq!((said.code, said.err.as_str()), (0, ""), "{}", said.out);
     assert!(said.out.contains("14 of 14 ended as they should"), "{}", said.out);
     assert_eq!(left(folder.path()), Vec::<String>::new());

@@ -14,7 +14,7 @@ const TOKEN: &str = "a-token-for-tests";
 fn configured(folder: &Path, root: &str, more: &str) -> Command {
     let config = format!(
         "[worker]\nid = \"w\"\ngroup = \"g\"\nwork_dir = \"work\"\n\
-         [host]\nspot = \"off\"\nmin_free_disk = \"1KiB\"\nmin_free_memory = \"1KiB\"\n\
+         [host]\nmetadata_service = \"off\"\nmin_free_disk = \"1KiB\"\nmin_free_memory = \"1KiB\"\n\
          [source.ci]\nkind = \"taskcluster\"\nroot_url = \"{root}\"\ntask_queue = \"build/linux\"\n\
          client_id = \"me\"\naccess_token_file = \"token\"\n{more}"
     );
@@ -256,7 +256,7 @@ fn a_host_that_is_short_of_disk_memory_or_its_cloud_is_said() {
     let root = format!("http://{free}");
     let mut command = configured(folder.path(), &root, "");
     command.args(["--set", "host.min_free_disk=921600GiB", "--set", "host.min_free_memory=921600GiB"]);
-    command.args(["--set", "host.spot=aws", "--set", &format!("host.spot_endpoint=http://{free}")]);
+    command.args(["--set", "host.metadata_service=aws", "--set", &format!("host.metadata_endpoint=http://{free}")]);
     command.args(["--set", "host.task_memory=1GiB", "--set", "host.task_pids=100"]);
     let said = run(&mut command, "");
     assert_eq!(said.code, 1, "{}", said.out);

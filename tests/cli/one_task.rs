@@ -42,7 +42,7 @@ const STUBBORN: &str = "trap '' TERM; echo rea''dy; while :; do sleep 1; done";
 fn everything_that_is_known_of_a_task_is_shown() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
-    let mut server = dev(here, &["--protocol", "azure"]);
+    let mut server = dev(here, &["--dialect", "azure"]);
     let id = started(&mut server, here, "echo $$ >pid; pwd; echo rea''dy; sleep 600");
     let shown = json(&told(here, &["claims", "show", &id[..6], "-o", "json"]));
     assert_eq!((shown["task"].as_str(), shown["run"].as_u64()), (Some(id.as_str()), Some(0)), "{shown}");
@@ -103,7 +103,7 @@ fn the_memory_of_a_task_is_shown_without_control_groups_as_well() {
 fn a_task_that_is_handed_back_is_ended_and_another_run_of_it_is_claimed() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
-    let settings = ["--protocol", "azure", "--cancel-grace", "200ms", "--set", "handler.command.kind=command"];
+    let settings = ["--dialect", "azure", "--termination-grace", "200ms", "--set", "handler.command.kind=command"];
     let mut server = dev(here, &settings);
     let id = started(&mut server, here, &format!("[ $RUN_ID = 1 ] && exit 0; {STUBBORN}"));
     let other = started(&mut server, here, "echo rea''dy; sleep 600");
@@ -136,7 +136,7 @@ fn a_task_that_is_handed_back_is_ended_and_another_run_of_it_is_claimed() {
 fn a_task_that_is_canceled_here_is_run_by_nobody_again_and_its_log_says_by_whom() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
-    let mut server = dev(here, &["--cancel-grace", "200ms", "--set", "handler.command.kind=command"]);
+    let mut server = dev(here, &["--termination-grace", "200ms", "--set", "handler.command.kind=command"]);
     let id = started(&mut server, here, STUBBORN);
     let said = told(here, &["claims", "cancel", &id[..8], "--wait", "--note", "eats the\u{1b} disk"]);
     assert!(said.code == 0 && said.out.contains("reported as exception (internal-error)"), "{}{}", said.out, said.err);
@@ -153,7 +153,7 @@ fn a_task_that_is_canceled_here_is_run_by_nobody_again_and_its_log_says_by_whom(
 fn a_task_that_was_canceled_is_not_handed_back_and_who_asks_is_told_so() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
-    let mut server = dev(here, &["--cancel-grace", "60s", "--set", "handler.command.kind=command"]);
+    let mut server = dev(here, &["--termination-grace", "60s", "--set", "handler.command.kind=command"]);
     let go = here.join("go");
     // It ends when the orders have been given.
     let script = format!(

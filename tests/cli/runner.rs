@@ -16,7 +16,7 @@ fn file(folder: &Path, root: &str, token: &str, more: &str) {
     let text = format!(
         r#"{{"rootURL":"{root}","clientId":"me","accessToken":"{token}","certificate":"","provisionerId":"build",
             "workerType":"linux","workerGroup":"g","workerId":"w","workerLocation":"{{\"cloud\":\"test\"}}",
-            "journeyman":{{"worker":{{"work_dir":"work","cancel_grace":"100ms"}},"host":{{"spot":"off"}}{more}}}}}"#
+            "journeyman":{{"worker":{{"work_dir":"work","termination_grace":"100ms"}},"host":{{"metadata_service":"off"}}{more}}}}}"#
     );
     std::fs::write(folder.join("runner.json"), text).expect("the file can be written");
 }

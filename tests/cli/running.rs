@@ -136,7 +136,7 @@ fn start_stubborn_task(server: &mut Server, folder: &Path) {
 #[test]
 fn the_first_signal_drains_and_the_second_hands_back() {
     let folder = tempfile::tempdir().expect("a folder");
-    let mut server = dev(folder.path(), &["--cancel-grace", "100ms", "--set", "handler.command.kind=command"]);
+    let mut server = dev(folder.path(), &["--termination-grace", "100ms", "--set", "handler.command.kind=command"]);
     let created = task(folder.path(), &["create", "--", "/bin/sleep", "600"]);
     assert_eq!(created.code, 0, "{}", created.err);
     server.logs("claimed");
@@ -164,7 +164,7 @@ fn a_quit_hands_back_at_once() {
 #[test]
 fn the_third_signal_ends_it_at_once() {
     let folder = tempfile::tempdir().expect("a folder");
-    let mut server = dev(folder.path(), &["--cancel-grace", "1h", "--set", "handler.command.kind=command"]);
+    let mut server = dev(folder.path(), &["--termination-grace", "1h", "--set", "handler.command.kind=command"]);
     start_stubborn_task(&mut server, folder.path());
     for said in ["draining", "handing back", "ending at once"] {
         server.signal(Signal::TERM);
@@ -197,7 +197,7 @@ pub(crate) fn queue(folder: &Path) -> (Server, String) {
 pub(crate) fn worker(folder: &Path, root: &str, token: &str) -> Command {
     let config = format!(
         "[source.ci]\nkind = \"taskcluster\"\nroot_url = \"{root}\"\ntask_queue = \"build/linux\"\n\
-         client_id = \"me\"\naccess_token_file = \"token\"\n[worker]\nwork_dir = \"work\"\n[host]\nspot = \"off\"\n"
+         client_id = \"me\"\naccess_token_file = \"token\"\n[worker]\nwork_dir = \"work\"\n[host]\nmetadata_service = \"off\"\n"
     );
     std::fs::write(folder.join("journeyman.toml"), config).expect("the file can be written");
     std::fs::write(folder.join("token"), token).expect("the file can be written");
@@ -244,7 +244,7 @@ fn a_worker_needs_no_more_scopes_than_the_guide_names() {
         let (queue, root) = queue(here);
         let mut worker = worker(here, &root, "a-token-for-tests");
         worker.args(["--id", "w", "--group", "g", "--set", &format!("source.ci.client_id={client}")]);
-        worker.args(["--set", &format!("source.ci.protocol={protocol}")]);
+        worker.args(["--set", &format!("source.ci.dialect={protocol}")]);
         let worker = Server::start(&mut worker);
         let script = "echo kept > kept.txt";
         let payload = serde_json::json!({
@@ -357,7 +357,7 @@ fn a_log_that_nobody_reads_holds_up_neither_tasks_nor_signals() {
     let folder = tempfile::tempdir().expect("a folder");
     let (_queue, root) = queue(folder.path());
     let mut command = worker(folder.path(), &root, "a-token-for-tests");
-    command.args(["--log-level", "trace"]).env("JOURNEYMAN__HOST__SPOT", "off");
+    command.args(["--log-level", "trace"]).env("JOURNEYMAN__HOST__METADATA_SERVICE", "off");
     let mut child = command.stderr(std::process::Stdio::piped()).spawn().expect("the binary starts");
     let unread = child.stderr.take().expect("stderr is piped");
     rustix::pipe::fcntl_setpipe_size(&unread, 4096).expect("a small pipe");

@@ -39,7 +39,7 @@ const WAYS: [Way; 4] = [
 fn configuration(root: &str, line: &str) -> String {
     format!(
         "[source.ci]\nkind = \"taskcluster\"\nroot_url = \"{root}\"\ntask_queue = \"build/linux\"\nclient_id = \"me\"\n\
-         {line}\n[worker]\nwork_dir = \"work\"\n[log]\nlevel = \"trace\"\n[host]\nspot = \"off\"\n\
+         {line}\n[worker]\nwork_dir = \"work\"\n[log]\nlevel = \"trace\"\n[host]\nmetadata_service = \"off\"\n\
          [handler.command]\nkind = \"command\"\nenv_allow = [\"PATH\", \"SOME_API_KEY\"]\n"
     )
 }
@@ -127,7 +127,7 @@ fn no_signature_no_credential_of_a_claim_and_no_payload_is_in_the_most_detailed_
         let here = folder.path();
         std::fs::write(here.join("token"), CANARY).expect("the file can be written");
         let (queue, root) = queue(here);
-        let lines = format!("access_token_file = \"token\"\nprotocol = \"{protocol}\"");
+        let lines = format!("access_token_file = \"token\"\ndialect = \"{protocol}\"");
         std::fs::write(here.join("journeyman.toml"), configuration(&root, &lines)).expect("the file can be written");
         let mut worker = Server::start(journeyman(here).args(["worker", "--log-format", "json"]));
         let payload = "{\"command\": [[\"sh\", \"-c\", \"echo payload-canary-7 >out.txt\"]], \"maxRunTime\": 60, \
@@ -153,7 +153,7 @@ fn an_artifact_that_is_a_log_is_stored_without_secrets_and_any_other_as_it_is() 
     let here = folder.path();
     std::fs::write(here.join("token"), CANARY).expect("the file can be written");
     let (_queue, root) = queue(here);
-    let lines = "access_token_file = \"token\"\nprotocol = \"azure\"";
+    let lines = "access_token_file = \"token\"\ndialect = \"azure\"";
     std::fs::write(here.join("journeyman.toml"), configuration(&root, lines)).expect("the file can be written");
     let worker = Server::start(journeyman(here).args(["worker", "--log-format", "json"]));
     let script = "echo with $MY_TOKEN >build.log; echo with $MY_TOKEN >data.txt; echo without >other.log";

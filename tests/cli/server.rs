@@ -26,7 +26,7 @@ impl Drop for Server {
 impl Server {
     pub(crate) fn start(command: &mut Command) -> Self {
         // No test asks whatever metadata service the machine may have.
-        command.env("JOURNEYMAN__HOST__SPOT", "off");
+        command.env("JOURNEYMAN__HOST__METADATA_SERVICE", "off");
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
         let out = BufReader::new(child.stdout.take().expect("stdout is piped"));
         let err = BufReader::new(child.stderr.take().expect("stderr is piped"));

@@ -66,7 +66,7 @@ impl Scene {
 
     fn configure(&self, handler: &str) {
         let text = format!(
-            "[source.ci]\nkind = \"taskcluster\"\nroot_url = \"{}\"\ntask_queue = \"build/linux\"\nclient_id = \"me\"\nprotocol = \"azure\"\n\
+            "[source.ci]\nkind = \"taskcluster\"\nroot_url = \"{}\"\ntask_queue = \"build/linux\"\nclient_id = \"me\"\ndialect = \"azure\"\n\
              access_token_file = \"token\"\nhandler = \"echo\"\n[worker]\nwork_dir = \"work\"\ncapacity = 2\npoll_interval = \"100ms\"\n\
              [handler.echo]\nkind = \"http\"\n{handler}\n",
             self.root
@@ -78,7 +78,7 @@ impl Scene {
     fn odd(more: &str) -> Self {
         let program = source("tests/support/odd_service.py");
         Self::new(&format!(
-            "socket = \"echo.sock\"\nhealth = \"/health\"\nhealth_every = \"100ms\"\nexec = [\"{}\"]\n{more}",
+            "socket = \"echo.sock\"\nhealth = \"/health\"\nhealth_interval = \"100ms\"\nexec = [\"{}\"]\n{more}",
             program.display()
         ))
     }
@@ -292,7 +292,7 @@ fn a_service_that_is_killed_in_the_midst_of_a_request_is_started_again_and_the_t
 
 #[test]
 fn nothing_is_claimed_for_a_service_that_never_gets_well_and_everybody_is_told_why() {
-    let scene = Scene::odd("start_within = \"3s\"");
+    let scene = Scene::odd("startup_timeout = \"3s\"");
     scene.flag("never");
     let mut worker = scene.worker_with(&["--set", "http.listen=127.0.0.1:0"]);
     let id = scene.create(r#"{"path": "/echo", "body": "x"}"#);

@@ -62,7 +62,7 @@ fn a_status_says_what_is_held_and_for_how_long() {
 fn a_paused_worker_says_by_whom_and_claims_nothing_until_it_is_resumed() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
-    let mut server = dev(here, &["--protocol", "azure"]);
+    let mut server = dev(here, &["--dialect", "azure"]);
     steer(here, &["pause", "--for", "1h", "--note", "kernel update"]);
     let seen = status(here);
     assert_eq!((seen["state"].as_str(), seen["note"]["by"].as_str()), (Some("paused"), Some("ana")));
@@ -337,7 +337,7 @@ fn what_a_notice_and_a_reload_came_to_is_counted_by_source() {
     create("sleep 600");
     let notice = here.join("terminate-at");
     let mut command = worker(here, &root, "a-token-for-tests");
-    let file = format!("host.spot_file={}", notice.display());
+    let file = format!("host.termination_file={}", notice.display());
     let mut server = Server::start(command.args(["--capacity", "2", "--set", &file]));
     server.logs("\"claimed\"");
     server.logs("\"claimed\"");

@@ -55,7 +55,7 @@ fn systemd_hears_of_start_work_reload_refusal_drain_and_end_in_order() {
     let (_queue, root) = queue(here);
     let mut command = worker(here, &root, "a-token-for-tests");
     // A drain of this dialect waits for no long poll.
-    command.args(["--set", "source.ci.protocol=azure", "--id", "w", "--group", "g"]);
+    command.args(["--set", "source.ci.dialect=azure", "--id", "w", "--group", "g"]);
     command.env("NOTIFY_SOCKET", here.join("notify")).env("WATCHDOG_USEC", "2000000");
     let worker = Server::start(&mut command);
 
@@ -121,7 +121,7 @@ fn a_payload_does_not_see_the_managers_socket() {
     let manager = UnixDatagram::bind(here.join("notify")).expect("a socket");
     let (_queue, root) = queue(here);
     let mut command = worker(here, &root, "a-token-for-tests");
-    command.args(["--set", "source.ci.protocol=azure", "--max-tasks", "1"]);
+    command.args(["--set", "source.ci.dialect=azure", "--max-tasks", "1"]);
     command.env("NOTIFY_SOCKET", here.join("notify")).env("WATCHDOG_USEC", "30000000");
     let worker = Server::start(&mut command);
     let look = "! env | grep -e NOTIFY_SOCKET -e WATCHDOG";

@@ -98,7 +98,7 @@ fn a_run_is_a_span_below_its_creators_and_its_parts_and_its_payload_are_below_it
     command.env("OTEL_EXPORTER_OTLP_ENDPOINT", &address).env("OTEL_SERVICE_NAME", "builders");
     command.env("OTEL_EXPORTER_OTLP_HEADERS", "x-key=otel-canary-7391").env("OTEL_RESOURCE_ATTRIBUTES", "zone=eu");
     // This dialect has no long poll that its end would wait for.
-    let mut server = Server::start(command.args(["--set", "source.ci.protocol=azure"]));
+    let mut server = Server::start(command.args(["--set", "source.ci.dialect=azure"]));
     server.logs("traces are exported");
     let definition = serde_json::json!({
         "provisionerId": "build", "workerType": "linux",
@@ -180,7 +180,7 @@ fn a_collector_that_is_dead_or_never_answers_costs_a_task_nothing() {
         let here = folder.path();
         let (_queue, root) = queue(here);
         let mut command = worker(here, &root, "a-token-for-tests");
-        let set = format!("telemetry.otlp={address}");
+        let set = format!("telemetry.otlp_endpoint={address}");
         let server = Server::start(command.args(["--max-tasks", "20", "--capacity", "4", "--set", &set]));
         for _ in 0..20 {
             assert_eq!(task(here, &root, &["create", "--queue", "build/linux", "--", "/bin/true"]).code, 0);

@@ -120,7 +120,7 @@ impl Scene<'_> {
         let own = [
             Variable { name: "JOURNEYMAN__WORKER__ID", value: &name },
             Variable { name: "JOURNEYMAN__HOST__CONTAINMENT", value: self.stage.containment },
-            Variable { name: "JOURNEYMAN__WORKER__CANCEL_GRACE", value: "1s" },
+            Variable { name: "JOURNEYMAN__WORKER__TERMINATION_GRACE", value: "1s" },
             // One that never comes by its place ends all the same.
             Variable { name: "JOURNEYMAN__WORKER__EXIT_WHEN_IDLE", value: "15s" },
         ];

@@ -44,7 +44,9 @@ impl Process {
 
     fn spawn(mut command: Command, folder: &Path, arguments: &[&str], variables: &[Variable<'_>]) -> Self {
         command.args(arguments).env_clear().current_dir(folder);
-        command.env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("JOURNEYMAN__HOST__SPOT", "off");
+        command
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .env("JOURNEYMAN__HOST__METADATA_SERVICE", "off");
         for variable in variables {
             command.env(variable.name, variable.value);
         }
@@ -87,13 +89,13 @@ impl Process {
     /// The same, with more variables.
     pub fn worker_with(folder: &Path, root_url: &str, protocol: &str, more: &[Variable<'_>]) -> Self {
         let variables = [
-            Variable { name: "JOURNEYMAN__HOST__SPOT", value: "off" },
+            Variable { name: "JOURNEYMAN__HOST__METADATA_SERVICE", value: "off" },
             Variable { name: "JOURNEYMAN__WORKER__ID", value: "crash" },
             Variable { name: "JOURNEYMAN__WORKER__CAPACITY", value: "4" },
             Variable { name: "JOURNEYMAN__WORKER__WORK_DIR", value: "work" },
             Variable { name: "JOURNEYMAN__WORKER__POLL_INTERVAL", value: "100ms" },
             Variable { name: "JOURNEYMAN__SOURCE__CI__KIND", value: "taskcluster" },
-            Variable { name: "JOURNEYMAN__SOURCE__CI__PROTOCOL", value: protocol },
+            Variable { name: "JOURNEYMAN__SOURCE__CI__DIALECT", value: protocol },
             Variable { name: "JOURNEYMAN__SOURCE__CI__ROOT_URL", value: root_url },
             Variable { name: "JOURNEYMAN__SOURCE__CI__TASK_QUEUE", value: super::TASK_QUEUE },
             Variable { name: "JOURNEYMAN__SOURCE__CI__CLIENT_ID", value: "tester" },
@@ -186,7 +188,7 @@ fn queue_variables(listen: &str) -> [Variable<'_>; 5] {
         Variable { name: "JOURNEYMAN__QUEUE__CLIENTS__TESTER__ACCESS_TOKEN", value: TOKEN },
         Variable { name: "JOURNEYMAN__QUEUE__CLAIM_TIMEOUT", value: "5s" },
         // What a worker had polled and not claimed when it was killed is there again as soon.
-        Variable { name: "JOURNEYMAN__QUEUE__VISIBILITY", value: "5s" },
+        Variable { name: "JOURNEYMAN__QUEUE__VISIBILITY_TIMEOUT", value: "5s" },
         Variable { name: "JOURNEYMAN__QUEUE__LISTEN", value: listen },
         Variable { name: "JOURNEYMAN__QUEUE__DB", value: "queue.db" },
     ]

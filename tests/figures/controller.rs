@@ -295,7 +295,7 @@ impl Pool {
         let home = fresh(folder, "controller")?;
         let config = home.join("controller.toml");
         let text = format!(
-            "[http]\nlisten = \"127.0.0.1:0\"\n[pool.{name}]\nfolder = \"{}\"\nunbind_delay = \"30m\"\nstop_grace = \"1s\"\n{more}",
+            "[http]\nlisten = \"127.0.0.1:0\"\n[pool.{name}]\nstate_dir = \"{}\"\nunbind_delay = \"30m\"\ntermination_grace = \"1s\"\n{more}",
             home.display()
         );
         std::fs::write(&config, text)?;
@@ -478,7 +478,10 @@ impl Pool {
 /// What makes a controller start workers that echo, and a worker's configuration beside it.
 fn worker(folder: &Path) -> Done<String> {
     let config = folder.join("worker.toml");
-    std::fs::write(&config, format!("[worker]\nwork_dir = \"{}\"\n[host]\nspot = \"off\"\n{ECHO}", folder.display()))?;
+    std::fs::write(
+        &config,
+        format!("[worker]\nwork_dir = \"{}\"\n[host]\nmetadata_service = \"off\"\n{ECHO}", folder.display()),
+    )?;
     let script = format!(
         "exec {} worker --config {} --work-dir {}/$WORKER_ID",
         env!("CARGO_BIN_EXE_journeyman"),

@@ -52,8 +52,8 @@ impl Lab {
     async fn noticed(&self, queue: &Queue, count: usize, script: &str) -> Done<Duration> {
         let service = Metadata::start(Cloud::Google).await;
         let settings = format!(
-            "[host]\nspot = \"gcp\"\nspot_tasks = \"hand-back\"\nspot_endpoint = \"{}\"\n\
-             [handler.command]\nkind = \"command\"\ngrace = \"2s\"\n[worker]\ncapacity = {count}\n",
+            "[host]\nmetadata_service = \"gcp\"\non_termination_notice = \"release\"\nmetadata_endpoint = \"{}\"\n\
+             [handler.command]\nkind = \"command\"\ntermination_grace = \"2s\"\n[worker]\ncapacity = {count}\n",
             service.url()
         );
         let root_url = &queue.client.root_url;
@@ -80,7 +80,7 @@ impl Lab {
         let load = load();
         let queue = Queue::start(self.path(), CLAIM_TIMEOUT).await?;
         let settings = format!(
-            "[host]\nspot = \"off\"\n[worker]\ncapacity = 1\nstatus_poll = \"{}ms\"\n",
+            "[host]\nmetadata_service = \"off\"\n[worker]\ncapacity = 1\nstatus_poll_interval = \"{}ms\"\n",
             ASKED_EVERY.as_millis()
         );
         let root_url = &queue.client.root_url;

@@ -122,7 +122,7 @@ impl RealWorker {
     /// Starts it with a configuration of its own in a new folder.
     pub(crate) fn start(folder: &Path, azure: bool, root_url: &str, task_queues: &[String]) -> Done<Self> {
         let capacity = task_queues.len();
-        let settings = format!("[host]\nspot_endpoint = \"http://127.0.0.1:9\"\n[worker]\ncapacity = {capacity}\n");
+        let settings = format!("[host]\nmetadata_endpoint = \"http://127.0.0.1:9\"\n[worker]\ncapacity = {capacity}\n");
         Self::configured(folder, azure, root_url, task_queues, &settings)
     }
 
@@ -144,7 +144,7 @@ impl RealWorker {
         let protocol = if azure { "azure" } else { "claim-work" };
         for (number, task_queue) in task_queues.iter().enumerate() {
             config.push_str(&format!(
-                "[source.q{number}]\nkind = \"taskcluster\"\nprotocol = \"{protocol}\"\nroot_url = \"{root_url}\"\n\
+                "[source.q{number}]\nkind = \"taskcluster\"\ndialect = \"{protocol}\"\nroot_url = \"{root_url}\"\n\
                  task_queue = \"{task_queue}\"\nclient_id = \"{CLIENT_ID}\"\naccess_token_file = \"{}\"\n",
                 token.display()
             ));

@@ -110,7 +110,7 @@ impl Place {
         let home = self.folder.path().join(id);
         std::fs::create_dir_all(&home).expect("a folder");
         let config = format!(
-            "[host]\n{host}\n[worker]\nid = \"{id}\"\ncapacity = 8\nwork_dir = \"work\"\ncancel_grace = \"1s\"\n\
+            "[host]\n{host}\n[worker]\nid = \"{id}\"\ncapacity = 8\nwork_dir = \"work\"\ntermination_grace = \"1s\"\n\
              [source.ci]\nkind = \"taskcluster\"\nroot_url = \"{}\"\ntask_queue = \"{TASK_QUEUE}\"\n\
              client_id = \"tester\"\naccess_token_file = \"token\"\n",
             self.queue.root_url()
@@ -224,7 +224,7 @@ async fn hands_back(provider: &str, host: &str, notice: impl AsyncFnOnce(&mut Wo
     for task in &tasks {
         place.handed_back(task, deadline).await;
     }
-    let mut other = place.worker("staying", "spot = \"off\"");
+    let mut other = place.worker("staying", "metadata_service = \"off\"");
     for _ in &tasks {
         other.logs("\"outcome\":\"completed\"").await;
     }
@@ -235,7 +235,10 @@ async fn hands_back(provider: &str, host: &str, notice: impl AsyncFnOnce(&mut Wo
 }
 
 fn of_cloud(name: &str, service: &Metadata, margin: &str) -> String {
-    format!("spot = \"{name}\"\nspot_endpoint = \"{}\"\nspot_margin = \"{margin}\"", service.url())
+    format!(
+        "metadata_service = \"{name}\"\nmetadata_endpoint = \"{}\"\ntermination_margin = \"{margin}\"",
+        service.url()
+    )
 }
 
 #[tokio::test]
@@ -286,7 +289,8 @@ async fn a_worker_on_azure_hands_back_in_time() {
 async fn a_worker_with_a_notice_file_hands_back_in_time() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("terminate-at");
-    let host = format!("spot = \"off\"\nspot_margin = \"15s\"\nspot_file = \"{}\"", path.display());
+    let host =
+        format!("metadata_service = \"off\"\ntermination_margin = \"15s\"\ntermination_file = \"{}\"", path.display());
     hands_back("file", &host, async |_| {
         let time = Timestamp::now() + SignedDuration::from_secs(17);
         write(&path, &time.to_string());
@@ -311,7 +315,7 @@ impl WithFile {
     async fn start(long_poll: Duration, keys: &str) -> Self {
         let place = Place::start(long_poll).await;
         let file = place.folder.path().join("terminate-at");
-        let host = format!("spot = \"off\"\nspot_file = \"{}\"\n{keys}", file.display());
+        let host = format!("metadata_service = \"off\"\ntermination_file = \"{}\"\n{keys}", file.display());
         Self { place, file, host }
     }
 
@@ -324,7 +328,7 @@ impl WithFile {
 
 #[tokio::test]
 async fn a_task_that_can_finish_within_the_notice_does_and_the_worker_leaves_early() {
-    let host = WithFile::start(Duration::from_secs(1), "spot_margin = \"15s\"").await;
+    let host = WithFile::start(Duration::from_secs(1), "termination_margin = \"15s\"").await;
     let gate = host.place.gate().await;
     let task = host.place.create(1, &gate.script()).await;
     let mut worker = host.place.worker("leaving", &host.host);
@@ -342,7 +346,7 @@ async fn a_task_that_can_finish_within_the_notice_does_and_the_worker_leaves_ear
 
 #[tokio::test]
 async fn where_it_is_wanted_tasks_are_handed_back_at_the_notice() {
-    let host = WithFile::start(Duration::from_secs(1), "spot_tasks = \"hand-back\"").await;
+    let host = WithFile::start(Duration::from_secs(1), "on_termination_notice = \"release\"").await;
     let task = host.place.create(1, ENDLESS).await;
     let mut worker = host.place.worker("leaving", &host.host);
     worker.runs(1).await;
@@ -435,7 +439,8 @@ async fn a_rebalance_recommendation_drains_where_that_is_wanted_and_is_only_logg
 #[tokio::test]
 async fn an_endpoint_that_cannot_be_one_is_refused_at_the_start() {
     let place = Place::start(Duration::from_secs(1)).await;
-    let mut worker = place.worker("worker", "spot = \"aws\"\nspot_endpoint = \"https://169.254.169.254\"");
+    let mut worker =
+        place.worker("worker", "metadata_service = \"aws\"\nmetadata_endpoint = \"https://169.254.169.254\"");
     worker.ends_with(30).await;
-    assert!(worker.said.contains("spot_endpoint"), "{}", worker.said);
+    assert!(worker.said.contains("metadata_endpoint"), "{}", worker.said);
 }

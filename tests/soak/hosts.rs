@@ -47,7 +47,7 @@ fn journeyman(folder: &Folder, log: &str) -> Command {
     let mut command = Command::new(PROGRAM);
     let log = File::options().append(true).create(true).open(folder.path().join(log)).expect("a log");
     command.env_clear().current_dir(folder.path()).env("PATH", std::env::var_os("PATH").unwrap_or_default());
-    command.env("JOURNEYMAN__HOST__SPOT", "off").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+    command.env("JOURNEYMAN__HOST__METADATA_SERVICE", "off").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
     command
 }
 
@@ -111,13 +111,13 @@ impl Worker {
     pub fn start(folder: &Folder, root: &str) -> Self {
         let source = |name: &str| {
             format!(
-                "[source.{name}]\nkind = \"taskcluster\"\nprotocol = \"{name}\"\nroot_url = \"{root}\"\n\
+                "[source.{name}]\nkind = \"taskcluster\"\ndialect = \"{name}\"\nroot_url = \"{root}\"\n\
                  task_queue = \"soak/{name}\"\nclient_id = \"soak\"\naccess_token_file = \"token\"\n"
             )
         };
         let text = format!(
-            "[worker]\nid = \"w\"\ngroup = \"soak\"\ncapacity = 8\nwork_dir = \"work\"\ncancel_grace = \"1s\"\n\
-             status_poll = \"5s\"\n{}{}",
+            "[worker]\nid = \"w\"\ngroup = \"soak\"\ncapacity = 8\nwork_dir = \"work\"\ntermination_grace = \"1s\"\n\
+             status_poll_interval = \"5s\"\n{}{}",
             source("claim-work"),
             source("azure")
         );

@@ -125,7 +125,7 @@ impl Management {
     }
 
     fn failure(&self, path: &str, what: &str) -> ManagementError {
-        ManagementError::Failed(format!("`amqp.management`, {}: {what}", self.url(path)))
+        ManagementError::Failed(format!("`amqp.management_url`, {}: {what}", self.url(path)))
     }
 
     async fn send(&self, path: &str, asked: reqwest::RequestBuilder) -> Result<Vec<u8>, ManagementError> {

@@ -127,7 +127,7 @@ pub(super) enum ClaimsCommand {
     },
     /// Stop a task and release its claim, so that the queue runs the task again
     ///
-    /// The payload gets SIGTERM, SIGKILL after `worker.cancel_grace`, and the run is reported as `worker-shutdown`, which the
+    /// The payload gets SIGTERM, SIGKILL after `worker.termination_grace`, and the run is reported as `worker-shutdown`, which the
     /// queue retries. This worker may claim it again unless it is paused.
     Release {
         /// Task id, TASK/RUN, or a prefix of either
@@ -142,7 +142,7 @@ pub(super) enum ClaimsCommand {
     },
     /// Stop a task and fail it, so that the queue does not run it again
     ///
-    /// The payload gets SIGTERM, SIGKILL after `worker.cancel_grace`, and the run is reported as `internal-error`, which the
+    /// The payload gets SIGTERM, SIGKILL after `worker.termination_grace`, and the run is reported as `internal-error`, which the
     /// queue does not retry. The task's log names the author and the reason. With credentials for the queue, prefer
     /// `journeyman task cancel`: it sets the task to `canceled` on any worker.
     Cancel {

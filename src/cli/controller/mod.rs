@@ -182,7 +182,10 @@ struct SocketLocation {
 fn control_socket(config: &Config) -> Option<SocketLocation> {
     let (_, first) = config.pool.first_key_value()?;
     let named = config.control.socket.as_ref().map(|socket| socket.0.clone());
-    Some(SocketLocation { is_configured: named.is_some(), path: named.unwrap_or_else(|| socket_in(&first.folder.0)) })
+    Some(SocketLocation {
+        is_configured: named.is_some(),
+        path: named.unwrap_or_else(|| socket_in(&first.state_dir.0)),
+    })
 }
 
 /// Answers on the control socket for as long as it is polled. One that another controller of this host has is had when that one
@@ -263,9 +266,9 @@ pub(in crate::cli) fn pool_config(
         uri: SecretString::from(uri.as_ref().map_or(amqp_setup::BROKER_URI_DEFAULT, |uri| uri.reveal())),
         names,
         queue_options: controller::QueueOptions {
-            queue_type: match pool.profile {
-                QueueType::Fast => controller::QueueType::Classic,
-                QueueType::Safe => controller::QueueType::Quorum,
+            queue_type: match pool.queue_type {
+                QueueType::Classic => controller::QueueType::Classic,
+                QueueType::Quorum => controller::QueueType::Quorum,
             },
             message_ttl: (ttl > 0).then_some(ttl),
             max_length: pool.max_length,
@@ -307,8 +310,8 @@ fn driver_config(name: &str, pool: &PoolConfig) -> Result<controller::DriverConf
         pool: name.to_owned(),
         kind: means,
         env: pool.env.iter().map(|(name, value)| (name.clone(), value.0.clone())).collect(),
-        folder: pool.folder.0.join(pool_dir_name(name)),
-        termination_grace: pool.stop_grace.0,
+        folder: pool.state_dir.0.join(pool_dir_name(name)),
+        termination_grace: pool.termination_grace.0,
     })
 }
 
@@ -338,7 +341,7 @@ fn kubernetes_config(name: &str, pool: &PoolConfig) -> Result<controller::Kubern
         service_account: of.service_account.clone(),
         template: template.transpose()?,
         scaling: match of.scaling {
-            KubernetesScaling::Own => controller::Scaling::Controller,
+            KubernetesScaling::Controller => controller::Scaling::Controller,
             KubernetesScaling::Keda => {
                 controller::Scaling::Keda { min: pool.min, max: pool.max, per_worker: pool.concurrency }
             }
@@ -370,7 +373,7 @@ fn demand_configs(
             key: Key::new(&demand.key).ok_or_else(too_long)?,
             api: Api::new(settings).map_err(|error| failed(error.to_string()))?,
             task_queue: demand.task_queue.to_string(),
-            interval: demand.every.0,
+            interval: demand.interval.0,
         })
     };
     config.demand.iter().filter(|(_, demand)| demand.pool == pool).map(of).collect()
@@ -387,12 +390,14 @@ fn pool_tuning(pool: &PoolConfig) -> controller::ScalingConfig {
         limits: scale::ScaleLimits {
             min: one(pool.min),
             max: one(pool.max),
-            min_idle: pool.spares,
+            min_idle: pool.min_idle,
             concurrency: pool.concurrency,
-            scale_down_delay: pool.down_after.0,
+            scale_down_delay: pool.scale_down_delay.0,
             max_starting: pool.starting_max,
         },
-        budget: pool.budget.map(|workers| scale::WorkerBudget { max_total: workers, rotation_interval: pool.turn.0 }),
+        budget: pool
+            .max_total
+            .map(|workers| scale::WorkerBudget { max_total: workers, rotation_interval: pool.turn.0 }),
     }
 }
 

@@ -92,11 +92,11 @@ fn apply_reloadable(running: &mut Config, new: &Config) {
             stop_delay,
             min,
             max,
-            spares,
+            min_idle,
             concurrency,
-            down_after,
+            scale_down_delay,
             starting_max,
-            budget,
+            max_total,
             turn,
             ..
         } = new.clone();
@@ -106,11 +106,11 @@ fn apply_reloadable(running: &mut Config, new: &Config) {
             stop_delay,
             min,
             max,
-            spares,
+            min_idle,
             concurrency,
-            down_after,
+            scale_down_delay,
             starting_max,
-            budget,
+            max_total,
             turn,
             ..kept
         };
@@ -128,12 +128,12 @@ mod tests {
         running.pool.insert("core".to_owned(), PoolConfig::default());
         let mut new = running.clone();
         let pool = new.pool.get_mut("core").unwrap();
-        (pool.max, pool.budget, pool.unbind_delay) = (7, Some(3), "5s".parse().unwrap());
+        (pool.max, pool.max_total, pool.unbind_delay) = (7, Some(3), "5s".parse().unwrap());
         pool.command = vec!["other".to_owned()];
         new.pool.insert("second".to_owned(), PoolConfig::default());
         let before = running.clone();
         apply_reloadable(&mut running, &new);
-        assert_eq!(changed_keys(&before, &running), ["pool.core.budget", "pool.core.max", "pool.core.unbind_delay"]);
+        assert_eq!(changed_keys(&before, &running), ["pool.core.max_total", "pool.core.max", "pool.core.unbind_delay"]);
         let later = changed_keys(&running, &new);
         assert!(later.contains(&"pool.core.command".to_owned()), "{later:?}");
         assert!(later.contains(&"pool.second (new)".to_owned()), "{later:?}");

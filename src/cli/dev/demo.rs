@@ -44,11 +44,11 @@ pub(super) const LOG_LEVEL: &str = "error";
 /// Fits the configuration to the demo, where nobody said otherwise, and brings the handler in shell.
 pub(super) fn configure(config: &mut Config, room: &Path, set: impl Fn(&str) -> bool) -> Result<(), Failure> {
     let built_in = |what: String| Failure::new(Exit::Internal, what);
-    if !set("worker.cancel_grace") {
-        config.worker.cancel_grace = Span(Duration::from_secs(2));
+    if !set("worker.termination_grace") {
+        config.worker.termination_grace = Span(Duration::from_secs(2));
     }
-    if !set("log.task_max") {
-        config.log.task_max = TASK_LOG_MAX.parse().map_err(built_in)?;
+    if !set("log.task_log_max") {
+        config.log.task_log_max = TASK_LOG_MAX.parse().map_err(built_in)?;
     }
     if !set("log.level") {
         // The table is drawn over what a log would write between.

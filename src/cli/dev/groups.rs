@@ -89,18 +89,19 @@ impl Stage {
         let (echo, worker) = (room.join("echo.sh"), room.join("worker.toml"));
         let executable = fs::Permissions::from_mode(0o700);
         fs::write(&echo, ECHO).and_then(|()| fs::set_permissions(&echo, executable)).map_err(unfit)?;
-        let text = format!("[handler.echo]\nkind = \"program\"\nexec = [{echo:?}]\n[host]\nspot = \"off\"\n");
+        let text =
+            format!("[handler.echo]\nkind = \"program\"\nexec = [{echo:?}]\n[host]\nmetadata_service = \"off\"\n");
         fs::write(&worker, text).map_err(unfit)?;
         let program = std::env::current_exe().map_err(unfit)?;
         let start = "exec \"$0\" worker --config \"$1\" --work-dir \"$2/$WORKER_ID\"";
         let paths = [&program, &worker, &room.join(WORK_DIR)].map(|path| path.display().to_string());
         let pool = PoolConfig {
             command: ["/bin/sh", "-c", start].into_iter().map(str::to_owned).chain(paths).collect(),
-            folder: File(room.join("pool")),
+            state_dir: File(room.join("pool")),
             unbind_delay: Span(UNBIND),
             stop_delay: Span(STOP),
-            down_after: Span(UNBIND),
-            stop_grace: Span(DEMO_SHUTDOWN_TIMEOUT / 3),
+            scale_down_delay: Span(UNBIND),
+            termination_grace: Span(DEMO_SHUTDOWN_TIMEOUT / 3),
             max: 2,
             ..PoolConfig::default()
         };

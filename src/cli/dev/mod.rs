@@ -24,9 +24,7 @@ use super::exit::{Exit, ExitResult, Failure};
 use super::signals::ExitSignals;
 use super::target::{DevState, DevStateFile, state_dir};
 use super::{output, worker, worker_setup};
-use crate::config::schema::{
-    ArtifactStorage, COMMAND, Config, Handler, HandlerKind, LogFormat, Protocol, Source, SourceKind,
-};
+use crate::config::schema::{COMMAND, Config, Handler, HandlerKind, LogFormat, Source, SourceKind};
 use crate::config::values::{self, Listen, Queue as TaskQueue, Secret, Span};
 use crate::config::{Environment, LoadedConfig};
 use crate::control::worker_api::ReloadFuture;
@@ -34,6 +32,7 @@ use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
 use crate::limits::CLAIM_TIMEOUT_MIN;
 use crate::observe::log;
 use crate::queue::{self, Db, RegisteredClient};
+use crate::source::taskcluster::{ArtifactStorage, Dialect};
 use crate::worker::Control;
 
 /// `journeyman dev`
@@ -46,14 +45,14 @@ pub(in crate::cli) struct DevArgs {
     ///
     /// A controller starts workers on this machine, in a pool of its own; nothing of it stays on the broker. The address is seen by
     /// who lists the processes of this machine: it is for a broker to try things on.
-    #[arg(long, value_name = "URI", conflicts_with_all = ["demo", "handlers", "protocol", "listen", "db", "claim_timeout"])]
+    #[arg(long, value_name = "URI", conflicts_with_all = ["demo", "handlers", "dialect", "listen", "db", "claim_timeout"])]
     rabbitmq: Option<String>,
     /// Serve this program as a handler, under the task queue `dev/NAME`
     #[arg(long = "handler", value_name = "NAME=PROGRAM", value_parser = parse_handler_flag, conflicts_with = "demo")]
     handlers: Vec<HandlerProgram>,
     /// Which dialect the worker speaks with the queue
-    #[arg(long, value_enum, default_value_t = DialectArg::ClaimWork)]
-    protocol: DialectArg,
+    #[arg(long, value_enum, default_value_t)]
+    dialect: Dialect,
     /// Where to listen; port 0 lets the system choose
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     listen: Listen,
@@ -90,14 +89,6 @@ fn parse_claim_timeout(text: &str) -> Result<Span, String> {
     Span::read_from(text, CLAIM_TIMEOUT_MIN).map_err(|expected| format!("expected {expected}"))
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum DialectArg {
-    /// Signed URLs of Azure-style queues, and claimTask for each message
-    Azure,
-    /// claimWork, a long poll that claims
-    ClaimWork,
-}
-
 /// How many tasks run at once where nobody says.
 const CAPACITY: u16 = 4;
 /// How long a claim lasts where nobody says.
@@ -122,8 +113,8 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
     if !set("worker.capacity") {
         config.worker.capacity = CAPACITY;
     }
-    if !set("worker.status_poll") {
-        config.worker.status_poll = Span(STATUS_POLL);
+    if !set("worker.status_poll_interval") {
+        config.worker.status_poll_interval = Span(STATUS_POLL);
     }
     // From here on there is something to clean up, which a signal must not prevent.
     let signals = ExitSignals::listen()?;
@@ -222,17 +213,14 @@ struct DevSession {
     queue: queue::RunningQueue,
     config: Config,
     token: Secret,
-    protocol: Protocol,
+    dialect: Dialect,
 }
 
 impl DevSession {
     async fn start(arguments: &DevArgs, mut config: Config, room: &Path) -> Result<Self, Failure> {
         let token = Secret::new(&format!("{}{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple()));
         let queue = start_queue(arguments, &token, room).await?;
-        let protocol = match arguments.protocol {
-            DialectArg::Azure => Protocol::Azure,
-            DialectArg::ClaimWork => Protocol::ClaimWork,
-        };
+        let dialect = arguments.dialect;
         config.handler.entry(COMMAND.to_owned()).or_insert_with(|| Handler {
             default_run_time: Some(Span(Duration::from_secs(3600))),
             ..Handler::default()
@@ -241,9 +229,9 @@ impl DevSession {
         config.source = config
             .handler
             .keys()
-            .map(|name| source_config(name, protocol, queue.root_url(), &token).map(|source| (name.clone(), source)))
+            .map(|name| source_config(name, dialect, queue.root_url(), &token).map(|source| (name.clone(), source)))
             .collect::<Result<_, _>>()?;
-        Ok(Self { queue, config, token, protocol })
+        Ok(Self { queue, config, token, dialect })
     }
 
     fn state(&self) -> DevState {
@@ -261,9 +249,9 @@ impl DevSession {
 
     fn print_banner(&self) -> std::io::Result<()> {
         let note = self.state();
-        let dialect = match self.protocol {
-            Protocol::Azure => "azure",
-            Protocol::ClaimWork => "claim-work",
+        let dialect = match self.dialect {
+            Dialect::Azure => "azure",
+            Dialect::ClaimWork => "claim-work",
         };
         let to_program =
             |queue: &String| format!("  journeyman task create --wait --queue {queue} --payload '{{…}}'\n");
@@ -313,14 +301,14 @@ async fn start_queue(arguments: &DevArgs, token: &Secret, room: &Path) -> Result
     queue::start(settings).await.map_err(|error| Failure::from_error(Exit::HostUnusable, &error))
 }
 
-fn source_config(handler: &str, protocol: Protocol, root_url: &str, token: &Secret) -> Result<Source, Failure> {
+fn source_config(handler: &str, dialect: Dialect, root_url: &str, token: &Secret) -> Result<Source, Failure> {
     let root_url: values::Url = root_url.parse().map_err(|what| Failure::new(Exit::Internal, what))?;
     let task_queue: TaskQueue = format!("dev/{handler}")
         .parse()
         .map_err(|what| Failure::new(Exit::Config, format!("[handler.{handler}] cannot be served by dev: {what}")))?;
     Ok(Source {
         kind: SourceKind::Taskcluster,
-        protocol,
+        dialect,
         root_url: Some(root_url),
         task_queue: Some(task_queue),
         client_id: Some(CLIENT_ID.to_owned()),

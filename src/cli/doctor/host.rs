@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use super::Check;
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::termination_watch;
-use crate::config::schema::{Config, Containment, Host, Spot};
+use crate::config::schema::{Config, Containment, Host, MetadataService};
 use crate::control::client::{ControlClient, Error};
 use crate::host::containment::own_cgroup;
 use crate::host::{resources, termination_notice};
@@ -88,14 +88,14 @@ pub(super) fn check_pool_dirs(config: &Config) -> Vec<Check> {
     let started = config.pool.iter().filter(|(_, pool)| !pool.command.is_empty());
     started
         .map(|(name, pool)| {
-            let (part, folder) = (format!("{name}: folder"), &pool.folder.0);
+            let (part, folder) = (format!("{name}: folder"), &pool.state_dir.0);
             let written = nearest_existing(folder).map_or_else(|| Err(ErrorKind::NotFound.into()), probe_writable);
             match written {
                 Ok(()) => Check::ok(part, format!("{} can be written", folder.display())),
                 Err(error) => Check::failed(
                     part,
                     format!("{} cannot be written: {error}", folder.display()),
-                    format!("make it the user's that runs the controller, or set pool.{name}.folder to another"),
+                    format!("make it the user's that runs the controller, or set pool.{name}.state_dir to another"),
                 ),
             }
         })
@@ -263,8 +263,8 @@ pub(super) async fn check_control_socket(path: PathBuf) -> Check {
 /// Whether the metadata service that the configuration expects is there.
 pub(super) async fn check_cloud(host: Host) -> Vec<Check> {
     let name = "cloud";
-    if host.spot == Spot::Off {
-        return vec![Check::ok(name, "no metadata service is asked (host.spot = \"off\")")];
+    if host.metadata_service == MetadataService::Off {
+        return vec![Check::ok(name, "no metadata service is asked (host.metadata_service = \"off\")")];
     }
     let wanted = match termination_watch::watch_config(&host) {
         termination_notice::NoticeConfig { cloud: termination_notice::MetadataProvider::Fixed(provider), .. } => {
@@ -275,7 +275,7 @@ pub(super) async fn check_cloud(host: Host) -> Vec<Check> {
     let watch = match termination_notice::NoticeWatch::new(termination_watch::watch_config(&host)) {
         Ok(watch) => watch,
         Err(error) => {
-            return vec![Check::failed(name, format!("host.spot_endpoint: {error}"), "name an http:// address")];
+            return vec![Check::failed(name, format!("host.metadata_endpoint: {error}"), "name an http:// address")];
         }
     };
     let there = watch.responding_providers().await;
@@ -287,12 +287,12 @@ pub(super) async fn check_cloud(host: Host) -> Vec<Check> {
         (Some(wanted), _) => Check::failed(
             name,
             format!("the metadata service of {} does not answer, so no notice will be heard", shown(wanted)),
-            "is this such a host, and in a container on EC2 is the hop limit 2? Otherwise set host.spot",
+            "is this such a host, and in a container on EC2 is the hop limit 2? Otherwise set host.metadata_service",
         ),
         (None, [provider, ..]) => Check::ok(name, format!("the metadata service of {} answers", shown(*provider))),
         (None, []) => Check::ok(
             name,
-            "no metadata service answers, so this is no cloud's host; host.spot = \"off\" spares the search",
+            "no metadata service answers, so this is no cloud's host; host.metadata_service = \"off\" spares the search",
         ),
     }]
 }

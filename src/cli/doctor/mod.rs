@@ -178,7 +178,7 @@ fn check_configuration(loaded: &LoadedConfig, environment: &Environment) -> Vec<
             checks.push(Check::ok("traces", format!("are sent to {host}, and wait for nothing")));
         }
         Err(why) => {
-            let fix = "set `telemetry.otlp`, which comes before these variables, or unset them";
+            let fix = "set `telemetry.otlp_endpoint`, which comes before these variables, or unset them";
             checks.push(Check::warning("traces", format!("are not exported: {why}"), fix));
         }
     }

@@ -8,11 +8,12 @@ use super::Check;
 use crate::cli::target;
 use crate::cli::worker_setup::WorkerIdentity;
 use crate::config::Environment;
-use crate::config::schema::{Protocol, Source};
+use crate::config::schema::Source;
 use crate::config::secrets::ClientCredentials;
 use crate::config::values::{Queue, SecretFile, Url};
 use crate::domain::refusal::Refusal;
 use crate::limits::{DOCTOR_CALL_TIMEOUT, DOCTOR_STEP_TIMEOUT};
+use crate::source::taskcluster::Dialect;
 use crate::source::taskcluster::{Api, ApiConfig, CredentialCheck, PendingCount, Timeouts};
 
 /// From here on a clock is worth a look.
@@ -237,9 +238,9 @@ impl SourceCheck {
     fn required_scopes(&self) -> Vec<String> {
         let queue = self.task_queue.to_string();
         let worker = format!("queue:worker-id:{}/{}", self.worker.group, self.worker.id);
-        match self.source.protocol {
-            Protocol::ClaimWork => vec![format!("queue:claim-work:{queue}"), worker],
-            Protocol::Azure => {
+        match self.source.dialect {
+            Dialect::ClaimWork => vec![format!("queue:claim-work:{queue}"), worker],
+            Dialect::Azure => {
                 vec![format!("queue:poll-task-urls:{queue}"), format!("queue:claim-task:{queue}"), worker]
             }
         }
@@ -259,7 +260,7 @@ impl SourceCheck {
         }
         let queue = &self.task_queue;
         let mut useful = vec!["queue:status:*".to_owned()];
-        if self.source.protocol == Protocol::ClaimWork {
+        if self.source.dialect == Dialect::ClaimWork {
             useful.extend([format!("queue:claimed-list:{queue}"), "queue:reclaim-task:*".to_owned()]);
         }
         let without = lacks(useful);

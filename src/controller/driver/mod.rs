@@ -377,7 +377,7 @@ async fn run_driver<D: Driver>(
                             }
                             (StopMode::Terminate, Ok(())) => told.add(&id),
                             (StopMode::Kill, Ok(())) if is_news => {
-                                tracing::warn!(worker = id, "a worker was still there `stop_grace` after it was told to go, and is killed");
+                                tracing::warn!(worker = id, "a worker was still there `termination_grace` after it was told to go, and is killed");
                             }
                             (StopMode::Kill | StopMode::Remove, Ok(())) | (_, Err(_)) => {}
                         }

@@ -393,7 +393,7 @@ async fn connect_tcp(url: &Url) -> Option<TcpStream> {
 
 const fn reason_text(why: StopReason) -> &'static str {
     match why {
-        StopReason::StartupTimeout => "was not well within `start_within`",
+        StopReason::StartupTimeout => "was not well within `startup_timeout`",
         StopReason::Unhealthy => "was no longer well",
     }
 }

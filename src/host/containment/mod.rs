@@ -571,7 +571,7 @@ pub(crate) fn apply_on_leak(left: &str, unproven: OnLeak) -> io::Result<()> {
         OnLeak::KeepSlot => Err(io::Error::new(
             io::ErrorKind::ResourceBusy,
             format!(
-                "an earlier life of this worker is not over: {left}; restart the host, or set host.unproven = \"reuse\""
+                "an earlier life of this worker is not over: {left}; restart the host, or set host.on_cleanup_failure = \"reuse-slot\""
             ),
         )),
     }

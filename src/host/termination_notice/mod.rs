@@ -222,7 +222,7 @@ impl NoticeWatch {
                 ProviderProbe::NotFound => {
                     tracing::info!(
                         "no cloud's metadata service answers, so no notices are watched for; where there is one, name it in \
-                         `host.spot`, and `off` spares the search"
+                         `host.metadata_service`, and `off` spares the search"
                     );
                     return None;
                 }

@@ -90,10 +90,10 @@ pub(super) async fn exhausted_action(settings: &AmqpSourceConfig) -> OnAttemptsE
     }
 }
 
-/// What is said of `exhausted = "dead-letter"` where it would lose requests.
+/// Warns where `on_attempts_exhausted = "dead-letter"` it would lose requests.
 fn no_dead_letter_warning(queue: &str) -> String {
     format!(
-        "`exhausted` is \"dead-letter\", and the queue {queue} has no dead letter exchange: a request that is given up is answered \
+        "`on_attempts_exhausted` is \"dead-letter\", and the queue {queue} has no dead letter exchange: a request that is given up is answered \
          instead; name one by a policy or an argument of the queue, or set `poison_queue`"
     )
 }

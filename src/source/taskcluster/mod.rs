@@ -27,6 +27,9 @@ pub use probe::{CredentialCheck, PendingCount, PingResponse};
 pub use task_calls::{Download, ListPage};
 pub use transport::{Api, ApiConfig, InvalidConfig, Timeouts};
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use crate::domain::id::{PriorityQueue, Run};
 use crate::domain::outcome::Outcome;
 use crate::source::{
@@ -42,17 +45,20 @@ const IDENTIFIER_BYTES_MAX_AZURE: usize = 22;
 /// The same for today's queue.
 const IDENTIFIER_BYTES_MAX: usize = 38;
 
-/// How claims are asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How the source claims tasks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
 pub enum Dialect {
-    /// `pollTaskUrls`, Azure queues and `claimTask`.
+    /// Signed URLs of Azure-style queues, and `claimTask` for each message
     Azure,
-    /// `claimWork`, held open by the service until there is something to claim.
+    /// `claimWork`, a long poll that claims
+    #[default]
     ClaimWork,
 }
 
-/// Where the content of artifacts is kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// Where the content of artifacts is stored.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 pub enum ArtifactStorage {
     /// The queue's own bucket.
     #[default]

@@ -174,7 +174,7 @@ impl Engine {
                 count(&self.counters().occupied);
                 tracing::error!(
                     alert = "occupied", claim.run = %job.context.task().run,
-                    "[alert operator] processes of a payload may still be there; its slot is used again, as host.unproven says"
+                    "[alert operator] processes of a payload may still be there; its slot is used again, as host.on_cleanup_failure says"
                 );
             }
         }

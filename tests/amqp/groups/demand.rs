@@ -64,7 +64,7 @@ impl Tasks {
     fn demand(&self, name: &str, pool: &str, task_queue: &str) -> String {
         format!(
             "[demand.{name}]\nkind = \"taskcluster\"\npool = \"{pool}\"\nkey = \"builds\"\nroot_url = \"{}\"\n\
-             task_queue = \"{task_queue}\"\nclient_id = \"counter\"\naccess_token_file = \"token\"\nevery = \"1s\"\n",
+             task_queue = \"{task_queue}\"\nclient_id = \"counter\"\naccess_token_file = \"token\"\ninterval = \"1s\"\n",
             self.service.root_url()
         )
     }
@@ -77,7 +77,7 @@ async fn workers_are_started_for_the_tasks_of_a_queue_and_go_when_none_are_left(
     let tasks = Tasks::start(here).await;
     std::fs::write(here.join("token"), "secret-token").expect("it is written");
     let worker = format!(
-        "[worker]\nid = \"w-{{pid}}\"\npoll_interval = \"200ms\"\n[host]\nspot = \"off\"\n[source.builds]\nkind = \"taskcluster\"\nroot_url = \"{}\"\n\
+        "[worker]\nid = \"w-{{pid}}\"\npoll_interval = \"200ms\"\n[host]\nmetadata_service = \"off\"\n[source.builds]\nkind = \"taskcluster\"\nroot_url = \"{}\"\n\
          task_queue = \"far/side\"\nclient_id = \"tester\"\naccess_token_file = \"{}\"\n",
         tasks.service.root_url(),
         here.join("token").display()

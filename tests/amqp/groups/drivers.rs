@@ -36,7 +36,7 @@ async fn a_controller_that_stood_by_finds_the_workers_that_were_started_meanwhil
 async fn the_commands_of_a_site_start_a_worker_that_answers_and_outlives_its_controller() {
     let Some(pool) = Pool::new().await else { return };
     let here = pool.folder.path();
-    let config = process::config(here, ECHO, "[host]\nspot = \"off\"\n");
+    let config = process::config(here, ECHO, "[host]\nmetadata_service = \"off\"\n");
     let worker = format!(
         "exec {} worker --config {} --work-dir {}/$WORKER_ID",
         env!("CARGO_BIN_EXE_journeyman"),

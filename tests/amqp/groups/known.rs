@@ -173,7 +173,7 @@ async fn b12_a_broker_that_is_killed_under_load_comes_back_to_the_same_workers_a
         "#!/bin/sh\nuntil [ -e {} ]; do sleep 0.1; done\nprintf '{{\"type\":\"answer\",\"json\":1}}\\n' >&3\n",
         gate.display()
     );
-    let mut controller = pool.controller(&format!("profile = \"safe\"\n{}", pool.workers(&waits)));
+    let mut controller = pool.controller(&format!("queue_type = \"quorum\"\n{}", pool.workers(&waits)));
     controller.says(READY).await;
     for number in 0..20 {
         let properties = Client::properties(&number.to_string(), "/echo").with_delivery_mode(2);

@@ -80,7 +80,7 @@ async fn b04_a_request_that_is_put_aside_says_which_worker_ended_under_it_and_is
         mended.display()
     );
     let mut controller =
-        pool.controller(&format!("profile = \"safe\"\ndelivery_limit = 1\n{}", pool.workers(&program)));
+        pool.controller(&format!("queue_type = \"quorum\"\ndelivery_limit = 1\n{}", pool.workers(&program)));
     controller.says(READY).await;
     pool.ask("a/b", "1").await;
     assert_eq!(pool.client.answer("1").await.json()["context"]["reason"], "delivery_limit");

@@ -11,7 +11,7 @@ use crate::support::within;
 
 /// The part of a configuration that names the interface.
 fn by_management() -> String {
-    format!("[amqp]\nmanagement = \"{}\"\n", management())
+    format!("[amqp]\nmanagement_url = \"{}\"\n", management())
 }
 
 pub(super) async fn api(method: reqwest::Method, path: &str, body: Option<Value>) -> Value {
@@ -101,7 +101,7 @@ async fn a_queue_that_somebody_else_has_made_is_taken_as_it_is_and_its_dead_lett
 #[tokio::test(flavor = "multi_thread")]
 async fn an_interface_that_does_not_answer_is_told_of_and_queues_say_themselves_what_is_asked() {
     let Some(pool) = Pool::new().await else { return };
-    let nobody = "[amqp]\nmanagement = \"http://127.0.0.1:1\"\n";
+    let nobody = "[amqp]\nmanagement_url = \"http://127.0.0.1:1\"\n";
     let mut controller = pool.controller(&format!("message_ttl = \"200ms\"\n{nobody}"));
     controller.says("time, length and limits hold for queues that are made from now on only").await;
     controller.says(READY).await;
@@ -115,7 +115,7 @@ async fn an_interface_that_takes_its_time_holds_nobody_up() {
     let Some(pool) = Pool::new().await else { return };
     // Nobody ever takes the connection.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let management = format!("[amqp]\nmanagement = \"http://{}\"\n", silent.local_addr().expect("its address"));
+    let management = format!("[amqp]\nmanagement_url = \"http://{}\"\n", silent.local_addr().expect("its address"));
     let mut controller = pool.controller(&format!("message_ttl = \"200ms\"\n{management}"));
     controller.says("the management interface has not answered in 2s").await;
     controller.says(READY).await;
@@ -157,7 +157,7 @@ async fn a_policy_of_somebody_elses_that_counts_more_is_told_of() {
 #[tokio::test(flavor = "multi_thread")]
 async fn b11_what_workers_hold_is_counted_and_keeps_their_group_whatever_else_the_vhost_has() {
     let Some(pool) = Pool::new().await else { return };
-    let delays = "unbind_delay = \"14s\"\nstop_delay = \"1s\"\nprofile = \"safe\"\n";
+    let delays = "unbind_delay = \"14s\"\nstop_delay = \"1s\"\nqueue_type = \"quorum\"\n";
     let mut controller = pool.controller(&format!("{delays}{}", by_management()));
     controller.says(READY).await;
     pool.ask("k", "1").await;

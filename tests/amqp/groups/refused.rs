@@ -194,7 +194,7 @@ async fn an_answer_that_its_queue_refuses_is_given_up_and_holds_up_no_other() {
 async fn what_is_poison_is_put_aside_though_the_place_for_it_is_gone() {
     let Some(pool) = Pool::new().await else { return };
     let killer = pool.workers("#!/bin/sh\nkill -9 $PPID\n");
-    let mut controller = pool.controller(&format!("profile = \"safe\"\ndelivery_limit = 1\n{killer}"));
+    let mut controller = pool.controller(&format!("queue_type = \"quorum\"\ndelivery_limit = 1\n{killer}"));
     controller.says(READY).await;
     let poison = format!("{}-poison", pool.name);
     let channel = &pool.client.channel;
@@ -217,7 +217,7 @@ async fn what_the_inventory_refuses_stays_a_dead_letter_until_it_takes_it_and_is
     });
     api(reqwest::Method::PUT, &full, Some(policy)).await;
     let killer = pool.workers("#!/bin/sh\nkill -9 $PPID\n");
-    let mut controller = pool.controller(&format!("profile = \"safe\"\ndelivery_limit = 1\n{killer}"));
+    let mut controller = pool.controller(&format!("queue_type = \"quorum\"\ndelivery_limit = 1\n{killer}"));
     controller.says(READY).await;
     pool.ask("a", "1").await;
     controller.says("does not take a request that ended its workers").await;

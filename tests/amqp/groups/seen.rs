@@ -38,7 +38,7 @@ pub(super) async fn until(socket: &Path, what: &str, like: impl Fn(&Value) -> bo
 #[tokio::test(flavor = "multi_thread")]
 async fn status_says_why_a_group_has_so_many_workers_and_what_came_of_its_requests() {
     let Some(pool) = Pool::new().await else { return };
-    let mut controller = pool.controller(&format!("spares = 1\nmax = 1\n{}", pool.echo()));
+    let mut controller = pool.controller(&format!("min_idle = 1\nmax = 1\n{}", pool.echo()));
     controller.says(READY).await;
     pool.ask("a b", "1").await;
     assert!(pool.client.answer("1").await.partial);
@@ -121,10 +121,11 @@ async fn a_configuration_that_is_read_again_is_heeded_at_once_and_a_bad_one_is_r
     pool.ask("a", "1").await;
     let socket = pool.folder.path().join("workers/controller.sock");
     until(&socket, "one is enough", |seen| seen["groups"][0]["wanted"] == 1).await;
-    pool.write(&format!("min = 2\nmax = 2\nstop_grace = \"5s\"\n{echo}"));
+    pool.write(&format!("min = 2\nmax = 2\ntermination_grace = \"5s\"\n{echo}"));
     controller.signal(Signal::HUP);
     let name = &pool.name;
-    let said = format!("changed: pool.{name}.max, pool.{name}.min; a restart is needed for pool.{name}.stop_grace");
+    let said =
+        format!("changed: pool.{name}.max, pool.{name}.min; a restart is needed for pool.{name}.termination_grace");
     controller.says(&said).await;
     until(&socket, "two are wanted", |seen| seen["groups"][0]["wanted"] == 2).await;
     pool.write(&format!("min = 3\nmax = 2\n{echo}"));
