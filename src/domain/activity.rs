@@ -1,8 +1,8 @@
-//! When a controller is told that a worker is alive, and of what.
+//! Decides when a worker reports its activity to the controller.
 //!
-//! A controller keeps a group of workers as long as it hears of requests. It has to hear of them often enough, also while one
-//! long task is all there is; and a worker that takes thousands a second must not send as many reports. One known controller
-//! heeds a report only if another one comes within a second, so that none is sent alone.
+//! A controller keeps a group of workers as long as it receives reports of requests: also while one long task is all
+//! there is, and without one report per request at thousands of requests a second. One known controller heeds a
+//! report only if another one follows within a second, so reports are sent in pairs.
 
 use alloc::collections::VecDeque;
 use core::time::Duration;
@@ -12,16 +12,15 @@ use super::time::Instant;
 /// What is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ActivityReport {
-    /// The worker is there.
     Started,
     /// It takes requests, and holds none.
     Ready,
-    /// It was given a request, or works on one.
+    /// It received a request, or works on one.
     RequestReceived,
 }
 
 impl ActivityReport {
-    /// Its name on the wire.
+    /// The name on the wire.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -32,38 +31,30 @@ impl ActivityReport {
     }
 }
 
-/// The least time between two reports of requests, and how soon each one has company: two a second are all that a worker
-/// ever sends.
+/// Between two reports of requests, and before the second of a pair: a worker never sends more than two a second.
 pub const REPORT_INTERVAL_MIN: Duration = Duration::from_millis(500);
 
-/// How long a worker has held nothing when it says that it is ready again: whoever may tell one to go takes one that is idle.
+/// A controller may stop a worker that is ready, so that it says so only after being idle for this long.
 pub const IDLE_BEFORE_READY: Duration = Duration::from_secs(2);
 
-/// What the rules depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ActivityPolicy {
-    /// How often a task that goes on is reported while nothing else is.
+    /// How often a long task is reported while nothing else is.
     pub repeat_interval: Duration,
 }
 
-/// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// The broker can be reached, for the first time or again.
+    /// The broker is reachable, for the first time or again.
     Connected,
-    /// It cannot.
     Disconnected,
-    /// The worker begins to take tasks, or requests.
     Ready,
-    /// Claims were granted or extended since the last time.
+    /// Claims were granted or extended since the last event.
     ClaimsReceived,
-    /// So many claims are held now.
     ClaimsHeld(usize),
-    /// Time passed.
     Tick,
 }
 
-/// Decides about reports.
 #[derive(Debug)]
 pub struct ActivityReporter {
     policy: ActivityPolicy,
@@ -71,20 +62,17 @@ pub struct ActivityReporter {
     started_sent: bool,
     ready: bool,
     claims_held: usize,
-    /// Since when nothing is held.
     idle_since: Option<Instant>,
-    /// A request was reported last, and not that it is ready.
+    /// The last report was of a request.
     busy_sent: bool,
-    /// Something is to be reported as soon as the gap allows.
     pending: bool,
-    /// When the report that was sent last gets its company.
+    /// When the second report of a pair is due.
     duplicate_at: Option<Instant>,
     last_sent_at: Option<Instant>,
     reports: VecDeque<ActivityReport>,
 }
 
 impl ActivityReporter {
-    /// Of a worker that is not ready yet.
     #[must_use]
     pub const fn new(policy: ActivityPolicy) -> Self {
         Self {
@@ -102,9 +90,8 @@ impl ActivityReporter {
         }
     }
 
-    /// Takes in what happened.
-    pub fn handle(&mut self, happening: Event, now: Instant) {
-        match happening {
+    pub fn handle(&mut self, event: Event, now: Instant) {
+        match event {
             Event::Connected => self.on_connected(now),
             Event::Disconnected => {
                 self.connected = false;
@@ -119,7 +106,7 @@ impl ActivityReporter {
             }
             Event::ClaimsReceived => {
                 self.pending = true;
-                // It may have come and gone since the last look.
+                // It may have started and ended since the last event.
                 self.idle_since = (self.claims_held == 0).then_some(now);
             }
             Event::ClaimsHeld(held) => {
@@ -131,12 +118,10 @@ impl ActivityReporter {
         self.on_time(now);
     }
 
-    /// The next report, in order.
     pub fn next_report(&mut self) -> Option<ActivityReport> {
         self.reports.pop_front()
     }
 
-    /// When it next wants [`Event::Tick`].
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         if !self.connected {
@@ -146,7 +131,7 @@ impl ActivityReporter {
         [pending, self.duplicate_at, self.repeat_at(), self.ready_at()].into_iter().flatten().min()
     }
 
-    /// Until when nothing that happens is reported, so that nobody has to tell of it before.
+    /// No event leads to a report before this time, so none needs to be sent earlier.
     #[must_use]
     pub fn next_report_allowed_at(&self) -> Option<Instant> {
         self.last_sent_at.map(|last| last.plus(REPORT_INTERVAL_MIN))
@@ -154,7 +139,7 @@ impl ActivityReporter {
 
     fn on_connected(&mut self, now: Instant) {
         self.connected = true;
-        // A broker that comes back has a controller that may have forgotten everything.
+        // A restarted broker may have a controller without state.
         if !self.started_sent || !self.ready {
             self.send(ActivityReport::Started, now);
             self.started_sent = true;
@@ -189,13 +174,12 @@ impl ActivityReporter {
         }
     }
 
-    /// When it says that it is ready again.
     fn ready_at(&self) -> Option<Instant> {
         let told = self.busy_sent && self.ready && !self.pending && self.duplicate_at.is_none();
         self.idle_since.filter(|_| told).map(|idle| idle.plus(IDLE_BEFORE_READY))
     }
 
-    /// Idle workers fall silent: that is how they come to be stopped.
+    /// Idle workers send nothing, so that the controller stops them.
     fn repeat_at(&self) -> Option<Instant> {
         let speaks = self.claims_held > 0 || !self.ready;
         self.last_sent_at.filter(|_| speaks).map(|last| last.plus(self.policy.repeat_interval))
@@ -236,14 +220,13 @@ mod tests {
             Self { machine: ActivityReporter::new(ActivityPolicy { repeat_interval: REPEAT }), reports: Vec::new() }
         }
 
-        fn happens(&mut self, happening: Event, millis: u64) {
-            self.machine.handle(happening, at(millis));
+        fn happens(&mut self, event: Event, millis: u64) {
+            self.machine.handle(event, at(millis));
             while let Some(report) = self.machine.next_report() {
                 self.reports.push((millis, report));
             }
         }
 
-        /// Lets time pass, waking it whenever it wants to be.
         fn passes(&mut self, until: u64) {
             while let Some(due) = self.machine.next_deadline().filter(|due| *due <= at(until)) {
                 let millis = u64::try_from(due.since_origin().as_millis()).unwrap_or(u64::MAX);
@@ -279,7 +262,7 @@ mod tests {
         told.passes(30_000);
         told.happens(Event::ClaimsHeld(0), 30_000);
         told.passes(31_999);
-        // The next one comes just before it would be said.
+        // The next one comes just before it would be sent.
         told.happens(Event::ClaimsHeld(1), 31_999);
         told.happens(Event::ClaimsReceived, 31_999);
         told.happens(Event::ClaimsHeld(0), 32_600);
@@ -297,7 +280,7 @@ mod tests {
         }
         let received = told.received();
         assert_eq!(received.len(), 20);
-        // Of each two, one comes less than a second after the other: a controller that wants company hears of every request.
+        // Each pair is at most a second apart, so a controller that needs pairs heeds every request.
         assert!(received.chunks(2).all(|pair| pair[1] - pair[0] <= 1_000), "{received:?}");
     }
 

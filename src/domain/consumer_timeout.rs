@@ -1,31 +1,28 @@
-//! How long a broker lets a message be worked at, and what follows for one that takes longer.
+//! Derives a lease from RabbitMQ's `consumer_timeout`.
 //!
-//! RabbitMQ takes a message back, and closes the channel of all others, when it is not acknowledged in time. How long that is
-//! a broker tells of some of its queues and not of others, by its version. What is known of it is a lease like any other.
+//! RabbitMQ closes the channel and requeues its deliveries when one is not acknowledged within the timeout. Whether
+//! the broker reports the timeout of a queue depends on its version and on the queue's type. A known timeout is
+//! treated as a lease.
 
 use core::time::Duration;
 
 use super::lease::margin;
 
-/// What RabbitMQ has where nobody has set it.
+/// RabbitMQ's default.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
-/// A broker's version, as far as it counts here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BrokerVersion {
-    /// The first number.
     pub major: u32,
-    /// The second.
     pub minor: u32,
 }
 
 impl BrokerVersion {
-    /// Queues can have a time of their own from here on.
+    /// Queues accept `x-consumer-timeout` from this version.
     const PER_QUEUE_TIMEOUT: Self = Self { major: 3, minor: 12 };
-    /// Classic queues have none from here on.
+    /// Classic queues have no consumer timeout from this version.
     const CLASSIC_UNLIMITED: Self = Self { major: 4, minor: 3 };
 
-    /// Reads `3.10.8`.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let mut numbers = text.split('.').map(|number| number.parse().ok());
@@ -33,43 +30,30 @@ impl BrokerVersion {
     }
 }
 
-/// Kinds of queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueueKind {
-    /// A classic one.
     Classic,
-    /// Any other.
     Other,
 }
 
-/// What a broker tells of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimeoutFacts {
-    /// The broker's version.
     pub version: BrokerVersion,
-    /// What the queue is.
     pub kind: QueueKind,
-    /// The queue's own argument, where it has one.
     pub argument: Option<Duration>,
-    /// What the policies say that apply to it, where they do.
     pub policy: Option<Duration>,
-    /// Whether what is rejected there goes anywhere.
     pub dead_letters: bool,
 }
 
-/// What follows of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueueTimeout {
-    /// The broker's own setting counts, which it shows to nobody.
+    /// The broker's own setting applies, which the management API does not report.
     BrokerDefault,
-    /// A message may be worked at without end.
     Unlimited,
-    /// So long.
     Limited(Duration),
 }
 
 impl TimeoutFacts {
-    /// How long a message of the queue may be worked at.
     #[must_use]
     pub fn timeout(&self) -> QueueTimeout {
         if self.version < BrokerVersion::PER_QUEUE_TIMEOUT {
@@ -78,15 +62,14 @@ impl TimeoutFacts {
         if self.kind == QueueKind::Classic && self.version >= BrokerVersion::CLASSIC_UNLIMITED {
             return QueueTimeout::Unlimited;
         }
-        // Of the two the broker takes the shorter one.
+        // RabbitMQ applies the shorter of the two.
         let shorter = self.argument.into_iter().chain(self.policy).filter(|span| !span.is_zero()).min();
         shorter.map_or(QueueTimeout::BrokerDefault, QueueTimeout::Limited)
     }
 }
 
 impl QueueTimeout {
-    /// How long a message may be worked at, where `configured` is what an operator says of the broker's own setting; `None` is
-    /// without end.
+    /// The timeout of a queue, given the `configured` value of the broker's own setting; `None` is unlimited.
     #[must_use]
     pub const fn or_configured(self, configured: Option<Duration>) -> Option<Duration> {
         match self {
@@ -97,22 +80,22 @@ impl QueueTimeout {
     }
 }
 
-/// How long a claim may be trusted from now on by a reclaim, at most `most`, when its message was received so long ago. It ends
-/// with the margin of the whole patience: extended again and again to the very end of that, it would leave a payload no time to
-/// end in. Near it nothing is gained any more.
+/// How long a reclaim extends the lease of a message received `held` ago, at most `max`. The margin is that of the
+/// whole timeout: extending to the very end would leave a payload no time to stop. Close to the end an extension
+/// gains nothing.
 #[must_use]
-pub fn extension_length(held: Duration, patience: Option<Duration>, most: Duration) -> Duration {
-    let Some(patience) = patience else { return most };
-    let margin = margin(patience);
-    let left = patience.saturating_sub(margin).saturating_sub(held);
-    if left < margin { Duration::ZERO } else { left.min(most) }
+pub fn extension_length(held: Duration, timeout: Option<Duration>, max: Duration) -> Duration {
+    let Some(timeout) = timeout else { return max };
+    let margin = margin(timeout);
+    let left = timeout.saturating_sub(margin).saturating_sub(held);
+    if left < margin { Duration::ZERO } else { left.min(max) }
 }
 
-/// How long a poll may wait, at most `most`: a lease counts from when the poll was sent, and one whose claims have little time
-/// must not use that up by waiting for them.
+/// How long a poll may wait, at most `max`. A lease counts from when the poll was sent, so a short timeout must not
+/// be spent on waiting.
 #[must_use]
-pub fn long_poll_wait(patience: Option<Duration>, most: Duration) -> Duration {
-    patience.map_or(most, |patience| most.min(patience / 4))
+pub fn long_poll_wait(timeout: Option<Duration>, max: Duration) -> Duration {
+    timeout.map_or(max, |timeout| max.min(timeout / 4))
 }
 
 #[cfg(test)]
@@ -132,15 +115,15 @@ mod tests {
         use crate::domain::jitter::Jitter;
         use crate::domain::lease::{Lease, Policy};
         use crate::domain::time::Instant;
-        let (most, policy) = (Duration::from_secs(600), Policy { termination_grace: Duration::from_secs(10) });
+        let (max, policy) = (Duration::from_secs(600), Policy { termination_grace: Duration::from_secs(10) });
         for seconds in [10, 60, 300, 1800, 86_400] {
-            let (patience, mut jitter) = (Duration::from_secs(seconds), Jitter::seeded(seconds));
-            let mut lease = Lease::granted(Instant::ORIGIN, patience.min(most), policy);
+            let (timeout, mut jitter) = (Duration::from_secs(seconds), Jitter::seeded(seconds));
+            let mut lease = Lease::granted(Instant::ORIGIN, timeout.min(max), policy);
             let mut now = lease.reclaim_at(&mut jitter);
             while lease.is_usable(now) {
-                let length = extension_length(now.since(Instant::ORIGIN), Some(patience), most);
+                let length = extension_length(now.since(Instant::ORIGIN), Some(timeout), max);
                 let extended = lease.or_later(Lease::granted(now, length, policy));
-                // Nothing gained is asked again after a while.
+                // A reclaim that gains nothing is sent again after a while.
                 now = if extended == lease {
                     now.plus(lease.attempt_timeout())
                 } else {
@@ -148,10 +131,10 @@ mod tests {
                 };
                 lease = extended;
             }
-            let (end, last) = (lease.expires_at().since(Instant::ORIGIN), patience - margin(patience));
-            assert!(end <= last && end >= patience / 2, "{seconds}: {end:?}");
+            let (end, last) = (lease.expires_at().since(Instant::ORIGIN), timeout - margin(timeout));
+            assert!(end <= last && end >= timeout / 2, "{seconds}: {end:?}");
             assert!(
-                lease.grace() >= policy.termination_grace.min(margin(patience) / 10),
+                lease.grace() >= policy.termination_grace.min(margin(timeout) / 10),
                 "{seconds}: {:?}",
                 lease.grace()
             );
@@ -161,7 +144,7 @@ mod tests {
     #[test]
     fn a_broker_is_believed_by_its_version() {
         for (version, kind, argument, policy, says) in [
-            // It takes both, and heeds neither.
+            // This version ignores both.
             ("3.10.8", QueueKind::Other, Some(HOUR), Some(HOUR), QueueTimeout::BrokerDefault),
             ("3.12.0", QueueKind::Classic, None, None, QueueTimeout::BrokerDefault),
             ("3.12.0", QueueKind::Classic, Some(HOUR), None, QueueTimeout::Limited(HOUR)),

@@ -1,67 +1,54 @@
-//! How often a message may be tried that its queue hands out again and again.
+//! Limits how often a redelivered message is tried.
 //!
-//! A worker that dies takes its word with it: what it held comes back, and if that is what killed it, it kills the next one.
-//! Some queues count (a quorum queue, in a header), others only say that this is not the first time. There we count
-//! ourselves, in a header of a copy that takes the message's place, before it is tried again.
+//! A worker that crashes requeues what it held; a message that caused the crash crashes the next worker too. Quorum
+//! queues count deliveries in a header; classic queues only set `redelivered`. For these the count is kept in a
+//! header of a copy that replaces the message before each further attempt.
 
 use core::num::NonZeroU32;
 
-/// What is known of earlier deliveries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeliveryHistory {
-    /// What our own header says; `None` where it is missing.
+    /// Our own header.
     pub header_count: Option<u32>,
-    /// What the queue has counted of this very message, or its author pretends that it has; `None` where nobody did.
+    /// `x-delivery-count`, or the publisher's forgery of it.
     pub broker_count: Option<u32>,
-    /// How it comes.
     pub kind: DeliveryKind,
 }
 
-/// Whether a queue hands something out for the first time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeliveryKind {
-    /// It does, as far as it knows.
     First,
-    /// It was handed out before.
     Redelivered,
 }
 
-/// Whether a copy can take a message's place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Republishing {
-    /// As far as is known.
     Accepted,
-    /// Its queue, which is full, has refused one a moment ago.
+    /// The queue is full and has just rejected a copy.
     Refused,
 }
 
-/// What to do with a delivery. `attempt` is how many came before.
+/// What to do with a delivery; `attempt` counts the previous ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttemptAction {
-    /// Try it.
     Try {
-        /// The attempt, from 0.
         attempt: u32,
     },
-    /// Put a copy in its place whose header says so, and try that.
+    /// Replace the message with a copy that carries the count, and try that.
     Republish {
-        /// What the copy's header says.
         attempt: u32,
     },
-    /// It has had its chances.
     Exhausted {
-        /// How often it was tried.
         attempts: u32,
     },
 }
 
 impl DeliveryHistory {
-    /// How often it was tried before.
     #[must_use]
     pub const fn attempts(self) -> u32 {
         let more = match (self.broker_count, self.kind) {
             (_, DeliveryKind::First) => 0,
-            // It did not come back for the first time, whatever is said.
+            // It was delivered before, whatever the headers say.
             (None | Some(0), DeliveryKind::Redelivered) => 1,
             (Some(counted), DeliveryKind::Redelivered) => counted,
         };
@@ -72,8 +59,8 @@ impl DeliveryHistory {
         noted.saturating_add(more)
     }
 
-    /// What to do, where a message is tried `max` times; `None` is without end. What cannot be noted is tried without: it stands
-    /// before all others of a full queue, which would never become empty.
+    /// Decides with a limit of `max` attempts; `None` is unlimited. A message whose copy the full queue rejects is
+    /// tried uncounted: it is at the head of the queue, which would otherwise never drain.
     #[must_use]
     pub const fn next_action(self, max: Option<NonZeroU32>, copies: Republishing) -> AttemptAction {
         let attempt = self.attempts();
@@ -85,10 +72,10 @@ impl DeliveryHistory {
             return AttemptAction::Try { attempt };
         }
         match (self.broker_count, self.kind, self.header_count) {
-            // Without the copy it would look the same at its hundredth return as at its first.
+            // Without the copy the hundredth redelivery would look like the first.
             (None | Some(0), DeliveryKind::Redelivered, _) => AttemptAction::Republish { attempt },
-            // A count of what was never handed out is its author's, and would stay for ever where the queue does not count: a copy
-            // is without it. One copy, should a queue of some make count so.
+            // A count on a first delivery comes from the publisher and would stay for ever where the queue does not
+            // count. The copy drops it.
             (Some(1..), DeliveryKind::First, None) => AttemptAction::Republish { attempt },
             (_, DeliveryKind::First, _) | (Some(1..), DeliveryKind::Redelivered, _) => AttemptAction::Try { attempt },
         }
@@ -109,7 +96,7 @@ mod tests {
     fn a_queue_that_does_not_count_is_counted_for() {
         let mut noted = 0;
         let mut tries = 0;
-        // Each turn: it is handed out, its worker dies, it is handed out again, and a copy takes its place.
+        // Each round: delivered, the worker crashes, redelivered, replaced by a copy.
         loop {
             match seen(noted, None, DeliveryKind::First).next_action(MAX, Republishing::Accepted) {
                 AttemptAction::Try { attempt } => assert_eq!(attempt, tries),
@@ -144,7 +131,6 @@ mod tests {
             seen(0, Some(3), DeliveryKind::Redelivered).next_action(MAX, Republishing::Accepted),
             AttemptAction::Exhausted { attempts: 3 }
         );
-        // One attempt before the copy that it counts.
         assert_eq!(
             seen(1, Some(2), DeliveryKind::Redelivered).next_action(MAX, Republishing::Accepted),
             AttemptAction::Exhausted { attempts: 3 }
@@ -165,7 +151,7 @@ mod tests {
             seen(3, Some(1), DeliveryKind::First).next_action(MAX, Republishing::Accepted),
             AttemptAction::Exhausted { attempts: 3 }
         );
-        // Were a queue to count so, there would be no end of copies.
+        // A queue that counted this way would be copied for ever.
         let copy = DeliveryHistory { header_count: Some(0), broker_count: Some(1), kind: DeliveryKind::First };
         assert_eq!(copy.next_action(MAX, Republishing::Accepted), AttemptAction::Try { attempt: 0 });
         assert_eq!(

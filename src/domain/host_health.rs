@@ -1,7 +1,6 @@
-//! Whether this host can run tasks at all. A task that finds the host at fault (no folder, no process, no disk) goes back to
-//! the queue, which costs it one of its retries. So claiming pauses at the first such fault, for longer each time, and goes
-//! on only when the host was looked at and found fit (I33): with one task at first, and with one more for each that works, since
-//! a host may be fit for a few and not for all.
+//! Whether this host can run tasks. A task that fails because of the host (no work directory, no process, no disk) is
+//! released, which costs it one of its retries. So claiming pauses at the first host fault, for longer each time, and
+//! resumes only after the host was probed and found healthy (I33).
 
 use core::time::Duration;
 
@@ -9,69 +8,52 @@ use super::backoff::{self, Backoff};
 use super::jitter::Jitter;
 use super::time::Instant;
 
-/// The pauses of claiming. The longest is how often a sick host that looks fit costs a task one of its retries.
+/// The longest wait is how often a broken host that passes the probe costs a task one of its retries.
 pub const FAULT_BACKOFF: backoff::Policy =
     backoff::Policy { first: Duration::from_secs(5), max: Duration::from_secs(300) };
 
-/// A payload that has run for so long has found in the host what it needs, though it has not ended.
+/// A payload that has run this long proves the host healthy although it has not ended.
 pub const HEALTHY_AFTER: Duration = Duration::from_secs(30);
 
-/// How the host was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ProbeResult {
-    /// It can do what a task needs.
     Healthy,
-    /// It cannot.
     Unhealthy,
 }
 
-/// Whether a fault is worth a word to the operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultReport {
-    /// The host was not known to be at fault.
     First,
-    /// It was.
     Repeated,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Nothing is known against it, since then.
-    Healthy {
-        since: Instant,
-    },
-    Paused {
-        until: Instant,
-    },
+    Healthy { since: Instant },
+    Paused { until: Instant },
     Probing,
 }
 
-/// How a host is tried that failed a task and was found fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostTrial {
-    /// Since when it has been found fit. What was started before says nothing.
     pub since: Instant,
-    /// How many tasks it may have at once.
     pub tasks: u32,
 }
 
-/// What is known of the host.
 #[derive(Debug)]
 pub struct HostHealth {
     state: State,
     backoff: Backoff,
-    /// How many tasks at once; `None` is as many as there are slots.
     trial_tasks: Option<u32>,
 }
 
 impl HostHealth {
-    /// A host about which nothing is known.
     #[must_use]
     pub const fn new() -> Self {
         Self { state: State::Healthy { since: Instant::ORIGIN }, backoff: Backoff::NEW, trial_tasks: None }
     }
 
-    /// A task found the host at fault. The faults of several tasks at once are one.
+    /// Counts simultaneous faults of several tasks as one.
     pub fn on_fault(&mut self, now: Instant, jitter: &mut Jitter) -> FaultReport {
         let news = if self.is_suspect() { FaultReport::Repeated } else { FaultReport::First };
         if matches!(self.state, State::Healthy { .. }) {
@@ -81,9 +63,9 @@ impl HostHealth {
         news
     }
 
-    /// A payload that was started at `started` ran to its own end, or for [`HEALTHY_AFTER`], on a host of `capacity` slots.
+    /// A payload started at `started` ended by itself, or ran for [`HEALTHY_AFTER`].
     pub fn on_success(&mut self, started: Instant, capacity: u32) {
-        // One that was started before the fault says nothing of the host as it is since then.
+        // A payload started before the fault says nothing about the host since then.
         let State::Healthy { since } = self.state else { return };
         if started < since {
             return;
@@ -94,7 +76,7 @@ impl HostHealth {
         }
     }
 
-    /// Whether the host is to be looked at now; the answer goes to [`HostHealth::on_probed`].
+    /// Whether to probe the host now; the answer goes to [`HostHealth::on_probed`].
     pub fn start_probe(&mut self, now: Instant) -> bool {
         let due = matches!(self.state, State::Paused { until } if now >= until);
         if due {
@@ -103,7 +85,6 @@ impl HostHealth {
         due
     }
 
-    /// The host was looked at.
     pub fn on_probed(&mut self, condition: ProbeResult, now: Instant, jitter: &mut Jitter) {
         match (self.state, condition) {
             (State::Probing, ProbeResult::Healthy) => self.state = State::Healthy { since: now },
@@ -112,19 +93,16 @@ impl HostHealth {
         }
     }
 
-    /// Whether nothing may be claimed.
     #[must_use]
     pub const fn is_unhealthy(&self) -> bool {
         !matches!(self.state, State::Healthy { .. })
     }
 
-    /// Whether there was a fault that the tasks since then have not disproved.
     #[must_use]
     pub const fn is_suspect(&self) -> bool {
         self.trial_tasks.is_some()
     }
 
-    /// The trial that the host is on, if it is on one.
     #[must_use]
     pub const fn trial(&self) -> Option<HostTrial> {
         match (self.state, self.trial_tasks) {
@@ -133,7 +111,6 @@ impl HostHealth {
         }
     }
 
-    /// When it is to be looked at.
     #[must_use]
     pub const fn next_deadline(&self) -> Option<Instant> {
         match self.state {

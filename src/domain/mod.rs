@@ -1,8 +1,8 @@
-//! Every decision of the worker, and nothing else: no I/O, no clock, no async, no randomness, no logging.
+//! Every decision of the worker and the controller, without I/O, clock, async, randomness or logging.
 //!
-//! A machine here is a plain struct: events go in with the time they happened at, effects come out, and it says
-//! when it next wants to be woken. `tests/purity` compiles this folder once more under `#![no_std]`, so that an
-//! impure line is a build error. No machine is kept across a wait, so that no call can hold up another (I11).
+//! A machine is a plain struct: `handle(event, now)` takes events, effects come out, and `next_deadline` says when to
+//! call again. `tests/purity` compiles this folder under `#![no_std]`, so that an impure line is a build error. No
+//! machine is held across an await (I11).
 
 pub mod activity;
 pub mod backoff;

@@ -1,24 +1,23 @@
-//! What a handler may say, and what is reported.
+//! What a handler may return, and what is reported.
 
 use core::fmt;
 
-/// Why a run ends as an exception. The names are those of the Taskcluster queue.
+/// Why a run ends as an exception, in the words of the Taskcluster queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ExceptionReason {
-    /// The worker has to go, or its host cannot run the task; the queue retries it.
+    /// The worker stops, or its host cannot run the task; the queue retries it.
     WorkerShutdown,
-    /// The payload can never work; no task code ran.
+    /// No task code ran.
     MalformedPayload,
-    /// Something the payload declares could not be had, after our own retries.
+    /// Something the payload declares is unavailable after the worker's own retries.
     ResourceUnavailable,
-    /// A fault of the worker or of a handler.
+    /// A fault of the worker or the handler.
     InternalError,
-    /// The task asked to be run again; the queue retries it.
+    /// The task asked for a retry; the queue retries it.
     IntermittentTask,
 }
 
 impl ExceptionReason {
-    /// The reason as the queue spells it.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -31,14 +30,11 @@ impl ExceptionReason {
     }
 }
 
-/// What is reported for a run. Exactly one is accepted for each claim.
+/// The queue accepts exactly one for each claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Outcome {
-    /// The task code ran and succeeded.
     Completed,
-    /// The task code ran and did not succeed.
     Failed,
-    /// Anything else.
     Exception(ExceptionReason),
 }
 
@@ -52,23 +48,19 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// Why a payload was not started: all that `prepare` may say. No task code has run.
+/// The results of `prepare` other than success. No task code has run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PrepareFailure {
-    /// The payload can never work.
     Malformed,
-    /// Something it declares cannot be had at present.
     Unavailable,
-    /// The handler is at fault.
     Internal,
-    /// The host is at fault, so that another one may do better.
+    /// The host is at fault; another host may succeed.
     HostFault,
-    /// What runs it is not there at present, so that another worker, or this one later, may do better.
+    /// The sidecar that runs the payload is down; another worker, or this one later, may succeed.
     ServiceDown,
 }
 
 impl PrepareFailure {
-    /// The outcome that this is reported as.
     #[must_use]
     pub const fn outcome(self) -> Outcome {
         Outcome::Exception(match self {
@@ -80,27 +72,21 @@ impl PrepareFailure {
     }
 }
 
-/// How a payload that was started ended: all that `execute` may say. `malformed` is not among them (I21).
+/// The results of `execute`. `malformed` is not among them (I21).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Verdict {
-    /// It succeeded.
     Completed,
-    /// It did not succeed.
     Failed,
-    /// It did not succeed and asks to be run again.
     Intermittent,
-    /// It could not be run to its end for want of something it declares.
     Unavailable,
-    /// The handler broke.
     Internal,
-    /// The host could not run it, so that another one may do better.
+    /// The host is at fault; another host may succeed.
     HostFault,
-    /// What runs it was not there, so that another worker, or this one later, may do better.
+    /// The sidecar that runs the payload is down; another worker, or this one later, may succeed.
     ServiceDown,
 }
 
 impl Verdict {
-    /// The outcome that this is reported as.
     #[must_use]
     pub const fn outcome(self) -> Outcome {
         match self {
@@ -114,11 +100,9 @@ impl Verdict {
     }
 }
 
-/// Whether nothing of a payload is left.
+/// Whether all processes of a payload are proven gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Cleanup {
-    /// Nothing is.
     Complete,
-    /// Something is, or may be.
     Incomplete,
 }

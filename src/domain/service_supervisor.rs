@@ -1,5 +1,4 @@
-//! A service beside the tasks, which a handler forwards them to: asked after, and, where the worker starts it, ended when it
-//! does not answer and started again, later each time it did not last.
+//! Supervises a sidecar: health checks, and for one that the worker starts also stop and restart with backoff.
 
 use alloc::collections::VecDeque;
 use core::time::Duration;
@@ -8,77 +7,60 @@ use super::backoff::{self, Backoff};
 use super::jitter::Jitter;
 use super::time::Instant;
 
-/// The pauses between two starts.
 pub const RESTART_BACKOFF: backoff::Policy =
     backoff::Policy { first: Duration::from_secs(1), max: Duration::from_secs(60) };
 
-/// A service that was well for so long starts again with the shortest pause.
+/// A service healthy for this long restarts with the shortest pause.
 pub const STABLE_AFTER: Duration = Duration::from_secs(60);
 
-/// Whether tasks can be forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ServiceAvailability {
-    /// They can.
     Up,
-    /// They cannot at present, and none is claimed for it.
+    /// No tasks are claimed for it.
     Down,
 }
 
-/// Who starts it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ManagedBy {
-    /// This worker.
     Worker,
-    /// Somebody else: it is only asked after.
+    /// It is only checked.
     External,
 }
 
-/// What counts as well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServicePolicy {
-    /// Who starts it.
     pub managed_by: ManagedBy,
-    /// How long a start may take until it answers.
+    /// From the start to the first healthy answer.
     pub startup_timeout: Duration,
-    /// How often it is asked after while it does not answer well.
+    /// Between checks while it is not healthy.
     pub startup_check_interval: Duration,
-    /// How often it is asked after once it is well.
+    /// Between checks once it is healthy.
     pub health_interval: Duration,
-    /// How many times in a row it may not answer well.
+    /// Consecutive failed checks before it counts as down.
     pub failures_max: u32,
 }
 
-/// How it answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HealthCheckResult {
-    /// As it should.
     Healthy,
-    /// Otherwise, or not at all.
     Unhealthy,
-    /// Not in time, while it was at work: that says nothing.
+    /// No answer in time while it worked on a task, which says nothing.
     Busy,
 }
 
-/// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// Its process runs.
     Started,
-    /// It could not be started.
     StartFailed,
-    /// Its process has ended.
     Exited,
-    /// It was asked after.
     HealthChecked(HealthCheckResult),
-    /// A task could not be forwarded: nobody was there to take it.
+    /// A task could not be forwarded: the connection was refused.
     Unreachable,
-    /// It broke off, and did not answer well when it was looked at.
+    /// The connection broke, and the check that followed failed.
     ConnectionBroken,
-    /// Time passed.
     Tick,
 }
 
-/// Why it is ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopReason {
     /// It did not answer well within [`ServicePolicy::startup_timeout`].
@@ -87,18 +69,15 @@ pub enum StopReason {
     Unhealthy,
 }
 
-/// What to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
-    /// Start its process; the answer is [`Event::Started`] or [`Event::StartFailed`].
+    /// Answered by [`Event::Started`] or [`Event::StartFailed`].
     Start,
-    /// Ask after it; the answer is [`Event::HealthChecked`].
+    /// Answered by [`Event::HealthChecked`].
     CheckHealth,
-    /// End its process; the answer is [`Event::Exited`].
+    /// Answered by [`Event::Exited`].
     Stop(StopReason),
-    /// Tasks may be forwarded.
     Up,
-    /// Tasks may not be forwarded.
     Down,
 }
 
@@ -117,7 +96,7 @@ enum State {
         check_at: Option<Instant>,
         failures: u32,
     },
-    /// It was well, and may be on its way out.
+    /// It was healthy, and may be about to exit.
     Suspect {
         check_at: Option<Instant>,
         failures: u32,
@@ -125,7 +104,6 @@ enum State {
     Stopping,
 }
 
-/// The service.
 #[derive(Debug)]
 pub struct ServiceSupervisor {
     policy: ServicePolicy,
@@ -136,7 +114,6 @@ pub struct ServiceSupervisor {
 }
 
 impl ServiceSupervisor {
-    /// One that is to be started, or asked after, at once.
     #[must_use]
     pub const fn new(policy: ServicePolicy, seed: u64, now: Instant) -> Self {
         let state = match policy.managed_by {
@@ -146,13 +123,12 @@ impl ServiceSupervisor {
         Self { policy, state, backoff: Backoff::NEW, jitter: Jitter::seeded(seed), effects: VecDeque::new() }
     }
 
-    /// How often in a row it did not last.
     #[must_use]
     pub const fn consecutive_failures(&self) -> u32 {
         self.backoff.tries()
     }
 
-    /// When it is started next; `None` unless that is waited for.
+    /// `None` unless it waits for a restart.
     #[must_use]
     pub const fn starts_at(&self) -> Option<Instant> {
         match self.state {
@@ -165,7 +141,7 @@ impl ServiceSupervisor {
         }
     }
 
-    /// Takes in what happened. What does not fit the state is of a process that is gone, and changes nothing.
+    /// An event that does not fit the state belongs to an earlier process and changes nothing.
     pub fn handle(&mut self, event: Event, now: Instant) {
         match (self.state, event) {
             (State::Starting, Event::Started) => self.await_healthy(now, now),
@@ -248,7 +224,6 @@ impl ServiceSupervisor {
         }
     }
 
-    /// It did not answer well often enough in a row.
     fn on_unhealthy(&mut self, now: Instant) {
         match self.policy.managed_by {
             ManagedBy::Worker => self.stop(StopReason::Unhealthy),
@@ -256,12 +231,10 @@ impl ServiceSupervisor {
         }
     }
 
-    /// What to do next.
     pub fn next_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
     }
 
-    /// When [`Event::Tick`] is wanted.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         match self.state {
@@ -298,7 +271,6 @@ impl ServiceSupervisor {
         }
     }
 
-    /// It was well, and is not.
     fn mark_down(&mut self, since: Instant, now: Instant) {
         if now.since(since) >= STABLE_AFTER {
             self.backoff.reset();
@@ -306,7 +278,6 @@ impl ServiceSupervisor {
         self.effects.push_back(Effect::Down);
     }
 
-    /// It is expected to answer.
     fn await_healthy(&mut self, now: Instant, ask_at: Instant) {
         let until = match self.policy.managed_by {
             ManagedBy::Worker => Some(now.plus(self.policy.startup_timeout)),

@@ -1,10 +1,10 @@
-//! The W3C trace context's `traceparent`: which trace a task belongs to.
+//! The W3C `traceparent`: the trace that a task belongs to.
 //!
-//! Where no span is recorded here, what a task's creator gave is passed on as it is; where one is, its handler finds that span.
+//! Without a recorded span the creator's value is passed on unchanged; with one, the handler receives that span.
 
 use core::fmt;
 
-/// A `traceparent` of version 00.
+/// Version 00.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceParent {
     trace_id: u128,
@@ -12,21 +12,20 @@ pub struct TraceParent {
     flags: u8,
 }
 
-/// The name of a trace, 32 hexadecimal digits.
+/// 32 hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceId(u128);
 
-/// The flag of a trace that is to be recorded.
 const SAMPLED: u8 = 1;
 
 impl TraceParent {
-    /// A new trace, to be recorded. Zeros, which are no names, become ones.
+    /// A new, sampled trace. Zero ids are invalid and become ones.
     #[must_use]
     pub fn new(trace: u128, parent: u64) -> Self {
         Self { trace_id: trace.max(1), span_id: parent.max(1), flags: SAMPLED }
     }
 
-    /// Reads one. Of later versions what version 00 knows is kept; anything else is `None`.
+    /// Reads version 00, and of later versions what version 00 defines.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split('-');
@@ -42,31 +41,27 @@ impl TraceParent {
         })
     }
 
-    /// The same trace, below another span of it.
+    /// The same trace with another parent span.
     #[must_use]
     pub const fn child(self, span: u64) -> Self {
         Self { span_id: if span == 0 { 1 } else { span }, ..self }
     }
 
-    /// Whether the trace is to be recorded.
     #[must_use]
     pub const fn is_sampled(&self) -> bool {
         self.flags & SAMPLED == SAMPLED
     }
 
-    /// The number of the trace.
     #[must_use]
     pub const fn trace_number(&self) -> u128 {
         self.trace_id
     }
 
-    /// The number of the span.
     #[must_use]
     pub const fn span_id(&self) -> u64 {
         self.span_id
     }
 
-    /// The trace.
     #[must_use]
     pub const fn trace_id(&self) -> TraceId {
         TraceId(self.trace_id)
@@ -85,7 +80,7 @@ impl fmt::Display for TraceId {
     }
 }
 
-/// The text, where it is so many lower-case hexadecimal digits.
+/// Returns the text if it consists of exactly `digits` lower-case hexadecimal digits.
 fn hex(text: &str, digits: usize) -> Option<&str> {
     let fits = text.len() == digits && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     fits.then_some(text)

@@ -215,8 +215,8 @@ fn lives(length: u64, late: u64, steps: Vec<Step>) {
         }
         let asks = match machine.state_name() {
             "claiming" => ClaimEvent::RequestFailed { retry_after: None },
-            "ending" => ClaimEvent::Ended(Verdict::Internal),
-            "storing" | "storing log" => ClaimEvent::Uploaded(UploadStatus::Complete),
+            "stopping" => ClaimEvent::Ended(Verdict::Internal),
+            "uploading" | "uploading-after-report" => ClaimEvent::Uploaded(UploadStatus::Complete),
             _ => ClaimEvent::Tick,
         };
         now = machine.next_deadline().map_or(now, |due| due.max(now));

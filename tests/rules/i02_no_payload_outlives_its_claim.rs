@@ -54,7 +54,7 @@ fn i02_a_claim_is_not_closed_before_its_payload_is_gone() {
     let mut one = One::executing();
     one.pass_to(at(10 * LEASE.as_secs()), Reclaims::Silent);
     assert!(!one.machine.is_closed());
-    assert_eq!(one.machine.state_name(), "ending");
+    assert_eq!(one.machine.state_name(), "stopping");
 }
 
 #[test]

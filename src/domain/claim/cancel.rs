@@ -1,4 +1,4 @@
-//! Orders about one claim (I34): they touch no other, and an outcome that was sent stays what it is.
+//! Commands about one claim (I34): they affect that claim only, and an outcome already sent stays.
 
 use alloc::vec::Vec;
 
@@ -10,24 +10,24 @@ use crate::domain::outcome::{ExceptionReason, Outcome};
 use crate::domain::time::Instant;
 
 impl ClaimState {
-    /// What would come of an order now.
+    /// The result that `command` would have.
     #[must_use]
-    pub fn preview_cancel(&self, order: CancelCommand) -> CancelResult {
-        let order = self.strongest_command(order);
+    pub fn preview_cancel(&self, command: CancelCommand) -> CancelResult {
+        let command = self.strongest_command(command);
         match self.stage {
-            Stage::Requested { retry_at: Some(_) } if order == CancelCommand::Release => CancelResult::NotRequested,
+            Stage::Requested { retry_at: Some(_) } if command == CancelCommand::Release => CancelResult::NotRequested,
             Stage::Requested { .. } => CancelResult::ReportWhenGranted(
-                self.recovered_outcome.map_or_else(|| order.outcome(), |left| order.override_outcome(left)),
+                self.recovered_outcome.map_or_else(|| command.outcome(), |outcome| command.override_outcome(outcome)),
             ),
-            Stage::Preparing | Stage::Executing => CancelResult::Stopping(order.outcome()),
+            Stage::Preparing | Stage::Executing => CancelResult::Stopping(command.outcome()),
             Stage::Stopping { after: AfterStop::Report(outcome) } => {
-                CancelResult::Stopping(order.override_outcome(outcome))
+                CancelResult::Stopping(command.override_outcome(outcome))
             }
             Stage::Stopping { after: AfterStop::Abandon(loss) } => CancelResult::Lost(loss),
-            Stage::Uploading { outcome, .. } => CancelResult::Reporting(order.override_outcome(outcome)),
-            // I9: one that waits for its turn was not sent yet.
+            Stage::Uploading { outcome, .. } => CancelResult::Reporting(command.override_outcome(outcome)),
+            // I9: an outcome that waits for a retry was not sent yet.
             Stage::Reporting { outcome, .. } if self.sent_outcome.is_none() => {
-                CancelResult::Reporting(order.override_outcome(outcome))
+                CancelResult::Reporting(command.override_outcome(outcome))
             }
             Stage::Reporting { outcome, .. } => CancelResult::AlreadyReported(outcome),
             Stage::UploadingAfterReport | Stage::Closed => {
@@ -37,28 +37,28 @@ impl ClaimState {
         }
     }
 
-    pub(super) fn on_cancel_command(&mut self, order: CancelCommand, now: Instant, acts: &mut Vec<ClaimAction>) {
-        let obeyed = self.preview_cancel(order);
-        if !matches!(obeyed, CancelResult::AlreadyReported(_) | CancelResult::Lost(_)) {
-            self.command = Some(self.strongest_command(order));
+    pub(super) fn on_cancel_command(&mut self, command: CancelCommand, now: Instant, actions: &mut Vec<ClaimAction>) {
+        let result = self.preview_cancel(command);
+        if !matches!(result, CancelResult::AlreadyReported(_) | CancelResult::Lost(_)) {
+            self.command = Some(self.strongest_command(command));
         }
-        match (obeyed, self.stage) {
-            (CancelResult::NotRequested, _) => self.close(ClaimEnd::NotGranted, acts),
+        match (result, self.stage) {
+            (CancelResult::NotRequested, _) => self.close(ClaimEnd::NotGranted, actions),
             (CancelResult::Stopping(outcome), Stage::Preparing | Stage::Executing) => {
                 self.stage = Stage::Stopping { after: AfterStop::Report(outcome) };
-                acts.push(ClaimAction::Kill { cause: KillCause::Command(order), grace: self.policy.termination_grace });
+                actions.push(ClaimAction::Kill {
+                    cause: KillCause::Command(command),
+                    grace: self.policy.termination_grace,
+                });
             }
             (CancelResult::Stopping(outcome), _) => self.stage = Stage::Stopping { after: AfterStop::Report(outcome) },
             (CancelResult::Reporting(outcome), Stage::Uploading { .. }) => {
-                self.report(outcome, UploadStage::InProgress, now, acts);
+                self.report(outcome, UploadStage::InProgress, now, actions);
             }
-            (
-                CancelResult::Reporting(outcome),
-                Stage::Reporting { retry_at: Some(at), upload: settle, outcome: planned },
-            ) => {
-                // What is not run again need not wait for a poll that would bring it back.
+            (CancelResult::Reporting(outcome), Stage::Reporting { retry_at: Some(at), upload, outcome: planned }) => {
+                // An outcome that is not retried need not wait for a poll that would return the task.
                 let at = if outcome == planned { at } else { now };
-                self.stage = Stage::Reporting { outcome, retry_at: Some(at), upload: settle };
+                self.stage = Stage::Reporting { outcome, retry_at: Some(at), upload };
             }
             (
                 CancelResult::Reporting(_)
@@ -70,12 +70,12 @@ impl ClaimState {
         }
     }
 
-    /// What is reported of a payload that did not end by itself.
+    /// The outcome of a payload that was stopped.
     pub(super) fn stopped_outcome(&self) -> Outcome {
         self.command.map_or(Outcome::Exception(ExceptionReason::WorkerShutdown), CancelCommand::outcome)
     }
 
-    fn strongest_command(&self, order: CancelCommand) -> CancelCommand {
-        self.command.map_or(order, |known| known.max(order))
+    fn strongest_command(&self, command: CancelCommand) -> CancelCommand {
+        self.command.map_or(command, |known| known.max(command))
     }
 }

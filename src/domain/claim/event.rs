@@ -1,4 +1,4 @@
-//! What happens to a claim, what it wants done, and the words for how it ends.
+//! Events and actions of one claim, and how it ends.
 
 use core::time::Duration;
 
@@ -6,78 +6,66 @@ use crate::domain::outcome::{ExceptionReason, Outcome, PrepareFailure, Verdict};
 use crate::domain::refusal::Refusal;
 use crate::domain::time::Instant;
 
-/// Why a claim ended without a report of ours.
+/// Why a claim ended without a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LossReason {
-    /// The queue said that it is not ours, or no longer there.
+    /// The queue says that it is not ours, or no longer exists.
     Revoked,
-    /// The run was found resolved by somebody else.
+    /// The run was resolved elsewhere.
     Canceled,
-    /// No extension was granted in time.
+    /// No reclaim succeeded in time.
     LeaseExpired,
-    /// It was granted too late to be acted on.
+    /// The grant arrived too late to be used.
     GrantedTooLate,
-    /// The worker had to go before it could be reported.
+    /// The worker had to exit before the report.
     ShutdownDeadline,
 }
 
-/// The last word about a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ClaimEnd {
-    /// The queue accepted this outcome.
     Reported(Outcome),
-    /// The queue has another answer already (409 and the like).
+    /// The queue has another outcome already (409 and the like).
     AlreadyResolved(Outcome),
-    /// The queue refuses our report as such; the run will expire.
+    /// The queue rejects the report as invalid; the run will expire.
     ReportRejected(Outcome),
-    /// Given up; nothing was reported, and nothing is from then on.
+    /// Nothing was reported, and nothing will be.
     Lost(LossReason),
-    /// A report was sent, and the claim was given up before an answer to it came. Where the queue had said that the claim is
-    /// over, it was most likely this report that ended it.
+    /// A report was sent, and the claim was lost before its answer. Where the queue said that the claim is over, this
+    /// report most likely ended it.
     Unconfirmed {
-        /// What was reported.
         outcome: Outcome,
-        /// Why it was given up.
         loss: LossReason,
     },
-    /// It was never granted.
     NotGranted,
 }
 
-/// How the log and the artifacts fared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum UploadStatus {
-    /// All is stored.
     Complete,
-    /// Something that the task declares is not there.
+    /// An artifact that the task declares does not exist.
     ArtifactMissing,
-    /// Something could not be stored.
     UploadFailed,
 }
 
-/// Why a payload is told to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum KillCause {
-    /// The claim is lost; nothing will be reported.
     ClaimLost(LossReason),
-    /// The worker has to go.
     Shutdown,
-    /// Those who run the worker said so.
     Command(CancelCommand),
 }
 
-/// What those who run the worker want to become of one claim. Of several orders the last of this list counts.
+/// An operator's command about one claim. Of several the greatest applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CancelCommand {
-    /// Somebody else is to do it: it is ended and reported `worker-shutdown`, which the queue retries.
+    /// Stop it and report `worker-shutdown`, which the queue retries.
     Release,
-    /// Nobody is to do it: it is ended and reported `internal-error`, which the queue does not retry. `canceled` is a word
-    /// that the queue takes from no worker, and `failed` would say that the payload ended by itself (I21).
+    /// Stop it and report `internal-error`, which the queue does not retry. The queue accepts `canceled` from no
+    /// worker, and `failed` would mean that the payload ended by itself (I21).
     Cancel,
 }
 
 impl CancelCommand {
-    /// What is reported of a payload that is ended for it.
+    /// The outcome of a payload stopped by this command.
     #[must_use]
     pub const fn outcome(self) -> Outcome {
         Outcome::Exception(match self {
@@ -86,8 +74,8 @@ impl CancelCommand {
         })
     }
 
-    /// What is reported of one that was to be reported otherwise. What cannot do better elsewhere is not handed back, and
-    /// what is not run again anyway keeps its name; only a success whose artifacts are not stored yet is none.
+    /// Replaces the outcome of a payload that has ended. A release does not hide `completed` or `failed` from a
+    /// retry; a cancel keeps what is not retried anyway, except a success whose artifacts are not uploaded yet.
     #[must_use]
     pub const fn override_outcome(self, outcome: Outcome) -> Outcome {
         match (self, outcome) {
@@ -101,7 +89,7 @@ impl CancelCommand {
         }
     }
 
-    /// Whether this outcome does what was wanted: that somebody else does it, or that nobody does.
+    /// Whether the outcome has the wanted effect: retried for a release, not retried for a cancel.
     #[must_use]
     pub const fn is_satisfied_by(self, outcome: Outcome) -> bool {
         let done_elsewhere =
@@ -113,111 +101,87 @@ impl CancelCommand {
     }
 }
 
-/// What comes of an order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CancelResult {
-    /// Its payload is ended, and this is reported when nothing is left of it.
+    /// The payload is being stopped; this is reported once its processes are gone.
     Stopping(Outcome),
-    /// Its payload has ended; this is reported at once, and what is not stored by then is stored after.
+    /// The payload has ended; this is reported at once, and uploads continue after it.
     Reporting(Outcome),
-    /// It is being asked for; this is reported as soon as it is granted.
+    /// The claim is being requested; this is reported once it is granted.
     ReportWhenGranted(Outcome),
-    /// It was not granted, and is not asked for again.
+    /// The claim was not granted and is not requested again.
     NotRequested,
-    /// Nothing: this was reported already.
+    /// No effect: this was reported already.
     AlreadyReported(Outcome),
-    /// Nothing: it is ours no more, and what is left of its payload is being ended.
+    /// No effect: the claim is lost, and its payload is being stopped.
     Lost(LossReason),
 }
 
-/// What a claim wants done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClaimAction {
     /// Send the claim request.
     Request,
-    /// Let the handler prepare the payload. It may be started at once as well, see [`ClaimEvent::Started`].
+    /// Prepare the payload. It may be started as well, see [`ClaimEvent::Started`].
     Prepare,
-    /// Start the payload that was prepared.
     Execute,
-    /// Tell the payload to end, and kill what is left after `grace`. Answered by [`ClaimEvent::Ended`] when it is proven gone.
+    /// Send SIGTERM, and SIGKILL after `grace`. Answered by [`ClaimEvent::Ended`] when all processes are gone.
     Kill {
-        /// Why.
         cause: KillCause,
-        /// How long it has.
         grace: Duration,
     },
-    /// Finish the log, store log and artifacts.
+    /// Finish the log, upload log and artifacts.
     Upload,
-    /// Send the outcome.
     Report {
-        /// What is reported.
         outcome: Outcome,
-        /// How long the call may take.
         timeout: Duration,
     },
-    /// Extend the lease.
     Reclaim {
-        /// How long the call may take.
         timeout: Duration,
     },
-    /// Ask whether the run is still wanted.
+    /// Ask whether the run was resolved elsewhere.
     CheckStatus,
-    /// The lease moved; tell the handler.
+    /// Tell the handler the new lease.
     UpdateLease {
-        /// When the claim runs out if it is not extended again.
         expires_at: Instant,
     },
-    /// It is over. Whatever is still in progress for this claim is dropped.
+    /// The claim is over; drop every call in flight for it.
     Close(ClaimEnd),
 }
 
-/// What happened to a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClaimEvent {
     /// The request was granted; `sent_at` is from before it was sent.
     Granted {
-        /// When the request was sent.
         sent_at: Instant,
-        /// The length of the lease.
         length: Duration,
     },
-    /// The request had no definite answer.
+    /// The claim request had no definite answer.
     RequestFailed {
-        /// How long the service asked us to wait.
         retry_after: Option<Duration>,
     },
-    /// Prepared, or not.
     Prepared(Result<(), PrepareFailure>),
-    /// Prepared, and started at once by whoever prepared it, before [`ClaimAction::UpdateLease`]'s time was over (I3).
+    /// The payload was prepared and started in one step, before the lease expired (I3).
     Started,
-    /// The payload ended, or what was being prepared is gone; no process of it is left.
+    /// The payload ended, or its preparation was aborted; none of its processes is left.
     Ended(Verdict),
-    /// Log and artifacts are dealt with.
     Uploaded(UploadStatus),
-    /// The answer to a report.
     Reported(Result<(), Refusal>),
-    /// The answer to a reclaim.
     Reclaimed {
-        /// When the request was sent.
         sent_at: Instant,
-        /// The new length.
         answer: Result<Duration, Refusal>,
     },
-    /// The answer to a check: whether the run was resolved by somebody else.
+    /// Whether the run was resolved elsewhere.
     StatusChecked(Result<bool, Refusal>),
-    /// The source found out by itself that the claim is not ours any more.
+    /// The source reports that the claim is no longer ours.
     Lost,
-    /// The worker has to go, at the latest by `deadline`.
+    /// The worker stops, at the latest by `deadline`.
     Release {
-        /// When the host goes; `None` is not known.
+        /// `None` is unknown.
         deadline: Option<Instant>,
     },
-    /// Those who run the worker want it ended, whatever becomes of the worker.
     Command(CancelCommand),
-    /// A poll is under way that would bring this very task back as soon as it is handed back: hand it back after.
+    /// A poll is in flight that would return this task as soon as it is released: release it afterwards.
     PollStarted,
-    /// That poll is over.
     PollEnded,
-    /// Time passed.
     Tick,
 }

@@ -1,7 +1,7 @@
-//! The life of one claim, from the request to the last word about it.
+//! The state machine of one claim, from the request to its end.
 //!
-//! This machine knows the lease, the stages and the order of things. It does not know messages, slots or sources;
-//! [`super::worker`] does. What it wants done it appends to a list of [`ClaimAction`]s.
+//! It knows the lease, the stages and their order, but no messages, slots or sources; those belong to
+//! [`super::worker`]. It appends [`ClaimAction`]s to a list.
 
 mod cancel;
 mod event;
@@ -20,37 +20,33 @@ use super::time::Instant;
 
 pub use event::{CancelCommand, CancelResult, ClaimAction, ClaimEnd, ClaimEvent, KillCause, LossReason, UploadStatus};
 
-/// How often a claim request without a definite answer is sent in all. The message stays invisible for minutes; these take half of one.
+/// Claim requests without a definite answer. The message stays invisible for minutes; these take half a minute.
 pub const CLAIM_ATTEMPTS_MAX: u32 = 6;
-/// The waits between them.
 pub const CLAIM_RETRY: backoff::Policy =
     backoff::Policy { first: Duration::from_millis(500), max: Duration::from_secs(10) };
-/// How often an earlier life's claim is asked for in all where no answer is definite: for about as long as a lease lasts.
+/// Requests for a claim of a previous process without a definite answer: about as long as a lease lasts.
 pub const TAKEOVER_ATTEMPTS_MAX: u32 = 45;
-/// The waits between them.
 pub const TAKEOVER_RETRY: backoff::Policy =
     backoff::Policy { first: Duration::from_millis(500), max: Duration::from_secs(30) };
-/// The waits between reports without a definite answer.
 pub const REPORT_RETRY: backoff::Policy =
     backoff::Policy { first: Duration::from_millis(250), max: Duration::from_secs(15) };
-/// How long a hand back waits for a poll at most. The service holds one for 20 s; behind a slow proxy it is not worth the wait.
+/// How long a release waits for a poll. The service holds one for 20 s; behind a slow proxy the wait is not worth it.
 pub const POLL_WAIT_MAX: Duration = Duration::from_secs(25);
-/// How long log and artifacts may take after the report, unless the worker has to go.
+/// For log and artifacts after the report, unless the worker stops.
 pub const UPLOAD_AFTER_REPORT_MAX: Duration = Duration::from_secs(60);
-/// How long log and artifacts may still take once the worker has to go and nobody says when: before the report, and after it.
+/// For log and artifacts before the report, and again after it, once the worker stops without a known deadline.
 pub const SHUTDOWN_UPLOAD_MAX: Duration = Duration::from_secs(15);
-/// What is set aside of a termination's notice for sending the reports.
+/// Reserved before a termination deadline for the reports.
 pub const REPORT_RESERVE: Duration = Duration::from_secs(3);
 
-/// How many reports that are not answered must fit before a termination's deadline.
+/// Unanswered reports that must fit before a termination deadline.
 pub const REPORT_ATTEMPTS_MIN: u32 = 3;
 
-/// What the rules of a claim depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ClaimPolicy {
-    /// How long a payload may take to end after it was told to.
+    /// Between SIGTERM and SIGKILL.
     pub termination_grace: Duration,
-    /// How often to ask whether a run is still wanted; `None` is never.
+    /// How often to ask whether the run was resolved elsewhere; `None` is never.
     pub status_poll_interval: Option<Duration>,
 }
 
@@ -72,7 +68,6 @@ enum AfterStop {
     Abandon(LossReason),
 }
 
-/// Where log and artifacts stand while the outcome is being reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum UploadStage {
     Done,
@@ -80,7 +75,7 @@ enum UploadStage {
     AfterReport,
 }
 
-/// Whether a poll is under way that would bring back what is handed back.
+/// Whether a poll in flight would return a released task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum PollBarrier {
     InFlight,
@@ -94,7 +89,7 @@ enum ReclaimSchedule {
     InFlight,
 }
 
-/// One claim. Two that are equal behave the same from here on.
+/// Equal values behave the same from here on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ClaimState {
     policy: ClaimPolicy,
@@ -108,33 +103,33 @@ pub struct ClaimState {
     release: Option<Option<Instant>>,
     command: Option<CancelCommand>,
     poll_barrier: PollBarrier,
-    /// What was reported, answered or not.
+    /// Answered or not.
     sent_outcome: Option<Outcome>,
     reported_outcome: Option<Outcome>,
     upload_deadline: Option<Instant>,
-    /// What an earlier life of the worker has left to report. Nothing else is done about such a claim.
+    /// A previous process left this outcome to report; nothing else is done about the claim.
     recovered_outcome: Option<Outcome>,
 }
 
 impl ClaimState {
-    /// A claim that is being asked for; its first act is the request.
+    /// A claim to be requested.
     #[must_use]
-    pub fn requested(policy: ClaimPolicy, acts: &mut Vec<ClaimAction>) -> Self {
-        acts.push(ClaimAction::Request);
+    pub fn requested(policy: ClaimPolicy, actions: &mut Vec<ClaimAction>) -> Self {
+        actions.push(ClaimAction::Request);
         Self::in_stage(policy, Stage::Requested { retry_at: None })
     }
 
-    /// A claim that a poll or a recovery brought; tell it [`ClaimEvent::Granted`] next.
+    /// A claim granted by a poll or a recovery; [`ClaimEvent::Granted`] follows.
     #[must_use]
     pub const fn from_grant(policy: ClaimPolicy) -> Self {
         Self::in_stage(policy, Stage::Requested { retry_at: None })
     }
 
-    /// A claim of an earlier life, of which `outcome` is to be reported once it is granted again; its first act is the request
-    /// for that. Its payload is never prepared (I28).
+    /// A claim of a previous process: `outcome` is reported once the claim is granted again. Its payload is never
+    /// prepared (I28).
     #[must_use]
-    pub fn recovered(policy: ClaimPolicy, outcome: Outcome, acts: &mut Vec<ClaimAction>) -> Self {
-        Self { recovered_outcome: Some(outcome), ..Self::requested(policy, acts) }
+    pub fn recovered(policy: ClaimPolicy, outcome: Outcome, actions: &mut Vec<ClaimAction>) -> Self {
+        Self { recovered_outcome: Some(outcome), ..Self::requested(policy, actions) }
     }
 
     const fn in_stage(policy: ClaimPolicy, stage: Stage) -> Self {
@@ -157,77 +152,70 @@ impl ClaimState {
         }
     }
 
-    /// Whether it is an earlier life's.
     #[must_use]
     pub const fn is_recovered(&self) -> bool {
         self.recovered_outcome.is_some()
     }
 
-    /// Whether the queue has granted it.
     #[must_use]
     pub const fn is_granted(&self) -> bool {
         self.lease.is_some()
     }
 
-    /// Whether its payload has been started.
     #[must_use]
     pub const fn is_started(&self) -> bool {
         !matches!(self.stage, Stage::Requested { .. } | Stage::Preparing)
     }
 
-    /// Whether it is over.
     #[must_use]
     pub const fn is_closed(&self) -> bool {
         matches!(self.stage, Stage::Closed)
     }
 
-    /// The lease, once granted.
     #[must_use]
     pub const fn lease(&self) -> Option<Lease> {
         self.lease
     }
 
-    /// When the lease is extended next, if nothing comes between.
     #[must_use]
     pub fn next_reclaim(&self) -> Option<Instant> {
         self.reclaim_due()
     }
 
-    /// One word for a person: what the claim is doing.
     #[must_use]
     pub const fn state_name(&self) -> &'static str {
         match self.stage {
             Stage::Requested { .. } => "claiming",
             Stage::Preparing => "preparing",
             Stage::Executing => "running",
-            Stage::Stopping { .. } => "ending",
-            Stage::Uploading { .. } => "storing",
+            Stage::Stopping { .. } => "stopping",
+            Stage::Uploading { .. } => "uploading",
             Stage::Reporting { .. } => "reporting",
-            Stage::UploadingAfterReport => "storing log",
+            Stage::UploadingAfterReport => "uploading-after-report",
             Stage::Closed => "closed",
         }
     }
 
-    /// Takes in what happened and appends what to do about it.
-    pub fn handle(&mut self, happening: ClaimEvent, now: Instant, jitter: &mut Jitter, acts: &mut Vec<ClaimAction>) {
+    /// Applies an event and appends the resulting actions.
+    pub fn handle(&mut self, event: ClaimEvent, now: Instant, jitter: &mut Jitter, actions: &mut Vec<ClaimAction>) {
         if self.is_closed() {
             return;
         }
-        match happening {
-            ClaimEvent::Granted { sent_at, length } => self.on_granted(sent_at, length, now, jitter, acts),
-            ClaimEvent::RequestFailed { retry_after: after } => self.on_request_failed(after, now, jitter, acts),
-            ClaimEvent::Prepared(answer) => self.on_prepared(answer, now, acts),
+        match event {
+            ClaimEvent::Granted { sent_at, length } => self.on_granted(sent_at, length, now, jitter, actions),
+            ClaimEvent::RequestFailed { retry_after: after } => self.on_request_failed(after, now, jitter, actions),
+            ClaimEvent::Prepared(answer) => self.on_prepared(answer, now, actions),
             ClaimEvent::Started if self.stage == Stage::Preparing => self.stage = Stage::Executing,
-            // It was told to end meanwhile, and will.
+            // The payload was told to stop meanwhile.
             ClaimEvent::Started => {}
-            ClaimEvent::Ended(verdict) => self.on_ended(verdict, now, acts),
-            ClaimEvent::Uploaded(settled) => self.on_uploaded(settled, now, acts),
-            ClaimEvent::Reported(answer) => self.on_reported(answer, now, jitter, acts),
-            ClaimEvent::Reclaimed { sent_at, answer } => self.on_reclaimed(sent_at, answer, now, jitter, acts),
-            ClaimEvent::StatusChecked(answer) => self.on_status_checked(answer, now, acts),
-            ClaimEvent::Lost => self.on_lost(LossReason::Revoked, acts),
-            ClaimEvent::Release { deadline } => self.on_release(deadline, now, acts),
-            ClaimEvent::Command(order) => self.on_cancel_command(order, now, acts),
+            ClaimEvent::Ended(verdict) => self.on_ended(verdict, now, actions),
+            ClaimEvent::Uploaded(settled) => self.on_uploaded(settled, now, actions),
+            ClaimEvent::Reported(answer) => self.on_reported(answer, now, jitter, actions),
+            ClaimEvent::Reclaimed { sent_at, answer } => self.on_reclaimed(sent_at, answer, now, jitter, actions),
+            ClaimEvent::StatusChecked(answer) => self.on_status_checked(answer, now, actions),
+            ClaimEvent::Lost => self.on_lost(LossReason::Revoked, actions),
+            ClaimEvent::Release { deadline } => self.on_release(deadline, now, actions),
+            ClaimEvent::Command(command) => self.on_cancel_command(command, now, actions),
             ClaimEvent::PollStarted if self.poll_barrier == PollBarrier::Clear => {
                 self.poll_barrier = PollBarrier::InFlight
             }
@@ -235,10 +223,9 @@ impl ClaimState {
             ClaimEvent::PollEnded => self.on_poll_ended(now),
             ClaimEvent::Tick => {}
         }
-        self.on_timers(now, acts);
+        self.on_timers(now, actions);
     }
 
-    /// When it next wants [`ClaimEvent::Tick`].
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         let stage = match self.stage {
@@ -257,7 +244,7 @@ impl ClaimState {
         length: Duration,
         now: Instant,
         jitter: &mut Jitter,
-        acts: &mut Vec<ClaimAction>,
+        actions: &mut Vec<ClaimAction>,
     ) {
         if self.is_granted() {
             return;
@@ -267,24 +254,24 @@ impl ClaimState {
         self.retry.reset();
         if !lease.is_usable(now) {
             // I3: the payload is never started, and I1 forbids even a report.
-            self.close(ClaimEnd::Lost(LossReason::GrantedTooLate), acts);
+            self.close(ClaimEnd::Lost(LossReason::GrantedTooLate), actions);
             return;
         }
         self.reclaim = ReclaimSchedule::Due(lease.reclaim_at(jitter));
         if let Some(left) = self.recovered_outcome {
-            // I34: an order is about what was not accepted yet.
-            let outcome = self.command.map_or(left, |order| order.override_outcome(left));
-            self.report(outcome, UploadStage::Done, now, acts);
+            // I34: a command applies to an outcome that was not accepted yet.
+            let outcome = self.command.map_or(left, |command| command.override_outcome(left));
+            self.report(outcome, UploadStage::Done, now, actions);
         } else if self.release.is_some() || self.command == Some(CancelCommand::Release) {
-            self.report(self.stopped_outcome(), UploadStage::Done, now, acts);
-        } else if let Some(order) = self.command {
-            // By way of the log, which says why nothing of it was run.
-            self.start_upload(order.outcome(), acts);
+            self.report(self.stopped_outcome(), UploadStage::Done, now, actions);
+        } else if let Some(command) = self.command {
+            // The log is uploaded, which says why the payload did not run.
+            self.start_upload(command.outcome(), actions);
         } else {
             self.status_check_at = self.policy.status_poll_interval.map(|every| now.plus(every));
             self.stage = Stage::Preparing;
-            acts.push(ClaimAction::UpdateLease { expires_at: lease.expires_at() });
-            acts.push(ClaimAction::Prepare);
+            actions.push(ClaimAction::UpdateLease { expires_at: lease.expires_at() });
+            actions.push(ClaimAction::Prepare);
         }
     }
 
@@ -293,50 +280,50 @@ impl ClaimState {
         after: Option<Duration>,
         now: Instant,
         jitter: &mut Jitter,
-        acts: &mut Vec<ClaimAction>,
+        actions: &mut Vec<ClaimAction>,
     ) {
         if let Stage::Requested { .. } = self.stage {
             let (most, retry) = match self.recovered_outcome {
                 Some(_) => (TAKEOVER_ATTEMPTS_MAX, TAKEOVER_RETRY),
                 None => (CLAIM_ATTEMPTS_MAX, CLAIM_RETRY),
             };
-            // I22: on the way out no request is sent any more, not even again.
+            // I22: on shutdown no request is sent any more, not even a retry.
             let wanted = self.release.is_none() && self.command != Some(CancelCommand::Release);
             if wanted && self.retry.tries() + 1 < most {
                 let wait = self.retry.wait(retry, after, jitter);
                 self.stage = Stage::Requested { retry_at: Some(now.plus(wait)) };
             } else {
-                self.close(ClaimEnd::NotGranted, acts);
+                self.close(ClaimEnd::NotGranted, actions);
             }
         }
     }
 
-    fn on_prepared(&mut self, answer: Result<(), PrepareFailure>, now: Instant, acts: &mut Vec<ClaimAction>) {
+    fn on_prepared(&mut self, answer: Result<(), PrepareFailure>, now: Instant, actions: &mut Vec<ClaimAction>) {
         if self.stage != Stage::Preparing {
             return;
         }
         match answer {
             Ok(()) if self.is_usable(now) => {
                 self.stage = Stage::Executing;
-                acts.push(ClaimAction::Execute);
+                actions.push(ClaimAction::Execute);
             }
-            // I3: out of time before it started; there is nothing to kill.
-            Ok(()) => self.close(ClaimEnd::Lost(LossReason::LeaseExpired), acts),
-            Err(unprepared) => self.start_upload(unprepared.outcome(), acts),
+            // I3: expired before the start; there is nothing to kill.
+            Ok(()) => self.close(ClaimEnd::Lost(LossReason::LeaseExpired), actions),
+            Err(unprepared) => self.start_upload(unprepared.outcome(), actions),
         }
     }
 
-    fn on_ended(&mut self, verdict: Verdict, now: Instant, acts: &mut Vec<ClaimAction>) {
+    fn on_ended(&mut self, verdict: Verdict, now: Instant, actions: &mut Vec<ClaimAction>) {
         match self.stage {
-            Stage::Executing => self.start_upload(verdict.outcome(), acts),
-            // I21: nothing was started, so that nothing can have completed or failed.
-            Stage::Preparing => self.start_upload(PrepareFailure::Internal.outcome(), acts),
-            // What a payload says after it was told to end does not count: exit 0 on SIGTERM is not success (I21).
-            // The outcome goes before the log: the host may be gone soon (I23).
+            Stage::Executing => self.start_upload(verdict.outcome(), actions),
+            // I21: nothing was started, so nothing completed or failed.
+            Stage::Preparing => self.start_upload(PrepareFailure::Internal.outcome(), actions),
+            // A verdict after SIGTERM does not count: exit 0 on SIGTERM is not success (I21). The outcome is reported
+            // before the log is uploaded, since the host may be gone soon (I23).
             Stage::Stopping { after: AfterStop::Report(outcome) } => {
-                self.report(outcome, UploadStage::AfterReport, now, acts)
+                self.report(outcome, UploadStage::AfterReport, now, actions)
             }
-            Stage::Stopping { after: AfterStop::Abandon(loss) } => self.close(ClaimEnd::Lost(loss), acts),
+            Stage::Stopping { after: AfterStop::Abandon(loss) } => self.close(ClaimEnd::Lost(loss), actions),
             Stage::Requested { .. }
             | Stage::Uploading { .. }
             | Stage::Reporting { .. }
@@ -345,7 +332,7 @@ impl ClaimState {
         }
     }
 
-    fn on_uploaded(&mut self, settled: UploadStatus, now: Instant, acts: &mut Vec<ClaimAction>) {
+    fn on_uploaded(&mut self, settled: UploadStatus, now: Instant, actions: &mut Vec<ClaimAction>) {
         match self.stage {
             Stage::Uploading { outcome, .. } => {
                 let outcome = match (outcome, settled) {
@@ -357,12 +344,12 @@ impl ClaimState {
                         outcome
                     }
                 };
-                self.report(outcome, UploadStage::Done, now, acts);
+                self.report(outcome, UploadStage::Done, now, actions);
             }
             Stage::Reporting { outcome, retry_at, upload: UploadStage::InProgress } => {
                 self.stage = Stage::Reporting { outcome, retry_at, upload: UploadStage::Done };
             }
-            Stage::UploadingAfterReport => self.finish_upload(acts),
+            Stage::UploadingAfterReport => self.finish_upload(actions),
             Stage::Requested { .. }
             | Stage::Preparing
             | Stage::Executing
@@ -377,16 +364,18 @@ impl ClaimState {
         answer: Result<(), Refusal>,
         now: Instant,
         jitter: &mut Jitter,
-        acts: &mut Vec<ClaimAction>,
+        actions: &mut Vec<ClaimAction>,
     ) {
         let Stage::Reporting { outcome, retry_at: None, upload: settle } = self.stage else { return };
-        // I9: the first definite answer is the last word.
+        // I9: the first definite answer is final.
         match answer {
-            Ok(()) => self.on_report_accepted(outcome, settle, now, acts),
-            Err(Refusal::Gone) => self.close(ClaimEnd::AlreadyResolved(outcome), acts),
-            Err(Refusal::Rejected) => self.close(ClaimEnd::ReportRejected(outcome), acts),
-            // I1: the claim was said to be lost meanwhile, so the report is not repeated.
-            Err(_) if self.loss.is_some() => self.close(ClaimEnd::Lost(self.loss.unwrap_or(LossReason::Revoked)), acts),
+            Ok(()) => self.on_report_accepted(outcome, settle, now, actions),
+            Err(Refusal::Gone) => self.close(ClaimEnd::AlreadyResolved(outcome), actions),
+            Err(Refusal::Rejected) => self.close(ClaimEnd::ReportRejected(outcome), actions),
+            // I1: the claim was lost meanwhile, so the report is not repeated.
+            Err(_) if self.loss.is_some() => {
+                self.close(ClaimEnd::Lost(self.loss.unwrap_or(LossReason::Revoked)), actions)
+            }
             Err(Refusal::Denied | Refusal::Stale) => {
                 if let ReclaimSchedule::Due(at) = self.reclaim {
                     self.reclaim = ReclaimSchedule::Due(at.min(now));
@@ -399,30 +388,33 @@ impl ClaimState {
         }
     }
 
-    fn on_timers(&mut self, now: Instant, acts: &mut Vec<ClaimAction>) {
+    fn on_timers(&mut self, now: Instant, actions: &mut Vec<ClaimAction>) {
         if self.is_past_deadline(now) && !self.is_closed() {
-            self.abandon_at_deadline(acts);
+            self.abandon_at_deadline(actions);
         }
         if self.expiry_due().is_some_and(|at| now >= at) {
-            self.on_lost(LossReason::LeaseExpired, acts);
+            self.on_lost(LossReason::LeaseExpired, actions);
         }
         match self.stage {
             Stage::Requested { retry_at: Some(at) } if now >= at => {
                 self.stage = Stage::Requested { retry_at: None };
-                acts.push(ClaimAction::Request);
+                actions.push(ClaimAction::Request);
             }
             Stage::Uploading { outcome, deadline: Some(at) } if now >= at => {
-                // What is not stored by now will not be; only another run can still succeed. An exception needs nothing stored.
+                // An upload that has not finished will not; only a retry can succeed. An exception needs no
+                // artifacts.
                 let outcome = match outcome {
                     Outcome::Completed | Outcome::Failed => Outcome::Exception(ExceptionReason::WorkerShutdown),
                     Outcome::Exception(_) => outcome,
                 };
-                self.report(outcome, UploadStage::InProgress, now, acts);
+                self.report(outcome, UploadStage::InProgress, now, actions);
             }
             Stage::Reporting { outcome, retry_at: Some(at), upload: settle } if now >= at => {
-                self.report(outcome, settle, now, acts);
+                self.report(outcome, settle, now, actions);
             }
-            Stage::UploadingAfterReport if self.upload_deadline.is_some_and(|at| now >= at) => self.finish_upload(acts),
+            Stage::UploadingAfterReport if self.upload_deadline.is_some_and(|at| now >= at) => {
+                self.finish_upload(actions)
+            }
             Stage::Requested { .. }
             | Stage::Preparing
             | Stage::Executing
@@ -435,16 +427,16 @@ impl ClaimState {
         if self.reclaim_due().is_some_and(|at| now >= at) {
             self.reclaim = ReclaimSchedule::InFlight;
             let timeout = self.lease.map_or(lease::RECLAIM_TIMEOUT_MAX, |lease| lease.attempt_timeout());
-            acts.push(ClaimAction::Reclaim { timeout });
+            actions.push(ClaimAction::Reclaim { timeout });
         }
         if self.status_check_due().is_some_and(|at| now >= at) {
             self.status_check_at = None;
-            acts.push(ClaimAction::CheckStatus);
+            actions.push(ClaimAction::CheckStatus);
         }
     }
 
-    /// The claim is not ours any more. A payload that may be alive is killed; nothing is reported.
-    fn on_lost(&mut self, loss: LossReason, acts: &mut Vec<ClaimAction>) {
+    /// Kills a payload that may be alive; nothing is reported.
+    fn on_lost(&mut self, loss: LossReason, actions: &mut Vec<ClaimAction>) {
         if self.loss.is_some() {
             return;
         }
@@ -453,36 +445,36 @@ impl ClaimState {
             Stage::Preparing | Stage::Executing => {
                 self.stage = Stage::Stopping { after: AfterStop::Abandon(loss) };
                 let grace = self.lease.map_or(self.policy.termination_grace, |lease| lease.grace());
-                acts.push(ClaimAction::Kill { cause: KillCause::ClaimLost(loss), grace });
+                actions.push(ClaimAction::Kill { cause: KillCause::ClaimLost(loss), grace });
             }
             Stage::Stopping { .. } => {
                 self.stage = Stage::Stopping { after: AfterStop::Abandon(loss) };
                 let grace = self.lease.map_or(self.policy.termination_grace, |lease| lease.grace());
-                acts.push(ClaimAction::Kill { cause: KillCause::ClaimLost(loss), grace });
+                actions.push(ClaimAction::Kill { cause: KillCause::ClaimLost(loss), grace });
             }
-            // A report on its way decides by its answer: the refusal may be the report's own doing.
+            // A report in flight decides by its answer: the loss may be its own effect.
             Stage::Reporting { retry_at: None, .. }
             | Stage::Requested { .. }
             | Stage::UploadingAfterReport
             | Stage::Closed => {}
-            Stage::Uploading { .. } | Stage::Reporting { .. } => self.close(ClaimEnd::Lost(loss), acts),
+            Stage::Uploading { .. } | Stage::Reporting { .. } => self.close(ClaimEnd::Lost(loss), actions),
         }
     }
 
-    fn start_upload(&mut self, outcome: Outcome, acts: &mut Vec<ClaimAction>) {
+    fn start_upload(&mut self, outcome: Outcome, actions: &mut Vec<ClaimAction>) {
         self.stage = Stage::Uploading { outcome, deadline: None };
-        acts.push(ClaimAction::Upload);
+        actions.push(ClaimAction::Upload);
     }
 
-    fn report(&mut self, outcome: Outcome, settle: UploadStage, now: Instant, acts: &mut Vec<ClaimAction>) {
+    fn report(&mut self, outcome: Outcome, settle: UploadStage, now: Instant, actions: &mut Vec<ClaimAction>) {
         if !self.is_usable(now) {
             // I1
-            self.close(ClaimEnd::Lost(self.loss.unwrap_or(LossReason::LeaseExpired)), acts);
+            self.close(ClaimEnd::Lost(self.loss.unwrap_or(LossReason::LeaseExpired)), actions);
             return;
         }
         if self.is_past_deadline(now) {
             // I22
-            self.close(ClaimEnd::Lost(LossReason::ShutdownDeadline), acts);
+            self.close(ClaimEnd::Lost(LossReason::ShutdownDeadline), actions);
             return;
         }
         if let Some(until) = self.wait_for_poll(outcome, now) {
@@ -491,10 +483,10 @@ impl ClaimState {
         }
         self.stage = Stage::Reporting { outcome, retry_at: None, upload: settle };
         self.sent_outcome = Some(outcome);
-        acts.push(ClaimAction::Report { outcome, timeout: self.report_timeout(now) });
+        actions.push(ClaimAction::Report { outcome, timeout: self.report_timeout(now) });
     }
 
-    /// How long a report may take. A call that hangs must leave a termination's last seconds time for others (I22).
+    /// A hanging call must leave other calls time before a termination deadline (I22).
     fn report_timeout(&self, now: Instant) -> Duration {
         let timeout = self.lease.map_or(lease::RECLAIM_TIMEOUT_MAX, |lease| lease.attempt_timeout());
         let left = self.release.flatten().map(|deadline| deadline.since(now) / REPORT_ATTEMPTS_MIN);
@@ -513,29 +505,35 @@ impl ClaimState {
         self.stage = Stage::Reporting { outcome, retry_at: Some(now.plus(wait)), upload: settle };
     }
 
-    fn on_report_accepted(&mut self, outcome: Outcome, settle: UploadStage, now: Instant, acts: &mut Vec<ClaimAction>) {
+    fn on_report_accepted(
+        &mut self,
+        outcome: Outcome,
+        settle: UploadStage,
+        now: Instant,
+        actions: &mut Vec<ClaimAction>,
+    ) {
         match settle {
-            UploadStage::Done => self.close(ClaimEnd::Reported(outcome), acts),
+            UploadStage::Done => self.close(ClaimEnd::Reported(outcome), actions),
             UploadStage::InProgress => self.upload_after_report(outcome, now),
             UploadStage::AfterReport => {
                 self.upload_after_report(outcome, now);
-                acts.push(ClaimAction::Upload);
+                actions.push(ClaimAction::Upload);
             }
         }
     }
 
-    fn finish_upload(&mut self, acts: &mut Vec<ClaimAction>) {
+    fn finish_upload(&mut self, actions: &mut Vec<ClaimAction>) {
         let end = self.reported_outcome.map_or(ClaimEnd::Lost(LossReason::ShutdownDeadline), ClaimEnd::Reported);
-        self.close(end, acts);
+        self.close(end, actions);
     }
 
-    fn close(&mut self, end: ClaimEnd, acts: &mut Vec<ClaimAction>) {
+    fn close(&mut self, end: ClaimEnd, actions: &mut Vec<ClaimAction>) {
         self.stage = Stage::Closed;
         let end = match (end, self.sent_outcome) {
             (ClaimEnd::Lost(loss), Some(outcome)) => ClaimEnd::Unconfirmed { outcome, loss },
             (end, _) => end,
         };
-        acts.push(ClaimAction::Close(end));
+        actions.push(ClaimAction::Close(end));
     }
 
     fn is_usable(&self, now: Instant) -> bool {

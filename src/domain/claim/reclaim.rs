@@ -1,4 +1,4 @@
-//! How a claim is held while it matters: extended, and asked after (I4, I5, I10).
+//! Reclaims and status checks while the lease matters (I4, I5, I10).
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -16,7 +16,7 @@ impl ClaimState {
         answer: Result<Duration, Refusal>,
         now: Instant,
         jitter: &mut Jitter,
-        acts: &mut Vec<ClaimAction>,
+        actions: &mut Vec<ClaimAction>,
     ) {
         let Some(lease) = self.lease else { return };
         if matches!(self.stage, Stage::UploadingAfterReport) {
@@ -27,17 +27,17 @@ impl ClaimState {
             Ok(length) => {
                 let extended = lease.or_later(Lease::granted(sent_at, length, self.lease_policy()));
                 if extended == lease {
-                    // Nothing was gained: asked again like after any other answer that settles nothing, not at once.
+                    // An extension that gains nothing is retried like an indefinite answer, not at once.
                     self.retry_reclaim(lease, None, now, jitter);
                     return;
                 }
                 self.reclaim_retry.reset();
                 self.lease = Some(extended);
                 self.reclaim = ReclaimSchedule::Due(extended.reclaim_at(jitter).max(now));
-                acts.push(ClaimAction::UpdateLease { expires_at: extended.expires_at() });
+                actions.push(ClaimAction::UpdateLease { expires_at: extended.expires_at() });
             }
-            Err(Refusal::Gone) => self.on_lost(LossReason::Revoked, acts),
-            // I5: nothing but a definite loss ends the run; the local deadline does the rest.
+            Err(Refusal::Gone) => self.on_lost(LossReason::Revoked, actions),
+            // I5: only a definite loss or the local deadline ends the run.
             Err(Refusal::Retry { retry_after: after } | Refusal::Throttled { retry_after: after }) => {
                 self.retry_reclaim(lease, after, now, jitter);
             }
@@ -51,23 +51,23 @@ impl ClaimState {
         &mut self,
         answer: Result<bool, Refusal>,
         now: Instant,
-        acts: &mut Vec<ClaimAction>,
+        actions: &mut Vec<ClaimAction>,
     ) {
         self.status_check_at = match answer {
-            // Not allowed to ask: a convenience we do without. The reclaim will tell.
+            // Status checks are optional; the reclaim will tell.
             Err(Refusal::Denied | Refusal::Rejected) => None,
             Ok(_) | Err(Refusal::Retry { .. } | Refusal::Throttled { .. } | Refusal::Gone | Refusal::Stale) => {
                 self.policy.status_poll_interval.map(|every| now.plus(every))
             }
         };
         if answer == Ok(true) {
-            self.on_lost(LossReason::Canceled, acts);
+            self.on_lost(LossReason::Canceled, actions);
         }
     }
 
     pub(super) fn retry_reclaim(&mut self, lease: Lease, after: Option<Duration>, now: Instant, jitter: &mut Jitter) {
         let wait = self.reclaim_retry.wait(lease.retry_policy(), None, jitter);
-        // A service that asks for more patience than the lease has is heard only as far as the lease goes (I4).
+        // A service that asks for a longer wait than the lease allows is followed only as far as the lease goes (I4).
         let patience = lease.expires_at().since(now) / lease::RECLAIM_ATTEMPTS_MIN;
         self.reclaim = ReclaimSchedule::Due(now.plus(wait.max(after.unwrap_or_default().min(patience))));
     }
@@ -76,7 +76,7 @@ impl ClaimState {
         lease::Policy { termination_grace: self.policy.termination_grace }
     }
 
-    /// Whether the lease still matters: from the grant to the answered report (I10).
+    /// From the grant to the answered report (I10).
     pub(super) const fn is_leased(&self) -> bool {
         match self.stage {
             Stage::Requested { .. }

@@ -1,4 +1,4 @@
-//! The way out (I22, I23): what becomes of a claim whose worker has to go, with a time that is known or without one.
+//! Shutdown (I22, I23): what happens to a claim of a worker that stops, with or without a known deadline.
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -11,7 +11,7 @@ use crate::domain::outcome::{ExceptionReason, Outcome};
 use crate::domain::time::Instant;
 
 impl ClaimState {
-    pub(super) fn on_release(&mut self, deadline: Option<Instant>, now: Instant, acts: &mut Vec<ClaimAction>) {
+    pub(super) fn on_release(&mut self, deadline: Option<Instant>, now: Instant, actions: &mut Vec<ClaimAction>) {
         let at_once = deadline.is_none().then(|| now.plus(SHUTDOWN_UPLOAD_MAX));
         let deadline = match (self.release.flatten(), deadline) {
             (Some(known), Some(new)) => Some(known.min(new)),
@@ -19,14 +19,14 @@ impl ClaimState {
         };
         self.release = Some(deadline);
         match self.stage {
-            Stage::Preparing | Stage::Executing => self.stop_for_shutdown(deadline, now, acts),
+            Stage::Preparing | Stage::Executing => self.stop_for_shutdown(deadline, now, actions),
             Stage::Uploading { outcome, deadline: hurry_at } => {
                 let in_time = deadline.map(|deadline| deadline.minus(REPORT_RESERVE));
                 let hurry_at = [hurry_at, in_time, at_once].into_iter().flatten().min();
                 self.stage = Stage::Uploading { outcome, deadline: hurry_at };
             }
-            Stage::Stopping { after: AfterStop::Report(_) } => self.stop_for_shutdown(deadline, now, acts),
-            Stage::Requested { retry_at: Some(_) } => self.close(ClaimEnd::NotGranted, acts),
+            Stage::Stopping { after: AfterStop::Report(_) } => self.stop_for_shutdown(deadline, now, actions),
+            Stage::Requested { retry_at: Some(_) } => self.close(ClaimEnd::NotGranted, actions),
             Stage::Reporting { outcome, retry_at: Some(at), upload: settle } => {
                 let latest = deadline.map_or(at, |deadline| deadline.minus(REPORT_RESERVE).max(now).min(at));
                 self.stage = Stage::Reporting { outcome, retry_at: Some(latest), upload: settle };
@@ -42,7 +42,12 @@ impl ClaimState {
     }
 
     /// I22: reported before the deadline, or left to expire; never both.
-    pub(super) fn stop_for_shutdown(&mut self, deadline: Option<Instant>, now: Instant, acts: &mut Vec<ClaimAction>) {
+    pub(super) fn stop_for_shutdown(
+        &mut self,
+        deadline: Option<Instant>,
+        now: Instant,
+        actions: &mut Vec<ClaimAction>,
+    ) {
         let left = deadline.map_or(Duration::MAX, |deadline| deadline.since(now));
         let (after, grace) = if left > REPORT_RESERVE {
             (AfterStop::Report(self.stopped_outcome()), self.policy.termination_grace.min(left - REPORT_RESERVE))
@@ -50,25 +55,26 @@ impl ClaimState {
             (AfterStop::Abandon(LossReason::ShutdownDeadline), Duration::ZERO)
         };
         self.stage = Stage::Stopping { after };
-        acts.push(ClaimAction::Kill { cause: KillCause::Shutdown, grace });
+        actions.push(ClaimAction::Kill { cause: KillCause::Shutdown, grace });
     }
 
-    pub(super) fn abandon_at_deadline(&mut self, acts: &mut Vec<ClaimAction>) {
+    pub(super) fn abandon_at_deadline(&mut self, actions: &mut Vec<ClaimAction>) {
         match self.stage {
             Stage::Preparing | Stage::Executing | Stage::Stopping { .. } => {
                 self.stage = Stage::Stopping { after: AfterStop::Abandon(LossReason::ShutdownDeadline) };
                 self.release = Some(None);
-                acts.push(ClaimAction::Kill { cause: KillCause::Shutdown, grace: Duration::ZERO });
+                actions.push(ClaimAction::Kill { cause: KillCause::Shutdown, grace: Duration::ZERO });
             }
-            Stage::UploadingAfterReport => self.finish_upload(acts),
+            Stage::UploadingAfterReport => self.finish_upload(actions),
             Stage::Requested { .. } | Stage::Uploading { .. } | Stage::Reporting { .. } => {
-                self.close(ClaimEnd::Lost(LossReason::ShutdownDeadline), acts);
+                self.close(ClaimEnd::Lost(LossReason::ShutdownDeadline), actions);
             }
             Stage::Closed => {}
         }
     }
 
-    /// Until when a hand back waits, so that our own poll does not take the task again and cost it another retry. Once only.
+    /// How long a release waits, so that our own poll does not claim the task again and cost it another retry. Once
+    /// only.
     pub(super) fn wait_for_poll(&mut self, outcome: Outcome, now: Instant) -> Option<Instant> {
         let out = self.poll_barrier == PollBarrier::InFlight;
         let longest = now.plus(POLL_WAIT_MAX);

@@ -1,5 +1,5 @@
-//! Requests that go on to the queues of their keys: which is sent next, and how many of a key are on their way at once. A queue of
-//! which the broker says nothing takes no room from others.
+//! Forwards requests to the queues of their keys, in turns and with a limit per key, so that a queue whose broker
+//! node does not confirm delays no other.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -8,16 +8,15 @@ use core::time::Duration;
 use super::Key;
 use crate::domain::time::Instant;
 
-/// How many of one key are sent before the broker has spoken of the first.
+/// Requests of one key published before the first is confirmed.
 pub const IN_FLIGHT_MAX: usize = 32;
-/// How long the broker says nothing of one that was sent until its queue counts as silent.
+/// A queue without a confirmation for this long is silent.
 pub const CONFIRM_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What is to be sent, and what is on its way.
 #[derive(Debug)]
 pub struct ForwardQueue<T> {
     keys: BTreeMap<Key, KeyQueue<T>>,
-    /// Keys of which one may be sent, each once.
+    /// Keys that may publish next, each once.
     due: VecDeque<Key>,
     next_number: u64,
 }
@@ -25,7 +24,7 @@ pub struct ForwardQueue<T> {
 #[derive(Debug)]
 struct KeyQueue<T> {
     waiting: VecDeque<T>,
-    /// When each was sent, by its number.
+    /// When each was published, by its number.
     in_flight: BTreeMap<u64, Instant>,
 }
 
@@ -46,7 +45,6 @@ impl<T> Default for ForwardQueue<T> {
 }
 
 impl<T> ForwardQueue<T> {
-    /// One more is to be sent.
     pub fn push(&mut self, key: Key, one: T) {
         let of_key = self
             .keys
@@ -59,7 +57,7 @@ impl<T> ForwardQueue<T> {
         }
     }
 
-    /// The next one to be sent, by turns of their keys, and its number. A later one never has the smaller number.
+    /// The next request, by turns of the keys, and its number. Numbers never decrease.
     pub fn next(&mut self, now: Instant) -> Option<(u64, T)> {
         let key = self.due.pop_front()?;
         let of_key = self.keys.get_mut(&key)?;
@@ -73,7 +71,7 @@ impl<T> ForwardQueue<T> {
         Some((number, one))
     }
 
-    /// The broker has spoken of one that was sent.
+    /// The broker has confirmed or rejected one.
     pub fn on_confirmed(&mut self, key: &Key, number: u64) {
         let Some(of_key) = self.keys.get_mut(key) else { return };
         let was_due = of_key.is_due();
@@ -86,7 +84,7 @@ impl<T> ForwardQueue<T> {
         }
     }
 
-    /// When the first queue counts as silent, unless the broker speaks before.
+    /// When the first queue counts as silent unless it confirms.
     #[must_use]
     pub fn confirm_deadline(&self) -> Option<Instant> {
         self.keys.values().filter_map(KeyQueue::confirm_deadline).min()
@@ -146,7 +144,7 @@ mod tests {
         let before = NOW.plus(CONFIRM_TIMEOUT).minus(Duration::from_millis(1));
         assert_eq!(forwarding.drain_timed_out(before), [""; 0]);
         assert_eq!(forwarding.drain_timed_out(NOW.plus(CONFIRM_TIMEOUT)), ["a"]);
-        // What comes now waits as well, until the broker has spoken.
+        // Later requests wait as well, until the broker confirms.
         forwarding.push(key("a"), "late");
         assert_eq!(forwarding.next(NOW), None);
         forwarding.on_confirmed(&key("a"), 0);

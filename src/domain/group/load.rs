@@ -1,43 +1,40 @@
-//! What a group has to do: what waits, what its workers hold, and how fast more of it comes.
+//! The load of a group: requests that wait, requests that workers hold, and the rate of new ones.
 //!
-//! What is held is never guessed from what waits: a queue is empty as long as workers hold all that was in it. The broker's own
-//! count of it counts where there is one that is fresh; otherwise what workers say.
+//! The held requests are not derived from the waiting ones: a queue is empty while workers hold all of it. A fresh
+//! count of the broker is used where there is one, otherwise the reports of the workers.
 
 /// The most that a rate may ask for, as a multiple of what is held: a burst looks like any rate for a moment.
 const RATE_GROWTH_MAX: u64 = 2;
 
-/// What is known of a group's load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Load {
-    /// Requests that no worker holds.
+    /// Not held by any worker.
     pub ready: u32,
-    /// Requests that workers hold and have not acknowledged, as the broker counts them; `None` where it does not say.
+    /// Held and unacknowledged, as counted by the broker.
     pub unacknowledged: Option<u32>,
-    /// Requests that workers hold, as they say themselves; `None` where they do not.
+    /// Held, as reported by the workers.
     pub in_flight: Option<u32>,
-    /// Tasks that are counted elsewhere, those that wait and those that are claimed together: which of the two one is has changed
-    /// before it is counted again.
+    /// Tasks of a demand source, pending and claimed together: one moves from the first to the second between two
+    /// counts.
     pub external_tasks: u32,
-    /// How many requests the rate at which they come keeps held, in thousandths; `None` where the rate is not known.
+    /// The requests that the arrival rate keeps held, in thousandths; `None` where the rate is unknown.
     pub in_progress_by_rate: Option<u64>,
-    /// Nobody has looked into its queue yet.
+    /// The queue has not been inspected yet.
     pub is_unknown: bool,
 }
 
-/// What a broker has counted of the requests that were handed out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoadCounts {
-    /// Requests that workers hold.
     pub unacknowledged: u32,
-    /// How many come in 1,000 seconds.
+    /// In 1,000 seconds.
     pub published: Option<u64>,
-    /// How many are acknowledged in 1,000 seconds.
+    /// In 1,000 seconds.
     pub acknowledged: Option<u64>,
 }
 
 impl Load {
-    /// So much waits; so much was counted, where that is fresh; and so many workers say that they hold something, of which each may
-    /// hold so much at once.
+    /// From the waiting requests, the broker's count where it is fresh, and the number of busy workers, each of which
+    /// may hold `concurrency` requests.
     #[must_use]
     pub fn new(ready: u32, counted: Option<LoadCounts>, busy: u32, concurrency: u32) -> Self {
         match counted {
@@ -48,25 +45,23 @@ impl Load {
                 in_progress_by_rate: counted.in_progress_by_rate(),
                 ..Self::default()
             },
-            // How much each holds they do not say: with less than all of it one of them might be told to go.
+            // Workers do not report how many each holds; a lower number might stop a busy one.
             None => Self { ready, in_flight: Some(busy.saturating_mul(concurrency.max(1))), ..Self::default() },
         }
     }
 
-    /// The queue was not looked at yet.
     #[must_use]
     pub fn unknown() -> Self {
         Self { is_unknown: true, ..Self::default() }
     }
 
-    /// Nothing waits, and nothing is held.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.ready == 0 && self.in_progress() == 0 && !self.is_unknown
     }
 
-    /// What is held, or waits elsewhere, by whoever counts more: a count that is late must neither stop a worker nor have one
-    /// started for what another one holds already.
+    /// The greater of the held requests and external tasks: a late count must neither stop a worker nor start one for
+    /// what another holds.
     #[must_use]
     pub fn in_progress(&self) -> u32 {
         let counted = self.unacknowledged.unwrap_or_default().saturating_add(self.external_tasks);
@@ -75,7 +70,7 @@ impl Load {
 }
 
 impl LoadCounts {
-    /// As many as are held now, but for more coming than are done: then each has to wait for the others.
+    /// As many as are held, more where the arrival rate exceeds the completion rate.
     fn in_progress_by_rate(self) -> Option<u64> {
         let (comes, goes) = (self.published?, self.acknowledged?);
         let held = u64::from(self.unacknowledged) * 1_000;

@@ -1,13 +1,13 @@
-//! Groups of workers that a controller keeps by demand: one for each key that requests come under.
+//! Groups of workers that a controller scales by demand: one for each key of requests.
 //!
-//! [`tracker`] decides which groups are wanted, [`report_throttle`] which reports of workers count, [`pool`] what follows from
-//! that for their request queues, [`forwarding`] which request goes on to its queue next, [`queue_polling`] when those are looked into,
-//! [`scale`] how many workers each has by its [`load`], [`restart_backoff`] when a worker that did not last is started again, and
-//! [`overrides`] what operators have ordered instead. None of them knows how queues and workers come into being.
+//! [`tracker`] decides which groups are wanted, [`report_throttle`] which reports of workers count, [`pool`] the
+//! steps for their request queues, [`forwarding`] which request goes to its queue next, [`queue_polling`] when queues
+//! are inspected, [`scale`] how many workers each group has by its [`load`], [`restart_backoff`] when a failed worker
+//! is started again, and [`overrides`] holds operators' overrides.
 //!
-//! A group that is not needed any more goes in two steps, since a request may come at any time: first its queue is
-//! unbound, so that a new request goes to the orphans, where the controller sees it; when nothing was heard of it for a
-//! while, its workers are stopped and its queue is deleted, but only if it is empty and nobody consumes from it (I31).
+//! An unneeded group is removed in two steps, since a request may arrive at any time: first its queue is unbound, so
+//! that a new request reaches the orphans, where the controller sees it; after a quiet delay its workers are stopped
+//! and its queue is deleted, if it is empty and without consumers (I31).
 
 pub mod forwarding;
 pub mod load;
@@ -22,21 +22,20 @@ pub mod tracker;
 use alloc::boxed::Box;
 use core::fmt;
 
-/// The longest key, in bytes: it is a routing key.
+/// A routing key of AMQP.
 pub const KEY_BYTES_MAX: usize = 255;
 
-/// What requests and the workers for them have in common. Any text; what it means is between client and worker.
+/// What requests and their workers have in common. Any text.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(Box<str>);
 
 impl Key {
-    /// `None` where it is longer than [`KEY_BYTES_MAX`]. An empty key is a key.
+    /// `None` if longer than [`KEY_BYTES_MAX`]. An empty key is valid.
     #[must_use]
     pub fn new(text: &str) -> Option<Self> {
         (text.len() <= KEY_BYTES_MAX).then(|| Self(text.into()))
     }
 
-    /// As it was given.
     #[must_use]
     pub const fn as_str(&self) -> &str {
         &self.0
@@ -49,14 +48,13 @@ impl fmt::Display for Key {
     }
 }
 
-/// Counts the changes of what is wanted. A later one is never the smaller.
+/// Counts the changes of the wanted groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Generation(pub u64);
 
-/// What a group that is there is wanted to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum GroupPhase {
-    /// Requests go straight to its queue.
+    /// Its queue is bound.
     Active,
     /// New requests go to the orphans; its workers finish what is in the queue.
     Unbound,

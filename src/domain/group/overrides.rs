@@ -1,5 +1,4 @@
-//! What people have ordered of a pool and its groups: that nothing is started or stopped, and other numbers of workers for a
-//! time. Each order is over by itself where it has a time.
+//! Operators' overrides of a pool and its groups: pauses, and other worker limits for a time.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -8,30 +7,26 @@ use super::Key;
 use super::scale::ScaleLimits;
 use crate::domain::time::Instant;
 
-/// That nobody is started or told to go.
+/// No worker is started or stopped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pause {
-    /// Until then; `None` is until somebody says otherwise.
+    /// `None` is until resumed.
     pub until: Option<Instant>,
-    /// Who says so, and why.
+    /// Operator and reason.
     pub note: Box<str>,
 }
 
-/// Other numbers than those of the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScaleOverride {
-    /// So many workers at least.
     pub min: Option<u32>,
-    /// So many at most.
     pub max: Option<u32>,
-    /// Until then.
     pub until: Instant,
-    /// Who says so, and why.
+    /// Operator and reason.
     pub note: Box<str>,
 }
 
 impl ScaleOverride {
-    /// The limits with these numbers in place. The one that nobody ordered gives way.
+    /// The limits with the override applied. A configured limit yields to an overridden one.
     #[must_use]
     pub fn apply_to(&self, limits: ScaleLimits) -> ScaleLimits {
         let (mut min, mut max) = (self.min.unwrap_or(limits.min), self.max.unwrap_or(limits.max));
@@ -43,7 +38,6 @@ impl ScaleOverride {
     }
 }
 
-/// What is in force.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Overrides {
     pool_pause: Option<Pause>,
@@ -52,7 +46,6 @@ pub struct Overrides {
 }
 
 impl Overrides {
-    /// Pauses a group, or all of them.
     pub fn pause(&mut self, key: Option<Key>, pause: Pause) {
         match key {
             Some(key) => drop(self.group_pauses.insert(key, pause)),
@@ -60,7 +53,7 @@ impl Overrides {
         }
     }
 
-    /// Takes a pause back; that of the pool takes those of its groups with it. Answers with whether there was one.
+    /// Resumes; resuming the pool resumes its groups. Returns whether there was a pause.
     pub fn resume(&mut self, key: Option<&Key>) -> bool {
         match key {
             Some(key) => self.group_pauses.remove(key).is_some(),
@@ -71,17 +64,15 @@ impl Overrides {
         }
     }
 
-    /// Gives a group other numbers.
     pub fn scale(&mut self, key: Key, numbers: ScaleOverride) {
         self.scale.insert(key, numbers);
     }
 
-    /// Takes them back. Answers with whether there were any.
+    /// Returns whether there was an override.
     pub fn clear_scale(&mut self, key: &Key) -> bool {
         self.scale.remove(key).is_some()
     }
 
-    /// Forgets what is over.
     pub fn expire(&mut self, now: Instant) {
         let stands = |pause: &Pause| pause.until.is_none_or(|until| now < until);
         self.pool_pause = self.pool_pause.take().filter(stands);
@@ -89,30 +80,27 @@ impl Overrides {
         self.scale.retain(|_, numbers| now < numbers.until);
     }
 
-    /// The pause of the whole pool.
     #[must_use]
     pub const fn pool_pause(&self) -> Option<&Pause> {
         self.pool_pause.as_ref()
     }
 
-    /// The pause that a group is under: its own, or that of its pool.
+    /// The group's own pause, or that of its pool.
     #[must_use]
     pub fn pause_of(&self, key: &Key) -> Option<&Pause> {
         self.group_pauses.get(key).or(self.pool_pause.as_ref())
     }
 
-    /// The numbers that were ordered of a group.
     #[must_use]
     pub fn scale_of(&self, key: &Key) -> Option<&ScaleOverride> {
         self.scale.get(key)
     }
 
-    /// The groups that somebody wants workers of, whether anybody asks them or not.
+    /// Groups that an override wants workers of.
     pub fn keys_with_minimum(&self) -> impl Iterator<Item = &Key> {
         self.scale.iter().filter(|(_, numbers)| numbers.min.is_some_and(|min| min > 0)).map(|(key, _)| key)
     }
 
-    /// How many orders about groups are in force.
     #[must_use]
     pub fn count(&self) -> usize {
         self.group_pauses.len() + self.scale.len()

@@ -1,21 +1,18 @@
-//! How often the queue of a group is looked into. Each look is a call to the broker: with a thousand groups that have nothing to
-//! do it would be most of what a controller does.
+//! How often the queue of a group is inspected. Each inspection is a call to the broker: with a thousand idle groups
+//! they would be most of a controller's work.
 
 use core::time::Duration;
 
-/// How often, where nothing has to be decided by what is found.
 pub const QUIET_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What goes on in a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PollPace {
-    /// Requests wait, or are held, or nobody is there who would take one.
+    /// Requests wait or are held, or there is no worker for new ones.
     Active,
-    /// Nothing waits or is held, and what comes is taken by those who are there, or is nobody's here to start workers for.
+    /// Nothing waits or is held, and workers take new requests, or none are started for them here.
     Quiet,
 }
 
-/// Whether a queue that was looked into so long ago is looked into again.
 #[must_use]
 pub fn is_due(last: Option<Duration>, pace: PollPace) -> bool {
     last.is_none_or(|last| pace == PollPace::Active || last >= QUIET_INTERVAL)

@@ -1,8 +1,7 @@
-//! Which reports of workers the tracker hears of. A busy key is reported thousands of times a second, and one report in a while
-//! says as much.
+//! Limits how many reports of workers reach the tracker. A busy key is reported thousands of times a second.
 //!
-//! The first of a key is heard at once, and good for [`ADMIT_INTERVAL`] longer than it would be; those that come within that time add nothing.
-//! So whatever is dropped takes no time away from its group, and slow steady work is heard of each time.
+//! The first report of a key counts at once, for [`ADMIT_INTERVAL`] longer than usual; those within that time add
+//! nothing. So a dropped report takes no time from its group.
 
 use alloc::collections::BTreeMap;
 use core::time::Duration;
@@ -10,22 +9,19 @@ use core::time::Duration;
 use super::Key;
 use crate::domain::time::Instant;
 
-/// The tracker hears of a key once in so long at most.
 pub const ADMIT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Of so many keys it is remembered when they were heard of. Reports of others are all heard.
+/// Reports of further keys are all admitted.
 pub const KEYS_MAX: usize = 10_000;
 
-/// When keys were last heard of.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReportThrottle {
     last_admitted: BTreeMap<Key, Instant>,
-    /// When those were forgotten that count no more.
     pruned_at: Option<Instant>,
 }
 
 impl ReportThrottle {
-    /// A worker of this key has reported. Where that is to be heard, answers with for how much longer than usual it is good.
+    /// Returns for how much longer than usual an admitted report counts.
     pub fn admit(&mut self, key: &Key, now: Instant) -> Option<Duration> {
         if let Some(at) = self.last_admitted.get_mut(key) {
             if now < at.plus(ADMIT_INTERVAL) {
@@ -44,7 +40,7 @@ impl ReportThrottle {
     }
 
     fn prune(&mut self, now: Instant) {
-        // It goes through all of them.
+        // It visits all of them.
         if self.pruned_at.is_none_or(|at| now >= at.plus(ADMIT_INTERVAL)) {
             self.last_admitted.retain(|_, at| now < at.plus(ADMIT_INTERVAL));
             self.pruned_at = Some(now);

@@ -1,5 +1,5 @@
-//! When a worker of a group may be started again after one that did not last: at once after a good life, later each time
-//! otherwise. A group whose workers keep dying is said to fail, and its requests are told so.
+//! When a worker of a group may be started again: at once after a stable worker, later each time otherwise. A group
+//! whose workers keep failing rejects its requests.
 
 use core::time::Duration;
 
@@ -7,25 +7,22 @@ use crate::domain::backoff::{self, Backoff};
 use crate::domain::jitter::Jitter;
 use crate::domain::time::Instant;
 
-/// The pauses between two starts that came to nothing.
 pub const RESTART_DELAY: backoff::Policy =
     backoff::Policy { first: Duration::from_secs(1), max: Duration::from_secs(300) };
 
-/// After so many short lives in a row a group fails.
+/// Consecutive failures after which a group counts as failed.
 pub const FAILURES_MAX: u32 = 5;
 
-/// How a worker came to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkerEnd {
-    /// It was told to go, or had nothing more to do.
+    /// It was stopped, or had nothing more to do.
     Expected,
-    /// It had been ready for so long.
+    /// It was ready for this long.
     AfterReady(Duration),
-    /// It was never ready, or could not even be started.
+    /// It never became ready, or could not be started.
     NeverReady,
 }
 
-/// The starts of one group.
 #[derive(Debug, Clone)]
 pub struct RestartBackoff {
     stable_after: Duration,
@@ -35,13 +32,12 @@ pub struct RestartBackoff {
 }
 
 impl RestartBackoff {
-    /// A life of `steady` is a good one.
+    /// A worker that runs for `stable_after` is stable.
     #[must_use]
     pub const fn new(stable_after: Duration, seed: u64) -> Self {
         Self { stable_after, backoff: Backoff::NEW, jitter: Jitter::seeded(seed), not_before: Instant::ORIGIN }
     }
 
-    /// A worker has ended.
     pub fn on_worker_ended(&mut self, end: WorkerEnd, now: Instant) {
         match end {
             WorkerEnd::Expected => {}
@@ -56,30 +52,27 @@ impl RestartBackoff {
         }
     }
 
-    /// A worker has been ready for as long as it takes: the row is over.
+    /// A worker has been ready for long enough: the failures are over.
     pub const fn on_stable(&mut self) {
         self.backoff.reset();
     }
 
-    /// Somebody has mended what was wrong: starts at once, and counts anew.
+    /// An operator has fixed the cause: starts at once, and counts anew.
     pub const fn reset(&mut self) {
         self.backoff.reset();
         self.not_before = Instant::ORIGIN;
     }
 
-    /// The earliest time of the next start.
     #[must_use]
     pub const fn not_before(&self) -> Instant {
         self.not_before
     }
 
-    /// How many in a row did not last.
     #[must_use]
     pub const fn consecutive_failures(&self) -> u32 {
         self.backoff.tries()
     }
 
-    /// Whether it cannot be hoped that the next one lasts.
     #[must_use]
     pub const fn is_failing(&self) -> bool {
         self.backoff.tries() >= FAILURES_MAX

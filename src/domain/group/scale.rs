@@ -1,8 +1,8 @@
-//! How many workers each group is to have, and which of them go: from what waits and what is held, within the group's
-//! limits and the machine's budget, quickly up and slowly down.
+//! How many workers each group has, and which of them are stopped: from its load, within the group's limits and the
+//! pool's `max_total`, quickly up and slowly down.
 //!
-//! Whoever holds a request is never taken for idle, and idle workers go before busy ones. What is decided comes with its
-//! reasons, for people who ask "why three workers?".
+//! A worker that holds a request is never taken for idle, and idle workers are stopped before busy ones. Each
+//! decision comes with its reasons.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -15,148 +15,113 @@ use super::load::Load;
 use super::{GroupPhase, Key};
 use crate::domain::time::Instant;
 
-/// The limits of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScaleLimits {
-    /// So many at least, while the group is wanted.
+    /// While the group is wanted.
     pub min: u32,
-    /// So many at most.
     pub max: u32,
-    /// So many more than the load needs, while there is load.
+    /// Above what the load needs, while there is load.
     pub min_idle: u32,
-    /// How many requests one worker holds at once. At least 1.
+    /// Requests that one worker holds at once; at least 1.
     pub concurrency: u32,
-    /// Fewer are wanted only once fewer have been enough for so long.
+    /// Scale down only after fewer were enough for this long.
     pub scale_down_delay: Duration,
     /// How many may be starting at once.
     pub max_starting: u32,
 }
 
-/// What a worker does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WorkerActivity {
-    /// It was started and is not ready yet.
     Starting,
-    /// It is ready and holds nothing.
     Idle,
-    /// It holds requests, or nobody knows.
+    /// It holds requests, or its state is unknown.
     Busy,
-    /// It was told to go.
     Stopping,
 }
 
-/// A worker that is there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupWorker {
-    /// Its name.
     pub id: Box<str>,
-    /// What it does.
     pub activity: WorkerActivity,
-    /// Since when it is there.
     pub started_at: Instant,
 }
 
-/// A group as it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupInput {
-    /// Its key.
     pub key: Key,
-    /// What is wanted of it; `None` where it is to go.
+    /// `None` where it is to be removed.
     pub phase: Option<GroupPhase>,
-    /// Its limits.
     pub limits: ScaleLimits,
-    /// Its load.
     pub load: Load,
-    /// Its workers.
     pub workers: Vec<GroupWorker>,
-    /// None is started before.
+    /// No start before this time.
     pub not_before: Instant,
-    /// Whether it is left as it is.
     pub pause: PauseState,
 }
 
-/// Whether a group is left as it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PauseState {
-    /// It is not.
     NotPaused,
-    /// Nobody is started or told to go: somebody has said so.
+    /// No worker is started or stopped.
     Paused,
 }
 
-/// Why a number of workers is what it is: each bound that changed it, in the order in which they did.
+/// Why a group has its number of workers: each bound that changed it, in the order applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ScaleReason {
-    /// Somebody has said that it is left as it is.
     Paused,
-    /// The group is not wanted any more.
     NotNeeded,
-    /// What waits and is held needs so many.
     Load(u32),
-    /// The rate of requests needs so many.
     Rate(u32),
-    /// Nobody has looked into its queue yet: so many are there, and may be needed.
+    /// The queue has not been inspected; the running workers are kept.
     Unknown(u32),
-    /// So many more are kept warm.
     MinIdle(u32),
-    /// There are to be so many at least.
     Min(u32),
-    /// There are to be so many at most.
     Max(u32),
-    /// So many were needed a short while ago.
+    /// So many were needed within `scale_down_delay`.
     RecentNeed(u32),
-    /// The machine's budget allows so many.
     Budget(u32),
-    /// The last ones did not last; the next is started then.
     RestartDelay(Instant),
-    /// So many are starting already.
     Starting(u32),
 }
 
 impl fmt::Display for ScaleReason {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Paused => out.write_str("it is paused, and left as it is"),
-            Self::NotNeeded => out.write_str("nobody needs the group"),
+            Self::Paused => out.write_str("paused"),
+            Self::NotNeeded => out.write_str("the group is not needed"),
             Self::Load(count) => write!(out, "the load needs {count}"),
             Self::Rate(count) => write!(out, "the rate of requests needs {count}"),
-            Self::Unknown(count) => write!(out, "{count} are there, and its queue was not looked at yet"),
-            Self::MinIdle(count) => write!(out, "{count} more are kept warm"),
-            Self::Min(count) => write!(out, "{count} at least"),
-            Self::Max(count) => write!(out, "{count} at most"),
-            Self::RecentNeed(count) => write!(out, "{count} were needed a short while ago"),
-            Self::Budget(count) => write!(out, "the budget allows {count}"),
-            Self::RestartDelay(_) => out.write_str("the last ones did not last"),
-            Self::Starting(count) => write!(out, "{count} are starting already"),
+            Self::Unknown(count) => write!(out, "{count} are running and the queue has not been inspected yet"),
+            Self::MinIdle(count) => write!(out, "min_idle adds {count}"),
+            Self::Min(count) => write!(out, "raised to min = {count}"),
+            Self::Max(count) => write!(out, "limited by max = {count}"),
+            Self::RecentNeed(count) => write!(out, "{count} were needed within scale_down_delay"),
+            Self::Budget(count) => write!(out, "max_total leaves {count}"),
+            Self::RestartDelay(_) => out.write_str("waiting after failed starts"),
+            Self::Starting(count) => write!(out, "{count} are already starting"),
         }
     }
 }
 
-/// What is to be done about a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScaleDecision {
-    /// Its key.
     pub key: Key,
-    /// How many it is to have.
     pub desired: u32,
-    /// How many to start now.
     pub start: u32,
-    /// Which to tell that they go: they take nothing new, and finish what they hold.
+    /// Workers to drain: they take no new requests and finish those they hold.
     pub drain: Vec<Box<str>>,
-    /// Why.
     pub reasons: Vec<ScaleReason>,
 }
 
-/// What all groups together may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WorkerBudget {
-    /// So many workers.
     pub max_total: u32,
-    /// Where there are more groups than workers, one that has a worker keeps it for so long before it is another one's turn.
+    /// With more groups than workers, a group keeps its worker for this long before another group's turn.
     pub rotation_interval: Duration,
 }
 
-/// Remembers what groups needed, so that a short calm does not cost a warm worker, and whose turn it is.
+/// Remembers recent needs, so that a short calm does not cost a warm worker, and the rotation.
 #[derive(Debug, Clone, Default)]
 pub struct Scaler {
     /// For each group the needs of its window: times rise, needs fall.
@@ -166,9 +131,7 @@ pub struct Scaler {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum BudgetTurn {
-    /// It has workers, since then.
     HasWorkers(Instant),
-    /// It has none, since then.
     Waiting(Instant),
 }
 
@@ -185,7 +148,7 @@ struct DecisionDraft<'a> {
 }
 
 impl Scaler {
-    /// Decides about every group there is. Each key is there once.
+    /// Decides about every group. Each key occurs once.
     pub fn plan(&mut self, groups: &[GroupInput], budget: Option<WorkerBudget>, now: Instant) -> Vec<ScaleDecision> {
         self.update_turns(groups, now);
         let mut drafts: Vec<DecisionDraft<'_>> = groups.iter().map(|group| self.draft(group, now)).collect();
@@ -193,7 +156,7 @@ impl Scaler {
         if let Some(budget) = budget {
             drafts.sort_by_key(|draft| self.rank(draft, budget.rotation_interval, now));
             share_budget(&mut drafts, budget.max_total);
-            // One that goes has its place until it has gone.
+            // A stopping worker takes its place until it has exited.
             let there: usize = groups.iter().map(|group| group.workers.len()).sum();
             room = budget.max_total.saturating_sub(u32::try_from(there).unwrap_or(u32::MAX));
         }
@@ -216,8 +179,8 @@ impl Scaler {
         }
     }
 
-    /// Who is served first: whose turn it is, then who has waited longest, then whose turn is over, and at last those without
-    /// load.
+    /// Who is served first: the group whose turn it is, then the longest waiting, then those whose turn is over, then
+    /// those without load.
     fn rank(&self, draft: &DecisionDraft<'_>, turn: Duration, now: Instant) -> (u8, Instant) {
         if draft.group.load.is_idle() {
             return (3, Instant::ORIGIN);
@@ -289,7 +252,7 @@ impl Scaler {
             recent.pop_back();
         }
         recent.push_back(RecentNeed { at: now, count });
-        // The one before the last is outlived as of when the last one began, so that each counts for a whole window.
+        // The one before the last expires when the last one began, so that each counts for a whole window.
         while recent.len() > 1 && recent.front().is_some_and(|need| now.since(need.at) >= group.limits.scale_down_delay)
         {
             recent.pop_front();
@@ -301,7 +264,7 @@ impl Scaler {
 impl DecisionDraft<'_> {
     fn decide(self, room: &mut u32, now: Instant) -> ScaleDecision {
         let Self { group, desired: wanted, mut reasons } = self;
-        // The budget takes nobody away either.
+        // `max_total` does not stop workers of a paused group either.
         if group.pause == PauseState::Paused {
             return ScaleDecision { key: group.key.clone(), desired: wanted, start: 0, drain: Vec::new(), reasons };
         }
@@ -322,7 +285,7 @@ impl DecisionDraft<'_> {
         let surplus = usize::try_from(present.saturating_sub(wanted)).unwrap_or(usize::MAX);
         let mut candidates: Vec<&GroupWorker> =
             group.workers.iter().filter(|worker| worker.activity != WorkerActivity::Stopping).collect();
-        // Who has nothing to lose goes first: one that is not ready yet, then idle ones, the youngest first.
+        // Starting workers first, then idle ones, the youngest first.
         candidates.sort_by_key(|worker| (worker.activity, Reverse(worker.started_at)));
         let drain = candidates.into_iter().take(surplus).map(|worker| worker.id.clone()).collect();
         ScaleDecision { key: group.key.clone(), desired: wanted, start, drain, reasons }
@@ -333,8 +296,8 @@ fn count_workers(group: &GroupInput, which: impl Fn(WorkerActivity) -> bool) -> 
     u32::try_from(group.workers.iter().filter(|worker| which(worker.activity)).count()).unwrap_or(u32::MAX)
 }
 
-/// Shares the budget so that no group has more than another one lacks: all shares rise together until each is enough or
-/// nothing is left, and what cannot be divided goes to those who come first.
+/// Shares `max_total` so that no group has more than another one lacks: all shares rise together until each is enough
+/// or nothing is left; the remainder goes by rank.
 fn share_budget(drafts: &mut [DecisionDraft<'_>], budget: u32) {
     let total = drafts.iter().fold(0_u32, |sum, draft| sum.saturating_add(draft.desired));
     if total <= budget {

@@ -1,4 +1,4 @@
-//! Which groups are wanted, and in which phase. It hears of requests and of time, and nobody else decides it.
+//! Decides which groups are wanted, and in which phase, from demand and time alone.
 
 use alloc::collections::BTreeMap;
 use core::time::Duration;
@@ -6,27 +6,23 @@ use core::time::Duration;
 use super::{Generation, GroupPhase, Key};
 use crate::domain::time::Instant;
 
-/// How long a group stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TrackerPolicy {
-    /// From the last sign of demand until its queue is unbound.
+    /// From the last demand until its queue is unbound.
     pub unbind_delay: Duration,
-    /// From then until it is not wanted any more.
+    /// From then until the group is removed.
     pub stop_delay: Duration,
 }
 
-/// What is wanted of one group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DesiredGroup {
-    /// Its phase.
     pub phase: GroupPhase,
-    /// The change that led to it.
+    /// The change that led to the phase.
     pub generation: Generation,
-    /// When the next phase comes, if nothing more is heard of it.
+    /// When the next phase follows without further demand.
     pub until: Instant,
 }
 
-/// The groups that are wanted.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Tracker {
     policy: TrackerPolicy,
@@ -35,8 +31,8 @@ pub struct Tracker {
 }
 
 impl Tracker {
-    /// Begins with those that were found, as if each had been asked for just now: nothing is known of how long they have
-    /// waited, and one that is not needed goes by itself.
+    /// Starts with the queues found at the broker, as if each had demand now; an unneeded one is removed by its
+    /// delays.
     #[must_use]
     pub fn new(policy: TrackerPolicy, found: impl IntoIterator<Item = Key>, now: Instant) -> Self {
         let mut tracker = Self { policy, generation: Generation::default(), groups: BTreeMap::new() };
@@ -46,8 +42,8 @@ impl Tracker {
         tracker
     }
 
-    /// A sign of demand: the group is active from the answered generation on, for `extra` longer than the policy says. What
-    /// hears of demand only now and then gives the time between in `extra`.
+    /// The group is active from the returned generation on, for `extra` longer than the policy says. A caller that
+    /// sees demand only at intervals passes the interval as `extra`.
     pub fn on_demand(&mut self, key: Key, extra: Duration, now: Instant) -> Generation {
         let until = now.plus(self.policy.unbind_delay.saturating_add(extra));
         match self.groups.get_mut(&key) {
@@ -63,8 +59,8 @@ impl Tracker {
         }
     }
 
-    /// Takes each group whose time is over to its next phase. Late is no matter: the phase after is counted from now, so
-    /// that a queue is always unbound for the whole of its delay.
+    /// Moves each group whose time is over to its next phase. The phase after counts from `now`, so that a late tick
+    /// never shortens the time a queue is unbound.
     pub fn tick(&mut self, now: Instant) {
         let mut generation = self.generation;
         let stop_at = now.plus(self.policy.stop_delay);
@@ -84,30 +80,26 @@ impl Tracker {
         self.generation = generation;
     }
 
-    /// Other delays. What has begun is counted by the old ones.
+    /// Delays that have begun keep their old length.
     pub const fn reconfigure(&mut self, policy: TrackerPolicy) {
         self.policy = policy;
     }
 
-    /// When [`Tracker::tick`] has something to do.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         self.groups.values().map(|wanted| wanted.until).min()
     }
 
-    /// The last change.
     #[must_use]
     pub const fn generation(&self) -> Generation {
         self.generation
     }
 
-    /// What is wanted of a group; `None` where it is not wanted.
     #[must_use]
     pub fn desired(&self, key: &Key) -> Option<DesiredGroup> {
         self.groups.get(key).copied()
     }
 
-    /// Every group that is wanted, by key.
     pub fn groups(&self) -> impl Iterator<Item = (&Key, DesiredGroup)> {
         self.groups.iter().map(|(key, wanted)| (key, *wanted))
     }

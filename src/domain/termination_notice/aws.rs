@@ -1,45 +1,39 @@
-//! The watch over an EC2 instance: a token first, then two questions in turn.
+//! Watches an EC2 instance: a token first, then two requests in turn.
 
 use core::time::Duration;
 
 use super::{NextRequest, NoticeEvent, NoticeReading, NoticeTracker, PollSchedule};
 use crate::domain::time::Instant;
 
-/// What EC2's metadata service is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AwsRequest {
-    /// For a token; nothing is answered without.
+    /// Required by all other requests.
     Token,
-    /// Whether the instance is interrupted.
     InstanceAction,
-    /// Whether the instance is at risk of it.
+    /// A rebalance recommendation.
     Rebalance,
 }
 
-/// How EC2's metadata service takes a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AwsReply {
-    /// It answers.
     Reading(NoticeReading),
-    /// It does not accept the token.
+    /// The token is not accepted.
     Unauthorized,
 }
 
-/// The watch over an EC2 instance.
 #[derive(Debug, Clone)]
 pub struct AwsTracker {
     token: NoticeTracker,
     token_until: Option<Instant>,
-    /// Whether the token at hand has been accepted.
+    /// Whether the current token has been accepted.
     token_accepted: bool,
-    /// A token is given again, and it has not been said yet whether there is a notice.
+    /// A new token was issued, and no reading has confirmed the recovery yet.
     recovery_unreported: bool,
     action: NoticeTracker,
     rebalance: NoticeTracker,
 }
 
 impl AwsTracker {
-    /// An instance that was never asked.
     #[must_use]
     pub const fn new(pace: PollSchedule, seed: u64) -> Self {
         Self {
@@ -52,7 +46,6 @@ impl AwsTracker {
         }
     }
 
-    /// What to do next.
     #[must_use]
     pub fn next_request(&self, now: Instant) -> NextRequest<AwsRequest> {
         let due = self.action.next_at().min(self.rebalance.next_at());
@@ -71,7 +64,7 @@ impl AwsTracker {
         }
     }
 
-    /// A token was given that lives so long, or none was. It is used for nine tenths of its life.
+    /// A token was issued with this lifetime, or none was. It is used for nine tenths of it.
     pub fn on_token(&mut self, life: Option<Duration>, sent_at: Instant, now: Instant) -> Option<NoticeEvent> {
         self.token_accepted = false;
         self.token_until = life.map(|life| sent_at.plus(life - life / 10));
@@ -85,7 +78,7 @@ impl AwsTracker {
         news.filter(|news| *news != NoticeEvent::WatchRecovered)
     }
 
-    /// The answer to [`AwsRequest::InstanceAction`] or [`AwsRequest::Rebalance`].
+    /// Answers [`AwsRequest::InstanceAction`] or [`AwsRequest::Rebalance`].
     pub fn on_reply(
         &mut self,
         call: AwsRequest,
@@ -105,7 +98,7 @@ impl AwsTracker {
             }
             AwsReply::Unauthorized => {
                 self.token_until = None;
-                // A token that was good has come to its end; one that never was is trouble, or this would spin.
+                // A token that was accepted has expired; one that never was is a failure, or this would spin.
                 if core::mem::take(&mut self.token_accepted) {
                     return None;
                 }

@@ -1,4 +1,4 @@
-//! The watch over an Azure VM: its name first, then the list of events of the whole set.
+//! Watches an Azure VM: its name first, then the events of its whole set.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -7,71 +7,61 @@ use core::time::Duration;
 use super::{NextRequest, NoticeEvent, NoticeReading, NoticeTracker, PollSchedule, Termination};
 use crate::domain::time::Instant;
 
-/// The least time between an Azure event and its notice, where the notice's own time cannot be read.
+/// The shortest notice of an Azure event, used where the event's time cannot be read.
 pub const EVENT_NOTICE_MIN: Duration = Duration::from_secs(30);
-/// How long the first list of Azure's events may take; the service is started by being asked.
+/// For the first list of events; the first request starts the service.
 pub const FIRST_REPLY_TIMEOUT: Duration = Duration::from_secs(130);
 
-/// What Azure's metadata service is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AzureRequest {
-    /// What this VM is called; events are told to all VMs of a set.
+    /// The name of this VM; events are sent to all VMs of a set.
     Name,
-    /// What is planned, within this time.
+    /// The scheduled events.
     Events(AzureTimeout),
 }
 
-/// How long an answer is waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AzureTimeout {
-    /// As for any call.
     Default,
     /// [`FIRST_REPLY_TIMEOUT`].
     FirstReply,
 }
 
-/// What kind of event is planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VmEventKind {
-    /// The VM ends, is restarted, or moves to another host without its memory.
+    /// The VM ends, restarts, or moves to another host without its memory.
     Terminates,
-    /// The VM stands still for some seconds.
+    /// The VM is paused for some seconds.
     Freezes,
-    /// One that nobody has heard of.
+    /// Unknown.
     Other,
 }
 
-/// An event of Azure's list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmEvent {
-    /// What happens.
     pub kind: VmEventKind,
-    /// Which VMs it happens to.
+    /// The VMs that it applies to.
     pub resources: Vec<Box<str>>,
-    /// When.
     pub termination: Termination,
 }
 
-/// The watch over an Azure VM.
 #[derive(Debug, Clone)]
 pub struct AzureTracker {
     name: Option<Box<str>>,
     name_tracker: NoticeTracker,
     event_tracker: NoticeTracker,
     timeout: AzureTimeout,
-    /// The name is told again, and no list of events has come yet.
+    /// The name was read again, and no list of events has confirmed the recovery yet.
     recovery_unreported: bool,
 }
 
 impl AzureTracker {
-    /// A VM that was never asked.
     #[must_use]
     pub const fn new(pace: PollSchedule, seed: u64) -> Self {
         let (name_tracker, event_tracker) = (NoticeTracker::new(pace, seed), NoticeTracker::new(pace, seed ^ 1));
         Self { name: None, name_tracker, event_tracker, timeout: AzureTimeout::FirstReply, recovery_unreported: false }
     }
 
-    /// What to do next.
     #[must_use]
     pub fn next_request(&self, now: Instant) -> NextRequest<AzureRequest> {
         let (watch, call) = match self.name {
@@ -81,7 +71,6 @@ impl AzureTracker {
         if now < watch.next_at() { NextRequest::WaitUntil(watch.next_at()) } else { NextRequest::Call(call) }
     }
 
-    /// The answer to [`AzureRequest::Name`], if there was one.
     pub fn on_name(&mut self, name: Option<&str>, sent_at: Instant, now: Instant) -> Option<NoticeEvent> {
         self.name = name.filter(|name| !name.is_empty()).map(Box::from);
         let answer = if self.name.is_some() { NoticeReading::Nothing } else { NoticeReading::Unavailable };
@@ -90,7 +79,6 @@ impl AzureTracker {
         news.filter(|news| *news != NoticeEvent::WatchRecovered)
     }
 
-    /// The answer to [`AzureRequest::Events`], if there was one.
     pub fn on_events(&mut self, events: Option<&[VmEvent]>, sent_at: Instant, now: Instant) -> Option<NoticeEvent> {
         let answer = events.map_or(NoticeReading::Unavailable, |events| self.reading_for_this_vm(events));
         if events.is_some() {
@@ -111,7 +99,7 @@ impl AzureTracker {
             Termination::Soon => None,
             Termination::At(at) => Some(at),
         });
-        // `None` is before every time: what has begun outweighs what is to come.
+        // `None` sorts first: an event under way outranks a scheduled one.
         times.min().map_or(NoticeReading::Nothing, |at| {
             NoticeReading::Terminating(at.map_or(Termination::Soon, Termination::At))
         })

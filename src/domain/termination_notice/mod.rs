@@ -1,7 +1,7 @@
-//! What the answers of a host's metadata service mean for the worker, and when to ask again.
+//! Turns the answers of a host's metadata service into termination notices, and schedules the next request.
 //!
-//! The adapters in `host/notice` make the calls and read the bodies; nothing here knows of HTTP, and nothing here decides
-//! what becomes of tasks: that is [`super::worker`].
+//! The adapters in `host/notice` send the requests and parse the bodies; [`super::worker`] decides what happens to
+//! tasks.
 
 pub mod aws;
 pub mod azure;
@@ -14,100 +14,83 @@ use super::backoff::{self, Backoff};
 use super::jitter::Jitter;
 use super::time::Instant;
 
-/// The waits after a look that brought no answer. Short: the service is on the same host, and a notice may be as short as
-/// half a minute.
+/// After a request without an answer. Short: the service is on the same host, and a notice may be only 30 s.
 pub const NOTICE_RETRY: backoff::Policy =
     backoff::Policy { first: Duration::from_millis(500), max: Duration::from_secs(5) };
-/// After how many looks without an answer it is said that a notice may be missed.
+/// Consecutive unanswered requests before the warning that a notice may be missed.
 pub const FAILURES_BEFORE_WARNING: u32 = 3;
-/// What is left of a notice at the least, whatever it says: somebody is here to read it, so the time it names has not come.
+/// The shortest time left of a notice: the host is still running, so the time it names has not come.
 pub const NOTICE_MIN: Duration = Duration::from_secs(5);
-/// Deadlines this close are the same one, read twice.
+/// Deadlines this close are the same one.
 pub const SAME_DEADLINE_WITHIN: Duration = Duration::from_secs(2);
-/// The waits between looking for a metadata service. After the last one there is none: the network of a host that has just
-/// been started may not be there at first.
+/// Between probes for a metadata service; the network of a freshly started host may not be up at first.
 pub const PROBE_DELAYS: [Duration; 3] = [Duration::from_secs(2), Duration::from_secs(8), Duration::from_secs(30)];
 
-/// Whose metadata service it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Provider {
-    /// EC2, its instance metadata service in version 2.
+    /// EC2, IMDSv2.
     Aws,
     /// Compute Engine.
     Gcp,
-    /// Azure's virtual machines.
     Azure,
 }
 
-/// When the host goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Termination {
-    /// At this time.
     At(Instant),
-    /// Before long; nobody says when.
+    /// Soon, at an unknown time.
     Soon,
 }
 
-/// What a look brought.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoticeReading {
-    /// Nothing is planned.
     Nothing,
-    /// The host goes.
     Terminating(Termination),
-    /// The host may have to go before long.
+    /// The host may terminate soon.
     AtRisk,
-    /// No answer, or none that can be read.
+    /// No answer, or an invalid one.
     Unavailable,
 }
 
-/// What is new after an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoticeEvent {
-    /// The host goes, and that was not known, or goes earlier than was known.
+    /// A new notice, or an earlier deadline.
     Terminating(Termination),
-    /// The host may have to go before long.
     AtRisk,
-    /// What was said is not said any more. It is no reason to come back: what was handed back is gone.
+    /// The notice was withdrawn. The worker still exits: what was released is gone.
     Withdrawn,
-    /// Notices may be missed: the service does not answer.
+    /// The service does not answer, so that notices may be missed.
     WatchFailing,
-    /// It answers again.
     WatchRecovered,
 }
 
-/// How often a look is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PollSchedule {
-    /// From the beginning of a look to that of the next.
+    /// From the start of a request to that of the next.
     pub interval: Duration,
-    /// The waits after a look without an answer.
     pub retry: backoff::Policy,
 }
 
 impl PollSchedule {
-    /// A look as often as this.
     #[must_use]
     pub const fn with_interval(interval: Duration) -> Self {
         Self { interval, retry: NOTICE_RETRY }
     }
 }
 
-/// One thing that is looked at again and again.
 #[derive(Debug, Clone)]
 pub struct NoticeTracker {
     schedule: PollSchedule,
     jitter: Jitter,
     next_at: Instant,
     backoff: Backoff,
-    /// The earliest time that was said.
+    /// The earliest deadline.
     earliest: Option<Instant>,
     soon_reported: bool,
     last_reading: Option<NoticeReading>,
 }
 
 impl NoticeTracker {
-    /// Something that was never looked at.
     #[must_use]
     pub const fn new(schedule: PollSchedule, seed: u64) -> Self {
         Self {
@@ -121,19 +104,18 @@ impl NoticeTracker {
         }
     }
 
-    /// When to look next.
+    /// When to send the next request.
     #[must_use]
     pub const fn next_at(&self) -> Instant {
         self.next_at
     }
 
-    /// Whether the last look brought no answer.
     #[must_use]
     pub const fn is_failing(&self) -> bool {
         self.backoff.tries() > 0
     }
 
-    /// Takes in what a look brought that began at `sent_at`.
+    /// Applies the reading of a request sent at `sent_at`.
     pub fn on_reading(&mut self, answer: NoticeReading, sent_at: Instant, now: Instant) -> Option<NoticeEvent> {
         if answer == NoticeReading::Unavailable {
             self.next_at = now.plus(self.backoff.wait(self.schedule.retry, None, &mut self.jitter));
@@ -168,35 +150,27 @@ impl NoticeTracker {
     }
 }
 
-/// What to do next about a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NextRequest<C> {
-    /// Make this call.
     Call(C),
-    /// Nothing before this time.
     WaitUntil(Instant),
 }
 
-/// What came of looking for a metadata service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProviderProbe {
-    /// This one is there.
     Found(Provider),
-    /// None yet; look again after this time.
     RetryAfter(Duration),
-    /// None; nobody looks again.
     NotFound,
 }
 
-/// The search for the metadata service of a host whose cloud is not named.
 #[derive(Debug, Clone, Default)]
 pub struct ProviderSearch {
     rounds: usize,
 }
 
 impl ProviderSearch {
-    /// All services were asked for at once, and these are there. Google and Azure prove who they are; EC2's interface is
-    /// imitated by others, so it comes last.
+    /// The providers that answered. Google and Azure identify themselves; other clouds imitate EC2's interface, so it
+    /// comes last.
     pub fn on_probed(&mut self, there: &[Provider]) -> ProviderProbe {
         let order = [Provider::Gcp, Provider::Azure, Provider::Aws];
         if let Some(found) = order.into_iter().find(|provider| there.contains(provider)) {

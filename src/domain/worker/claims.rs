@@ -1,4 +1,4 @@
-//! Claims between the queue's answers and the machine that keeps each one.
+//! Connects the queue's answers to the state state of each claim.
 
 use alloc::collections::btree_map::Entry;
 use alloc::vec::Vec;
@@ -14,11 +14,8 @@ use crate::domain::service_supervisor::ServiceAvailability;
 use crate::domain::slots::Slot;
 use crate::domain::time::Instant;
 
-/// Where a claim that nobody sent a message about comes from.
 pub(super) enum ClaimOrigin {
-    /// A poll of ours, with one of the slots that were taken for it, if one was left.
     Poll(Option<Slot>),
-    /// An earlier life of this worker.
     PreviousProcess,
 }
 
@@ -26,50 +23,48 @@ impl Worker {
     pub(super) fn on_granted_claim(
         &mut self,
         source: SourceId,
-        brought: GrantedClaim,
+        grant: GrantedClaim,
         sent_at: Instant,
         origin: ClaimOrigin,
         now: Instant,
     ) {
-        let GrantedClaim { token, run, length } = brought;
+        let GrantedClaim { token, run, length } = grant;
         let (slot, alert) = match origin {
             ClaimOrigin::Poll(Some(slot)) => (Some(slot), None),
             ClaimOrigin::Poll(None) => (None, Some(Alert::UnexpectedGrant { run: run.clone() })),
             ClaimOrigin::PreviousProcess => (None, Some(Alert::RecoveredClaim { run: run.clone() })),
         };
-        let work = self.run_key(source, &run);
-        if self.claims_by_run.contains_key(&work) || self.is_ended(&work) {
+        let key = self.run_key(source, &run);
+        if self.claims_by_run.contains_key(&key) || self.is_ended(&key) {
             self.slots.release(slot);
             self.effects.push_back(Effect::DropMessage(token));
             return;
         }
-        let hand_back = slot.is_none() || !self.accepts_grants(source);
-        let late = || hand_back.then(|| Alert::LateGrant { run: run.clone() });
+        let release = slot.is_none() || !self.accepts_grants(source);
+        let late = || release.then(|| Alert::LateGrant { run: run.clone() });
         self.effects.extend(alert.or_else(late).map(Effect::Alert));
-        if !hand_back {
+        if !release {
             self.lifecycle.count_granted();
         }
         self.insert_claim(token, source, run, slot, ClaimState::from_grant(self.claim_policy(source)));
-        if hand_back {
-            // Told before the grant, so that the payload is never prepared.
+        if release {
+            // Before the grant, so that the payload is never prepared.
             self.handle_claim_event(token, ClaimEvent::Release { deadline: self.release_deadline() }, now);
         }
         self.handle_claim_event(token, ClaimEvent::Granted { sent_at, length }, now);
     }
 
-    /// A run that this source speaks of, apart from those of other deployments.
     pub(super) fn run_key(&self, source: SourceId, run: &Run) -> RunKey {
         let feed = self.sources.get(usize::from(source.0));
-        let deployment = feed.map_or(ServiceId(u16::MAX), |feed| feed.service);
-        RunKey { service: deployment, run: run.clone() }
+        let service = feed.map_or(ServiceId(u16::MAX), |feed| feed.service);
+        RunKey { service, run: run.clone() }
     }
 
-    /// Whether a run was ours and is over here, whatever the queue makes of it.
-    pub(super) fn is_ended(&self, work: &RunKey) -> bool {
-        self.resolved_runs.contains(work) || self.abandoned_runs.contains(work)
+    /// Whether the run was ours and is over here, whatever the queue says.
+    pub(super) fn is_ended(&self, key: &RunKey) -> bool {
+        self.resolved_runs.contains(key) || self.abandoned_runs.contains(key)
     }
 
-    /// The rules for claims of this source.
     pub(super) fn claim_policy(&self, source: SourceId) -> claim::ClaimPolicy {
         let tells =
             self.sources.get(usize::from(source.0)).is_some_and(|feed| feed.poller.capabilities().reports_cancellation);
@@ -79,24 +74,23 @@ impl Worker {
         }
     }
 
-    /// Takes a claim in hand.
     pub(super) fn insert_claim(
         &mut self,
         token: LocalToken,
         source: SourceId,
         run: Run,
         slot: Option<Slot>,
-        machine: ClaimState,
+        state: ClaimState,
     ) {
-        let work = self.run_key(source, &run);
-        self.claims_by_run.insert(work, token);
+        let key = self.run_key(source, &run);
+        self.claims_by_run.insert(key, token);
         self.claims.insert(
             token,
             ClaimEntry {
                 source,
                 run,
                 slot,
-                state: machine,
+                state,
                 overlap_alert: OverlapAlert::Pending,
                 started_at: None,
                 proof: HostProof::Pending,
@@ -160,9 +154,9 @@ impl Worker {
                 };
                 let before = feed.poller.consecutive_claim_failures();
                 feed.poller.on_claim_refused(Refusal::Retry { retry_after: after }, now, &mut self.jitter);
-                let in_a_row = feed.poller.consecutive_claim_failures();
-                if in_a_row > before {
-                    self.alert_repeated_failures(source, in_a_row);
+                let consecutive = feed.poller.consecutive_claim_failures();
+                if consecutive > before {
+                    self.alert_repeated_failures(source, consecutive);
                 }
                 self.handle_claim_event(claim, ClaimEvent::RequestFailed { retry_after: after }, now);
             }
@@ -176,11 +170,11 @@ impl Worker {
         }
     }
 
-    pub(super) fn handle_claim_event(&mut self, claim: LocalToken, happening: ClaimEvent, now: Instant) {
+    pub(super) fn handle_claim_event(&mut self, claim: LocalToken, event: ClaimEvent, now: Instant) {
         let Some(held) = self.claims.get_mut(&claim) else { return };
-        let mut acts = Vec::new();
-        held.state.handle(happening, now, &mut self.jitter, &mut acts);
-        self.perform(claim, acts, now);
+        let mut actions = Vec::new();
+        held.state.handle(event, now, &mut self.jitter, &mut actions);
+        self.perform(claim, actions, now);
         self.set_timer(claim);
     }
 
@@ -196,7 +190,6 @@ impl Worker {
         self.timers.extend(due.map(|at| ClaimTimer { at, claim }));
     }
 
-    /// Wakes the claims whose time has come.
     pub(super) fn fire_claim_timers(&mut self, now: Instant) {
         while let Some(timer) = self.timers.first().copied().filter(|timer| now >= timer.at) {
             self.timers.pop_first();
@@ -207,9 +200,9 @@ impl Worker {
         }
     }
 
-    pub(super) fn perform(&mut self, claim: LocalToken, acts: Vec<ClaimAction>, now: Instant) {
-        for act in acts {
-            let effect = match act {
+    pub(super) fn perform(&mut self, claim: LocalToken, actions: Vec<ClaimAction>, now: Instant) {
+        for action in actions {
+            let effect = match action {
                 ClaimAction::Request if self.claims.get(&claim).is_some_and(|held| held.state.is_recovered()) => {
                     Effect::TakeOver(claim)
                 }
@@ -241,19 +234,18 @@ impl Worker {
         }
     }
 
-    /// I34. Where nothing more is asked for, what is handed back waits for the poll under way, which would bring it back; where
-    /// the next poll would do so as well, there is nothing to wait for.
-    pub(super) fn on_cancel_command(&mut self, claim: LocalToken, order: claim::CancelCommand, now: Instant) {
+    /// I34: while no further poll follows, a release waits for the poll in flight, which would return the task. Where
+    /// the next poll would return it too, waiting is useless.
+    pub(super) fn on_cancel_command(&mut self, claim: LocalToken, command: claim::CancelCommand, now: Instant) {
         let Some(source) = self.claims.get(&claim).map(|held| held.source) else { return };
         let polled = self.sources.get(usize::from(source.0)).is_some_and(|feed| feed.poller.is_long_polling());
         if polled && !self.is_claiming() {
             self.awaited_polls.insert(source);
             self.handle_claim_event(claim, ClaimEvent::PollStarted, now);
         }
-        self.handle_claim_event(claim, ClaimEvent::Command(order), now);
+        self.handle_claim_event(claim, ClaimEvent::Command(command), now);
     }
 
-    /// What the end of a payload says of the host.
     pub(super) fn assess_host(&mut self, claim: LocalToken, verdict: Verdict, now: Instant) {
         match verdict {
             Verdict::HostFault => self.on_host_fault(claim, now),
@@ -263,7 +255,6 @@ impl Worker {
         }
     }
 
-    /// The host could run a payload.
     pub(super) fn record_host_success(&mut self, claim: LocalToken) {
         let capacity = self.slots.capacity();
         let Some(held) = self.claims.get_mut(&claim) else { return };
@@ -273,7 +264,6 @@ impl Worker {
         }
     }
 
-    /// The claim is handed back, and nothing is claimed for a while.
     pub(super) fn on_host_fault(&mut self, claim: LocalToken, now: Instant) {
         let Some(held) = self.claims.get(&claim) else { return };
         let (source, run) = (held.source, held.run.clone());
@@ -285,8 +275,7 @@ impl Worker {
         }
     }
 
-    /// The claim is handed back, since what runs its source's tasks is not there. A poll that is still under way would bring it
-    /// back to where nobody can run it.
+    /// A poll in flight would return the claim to this worker, which cannot run it.
     pub(super) fn on_service_down(&mut self, claim: LocalToken, now: Instant) {
         let Some(source) = self.claims.get(&claim).map(|held| held.source) else { return };
         let Some(feed) = self.sources.get(usize::from(source.0)) else { return };
@@ -296,8 +285,7 @@ impl Worker {
         }
     }
 
-    /// I7: a payload still alive after its lease (a suspended host, a kill that took too long) may have run beside
-    /// another worker's.
+    /// I7: a payload alive after its lease (a suspended host, a slow kill) may have overlapped with another worker's.
     pub(super) fn alert_overlap(&mut self, claim: LocalToken, now: Instant) {
         let Some(held) = self.claims.get_mut(&claim) else { return };
         let late = held.state.lease().is_some_and(|lease| now >= lease.granted_until());
@@ -317,27 +305,27 @@ impl Worker {
 
     pub(super) fn close_claim(&mut self, claim: LocalToken, end: ClaimEnd) {
         let Some(held) = self.claims.remove(&claim) else { return };
-        let work = self.run_key(held.source, &held.run);
-        self.claims_by_run.remove(&work);
+        let key = self.run_key(held.source, &held.run);
+        self.claims_by_run.remove(&key);
         if let Some(at) = held.next_deadline {
             self.timers.remove(&ClaimTimer { at, claim });
         }
         if held.state.is_granted() || held.state.is_recovered() {
             match end {
-                ClaimEnd::Reported(_) | ClaimEnd::AlreadyResolved(_) => self.resolved_runs.insert(&work),
+                ClaimEnd::Reported(_) | ClaimEnd::AlreadyResolved(_) => self.resolved_runs.insert(&key),
                 ClaimEnd::ReportRejected(_)
                 | ClaimEnd::Lost(_)
                 | ClaimEnd::Unconfirmed { .. }
-                | ClaimEnd::NotGranted => self.abandoned_runs.insert(&work),
+                | ClaimEnd::NotGranted => self.abandoned_runs.insert(&key),
             };
         }
         match self.cleanup_pending.get_mut(&claim) {
-            // I26: nothing else is run in the place of what may still be there.
+            // I26: the slot is not reused while processes may remain.
             Some(kept) => *kept = held.slot,
             None => self.slots.release(held.slot),
         }
         self.effects.push_back(Effect::Close { claim, run: held.run, end });
-        // The messages were not settled: they become visible again.
+        // Unsettled messages become visible again.
         for message in held.messages {
             self.drop_message(message);
         }

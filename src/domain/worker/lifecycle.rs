@@ -1,8 +1,9 @@
-//! How long a worker stays, and when it asks for nothing although it could: paused, or its host is short of something.
+//! When a worker exits by itself, and when it does not claim although it has free slots: paused, or the host is short
+//! of a resource.
 //!
-//! Leaving because of a limit is decided between polls alone. A worker whose limit is reached starts no poll any more; what
-//! the polls under way still bring is executed, and only when all of them are back does the drain begin. So no claim is
-//! ever caught between the decision and the exit.
+//! A limit takes effect between polls only. A worker that has reached one starts no poll any more, executes what the
+//! polls in flight return, and drains after the last of them. So no claim is caught between the decision and the
+//! exit.
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -13,99 +14,82 @@ use crate::domain::id::{LocalToken, SourceId};
 use crate::domain::service_supervisor::ServiceAvailability;
 use crate::domain::time::Instant;
 
-/// When a worker leaves by itself. `None` everywhere is never.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ExitPolicy {
-    /// After holding nothing for so long. The time it is paused does not count.
+    /// After holding no claim for this long. Paused time does not count.
     pub exit_when_idle: Option<Duration>,
-    /// After so many claims.
     pub max_tasks: Option<u64>,
-    /// After so long in all.
+    /// After running for this long.
     pub max_uptime: Option<Duration>,
 }
 
-/// What the host must have left for claiming to go on. Zero is no bound.
+/// Resources required for claiming. Zero is no bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MinResources {
-    /// Bytes free in the work folder's file system.
+    /// Bytes free in the file system of the work directory.
     pub disk: u64,
-    /// Bytes of memory that can be had.
+    /// Bytes of available memory.
     pub memory: u64,
 }
 
-/// What the host has left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostResources {
-    /// Bytes free in the work folder's file system; `None` where it cannot be told.
+    /// `None` where it cannot be measured.
     pub disk: Option<u64>,
-    /// Bytes of memory that can be had; `None` where it cannot be told.
+    /// `None` where it cannot be measured.
     pub memory: Option<u64>,
 }
 
-/// Why nothing is asked for although slots are free.
+/// Why the worker does not poll although slots are free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ClaimingBlocked {
-    /// Somebody said so.
     Paused {
-        /// Until when; `None` is until they say otherwise.
+        /// `None` is until resumed.
         until: Option<Instant>,
     },
-    /// Too little disk is free.
     LowDisk {
-        /// Bytes that are free.
+        /// Bytes.
         free: u64,
-        /// Bytes that there must be.
+        /// Bytes.
         min: u64,
     },
-    /// Too little memory can be had.
     LowMemory {
-        /// Bytes that can be had.
+        /// Bytes.
         free: u64,
-        /// Bytes that there must be.
+        /// Bytes.
         min: u64,
     },
-    /// A task could not be run here because of the host.
     HostUnhealthy {
-        /// When the host is looked at; `None` is at present.
+        /// When the host is probed; `None` while it is being probed.
         until: Option<Instant>,
     },
-    /// What runs the tasks of every source is not there.
+    /// The sidecars of all sources are down.
     ServiceDown,
-    /// It was found fit since, and has as many tasks as it is tried with.
     HostTrial {
-        /// How many tasks at once.
         tasks: u32,
     },
 }
 
-/// What a worker does about claiming, for a person who wonders.
+/// What the worker does about claiming, for the status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClaimingState {
-    /// It asks, or waits for the next time to ask.
+    /// Polling, or waiting for the next poll.
     Polling,
-    /// Every slot is taken.
     AtCapacity,
-    /// It could, and does not.
     Blocked(ClaimingBlocked),
-    /// A limit of its own is reached; it leaves when its polls are back.
+    /// A limit is reached; the worker exits when its polls are answered.
     Exiting(ExitReason),
-    /// It finishes what it holds, since then.
     Draining {
-        /// Since when.
         since: Instant,
-        /// When the rest is handed back.
+        /// When the remaining claims are released.
         deadline: Option<Instant>,
     },
-    /// It hands back what it holds.
     Releasing {
-        /// When the host goes.
         deadline: Option<Instant>,
     },
-    /// It has exited.
     Exited,
 }
 
-/// Whether the work folder is still this worker's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum WorkDirOwnership {
     #[default]
@@ -113,7 +97,6 @@ enum WorkDirOwnership {
     Lost,
 }
 
-/// When the payload of a claim has shown that the host can run it.
 struct HostProofDue {
     claim: LocalToken,
     at: Instant,
@@ -122,7 +105,6 @@ struct HostProofDue {
 #[derive(Debug, Default)]
 pub(super) struct Lifecycle {
     started_at: Option<Instant>,
-    /// Since when nothing has been held.
     idle_since: Option<Instant>,
     granted_count: u64,
     paused: Option<Option<Instant>>,
@@ -132,7 +114,6 @@ pub(super) struct Lifecycle {
 }
 
 impl Lifecycle {
-    /// A claim was granted to be executed.
     pub(super) const fn count_granted(&mut self) {
         self.granted_count += 1;
     }
@@ -161,7 +142,6 @@ impl MinResources {
 }
 
 impl Worker {
-    /// What it does about claiming, and why.
     #[must_use]
     pub fn claiming(&self) -> ClaimingState {
         match self.mode {
@@ -181,7 +161,6 @@ impl Worker {
         }
     }
 
-    /// Whether nobody is there to run any source's tasks.
     fn all_services_down(&self) -> bool {
         !self.sources.is_empty() && self.sources.iter().all(|feed| feed.availability == ServiceAvailability::Down)
     }
@@ -203,15 +182,14 @@ impl Worker {
         self.lifecycle.shortage = self.policy.min_resources.shortage(room);
     }
 
-    /// I27: nothing is begun that a later life would not know of. What runs is finished, and then the next worker of this host
-    /// makes the folder anew.
+    /// I27: nothing is started that the next process would not know of. Running claims are finished; the next worker
+    /// creates the directory again.
     pub(super) fn on_work_dir_lost(&mut self) {
         if core::mem::replace(&mut self.lifecycle.work_dir, WorkDirOwnership::Lost) == WorkDirOwnership::Owned {
             self.effects.push_back(Effect::Alert(Alert::WorkDirLost));
         }
     }
 
-    /// Why nothing is asked for, if anything speaks against it.
     fn claiming_blocked(&self) -> Option<ClaimingBlocked> {
         let unfit = self
             .host_health
@@ -220,7 +198,6 @@ impl Worker {
         self.lifecycle.blocked().or(unfit)
     }
 
-    /// How many more claims may be asked for.
     pub(super) fn claim_allowance(&self) -> u32 {
         let most = self.policy.exit_policy.max_tasks.map_or(u32::MAX, |most| {
             let asked = self.claims.values().filter(|held| held.slot.is_some() && !held.state.is_granted()).count();
@@ -230,12 +207,10 @@ impl Worker {
         most.min(self.trial_allowance())
     }
 
-    /// How many slots are in polls.
     fn reserved_slots(&self) -> usize {
         self.sources.iter().map(|feed| feed.reserved_slots.len()).sum()
     }
 
-    /// How many more tasks a host on trial may have (I33).
     fn trial_allowance(&self) -> u32 {
         let Some(trial) = self.host_health.trial() else { return u32::MAX };
         let counts =
@@ -244,13 +219,11 @@ impl Worker {
         trial.tasks.saturating_sub(u32::try_from(tried).unwrap_or(u32::MAX))
     }
 
-    /// How many tasks a host on trial has, if it may have no more and waits for none.
     fn trial_limit_reached(&self) -> Option<u32> {
         let trial = self.host_health.trial()?;
         (self.trial_allowance() == 0 && self.reserved_slots() == 0).then_some(trial.tasks)
     }
 
-    /// Payloads that may yet show that the host can run them, with when they have.
     fn pending_host_proofs(&self) -> impl Iterator<Item = HostProofDue> {
         let trial = self.host_health.trial();
         let tried =
@@ -261,7 +234,6 @@ impl Worker {
         })
     }
 
-    /// What there is to do about claiming, now.
     pub(super) fn advance_lifecycle(&mut self, now: Instant) {
         let began = *self.lifecycle.started_at.get_or_insert(now);
         if self.lifecycle.paused.flatten().is_some_and(|until| now >= until) {
@@ -275,7 +247,7 @@ impl Worker {
         for claim in proven {
             self.record_host_success(claim);
         }
-        // Nobody knows what there would be to do for one that is refused.
+        // A source that rejects the credentials cannot tell whether tasks are pending.
         let refused = self.sources.iter().any(|feed| feed.poller.is_denied());
         if !self.claims.is_empty() || self.lifecycle.paused.is_some() || refused {
             self.lifecycle.reset_idle();
@@ -295,7 +267,7 @@ impl Worker {
             None
         };
         match self.lifecycle.exiting {
-            // The last task of a worker that has had its number may take as long as it takes.
+            // The last task before `max_tasks` is not limited in time.
             Some(exit) if self.is_between_polls() && (lost || overstayed || self.claims.is_empty()) => {
                 self.drain(exit, now);
                 self.advance(now);
@@ -306,7 +278,7 @@ impl Worker {
         }
     }
 
-    /// Whether nothing is under way that may still bring a claim.
+    /// Whether no call in flight may still grant a claim.
     fn is_between_polls(&self) -> bool {
         self.sources.iter().all(|feed| !feed.poller.is_polling())
             && self.claims.values().all(|held| held.state.is_granted() || held.slot.is_none())
@@ -328,9 +300,9 @@ impl Worker {
             .min()
     }
 
-    /// Whether anything that comes is taken. What a poll still brings that was under way when this host ran short of something, or
-    /// was told to go, goes back, which costs a retry. A pause is none of that: it only asks for nothing more. But what ends with the
-    /// worker's connection goes back at no cost, and does so then, too.
+    /// Whether grants are kept. A poll in flight when the worker stopped or ran short of a resource may still grant
+    /// claims; they are released, which costs a retry. A pause keeps them, except those of a connection-scoped
+    /// source, whose release costs nothing.
     pub(super) fn accepts_grants(&self, source: SourceId) -> bool {
         let feed = self.sources.get(usize::from(source.0));
         let is_free = feed.is_some_and(|feed| feed.poller.capabilities().connection_scoped);
@@ -341,17 +313,16 @@ impl Worker {
         self.mode == Mode::Running && fit && !paused
     }
 
-    /// Whether a message of this source is asked for: what is not claimed yet is left, which costs nobody anything.
+    /// Unclaimed messages are left alone, which costs no retry.
     pub(super) fn accepts_messages(&self, source: SourceId) -> bool {
         self.accepts_grants(source) && self.lifecycle.paused.is_none()
     }
 
-    /// Whether a poll may be started.
     pub(super) fn may_poll(&self) -> bool {
         self.is_claiming() && self.slots.free() > 0 && self.claim_allowance() > 0
     }
 
-    /// Whether claims are asked for as slots come free.
+    /// Whether polls follow as slots become free.
     pub(super) fn is_claiming(&self) -> bool {
         self.mode == Mode::Running && self.lifecycle.exiting.is_none() && self.claiming_blocked().is_none()
     }

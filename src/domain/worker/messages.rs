@@ -1,4 +1,4 @@
-//! What becomes of a message: claimed, attached to a claim, deleted, or left alone.
+//! Decides about a message: claim, attach to a claim, delete, or leave alone.
 
 use alloc::vec::Vec;
 
@@ -14,49 +14,56 @@ use crate::domain::slots::Slot;
 use crate::domain::time::Instant;
 
 impl Worker {
-    pub(super) fn on_message(&mut self, source: SourceId, seen: ReceivedMessage, slots: &mut Vec<Slot>, now: Instant) {
-        self.drop_earlier_receptions(source, &seen.id);
-        let entry = MessageKey { source, id: seen.id.clone() };
-        if seen.dequeue_count > self.policy.dequeue_alert && self.alerted_messages.insert(&entry) {
-            let alert = Alert::DequeueCount { message: seen.token, id: seen.id.clone(), count: seen.dequeue_count };
+    pub(super) fn on_message(
+        &mut self,
+        source: SourceId,
+        message: ReceivedMessage,
+        slots: &mut Vec<Slot>,
+        now: Instant,
+    ) {
+        self.drop_earlier_receptions(source, &message.id);
+        let entry = MessageKey { source, id: message.id.clone() };
+        if message.dequeue_count > self.policy.dequeue_alert && self.alerted_messages.insert(&entry) {
+            let alert =
+                Alert::DequeueCount { message: message.token, id: message.id.clone(), count: message.dequeue_count };
             self.effects.push_back(Effect::Alert(alert));
         }
         let kept = MessageEntry {
             source,
-            id: seen.id.clone(),
-            dequeue_count: seen.dequeue_count,
+            id: message.id.clone(),
+            dequeue_count: message.dequeue_count,
             delete_state: DeleteState::NotRequested,
             retry: Backoff::NEW,
         };
-        self.messages.insert(seen.token, kept);
-        let Some(run) = seen.run else {
-            let alert = Alert::Undecodable { message: seen.token, id: seen.id, count: seen.dequeue_count };
+        self.messages.insert(message.token, kept);
+        let Some(run) = message.run else {
+            let alert = Alert::Undecodable { message: message.token, id: message.id, count: message.dequeue_count };
             self.effects.push_back(Effect::Alert(alert));
-            self.delete_message(seen.token);
+            self.delete_message(message.token);
             return;
         };
-        let work = self.run_key(source, &run);
-        if let Some(token) = self.claims_by_run.get(&work).copied() {
-            self.attach_message(token, seen.token);
-        } else if self.is_ended(&work) {
-            // I12, I25: it was granted to us and is over here. Were it asked for again before it is over at the queue,
-            // it would be granted again, and executed twice.
-            self.delete_message(seen.token);
+        let key = self.run_key(source, &run);
+        if let Some(token) = self.claims_by_run.get(&key).copied() {
+            self.attach_message(token, message.token);
+        } else if self.is_ended(&key) {
+            // I12, I25: the run was granted to us and is over here. A request before it is over at the queue would be
+            // granted again, and the payload executed twice.
+            self.delete_message(message.token);
         } else if !self.accepts_messages(source) {
-            // Left alone: it becomes visible again, to another worker.
-            self.drop_message(seen.token);
+            // It becomes visible again, to another worker.
+            self.drop_message(message.token);
         } else if let Some(slot) = slots.pop() {
-            let mut acts = Vec::new();
-            let machine = ClaimState::requested(self.claim_policy(source), &mut acts);
-            self.insert_claim(seen.token, source, run, Some(slot), machine);
-            self.attach_message(seen.token, seen.token);
-            self.perform(seen.token, acts, now);
+            let mut actions = Vec::new();
+            let state = ClaimState::requested(self.claim_policy(source), &mut actions);
+            self.insert_claim(message.token, source, run, Some(slot), state);
+            self.attach_message(message.token, message.token);
+            self.perform(message.token, actions, now);
         } else {
-            self.drop_message(seen.token);
+            self.drop_message(message.token);
         }
     }
 
-    /// I6: another message about a run in hand leads to no second claim; it shares the first one's answer.
+    /// I6: a further message about a claimed run makes no second claim; it shares the first one's answer.
     fn attach_message(&mut self, claim: LocalToken, message: LocalToken) {
         let Some(held) = self.claims.get_mut(&claim) else { return };
         if held.state.is_granted() {
@@ -66,7 +73,7 @@ impl Worker {
         }
     }
 
-    /// I13: once a message was received again, its earlier receipt is never used again.
+    /// I13: once a message is received again, its earlier receipt is never used.
     fn drop_earlier_receptions(&mut self, source: SourceId, id: &str) {
         let same = |kept: &MessageEntry| kept.source == source && *kept.id == *id;
         let earlier: Vec<LocalToken> =
@@ -126,7 +133,6 @@ impl Worker {
         }
     }
 
-    /// Sends the deletes whose time has come.
     pub(super) fn send_due_deletes(&mut self, now: Instant) {
         let due = |kept: &MessageEntry| kept.delete_state.due().is_some_and(|at| now >= at);
         let due: Vec<LocalToken> =

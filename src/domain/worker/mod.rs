@@ -1,7 +1,7 @@
-//! The whole worker as one machine: sources, slots, messages, claims and the way out.
+//! The state state of the worker: sources, slots, messages, claims, shutdown.
 //!
-//! `handle` takes what happened, `next_effect` says what to do, `next_deadline` when to come back. Every effect that starts
-//! a call is answered by exactly one event, whatever becomes of the call; an answer about something already over is ignored.
+//! `handle` takes events, `next_effect` returns what to do, `next_deadline` when to send [`Event::Tick`]. Every
+//! effect that starts a call is answered by exactly one event; an answer about a claim already closed is ignored.
 
 mod claims;
 mod event;
@@ -36,60 +36,49 @@ use lifecycle::Lifecycle;
 pub use lifecycle::{ClaimingBlocked, ClaimingState, ExitPolicy, HostResources, MinResources};
 use recent_set::RecentSet;
 
-/// The most that is asked for in one poll; the protocol's own limit.
+/// The protocol's own limit.
 pub const POLL_MAX: u32 = 32;
-/// How often a delete is sent in all.
 pub const DELETE_ATTEMPTS_MAX: u32 = 6;
-/// The waits between them; together well within the minutes that a message stays invisible.
+/// Together well within the minutes that a message stays invisible.
 pub const DELETE_RETRY: backoff::Policy =
     backoff::Policy { first: Duration::from_millis(500), max: Duration::from_secs(10) };
-/// After how many failures in a row a source that gives no definite answer is told of; two to three minutes of them.
+/// Consecutive failures of a source before the alert; two to three minutes.
 pub const FAILURES_BEFORE_ALERT: u32 = 10;
-/// After how many more it is told of again; most of an hour.
+/// Further failures before the alert is repeated; most of an hour.
 pub const FAILURES_PER_REPEATED_ALERT: u32 = 100;
-/// How many messages are remembered as having raised their alert.
 pub const ALERTED_MESSAGES_MAX: usize = 4096;
-/// How many ended runs are remembered, and how many that were given up, so that none is taken up again.
+/// Ended runs to remember, so that none is claimed again; abandoned runs likewise.
 pub const ENDED_RUNS_MAX: usize = 4096;
 
-/// What the rules depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerPolicy {
-    /// How many claims may be held at once.
     pub capacity: u32,
-    /// How sources are polled.
     pub poll: poll::PollPolicy,
-    /// How claims are kept.
     pub claim: claim::ClaimPolicy,
     /// A dequeue count above this raises an alert.
     pub dequeue_alert: u32,
-    /// How many refusals of our credentials in a row end the worker.
+    /// Consecutive credential rejections that end the worker.
     pub max_auth_failures: u32,
-    /// How long a drain may take before what is left is handed back; `None` is as long as it takes.
+    /// How long a drain may take before the remaining claims are released; `None` is unlimited.
     pub drain_deadline: Option<Duration>,
-    /// When it leaves by itself.
     pub exit_policy: ExitPolicy,
-    /// What the host must have left for claiming to go on.
     pub min_resources: MinResources,
-    /// What becomes of running payloads once it is known when the host goes.
+    /// What happens to running payloads once the host's termination is known.
     pub on_termination_notice: OnTerminationNotice,
 }
 
-/// What becomes of running payloads once it is known when the host goes.
+/// What happens to running payloads once the host's termination is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnTerminationNotice {
-    /// They may finish. What still runs this long before the host goes is handed back; earlier where grace and reports need
+    /// They may finish; the rest is released `margin` before the termination, or earlier where grace and reports need
     /// more.
-    Finish {
-        /// How long before.
-        margin: Duration,
-    },
-    /// They are handed back at once.
+    Finish { margin: Duration },
+    /// They are released at once.
     Release,
 }
 
 impl OnTerminationNotice {
-    /// When payloads that have `grace` to end are told to, for a host that goes at `deadline`; `None` is at once.
+    /// When payloads with `grace` are stopped for a termination at `deadline`; `None` is at once.
     #[must_use]
     pub fn release_at(self, deadline: Instant, grace: Duration) -> Option<Instant> {
         match self {
@@ -99,7 +88,6 @@ impl OnTerminationNotice {
     }
 }
 
-/// Where the worker is on its way out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Mode {
     Running,
@@ -118,19 +106,18 @@ struct ClaimEntry {
     /// When its payload was started.
     started_at: Option<Instant>,
     proof: HostProof,
-    /// The receptions of messages that led here; deleted when the request is answered.
+    /// Deleted when the claim request is answered.
     messages: Vec<LocalToken>,
     next_deadline: Option<Instant>,
 }
 
-/// Whether a payload has been counted as one that the host could run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum HostProof {
     Pending,
     Counted,
 }
 
-/// An entry of a queue, at every reception. Two sources may use the same names.
+/// The same at every reception. Two sources may use equal ids.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct MessageKey {
     source: SourceId,
@@ -146,7 +133,7 @@ struct MessageEntry {
     retry: Backoff,
 }
 
-/// Whether the operator was told of a payload that may have outlived its claim (I7).
+/// Whether the alert of I7 was raised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OverlapAlert {
     Pending,
@@ -160,19 +147,16 @@ enum DeleteState {
     RetryAt(Instant),
 }
 
-/// A run, wherever it is heard of. Two deployments may use the same names for different tasks.
+/// Two services may use equal ids for different tasks.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct RunKey {
     service: ServiceId,
     run: Run,
 }
 
-/// A source as the rules know it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SourceSpec {
-    /// How it behaves.
     pub capabilities: poll::Capabilities,
-    /// The service behind it.
     pub service: ServiceId,
 }
 
@@ -183,7 +167,7 @@ struct SourceState {
     reserved_slots: Vec<Slot>,
     has_accepted_claim: bool,
     has_polled: bool,
-    /// How many claims under our name nobody here knows of, as it was told last.
+    /// Claims under our worker id that are not ours, as reported last.
     foreign_claims: usize,
     availability: ServiceAvailability,
 }
@@ -194,71 +178,59 @@ struct ClaimTimer {
     claim: LocalToken,
 }
 
-/// A claim as a person may look at it.
 #[derive(Debug, Clone, Copy)]
 pub struct ClaimView<'a> {
-    /// Names it.
     pub claim: LocalToken,
-    /// Where it comes from.
     pub source: SourceId,
-    /// The run.
     pub run: &'a Run,
-    /// Lease and step.
     pub state: &'a ClaimState,
 }
 
-/// A source as a person may look at it.
 #[derive(Debug, Clone, Copy)]
 pub struct SourceView<'a> {
-    /// How it is polled.
     pub poller: &'a Poller,
-    /// The slots that wait in its poll.
     pub reserved_slots: usize,
-    /// Whether what runs its tasks can take any.
     pub availability: ServiceAvailability,
-    /// How many claims the service counts under our name that nobody here knows of, as it was told last.
+    /// Claims under our worker id that are not ours, as reported last.
     pub foreign_claims: usize,
 }
 
-/// The worker.
 #[derive(Debug)]
 pub struct Worker {
     policy: WorkerPolicy,
     jitter: Jitter,
     mode: Mode,
     exit: ExitReason,
-    /// When the first thing happened.
     started_at: Option<Instant>,
-    /// When the host goes, by the earliest notice.
+    /// The earliest notice applies.
     host_terminates_at: Option<Instant>,
-    /// The hand back's deadline has passed: only payloads are waited for.
+    /// The release deadline has passed: only payloads are waited for.
     past_deadline: bool,
     lifecycle: Lifecycle,
-    /// When a drain turns into a hand back, where somebody said so.
+    /// Set by [`Event::DrainBy`].
     drain_deadline: Option<Instant>,
     host_health: HostHealth,
     slots: Slots,
     sources: Vec<SourceState>,
     claims: BTreeMap<LocalToken, ClaimEntry>,
     claims_by_run: BTreeMap<RunKey, LocalToken>,
-    /// Claims whose payload may still be there, with the slot of those that are over.
+    /// Claims whose processes may remain, with the slot of those that are closed.
     cleanup_pending: BTreeMap<LocalToken, Option<Slot>>,
     messages: BTreeMap<LocalToken, MessageEntry>,
-    /// Sources whose poll an order waits for.
+    /// Sources whose poll in flight delays a command.
     awaited_polls: BTreeSet<SourceId>,
-    /// When each claim wants to be woken.
     timers: BTreeSet<ClaimTimer>,
     alerted_messages: RecentSet<MessageKey>,
-    /// Runs that the queue has an outcome for.
+    /// Runs with an outcome at the queue.
     resolved_runs: RecentSet<RunKey>,
-    /// Runs that were given up here. Apart from the others, since the queue may still count one as ours when thousands have
-    /// ended after it.
+    /// Runs given up here. Separate, since the queue may still count one as ours after thousands of others have
+    /// ended.
     abandoned_runs: RecentSet<RunKey>,
     effects: VecDeque<Effect>,
 }
 
 impl Worker {
-    /// A worker for these sources, in their order. `seed` decides every jitter.
+    /// `seed` determines all jitter.
     #[must_use]
     pub fn new(policy: WorkerPolicy, sources: &[SourceSpec], seed: u64) -> Self {
         let feed = |place: &SourceSpec| SourceState {
@@ -296,13 +268,11 @@ impl Worker {
         }
     }
 
-    /// How many slots nobody holds.
     #[must_use]
     pub const fn free_slots(&self) -> u32 {
         self.slots.free()
     }
 
-    /// The sources, in their order.
     pub fn sources(&self) -> impl Iterator<Item = SourceView<'_>> {
         self.sources.iter().map(|feed| SourceView {
             poller: &feed.poller,
@@ -312,19 +282,16 @@ impl Worker {
         })
     }
 
-    /// How many slots there are.
     #[must_use]
     pub const fn capacity(&self) -> u32 {
         self.slots.capacity()
     }
 
-    /// How many claims have left processes behind that cannot be killed, or may have.
     #[must_use]
     pub fn cleanup_pending(&self) -> usize {
         self.cleanup_pending.len()
     }
 
-    /// The claims asked for or held.
     pub fn claims(&self) -> impl Iterator<Item = ClaimView<'_>> {
         self.claims.iter().map(|(claim, held)| ClaimView {
             claim: *claim,
@@ -334,20 +301,19 @@ impl Worker {
         })
     }
 
-    /// Whether it is on its way out, or gone.
     #[must_use]
     pub fn is_stopping(&self) -> bool {
         self.mode != Mode::Running
     }
 
-    /// Says whether what runs a source's tasks can take any. Of the start; later [`Event::Serving`] says it.
+    /// At the start; later [`Event::ServiceAvailabilityChanged`] applies.
     pub fn set_availability(&mut self, source: SourceId, serving: ServiceAvailability) {
         if let Some(feed) = self.sources.get_mut(usize::from(source.0)) {
             feed.availability = serving;
         }
     }
 
-    /// The rules changed. What is held keeps the rules that it was taken in hand under.
+    /// Existing claims keep the policy that they began with.
     fn reconfigure(&mut self, policy: WorkerPolicy) {
         self.slots.resize(policy.capacity);
         for feed in &mut self.sources {
@@ -356,7 +322,7 @@ impl Worker {
         self.policy = policy;
     }
 
-    /// Takes in what happened. To be called with [`Event::Tick`] at the start and at each [`Worker::next_deadline`].
+    /// To be called with [`Event::Tick`] at the start and at each [`Worker::next_deadline`].
     pub fn handle(&mut self, event: Event, now: Instant) {
         if self.mode == Mode::Exited {
             return;
@@ -432,12 +398,11 @@ impl Worker {
         self.advance(now);
     }
 
-    /// The next thing to do, in order.
     pub fn next_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
     }
 
-    /// When it next wants [`Event::Tick`].
+    /// When to send [`Event::Tick`].
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         if self.mode == Mode::Exited {
@@ -466,7 +431,7 @@ impl Worker {
 }
 
 impl SourceState {
-    /// Whether anything is asked of it. While nobody is there to run its tasks, only what an earlier life has left is.
+    /// While no sidecar can run its tasks, only claims of a previous process are looked after.
     const fn is_pollable(&self) -> bool {
         matches!(self.availability, ServiceAvailability::Up) || self.poller.is_recovery_due()
     }

@@ -1,8 +1,7 @@
-//! A memory of bounded length.
+//! A set that keeps the last N values.
 
 use alloc::collections::{BTreeSet, VecDeque};
 
-/// The last so many values.
 #[derive(Debug)]
 pub(super) struct RecentSet<T> {
     order: VecDeque<T>,
@@ -19,7 +18,7 @@ impl<T: Ord + Clone> RecentSet<T> {
         self.values.contains(value)
     }
 
-    /// Adds a value; whether it is new.
+    /// Returns whether the value is new.
     pub(super) fn insert(&mut self, value: &T) -> bool {
         if !self.values.insert(value.clone()) {
             return false;
@@ -33,7 +32,7 @@ impl<T: Ord + Clone> RecentSet<T> {
         true
     }
 
-    /// The values, oldest first.
+    /// Oldest first.
     pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
         self.order.iter()
     }

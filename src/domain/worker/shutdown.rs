@@ -1,4 +1,4 @@
-//! The way out: drain, hand back, the host's end, exit.
+//! Drain, release, host termination, exit.
 
 use alloc::vec::Vec;
 
@@ -12,7 +12,7 @@ impl Worker {
         if self.mode == Mode::Running {
             self.mode = Mode::Draining { since: now };
             self.exit = exit;
-            // I22: what is not granted yet is handed back when it is, and not asked for again.
+            // I22: a claim that is not granted yet is released when it is, and not requested again.
             let asked: Vec<LocalToken> =
                 self.claims.iter().filter(|(_, held)| !held.state.is_granted()).map(|(claim, _)| *claim).collect();
             for claim in asked {
@@ -35,8 +35,8 @@ impl Worker {
         self.release_matching(|_| true, deadline, now);
     }
 
-    /// The host goes at a time that nobody knows: it may be the next second, so no report waits for our own poll. What that
-    /// poll still brings is handed back as well.
+    /// The termination time is unknown and may be the next second, so no report waits for our own poll. What that
+    /// poll still returns is released as well.
     fn release_all_now(&mut self, now: Instant) {
         self.release_all(None, now);
         let claims: Vec<LocalToken> = self.claims.keys().copied().collect();
@@ -45,8 +45,8 @@ impl Worker {
         }
     }
 
-    /// The host goes. Its time is used: what has not started has nothing to lose and is handed back at once, what runs may
-    /// finish until there is just time left to end it and to report it (I22).
+    /// The remaining time is used: unstarted claims lose nothing and are released at once, running ones may finish
+    /// until there is just time to stop and report them (I22).
     pub(super) fn on_termination_notice(&mut self, deadline: Option<Instant>, now: Instant) {
         let exit = match self.exit {
             ExitReason::Drained
@@ -74,20 +74,19 @@ impl Worker {
                 self.release_all(deadline, now);
             } else {
                 self.drain(exit, now);
-                self.release_matching(|machine| !machine.is_started(), deadline, now);
+                self.release_matching(|state| !state.is_started(), deadline, now);
             }
         }
         self.exit = exit;
     }
 
-    /// When what still runs has to be told to end, if it is known when the host goes.
+    /// When running payloads are stopped for a known termination.
     fn release_at(&self) -> Option<Instant> {
         self.host_terminates_at.and_then(|deadline| {
             self.policy.on_termination_notice.release_at(deadline, self.policy.claim.termination_grace)
         })
     }
 
-    /// When a drain that began at `since` turns into a hand back.
     pub(super) fn drain_ends_at(&self, since: Instant) -> Option<Instant> {
         let limit = self.drain_deadline.or_else(|| self.policy.drain_deadline.map(|span| since.plus(span)));
         [limit, self.release_at()].into_iter().flatten().min()
@@ -104,7 +103,7 @@ impl Worker {
         }
     }
 
-    /// A poll has ended: what waited for it is handed back.
+    /// Claims that waited for the poll are released.
     pub(super) fn on_poll_ended(&mut self, source: SourceId, now: Instant) {
         if self.mode == Mode::Running && !self.host_health.is_suspect() && !self.awaited_polls.remove(&source) {
             return;

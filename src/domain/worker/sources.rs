@@ -42,24 +42,24 @@ impl Worker {
         let Some(feed) = self.sources.get_mut(usize::from(source.0)) else { return };
         let mut slots = core::mem::take(&mut feed.reserved_slots);
         match answer {
-            Ok(haul) => {
+            Ok(result) => {
                 let claims = feed.poller.capabilities().long_poll;
                 feed.has_accepted_claim |= claims;
                 feed.has_polled = true;
-                let lost = if claims { haul.messages.len() } else { 0 };
+                let lost = if claims { result.messages.len() } else { 0 };
                 if lost > 0 {
                     feed.poller.request_recovery();
                 }
-                if lost > 0 && haul.claims.is_empty() {
-                    // Each further poll may cost one more claim: no faster than after any other trouble.
+                if lost > 0 && result.claims.is_empty() {
+                    // Each further poll may cost one more claim: no faster than after any other failure.
                     feed.poller.on_refused(Refusal::Retry { retry_after: None }, now, &mut self.jitter);
                 } else {
-                    feed.poller.on_answered(haul.messages.len() + haul.claims.len(), now, &mut self.jitter);
+                    feed.poller.on_answered(result.messages.len() + result.claims.len(), now, &mut self.jitter);
                 }
                 // I13: of several receptions of one message in a batch, the last one has the valid receipt.
                 let latest: BTreeMap<Box<str>, LocalToken> =
-                    haul.messages.iter().map(|message| (message.id.clone(), message.token)).collect();
-                for message in haul.messages {
+                    result.messages.iter().map(|message| (message.id.clone(), message.token)).collect();
+                for message in result.messages {
                     if claims {
                         self.effects.push_back(Effect::Alert(Alert::UnreadableClaim { source, id: message.id }));
                         self.effects.push_back(Effect::DropMessage(message.token));
@@ -69,8 +69,8 @@ impl Worker {
                         self.effects.push_back(Effect::DropMessage(message.token));
                     }
                 }
-                for brought in haul.claims {
-                    self.on_granted_claim(source, brought, sent_at, ClaimOrigin::Poll(slots.pop()), now);
+                for grant in result.claims {
+                    self.on_granted_claim(source, grant, sent_at, ClaimOrigin::Poll(slots.pop()), now);
                 }
             }
             Err(refusal) => self.on_refusal(source, refusal, now),
@@ -89,8 +89,8 @@ impl Worker {
         let Some(feed) = self.sources.get_mut(usize::from(source.0)) else { return };
         match answer {
             Ok(RecoveryResult { claims, error: missed, foreign_claims: others }) => {
-                // I28: what an earlier life of this worker held may have run already, so it is handed back, never resumed.
-                // What a lost reply of this life granted has not, where the clocks can tell.
+                // I28: a claim of a previous process may have run already, so it is released, never resumed. A claim
+                // from a lost reply of this process has not.
                 let began = self.started_at.unwrap_or(now);
                 let fresh = !feed.poller.unread_polls().may_include_previous_process(began);
                 if core::mem::replace(&mut feed.foreign_claims, others) < others {
@@ -123,32 +123,34 @@ impl Worker {
         match refusal {
             Refusal::Denied => self.on_denied(source, denied, now),
             Refusal::Throttled { .. } => self.effects.push_back(Effect::Alert(Alert::Throttled { source })),
-            // A poll that worked before shows that our requests are right; this one met something passing.
+            // A poll that succeeded before shows that our requests are valid; this failure is transient.
             Refusal::Rejected if !feed.has_accepted_claim && !feed.has_polled => {
                 self.drain(ExitReason::Misconfigured, now)
             }
             Refusal::Retry { .. } | Refusal::Gone | Refusal::Rejected | Refusal::Stale => {
-                let in_a_row = feed.poller.consecutive_failures();
-                self.alert_repeated_failures(source, in_a_row);
+                let consecutive = feed.poller.consecutive_failures();
+                self.alert_repeated_failures(source, consecutive);
             }
         }
     }
 
-    /// A failure that may pass is nobody's business, a row of them is.
-    pub(super) fn alert_repeated_failures(&mut self, source: SourceId, in_a_row: u32) {
-        if in_a_row == FAILURES_BEFORE_ALERT || (in_a_row > 0 && in_a_row.is_multiple_of(FAILURES_PER_REPEATED_ALERT)) {
-            self.effects.push_back(Effect::Alert(Alert::SourceUnavailable { source, consecutive: in_a_row }));
+    /// Alert only on repeated failures.
+    pub(super) fn alert_repeated_failures(&mut self, source: SourceId, consecutive: u32) {
+        if consecutive == FAILURES_BEFORE_ALERT
+            || (consecutive > 0 && consecutive.is_multiple_of(FAILURES_PER_REPEATED_ALERT))
+        {
+            self.effects.push_back(Effect::Alert(Alert::SourceUnavailable { source, consecutive }));
         }
     }
 
-    pub(super) fn on_denied(&mut self, source: SourceId, in_a_row: u32, now: Instant) {
-        self.effects.push_back(Effect::Alert(Alert::Denied { source, consecutive: in_a_row }));
-        if in_a_row >= self.policy.max_auth_failures {
+    pub(super) fn on_denied(&mut self, source: SourceId, consecutive: u32, now: Instant) {
+        self.effects.push_back(Effect::Alert(Alert::Denied { source, consecutive }));
+        if consecutive >= self.policy.max_auth_failures {
             self.drain(ExitReason::CredentialsRejected, now);
         }
     }
 
-    /// Sources that have waited longest come first. Long polls under way at the same time share the free slots.
+    /// The source that has waited longest comes first. Long polls sent at the same time share the free slots.
     pub(super) fn start_polls(&mut self, now: Instant) {
         let mut due: Vec<(Instant, usize)> = self
             .sources
@@ -167,7 +169,7 @@ impl Worker {
         }
     }
 
-    /// On the way out a source is opened only where a delete waits for its URLs.
+    /// During shutdown a source is opened only where a delete waits for its URLs.
     pub(super) fn open_for_deletes(&mut self, now: Instant) {
         for (index, feed) in self.sources.iter_mut().enumerate() {
             let source = SourceId(u16::try_from(index).unwrap_or(u16::MAX));
@@ -190,27 +192,27 @@ impl Worker {
             }
             NextCall::Recover => {
                 feed.poller.on_recovery_sent();
-                let ours = |work: &&RunKey| work.service == feed.service;
+                let ours = |key: &&RunKey| key.service == feed.service;
                 let known = self
                     .claims_by_run
                     .keys()
                     .chain(self.resolved_runs.iter())
                     .chain(self.abandoned_runs.iter())
                     .filter(ours);
-                let held: Vec<Run> = known.map(|work| work.run.clone()).collect();
+                let held: Vec<Run> = known.map(|key| key.run.clone()).collect();
                 let asked = feed.poller.unread_polls().windows(now);
                 self.effects.push_back(Effect::Recover { source, known_runs: held, windows: asked });
             }
-            NextCall::Poll(lane) => {
+            NextCall::Poll(queue) => {
                 let share = self.slots.free().div_ceil(waiting.max(1)).min(POLL_MAX).min(allowed);
                 if share == 0 {
                     feed.poller.on_no_free_slot();
                     return;
                 }
                 feed.reserved_slots = self.slots.reserve(share);
-                feed.poller.on_poll_sent(lane, now);
+                feed.poller.on_poll_sent(queue, now);
                 let max = u8::try_from(share).unwrap_or(u8::MAX);
-                self.effects.push_back(Effect::Poll { source, queue: lane, max });
+                self.effects.push_back(Effect::Poll { source, queue, max });
             }
             NextCall::InFlight | NextCall::NotBefore(_) => {}
         }

@@ -1,9 +1,9 @@
-//! The groups of one pool and their request queues: what is wanted, what the broker is known to have, and the next step
-//! for each queue where the two differ.
+//! The groups of one pool and their request queues: what is wanted, what the broker is known to have, and the next
+//! step for each queue where the two differ.
 //!
-//! One step a key is under way at a time, and whatever was learned over a connection is forgotten with it. A queue is
-//! deleted only when it was unbound for the whole stop delay, no worker of the group is left, and the broker said that it
-//! is empty and that nobody consumes from it; one that holds requests makes its group active again (I31).
+//! One step per key is in flight at a time, and what was learned over a connection is forgotten with it. A queue is
+//! deleted only if it was unbound for the whole stop delay, no worker of the group is left, and the broker reported
+//! it empty and without consumers; one that holds requests makes its group active again (I31).
 
 mod progress;
 
@@ -18,121 +18,92 @@ use crate::domain::backoff::{self, Backoff};
 use crate::domain::jitter::Jitter;
 use crate::domain::time::Instant;
 
-/// The pauses before a step that failed is tried again.
+/// Before a failed step is retried.
 pub const STEP_RETRY: backoff::Policy =
     backoff::Policy { first: Duration::from_millis(200), max: Duration::from_secs(30) };
 
-/// How soon a queue that is still consumed from is looked at again.
+/// Between inspections of a queue that still has consumers.
 pub const INSPECT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Something to do about a request queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum QueueStep {
-    /// Declare it and bind it. The answer is [`StepResult::Done`].
+    /// Declare and bind. Answered by [`StepResult::Done`].
     Bind,
-    /// Unbind it, if there is one. The answer is [`StepResult::Done`].
+    /// Unbind, if it exists. Answered by [`StepResult::Done`].
     Unbind,
-    /// Ask what is in it. The answer is [`StepResult::Contents`] or [`StepResult::NotFound`].
+    /// Inspect. Answered by [`StepResult::Contents`] or [`StepResult::NotFound`].
     Inspect,
-    /// Delete it. The answer is [`StepResult::Done`], or [`StepResult::Contents`] where the broker refuses since it is not empty.
+    /// Delete. Answered by [`StepResult::Done`], or [`StepResult::Contents`] where the broker refuses since it is not
+    /// empty.
     Delete,
 }
 
-/// What came of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StepResult {
-    /// It is so.
     Done,
-    /// There is no such queue.
     NotFound,
-    /// So much is known of it.
     Contents {
-        /// Requests that no worker holds.
+        /// Requests not held by any worker.
         ready: u32,
-        /// How many consume.
         consumers: u32,
     },
-    /// Neither this nor that.
     Failed,
 }
 
-/// Names a connection to the broker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Epoch(pub u64);
 
-/// What happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// The broker can be reached, and the pool's exchanges are there.
+    /// The broker is reachable, and the pool's exchanges exist.
     Connected(Epoch),
-    /// It cannot.
     Disconnected,
-    /// A queue of this key was found there.
     QueueFound(Key),
-    /// A sign of demand for a key, which is good for so much longer than usual.
+    /// Demand for a key, which counts for `extra` longer than usual.
     Demand {
-        /// The key.
         key: Key,
-        /// How much longer.
         extra: Duration,
     },
-    /// So much is in the queue of a key, and so much of it is held by workers. Either is a sign of demand: an empty queue says
-    /// nothing of what its workers do.
+    /// Waiting or held requests are both demand: an empty queue says nothing about its workers.
     QueueCounted {
-        /// The key.
         key: Key,
-        /// Requests that no worker holds.
+        /// Requests not held by any worker.
         ready: u32,
-        /// Requests that workers hold.
+        /// Requests held by workers.
         in_progress: u32,
     },
-    /// A request of this key did not find its queue, which is bound as far as is known.
+    /// A request of this key was returned although its queue is believed to be bound.
     Unroutable(Key),
-    /// The answer to a step.
     StepFinished {
-        /// Over which connection.
         epoch: Epoch,
-        /// Whose queue.
         key: Key,
-        /// The step.
         step: QueueStep,
-        /// What came of it.
         result: StepResult,
     },
-    /// So many workers of a key are there, in whatever state.
+    /// The number of workers of a key, in any state.
     Workers {
-        /// The key.
         key: Key,
-        /// How many.
         count: u32,
     },
-    /// Time passed.
     Tick,
 }
 
-/// What to do.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Effect {
-    /// A step for a queue.
     RunStep {
-        /// Over which connection.
         epoch: Epoch,
-        /// Whose queue.
         key: Key,
-        /// The step.
         step: QueueStep,
     },
-    /// A queue that was to go holds requests: its group is active again.
+    /// The queue of an unneeded group holds requests: its group is active again.
     Reactivated {
-        /// Whose queue.
         key: Key,
-        /// How many requests.
         ready: u32,
     },
 }
 
 impl Event {
-    /// The key that it is about; `None` where it is about all of them.
+    /// `None` where the event concerns all keys.
     const fn key(&self) -> Option<&Key> {
         match self {
             Self::Connected(_) | Self::Disconnected | Self::Tick => None,
@@ -159,12 +130,10 @@ struct GroupQueue {
     binding: BindingState,
     in_flight: Option<QueueStep>,
     backoff: Backoff,
-    /// Nothing is done before.
     not_before: Instant,
-    /// What the broker said of it since anything about it changed.
+    /// From the last inspection, unless something changed since.
     inspection: Option<InspectionState>,
     workers: u32,
-    /// What the queue is to be, and since which change.
     target: Option<GroupPhase>,
     generation: Generation,
 }
@@ -172,7 +141,7 @@ struct GroupQueue {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum InspectionState {
     Empty,
-    /// Something changed while it was looked at: what is answered says nothing.
+    /// Something changed during the inspection: its answer is void.
     Stale,
 }
 
@@ -190,7 +159,7 @@ impl GroupQueue {
         }
     }
 
-    /// What would bring it closer to what it is to be, and when.
+    /// The next step towards the target, and its time.
     fn next_step(&self, stop_delay: Duration) -> Option<(QueueStep, Instant)> {
         let now_or = |at: Instant| at.max(self.not_before);
         match (self.target, self.binding) {
@@ -201,7 +170,7 @@ impl GroupQueue {
             }
             (Some(GroupPhase::Unbound) | None, BindingState::Absent)
             | (Some(GroupPhase::Unbound), BindingState::Unbound { .. }) => None,
-            // Nobody asks while workers are there: they may hold what no count shows.
+            // Not while workers exist: they may hold requests that no count shows.
             (None, BindingState::Unbound { .. }) if self.workers > 0 => None,
             (None, BindingState::Unbound { since }) => match self.inspection {
                 None | Some(InspectionState::Stale) => Some((QueueStep::Inspect, now_or(since.plus(stop_delay)))),
@@ -210,7 +179,6 @@ impl GroupQueue {
         }
     }
 
-    /// It is to be this.
     fn set_target(&mut self, wanted: Option<DesiredGroup>, generation: Generation) {
         let (target, since) = wanted.map_or((None, generation), |wanted| (Some(wanted.phase), wanted.generation));
         if self.target != target {
@@ -219,12 +187,10 @@ impl GroupQueue {
         }
     }
 
-    /// Whether there is nothing to do about it any more, and nothing to know.
     fn is_done(&self) -> bool {
         self.target.is_none() && self.binding == BindingState::Absent && self.in_flight.is_none() && self.workers == 0
     }
 
-    /// Begins its next step, where it is time for that.
     fn start_step(&mut self, stop_delay: Duration, now: Instant) -> Option<QueueStep> {
         if self.in_flight.is_some() {
             return None;
@@ -237,7 +203,6 @@ impl GroupQueue {
         Some(step)
     }
 
-    /// Something about it changed, so that what was seen of it counts no more.
     fn invalidate_inspection(&mut self) {
         self.inspection = (self.in_flight == Some(QueueStep::Inspect)).then_some(InspectionState::Stale);
     }
@@ -253,7 +218,6 @@ impl GroupQueue {
     }
 }
 
-/// The groups and queues of one pool.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Pool {
     policy: tracker::TrackerPolicy,
@@ -265,7 +229,6 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// One of which nothing is known.
     #[must_use]
     pub fn new(policy: tracker::TrackerPolicy, seed: u64, now: Instant) -> Self {
         Self {
@@ -278,7 +241,7 @@ impl Pool {
         }
     }
 
-    /// Takes in what happened. What is about one key costs a look at that one, and the others are looked at when time passes.
+    /// An event about one key costs a look-up of that one; the others are visited on ticks.
     pub fn handle(&mut self, event: Event, now: Instant) {
         let of = event.key().cloned();
         match event {
@@ -323,7 +286,7 @@ impl Pool {
                 if let Some(queue) = self.queues.get_mut(&key)
                     && queue.workers != count
                 {
-                    // What one of them has put back was not there when it was looked at.
+                    // A worker may have requeued a request after the inspection.
                     queue.workers = count;
                     queue.invalidate_inspection();
                 }
@@ -338,18 +301,16 @@ impl Pool {
         }
     }
 
-    /// Other delays. What has begun is counted by the old ones.
+    /// Delays that have begun keep their old length.
     pub const fn reconfigure(&mut self, policy: tracker::TrackerPolicy) {
         self.policy = policy;
         self.tracker.reconfigure(policy);
     }
 
-    /// The next effect, in order.
     pub fn next_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
     }
 
-    /// When [`Event::Tick`] has something to do.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         let steps = self.queues.values().filter(|queue| self.epoch.is_some() && queue.in_flight.is_none());
@@ -357,25 +318,23 @@ impl Pool {
         steps.chain(self.tracker.next_deadline()).min()
     }
 
-    /// The groups that are wanted.
     #[must_use]
     pub const fn tracker(&self) -> &Tracker {
         &self.tracker
     }
 
-    /// Every key that there is something to do about, wanted or not, in their order.
+    /// Every key with something to do, wanted or not, in order.
     pub fn keys(&self) -> impl Iterator<Item = &Key> + Clone {
         self.queues.keys()
     }
 
-    /// Whether a request that is published now reaches the queue of its key.
+    /// Whether a request published now reaches the queue of its key.
     #[must_use]
     pub fn is_bound(&self, key: &Key) -> bool {
         let bound = |queue: &GroupQueue| queue.binding == BindingState::Bound && queue.in_flight.is_none();
         self.queues.get(key).is_some_and(bound)
     }
 
-    /// How often in a row a step about the queue of a key has failed.
     #[must_use]
     pub fn consecutive_failures(&self, key: &Key) -> u32 {
         self.queues.get(key).map_or(0, |queue| queue.backoff.tries())
@@ -389,7 +348,7 @@ impl Pool {
     }
 
     fn reset_connection(&mut self) {
-        // Steps that were not begun belong to the connection as well.
+        // Steps that were not sent belong to the connection as well.
         self.effects.retain(|effect| !matches!(effect, Effect::RunStep { .. }));
         for queue in self.queues.values_mut() {
             (queue.binding, queue.in_flight, queue.inspection) = (BindingState::Unknown, None, None);
@@ -405,7 +364,7 @@ impl Pool {
         }
         queue.in_flight = None;
         if answer == StepResult::Failed {
-            // What it was is not known any more: it may have been done all the same.
+            // Unknown: the step may have been carried out all the same.
             (queue.binding, queue.inspection) = (BindingState::Unknown, None);
             queue.not_before = now.plus(queue.backoff.wait(STEP_RETRY, None, &mut self.jitter));
             return;
@@ -436,7 +395,6 @@ impl Pool {
         }
     }
 
-    /// Tells each queue what it is to be, and begins what is to be done about it.
     fn advance_all(&mut self, now: Instant) {
         for (key, wanted) in self.tracker.groups() {
             self.queues.entry(key.clone()).or_insert_with(|| GroupQueue::new(BindingState::Unknown, wanted.generation));
@@ -453,7 +411,6 @@ impl Pool {
         self.queues.retain(|_, queue| !queue.is_done());
     }
 
-    /// The same for one of them.
     fn advance_key(&mut self, key: &Key, now: Instant) {
         let wanted = self.tracker.desired(key);
         if let Some(wanted) = wanted {
@@ -588,7 +545,7 @@ mod tests {
         pool.handle(Event::QueueCounted { key: key(), ready: 0, in_progress: 0 }, at(1_000));
         pool.handle(Event::Tick, at(1_009));
         assert_eq!(steps(&mut pool), [QueueStep::Unbind], "what was held is answered");
-        // One that is to go, and of whose requests somebody holds one after all, goes on.
+        // The queue of an unneeded group whose request a worker still holds stays.
         pool.handle(answered(QueueStep::Unbind, StepResult::Done), at(1_009));
         pool.handle(Event::Tick, at(1_014));
         pool.handle(Event::QueueCounted { key: key(), ready: 0, in_progress: 1 }, at(1_014));

@@ -1,46 +1,37 @@
-//! Where a group stands, for people who ask why nothing happens.
+//! The progress of a group, for the status.
 
 use core::fmt;
 
 use super::{BindingState, Generation, GroupPhase, Instant, Key, Pool, QueueStep};
 
-/// A group at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupProgress {
-    /// What is wanted of it; `None` where it is to go.
+    /// `None` where it is to be removed.
     pub phase: Option<GroupPhase>,
-    /// When the next phase comes, if nothing more is heard of it.
+    /// When the next phase follows without further demand.
     pub until: Option<Instant>,
-    /// The change that led to what is wanted.
+    /// The change that led to the target.
     pub generation: Generation,
-    /// Whether that has been carried out.
+    /// Whether it has been carried out.
     pub settled: bool,
-    /// What its queue waits for.
     pub wait: Option<QueueWait>,
 }
 
-/// What the queue of a group waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueueWait {
-    /// The broker.
     Broker,
-    /// The answer to a step.
     StepRunning(QueueStep),
-    /// The time of the next step.
     NextStep {
-        /// Which.
         step: QueueStep,
-        /// Then.
         at: Instant,
-        /// How often in a row it has failed.
         failures: u32,
     },
-    /// The end of so many workers.
+    /// The group's remaining workers have to exit.
     WorkersExiting(u32),
 }
 
 impl QueueWait {
-    /// Until when, where that is known.
+    /// The time it ends, where known.
     #[must_use]
     pub const fn until(&self) -> Option<Instant> {
         match self {
@@ -53,32 +44,32 @@ impl QueueWait {
 impl fmt::Display for QueueWait {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Broker => out.write_str("its queue waits for the broker"),
-            Self::StepRunning(step) => write!(out, "the broker is asked to {}", step_text(*step)),
-            Self::NextStep { step, failures: 0, .. } => write!(out, "the next step is to {}", step_text(*step)),
+            Self::Broker => out.write_str("waiting for the broker"),
+            Self::StepRunning(step) => write!(out, "{} the queue", step_text(*step)),
+            Self::NextStep { step, failures: 0, .. } => write!(out, "next step: {} the queue", step_text(*step)),
             Self::NextStep { step, failures: 1, .. } => {
-                write!(out, "to {} failed, and is tried again", step_text(*step))
+                write!(out, "{} the queue failed, retrying", step_text(*step))
             }
             Self::NextStep { step, failures, .. } => {
-                write!(out, "to {} failed {failures} times, and is tried again", step_text(*step))
+                write!(out, "{} the queue failed {failures} times, retrying", step_text(*step))
             }
-            Self::WorkersExiting(1) => out.write_str("its queue goes when its last worker has ended"),
-            Self::WorkersExiting(count) => write!(out, "its queue goes when its {count} workers have ended"),
+            Self::WorkersExiting(1) => out.write_str("the queue is deleted after its last worker exits"),
+            Self::WorkersExiting(count) => write!(out, "the queue is deleted after its {count} workers exit"),
         }
     }
 }
 
 const fn step_text(step: QueueStep) -> &'static str {
     match step {
-        QueueStep::Bind => "make its queue",
-        QueueStep::Unbind => "unbind its queue",
-        QueueStep::Inspect => "look whether its queue is empty",
-        QueueStep::Delete => "delete its queue",
+        QueueStep::Bind => "declaring",
+        QueueStep::Unbind => "unbinding",
+        QueueStep::Inspect => "inspecting",
+        QueueStep::Delete => "deleting",
     }
 }
 
 impl Pool {
-    /// Where a group stands; `None` where there is none of this key.
+    /// `None` where there is no group of this key.
     #[must_use]
     pub fn progress(&self, key: &Key) -> Option<GroupProgress> {
         let queue = self.queues.get(key)?;
@@ -121,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_says_at_each_turn_what_it_is_and_what_its_queue_waits_for() {
+    fn progress_shows_the_phase_of_a_group_and_what_its_queue_waits_for() {
         let (key, epoch) = (Key::new("a").unwrap(), Epoch(1));
         let mut pool = Pool::new(POLICY, 1, at(0));
         let answered = |step, answer| Event::StepFinished { epoch, key: key.clone(), step, result: answer };
@@ -131,11 +122,11 @@ mod tests {
         };
         assert_eq!(pool.progress(&key), None);
         pool.handle(Event::Demand { key: key.clone(), extra: Duration::ZERO }, at(0));
-        assert_eq!(stands(&pool), (Some(GroupPhase::Active), false, "its queue waits for the broker".into()));
+        assert_eq!(stands(&pool), (Some(GroupPhase::Active), false, "waiting for the broker".into()));
         pool.handle(Event::Connected(epoch), at(0));
-        assert_eq!(stands(&pool).2, "the broker is asked to make its queue");
+        assert_eq!(stands(&pool).2, "declaring the queue");
         pool.handle(answered(QueueStep::Bind, StepResult::Failed), at(0));
-        assert_eq!(stands(&pool).2, "to make its queue failed, and is tried again");
+        assert_eq!(stands(&pool).2, "declaring the queue failed, retrying");
         let again = pool.progress(&key).unwrap().wait.unwrap().until().unwrap();
         pool.handle(Event::Tick, again);
         pool.handle(answered(QueueStep::Bind, StepResult::Done), again);
@@ -146,10 +137,10 @@ mod tests {
         pool.handle(answered(QueueStep::Unbind, StepResult::Done), at(10));
         assert_eq!(stands(&pool), (Some(GroupPhase::Unbound), true, String::new()));
         pool.handle(Event::Tick, at(15));
-        assert_eq!(stands(&pool), (None, false, "its queue goes when its 2 workers have ended".into()));
+        assert_eq!(stands(&pool), (None, false, "the queue is deleted after its 2 workers exit".into()));
         pool.handle(Event::Workers { key: key.clone(), count: 0 }, at(15));
-        assert_eq!(stands(&pool).2, "the broker is asked to look whether its queue is empty");
+        assert_eq!(stands(&pool).2, "inspecting the queue");
         pool.handle(answered(QueueStep::Inspect, StepResult::Contents { ready: 0, consumers: 1 }), at(15));
-        assert_eq!(stands(&pool).2, "the next step is to look whether its queue is empty");
+        assert_eq!(stands(&pool).2, "next step: inspecting the queue");
     }
 }
