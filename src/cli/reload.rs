@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::io;
 
+use sd_notify::NotifyState;
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Mutex;
@@ -13,7 +14,7 @@ use super::config_args::{ConfigArgs, WorkerFlags};
 use super::worker_setup;
 use crate::config::Environment;
 use crate::config::schema::Config;
-use crate::host::service_manager::{NotifyMessage, NotifySender};
+use crate::host::service_manager::NotifySender;
 use crate::observe::log;
 use crate::worker::{Control, ReloadResult};
 
@@ -49,14 +50,17 @@ impl Reloader {
     ///
     /// Everything that is wrong with it; nothing has changed then.
     pub(super) async fn reload(&self) -> Result<String, String> {
-        if let Some(teller) = &self.notify_sender {
-            teller.send(vec![NotifyMessage::Reloading]);
+        if let Some(sender) = &self.notify_sender
+            && let Ok(now) = NotifyState::monotonic_usec_now()
+        {
+            sender.send(&[NotifyState::Reloading, now]);
         }
         let ended = self.load_and_apply().await;
-        if let Some(teller) = &self.notify_sender {
-            // Without this word the manager would wait for the end of the reload and kill the worker; it knows no refusal.
-            let refused = ended.is_err().then(|| NotifyMessage::Status(REFUSED_STATUS.to_owned()));
-            teller.send(std::iter::once(NotifyMessage::Ready).chain(refused).collect());
+        if let Some(sender) = &self.notify_sender {
+            // systemd has no notification for a failed reload. Without READY=1 it would wait and then kill the worker.
+            let refused = ended.is_err().then_some(NotifyState::Status(REFUSED_STATUS));
+            let states: Vec<NotifyState<'_>> = std::iter::once(NotifyState::Ready).chain(refused).collect();
+            sender.send(&states);
         }
         self.control.count_reload(if ended.is_ok() { ReloadResult::Applied } else { ReloadResult::Rejected });
         ended

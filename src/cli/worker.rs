@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
+use sd_notify::NotifyState;
 
 use super::config_args::{self, ConfigArgs, WorkerFlags};
 use super::doctor::host::open_files_warning;
@@ -17,7 +18,7 @@ use crate::config::{Environment, collector};
 use crate::control::worker_api::{ReloadFn, ServedWorker, Socket};
 use crate::control::{WorkerStatusReply, socket_in, worker_api};
 use crate::host::containment::{close_inherited_fds_on_exec, harden_process};
-use crate::host::service_manager::{NotifyMessage, ServiceManager};
+use crate::host::service_manager::ServiceManager;
 use crate::limits::ABORT_TIMEOUT;
 use crate::observe::log;
 use crate::observe::traces::Export;
@@ -117,9 +118,9 @@ pub(super) async fn run_with(
     }
     if let Some(manager) = manager {
         let exit = ended.as_ref().map_or_else(|failure| failure.exit, |exit| *exit);
-        // The last teller but the manager's own.
+        // `close` waits until every other sender is dropped.
         drop(reloader);
-        manager.sender.send(vec![NotifyMessage::Stopping, NotifyMessage::Status(exit.description().to_owned())]);
+        manager.sender.send(&[NotifyState::Stopping, NotifyState::Status(exit.description())]);
         manager.close().await;
     }
     ended

@@ -11,7 +11,7 @@ pub(crate) mod name_lock;
 pub(crate) mod process;
 pub mod program_path;
 pub mod resources;
-pub mod service_manager;
+pub(crate) mod service_manager;
 pub(crate) mod service_record;
 pub(crate) mod spare;
 pub mod termination_notice;

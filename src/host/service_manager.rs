@@ -1,141 +1,77 @@
-//! What a service manager is told (`sd_notify`), in the order in which it is said and without ever waiting for the manager.
-//!
-//! It knows the protocol alone; when to say what is decided where the worker is looked at.
+//! Sends notifications to systemd (`sd_notify`), in order and without blocking the worker.
 
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
 use sd_notify::NotifyState;
 
-use crate::limits::{SYSTEMD_CLOSE_TIMEOUT, SYSTEMD_MESSAGES_QUEUED_MAX, SYSTEMD_STATUS_CHARS_MAX};
+use crate::limits::{SYSTEMD_CLOSE_TIMEOUT, SYSTEMD_MESSAGES_QUEUED_MAX};
 
-/// Something to tell.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NotifyMessage {
-    /// The service is up.
-    Ready,
-    /// The configuration is being read again; [`NotifyMessage::Ready`] follows.
-    Reloading,
-    /// The service is on its way out.
-    Stopping,
-    /// One line for people.
-    Status(String),
-    /// It is alive.
-    Watchdog,
-    /// Starting, reloading or stopping takes so much longer.
-    ExtendTimeout(Duration),
-}
-
-/// Tells the manager. Cheap to clone.
+/// Queues notifications for the thread that sends them. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct NotifySender(SyncSender<Vec<NotifyMessage>>);
+pub(crate) struct NotifySender(SyncSender<String>);
 
 impl NotifySender {
-    /// Tells these together. What a manager that does not read has no room for is dropped.
-    pub fn send(&self, words: Vec<NotifyMessage>) {
-        match self.0.try_send(words) {
-            Ok(()) => {}
-            Err(TrySendError::Full(words) | TrySendError::Disconnected(words)) => {
-                tracing::debug!(?words, "the service manager was not told");
-            }
+    /// Sends states in one datagram. Drops them if the queue is full because the service manager does not read.
+    pub(crate) fn send(&self, states: &[NotifyState<'_>]) {
+        let lines: Vec<String> = states.iter().map(ToString::to_string).collect();
+        if let Err(TrySendError::Full(text) | TrySendError::Disconnected(text)) = self.0.try_send(lines.join("\n")) {
+            tracing::debug!(text, "dropped a service manager notification: its queue is full");
         }
     }
 
-    /// A teller whose words somebody else hears.
-    #[must_use]
-    pub fn channel() -> NotifyChannel {
-        let (teller, heard) = sync_channel(SYSTEMD_MESSAGES_QUEUED_MAX);
-        NotifyChannel { sender: Self(teller), receiver: heard }
+    pub(crate) fn channel() -> (Self, Receiver<String>) {
+        let (sender, receiver) = sync_channel(SYSTEMD_MESSAGES_QUEUED_MAX);
+        (Self(sender), receiver)
     }
 }
 
-/// Both ends of a teller.
+/// The service manager that started this process and expects notifications.
 #[derive(Debug)]
-pub struct NotifyChannel {
-    /// Tells.
-    pub sender: NotifySender,
-    /// Hears.
-    pub receiver: Receiver<Vec<NotifyMessage>>,
-}
-
-/// The manager that started this process and wants to hear of it.
-#[derive(Debug)]
-pub struct ServiceManager {
-    /// What tells it.
-    pub sender: NotifySender,
-    /// Where [`NotifyMessage::Watchdog`] is missing for so long, it restarts the service.
-    pub watchdog: Option<Duration>,
-    /// Resolves once everything was sent and no teller is left.
+pub(crate) struct ServiceManager {
+    pub(crate) sender: NotifySender,
+    /// The service manager restarts the service if no watchdog notification arrives within this time.
+    pub(crate) watchdog: Option<Duration>,
+    /// Resolves when everything was sent and every sender was dropped.
     all_sent: tokio::sync::oneshot::Receiver<()>,
 }
 
 impl ServiceManager {
-    /// The one that `NOTIFY_SOCKET` names; `None` where nobody wants to hear.
+    /// `None` if `NOTIFY_SOCKET` is not set.
     ///
     /// # Errors
     ///
-    /// Where no thread can be started.
-    pub fn from_socket_variable(notify_socket: Option<&str>) -> std::io::Result<Option<Self>> {
+    /// The thread cannot be started.
+    pub(crate) fn from_socket_variable(notify_socket: Option<&str>) -> std::io::Result<Option<Self>> {
         if notify_socket.is_none() {
             return Ok(None);
         }
-        let NotifyChannel { sender: teller, receiver: heard } = NotifySender::channel();
-        let (end, done) = tokio::sync::oneshot::channel();
-        // Sending blocks while the manager does not read, so it has a thread of its own.
+        let (sender, receiver) = NotifySender::channel();
+        let (end, all_sent) = tokio::sync::oneshot::channel();
+        // Sending blocks while the service manager does not read.
         std::thread::Builder::new().name("sd-notify".to_owned()).spawn(move || {
-            while let Ok(words) = heard.recv() {
-                if let Err(error) = send(&words) {
-                    tracing::debug!(%error, ?words, "the service manager cannot be told");
+            while let Ok(text) = receiver.recv() {
+                if let Err(error) = sd_notify::notify(&[NotifyState::Custom(&text)]) {
+                    tracing::debug!(%error, text, "cannot notify the service manager");
                 }
             }
-            // Nobody waits where the process ends in a hurry.
+            // The process may end without waiting for this.
             end.send(()).ok();
         })?;
         let watchdog = sd_notify::watchdog_enabled().filter(|span| !span.is_zero());
-        Ok(Some(Self { sender: teller, watchdog, all_sent: done }))
+        Ok(Some(Self { sender, watchdog, all_sent }))
     }
 
-    /// Waits until everything has been sent, for a second at most. Every clone of the teller has to be gone.
+    /// Waits until everything was sent, for at most [`SYSTEMD_CLOSE_TIMEOUT`]. Every clone of the sender has to be dropped.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub async fn close(self) {
-        let Self { sender: teller, all_sent: done, .. } = self;
-        drop(teller);
-        drop(tokio::time::timeout(SYSTEMD_CLOSE_TIMEOUT, done).await);
+    pub(crate) async fn close(self) {
+        let Self { sender, all_sent, .. } = self;
+        drop(sender);
+        drop(tokio::time::timeout(SYSTEMD_CLOSE_TIMEOUT, all_sent).await);
     }
-}
-
-fn send(words: &[NotifyMessage]) -> std::io::Result<()> {
-    let status = words.iter().find_map(|word| match word {
-        NotifyMessage::Status(text) => Some(single_line(text)),
-        NotifyMessage::Ready
-        | NotifyMessage::Reloading
-        | NotifyMessage::Stopping
-        | NotifyMessage::Watchdog
-        | NotifyMessage::ExtendTimeout(_) => None,
-    });
-    let mut states = Vec::with_capacity(words.len() + 1);
-    for word in words {
-        match word {
-            NotifyMessage::Ready => states.push(NotifyState::Ready),
-            NotifyMessage::Reloading => states.extend([NotifyState::Reloading, NotifyState::monotonic_usec_now()?]),
-            NotifyMessage::Stopping => states.push(NotifyState::Stopping),
-            NotifyMessage::Status(_) => states.push(NotifyState::Status(status.as_deref().unwrap_or_default())),
-            NotifyMessage::Watchdog => states.push(NotifyState::Watchdog),
-            NotifyMessage::ExtendTimeout(span) => {
-                states.push(NotifyState::ExtendTimeoutUsec(u32::try_from(span.as_micros()).unwrap_or(u32::MAX)));
-            }
-        }
-    }
-    sd_notify::notify(&states)
-}
-
-/// A line break would begin another assignment.
-fn single_line(text: &str) -> String {
-    let plain = text.chars().map(|char| if char.is_control() { ' ' } else { char });
-    plain.take(SYSTEMD_STATUS_CHARS_MAX).collect()
 }
 
 #[cfg(test)]
@@ -143,22 +79,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_stays_one_assignment() {
-        assert_eq!(single_line("a\nREADY=1\tb"), "a READY=1 b");
-        assert_eq!(single_line(&"x".repeat(5000)).len(), SYSTEMD_STATUS_CHARS_MAX);
-    }
-
-    #[test]
-    fn nobody_is_told_where_nobody_asked() {
+    fn without_a_socket_there_is_no_service_manager() {
         assert!(ServiceManager::from_socket_variable(None).unwrap().is_none());
     }
 
     #[test]
-    fn a_manager_that_does_not_read_holds_nobody_up() {
-        let line = NotifySender::channel();
+    fn sending_does_not_block_if_the_service_manager_does_not_read() {
+        let (sender, receiver) = NotifySender::channel();
         for _ in 0..=SYSTEMD_MESSAGES_QUEUED_MAX {
-            line.sender.send(vec![NotifyMessage::Watchdog]);
+            sender.send(&[NotifyState::Watchdog]);
         }
-        assert_eq!(line.receiver.try_iter().count(), SYSTEMD_MESSAGES_QUEUED_MAX);
+        assert_eq!(receiver.try_iter().count(), SYSTEMD_MESSAGES_QUEUED_MAX);
     }
 }
