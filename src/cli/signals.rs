@@ -1,5 +1,5 @@
-//! What signals ask of a worker: the first TERM or INT drains, the second hands back, the third ends it at once; QUIT
-//! hands back. TSTP pauses and CONT ends that, USR1 asks for the state.
+//! Maps signals to commands: the first TERM or INT drains, the second releases claims, the third aborts; QUIT releases; TSTP
+//! pauses, CONT resumes, USR1 logs the status.
 
 use std::convert::Infallible;
 
@@ -9,48 +9,43 @@ use super::control::status::one_line;
 use super::exit::{Exit, Failure};
 use crate::worker::{Command, Control, Note};
 
-/// A signal that asks a worker to go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ExitSignal {
-    /// TERM or INT.
+    /// SIGTERM or SIGINT.
     Terminate,
-    /// QUIT.
     Quit,
 }
 
-/// What is done about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum ShutdownStep {
     Drain,
-    HandBack,
+    Release,
     Abort,
 }
 
-/// How far the ladder has been climbed. It is never climbed down, and whichever of two signals that come together is heard
-/// first, they lead to the same step.
+/// The step never decreases, and does not depend on the order of two signals that arrive together.
 #[derive(Debug, Default)]
 struct Escalation {
-    /// How often it was asked to leave.
     terminate_count: u8,
     quit_received: bool,
 }
 
 impl Escalation {
-    fn escalate(&mut self, asked: ExitSignal) -> ShutdownStep {
-        match asked {
+    fn escalate(&mut self, signal: ExitSignal) -> ShutdownStep {
+        match signal {
             ExitSignal::Terminate => self.terminate_count = self.terminate_count.saturating_add(1),
             ExitSignal::Quit => self.quit_received = true,
         }
-        let at_least = if self.quit_received { ShutdownStep::HandBack } else { ShutdownStep::Drain };
-        at_least.max(match self.terminate_count {
+        let minimum = if self.quit_received { ShutdownStep::Release } else { ShutdownStep::Drain };
+        minimum.max(match self.terminate_count {
             0 | 1 => ShutdownStep::Drain,
-            2 => ShutdownStep::HandBack,
+            2 => ShutdownStep::Release,
             _ => ShutdownStep::Abort,
         })
     }
 }
 
-/// The signals that ask a worker to go, from when it was made. One that comes before somebody waits for it is kept.
+/// Listens for TERM, INT and QUIT. A signal that arrives before `next` is called is kept.
 #[derive(Debug)]
 pub(super) struct ExitSignals {
     term: Signal,
@@ -59,11 +54,11 @@ pub(super) struct ExitSignals {
 }
 
 impl ExitSignals {
-    /// Listens from now on; the process no longer ends by itself at one of them.
+    /// Replaces the signals' default action, which ends the process.
     ///
     /// # Errors
     ///
-    /// [`Exit::HostUnusable`] where no handler can be installed.
+    /// [`Exit::HostUnusable`] if no handler can be installed.
     pub(super) fn listen() -> Result<Self, Failure> {
         Ok(Self {
             term: subscribe(SignalKind::terminate())?,
@@ -72,7 +67,7 @@ impl ExitSignals {
         })
     }
 
-    /// Waits for the next.
+    /// Waits for the next signal.
     ///
     /// # Cancel safety
     ///
@@ -89,32 +84,32 @@ impl ExitSignals {
         }
     }
 
-    /// Turns signals into orders, and resolves once the last step was ordered.
+    /// Sends a command for each signal; resolves after an abort.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe; signals are then no longer answered.
+    /// Cancel safe; later signals are then ignored.
     pub(super) async fn apply_to(mut self, control: Control) {
-        let mut ladder = Escalation::default();
+        let mut escalation = Escalation::default();
         loop {
-            let ReceivedSignal { name, signal: asked } = self.receive().await;
-            match ladder.escalate(asked) {
+            let ReceivedSignal { name, signal } = self.receive().await;
+            match escalation.escalate(signal) {
                 ShutdownStep::Drain => {
                     tracing::info!(
                         signal = name,
-                        "draining: no new claims, running tasks finish; once more hands them back"
+                        "draining: no new claims, running tasks finish; repeat the signal to release them"
                     );
                     control.command(Command::Drain { within: None }, Note::of(&format!("SIG{name}"))).await;
                 }
-                ShutdownStep::HandBack => {
+                ShutdownStep::Release => {
                     tracing::warn!(
                         signal = name,
-                        "handing back what runs; a third TERM or INT ends at once without handing back"
+                        "releasing all claims; a third TERM or INT ends the worker at once without releasing"
                     );
                     control.command(Command::Release { within: None }, Note::of(&format!("SIG{name}"))).await;
                 }
                 ShutdownStep::Abort => {
-                    tracing::error!(signal = name, "ending at once; claims are left to expire");
+                    tracing::error!(signal = name, "ending at once; claims will expire");
                     control.command(Command::Abort, Note::of(&format!("SIG{name}"))).await;
                     return;
                 }
@@ -123,7 +118,7 @@ impl ExitSignals {
     }
 }
 
-/// The signals that ask a worker for something else than to go.
+/// Listens for TSTP, CONT and USR1.
 #[derive(Debug)]
 pub(super) struct ControlSignals {
     tstp: Signal,
@@ -132,27 +127,27 @@ pub(super) struct ControlSignals {
 }
 
 impl ControlSignals {
-    /// Listens from now on; the process is no longer stopped or ended by them.
+    /// Replaces the signals' default actions, which stop or end the process.
     ///
     /// # Errors
     ///
-    /// [`Exit::HostUnusable`] where no handler can be installed.
+    /// [`Exit::HostUnusable`] if no handler can be installed.
     pub(super) fn listen() -> Result<Self, Failure> {
-        let kept = |number| subscribe(SignalKind::from_raw(number));
-        Ok(Self { tstp: kept(TSTP)?, cont: kept(CONT)?, usr1: kept(USR1)? })
+        let listen = |number| subscribe(SignalKind::from_raw(number));
+        Ok(Self { tstp: listen(TSTP)?, cont: listen(CONT)?, usr1: listen(USR1)? })
     }
 
-    /// Does what they ask. Never resolves.
+    /// Never resolves.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe; signals are then no longer answered.
+    /// Cancel safe; later signals are then ignored.
     pub(super) async fn apply_to(mut self, control: Control) -> Infallible {
         loop {
             tokio::select! {
                 _ = self.tstp.recv() => control.command(Command::Pause { span: None }, Note::of("SIGTSTP")).await,
                 _ = self.cont.recv() => {
-                    // Any process that was stopped is told to go on; only a pause of the same kind ends by it.
+                    // Every stopped process gets a CONT when it continues; only a pause by SIGTSTP ends with it.
                     let note = control.status().await.and_then(|view| view.note);
                     if note.is_some_and(|note| note.by == "SIGTSTP") {
                         control.command(Command::Resume, Note::of("SIGCONT")).await;
@@ -160,7 +155,7 @@ impl ControlSignals {
                 }
                 _ = self.usr1.recv() => {
                     if let Some(view) = control.status().await {
-                        tracing::info!("state: {}", one_line(&view));
+                        tracing::info!("status: {}", one_line(&view));
                     }
                 }
             }
@@ -173,7 +168,7 @@ const CONT: i32 = rustix::process::Signal::CONT.as_raw();
 const USR1: i32 = rustix::process::Signal::USR1.as_raw();
 
 fn subscribe(kind: SignalKind) -> Result<Signal, Failure> {
-    signal(kind).map_err(|error| Failure::new(Exit::HostUnusable, format!("no signals can be received: {error}")))
+    signal(kind).map_err(|error| Failure::new(Exit::HostUnusable, format!("cannot install a signal handler: {error}")))
 }
 
 struct ReceivedSignal {
@@ -185,35 +180,35 @@ struct ReceivedSignal {
 mod tests {
     use super::*;
 
-    fn climb(asked: &[ExitSignal]) -> Vec<ShutdownStep> {
-        let mut ladder = Escalation::default();
-        asked.iter().map(|asked| ladder.escalate(*asked)).collect()
+    fn steps(signal: &[ExitSignal]) -> Vec<ShutdownStep> {
+        let mut escalation = Escalation::default();
+        signal.iter().map(|signal| escalation.escalate(*signal)).collect()
     }
 
     #[test]
-    fn three_times_asked_to_leave_is_drain_hand_back_abort() {
+    fn three_terminate_signals_drain_release_and_abort() {
         assert_eq!(
-            climb(&[ExitSignal::Terminate; 4]),
-            [ShutdownStep::Drain, ShutdownStep::HandBack, ShutdownStep::Abort, ShutdownStep::Abort]
+            steps(&[ExitSignal::Terminate; 4]),
+            [ShutdownStep::Drain, ShutdownStep::Release, ShutdownStep::Abort, ShutdownStep::Abort]
         );
     }
 
     #[test]
-    fn quit_hands_back_and_never_aborts() {
-        assert_eq!(climb(&[ExitSignal::Quit; 3]), [ShutdownStep::HandBack; 3]);
+    fn quit_releases_and_never_aborts() {
+        assert_eq!(steps(&[ExitSignal::Quit; 3]), [ShutdownStep::Release; 3]);
         assert_eq!(
-            climb(&[ExitSignal::Terminate, ExitSignal::Quit, ExitSignal::Terminate, ExitSignal::Quit]),
-            [ShutdownStep::Drain, ShutdownStep::HandBack, ShutdownStep::HandBack, ShutdownStep::HandBack]
+            steps(&[ExitSignal::Terminate, ExitSignal::Quit, ExitSignal::Terminate, ExitSignal::Quit]),
+            [ShutdownStep::Drain, ShutdownStep::Release, ShutdownStep::Release, ShutdownStep::Release]
         );
     }
 
     #[test]
-    fn who_is_told_to_hand_back_is_not_ended_by_whoever_asks_it_to_leave() {
-        // A service manager sends its TERM to a worker that an operator has sent a QUIT.
-        let asked = [ExitSignal::Quit, ExitSignal::Terminate, ExitSignal::Terminate, ExitSignal::Terminate];
+    fn terminate_signals_after_quit_abort_only_at_the_third() {
+        // A service manager sends TERM to a worker to which an operator has sent QUIT.
+        let signal = [ExitSignal::Quit, ExitSignal::Terminate, ExitSignal::Terminate, ExitSignal::Terminate];
         assert_eq!(
-            climb(&asked),
-            [ShutdownStep::HandBack, ShutdownStep::HandBack, ShutdownStep::HandBack, ShutdownStep::Abort]
+            steps(&signal),
+            [ShutdownStep::Release, ShutdownStep::Release, ShutdownStep::Release, ShutdownStep::Abort]
         );
     }
 }

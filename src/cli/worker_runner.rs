@@ -27,7 +27,7 @@ use crate::worker_runner::{RunnerConfig, RunnerCredentials, RunnerProtocol, Runn
 /// `journeyman run`
 #[derive(Debug, Args)]
 pub(super) struct WorkerRunnerArgs {
-    /// File that the worker-runner has written
+    /// Configuration file written by the worker-runner
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     config: PathBuf,
     /// Speak the worker-runner's protocol on standard input and output
@@ -35,22 +35,20 @@ pub(super) struct WorkerRunnerArgs {
     with_worker_runner: bool,
 }
 
-/// What is said on standard output; the log says it too, from any thread.
-static CONVERSATION: Mutex<Option<RunnerProtocol>> = Mutex::new(None);
+/// Global because the log sends lines from any thread.
+static PROTOCOL: Mutex<Option<RunnerProtocol>> = Mutex::new(None);
 
-/// Runs it.
-///
 /// # Errors
 ///
-/// A file that no worker can be made of; as `journeyman worker`.
+/// An unusable file; otherwise as `journeyman worker`.
 pub(super) async fn run(arguments: WorkerRunnerArgs, environment: &Environment) -> ExitResult {
-    with_conversation(|conversation| *conversation = Some(RunnerProtocol::default()));
+    with_protocol(|protocol| *protocol = Some(RunnerProtocol::default()));
     let mut lines = spawn_line_reader();
     let ended = Box::pin(run_worker(&arguments, environment, &mut lines)).await;
     if ended.is_err() {
         wait_for_welcome(&mut lines).await;
     }
-    // The last word comes after the last line of the log.
+    // The last message follows the last line of the log.
     log::flush_and_stop();
     send_last_message(&ended).await;
     ended
@@ -60,29 +58,29 @@ async fn run_worker(arguments: &WorkerRunnerArgs, environment: &Environment, lin
     let (config, credentials) = read_config(&arguments.config, environment)?;
     log::start_with_callback(&config.log, log_line);
     harden_process();
-    let made = worker_setup::build_worker_with_apis(&config, environment)?;
+    let built = worker_setup::build_worker_with_apis(&config, environment)?;
     close_inherited_fds_on_exec();
-    replace_credentials(&made.apis, &credentials)?;
+    replace_credentials(&built.apis, &credentials)?;
     let export = worker::start_trace_export(&config, environment);
-    let recorded = worker::with_trace_export(made.worker, export.as_ref());
-    let control = recorded.control();
-    let obey = ExitSignals::listen()?.apply_to(control.clone());
+    let worker = worker::with_trace_export(built.worker, export.as_ref());
+    let control = worker.control();
+    let signals = ExitSignals::listen()?.apply_to(control.clone());
     let watch = termination_watch::watch_notices(&config, control.clone())?;
     let reload = || -> ReloadFuture {
-        Box::pin(async { Err("the worker-runner writes this configuration at a start".to_owned()) })
+        Box::pin(async { Err("the worker-runner writes this configuration once, at the start".to_owned()) })
     };
-    let answers = worker::serve_control_socket(&config, control.clone(), Arc::new(reload))?;
+    let control_socket = worker::serve_control_socket(&config, control.clone(), Arc::new(reload))?;
     let reports = amqp_setup::report_activity(&config, &control, environment)?;
-    let listen = handle_messages(lines, made.apis, control);
-    let attend = async {
+    let messages = handle_messages(lines, built.apis, control);
+    let requests = async {
         tokio::select! {
-            () = obey => {}
-            () = async { tokio::join!(watch, listen, reports); std::future::pending().await } => {}
+            () = signals => {}
+            () = async { tokio::join!(watch, messages, reports); std::future::pending().await } => {}
         }
     };
     let ended = tokio::select! {
-        ended = worker::run_until_exit(recorded, attend) => ended,
-        broken = answers => Err(broken),
+        ended = worker::run_until_exit(worker, requests) => ended,
+        failure = control_socket => Err(failure),
     };
     if let Some(export) = export {
         export.close().await;
@@ -90,38 +88,37 @@ async fn run_worker(arguments: &WorkerRunnerArgs, environment: &Environment, lin
     ended
 }
 
-/// Waits until the runner may be told why there is no worker: it says welcome first.
+/// Waits for `welcome`, before which no error report may be sent.
 async fn wait_for_welcome(lines: &mut LineReceiver) {
     let welcome = async {
-        while !with_conversation(|conversation| conversation.as_ref().is_none_or(RunnerProtocol::is_welcomed)) {
+        while !with_protocol(|protocol| protocol.as_ref().is_none_or(RunnerProtocol::is_welcomed)) {
             let Some(Ok(line)) = lines.recv().await else { return };
             if let RunnerRequest::Reply(hello) = parse_line(&line) {
                 send_hello(hello).await;
             }
         }
     };
-    // A person who tries it by hand has nothing to say.
+    // A terminal never sends `welcome`.
     if !io::stdin().is_terminal() {
         drop(tokio::time::timeout(RUNNER_WELCOME_TIMEOUT, welcome).await);
     }
 }
 
-/// The file as a configuration, and who we are.
 fn read_config(path: &Path, environment: &Environment) -> Result<(Config, RunnerCredentials), Failure> {
     let unusable = |what: String| Failure::new(Exit::Config, format!("{}: {what}", path.display()));
     let mut text = String::new();
     let file = std::fs::File::open(path).map_err(|error| unusable(error.to_string()))?;
     file.take(RUNNER_FILE_BYTES_MAX).read_to_string(&mut text).map_err(|error| unusable(error.to_string()))?;
-    let given = RunnerConfig::parse(&text).map_err(|error| unusable(error.to_string()))?;
-    let toml = given.to_toml().map_err(|error| unusable(error.to_string()))?;
-    // Lines and columns are those of its text as TOML.
+    let runner_config = RunnerConfig::parse(&text).map_err(|error| unusable(error.to_string()))?;
+    let toml = runner_config.to_toml().map_err(|error| unusable(error.to_string()))?;
+    // Errors have the lines and columns of the TOML text.
     let document = Document::new(Path::new(&format!("{} (as TOML)", path.display())), &toml);
-    Ok((config::load(Some(document), environment, &[])?.config, given.credentials()))
+    Ok((config::load(Some(document), environment, &[])?.config, runner_config.credentials()))
 }
 
-/// Every call is signed with these from now on; calls under way are not disturbed.
+/// Signs every later call with the new credentials.
 fn replace_credentials(apis: &BTreeMap<String, Api>, new: &RunnerCredentials) -> Result<(), Failure> {
-    // Sources that the pool's configuration adds have credentials of their own.
+    // Sources that the pool's configuration adds have their own credentials.
     if let Some(api) = apis.get(SOURCE_NAME) {
         api.replace_credentials(target::build_credentials(
             &new.client_id,
@@ -134,14 +131,14 @@ fn replace_credentials(apis: &BTreeMap<String, Api>, new: &RunnerCredentials) ->
 
 type LineReceiver = mpsc::Receiver<io::Result<Vec<u8>>>;
 
-/// The runner's lines. A thread of its own reads them: a blocking read cannot be given up, and must not hold up the exit.
+/// Reads the runner's lines on a thread, because a blocking read cannot be cancelled and must not delay the exit.
 fn spawn_line_reader() -> LineReceiver {
     let (sender, lines) = mpsc::channel(RUNNER_LINES_MAX);
     std::thread::spawn(move || {
-        let mut from = io::stdin().lock();
+        let mut stdin = io::stdin().lock();
         loop {
             let mut line = Vec::new();
-            let read = (&mut from).take(RUNNER_LINE_BYTES_MAX).read_until(b'\n', &mut line);
+            let read = (&mut stdin).take(RUNNER_LINE_BYTES_MAX).read_until(b'\n', &mut line);
             let last = !matches!(read, Ok(1..));
             if !matches!(read, Ok(0)) && sender.blocking_send(read.map(|_| line)).is_err() || last {
                 return;
@@ -151,37 +148,37 @@ fn spawn_line_reader() -> LineReceiver {
     lines
 }
 
-/// Does what the runner asks until it says no more.
+/// Handles the runner's messages until its end of the pipe is closed.
 async fn handle_messages(lines: &mut LineReceiver, apis: BTreeMap<String, Api>, control: Control) {
     while let Some(line) = lines.recv().await {
         let line = match line {
             Ok(line) => line,
-            Err(error) => return tracing::warn!(%error, "the worker-runner can no longer be heard"),
+            Err(error) => return tracing::warn!(%error, "cannot read from the worker-runner"),
         };
-        let by = || Note::of("worker-runner");
+        let note = || Note::of("worker-runner");
         match parse_line(&line) {
             RunnerRequest::Ignore(None) => {}
             RunnerRequest::Ignore(Some(what)) => tracing::warn!("{what}"),
             RunnerRequest::Reply(hello) => send_hello(hello).await,
-            RunnerRequest::Drain => control.command(Command::Drain { within: None }, by()).await,
-            RunnerRequest::ReleaseClaims => control.command(Command::Terminate { deadline: None }, by()).await,
+            RunnerRequest::Drain => control.command(Command::Drain { within: None }, note()).await,
+            RunnerRequest::ReleaseClaims => control.command(Command::Terminate { deadline: None }, note()).await,
             RunnerRequest::NewCredentials(new) => match replace_credentials(&apis, &new) {
-                Ok(()) => tracing::info!(client_id = new.client_id, "new credentials"),
-                Err(failure) => tracing::error!("the new credentials cannot be used: {}", failure.message),
+                Ok(()) => tracing::info!(client_id = new.client_id, "received new credentials"),
+                Err(failure) => tracing::error!("cannot use the new credentials: {}", failure.message),
             },
         }
     }
-    tracing::warn!("the worker-runner says no more; credentials are no longer renewed");
+    tracing::warn!("the worker-runner closed its pipe; credentials are no longer renewed");
 }
 
-/// The last words: why it failed, or that this host is not needed any more.
+/// Reports a failure, or asks the runner to shut down the host if the worker exited because it was idle or reached its limit.
 async fn send_last_message(ended: &ExitResult) {
-    let last = with_conversation(|conversation| {
-        let conversation = conversation.as_ref()?;
+    let last = with_protocol(|protocol| {
+        let protocol = protocol.as_ref()?;
         match ended {
-            Ok(Exit::Idle | Exit::LimitReached) => conversation.shutdown_line(),
+            Ok(Exit::Idle | Exit::LimitReached) => protocol.shutdown_line(),
             Ok(_) => None,
-            Err(failure) => conversation.error_report_line("the worker failed", &failure.message),
+            Err(failure) => protocol.error_report_line("worker failed", &failure.message),
         }
     });
     if let Some(last) = last {
@@ -189,19 +186,19 @@ async fn send_last_message(ended: &ExitResult) {
     }
 }
 
-fn with_conversation<T>(of: impl FnOnce(&mut Option<RunnerProtocol>) -> T) -> T {
-    of(&mut CONVERSATION.lock().unwrap_or_else(PoisonError::into_inner))
+fn with_protocol<T>(use_it: impl FnOnce(&mut Option<RunnerProtocol>) -> T) -> T {
+    use_it(&mut PROTOCOL.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 fn parse_line(line: &[u8]) -> RunnerRequest {
-    with_conversation(|conversation| conversation.as_mut().map(|conversation| conversation.receive(line)))
+    with_protocol(|protocol| protocol.as_mut().map(|protocol| protocol.receive(line)))
         .unwrap_or(RunnerRequest::Ignore(None))
 }
 
-/// Says hello. The log goes to the runner from then on, and no line of it earlier.
+/// The log goes to the runner only after `hello`.
 async fn send_hello(hello: String) {
     send_then(hello, || {
-        with_conversation(|conversation| conversation.as_mut().map(RunnerProtocol::mark_hello_sent));
+        with_protocol(|protocol| protocol.as_mut().map(RunnerProtocol::mark_hello_sent));
     })
     .await;
 }
@@ -210,21 +207,21 @@ async fn send(line: String) {
     send_then(line, || {}).await;
 }
 
-/// Off the threads that keep leases: a runner that does not read holds up nothing.
+/// Writes on a blocking thread, because a runner that does not read would block reclaims.
 async fn send_then(line: String, then: impl FnOnce() + Send + 'static) {
-    let said = tokio::task::spawn_blocking(move || output::print_raw(line.as_bytes()).inspect(|()| then()));
-    match tokio::time::timeout(RUNNER_SEND_TIMEOUT, said).await {
+    let printed = tokio::task::spawn_blocking(move || output::print_raw(line.as_bytes()).inspect(|()| then()));
+    match tokio::time::timeout(RUNNER_SEND_TIMEOUT, printed).await {
         Ok(Ok(Ok(()))) => {}
-        Ok(Ok(Err(error))) => tracing::warn!(%error, "the worker-runner does not listen"),
-        Ok(Err(_)) | Err(_) => tracing::warn!("the worker-runner does not read what it is told"),
+        Ok(Ok(Err(error))) => tracing::warn!(%error, "cannot write to the worker-runner"),
+        Ok(Err(_)) | Err(_) => tracing::warn!("the worker-runner does not read its pipe"),
     }
 }
 
-/// A line of the log goes to the runner where it takes logs, and to standard error otherwise.
+/// Sends a line of the log to the runner if it accepts log entries, or else to standard error.
 fn log_line(line: &[u8]) {
     let entry = serde_json::from_slice::<serde_json::Map<String, Value>>(line).ok();
-    match with_conversation(|conversation| conversation.as_ref()?.log_line(entry?)) {
-        // Not through `say`, which may log.
+    match with_protocol(|protocol| protocol.as_ref()?.log_line(entry?)) {
+        // Not through `send`, which may log.
         Some(line) => drop(output::print_raw(line.as_bytes())),
         None => output::print_stderr(String::from_utf8_lossy(line).trim_end()),
     }
