@@ -138,11 +138,6 @@ pub(crate) fn work_dir_lock(dir: &Path, lock: &FileLock) -> io::Result<WorkDirLo
     Ok(WorkDirLock { lock_path: dir.join(LOCK_FILE), device: metadata.dev(), inode: metadata.ino() })
 }
 
-/// Whether a worker has ever used this directory.
-pub(crate) fn is_work_dir(path: &Path) -> bool {
-    path.join(LOCK_FILE).exists()
-}
-
 /// Creates a task directory, and `tasks` if it is missing, but not the work directory: without its lock it belongs to the
 /// next worker.
 pub(crate) fn create_task_dir(path: &Path) -> io::Result<()> {

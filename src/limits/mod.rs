@@ -179,10 +179,6 @@ pub const CGROUP_KILL_INTERVAL: Duration = Duration::from_secs(1);
 pub const LOCK_ATTEMPTS_MAX: u32 = 100;
 /// How long from one try to the next.
 pub const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(20);
-/// Of how many killed `dev` processes what they left is ended by the next one.
-pub const DEV_TEMPDIRS_CLEANED_MAX: usize = 64;
-/// How old a folder is that a `dev` has made and not yet named, when nobody can still be at it.
-pub const DEV_TEMPDIR_UNNAMED_AGE_MAX: Duration = Duration::from_secs(3600);
 /// How many times a task's folder is removed before it is left where it is: something may still write into it.
 pub const FOLDER_REMOVALS_MAX: usize = 5;
 /// How many folders that could not be removed are kept beside the work folder's tasks.
@@ -207,11 +203,7 @@ pub const SCHEMA_BYTES_MAX: u64 = 1 << 20;
 pub const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the tasks of `journeyman dev --demo` may take, all together.
 pub const DEMO_TASKS_TIMEOUT: Duration = Duration::from_secs(120);
-/// How long a call of the demo may take; a cold one starts a worker.
-pub const DEMO_CALL_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long the workers of the demo may take to end.
-pub const DEMO_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(15);
-/// How often the demo looks at its tasks.
+/// How often the demo polls its tasks.
 pub const DEMO_REDRAW_INTERVAL: Duration = Duration::from_millis(150);
 /// How much of a log the demo reads.
 pub const DEMO_LOG_BYTES_MAX: usize = 4 << 20;

@@ -1,8 +1,8 @@
 //! `journeyman controller` between clients and workers that it starts, on a real broker.
 
 mod demand;
-mod dev;
 mod drivers;
+mod example;
 mod known;
 mod orders;
 mod plan;

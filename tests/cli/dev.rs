@@ -1,4 +1,4 @@
-//! `journeyman dev`: the demo, its early end, two at once, and what it refuses.
+//! `journeyman dev`: the demo, early signals, a second instance, and rejected flags.
 
 use rustix::process::Signal;
 
@@ -14,7 +14,7 @@ fn demo_ends_well(protocol: &str) {
     let mut command = journeyman(folder.path());
     let said = run(command.env("TMPDIR", folder.path()).args(["dev", "--demo", "--dialect", protocol]), "");
     assert_eq!((said.code, said.err.as_str()), (0, ""), "{}", said.out);
-    assert!(said.out.contains("14 of 14 ended as they should"), "{}", said.out);
+    assert!(said.out.contains("14 of 14 ended as expected"), "{}", said.out);
     assert_eq!(left(folder.path()), Vec::<String>::new());
     assert_eq!(std::fs::read_to_string(state.join("dev.json")).expect("it is there"), "of another");
 }
@@ -29,7 +29,7 @@ fn the_demo_ends_as_it_should_with_azure_style_queues() {
     demo_ends_well("azure");
 }
 
-/// A signal that comes with the first line that is printed finds everything half built.
+/// A signal right after the first line of output arrives while everything is being started.
 #[test]
 fn an_early_signal_leaves_nothing_behind() {
     for (arguments, code) in [(&["--demo"][..], 1), (&[][..], 0)] {
@@ -48,18 +48,7 @@ fn an_early_signal_leaves_nothing_behind() {
 }
 
 #[test]
-fn dev_for_a_broker_that_is_not_there_says_so_and_leaves_nothing_behind() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let mut command = journeyman(folder.path());
-    command.env("TMPDIR", folder.path()).args(["dev", "--rabbitmq", "amqp://me:secret-canary-9@127.0.0.1:1/"]);
-    let said = run(&mut command, "");
-    assert_eq!((said.code, said.out.as_str()), (32, ""), "{}", said.err);
-    assert!(said.err.contains("127.0.0.1:1") && !said.err.contains("secret-canary-9"), "{}", said.err);
-    assert_eq!(left(folder.path()), Vec::<String>::new());
-}
-
-#[test]
-fn what_a_dev_that_was_killed_has_left_is_ended_by_the_next_one() {
+fn the_next_dev_kills_the_payloads_of_one_that_was_killed() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     let mut first = dev(here, &[]);
@@ -70,18 +59,14 @@ fn what_a_dev_that_was_killed_has_left_is_ended_by_the_next_one() {
     let pid = std::fs::read_to_string(&file).expect("it wrote there");
     let stat = std::path::Path::new("/proc").join(pid.trim()).join("stat");
     let runs = || std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
-    assert!(runs(), "nobody ends it");
-    let rooms = || left(here).into_iter().filter(|name| name.contains("journeyman-dev-")).count();
+    assert!(runs(), "it outlives its worker");
+    let dirs = || left(here).into_iter().filter(|name| name.contains("journeyman-dev-")).count();
     let second = dev(here, &[]);
-    assert_eq!((runs(), rooms()), (false, 1), "that of the second one");
+    assert_eq!((runs(), dirs()), (false, 1), "only the directory of the second one is left");
     second.signal(Signal::QUIT);
     let said = second.ends();
-    assert!(
-        said.err.contains("of a `dev` that was killed is removed, and a task that still ran is ended"),
-        "{}",
-        said.err
-    );
-    assert_eq!(rooms(), 0);
+    assert!(said.err.contains("of a `dev` that was killed, and killed 1 of its tasks"), "{}", said.err);
+    assert_eq!(dirs(), 0);
 }
 
 #[test]
@@ -112,7 +97,7 @@ fn a_second_dev_is_refused_and_does_not_harm_the_first() {
 }
 
 #[test]
-fn a_handler_takes_nobodys_place_in_silence() {
+fn a_handler_replaces_another_only_with_a_note() {
     let folder = tempfile::tempdir().expect("a folder");
     let dev =
         |arguments: &[&str]| run(journeyman(folder.path()).env("TMPDIR", folder.path()).arg("dev").args(arguments), "");
@@ -123,7 +108,7 @@ fn a_handler_takes_nobodys_place_in_silence() {
     let said = dev(&["--demo", "--handler", "a=/bin/true"]);
     assert!(said.code == 2 && said.err.contains("cannot be used with"), "{}", said.err);
     let said = dev(&["--handler", "a=./nosuch", "--set", "handler.a.exec=/bin/true"]);
-    assert!(said.err.contains("stands in for [handler.a] of the configuration"), "{}", said.err);
+    assert!(said.err.contains("replaces [handler.a] of the configuration"), "{}", said.err);
     let said = dev(&["--claim-timeout", "0s"]);
     assert!(said.code == 2 && said.err.contains("\"1s\" or more"), "{}", said.err);
 }

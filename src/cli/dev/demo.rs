@@ -1,5 +1,4 @@
-//! `journeyman dev --demo`: creates the tasks, shows them until they are resolved, and holds each against how it has to
-//! end.
+//! `journeyman dev --demo`: creates the tasks, shows them until they are resolved, and checks each result.
 
 use std::fs;
 use std::future::Future;
@@ -30,19 +29,17 @@ use crate::source::taskcluster::Api;
 use crate::source::taskcluster::formats::{format_time, new_task_id};
 use status::{TaskState, TaskStatus};
 
-/// How long a claim lasts in the demo: short enough that one is seen being reclaimed, which is at half of so short a claim,
-/// and long enough that a machine may stand still for a quarter of it before a claim is lost.
+/// Short enough that the demo shows a reclaim (at half of so short a claim), long enough to survive a stall of 5 s.
 pub(super) const CLAIM_TIMEOUT: Duration = Duration::from_secs(20);
-/// The file in the demo's room that the long task waits for. It is made when its claim is seen extended.
+/// The long task waits for this file, which the demo creates once the claim was extended.
 const RECLAIMED_MARKER: &str = "reclaimed";
-/// How much of a task's log is kept in the demo: little enough that one is seen being cut.
+/// Small enough that the log of `big-log` is truncated.
 const TASK_LOG_MAX: &str = "1MiB";
 
-/// What of a log is worth the table that it is written into.
-pub(super) const LOG_LEVEL: &str = "error";
+/// Other lines would break the table.
+const LOG_LEVEL: &str = "error";
 
-/// Fits the configuration to the demo, where nobody said otherwise, and brings the handler in shell.
-pub(super) fn configure(config: &mut Config, room: &Path, set: impl Fn(&str) -> bool) -> Result<(), Failure> {
+pub(super) fn configure(config: &mut Config, temp_dir: &Path, set: impl Fn(&str) -> bool) -> Result<(), Failure> {
     let built_in = |what: String| Failure::new(Exit::Internal, what);
     if !set("worker.termination_grace") {
         config.worker.termination_grace = Span(Duration::from_secs(2));
@@ -51,12 +48,10 @@ pub(super) fn configure(config: &mut Config, room: &Path, set: impl Fn(&str) -> 
         config.log.task_log_max = TASK_LOG_MAX.parse().map_err(built_in)?;
     }
     if !set("log.level") {
-        // The table is drawn over what a log would write between.
         config.log.level = LOG_LEVEL.parse().map_err(built_in)?;
     }
-    // The demo is the same everywhere.
     config.handler.clear();
-    let path = room.join("greet.sh");
+    let path = temp_dir.join("greet.sh");
     fs::write(&path, GREET_PROGRAM)
         .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o700)))
         .map_err(|error| Failure::new(Exit::HostUnusable, format!("cannot write {}: {error}", path.display())))?;
@@ -65,27 +60,26 @@ pub(super) fn configure(config: &mut Config, room: &Path, set: impl Fn(&str) -> 
     Ok(())
 }
 
-/// Runs the demo to its end.
 pub(super) async fn run(
     dev: DevSession,
-    room: &Path,
+    temp_dir: &Path,
     mut signals: ExitSignals,
     environment: &Environment,
 ) -> ExitResult {
     let api = target::build_api(dev.queue.root_url(), Some(target::build_credentials(CLIENT_ID, &dev.token, None)?))?;
-    let mut demo = Demo::new(api, room.join(RECLAIMED_MARKER), environment);
+    let mut demo = Demo::new(api, temp_dir.join(RECLAIMED_MARKER), environment);
     output::line(&format!(
         "queue {}, {} tasks at once, claims of {} s",
         dev.queue.root_url(),
         dev.config.worker.capacity,
         CLAIM_TIMEOUT.as_secs()
     ))?;
-    // All of them wait before the first is claimed, so that the priorities decide.
+    // Before the worker starts, so that it claims by priority.
     tokio::select! {
         created = demo.create() => created?,
         () = signals.next() => {
             dev.queue.stop().await;
-            return Err(Failure::new(Exit::Failed, "ended before the first task was run"));
+            return Err(Failure::new(Exit::Failed, "stopped before the first task ran"));
         }
     }
     let worker = worker_setup::build_worker(&dev.config, environment)?;
@@ -94,7 +88,7 @@ pub(super) async fn run(
     let ended = tokio::select! {
         gone = &mut worker => gone.map(|_| Exit::Failed),
         shown = demo.watch() => shown,
-        () = dev.wake_on_pending(control.clone()) => Err(Failure::new(Exit::Internal, "the queue has ended by itself")),
+        () = dev.wake_on_pending(control.clone()) => Err(Failure::new(Exit::Internal, "the queue stopped unexpectedly")),
     };
     control.drain().await;
     let ended = wait_for_worker(ended, worker).await;
@@ -103,7 +97,7 @@ pub(super) async fn run(
     ended
 }
 
-/// Waits for the worker, where it is still there, and keeps the first thing that went wrong.
+/// Waits for the drain, and returns the first failure.
 async fn wait_for_worker(ended: ExitResult, worker: impl Future<Output = ExitResult>) -> ExitResult {
     let ended = ended?;
     if ended != Exit::Success {
@@ -111,19 +105,17 @@ async fn wait_for_worker(ended: ExitResult, worker: impl Future<Output = ExitRes
     }
     match tokio::time::timeout(DEMO_TASKS_TIMEOUT, worker).await {
         Ok(drained) => drained,
-        Err(_) => Err(Failure::new(Exit::Failed, "every task ended, and the worker could not be drained")),
+        Err(_) => Err(Failure::new(Exit::Failed, "all tasks are resolved, but the worker did not finish draining")),
     }
 }
 
 struct Demo {
     api: Api,
-    /// See [`RECLAIMED_MARKER`].
     reclaimed_marker: PathBuf,
     tasks: Vec<(TaskId, DemoTask)>,
     rows: Vec<Row>,
     screen: DemoScreen,
     started_at: Instant,
-    /// How long the tasks took, as last seen.
     elapsed: Duration,
 }
 
@@ -164,31 +156,30 @@ impl Demo {
         Ok(())
     }
 
-    /// Shows the tasks until all of them are resolved.
     async fn watch(&mut self) -> ExitResult {
         let mut canceled = false;
         while self.started_at.elapsed() < DEMO_TASKS_TIMEOUT {
-            for at in 0..self.tasks.len() {
-                if self.rows[at].result == CheckResult::Pending {
-                    self.update_row(at, &mut canceled).await?;
+            for index in 0..self.tasks.len() {
+                if self.rows[index].result == CheckResult::Pending {
+                    self.update_row(index, &mut canceled).await?;
                 }
             }
             self.elapsed = self.started_at.elapsed();
             self.screen.show(&self.rows, self.elapsed)?;
             if self.rows.iter().all(|row| row.result != CheckResult::Pending) {
-                let right = self.rows.iter().all(|row| row.result == CheckResult::Passed);
-                return Ok(if right { Exit::Success } else { Exit::Failed });
+                let passed = self.rows.iter().all(|row| row.result == CheckResult::Passed);
+                return Ok(if passed { Exit::Success } else { Exit::Failed });
             }
             tokio::time::sleep(DEMO_REDRAW_INTERVAL).await;
         }
         for row in self.rows.iter_mut().filter(|row| row.result == CheckResult::Pending) {
-            row.result = CheckResult::Failed(format!("was not resolved within {} s", DEMO_TASKS_TIMEOUT.as_secs()));
+            row.result = CheckResult::Failed(format!("not resolved within {} s", DEMO_TASKS_TIMEOUT.as_secs()));
         }
         Ok(Exit::Failed)
     }
 
-    async fn update_row(&mut self, at: usize, canceled: &mut bool) -> Result<(), Failure> {
-        let (id, task) = &self.tasks[at];
+    async fn update_row(&mut self, index: usize, canceled: &mut bool) -> Result<(), Failure> {
+        let (id, task) = &self.tasks[index];
         let status = TaskStatus::read(&self.api.task_status(id).await.map_err(call_failure)?);
         if task.expectation == Expectation::Canceled && status.state == TaskState::Running && !*canceled {
             self.api.cancel_task(id).await.map_err(call_failure)?;
@@ -197,18 +188,17 @@ impl Demo {
         let extended = || status.runs.last().is_some_and(|run| run.was_extended(CLAIM_TIMEOUT));
         if task.expectation == Expectation::Reclaimed && status.state == TaskState::Running && extended() {
             fs::write(&self.reclaimed_marker, "").map_err(|error| Failure::from_error(Exit::HostUnusable, &error))?;
-            self.rows[at].description = tasks::EXTENDED;
+            self.rows[index].description = tasks::EXTENDED;
         }
         if status.is_resolved() {
-            // What the proof needs of other tasks may not be there yet; then it is looked at again.
             if let Some(wrong) = tasks::unexpected_result(task.expected, &status) {
-                let said = self.last_line(id, &status).await;
-                self.rows[at].result = CheckResult::Failed(format!("{wrong}{said}"));
-            } else if let Some(judged) = self.check_expectation(id, task, &status).await? {
-                self.rows[at].result = judged;
+                let last_line = self.last_line(id, &status).await;
+                self.rows[index].result = CheckResult::Failed(format!("{wrong}{last_line}"));
+            } else if let Some(result) = self.check_expectation(id, task, &status).await? {
+                self.rows[index].result = result;
             }
         }
-        self.rows[at].status = Some(status);
+        self.rows[index].status = Some(status);
         Ok(())
     }
 
@@ -218,38 +208,38 @@ impl Demo {
         task: &DemoTask,
         status: &TaskStatus,
     ) -> Result<Option<CheckResult>, Failure> {
-        let holds = |holds: bool, wrong: &str| {
-            Some(if holds { CheckResult::Passed } else { CheckResult::Failed(wrong.to_owned()) })
+        let check = |passed: bool, failure: &str| {
+            Some(if passed { CheckResult::Passed } else { CheckResult::Failed(failure.to_owned()) })
         };
         let last = status.runs.last();
         let run = Run { task: id.clone(), run: last.map_or(0, |run| run.number) };
         Ok(match task.expectation {
             Expectation::None | Expectation::Canceled => Some(CheckResult::Passed),
             Expectation::Reclaimed => {
-                holds(last.is_some_and(|run| run.was_extended(CLAIM_TIMEOUT)), "its claim was never extended")
+                check(last.is_some_and(|run| run.was_extended(CLAIM_TIMEOUT)), "claim was never extended")
             }
             Expectation::Artifacts(names) => {
                 let found = self.artifacts(&run).await?;
                 let missing = names.iter().find(|name| !found.iter().any(|found| found == *name));
-                holds(missing.is_none(), &format!("the artifact {} is missing", missing.unwrap_or(&"")))
+                check(missing.is_none(), &format!("artifact {} is missing", missing.unwrap_or(&"")))
             }
             Expectation::LogContains(words) => {
-                holds(self.log(&run).await?.contains(words), &format!("its log does not hold \"{words}\""))
+                check(self.log(&run).await?.contains(words), &format!("log does not contain \"{words}\""))
             }
             Expectation::LogTruncated => {
                 let log = self.log(&run).await?;
                 let both = log.contains("one more line") && log.contains("the end");
-                holds(both && log.len() < DEMO_LOG_BYTES_MAX, "its log was not cut as it should be")
+                check(both && log.len() < DEMO_LOG_BYTES_MAX, "log was not truncated")
             }
             Expectation::StartedBefore(other) => self.started_before(status, other),
         })
     }
 
-    /// `None` as long as the other has not been started.
+    /// `None` until the other task has started.
     fn started_before(&self, status: &TaskStatus, other: &str) -> Option<CheckResult> {
         let other = self.rows.iter().find(|row| row.name == other)?.status.as_ref()?.runs.first()?.started_at?;
         let own = status.runs.first()?.started_at?;
-        Some(if own <= other { CheckResult::Passed } else { CheckResult::Failed("was started too late".to_owned()) })
+        Some(if own <= other { CheckResult::Passed } else { CheckResult::Failed("started too late".to_owned()) })
     }
 
     async fn artifacts(&self, run: &Run) -> Result<Vec<String>, Failure> {
@@ -267,12 +257,11 @@ impl Demo {
         Ok(names)
     }
 
-    /// The end of a task's log, for who wonders why it did not end as it should.
     async fn last_line(&self, id: &TaskId, status: &TaskStatus) -> String {
         let run = Run { task: id.clone(), run: status.runs.last().map_or(0, |run| run.number) };
         let log = self.log(&run).await.unwrap_or_default();
         let last = log.lines().rev().find(|line| !line.trim().is_empty());
-        last.map_or_else(String::new, |line| format!("; its log ends: {line}"))
+        last.map_or_else(String::new, |line| format!("; last line of its log: {line}"))
     }
 
     async fn log(&self, run: &Run) -> Result<String, Failure> {

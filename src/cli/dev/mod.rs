@@ -1,12 +1,6 @@
-//! `journeyman dev`: queue and worker in one process, on the loopback address, for trying things out.
-//!
-//! Every handler is served under a task queue of its own, `dev/NAME`. What it keeps lies in a folder that goes with it,
-//! unless a file is named.
+//! `journeyman dev`: queue and worker in one process, on the loopback address. Each handler has its own task queue, `dev/NAME`.
 
 mod demo;
-mod groups;
-mod live_display;
-mod play;
 mod screen;
 mod tasks;
 mod tempdir;
@@ -38,35 +32,28 @@ use crate::worker::Control;
 /// `journeyman dev`
 #[derive(Debug, Args)]
 pub(in crate::cli) struct DevArgs {
-    /// Create fourteen varied tasks, show them until they are resolved, and end
+    /// Run fourteen varied tasks, show them until they are resolved, and exit
     #[arg(long)]
     demo: bool,
-    /// Call worker groups by way of this broker, show how they come and go, and end: `amqp://guest:guest@127.0.0.1:5672/`
-    ///
-    /// A controller starts workers on this machine, in a pool of its own; nothing of it stays on the broker. The address is seen by
-    /// who lists the processes of this machine: it is for a broker to try things on.
-    #[arg(long, value_name = "URI", conflicts_with_all = ["demo", "handlers", "dialect", "listen", "db", "claim_timeout"])]
-    rabbitmq: Option<String>,
     /// Serve this program as a handler, under the task queue `dev/NAME`
     #[arg(long = "handler", value_name = "NAME=PROGRAM", value_parser = parse_handler_flag, conflicts_with = "demo")]
     handlers: Vec<HandlerProgram>,
     /// Which dialect the worker speaks with the queue
     #[arg(long, value_enum, default_value_t)]
     dialect: Dialect,
-    /// Where to listen; port 0 lets the system choose
+    /// Listen address; port 0 picks a free port
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     listen: Listen,
-    /// Keep the queue in this file [default: a folder that goes with this process]
+    /// Database file of the queue [default: a temporary file]
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     db: Option<PathBuf>,
-    /// How long a claim lasts [default: 20m]
+    /// Length of a claim [default: 20m]
     #[arg(long, value_name = "TIME", value_parser = parse_claim_timeout, conflicts_with = "demo")]
     claim_timeout: Option<Span>,
     #[command(flatten)]
     settings: ConfigArgs<DevFlags>,
 }
 
-/// A program that becomes a handler.
 #[derive(Debug, Clone)]
 struct HandlerProgram {
     name: String,
@@ -89,22 +76,13 @@ fn parse_claim_timeout(text: &str) -> Result<Span, String> {
     Span::read_from(text, CLAIM_TIMEOUT_MIN).map_err(|expected| format!("expected {expected}"))
 }
 
-/// How many tasks run at once where nobody says.
 const CAPACITY: u16 = 4;
-/// How long a claim lasts where nobody says.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(20 * 60);
-/// How long the queue holds a request for work; a drain waits for the one under way.
+/// Short, because a drain waits for the poll in flight.
 const LONG_POLL: Duration = Duration::from_secs(2);
-/// How often running tasks are asked after where nobody says.
 const STATUS_POLL: Duration = Duration::from_millis(500);
-/// Who calls.
 const CLIENT_ID: &str = "dev";
 
-/// Runs it.
-///
-/// # Errors
-///
-/// A configuration that cannot be used; a file, folder or address that cannot be had.
 pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -> ExitResult {
     let loaded = arguments.settings.load(environment)?;
     config_args::print_warnings(&loaded);
@@ -116,43 +94,33 @@ pub(in crate::cli) async fn run(arguments: DevArgs, environment: &Environment) -
     if !set("worker.status_poll_interval") {
         config.worker.status_poll_interval = Span(STATUS_POLL);
     }
-    // From here on there is something to clean up, which a signal must not prevent.
+    // Before the temporary directory: a signal from here on must not prevent its removal.
     let signals = ExitSignals::listen()?;
-    if let Some(uri) = &arguments.rabbitmq {
-        let room = TempDir::create()?;
-        if !set("log.level") {
-            // The table is drawn over what a log would write between.
-            config.log.level = demo::LOG_LEVEL.parse().map_err(|what: String| Failure::new(Exit::Internal, what))?;
-        }
-        log::start(&config.log, log::color_from_environment(environment));
-        return Box::pin(groups::run(uri, &room, signals, environment)).await;
-    }
     if arguments.demo {
-        let room = TempDir::create()?;
-        demo::configure(&mut config, room.path(), set)?;
+        let temp_dir = TempDir::create()?;
+        demo::configure(&mut config, temp_dir.path(), set)?;
         log::start(&config.log, log::color_from_environment(environment));
-        let dev = DevSession::start(&arguments, config, room.path()).await?;
+        let dev = DevSession::start(&arguments, config, temp_dir.path()).await?;
         let failed = dev.queue.failed();
-        return Box::pin(run_unless_failed(failed, demo::run(dev, room.path(), signals, environment))).await;
+        return Box::pin(run_unless_failed(failed, demo::run(dev, temp_dir.path(), signals, environment))).await;
     }
-    // The demo is over before anybody could look for its note, and must not be in the way of a `dev` that stays.
-    let place = DevStateFile::lock(&state_dir(environment))?;
-    let room = TempDir::create()?;
+    // Not for the demo, which must not conflict with a `dev` that keeps running.
+    let state_file = DevStateFile::lock(&state_dir(environment))?;
+    let temp_dir = TempDir::create()?;
     if !set("log.format") {
         config.log.format = LogFormat::Human;
     }
     log::start(&config.log, log::color_from_environment(environment));
     add_handlers(&arguments.handlers, &mut config)?;
     if !config.source.is_empty() {
-        output::print_stderr("note: dev works for its own queue only; the sources of the configuration are not used");
+        output::print_stderr("note: dev uses its own queue only and ignores the sources of the configuration");
     }
-    let dev = DevSession::start(&arguments, config, room.path()).await?;
-    place.write(&dev.state())?;
+    let dev = DevSession::start(&arguments, config, temp_dir.path()).await?;
+    state_file.write(&dev.state())?;
     let failed = dev.queue.failed();
     run_unless_failed(failed, serve(dev, signals, environment)).await
 }
 
-/// Works as long as the queue does.
 async fn run_unless_failed<E: std::error::Error>(
     failed: impl Future<Output = E>,
     work: impl Future<Output = ExitResult>,
@@ -160,7 +128,7 @@ async fn run_unless_failed<E: std::error::Error>(
     let mut failed = pin!(failed);
     tokio::select! {
         ended = work => match tokio::time::timeout(Duration::ZERO, &mut failed).await {
-            // What else went wrong follows from the queue's end.
+            // The queue's error is the cause of the other one.
             Ok(failed) if ended.is_err() => Err(Failure::from_error(Exit::Internal, &failed)),
             Ok(_) | Err(_) => ended,
         },
@@ -168,11 +136,10 @@ async fn run_unless_failed<E: std::error::Error>(
     }
 }
 
-/// Adds the programs of the command line to the handlers of the configuration.
 fn add_handlers(programs: &[HandlerProgram], config: &mut Config) -> Result<(), Failure> {
-    for (at, program) in programs.iter().enumerate() {
+    for (index, program) in programs.iter().enumerate() {
         let name = &program.name;
-        if programs[..at].iter().any(|earlier| earlier.name == *name) {
+        if programs[..index].iter().any(|earlier| earlier.name == *name) {
             return Err(Failure::new(
                 Exit::Usage,
                 format!("--handler names `{name}` twice; give each program its own"),
@@ -180,9 +147,7 @@ fn add_handlers(programs: &[HandlerProgram], config: &mut Config) -> Result<(), 
         }
         let handler = Handler { kind: HandlerKind::Program, exec: program.exec.clone(), ..Handler::default() };
         if config.handler.insert(name.clone(), handler).is_some() {
-            output::print_stderr(&format!(
-                "note: --handler {name}=… stands in for [handler.{name}] of the configuration"
-            ));
+            output::print_stderr(&format!("note: --handler {name}=… replaces [handler.{name}] of the configuration"));
         }
     }
     Ok(())
@@ -194,21 +159,20 @@ async fn serve(dev: DevSession, signals: ExitSignals, environment: &Environment)
     close_inherited_fds_on_exec();
     let control = worker.control();
     let reload =
-        || -> ReloadFuture { Box::pin(async { Err("dev has nothing to read again; start it anew".to_owned()) }) };
-    let answers = worker::serve_control_socket(&dev.config, control.clone(), Arc::new(reload))?;
-    let watched = worker::serve_http(&dev.config, &control).await?;
+        || -> ReloadFuture { Box::pin(async { Err("`dev` cannot reload its configuration; restart it".to_owned()) }) };
+    let socket = worker::serve_control_socket(&dev.config, control.clone(), Arc::new(reload))?;
+    let http = worker::serve_http(&dev.config, &control).await?;
     dev.print_banner()?;
     let ended = tokio::select! {
         ended = worker::run_until_exit(worker, signals.apply_to(control.clone())) => ended,
-        broken = answers => Err(broken),
-        () = watched => Err(Failure::new(Exit::Internal, "the status page is no longer served")),
-        () = dev.wake_on_pending(control) => Err(Failure::new(Exit::Internal, "the queue has ended by itself")),
+        failure = socket => Err(failure),
+        () = http => Err(Failure::new(Exit::Internal, "the HTTP server stopped")),
+        () = dev.wake_on_pending(control) => Err(Failure::new(Exit::Internal, "the queue stopped unexpectedly")),
     };
     dev.queue.stop().await;
     ended
 }
 
-/// A queue that runs, and what a worker for it is made of.
 struct DevSession {
     queue: queue::RunningQueue,
     config: Config,
@@ -217,15 +181,15 @@ struct DevSession {
 }
 
 impl DevSession {
-    async fn start(arguments: &DevArgs, mut config: Config, room: &Path) -> Result<Self, Failure> {
+    async fn start(arguments: &DevArgs, mut config: Config, temp_dir: &Path) -> Result<Self, Failure> {
         let token = Secret::new(&format!("{}{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple()));
-        let queue = start_queue(arguments, &token, room).await?;
+        let queue = start_queue(arguments, &token, temp_dir).await?;
         let dialect = arguments.dialect;
         config.handler.entry(COMMAND.to_owned()).or_insert_with(|| Handler {
             default_run_time: Some(Span(Duration::from_secs(3600))),
             ..Handler::default()
         });
-        config.worker.work_dir = values::File(room.join(tempdir::WORK_DIR));
+        config.worker.work_dir = values::File(temp_dir.join(tempdir::WORK_DIR));
         config.source = config
             .handler
             .keys()
@@ -248,7 +212,7 @@ impl DevSession {
     }
 
     fn print_banner(&self) -> std::io::Result<()> {
-        let note = self.state();
+        let state = self.state();
         let dialect = match self.dialect {
             Dialect::Azure => "azure",
             Dialect::ClaimWork => "claim-work",
@@ -258,15 +222,15 @@ impl DevSession {
         output::print(&format!(
             "queue   {} ({dialect})\nworker  {} at once, for {}\n\nIn another terminal:\n  \
              journeyman task create --wait -- /bin/echo hello\n{}  journeyman task log TASK\n\n\
-             Ctrl-C finishes what runs and ends; twice hands it back.\n\n",
-            note.root_url,
+             Ctrl-C finishes running tasks and exits; twice releases them.\n\n",
+            state.root_url,
             self.config.worker.capacity,
-            note.task_queues.join(", "),
-            note.task_queues.iter().skip(1).map(to_program).collect::<String>(),
+            state.task_queues.join(", "),
+            state.task_queues.iter().skip(1).map(to_program).collect::<String>(),
         ))
     }
 
-    /// Wakes the worker whenever something has become pending. Resolves when the queue is gone.
+    /// Wakes the worker when tasks become pending. Resolves when the queue has stopped.
     async fn wake_on_pending(&self, control: Control) {
         let mut pending = self.queue.pending();
         while pending.changed().await.is_ok() {
@@ -275,16 +239,16 @@ impl DevSession {
     }
 }
 
-async fn start_queue(arguments: &DevArgs, token: &Secret, room: &Path) -> Result<queue::RunningQueue, Failure> {
+async fn start_queue(arguments: &DevArgs, token: &Secret, temp_dir: &Path) -> Result<queue::RunningQueue, Failure> {
     let claim_timeout = match (&arguments.claim_timeout, arguments.demo) {
         (Some(span), _) => span.0,
         (None, true) => demo::CLAIM_TIMEOUT,
         (None, false) => CLAIM_TIMEOUT,
     };
-    let db = arguments.db.clone().unwrap_or_else(|| room.join("queue.db"));
+    let db = arguments.db.clone().unwrap_or_else(|| temp_dir.join("queue.db"));
     let artifacts = match &arguments.db {
         Some(db) => PathBuf::from(format!("{}-artifacts", db.display())),
-        None => room.join("artifacts"),
+        None => temp_dir.join("artifacts"),
     };
     let client = RegisteredClient {
         client_id: CLIENT_ID.to_owned(),
@@ -305,7 +269,7 @@ fn source_config(handler: &str, dialect: Dialect, root_url: &str, token: &Secret
     let root_url: values::Url = root_url.parse().map_err(|what| Failure::new(Exit::Internal, what))?;
     let task_queue: TaskQueue = format!("dev/{handler}")
         .parse()
-        .map_err(|what| Failure::new(Exit::Config, format!("[handler.{handler}] cannot be served by dev: {what}")))?;
+        .map_err(|what| Failure::new(Exit::Config, format!("`dev` cannot serve [handler.{handler}]: {what}")))?;
     Ok(Source {
         kind: SourceKind::Taskcluster,
         dialect,

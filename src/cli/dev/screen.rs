@@ -1,65 +1,76 @@
-//! Shows the demo's tasks: a table that is drawn anew on a terminal, a line for each change elsewhere.
+//! Shows the demo's tasks: a table that is redrawn on a terminal, a line per change elsewhere.
 
-use std::io;
+use std::io::{self, IsTerminal as _};
 use std::time::Duration;
 
 use jiff::Timestamp;
 
 use super::super::output;
 use super::super::task::status::{TaskState, TaskStatus};
-use super::live_display::{Color, LiveDisplay};
 use crate::config::Environment;
 
-/// A line of the table.
 #[derive(Debug, Clone)]
 pub(super) struct Row {
-    /// The task's short name.
     pub(super) name: &'static str,
-    /// What it shows.
     pub(super) description: &'static str,
-    /// How the queue says it is.
     pub(super) status: Option<TaskStatus>,
-    /// Whether that is as it should be.
     pub(super) result: CheckResult,
 }
 
-/// Whether a task is as it should be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum CheckResult {
-    /// It has not ended.
     Pending,
-    /// It is.
     Passed,
-    /// It is not, and why.
     Failed(String),
 }
 
-/// Where the tasks are shown.
 #[derive(Debug)]
-pub(super) struct DemoScreen {
-    canvas: LiveDisplay,
-    /// What each row said when it was last printed; of plain lines only.
-    printed_lines: Vec<String>,
+pub(super) enum DemoScreen {
+    /// The last line printed for each row.
+    Plain(Vec<String>),
+    Table {
+        columns: usize,
+        lines_drawn: usize,
+        color: bool,
+    },
 }
 
 /// Lines around the rows of the table, and one for the prompt.
 const FRAME_LINES: usize = 5;
-/// How much of what a task shows fits into 80 columns.
-#[cfg(test)]
-pub(super) const SHOWS_CHARS_MAX: usize = 32;
+const COLUMNS_MIN: usize = 50;
+
 impl DemoScreen {
-    /// A table where there is a terminal that it fits in; plain lines otherwise. `NO_COLOR` is respected.
+    /// A table if stdout is a terminal that is large enough. `NO_COLOR` is respected.
     pub(super) fn new(environment: &Environment, rows: usize) -> Self {
-        Self { canvas: LiveDisplay::new(environment, rows + FRAME_LINES), printed_lines: vec![String::new(); rows] }
+        let size = io::stdout().is_terminal().then(|| rustix::termios::tcgetwinsize(io::stdout()).ok()).flatten();
+        let large_enough = |rows_and_columns: (usize, usize)| {
+            rows_and_columns.0 >= rows + FRAME_LINES && rows_and_columns.1 >= COLUMNS_MIN
+        };
+        let dumb = environment.get("TERM").is_none_or(|term| term == "dumb");
+        match size.map(|size| (size.ws_row.into(), size.ws_col.into())).filter(|size| large_enough(*size)) {
+            Some((_, columns)) if !dumb => {
+                Self::Table { columns, lines_drawn: 0, color: environment.get("NO_COLOR").is_none() }
+            }
+            Some(_) | None => Self::Plain(vec![String::new(); rows]),
+        }
     }
 
-    /// Shows how it ended: what is not in the table.
-    ///
-    /// # Errors
-    ///
-    /// What writing says.
+    pub(super) fn show(&mut self, rows: &[Row], elapsed: Duration) -> io::Result<()> {
+        match self {
+            Self::Plain(printed) => print_changes(printed, rows, elapsed),
+            Self::Table { columns, lines_drawn, color } => {
+                let lines = render(rows, elapsed, *columns, *color);
+                let up = if *lines_drawn == 0 { String::new() } else { format!("\x1b[{lines_drawn}A") };
+                let body: String = lines.iter().flat_map(|line| ["\r\x1b[2K", line, "\n"]).collect();
+                *lines_drawn = lines.len();
+                output::print_raw(format!("{up}{body}").as_bytes())
+            }
+        }
+    }
+
+    /// Prints what the table does not show.
     pub(super) fn print_summary(&self, rows: &[Row], elapsed: Duration) -> io::Result<()> {
-        if self.canvas.columns().is_none() {
+        if matches!(self, Self::Plain(_)) {
             output::line(&format!("\n{}", summary(rows, elapsed)))?;
         }
         for row in rows {
@@ -69,37 +80,25 @@ impl DemoScreen {
         }
         Ok(())
     }
-
-    /// Shows the rows as they are.
-    ///
-    /// # Errors
-    ///
-    /// What writing says.
-    pub(super) fn show(&mut self, rows: &[Row], elapsed: Duration) -> io::Result<()> {
-        match self.canvas.columns() {
-            None => self.print_changes(rows, elapsed),
-            Some(columns) => self.canvas.draw(&render(rows, elapsed, columns, self.canvas.color())),
-        }
-    }
-
-    fn print_changes(&mut self, rows: &[Row], elapsed: Duration) -> io::Result<()> {
-        for (row, said) in rows.iter().zip(&mut self.printed_lines) {
-            let Some(status) = &row.status else { continue };
-            let line = format!("{:10} {:28} {:>3}  {}", row.name, status.summary(), run(row), row.description);
-            if *said != line {
-                output::line(&format!("{:6.1}s  {line}", elapsed.as_secs_f64()))?;
-                *said = line;
-            }
-        }
-        Ok(())
-    }
 }
 
-fn render(rows: &[Row], elapsed: Duration, columns: usize, color: Color) -> Vec<String> {
-    let paint = |code: &str, text: &str| color.paint(code, text);
+fn print_changes(printed: &mut [String], rows: &[Row], elapsed: Duration) -> io::Result<()> {
+    for (row, last) in rows.iter().zip(printed) {
+        let Some(status) = &row.status else { continue };
+        let line = format!("{:10} {:28} {:>3}  {}", row.name, status.summary(), run(row), row.description);
+        if *last != line {
+            output::line(&format!("{:6.1}s  {line}", elapsed.as_secs_f64()))?;
+            *last = line;
+        }
+    }
+    Ok(())
+}
+
+fn render(rows: &[Row], elapsed: Duration, columns: usize, color: bool) -> Vec<String> {
+    let paint = |code: &str, text: &str| if color { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() };
     let cut = |text: &str| text.chars().take(columns.saturating_sub(1)).collect::<String>();
     let mut lines =
-        vec![String::new(), paint("1", &cut(&format!("  {:10} {:28} {:>3}  WHAT IT SHOWS", "TASK", "STATE", "RUN")))];
+        vec![String::new(), paint("1", &cut(&format!("  {:10} {:28} {:>3}  DESCRIPTION", "TASK", "STATE", "RUN")))];
     for row in rows {
         let (mark, code) = match (&row.result, row.status.as_ref().map(|status| status.state)) {
             (CheckResult::Passed, _) => ("✓", "32"),
@@ -107,7 +106,7 @@ fn render(rows: &[Row], elapsed: Duration, columns: usize, color: Color) -> Vec<
             (CheckResult::Pending, Some(TaskState::Running)) => ("●", "36"),
             (CheckResult::Pending, _) => ("·", "2"),
         };
-        // The mark carries the colour, so that nothing has to be measured around escape codes.
+        // Only the mark is coloured, so that escape codes do not count towards the width.
         let rest = cut(&format!("  {:10} {:28} {:>3}  {}", row.name, state(row), run(row), row.description));
         lines.push(format!("{}{}", paint(code, mark), rest.get(1..).unwrap_or("")));
     }
@@ -116,14 +115,13 @@ fn render(rows: &[Row], elapsed: Duration, columns: usize, color: Color) -> Vec<
     lines
 }
 
-/// How far the demo has got, in one line.
 fn summary(rows: &[Row], elapsed: Duration) -> String {
-    let right = rows.iter().filter(|row| row.result == CheckResult::Passed).count();
-    let wrong = rows.iter().filter(|row| matches!(row.result, CheckResult::Failed(_))).count();
-    let left = rows.len() - right - wrong;
-    let wrong = if wrong == 0 { String::new() } else { format!(", {wrong} not") };
-    let left = if left == 0 { String::new() } else { format!(", {left} to go") };
-    format!("{right} of {} ended as they should{wrong}{left}, {:.1} s", rows.len(), elapsed.as_secs_f64())
+    let passed = rows.iter().filter(|row| row.result == CheckResult::Passed).count();
+    let failed = rows.iter().filter(|row| matches!(row.result, CheckResult::Failed(_))).count();
+    let pending = rows.len() - passed - failed;
+    let failed = if failed == 0 { String::new() } else { format!(", {failed} not") };
+    let pending = if pending == 0 { String::new() } else { format!(", {pending} pending") };
+    format!("{passed} of {} ended as expected{failed}{pending}, {:.1} s", rows.len(), elapsed.as_secs_f64())
 }
 
 fn state(row: &Row) -> String {
@@ -135,17 +133,21 @@ fn run(row: &Row) -> String {
     last.map_or_else(String::new, |run| run.number.to_string())
 }
 
+/// What fits beside the other columns at 80.
+#[cfg(test)]
+pub(super) const DESCRIPTION_CHARS_MAX: usize = 32;
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn row(state: &str, judged: CheckResult) -> Row {
+    fn row(state: &str, result: CheckResult) -> Row {
         let status = serde_json::json!({ "taskId": "a", "state": state, "runs": [{ "runId": 0, "state": state }] });
         Row {
             name: "long-name",
-            description: "what it shows, at length",
+            description: "a description of some length",
             status: Some(TaskStatus::read(&status)),
-            result: judged,
+            result,
         }
     }
 
@@ -157,19 +159,19 @@ mod tests {
             row("failed", CheckResult::Failed("x".into())),
         ];
         for columns in [50, 60, 200] {
-            let lines = render(&rows, Duration::from_secs(1), columns, Color::No);
+            let lines = render(&rows, Duration::from_secs(1), columns, false);
             assert!(lines.iter().all(|line| line.chars().count() < columns), "{lines:#?}");
         }
     }
 
     #[test]
-    fn the_tally_names_what_went_wrong_and_what_is_left() {
+    fn the_summary_counts_passed_failed_and_pending_tasks() {
         let rows = [
             row("running", CheckResult::Pending),
             row("completed", CheckResult::Passed),
             row("failed", CheckResult::Failed("x".into())),
         ];
-        assert_eq!(summary(&rows, Duration::from_millis(1500)), "1 of 3 ended as they should, 1 not, 1 to go, 1.5 s");
-        assert_eq!(summary(&rows[1..2], Duration::ZERO), "1 of 1 ended as they should, 0.0 s");
+        assert_eq!(summary(&rows, Duration::from_millis(1500)), "1 of 3 ended as expected, 1 not, 1 pending, 1.5 s");
+        assert_eq!(summary(&rows[1..2], Duration::ZERO), "1 of 1 ended as expected, 0.0 s");
     }
 }

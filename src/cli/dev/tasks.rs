@@ -1,4 +1,4 @@
-//! The tasks of the demo: what each shows, and how it has to end. Pure: nothing here calls a queue.
+//! The tasks of the demo and their expected results.
 
 use std::path::Path;
 
@@ -7,77 +7,60 @@ use serde_json::{Value, json};
 use super::super::task::status::{TaskState, TaskStatus};
 use crate::config::schema::COMMAND;
 
-/// The handler in shell that the demo serves beside `command`.
 pub(super) const GREET: &str = "greet";
 
-/// That handler: its payload comes as JSON on standard input, its results go to descriptor 3.
+/// Reads the payload as JSON from standard input and writes its results to descriptor 3.
 pub(super) const GREET_PROGRAM: &str = r#"#!/bin/sh
 whom=$(sed -n 's/.*"whom":"\([^"]*\)".*/\1/p')
 if [ -z "$whom" ]; then
-    echo 'the payload has to name whom to greet: {"whom": "…"}'
+    echo 'payload must have the form {"whom": "…"}'
     exit "$JOURNEYMAN_EXIT_FAILED"
 fi
 echo "hello $whom"
 printf '{"type":"result","name":"public/greeting.json","value":{"hello":"%s"}}\n' "$whom" >&3
 "#;
 
-/// What the long task shows once its claim was extended.
-pub(super) const EXTENDED: &str = "its claim was extended in time";
+pub(super) const EXTENDED: &str = "its claim was extended";
 
-/// One task of the demo.
 #[derive(Debug, Clone)]
 pub(super) struct DemoTask {
-    /// A short name, different from the others'.
     pub(super) name: &'static str,
-    /// What it shows.
     pub(super) description: &'static str,
-    /// Which handler runs it.
     pub(super) handler: &'static str,
-    /// The queue's word for its priority.
     pub(super) priority: &'static str,
-    /// What it does.
     pub(super) payload: Value,
-    /// How it has to end.
     pub(super) expected: ExpectedResult,
-    /// What else has to be true.
     pub(super) expectation: Expectation,
 }
 
-/// How a task has to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ExpectedResult {
     pub(super) state: TaskState,
-    /// The queue's word for why.
+    /// `reasonResolved` of the last run.
     pub(super) reason: &'static str,
-    /// How many runs it takes.
     pub(super) runs: usize,
 }
 
-/// What else has to be true of a task that has ended.
+/// A further check of a resolved task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Expectation {
-    /// Nothing.
     None,
-    /// These artifacts are there.
     Artifacts(&'static [&'static str]),
-    /// The log holds this.
     LogContains(&'static str),
-    /// The log was cut: it holds the marker and is not much longer than it may be.
     LogTruncated,
-    /// The claim was extended beyond its first length.
     Reclaimed,
-    /// It was started before this task, which was created earlier.
+    /// Started before this task, which was created earlier.
     StartedBefore(&'static str),
-    /// It is canceled by the demo as soon as it runs.
+    /// The demo cancels it once it runs.
     Canceled,
 }
 
 const COMPLETED: ExpectedResult = ExpectedResult { state: TaskState::Completed, reason: "completed", runs: 1 };
 const FAILED: ExpectedResult = ExpectedResult { state: TaskState::Failed, reason: "failed", runs: 1 };
 
-/// The tasks, in the order they are created in. The long one waits for the file `reclaimed`.
+/// In order of creation. The long task waits for the file `reclaimed`.
 pub(super) fn tasks(reclaimed: &Path) -> Vec<DemoTask> {
-    // A second more, so that the new end of the claim is seen.
+    // One second more, so that the table shows the new lease.
     let until_reclaimed = "until [ -e \"$0\" ]; do sleep 0.1; done; sleep 1";
     vec![
         task("patient", "lowest priority, created first", shell("echo last"), COMPLETED, Expectation::None)
@@ -110,7 +93,7 @@ pub(super) fn tasks(reclaimed: &Path) -> Vec<DemoTask> {
         ),
         task(
             "artifacts",
-            "leaves a file and a folder",
+            "uploads a file and a directory",
             json!({
                 "command": [["/bin/sh", "-c", "echo built > a.txt; mkdir -p out/deep; echo 1 > out/one; echo 2 > out/deep/two"]],
                 "maxRunTime": 60,
@@ -183,16 +166,14 @@ pub(super) fn tasks(reclaimed: &Path) -> Vec<DemoTask> {
     ]
 }
 
-fn task(name: &'static str, shows: &'static str, payload: Value, end: ExpectedResult, proof: Expectation) -> DemoTask {
-    DemoTask {
-        name,
-        description: shows,
-        handler: COMMAND,
-        priority: "medium",
-        payload,
-        expected: end,
-        expectation: proof,
-    }
+fn task(
+    name: &'static str,
+    description: &'static str,
+    payload: Value,
+    expected: ExpectedResult,
+    expectation: Expectation,
+) -> DemoTask {
+    DemoTask { name, description, handler: COMMAND, priority: "medium", payload, expected, expectation }
 }
 
 impl DemoTask {
@@ -213,34 +194,32 @@ fn shell(script: &str) -> Value {
     command(&[&["/bin/sh", "-c", script]])
 }
 
-/// What is not as it should be about how a task ended.
-pub(super) fn unexpected_result(end: ExpectedResult, status: &TaskStatus) -> Option<String> {
+pub(super) fn unexpected_result(expected: ExpectedResult, status: &TaskStatus) -> Option<String> {
     let reason = status.runs.last().and_then(|run| run.reason.clone()).unwrap_or_default();
-    if status.state != end.state || reason != end.reason {
-        return Some(format!("should have ended as {}, and ended as {reason}", end.reason));
+    if status.state != expected.state || reason != expected.reason {
+        return Some(format!("expected {}, got {reason}", expected.reason));
     }
-    (status.runs.len() != end.runs)
-        .then(|| format!("should have taken {} runs, and took {}", end.runs, status.runs.len()))
+    (status.runs.len() != expected.runs).then(|| format!("expected {} runs, got {}", expected.runs, status.runs.len()))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::screen::SHOWS_CHARS_MAX;
+    use super::super::screen::DESCRIPTION_CHARS_MAX;
     use super::*;
 
     #[test]
-    fn the_demo_has_a_dozen_tasks_and_every_name_once() {
+    fn the_demo_has_at_least_a_dozen_tasks_with_unique_names() {
         let tasks = tasks(Path::new("reclaimed"));
         let names: std::collections::BTreeSet<_> = tasks.iter().map(|task| task.name).collect();
         assert_eq!(names.len(), tasks.len());
         assert!(tasks.len() >= 12);
-        for shows in tasks.iter().map(|task| task.description).chain([EXTENDED]) {
-            assert!(shows.len() <= SHOWS_CHARS_MAX, "cut on a terminal of 80 columns: {shows}");
+        for description in tasks.iter().map(|task| task.description).chain([EXTENDED]) {
+            assert!(description.len() <= DESCRIPTION_CHARS_MAX, "truncated at 80 columns: {description}");
         }
     }
 
     #[test]
-    fn an_end_other_than_the_expected_is_told() {
+    fn an_unexpected_result_is_reported() {
         let status = |state: &str, reason: &str, runs: usize| {
             let run = json!({ "runId": 0, "state": state, "reasonResolved": reason });
             TaskStatus::read(&json!({ "taskId": "a", "state": state, "runs": vec![run; runs] }))
