@@ -108,14 +108,6 @@ impl QueueClock {
         }
     }
 
-    /// Sets a manual clock back.
-    #[cfg(test)]
-    pub(crate) fn set_back(&self, span: Duration) {
-        if let Some(millis) = &self.0 {
-            millis.fetch_sub(span.as_millis().try_into().unwrap_or(i64::MAX), Ordering::SeqCst);
-        }
-    }
-
     /// Milliseconds since 1970, by this clock.
     #[must_use]
     pub fn unix_millis(&self) -> i64 {
@@ -127,6 +119,16 @@ impl QueueClock {
             || UnixMillis(Timestamp::now().as_millisecond()),
             |millis| UnixMillis(millis.load(Ordering::SeqCst)),
         )
+    }
+}
+
+#[cfg(test)]
+impl QueueClock {
+    /// Sets a manual clock back.
+    pub(crate) fn set_back(&self, span: Duration) {
+        if let Some(millis) = &self.0 {
+            millis.fetch_sub(span.as_millis().try_into().unwrap_or(i64::MAX), Ordering::SeqCst);
+        }
     }
 }
 

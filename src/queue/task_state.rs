@@ -488,5 +488,5 @@ impl TaskRecord {
 }
 
 #[cfg(test)]
-#[path = "rules_tests.rs"]
+#[path = "task_state_tests.rs"]
 mod tests;

@@ -15,13 +15,6 @@ mod task_calls;
 mod transport;
 mod wire;
 
-#[cfg(test)]
-#[allow(unreachable_pub, reason = "shared with the test binaries")]
-#[path = "../../../tests/support/exchange.rs"]
-mod exchange;
-#[cfg(test)]
-mod recorded_tests;
-
 pub use credentials::{Credentials, InvalidCredentials};
 pub use probe::{CredentialCheck, PendingCount, PingResponse};
 pub use task_calls::{Download, ListPage};
@@ -247,3 +240,10 @@ impl Source for Taskcluster {
         Box::pin(self.is_resolved(claim))
     }
 }
+
+#[cfg(test)]
+#[allow(unreachable_pub, reason = "shared with the test binaries")]
+#[path = "../../../tests/support/exchange.rs"]
+mod exchange;
+#[cfg(test)]
+mod recorded_tests;
