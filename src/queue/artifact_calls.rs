@@ -1,5 +1,4 @@
-//! Artifacts: the calls that declare, finish, list and find them, and those of the object service that carry the
-//! content of one kind. The content itself goes through `content`.
+//! The artifact calls of the API: create, finish, list and get. Content is in `artifact_content`.
 
 use axum::http::StatusCode;
 use base64::Engine as _;
@@ -77,7 +76,6 @@ fn time_field(body: &Map<String, Value>, name: &str) -> UnixMillis {
     UnixMillis::parse(&text_field(body, name)).unwrap_or_default()
 }
 
-/// The task, run and name that an address speaks of.
 #[derive(Clone)]
 struct ArtifactPath {
     task: String,
@@ -90,7 +88,6 @@ fn artifact_path(input: &CallInput) -> ArtifactPath {
     ArtifactPath { task: task.to_owned(), run: input.route.run(), name: name.to_owned() }
 }
 
-/// The name of an artifact in the object service.
 fn object_name(at: &ArtifactPath) -> String {
     format!("t/{}/{}/{}", at.task, at.run, at.name)
 }
@@ -113,19 +110,18 @@ pub(crate) async fn create(app: &QueueState, input: CallInput) -> ReplyResult {
     let body = input.validated_body(app, "post-artifact-request", kind, Era::Modern)?;
     let at = artifact_path(&input);
     if at.name.is_empty() {
-        return Err(QueueError::new(QueueErrorCode::InvalidRequestArguments, "an artifact must have a name"));
+        return Err(QueueError::new(QueueErrorCode::InvalidRequestArguments, "the artifact name is empty"));
     }
     let expires = time_field(&body, "expires");
     if expires < app.now().minus(QUEUE_CLOCK_DRIFT_MAX) {
         return Err(QueueError::input("Expires must be in the future"));
     }
-    let made = declared_artifact(&at, &body, expires);
+    let artifact = declared_artifact(&at, &body, expires);
     let (caller, place) = (input.caller, at.clone());
-    let kept = app.store.execute(move |room| declare(room, &caller, &place, made)).await?;
-    Ok(CallReply::ok(create_response(app, &at, &kept)))
+    let declared = app.store.execute(move |tx| declare(tx, &caller, &place, artifact)).await?;
+    Ok(CallReply::ok(create_response(app, &at, &declared)))
 }
 
-/// An artifact as its creator declares it.
 fn declared_artifact(at: &ArtifactPath, body: &Map<String, Value>, expires: UnixMillis) -> Artifact {
     let storage = text_field(body, "storageType");
     let content_type = match body.get("contentType").and_then(Value::as_str) {
@@ -143,46 +139,45 @@ fn declared_artifact(at: &ArtifactPath, body: &Map<String, Value>, expires: Unix
     Artifact { name: at.name.clone(), storage, content_type, expires, present, details }
 }
 
-/// An artifact that was declared, and what its creator has to know of the run.
 struct DeclaredArtifact {
     artifact: Artifact,
     task: TaskRecord,
 }
 
 fn declare(
-    room: &mut Tx<'_>,
+    tx: &mut Tx<'_>,
     caller: &Caller,
     at: &ArtifactPath,
-    made: Artifact,
+    artifact: Artifact,
 ) -> Result<DeclaredArtifact, StoreError> {
-    let kept = room.find_task(&at.task)?.ok_or_else(|| QueueError::input("Task not found"))?;
-    let run = kept.task.run(at.run).map_err(|_| QueueError::input("Run not found"))?;
+    let row = tx.find_task(&at.task)?.ok_or_else(|| QueueError::input("Task not found"))?;
+    let run = row.task.run(at.run).map_err(|_| QueueError::input("Run not found"))?;
     if run.worker.is_none() {
         return Err(QueueError::input("Run was not claimed by a worker and so no artifacts can exist").into());
     }
     caller.require_scope(format!("queue:create-artifact:{}/{}", at.task, at.run))?;
-    if made.expires > kept.task.expires {
+    if artifact.expires > row.task.expires {
         return Err(QueueError::input(format!(
             "Artifact expires ({}) after the task expiration {} (task.expires < expires) - this is not allowed, \
              artifacts may not expire after the task they belong to expires",
-            made.expires.iso(),
-            kept.task.expires.iso()
+            artifact.expires.iso(),
+            row.task.expires.iso()
         ))
         .into());
     }
     let late = run.state == RunState::Exception
-        && run.resolved.is_some_and(|end| end.plus(QUEUE_LATE_ARTIFACTS_WINDOW) > room.now);
+        && run.resolved.is_some_and(|end| end.plus(QUEUE_LATE_ARTIFACTS_WINDOW) > tx.now);
     if run.state != RunState::Running && !late {
         return Err(QueueError::conflict(format!(
             "Artifacts cannot be created for a task after it is resolved, unless it is resolved 'exception', and \
              even in this case only up to 25 min past resolution.This to ensure that artifacts have been uploaded \
              before a task is 'completed' and output is consumed by a dependent task\n\nTask status: {}",
-            response_json::status_pretty(&kept.task)
+            response_json::status_pretty(&row.task)
         ))
         .into());
     }
-    let artifact = room.put_artifact(&at.task, at.run, made)?;
-    Ok(DeclaredArtifact { artifact, task: kept.task })
+    let artifact = tx.put_artifact(&at.task, at.run, artifact)?;
+    Ok(DeclaredArtifact { artifact, task: row.task })
 }
 
 fn create_response(app: &QueueState, at: &ArtifactPath, declared: &DeclaredArtifact) -> String {
@@ -225,9 +220,9 @@ pub(crate) async fn finish(app: &QueueState, input: CallInput) -> ReplyResult {
     let (at, upload, caller) = (artifact_path(&input), text_field(&body, "uploadId"), input.caller);
     let stored = artifact_content::is_stored(app, &at.task, at.run, &at.name).await;
     app.store
-        .execute(move |room| {
-            let run = room.find_task(&at.task)?.map(|kept| kept.task.run(at.run).is_ok());
-            let found = room.find_artifact(&at.task, at.run, &at.name)?;
+        .execute(move |tx| {
+            let run = tx.find_task(&at.task)?.map(|row| row.task.run(at.run).is_ok());
+            let found = tx.find_artifact(&at.task, at.run, &at.name)?;
             let (Some(true), Some(artifact)) = (run, found) else {
                 return Err(QueueError::not_found(format!(
                     "Artifact with taskId `{}`, runId {}, name `{}` not found",
@@ -248,14 +243,14 @@ pub(crate) async fn finish(app: &QueueState, input: CallInput) -> ReplyResult {
             if !stored {
                 return Err(QueueError::input("Object storing artifact data does not exist").into());
             }
-            room.mark_artifact_present(&at.task, at.run, &at.name)
+            tx.mark_artifact_present(&at.task, at.run, &at.name)
         })
         .await?;
     Ok(CallReply::empty())
 }
 
 pub(crate) async fn list(app: &QueueState, input: CallInput) -> ReplyResult {
-    let (task, most) = (input.route.param("taskId").to_owned(), input.page_size()?);
+    let (task, limit) = (input.route.param("taskId").to_owned(), input.page_size()?);
     let after = input.page_start().unwrap_or_default();
     let run = (input.route.method == ApiMethod::ListArtifacts).then(|| input.route.run());
     let scope =
@@ -263,15 +258,15 @@ pub(crate) async fn list(app: &QueueState, input: CallInput) -> ReplyResult {
     input.caller.require_scope(scope)?;
     let page = app
         .store
-        .execute(move |room| {
-            let latest = latest_run(room, &task)?;
+        .execute(move |tx| {
+            let latest = latest_run(tx, &task)?;
             let run = run.unwrap_or(latest);
             if run > latest {
                 return Err(
                     QueueError::not_found(format!("Task with taskId: `{task}` has no run with runId: {run}")).into()
                 );
             }
-            room.list_artifacts(&task, run, &after, most)
+            tx.list_artifacts(&task, run, &after, limit)
         })
         .await?;
     let artifacts: Vec<Value> = page
@@ -284,34 +279,33 @@ pub(crate) async fn list(app: &QueueState, input: CallInput) -> ReplyResult {
             })
         })
         .collect();
-    let mut shown = json!({"artifacts": artifacts});
+    let mut reply = json!({"artifacts": artifacts});
     if let Some(next) = page.next {
-        shown["continuationToken"] = next.into();
+        reply["continuationToken"] = next.into();
     }
-    Ok(CallReply::ok(shown.to_string()))
+    Ok(CallReply::ok(reply.to_string()))
 }
 
-fn latest_run(room: &Tx<'_>, task: &str) -> Result<u32, StoreError> {
-    let kept = room.find_task(task)?.ok_or_else(|| QueueError::not_found("Task not found"))?;
-    let last = kept.task.last_run().map(|(run, _)| run);
+fn latest_run(tx: &Tx<'_>, task: &str) -> Result<u32, StoreError> {
+    let row = tx.find_task(task)?.ok_or_else(|| QueueError::not_found("Task not found"))?;
+    let last = row.task.last_run().map(|(run, _)| run);
     Ok(last.ok_or_else(|| QueueError::not_found("Task doesn't have any runs"))?)
 }
 
-/// An artifact at the end of its links, and the run it belongs to.
 struct ResolvedArtifact {
     artifact: Artifact,
     run: u32,
 }
 
-fn follow_links(room: &Tx<'_>, caller: &Caller, at: &ArtifactPath) -> Result<ResolvedArtifact, StoreError> {
+fn follow_links(tx: &Tx<'_>, caller: &Caller, at: &ArtifactPath) -> Result<ResolvedArtifact, StoreError> {
     let mut names = vec![at.name.clone()];
     loop {
         let asks = names.iter().map(|name| ScopeExpression::scope(format!("queue:get-artifact:{name}")));
         caller.require(&ScopeExpression::All(asks.collect()), Era::Modern)?;
         let name = names.last().map_or("", String::as_str);
-        let found = room.find_artifact(&at.task, at.run, name)?.filter(|artifact| artifact.present);
+        let found = tx.find_artifact(&at.task, at.run, name)?.filter(|artifact| artifact.present);
         let artifact = found.ok_or_else(|| QueueError::not_found("Artifact not found"))?;
-        if artifact.expires < room.now {
+        if artifact.expires < tx.now {
             return Err(QueueError::new(QueueErrorCode::ResourceExpired, "Artifact expired").into());
         }
         if artifact.storage != "link" {
@@ -331,12 +325,12 @@ pub(crate) async fn get(app: &QueueState, input: CallInput) -> ReplyResult {
     let task = at.task.clone();
     let ResolvedArtifact { artifact, run } = app
         .store
-        .execute(move |room| {
+        .execute(move |tx| {
             if latest {
                 caller.require_scope(format!("queue:get-artifact:{}", at.name))?;
-                at.run = latest_run(room, &at.task)?;
+                at.run = latest_run(tx, &at.task)?;
             }
-            follow_links(room, &caller, &at)
+            follow_links(tx, &caller, &at)
         })
         .await?;
     let storage = ReplyHeader { name: "x-taskcluster-artifact-storage-type", value: artifact.storage.clone() };
@@ -356,7 +350,6 @@ pub(crate) async fn get(app: &QueueState, input: CallInput) -> ReplyResult {
     Ok(CallReply { status: StatusCode::SEE_OTHER, body, headers })
 }
 
-/// The artifact that an upload is for, if the caller may upload it.
 async fn upload_of(
     app: &QueueState,
     input: &CallInput,
@@ -367,7 +360,7 @@ async fn upload_of(
     input.caller.require_scope(format!("object:upload:{project}:{name}"))?;
     let at = of_object(&name).ok_or_else(|| QueueError::not_found("Object not found"))?;
     let place = at.clone();
-    let found = app.store.execute(move |room| room.find_artifact(&place.task, place.run, &place.name)).await?;
+    let found = app.store.execute(move |tx| tx.find_artifact(&place.task, place.run, &place.name)).await?;
     let artifact = found
         .filter(|artifact| artifact.storage == "object")
         .ok_or_else(|| QueueError::not_found("Object not found"))?;
@@ -388,8 +381,8 @@ pub(crate) async fn create_upload(app: &QueueState, input: CallInput) -> ReplyRe
             .decode(data)
             .map_err(|_| QueueError::input("proposedUploadMethods.dataInline.objectData is not base64"))?;
         if bytes.len() > QUEUE_INLINE_BYTES_MAX {
-            let told = format!("an inline object may have at most {QUEUE_INLINE_BYTES_MAX} bytes");
-            return Err(QueueError::new(QueueErrorCode::InputTooLarge, told));
+            let message = format!("an inline object may have at most {QUEUE_INLINE_BYTES_MAX} bytes");
+            return Err(QueueError::new(QueueErrorCode::InputTooLarge, message));
         }
         artifact_content::store_inline(app, &at.task, at.run, &at.name, &bytes).await?;
         json!({"dataInline": true})

@@ -1,7 +1,6 @@
-//! The content of artifacts: the signed places it is put to and got from, and the files behind them.
+//! Artifact content: signed upload and download URLs and their handlers.
 //!
-//! An upload is streamed into a file of its own and takes its name once it is whole and on disk, so a reader sees
-//! nothing or all of it.
+//! An upload is renamed to its final name once all of it is on disk, so a reader never sees a part of it.
 
 use std::io;
 use std::path::PathBuf;
@@ -28,10 +27,8 @@ use super::route::query_param;
 use super::server::ConnectionPermit;
 use crate::limits::{QUEUE_CHUNK_TIMEOUT, QUEUE_GET_URL_TTL, QUEUE_READ_BYTES, QUEUE_UPLOAD_TIMEOUT};
 
-/// Where the content of artifacts is put and got.
 pub(crate) const CONTENT_PATH_PREFIX: &str = "/artifact-store/";
 
-/// The artifact that a place is for.
 pub(crate) struct ContentPath {
     pub(crate) task: String,
     pub(crate) run: u32,
@@ -44,7 +41,7 @@ impl ContentPath {
         format!("{}/{}/{}", self.task, self.run, name.join("/"))
     }
 
-    /// Reads what [`ContentPath::path`] wrote. No part of it becomes a file name unhashed but a task id.
+    /// Only the task id becomes a path component unhashed.
     fn parse(path: &str) -> Option<Self> {
         let mut parts = path.splitn(3, '/');
         let (task, run, name) = (parts.next()?, parts.next()?.parse().ok()?, parts.next()?);
@@ -68,12 +65,10 @@ fn signed_url(app: &QueueState, verb: &str, path: &str, content_type: &str, end:
     format!("{}{CONTENT_PATH_PREFIX}{path}?type={content_type}&end={end}&sig={signature}", app.root_url)
 }
 
-/// Where the content of an artifact is to be put, until then.
 pub(crate) fn put_url(app: &QueueState, target: &ContentPath, content_type: &str, end: UnixMillis) -> String {
     signed_url(app, "PUT", &target.path(), content_type, end)
 }
 
-/// Where the content of an artifact can be got for a while.
 pub(crate) fn get_url(app: &QueueState, target: &ContentPath, content_type: &str) -> String {
     let end = app.now().plus(QUEUE_GET_URL_TTL);
     signed_url(app, "GET", &target.path(), content_type, end)
@@ -85,10 +80,9 @@ fn text_response(status: StatusCode, body: impl Into<Body>) -> Response<Body> {
     answer
 }
 
-/// Answers a request on a signed place; `path` is what follows the prefix.
 pub(crate) async fn handle(
     app: &QueueState,
-    seat: &ConnectionPermit,
+    permit: &ConnectionPermit,
     parts: &Parts,
     path: &str,
     body: Body,
@@ -103,28 +97,26 @@ pub(crate) async fn handle(
     if !fits || !in_time {
         return text_response(
             StatusCode::FORBIDDEN,
-            "the address is not signed, or its time is over; ask the queue for a new one\n",
+            "the URL's signature is invalid or expired; request a new one from the queue\n",
         );
     }
-    seat.mark_authenticated();
+    permit.mark_authenticated();
     let Some(target) = ContentPath::parse(path) else { return route_not_found() };
     match verb {
         "PUT" => {
             let sent = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
             if sent != Some(content_type.as_str()) {
-                return text_response(StatusCode::FORBIDDEN, "the content type is not the one that was signed\n");
+                return text_response(StatusCode::FORBIDDEN, "content type does not match the signed one\n");
             }
             handle_put(app, &target, body).await
         }
         "GET" => handle_get(app, &target, &content_type).await,
-        _ => text_response(StatusCode::METHOD_NOT_ALLOWED, "an artifact is put and got, nothing else\n"),
+        _ => text_response(StatusCode::METHOD_NOT_ALLOWED, "method not allowed: use GET or PUT\n"),
     }
 }
 
-/// Why content was not stored.
 enum UploadFailure {
     TooLarge,
-    /// The client stopped sending.
     Truncated,
     Disk(io::Error),
 }
@@ -136,10 +128,9 @@ impl From<io::Error> for UploadFailure {
 }
 
 async fn handle_put(app: &QueueState, target: &ContentPath, body: Body) -> Response<Body> {
-    // What is held of it before it goes to its file.
+    // The part that is in memory before it is written.
     let Ok(_share) = app.body_budget.reserve(2 * QUEUE_READ_BYTES) else {
-        let mut busy =
-            text_response(StatusCode::SERVICE_UNAVAILABLE, "too many uploads at once; try again in a moment\n");
+        let mut busy = text_response(StatusCode::SERVICE_UNAVAILABLE, "too many uploads in flight; retry later\n");
         busy.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
         return busy;
     };
@@ -147,13 +138,13 @@ async fn handle_put(app: &QueueState, target: &ContentPath, body: Body) -> Respo
     match received.unwrap_or(Err(UploadFailure::Truncated)) {
         Ok(()) => text_response(StatusCode::OK, Body::empty()),
         Err(UploadFailure::TooLarge) => {
-            let told = format!("an artifact may have at most {} bytes here\n", app.artifact_bytes_max);
-            text_response(StatusCode::PAYLOAD_TOO_LARGE, told)
+            let message = format!("artifact exceeds the limit of {} bytes\n", app.artifact_bytes_max);
+            text_response(StatusCode::PAYLOAD_TOO_LARGE, message)
         }
-        Err(UploadFailure::Truncated) => text_response(StatusCode::BAD_REQUEST, "the content was cut short\n"),
+        Err(UploadFailure::Truncated) => text_response(StatusCode::BAD_REQUEST, "the upload ended early\n"),
         Err(UploadFailure::Disk(error)) => {
-            tracing::error!(%error, task = target.task, "an artifact could not be stored");
-            text_response(StatusCode::SERVICE_UNAVAILABLE, "the artifact could not be stored; try again\n")
+            tracing::error!(%error, task = target.task, "cannot store artifact");
+            text_response(StatusCode::SERVICE_UNAVAILABLE, "cannot store the artifact; retry later\n")
         }
     }
 }
@@ -171,7 +162,7 @@ async fn write_chunk(draft: Option<IncomingFile>, bytes: Vec<u8>, artifacts: Pat
     .await
 }
 
-/// Receives content piece by piece. What is small, as most logs are, is written in one step when it is complete.
+/// Content smaller than one chunk, such as most logs, is written in one step.
 async fn receive(app: &QueueState, target: &ContentPath, mut body: Body) -> Result<(), UploadFailure> {
     if body.size_hint().lower() > app.artifact_bytes_max {
         return Err(UploadFailure::TooLarge);
@@ -198,7 +189,6 @@ async fn receive(app: &QueueState, target: &ContentPath, mut body: Body) -> Resu
     Ok(commit_file(app, target, draft, held).await?)
 }
 
-/// Writes what is left and gives the file its name.
 async fn commit_file(
     app: &QueueState,
     target: &ContentPath,
@@ -216,7 +206,7 @@ async fn commit_file(
 
 async fn handle_get(app: &QueueState, target: &ContentPath, content_type: &str) -> Response<Body> {
     let Ok(file) = tokio::fs::File::open(target.file(app)).await else {
-        return text_response(StatusCode::NOT_FOUND, "nothing was put there\n");
+        return text_response(StatusCode::NOT_FOUND, "no content was uploaded\n");
     };
     let length = file.metadata().await.map(|about| about.len()).ok();
     let mut found =
@@ -235,7 +225,6 @@ fn content_path(task: &str, run: u32, name: &str) -> ContentPath {
     ContentPath { task: task.to_owned(), run, name: name.to_owned() }
 }
 
-/// Stores content that came within a call.
 pub(crate) async fn store_inline(
     app: &QueueState,
     task: &str,
@@ -249,16 +238,14 @@ pub(crate) async fn store_inline(
 
 fn internal_error(error: &io::Error) -> QueueError {
     let incident = uuid::Uuid::new_v4();
-    tracing::error!(%error, %incident, "the content of an artifact could not be stored or read");
+    tracing::error!(%error, %incident, "cannot read or store artifact content");
     QueueError::internal(&incident)
 }
 
-/// Whether an artifact has content.
 pub(crate) async fn is_stored(app: &QueueState, task: &str, run: u32, name: &str) -> bool {
     tokio::fs::try_exists(content_path(task, run, name).file(app)).await.unwrap_or(false)
 }
 
-/// Holds the content against the digests that its uploader names.
 pub(crate) async fn check_hashes(
     app: &QueueState,
     task: &str,

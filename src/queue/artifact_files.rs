@@ -1,7 +1,6 @@
-//! Where the content of artifacts lies: one file each, under a folder of the queue's own. A file that has its name is
-//! whole, and both survive a loss of power.
+//! Artifact files: one file each below the artifact directory, complete and durable once it has its name.
 //!
-//! Everything here blocks, so it is used off the async threads, in as few steps as there are.
+//! Everything here blocks.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write as _};
@@ -10,36 +9,32 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
 
-/// The place of an artifact within the folder. Its name may hold anything, so the file is named by a digest of it.
+/// An artifact name may hold any character, so the file name is its digest.
 pub(crate) fn relative_path(task: &str, run: u32, name: &str) -> String {
     let digest = Sha256::digest(name.as_bytes());
     let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("{task}/{run}-{hex}")
 }
 
-/// Removes a file, or a task's whole folder. What is not there is no trouble; anything else is told in the log.
-pub(crate) fn remove(folder: &Path, place: &str) {
-    let path = folder.join(place);
+pub(crate) fn remove(folder: &Path, path: &str) {
+    let path = folder.join(path);
     let gone = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
     match gone {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => {
-            tracing::warn!(%error, path = %path.display(), "an expired artifact could not be removed");
+            tracing::warn!(%error, path = %path.display(), "cannot remove expired artifact");
         }
     }
 }
 
-/// The folder of the files that have no name yet.
 const INCOMING: &str = "incoming";
 
-/// Flushes a file or a folder to the disk.
 pub(crate) fn sync(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// Makes a folder that only its owner may enter, and those above it where they are missing, and flushes each into the
-/// one above.
+/// Creates a private directory with its missing parents, and flushes each into its parent.
 pub(crate) fn create_dir_synced(folder: &Path, mut sync: impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
     let missing: Vec<&Path> =
         folder.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.is_dir()).collect();
@@ -54,7 +49,7 @@ fn parent_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."))
 }
 
-/// Removes what an earlier life was writing when it ended. Nobody was told that it was stored.
+/// Removes uploads that a previous process did not finish; none of them was acknowledged.
 pub(crate) fn remove_incoming(artifacts: &Path) -> io::Result<()> {
     match std::fs::remove_dir_all(artifacts.join(INCOMING)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -62,7 +57,7 @@ pub(crate) fn remove_incoming(artifacts: &Path) -> io::Result<()> {
     }
 }
 
-/// A file on its way to its name; removed again where it does not get there.
+/// An unfinished upload; removed on drop unless it was committed.
 pub(crate) struct IncomingFile {
     path: PathBuf,
     file: File,
@@ -80,25 +75,24 @@ impl IncomingFile {
         self.file.write_all(bytes)
     }
 
-    /// Gives the file its name: its content goes to the disk before the name does, and the folder's own name after.
+    /// Flushes the content before the rename, and the directories after it.
     pub(crate) fn commit(self, path: &Path, mut sync: impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
         self.file.sync_all()?;
         let folder = parent_of(path);
         retry_with_dir(|| std::fs::rename(&self.path, path), folder)?;
         sync(folder)?;
-        // Also where somebody else has made the folder, who may not have come to this yet.
+        // The task directory may be new, created by another upload that has not flushed it yet.
         sync(parent_of(folder))
     }
 }
 
 impl Drop for IncomingFile {
     fn drop(&mut self) {
-        // Gone already where it was settled.
+        // Fails after a commit, when the file has its final name.
         std::fs::remove_file(&self.path).ok();
     }
 }
 
-/// Tries again with the folder made, where it was missing.
 fn retry_with_dir<T>(act: impl Fn() -> io::Result<T>, folder: &Path) -> io::Result<T> {
     match act() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -141,15 +135,15 @@ mod tests {
 
     #[test]
     fn each_new_folder_is_flushed_into_the_one_above() {
-        let room = tempfile::tempdir().unwrap();
+        let tx = tempfile::tempdir().unwrap();
         let mut synced = Vec::new();
         let note = |folder: &Path| {
             synced.push(folder.to_owned());
             Ok(())
         };
-        create_dir_synced(&room.path().join("a/b"), note).unwrap();
-        assert_eq!(synced, [room.path().to_owned(), room.path().join("a")]);
-        create_dir_synced(&room.path().join("a/b"), |folder| panic!("{folder:?} was there")).unwrap();
+        create_dir_synced(&tx.path().join("a/b"), note).unwrap();
+        assert_eq!(synced, [tx.path().to_owned(), tx.path().join("a")]);
+        create_dir_synced(&tx.path().join("a/b"), |folder| panic!("{folder:?} was there")).unwrap();
     }
 
     #[test]

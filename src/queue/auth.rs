@@ -1,7 +1,7 @@
-//! Who calls: Hawk signatures, temporary credentials and their certificates, and the credentials made for a claim.
+//! Authentication: Hawk signatures, temporary credentials with certificates, and the credentials of a claim.
 //!
-//! Everything is verified without a look-up: a certificate is signed with its issuer's token, and the token of a
-//! temporary credential follows from it.
+//! Verification needs no state: a certificate is signed with its issuer's token, and the token of a temporary
+//! credential is derived from it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,34 +19,29 @@ use super::queue_error::{QueueError, QueueErrorCode};
 use super::scopes::{Era, ScopeExpression, missing_scopes_message, satisfies, satisfies_all};
 use crate::limits::{QUEUE_CERTIFICATE_DRIFT, QUEUE_CERTIFICATE_TTL_MAX, QUEUE_CLOCK_DRIFT_MAX};
 
-/// Whether callers must prove who they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Auth {
-    /// Every call is signed by a configured client, or by credentials that follow from one.
+    /// Every call is signed by a configured client or by temporary credentials that it issued.
     #[default]
     Checked,
-    /// Everybody may do everything. For a loopback address and trusted users only; a queue that others could reach is
-    /// not started so.
+    /// Every caller has all scopes; refused unless the queue listens on a loopback address.
     Open,
-    /// Everybody who can reach the queue may do everything, whatever address it listens on.
+    /// Every caller has all scopes, on any address.
     OpenToNetwork,
 }
 
-/// A client that may call the queue.
 #[derive(Debug, Clone)]
 pub struct RegisteredClient {
-    /// Its name, such as `worker` or `project/ci/fleet`.
+    /// Such as `worker` or `project/ci/fleet`.
     pub client_id: String,
-    /// Its secret.
     pub access_token: SecretString,
-    /// What it may do; a scope that ends in `*` covers all that start like it.
+    /// A scope that ends in `*` covers all scopes with that prefix.
     pub scopes: Vec<String>,
 }
 
-/// The issuer of the credentials that the queue itself makes.
+/// Issuer of the credentials of claims.
 const ISSUER: &str = "static/taskcluster/queue";
 
-/// The name that `CertificateFields::start` and its kin are signed under.
 const CERTIFICATE_VERSION: u8 = 1;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -68,7 +63,6 @@ struct Ext {
     authorized_scopes: Option<Vec<String>>,
 }
 
-/// Temporary credentials as they are handed out.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct TemporaryCredentials {
@@ -77,7 +71,6 @@ pub(crate) struct TemporaryCredentials {
     certificate: String,
 }
 
-/// A caller who has been recognised, or nobody.
 #[derive(Debug, Clone)]
 pub(crate) struct Caller {
     client: Option<Arc<str>>,
@@ -85,15 +78,13 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// Refuses a caller who lacks what is asked for.
-    pub(crate) fn require(&self, asks: &ScopeExpression, era: Era) -> Result<(), QueueError> {
-        match missing_scopes_message(asks, &self.scopes, self.client.as_deref(), era) {
+    pub(crate) fn require(&self, required: &ScopeExpression, era: Era) -> Result<(), QueueError> {
+        match missing_scopes_message(required, &self.scopes, self.client.as_deref(), era) {
             None => Ok(()),
-            Some(told) => Err(QueueError::new(QueueErrorCode::InsufficientScopes, told)),
+            Some(message) => Err(QueueError::new(QueueErrorCode::InsufficientScopes, message)),
         }
     }
 
-    /// Whether it is anybody at all.
     pub(crate) const fn is_authenticated(&self) -> bool {
         self.client.is_some()
     }
@@ -106,58 +97,51 @@ impl Caller {
     }
 }
 
-/// The parts of a request that a signature covers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SignedRequest<'a> {
     pub(crate) method: &'a str,
-    /// Path and query as they were sent.
+    /// Path and query as sent.
     pub(crate) target: &'a str,
-    /// The `Host` header.
     pub(crate) host: &'a str,
     pub(crate) authorization: Option<&'a str>,
 }
 
-/// What the head of a request has proved.
 #[derive(Debug)]
 pub(crate) struct AuthenticatedRequest {
     pub(crate) caller: Caller,
-    /// The hash that the body must have, where the caller has signed one.
+    /// The body hash that the caller signed.
     pub(crate) payload_hash: Option<Vec<u8>>,
 }
 
-/// Every secret of the queue: those of its clients and its own.
 pub(crate) struct Keyring {
     auth: Auth,
     clients: HashMap<String, RegisteredClient>,
     own_secret: SecretString,
     anonymous_scopes: Arc<[String]>,
     all_scopes: Arc<[String]>,
-    /// Host and port under which the queue is known outside, where a proxy hides them.
+    /// Host and port of `public_root_url`; a proxy may change the `Host` header.
     public_address: Option<HostPort>,
 }
 
-/// A host name without port, and the port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HostPort {
     pub(crate) host: String,
     pub(crate) port: u16,
 }
 
-fn auth_error(told: impl Into<String>) -> QueueError {
-    QueueError::new(QueueErrorCode::AuthenticationFailed, told)
+fn auth_error(message: impl Into<String>) -> QueueError {
+    QueueError::new(QueueErrorCode::AuthenticationFailed, message)
 }
 
-/// HMAC-SHA256. It cannot fail for the keys and data there are; an empty answer would match nothing.
+/// HMAC-SHA256. Fails for no key or data used here; an empty result matches nothing.
 pub(crate) fn hmac(key: &[u8], data: &[u8]) -> Vec<u8> {
     Key::new(key, SHA256).and_then(|key| key.sign(data)).unwrap_or_default()
 }
 
-/// Whether two signatures are the same, in a time that does not tell where they differ.
 pub(crate) fn constant_time_eq(left: Vec<u8>, right: Vec<u8>) -> bool {
     !left.is_empty() && Mac::from(left) == Mac::from(right)
 }
 
-/// A random name of 22 characters.
 pub(crate) fn new_slugid() -> String {
     URL_SAFE_NO_PAD.encode(uuid::Uuid::new_v4().as_bytes())
 }
@@ -181,12 +165,11 @@ impl Keyring {
         }
     }
 
-    /// Signs something only the queue itself will verify, for one purpose.
+    /// Signs for one purpose with the queue's own secret.
     pub(crate) fn sign(&self, purpose: &str, text: &str) -> Vec<u8> {
         hmac(self.own_secret.expose_secret().as_bytes(), format!("{purpose}\n{text}").as_bytes())
     }
 
-    /// Makes temporary credentials.
     pub(crate) fn issue(
         &self,
         client_id: String,
@@ -212,8 +195,7 @@ impl Keyring {
         }
     }
 
-    /// Finds out who made a request, by its head alone. A request without a signature is nobody's, which is not an
-    /// error.
+    /// Authenticates by the head alone. A request without a signature is anonymous, which is not an error.
     pub(crate) fn authenticate(
         &self,
         request: &SignedRequest<'_>,
@@ -249,14 +231,14 @@ impl Keyring {
         let id = header.id.clone().ok_or_else(|| auth_error("Unauthorized: Missing attributes"))?;
         let rights = self.resolve_credentials(&id, header.ext.as_deref(), now)?;
         let key = Key::new(rights.token.as_bytes(), SHA256).map_err(|_| auth_error("Unauthorized: Bad credentials"))?;
-        // The time is held against our own clock below, so that its refusal has a name of its own.
+        // The timestamp is checked separately below, to report `Stale timestamp`.
         let anytime = Duration::from_secs(u64::from(u32::MAX) * 4);
-        let fits = self.candidate_addresses(request.host).any(|at| {
+        let valid = self.candidate_addresses(request.host).any(|at| {
             RequestBuilder::new(request.method, &at.host, at.port, request.target)
                 .request()
                 .validate_header(&header, &key, anytime)
         });
-        if !fits {
+        if !valid {
             return Err(auth_error("Unauthorized: Bad mac"));
         }
         let sent = header.ts.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
@@ -282,10 +264,10 @@ impl Keyring {
         let rights = self.resolve_credentials(bewit.id(), bewit.ext(), now)?;
         let key = Key::new(rights.token.as_bytes(), SHA256).map_err(|_| auth_error("Unauthorized: Bad credentials"))?;
         let bare = without_bewit(request.target);
-        let fits = self
+        let valid = self
             .candidate_addresses(request.host)
             .any(|at| RequestBuilder::new("GET", &at.host, at.port, &bare).request().validate_bewit(&bewit, &key));
-        if request.method == "GET" && fits {
+        if request.method == "GET" && valid {
             return Ok(rights.caller);
         }
         Err(auth_error("Unauthorized: Bad mac"))
@@ -296,7 +278,6 @@ impl Keyring {
         own.into_iter().chain(self.public_address.clone())
     }
 
-    /// The scopes and the secret of an issuer by name.
     fn issuer(&self, name: &str) -> Result<Issuer<'_>, QueueError> {
         if name == ISSUER {
             return Ok(Issuer { token: self.own_secret.expose_secret(), scopes: &self.all_scopes });
@@ -415,7 +396,6 @@ fn parse_ext(text: &str) -> Result<Ext, QueueError> {
     read.ok_or_else(|| auth_error("Failed to parse ext"))
 }
 
-/// Holds a body against the hash that its sender has signed.
 pub(crate) fn check_payload_hash(content_type: &str, body: &[u8], sent: Vec<u8>) -> Result<(), QueueError> {
     let media = content_type.split(';').next().unwrap_or_default().trim();
     let media = media.to_ascii_lowercase();
@@ -423,7 +403,7 @@ pub(crate) fn check_payload_hash(content_type: &str, body: &[u8], sent: Vec<u8>)
     if constant_time_eq(ours.clone(), sent) {
         return Ok(());
     }
-    // The braces are literally in the service's own text.
+    // The braces are part of the real service's text.
     Err(auth_error(format!(
         "Invalid payload hash: {{{{hash}}}}\nComputed payload hash: {}\nThis happens when your request carries a \
          signed hash of the payload and the hash doesn't match the hash we've computed on the server-side.",
@@ -431,7 +411,7 @@ pub(crate) fn check_payload_hash(content_type: &str, body: &[u8], sent: Vec<u8>)
     )))
 }
 
-/// Whether a text starts with a number of seconds that a clock can hold; the library adds any number to one.
+/// Bounds the timestamp: the hawk crate panics when it adds a larger one to the epoch.
 fn has_bounded_timestamp(text: Option<&str>) -> bool {
     text.is_some_and(|text| text.bytes().take_while(u8::is_ascii_digit).count() <= 11)
 }
@@ -442,7 +422,7 @@ fn without_bewit(target: &str) -> String {
     if rest.is_empty() { path.to_owned() } else { format!("{path}?{}", rest.join("&")) }
 }
 
-/// Reads `host`, `host:port` or `[v6]:port`.
+/// Parses `host`, `host:port` or `[v6]:port`.
 pub(crate) fn parse_host(text: &str, default_port: u16) -> Option<HostPort> {
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) if !port.contains(']') => (host, port.parse().ok()?),

@@ -47,7 +47,7 @@ pub(crate) async fn poll_task_urls(app: &QueueState, input: CallInput) -> ReplyR
     )?;
     let base = format!("queue-{}-{}", queue_name_part(&provisioner), queue_name_part(&worker_type));
     let name = base.clone();
-    app.store.execute(move |room| room.enable_messages(&queue, &name)).await?;
+    app.store.execute(move |tx| tx.enable_messages(&queue, &name)).await?;
     let now = app.now();
     let expires = now.plus(app.poll_url_lifetime);
     let urls: Vec<Value> = Priority::ALL
@@ -202,15 +202,15 @@ impl StorageError {
 /// Answers a request on a queue of messages; `path` is what follows `/azure/`.
 pub(crate) async fn handle(
     app: &QueueState,
-    seat: &ConnectionPermit,
+    permit: &ConnectionPermit,
     method: &str,
     path: &str,
     query: &str,
 ) -> Response<Body> {
     let request = uuid::Uuid::new_v4().to_string();
     let answered = match path.split('/').collect::<Vec<_>>().as_slice() {
-        [queue, "messages"] => handle_messages(app, seat, method, queue, query).await,
-        [queue, "messages", name] => handle_message(app, seat, method, queue, name, query).await,
+        [queue, "messages"] => handle_messages(app, permit, method, queue, query).await,
+        [queue, "messages", name] => handle_message(app, permit, method, queue, name, query).await,
         _ => Err(StorageError::QueueNotFound),
     };
     let mut answer = match answered {
@@ -272,9 +272,14 @@ struct SignedQueue {
     rank: u8,
 }
 
-fn authorize(app: &QueueState, seat: &ConnectionPermit, name: &str, query: &str) -> Result<SignedQueue, StorageError> {
+fn authorize(
+    app: &QueueState,
+    permit: &ConnectionPermit,
+    name: &str,
+    query: &str,
+) -> Result<SignedQueue, StorageError> {
     let access = SasToken::verify(app, name, query).ok_or(StorageError::AuthenticationFailed)?;
-    seat.mark_authenticated();
+    permit.mark_authenticated();
     if access.permissions != "p" || query_param(query, "peekonly").is_some() {
         return Err(StorageError::PermissionMismatch);
     }
@@ -291,8 +296,8 @@ where
     F: Send + 'static + FnOnce(&mut Tx<'_>, &str, u8) -> Result<T, StoreError>,
 {
     let SignedQueue { base, rank } = lane;
-    let found = app.store.execute(move |room| match room.task_queue_by_base(&base)? {
-        Some(queue) => act(room, &queue, rank).map(Some),
+    let found = app.store.execute(move |tx| match tx.task_queue_by_base(&base)? {
+        Some(queue) => act(tx, &queue, rank).map(Some),
         None => Ok(None),
     });
     found.await.map_err(|_| StorageError::Internal)?.ok_or(StorageError::QueueNotFound)
@@ -311,24 +316,24 @@ fn query_number(query: &str, name: &'static str, default: u64, max: u64) -> Resu
 
 async fn handle_messages(
     app: &QueueState,
-    seat: &ConnectionPermit,
+    permit: &ConnectionPermit,
     method: &str,
     name: &str,
     query: &str,
 ) -> Result<Option<String>, StorageError> {
-    let lane = authorize(app, seat, name, query)?;
+    let lane = authorize(app, permit, name, query)?;
     match method {
         "GET" => {}
         // A signed URL may receive and delete, nothing else.
         "POST" | "PUT" | "DELETE" => return Err(StorageError::PermissionMismatch),
         _ => return Err(StorageError::NotSupported),
     }
-    let most = query_number(query, "numofmessages", 1, POLL_MESSAGES_MAX as u64)?;
-    let most = u8::try_from(most).unwrap_or(1);
+    let limit = query_number(query, "numofmessages", 1, POLL_MESSAGES_MAX as u64)?;
+    let limit = u8::try_from(limit).unwrap_or(1);
     let hidden = query_number(query, "visibilitytimeout", 30, QUEUE_VISIBILITY_TIMEOUT_MAX.as_secs())?;
     let hidden = Duration::from_secs(hidden);
     let received =
-        with_queue(app, lane, move |room, queue, rank| room.receive_messages(queue, rank, most, hidden)).await?;
+        with_queue(app, lane, move |tx, queue, rank| tx.receive_messages(queue, rank, limit, hidden)).await?;
     Ok(Some(messages_xml(&received)))
 }
 
@@ -363,13 +368,13 @@ fn messages_xml(received: &[ReceivedMessage]) -> String {
 
 async fn handle_message(
     app: &QueueState,
-    seat: &ConnectionPermit,
+    permit: &ConnectionPermit,
     method: &str,
     queue: &str,
     name: &str,
     query: &str,
 ) -> Result<Option<String>, StorageError> {
-    let lane = authorize(app, seat, queue, query)?;
+    let lane = authorize(app, permit, queue, query)?;
     match method {
         "DELETE" => {}
         "PUT" => return Err(StorageError::PermissionMismatch),
@@ -377,8 +382,7 @@ async fn handle_message(
     }
     let name = urlencoding::decode(name).map_or_else(|_| name.to_owned(), Into::into);
     let receipt = query_param(query, "popreceipt").unwrap_or_default();
-    let deleted =
-        with_queue(app, lane, move |room, queue, rank| room.delete_message(queue, rank, &name, &receipt)).await?;
+    let deleted = with_queue(app, lane, move |tx, queue, rank| tx.delete_message(queue, rank, &name, &receipt)).await?;
     match deleted {
         DeleteResult::Deleted => Ok(None),
         DeleteResult::NotFound => Err(StorageError::MessageNotFound),

@@ -307,10 +307,10 @@ mod tests {
 
     #[test]
     fn an_address_has_a_scheme_and_nothing_that_breaks_a_header() {
-        let told = |text: &str| check_uri(&json!(text), 100);
-        assert_eq!(told("https://example.com/a?b#c"), None);
+        let message = |text: &str| check_uri(&json!(text), 100);
+        assert_eq!(message("https://example.com/a?b#c"), None);
         for text in ["", "example.com", "http://x\r\ny: z", "http://\u{e9}", "://x"] {
-            assert!(told(text).is_some(), "{text}");
+            assert!(message(text).is_some(), "{text}");
         }
     }
 

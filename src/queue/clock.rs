@@ -1,7 +1,6 @@
-//! Wall-clock time as the queue keeps it: whole milliseconds, and the text forms the protocol shows them in.
+//! The wall clock of the queue in whole milliseconds, and the text forms of its times.
 //!
-//! The protocol's times are points on the wall clock, so this is one of the few places that may read it. Tests hand
-//! in a clock that they move themselves.
+//! The protocol's times are wall-clock times, so this file may read that clock. Tests pass a manual clock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -13,13 +12,13 @@ use serde::{Deserialize, Serialize};
 
 static PRINTER: DateTimePrinter = DateTimePrinter::new().precision(Some(3));
 
-/// A point in time, in milliseconds since 1970.
+/// Milliseconds since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct UnixMillis(pub(crate) i64);
 
 impl UnixMillis {
-    /// Reads an RFC 3339 timestamp; a finer fraction is cut to milliseconds, as JavaScript's `Date` does.
+    /// Parses RFC 3339; finer fractions are cut to milliseconds, as JavaScript's `Date` does.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         // A zone's name in brackets is an extension of RFC 9557.
         let stamp: Timestamp = Some(text).filter(|text| !text.ends_with(']'))?.parse().ok()?;
@@ -34,7 +33,7 @@ impl UnixMillis {
         Self(self.0.saturating_sub(span.as_millis().try_into().unwrap_or(i64::MAX)))
     }
 
-    /// How long until `later`; zero where it has passed.
+    /// Zero if `later` has passed.
     pub(crate) fn until(self, later: Self) -> Duration {
         Duration::from_millis(later.0.saturating_sub(self.0).try_into().unwrap_or(0))
     }
@@ -43,12 +42,12 @@ impl UnixMillis {
         Timestamp::from_millisecond(self.0).unwrap_or(Timestamp::MAX)
     }
 
-    /// `2026-11-21T10:20:44.810Z`, the form of every time but one.
+    /// `2026-11-21T10:20:44.810Z`
     pub(crate) fn iso(self) -> String {
         PRINTER.timestamp_to_string(&self.timestamp())
     }
 
-    /// `2026-11-21T10:20:44.81+00:00`: how `takenUntil` of a fresh claim is shown, zeros of the fraction dropped.
+    /// `2026-11-21T10:20:44.81+00:00`: the form of `takenUntil` in a fresh claim.
     pub(crate) fn iso_offset(self) -> String {
         let text = self.iso();
         let bare = text.trim_end_matches('Z');
@@ -57,13 +56,13 @@ impl UnixMillis {
         format!("{kept}+00:00")
     }
 
-    /// `2026-11-21T10:20:44Z`: whole seconds, as signed URLs carry them.
+    /// `2026-11-21T10:20:44Z`: the form of times in signed URLs.
     pub(crate) fn iso_seconds(self) -> String {
         let text = self.iso();
         format!("{}Z", text.get(..19).unwrap_or_default())
     }
 
-    /// Seconds with as much of a fraction as there is, as JavaScript prints the number.
+    /// Seconds with a fraction, as JavaScript prints the number.
     pub(crate) fn seconds_text(self) -> String {
         let (seconds, rest) = (self.0.div_euclid(1000), self.0.rem_euclid(1000));
         if rest == 0 {
@@ -77,38 +76,34 @@ impl UnixMillis {
         jiff::fmt::rfc2822::DateTimePrinter::new().timestamp_to_rfc9110_string(&self.timestamp()).unwrap_or_default()
     }
 
-    /// The same moment a calendar year later.
     pub(crate) fn plus_year(self) -> Self {
         let later = self.timestamp().to_zoned(jiff::tz::TimeZone::UTC).checked_add(jiff::Span::new().years(1));
         later.map_or(self, |zoned| Self(zoned.timestamp().as_millisecond()))
     }
 }
 
-/// Where the queue's time comes from.
 #[derive(Debug, Clone, Default)]
 pub struct QueueClock(Option<Arc<AtomicI64>>);
 
 impl QueueClock {
-    /// The host's wall clock.
     #[must_use]
     pub const fn wall() -> Self {
         Self(None)
     }
 
-    /// A clock that stands still until [`QueueClock::advance`] is called, starting so many milliseconds after 1970.
+    /// A clock that only [`QueueClock::advance`] moves.
     #[must_use]
     pub fn manual(unix_millis: i64) -> Self {
         Self(Some(Arc::new(AtomicI64::new(unix_millis))))
     }
 
-    /// Moves a manual clock forward. A wall clock is left as it is.
+    /// Moves a manual clock forward; no effect on the wall clock.
     pub fn advance(&self, span: Duration) {
         if let Some(millis) = &self.0 {
             millis.fetch_add(span.as_millis().try_into().unwrap_or(i64::MAX), Ordering::SeqCst);
         }
     }
 
-    /// Milliseconds since 1970, by this clock.
     #[must_use]
     pub fn unix_millis(&self) -> i64 {
         self.now().0

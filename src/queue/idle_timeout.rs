@@ -1,4 +1,4 @@
-//! A connection's bytes: it is closed when nothing has moved on it for a while.
+//! A TCP stream that fails after a period without traffic.
 
 use std::io;
 use std::pin::Pin;
@@ -10,7 +10,6 @@ use tokio::time::{Instant, Sleep};
 
 use crate::limits::QUEUE_CONNECTION_IDLE_MAX;
 
-/// A connection that ends by itself when it idles.
 pub(super) struct IdleTimeoutStream {
     stream: TcpStream,
     idle: Pin<Box<Sleep>>,
@@ -22,7 +21,7 @@ impl IdleTimeoutStream {
         Self { stream, idle: Box::pin(tokio::time::sleep(QUEUE_CONNECTION_IDLE_MAX)), last_activity: Instant::now() }
     }
 
-    /// Notes whether something moved; an error where nothing has for too long.
+    /// Records traffic; fails after too long without any.
     fn track<T>(&mut self, polled: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
         if polled.is_ready() {
             self.last_activity = Instant::now();

@@ -1,8 +1,6 @@
-//! The embedded queue: both dialects of the Taskcluster queue API, served by one process from one file.
+//! The embedded queue: both dialects of the Taskcluster queue API, served by one process from one SQLite file.
 //!
-//! It is for one machine. Its address, its file and its artifacts live where it runs; there is no second node to take
-//! over. What it has answered survives a crash of the process and of the host. Where one machine is not enough, run a
-//! Taskcluster and point the same worker at it.
+//! It runs on one machine and has no replication. An answered call survives a crash of the process and of the host.
 
 mod artifact_calls;
 mod artifact_content;
@@ -49,52 +47,46 @@ use crate::limits::{
     QUEUE_VISIBILITY_TIMEOUT, QUEUE_VISIBILITY_TIMEOUT_MIN,
 };
 
-/// Where the queue keeps its tasks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Db {
-    /// In this file, made where it is missing, and in two more beside it while the queue runs.
+    /// A database file, created if missing; SQLite keeps two more files beside it while the queue runs.
     File(PathBuf),
-    /// In memory: gone when the queue stops. For tests.
+    /// Lost when the queue stops. For tests.
     Memory,
 }
 
-/// How a queue is run. Start from [`Config::new`] and change what differs.
+/// Start from [`Config::new`] and change what differs.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where the tasks are kept.
     pub db: Db,
-    /// The folder that the content of artifacts is kept in; made where it is missing.
+    /// Directory of artifact content; created if missing.
     pub artifacts: PathBuf,
-    /// Where to listen; port 0 takes a free one.
+    /// Port 0 picks a free port.
     pub listen: SocketAddr,
-    /// Whether callers must prove who they are.
     pub auth: Auth,
-    /// Who may call, and what each may do.
     pub clients: Vec<RegisteredClient>,
-    /// What a caller without a signature may do, and every other caller too.
+    /// Scopes of every caller, with or without a signature.
     pub anonymous_scopes: Vec<String>,
-    /// The address under which clients reach the queue, where a proxy stands before it: `https://host[:port]`.
+    /// The URL that clients use if the queue is behind a proxy: `https://host[:port]`.
     pub public_root_url: Option<String>,
-    /// How long a claim lasts.
     pub claim_timeout: Duration,
-    /// How long after its end a claim is resolved as `claim-expired`. Until then a late reclaim is accepted.
+    /// Delay after `takenUntil` before a claim is resolved as `claim-expired`. A late reclaim is accepted until
+    /// then.
     pub claim_delay: Duration,
-    /// How long after its deadline a task is resolved as `deadline-exceeded`. Until then a report is accepted.
+    /// Delay after the deadline before a task is resolved as `deadline-exceeded`. A report is accepted until then.
     pub deadline_delay: Duration,
-    /// How long a request for work is held while there is none; at most a tenth of `claim_timeout`.
+    /// How long `claimWork` waits for a pending task; capped at a tenth of `claim_timeout`.
     pub long_poll: Duration,
-    /// How long the signed poll URLs of the older dialect are accepted.
+    /// Lifetime of the signed poll URLs of the Azure dialect.
     pub poll_url_lifetime: Duration,
-    /// How long a message that was received is hidden, as those URLs ask for it.
+    /// How long a received message stays hidden.
     pub visibility_timeout: Duration,
-    /// The largest artifact that is stored, in bytes.
     pub artifact_bytes_max: u64,
-    /// Where the time comes from.
     pub clock: QueueClock,
 }
 
 impl Config {
-    /// The settings of a queue on a free loopback port: callers are checked, and there are no clients yet.
+    /// A queue on a free loopback port with authentication on and no clients.
     #[must_use]
     pub fn new(db: Db, artifacts: PathBuf) -> Self {
         Self {
@@ -117,68 +109,39 @@ impl Config {
     }
 }
 
-/// Why a queue did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// Its file cannot be used.
     #[error(transparent)]
     Database(#[from] OpenError),
-    /// Its address cannot be listened on.
-    #[error("the queue cannot listen on {address}; is something else listening there?")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// What the system says.
-        source: std::io::Error,
-    },
-    /// Its folder for artifacts cannot be made.
-    #[error("the queue's folder for artifacts, {path}, cannot be made")]
-    Folder {
-        /// The folder.
-        path: String,
-        /// What the system says.
-        source: std::io::Error,
-    },
-    /// The public address is not one.
-    #[error("the queue's public address {0:?} is not of the form https://host[:port]")]
+    #[error("cannot listen on {address}: is another process using the port?")]
+    Listen { address: SocketAddr, source: std::io::Error },
+    #[error("cannot create the artifact directory {path}")]
+    Folder { path: String, source: std::io::Error },
+    #[error("public_root_url {0:?} is not of the form https://host[:port]")]
     PublicUrl(String),
-    /// Everybody who can reach its address could do everything.
     #[error(
-        "the queue is open to everybody and its address, {0}, can be reached from outside; keep callers checked, or \
-         listen on 127.0.0.1, or say `auth = \"open-to-network\"` if that is what you want"
+        "authentication is off and {0} is reachable from other hosts; set `auth = \"checked\"`, listen on 127.0.0.1, or \
+         set `auth = \"open-to-network\"` to allow it"
     )]
     UnauthenticatedAddress(String),
-    /// A length of time is too short to work with.
-    #[error("the queue's {name} is {given:?}; at least {least:?} is needed")]
-    TooShort {
-        /// Which it is.
-        name: &'static str,
-        /// What it is.
-        given: Duration,
-        /// The least it may be.
-        least: Duration,
-    },
-    /// Opening the file was interrupted.
-    #[error("opening the queue's file was interrupted")]
+    #[error("{name} is {given:?}; the minimum is {least:?}")]
+    TooShort { name: &'static str, given: Duration, least: Duration },
+    #[error("opening the database was interrupted")]
     Interrupted,
 }
 
-/// Why a queue that runs can no longer do its work. What it has answered is in its file; start it again.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QueueFailure {
-    /// Its file cannot be written or read.
-    #[error("the queue's file can no longer be used: {0}; look at its disk, and start the queue again")]
+    #[error("the database failed: {0}; check the disk, then restart the queue")]
     File(String),
-    /// A fault of journeyman itself.
-    #[error("the queue's store has ended in a panic, which its log shows; start the queue again")]
+    #[error("the store thread panicked (see the log); restart the queue")]
     Panic,
 }
 
-/// What every request needs.
 pub(crate) struct QueueState {
     pub(crate) store: Store,
     pub(crate) keyring: Keyring,
-    /// The address before `/api/…`, without a slash at its end.
+    /// Without a trailing slash.
     pub(crate) root_url: String,
     pub(crate) clock: QueueClock,
     pub(crate) long_poll: Duration,
@@ -207,14 +170,13 @@ impl QueueState {
         self.started_at.until(self.now())
     }
 
-    /// Resolves when the queue is to stop.
     pub(crate) async fn stop_requested(&self) {
-        // Where the sender is gone, the queue has been dropped.
+        // The sender is dropped with the queue.
         self.stop.clone().wait_for(|stop| *stop == StopSignal::Stopping).await.ok();
     }
 }
 
-/// A queue that runs. Dropping it stops it without waiting; [`RunningQueue::stop`] waits.
+/// A running queue. Dropping it stops it without waiting; [`RunningQueue::stop`] waits.
 #[derive(Debug)]
 pub struct RunningQueue {
     address: SocketAddr,
@@ -232,84 +194,83 @@ impl std::fmt::Debug for Store {
     }
 }
 
-/// Opens the file, listens, and serves until the queue is stopped.
+/// Opens the database, listens, and serves until the queue is stopped.
 ///
 /// # Errors
 ///
-/// Where the file, the folder or the address cannot be had; the text says which and what to do.
-pub async fn start(settings: Config) -> Result<RunningQueue, StartError> {
-    validate(&settings)?;
-    let folder = settings.artifacts.clone();
-    let no_folder = |source| StartError::Folder { path: folder.display().to_string(), source };
-    artifact_files::create_dir_synced(&folder, artifact_files::sync).map_err(no_folder)?;
-    let path = match &settings.db {
+/// The database, the artifact directory or the address cannot be used.
+pub async fn start(config: Config) -> Result<RunningQueue, StartError> {
+    validate(&config)?;
+    let artifacts_dir = config.artifacts.clone();
+    let folder_error = |source| StartError::Folder { path: artifacts_dir.display().to_string(), source };
+    artifact_files::create_dir_synced(&artifacts_dir, artifact_files::sync).map_err(folder_error)?;
+    let path = match &config.db {
         Db::File(path) => Some(path.clone()),
         Db::Memory => None,
     };
     let opened = tokio::task::spawn_blocking(move || store::open(path.as_deref()))
         .await
         .map_err(|_| StartError::Interrupted)??;
-    // The file is ours, so no other queue is writing there.
-    artifact_files::remove_incoming(&folder).map_err(no_folder)?;
-    let own = SecretString::from(opened.own_secret()?);
-    let failed = |source| StartError::Listen { address: settings.listen, source };
-    let listener = TcpListener::bind(settings.listen).await.map_err(failed)?;
+    // The database is locked, so no other queue writes to this directory.
+    artifact_files::remove_incoming(&artifacts_dir).map_err(folder_error)?;
+    let own_secret = SecretString::from(opened.own_secret()?);
+    let failed = |source| StartError::Listen { address: config.listen, source };
+    let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
-    let root = match &settings.public_root_url {
+    let root_url = match &config.public_root_url {
         Some(url) => url.trim_end_matches('/').to_owned(),
         None => format!("http://{address}"),
     };
-    let public = settings.public_root_url.as_deref().map(parse_public_url).transpose()?;
-    let knobs = StoreConfig {
-        claim_timeout: settings.claim_timeout,
-        claim_delay: settings.claim_delay,
-        deadline_delay: settings.deadline_delay,
-        clock: settings.clock.clone(),
-        artifacts: folder.clone(),
+    let public_address = config.public_root_url.as_deref().map(parse_public_url).transpose()?;
+    let store_config = StoreConfig {
+        claim_timeout: config.claim_timeout,
+        claim_delay: config.claim_delay,
+        deadline_delay: config.deadline_delay,
+        clock: config.clock.clone(),
+        artifacts: artifacts_dir.clone(),
     };
-    let RunningStore { store, status: life } = opened.start(knobs, tokio::runtime::Handle::current())?;
+    let RunningStore { store, status } = opened.start(store_config, tokio::runtime::Handle::current())?;
     let (stop, stopping) = watch::channel(StopSignal::Running);
-    let keys = Keyring::new(settings.auth, &settings.clients, own, &settings.anonymous_scopes, public);
-    let started = settings.clock.now();
+    let keyring = Keyring::new(config.auth, &config.clients, own_secret, &config.anonymous_scopes, public_address);
+    let started_at = config.clock.now();
     let app = Arc::new(QueueState {
         store: store.clone(),
-        keyring: keys,
-        root_url: root.clone(),
-        clock: settings.clock,
-        // A worker counts its lease from when it asked, so a poll must not be held for much of one.
-        long_poll: settings.long_poll.min(settings.claim_timeout / 10),
-        poll_url_lifetime: settings.poll_url_lifetime,
-        visibility_timeout: settings.visibility_timeout,
-        artifacts: folder,
-        artifact_bytes_max: settings.artifact_bytes_max,
+        keyring,
+        root_url: root_url.clone(),
+        clock: config.clock,
+        // A worker counts its lease from the time of the request, so a poll may take only a small part of it.
+        long_poll: config.long_poll.min(config.claim_timeout / 10),
+        poll_url_lifetime: config.poll_url_lifetime,
+        visibility_timeout: config.visibility_timeout,
+        artifacts: artifacts_dir,
+        artifact_bytes_max: config.artifact_bytes_max,
         long_poll_permits: Semaphore::new(QUEUE_LONG_POLLS_MAX),
         body_budget: BodyBudget::new(),
         stop: stopping.clone(),
-        started_at: started,
+        started_at,
     });
     let pending = store.pending();
     #[expect(clippy::disallowed_methods, reason = "owned by Running, which aborts and awaits it")]
     let server = tokio::spawn(server::serve(listener, app, stopping));
-    Ok(RunningQueue { address, root_url: root, stop, pending, store: Some(store), store_status: life, server })
+    Ok(RunningQueue { address, root_url, stop, pending, store: Some(store), store_status: status, server })
 }
 
-/// Refuses what would run and do harm.
-fn validate(settings: &Config) -> Result<(), StartError> {
-    let outside = settings.public_root_url.clone().or_else(|| {
-        let address = settings.listen;
+fn validate(config: &Config) -> Result<(), StartError> {
+    let outside = config.public_root_url.clone().or_else(|| {
+        let address = config.listen;
         (!address.ip().to_canonical().is_loopback()).then(|| address.to_string())
     });
-    match (settings.auth, outside) {
+    match (config.auth, outside) {
         (Auth::Open, Some(address)) => return Err(StartError::UnauthenticatedAddress(address)),
         (Auth::OpenToNetwork, _) => {
-            tracing::warn!("everybody who can reach this queue may do everything: it checks no caller");
+            tracing::warn!("authentication is off: every caller that can reach this queue has all scopes");
         }
         (Auth::Open, None) | (Auth::Checked, _) => {}
     }
     let spans = [
-        ("claim_timeout", settings.claim_timeout, CLAIM_TIMEOUT_MIN),
-        ("poll_url_life", settings.poll_url_lifetime, QUEUE_POLL_URL_TTL_MIN),
-        ("visibility", settings.visibility_timeout, QUEUE_VISIBILITY_TIMEOUT_MIN),
+        ("claim_timeout", config.claim_timeout, CLAIM_TIMEOUT_MIN),
+        ("poll_url_lifetime", config.poll_url_lifetime, QUEUE_POLL_URL_TTL_MIN),
+        ("visibility_timeout", config.visibility_timeout, QUEUE_VISIBILITY_TIMEOUT_MIN),
     ];
     match spans.into_iter().find(|(_, given, least)| given < least) {
         Some((name, given, least)) => Err(StartError::TooShort { name, given, least }),
@@ -330,40 +291,39 @@ fn parse_public_url(url: &str) -> Result<auth::HostPort, StartError> {
 }
 
 impl RunningQueue {
-    /// The address that is listened on.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The `rootUrl` for clients, without a slash at its end.
+    /// The `rootUrl` for clients, without a trailing slash.
     #[must_use]
     pub fn root_url(&self) -> &str {
         &self.root_url
     }
 
-    /// A number that grows each time something has become pending, for a worker in the same process to wait on.
+    /// A counter that grows each time a run becomes pending.
     #[must_use]
     pub fn pending(&self) -> watch::Receiver<u64> {
         self.pending.clone()
     }
 
-    /// Lets claims and deadlines be looked at now. With a clock that was moved by hand, this is when it is noticed.
+    /// Resolves due claims and deadlines now; for tests with a manual clock.
     pub async fn tick(&self) {
         if let Some(store) = &self.store {
             store.tick().await;
         }
     }
 
-    /// Resolves when the queue can no longer do its work, and says why. A queue that was stopped has not failed.
+    /// Resolves when the database or the store thread has failed; never for a queue that was stopped.
     ///
     /// # Cancel safety
     ///
-    /// May be dropped and asked again.
+    /// Cancel safe.
     pub fn failed(&self) -> impl Future<Output = QueueFailure> + Send + use<> {
-        let mut life = self.store_status.clone();
+        let mut status = self.store_status.clone();
         async move {
-            match store_ended(&mut life).await {
+            match store_ended(&mut status).await {
                 Ok(StoreStatus::Failed(what)) => QueueFailure::File(what),
                 Ok(StoreStatus::Running | StoreStatus::Closed) => std::future::pending().await,
                 Err(_) => QueueFailure::Panic,
@@ -371,28 +331,27 @@ impl RunningQueue {
         }
     }
 
-    /// Stops: long polls are answered, calls under way end, the file is closed.
+    /// Answers the long polls, finishes the calls in flight and closes the database.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future stops without waiting.
+    /// Dropping the future stops the queue without waiting.
     pub async fn stop(mut self) {
         self.stop.send_replace(StopSignal::Stopping);
         if tokio::time::timeout(QUEUE_STOP_TIMEOUT, &mut self.server).await.is_err() {
-            tracing::warn!("calls were still under way when the queue was stopped");
+            tracing::warn!("shutdown timed out with calls in flight");
             self.server.abort();
             (&mut self.server).await.ok();
         }
         self.store = None;
         if tokio::time::timeout(QUEUE_STOP_TIMEOUT, store_ended(&mut self.store_status)).await.is_err() {
-            tracing::warn!("the queue's file was still in use when the queue was stopped");
+            tracing::warn!("shutdown timed out before the database was closed");
         }
     }
 }
 
-/// Resolves when the store's thread has ended.
-async fn store_ended(life: &mut watch::Receiver<StoreStatus>) -> Result<StoreStatus, watch::error::RecvError> {
-    life.wait_for(|life| *life != StoreStatus::Running).await.map(|life| life.clone())
+async fn store_ended(status: &mut watch::Receiver<StoreStatus>) -> Result<StoreStatus, watch::error::RecvError> {
+    status.wait_for(|status| *status != StoreStatus::Running).await.map(|status| status.clone())
 }
 
 impl Drop for RunningQueue {

@@ -1,4 +1,4 @@
-//! A call that is refused: the status, the code, and the JSON body that tells why, in the service's own form.
+//! Error responses: status, code and JSON body in the form of the Taskcluster services.
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 use super::clock::UnixMillis;
 use super::task_state::RunError;
 
-/// The kinds of refusal; each has one status and one name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QueueErrorCode {
     MalformedPayload,
@@ -59,12 +58,11 @@ impl QueueErrorCode {
     }
 }
 
-/// Why a call is refused.
 #[derive(Debug)]
 pub(crate) struct QueueError {
     pub(crate) code: QueueErrorCode,
     pub(crate) message: String,
-    /// What `requestInfo.payload` shows instead of the body as it came, where defaults have been filled in.
+    /// Replaces the body in `requestInfo.payload`, with defaults filled in.
     pub(crate) payload: Option<Value>,
 }
 
@@ -93,14 +91,13 @@ impl QueueError {
         Self::not_found(format!("Run {run} not found on task `{task}`."))
     }
 
-    /// A fault of the queue itself. The incident is what its log names too.
+    /// The incident id is in the log too.
     pub(crate) fn internal(incident: &uuid::Uuid) -> Self {
         Self::new(QueueErrorCode::InternalServerError, format!("Internal Server Error, incidentId: {incident}"))
     }
 
-    /// The refusal of a call that changes a run, as it is told for most calls.
-    pub(crate) fn from_run_error(no: RunError, task: &str, run: u32) -> Self {
-        match no {
+    pub(crate) fn from_run_error(error: RunError, task: &str, run: u32) -> Self {
+        match error {
             RunError::NoSuchRun => Self::run_not_found(task, run),
             RunError::AlreadyClaimed => Self::conflict(format!("Run {run} was already claimed by another worker.")),
             RunError::PastDeadline | RunError::NotRunning | RunError::ResolvedOtherwise | RunError::TooManyRuns => {
@@ -110,20 +107,18 @@ impl QueueError {
     }
 }
 
-/// What a refusal repeats of the request.
 pub(crate) struct RequestInfo<'a> {
     pub(crate) method: &'a str,
     pub(crate) params: Value,
     pub(crate) payload: Value,
 }
 
-/// The answer that tells a refusal.
-pub(crate) fn error_response(fault: QueueError, asked: RequestInfo<'_>, now: UnixMillis) -> Response<Body> {
-    let (code, time) = (fault.code, now.iso());
+pub(crate) fn error_response(error: QueueError, request: RequestInfo<'_>, now: UnixMillis) -> Response<Body> {
+    let (code, time) = (error.code, now.iso());
     let message = format!(
         "{}\n\n---\n\n* method:     {}\n* errorCode:  {}\n* statusCode: {}\n* time:       {time}",
-        fault.message,
-        asked.method,
+        error.message,
+        request.method,
         code.name(),
         code.status().as_u16(),
     );
@@ -131,9 +126,9 @@ pub(crate) fn error_response(fault: QueueError, asked: RequestInfo<'_>, now: Uni
         "code": code.name(),
         "message": message,
         "requestInfo": {
-            "method": asked.method,
-            "params": asked.params,
-            "payload": fault.payload.unwrap_or(asked.payload),
+            "method": request.method,
+            "params": request.params,
+            "payload": error.payload.unwrap_or(request.payload),
             "time": time,
         },
     });
@@ -148,7 +143,6 @@ pub(crate) fn error_response(fault: QueueError, asked: RequestInfo<'_>, now: Uni
     answer
 }
 
-/// A JSON answer with the headers that the service puts on each.
 pub(crate) fn json_response(status: StatusCode, body: impl Into<Body>) -> Response<Body> {
     let mut answer = bare_response(status, body);
     let json = HeaderValue::from_static("application/json; charset=utf-8");
@@ -156,7 +150,6 @@ pub(crate) fn json_response(status: StatusCode, body: impl Into<Body>) -> Respon
     answer
 }
 
-/// An answer without a content type.
 pub(crate) fn bare_response(status: StatusCode, body: impl Into<Body>) -> Response<Body> {
     let mut answer = Response::new(body.into());
     *answer.status_mut() = status;
@@ -167,7 +160,6 @@ pub(crate) fn bare_response(status: StatusCode, body: impl Into<Body>) -> Respon
     answer
 }
 
-/// The answer where no call has that address.
 pub(crate) fn route_not_found() -> Response<Body> {
     json_response(StatusCode::NOT_FOUND, r#"{"error":"Not found"}"#)
 }

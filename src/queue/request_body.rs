@@ -1,6 +1,6 @@
-//! The bodies of requests: each read within its bound, and all of them within one.
+//! Reads request bodies, each within its own limit and all of them within one budget.
 //!
-//! The content of artifacts is not read here; it goes to its file piece by piece.
+//! Artifact content is not read here; it is streamed to its file.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -19,14 +19,12 @@ use crate::limits::{
     QUEUE_INLINE_BODY_BYTES_MAX, QUEUE_SMALL_BODY_BYTES_MAX, QUEUE_UNAUTHENTICATED_BODY_BYTES_MAX,
 };
 
-/// Who sends a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CallerKind {
     Authenticated,
     Unauthenticated,
 }
 
-/// The largest body of a call.
 pub(crate) const fn bytes_max(call: ApiMethod, from: CallerKind) -> usize {
     match (from, call) {
         (CallerKind::Unauthenticated, _) => QUEUE_UNAUTHENTICATED_BODY_BYTES_MAX,
@@ -36,7 +34,6 @@ pub(crate) const fn bytes_max(call: ApiMethod, from: CallerKind) -> usize {
     }
 }
 
-/// What all bodies together may hold of this process.
 #[derive(Debug, Clone)]
 pub(crate) struct BodyBudget(Arc<Semaphore>);
 
@@ -45,19 +42,15 @@ impl BodyBudget {
         Self(Arc::new(Semaphore::new(QUEUE_BODIES_BYTES_MAX)))
     }
 
-    /// A share of so many bytes, held until it is dropped.
+    /// A share of the budget, returned on drop.
     pub(crate) fn reserve(&self, bytes: usize) -> Result<OwnedSemaphorePermit, QueueError> {
         let many = u32::try_from(bytes).unwrap_or(u32::MAX);
         Arc::clone(&self.0).try_acquire_many_owned(many).map_err(|_| {
-            QueueError::new(
-                QueueErrorCode::ServiceUnavailable,
-                "Too many requests are being read at once; try again in a moment",
-            )
+            QueueError::new(QueueErrorCode::ServiceUnavailable, "too many request bodies in flight; retry later")
         })
     }
 }
 
-/// A body that was read, with its share of the budget.
 #[derive(Debug, Default)]
 pub(crate) struct RequestBody {
     bytes: Vec<u8>,
@@ -72,46 +65,43 @@ impl std::ops::Deref for RequestBody {
     }
 }
 
-/// Reads a body of at most so many bytes. One that is refused is read on for a moment, so that its sender hears why
-/// rather than find its connection broken.
+/// Reads a body of at most `limit` bytes. A rejected body is drained for a moment, so that the client reads the
+/// response instead of a connection reset.
 pub(crate) async fn read(
     mut body: Body,
     head: &HeaderMap,
-    most: usize,
+    limit: usize,
     budget: &BodyBudget,
 ) -> Result<RequestBody, QueueError> {
-    let read = timeout(QUEUE_BODY_TIMEOUT, read_bounded(&mut body, most, budget)).await;
-    let fault = match read {
+    let read = timeout(QUEUE_BODY_TIMEOUT, read_bounded(&mut body, limit, budget)).await;
+    let error = match read {
         Ok(Ok(held)) => return Ok(held),
-        Ok(Err(fault)) => fault,
+        Ok(Err(error)) => error,
         Err(_) => return Err(timeout_error(QUEUE_BODY_TIMEOUT)),
     };
-    // Who waits to be told to go on has not sent it, and is told no.
+    // A client that sent `Expect: 100-continue` has not sent the body.
     if !head.contains_key(EXPECT) {
         timeout(QUEUE_DISCARD_TIMEOUT, drain(&mut body)).await.ok();
     }
-    Err(fault)
+    Err(error)
 }
 
 fn timeout_error(limit: Duration) -> QueueError {
-    QueueError::new(
-        QueueErrorCode::MalformedPayload,
-        format!("The request's body did not come within {} s", limit.as_secs()),
-    )
+    QueueError::new(QueueErrorCode::MalformedPayload, format!("request body not received within {} s", limit.as_secs()))
 }
 
-fn too_large_error(most: usize) -> QueueError {
-    QueueError::new(QueueErrorCode::InputTooLarge, format!("Request body too large; at most {most} bytes are read"))
+fn too_large_error(limit: usize) -> QueueError {
+    QueueError::new(QueueErrorCode::InputTooLarge, format!("request body exceeds the limit of {limit} bytes"))
 }
 
-async fn read_bounded(body: &mut Body, most: usize, budget: &BodyBudget) -> Result<RequestBody, QueueError> {
-    if body.size_hint().lower() > most as u64 {
-        return Err(too_large_error(most));
+async fn read_bounded(body: &mut Body, limit: usize, budget: &BodyBudget) -> Result<RequestBody, QueueError> {
+    if body.size_hint().lower() > limit as u64 {
+        return Err(too_large_error(limit));
     }
     let mut held = RequestBody::default();
     while let Some(data) = next_chunk(body).await? {
-        if held.bytes.len().saturating_add(data.len()) > most {
-            return Err(too_large_error(most));
+        if held.bytes.len().saturating_add(data.len()) > limit {
+            return Err(too_large_error(limit));
         }
         let share = budget.reserve(data.len())?;
         match &mut held.permit {
@@ -123,7 +113,6 @@ async fn read_bounded(body: &mut Body, most: usize, budget: &BodyBudget) -> Resu
     Ok(held)
 }
 
-/// The next piece of a body; `None` at its end.
 async fn next_chunk(body: &mut Body) -> Result<Option<Bytes>, QueueError> {
     loop {
         match std::future::poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await {
@@ -134,7 +123,7 @@ async fn next_chunk(body: &mut Body) -> Result<Option<Bytes>, QueueError> {
                 }
             }
             Some(Err(_)) => {
-                return Err(QueueError::new(QueueErrorCode::MalformedPayload, "The request's body was cut short"));
+                return Err(QueueError::new(QueueErrorCode::MalformedPayload, "request body ended early"));
             }
         }
     }

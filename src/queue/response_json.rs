@@ -1,4 +1,4 @@
-//! How tasks, claims and listings are shown: the JSON of the API's answers.
+//! The JSON of responses: task status, claims and listings.
 
 use serde::{Serialize, Serializer};
 use serde_json::Value;
@@ -9,12 +9,10 @@ use super::store::tx::{ClaimedRun, ListPage, ListedTask};
 use super::task_definition::split_task_queue;
 use super::task_state::{RunRecord, TaskRecord};
 
-/// A time as text.
 fn iso<S: Serializer>(at: &UnixMillis, out: S) -> Result<S::Ok, S::Error> {
     out.serialize_str(&at.iso())
 }
 
-/// A time as text, if there is one.
 #[expect(clippy::ref_option, reason = "the signature that serde asks for")]
 fn iso_option<S: Serializer>(at: &Option<UnixMillis>, out: S) -> Result<S::Ok, S::Error> {
     match at {
@@ -23,7 +21,6 @@ fn iso_option<S: Serializer>(at: &Option<UnixMillis>, out: S) -> Result<S::Ok, S
     }
 }
 
-/// A task's status.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct StatusJson<'a> {
@@ -66,7 +63,6 @@ struct RunJson<'a> {
     resolved: Option<UnixMillis>,
 }
 
-/// The status of a task.
 pub(crate) fn status(task: &TaskRecord) -> StatusJson<'_> {
     let (provisioner_id, worker_type) = split_task_queue(&task.queue);
     StatusJson {
@@ -101,17 +97,14 @@ fn run(run_id: usize, record: &RunRecord) -> RunJson<'_> {
     }
 }
 
-/// JSON text of something that always has one.
 pub(crate) fn to_json<T: Serialize>(value: &T) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
-/// `{"status": …}`.
 pub(crate) fn status_reply(task: &TaskRecord) -> String {
     format!(r#"{{"status":{}}}"#, to_json(&status(task)))
 }
 
-/// The credentials of one claim.
 pub(crate) fn claim_credentials(
     keys: &Keyring,
     task: &TaskRecord,
@@ -133,9 +126,9 @@ pub(crate) fn claim_credentials(
     keys.issue(client, all, now, taken_until)
 }
 
-/// The answer to a fresh claim. The definition goes in as the text it is kept as.
-pub(crate) fn claim_reply(keys: &Keyring, given: ClaimedRun, now: UnixMillis) -> String {
-    let ClaimedRun { task, run, taken_until, definition, scopes } = given;
+/// Inserts the definition as the text it was stored as.
+pub(crate) fn claim_reply(keys: &Keyring, claimed: ClaimedRun, now: UnixMillis) -> String {
+    let ClaimedRun { task, run, taken_until, definition, scopes } = claimed;
     let credentials = claim_credentials(keys, &task, run, scopes, taken_until, now);
     format!(
         r#"{{{},"takenUntil":"{}","task":{definition},"credentials":{}}}"#,
@@ -145,7 +138,6 @@ pub(crate) fn claim_reply(keys: &Keyring, given: ClaimedRun, now: UnixMillis) ->
     )
 }
 
-/// The answer to a reclaim.
 pub(crate) fn reclaim_reply(
     keys: &Keyring,
     task: &TaskRecord,
@@ -174,14 +166,12 @@ fn claim_prefix(task: &TaskRecord, run: u32) -> String {
     )
 }
 
-/// `{"tasks": […]}` of a listing, each entry made by `entry`.
 pub(crate) fn listing(page: &ListPage<ListedTask>, entry: impl Fn(&ListedTask) -> String) -> String {
     let entries: Vec<_> = page.items.iter().map(entry).collect();
     let next = page.next.as_ref().map_or_else(String::new, |next| format!(r#","continuationToken":{}"#, to_json(next)));
     format!(r#"{{"tasks":[{}]{next}}}"#, entries.join(","))
 }
 
-/// An entry of the claimed tasks.
 pub(crate) fn claimed_entry(listed: &ListedTask) -> String {
     let Some((run, record)) = listed.task.last_run() else { return "null".to_owned() };
     let worker = record.worker.as_ref();
@@ -195,7 +185,6 @@ pub(crate) fn claimed_entry(listed: &ListedTask) -> String {
     )
 }
 
-/// An entry of the pending tasks.
 pub(crate) fn pending_entry(listed: &ListedTask) -> String {
     let Some((run, record)) = listed.task.last_run() else { return "null".to_owned() };
     format!(
@@ -206,17 +195,15 @@ pub(crate) fn pending_entry(listed: &ListedTask) -> String {
     )
 }
 
-/// An entry of the listing of every task.
 pub(crate) fn task_entry(listed: &ListedTask) -> String {
     format!(r#"{{"status":{},"task":{}}}"#, to_json(&status(&listed.task)), listed.definition)
 }
 
-/// A status as text spread over lines, as refusals show it.
 pub(crate) fn status_pretty(task: &TaskRecord) -> String {
     serde_json::to_string_pretty(&status(task)).unwrap_or_default()
 }
 
-/// A JSON value from a body; an empty one is an empty object.
+/// An empty or invalid body counts as an empty object.
 pub(crate) fn parse_body(body: &[u8]) -> Value {
     serde_json::from_slice(body).unwrap_or_else(|_| Value::Object(serde_json::Map::new()))
 }

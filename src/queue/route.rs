@@ -1,6 +1,6 @@
-//! Which call an address means. Pure: a method and a path go in, a call with its decoded parameters comes out.
+//! Maps a method and a path to a call with decoded parameters. Pure.
 //!
-//! Slashes within a parameter may be encoded or bare, as the service accepts both.
+//! Slashes within a parameter may be encoded or bare; real clients send both.
 
 use std::borrow::Cow;
 
@@ -8,7 +8,6 @@ use serde_json::{Map, Value};
 
 use super::body_schema::{is_name, is_queue_id, is_slugid, slugid_pattern};
 
-/// A call of the queue's API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ApiMethod {
     Ping,
@@ -38,12 +37,12 @@ pub(crate) enum ApiMethod {
     QuarantineWorker,
     CreateUpload,
     FinishUpload,
-    /// Our own addition: every task, the newest first.
+    /// An extension of this project: lists all tasks, newest first.
     JourneymanListTasks,
 }
 
 impl ApiMethod {
-    /// The call's name in the API's reference.
+    /// The name in the API reference.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Ping => "ping",
@@ -78,7 +77,6 @@ impl ApiMethod {
     }
 }
 
-/// A call with its parameters as they stand in the address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Route {
     pub(crate) method: ApiMethod,
@@ -92,23 +90,22 @@ struct Param {
 }
 
 impl Route {
-    /// A parameter by name; empty where the call has none of it.
+    /// Empty if the call has no such parameter.
     pub(crate) fn param(&self, name: &str) -> &str {
         self.params.iter().find(|param| param.name == name).map_or("", |param| param.value.as_str())
     }
 
-    /// The number of the run; one that cannot be is out of every task's range.
+    /// An invalid run number maps to one that no task has.
     pub(crate) fn run(&self) -> u32 {
         self.param("runId").parse().unwrap_or(u32::MAX)
     }
 
-    /// The parameters as a refusal shows them.
     pub(crate) fn params_json(&self) -> Value {
         let pairs = self.params.iter().map(|param| (param.name.to_owned(), param.value.as_str().into()));
         Value::Object(pairs.collect::<Map<_, _>>())
     }
 
-    /// What is wrong with the parameters, a line each.
+    /// One line for each invalid parameter.
     pub(crate) fn invalid_params(&self) -> Vec<String> {
         let mut found = Vec::new();
         for Param { name, value } in &self.params {
@@ -132,12 +129,10 @@ impl Route {
     }
 }
 
-/// Digits alone, that a run's number can hold.
 fn is_number(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u32>().is_ok()
 }
 
-/// Finds the call behind a method and a path below `/api/queue/v1/`.
 pub(crate) fn queue_route(method: &str, path: &str) -> Option<Route> {
     let parts: Vec<&str> = path.split('/').collect();
     let (call, names): (ApiMethod, &[&'static str]) = match (method, parts.as_slice()) {
@@ -191,7 +186,6 @@ pub(crate) fn queue_route(method: &str, path: &str) -> Option<Route> {
     Some(Route { method: call, params })
 }
 
-/// Finds the call behind a method and a path below `/api/object/v1/`.
 pub(crate) fn object_route(method: &str, path: &str) -> Option<Route> {
     let parts: Vec<&str> = path.split('/').collect();
     let (call, name) = match (method, parts.as_slice()) {
@@ -226,7 +220,7 @@ fn param(name: &'static str, value: &str) -> Param {
     Param { name, value }
 }
 
-/// A parameter of a query, decoded; a `+` is a space, as everywhere on the web.
+/// Decodes a query parameter; `+` is a space.
 pub(crate) fn query_param(query: &str, name: &str) -> Option<String> {
     query.split('&').find_map(|pair| {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));

@@ -10,7 +10,7 @@ pub(crate) enum ScopeExpression {
     Any(Vec<ScopeExpression>),
 }
 
-/// The words a refusal is told in; the two eras of the service differ.
+/// The words a refusal is message in; the two eras of the service differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Era {
     Legacy,
@@ -142,8 +142,8 @@ mod tests {
     #[test]
     fn one_missing_scope_of_several_is_shown_alone() {
         let asks = ScopeExpression::All(vec![ScopeExpression::scope("a"), ScopeExpression::scope("b")]);
-        let told = missing_scopes_message(&asks, &held(&["a"]), Some("me"), Era::Modern).unwrap();
-        assert!(told.contains("missing the following scopes:\n\n```\nb\n```\n\n"), "{told}");
+        let message = missing_scopes_message(&asks, &held(&["a"]), Some("me"), Era::Modern).unwrap();
+        assert!(message.contains("missing the following scopes:\n\n```\nb\n```\n\n"), "{message}");
         assert_eq!(missing_scopes_message(&asks, &held(&["a", "b"]), Some("me"), Era::Modern), None);
     }
 

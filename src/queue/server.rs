@@ -1,8 +1,7 @@
-//! The server: accepts connections, bounds what each may hold while its caller is unknown, and ends them with the queue.
+//! The HTTP server: accepts connections and limits what unauthenticated ones may hold.
 //!
-//! A connection starts as a stranger's. Few strangers are let in at once, each for a short time and for one request, so
-//! that whoever cannot sign holds little of this process; the first request that proves itself makes the connection
-//! one of the many.
+//! A connection starts unauthenticated: few are open at once, each for a short time and one request. The first
+//! authenticated request lifts these limits.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,14 +24,12 @@ use crate::limits::{
     QUEUE_UNAUTHENTICATED_WAIT_MAX,
 };
 
-/// What a connection holds of the server's room.
 pub(crate) struct ConnectionPermit {
     unauthenticated_permit: Mutex<Option<OwnedSemaphorePermit>>,
     _connection_permit: Option<OwnedSemaphorePermit>,
 }
 
 impl ConnectionPermit {
-    /// The caller has proved itself: the connection counts as a stranger's no longer.
     pub(crate) fn mark_authenticated(&self) {
         self.unauthenticated_permit.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
@@ -42,15 +39,12 @@ impl ConnectionPermit {
     }
 }
 
-/// Who is let in.
 struct ConnectionLimiter {
     connections: Arc<Semaphore>,
     unauthenticated: Arc<Semaphore>,
-    /// Tells every stranger inside to go, since others wait.
     evict_unauthenticated: Notify,
 }
 
-/// A connection that was let in.
 struct AcceptedConnection {
     stream: TcpStream,
     permit: Arc<ConnectionPermit>,
@@ -65,18 +59,18 @@ impl ConnectionLimiter {
         }
     }
 
-    /// Lets the next connection in; the others wait in the system's own queue.
+    /// Accepts the next connection once a slot is free.
     ///
     /// # Cancel safety
     ///
-    /// No connection is lost when it is dropped.
+    /// Cancel safe.
     async fn admit(&self, listener: &TcpListener) -> AcceptedConnection {
         let place = Arc::clone(&self.connections).acquire_owned().await.ok();
-        let stranger =
+        let unauthenticated_permit =
             match timeout(QUEUE_UNAUTHENTICATED_WAIT_MAX, Arc::clone(&self.unauthenticated).acquire_owned()).await {
-                Ok(seat) => seat.ok(),
+                Ok(permit) => permit.ok(),
                 Err(_) => {
-                    // Nobody inside has proved itself for so long.
+                    // All of them have been unauthenticated for that long.
                     self.evict_unauthenticated.notify_waiters();
                     Arc::clone(&self.unauthenticated).acquire_owned().await.ok()
                 }
@@ -85,7 +79,7 @@ impl ConnectionLimiter {
         AcceptedConnection {
             stream,
             permit: Arc::new(ConnectionPermit {
-                unauthenticated_permit: Mutex::new(stranger),
+                unauthenticated_permit: Mutex::new(unauthenticated_permit),
                 _connection_permit: place,
             }),
         }
@@ -97,17 +91,17 @@ impl ConnectionLimiter {
             match listener.accept().await {
                 Ok((stream, _)) => {
                     if let Err(error) = stream.set_nodelay(true) {
-                        tracing::debug!(%error, "a connection's small writes will be delayed");
+                        tracing::debug!(%error, "cannot set TCP_NODELAY");
                     }
                     return stream;
                 }
                 Err(error) => {
                     if failures == 0 {
-                        tracing::warn!(%error, "no connection can be accepted; is the limit of open files too low?");
+                        tracing::warn!(%error, "cannot accept connections; is the open file limit too low?");
                     }
                     failures = failures.saturating_add(1);
                     sleep(QUEUE_ACCEPT_RETRY_DELAY).await;
-                    // What strangers hold may be what is missing.
+                    // The descriptors may be held by unauthenticated connections.
                     self.evict_unauthenticated.notify_waiters();
                 }
             }
@@ -115,40 +109,39 @@ impl ConnectionLimiter {
     }
 }
 
-/// Serves until the queue is to stop, and then until the calls under way have been answered.
 pub(super) async fn serve(listener: TcpListener, app: Arc<QueueState>, mut stopping: watch::Receiver<StopSignal>) {
-    let door = Arc::new(ConnectionLimiter::new());
+    let limiter = Arc::new(ConnectionLimiter::new());
     let mut connections = JoinSet::new();
     loop {
-        let guest = tokio::select! {
+        let accepted = tokio::select! {
             biased;
             () = stop_requested(&mut stopping) => break,
-            guest = door.admit(&listener) => guest,
+            accepted = limiter.admit(&listener) => accepted,
         };
         while connections.try_join_next().is_some() {}
-        connections.spawn(serve_connection(guest, Arc::clone(&door), Arc::clone(&app), stopping.clone()));
+        connections.spawn(serve_connection(accepted, Arc::clone(&limiter), Arc::clone(&app), stopping.clone()));
     }
     drop(listener);
     while connections.join_next().await.is_some() {}
 }
 
 async fn stop_requested(stopping: &mut watch::Receiver<StopSignal>) {
-    // Where the sender is gone, the queue has been dropped.
+    // The sender is dropped with the queue.
     stopping.wait_for(|stop| *stop == StopSignal::Stopping).await.ok();
 }
 
 async fn serve_connection(
-    guest: AcceptedConnection,
-    door: Arc<ConnectionLimiter>,
+    accepted: AcceptedConnection,
+    limiter: Arc<ConnectionLimiter>,
     app: Arc<QueueState>,
     mut stopping: watch::Receiver<StopSignal>,
 ) {
-    let AcceptedConnection { stream, permit: seat } = guest;
-    let crowded = door.evict_unauthenticated.notified();
-    let own = Arc::clone(&seat);
+    let AcceptedConnection { stream, permit } = accepted;
+    let eviction = limiter.evict_unauthenticated.notified();
+    let own = Arc::clone(&permit);
     let service = service_fn(move |request: hyper::Request<Incoming>| {
-        let (app, seat) = (Arc::clone(&app), Arc::clone(&seat));
-        async move { Ok::<_, Infallible>(dispatch::serve(&app, &seat, request.map(Body::new)).await) }
+        let (app, permit) = (Arc::clone(&app), Arc::clone(&permit));
+        async move { Ok::<_, Infallible>(dispatch::serve(&app, &permit, request.map(Body::new)).await) }
     });
     let mut builder = http1::Builder::new();
     builder
@@ -158,33 +151,33 @@ async fn serve_connection(
         .max_header_size(QUEUE_HEAD_BYTES_MAX)
         .max_buf_size(QUEUE_BUFFER_BYTES_MAX);
     let mut served = Box::pin(builder.serve_connection(TokioIo::new(IdleTimeoutStream::new(stream)), service));
-    let mut leave = std::pin::pin!(async {
+    let mut evicted = std::pin::pin!(async {
         tokio::select! {
-            () = crowded => {}
+            () = eviction => {}
             () = sleep(QUEUE_UNAUTHENTICATED_AGE_MAX) => {}
         }
     });
-    let (mut strange, mut told) = (true, false);
+    let (mut unauthenticated, mut stopping_sent) = (true, false);
     loop {
         tokio::select! {
             end = &mut served => {
                 if let Err(error) = end {
-                    tracing::debug!(%error, "a connection has ended");
+                    tracing::debug!(%error, "connection closed");
                 }
                 return;
             }
-            () = &mut leave, if strange => {
+            () = &mut evicted, if unauthenticated => {
                 if own.is_unauthenticated() {
                     return;
                 }
-                strange = false;
+                unauthenticated = false;
             }
-            () = stop_requested(&mut stopping), if !told => {
+            () = stop_requested(&mut stopping), if !stopping_sent => {
                 if own.is_unauthenticated() {
                     return;
                 }
                 served.as_mut().graceful_shutdown();
-                told = true;
+                stopping_sent = true;
             }
         }
     }

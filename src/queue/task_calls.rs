@@ -1,5 +1,5 @@
-//! The calls of the queue's API that concern tasks, claims and workers: each checks its body, asks the store, and
-//! shows the answer.
+//! The task, claim and worker calls of the API: each validates its body, runs a job in the store and builds the
+//! response.
 
 use std::sync::Arc;
 
@@ -23,7 +23,6 @@ use super::task_definition;
 use super::task_state::{ClaimMethod, ResolvedReason, RunError, TaskRecord, Transition, WorkerIdentity};
 use crate::limits::{QUEUE_OVERLOADED_POLL_WAIT, QUEUE_PAGE_MAX, QUEUE_RUNS_MAX};
 
-/// A request whose caller is known and whose body is read.
 pub(crate) struct CallInput {
     pub(crate) route: Route,
     pub(crate) query: String,
@@ -31,14 +30,12 @@ pub(crate) struct CallInput {
     pub(crate) body: Arc<RequestBody>,
 }
 
-/// What a call answers with.
 pub(crate) struct CallReply {
     pub(crate) status: StatusCode,
     pub(crate) body: String,
     pub(crate) headers: Vec<ReplyHeader>,
 }
 
-/// A header of an answer.
 pub(crate) struct ReplyHeader {
     pub(crate) name: &'static str,
     pub(crate) value: String,
@@ -81,7 +78,6 @@ impl CallInput {
         }
     }
 
-    /// The body, if it has the form that the schema of this name asks for.
     pub(crate) fn validated_body(
         &self,
         app: &QueueState,
@@ -94,8 +90,8 @@ impl CallInput {
         if found.is_empty() {
             return Ok(body);
         }
-        let told = body_schema::error_text(&app.root_url, schema, &found);
-        Err(QueueError::new(QueueErrorCode::InputValidationError, told))
+        let message = body_schema::error_text(&app.root_url, schema, &found);
+        Err(QueueError::new(QueueErrorCode::InputValidationError, message))
     }
 
     fn task_id(&self) -> String {
@@ -109,7 +105,6 @@ impl CallInput {
         }
     }
 
-    /// The size of a page of a listing.
     pub(crate) fn page_size(&self) -> Result<usize, QueueError> {
         let Some(text) = query_param(&self.query, "limit") else { return Ok(QUEUE_PAGE_MAX) };
         let limit: usize = text.parse().map_err(|_| {
@@ -121,7 +116,6 @@ impl CallInput {
         Ok(limit.clamp(1, QUEUE_PAGE_MAX))
     }
 
-    /// Where a page of a listing starts.
     pub(crate) fn page_start(&self) -> Option<String> {
         query_param(&self.query, "continuationToken")
     }
@@ -135,7 +129,6 @@ fn worker_of(body: &Map<String, Value>) -> WorkerIdentity {
     WorkerIdentity { group: text_field(body, "workerGroup"), id: text_field(body, "workerId") }
 }
 
-/// Answers a call of the queue's API.
 pub(crate) async fn handle(app: &QueueState, input: CallInput) -> ReplyResult {
     match input.route.method {
         ApiMethod::Ping => Ok(CallReply::ok(json!({"alive": true, "uptime": app.uptime().as_secs_f64()}).to_string())),
@@ -150,7 +143,7 @@ pub(crate) async fn handle(app: &QueueState, input: CallInput) -> ReplyResult {
         ApiMethod::ClaimTask => claim_task(app, input).await,
         ApiMethod::ReclaimTask => reclaim_task(app, input).await,
         ApiMethod::ReportCompleted => {
-            // Very old workers report a failure so.
+            // Very old workers report a failure this way.
             let failed = input.body_object().get("success") == Some(&Value::Bool(false));
             report(app, input, if failed { ResolvedReason::Failed } else { ResolvedReason::Completed }).await
         }
@@ -177,12 +170,12 @@ pub(crate) async fn handle(app: &QueueState, input: CallInput) -> ReplyResult {
 async fn create_task(app: &QueueState, input: CallInput) -> ReplyResult {
     let draft = task_definition::parse_create_task(&input.task_id(), &input.body, &app.root_url)?;
     input.caller.require(&draft.required_scopes(), Era::Modern)?;
-    let echoed = |mut fault: QueueError| {
-        fault.payload = Some(draft.echo());
-        fault
+    let echoed = |mut error: QueueError| {
+        error.payload = Some(draft.echo());
+        error
     };
     let made = draft.complete(app.now()).map_err(echoed)?;
-    let task = app.store.execute(move |room| room.create_task(made)).await.map_err(echoed)?;
+    let task = app.store.execute(move |tx| tx.create_task(made)).await.map_err(echoed)?;
     Ok(CallReply::ok(response_json::status_reply(&task)))
 }
 
@@ -198,8 +191,8 @@ async fn task(app: &QueueState, input: CallInput) -> ReplyResult {
     input.caller.require_scope(format!("queue:get-task:{task}"))?;
     let found = app
         .store
-        .execute(move |room| match room.find_task(&task)? {
-            Some(kept) => room.definition(kept.id),
+        .execute(move |tx| match tx.find_task(&task)? {
+            Some(row) => tx.definition(row.id),
             None => Err(task_not_found(&task, SUBMITTED).into()),
         })
         .await?;
@@ -211,15 +204,14 @@ async fn status(app: &QueueState, input: CallInput) -> ReplyResult {
     input.caller.require_scope(format!("queue:status:{task}"))?;
     let found = app
         .store
-        .execute(move |room| {
-            let kept = room.find_task(&task)?;
-            kept.map(|kept| kept.task).ok_or_else(|| task_not_found(&task, SUBMITTED).into())
+        .execute(move |tx| {
+            let row = tx.find_task(&task)?;
+            row.map(|row| row.task).ok_or_else(|| task_not_found(&task, SUBMITTED).into())
         })
         .await?;
     Ok(CallReply::ok(response_json::status_reply(&found)))
 }
 
-/// The three ways in which a person steers a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TaskOperation {
     Schedule,
@@ -236,7 +228,6 @@ impl TaskOperation {
         }
     }
 
-    /// What a caller must hold.
     fn required_scopes(self, task: &TaskRecord) -> ScopeExpression {
         let (verb, scheduler, group) = (self.verb(), &task.scheduler, &task.group);
         ScopeExpression::Any(vec![
@@ -266,7 +257,6 @@ impl TaskOperation {
         }
     }
 
-    /// The refusal of a task that is past its deadline.
     fn deadline_error(self, task: &TaskRecord) -> QueueError {
         let done = match self {
             Self::Schedule => "scheduled past its deadline at",
@@ -279,15 +269,15 @@ impl TaskOperation {
 
 async fn apply_operation(app: &QueueState, input: CallInput, how: TaskOperation) -> ReplyResult {
     let (name, caller) = (input.task_id(), input.caller);
-    let change = move |room: &mut Tx<'_>| -> Result<TaskRecord, StoreError> {
-        let mut kept = room.find_task(&name)?.ok_or_else(|| how.not_found_error(&name))?;
-        caller.require(&how.required_scopes(&kept.task), Era::Modern)?;
-        match how.apply(&mut kept.task, room.now) {
-            Ok(Transition::Unchanged) => Ok(kept.task),
-            Ok(Transition::Changed) => room.save(kept),
+    let change = move |tx: &mut Tx<'_>| -> Result<TaskRecord, StoreError> {
+        let mut row = tx.find_task(&name)?.ok_or_else(|| how.not_found_error(&name))?;
+        caller.require(&how.required_scopes(&row.task), Era::Modern)?;
+        match how.apply(&mut row.task, tx.now) {
+            Ok(Transition::Unchanged) => Ok(row.task),
+            Ok(Transition::Changed) => tx.save(row),
             Err(RunError::TooManyRuns) => {
-                let told = format!("Maximum number of runs reached ({QUEUE_RUNS_MAX}).");
-                Err(QueueError::conflict(told).into())
+                let message = format!("Maximum number of runs reached ({QUEUE_RUNS_MAX}).");
+                Err(QueueError::conflict(message).into())
             }
             Err(
                 RunError::NoSuchRun
@@ -295,7 +285,7 @@ async fn apply_operation(app: &QueueState, input: CallInput, how: TaskOperation)
                 | RunError::PastDeadline
                 | RunError::NotRunning
                 | RunError::ResolvedOtherwise,
-            ) => Err(how.deadline_error(&kept.task).into()),
+            ) => Err(how.deadline_error(&row.task).into()),
         }
     };
     let task = app.store.execute(change).await?;
@@ -313,18 +303,19 @@ async fn claim_work(app: &QueueState, input: CallInput) -> ReplyResult {
         Era::Modern,
     )?;
     let tasks = body.get("tasks").and_then(body_schema::as_integer).unwrap_or(1);
-    let most = usize::try_from(tasks).unwrap_or(1);
-    let given = match wait_for_work(app, queue, worker, most).await? {
+    let limit = usize::try_from(tasks).unwrap_or(1);
+    let claimed = match wait_for_work(app, queue, worker, limit).await? {
         Some(WorkResult::Work(grants)) => grants.deliver(),
         Some(WorkResult::Quarantined) => {
-            // Held as long as an empty queue is, so that a barred worker does not poll in a tight loop.
+            // As long as for an empty queue, so that a quarantined worker does not poll in a tight loop.
             timeout(app.long_poll, app.stop_requested()).await.ok();
             Vec::new()
         }
         None => Vec::new(),
     };
     let now = app.now();
-    let shown: Vec<_> = given.into_iter().map(|given| response_json::claim_reply(&app.keyring, given, now)).collect();
+    let shown: Vec<_> =
+        claimed.into_iter().map(|claimed| response_json::claim_reply(&app.keyring, claimed, now)).collect();
     Ok(CallReply::ok(format!(r#"{{"tasks":[{}]}}"#, shown.join(","))))
 }
 
@@ -332,21 +323,21 @@ async fn wait_for_work(
     app: &QueueState,
     queue: String,
     worker: WorkerIdentity,
-    most: usize,
+    limit: usize,
 ) -> Result<Option<WorkResult>, QueueError> {
-    // Where too many wait already, the answer is as if the wait were over.
-    let seat = app.long_poll_permits.try_acquire().ok();
-    let mut answer = app.store.wait_for_work(queue, worker, most).await?;
-    let patience = if seat.is_some() { app.long_poll } else { QUEUE_OVERLOADED_POLL_WAIT };
-    let came = tokio::select! {
-        came = timeout(patience, &mut answer) => came.ok(),
+    // Above the limit, the call returns after a short wait.
+    let permit = app.long_poll_permits.try_acquire().ok();
+    let mut answer = app.store.wait_for_work(queue, worker, limit).await?;
+    let wait = if permit.is_some() { app.long_poll } else { QUEUE_OVERLOADED_POLL_WAIT };
+    let received = tokio::select! {
+        received = timeout(wait, &mut answer) => received.ok(),
         () = app.stop_requested() => None,
     };
-    match came {
+    match received {
         Some(Ok(found)) => found.map(Some),
         Some(Err(_)) => Ok(None),
         None => {
-            // What was handed over in this very moment is taken, not lost.
+            // A claim that was delivered at this moment is returned, not lost.
             answer.close();
             answer.try_recv().ok().transpose()
         }
@@ -357,27 +348,27 @@ async fn claim_task(app: &QueueState, input: CallInput) -> ReplyResult {
     let body = input.validated_body(app, "task-claim-request", &WORKER_FIELDS, Era::Legacy)?;
     let (name, run, worker) = (input.task_id(), input.route.run(), worker_of(&body));
     let caller = input.caller;
-    let given = app
+    let claimed = app
         .store
-        .execute(move |room| {
-            let kept = room.require_task(&name)?;
-            caller.require(&claim_task_scopes(&kept.task.queue, &worker), Era::Legacy)?;
-            let deadline = kept.task.deadline;
-            if deadline <= room.now {
+        .execute(move |tx| {
+            let row = tx.require_task(&name)?;
+            caller.require(&claim_task_scopes(&row.task.queue, &worker), Era::Legacy)?;
+            let deadline = row.task.deadline;
+            if deadline <= tx.now {
                 return Err(QueueError::conflict(format!(
                     "Task `{name}` Can't be claimed past its deadline of {}.",
                     deadline.iso()
                 ))
                 .into());
             }
-            if room.is_quarantined(&kept.task.queue, &worker)? {
-                // The service answers so to a barred worker; what matters is that its message stays in the queue.
+            if tx.is_quarantined(&row.task.queue, &worker)? {
+                // The real service answers the same; the message stays in the queue.
                 return Err(QueueError::internal(&uuid::Uuid::new_v4()).into());
             }
-            room.claim(kept, run, &worker)?.map_err(|no| QueueError::from_run_error(no, &name, run).into())
+            tx.claim(row, run, &worker)?.map_err(|error| QueueError::from_run_error(error, &name, run).into())
         })
         .await?;
-    Ok(CallReply::ok(response_json::claim_reply(&app.keyring, given, app.now())))
+    Ok(CallReply::ok(response_json::claim_reply(&app.keyring, claimed, app.now())))
 }
 
 fn claim_task_scopes(queue: &str, worker: &WorkerIdentity) -> ScopeExpression {
@@ -395,7 +386,6 @@ fn claim_task_scopes(queue: &str, worker: &WorkerIdentity) -> ScopeExpression {
     ])
 }
 
-/// A claim that was extended.
 struct ReclaimedRun {
     task: TaskRecord,
     taken_until: UnixMillis,
@@ -406,26 +396,26 @@ async fn reclaim_task(app: &QueueState, input: CallInput) -> ReplyResult {
     let (name, run, caller) = (input.task_id(), input.route.run(), input.caller);
     let ReclaimedRun { task, taken_until, scopes } = app
         .store
-        .execute(move |room| {
-            let mut kept = room.require_task(&name)?;
-            kept.task.run(run).map_err(|no| QueueError::from_run_error(no, &name, run))?;
+        .execute(move |tx| {
+            let mut row = tx.require_task(&name)?;
+            row.task.run(run).map_err(|error| QueueError::from_run_error(error, &name, run))?;
             caller.require_scope(format!("queue:reclaim-task:{name}/{run}"))?;
-            let length = room.config.claim_timeout;
-            let taken_until = kept.task.reclaim(run, room.now, length).map_err(|no| match no {
+            let length = tx.config.claim_timeout;
+            let taken_until = row.task.reclaim(run, tx.now, length).map_err(|error| match error {
                 RunError::PastDeadline => QueueError::conflict(format!(
                     "Task `{name}` can't be reclaimed past its deadline of {}.",
-                    kept.task.deadline.iso()
+                    row.task.deadline.iso()
                 )),
                 RunError::NoSuchRun
                 | RunError::AlreadyClaimed
                 | RunError::NotRunning
                 | RunError::ResolvedOtherwise
-                | RunError::TooManyRuns => QueueError::from_run_error(no, &name, run),
+                | RunError::TooManyRuns => QueueError::from_run_error(error, &name, run),
             })?;
-            let scopes = room.scopes(kept.id)?;
-            let task = room.save(kept)?;
+            let scopes = tx.scopes(row.id)?;
+            let task = tx.save(row)?;
             if let Some(worker) = task.runs.get(run as usize).and_then(|run| run.worker.as_ref()) {
-                room.workers.record_seen(&task.queue, worker, room.now);
+                tx.workers.record_seen(&task.queue, worker, tx.now);
             }
             Ok(ReclaimedRun { task, taken_until, scopes })
         })
@@ -437,32 +427,32 @@ async fn report(app: &QueueState, input: CallInput, ending: ResolvedReason) -> R
     let exception = input.route.method == ApiMethod::ReportException;
     let (name, run, caller) = (input.task_id(), input.route.run(), input.caller);
     let root = app.root_url.clone();
-    let change = move |room: &mut Tx<'_>| -> Result<TaskRecord, StoreError> {
-        let mut kept = room.find_task(&name)?.ok_or_else(|| {
+    let change = move |tx: &mut Tx<'_>| -> Result<TaskRecord, StoreError> {
+        let mut row = tx.find_task(&name)?.ok_or_else(|| {
             let question = if exception { "exists" } else { "was created" };
             QueueError::not_found(format!("Task `{name}` not found. Are you sure it {question}?"))
         })?;
-        let record = kept.task.run(run).map_err(|no| QueueError::from_run_error(no, &name, run))?;
-        // The reason went out with the older dialect, so only its claims may end with it.
+        let record = row.task.run(run).map_err(|error| QueueError::from_run_error(error, &name, run))?;
+        // `superseded` exists only for claims made by `claimTask`.
         if ending == ResolvedReason::Superseded && record.via != Some(ClaimMethod::ClaimTask) {
             let wrong = ["data/reason must be equal to one of the allowed values".to_owned()];
-            let told = body_schema::error_text(&root, "task-exception-request", &wrong);
-            return Err(QueueError::new(QueueErrorCode::InputValidationError, told).into());
+            let message = body_schema::error_text(&root, "task-exception-request", &wrong);
+            return Err(QueueError::new(QueueErrorCode::InputValidationError, message).into());
         }
         caller.require_scope(format!("queue:resolve-task:{name}/{run}"))?;
-        let did = if exception {
-            kept.task.report_exception(run, ending, room.now)
+        let transition = if exception {
+            row.task.report_exception(run, ending, tx.now)
         } else {
-            kept.task.report(run, ending, room.now)
+            row.task.report(run, ending, tx.now)
         };
-        match did {
-            Ok(Transition::Unchanged) => Ok(kept.task),
-            Ok(Transition::Changed) => room.save(kept),
+        match transition {
+            Ok(Transition::Unchanged) => Ok(row.task),
+            Ok(Transition::Changed) => tx.save(row),
             Err(RunError::ResolvedOtherwise) => {
                 let end = ending.as_str();
                 Err(QueueError::conflict(format!("Run {run} of task `{name}` is not running or {end}.")).into())
             }
-            Err(no) => Err(QueueError::from_run_error(no, &name, run).into()),
+            Err(error) => Err(QueueError::from_run_error(error, &name, run).into()),
         }
     };
     let task = app.store.execute(change).await?;
@@ -473,7 +463,7 @@ async fn pending_tasks(app: &QueueState, input: CallInput) -> ReplyResult {
     let queue = input.task_queue();
     input.caller.require_scope(format!("queue:pending-count:{queue}"))?;
     let name = queue.clone();
-    let count = app.store.execute(move |room| Ok(room.count_pending(&name))).await?;
+    let count = app.store.execute(move |tx| Ok(tx.count_pending(&name))).await?;
     let (provisioner, worker_type) = task_definition::split_task_queue(&queue);
     Ok(CallReply::ok(
         json!({
@@ -483,31 +473,30 @@ async fn pending_tasks(app: &QueueState, input: CallInput) -> ReplyResult {
     ))
 }
 
-/// The place of a page among the entries, as the last page told it.
 fn page_offset(input: &CallInput) -> usize {
     input.page_start().and_then(|start| start.parse().ok()).unwrap_or(0)
 }
 
 async fn list_pending(app: &QueueState, input: CallInput) -> ReplyResult {
-    let (queue, most, after) = (input.task_queue(), input.page_size()?, page_offset(&input));
+    let (queue, limit, after) = (input.task_queue(), input.page_size()?, page_offset(&input));
     input.caller.require_scope(format!("queue:pending-list:{queue}"))?;
-    let page: ListPage<_> = app.store.execute(move |room| room.list_pending(&queue, after, most)).await?;
+    let page: ListPage<_> = app.store.execute(move |tx| tx.list_pending(&queue, after, limit)).await?;
     Ok(CallReply::ok(response_json::listing(&page, response_json::pending_entry)))
 }
 
 async fn list_claimed(app: &QueueState, input: CallInput) -> ReplyResult {
-    let (queue, most) = (input.task_queue(), input.page_size()?);
+    let (queue, limit) = (input.task_queue(), input.page_size()?);
     let after = input.page_start().and_then(|start| start.parse().ok()).unwrap_or(0);
     input.caller.require_scope(format!("queue:claimed-list:{queue}"))?;
-    let page = app.store.execute(move |room| room.list_claimed(&queue, after, most)).await?;
+    let page = app.store.execute(move |tx| tx.list_claimed(&queue, after, limit)).await?;
     Ok(CallReply::ok(response_json::listing(&page, response_json::claimed_entry)))
 }
 
 async fn list_all(app: &QueueState, input: CallInput) -> ReplyResult {
-    let most = input.page_size()?;
+    let limit = input.page_size()?;
     input.caller.require_scope("queue:journeyman-list-tasks".to_owned())?;
     let before = input.page_start().and_then(|start| start.parse().ok()).unwrap_or(i64::MAX);
-    let page = app.store.execute(move |room| room.list_all(before, most)).await?;
+    let page = app.store.execute(move |tx| tx.list_all(before, limit)).await?;
     Ok(CallReply::ok(response_json::listing(&page, response_json::task_entry)))
 }
 
@@ -528,25 +517,25 @@ async fn worker(app: &QueueState, input: CallInput) -> ReplyResult {
     };
     let shown = app
         .store
-        .execute(move |room| {
+        .execute(move |tx| {
             if let Some(until) = bar {
-                room.quarantine(&queue, &worker, until)?;
+                tx.quarantine(&queue, &worker, until)?;
             }
-            let until = room.quarantined(&queue, &worker)?;
-            show_worker(room, &queue, &worker, until)
+            let until = tx.quarantined(&queue, &worker)?;
+            show_worker(tx, &queue, &worker, until)
         })
         .await?;
     Ok(CallReply::ok(shown))
 }
 
 fn show_worker(
-    room: &Tx<'_>,
+    tx: &Tx<'_>,
     queue: &str,
     worker: &WorkerIdentity,
     until: Option<UnixMillis>,
 ) -> Result<String, StoreError> {
     let (provisioner, worker_type) = task_definition::split_task_queue(queue);
-    let known = room.workers.get(queue, worker);
+    let known = tx.workers.get(queue, worker);
     if known.is_none() && until.is_none() {
         return Err(QueueError::not_found(format!(
             "Worker with workerId `{}`, workerGroup `{}`,worker-type `{worker_type}` and provisionerId \
@@ -560,10 +549,10 @@ fn show_worker(
         .flat_map(|known| &known.recent)
         .map(|(task, run)| json!({"runId": run, "taskId": task}))
         .collect();
-    let first = known.map_or(room.now, |known| known.first_seen);
-    let last = known.map_or(room.now, |known| known.last_seen);
+    let first = known.map_or(tx.now, |known| known.first_seen);
+    let last = known.map_or(tx.now, |known| known.last_seen);
     let day = std::time::Duration::from_secs(24 * 3600);
-    // Without a quarantine the service shows the time in the past that it gave the worker at first sight.
+    // The real service shows a time in the past here.
     let until = until.unwrap_or_else(|| first.minus(day));
     Ok(json!({
         "taskQueueId": queue, "workerGroup": worker.group, "workerId": worker.id,

@@ -1,6 +1,6 @@
-//! What `createTask` makes of a request body: the checked, completed definition, and the task the rules start from.
+//! Parses and completes a `createTask` body. Pure.
 //!
-//! The payload is kept as the text it came as. Pure: time comes in as an argument.
+//! The payload is stored as the text it was sent as.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -47,7 +47,7 @@ const FIELDS: &[Field] = &[
     optional("extra", FieldType::Object),
 ];
 
-/// A definition as it is kept and shown: every default filled in.
+/// The stored definition, with every default filled in.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct StoredDefinition<'a> {
@@ -80,7 +80,6 @@ struct Metadata<'a> {
     description: &'a str,
 }
 
-/// A request body that has the right form, with its defaults, not yet held against the clock or the caller's scopes.
 #[derive(Debug)]
 pub(crate) struct TaskDraft<'a> {
     task_id: String,
@@ -97,23 +96,20 @@ pub(crate) struct TaskDraft<'a> {
     dependencies: Vec<String>,
 }
 
-/// A task ready to be stored.
 #[derive(Debug)]
 pub(crate) struct NewTask {
     pub(crate) task: TaskRecord,
-    /// The definition as JSON text.
     pub(crate) json: String,
     pub(crate) scopes: Vec<String>,
     pub(crate) dependencies: Vec<String>,
 }
 
-/// Reads and checks a `createTask` body.
 pub(crate) fn parse_create_task<'a>(task_id: &str, body: &'a [u8], root: &str) -> Result<TaskDraft<'a>, QueueError> {
     let raw: BTreeMap<String, &RawValue> = serde_json::from_slice(body).map_err(parse_error)?;
     let mut given = Map::new();
     let (mut payload, mut extra) = (None, None);
     for (name, part) in raw {
-        // Payload and extra may be of any size; they are looked at no closer than whether they are objects.
+        // Payload and extra are of any size and content; only their type is checked.
         let opaque = name == "payload" || name == "extra";
         let value = if opaque && part.get().starts_with('{') {
             Value::Object(Map::new())
@@ -129,8 +125,8 @@ pub(crate) fn parse_create_task<'a>(task_id: &str, body: &'a [u8], root: &str) -
     }
     let found = body_schema::schema_errors(&given, FIELDS, Era::Modern);
     let (true, Some(payload)) = (found.is_empty(), payload) else {
-        let told = body_schema::error_text(root, "create-task-request", &found);
-        return Err(QueueError::new(QueueErrorCode::InputValidationError, told));
+        let message = body_schema::error_text(root, "create-task-request", &found);
+        return Err(QueueError::new(QueueErrorCode::InputValidationError, message));
     };
     let queue = task_queue_of(&given)?;
     let text = |name: &str, other: &str| given.get(name).and_then(Value::as_str).unwrap_or(other).to_owned();
@@ -156,7 +152,6 @@ pub(crate) fn parse_create_task<'a>(task_id: &str, body: &'a [u8], root: &str) -
 }
 
 impl TaskDraft<'_> {
-    /// What the caller must hold to create this task.
     pub(crate) fn required_scopes(&self) -> ScopeExpression {
         let mut all: Vec<ScopeExpression> = self.scopes.iter().map(ScopeExpression::scope).collect();
         all.extend(self.routes.iter().map(|route| ScopeExpression::scope(format!("queue:route:{route}"))));
@@ -171,14 +166,13 @@ impl TaskDraft<'_> {
         ScopeExpression::All(all)
     }
 
-    /// Holds the draft's times against the clock and writes the definition out.
     pub(crate) fn complete(&self, now: UnixMillis) -> Result<NewTask, QueueError> {
         let (created, deadline, expires) = self.checked_times(now)?;
         if self.scopes.iter().any(|scope| scope.ends_with("**")) {
             return Err(QueueError::input("scopes must not end with `**`"));
         }
         if self.dependencies.len() > QUEUE_DEPENDENCIES_MAX {
-            return Err(QueueError::input(format!("a task may depend on at most {QUEUE_DEPENDENCIES_MAX} tasks here")));
+            return Err(QueueError::input(format!("at most {QUEUE_DEPENDENCIES_MAX} dependencies are supported")));
         }
         let retries = self.given.get("retries").and_then(body_schema::as_integer).unwrap_or(5);
         let retries = u8::try_from(retries).unwrap_or(49);
@@ -200,7 +194,6 @@ impl TaskDraft<'_> {
         Ok(NewTask { task, json, scopes, dependencies })
     }
 
-    /// The request body with the defaults that were filled in, as a refusal repeats it.
     pub(crate) fn echo(&self) -> Value {
         let mut shown = self.given.clone();
         let parsed = |raw: &RawValue| serde_json::from_str(raw.get()).unwrap_or_default();
@@ -324,7 +317,7 @@ fn text_list(given: &Map<String, Value>, name: &str) -> Vec<String> {
     items.into_iter().flatten().filter_map(|item| item.as_str().map(str::to_owned)).collect()
 }
 
-/// The two halves of `provisionerId/workerType`.
+/// Splits `provisionerId/workerType`.
 pub(crate) fn split_task_queue(queue: &str) -> (&str, &str) {
     queue.split_once('/').unwrap_or((queue, ""))
 }
@@ -346,7 +339,7 @@ fn task_queue_of(given: &Map<String, Value>) -> Result<String, QueueError> {
     }
 }
 
-/// Whether two definitions say the same, whatever the order of their properties.
+/// Compares two definitions independent of property order.
 pub(crate) fn is_same_json(left: &str, right: &str) -> bool {
     if left == right {
         return true;
@@ -355,7 +348,7 @@ pub(crate) fn is_same_json(left: &str, right: &str) -> bool {
     read(left).is_some_and(|left| read(right) == Some(left))
 }
 
-/// The longest that a message about a task is kept; the storage service allows no more.
+/// The maximum that Azure Queue Storage allows.
 pub(crate) const MESSAGE_TTL_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
 #[cfg(test)]
@@ -395,25 +388,25 @@ mod tests {
 
     #[test]
     fn times_that_cannot_be_are_refused_with_the_reason() {
-        for (name, value, told) in [
+        for (name, value, message) in [
             ("created", "2026-11-21T10:00:00Z", "`created` cannot be in the past"),
             ("created", "2026-11-21T10:40:00Z", "`created` cannot be in the future"),
             ("deadline", "2026-11-21T10:20:44.600Z", "`deadline` cannot be in the past"),
             ("deadline", "2026-11-27T10:20:44Z", "more than 5 days"),
             ("expires", "2026-11-21T11:00:00Z", "`expires` cannot be before"),
         ] {
-            let fault = finish(&body(|body| body[name] = value.into())).unwrap_err();
-            assert_eq!(fault.code, QueueErrorCode::InputError);
-            assert!(fault.message.contains(told), "{}", fault.message);
+            let error = finish(&body(|body| body[name] = value.into())).unwrap_err();
+            assert_eq!(error.code, QueueErrorCode::InputError);
+            assert!(error.message.contains(message), "{}", error.message);
         }
     }
 
     #[test]
     fn the_old_priority_name_and_unknown_properties_are_refused_by_the_schema() {
         for change in [("priority", "normal"), ("spare", "x"), ("deadline", "soon")] {
-            let fault = finish(&body(|body| body[change.0] = change.1.into())).unwrap_err();
-            assert_eq!(fault.code, QueueErrorCode::InputValidationError);
-            assert!(fault.message.contains("http://root/schemas/queue/v1/create-task-request.json#"));
+            let error = finish(&body(|body| body[change.0] = change.1.into())).unwrap_err();
+            assert_eq!(error.code, QueueErrorCode::InputValidationError);
+            assert!(error.message.contains("http://root/schemas/queue/v1/create-task-request.json#"));
         }
     }
 

@@ -1,6 +1,6 @@
-//! What a claim, a report, an expiry, a cancel or a rerun does to a task. Pure: time comes in as an argument.
+//! The state machine of a task: claim, reclaim, report, expiry, cancel, rerun. Pure; time is an argument.
 //!
-//! It knows nothing of credentials, of messages or of where tasks are kept. Who may call what is `scopes`' business.
+//! Authorization is in `scopes`.
 
 use std::time::Duration;
 
@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use super::clock::UnixMillis;
 use crate::limits::QUEUE_RUNS_MAX;
 
-/// Where a run stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum RunState {
@@ -36,7 +35,6 @@ impl RunState {
     }
 }
 
-/// Why a run exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum CreatedReason {
@@ -59,7 +57,6 @@ impl CreatedReason {
     }
 }
 
-/// Why a run is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum ResolvedReason {
@@ -93,7 +90,6 @@ impl ResolvedReason {
         }
     }
 
-    /// The reasons that a worker may give for an exception.
     pub(crate) fn parse_reported(reason: &str) -> Option<Self> {
         [
             Self::WorkerShutdown,
@@ -123,7 +119,7 @@ impl ResolvedReason {
         }
     }
 
-    /// The origin of the run that follows, where one may.
+    /// Why the next run is created, if one is.
     const fn retry_reason(self) -> Option<CreatedReason> {
         match self {
             Self::WorkerShutdown | Self::ClaimExpired => Some(CreatedReason::Retry),
@@ -140,7 +136,7 @@ impl ResolvedReason {
     }
 }
 
-/// How urgent a task is; the order is that of urgency.
+/// Ordered from the least to the most urgent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Priority {
     Lowest = 1,
@@ -153,7 +149,7 @@ pub(crate) enum Priority {
 }
 
 impl Priority {
-    /// Every priority, the most urgent first.
+    /// The most urgent first.
     pub(crate) const ALL: [Self; 7] =
         [Self::Highest, Self::VeryHigh, Self::High, Self::Medium, Self::Low, Self::VeryLow, Self::Lowest];
 
@@ -169,7 +165,7 @@ impl Priority {
         }
     }
 
-    /// 7 for the most urgent down to 1.
+    /// 7 for the most urgent, 1 for the least.
     pub(crate) const fn rank(self) -> u8 {
         self as u8
     }
@@ -183,21 +179,19 @@ impl Priority {
     }
 }
 
-/// Who claims: the pair that names a worker within its task queue.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct WorkerIdentity {
     pub(crate) group: String,
     pub(crate) id: String,
 }
 
-/// Which call made a claim. A claim made by `claimWork` cannot be repeated by `claimTask`.
+/// A claim made by `claimWork` cannot be repeated by `claimTask`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ClaimMethod {
     ClaimTask,
     ClaimWork,
 }
 
-/// One attempt at a task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RunRecord {
     pub(crate) state: RunState,
@@ -233,7 +227,6 @@ impl RunRecord {
     }
 }
 
-/// A task as far as the rules look at it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TaskRecord {
     pub(crate) task_id: String,
@@ -250,24 +243,17 @@ pub(crate) struct TaskRecord {
     pub(crate) runs: Vec<RunRecord>,
 }
 
-/// Why a rule says no.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RunError {
-    /// There is no such run.
     NoSuchRun,
-    /// Somebody else has it, had it, or it is over.
+    /// Another worker has claimed the run, or the run is resolved.
     AlreadyClaimed,
-    /// The task's deadline has passed.
     PastDeadline,
-    /// The run is resolved, or was never running.
     NotRunning,
-    /// The run has another end than the one reported.
     ResolvedOtherwise,
-    /// The task has as many runs as a task may have.
     TooManyRuns,
 }
 
-/// Whether a rule altered the task, or found it as it should be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Transition {
     Changed,
@@ -275,23 +261,21 @@ pub(crate) enum Transition {
 }
 
 impl TaskRecord {
-    /// The state of the last run; `unscheduled` where there is none.
+    /// `unscheduled` without a run.
     pub(crate) fn state_str(&self) -> &'static str {
         self.runs.last().map_or("unscheduled", |run| run.state.as_str())
     }
 
-    /// Whether something may still happen to it by itself: a claim, an expiry, its deadline.
+    /// Whether a claim, an expiry or the deadline may still change the task.
     pub(crate) fn is_open(&self) -> bool {
         self.runs.last().is_none_or(|run| !run.state.is_resolved())
     }
 
-    /// The last run's number and the run, where it is pending.
     pub(crate) fn pending_run(&self) -> Option<(u32, &RunRecord)> {
         let (at, run) = self.last_run()?;
         (run.state == RunState::Pending).then_some((at, run))
     }
 
-    /// The last run's number and the run.
     pub(crate) fn last_run(&self) -> Option<(u32, &RunRecord)> {
         let run = self.runs.last()?;
         Some((u32::try_from(self.runs.len() - 1).ok()?, run))
@@ -305,7 +289,6 @@ impl TaskRecord {
         self.runs.len() == run as usize + 1
     }
 
-    /// Gives a task without runs its first.
     pub(crate) fn schedule(&mut self, now: UnixMillis) -> Transition {
         if self.runs.is_empty() {
             self.runs.push(RunRecord::pending(CreatedReason::Scheduled, now));
@@ -314,7 +297,7 @@ impl TaskRecord {
         Transition::Unchanged
     }
 
-    /// Hands a pending run to a worker. By `claimTask` it is idempotent: the same worker gets the same claim again.
+    /// Claims a pending run. `claimTask` is idempotent: the same worker gets the same claim again.
     pub(crate) fn claim(
         &mut self,
         run: u32,
@@ -345,7 +328,7 @@ impl TaskRecord {
         Ok(Transition::Changed)
     }
 
-    /// Takes back a claim whose answer nobody received, as if it had never been made.
+    /// Undoes a claim whose response was not delivered.
     pub(crate) fn revert_claim(&mut self, run: u32) -> Transition {
         if !self.is_last(run) {
             return Transition::Unchanged;
@@ -357,7 +340,7 @@ impl TaskRecord {
         Transition::Changed
     }
 
-    /// Extends a claim, also after it ran out, as long as nobody has resolved it. It never ends sooner than before.
+    /// Extends a claim, also after `takenUntil` while the run is unresolved. `takenUntil` never moves back.
     pub(crate) fn reclaim(&mut self, run: u32, now: UnixMillis, length: Duration) -> Result<UnixMillis, RunError> {
         self.run(run)?;
         if self.deadline <= now {
@@ -373,7 +356,7 @@ impl TaskRecord {
         Ok(until)
     }
 
-    /// Ends a run as completed or failed. The same end again changes nothing.
+    /// Resolves a run as completed or failed. The same report again changes nothing.
     pub(crate) fn report(&mut self, run: u32, ending: ResolvedReason, now: UnixMillis) -> Result<Transition, RunError> {
         let state = self.run(run)?.state;
         if state == ending.run_state() {
@@ -389,7 +372,7 @@ impl TaskRecord {
         Ok(Transition::Changed)
     }
 
-    /// Ends a run as an exception, and adds the next one where the reason asks for it and retries are left.
+    /// Resolves a run as an exception, and adds a retry if the reason allows one and retries are left.
     pub(crate) fn report_exception(
         &mut self,
         run: u32,
@@ -408,7 +391,6 @@ impl TaskRecord {
         Ok(Transition::Changed)
     }
 
-    /// Ends the claim of a worker that was not heard of in time.
     pub(crate) fn expire_claim(&mut self, now: UnixMillis) -> Transition {
         let over = self
             .runs
@@ -421,7 +403,6 @@ impl TaskRecord {
         Transition::Changed
     }
 
-    /// Ends a task that is past its deadline.
     pub(crate) fn expire_deadline(&mut self, now: UnixMillis) -> Transition {
         if self.deadline > now {
             return Transition::Unchanged;
@@ -429,7 +410,6 @@ impl TaskRecord {
         self.resolve_externally(ResolvedReason::DeadlineExceeded, now)
     }
 
-    /// Cancels what is not resolved. A resolved task is left as it is.
     pub(crate) fn cancel(&mut self, now: UnixMillis) -> Result<Transition, RunError> {
         if self.deadline < now {
             return Err(RunError::PastDeadline);
@@ -437,7 +417,7 @@ impl TaskRecord {
         Ok(self.resolve_externally(ResolvedReason::Canceled, now))
     }
 
-    /// Starts a resolved task once more, with all its retries.
+    /// Adds a run to a resolved task and restores its retries.
     pub(crate) fn rerun(&mut self, now: UnixMillis) -> Result<Transition, RunError> {
         if self.deadline < now {
             return Err(RunError::PastDeadline);
@@ -449,8 +429,8 @@ impl TaskRecord {
             return Err(RunError::TooManyRuns);
         }
         self.runs.push(RunRecord::pending(CreatedReason::Rerun, now));
-        let room = QUEUE_RUNS_MAX - self.runs.len();
-        self.retries_left = self.retries.min(u8::try_from(room).unwrap_or(u8::MAX));
+        let remaining = QUEUE_RUNS_MAX - self.runs.len();
+        self.retries_left = self.retries.min(u8::try_from(remaining).unwrap_or(u8::MAX));
         Ok(Transition::Changed)
     }
 

@@ -1,4 +1,4 @@
-//! What the store knows of artifacts. Their content lies in files, which are not its business.
+//! The `artifacts` table. Content is in files.
 
 use rusqlite::{OptionalExtension, Row, params};
 use serde_json::{Value, json};
@@ -8,7 +8,6 @@ use super::super::queue_error::QueueError;
 use super::StoreError;
 use super::tx::{ListPage, Tx, sweep_max};
 
-/// What is known of an artifact.
 #[derive(Debug, Clone)]
 pub(crate) struct Artifact {
     pub(crate) name: String,
@@ -31,33 +30,33 @@ impl Tx<'_> {
         Ok(found.query_row(params![task, run, name], read_artifact).optional()?)
     }
 
-    /// The artifacts of a run by name, from the one after `after`.
+    /// Ordered by name, starting after `after`.
     pub(crate) fn list_artifacts(
         &self,
         task: &str,
         run: u32,
         after: &str,
-        most: usize,
+        limit: usize,
     ) -> StoreResult<ListPage<Artifact>> {
-        let limit = i64::try_from(most + 1).unwrap_or(i64::MAX);
+        let rows = i64::try_from(limit + 1).unwrap_or(i64::MAX);
         let mut items: Vec<Artifact> = self
             .conn
             .prepare_cached(&format!(
                 "SELECT {COLUMNS} FROM artifacts WHERE task_id = ?1 AND run = ?2 AND name > ?3 ORDER BY name LIMIT ?4"
             ))?
-            .query_map(params![task, run, after, limit], read_artifact)?
+            .query_map(params![task, run, after, rows], read_artifact)?
             .collect::<Result<_, _>>()?;
-        let more = items.len() > most;
-        items.truncate(most);
+        let more = items.len() > limit;
+        items.truncate(limit);
         let next = items.last().filter(|_| more).map(|last| last.name.clone());
         Ok(ListPage { items, next })
     }
 
-    /// Stores a new artifact, or replaces one where that is allowed. Answers with what is kept.
-    pub(crate) fn put_artifact(&mut self, task: &str, run: u32, made: Artifact) -> StoreResult<Artifact> {
-        let mut made = made;
-        if let Some(old) = self.find_artifact(task, run, &made.name)? {
-            if !may_replace(&old, &made) {
+    /// Inserts an artifact, or replaces one if [`may_replace`] allows it.
+    pub(crate) fn put_artifact(&mut self, task: &str, run: u32, new: Artifact) -> StoreResult<Artifact> {
+        let mut artifact = new;
+        if let Some(old) = self.find_artifact(task, run, &artifact.name)? {
+            if !may_replace(&old, &artifact) {
                 let shown = json!({
                     "storageType": old.storage, "contentType": old.content_type, "expires": old.expires.iso(),
                 });
@@ -67,12 +66,12 @@ impl Tx<'_> {
                 ))
                 .into());
             }
-            made.present |= old.present && old.storage == made.storage;
-            if made.storage == "object" {
-                made.details = old.details;
+            artifact.present |= old.present && old.storage == artifact.storage;
+            if artifact.storage == "object" {
+                artifact.details = old.details;
             }
-            if made.storage == "link" {
-                made.content_type = old.content_type;
+            if artifact.storage == "link" {
+                artifact.content_type = old.content_type;
             }
         }
         self.conn
@@ -83,14 +82,14 @@ impl Tx<'_> {
             .execute(params![
                 task,
                 run,
-                made.name,
-                made.storage,
-                made.content_type,
-                made.expires.0,
-                made.present,
-                made.details.to_string(),
+                artifact.name,
+                artifact.storage,
+                artifact.content_type,
+                artifact.expires.0,
+                artifact.present,
+                artifact.details.to_string(),
             ])?;
-        Ok(made)
+        Ok(artifact)
     }
 
     pub(crate) fn mark_artifact_present(&mut self, task: &str, run: u32, name: &str) -> StoreResult<()> {
@@ -127,8 +126,7 @@ fn read_artifact(row: &Row<'_>) -> rusqlite::Result<Artifact> {
     })
 }
 
-/// Whether a second call with other properties is one of those allowed: a later end, a new place of a reference, a
-/// link in the place of a reference.
+/// Allows a later expiry, a new URL of a reference, and a link in place of a reference.
 fn may_replace(old: &Artifact, new: &Artifact) -> bool {
     if new.storage != "link" && old.content_type != new.content_type {
         return false;
@@ -139,11 +137,10 @@ fn may_replace(old: &Artifact, new: &Artifact) -> bool {
     if old.storage != new.storage {
         return old.storage == "reference" && new.storage == "link";
     }
-    // The upload of an object is named by the queue, so a repeated call cannot name it.
+    // The queue chooses the upload id of an object, so a repeated call cannot know it.
     old.details == new.details || matches!(new.storage.as_str(), "reference" | "object")
 }
 
-/// A JSON object with its properties in this order, spread over lines.
 fn in_order(value: &Value, names: &[&str]) -> String {
     let lines: Vec<_> =
         names.iter().filter_map(|name| value.get(name).map(|value| format!("  \"{name}\": {value}"))).collect();

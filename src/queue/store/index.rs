@@ -1,6 +1,6 @@
-//! What the store keeps in memory of the open tasks: who waits, whose claim ends when, whose deadline comes when.
+//! The open tasks in memory: pending runs, claim expiries, deadlines.
 //!
-//! It can be rebuilt from the tables at any time, and holds nothing that they do not.
+//! Derived from the tables and rebuilt from them at any time.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Bound;
@@ -8,7 +8,7 @@ use std::ops::Bound;
 use super::super::clock::UnixMillis;
 use super::super::task_state::{RunState, TaskRecord};
 
-/// The place of a pending run in its queue: urgency first, then age.
+/// Ordered by urgency, then by age.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PendingEntry {
     /// 0 is the most urgent.
@@ -17,7 +17,6 @@ pub(super) struct PendingEntry {
     pub(super) id: i64,
 }
 
-/// Where a task belongs in the index.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Position {
     pending: Option<(String, PendingEntry)>,
@@ -25,7 +24,6 @@ pub(super) struct Position {
     deadline: Option<(UnixMillis, i64)>,
 }
 
-/// A task under a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct ClaimedEntry {
     queue: String,
@@ -48,20 +46,17 @@ impl Position {
         Self { pending, claim, deadline }
     }
 
-    /// The queue in which the task waits.
     pub(super) fn pending_queue(&self) -> Option<&str> {
         self.pending.as_ref().map(|(queue, _)| queue.as_str())
     }
 }
 
-/// A task that moved.
 #[derive(Debug)]
 pub(super) struct Move {
     pub(super) from: Position,
     pub(super) to: Position,
 }
 
-/// The open tasks, in the orders that are asked for.
 #[derive(Debug, Default)]
 pub(super) struct Index {
     pending: HashMap<String, BTreeSet<PendingEntry>>,
@@ -72,8 +67,8 @@ pub(super) struct Index {
 
 impl Index {
     pub(super) fn apply(&mut self, moved: Move) {
-        if let Some((queue, place)) = moved.from.pending {
-            remove_entry(&mut self.pending, &queue, &place);
+        if let Some((queue, entry)) = moved.from.pending {
+            remove_entry(&mut self.pending, &queue, &entry);
         }
         if let Some(ClaimedEntry { queue, until, id }) = moved.from.claim {
             self.claims.remove(&(until, id));
@@ -82,8 +77,8 @@ impl Index {
         if let Some(deadline) = moved.from.deadline {
             self.deadlines.remove(&deadline);
         }
-        if let Some((queue, place)) = moved.to.pending {
-            self.pending.entry(queue).or_default().insert(place);
+        if let Some((queue, entry)) = moved.to.pending {
+            self.pending.entry(queue).or_default().insert(entry);
         }
         if let Some(ClaimedEntry { queue, until, id }) = moved.to.claim {
             self.claims.insert((until, id));
@@ -92,7 +87,7 @@ impl Index {
         self.deadlines.extend(moved.to.deadline);
     }
 
-    /// The tasks that wait in a queue, the next one first.
+    /// Next to be claimed first.
     pub(super) fn pending(&self, queue: &str) -> impl Iterator<Item = &PendingEntry> {
         self.pending.get(queue).into_iter().flatten()
     }
@@ -101,14 +96,12 @@ impl Index {
         self.pending.get(queue).map_or(0, BTreeSet::len)
     }
 
-    /// Tasks whose claim ended at `now` or before.
-    pub(super) fn claims_due(&self, now: UnixMillis, most: usize) -> Vec<i64> {
-        due_ids(&self.claims, now, most)
+    pub(super) fn claims_due(&self, now: UnixMillis, limit: usize) -> Vec<i64> {
+        due_ids(&self.claims, now, limit)
     }
 
-    /// Tasks whose deadline was at `now` or before.
-    pub(super) fn deadlines_due(&self, now: UnixMillis, most: usize) -> Vec<i64> {
-        due_ids(&self.deadlines, now, most)
+    pub(super) fn deadlines_due(&self, now: UnixMillis, limit: usize) -> Vec<i64> {
+        due_ids(&self.deadlines, now, limit)
     }
 
     pub(super) fn next_claim_end(&self) -> Option<UnixMillis> {
@@ -119,14 +112,13 @@ impl Index {
         self.deadlines.first().map(|(at, _)| *at)
     }
 
-    /// The tasks of a queue that are under a claim, in the order they were created in, from the one after `after`.
+    /// In order of creation, starting after row `after`.
     pub(super) fn claimed(&self, queue: &str, after: i64) -> impl Iterator<Item = i64> {
         let above = (Bound::Excluded(after), Bound::Unbounded);
         self.claimed.get(queue).into_iter().flat_map(move |held| held.range(above)).copied()
     }
 }
 
-/// Takes an entry out of its queue's set, and the set with it where it was the last.
 fn remove_entry<T: Ord>(sets: &mut HashMap<String, BTreeSet<T>>, queue: &str, entry: &T) {
     if let Some(set) = sets.get_mut(queue) {
         set.remove(entry);
@@ -136,7 +128,7 @@ fn remove_entry<T: Ord>(sets: &mut HashMap<String, BTreeSet<T>>, queue: &str, en
     }
 }
 
-fn due_ids(set: &BTreeSet<(UnixMillis, i64)>, now: UnixMillis, most: usize) -> Vec<i64> {
+fn due_ids(set: &BTreeSet<(UnixMillis, i64)>, now: UnixMillis, limit: usize) -> Vec<i64> {
     let reached = set.iter().take_while(|(at, _)| *at <= now);
-    reached.take(most).map(|(_, id)| *id).collect()
+    reached.take(limit).map(|(_, id)| *id).collect()
 }

@@ -1,8 +1,6 @@
-//! The messages of the older dialect: one for each pending run, hidden for a while when it is received, gone when it
-//! is deleted.
+//! The messages of the Azure dialect: one for each pending run.
 //!
-//! A task queue has messages from the first time that somebody asks for its poll URLs; a fleet that never does pays
-//! nothing for them.
+//! A task queue has messages once its poll URLs were requested; other task queues have none.
 
 use rusqlite::{OptionalExtension, params};
 
@@ -13,7 +11,6 @@ use super::StoreError;
 use super::tx::{Tx, read_task, select_tasks};
 use std::time::Duration;
 
-/// A message as it is received.
 #[derive(Debug)]
 pub(crate) struct ReceivedMessage {
     pub(crate) name: String,
@@ -27,19 +24,17 @@ pub(crate) struct ReceivedMessage {
     pub(crate) receipt: String,
 }
 
-/// How a delete ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DeleteResult {
     Deleted,
     NotFound,
-    /// Somebody has received it since, or the receipt was garbled.
+    /// The message was received again, or the receipt is wrong.
     ReceiptMismatch,
 }
 
 type StoreResult<T> = Result<T, StoreError>;
 
 impl Tx<'_> {
-    /// Makes sure that a task queue has messages, under this base name.
     pub(crate) fn enable_messages(&mut self, queue: &str, base: &str) -> StoreResult<()> {
         if self.has_messages(queue)? {
             return Ok(());
@@ -48,7 +43,7 @@ impl Tx<'_> {
         let waiting: Vec<TaskRecord> = self
             .conn
             .prepare_cached(&select_tasks("WHERE open = 1 AND queue = ?1 ORDER BY id"))?
-            .query_map([queue], |row| read_task(row).map(|kept| kept.task))?
+            .query_map([queue], |row| read_task(row).map(|row| row.task))?
             .collect::<Result<_, _>>()?;
         for task in waiting {
             if let Some((run, record)) = task.pending_run().filter(|(_, run)| run.state == RunState::Pending) {
@@ -58,7 +53,6 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// The task queue behind a base name.
     pub(crate) fn task_queue_by_base(&self, base: &str) -> StoreResult<Option<String>> {
         let mut found = self.conn.prepare_cached("SELECT queue FROM message_queues WHERE base = ?1")?;
         Ok(found.query_row([base], |row| row.get(0)).optional()?)
@@ -98,12 +92,11 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Receives at most so many messages, and hides them for a while.
     pub(crate) fn receive_messages(
         &mut self,
         queue: &str,
         rank: u8,
-        most: u8,
+        limit: u8,
         hidden: Duration,
     ) -> StoreResult<Vec<ReceivedMessage>> {
         let visible = self.now.plus(hidden);
@@ -113,7 +106,7 @@ impl Tx<'_> {
                 "SELECT id, name, task_id, run, inserted, expires, dequeued FROM messages WHERE queue = ?1 \
                  AND priority = ?2 AND visible <= ?3 AND expires > ?3 ORDER BY visible, id LIMIT ?4",
             )?
-            .query_map(params![queue, rank, self.now.0, most], |row| {
+            .query_map(params![queue, rank, self.now.0, limit], |row| {
                 let received = ReceivedMessage {
                     name: row.get(1)?,
                     task_id: row.get(2)?,
@@ -138,7 +131,7 @@ impl Tx<'_> {
         Ok(found.into_iter().map(|(_, received)| received).collect())
     }
 
-    /// Deletes a message, if the receipt is that of its last reception.
+    /// Deletes a message if the receipt is of its latest reception.
     pub(crate) fn delete_message(
         &mut self,
         queue: &str,
@@ -162,8 +155,7 @@ impl Tx<'_> {
     }
 }
 
-/// A pop receipt laid out as the storage service's own: 20 bytes, so its base64 always ends in `=`, and may hold `+`
-/// and `/`.
+/// In the format of Azure Queue Storage: 20 bytes, so the base64 ends in `=` and may contain `+` and `/` (I13).
 fn new_pop_receipt() -> String {
     use base64::Engine as _;
     let mut bytes = [0_u8; 20];

@@ -1,8 +1,8 @@
-//! The store: one SQLite file, one thread that owns it, and commits that many callers share.
+//! The store: one SQLite database, one thread that owns it, and commits shared by many callers.
 //!
-//! Jobs wait in a bounded channel. The thread takes all that wait, runs each inside a savepoint of one transaction,
-//! commits (with the file flushed to disk), and only then answers. So an answered call survives a crash, and a disk
-//! that flushes 500 times a second still serves thousands of calls.
+//! The thread takes all queued jobs, runs each in a savepoint of one transaction, commits with a flush to disk, and
+//! then replies. So an answered call survives a crash, and a disk that flushes 500 times a second serves thousands
+//! of calls.
 
 pub(crate) mod artifacts;
 mod index;
@@ -27,24 +27,19 @@ use super::clock::QueueClock;
 use super::queue_error::QueueError;
 use super::task_state::WorkerIdentity;
 
-/// What the store needs to know of the settings.
 #[derive(Debug, Clone)]
 pub(crate) struct StoreConfig {
     pub(crate) claim_timeout: Duration,
-    /// How long after its end a claim is resolved.
+    /// See [`Config`](super::Config).
     pub(crate) claim_delay: Duration,
-    /// How long after its deadline a task is resolved.
     pub(crate) deadline_delay: Duration,
     pub(crate) clock: QueueClock,
     pub(crate) artifacts: PathBuf,
 }
 
-/// Why a job did not come to its end.
 #[derive(Debug)]
 pub(crate) enum StoreError {
-    /// The caller is refused.
     Refused(Box<QueueError>),
-    /// The file is in trouble.
     Sql(rusqlite::Error),
 }
 
@@ -55,8 +50,8 @@ impl StoreError {
 }
 
 impl From<QueueError> for StoreError {
-    fn from(fault: QueueError) -> Self {
-        Self::Refused(Box::new(fault))
+    fn from(error: QueueError) -> Self {
+        Self::Refused(Box::new(error))
     }
 }
 
@@ -66,9 +61,8 @@ impl From<rusqlite::Error> for StoreError {
     }
 }
 
-/// A job, and how to answer it once its transaction has ended.
 trait StoreJob: Send {
-    fn run(&mut self, room: &mut Tx<'_>) -> Result<(), StoreError>;
+    fn run(&mut self, tx: &mut Tx<'_>) -> Result<(), StoreError>;
     fn reply(self: Box<Self>, end: Result<(), QueueError>);
     fn is_awaited(&self) -> bool;
 }
@@ -80,9 +74,9 @@ struct PendingJob<T, F> {
 }
 
 impl<T: Send, F: Send + FnOnce(&mut Tx<'_>) -> Result<T, StoreError>> StoreJob for PendingJob<T, F> {
-    fn run(&mut self, room: &mut Tx<'_>) -> Result<(), StoreError> {
+    fn run(&mut self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
         if let Some(work) = self.work.take() {
-            self.result = Some(work(room)?);
+            self.result = Some(work(tx)?);
         }
         Ok(())
     }
@@ -90,10 +84,10 @@ impl<T: Send, F: Send + FnOnce(&mut Tx<'_>) -> Result<T, StoreError>> StoreJob f
     fn reply(self: Box<Self>, end: Result<(), QueueError>) {
         let answer = match (end, self.result) {
             (Ok(()), Some(done)) => Ok(done),
-            (Err(fault), _) => Err(fault),
+            (Err(error), _) => Err(error),
             (Ok(()), None) => Err(internal_error()),
         };
-        // A caller who has left does not wait for an answer.
+        // The caller may have gone.
         self.reply.send(answer).ok();
     }
 
@@ -102,7 +96,6 @@ impl<T: Send, F: Send + FnOnce(&mut Tx<'_>) -> Result<T, StoreError>> StoreJob f
     }
 }
 
-/// Somebody who waits for work.
 struct Waiter {
     queue: String,
     worker: WorkerIdentity,
@@ -110,14 +103,12 @@ struct Waiter {
     reply: oneshot::Sender<Result<WorkResult, QueueError>>,
 }
 
-/// What a request for work found.
 pub(crate) enum WorkResult {
     Work(UndeliveredClaims),
-    /// The worker is barred from claiming.
     Quarantined,
 }
 
-/// Claims on their way to a worker. What is dropped before it was taken goes back to its queue.
+/// Claims for a response. Claims dropped before [`deliver`](Self::deliver) return to their queue.
 pub(crate) struct UndeliveredClaims {
     claims: Vec<ClaimedRun>,
     undelivered: Arc<Mutex<Vec<(String, u32)>>>,
@@ -125,7 +116,6 @@ pub(crate) struct UndeliveredClaims {
 }
 
 impl UndeliveredClaims {
-    /// The claims, for an answer that is now being sent.
     pub(crate) fn deliver(mut self) -> Vec<ClaimedRun> {
         std::mem::take(&mut self.claims)
     }
@@ -136,10 +126,10 @@ impl Drop for UndeliveredClaims {
         if self.claims.is_empty() {
             return;
         }
-        let unheard = self.claims.drain(..).map(|given| (given.task.task_id, given.run));
-        self.undelivered.lock().unwrap_or_else(PoisonError::into_inner).extend(unheard);
+        let runs = self.claims.drain(..).map(|claimed| (claimed.task.task_id, claimed.run));
+        self.undelivered.lock().unwrap_or_else(PoisonError::into_inner).extend(runs);
         if let Some(jobs) = self.jobs.upgrade() {
-            // Where the channel is full, the thread is awake and looks by itself.
+            // If the channel is full, the thread runs anyway.
             jobs.try_send(StoreRequest::Wake).ok();
         }
     }
@@ -152,34 +142,30 @@ enum StoreRequest {
     Tick(oneshot::Sender<()>),
 }
 
-/// A handle on the store. When the last one is dropped, the thread ends what it has and closes the file.
+/// A handle. When the last one is dropped, the thread finishes its jobs and closes the database.
 #[derive(Clone)]
 pub(crate) struct Store {
     jobs: mpsc::Sender<StoreRequest>,
     pending: watch::Receiver<u64>,
 }
 
-/// How the thread that owns the file does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum StoreStatus {
     Running,
-    /// The last handle is gone, and the file is closed.
     Closed,
-    /// The file can no longer be trusted, as this says.
     Failed(String),
 }
 
-/// The answer of a store that could not do what it was asked.
 fn internal_error() -> QueueError {
     QueueError::internal(&uuid::Uuid::new_v4())
 }
 
 impl Store {
-    /// Runs a job and answers once what it did is on disk.
+    /// Runs a job and returns once its changes are on disk.
     ///
     /// # Cancel safety
     ///
-    /// A job whose caller leaves before it was started is skipped; after that it is done, unheard.
+    /// A job is skipped if the caller goes before it starts; afterwards it is done without a reply.
     pub(crate) async fn execute<T, F>(&self, work: F) -> Result<T, QueueError>
     where
         T: Send + 'static,
@@ -191,20 +177,20 @@ impl Store {
         answer.await.map_err(|_| internal_error())?
     }
 
-    /// Asks for work, and waits for it as long as the answer is not dropped.
+    /// Claims pending runs, or waits for some until the receiver is dropped.
     pub(crate) async fn wait_for_work(
         &self,
         queue: String,
         worker: WorkerIdentity,
-        most: usize,
+        limit: usize,
     ) -> Result<oneshot::Receiver<Result<WorkResult, QueueError>>, QueueError> {
         let (reply, answer) = oneshot::channel();
-        let waiter = Waiter { queue, worker, limit: most, reply };
+        let waiter = Waiter { queue, worker, limit, reply };
         self.jobs.send(StoreRequest::Wait(waiter)).await.map_err(|_| internal_error())?;
         Ok(answer)
     }
 
-    /// Lets the resolvers look at the clock now. Answers when they have.
+    /// Resolves due claims and deadlines now.
     pub(crate) async fn tick(&self) {
         let (reply, answer) = oneshot::channel();
         if self.jobs.send(StoreRequest::Tick(reply)).await.is_ok() {
@@ -212,7 +198,7 @@ impl Store {
         }
     }
 
-    /// A number that grows each time something has become pending.
+    /// A counter that grows each time a run becomes pending.
     pub(crate) fn pending(&self) -> watch::Receiver<u64> {
         self.pending.clone()
     }

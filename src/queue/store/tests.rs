@@ -9,7 +9,7 @@ use super::writer::Writer;
 use super::*;
 use crate::limits::{QUEUE_RETRY_DELAY_MAX, QUEUE_RETRY_DELAY_MIN};
 
-fn knobs(clock: QueueClock) -> StoreConfig {
+fn config(clock: QueueClock) -> StoreConfig {
     let second = Duration::from_secs(1);
     StoreConfig {
         claim_timeout: 20 * second,
@@ -22,7 +22,7 @@ fn knobs(clock: QueueClock) -> StoreConfig {
 
 fn started() -> RunningStore {
     let opened = open(None).unwrap();
-    opened.start(knobs(QueueClock::manual(NOW)), Handle::current()).unwrap()
+    opened.start(config(QueueClock::manual(NOW)), Handle::current()).unwrap()
 }
 
 fn store() -> Store {
@@ -33,23 +33,23 @@ const NOW: i64 = 1_795_256_444_549;
 
 async fn create(store: &Store, task: &str) {
     let task = task.to_owned();
-    store.execute(move |room| create_in(room, &task)).await.unwrap();
+    store.execute(move |tx| create_in(tx, &task)).await.unwrap();
 }
 
-fn create_in(room: &mut Tx<'_>, task: &str) -> Result<(), StoreError> {
+fn create_in(tx: &mut Tx<'_>, task: &str) -> Result<(), StoreError> {
     let body = json!({
         "taskQueueId": "p/w", "created": "2026-11-21T10:20:44.549Z", "deadline": "2026-11-21T11:20:44.549Z",
         "payload": {}, "metadata": {"name": "n", "description": "d", "owner": "o", "source": "s"},
     });
     let made = task_definition::parse_create_task(task, body.to_string().as_bytes(), "")?.complete(UnixMillis(NOW))?;
-    room.create_task(made).map(drop)
+    tx.create_task(made).map(drop)
 }
 
-fn keeper(clock: &QueueClock) -> Writer {
+fn writer(clock: &QueueClock) -> Writer {
     let (jobs, _) = mpsc::channel(1);
     Writer::new(
         open(None).unwrap(),
-        knobs(clock.clone()),
+        config(clock.clone()),
         jobs.downgrade(),
         watch::channel(0).0,
         watch::channel(StoreStatus::Running).0,
@@ -67,11 +67,11 @@ fn job<T: Send + 'static>(
 
 /// A batch of one job, on the test's own thread.
 fn run<T: Send + 'static>(
-    keeper: &mut Writer,
+    writer: &mut Writer,
     work: impl Send + 'static + FnOnce(&mut Tx<'_>) -> Result<T, StoreError>,
 ) -> Result<T, QueueError> {
     let (work, mut answer) = job(work);
-    keeper.run_batch(vec![work]).unwrap();
+    writer.run_batch(vec![work]).unwrap();
     answer.try_recv().unwrap()
 }
 
@@ -88,7 +88,7 @@ async fn found(store: &Store) -> UndeliveredClaims {
 }
 
 async fn pending(store: &Store) -> usize {
-    store.execute(|room| Ok(room.count_pending("p/w"))).await.unwrap()
+    store.execute(|tx| Ok(tx.count_pending("p/w"))).await.unwrap()
 }
 
 #[tokio::test]
@@ -121,8 +121,8 @@ async fn claims_for_a_waiter_who_has_left_go_to_the_next() {
 #[tokio::test]
 async fn a_job_that_fails_undoes_what_it_did_and_costs_nobody_else() {
     let store = store();
-    let fails = store.execute(|room| {
-        room.quarantine("p/w", &worker(), room.now.plus(Duration::from_secs(60)))?;
+    let fails = store.execute(|tx| {
+        tx.quarantine("p/w", &worker(), tx.now.plus(Duration::from_secs(60)))?;
         Err::<(), _>(QueueError::conflict("no").into())
     });
     let works = create(&store, "XJOIQcqPRgykTZR_00-b1w");
@@ -134,8 +134,8 @@ async fn a_job_that_fails_undoes_what_it_did_and_costs_nobody_else() {
 #[tokio::test]
 async fn a_statement_that_the_file_refuses_is_an_incident_of_one_call() {
     let store = store();
-    let broken = store.execute(|room| {
-        room.conn.execute("INSERT INTO tasks (task_id) VALUES ('half a row')", [])?;
+    let broken = store.execute(|tx| {
+        tx.conn.execute("INSERT INTO tasks (task_id) VALUES ('half a row')", [])?;
         Ok(())
     });
     let works = create(&store, "XJOIQcqPRgykTZR_00-b1w");
@@ -149,19 +149,19 @@ async fn a_commit_that_fails_refuses_its_calls_and_leaves_memory_as_the_file_is(
     let store = store();
     create(&store, "XJOIQcqPRgykTZR_00-b1w").await;
     // A deferred constraint is found broken by the commit alone.
-    let poison = |room: &mut Tx<'_>| {
-        room.conn.execute_batch(
+    let poison = |tx: &mut Tx<'_>| {
+        tx.conn.execute_batch(
             "PRAGMA defer_foreign_keys = 1;
              CREATE TABLE a (id INTEGER PRIMARY KEY);
              CREATE TABLE b (a INTEGER REFERENCES a (id) DEFERRABLE INITIALLY DEFERRED);
              INSERT INTO b VALUES (7);",
         )?;
-        let queue = room.claim_work("p/w", &worker(), 1)?;
+        let queue = tx.claim_work("p/w", &worker(), 1)?;
         assert_eq!(queue.len(), 1);
         Ok(())
     };
     let enforced =
-        store.execute(|room| Ok(room.conn.pragma_query_value(None, "foreign_keys", |row| row.get::<_, bool>(0))?));
+        store.execute(|tx| Ok(tx.conn.pragma_query_value(None, "foreign_keys", |row| row.get::<_, bool>(0))?));
     assert!(enforced.await.unwrap(), "the constraint below would not be looked at");
     let refused = store.execute(poison).await;
     assert!(refused.unwrap_err().message.contains("incidentId"));
@@ -172,7 +172,7 @@ async fn a_commit_that_fails_refuses_its_calls_and_leaves_memory_as_the_file_is(
 #[tokio::test]
 async fn a_panic_of_the_thread_is_seen_from_outside() {
     let RunningStore { store, mut status } = started();
-    let refused = store.execute(|_| -> Result<(), StoreError> { panic!("a fault of ours, for this test") }).await;
+    let refused = store.execute(|_| -> Result<(), StoreError> { panic!("a error of ours, for this test") }).await;
     assert!(refused.unwrap_err().message.contains("incidentId"));
     assert!(
         status.wait_for(|status| *status != StoreStatus::Running).await.is_err(),
@@ -182,14 +182,14 @@ async fn a_panic_of_the_thread_is_seen_from_outside() {
 
 #[test]
 fn an_error_that_leaves_the_file_in_doubt_ends_the_thread_and_refuses_its_whole_batch() {
-    let mut keeper = keeper(&QueueClock::manual(NOW));
+    let mut writer = writer(&QueueClock::manual(NOW));
     let corrupt = || rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT), None);
-    let (works, mut answer) = job(|room| create_in(room, "XJOIQcqPRgykTZR_00-b1w"));
+    let (works, mut answer) = job(|tx| create_in(tx, "XJOIQcqPRgykTZR_00-b1w"));
     let (fails, mut refusal) = job(move |_| Err::<(), _>(corrupt().into()));
-    assert_eq!(keeper.run_batch(vec![works, fails]).unwrap_err(), corrupt());
+    assert_eq!(writer.run_batch(vec![works, fails]).unwrap_err(), corrupt());
     assert!(refusal.try_recv().unwrap().is_err());
     assert!(answer.try_recv().unwrap().is_err(), "it was not committed");
-    assert_eq!(run(&mut keeper, |room| Ok(room.count_pending("p/w"))).unwrap(), 0);
+    assert_eq!(run(&mut writer, |tx| Ok(tx.count_pending("p/w"))).unwrap(), 0);
 }
 
 #[tokio::test]
@@ -197,14 +197,14 @@ async fn a_full_disk_refuses_what_writes_and_passes() {
     let store = store();
     create(&store, "XJOIQcqPRgykTZR_00-b1w").await;
     let limit = |pages: &'static str| {
-        store.execute(move |room| Ok(room.conn.execute_batch(&format!("PRAGMA max_page_count = {pages}"))?))
+        store.execute(move |tx| Ok(tx.conn.execute_batch(&format!("PRAGMA max_page_count = {pages}"))?))
     };
     limit("1").await.unwrap();
     // The quarantines' table is empty: long names make it grow beyond its first page.
     let long = "x".repeat(9_000);
     let group = long.clone();
-    let write = move |room: &mut Tx<'_>| {
-        room.quarantine("p/w", &WorkerIdentity { group: group.clone(), id: "w".to_owned() }, room.now)
+    let write = move |tx: &mut Tx<'_>| {
+        tx.quarantine("p/w", &WorkerIdentity { group: group.clone(), id: "w".to_owned() }, tx.now)
     };
     assert!(store.execute(write.clone()).await.unwrap_err().message.contains("incidentId"));
     assert_eq!(pending(&store).await, 1);
@@ -216,37 +216,37 @@ async fn a_full_disk_refuses_what_writes_and_passes() {
 #[tokio::test]
 async fn what_is_due_and_fails_is_left_alone_for_longer_each_time_and_done_once_it_can_be() {
     let clock = QueueClock::manual(NOW);
-    let mut keeper = keeper(&clock);
-    let made = |room: &mut Tx<'_>| {
-        room.conn.execute_batch("CREATE TRIGGER no BEFORE UPDATE ON tasks BEGIN SELECT RAISE(FAIL, 'no'); END")?;
-        create_in(room, "XJOIQcqPRgykTZR_00-b1w")
+    let mut writer = writer(&clock);
+    let made = |tx: &mut Tx<'_>| {
+        tx.conn.execute_batch("CREATE TRIGGER no BEFORE UPDATE ON tasks BEGIN SELECT RAISE(FAIL, 'no'); END")?;
+        create_in(tx, "XJOIQcqPRgykTZR_00-b1w")
     };
-    run(&mut keeper, made).unwrap();
+    run(&mut writer, made).unwrap();
     clock.advance(Duration::from_secs(3_700));
     let mut rests = Vec::new();
     for _ in 0..20 {
-        run(&mut keeper, |_| Ok(())).unwrap();
-        rests.push(keeper.sleep_duration());
+        run(&mut writer, |_| Ok(())).unwrap();
+        rests.push(writer.sleep_duration());
     }
     assert!(rests.is_sorted(), "{rests:?}");
     assert_eq!((rests[0], rests[19]), (QUEUE_RETRY_DELAY_MIN, QUEUE_RETRY_DELAY_MAX));
-    run(&mut keeper, |room| Ok(room.conn.execute_batch("DROP TRIGGER no")?)).unwrap();
-    assert!(keeper.sleep_duration() > QUEUE_RETRY_DELAY_MIN);
-    let open = run(&mut keeper, |room| Ok(room.count_pending("p/w"))).unwrap();
+    run(&mut writer, |tx| Ok(tx.conn.execute_batch("DROP TRIGGER no")?)).unwrap();
+    assert!(writer.sleep_duration() > QUEUE_RETRY_DELAY_MIN);
+    let open = run(&mut writer, |tx| Ok(tx.count_pending("p/w"))).unwrap();
     assert_eq!(open, 0, "the task is past its deadline");
 }
 
 #[tokio::test]
 async fn a_clock_that_was_set_back_does_not_keep_what_has_expired() {
     let (clock, day) = (QueueClock::manual(NOW), Duration::from_secs(24 * 3600));
-    let mut keeper = keeper(&clock);
+    let mut writer = writer(&clock);
     let task = "XJOIQcqPRgykTZR_00-b1w";
     clock.advance(3_650 * day);
-    run(&mut keeper, |_| Ok(())).unwrap();
+    run(&mut writer, |_| Ok(())).unwrap();
     clock.set_back(3_285 * day);
-    run(&mut keeper, move |room| create_in(room, task)).unwrap();
+    run(&mut writer, move |tx| create_in(tx, task)).unwrap();
     // A task expires a year after its deadline.
     clock.advance(2 * day);
-    run(&mut keeper, |_| Ok(())).unwrap();
-    assert!(run(&mut keeper, move |room| room.find_task(task)).unwrap().is_none());
+    run(&mut writer, |_| Ok(())).unwrap();
+    assert!(run(&mut writer, move |tx| tx.find_task(task)).unwrap().is_none());
 }

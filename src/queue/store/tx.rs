@@ -1,6 +1,6 @@
-//! What a job sees of the store: the tables, the index, and the moves it has made so far.
+//! One job's view of the store: the tables, the index, and the moves of the job.
 //!
-//! A job runs alone, inside a savepoint. Its moves reach the index once all its statements have succeeded.
+//! A job runs in a savepoint. Its moves are applied to the index once all its statements have succeeded.
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
@@ -15,7 +15,7 @@ use super::recent_workers::RecentWorkers;
 use super::{StoreConfig, StoreError};
 use crate::limits::{QUEUE_CLAIM_SCAN_MAX, QUEUE_REPLY_BYTES_MAX, QUEUE_SWEEP_MAX};
 
-/// A task with its row's number, and where it stood when it was read.
+/// A task with its row id and its position in the index when it was read.
 #[derive(Debug)]
 pub(crate) struct TaskRow {
     pub(crate) id: i64,
@@ -23,7 +23,6 @@ pub(crate) struct TaskRow {
     position: Position,
 }
 
-/// A run that a worker has just been given.
 #[derive(Debug)]
 pub(crate) struct ClaimedRun {
     pub(crate) task: TaskRecord,
@@ -33,30 +32,26 @@ pub(crate) struct ClaimedRun {
     pub(crate) scopes: Vec<String>,
 }
 
-/// An entry of a listing of tasks.
 #[derive(Debug)]
 pub(crate) struct ListedTask {
     pub(crate) task: TaskRecord,
     pub(crate) definition: String,
 }
 
-/// A page of a listing.
 #[derive(Debug)]
 pub(crate) struct ListPage<T> {
     pub(crate) items: Vec<T>,
-    /// Where the next page starts; `None` where there is none.
+    /// Start of the next page, if there is one.
     pub(crate) next: Option<String>,
 }
 
-/// As many of a listing's tasks as fit into an answer.
 struct PartialPage {
     items: Vec<ListedTask>,
-    /// How many of the rows have been looked at, and the last of them.
+    /// Number of rows read, and the last of them.
     seen: usize,
     last: Option<i64>,
 }
 
-/// The store, as one job sees it.
 pub(crate) struct Tx<'a> {
     pub(super) conn: &'a Connection,
     pub(super) index: &'a mut Index,
@@ -64,15 +59,14 @@ pub(crate) struct Tx<'a> {
     pub(crate) config: &'a StoreConfig,
     pub(crate) now: UnixMillis,
     pub(super) moves: Vec<Move>,
-    /// Queues in which something has become pending.
+    /// Task queues in which a run became pending.
     pub(super) queues_with_work: Vec<String>,
-    /// Files that nothing refers to any more once this is committed.
+    /// Artifact files to remove after the commit.
     pub(super) files_to_remove: Vec<String>,
 }
 
 type StoreResult<T> = Result<T, StoreError>;
 
-/// What of its dependencies a task waits for. The rest of its definition is not read.
 #[derive(serde::Deserialize)]
 struct RequiresField<'a> {
     #[serde(borrow)]
@@ -80,13 +74,11 @@ struct RequiresField<'a> {
 }
 
 impl Tx<'_> {
-    /// A task by its name.
     pub(crate) fn find_task(&self, task_id: &str) -> StoreResult<Option<TaskRow>> {
         let mut found = self.conn.prepare_cached(&select_tasks("WHERE task_id = ?1"))?;
         Ok(found.query_row([task_id], read_task).optional()?)
     }
 
-    /// A task by its name, or the usual refusal.
     pub(crate) fn require_task(&self, task_id: &str) -> StoreResult<TaskRow> {
         self.find_task(task_id)?.ok_or_else(|| QueueError::task_not_found(task_id).into())
     }
@@ -96,9 +88,9 @@ impl Tx<'_> {
         Ok(found.query_row([id], read_task).optional()?)
     }
 
-    /// Writes a changed task back, and does what follows from the change.
-    pub(crate) fn save(&mut self, kept: TaskRow) -> StoreResult<TaskRecord> {
-        let TaskRow { id, task, position: from } = kept;
+    /// Writes a task back, updates the index and schedules its dependents.
+    pub(crate) fn save(&mut self, row: TaskRow) -> StoreResult<TaskRecord> {
+        let TaskRow { id, task, position: from } = row;
         self.conn
             .prepare_cached("UPDATE tasks SET retries_left = ?2, runs = ?3, open = ?4 WHERE id = ?1")?
             .execute(params![id, task.retries_left, runs_json(&task)?, task.is_open()])?;
@@ -121,21 +113,21 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Stores a new task. The same definition again finds the task as it is.
-    pub(crate) fn create_task(&mut self, made: NewTask) -> StoreResult<TaskRecord> {
-        if let Some(kept) = self.find_task(&made.task.task_id)? {
-            if !is_same_json(&made.json, &self.definition(kept.id)?) {
+    /// Creating a task with the same definition again returns the existing task.
+    pub(crate) fn create_task(&mut self, new_task: NewTask) -> StoreResult<TaskRecord> {
+        if let Some(row) = self.find_task(&new_task.task.task_id)? {
+            if !is_same_json(&new_task.json, &self.definition(row.id)?) {
                 return Err(QueueError::conflict(format!(
                     "taskId `{}` already used by another task.\n\
                      This could be the result of faulty idempotency!",
-                    made.task.task_id
+                    new_task.task.task_id
                 ))
                 .into());
             }
-            return Ok(kept.task);
+            return Ok(row.task);
         }
-        let mut task = made.task;
-        let waits = self.has_unmet_dependencies(&made.dependencies, &made.json, &task.task_id)?;
+        let mut task = new_task.task;
+        let waits = self.has_unmet_dependencies(&new_task.dependencies, &new_task.json, &task.task_id)?;
         if !waits {
             task.schedule(self.now);
         }
@@ -159,12 +151,12 @@ impl Tx<'_> {
                 true,
             ])?;
         let id = self.conn.last_insert_rowid();
-        let scopes = serde_json::to_string(&made.scopes).map_err(StoreError::json)?;
+        let scopes = serde_json::to_string(&new_task.scopes).map_err(StoreError::json)?;
         self.conn
             .prepare_cached("INSERT INTO definitions (id, scopes, json) VALUES (?1, ?2, ?3)")?
-            .execute(params![id, scopes, made.json])?;
+            .execute(params![id, scopes, new_task.json])?;
         if waits {
-            for needs in &made.dependencies {
+            for needs in &new_task.dependencies {
                 self.conn
                     .prepare_cached("INSERT OR IGNORE INTO dependencies (needs, id) VALUES (?1, ?2)")?
                     .execute(params![needs, id])?;
@@ -174,9 +166,9 @@ impl Tx<'_> {
         Ok(task)
     }
 
-    /// Whether a task has to wait for others. Each of them must exist.
+    /// Fails if a dependency does not exist.
     fn has_unmet_dependencies(&self, needed: &[String], definition: &str, own: &str) -> StoreResult<bool> {
-        let any_end = serde_json::from_str::<RequiresField<'_>>(definition)
+        let any_outcome = serde_json::from_str::<RequiresField<'_>>(definition)
             .is_ok_and(|needs| needs.requires == Some("all-resolved"));
         let mut waits = false;
         for needs in needed {
@@ -184,17 +176,16 @@ impl Tx<'_> {
                 waits = true;
                 continue;
             }
-            let Some(kept) = self.find_task(needs)? else {
+            let Some(row) = self.find_task(needs)? else {
                 return Err(
                     QueueError::input(format!("`task.dependencies` references non-existing tasks: {needs}")).into()
                 );
             };
-            waits |= !is_met(&kept.task, any_end);
+            waits |= !is_met(&row.task, any_outcome);
         }
         Ok(waits)
     }
 
-    /// Schedules what waited for a task that is now resolved.
     fn schedule_dependents(&mut self, task: &TaskRecord) -> StoreResult<()> {
         let waiting: Vec<i64> = self
             .conn
@@ -202,61 +193,58 @@ impl Tx<'_> {
             .query_map([&task.task_id], |row| row.get(0))?
             .collect::<Result<_, _>>()?;
         for id in waiting {
-            let Some(mut kept) = self.task_by_id(id)?.filter(|kept| kept.task.runs.is_empty()) else {
+            let Some(mut row) = self.task_by_id(id)?.filter(|row| row.task.runs.is_empty()) else {
                 continue;
             };
             let definition = self.definition(id)?;
             let needed: DependenciesField = serde_json::from_str(&definition).map_err(StoreError::json)?;
-            if !self.has_unmet_dependencies(&needed.dependencies, &definition, &kept.task.task_id)? {
+            if !self.has_unmet_dependencies(&needed.dependencies, &definition, &row.task.task_id)? {
                 self.conn.prepare_cached("DELETE FROM dependencies WHERE id = ?1")?.execute([id])?;
-                kept.task.schedule(self.now);
-                self.save(kept)?;
+                row.task.schedule(self.now);
+                self.save(row)?;
             }
         }
         Ok(())
     }
 
-    /// The definition of a task, as JSON text.
     pub(crate) fn definition(&self, id: i64) -> StoreResult<String> {
         let mut found = self.conn.prepare_cached("SELECT json FROM definitions WHERE id = ?1")?;
         Ok(found.query_row([id], |row| row.get(0))?)
     }
 
-    /// The scopes that a task's own definition grants it.
     pub(crate) fn scopes(&self, id: i64) -> StoreResult<Vec<String>> {
         let mut found = self.conn.prepare_cached("SELECT scopes FROM definitions WHERE id = ?1")?;
         let text: String = found.query_row([id], |row| row.get(0))?;
         serde_json::from_str(&text).map_err(StoreError::json)
     }
 
-    /// Claims one run, as `claimTask` does.
     pub(crate) fn claim(
         &mut self,
-        mut kept: TaskRow,
+        mut row: TaskRow,
         run: u32,
         worker: &WorkerIdentity,
     ) -> StoreResult<Result<ClaimedRun, RunError>> {
         let (now, length) = (self.now, self.config.claim_timeout);
-        match kept.task.claim(run, worker, ClaimMethod::ClaimTask, now, length) {
-            Err(no) => Ok(Err(no)),
-            Ok(did) => {
-                let definition = self.definition(kept.id)?;
-                self.finish_claim(kept, run, did, definition).map(Ok)
+        match row.task.claim(run, worker, ClaimMethod::ClaimTask, now, length) {
+            Err(error) => Ok(Err(error)),
+            Ok(transition) => {
+                let definition = self.definition(row.id)?;
+                self.finish_claim(row, run, transition, definition).map(Ok)
             }
         }
     }
 
     fn finish_claim(
         &mut self,
-        kept: TaskRow,
+        row: TaskRow,
         run: u32,
-        did: Transition,
+        transition: Transition,
         definition: String,
     ) -> StoreResult<ClaimedRun> {
-        let scopes = self.scopes(kept.id)?;
-        let task = match did {
-            Transition::Unchanged => kept.task,
-            Transition::Changed => self.save(kept)?,
+        let scopes = self.scopes(row.id)?;
+        let task = match transition {
+            Transition::Unchanged => row.task,
+            Transition::Changed => self.save(row)?,
         };
         let record = task.runs.get(run as usize);
         if let Some(worker) = record.and_then(|record| record.worker.as_ref()) {
@@ -266,68 +254,66 @@ impl Tx<'_> {
         Ok(ClaimedRun { run, taken_until, definition, scopes, task })
     }
 
-    /// Claims what is pending in a queue, the most urgent and then the oldest first, as `claimWork` does.
+    /// `claimWork`: claims the most urgent and then the oldest pending runs.
     pub(crate) fn claim_work(
         &mut self,
         queue: &str,
         worker: &WorkerIdentity,
-        most: usize,
+        limit: usize,
     ) -> StoreResult<Vec<ClaimedRun>> {
         let next: Vec<i64> =
-            self.index.pending(queue).take(most + QUEUE_CLAIM_SCAN_MAX).map(|place| place.id).collect();
+            self.index.pending(queue).take(limit + QUEUE_CLAIM_SCAN_MAX).map(|entry| entry.id).collect();
         let (now, length) = (self.now, self.config.claim_timeout);
         let messages = self.has_messages(queue)?;
-        let (mut given, mut bytes) = (Vec::new(), 0_usize);
+        let (mut claimed, mut bytes) = (Vec::new(), 0_usize);
         for id in next {
-            if given.len() >= most {
+            if claimed.len() >= limit {
                 break;
             }
-            let Some(mut kept) = self.task_by_id(id)? else { continue };
-            let Some((run, _)) = kept.task.pending_run() else { continue };
-            // Past its deadline: the resolver has yet to come by.
-            let Ok(did) = kept.task.claim(run, worker, ClaimMethod::ClaimWork, now, length) else {
+            let Some(mut row) = self.task_by_id(id)? else { continue };
+            let Some((run, _)) = row.task.pending_run() else { continue };
+            // Past its deadline but not resolved yet.
+            let Ok(transition) = row.task.claim(run, worker, ClaimMethod::ClaimWork, now, length) else {
                 continue;
             };
             let definition = self.definition(id)?;
             bytes = bytes.saturating_add(definition.len());
-            if bytes > QUEUE_REPLY_BYTES_MAX && !given.is_empty() {
-                // The rest is for the next call, whose answer can be read.
+            if bytes > QUEUE_REPLY_BYTES_MAX && !claimed.is_empty() {
+                // The worker limits the size of a response; the next call gets the rest.
                 break;
             }
-            let made = self.finish_claim(kept, run, did, definition)?;
+            let claim = self.finish_claim(row, run, transition, definition)?;
             if messages {
-                self.drop_message(&made.task.task_id, made.run)?;
+                self.drop_message(&claim.task.task_id, claim.run)?;
             }
-            given.push(made);
+            claimed.push(claim);
         }
-        Ok(given)
+        Ok(claimed)
     }
 
-    /// Takes back claims whose answer nobody received.
     pub(super) fn revert_claim(&mut self, task_id: &str, run: u32) -> StoreResult<()> {
-        if let Some(mut kept) = self.find_task(task_id)?
-            && kept.task.revert_claim(run) == Transition::Changed
+        if let Some(mut row) = self.find_task(task_id)?
+            && row.task.revert_claim(run) == Transition::Changed
         {
-            self.save(kept)?;
+            self.save(row)?;
         }
         Ok(())
     }
 
-    /// Ends claims and tasks whose time is over, `late` after it was.
     pub(super) fn expire_due(&mut self) -> StoreResult<()> {
         let (claims, deadlines) = (self.claims_due(), self.deadlines_due());
         for id in deadlines {
-            if let Some(mut kept) = self.task_by_id(id)?
-                && kept.task.expire_deadline(self.now) == Transition::Changed
+            if let Some(mut row) = self.task_by_id(id)?
+                && row.task.expire_deadline(self.now) == Transition::Changed
             {
-                self.save(kept)?;
+                self.save(row)?;
             }
         }
         for id in claims {
-            if let Some(mut kept) = self.task_by_id(id)?
-                && kept.task.expire_claim(self.now) == Transition::Changed
+            if let Some(mut row) = self.task_by_id(id)?
+                && row.task.expire_claim(self.now) == Transition::Changed
             {
-                self.save(kept)?;
+                self.save(row)?;
             }
         }
         Ok(())
@@ -341,53 +327,51 @@ impl Tx<'_> {
         self.index.deadlines_due(self.now.minus(self.config.deadline_delay), QUEUE_SWEEP_MAX)
     }
 
-    /// How many runs wait in a queue.
     pub(crate) fn count_pending(&self, queue: &str) -> usize {
         self.index.pending_count(queue)
     }
 
-    /// The pending tasks of a queue, the next one first.
-    pub(crate) fn list_pending(&self, queue: &str, after: usize, most: usize) -> StoreResult<ListPage<ListedTask>> {
-        let ids: Vec<i64> = self.index.pending(queue).skip(after).take(most + 1).map(|place| place.id).collect();
-        let PartialPage { items, seen, .. } = self.partial_page(&ids, most)?;
+    /// Next to be claimed first.
+    pub(crate) fn list_pending(&self, queue: &str, after: usize, limit: usize) -> StoreResult<ListPage<ListedTask>> {
+        let ids: Vec<i64> = self.index.pending(queue).skip(after).take(limit + 1).map(|entry| entry.id).collect();
+        let PartialPage { items, seen, .. } = self.partial_page(&ids, limit)?;
         Ok(ListPage { items, next: (seen < ids.len()).then(|| (after + seen).to_string()) })
     }
 
-    /// The tasks of a queue that a worker holds a claim on, the oldest first, from the row after `after`.
-    pub(crate) fn list_claimed(&self, queue: &str, after: i64, most: usize) -> StoreResult<ListPage<ListedTask>> {
-        let ids: Vec<i64> = self.index.claimed(queue, after).take(most + 1).collect();
-        self.page(&ids, most)
+    /// Oldest first, starting after row `after`.
+    pub(crate) fn list_claimed(&self, queue: &str, after: i64, limit: usize) -> StoreResult<ListPage<ListedTask>> {
+        let ids: Vec<i64> = self.index.claimed(queue, after).take(limit + 1).collect();
+        self.page(&ids, limit)
     }
 
-    /// Every task, the newest first, below row `before`.
-    pub(crate) fn list_all(&self, before: i64, most: usize) -> StoreResult<ListPage<ListedTask>> {
+    /// Newest first, starting below row `before`.
+    pub(crate) fn list_all(&self, before: i64, limit: usize) -> StoreResult<ListPage<ListedTask>> {
         let ids: Vec<i64> = self
             .conn
             .prepare_cached("SELECT id FROM tasks WHERE id < ?1 ORDER BY id DESC LIMIT ?2")?
-            .query_map(params![before, i64::try_from(most + 1).unwrap_or(i64::MAX)], |row| row.get(0))?
+            .query_map(params![before, i64::try_from(limit + 1).unwrap_or(i64::MAX)], |row| row.get(0))?
             .collect::<Result<_, _>>()?;
-        self.page(&ids, most)
+        self.page(&ids, limit)
     }
 
-    /// A page whose next one starts after the row of its last entry.
-    fn page(&self, ids: &[i64], most: usize) -> StoreResult<ListPage<ListedTask>> {
-        let PartialPage { items, seen, last } = self.partial_page(ids, most)?;
+    fn page(&self, ids: &[i64], limit: usize) -> StoreResult<ListPage<ListedTask>> {
+        let PartialPage { items, seen, last } = self.partial_page(ids, limit)?;
         Ok(ListPage { items, next: last.filter(|_| seen < ids.len()).map(|id| id.to_string()) })
     }
 
-    /// The first of these tasks: so many, and so many bytes of them, but one in any case.
-    fn partial_page(&self, ids: &[i64], most: usize) -> StoreResult<PartialPage> {
+    /// At most `limit` tasks and `QUEUE_REPLY_BYTES_MAX` bytes, but at least one task.
+    fn partial_page(&self, ids: &[i64], limit: usize) -> StoreResult<PartialPage> {
         let mut part = PartialPage { items: Vec::new(), seen: 0, last: None };
         let mut bytes = 0_usize;
-        for id in ids.iter().take(most) {
-            let kept = self.task_by_id(*id)?;
-            if let Some(kept) = kept {
+        for id in ids.iter().take(limit) {
+            let row = self.task_by_id(*id)?;
+            if let Some(row) = row {
                 let definition = self.definition(*id)?;
                 bytes = bytes.saturating_add(definition.len());
                 if bytes > QUEUE_REPLY_BYTES_MAX && !part.items.is_empty() {
                     break;
                 }
-                part.items.push(ListedTask { definition, task: kept.task });
+                part.items.push(ListedTask { definition, task: row.task });
             }
             part.seen += 1;
             part.last = Some(*id);
@@ -395,7 +379,6 @@ impl Tx<'_> {
         Ok(part)
     }
 
-    /// Until when a worker is barred from claiming, where it is.
     pub(crate) fn quarantined(&self, queue: &str, worker: &WorkerIdentity) -> StoreResult<Option<UnixMillis>> {
         let mut found = self.conn.prepare_cached(
             "SELECT until FROM quarantines WHERE queue = ?1 AND worker_group = ?2 AND worker_id = ?3",
@@ -408,7 +391,7 @@ impl Tx<'_> {
         Ok(self.quarantined(queue, worker)?.is_some_and(|until| until > self.now))
     }
 
-    /// Bars a worker from claiming until then; a time in the past lifts it.
+    /// A time in the past lifts the quarantine.
     pub(crate) fn quarantine(&mut self, queue: &str, worker: &WorkerIdentity, until: UnixMillis) -> StoreResult<()> {
         self.conn.prepare_cached("INSERT OR REPLACE INTO quarantines VALUES (?1, ?2, ?3, ?4)")?.execute(params![
             queue,
@@ -420,7 +403,6 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Forgets tasks past their `expires`, with all that belongs to them.
     pub(super) fn remove_expired(&mut self) -> StoreResult<()> {
         let gone: Vec<(i64, String)> = self
             .conn
@@ -428,8 +410,8 @@ impl Tx<'_> {
             .query_map(params![self.now.0, sweep_max()], |row| Ok((row.get(0)?, row.get(1)?)))?
             .collect::<Result<_, _>>()?;
         for (id, task_id) in gone {
-            if let Some(kept) = self.task_by_id(id)? {
-                self.moves.push(Move { from: kept.position, to: Position::default() });
+            if let Some(row) = self.task_by_id(id)? {
+                self.moves.push(Move { from: row.position, to: Position::default() });
             }
             for table in ["tasks", "definitions", "dependencies"] {
                 self.conn.prepare_cached(&format!("DELETE FROM {table} WHERE id = ?1"))?.execute([id])?;
@@ -446,7 +428,6 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// How long a message about a task is kept.
     pub(super) fn message_expiry(&self, task: &TaskRecord) -> UnixMillis {
         task.deadline.min(self.now.plus(MESSAGE_TTL_MAX))
     }
@@ -461,10 +442,10 @@ struct DependenciesField {
     dependencies: Vec<String>,
 }
 
-fn is_met(task: &TaskRecord, any_end: bool) -> bool {
+fn is_met(task: &TaskRecord, any_outcome: bool) -> bool {
     task.last_run().is_some_and(|(_, run)| match run.state {
         RunState::Completed => true,
-        RunState::Failed | RunState::Exception => any_end,
+        RunState::Failed | RunState::Exception => any_outcome,
         RunState::Pending | RunState::Running => false,
     })
 }

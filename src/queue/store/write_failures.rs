@@ -1,4 +1,4 @@
-//! How the file does: which of its errors end the queue, when one is news, and how long to rest from what fails. Pure.
+//! Counts database write failures, for logging and backoff. Pure.
 
 use std::time::Duration;
 
@@ -6,38 +6,35 @@ use rusqlite::ErrorCode;
 
 use crate::limits::{QUEUE_RETRY_DELAY_MAX, QUEUE_RETRY_DELAY_MIN};
 
-/// What has gone wrong with the file since it last took a change.
 #[derive(Debug, Default)]
 pub(super) struct WriteFailures {
     failures: u32,
 }
 
 impl WriteFailures {
-    /// Notes a failure. Answers whether it is the first since the file last took a change.
+    /// Returns whether this is the first failure since the last successful write.
     pub(super) const fn record_failure(&mut self) -> bool {
         self.failures = self.failures.saturating_add(1);
         self.failures == 1
     }
 
-    /// Notes that the file has taken a change. Answers whether that is news.
+    /// Returns whether there were failures before.
     pub(super) fn record_success(&mut self) -> bool {
         std::mem::take(&mut self.failures) > 0
     }
 
-    /// How many failures there were in a row.
     pub(super) const fn failures(&self) -> u32 {
         self.failures
     }
 
-    /// How long to leave the file alone, unless somebody calls: twice as long after each failure.
+    /// Doubles with each failure.
     pub(super) fn backoff(&self) -> Duration {
         let doublings = self.failures.saturating_sub(1).min(16);
         QUEUE_RETRY_DELAY_MIN.saturating_mul(1 << doublings).min(QUEUE_RETRY_DELAY_MAX)
     }
 }
 
-/// Whether the file is no longer what was written to it, or cannot be asked. Nothing that follows could be trusted, so
-/// the queue ends; a full disk is not of that kind.
+/// Corruption and I/O errors stop the queue, because no later result can be trusted. A full disk does not.
 pub(super) fn is_fatal(error: &rusqlite::Error) -> bool {
     matches!(
         error.sqlite_error_code(),
