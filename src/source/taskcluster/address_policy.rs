@@ -1,21 +1,20 @@
-//! Where a service may send us: the one place that decides about signed URLs, upload URLs and redirects.
+//! Decides which signed URLs, upload URLs and redirects of a service the worker may follow.
 //!
-//! A queue that somebody has taken over must not turn its workers into a way to what only they can reach: a cloud's metadata
-//! service, this host's own ports, the network behind it. So the host is judged as it is written, and what a name leads to
-//! once more when it is looked up, by the resolver whose answer is what is connected to. The hosts of `root_url` and
-//! `queue_url` and those of `allow_hosts` may be private; metadata and link-local addresses are refused to everybody.
+//! A compromised queue must not make its workers policy what only they can: a cloud's metadata service, this host's
+//! ports, the private network. So a host is checked as written, and its addresses again when it is resolved; the
+//! connection uses the checked addresses. Hosts of `root_url`, `queue_url` and `allow_hosts` may be private;
+//! metadata and link-local addresses are always forbidden.
 //!
-//! The calls of the service itself, at the addresses that the operator wrote down, do not pass here.
+//! Calls to the configured URLs of the service itself are not checked here.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use url::{Host, Url};
 
-/// The hosts that a service may send us to although their addresses are not public.
 #[derive(Debug)]
 pub(super) struct AddressPolicy {
-    /// Those that the configuration names anyway.
+    /// Hosts of the configured URLs.
     configured_hosts: Vec<String>,
     allowed_hosts: Vec<String>,
     tls: TlsRequirement,
@@ -27,7 +26,6 @@ enum TlsRequirement {
     Optional,
 }
 
-/// What kind of address it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AddressRange {
     Public,
@@ -35,11 +33,11 @@ pub(super) enum AddressRange {
     Loopback,
     LinkLocal,
     Metadata,
-    /// Nobody's: unspecified, multicast, documentation, reserved, or a tunnel of old.
+    /// Unspecified, multicast, documentation, reserved, or an obsolete tunnel.
     Unusable,
 }
 
-/// Why a URL is not followed. Nothing of it but its host is told.
+/// Shows nothing of the URL but its host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ForbiddenUrl {
     NoUrl(url::ParseError),
@@ -54,8 +52,8 @@ impl fmt::Display for ForbiddenUrl {
         let (host, range) = match self {
             Self::NoUrl(error) => return write!(out, "is not a URL: {error}"),
             Self::Scheme => return out.write_str("is neither http nor https"),
-            Self::NoTls => return out.write_str("is not https, though root_url is"),
-            Self::Credentials => return out.write_str("holds a user or a password"),
+            Self::NoTls => return out.write_str("is not https, but root_url is"),
+            Self::Credentials => return out.write_str("contains a user or a password"),
             Self::Range { host, range } => (host, range),
         };
         let (kind, remedy) = match range {
@@ -63,34 +61,32 @@ impl fmt::Display for ForbiddenUrl {
             AddressRange::Loopback => ("on this host itself", Some(())),
             AddressRange::LinkLocal => ("link-local", None),
             AddressRange::Metadata => ("a cloud's metadata service", None),
-            AddressRange::Unusable | AddressRange::Public => ("nobody's address", None),
+            AddressRange::Unusable | AddressRange::Public => ("an unusable address", None),
         };
         let host = super::error_response::sanitize(host);
-        write!(out, "leads to {host}, which is {kind} and may not be spoken to")?;
+        write!(out, "leads to {host}, which is {kind} and not allowed")?;
         match remedy {
-            Some(()) => write!(out, "; if that is right, set allow_hosts = [\"{host}\"] for this source"),
+            Some(()) => write!(out, "; to allow it, set allow_hosts = [\"{host}\"] for this source"),
             None => Ok(()),
         }
     }
 }
 
 impl AddressPolicy {
-    /// What the operator configured. An entry of `allow_hosts` is a host, `.example.com` for every host below one, or
-    /// `*` for every host.
+    /// An entry of `allow_hosts` is a host, `.example.com` for every subdomain, or `*` for every host.
     pub(super) fn new(root: &Url, queue: &Url, allow_hosts: &[String]) -> Self {
         let configured_hosts = [root, queue].into_iter().filter_map(Url::host_str).map(normalize_host).collect();
         let tls = if root.scheme() == "https" { TlsRequirement::Required } else { TlsRequirement::Optional };
         Self { configured_hosts, allowed_hosts: allow_hosts.iter().map(|host| normalize_host(host)).collect(), tls }
     }
 
-    /// Reads a URL that a service handed out, and decides about it as far as it can be told without looking up its host.
+    /// Parses a URL and checks it without resolving its host.
     pub(super) fn parse_url(&self, text: &str) -> Result<Url, ForbiddenUrl> {
         let url = Url::parse(text).map_err(ForbiddenUrl::NoUrl)?;
         self.check_url(&url)?;
         Ok(url)
     }
 
-    /// As [`AddressPolicy::parse_url`].
     pub(super) fn check_url(&self, url: &Url) -> Result<(), ForbiddenUrl> {
         match (url.scheme(), self.tls) {
             ("https", _) | ("http", TlsRequirement::Optional) => {}
@@ -109,7 +105,6 @@ impl AddressPolicy {
         }
     }
 
-    /// Decides about an address, found for or written as this host.
     pub(super) fn check_address(&self, host: &str, address: IpAddr) -> Result<(), ForbiddenUrl> {
         self.check_range(host, classify_address(address))
     }
@@ -130,23 +125,21 @@ impl AddressPolicy {
             || self.allowed_hosts.iter().any(|pattern| pattern == "*" || host_matches(&host, pattern))
     }
 
-    /// Whether it is the host of `root_url` or of `queue_url`.
     pub(super) fn is_configured_host(&self, host: &str) -> bool {
         self.configured_hosts.contains(&normalize_host(host))
     }
 }
 
-/// Whether a host is the one that is named, or, where that begins with a dot, below it.
+/// A pattern with a leading dot matches every subdomain.
 pub(super) fn host_matches(host: &str, pattern: &str) -> bool {
     if pattern.starts_with('.') { host.ends_with(pattern) } else { host == pattern }
 }
 
-/// A host as it is compared: small letters, no brackets, no dot at its end.
+/// Lower case, without brackets and trailing dots.
 fn normalize_host(host: &str) -> String {
     host.trim_end_matches('.').trim_matches(['[', ']']).to_ascii_lowercase()
 }
 
-/// What is known of a name before it is looked up.
 fn classify_name(name: &str) -> AddressRange {
     const METADATA: [&str; 5] =
         ["metadata", "metadata.google.internal", "metadata.goog", "instance-data", "instance-data.ec2.internal"];
@@ -159,7 +152,7 @@ fn classify_name(name: &str) -> AddressRange {
     }
 }
 
-/// What kind of address it is, also where it is one of the other family in disguise.
+/// Classifies an address, also if it embeds one of the other family.
 pub(super) fn classify_address(address: IpAddr) -> AddressRange {
     match address.to_canonical() {
         IpAddr::V4(address) => classify_v4(address),
@@ -194,13 +187,13 @@ fn classify_v6(address: Ipv6Addr) -> AddressRange {
     match address.segments() {
         // EC2, Google.
         [0xfd00, 0xec2, ..] | [0xfd20, 0xce, ..] => AddressRange::Metadata,
-        // IPv4-compatible; NAT64, where everybody may have their own; 6to4; ISATAP. All end at an IPv4 address.
+        // IPv4-compatible; NAT64; 6to4; ISATAP. All embed an IPv4 address.
         [0, 0, 0, 0, 0, 0, a, b] | [0x64, 0xff9b, 0, 0, 0, 0, a, b] | [0x2002, a, b, ..] => tail([a, b]),
         [0x64, 0xff9b, 1, ..] => AddressRange::Private,
         [.., 0 | 0x200, 0x5efe, a, b] if tail([a, b]) != AddressRange::Public => tail([a, b]),
         [0xfe80..=0xfebf, ..] => AddressRange::LinkLocal,
         [0xfc00..=0xfdff | 0xfec0..=0xfeff, ..] => AddressRange::Private,
-        // Documentation, Teredo and its kin, benchmarks.
+        // Documentation, Teredo and related, benchmarks.
         [0x2001, 0xdb8 | 0..=0x1ff, ..] | [0x3fff, 0..=0xfff, ..] => AddressRange::Unusable,
         [0x2000..=0x3fff, ..] => AddressRange::Public,
         _ => AddressRange::Unusable,
@@ -211,7 +204,7 @@ fn classify_v6(address: Ipv6Addr) -> AddressRange {
 mod tests {
     use super::*;
 
-    fn reach(root: &str, allow_hosts: &[&str]) -> AddressPolicy {
+    fn policy(root: &str, allow_hosts: &[&str]) -> AddressPolicy {
         let root = Url::parse(root).unwrap();
         let queue = Url::parse("https://queue.example:8443/queue/v1").unwrap();
         AddressPolicy::new(&root, &queue, &allow_hosts.iter().map(|host| (*host).to_owned()).collect::<Vec<_>>())
@@ -323,8 +316,8 @@ mod tests {
         ("https://[2001:db8::1]/", "Unusable"),
     ];
 
-    fn decided(reach: &AddressPolicy, url: &str) -> String {
-        match reach.parse_url(url) {
+    fn decided(policy: &AddressPolicy, url: &str) -> String {
+        match policy.parse_url(url) {
             Ok(_) => "ok".to_owned(),
             Err(ForbiddenUrl::Range { range, .. }) => format!("{range:?}"),
             Err(ForbiddenUrl::NoUrl(_)) => "NoUrl".to_owned(),
@@ -334,24 +327,24 @@ mod tests {
 
     #[test]
     fn no_spelling_of_a_forbidden_address_passes() {
-        let reach = reach("https://tc.example", &[]);
+        let policy = policy("https://tc.example", &[]);
         for (url, expected) in URLS {
-            assert_eq!(decided(&reach, url), expected, "{url}");
+            assert_eq!(decided(&policy, url), expected, "{url}");
         }
     }
 
     #[test]
     fn every_host_may_be_allowed_and_metadata_and_link_local_ones_stay_refused() {
-        let reach = reach("https://tc.example", &["*"]);
+        let policy = policy("https://tc.example", &["*"]);
         for (url, expected) in URLS {
             let expected = if matches!(expected, "Private" | "Loopback") { "ok" } else { expected };
-            assert_eq!(decided(&reach, url), expected, "{url}");
+            assert_eq!(decided(&policy, url), expected, "{url}");
         }
     }
 
     #[test]
     fn own_hosts_and_allowed_ones_may_be_private_and_nobody_else_may() {
-        let reach = reach("http://127.0.0.1:7070", &["minio", ".store.internal", "10.1.2.3", "[fd12::1]"]);
+        let policy = policy("http://127.0.0.1:7070", &["minio", ".store.internal", "10.1.2.3", "[fd12::1]"]);
         let private = IpAddr::from([192, 168, 0, 9]);
         for url in [
             "http://127.0.0.1:9000/",
@@ -360,24 +353,24 @@ mod tests {
             "https://10.1.2.3:9000/",
             "http://[fd12::1]:9000/",
         ] {
-            assert_eq!(decided(&reach, url), "ok", "{url}");
+            assert_eq!(decided(&policy, url), "ok", "{url}");
         }
         for url in ["http://127.0.0.2/", "http://localhost:7070/", "http://10.1.2.4/", "http://[::1]/"] {
-            assert_ne!(decided(&reach, url), "ok", "{url}");
+            assert_ne!(decided(&policy, url), "ok", "{url}");
         }
         for host in ["minio", "MinIO.", "a.store.internal", "queue.example", "127.0.0.1"] {
-            assert_eq!(reach.check_address(host, private), Ok(()), "{host}");
-            assert!(reach.check_address(host, [169, 254, 169, 254].into()).is_err(), "{host}");
+            assert_eq!(policy.check_address(host, private), Ok(()), "{host}");
+            assert!(policy.check_address(host, [169, 254, 169, 254].into()).is_err(), "{host}");
         }
         for host in ["store.internal", "xstore.internal", "minio.evil.example", "tc.example"] {
-            assert!(reach.check_address(host, private).is_err(), "{host}");
+            assert!(policy.check_address(host, private).is_err(), "{host}");
         }
     }
 
     #[test]
     fn a_refusal_names_the_key_to_set_where_one_would_help() {
-        let reach = reach("https://tc.example", &[]);
-        let said = |url: &str| reach.parse_url(url).unwrap_err().to_string();
+        let policy = policy("https://tc.example", &[]);
+        let said = |url: &str| policy.parse_url(url).unwrap_err().to_string();
         let private = said("https://10.9.8.7:9000/bucket?sig=secret");
         assert!(private.contains("allow_hosts = [\"10.9.8.7\"]") && !private.contains("secret"), "{private}");
         let metadata = said("https://169.254.169.254/");

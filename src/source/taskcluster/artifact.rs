@@ -1,8 +1,7 @@
-//! Artifacts: announcing one to the queue, and sending its content where the queue says.
+//! Artifact uploads: creates the artifact in the queue and sends its content where the queue says.
 //!
-//! Each attempt asks for a fresh upload URL. Content is read in pieces from its file by position, so that attempts and
-//! files do not disturb each other and nothing is held in memory. Upload URLs are signed by themselves: a Hawk
-//! header would break them.
+//! Each attempt requests a fresh upload URL. Content is read from its file by position, so that concurrent attempts
+//! do not interfere and nothing large is held in memory. Upload URLs are signed; a Hawk header would break them.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -32,7 +31,7 @@ use crate::limits::{
 };
 use crate::source::{Artifact, ArtifactBody, CallError, Claim};
 
-/// Content to be sent: the first `bytes` of a file.
+/// The first `bytes` of a file.
 #[derive(Clone, Copy)]
 struct FileContent<'a> {
     file: &'a Arc<File>,
@@ -40,7 +39,6 @@ struct FileContent<'a> {
     content_type: &'a str,
 }
 
-/// One artifact on its way: what it is called in logs, and the two things every call about it needs.
 struct Upload<'a> {
     operation: String,
     path: String,
@@ -87,16 +85,15 @@ struct WirePutUrl {
 }
 
 impl Taskcluster {
-    /// Stores an artifact: one announcement, and for a file the calls that send its content.
     pub(super) async fn upload_artifact(&self, claim: &Claim, artifact: &Artifact) -> Result<(), CallError> {
         let run = claim.run();
-        let part = taskcluster_claim(claim)?;
+        let state = taskcluster_claim(claim)?;
         let operation = format!("artifact {} of {run}", sanitize(&artifact.name));
         let name = encode_segment(&artifact.name);
         let upload = Upload {
             path: format!("/task/{}/runs/{}/artifacts/{name}", encode_segment(run.task.as_str()), run.run),
-            expires: expiry_of(artifact, part, &operation)?,
-            credentials: part.credentials.load(),
+            expires: expiry_of(artifact, state, &operation)?,
+            credentials: state.credentials.load(),
             content: file_content(&artifact.body),
             operation,
         };
@@ -121,7 +118,6 @@ impl Taskcluster {
         }
     }
 
-    /// createArtifact.
     async fn create_artifact(
         &self,
         upload: &Upload<'_>,
@@ -152,7 +148,7 @@ impl Taskcluster {
         content_type: &str,
     ) -> Result<(), CallError> {
         match self.dialect {
-            // That queue knows no links: the other artifact's own address serves the same readers.
+            // The Azure dialect has no links; a reference to the other artifact's URL serves the same readers.
             Dialect::Azure => {
                 let url = format!(
                     "{}/task/{}/runs/{}/artifacts/{}",
@@ -228,7 +224,7 @@ impl Taskcluster {
                 self.put_content(upload, content, &put.url, headers).await?
             }
             (_, _) => {
-                let what = format!("{operation}: the object service chose no way of uploading that was proposed");
+                let what = format!("{operation}: the object service accepted none of the proposed upload methods");
                 return Err(retryable(what));
             }
         };
@@ -245,7 +241,6 @@ impl Taskcluster {
         Ok(())
     }
 
-    /// Sends content to an upload URL, and answers with what was sent.
     async fn put_content(
         &self,
         upload: &Upload<'_>,
@@ -262,7 +257,7 @@ impl Taskcluster {
         headers.insert(CONTENT_LENGTH, HeaderValue::from(content.bytes));
         let request = self.api.http().put(url).headers(headers);
         let request = request.timeout(transfer_timeout(content.bytes, self.api.timeouts().call));
-        let (fed, sent) = if content.bytes <= ARTIFACT_WHOLE_BYTES_MAX {
+        let (read, sent) = if content.bytes <= ARTIFACT_WHOLE_BYTES_MAX {
             // Most logs are this small: one read, no pipe.
             match read_all(content).await {
                 Ok(data) => {
@@ -272,17 +267,17 @@ impl Taskcluster {
                 Err(what) => return Err(call_error(Refusal::Rejected, format!("{operation}: {what}"))),
             }
         } else {
-            let (feed, drain) = tokio::io::duplex(ARTIFACT_CHUNK_BYTES);
-            let stream = ReaderStream::with_capacity(drain, ARTIFACT_CHUNK_BYTES);
+            let (writer, reader) = tokio::io::duplex(ARTIFACT_CHUNK_BYTES);
+            let stream = ReaderStream::with_capacity(reader, ARTIFACT_CHUNK_BYTES);
             let both =
-                async { tokio::join!(stream_content(content, feed), request.body(Body::wrap_stream(stream)).send()) };
-            // A storage that answers early and then stops reading would leave the pump waiting for ever.
+                async { tokio::join!(stream_content(content, writer), request.body(Body::wrap_stream(stream)).send()) };
+            // A storage that responds early and stops reading would block the reader forever.
             match tokio::time::timeout(transfer_timeout(content.bytes, self.api.timeouts().call), both).await {
                 Ok(both) => both,
-                Err(_) => return Err(retryable(format!("{operation}: the storage took too long"))),
+                Err(_) => return Err(retryable(format!("{operation}: the upload timed out"))),
             }
         };
-        let response = match (&fed, sent) {
+        let response = match (&read, sent) {
             (Err(SendFailure::File(what)), _) => {
                 let what = format!("{operation}: {what}");
                 return Err(call_error(Refusal::Rejected, what));
@@ -293,23 +288,23 @@ impl Taskcluster {
         if !response.status().is_success() {
             let answered = read_error_response(response).await;
             let status = answered.status;
-            // Storage says 400 and 403 for slow and for late uploads too; a fresh URL may help.
+            // Storage services also return 400 and 403 for slow or late uploads; a fresh URL may help.
             let refusal = match classify_status(status, answered.retry_after) {
-                Refusal::Throttled { retry_after: after } => Refusal::Throttled { retry_after: after },
+                Refusal::Throttled { retry_after } => Refusal::Throttled { retry_after },
                 Refusal::Rejected if matches!(status, 405 | 411 | 413 | 415) => Refusal::Rejected,
                 Refusal::Retry { .. } | Refusal::Gone | Refusal::Rejected | Refusal::Denied | Refusal::Stale => {
                     Refusal::Retry { retry_after: answered.retry_after }
                 }
             };
-            return Err(call_error(refusal, format!("{operation}: the storage answered {status}")));
+            return Err(call_error(refusal, format!("{operation}: storage responded with {status}")));
         }
-        fed.map_err(|_| retryable(format!("{operation}: the storage answered before it had everything")))
+        read.map_err(|_| retryable(format!("{operation}: storage responded before the upload was complete")))
     }
 }
 
-fn expiry_of(artifact: &Artifact, part: &TaskclusterClaim, operation: &str) -> Result<String, CallError> {
-    artifact.expires.as_ref().or(part.task_expires.as_ref()).cloned().ok_or_else(|| {
-        let what = format!("{operation}: neither it nor its task says when it expires");
+fn expiry_of(artifact: &Artifact, state: &TaskclusterClaim, operation: &str) -> Result<String, CallError> {
+    artifact.expires.as_ref().or(state.task_expires.as_ref()).cloned().ok_or_else(|| {
+        let what = format!("{operation}: neither the artifact nor its task has an expiry");
         call_error(Refusal::Rejected, what)
     })
 }
@@ -348,7 +343,7 @@ fn header_map<'a>(
         let name = HeaderName::try_from(name).ok();
         let value = HeaderValue::from_str(value).ok();
         let (Some(name), Some(value)) = (name, value) else {
-            let what = format!("{operation}: a header for the upload cannot be sent; is its content type one?");
+            let what = format!("{operation}: invalid upload header; is the content type valid?");
             return Err(call_error(Refusal::Rejected, what));
         };
         headers.insert(name, value);
@@ -356,7 +351,7 @@ fn header_map<'a>(
     Ok(headers)
 }
 
-/// What was sent, so that the object service can tell whether it arrived whole.
+/// Digests of the sent content, which the object service compares.
 #[derive(Default)]
 struct Hashes {
     sha256: Sha256,
@@ -387,50 +382,48 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Why content did not get as far as the connection.
 enum SendFailure {
-    /// The file is at fault.
     File(String),
-    /// The connection ended first; the request tells why.
+    /// The response has the reason.
     Connection,
 }
 
-/// Reads content piece by piece and hands it to the request, which takes it as fast as the network does.
-async fn stream_content(content: FileContent<'_>, mut feed: DuplexStream) -> Result<Hashes, SendFailure> {
+async fn stream_content(content: FileContent<'_>, mut writer: DuplexStream) -> Result<Hashes, SendFailure> {
     let mut hashes = Hashes::default();
     let mut at = 0;
     while at < content.bytes {
-        let piece = read_chunk(content, at).await.map_err(SendFailure::File)?;
-        hashes.update(&piece);
-        at += piece.len() as u64;
-        feed.write_all(&piece).await.map_err(|_| SendFailure::Connection)?;
+        let chunk = read_chunk(content, at).await.map_err(SendFailure::File)?;
+        hashes.update(&chunk);
+        at += chunk.len() as u64;
+        writer.write_all(&chunk).await.map_err(|_| SendFailure::Connection)?;
     }
-    feed.shutdown().await.map_err(|_| SendFailure::Connection)?;
+    writer.shutdown().await.map_err(|_| SendFailure::Connection)?;
     Ok(hashes)
 }
 
 async fn read_chunk(content: FileContent<'_>, at: u64) -> Result<Vec<u8>, String> {
-    let left = content.bytes - at;
-    let wanted = usize::try_from(left).map_or(ARTIFACT_CHUNK_BYTES, |left| left.min(ARTIFACT_CHUNK_BYTES));
+    let remaining = content.bytes - at;
+    let wanted =
+        usize::try_from(remaining).map_or(ARTIFACT_CHUNK_BYTES, |remaining| remaining.min(ARTIFACT_CHUNK_BYTES));
     let file = Arc::clone(content.file);
     let read = tokio::task::spawn_blocking(move || {
-        let mut piece = vec![0; wanted];
-        let read = file.read_at(&mut piece, at)?;
-        piece.truncate(read);
-        Ok::<_, std::io::Error>(piece)
+        let mut chunk = vec![0; wanted];
+        let read = file.read_at(&mut chunk, at)?;
+        chunk.truncate(read);
+        Ok::<_, std::io::Error>(chunk)
     });
-    let piece = read
+    let chunk = read
         .await
-        .map_err(|_| "reading its file was broken off".to_owned())?
-        .map_err(|error| format!("its file cannot be read: {error}"))?;
-    if piece.is_empty() {
+        .map_err(|_| "reading the file was interrupted".to_owned())?
+        .map_err(|error| format!("cannot read the file: {error}"))?;
+    if chunk.is_empty() {
         let bytes = content.bytes;
-        return Err(format!("its file ends at byte {at}, though {bytes} were to be sent; something shortened it"));
+        return Err(format!("file was truncated at byte {at} of {bytes} during the upload"));
     }
-    Ok(piece)
+    Ok(chunk)
 }
 
-/// The whole content, where it is small enough to travel inside a request.
+/// The content, if it is small enough to be sent within a request.
 async fn read_if_inline(content: FileContent<'_>, operation: &str) -> Result<Option<Vec<u8>>, CallError> {
     if content.bytes >= ARTIFACT_INLINE_BYTES_MAX {
         return Ok(None);

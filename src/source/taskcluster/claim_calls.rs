@@ -1,4 +1,4 @@
-//! The calls around a claim: getting it, extending it, resolving it, and finding one whose reply was lost.
+//! Claim calls: claim, reclaim, report, and recovery of claims whose response was lost.
 
 use std::time::Duration;
 
@@ -22,29 +22,26 @@ use crate::host::clock::Clock;
 use crate::limits::{CLAIMED_PAGE_ENTRIES, LISTING_PAGES_MAX, POLL_MESSAGES_MAX};
 use crate::source::{CallError, Claim, ClaimWindow, Grant, PollBatch, RecoveryBatch, UnreadableMessage};
 
-/// What the adapter keeps of a claim it granted.
 pub(super) struct TaskclusterClaim {
     pub(super) credentials: Swap<Credentials>,
-    /// When the task, and with it everything it leaves behind, may be thrown away.
+    /// Expiry of the task and its artifacts.
     pub(super) task_expires: Option<String>,
 }
 
-/// What goes by this worker's name, and is not held.
 #[derive(Default)]
 struct UnheldClaims {
-    /// Claimed by a poll of ours, for all that is known.
+    /// Claimed by an unanswered poll of this worker, as far as the queue shows.
     claimed_by_lost_poll: Vec<(Run, Option<TaskDefinition>)>,
     foreign_claims: usize,
 }
 
 struct ClaimedPage {
     page: WireClaimedPage,
-    /// When it was, by the service's clock.
+    /// Time of the response, by the service's clock.
     date: Timestamp,
 }
 
 impl Taskcluster {
-    /// claimWork: a long poll that claims by itself.
     pub(super) async fn claim_work(&self, max: u8) -> Result<PollBatch, CallError> {
         let operation = format!("claimWork of {}", self.task_queue);
         let path = format!("/claim-work/{}", encode_segment(&self.task_queue));
@@ -57,15 +54,16 @@ impl Taskcluster {
         let reply = self.api.call(call).await?;
         let date = reply.date_or_now();
         let claims: WireClaims = reply.json()?;
-        // More than was asked for is claimed all the same: dropped here, it would be nobody's until its claim is over.
+        // Surplus claims up to the limit are kept: dropping them would leave their tasks unclaimable until they
+        // expire.
         if claims.tasks.len() > usize::from(POLL_MESSAGES_MAX) {
             let found = claims.tasks.len();
-            return Err(retryable(format!("{operation}: {found} claims came, but only {max} were asked for")));
+            return Err(retryable(format!("{operation}: received {found} claims but windows for {max}")));
         }
         let mut batch = PollBatch::default();
         for entry in claims.tasks {
             let checked = serde_json::from_str::<WireClaim>(entry.get())
-                .map_err(|_| "it is not of the shape of a claim".to_owned())
+                .map_err(|_| "invalid claim".to_owned())
                 .and_then(|claim| claim.check(&self.worker_identity, date));
             match checked {
                 Ok(claim) => batch.grants.push(grant(claim)),
@@ -81,7 +79,6 @@ impl Taskcluster {
         Ok(batch)
     }
 
-    /// claimTask: claims the run that a message is about.
     pub(super) async fn claim_task(&self, run: &Run) -> Result<Grant, CallError> {
         let operation = format!("claimTask {run}");
         let call = ApiRequest::to_queue(operation.clone(), Method::POST, run_path(run, "claim")).body(json!({
@@ -95,18 +92,17 @@ impl Taskcluster {
             claim.check(&self.worker_identity, date).map_err(|what| retryable(format!("{operation}: {what}")))?;
         if claim.granted.run != *run {
             let other = &claim.granted.run;
-            return Err(retryable(format!("{operation}: the answer is about {other}")));
+            return Err(retryable(format!("{operation}: response is for {other}")));
         }
         Ok(grant(claim))
     }
 
-    /// reclaimTask with the claim's own credentials, which the answer replaces.
     pub(super) async fn reclaim_task(&self, claim: &Claim) -> Result<Duration, CallError> {
         let run = claim.run();
-        let part = taskcluster_claim(claim)?;
-        let credentials = part.credentials.load();
+        let state = taskcluster_claim(claim)?;
+        let credentials = state.credentials.load();
         let granted = self.reclaim_run(run, Some(credentials.as_ref())).await?;
-        part.credentials.store(granted.credentials);
+        state.credentials.store(granted.credentials);
         Ok(granted.lease)
     }
 
@@ -124,12 +120,11 @@ impl Taskcluster {
             .map_err(|what| retryable(format!("{operation}: {what}")))?;
         if granted.run != *run {
             let other = &granted.run;
-            return Err(retryable(format!("{operation}: the answer is about {other}")));
+            return Err(retryable(format!("{operation}: response is for {other}")));
         }
         Ok(granted)
     }
 
-    /// reportCompleted, reportFailed or reportException.
     pub(super) async fn report_outcome(&self, claim: &Claim, outcome: Outcome) -> Result<(), CallError> {
         let run = claim.run();
         let credentials = taskcluster_claim(claim)?.credentials.load();
@@ -141,87 +136,83 @@ impl Taskcluster {
                 .body(json!({ "reason": reason.as_str() })),
         };
         let reply: WireStatusReply = self.api.call(call.signed_by(&credentials)).await?.json()?;
-        // Whatever else says 200 on the way has accepted nothing.
+        // A 200 from a proxy has accepted nothing.
         if reply.status.task_id != run.task.as_str() {
-            return Err(retryable(format!("report of {run}: the answer is about {:?}", reply.status.task_id)));
+            return Err(retryable(format!("report of {run}: response is for {:?}", reply.status.task_id)));
         }
         Ok(())
     }
 
-    /// Whether the run is no longer running, or no longer ours.
     pub(super) async fn is_resolved(&self, claim: &Claim) -> Result<bool, CallError> {
         let run = claim.run();
         let path = format!("/task/{}/status", encode_segment(run.task.as_str()));
         let call = ApiRequest::to_queue(format!("status of {run}"), Method::GET, path);
         let reply: WireStatusReply = self.api.call(call).await?.json()?;
         let Some(found) = reply.status.runs.iter().find(|found| found.run_id == run.run) else {
-            return Err(retryable(format!("status of {run}: the answer does not tell of this run")));
+            return Err(retryable(format!("status of {run}: the response lacks this run")));
         };
         let group = found.worker_group.as_deref().unwrap_or_default();
         let id = found.worker_id.as_deref().unwrap_or_default();
         match found.state.as_str() {
             "running" => Ok(!self.worker_identity.matches(group, id)),
             "completed" | "failed" | "exception" => Ok(true),
-            // Ours by its grant, so an answer that says otherwise is older than that.
-            state => Err(retryable(format!("status of {run}: the answer says {state:?}"))),
+            // This worker holds the grant, so the response is older than the claim.
+            state => Err(retryable(format!("status of {run}: unexpected state {state:?}"))),
         }
     }
 
-    /// Finds the runs that the queue counts as claimed by this worker though it does not hold them, and takes them over.
     pub(super) async fn recover_lost_claims(
         &self,
         held: &[Run],
-        asked: &[ClaimWindow],
+        windows: &[ClaimWindow],
     ) -> Result<RecoveryBatch, CallError> {
         match self.dialect {
-            // claimTask is idempotent, and the message comes back: there is nothing to lose.
+            // `claimTask` is idempotent and the message reappears, so no claim can be lost.
             Dialect::Azure => return Ok(RecoveryBatch::default()),
             Dialect::ClaimWork => {}
         }
-        let UnheldClaims { claimed_by_lost_poll: ours, foreign_claims: others } =
-            self.list_unheld_claims(held, asked).await?;
+        let UnheldClaims { claimed_by_lost_poll, foreign_claims } = self.list_unheld_claims(held, windows).await?;
         let mut grants = Vec::new();
-        let mut missed = None;
-        for (run, task) in ours {
+        let mut failed = None;
+        for (run, task) in claimed_by_lost_poll {
             match self.take_over_lost_run(run, task).await {
                 Ok(grant) => grants.push(grant),
-                Err(refused) if refused.refusal == Refusal::Gone => {}
-                Err(refused) => missed = Some(refused),
+                Err(error) if error.refusal == Refusal::Gone => {}
+                Err(error) => failed = Some(error),
             }
         }
-        // What was missed is found again by the next call; what was taken over must not be dropped for it.
-        match missed {
-            Some(refused) if grants.is_empty() => Err(refused),
-            missed => Ok(RecoveryBatch { grants, error: missed, foreign_claims: others }),
+        // A failed takeover is found again by the next call; successful ones must not be dropped with it.
+        match failed {
+            Some(error) if grants.is_empty() => Err(error),
+            failed => Ok(RecoveryBatch { grants, error: failed, foreign_claims }),
         }
     }
 
-    /// Takes a run of an earlier life back. What the answer brings is all that a report needs, so that no life has to keep
-    /// another one's credentials.
+    /// Takes over a run that a previous process claimed. The grant has all that a report needs, so no credentials
+    /// are stored on disk.
     pub(super) async fn take_over_run(&self, run: &Run) -> Result<Grant, CallError> {
         match self.dialect {
-            // What claimTask granted it grants again to the same worker, for what is left of the lease; the claim's own
-            // credentials then extend it. It takes no scope that a worker does not have.
+            // `claimTask` grants the same claim again to the same worker for the rest of its lease; its own
+            // credentials then extend it. No further scope is needed.
             Dialect::Azure => {
                 let mut grant = self.claim_task(run).await?;
                 grant.lease = self.reclaim_task(&grant.claim).await?;
                 Ok(grant)
             }
             Dialect::ClaimWork => {
-                let granted =
-                    self.reclaim_run(run, None).await.map_err(|refused| self.explain_missing_scopes(refused))?;
+                let granted = self.reclaim_run(run, None).await.map_err(|error| self.explain_missing_scopes(error))?;
                 Ok(grant(CheckedClaim { granted, task: TaskDefinition::EMPTY }))
             }
         }
     }
 
     async fn take_over_lost_run(&self, run: Run, task: Option<TaskDefinition>) -> Result<Grant, CallError> {
-        // Before the lease is renewed: an orphan that cannot be run had better expire soon.
+        // Fetched before the lease is renewed: a claim that cannot run should expire soon.
         let task = match task {
             Some(task) => task,
             None => self.fetch_definition(&run.task).await?,
         };
-        let granted = self.reclaim_run(&run, None).await.map_err(|refused| self.explain_missing_scopes(refused))?;
+        let granted = self.reclaim_run(&run, None).await.map_err(|error| self.explain_missing_scopes(error))?;
         Ok(grant(CheckedClaim { granted, task }))
     }
 
@@ -231,31 +222,31 @@ impl Taskcluster {
         self.api.call(call).await?.json()
     }
 
-    async fn list_unheld_claims(&self, held: &[Run], asked: &[ClaimWindow]) -> Result<UnheldClaims, CallError> {
+    async fn list_unheld_claims(&self, held: &[Run], windows: &[ClaimWindow]) -> Result<UnheldClaims, CallError> {
         let began = Clock::boot().now();
-        let mut orphans = UnheldClaims::default();
+        let mut unheld = UnheldClaims::default();
         let mut token = None;
         for _ in 0..LISTING_PAGES_MAX {
             let ClaimedPage { page, date } = self.claimed_page(token.as_deref()).await?;
-            let took = Clock::boot().now().since(began);
-            // By the service's own clock alone. One that does not tell when is taken for another's.
-            let while_asked = |claimed: Timestamp| {
+            let elapsed = Clock::boot().now().since(began);
+            // Compares times of the service's clock only. A claim without a time counts as another worker's.
+            let in_window = |claimed: Timestamp| {
                 let ago = Duration::try_from(date.duration_since(claimed)).unwrap_or_default();
-                asked.iter().any(|window| window.contains(ago, took))
+                windows.iter().any(|window| window.contains(ago, elapsed))
             };
-            let by_name = page
+            let own_claims = page
                 .tasks
                 .into_iter()
                 .filter(|found| self.worker_identity.matches(&found.worker_group, &found.worker_id));
-            for WireClaimed { task_id, run_id, task, claimed, .. } in by_name {
+            for WireClaimed { task_id, run_id, task, claimed, .. } in own_claims {
                 let Some(task_id) = TaskId::parse(&task_id) else {
                     continue;
                 };
                 let run = Run { task: task_id, run: run_id };
-                match claimed.is_some_and(while_asked) {
+                match claimed.is_some_and(in_window) {
                     _ if held.contains(&run) => {}
-                    true => orphans.claimed_by_lost_poll.push((run, task)),
-                    false => orphans.foreign_claims += 1,
+                    true => unheld.claimed_by_lost_poll.push((run, task)),
+                    false => unheld.foreign_claims += 1,
                 }
             }
             token = page.continuation_token;
@@ -263,7 +254,7 @@ impl Taskcluster {
                 break;
             }
         }
-        Ok(orphans)
+        Ok(unheld)
     }
 
     async fn claimed_page(&self, token: Option<&str>) -> Result<ClaimedPage, CallError> {
@@ -274,7 +265,7 @@ impl Taskcluster {
             path.push_str(&urlencoding::encode(token));
         }
         let operation = format!("listClaimedTasks of {}", self.task_queue);
-        // A 401 says that our credentials are no good for anything, and nothing of their scopes.
+        // A 401 is about the credentials as such, not about their scopes.
         let reply = self.api.call(ApiRequest::to_queue(operation, Method::GET, path)).await.map_err(|failed| {
             match failed.status {
                 Some(401) => failed.error,
@@ -285,22 +276,21 @@ impl Taskcluster {
         Ok(ClaimedPage { date: reply.date_or_now(), page: reply.json()? })
     }
 
-    fn explain_missing_scopes(&self, mut refused: CallError) -> CallError {
-        if refused.refusal == Refusal::Denied {
-            refused.message = format!(
-                "claims whose reply was lost cannot be taken over: this needs the scopes queue:claimed-list:{} and \
-                 queue:reclaim-task:*, granted to the worker's client or its role ({})",
-                self.task_queue, refused.message
+    fn explain_missing_scopes(&self, mut error: CallError) -> CallError {
+        if error.refusal == Refusal::Denied {
+            error.message = format!(
+                "cannot recover claims whose response was lost: missing scopes queue:claimed-list:{} and \
+                 queue:reclaim-task:* of the worker's client or its role ({})",
+                self.task_queue, error.message
             );
         }
-        refused
+        error
     }
 }
 
-/// The adapter's own part of a claim.
 pub(super) fn taskcluster_claim(claim: &Claim) -> Result<&TaskclusterClaim, CallError> {
     claim.part::<TaskclusterClaim>().ok_or_else(|| {
-        let what = format!("{}: the claim was granted by another source", claim.run());
+        let what = format!("{}: claim belongs to another source", claim.run());
         call_error(Refusal::Rejected, what)
     })
 }
@@ -308,15 +298,14 @@ pub(super) fn taskcluster_claim(claim: &Claim) -> Result<&TaskclusterClaim, Call
 fn grant(claim: CheckedClaim) -> Grant {
     let CheckedClaim { granted, task: TaskDefinition { task, unreadable } } = claim;
     let task_expires = task.get("expires").and_then(Value::as_str).map(str::to_owned);
-    let part = TaskclusterClaim { credentials: Swap::new(granted.credentials), task_expires };
-    let claim = Claim::new(granted.run.clone(), part);
+    let state = TaskclusterClaim { credentials: Swap::new(granted.credentials), task_expires };
+    let claim = Claim::new(granted.run.clone(), state);
     Grant { claim, run: granted.run, lease: granted.lease, task, payload_error: unreadable, results: None }
 }
 
-/// What to call a claim that may not be one.
 fn describe_entry(entry: &RawValue) -> String {
     let entry: Value = serde_json::from_str(entry.get()).unwrap_or_default();
-    let task = entry.pointer("/status/taskId").and_then(Value::as_str).unwrap_or("a nameless task");
+    let task = entry.pointer("/status/taskId").and_then(Value::as_str).unwrap_or("unknown task");
     let run = entry.get("runId").and_then(Value::as_u64);
     run.map_or_else(|| sanitize(task), |run| format!("{}/{run}", sanitize(task)))
 }
@@ -325,21 +314,21 @@ fn run_path(run: &Run, call: &str) -> String {
     format!("/task/{}/runs/{}/{call}", encode_segment(run.task.as_str()), run.run)
 }
 
-/// A refused claim that is neither a matter of our credentials, our pace nor our request lies in the task.
+/// A 4xx other than 400, 401, 403 and 429 is about the task, not about this worker or its request.
 fn claim_task_error(failed: FailedCall) -> CallError {
-    let ours = failed.status == Some(400);
-    let mut refused = CallError::from(failed);
-    if refused.refusal == Refusal::Rejected && !ours {
-        refused.refusal = Refusal::Gone;
+    let bad_request = failed.status == Some(400);
+    let mut error = CallError::from(failed);
+    if error.refusal == Refusal::Rejected && !bad_request {
+        error.refusal = Refusal::Gone;
     }
-    refused
+    error
 }
 
-/// Only "gone" and "denied" are definite for a reclaim: everything else may succeed the next time.
+/// Only `Gone` and `Denied` are definite for a reclaim; any other error may pass.
 fn reclaim_error(failed: FailedCall) -> CallError {
-    let mut refused = CallError::from(failed);
-    if refused.refusal == Refusal::Rejected {
-        refused.refusal = Refusal::Retry { retry_after: None };
+    let mut error = CallError::from(failed);
+    if error.refusal == Refusal::Rejected {
+        error.refusal = Refusal::Retry { retry_after: None };
     }
-    refused
+    error
 }

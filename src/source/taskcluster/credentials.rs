@@ -1,7 +1,7 @@
-//! Who we are to a Taskcluster service, and the Hawk signature that says so.
+//! Taskcluster credentials and their Hawk signatures.
 //!
-//! A signature covers the method, the path with its query, the host and the port. Bodies are not hashed: the hash
-//! is optional in Taskcluster, and TLS covers the body.
+//! A signature covers method, path, query, host and port. Bodies are not hashed: the hash is optional in
+//! Taskcluster, and TLS protects the body.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::SystemTime;
@@ -22,32 +22,32 @@ pub struct Credentials {
     client_id: String,
     access_token: SecretString,
     ext: Option<SecretString>,
-    /// No log shows them as long as somebody can sign with them.
+    /// Redacts them in logs for their lifetime.
     _redaction: Arc<redact::HiddenSecrets>,
 }
 
-/// Credentials that cannot be used.
+/// Invalid credentials.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidCredentials {
-    /// The client id is empty or holds a character that no header can carry.
-    #[error("the client id is empty or holds a quote, a backslash or a control character")]
+    /// The client id is empty or has a character that no header can carry.
+    #[error("the client id is empty or contains a quote, a backslash or a control character")]
     ClientId,
     /// The access token is empty.
     #[error("the access token is empty")]
     AccessToken,
-    /// The certificate of temporary credentials is not the JSON object that Taskcluster hands out.
+    /// The certificate is not the JSON object that Taskcluster issues.
     #[error(
-        "the certificate is not a JSON object; give it as Taskcluster handed it out, or leave it out for permanent credentials"
+        "the certificate is not a JSON object; pass it as Taskcluster issued it, or omit it for permanent credentials"
     )]
     Certificate,
 }
 
 impl Credentials {
-    /// Takes credentials as Taskcluster hands them out; `certificate` is the JSON text of temporary ones.
+    /// Creates credentials as Taskcluster issues them; `certificate` is the JSON text of temporary ones.
     ///
     /// # Errors
     ///
-    /// Where a request could not be signed with them.
+    /// They cannot sign a request.
     pub fn new(
         client_id: &str,
         access_token: SecretString,
@@ -60,15 +60,15 @@ impl Credentials {
     ///
     /// # Errors
     ///
-    /// Where a request could not be signed with them.
+    /// They cannot sign a request.
     pub fn restricted(
         client_id: &str,
         access_token: SecretString,
         certificate: Option<&SecretString>,
         scopes: Option<&[String]>,
     ) -> Result<Self, InvalidCredentials> {
-        let clean = |byte: u8| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\' || byte == b' ';
-        if client_id.is_empty() || !client_id.bytes().all(clean) {
+        let valid = |byte: u8| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\' || byte == b' ';
+        if client_id.is_empty() || !client_id.bytes().all(valid) {
             return Err(InvalidCredentials::ClientId);
         }
         if access_token.expose_secret().is_empty() {
@@ -80,24 +80,23 @@ impl Credentials {
         };
         let signature = certificate.and_then(certificate_signature);
         let secrets = [Some(&access_token), signature.as_ref()];
-        let in_logs = redact::hide(secrets.into_iter().flatten().map(ExposeSecret::expose_secret));
+        let redaction = redact::hide(secrets.into_iter().flatten().map(ExposeSecret::expose_secret));
         let ext = Ext { certificate, authorized_scopes: scopes };
         let ext = match ext {
             Ext { certificate: None, authorized_scopes: None } => None,
             ext => Some(serde_json::to_vec(&ext).map_err(|_| InvalidCredentials::Certificate)?),
         };
         let ext = ext.map(|text| STANDARD.encode(text).into());
-        Ok(Self { client_id: client_id.to_owned(), access_token, ext, _redaction: Arc::new(in_logs) })
+        Ok(Self { client_id: client_id.to_owned(), access_token, ext, _redaction: Arc::new(redaction) })
     }
 
-    /// Who this is; not a secret.
+    /// The client id; not a secret.
     #[must_use]
     pub fn client_id(&self) -> &str {
         &self.client_id
     }
 
-    /// The value of the `Authorization` header for one request made at `at`, with a fresh nonce. `None` where the
-    /// URL has no host.
+    /// The `Authorization` header of one request at time `at`, with a fresh nonce. `None` if the URL has no host.
     pub(super) fn sign(&self, method: &str, url: &Url, at: SystemTime) -> Option<HeaderValue> {
         let key = ::hawk::Key::new(self.access_token.expose_secret().as_bytes(), ::hawk::SHA256).ok()?;
         let signer = ::hawk::Credentials { id: self.client_id.clone(), key };
@@ -115,7 +114,6 @@ impl Credentials {
     }
 }
 
-/// What a signature carries besides the request.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Ext<'a> {
@@ -125,12 +123,12 @@ struct Ext<'a> {
     authorized_scopes: Option<&'a [String]>,
 }
 
-/// The text of a JSON object, as it came: claims bring a certificate each, and none of them is ours to change.
+/// The certificate is kept as text; it is never changed.
 fn parse_object(text: &str) -> Option<&RawValue> {
     serde_json::from_str::<&RawValue>(text).ok().filter(|value| value.get().starts_with('{'))
 }
 
-/// What makes a certificate one. The rest of it is scopes and times, which are in every log.
+/// The only secret part of a certificate; the rest is scopes and times.
 fn certificate_signature(certificate: &RawValue) -> Option<SecretString> {
     #[derive(serde::Deserialize)]
     struct Signed {

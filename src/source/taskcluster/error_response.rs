@@ -1,7 +1,7 @@
-//! From an answer that is not a success to what the caller must do next, and one sentence for the log.
+//! Maps an error response to what the caller must do next, with one sentence for the log.
 //!
-//! Only the useful line of a body is kept: Taskcluster appends request details (which echo the request body) and
-//! Azure appends ids and, for failed signatures, the string it signed.
+//! Only the useful line of a body is out: Taskcluster appends request details, which repeat the request body, and
+//! Azure appends ids and, for invalid signatures, the signed string.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -10,7 +10,6 @@ use crate::domain::refusal::Refusal;
 use crate::limits::{REFUSAL_TEXT_BYTES_MAX, RETRY_AFTER_MAX};
 use crate::source::CallError;
 
-/// What is kept of an answer that is not a success.
 pub(super) struct ErrorResponse {
     pub(super) status: u16,
     pub(super) retry_after: Option<Duration>,
@@ -18,7 +17,6 @@ pub(super) struct ErrorResponse {
     pub(super) body: Vec<u8>,
 }
 
-/// The error body of every Taskcluster service.
 #[derive(serde::Deserialize)]
 struct ErrorBody {
     code: Option<String>,
@@ -26,63 +24,54 @@ struct ErrorBody {
     error: Option<String>,
 }
 
-/// A refusal with its sentence.
 pub(super) fn call_error(refusal: Refusal, what: impl Into<String>) -> CallError {
     CallError { refusal, message: what.into() }
 }
 
-/// Nothing definite was learnt.
 pub(super) fn retryable(what: impl Into<String>) -> CallError {
     call_error(Refusal::Retry { retry_after: None }, what)
 }
 
-/// A request that never got an answer, or an answer that broke off.
 pub(super) fn transport_error(operation: &str, error: reqwest::Error) -> CallError {
     let error = error.without_url();
     let mut what = if error.is_timeout() {
-        format!("{operation}: no complete answer in time")
+        format!("{operation}: timed out")
     } else if error.is_connect() {
         format!("{operation}: cannot connect")
     } else {
         format!("{operation}: the connection failed")
     };
     let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(&error);
-    let mut deepest = None;
+    let mut root_cause = None;
     while let Some(inner) = cause {
-        deepest = Some(inner);
+        root_cause = Some(inner);
         cause = inner.source();
     }
-    if let Some(inner) = deepest {
+    if let Some(inner) = root_cause {
         let text = sanitize(&inner.to_string());
-        // Writing to a string cannot fail.
         write!(what, ": {text}").ok();
     }
     retryable(what)
 }
 
-/// Classifies an answer of a Taskcluster service.
 pub(super) fn classify_service_error(operation: &str, answered: &ErrorResponse) -> CallError {
     let parsed: Option<ErrorBody> = serde_json::from_slice(&answered.body).ok();
-    let ErrorResponse { status, retry_after: after, .. } = *answered;
+    let ErrorResponse { status, retry_after, .. } = *answered;
     if (300..400).contains(&status) {
-        let what =
-            format!("{operation}: {status}, a redirect, which is never followed; is root_url what it should be?");
+        let what = format!("{operation}: {status}, a redirect, which is not followed; is root_url correct?");
         return retryable(what);
     }
     let unknown_route =
         status == 404 && parsed.as_ref().is_some_and(|body| body.code.is_none() && body.error.is_some());
-    let by_somebody_else = parsed.is_none() && answered.content_type.contains("html");
-    if unknown_route || (by_somebody_else && (400..500).contains(&status)) {
-        let said_by = match status {
-            _ if unknown_route => "the service does not know this call",
-            401 | 403 => {
-                "the answer is a web page, not the service's own: it looks like a proxy, a firewall or a portal that lets \
-                 nobody through before a login"
-            }
-            _ => "the answer is a web page, not the service's own",
+    let is_foreign_page = parsed.is_none() && answered.content_type.contains("html");
+    if unknown_route || (is_foreign_page && (400..500).contains(&status)) {
+        let reason = if unknown_route {
+            "the service has no such endpoint"
+        } else {
+            "response is an HTML page: probably a proxy, a firewall or a captive portal"
         };
         return retryable(format!(
-            "{operation}: {status}, {said_by}; is root_url what it should be, and is there a proxy in between?"
+            "{operation}: {status}, {reason}; is root_url correct, and is there a proxy in between?"
         ));
     }
     let mut what = format!("{operation}: {status}");
@@ -97,58 +86,57 @@ pub(super) fn classify_service_error(operation: &str, answered: &ErrorResponse) 
         }
         None if !answered.content_type.is_empty() => {
             let kind = sanitize(&answered.content_type);
-            write!(what, " with a body of {kind}, which is no error of Taskcluster").ok();
+            write!(what, " with a body of {kind}, which is not a Taskcluster error").ok();
         }
         None => {}
     }
-    call_error(classify_status(status, after), what)
+    call_error(classify_status(status, retry_after), what)
 }
 
-/// What an HTTP status asks for where the service speaks for itself.
-pub(super) const fn classify_status(status: u16, after: Option<Duration>) -> Refusal {
+pub(super) const fn classify_status(status: u16, retry_after: Option<Duration>) -> Refusal {
     match status {
         401 | 403 => Refusal::Denied,
         404 | 409 | 410 => Refusal::Gone,
-        // 407 is never the service's: a proxy wants credentials of its own.
-        407 | 425 => Refusal::Retry { retry_after: after },
-        // 408: the service gave up on us; as with 429, it is our pace that has to change.
-        408 | 429 => Refusal::Throttled { retry_after: after },
+        // 407 is never the service's: a proxy wants credentials.
+        407 | 425 => Refusal::Retry { retry_after },
+        // 408, like 429, asks for a slower pace.
+        408 | 429 => Refusal::Throttled { retry_after },
         400..=499 => Refusal::Rejected,
-        _ => Refusal::Retry { retry_after: after },
+        _ => Refusal::Retry { retry_after },
     }
 }
 
-/// `Retry-After` in seconds, bounded. The date form is not used by any service we speak to.
+/// `Retry-After` in seconds, bounded. No service in use sends the date form.
 pub(super) fn retry_after(header: Option<&str>) -> Option<Duration> {
     let seconds = header?.trim().parse().ok()?;
     Some(Duration::from_secs(seconds).min(RETRY_AFTER_MAX))
 }
 
-/// The part of a message that says what is wrong, on one line and bounded.
+/// The explanation of an error message, on one line and bounded.
 pub(super) fn summary_line(message: &str) -> String {
-    let said = message.split("\n\n---\n").next().unwrap_or_default();
-    // Markdown's fences stand on lines of their own.
-    let lines = said.lines().map(str::trim).filter(|line| !line.is_empty() && *line != "```");
+    let text = message.split("\n\n---\n").next().unwrap_or_default();
+    // Markdown fences are on lines of their own.
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && *line != "```");
     sanitize(&lines.collect::<Vec<_>>().join(" "))
 }
 
-/// Text of somebody else's, fit for a log line: bounded, control characters escaped.
+/// Untrusted text for a log line: bounded, control characters escaped.
 pub(super) fn sanitize(text: &str) -> String {
-    let mut kept = String::new();
+    let mut out = String::new();
     for character in text.chars() {
-        if kept.len() >= REFUSAL_TEXT_BYTES_MAX {
-            kept.push('…');
+        if out.len() >= REFUSAL_TEXT_BYTES_MAX {
+            out.push('…');
             break;
         }
         if character.is_control()
             || matches!(character, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
         {
-            kept.extend(character.escape_default());
+            out.extend(character.escape_default());
         } else {
-            kept.push(character);
+            out.push(character);
         }
     }
-    kept
+    out
 }
 
 #[cfg(test)]
@@ -186,17 +174,17 @@ mod tests {
 
     #[test]
     fn statuses_ask_for_what_the_port_says() {
-        let told = |status| classify_status(status, None);
-        assert_eq!(told(400), Refusal::Rejected);
-        assert_eq!(told(401), Refusal::Denied);
-        assert_eq!(told(403), Refusal::Denied);
-        assert_eq!(told(404), Refusal::Gone);
-        assert_eq!(told(408), Refusal::Throttled { retry_after: None });
-        assert_eq!(told(409), Refusal::Gone);
-        assert_eq!(told(413), Refusal::Rejected);
-        assert_eq!(told(429), Refusal::Throttled { retry_after: None });
-        assert_eq!(told(500), Refusal::Retry { retry_after: None });
-        assert_eq!(told(503), Refusal::Retry { retry_after: None });
+        let classified = |status| classify_status(status, None);
+        assert_eq!(classified(400), Refusal::Rejected);
+        assert_eq!(classified(401), Refusal::Denied);
+        assert_eq!(classified(403), Refusal::Denied);
+        assert_eq!(classified(404), Refusal::Gone);
+        assert_eq!(classified(408), Refusal::Throttled { retry_after: None });
+        assert_eq!(classified(409), Refusal::Gone);
+        assert_eq!(classified(413), Refusal::Rejected);
+        assert_eq!(classified(429), Refusal::Throttled { retry_after: None });
+        assert_eq!(classified(500), Refusal::Retry { retry_after: None });
+        assert_eq!(classified(503), Refusal::Retry { retry_after: None });
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Ids and times as the queue writes them.
+//! Ids and times in the queue's text form.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -6,24 +6,24 @@ use jiff::Timestamp;
 
 use crate::domain::id::TaskId;
 
-/// A task id that nobody else has.
+/// A new random task id.
 #[must_use]
 pub fn new_task_id() -> TaskId {
     task_id_from_bytes(*uuid::Uuid::new_v4().as_bytes())
 }
 
-/// Sixteen bytes as a task id: those of a random UUID (version 4), in 22 characters. Seven bits of them are given.
+/// Encodes sixteen bytes as a task id: a version 4 UUID in 22 characters. Seven bits are fixed.
 #[must_use]
 #[expect(clippy::expect_used, reason = "the alphabet holds nothing that an id may not")]
 pub fn task_id_from_bytes(mut bytes: [u8; 16]) -> TaskId {
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;
-    // A leading dash would be taken for a flag.
+    // Avoids a leading dash, which command lines take for an option.
     bytes[0] &= 0x7f;
     TaskId::parse(&URL_SAFE_NO_PAD.encode(bytes)).expect("22 characters of base64 are a task id")
 }
 
-/// A time as the queue writes it.
+/// Formats a time as the queue does.
 #[must_use]
 pub fn format_time(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()

@@ -1,5 +1,4 @@
-//! What a queue sends, as plain functions of bytes: for fuzzing, and for nothing else. Each one checks what must hold
-//! whatever comes.
+//! Fuzz entry points for everything a queue sends. Each asserts what must hold for any input.
 
 use jiff::Timestamp;
 
@@ -10,17 +9,14 @@ use super::error_response::{ErrorResponse, classify_service_error};
 use super::wire::{WireClaim, WireClaimedPage, WireClaims, WireReclaim, WireStatusReply, WorkerIdentity};
 use crate::limits::{LEASE_MAX, REFUSAL_TEXT_BYTES_MAX};
 
-/// The XML that answers a poll, or says why there is none.
 pub fn poll_response(bytes: &[u8]) {
     azure::fuzz_poll_response(&String::from_utf8_lossy(bytes));
 }
 
-/// The text of one message.
 pub fn message_text(bytes: &[u8]) {
     azure::fuzz_message_text(&String::from_utf8_lossy(bytes));
 }
 
-/// The JSON of claims, reclaims, status, uploads and errors.
 pub fn claim(bytes: &[u8]) {
     let worker = WorkerIdentity { group: "wg".into(), id: "w1".into() };
     let date = Timestamp::UNIX_EPOCH;
@@ -46,14 +42,16 @@ pub fn claim(bytes: &[u8]) {
     drop(serde_json::from_slice::<WireUpload>(bytes));
     drop(serde_json::from_slice::<WireMethod>(bytes));
     for status in [400, 404, 500] {
-        let answered =
+        let response =
             ErrorResponse { status, retry_after: None, content_type: "text/html".into(), body: bytes.to_vec() };
-        let said = classify_service_error("op", &answered).message;
-        assert!(!said.contains(['\n', '\r', '\u{1b}']) && said.len() <= 4 * REFUSAL_TEXT_BYTES_MAX, "{said:?}");
+        let message = classify_service_error("op", &response).message;
+        assert!(
+            !message.contains(['\n', '\r', '\u{1b}']) && message.len() <= 4 * REFUSAL_TEXT_BYTES_MAX,
+            "{message:?}"
+        );
     }
 }
 
-/// A pair of signed URLs, a message's id and its receipt, a line each; and the first of them as an upload URL.
 pub fn signed_url(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let mut lines = text.split('\n');

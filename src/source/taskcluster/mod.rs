@@ -1,5 +1,6 @@
-//! Taskcluster queues as a source, in both dialects: the Azure-style one (signed poll URLs, claimTask) and today's
-//! claimWork. It makes one call for each method and classifies the answer; when to call is decided elsewhere.
+//! Taskcluster queues as a source, in two dialects: Azure (signed poll URLs, claimTask) and claimWork.
+//!
+//! Each method makes one call and classifies the response; the worker decides when to call.
 
 mod address_policy;
 mod artifact;
@@ -33,9 +34,8 @@ use azure::SignedQueues;
 use credentials::Swap;
 use wire::WorkerIdentity;
 
-/// The longest provisioner, worker type, worker group or worker id, in bytes: that of the Azure-style queue.
+/// In bytes; the limit of the queue before `claimWork`.
 const IDENTIFIER_BYTES_MAX_AZURE: usize = 22;
-/// The same for today's queue.
 const IDENTIFIER_BYTES_MAX: usize = 38;
 
 /// How the source claims tasks.
@@ -56,32 +56,32 @@ pub enum ArtifactStorage {
     /// The queue's own bucket.
     #[default]
     S3,
-    /// The object service. Not known to Azure-style queues.
+    /// The object service. Queues of the Azure dialect do not have it.
     Object,
 }
 
-/// What a Taskcluster source is made of.
+/// Settings of a Taskcluster source.
 #[derive(Clone)]
 pub struct Config {
     /// The deployment and the worker's credentials.
     pub api: ApiConfig,
-    /// How claims are asked for.
+    /// Which calls claim tasks.
     pub dialect: Dialect,
-    /// Whose tasks are claimed: `provisionerId/workerType`.
+    /// The task queue: `provisionerId/workerType`.
     pub task_queue: String,
-    /// The worker's group, such as a region.
+    /// The worker group, such as a region.
     pub worker_group: String,
-    /// The worker's name within its group.
+    /// The worker id, unique within its group.
     pub worker_id: String,
-    /// Where the content of artifacts is kept.
+    /// Which storage keeps artifact content.
     pub artifact_storage: ArtifactStorage,
-    /// Hosts, besides the deployment's own, that signed queue URLs may lead to; [`Config::azure_queue_hosts`] is a
-    /// good start. A leading dot stands for every name below it.
+    /// Hosts, besides the deployment's own, that signed queue URLs may have; see [`Config::azure_queue_hosts`]. A
+    /// leading dot matches every subdomain.
     pub queue_hosts: Vec<String>,
 }
 
 impl Config {
-    /// Where Azure Queue Storage is.
+    /// The hosts of Azure Queue Storage.
     #[must_use]
     pub fn azure_queue_hosts() -> Vec<String> {
         azure::QUEUE_HOSTS.map(str::to_owned).to_vec()
@@ -100,44 +100,44 @@ pub struct Taskcluster {
 }
 
 impl Taskcluster {
-    /// Makes a source. Nothing is sent yet.
+    /// Creates a source; sends nothing.
     ///
     /// # Errors
     ///
-    /// Where a setting breaks a limit of the protocol.
-    pub fn new(settings: Config) -> Result<Self, InvalidConfig> {
-        let bytes_max = match settings.dialect {
+    /// A setting exceeds a limit of the protocol.
+    pub fn new(config: Config) -> Result<Self, InvalidConfig> {
+        let bytes_max = match config.dialect {
             Dialect::Azure => IDENTIFIER_BYTES_MAX_AZURE,
             Dialect::ClaimWork => IDENTIFIER_BYTES_MAX,
         };
-        let (provisioner, worker_type) = settings.task_queue.split_once('/').ok_or_else(|| {
-            let what = "not of the form provisionerId/workerType";
-            InvalidConfig::new("task_queue", what)
+        let (provisioner, worker_type) = config.task_queue.split_once('/').ok_or_else(|| {
+            let reason = "not of the form provisionerId/workerType";
+            InvalidConfig::new("task_queue", reason)
         })?;
         check_identifier("task_queue", provisioner, bytes_max)?;
         check_identifier("task_queue", worker_type, bytes_max)?;
-        check_identifier("worker_group", &settings.worker_group, bytes_max)?;
-        check_identifier("worker_id", &settings.worker_id, bytes_max)?;
-        if settings.dialect == Dialect::Azure && settings.artifact_storage == ArtifactStorage::Object {
-            let what = "an Azure-style queue knows no \"object\" artifacts; use \"s3\"";
-            return Err(InvalidConfig::new("artifact_storage", what));
+        check_identifier("worker_group", &config.worker_group, bytes_max)?;
+        check_identifier("worker_id", &config.worker_id, bytes_max)?;
+        if config.dialect == Dialect::Azure && config.artifact_storage == ArtifactStorage::Object {
+            let reason = "a queue of the azure dialect has no \"object\" artifacts; use \"s3\"";
+            return Err(InvalidConfig::new("artifact_storage", reason));
         }
-        let mut api = settings.api;
-        // Azure's own hosts are named by us; those that the operator names may be private.
-        let named = settings.queue_hosts.iter().filter(|host| !azure::QUEUE_HOSTS.contains(&host.as_str()));
-        api.allow_hosts.extend(named.cloned());
+        let mut api = config.api;
+        // The operator's own hosts may have private addresses; Azure's may not.
+        let own_hosts = config.queue_hosts.iter().filter(|host| !azure::QUEUE_HOSTS.contains(&host.as_str()));
+        api.allow_hosts.extend(own_hosts.cloned());
         Ok(Self {
             api: Api::new(api)?,
-            dialect: settings.dialect,
-            task_queue: settings.task_queue,
-            worker_identity: WorkerIdentity { group: settings.worker_group, id: settings.worker_id },
-            artifact_storage: settings.artifact_storage,
-            queue_hosts: settings.queue_hosts,
+            dialect: config.dialect,
+            task_queue: config.task_queue,
+            worker_identity: WorkerIdentity { group: config.worker_group, id: config.worker_id },
+            artifact_storage: config.artifact_storage,
+            queue_hosts: config.queue_hosts,
             signed_queues: Swap::new(SignedQueues::default()),
         })
     }
 
-    /// The client behind the source, for calls that are not a worker's.
+    /// The API client, for calls outside the worker's role.
     #[must_use]
     pub const fn api(&self) -> &Api {
         &self.api
@@ -151,17 +151,15 @@ fn check_identifier(setting: &'static str, text: &str, bytes_max: usize) -> Resu
         return Ok(());
     }
     let text = error_response::sanitize(text);
-    let what = format!(
-        "\"{text}\" should be 1 to {bytes_max} letters, digits, dashes or underscores: the queue accepts nothing else"
-    );
-    Err(InvalidConfig::new(setting, what))
+    let reason = format!("\"{text}\" must be 1 to {bytes_max} letters, digits, dashes or underscores");
+    Err(InvalidConfig::new(setting, reason))
 }
 
 impl Source for Taskcluster {
     fn describe(&self) -> String {
         let dialect = match self.dialect {
-            Dialect::Azure => "azure",
-            Dialect::ClaimWork => "claim-work",
+            Dialect::Azure => "Azure",
+            Dialect::ClaimWork => "claimWork",
         };
         let root = self.api.root_url();
         format!("Taskcluster ({dialect}) at {root}, queue {}", self.task_queue)
@@ -197,9 +195,9 @@ impl Source for Taskcluster {
         }
     }
 
-    fn poll(&self, lane: PriorityQueue, max: u8) -> SourceFuture<'_, PollBatch> {
+    fn poll(&self, queue: PriorityQueue, max: u8) -> SourceFuture<'_, PollBatch> {
         match self.dialect {
-            Dialect::Azure => Box::pin(self.receive_messages(lane, max)),
+            Dialect::Azure => Box::pin(self.receive_messages(queue, max)),
             Dialect::ClaimWork => Box::pin(self.claim_work(max)),
         }
     }
@@ -208,16 +206,16 @@ impl Source for Taskcluster {
         Box::pin(self.claim_task(&message.run))
     }
 
-    fn delete<'a>(&'a self, lane: PriorityQueue, id: &'a str, receipt: &'a str) -> SourceFuture<'a, ()> {
+    fn delete<'a>(&'a self, queue: PriorityQueue, id: &'a str, receipt: &'a str) -> SourceFuture<'a, ()> {
         match self.dialect {
-            Dialect::Azure => Box::pin(self.delete_message(lane, id, receipt)),
-            // What claimWork hands out is a claim already; there is no entry that stays behind.
+            Dialect::Azure => Box::pin(self.delete_message(queue, id, receipt)),
+            // `claimWork` returns claims; there is no message to delete.
             Dialect::ClaimWork => Box::pin(async { Ok(()) }),
         }
     }
 
-    fn recover<'a>(&'a self, held: &'a [Run], asked: &'a [ClaimWindow]) -> SourceFuture<'a, RecoveryBatch> {
-        Box::pin(self.recover_lost_claims(held, asked))
+    fn recover<'a>(&'a self, held: &'a [Run], windows: &'a [ClaimWindow]) -> SourceFuture<'a, RecoveryBatch> {
+        Box::pin(self.recover_lost_claims(held, windows))
     }
 
     fn take_over<'a>(&'a self, run: &'a Run) -> SourceFuture<'a, Grant> {

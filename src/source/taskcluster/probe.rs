@@ -1,4 +1,4 @@
-//! Questions to a deployment that change nothing there: is it up, what time does it have, who are we, what may we do.
+//! Read-only probes of a deployment: reachability, clock, credentials, scopes.
 
 use jiff::Timestamp;
 use reqwest::Method;
@@ -11,30 +11,30 @@ use x509_cert::der::Decode as _;
 use super::transport::{Api, ApiRequest, ServiceName, date_header, encode_segment};
 use crate::source::CallError;
 
-/// An answer to a ping.
+/// The response to a ping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PingResponse {
     /// The service's clock.
     pub date: Option<Timestamp>,
-    /// When its certificate ends; `None` without TLS.
+    /// Expiry of its certificate; `None` without TLS.
     pub certificate_expires_at: Option<Timestamp>,
 }
 
-/// What a service says of the one who asks.
+/// What a deployment says about the credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CredentialCheck {
-    /// These are our scopes.
+    /// The scopes of the credentials.
     Scopes(Vec<String>),
-    /// The signature is good; what it is good for cannot be asked.
+    /// The signature is valid; the scopes are unknown.
     Accepted,
 }
 
-/// What a service says of a task queue.
+/// The number of pending tasks, as far as known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PendingCount {
-    /// About so many tasks wait in it.
+    /// An estimate.
     Approximately(u64),
-    /// We may not ask, which no worker has to.
+    /// The credentials lack `queue:pending-count`, which workers do not need.
     ScopeMissing,
 }
 
@@ -44,11 +44,11 @@ struct Scopes {
 }
 
 impl Api {
-    /// ping of the queue.
+    /// ping of the queue service.
     ///
     /// # Errors
     ///
-    /// Where it does not answer as it should.
+    /// It does not respond, or not as expected.
     pub async fn ping(&self) -> Result<PingResponse, CallError> {
         let response =
             self.send(ApiRequest::to_queue("ping of the queue".to_owned(), Method::GET, "/ping".to_owned())).await?;
@@ -59,11 +59,11 @@ impl Api {
         })
     }
 
-    /// currentScopes, and where nobody answers that a call whose signature is judged before its scopes.
+    /// currentScopes; without an auth service, a call that checks the signature before scopes.
     ///
     /// # Errors
     ///
-    /// `Denied` where the credentials are not accepted.
+    /// `Denied` if the credentials are rejected.
     pub async fn check_credentials(&self, task_queue: &str) -> Result<CredentialCheck, CallError> {
         let mut call = ApiRequest::to_queue("currentScopes".to_owned(), Method::GET, "/scopes/current".to_owned());
         call.service = ServiceName::Auth;
@@ -78,7 +78,7 @@ impl Api {
     ///
     /// # Errors
     ///
-    /// `Denied` where the credentials are not accepted, `Rejected` where there can be no such queue.
+    /// `Denied` if the credentials are rejected, `Rejected` if the queue name is invalid.
     pub async fn check_pending(&self, task_queue: &str) -> Result<PendingCount, CallError> {
         let path = format!("/pending/{}", encode_segment(task_queue));
         let call = ApiRequest::to_queue(format!("pendingTasks of {task_queue}"), Method::GET, path);
@@ -93,7 +93,6 @@ impl Api {
     }
 }
 
-/// When a certificate ends.
 fn certificate_expiry(der: &[u8]) -> Option<Timestamp> {
     let certificate = Certificate::from_der(der).ok()?;
     let end = certificate.tbs_certificate().validity().not_after.to_unix_duration();

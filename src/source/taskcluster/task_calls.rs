@@ -1,4 +1,4 @@
-//! The calls of people and their tools: creating, watching, canceling and listing tasks, and reading artifacts.
+//! Calls for users and tools: create, watch, cancel and list tasks, and download artifacts.
 
 use std::fmt;
 use std::time::Duration;
@@ -21,15 +21,15 @@ pub struct ListPage {
     /// The entries, as the service lists them.
     #[serde(alias = "tasks", alias = "artifacts")]
     pub entries: Vec<Value>,
-    /// What to ask the next page with; `None` on the last one.
+    /// Token of the next page; `None` on the last one.
     pub continuation_token: Option<String>,
 }
 
-/// The content of an artifact, read piece by piece.
+/// The content of an artifact, in chunks.
 pub struct Download {
     operation: String,
     response: Response,
-    /// How long the next piece may take.
+    /// Time limit for one chunk.
     chunk_timeout: Duration,
 }
 
@@ -40,51 +40,51 @@ impl fmt::Debug for Download {
 }
 
 impl Download {
-    /// The next piece, or `None` at the end.
+    /// The next chunk, or `None` at the end.
     ///
     /// # Errors
     ///
-    /// `Retry` where the connection breaks off, or where the next piece takes longer than an ordinary call may.
+    /// `Retry` if the connection breaks or a chunk takes longer than an ordinary call may.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: no piece is lost.
+    /// Cancel safe: no chunk is lost.
     pub async fn next_chunk(&mut self) -> Result<Option<Vec<u8>>, CallError> {
         match tokio::time::timeout(self.chunk_timeout, self.response.chunk()).await {
-            Ok(Ok(piece)) => Ok(piece.map(Vec::from)),
+            Ok(Ok(chunk)) => Ok(chunk.map(Vec::from)),
             Ok(Err(error)) => Err(transport_error(&self.operation, error)),
-            Err(_) => Err(retryable(format!("{}: its content stopped coming", self.operation))),
+            Err(_) => Err(retryable(format!("{}: download stalled", self.operation))),
         }
     }
 }
 
 impl Api {
-    /// createTask: answers with the task's status.
+    /// createTask: returns the task's status.
     ///
     /// # Errors
     ///
-    /// `Gone` where another task of this id exists, `Rejected` where the definition is not accepted.
+    /// `Gone` if another task has this id, `Rejected` if the definition is invalid.
     pub async fn create_task(&self, task: &TaskId, definition: Value) -> Result<Value, CallError> {
         let call =
             ApiRequest::to_queue(format!("createTask {task}"), Method::PUT, task_path(task, "")).body(definition);
         self.call_for_status(call).await
     }
 
-    /// status: answers with the task's status.
+    /// status: returns the task's status.
     ///
     /// # Errors
     ///
-    /// `Gone` where there is no such task.
+    /// `Gone` if the task does not exist.
     pub async fn task_status(&self, task: &TaskId) -> Result<Value, CallError> {
         self.call_for_status(ApiRequest::to_queue(format!("status of {task}"), Method::GET, task_path(task, "/status")))
             .await
     }
 
-    /// cancelTask: answers with the task's status.
+    /// cancelTask: returns the task's status.
     ///
     /// # Errors
     ///
-    /// `Gone` where there is no such task, or where its deadline is over.
+    /// `Gone` if the task does not exist or its deadline has passed.
     pub async fn cancel_task(&self, task: &TaskId) -> Result<Value, CallError> {
         self.call_for_status(ApiRequest::to_queue(
             format!("cancelTask {task}"),
@@ -94,84 +94,84 @@ impl Api {
         .await
     }
 
-    /// rerunTask: answers with the task's status.
+    /// rerunTask: returns the task's status.
     ///
     /// # Errors
     ///
-    /// `Gone` where there is no such task, or where its deadline is over.
+    /// `Gone` if the task does not exist or its deadline has passed.
     pub async fn rerun_task(&self, task: &TaskId) -> Result<Value, CallError> {
         self.call_for_status(ApiRequest::to_queue(format!("rerunTask {task}"), Method::POST, task_path(task, "/rerun")))
             .await
     }
 
-    /// task: answers with the definition.
+    /// task: returns the definition.
     ///
     /// # Errors
     ///
-    /// `Gone` where there is no such task.
+    /// `Gone` if the task does not exist.
     pub async fn task_definition(&self, task: &TaskId) -> Result<Value, CallError> {
         let call = ApiRequest::to_queue(format!("definition of {task}"), Method::GET, task_path(task, ""));
         self.call(call).await?.json()
     }
 
-    /// listPendingTasks: one page of the tasks that wait in a queue.
+    /// listPendingTasks: one page of the pending tasks of a queue.
     ///
     /// # Errors
     ///
-    /// `Denied` where the scope `queue:pending-list:<task queue>` is missing.
+    /// `Denied` without the scope `queue:pending-list:<task queue>`.
     pub async fn pending_tasks(&self, task_queue: &str, token: Option<&str>) -> Result<ListPage, CallError> {
         let path = format!("/task-queues/{}/pending", encode_segment(task_queue));
         self.list_page(format!("listPendingTasks of {task_queue}"), path, token).await
     }
 
-    /// listClaimedTasks: one page of the tasks of a queue that workers have claimed.
+    /// listClaimedTasks: one page of the claimed tasks of a queue.
     ///
     /// # Errors
     ///
-    /// `Denied` where the scope `queue:claimed-list:<task queue>` is missing.
+    /// `Denied` without the scope `queue:claimed-list:<task queue>`.
     pub async fn claimed_tasks(&self, task_queue: &str, token: Option<&str>) -> Result<ListPage, CallError> {
         let path = format!("/task-queues/{}/claimed", encode_segment(task_queue));
         self.list_page(format!("listClaimedTasks of {task_queue}"), path, token).await
     }
 
-    /// listArtifacts: one page of what a run left behind.
+    /// listArtifacts: one page of the artifacts of a run.
     ///
     /// # Errors
     ///
-    /// `Gone` where there is no such run.
+    /// `Gone` if the run does not exist.
     pub async fn artifacts(&self, run: &Run, token: Option<&str>) -> Result<ListPage, CallError> {
         let path = task_path(&run.task, &format!("/runs/{}/artifacts", run.run));
         self.list_page(format!("listArtifacts of {run}"), path, token).await
     }
 
-    /// getArtifact, followed to where its content is.
+    /// getArtifact, following redirects to the content.
     ///
     /// # Errors
     ///
-    /// `Gone` where there is no such artifact.
+    /// `Gone` if the artifact does not exist.
     pub async fn artifact(&self, run: &Run, name: &str) -> Result<Download, CallError> {
         let operation = format!("artifact {} of {run}", super::error_response::sanitize(name));
         let path = task_path(&run.task, &format!("/runs/{}/artifacts/{}", run.run, encode_segment(name)));
         let mut response = self.send(transfer_request(&operation, path)).await?;
         for _ in 0..ARTIFACT_HOPS_MAX {
             if response.status().as_u16() != 303 {
-                let patience = self.timeouts().call;
-                return Ok(Download { operation, response, chunk_timeout: patience });
+                let chunk_timeout = self.timeouts().call;
+                return Ok(Download { operation, response, chunk_timeout });
             }
             response = self.follow_redirect(&operation, &response).await?;
         }
-        Err(retryable(format!("{operation}: after {ARTIFACT_HOPS_MAX} hops it still leads elsewhere")))
+        Err(retryable(format!("{operation}: more than {ARTIFACT_HOPS_MAX} redirects")))
     }
 
-    /// Goes where an artifact's answer leads: signed within the queue service, unsigned everywhere else.
+    /// Signs requests to the queue service, and no others.
     async fn follow_redirect(&self, operation: &str, from: &Response) -> Result<Response, CallError> {
         let url = from
             .headers()
             .get(reqwest::header::LOCATION)
             .and_then(|value| value.to_str().ok())
             .and_then(|text| from.url().join(text).ok())
-            .ok_or_else(|| retryable(format!("{operation}: it leads nowhere that may be followed")))?;
-        self.address_policy().check_url(&url).map_err(|what| retryable(format!("{operation}: its place {what}")))?;
+            .ok_or_else(|| retryable(format!("{operation}: redirect without a valid URL")))?;
+        self.address_policy().check_url(&url).map_err(|what| retryable(format!("{operation}: the redirect {what}")))?;
         if let Some(path) = url.as_str().strip_prefix(self.queue_base_url())
             && path.starts_with("/task/")
         {
@@ -182,9 +182,9 @@ impl Api {
         if response.status().is_success() || response.status().as_u16() == 303 {
             return Ok(response);
         }
-        let answered = read_error_response(response).await;
-        let what = format!("{operation}: its storage answered {}", answered.status);
-        Err(call_error(classify_status(answered.status, answered.retry_after), what))
+        let error = read_error_response(response).await;
+        let what = format!("{operation}: storage responded with {}", error.status);
+        Err(call_error(classify_status(error.status, error.retry_after), what))
     }
 
     async fn call_for_status(&self, call: ApiRequest<'_>) -> Result<Value, CallError> {
@@ -194,7 +194,7 @@ impl Api {
             Some(status) => Ok(status),
             None => Err(call_error(
                 Refusal::Retry { retry_after: None },
-                format!("{operation}: the answer holds no status"),
+                format!("{operation}: the response has no status"),
             )),
         }
     }
@@ -208,11 +208,11 @@ impl Api {
         self.call(call).await?.json()
     }
 
-    /// pendingTasks: how many tasks wait in a queue, as the service estimates it.
+    /// pendingTasks: the number of pending tasks, as the service estimates it.
     ///
     /// # Errors
     ///
-    /// `Denied` where the scope is missing.
+    /// `Denied` without the scope.
     pub async fn pending_count(&self, task_queue: &str) -> Result<u64, CallError> {
         let path = format!("/pending/{}", encode_segment(task_queue));
         let call = ApiRequest::to_queue(format!("pendingTasks of {task_queue}"), Method::GET, path);

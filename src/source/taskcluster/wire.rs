@@ -1,4 +1,4 @@
-//! The answers of the queue service that the worker reads, and how long a lease they grant.
+//! Responses of the queue service that the worker reads, and the lease they grant.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,10 +13,8 @@ use super::credentials::Credentials;
 use crate::domain::id::{Run, TaskId};
 use crate::limits::LEASE_MAX;
 
-/// How finely a `Date` header tells the time.
 const DATE_RESOLUTION: Duration = Duration::from_secs(1);
 
-/// Credentials as every Taskcluster service hands them out.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct WireCredentials {
@@ -28,10 +26,10 @@ pub(super) struct WireCredentials {
 impl WireCredentials {
     pub(super) fn parse(self) -> Result<Credentials, String> {
         Credentials::new(&self.client_id, self.access_token, self.certificate.as_ref())
-            .map_err(|error| format!("its credentials cannot be used: {error}"))
+            .map_err(|error| format!("invalid credentials: {error}"))
     }
 
-    /// How long the certificate says that these last, by the service's own clock alone.
+    /// The lifetime by the certificate, by the service's clock alone.
     fn lifetime(&self) -> Option<Duration> {
         #[derive(Deserialize)]
         struct Certificate {
@@ -45,7 +43,6 @@ impl WireCredentials {
     }
 }
 
-/// One claim, as claimWork and claimTask answer with it.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct WireClaim {
@@ -58,16 +55,14 @@ pub(super) struct WireClaim {
     credentials: WireCredentials,
 }
 
-/// A task as its creator wrote it, as far as it can be read: JSON may say what no text or number can hold, half a character or
-/// 1e999 for instance, and be nested without end.
+/// A task definition as far as it can be parsed: JSON may contain lone surrogates, 1e999 or unlimited nesting.
 pub(super) struct TaskDefinition {
     pub(super) task: Value,
-    /// Why the payload cannot be read.
     pub(super) unreadable: Option<String>,
 }
 
 impl TaskDefinition {
-    /// Of a claim whose task is of no interest.
+    /// For claims whose task is not needed.
     pub(super) const EMPTY: Self = Self { task: Value::Null, unreadable: None };
 
     fn parse(raw: &RawValue) -> Self {
@@ -80,7 +75,7 @@ impl TaskDefinition {
         for (name, raw) in fields {
             match serde_json::from_str::<Value>(raw.get()) {
                 Ok(value) => drop(task.insert(name, value)),
-                // What serde_json says of JSON that it cannot read quotes nothing of it.
+                // serde_json quotes nothing of JSON that it cannot parse.
                 Err(error) if name == "payload" => unreadable = Some(error.to_string()),
                 Err(_) => {}
             }
@@ -95,7 +90,6 @@ impl<'de> Deserialize<'de> for TaskDefinition {
     }
 }
 
-/// The answer to reclaimTask.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct WireReclaim {
@@ -107,13 +101,12 @@ pub(super) struct WireReclaim {
     credentials: WireCredentials,
 }
 
-/// The answer to claimWork. Entries are read one by one, so that a bad one costs the others nothing.
+/// Entries are parsed one by one, so that an invalid one does not affect the others.
 #[derive(Deserialize)]
 pub(super) struct WireClaims {
     pub(super) tasks: Vec<Box<RawValue>>,
 }
 
-/// The part of a task's status that is looked at.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct WireStatus {
@@ -122,7 +115,6 @@ pub(super) struct WireStatus {
     pub(super) runs: Vec<WireRun>,
 }
 
-/// The part of a run's status that is looked at.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct WireRun {
@@ -132,13 +124,11 @@ pub(super) struct WireRun {
     pub(super) worker_id: Option<String>,
 }
 
-/// The answer to status.
 #[derive(Deserialize)]
 pub(super) struct WireStatusReply {
     pub(super) status: WireStatus,
 }
 
-/// A page of the tasks that workers of a queue have claimed.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct WireClaimedPage {
@@ -146,7 +136,6 @@ pub(super) struct WireClaimedPage {
     pub(super) continuation_token: Option<String>,
 }
 
-/// One of them.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct WireClaimed {
@@ -154,12 +143,11 @@ pub(super) struct WireClaimed {
     pub(super) run_id: u32,
     pub(super) worker_group: String,
     pub(super) worker_id: String,
-    /// When, by the service's clock.
+    /// By the service's clock.
     pub(super) claimed: Option<Timestamp>,
     pub(super) task: Option<TaskDefinition>,
 }
 
-/// The worker that a claim must be for.
 #[derive(Debug, Clone)]
 pub(super) struct WorkerIdentity {
     pub(super) group: String,
@@ -172,7 +160,7 @@ impl WorkerIdentity {
     }
 }
 
-/// A claim whose parts fit each other and what was asked for.
+/// A claim that is consistent and matches the request.
 pub(super) struct CheckedGrant {
     pub(super) run: Run,
     pub(super) lease: Duration,
@@ -180,7 +168,6 @@ pub(super) struct CheckedGrant {
 }
 
 impl WireClaim {
-    /// Checks a claim that `worker` asked for and that was answered at `date`.
     pub(super) fn check(self, worker: &WorkerIdentity, date: Timestamp) -> Result<CheckedClaim, String> {
         let granted = check_grant(
             (self.status, self.run_id),
@@ -193,14 +180,12 @@ impl WireClaim {
     }
 }
 
-/// A checked claim with its task.
 pub(super) struct CheckedClaim {
     pub(super) granted: CheckedGrant,
     pub(super) task: TaskDefinition,
 }
 
 impl WireReclaim {
-    /// Checks a reclaim that `worker` asked for and that was answered at `date`.
     pub(super) fn check(self, worker: &WorkerIdentity, date: Timestamp) -> Result<CheckedGrant, String> {
         check_grant(
             (self.status, self.run_id),
@@ -219,20 +204,20 @@ fn check_grant(
     credentials: WireCredentials,
     date: Timestamp,
 ) -> Result<CheckedGrant, String> {
-    let task = TaskId::parse(&status.task_id).ok_or("its task id is not one")?;
+    let task = TaskId::parse(&status.task_id).ok_or("invalid task id")?;
     if !ours {
         return Err(format!("{task}/{run_id} was granted to another worker"));
     }
     let lease = lease_length(taken_until, date, &credentials)
-        .ok_or_else(|| format!("{task}/{run_id} was granted for no believable time"))?;
+        .ok_or_else(|| format!("{task}/{run_id} was granted with an invalid lease"))?;
     Ok(CheckedGrant { run: Run { task, run: run_id }, lease, credentials: credentials.parse()? })
 }
 
-/// How long a claim lasts: `takenUntil` minus the answer's `Date`, so that our own clock plays no part. Where the
-/// certificate tells a shorter time the `Date` is not the queue's (a proxy may write its own), and the shorter one counts.
+/// `takenUntil` minus the response's `Date`, independent of the local clock. If the certificate has a shorter
+/// lifetime, a proxy has written the `Date`, and the shorter lifetime counts.
 fn lease_length(taken_until: Timestamp, date: Timestamp, by: &WireCredentials) -> Option<Duration> {
     let by_date = Duration::try_from(taken_until.duration_since(date)).ok().and_then(bounded_lease).map(|lease| {
-        // A `Date` is cut to whole seconds, so it may be up to one second old.
+        // A `Date` is truncated to whole seconds.
         lease.saturating_sub(DATE_RESOLUTION).max(lease / 2)
     });
     match (by_date, by.lifetime()) {
@@ -242,6 +227,6 @@ fn lease_length(taken_until: Timestamp, date: Timestamp, by: &WireCredentials) -
 }
 
 fn bounded_lease(lease: Duration) -> Option<Duration> {
-    // A longer one is believed for so long; refusing it would strand the claim.
+    // A longer lease is cut; rejecting it would strand the claim.
     (!lease.is_zero()).then(|| lease.min(LEASE_MAX))
 }

@@ -1,4 +1,4 @@
-//! The poll half of the Azure-style dialect: finding the queues, receiving messages, deleting them.
+//! The polling half of the Azure dialect: signed URLs, receiving and deleting messages.
 
 mod signed_url;
 mod xml;
@@ -24,7 +24,7 @@ use crate::source::{CallError, Message, OpenResult, PollBatch, UnreadableMessage
 use signed_url::SignedUrls;
 use xml::RawMessage;
 
-/// Hosts that signed queue URLs may lead to besides the deployment's own: Azure Queue Storage.
+/// Azure Queue Storage.
 pub(super) const QUEUE_HOSTS: [&str; 3] =
     [".queue.core.windows.net", ".queue.core.usgovcloudapi.net", ".queue.core.chinacloudapi.cn"];
 
@@ -34,7 +34,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// The queues of a worker type, highest priority first.
+/// Highest priority first.
 #[derive(Default)]
 pub(super) struct SignedQueues(Vec<SignedUrls>);
 
@@ -51,7 +51,6 @@ struct WireQueue {
     signed_delete_url: String,
 }
 
-/// What a message's text says. Other keys are of no concern.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct WireMessage {
@@ -60,7 +59,6 @@ struct WireMessage {
 }
 
 impl Taskcluster {
-    /// pollTaskUrls: the queues in the order in which they are to be polled.
     pub(super) async fn poll_task_urls(&self) -> Result<OpenResult, CallError> {
         let operation = format!("pollTaskUrls of {}", self.task_queue);
         let (provisioner, worker_type) = self.split_task_queue();
@@ -72,28 +70,27 @@ impl Taskcluster {
         let count = u16::try_from(queues.len()).unwrap_or(u16::MAX);
         if count == 0 || usize::from(count) > PRIORITY_QUEUES_MAX {
             return Err(retryable(format!(
-                "{operation}: {count} queues came, and 1 to {PRIORITY_QUEUES_MAX} can be polled"
+                "{operation}: received {count} queues; expected 1 to {PRIORITY_QUEUES_MAX}"
             )));
         }
         let usable_for = url_lifetime(expires, date)
-            .ok_or_else(|| retryable(format!("{operation}: the URLs are over already, by the service's own clock")))?;
-        let mut lanes = Vec::with_capacity(queues.len());
-        for (place, queue) in queues.into_iter().enumerate() {
-            let lane = SignedUrls::new(queue.signed_poll_url, queue.signed_delete_url)
-                .and_then(|lane| self.check_queue_hosts(&lane).map(|()| lane))
-                .map_err(|what| retryable(format!("{operation}: of queue {place}, {what}")))?;
-            lanes.push(lane);
+            .ok_or_else(|| retryable(format!("{operation}: the signed URLs have already expired")))?;
+        let mut signed = Vec::with_capacity(queues.len());
+        for (index, queue) in queues.into_iter().enumerate() {
+            let queue = SignedUrls::new(queue.signed_poll_url, queue.signed_delete_url)
+                .and_then(|queue| self.check_queue_hosts(&queue).map(|()| queue))
+                .map_err(|what| retryable(format!("{operation}: queue {index}: {what}")))?;
+            signed.push(queue);
         }
-        self.signed_queues.store(SignedQueues(lanes));
+        self.signed_queues.store(SignedQueues(signed));
         Ok(OpenResult { priority_queues: count, usable_for: Some(usable_for) })
     }
 
-    /// Receives at most `max` messages.
-    pub(super) async fn receive_messages(&self, lane: PriorityQueue, max: u8) -> Result<PollBatch, CallError> {
-        let operation = format!("poll of {} at priority {}", self.task_queue, lane.0);
+    pub(super) async fn receive_messages(&self, queue: PriorityQueue, max: u8) -> Result<PollBatch, CallError> {
+        let operation = format!("poll of {} at priority {}", self.task_queue, queue.0);
         let max = max.clamp(1, POLL_MESSAGES_MAX);
-        let lanes = self.signed_queues.load();
-        let url = signed_urls(&lanes, lane, &operation)?
+        let signed = self.signed_queues.load();
+        let url = signed_urls(&signed, queue, &operation)?
             .poll(max)
             .map_err(|what| call_error(Refusal::Stale, format!("{operation}: its URL {what}")))?;
         let response = self.send_to_storage(&operation, Method::GET, url).await?;
@@ -102,30 +99,28 @@ impl Taskcluster {
             return Err(classify_storage_error(&operation, &answered));
         }
         let body = read_body(&operation, response, POLL_BODY_BYTES_MAX).await?;
-        let unreadable = |what: String| {
-            retryable(format!("{operation}: the answer cannot be read: {what}; is there a proxy in between?"))
-        };
+        let unreadable =
+            |what: String| retryable(format!("{operation}: invalid response: {what}; is there a proxy in between?"));
         let body = String::from_utf8(body).map_err(|_| unreadable("it is not UTF-8".into()))?;
         let mut messages = xml::parse_messages(&body).map_err(unreadable)?;
-        // What was not asked for has no slot; it comes back by itself.
+        // Surplus messages have no slot; they reappear after their visibility timeout.
         messages.truncate(usize::from(max));
-        Ok(poll_batch(lane, messages))
+        Ok(poll_batch(queue, messages))
     }
 
-    /// Deletes one reception of a message.
-    pub(super) async fn delete_message(&self, lane: PriorityQueue, id: &str, receipt: &str) -> Result<(), CallError> {
-        let operation = format!("delete of message {} of {} at priority {}", sanitize(id), self.task_queue, lane.0);
-        let lanes = self.signed_queues.load();
-        let url = signed_urls(&lanes, lane, &operation)?
+    pub(super) async fn delete_message(&self, queue: PriorityQueue, id: &str, receipt: &str) -> Result<(), CallError> {
+        let operation = format!("delete of message {} of {} at priority {}", sanitize(id), self.task_queue, queue.0);
+        let signed = self.signed_queues.load();
+        let url = signed_urls(&signed, queue, &operation)?
             .delete(id, receipt)
             .map_err(|what| call_error(Refusal::Rejected, format!("{operation}: its URL {what}")))?;
         let response = self.send_to_storage(&operation, Method::DELETE, url).await?;
         let is_deleted = response.status().is_success();
         let answered = read_error_response(response).await;
-        // A page for people is of somebody on the way, who has deleted nothing.
+        // An HTML page comes from a proxy, which has deleted nothing.
         let is_page = answered.content_type.contains("html");
         if is_deleted && is_page {
-            return Err(retryable(format!("{operation}: the answer is a page for people and not the storage's")));
+            return Err(retryable(format!("{operation}: response is an HTML page, not from the storage service")));
         }
         if is_deleted || (answered.status == 404 && !is_page) {
             return Ok(());
@@ -147,62 +142,64 @@ impl Taskcluster {
         self.task_queue.split_once('/').unwrap_or_default()
     }
 
-    /// Whether a queue's URLs lead to where a queue may be.
-    fn check_queue_hosts(&self, lane: &SignedUrls) -> Result<(), String> {
-        for url in lane.target_urls()? {
-            let reach = self.api.address_policy();
+    fn check_queue_hosts(&self, queue: &SignedUrls) -> Result<(), String> {
+        for url in queue.target_urls()? {
+            let policy = self.api.address_policy();
             let host = url.host_str().unwrap_or_default();
             let named = self.queue_hosts.iter().any(|allowed| host_matches(host, allowed));
-            if !named && !reach.is_configured_host(host) {
+            if !named && !policy.is_configured_host(host) {
                 return Err(format!(
-                    "a URL leads to {host}, which is neither the deployment's host nor one of queue_hosts; \
-                     add it there if it is right"
+                    "a URL leads to {host}, which is neither the deployment's host nor in queue_hosts; add it there to \
+                     allow it"
                 ));
             }
-            reach.check_url(&url).map_err(|what| format!("a URL {what}"))?;
+            policy.check_url(&url).map_err(|what| format!("a URL {what}"))?;
         }
         Ok(())
     }
 }
 
-/// How long signed URLs are used: until 5 minutes before they end, by the service's clock; half their life where that is short.
+/// Until 5 minutes before they expire by the service's clock, or half their lifetime if that is longer.
 fn url_lifetime(expires: Timestamp, date: Timestamp) -> Option<Duration> {
     let life = Duration::try_from(expires.duration_since(date)).ok()?;
     let used = life.saturating_sub(SIGNED_URL_RENEWAL_MARGIN).max(life / 2);
     (!used.is_zero()).then_some(used)
 }
 
-fn signed_urls<'a>(lanes: &'a SignedQueues, lane: PriorityQueue, operation: &str) -> Result<&'a SignedUrls, CallError> {
-    lanes
+fn signed_urls<'a>(
+    signed: &'a SignedQueues,
+    queue: PriorityQueue,
+    operation: &str,
+) -> Result<&'a SignedUrls, CallError> {
+    signed
         .0
-        .get(usize::from(lane.0))
-        .ok_or_else(|| call_error(Refusal::Stale, format!("{operation}: there is no such queue at present")))
+        .get(usize::from(queue.0))
+        .ok_or_else(|| call_error(Refusal::Stale, format!("{operation}: no signed URL for this queue")))
 }
 
-/// Classifies an answer of the queue storage.
 fn classify_storage_error(operation: &str, answered: &ErrorResponse) -> CallError {
-    let ErrorResponse { status, retry_after: after, .. } = *answered;
+    let ErrorResponse { status, retry_after, .. } = *answered;
     let refusal = match status {
         401 | 403 | 404 => Refusal::Stale,
-        429 => Refusal::Throttled { retry_after: after },
-        408 => Refusal::Retry { retry_after: after },
+        429 => Refusal::Throttled { retry_after },
+        408 => Refusal::Retry { retry_after },
         400..=499 => Refusal::Rejected,
-        _ => Refusal::Retry { retry_after: after },
+        _ => Refusal::Retry { retry_after },
     };
-    let said = std::str::from_utf8(&answered.body).ok().and_then(xml::parse_error).map(|error| {
-        // What follows the first line are ids and, for a bad signature, what was signed.
+    let detail = std::str::from_utf8(&answered.body).ok().and_then(xml::parse_error).map(|error| {
+        // The lines after the first are ids and, for an invalid signature, the signed string.
         let line = error.message.lines().next().unwrap_or_default();
         format!(" {}: {}", sanitize(&error.code), sanitize(line))
     });
-    let said = match said {
-        Some(said) => said,
-        None if (300..400).contains(&status) => ", a redirect, which is never followed".into(),
+    let detail = match detail {
+        Some(detail) => detail,
+        None if (300..400).contains(&status) => ", a redirect, which is not followed".into(),
         None => String::new(),
     };
-    call_error(refusal, format!("{operation}: {status}{said}"))
+    call_error(refusal, format!("{operation}: {status}{detail}"))
 }
 
-fn poll_batch(lane: PriorityQueue, messages: Vec<RawMessage>) -> PollBatch {
+fn poll_batch(queue: PriorityQueue, messages: Vec<RawMessage>) -> PollBatch {
     let mut batch = PollBatch::default();
     for message in messages {
         let id = message.id.as_str().into();
@@ -210,14 +207,10 @@ fn poll_batch(lane: PriorityQueue, messages: Vec<RawMessage>) -> PollBatch {
         let dequeue_count = message.dequeue_count.trim().parse::<u64>().unwrap_or(1);
         let dequeue_count = u32::try_from(dequeue_count).unwrap_or(u32::MAX);
         match decode_message(&message) {
-            Ok(run) => batch.messages.push(Message { queue: lane, id, receipt, dequeue_count, run }),
-            Err(what) => batch.unreadable.push(UnreadableMessage {
-                queue: lane,
-                id,
-                receipt,
-                dequeue_count,
-                reason: what.into(),
-            }),
+            Ok(run) => batch.messages.push(Message { queue, id, receipt, dequeue_count, run }),
+            Err(what) => {
+                batch.unreadable.push(UnreadableMessage { queue, id, receipt, dequeue_count, reason: what.into() })
+            }
         }
     }
     batch
@@ -225,19 +218,19 @@ fn poll_batch(lane: PriorityQueue, messages: Vec<RawMessage>) -> PollBatch {
 
 fn decode_message(message: &RawMessage) -> Result<Run, &'static str> {
     if message.id.is_empty() || message.receipt.is_empty() {
-        return Err("it has no MessageId or no PopReceipt");
+        return Err("missing MessageId or PopReceipt");
     }
     let mut text = message.text.clone();
     text.retain(|character| !character.is_ascii_whitespace());
-    let json = BASE64.decode(text).map_err(|_| "its text is not base64")?;
-    let named: WireMessage = serde_json::from_slice(&json).map_err(|_| "its text is not JSON with taskId and runId")?;
-    // claimTask answers 400 to any other, which would read as a fault of our own configuration.
+    let json = BASE64.decode(text).map_err(|_| "text is not base64")?;
+    let named: WireMessage = serde_json::from_slice(&json).map_err(|_| "text is not JSON with taskId and runId")?;
+    // claimTask rejects any other id with 400, which would look like a configuration error.
     let slugid = is_slugid(&named.task_id).then_some(&named.task_id);
-    let task = slugid.and_then(|id| TaskId::parse(id)).ok_or("its taskId is no slugid")?;
+    let task = slugid.and_then(|id| TaskId::parse(id)).ok_or("taskId is not a slugid")?;
     Ok(Run { task, run: named.run_id })
 }
 
-/// Whether the service takes this for a task id: a UUID of version 4 in URL-safe base64.
+/// A version 4 UUID in URL-safe base64.
 fn is_slugid(text: &str) -> bool {
     let bytes = text.as_bytes();
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
@@ -248,7 +241,6 @@ fn is_slugid(text: &str) -> bool {
         && b"AQgw".contains(&bytes[21])
 }
 
-/// See [`super::fuzz_targets`].
 pub(super) fn fuzz_poll_response(document: &str) {
     match xml::parse_messages(document) {
         Ok(messages) => {
@@ -259,11 +251,10 @@ pub(super) fn fuzz_poll_response(document: &str) {
         Err(what) => assert!(!what.is_empty()),
     }
     let answered = ErrorResponse { status: 403, retry_after: None, content_type: String::new(), body: document.into() };
-    let said = classify_storage_error("op", &answered).message;
-    assert!(!said.contains(['\n', '\r', '\u{1b}']), "{said:?}");
+    let detail = classify_storage_error("op", &answered).message;
+    assert!(!detail.contains(['\n', '\r', '\u{1b}']), "{detail:?}");
 }
 
-/// See [`super::fuzz_targets`].
 pub(super) fn fuzz_message_text(text: &str) {
     let message = |text| RawMessage { id: "i".into(), receipt: "r".into(), dequeue_count: "1".into(), text };
     let encoded = base64::engine::general_purpose::STANDARD.encode(text);
@@ -274,7 +265,6 @@ pub(super) fn fuzz_message_text(text: &str) {
     }
 }
 
-/// See [`super::fuzz_targets`].
 pub(super) fn fuzz_signed_url(poll: &str, delete: &str, id: &str, receipt: &str) {
     let Ok(signed) = SignedUrls::new(poll.to_owned(), delete.to_owned()) else { return };
     let Ok([poll_place, delete_place]) = signed.target_urls() else { return };
@@ -288,7 +278,6 @@ pub(super) fn fuzz_signed_url(poll: &str, delete: &str, id: &str, receipt: &str)
     }
 }
 
-/// What the rest of the tests need to read a recorded pollTaskUrls.
 #[cfg(test)]
 pub(super) fn check_recorded(queues: WireQueues, date: Timestamp) {
     let minutes = url_lifetime(queues.expires, date).map(|life| life.as_secs() / 60);
@@ -329,15 +318,15 @@ mod tests {
         RawMessage { id: "i".into(), receipt: "r".into(), dequeue_count: "1".into(), text: text.into() }
     }
 
-    fn said(json: &str) -> Result<String, &'static str> {
+    fn detail(json: &str) -> Result<String, &'static str> {
         decode_message(&raw(&STANDARD.encode(json))).map(|run| run.to_string())
     }
 
     #[test]
     fn message_texts_are_decoded_tolerantly() {
-        assert_eq!(said(r#"{"taskId":"S2NL7euHSXSb2_FRd4pI_g","runId":3}"#), Ok("S2NL7euHSXSb2_FRd4pI_g/3".into()));
+        assert_eq!(detail(r#"{"taskId":"S2NL7euHSXSb2_FRd4pI_g","runId":3}"#), Ok("S2NL7euHSXSb2_FRd4pI_g/3".into()));
         assert_eq!(
-            said(r#"{"new":[{}],"runId":0,"hintId":"h","taskId":"S2NL7euHSXSb2_FRd4pI_g"}"#),
+            detail(r#"{"new":[{}],"runId":0,"hintId":"h","taskId":"S2NL7euHSXSb2_FRd4pI_g"}"#),
             Ok("S2NL7euHSXSb2_FRd4pI_g/0".into())
         );
         let unpadded = STANDARD.encode(r#"{"taskId":"S2NL7euHSXSb2_FRd4pI_g","runId":0}  "#);

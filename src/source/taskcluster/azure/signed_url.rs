@@ -1,44 +1,42 @@
-//! Signed URLs of Azure queues: a parameter appended, two placeholders substituted, and no other byte touched.
+//! Signed URLs of Azure queues: one parameter is appended, two placeholders are substituted, and no other byte
+//! changes.
 //!
-//! The signature covers the URL as it was handed out, so everything here works on the text; a parser only checks that
-//! what will be sent is that very text, and that it leads to where it led before.
+//! The signature covers the URL as issued, so everything here works on the text. A parser only checks that the
+//! request will have exactly that text and the same target.
 
 use url::{Position, Url};
 
 const MESSAGE_ID: &str = "{{messageId}}";
 const POP_RECEIPT: &str = "{{popReceipt}}";
 
-/// The URLs of one queue. Deliberately without `Debug`: they are credentials.
+/// No `Debug`: the URLs are credentials.
 pub(super) struct SignedUrls {
     poll: String,
     delete: String,
-    /// The delete URL with both placeholders filled in by something harmless, to compare others with.
+    /// The delete URL with harmless values, to compare others with.
     delete_example: Url,
 }
 
 impl SignedUrls {
-    /// Takes a pair of URLs as pollTaskUrls handed them out.
     pub(super) fn new(poll: String, delete: String) -> Result<Self, String> {
-        let place = parse_exact(&poll).map_err(|what| format!("its signedPollUrl {what}"))?;
-        if place.query().is_none() {
-            // What is appended to it would become part of the path.
-            return Err("its signedPollUrl holds no signature".into());
+        let poll_url = parse_exact(&poll).map_err(|what| format!("its signedPollUrl {what}"))?;
+        if poll_url.query().is_none() {
+            // Without a query, an appended parameter would become part of the path.
+            return Err("its signedPollUrl has no signature".into());
         }
         let once = |placeholder| delete.matches(placeholder).count() == 1;
         if !once(MESSAGE_ID) || !once(POP_RECEIPT) {
-            return Err(format!("its signedDeleteUrl does not hold {MESSAGE_ID} and {POP_RECEIPT} once each"));
+            return Err(format!("its signedDeleteUrl does not contain {MESSAGE_ID} and {POP_RECEIPT} exactly once"));
         }
-        let model =
+        let delete_example =
             parse_exact(&substitute(&delete, "x", "x")).map_err(|what| format!("its signedDeleteUrl {what}"))?;
-        Ok(Self { poll, delete, delete_example: model })
+        Ok(Self { poll, delete, delete_example })
     }
 
-    /// The two places that these URLs lead to.
     pub(super) fn target_urls(&self) -> Result<[Url; 2], String> {
         Ok([parse_exact(&self.poll)?, self.delete_example.clone()])
     }
 
-    /// The URL that asks for at most `max` messages.
     pub(super) fn poll(&self, max: u8) -> Result<Url, String> {
         parse_exact(&format!("{}&numofmessages={max}", self.poll))
     }
@@ -46,25 +44,25 @@ impl SignedUrls {
     /// The URL that deletes one reception of a message (I13).
     pub(super) fn delete(&self, id: &str, receipt: &str) -> Result<Url, String> {
         if id.is_empty() || receipt.is_empty() {
-            return Err("cannot be made: the message came without an id or a receipt".into());
+            return Err("cannot be built: the message has no id or no receipt".into());
         }
         let id = urlencoding::encode(id);
         let url = parse_exact(&substitute(&self.delete, &id, &urlencoding::encode(receipt)))?;
         let keys = |url: &Url| -> Vec<String> { url.query_pairs().map(|(key, _)| key.into_owned()).collect() };
         let segments = |url: &Url| url.path().split('/').count();
-        let same_place = url.origin() == self.delete_example.origin()
+        let same_target = url.origin() == self.delete_example.origin()
             && segments(&url) == segments(&self.delete_example)
             && keys(&url) == keys(&self.delete_example);
-        if same_place { Ok(url) } else { Err("would lead elsewhere with this message's id or receipt".into()) }
+        if same_target { Ok(url) } else { Err("would have another target with this message's id or receipt".into()) }
     }
 }
 
 fn substitute(template: &str, id: &str, receipt: &str) -> String {
-    // Neither value can bring a placeholder along: braces are percent-encoded.
+    // Neither value can contain a placeholder: braces are percent-encoded.
     template.replacen(MESSAGE_ID, id, 1).replacen(POP_RECEIPT, receipt, 1)
 }
 
-/// Parses a URL that is sent byte for byte as it was written.
+/// Parses a URL that will be sent byte for byte as written.
 fn parse_exact(text: &str) -> Result<Url, String> {
     let url = Url::parse(text).map_err(|error| format!("is not a URL: {error}"))?;
     let plain = matches!(url.scheme(), "http" | "https")
@@ -80,7 +78,7 @@ fn parse_exact(text: &str) -> Result<Url, String> {
     if &url[Position::BeforePath..] == path_and_query {
         Ok(url)
     } else {
-        Err("holds characters that cannot be sent as they are, which would break its signature".into())
+        Err("contains characters that cannot be sent unchanged, which would break its signature".into())
     }
 }
 

@@ -1,7 +1,7 @@
-//! The XML of Azure queues: a list of messages, or an error.
+//! Parser for the XML of Azure queues: a message list or an error.
 //!
-//! Hostile input costs at most its own length: no document type, no entity but the predefined ones and character
-//! references, and bounds on depth, attributes and messages. Elements nobody asked for are passed over.
+//! Hostile input costs at most its own length: no DOCTYPE, no entities but the predefined ones and character
+//! references, and limits on depth, attributes and messages. Unknown elements are skipped.
 
 use quick_xml::Reader;
 use quick_xml::escape::resolve_xml_entity;
@@ -9,7 +9,7 @@ use quick_xml::events::{BytesStart, Event};
 
 use crate::limits::{POLL_MESSAGES_MAX, XML_ATTRIBUTES_MAX, XML_DEPTH_MAX};
 
-/// One message as the queue handed it out. Fields that were missing are empty.
+/// A message; missing fields are empty.
 #[derive(Default)]
 pub(super) struct RawMessage {
     pub(super) id: String,
@@ -18,32 +18,30 @@ pub(super) struct RawMessage {
     pub(super) text: String,
 }
 
-/// What an error document says.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct RawError {
     pub(super) code: String,
     pub(super) message: String,
 }
 
-/// Reads a `QueueMessagesList`.
 pub(super) fn parse_messages(document: &str) -> Result<Vec<RawMessage>, String> {
-    let mut steps = XmlReader::new(document);
+    let mut reader = XmlReader::new(document);
     let mut found = Vec::new();
     let mut root_seen = false;
     let mut in_message = false;
     loop {
-        match steps.next()? {
+        match reader.next()? {
             XmlEvent::Open { depth: 1, name } if name == "QueueMessagesList" && !root_seen => {
                 root_seen = true;
             }
-            XmlEvent::Open { depth: 1, .. } => return Err("it is not a list of messages".into()),
+            XmlEvent::Open { depth: 1, .. } => return Err("it is not a message list".into()),
             XmlEvent::Open { depth: 2, name } => {
                 in_message = name == "QueueMessage";
                 if !in_message {
                     continue;
                 }
                 if found.len() == usize::from(POLL_MESSAGES_MAX) {
-                    return Err(format!("it holds more than {POLL_MESSAGES_MAX} messages"));
+                    return Err(format!("it has more than {POLL_MESSAGES_MAX} messages"));
                 }
                 found.push(RawMessage::default());
             }
@@ -61,17 +59,16 @@ pub(super) fn parse_messages(document: &str) -> Result<Vec<RawMessage>, String> 
             }
             XmlEvent::Open { .. } | XmlEvent::Close { .. } => {}
             XmlEvent::End if root_seen => return Ok(found),
-            XmlEvent::End => return Err("it holds no list of messages".into()),
+            XmlEvent::End => return Err("it has no message list".into()),
         }
     }
 }
 
-/// Reads an `Error`; `None` where it is not one.
 pub(super) fn parse_error(document: &str) -> Option<RawError> {
-    let mut steps = XmlReader::new(document);
+    let mut reader = XmlReader::new(document);
     let mut found = RawError::default();
     loop {
-        match steps.next().ok()? {
+        match reader.next().ok()? {
             XmlEvent::Open { depth: 1, name } if name != "Error" => return None,
             XmlEvent::Close { depth: 2, name, text } => match name.as_str() {
                 "Code" => found.code = text,
@@ -84,13 +81,12 @@ pub(super) fn parse_error(document: &str) -> Option<RawError> {
     }
 }
 
-/// A step through a document. The outermost element has depth 1.
 enum XmlEvent {
     Open {
         depth: usize,
         name: String,
     },
-    /// An element ended; `text` is what stood in it after its last child.
+    /// `text` is the text after the last child element.
     Close {
         depth: usize,
         name: String,
@@ -103,7 +99,7 @@ struct XmlReader<'a> {
     reader: Reader<&'a [u8]>,
     depth: usize,
     text: String,
-    /// The second half of a self-closing element.
+    /// Pending end of a self-closing element.
     closing: Option<String>,
 }
 
@@ -132,16 +128,16 @@ impl<'a> XmlReader<'a> {
                 Event::GeneralRef(reference) => {
                     let character = reference
                         .resolve_char_ref()
-                        .map_err(|_| self.error_at("holds a character reference that is none"))?;
+                        .map_err(|_| self.error_at("has an invalid character reference"))?;
                     match (character, resolve_xml_entity(&reference)) {
                         (Some(character), _) => self.text.push(character),
                         (None, Some(text)) => self.text.push_str(text),
-                        (None, None) => return Err(self.error_at("holds an entity")),
+                        (None, None) => return Err(self.error_at("has an entity")),
                     }
                 }
-                Event::DocType(_) => return Err(self.error_at("holds a document type")),
+                Event::DocType(_) => return Err(self.error_at("has a document type")),
                 Event::Decl(_) | Event::PI(_) | Event::Comment(_) => {}
-                Event::Eof if self.depth > 0 => return Err(self.error_at("breaks off")),
+                Event::Eof if self.depth > 0 => return Err(self.error_at("is truncated")),
                 Event::Eof => return Ok(XmlEvent::End),
             }
         }
@@ -154,7 +150,7 @@ impl<'a> XmlReader<'a> {
         let mut attributes = start.attributes();
         let attributes = attributes.with_checks(false).take(XML_ATTRIBUTES_MAX + 1);
         if attributes.count() > XML_ATTRIBUTES_MAX {
-            return Err(self.error_at("holds an element with too many attributes"));
+            return Err(self.error_at("has an element with too many attributes"));
         }
         self.depth += 1;
         self.text.clear();
@@ -163,7 +159,7 @@ impl<'a> XmlReader<'a> {
 
     fn close(&mut self, name: String) -> Result<XmlEvent, String> {
         let depth = self.depth;
-        self.depth = depth.checked_sub(1).ok_or_else(|| self.error_at("closes what was not opened"))?;
+        self.depth = depth.checked_sub(1).ok_or_else(|| self.error_at("has an unmatched end tag"))?;
         Ok(XmlEvent::Close { depth, name, text: std::mem::take(&mut self.text) })
     }
 
@@ -243,12 +239,12 @@ mod tests {
 
     #[test]
     fn what_is_no_list_is_refused_with_a_reason() {
-        assert!(refusal("").contains("no list"));
-        assert!(refusal("<html><body>502</body></html>").contains("not a list"));
-        assert!(refusal("<Error><Code>x</Code></Error>").contains("not a list"));
-        assert!(refusal("<QueueMessagesList>").contains("breaks off"));
+        assert!(refusal("").contains("no message list"));
+        assert!(refusal("<html><body>502</body></html>").contains("not a message list"));
+        assert!(refusal("<Error><Code>x</Code></Error>").contains("not a message list"));
+        assert!(refusal("<QueueMessagesList>").contains("is truncated"));
         assert!(refusal("<QueueMessagesList></Other>").contains("well-formed"));
-        assert!(refusal("<QueueMessagesList/><QueueMessagesList/>").contains("not a list"));
+        assert!(refusal("<QueueMessagesList/><QueueMessagesList/>").contains("not a message list"));
         assert!(refusal("<QueueMessagesList>&#xD800;</QueueMessagesList>").contains("character"));
         assert!(refusal("</QueueMessagesList>").starts_with("it "));
     }
